@@ -31,14 +31,14 @@ test: set-up-to-test $(if $(filter-out unit% pair% sim% rules%,$(or $(RUNG),all)
 ifdef RUNG
 	@$(PYTHON) -m pytest tests/$(RUNG) $(ARGS)
 else
-	@$(PYTHON) -m tests.support.all_rungs $(ARGS)
+	@$(PYTHON) -m tests.support.rungs.all_rungs $(ARGS)
 endif
 
 bench: set-up-to-test compiled ## the numbers, with their floors, into build/bench.json
 	@mkdir -p build
 	@.venv/bin/g35 bench --json build/bench.json $(ARGS)
 ifndef ARGS
-	@$(PYTHON) -m tests.support.bench_more build/bench.json
+	@$(PYTHON) -m tests.support.rungs.bench_more build/bench.json
 endif
 
 lab: set-up-to-test compiled ## boot a Debian kernel in QEMU and let it judge (tests/lab)
@@ -51,10 +51,10 @@ nightly: set-up-to-test ## the long way round: a million fuzzed packets, random 
 	@G35_FUZZ=1000000 G35_SEED=random G35_HYPOTHESIS=long $(PYTHON) -m pytest tests/unit tests/pair tests/sim $(ARGS)
 
 arm64: set-up-to-deploy ## unit and pair tests on a Debian of aarch64, emulated; every dependency is there for it
-	@$(PYTHON) -m tests.support.arm64 $(ARGS)
+	@$(PYTHON) -m tests.support.deploy.arm64 $(ARGS)
 
 deploy: set-up-to-deploy ## the container file step by step, the systemd units under a systemd of their own
-	@$(PYTHON) -m tests.support.deploy_trial $(ARGS)
+	@$(PYTHON) -m tests.support.deploy.deploy_trial $(ARGS)
 
 engines: ## engines for tests/system/engines into .cache/engines, gigabytes each; ENGINES='vllm nixl' for some
 	@.ci/engines $(ENGINES)

@@ -23,6 +23,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {words[near[0]]}?)" if near else ""
 
 
+def printable(text: str) -> str:
+    """The words of a peer for a terminal: control characters and halves of characters as numbers."""
+    return "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in text)
+
+
 class Fault(enum.Enum):
     """Whose fault an error is, and so who can do something about it."""
 

@@ -4,22 +4,20 @@
     sglang_page_hashes(tokens, 64)         hexadecimal, as HiCache hands them to its storage
     lmcache_chunk_hashes(tokens, 256)      32 bytes each: ObjectKey.chunk_hash of LMCache's server
 
-A router or a prestaging program that has the tokens can ask for a prefix with these, without the engine. All
-are chained: a block's hash covers everything before it, so the first missing one ends the prefix. Only whole
-blocks have a hash. Checked against vLLM 0.33.0, SGLang 0.5.23 and LMCache 0.5.6 (tests/unit/host_shim has
-values taken from them). They are for text alone: images, adapters and prompt embeddings go into the engines'
-hashes, too, and not into these.
+A router or a prestaging program that has the tokens can ask for a prefix with these. A block's hash covers
+everything before it; only whole blocks have one. Checked against vLLM 0.33.0, SGLang 0.5.23 and LMCache
+0.5.6. For text alone: images, adapters and prompt embeddings go into the engines' hashes, and not into these.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import importlib
 import pickle
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
-
-from host_shim.blake3_hash import blake3
 
 VllmAlgorithm: TypeAlias = Literal["sha256", "sha256_cbor"]
 LmcacheAlgorithm: TypeAlias = Literal["blake3", "sha256_cbor"]
@@ -29,6 +27,18 @@ VLLM_SEED = "vllm-none-hash"
 
 _SGLANG_NAMESPACE = b"sglang-cache-namespace-v1"
 _CBOR_NULL = b"\xf6"
+
+_IV = (0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A, 0x510E527F, 0x9B05688C, 0x1F83D9AB, 0x5BE0CD19)
+_PERMUTATION = (2, 6, 3, 10, 7, 0, 4, 13, 1, 11, 12, 5, 9, 14, 15, 8)
+_ROUNDS = 7
+_CHUNK_START, _CHUNK_END, _PARENT, _ROOT = 1, 2, 4, 8
+_BLOCK_BYTES, _CHUNK_BYTES = 64, 1024
+_MASK = 0xFFFF_FFFF
+_MIXED = (
+    (0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15),
+    (0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14),
+)  # fmt: skip
+"""Columns, then diagonals, of the state of 4 x 4 words."""
 
 
 def vllm_block_hashes(
@@ -41,8 +51,8 @@ def vllm_block_hashes(
 ) -> list[bytes]:
     """One hash for each whole block of `block_size` tokens (vLLM's --prefix-caching-hash-algo).
 
-    `seed` is PYTHONHASHSEED where it is set for vLLM, `cache_salt` the request's. The xxhash algorithms are
-    left out: without PYTHONHASHSEED they differ from process to process, and they have collisions.
+    `seed` is PYTHONHASHSEED where it is set for vLLM, `cache_salt` the request's. The xxhash algorithms,
+    which have collisions, are left out.
     """
     hashed: Callable[[Any], bytes] = _sha256_of_pickle if algorithm == "sha256" else _sha256_of_cbor
     parent, found = hashed(seed), []
@@ -86,9 +96,9 @@ def lmcache_chunk_hashes(
 ) -> list[bytes]:
     """One hash for each whole chunk, as LMCache's server makes them (its --hash-algorithm).
 
-    `sha256_cbor` is vLLM's and begins with its `seed`, where LMCache runs beside vLLM; `builtin` is left out,
-    because it is Python's own hash() and differs between builds. BLAKE3 in pure Python takes some
-    milliseconds for a chunk; where the package blake3 is installed, it is used.
+    `sha256_cbor` is vLLM's and begins with its `seed`. `builtin`, which differs between builds, is left out.
+    BLAKE3 in pure Python takes some milliseconds for a chunk; the package blake3 is used where it is
+    installed.
     """
     hashed = _lmcache_blake3 if algorithm == "blake3" else _sha256_of_cbor
     parent = _lmcache_blake3((bytes(8), (0,), None)) if algorithm == "blake3" else _sha256_of_cbor(seed)
@@ -162,3 +172,73 @@ def _cbor_head(major: int, number: int) -> bytes:
         if number < 1 << 8 * width:
             return bytes([major << 5 | code]) + number.to_bytes(width, "big")
     raise ValueError("a number of more than 64 bits")
+
+
+def blake3(data: bytes) -> bytes:
+    """The 32-byte BLAKE3 of `data`, by the package blake3 where it is installed."""
+    return _hash_function()(data)
+
+
+@functools.cache
+def _hash_function() -> Callable[[bytes], bytes]:
+    try:
+        package = importlib.import_module("blake3")
+    except ImportError:
+        return blake3_in_python
+
+    def by_package(data: bytes) -> bytes:
+        return bytes(package.blake3(data).digest())
+
+    return by_package
+
+
+def blake3_in_python(data: bytes) -> bytes:
+    """BLAKE3 after its paper (2021): 2.2 compression, 2.4 chunks of 1,024 bytes, 2.5 the tree. 0.4 MB/s."""
+    words = _subtree(data, 0, _ROOT)
+    return struct.pack("<8I", *words)
+
+
+def _subtree(data: bytes, counter: int, root: int) -> tuple[int, ...]:
+    """The chaining value of some chunks; the left side of a parent has the greatest power of two of them."""
+    if len(data) <= _CHUNK_BYTES:
+        return _chunk(data, counter, root)
+    chunks = (len(data) + _CHUNK_BYTES - 1) // _CHUNK_BYTES
+    left_chunks = 1 << (chunks - 1).bit_length() - 1
+    cut = left_chunks * _CHUNK_BYTES
+    left = _subtree(data[:cut], counter, 0)
+    right = _subtree(data[cut:], counter + left_chunks, 0)
+    return _compress(_IV, (*left, *right), 0, _BLOCK_BYTES, _PARENT | root)
+
+
+def _chunk(data: bytes, counter: int, root: int) -> tuple[int, ...]:
+    value: tuple[int, ...] = _IV
+    last = max(0, (len(data) - 1) // _BLOCK_BYTES)
+    for number in range(last + 1):
+        block = data[number * _BLOCK_BYTES : (number + 1) * _BLOCK_BYTES]
+        flags = (_CHUNK_START if number == 0 else 0) | (_CHUNK_END | root if number == last else 0)
+        words = struct.unpack("<16I", block.ljust(_BLOCK_BYTES, b"\x00"))
+        value = _compress(value, words, counter, len(block), flags)
+    return value
+
+
+def _compress(
+    value: tuple[int, ...], words: tuple[int, ...], counter: int, length: int, flags: int
+) -> tuple[int, ...]:
+    state = [*value, *_IV[:4], counter & _MASK, counter >> 32, length, flags]
+    for turn in range(_ROUNDS):
+        for index, (a, b, c, d) in enumerate(_MIXED):
+            state[a] = (state[a] + state[b] + words[2 * index]) & _MASK
+            mixed = state[d] ^ state[a]
+            state[d] = (mixed >> 16 | mixed << 16) & _MASK
+            state[c] = (state[c] + state[d]) & _MASK
+            mixed = state[b] ^ state[c]
+            state[b] = (mixed >> 12 | mixed << 20) & _MASK
+            state[a] = (state[a] + state[b] + words[2 * index + 1]) & _MASK
+            mixed = state[d] ^ state[a]
+            state[d] = (mixed >> 8 | mixed << 24) & _MASK
+            state[c] = (state[c] + state[d]) & _MASK
+            mixed = state[b] ^ state[c]
+            state[b] = (mixed >> 7 | mixed << 25) & _MASK
+        if turn < _ROUNDS - 1:
+            words = tuple(words[place] for place in _PERMUTATION)
+    return tuple(state[index] ^ state[index + 8] for index in range(8))

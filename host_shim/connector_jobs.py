@@ -1,14 +1,14 @@
-"""Work of a connector on threads of its own, so that no call of an engine waits for the pool.
+"""Threads of the client: those of a connector, so that no engine waits for the pool, and helpers of batches.
 
-An engine calls its connector from its scheduler or its event loop. The connector hands what takes time to a
-`JobRunner` and answers later. What this file promises for that:
+An engine calls its connector from its scheduler or its event loop. The connector hands long work to a
+`JobRunner` and answers later. The runner promises:
 
-* `submit` never waits, neither for a thread nor for room, and never raises: it says False where the queue is
-  full, and where the system gives not a single thread;
-* what was accepted and is never called, because the runner is closed, is told so (`dropped`);
-* urgent work (somebody waits for a load) goes before the rest (stores), which still moves on: each thread
-  takes one piece of the rest after `URGENT_IN_A_ROW` urgent ones;
-* threads are daemons: one that the mount holds (an agent that hangs) does not keep the engine from exiting;
+* `submit` never waits and never raises: it says False where the queue is full, and where the system gives no
+  thread at all;
+* accepted work that is never called, because the runner is closed, hears of it (`dropped`);
+* urgent work (loads) goes before the rest (stores); each thread takes one piece of the rest after
+  `URGENT_IN_A_ROW` urgent ones;
+* threads are daemons: a thread that a hanging mount holds does not keep the engine from exiting;
 * a piece of work that raises is logged, and the thread goes on.
 """
 
@@ -18,7 +18,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import TypeAlias, TypeVar
 
@@ -68,11 +68,6 @@ class JobRunner:
             self._changed.notify()
         return True
 
-    def idle(self) -> bool:
-        """Whether nothing waits and nothing runs."""
-        with self._changed:
-            return not (self._urgent or self._rest or self._running)
-
     def drain(self, seconds: float | None = None) -> bool:
         """Wait until nothing waits and nothing runs; False where `seconds` were not enough."""
         with self._changed:
@@ -97,10 +92,11 @@ class JobRunner:
         return not any(thread.is_alive() for thread in self._threads)
 
     def _start_thread(self) -> None:
-        thread = threading.Thread(target=self._serve, name=f"{self._name}-{len(self._threads)}", daemon=True)
         try:
+            name = f"{self._name}-{len(self._threads)}"
+            thread = threading.Thread(target=self._serve, name=name, daemon=True)
             thread.start()
-        except RuntimeError:  # no more threads for this process: those that there are go on
+        except (RuntimeError, MemoryError):  # no more threads for this process: those that there are go on
             _log.debug("the system gives %s no further thread", self._name)
             return
         self._threads.append(thread)
@@ -134,6 +130,88 @@ class JobRunner:
             return self._urgent.popleft()[0]
         self._in_a_row = 0
         return self._rest.popleft()[0]
+
+
+OneOf: TypeAlias = Callable[[int], None]
+
+
+def share(helpers: JobRunner, helping: int, work: OneOf, count: int) -> None:
+    """Run `work(0)` … `work(count - 1)` on this thread and up to `helping` others.
+
+    Raises the first exception of `work`; after one, no further number is begun. When it returns or raises, no
+    thread touches the work any more. The caller may then give its buffers to others, and bind the session's
+    tickets anew: a late read would be a wrong block under a right key. Where no thread can be started, the
+    calling thread does it all.
+    """
+    shared = _Shared(work, count)
+    try:
+        for _ in range(helping):
+            if not helpers.submit(shared.help, urgent=True):
+                break
+        shared.work_on()
+    finally:
+        shared.end()
+    if shared.error is not None:
+        raise shared.error
+
+
+class _Shared:
+    """The work of one call. `_changed` guards all that follows it. See `share`."""
+
+    __slots__ = ("_changed", "_closed", "_helping", "_numbers", "_work", "error")
+
+    def __init__(self, work: OneOf, count: int) -> None:
+        self._work: OneOf | None = work
+        self._numbers: Iterator[int] = iter(range(count))  # next() is atomic under the interpreter's lock
+        self._changed = threading.Condition()
+        self._closed = False
+        self._helping = 0
+        self.error: BaseException | None = None
+
+    def help(self) -> None:
+        """Take part until nothing is left; nothing at all once the call is at its end."""
+        with self._changed:
+            if self._closed:
+                return
+            self._helping += 1
+        try:
+            self.work_on()
+        finally:
+            with self._changed:
+                self._helping -= 1
+                self._changed.notify_all()
+
+    def work_on(self) -> None:
+        """Do what nobody else has begun. Never raises an Exception: see `error`."""
+        work = self._work
+        if work is None:
+            return
+        try:
+            for number in self._numbers:
+                if self.error is not None:
+                    return
+                work(number)
+        except Exception as error:
+            self.error = self.error or error
+        except BaseException as error:  # an interrupt: the others stop, this thread goes on with it
+            self.error = self.error or error
+            raise
+
+    def end(self) -> None:
+        """Wait for the helpers that have begun, even if an interrupt comes meanwhile; it is raised after."""
+        interrupt: BaseException | None = None
+        while True:
+            try:
+                with self._changed:
+                    self._closed = True
+                    while self._helping:
+                        self._changed.wait()
+                break
+            except BaseException as error:
+                interrupt = error
+        self._work = None  # a helper that is still queued must not hold on to the caller's buffers
+        if interrupt is not None:
+            raise interrupt
 
 
 def within(seconds: float, ask: Callable[[], T], otherwise: T) -> T:

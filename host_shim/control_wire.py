@@ -10,15 +10,13 @@
   pwrite(2) there writes it. A read that returns nothing is a miss. A write becomes visible with its
   last byte: the write(2) that delivers it returns once the value is sealed and on flash.
 
-So a get is two requests to the kernel and one round trip on the fabric, many gets are one request
-more than values, and nothing but read and write has to cross FUSE or virtio-fs. What this replaced:
-ioctl(2), which FUSE limits to 16 KiB and virtio-fs does not carry everywhere.
+So a get is two requests to the kernel and one round trip on the fabric, and many gets are one request more
+than values.
 
 A value of up to `AT_ONCE_BYTES` can be had by one request: fgetxattr(2) on the session's file with the name
-`value_xattr(volume, key)` fills the caller's buffer. ENODATA is a miss, ERANGE a value that is longer than
-the buffer (Linux says E2BIG to the caller where the buffer has `AT_ONCE_BYTES`); EOPNOTSUPP comes from an
-agent that wants gets to go through the session, because it learns from their order. Nothing of it is listed,
-cached or settable.
+`value_xattr(volume, key)`. ENODATA is a miss, ERANGE a value that is longer than the buffer (Linux says E2BIG
+where the buffer has `AT_ONCE_BYTES`); EOPNOTSUPP comes from an agent that learns from the order of gets in a
+session.
 
 Layout of a request, little-endian:
      0  4  magic "g35q"
@@ -125,23 +123,13 @@ class MalformedControl(Exception):
     """The bytes are no control message; the text says why."""
 
 
-@dataclass(init=False, slots=True)
 class Request:
     """One request, checked. `lengths` has one entry a key for PUT and is empty otherwise.
 
     OUTCOME asks about tickets and carries no keys: its `keys` are empty bytes, one for each ticket.
     """
 
-    operation: Operation
-    request_id: int
-    volume: str
-    keys: tuple[bytes, ...]
-    first_ticket: int
-    ttl_seconds: int
-    flags: int
-    lengths: tuple[int, ...]
-
-    # Written out: what `dataclass` writes is interpreted, and the agent has one for every put.
+    # No dataclass: its `__init__` would be interpreted, and the agent has one for every put.
     def __init__(
         self,
         operation: Operation,

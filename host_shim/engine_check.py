@@ -2,9 +2,16 @@
 
     python -m host_shim.engine_check vllm --mount /mnt/g35
 
-`g35 doctor --engine vllm --python PATH` runs it and shows what it prints, a JSON list of findings. A check
-imports the engine, loads our connector the way that the engine does, and moves a small value through the
-mount; it starts no engine and needs no GPU. What it writes it deletes again, or it expires after a minute.
+`g35 doctor --engine vllm --python PATH` runs it and shows its findings (JSON). A check imports the engine,
+loads our connector as the engine does, and moves a small value through the mount. It starts no engine and
+needs no GPU. It deletes what it writes, which also expires after a minute.
+
+With `--options` it also looks at the configuration that the user gives the engine, JSON, or YAML where the
+interpreter has PyYAML. It finds our part by the name of our connector:
+
+    LMCache   {"module_path": "host_shim.lmcache_l2", "adapter_params": {...}}, or keys `g35.NAME`
+    SGLang    {"module_path": "host_shim.sglang_hicache", "g35": {...}}
+    vLLM      {"type": "G35Tier", ...}
 """
 
 from __future__ import annotations
@@ -18,19 +25,27 @@ import importlib.metadata
 import json
 import os
 import secrets
+import select
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 from host_shim.connector_jobs import within
-from host_shim.engine_check_loads import lmcache_block, sglang_page
-from host_shim.engine_options import options_of, read_document
+from host_shim.connector_options import ConnectorOptions, TierOptions
 from host_shim.named_values import NamedValues
 from host_shim.pool import Pool
 
 _VALUE_BYTES = 60_000
 """Fits with its label into the smallest slots that a volume can have, 64 KiB."""
-MOUNT_SECONDS = 10.0
+MOUNT_SECONDS = 5.0
+"""As long as every verb waits for an agent (agent/host_os/hung_agent.py)."""
+TTL_SECONDS = 60
+WAIT_SECONDS = 30.0
+_PREFIX = "g35."
+_VLLM_OWN = frozenset({"type", "module_path", "backpressure"})
+"""Keys of a secondary tier that vLLM takes for itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +146,112 @@ def nixl_has_posix(_place: Place) -> Found:
     return Found("plug-in", True, "NIXL's POSIX plug-in starts")
 
 
+class _CheckFailed(Exception):
+    """What is wrong, for a person."""
+
+
+class _Block:
+    """What LMCache's adapters touch of a memory object: its bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self.byte_array = memoryview(bytearray(data))
+
+    def get_size(self) -> int:
+        return len(self.byte_array)
+
+
 def lmcache_adapter(place: Place) -> Found:
-    return Found("connector", True, lmcache_block(place.mount, place.volume))
+    """LMCache's plug-in loader makes the L2 adapter; store, look up, load, delete."""
+    key = importlib.import_module("lmcache.v1.distributed.api").ObjectKey
+    adapters = importlib.import_module("lmcache.v1.distributed.l2_adapters")
+    configs = importlib.import_module("lmcache.v1.distributed.l2_adapters.config")
+    spec = {
+        "type": "plugin",
+        "module_path": "host_shim.lmcache_l2",
+        "class_name": "G35L2Adapter",
+        "adapter_params": {"mount": place.mount, "volume": place.volume, "ttl": TTL_SECONDS},
+    }
+    given = argparse.Namespace(l2_adapter=[json.dumps(spec)])
+    (config,) = configs.parse_args_to_l2_adapters_config(given).adapters
+    adapter = adapters.create_l2_adapter(config, l1_memory_desc=None)
+    try:
+        adapter.set_backend_identity("plugin")
+        data, room = os.urandom(_VALUE_BYTES), _Block(bytes(_VALUE_BYTES))
+        keys = [key(os.urandom(32), "g35-check", 0)]
+        task = adapter.submit_store_task(keys, [_Block(data)])
+        _wait(adapter.get_store_event_fd())
+        _must(adapter.pop_completed_store_tasks()[task].is_successful(), "a block could not be stored")
+        task = adapter.submit_lookup_and_lock_task(keys, {})
+        _wait(adapter.get_lookup_and_lock_event_fd())
+        _must(adapter.query_lookup_and_lock_result(task).test(0), "a block was stored and is not found")
+        adapter.submit_unlock(keys)
+        task = adapter.submit_load_task(keys, [room])
+        _wait(adapter.get_load_event_fd())
+        _must(adapter.query_load_result(task).test(0), "a block is found and cannot be loaded")
+        _must(room.byte_array == data, "a WRONG block was loaded")
+        adapter.delete(keys)
+    finally:
+        adapter.close()
+    return Found(
+        "connector",
+        True,
+        f"LMCache's loader; {_VALUE_BYTES} bytes stored, found and loaded by the L2 adapter",
+    )
 
 
 def sglang_backend(place: Place) -> Found:
-    return Found("connector", True, sglang_page(place.mount, place.volume))
+    """SGLang's `dynamic` loader makes the HiCache back-end; set, exists, get."""
+    torch = importlib.import_module("torch")
+    storage = importlib.import_module("sglang.srt.mem_cache.hicache_storage")
+    factory = importlib.import_module("sglang.srt.mem_cache.storage.backend_factory").StorageBackendFactory
+    extra = {
+        "backend_name": "g35",
+        "module_path": "host_shim.sglang_hicache",
+        "class_name": "G35HiCache",
+        "interface_v1": 1,
+        "g35": {"mount": place.mount, "volume": place.volume, "ttl": TTL_SECONDS},
+    }
+    config = storage.HiCacheStorageConfig(
+        tp_rank=0,
+        tp_size=1,
+        pp_rank=0,
+        pp_size=1,
+        attn_cp_rank=0,
+        attn_cp_size=1,
+        is_mla_model=False,
+        enable_storage_metrics=False,
+        is_page_first_layout=True,
+        model_name="g35-check",
+        extra_config=extra,
+    )
+    backend = factory.create_backend("dynamic", config, None)
+    try:
+        key = os.urandom(32).hex()
+        page = torch.frombuffer(bytearray(os.urandom(_VALUE_BYTES)), dtype=torch.uint8)
+        _must(backend.set(key, page), "a page could not be stored")
+        _must(backend.batch_exists([key]) == 1, "a page was stored and is not found")
+        found = backend.get(key, torch.zeros_like(page))
+        _must(found is not None, "a page is found and cannot be loaded")
+        _must(torch.equal(found, page), "a WRONG page was loaded")
+    finally:
+        backend.close()
+    return Found(
+        "connector",
+        True,
+        f"SGLang's loader; a page of {_VALUE_BYTES} bytes stored, found and loaded by the back-end",
+    )
+
+
+def _must(well: Any, otherwise: str) -> None:
+    if not well:
+        raise _CheckFailed(otherwise)
+
+
+def _wait(event: int) -> None:
+    waiting = select.poll()
+    waiting.register(event, select.POLLIN)
+    _must(waiting.poll(int(WAIT_SECONDS * 1e3)), f"no answer within {WAIT_SECONDS:g} s")
+    os.eventfd_read(event)
 
 
 ENGINES = {
@@ -149,9 +264,9 @@ ENGINES = {
 
 def why_no_pool(mount: str) -> Found | None:
     """What is wrong with the folder itself; None where a pool is mounted there. Waits for MOUNT_SECONDS."""
-    detail = f"{mount} does not answer within {MOUNT_SECONDS:g} s"
+    detail = f"the agent behind {mount} has not answered for {MOUNT_SECONDS:g} s: it is stopped or it hangs"
     hangs: Found | None = Found(
-        "mount", False, detail, "the agent behind it hangs, or is stopped: its log, g35 status"
+        "mount", False, detail, "`kill -CONT` its process (`pgrep -af 'agent --config'` names it), or kill it"
     )
     return within(MOUNT_SECONDS, lambda: _wrong_with(mount), hangs)
 
@@ -171,6 +286,68 @@ def _wrong_with(mount: str) -> Found | None:
     with contextlib.suppress(OSError), Pool(mount) as pool:
         pool.alive()  # which hangs where only the session does
     return None
+
+
+def read_document(given: str) -> Any:
+    """The configuration: `given` is the name of a file, or the text itself. Raises ValueError, OSError."""
+    text = given if given.lstrip().startswith(("{", "[")) else Path(given).read_text(encoding="utf-8")
+    try:
+        return json.loads(text)
+    except ValueError as no_json:
+        try:
+            yaml = importlib.import_module("yaml")
+        except ImportError:
+            raise ValueError(f"no JSON ({no_json}), and this interpreter has no PyYAML for YAML") from None
+        try:
+            return yaml.safe_load(text)
+        except yaml.YAMLError as no_yaml:
+            raise ValueError(f"neither JSON nor YAML: {no_yaml}") from None
+
+
+def options_of(engine: str, document: Any) -> list[ConnectorOptions]:
+    """The options of each place that names our connector. Raises ValueError for those it does not take."""
+    return [
+        (TierOptions if engine == "vllm" else ConnectorOptions).from_dict(each)
+        for each in _sections(engine, document)
+    ]
+
+
+def _sections(engine: str, document: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(document, list):
+        for each in document:
+            yield from _sections(engine, each)
+        return
+    if not isinstance(document, dict):
+        return
+    found = {str(key): each for key, each in document.items()}
+    own = _own_options(engine, found)
+    if own is not None:
+        yield own
+        return
+    for each in found.values():
+        yield from _sections(engine, each)
+
+
+def _own_options(engine: str, found: dict[str, Any]) -> dict[str, Any] | None:
+    module = str(found.get("module_path", ""))
+    if engine == "vllm":
+        if found.get("type") != "G35Tier":
+            return None
+        return {key: each for key, each in found.items() if key not in _VLLM_OWN}
+    if engine == "sglang":
+        return _mapping(found.get("g35"), "g35") if module == "host_shim.sglang_hicache" else None
+    if module == "host_shim.lmcache_l2":
+        return _mapping(found.get("adapter_params"), "adapter_params")
+    dotted = {key.removeprefix(_PREFIX): each for key, each in found.items() if key.startswith(_PREFIX)}
+    return dotted or None
+
+
+def _mapping(found: Any, name: str) -> dict[str, Any]:
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise ValueError(f'g35: "{name}" is an object with options, and not {found!r}')
+    return found
 
 
 def options_taken(engine: str, given: str, place: Place) -> Found:
@@ -202,11 +379,15 @@ def examine(engine: str, place: Place, options: str | None = None) -> Iterator[F
     if wrong is not None:
         return
     known = ENGINES[engine]
+    advice = f"--python names an interpreter that has {engine}; `make engines ENGINES={engine}` makes one"
     try:
         version = importlib.metadata.version(known.package)
         importlib.import_module(known.module)
+    except importlib.metadata.PackageNotFoundError:
+        yield Found(engine, False, f"{engine} is not installed for {sys.executable}", advice)
+        return
     except Exception as error:
-        yield Found(engine, False, f"{type(error).__name__}: {error}", f"an interpreter that has {engine}")
+        yield Found(engine, False, f"{type(error).__name__}: {error}", advice)
         return
     same = "" if version == known.tried else f"; tried with {known.tried}"
     yield Found(engine, True, f"{version} at {sys.executable}{same}")

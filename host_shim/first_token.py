@@ -2,14 +2,12 @@
 
     python -m host_shim.first_token --mount /mnt/g35 --volume kv --device cuda --model 8b
 
-A model of Llama's shape with random weights (llama_shape.py) reads a prompt: a prefix that has been seen
-before and a question of a few tokens. Once it computes all of it; once it gets the prefix's keys and values
-from the pool, block by block, and computes the question alone. The table says at which length of the prefix
-restoring begins to pay. Needs torch and this package, and a volume whose slots hold a block.
+A model of Llama's shape with random weights (llama_shape.py) reads a prompt, a known prefix and a question.
+Once it computes all of it; once it gets the prefix's keys and values from the pool and computes the question
+alone. The table says from which length on restoring pays. Needs torch, and a volume whose slots hold a block.
 
-A block is `--block-tokens` tokens over all layers, one value of the pool: (layers, keys and values, kv_heads,
-tokens, head_size), the elements as the device has them. What is restored is compared bit by bit with what was
-stored, and the logits with those of the whole computation; nothing is said where they don't agree.
+A block is `--block-tokens` tokens over all layers: (layers, keys and values, kv_heads, tokens, head_size).
+Restored bits are compared with the stored, and the logits of both ways; where they differ there is no figure.
 """
 
 from __future__ import annotations
@@ -159,10 +157,7 @@ def measured(model: Model, volume: Volume, tokens: int, options: argparse.Namesp
 
 
 def break_even(rows: Sequence[Row]) -> float | None:
-    """The length from which restoring is the quicker way for all longer ones; None where there is none.
-
-    Between two lengths it is interpolated; the shortest, where restoring is quicker for every one of them.
-    """
+    """The length from which on restoring is quicker, interpolated between two; None where there is none."""
     found: float | None = None
     before: Row | None = None
     for row in sorted(rows, key=lambda row: row.tokens):

@@ -1,8 +1,7 @@
 """A Llama-shaped model with random weights: the arithmetic of a prefill and its KV cache, and no sense.
 
-RMSNorm, rotary positions, grouped-query attention and SwiGLU as in Llama 3, written down plainly; `torch` is
-handed in, because this wheel needs the standard library alone. What a prefill costs does not depend on what
-the weights are, so random ones say how long the real model would take in this code.
+RMSNorm, rotary positions, grouped-query attention and SwiGLU as in Llama 3. `torch` is handed in, because
+this wheel needs the standard library alone. A prefill costs the same with random weights.
 """
 
 from __future__ import annotations

@@ -3,13 +3,11 @@
     lmcache server ... --l2-adapter '{"type": "plugin", "module_path": "host_shim.lmcache_l2",
         "class_name": "G35L2Adapter", "adapter_params": {"mount": "/mnt/g35", "volume": "kv"}}'
 
-LMCache's controllers submit tasks, wait at an eventfd for each kind of task and fetch the results. Here
-every task is a piece of work of a `JobRunner`: loads and lookups have threads of their own, so that they do
-not wait behind stores. A task is answered only when its transfer has ended, however long a mount holds it: an
-answer lets LMCache give the memory to others, and a read that lands late would then be a wrong block.
+LMCache submits tasks, waits at an eventfd for each kind of task and fetches the results. Loads and lookups do
+not wait behind stores. A task is answered only when its transfer has ended, however long a mount holds it:
+then LMCache gives the memory to others, and a late read would be a wrong block.
 
-What LMCache calls a lock is a prestage here: blocks are not kept from eviction, they are brought into the
-agent's memory. One that is gone by the time it is loaded is a miss. Written for lmcache 0.5.6
+A lock of LMCache's is a prestage here: blocks are not kept from eviction. Written for lmcache 0.5.6
 (lmcache/v1/distributed/l2_adapters/base.py).
 """
 
@@ -18,9 +16,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from lmcache.lmcache_native import Bitmap
@@ -30,7 +27,6 @@ from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from host_shim.connector_jobs import JobRunner
 from host_shim.connector_options import ConnectorOptions
 from host_shim.named_values import NamedValues, name_of
-from host_shim.pool import Pool
 
 _log = logging.getLogger(__name__)
 
@@ -80,21 +76,15 @@ class G35L2Adapter(L2AdapterInterface):  # type: ignore[misc]
 
     def __init__(self, adapter_params: dict[str, Any], l1_memory_desc: Any = None) -> None:
         super().__init__()
-        options = ConnectorOptions.from_dict(adapter_params)
-        self._options = options
-        self._pool = Pool(options.mount, parallel=options.parallel)
-        self._values = NamedValues(self._pool, options.volume, options.ttl)
-        why = self._values.why_unusable_soon()
-        if why is not None:
-            self._pool.close()
-            raise ValueError(why)
+        self._options = options = ConnectorOptions.from_dict(adapter_params)
+        self._values = NamedValues.opened(options)
         self._readers = JobRunner("g35-lmcache-load", options.threads)
         self._writers = JobRunner("g35-lmcache-store", options.threads)
         self._stores, self._lookups, self._loads = _Lane(), _Lane(), _Lane()
         self._lock = threading.Lock()
         self._last_task = 0
         self._sizes: OrderedDict[Any, int] = OrderedDict()
-        self._counts = _Counts()
+        self._counts: Counter[str] = Counter()  # approximate: threads count without a lock
         self._closed = False
 
     def get_store_event_fd(self) -> int:
@@ -113,8 +103,8 @@ class G35L2Adapter(L2AdapterInterface):  # type: ignore[misc]
             stored = self._values.store(_names(keys), [[each.byte_array] for each in objects])
             sizes = [int(each.get_size()) for each in objects]
             there = [at for at, well in enumerate(stored) if well]
-            self._counts.stored += len(there)
-            self._counts.refused += len(keys) - len(there)
+            self._counts["stored"] += len(there)
+            self._counts["refused"] += len(keys) - len(there)
             if there:
                 self._remember([keys[at] for at in there], [sizes[at] for at in there])
                 self._notify_keys_stored([keys[at] for at in there], [sizes[at] for at in there])
@@ -129,11 +119,7 @@ class G35L2Adapter(L2AdapterInterface):  # type: ignore[misc]
         """Which blocks are there, in one round trip; those are prestaged, unless the options say not to."""
 
         def look_up() -> Any:
-            names = _names(keys)
-            there = self._values.exists(names)
-            if self._options.prestage and any(there):
-                self._values.prestage([name for name, well in zip(names, there, strict=True) if well])
-            return _bitmap(there)
+            return _bitmap(self._values.exists(_names(keys), prestage=self._options.prestage))
 
         return self._start(self._readers, self._lookups, look_up, Bitmap(len(keys)))
 
@@ -150,8 +136,8 @@ class G35L2Adapter(L2AdapterInterface):  # type: ignore[misc]
             rooms = [each.byte_array for each in objects]
             found = self._values.load(_names(keys), [[room] for room in rooms])
             whole = [length == len(room) for length, room in zip(found, rooms, strict=True)]
-            self._counts.loaded += sum(whole)
-            self._counts.missed += len(whole) - sum(whole)
+            self._counts["loaded"] += sum(whole)
+            self._counts["missed"] += len(whole) - sum(whole)
             loaded = [key for key, well in zip(keys, whole, strict=True) if well]
             if loaded:
                 self._notify_keys_accessed(loaded)
@@ -181,10 +167,7 @@ class G35L2Adapter(L2AdapterInterface):  # type: ignore[misc]
             "type": type(self).__name__,
             "mount": self._options.mount,
             "volume": self._options.volume,
-            "stored": self._counts.stored,
-            "refused": self._counts.refused,
-            "loaded": self._counts.loaded,
-            "missed": self._counts.missed,
+            **{what: self._counts[what] for what in ("stored", "refused", "loaded", "missed")},
         }
 
     def close(self) -> None:
@@ -196,7 +179,7 @@ class G35L2Adapter(L2AdapterInterface):  # type: ignore[misc]
         for lane in (self._stores, self._lookups, self._loads):
             lane.close()
         if all(ended):
-            self._pool.close()
+            self._values.close()
         else:
             _log.warning("the g35 mount %s still holds a task of LMCache at its end", self._options.mount)
 
@@ -224,16 +207,6 @@ class G35L2Adapter(L2AdapterInterface):  # type: ignore[misc]
                 self._sizes[key] = size
             while len(self._sizes) > SIZES_MAX:
                 self._sizes.popitem(last=False)
-
-
-@dataclass(slots=True)
-class _Counts:
-    """Blocks since the start; approximate, because threads count without a lock."""
-
-    stored: int = 0
-    refused: int = 0
-    loaded: int = 0
-    missed: int = 0
 
 
 def _names(keys: Sequence[Any]) -> list[bytes]:

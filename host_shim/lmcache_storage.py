@@ -8,10 +8,10 @@
       g35.volume: kv
 
 Everything runs on threads of our own; `contains` and `get_blocking` wait for them, LOOKUP_SECONDS and
-LOAD_SECONDS at most. What takes longer is a miss, and so is everything at once while such an answer is still
-due: an agent that hangs costs an engine one wait and not one for each question. Chunks are loaded into memory
-of LMCache's CPU back-end, which has it back when the transfer has ended, whoever still waits for it. A key of
-one layer (`use_layerwise`) is never stored: nothing says what shape it would have.
+LOAD_SECONDS at most. A later answer counts as a miss, and while it is still due every question is a miss at
+once: an agent that hangs costs an engine one wait. Chunks are loaded into memory of LMCache's CPU back-end,
+which has it back when the transfer has ended. A key of one layer (`use_layerwise`) is never stored: nothing
+says what shape it has.
 
 Written for lmcache 0.5.6 (lmcache/v1/storage_backend/abstract_backend.py).
 """
@@ -33,7 +33,6 @@ from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 from host_shim.connector_jobs import JobRunner
 from host_shim.connector_options import ConnectorOptions
 from host_shim.named_values import NamedValues, name_of
-from host_shim.pool import Pool
 
 _log = logging.getLogger(__name__)
 
@@ -74,12 +73,7 @@ class G35StorageBackend(StoragePluginInterface):  # type: ignore[misc]
             shape.numel() * dtype.itemsize for shape, dtype in zip(self._shapes, self._dtypes, strict=True)
         )
         self.single_token_size = self.full_chunk_size_bytes // metadata.chunk_size
-        self._pool = Pool(self._options.mount, parallel=self._options.parallel)
-        self._values = NamedValues(self._pool, self._options.volume, self._options.ttl)
-        why = self._values.why_unusable_soon(self.full_chunk_size_bytes)
-        if why is not None:
-            self._pool.close()
-            raise ValueError(why)
+        self._values = NamedValues.opened(self._options, self.full_chunk_size_bytes)
         allocates_by = inspect.signature(local_cpu_backend.allocate).parameters
         # By default it waits until somebody gives memory back, which we may be holding meanwhile.
         self._at_once = {"busy_loop": False} if "busy_loop" in allocates_by else {}
@@ -98,11 +92,7 @@ class G35StorageBackend(StoragePluginInterface):  # type: ignore[misc]
         return self._within(LOOKUP_SECONDS, self._askers, lambda: self._leading(keys), 0)
 
     def _leading(self, keys: list[Any]) -> int:
-        names = _names(keys)
-        found = self._values.leading(names)
-        if found and self._options.prestage:
-            self._values.prestage(names[:found])
-        return found
+        return self._values.leading(_names(keys), prestage=self._options.prestage)
 
     async def batched_async_contains(self, lookup_id: str, keys: list[Any], pin: bool = False) -> int:
         return await self._awaited(lambda: self._leading(keys), 0)
@@ -216,7 +206,7 @@ class G35StorageBackend(StoragePluginInterface):  # type: ignore[misc]
     def close(self) -> None:
         """Let end what runs, for CLOSE_SECONDS at most; what waited has failed."""
         if all([runner.close(CLOSE_SECONDS) for runner in (self._askers, self._readers, self._writers)]):
-            self._pool.close()
+            self._values.close()
         else:
             _log.warning("the g35 mount %s still holds a task of LMCache at its end", self._options.mount)
 

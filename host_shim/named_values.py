@@ -1,9 +1,8 @@
 """Values under names of any length: what the engines' connectors store and load blocks with.
 
-A key of the pool has 128 bits, an engine's name of a block more: model, rank, layout, a hash of 256 bits. So
-every value begins with a label that repeats the whole name's hash at 256 bits and the value's length, and a
-load whose label does not say exactly that is a miss. Two names that meet at one key, a slot that holds
-another request's block, a value that broke off: none is ever taken for the block that was asked for.
+A key of the pool has 128 bits, an engine's name of a block more. So every value begins with a label: the
+name's hash at 256 bits and the value's length. A load whose label differs is a miss: two names that meet at
+one key, or a value that broke off, are never taken for the block.
 
 Layout of the label, little-endian:
      0  4  magic "g35v"
@@ -11,9 +10,8 @@ Layout of the label, little-endian:
      8  8  length of what follows the label
     16 32  BLAKE2b of the name, 256 bits
     48 16  zero
-The label and the value are one value of the pool, moved by one system call from and to where they lie
-(readv, writev); so a slot has to be `LABEL_BYTES` longer than a block. Nothing here raises for what the pool
-does or says: a connector is called from an engine's scheduler, which must live on without its cache.
+Label and block are one value of the pool, moved by one system call; so a slot has to be `LABEL_BYTES` longer
+than a block. Nothing here raises for the pool's sake: an engine's scheduler must live on without its cache.
 """
 
 from __future__ import annotations
@@ -30,9 +28,10 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from host_shim.connector_jobs import within
+from host_shim.connector_options import ConnectorOptions
 from host_shim.control_wire import KEY_BYTES, KEYS_MAX, TICKETS_MAX, VALUE_BYTES_MAX
 from host_shim.pool import Buffer, Pool, UnknownVolume, ValueTooLong, whole_seconds
-from host_shim.session import Session, SessionDead
+from host_shim.session import Session
 
 _log = logging.getLogger(__name__)
 
@@ -85,11 +84,23 @@ class NamedValues:
         self.agent_seen = False
         """Whether the last call found an agent; for status pages, which must not wait."""
 
-    def why_unusable(self, block_bytes: int = 0) -> str | None:
-        """What a person has to change before blocks of this length can be stored; None: nothing known.
+    @classmethod
+    def opened(cls, options: ConnectorOptions, block_bytes: int = 0) -> NamedValues:
+        """A connector's values. ValueError says what a person has to change. Waits CHECK_SECONDS at most."""
+        values = cls(Pool(options.mount, parallel=options.parallel), options.volume, options.ttl)
+        why = within(CHECK_SECONDS, lambda: values.why_unusable(block_bytes), None)
+        if why is not None:
+            values.close()
+            raise ValueError(why)
+        return values
 
-        Asks the agent; where there is none, nothing is known, and an engine may well start before its agent.
-        """
+    def close(self) -> bool:
+        """See `Pool.close`."""
+        return self._pool.close()
+
+    def why_unusable(self, block_bytes: int = 0) -> str | None:
+        """What a person has to change before blocks of this length can be stored; None also without an
+        agent."""
         try:
             found = self._volume.stats()
         except UnknownVolume as unknown:
@@ -107,10 +118,6 @@ class NamedValues:
             )
         return None
 
-    def why_unusable_soon(self, block_bytes: int = 0) -> str | None:
-        """`why_unusable` for a constructor: while an agent hangs nothing is known, CHECK_SECONDS after."""
-        return within(CHECK_SECONDS, lambda: self.why_unusable(block_bytes), None)
-
     def store(self, names: Sequence[bytes], values: Sequence[Sequence[Buffer | bytes]]) -> list[bool]:
         """Store values, each given as the parts it consists of; which of them are on flash now."""
         stored: list[bool] = []
@@ -124,9 +131,9 @@ class NamedValues:
     ) -> list[int | None]:
         """Load values into the parts of their rooms, one after another; their lengths, None for a miss.
 
-        After a miss the room holds anything at all: the engine counts it as not loaded. With `exact` a value
-        shorter than its room is a miss as well. What is found to be another name's value, or of another
-        length, is deleted: the first write wins, so the block could never be stored beside it.
+        After a miss the room may hold anything. With `exact` a value shorter than its room is a miss. A value
+        of another name or length is deleted: the first write wins, so the block could never be stored beside
+        it.
         """
         found: list[int | None] = []
         for start in range(0, len(names), _BATCH_MAX):
@@ -134,19 +141,27 @@ class NamedValues:
             found += self._load_batch(names[start:end], [_views(room) for room in rooms[start:end]], exact)
         return found
 
-    def exists(self, names: Sequence[bytes]) -> list[bool]:
-        """Which names have a value, in one round trip; only `load` proves that it is the name's own."""
-        return self._ask_all(self._volume.exists, names)
+    def exists(self, names: Sequence[bytes], *, prestage: bool = False) -> list[bool]:
+        """Which names have a value, in one round trip; only `load` proves that it is the name's own.
 
-    def leading(self, names: Sequence[bytes]) -> int:
-        """How many names from the first on have a value, without a hole."""
+        `prestage`: and have the agent bring those into its memory.
+        """
+        found = self._ask_all(self._volume.exists, names)
+        if prestage and any(found):
+            self.prestage([name for name, there in zip(names, found, strict=True) if there])
+        return found
+
+    def leading(self, names: Sequence[bytes], *, prestage: bool = False) -> int:
+        """How many names from the first on have a value, without a hole. `prestage` as in `exists`."""
         try:
             found = self._volume.longest_prefix([key_of_long_name(name) for name in names])
             self._warn_of_no_pool()
-            return found
         except (OSError, LookupError, RuntimeError) as refused:
             self._complain(refused)
             return 0
+        if prestage and found:
+            self.prestage(names[:found])
+        return found
 
     def prestage(self, names: Sequence[bytes]) -> list[bool]:
         """Ask the agent to bring values into its memory; which are there or on their way."""
@@ -203,8 +218,7 @@ class NamedValues:
 
                 wanted = self._bound(session, wanted, names, values)
                 self._pool._share(write, len(wanted))
-        except SessionDead:
-            self.agent_seen = False
+            self.agent_seen = not lent.dead
         except (OSError, RuntimeError) as refused:
             self._complain(refused)
         return stored
@@ -260,8 +274,7 @@ class NamedValues:
 
                 session.bind_reads(self._volume.name, [key_of_long_name(name) for name in names])
                 self._pool._share(read, len(names))
-        except SessionDead:
-            self.agent_seen = False  # what came whole before that carries its proof, and stays
+            self.agent_seen = not lent.dead  # a value that was whole before carries its proof
         except (OSError, RuntimeError) as refused:
             self._complain(refused)
         if strange:

@@ -5,38 +5,34 @@
     blocks.put(key_of("block 17"), data)
     length = blocks.get_into(key_of("block 17"), buffer)      # None: a miss
 
-A get is one write that names the key and one read that lands in the caller's buffer, or one request alone
-where the buffer has up to 64 KiB; many gets are one write more than values.
-Nothing about the state of the pool is an exception: a block that is not
-there, an enclosure that is down, an agent that is being restarted and a mount that is gone are all
-misses, and a put that did not happen is False. So it is with a volume that was there until its tenant was
-erased: Outcome.WRONG_KEY. What raises is wrong use: a key that is no key, a volume that the pool did not have
-when this process first asked, a value that no slot can hold, a buffer that does not hold the value.
+Nothing about the state of the pool or of this machine is an exception. A block that is not there, an
+enclosure that is down, an agent that restarts, a mount that is gone and a process without memory are misses.
+A put that did not happen is False. A volume whose tenant was erased gives Outcome.WRONG_KEY.
+Wrong use raises: a key that is no key, a volume that the pool did not have when this process first asked, a
+value that no slot can hold, a buffer that does not hold the value.
 
-Threads: everything here may be called from any thread. Each call borrows one of at most
-`sessions` control sessions for itself. After a fork the child opens its own.
-
-An event loop must not wait for flash, so it calls from threads:
+Any thread may call anything here. Each call borrows one of at most `sessions` control sessions; further calls
+wait. After a fork the child opens its own. An event loop calls from threads:
 
     length = await asyncio.to_thread(blocks.get_into, key, buffer)
-
-A call spends its time in system calls, which let other threads run: the loop goes on meanwhile. At most
-`sessions` calls are under way; more than that wait in their threads.
 """
+# One idea in one file: what a program calls, `Pool` and `Volume`, and what these calls return and raise.
 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import math
 import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from host_shim.block_key import checked_key
-from host_shim.connector_jobs import JobRunner
+from host_shim.connector_jobs import JobRunner, share
 from host_shim.control_wire import (
     KEYS_MAX,
     SESSION_PATH,
@@ -46,20 +42,8 @@ from host_shim.control_wire import (
     Operation,
     Outcome,
 )
-from host_shim.lending import SessionLender
-from host_shim.pool_answers import (
-    BufferTooSmall,
-    Fetched,
-    UnknownVolume,
-    ValueTooLong,
-    judged,
-    unknown_volume,
-    whole_seconds,
-    wrong_use,
-)
 from host_shim.registered_memory import RegisteredMemory
-from host_shim.session import ONE_REQUEST_BYTES, Files, RealFiles, Session, SessionDead
-from host_shim.sharing import share
+from host_shim.session import ONE_REQUEST_BYTES, Files, RealFiles, Session, SessionDead, SessionLender
 from host_shim.unlocked_memory import new_memory
 
 __all__ = ["BufferTooSmall", "Fetched", "Pool", "UnknownVolume", "ValueTooLong", "Volume", "whole_seconds"]
@@ -78,10 +62,28 @@ _REFUSALS = frozenset(
 _BATCH_MAX = min(KEYS_MAX, TICKETS_MAX)
 
 
+class UnknownVolume(LookupError):
+    """The pool behind the mount has no volume of this name."""
+
+
+class ValueTooLong(ValueError):
+    """No slot of the volume can hold a value of this length."""
+
+
+class BufferTooSmall(ValueError):
+    """The value is longer than the buffer that was to take it; the buffer has only its beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What became of one get: `length` is None for a miss; `outcome` its cause, None where no agent says."""
+
+    length: int | None
+    outcome: Outcome | None
+
+
 class Pool:
-    """A mounted pool. `sessions` bounds the calls that are under way at one time, `parallel` the
-    reads or writes that one `get_many` or `put_many` has under way.
-    """
+    """A mounted pool. `sessions` bounds the calls under way, `parallel` the transfers of one batch."""
 
     def __init__(
         self,
@@ -113,35 +115,32 @@ class Pool:
     def memory(self, size: int) -> memoryview:
         """A buffer of `size` bytes for gets and puts, into which an agent on this machine puts values itself.
 
-        It begins at a page, every page of it is there, and children of a fork share it. It stays registered
-        until the pool is closed, so take large ones and cut them. With any other agent it is ordinary memory.
+        It begins at a page, is there in full, and is shared with children of a fork. It stays registered
+        until the pool is closed: take large ones and cut them. For any other agent it is ordinary memory.
         """
         return self._memory.new(size)
 
     def stats(self) -> dict[str, Any]:
         """The agent's counters of the whole pool; empty while there is no agent."""
         with self._lender.lend() as session:
-            with contextlib.suppress(SessionDead):
-                return {} if session is None else session.stats()
-            return {}
+            if session is not None:
+                return session.stats()
+        return {}
 
     def alive(self) -> bool:
         """Whether an agent answers behind the mount, asked now."""
         self._lender.ask_at_once()
-        with self._lender.lend() as session:
-            if session is None:
-                return False
-            try:
+        with self._lender.lend() as session, contextlib.suppress(OSError):
+            if session is not None:
                 session.ask(Operation.STATS, "")
-            except (SessionDead, OSError):
-                return False
-            return True
+                return True
+        return False
 
     def close(self, seconds: float = CLOSE_SECONDS) -> bool:
-        """Close all sessions; later calls raise RuntimeError. Calls under way go on to their end.
+        """Close all sessions; later calls raise RuntimeError.
 
-        They are waited for, `seconds` at most: True once none is left that touches a caller's memory. False
-        where the mount holds one; its session is closed when it lets go.
+        It waits for calls under way, `seconds` at most: True once none touches a caller's memory any more.
+        Where the mount holds one (False), its session is closed when it lets go.
         """
         self._lender.close()
         ended = self._lender.wait_until_all_are_back(seconds)
@@ -194,44 +193,45 @@ class Volume:
         return self.put_many([key], [data], ttl)[0]
 
     def get_into(self, key: bytes, buffer: Buffer) -> int | None:
-        """Read a value into `buffer`; its length, or None for a miss.
+        """Read a value into `buffer`; its length, or None for a miss. BufferTooSmall where the value is
+        longer.
 
-        Raises BufferTooSmall where the value is longer. Buffers of up to 64 KiB are filled by one request. A
-        longer one that comes back full costs one more read, unless it is as long as the volume's slots.
+        One request fills a buffer of up to 64 KiB. A longer one that comes back full costs one more read,
+        unless it is as long as the volume's slots.
         """
-        view = _writable(buffer)
-        checked_key(key)
-        # As `with lend()`, whose object and two calls would be a tenth of what a get takes here.
-        lender = self._pool._lender
-        session = lender.take()
-        if session is None:
-            return None
         try:
-            length = session.read_at_once(self.name, key, view)
-            if length is not None:
+            view = _writable(buffer)
+            checked_key(key)
+            # As `with lend()`, whose object and two calls would be a tenth of what a get takes here.
+            lender = self._pool._lender
+            session = lender.take()
+            if session is None:
+                return None
+            try:
+                length = session.read_at_once(self.name, key, view)
+                if length is not None:
+                    self._pool._known.add(self.name)
+                    return length or None
+                session.bind_reads(self.name, (key,))
                 self._pool._known.add(self.name)
+                length = session.read(0, view)
+                if ONE_REQUEST_BYTES < length < len(view) and session.outcomes(1) != [Outcome.HIT]:
+                    return None  # it broke off in the middle
+                if length == len(view):
+                    self._refuse_cut_off(session, 0, key, length)
                 return length or None
-            session.bind_reads(self.name, (key,))
-            self._pool._known.add(self.name)
-            length = session.read(0, view)
-            if ONE_REQUEST_BYTES < length < len(view) and session.outcomes(1) != [Outcome.HIT]:
-                return None  # it broke off in the middle
-            if length == len(view):
-                self._refuse_cut_off(session, 0, key, length)
-        except SessionDead:
+            except OSError as refused:
+                if refused.errno == errno.ERANGE:
+                    raise self._too_small(session, key, len(view)) from None
+                self._raise_wrong_use(refused, session)
+                return None
+            except MemoryError:
+                session.dead = True  # see `Loan`
+                raise
+            finally:
+                lender.give_back(session)
+        except (SessionDead, MemoryError):
             return None
-        except OSError as refused:
-            if refused.errno == errno.ERANGE:
-                try:
-                    too_small = self._too_small(session, key, len(view))
-                except SessionDead:
-                    return None
-                raise too_small from None
-            self._raise_wrong_use(refused, session)
-            return None
-        finally:
-            lender.give_back(session)
-        return length or None
 
     def _refuse_cut_off(self, session: Session, ticket: int, key: bytes, room: int) -> None:
         """Raise BufferTooSmall where the value of a ticket goes on behind a full buffer of `room` bytes."""
@@ -263,17 +263,12 @@ class Volume:
                 if length > ONE_REQUEST_BYTES and session.outcomes(1) != [Outcome.HIT]:
                     return None  # it broke off in the middle
                 return b"".join(parts) if length else None
-            except SessionDead:
-                return None
             except OSError as refused:
                 self._raise_wrong_use(refused, session)
-                return None
+        return None
 
     def get_many(self, keys: Sequence[bytes], buffers: Sequence[Buffer]) -> list[int | None]:
-        """Read values into the buffers of the same index; their lengths, None where there is a hole.
-
-        Raises BufferTooSmall where a value is longer than its buffer.
-        """
+        """Read values into the buffers of the same index; their lengths, None for a miss. See `get_into`."""
         return [one.length for one in self.fetch(keys, buffers, causes=False)]
 
     def fetch(
@@ -290,15 +285,17 @@ class Volume:
 
     def _fetch_batch(self, keys: Sequence[bytes], views: Sequence[memoryview], causes: bool) -> list[Fetched]:
         lengths: list[int] = [0] * len(keys)
+        seen: Sequence[Outcome | None] = [None] * len(keys)
+        ended = False
         with self._pool._lender.lend() as session:
             if session is None:
                 return [Fetched(None, None)] * len(keys)
+            lent = session
 
             def read(index: int) -> None:
-                if not session.dead:
-                    lengths[index] = session.read(index, views[index])
+                if not lent.dead:
+                    lengths[index] = lent.read(index, views[index])
 
-            broken: SessionDead | None = None
             try:
                 session.bind_reads(self.name, keys)
                 self._pool._known.add(self.name)
@@ -306,26 +303,24 @@ class Volume:
                 for index, (key, view) in enumerate(zip(keys, views, strict=True)):
                     if lengths[index] == len(view):
                         self._refuse_cut_off(session, index, key, len(view))
-            except SessionDead as death:
-                broken = death
-                room = session.value_bytes_max(self.name)
-                for index, view in enumerate(views):
-                    if lengths[index] == len(view) < room:
-                        lengths[index] = 0  # nobody is there to say whether that was all of it
             except OSError as refused:
                 return [Fetched(None, self._raise_wrong_use(refused, session))] * len(keys)
+            ended = True
             # A long read that came back short is either a short value or broke off in the middle.
             doubtful = any(
                 ONE_REQUEST_BYTES < length < len(view) for length, view in zip(lengths, views, strict=True)
             )
-            seen: Sequence[Outcome | None] = [None] * len(keys)
-            if broken is None and (doubtful or (causes and 0 in lengths)):
-                try:
+            if doubtful or (causes and 0 in lengths):
+                with contextlib.suppress(OSError):
                     seen = session.outcomes(len(keys))
-                except (SessionDead, OSError):
-                    seen = [None] * len(keys)
+        if session is not None and not ended:
+            # Nobody is there to say whether a full buffer has all of its value. (A dead session asks nobody.)
+            room = session.value_bytes_max(self.name)
+            for index, view in enumerate(views):
+                if lengths[index] == len(view) < room:
+                    lengths[index] = 0
         return [
-            judged(length, len(view), outcome)
+            _judged(length, len(view), outcome)
             for length, view, outcome in zip(lengths, views, seen, strict=True)
         ]
 
@@ -369,8 +364,6 @@ class Volume:
                 session.bind_writes(self.name, keys, [len(view) for view in views], seconds)
                 self._pool._known.add(self.name)
                 self._pool._share(write, len(keys))
-            except SessionDead:
-                return stored
             except OSError as refused:
                 self._raise_wrong_use(refused, session)
         return stored
@@ -384,10 +377,7 @@ class Volume:
         return self._ask_each(Operation.EXISTS, keys)
 
     def longest_prefix(self, keys: Sequence[bytes]) -> int:
-        """How many keys from the first on are there without a hole, in one round trip (per 4,096 keys).
-
-        For chained block hashes (host_shim.block_hashes) that is the prefix that need not be computed.
-        """
+        """How many keys from the first on are there without a hole, in one round trip (per 4,096 keys)."""
         for start in range(0, len(keys), KEYS_MAX):
             there = self.exists(keys[start : start + KEYS_MAX])
             if not all(there):
@@ -397,9 +387,8 @@ class Volume:
     def prestage(self, keys: Sequence[bytes], deadline: float | None = None) -> list[bool]:
         """Ask the agent to bring values into its memory; which it has there or has set out for.
 
-        `deadline`: seconds from now after which that is of no use; what was not begun by then is left. It has
-        passed where it is not above 0: then nothing is asked. Raises ValueError for more than DEADLINE_MAX
-        (49 days), and for what is no number.
+        `deadline`: seconds from now after which that is of no use; at 0 or below nothing is asked. Raises
+        ValueError for more than DEADLINE_MAX (49 days), and for what is no number.
         """
         if deadline is not None and not deadline <= DEADLINE_MAX:
             raise ValueError(f"a deadline in {deadline} seconds; {DEADLINE_MAX} at the most, None for none")
@@ -412,8 +401,8 @@ class Volume:
     def pin(self, keys: Sequence[bytes], ttl: float | None = None) -> list[bool]:
         """Keep values from eviction for `ttl` seconds from now; which are pinned now.
 
-        None: for the volume's own time to live, and where it has none, until they are deleted. A later pin of
-        the same value replaces an earlier one, a shorter one too.
+        None: for the volume's own time to live, or else until they are deleted. A later pin replaces an
+        earlier.
         """
         answers = self._ask_each(Operation.PIN, keys, whole_seconds(ttl))
         return [one is Outcome.HIT for one in answers]
@@ -453,22 +442,55 @@ class Volume:
                 body = session.ask(operation, self.name, keys, ttl_seconds)
                 self._pool._known.add(self.name)
                 return session.outcomes_in(body, len(keys))
-            except SessionDead:
-                return [None] * len(keys)
             except OSError as refused:
                 return [self._raise_wrong_use(refused, session)] * len(keys)
+        return [None] * len(keys)
 
     def _raise_wrong_use(self, refused: OSError, session: Session) -> Outcome | None:
         """What of the pool's state an errno of the agent tells; raises where it tells of the caller's use."""
         if refused.errno == errno.ENOENT:
             if self.name in self._pool._known:
                 return Outcome.WRONG_KEY  # as the agent counts it: the tenant's keys are gone
-            with contextlib.suppress(SessionDead):
-                raise unknown_volume(self.name, session.stats()) from None
-            return None
+            raise unknown_volume(self.name, session.stats()) from None
         if refused.errno in _REFUSALS:
             return None
-        raise wrong_use(refused, self.name) from None
+        raise _wrong_use(refused, self.name) from None
+
+
+def _judged(length: int, room: int, outcome: Outcome | None) -> Fetched:
+    if length == 0:
+        return Fetched(None, None if outcome is Outcome.HIT else outcome)
+    if ONE_REQUEST_BYTES < length < room and outcome is not Outcome.HIT:
+        return Fetched(None, outcome)
+    return Fetched(length, Outcome.HIT)
+
+
+def whole_seconds(ttl: float | None) -> int:
+    """A time to live as a request has it: 0 stands for the volume's own. ValueError for what is no time."""
+    if ttl is None:
+        return 0
+    if not 0 < ttl <= (1 << 32) - 1:
+        raise ValueError(
+            f"a time to live of {ttl} s is none: above 0, up to {(1 << 32) - 1}, None for the volume's own"
+        )
+    return math.ceil(ttl)
+
+
+def unknown_volume(name: str, stats: dict[str, Any]) -> UnknownVolume:
+    """The exception, which names the volume that is nearest to what was asked for."""
+    kinds = {str(each["name"]): str(each.get("kind", "kv")) for each in stats.get("volumes", ())}
+    if name in kinds:
+        return UnknownVolume(f"volume {name!r} is of kind {kinds[name]}; blocks go into one of kind kv")
+    near = difflib.get_close_matches(name, [each for each in kinds if kinds[each] == "kv"], 1)
+    meant = f" (did you mean {near[0]}?)" if near else ""
+    return UnknownVolume(f"the pool has no volume {name!r}{meant}")
+
+
+def _wrong_use(refused: OSError, volume: str) -> Exception:
+    """What an errno of the agent means to the caller; it has not to do with the state of the pool."""
+    if refused.errno in (errno.EFBIG, errno.EMSGSIZE):
+        return ValueTooLong(f"a value is longer than the slots of volume {volume!r}")
+    return refused
 
 
 def _same_count(keys: Sequence[bytes], buffers: Sequence[object]) -> None:

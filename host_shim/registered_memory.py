@@ -1,20 +1,34 @@
-"""Memory that an agent on this machine maps too, so that values come into it without a copy.
+"""Memory that an agent on this machine maps too, and transfers of values between it and the pool.
 
-A client takes its buffers from `Pool.memory`. Where the agent cannot map them they are ordinary buffers. Read
-transfer_wire.py first.
+Read transfer_wire.py first. Where the agent cannot map it, it is ordinary memory.
 """
 
 from __future__ import annotations
 
 import bisect
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
 import threading
-from typing import Final, TypeAlias
+from collections.abc import Sequence
+from typing import Final, Protocol, TypeAlias, runtime_checkable
 
-from host_shim.transfer_wire import SET_LOCK, SET_LOCK_WAITING, encode_lock
+from host_shim.control_wire import MalformedControl, Outcome
+from host_shim.transfer_wire import (
+    PARTS_MAX,
+    SET_LOCK,
+    SET_LOCK_WAITING,
+    Ioctl,
+    Part,
+    decode_done_untrusted,
+    decode_registered_untrusted,
+    encode_lock,
+    encode_register,
+    encode_transfer,
+    ioctl_command,
+)
 from host_shim.unlocked_memory import new_memory
 
 MEMFDS_MAX: Final = 64
@@ -26,6 +40,9 @@ _F_SEAL_GROW: Final = 0x0004
 _MADV_POPULATE_WRITE: Final = 23
 _TOUCHED_AT_A_TIME: Final = 16 << 20
 _SCRAP_BYTES: Final = 64 << 10
+NO_ANSWER: Final = frozenset({errno.ENOTCONN, errno.ECONNABORTED, errno.ETIMEDOUT, errno.ENODEV})
+"""How the kernel ends a call that the agent may still be working on."""
+_HIT: Final = Outcome.HIT.value
 
 
 class Registrable:
@@ -44,8 +61,8 @@ class Registrable:
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
 
     def __del__(self) -> None:
-        """The descriptor goes with the last call that might have to wait for the agent; what is mapped stays
-        for as long as it is used."""
+        """The descriptor goes with the last call that may wait for the agent; the mapping, with its last
+        use."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
 
@@ -78,10 +95,8 @@ class RegisteredMemory:
         self._scrap = memoryview(b"")
 
     def new(self, size: int) -> memoryview:
-        """`size` bytes that begin at a page, all zero, with every page of them there.
-
-        Ordinary memory where this system gives no other, and when there are `MEMFDS_MAX` pieces.
-        """
+        """`size` zero bytes that begin at a page, with every page there. Beyond `MEMFDS_MAX`: ordinary
+        memory."""
         if size <= 0:
             raise ValueError(f"{size} bytes of memory")
         if len(self._by_address[1]) >= MEMFDS_MAX:
@@ -125,3 +140,95 @@ class RegisteredMemory:
         """Nothing is registered any more; buffers stay what they are."""
         with self._lock:
             self._by_address = ((), ())
+
+
+@runtime_checkable
+class IoctlFiles(Protocol):
+    """The system call on a session's open file: `data` goes in, what the agent answers comes back in it."""
+
+    def ioctl(self, descriptor: int, command: int, data: bytearray) -> None: ...
+
+
+class Transfers:
+    """Of one session. Safe from several threads at once."""
+
+    def __init__(self, files: IoctlFiles, memory: RegisteredMemory) -> None:
+        self._files = files
+        self._memory = memory
+        self._lock = threading.Lock()
+        self._numbers: dict[Registrable, tuple[int, int] | None] = {}
+        """Number in this session and locked byte of what was registered; None where the agent refused."""
+
+    def move(
+        self,
+        descriptor: int,
+        which: Ioctl,
+        buffers: Sequence[memoryview],
+        volume: str,
+        key: bytes,
+        ticket: int | None,
+        ttl_seconds: int = 0,
+    ) -> int | None:
+        """LOAD or STORE a value of registered memory: its length, 0 for a miss.
+
+        None where a buffer is other memory, or the agent does not map it, or they are too many. Raises the
+        OSError of the call, and MalformedControl. In no case does the agent touch the memory afterwards.
+        """
+        if len(buffers) > PARTS_MAX:
+            return None
+        places: list[Place] = []
+        for buffer in buffers:
+            place = self._memory.find(buffer)
+            if place is None:
+                return None
+            places.append(place)
+        if not places:
+            return None
+        parts: list[Part] = []
+        for memory, offset, length in places:
+            number = self._number(descriptor, memory)
+            if number is None:
+                return None
+            parts.append((number, offset, length))
+        data = encode_transfer(volume, key, ticket, parts, ttl_seconds)
+        self._call(descriptor, which, data, places)
+        outcome, moved = decode_done_untrusted(data)
+        return moved if outcome == _HIT else _miss(outcome)
+
+    def _number(self, descriptor: int, memory: Registrable) -> int | None:
+        try:
+            known = self._numbers[memory]
+        except KeyError:
+            with self._lock:
+                if memory not in self._numbers:
+                    self._numbers[memory] = self._register(descriptor, memory)
+                known = self._numbers[memory]
+        return None if known is None else known[0]
+
+    def _register(self, descriptor: int, memory: Registrable) -> tuple[int, int] | None:
+        data = encode_register(memory.descriptor, memory.size)
+        try:
+            self._call(descriptor, Ioctl.REGISTER, data, ())
+            return decode_registered_untrusted(data)
+        except (OSError, MalformedControl):
+            return None
+
+    def _call(self, descriptor: int, which: Ioctl, data: bytearray, places: Sequence[Place]) -> None:
+        try:
+            self._files.ioctl(descriptor, ioctl_command(which, len(data)), data)
+        except OSError as error:
+            if error.errno in NO_ANSWER:
+                for memory, _, _ in places:
+                    known = self._numbers.get(memory)
+                    if known is not None:
+                        memory.wait_for(known[1])
+            raise
+
+
+def _miss(outcome: int) -> int:
+    """0, where it is an outcome at all. Raises MalformedControl."""
+    try:
+        Outcome(outcome)
+    except ValueError as unknown:
+        raise MalformedControl(str(unknown)) from None
+    return 0

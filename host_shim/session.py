@@ -1,10 +1,14 @@
-"""One control session: an open `/.g35/session`, used by one thread at a time.
+"""Control sessions: opens of `/.g35/session`, a bounded number of them, each lent to one call at a time.
 
-Read control_wire.py first. A session either works or is dead. It dies with its agent, with the mount
-and with the first answer that makes no sense; from then on every call raises `SessionDead`, and pool.py
-turns that into misses and opens another. What the agent refuses for a reason of its own leaves the
-session alive and is an `OSError` with the agent's errno.
+Read control_wire.py first. A session dies with its agent, with the mount and with the first answer that makes
+no sense. From then on every call raises `SessionDead`, and pool.py turns that into misses and opens another.
+A refusal of the agent is an `OSError` with its errno, and the session lives on.
+
+To lend a free session takes no lock: `list.pop` and `list.append` are atomic under the interpreter's lock.
+The condition is for opening, closing and waiting.
 """
+
+# One idea in one file: a session, and how long it lives. Every get goes through both.
 
 from __future__ import annotations
 
@@ -14,7 +18,10 @@ import fcntl
 import json
 import os
 import stat
+import threading
+import time
 from collections.abc import Sequence
+from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
 
 from host_shim.control_wire import (
@@ -24,7 +31,6 @@ from host_shim.control_wire import (
     HEADER_BYTES,
     SESSION_FILE_BYTES,
     VALUE_BYTES_MAX,
-    Answer,
     MalformedControl,
     Operation,
     Outcome,
@@ -34,9 +40,8 @@ from host_shim.control_wire import (
     outcomes,
     value_xattr,
 )
-from host_shim.registered_memory import RegisteredMemory
+from host_shim.registered_memory import IoctlFiles, RegisteredMemory, Transfers
 from host_shim.transfer_wire import Ioctl
-from host_shim.transfers import IoctlFiles, Transfers
 from host_shim.unlocked_memory import new_memory
 
 AGENT_GONE = frozenset(
@@ -55,10 +60,12 @@ AGENT_GONE = frozenset(
 
 ONE_REQUEST_BYTES = (128 << 10) - 4096
 """Reads up to this many bytes are one FUSE request on every kernel; longer ones may be several."""
-
-
 PARTS_MAX = 1000
 """Parts of one value that one system call takes; Linux allows 1,024 (IOV_MAX)."""
+
+
+REOPEN_SECONDS = 0.05
+"""While there is no agent, the mount is asked for one this often and not with every call."""
 
 
 class SessionDead(Exception):
@@ -88,7 +95,7 @@ class PartFiles(Files, Protocol):
 
 @runtime_checkable
 class AtOnceFiles(Files, Protocol):
-    """`Files` that have a whole value by one call."""
+    """`Files` that read a whole value by one call."""
 
     def fgetxattr(self, descriptor: int, name: bytes, into: memoryview) -> int: ...
 
@@ -180,10 +187,8 @@ class Session:
         self, operation: Operation, volume: str, keys: Sequence[bytes] = (), ttl_seconds: int = 0
     ) -> bytes:
         """One request and its answer's body."""
-        request = Request(operation, self._new_id(), volume, tuple(keys), ttl_seconds=ttl_seconds)
-        self._send(request.encode())
         room = ANSWER_BYTES_MAX if operation is Operation.STATS else HEADER_BYTES + len(keys)
-        return self._answer(operation, request.request_id, room).body
+        return self._exchange(Request(operation, self._new_id(), volume, tuple(keys), 0, ttl_seconds), room)
 
     def stats(self) -> dict[str, Any]:
         """The agent's counters; empty where it does not tell them."""
@@ -194,10 +199,7 @@ class Session:
         return found if isinstance(found, dict) else {}
 
     def value_bytes_max(self, volume: str) -> int:
-        """What a slot of the volume holds; where the agent does not say, what a slot of any may hold.
-
-        Asked once in a session: an agent does not change its volumes, and a session does not outlive it.
-        """
+        """What a slot of the volume holds, or a slot of any where the agent does not say. Asked once."""
         if self._room is None and not self.dead:
             try:
                 volumes = self.stats()["volumes"]
@@ -228,9 +230,10 @@ class Session:
                 self._new_id(),
                 volume,
                 tuple(keys),
-                ttl_seconds=ttl_seconds,
-                flags=FLAG_NO_ANSWER,
-                lengths=tuple(lengths),
+                0,
+                ttl_seconds,
+                FLAG_NO_ANSWER,
+                tuple(lengths),
             ).encode()
         )
 
@@ -243,10 +246,9 @@ class Session:
         key: bytes = b"",
         ttl_seconds: int = 0,
     ) -> int | None:
-        """A whole value from or to registered memory: its length, 0 for a miss.
+        """A whole value from or to registered memory: its length, 0 for a miss; None for other memory.
 
-        None where the buffers are no such memory, or the agent does not know it. EIO of a STORE is raised:
-        this value cannot be stored.
+        Raises EIO of a STORE: this value cannot be stored.
         """
         if self._transfers is None:
             return None
@@ -276,9 +278,9 @@ class Session:
             raise self._seen(error) from None
 
     def read_at_once(self, volume: str, key: bytes, into: memoryview) -> int | None:
-        """A key's value by one request, of `AT_ONCE_BYTES` at most but for registered memory; 0 for a miss.
+        """A key's value by one request, of `AT_ONCE_BYTES` at most outside registered memory; 0 for a miss.
 
-        None where this agent, this kernel or this mount does not give it so. ERANGE: it is longer.
+        None where that cannot be had here. ERANGE: the value is longer.
         """
         length = self._move(Ioctl.LOAD, (into,), None, volume, key)
         if length is not None:
@@ -352,10 +354,7 @@ class Session:
             at += len(part)
 
     def write(self, ticket: int, data: memoryview, at: int = 0) -> None:
-        """Write a whole value, or the rest of one from `at` on; it is stored when its last byte is.
-
-        EIO is the agent's, and about this value.
-        """
+        """Write a whole value, or its rest from `at` on; its last byte stores it. EIO is about this value."""
         if not at and self._move(Ioctl.STORE, (data,), ticket) is not None:
             return
         done = 0
@@ -373,9 +372,7 @@ class Session:
     def outcomes(self, count: int) -> list[Outcome]:
         """What became of the first `count` tickets."""
         request = Request(Operation.OUTCOME, self._new_id(), "", (b"",) * count)
-        self._send(request.encode())
-        answer = self._answer(Operation.OUTCOME, request.request_id, HEADER_BYTES + count)
-        return self.outcomes_in(answer.body, count)
+        return self.outcomes_in(self._exchange(request, HEADER_BYTES + count), count)
 
     def outcomes_in(self, body: bytes, count: int) -> list[Outcome]:
         """One outcome a key out of an answer; what makes no sense ends the session."""
@@ -402,8 +399,10 @@ class Session:
             self.dead = True
             raise SessionDead(f"the agent took {written} of the request's {len(request)} bytes")
 
-    def _answer(self, operation: Operation, request_id: int, room: int) -> Answer:
-        buffer = new_memory(room)
+    def _exchange(self, request: Request, room: int) -> bytes:
+        """Send a request and read its answer, of up to `room` bytes; the answer's body."""
+        buffer = new_memory(room)  # where there is none, nothing has been sent
+        self._send(request.encode())
         try:
             length = self._files.preadv(self._descriptor, buffer, 0)
             answer = decode_answer_untrusted(buffer[:length])
@@ -413,15 +412,174 @@ class Session:
         except MalformedControl as nonsense:
             self.dead = True
             raise SessionDead(str(nonsense)) from None
-        if answer.request_id != request_id or answer.operation != operation:
+        if answer.request_id != request.request_id or answer.operation != request.operation:
             self.dead = True
-            raise SessionDead(f"answer {answer.request_id} to request {request_id}")
+            raise SessionDead(f"answer {answer.request_id} to request {request.request_id}")
         if answer.errno:
             raise OSError(answer.errno, os.strerror(answer.errno))
-        return answer
+        return answer.body
 
     def _seen(self, error: OSError) -> Exception:
         if error.errno in AGENT_GONE:
             self.dead = True
             return SessionDead(str(error))
         return error
+
+
+class Loan:
+    """One call's session, as a context; `None` while there is no agent.
+
+    The block ends without an exception where the agent dies or memory runs out: what it left is a miss.
+    """
+
+    __slots__ = ("_lender", "_session")
+
+    def __init__(self, lender: SessionLender) -> None:
+        self._lender = lender
+        self._session: Session | None = None
+
+    def __enter__(self) -> Session | None:
+        self._session = self._lender.take()
+        return self._session
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> bool:
+        session = self._session
+        if session is not None:
+            if kind is MemoryError:
+                session.dead = True  # an answer may wait in it, and would be taken for the next request's
+            self._lender.give_back(session)
+        return kind is MemoryError or kind is SessionDead
+
+
+class SessionLender:
+    """Opens sessions as they are needed, `maximum` of them, and forgets those whose agent has died."""
+
+    def __init__(self, path: str, files: Files, maximum: int, memory: RegisteredMemory | None = None) -> None:
+        self._memory = memory
+        self._path = path
+        self._files = files
+        self._maximum = maximum
+        self._changed = threading.Condition()
+        self._free: list[Session] = []
+        self._open = 0
+        self._waiting = 0
+        self._ask_again_at = 0.0
+        self.closed = False
+        self.reached = False
+        """Whether there ever was an agent."""
+        self.why_not = ""
+        """Why there was none when one was last looked for."""
+
+    def lend(self) -> Loan:
+        """A session for the caller alone: `with lender.lend() as session`. Waits while all are lent."""
+        return Loan(self)
+
+    def ask_at_once(self) -> None:
+        """Look for an agent with the next call, even if there was none a moment ago."""
+        self._ask_again_at = 0.0
+
+    def take(self) -> Session | None:
+        """See `lend`. None also where this machine has no memory for one."""
+        try:
+            session = self._free.pop()
+        except IndexError:
+            try:
+                return self._open_or_wait()
+            except MemoryError:
+                return None
+        if self.closed:
+            self.give_back(session)
+            raise RuntimeError("the pool is closed")
+        return session
+
+    def give_back(self, session: Session) -> None:
+        """The end of a loan."""
+        if session.dead or self.closed:
+            # Its agent is gone, so those of the same agent that wait here are dead as well.
+            self._drop(session)
+            self._drop_free()
+            return
+        try:
+            self._free.append(session)
+        except MemoryError:
+            self._drop(session)
+        if self._waiting:
+            with self._changed:
+                self._changed.notify()
+        if self.closed:  # close() may have looked before this one was back
+            self._drop_free()  # type: ignore[unreachable]
+
+    def close(self) -> None:
+        """Close the free sessions now, lent ones when they come back. Later calls raise RuntimeError."""
+        self.closed = True
+        self._drop_free()
+
+    def wait_until_all_are_back(self, seconds: float) -> bool:
+        """After `close`: wait for the sessions that are lent; False where that took longer than `seconds`."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._open <= 0, timeout=seconds)
+
+    def abandon(self) -> None:
+        """In the child of a fork: close what belongs to the parent, and begin anew."""
+        sessions, self._free = self._free, []
+        self._changed = threading.Condition()
+        self._open = self._waiting = 0
+        for session in sessions:
+            session.close()
+
+    def _drop_free(self) -> None:
+        while self._free:
+            try:
+                session = self._free.pop()
+            except IndexError:
+                return  # another thread had the last one
+            self._drop(session)
+
+    def _drop(self, session: Session) -> None:
+        try:
+            session.close()
+        finally:
+            self._drop_place()
+
+    def _open_or_wait(self) -> Session | None:
+        with self._changed:
+            self._waiting += 1
+            try:
+                while True:
+                    if self.closed:
+                        raise RuntimeError("the pool is closed")
+                    if self._free:
+                        try:
+                            return self._free.pop()
+                        except IndexError:
+                            continue
+                    if self._open < self._maximum:
+                        break
+                    try:
+                        self._changed.wait()
+                    except RuntimeError:  # no memory for the lock of a waiter
+                        return None
+                if time.monotonic() < self._ask_again_at:
+                    return None
+                self._open += 1
+            finally:
+                self._waiting -= 1
+        try:
+            session = Session(self._path, self._files, self._memory)
+        except SessionDead as dead:
+            self.why_not = str(dead)
+            self._ask_again_at = time.monotonic() + REOPEN_SECONDS
+            self._drop_place()
+            return None
+        except BaseException:  # an interrupt: the place is free again
+            self._drop_place()
+            raise
+        self.reached = True
+        return session
+
+    def _drop_place(self) -> None:
+        with self._changed:
+            self._open -= 1
+            self._changed.notify_all()

@@ -5,8 +5,7 @@
           "interface_v1": 1, "g35": {"mount": "/mnt/g35", "volume": "kv"}}'
 
 With `interface_v1` pages move between the pool and the host memory pool where they lie. One page is one
-value: however many pieces it has there (k and v, or each layer's), they are read and written by one system
-call: a page is whole or a miss. SGLang calls from its own prefetch and backup threads, which may wait.
+value, whose pieces are moved by one system call. SGLang calls from its own threads, which may wait.
 
 Written for sglang 0.5.23 (sglang/srt/mem_cache/hicache_storage.py).
 """
@@ -22,7 +21,6 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolHitPolicy, 
 
 from host_shim.connector_options import ConnectorOptions
 from host_shim.named_values import NamedValues, name_of
-from host_shim.pool import Pool
 
 _log = logging.getLogger(__name__)
 
@@ -36,12 +34,7 @@ class G35HiCache(HiCacheStorage):  # type: ignore[misc]
     def __init__(self, storage_config: Any, kwargs: Any = None) -> None:
         extra = storage_config.extra_config or {}
         self._options = ConnectorOptions.from_dict(extra.get("g35") or {})
-        self._pool = Pool(self._options.mount, parallel=self._options.parallel)
-        self._values = NamedValues(self._pool, self._options.volume, self._options.ttl)
-        why = self._values.why_unusable_soon()
-        if why is not None:
-            self._pool.close()
-            raise ValueError(why)
+        self._values = NamedValues.opened(self._options)
         self._sharded, self._replicated = _shards(storage_config)
         self._is_mla = bool(storage_config.is_mla_model)
         self._complained = False
@@ -53,11 +46,7 @@ class G35HiCache(HiCacheStorage):  # type: ignore[misc]
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
         """How many pages from the first on are there, in one round trip; those are prestaged."""
-        names = self._names(_KV, keys)
-        found = self._values.leading(names)
-        if found and self._options.prestage:
-            self._values.prestage(names[:found])
-        return found
+        return self._values.leading(self._names(_KV, keys), prestage=self._options.prestage)
 
     def exists(self, key: str) -> bool:
         return self.batch_exists([key]) == 1
@@ -138,7 +127,7 @@ class G35HiCache(HiCacheStorage):  # type: ignore[misc]
 
     def close(self) -> None:
         """Wait for calls under way, some seconds at most: they move SGLang's memory."""
-        if not self._pool.close():
+        if not self._values.close():
             _log.warning("the g35 mount %s still holds a call of SGLang at its end", self._options.mount)
 
     def _names(self, pool: str, keys: Sequence[str]) -> list[bytes]:
@@ -152,22 +141,16 @@ class G35HiCache(HiCacheStorage):  # type: ignore[misc]
 
     def _load(self, pool: str, keys: Sequence[str], rooms: Sequence[list[memoryview] | None]) -> list[bool]:
         """Which pages came, of exactly the length of their room; a page without a room is a miss."""
-        usable = [at for at, room in enumerate(rooms) if room is not None]
-        chosen = [room for room in rooms if room is not None]
-        found = self._values.load(self._names(pool, [keys[at] for at in usable]), chosen)
-        whole = [False] * len(keys)
-        for at, room, length in zip(usable, chosen, found, strict=True):
-            whole[at] = length == sum(len(part) for part in room)
-        return whole
+        usable = [(key, room) for key, room in zip(keys, rooms, strict=True) if room is not None]
+        names = self._names(pool, [key for key, _ in usable])
+        found = iter(self._values.load(names, [room for _, room in usable]))
+        return [room is not None and next(found) is not None for room in rooms]
 
     def _store(self, pool: str, keys: Sequence[str], values: Sequence[list[memoryview] | None]) -> list[bool]:
-        usable = [at for at, value in enumerate(values) if value is not None]
-        chosen = [value for value in values if value is not None]
-        done = self._values.store(self._names(pool, [keys[at] for at in usable]), chosen)
-        stored = [False] * len(keys)
-        for at, well in zip(usable, done, strict=True):
-            stored[at] = well
-        return stored
+        usable = [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
+        names = self._names(pool, [key for key, _ in usable])
+        stored = iter(self._values.store(names, [value for _, value in usable]))
+        return [value is not None and next(stored) for value in values]
 
     def _pages_v2(self, transfer: Any) -> list[list[memoryview] | None]:
         return self._pages(
@@ -220,7 +203,7 @@ _WRITABLE = 0x200
 
 
 def _memory(address: int, size: int) -> memoryview:
-    """The engine's memory at an address; whoever uses it must have ended before the engine frees it.
+    """The engine's memory at an address; its users must have ended before the engine frees it.
 
     By CPython's own call, because a ctypes array would need a type for each size of a page.
     """

@@ -1,13 +1,11 @@
 """Blocks between an engine's host memory and the pool, in jobs with deadlines, beside the engine's scheduler.
 
-A job moves some blocks of a primary tier: an array of chunks of equal size in the engine's memory, which the
-engine reserves for a job until it is told that the job is over. What is promised to it:
+A job moves some chunks of equal size in the engine's memory, which the engine reserves until the job is over:
 
 * no call waits for the pool, but `drain`, and that no longer than the deadlines;
-* once a job was reported, nothing of it touches the engine's memory any more, though its thread may still be
-  held by a mount that hangs. That is why blocks go through buffers of our own: the copy between them and the
-  engine's memory is made under the job's lock, and only while the job is open. It costs a copy (10 GiB/s and
-  more, the interpreter's lock released) and buys an end to every job;
+* once a job was reported, nothing of it touches the engine's memory, though a hanging mount may still hold
+  its thread. So blocks go through buffers of our own, and the copy (10 GiB/s and more, without the
+  interpreter's lock) is made under the job's lock, only while the job is open;
 * a load counts as done for exactly the blocks that were proved and copied whole;
 * a store that failed leaves nothing behind that a load could take for the block.
 
@@ -21,24 +19,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from host_shim.connector_jobs import JobRunner
-from host_shim.pool import Buffer
+from host_shim.named_values import NamedValues
 from host_shim.unlocked_memory import copy_bytes, new_memory
 
 PIECE_BLOCKS = 4
 """Blocks that a thread moves at a time: one round trip for the names, then that many values."""
-
-
-class BlockValues(Protocol):
-    """What a job needs of `host_shim.named_values.NamedValues`; every call may wait for the pool."""
-
-    def store(self, names: Sequence[bytes], values: Sequence[Sequence[Buffer | bytes]]) -> list[bool]: ...
-
-    def load(self, names: Sequence[bytes], rooms: Sequence[Sequence[Buffer]]) -> list[int | None]: ...
-
-    def exists(self, names: Sequence[bytes]) -> list[bool]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +67,7 @@ class TierJobs:
 
     def __init__(
         self,
-        values: BlockValues,
+        values: NamedValues,
         primary: memoryview,
         chunk_bytes: int,
         name_of_key: Callable[[bytes], bytes],
@@ -119,10 +106,6 @@ class TierJobs:
         """Jobs that ended since the last call, each once; those past their deadline end here, failed."""
         now = self._clock()
         return [self._report(job, now) for job in list(self._jobs.values()) if self._over(job, now)]
-
-    def pending(self) -> int:
-        """Jobs that were not reported yet."""
-        return len(self._jobs)
 
     def drain(self) -> None:
         """Wait until every job is over, by itself or by its deadline; `finished` reports them."""

@@ -1,16 +1,14 @@
 """Answers to "is this block there?" for a scheduler that asks key by key and never waits.
 
-A scheduler asks for the keys of its requests one by one, and again with each of its steps until it is told.
-The first question makes a verdict without an answer; `flush`, at the end of a step, sends all new keys as one
-batch to a thread, which asks the pool in one round trip. A verdict lives as long as a request that asked for
-it, and a request is told one thing. "Yes" goes for all requests that ask meanwhile; after "no" the next
-request has the pool asked again, or a prefix that a steady load asks for would never be found. Everything
-doubtful is "no": no agent, no answer within the deadline, no room for more questions. While an
-answer is overdue no further question is taken, so that a pool that hangs delays one step's requests and not
-those that come after.
+A scheduler asks for keys one by one, and again with each step. The first question makes a verdict; `flush`,
+at the end of a step, sends all new keys as one batch to a thread, which asks the pool in one round trip. A
+verdict lives as long as a request that asked for it, and a request is told one thing. "Yes" goes for all
+requests meanwhile; after "no" the next request has the pool asked again. Everything doubtful is "no": no
+agent, no answer within the deadline, no room for more questions. While an answer is overdue no further
+question is taken, so a pool that hangs delays one step's requests alone.
 
-All methods belong to the thread (or the lock) that the engine calls its connector under; the pool is asked on
-a thread of the runner, which writes nothing but `found` of the verdicts it was given, under `_deciding`.
+All methods belong to the thread (or the lock) that the engine calls its connector under. The runner's thread
+writes nothing but `found` of the verdicts it was given, under `_deciding`.
 """
 
 from __future__ import annotations
@@ -100,7 +98,7 @@ class TierLookups:
                 one.found = False
 
     def mark_missing(self, keys: Sequence[bytes]) -> None:
-        """A load of these failed: whoever still asks is told no, or it would be tried for ever."""
+        """A load of these failed: further requests are told no, or it would be tried for ever."""
         for key in keys:
             one = self._latest.get(key)
             if one is not None:
@@ -115,10 +113,6 @@ class TierLookups:
                 self._alive -= 1
                 if self._latest.get(key) is one:
                     del self._latest[key]
-
-    def settle(self, seconds: float) -> bool:
-        """Wait until every question sent has its answer; for tests and an orderly end."""
-        return self._runner.drain(seconds)
 
     def close(self, seconds: float = 1.0) -> None:
         """Take no further questions; the thread ends, or is left to its fate after `seconds`."""

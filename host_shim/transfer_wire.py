@@ -42,7 +42,6 @@ import enum
 import os
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from host_shim.control_wire import (
@@ -104,26 +103,14 @@ def ioctl_of(command: int) -> Ioctl | None:
     return _IOCTLS.get(command & 0xFF)
 
 
-@dataclass(frozen=True, slots=True)
-class Registering:
-    """REGISTER: `size` bytes of the memfd that the caller knows by `descriptor`."""
-
-    descriptor: int
-    size: int
-
-    def encode(self) -> bytearray:
-        return bytearray(_REGISTER.pack(self.descriptor, 0, self.size))
+def encode_register(descriptor: int, size: int) -> bytearray:
+    """The bytes of REGISTER: `size` bytes of the memfd that the caller knows by `descriptor`."""
+    return bytearray(_REGISTER.pack(descriptor, 0, size))
 
 
-@dataclass(frozen=True, slots=True)
-class Registered:
+def encode_registered(region: int, locked_byte: int) -> bytes:
     """Its answer."""
-
-    region: int
-    locked_byte: int
-
-    def encode(self) -> bytes:
-        return _REGISTER.pack(self.region, 0, self.locked_byte)
+    return _REGISTER.pack(region, 0, locked_byte)
 
 
 Part = tuple[int, int, int]
@@ -171,24 +158,24 @@ def encode_lock(kind: int, byte: int) -> bytes:
     return _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0)
 
 
-def decode_registering_untrusted(data: bytes | bytearray | memoryview) -> Registering:
-    """What a client wants to register. Raises MalformedControl."""
+def decode_register_untrusted(data: bytes | bytearray | memoryview) -> tuple[int, int]:
+    """Descriptor and size of what a client wants to register. Raises MalformedControl."""
     if len(data) != REGISTER_BYTES:
         raise MalformedControl(f"REGISTER has {REGISTER_BYTES} bytes, this one {len(data)}")
     descriptor, zero, size = _REGISTER.unpack(data)
     if zero:
         raise MalformedControl("a reserved field that is not zero")
-    return Registering(descriptor, size)
+    return descriptor, size
 
 
-def decode_registered_untrusted(data: bytes | bytearray | memoryview) -> Registered:
-    """The agent's answer to it. Raises MalformedControl."""
+def decode_registered_untrusted(data: bytes | bytearray | memoryview) -> tuple[int, int]:
+    """Region and locked byte of the agent's answer. Raises MalformedControl."""
     if len(data) != REGISTER_BYTES:
         raise MalformedControl(f"the answer to REGISTER has {REGISTER_BYTES} bytes")
     region, zero, locked_byte = _REGISTER.unpack(data)
     if zero or locked_byte >= 1 << 63:
         raise MalformedControl("no answer to REGISTER")
-    return Registered(region, locked_byte)
+    return region, locked_byte
 
 
 def encode_unregister(region: int) -> bytearray:

@@ -10,19 +10,19 @@ MAPPED_BYTES = 128 << 10
 
 
 def new_memory(size: int) -> memoryview:
-    """Writable memory for `size` bytes, at least one, all zero, in which nothing was written.
+    """Writable memory for `size` bytes, at least one, all zero.
 
-    A bytearray is zeroed by whoever makes it, with the interpreter's lock: half a millisecond for 1 MiB that
-    is new to the process, and an engine's event loop waits. The kernel zeroes pages as they are first used.
+    To zero a new bytearray of 1 MiB holds the interpreter's lock for half a millisecond; the kernel zeroes
+    pages as they are first used.
     """
     return memoryview(mmap.mmap(-1, size) if size >= MAPPED_BYTES else bytearray(size))
 
 
 def copy_bytes(target: memoryview, source: memoryview) -> None:
-    """Copy `source` to the beginning of `target`, other threads running meanwhile.
+    """Copy `source` to the beginning of `target` without the interpreter's lock (a slice holds it, 2 ms for
+    16 MiB).
 
-    A slice assignment would hold the interpreter's lock for the whole copy, 2 ms for 16 MiB, and an engine's
-    scheduler with it. Both are contiguous and writable (of which ctypes takes an address); `target` has room.
+    Both are contiguous and writable, of which ctypes takes an address; `target` has room.
     """
     length = source.nbytes
     if length > target.nbytes:

@@ -2,12 +2,9 @@
 
     "secondary_tiers": [{"type": "G35Tier", "module_path": "host_shim.vllm_tier", "mount": "/mnt/g35"}]
 
-Written against vLLM 0.33.0 (vllm/v1/kv_offload/tiering/base.py). vLLM calls every method from its scheduler,
-so none of them waits for the pool but `drain_jobs`, and none raises for what the pool does: what cannot be
-had in time is MISS or a failed job, and the request is computed as without a tier. This module translates;
-the verdicts are in tier_lookups.py, the transfers in tier_jobs.py, the values in named_values.py.
-
-Importing it imports vLLM, and nothing else of host_shim does.
+Written against vLLM 0.33.0 (vllm/v1/kv_offload/tiering/base.py). vLLM calls every method from its scheduler:
+none but `drain_jobs` waits for the pool, and none raises for its sake. A late answer is MISS, a late job
+fails. Verdicts are in tier_lookups.py, transfers in tier_jobs.py. No other module of host_shim imports vLLM.
 """
 
 from __future__ import annotations
@@ -51,14 +48,7 @@ def layout_name(spec: OffloadingSpec, chunk_bytes: int, namespace: str) -> bytes
 
 
 class G35Tier(SecondaryTierManager):
-    """One volume of a pool as a secondary tier. The keys of its configuration are the options below.
-
-    `mount` is where the pool is mounted, `volume` one of its volumes, whose slots hold a chunk and 64 bytes;
-    `namespace` separates what must not be shared although model and layout agree (a tenant, a LoRA set);
-    `threads` move blocks; the deadlines are in seconds: a lookup that takes longer is MISS, a job that does
-    fails; `ttl` is how many seconds blocks are kept (None: as the volume says); `prestage` has the agent
-    read found blocks into its memory before the load is asked for.
-    """
+    """One volume of a pool as a secondary tier. The keys of its configuration are those of `TierOptions`."""
 
     medium: ClassVar[Medium] = Medium.STORAGE
 
@@ -67,47 +57,27 @@ class G35Tier(SecondaryTierManager):
         offloading_spec: OffloadingSpec,
         primary_kv_view: memoryview,
         tier_type: str,
-        mount: str,
-        volume: str = "kv",
-        namespace: str = "",
-        threads: int = 4,
-        lookup_deadline: float = 0.25,
-        load_deadline: float = 5.0,
-        store_deadline: float = 30.0,
-        ttl: float | None = None,
-        prestage: bool = True,
-        locality: str = "REMOTE",
         backpressure_detector: BackpressureDetector | None = None,
+        **options: Any,
     ) -> None:
+        """`options`: the keys of its configuration, those of `TierOptions`."""
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
-        TierOptions(
-            mount=mount,
-            volume=volume,
-            threads=threads,
-            ttl=ttl,
-            prestage=prestage,
-            namespace=namespace,
-            lookup_deadline=lookup_deadline,
-            load_deadline=load_deadline,
-            store_deadline=store_deadline,
-        )
-        self.locality = Locality(locality)
+        self._options = taken = TierOptions.from_dict(options)
+        self.locality = Locality(taken.locality)
         self._chunk_bytes = int(self.block_size_bytes)
-        self._layout = layout_name(offloading_spec, self._chunk_bytes, namespace)
-        self._pool = Pool(mount, sessions=threads + 1, parallel=1)
-        self._values = NamedValues(self._pool, volume, ttl)
-        self._volume = volume
-        self._prestage = prestage
+        self._layout = layout_name(offloading_spec, self._chunk_bytes, taken.namespace)
+        self._pool = Pool(taken.mount, sessions=taken.threads + 1, parallel=1)
+        self._values = NamedValues(self._pool, taken.volume, taken.ttl)
         self._checked = False
-        self._lookups = TierLookups("g35-lookup", self._ask, lookup_deadline)
+        self._lookups = TierLookups("g35-lookup", self._ask, taken.lookup_deadline)
         self._jobs = TierJobs(
             self._values,
             primary_kv_view.cast("B"),
             self._chunk_bytes,
             self._name,
-            threads=threads,
-            load_deadline=load_deadline,
-            store_deadline=store_deadline,
+            threads=taken.threads,
+            load_deadline=taken.load_deadline,
+            store_deadline=taken.store_deadline,
             new_room=self._values.room,
         )
 
@@ -175,11 +145,7 @@ class G35Tier(SecondaryTierManager):
             self._checked = self._values.agent_seen or why is not None
             if why is not None:
                 _log.warning("the g35 tier will store nothing: %s", why)
-        names = [self._name(key) for key in keys]
-        found = self._values.exists(names)
-        if self._prestage and any(found):
-            self._values.prestage([name for name, there in zip(names, found, strict=True) if there])
-        return found
+        return self._values.exists([self._name(key) for key in keys], prestage=self._options.prestage)
 
     @classmethod
     def config_info_keys(cls, tier_config: dict[str, Any]) -> tuple[str, ...]:
@@ -188,4 +154,4 @@ class G35Tier(SecondaryTierManager):
 
     def config_info(self) -> dict[str, str]:
         """Their values."""
-        return {"g35_volume": self._volume}
+        return {"g35_volume": self._options.volume}

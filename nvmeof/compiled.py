@@ -1,15 +1,12 @@
 """The hot modules as machine code, where that was made of exactly these sources.
 
-`.ci/compile` has mypyc translate the modules that pyproject.toml names (`[tool.g35] compiled`) to C, has the
-C compiled into a folder of its own in `.cache/compiled` of the checkout, and leaves a manifest there that
-names it. `use` then has Python import those modules from there, whatever is compiled while the process
-lives. It is all or nothing, because the translation lays out the classes of all those modules together.
-Where one source or the interpreter is another than at that time, the sources are run as everywhere else:
-slower, with the same outcome.
+`.ci/compile` translates the modules that pyproject.toml names (`[tool.g35] compiled`) to C with mypyc,
+compiles them into a folder in `.cache/compiled`, and names it in a manifest. `use` has Python import those
+modules from there. It is all or nothing, because the translation lays out the classes of all those modules
+together. Where one source or the interpreter differs, the sources are run: slower, with the same outcome.
 
-A source, or a file that was made of them, is the same where size and time of change are (what Python asks of
-its own bytecode), or else the SHA-256 of what it says. G35_COMPILED=no leaves everything interpreted;
-G35_COMPILED=FOLDER looks there.
+A file is unchanged where its size and time of change are, or else its SHA-256. G35_COMPILED=no leaves
+everything interpreted; G35_COMPILED=FOLDER looks there.
 """
 
 from __future__ import annotations
@@ -35,7 +32,7 @@ SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
 
 COMPILED = "compiled"
 state = "not asked for"
-"""What came of `use`, for a person: COMPILED, or why not."""
+"""The outcome of `use`, for a person: COMPILED, or why not."""
 
 
 class CompiledFinder(importlib.abc.MetaPathFinder):
@@ -57,14 +54,14 @@ def made_file(name: str) -> str:
 
 
 def fingerprint(file: Path) -> dict[str, int | str]:
-    """What the manifest notes of a source and of what was made of it. Raises OSError."""
+    """The note of a file in the manifest. Raises OSError."""
     facts = file.stat()
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     return {"size": facts.st_size, "mtime_ns": facts.st_mtime_ns, "sha256": digest}
 
 
 def is_unchanged(file: Path, noted: Mapping[str, object]) -> bool:
-    """Whether a file is what was noted of it."""
+    """Whether a file is as it was noted."""
     try:
         facts = file.stat()
         if facts.st_size != noted["size"]:
@@ -77,7 +74,6 @@ def is_unchanged(file: Path, noted: Mapping[str, object]) -> bool:
 
 
 def source_of(module: str) -> Path:
-    """Where a module's source is."""
     return CHECKOUT / (module.replace(".", "/") + ".py")
 
 
@@ -90,7 +86,7 @@ def wanted_modules() -> list[str]:
 
 
 def use() -> None:
-    """Import the hot modules compiled from now on, where that can be; `state` says what came of it."""
+    """Import the hot modules compiled from now on, where that can be; `state` has the outcome."""
     global state
     state = _use(os.environ.get(SWITCH, ""))
 

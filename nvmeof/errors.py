@@ -63,6 +63,12 @@ class MalformedPdu(RemoteProtocolError):
     """The peer's bytes do not decode. The only exception that a `decode_*_untrusted` may raise."""
 
 
+def exactly(data: bytes | bytearray | memoryview, size: int, name: str) -> None:
+    """Raise `MalformedPdu` where a peer's record has another size than its layout."""
+    if len(data) != size:
+        raise MalformedPdu(f"{name} has {size} bytes, not {len(data)}")
+
+
 class CommandFailed(NvmeofError):
     """A command was answered with a `status` other than success; `reason` names both."""
 

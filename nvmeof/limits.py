@@ -32,9 +32,6 @@ ADMIN_COMMANDS = 12
 """Admin commands of the owner in flight at once; the rest wait. With an abort for each of them, event
 requests, a keep-alive and a scan of the namespaces they fit into the admin queue."""
 
-MAX_NAMESPACES = 1024
-"""Namespaces of one subsystem that we list; one active-namespace list holds as many."""
-
 SESSION_EVENTS = 64
 """Events of a session that wait to be read; when nobody reads them, further ones are dropped. The state
 that they tell of is always up to date in the controller object itself."""

@@ -22,7 +22,7 @@ import hypothesis.core
 import pytest
 
 from tests.support import processes as process_support
-from tests.support.log_watch import LogWatch
+from tests.support.rungs.log_watch import LogWatch
 
 NEEDS_INTERPRETED = (
     "no interpreted modules (G35_COMPILED is set): it puts something else in the place of what compiled code "
@@ -34,7 +34,7 @@ _watch_key = pytest.StashKey[LogWatch]()
 
 # In this process nothing is compiled, because tests put other methods into our objects, which compiled
 # classes do not let them. What the tests start is compiled. With G35_COMPILED set (it may be empty) it
-# decides for both (tests/support/all_rungs.py runs some so).
+# decides for both (tests/support/rungs/all_rungs.py runs some so).
 if "G35_COMPILED" not in os.environ:
     os.environ["G35_COMPILED"] = "no"
     importlib.import_module("nvmeof")

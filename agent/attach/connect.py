@@ -10,9 +10,8 @@ import trio
 
 from agent.attach.map_history import remembered_pool
 from agent.config.configuration import Configuration, host_identity
-from agent.remote.credentials import secret_finder
 from agent.remote.fabric import Fabric
-from agent.remote.supervisor import Supervisor
+from agent.remote.supervisor import Supervisor, secret_finder
 
 FIRST_TRY_SECONDS = 5.0
 """How long the start waits for enclosures. Those that come later join by themselves."""

@@ -1,4 +1,4 @@
-"""What the namespaces that are reached carry: superblocks and the pool map."""
+"""The superblocks and the pool map on the namespaces that are reached."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from agent.pool.map.inspect import Inspection, inspect, with_strangers
 from agent.pool.map.kv_superblock import inspect_kv
-from agent.remote.channel import WorkerLanes
+from agent.remote.channel import WorkerChannel
 from agent.remote.enclosure import Enclosure
 from agent.remote.fabric import Fabric
 from agent.remote.path_prober import START_SECONDS, PathProber
-from nvmeof.transport.base import NamespaceInfo
+from nvmeof.host.namespaces import NamespaceInfo
 
 WITH_ALL = (
     "this is done with all of them, and nothing was changed: bring them back; for a pool that has lost one "
@@ -19,18 +19,18 @@ WITH_ALL = (
 """What to do where a namespace of the pool is not reached."""
 
 
-def look_round(fabric: Fabric, lanes: WorkerLanes) -> list[tuple[bytes, int, Inspection]]:
-    """Every namespace that is reachable: NGUID, bytes, what it carries. Numbers them in this order.
+def look_round(fabric: Fabric, channel: WorkerChannel) -> list[tuple[bytes, int, Inspection]]:
+    """Every reachable namespace: NGUID, bytes, content. The channel numbers them in this order.
 
-    Those of other pools that discovery brought are marked as strangers. Paths that discovery lists are used
-    where they lead to the same medium as those that are in use.
+    Namespaces of other pools that discovery brought are marked as strangers. A path that discovery lists is
+    used where it leads to the same medium as a path in use.
     """
     shown: dict[bytes, list[tuple[Enclosure, NamespaceInfo]]] = {}
     for enclosure in list(fabric.enclosures):
         for namespace in enclosure.namespaces:
             shown.setdefault(namespace.nguid, []).append((enclosure, namespace))
     fabric.adopt(list(shown))
-    PathProber(fabric).turn(lanes, START_SECONDS)
+    PathProber(fabric).turn(channel, START_SECONDS)
     seen, inspections = [], []
     for number, (nguid, claims) in enumerate(shown.items()):
         route = fabric.routes[number]
@@ -39,7 +39,7 @@ def look_round(fabric: Fabric, lanes: WorkerLanes) -> list[tuple[bytes, int, Ins
             subsystem = route.enclosure.subsystem
             claims = [each for each in claims if each[0].subsystem == subsystem] or claims
         namespace = claims[0][1]
-        found = _look_at(lanes, number, namespace)
+        found = _look_at(channel, number, namespace)
         by_discovery = all(enclosure.discovered for enclosure, _ in claims)
         seen.append((nguid, namespace.size_bytes))
         inspections.append(replace(found, by_discovery=by_discovery))
@@ -47,10 +47,10 @@ def look_round(fabric: Fabric, lanes: WorkerLanes) -> list[tuple[bytes, int, Ins
     return [(nguid, size, each) for (nguid, size), each in zip(seen, judged, strict=True)]
 
 
-def _look_at(lanes: WorkerLanes, number: int, namespace: NamespaceInfo) -> Inspection:
+def _look_at(channel: WorkerChannel, number: int, namespace: NamespaceInfo) -> Inspection:
     if namespace.kv is None:
-        return lanes.run(inspect(lanes, number, namespace.nguid, namespace.size_bytes))
-    found = lanes.run(inspect_kv(lanes, number, namespace.nguid))
+        return channel.run(inspect(channel, number, namespace.nguid, namespace.size_bytes))
+    found = channel.run(inspect_kv(channel, number, namespace.nguid))
     return replace(found, kv=namespace.kv)
 
 

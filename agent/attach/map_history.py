@@ -1,16 +1,16 @@
-"""What this agent has seen of the maps of pools, kept in its state folder: what was over once stays over.
+"""What this agent has seen of the maps of pools, kept in its state folder: an erased or dropped key stays
+gone.
 
-What was erased or rotated away must not come back because every namespace that carries the newer map is
-away, or because an enclosure plays its old map back, under a greater version if it likes: an agent that knows
-better does not serve it. So it notes of each pool the version of the newest map; of each tenant how often it
-was given a key, and whether the last of them is erased; of each volume the epoch of its data key, and of the
-oldest one that opens. These numbers only grow, and a key is bound to its epoch
-(agent/pool/map/key_contexts.py). A version is bound to nothing: one that is further ahead of what was seen
-than changes lead to (`VERSIONS_AHEAD_MAX`) is not noted, or the agent would refuse all that comes later.
+The key must not come back because all namespaces with the newer map are away, or because an enclosure plays
+its old map back, under a greater version if it likes. So the agent notes of each pool the version of the
+newest map; of each tenant its key epoch, and whether it is erased; of each volume the epoch of its data key,
+and of the oldest key that opens. These numbers only grow, and a key is bound to its epoch
+(agent/pool/map/document.py). A version is bound to nothing, so one that is further ahead than changes lead to
+(`VERSIONS_AHEAD_MAX`) is not noted: the agent would refuse all later maps.
 
-A pool is noted after the root key has opened what there is to open, and never forgotten: what somebody writes
-who has not the key takes nothing out of here. The file is one line of JSON. Where it cannot be written, what
-is in memory holds until the agent ends, one warning says so, and it is tried again. For one thread.
+A pool is noted after the root key has opened its keys, and never forgotten, so an attacker without the key
+removes no note. The file is one line of JSON. Where it cannot be written, the notes in memory hold until the
+agent ends, one warning says so, and it is tried again. For one thread.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ import json
 import logging
 import os
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from agent.errors import ConfigError, G35Error
 from agent.inline.root_keys import RootKey
-from agent.pool.access import AnyVolume
 from agent.pool.map.document import EPOCHS_AHEAD_MAX, VERSION_MAX, VERSIONS_AHEAD_MAX, MapVolume, PoolMap
 from agent.pool.map.seal import MapSeal
+from agent.pool.volume.volume import PoolVolume
 
 log = logging.getLogger(__name__)
 
@@ -37,14 +36,14 @@ AGAIN_SECONDS = 10.0
 POOLS_MAX = 256
 """Beyond that, only pools of which something was opened are noted."""
 ROWS_MAX = 1024
-"""Tenants and volumes of a pool, each. A pool has 64 tenants in its life. Volumes: the earliest go, which are
-those of tenants that were erased."""
+"""Tenants and volumes of a pool, each. A pool has 64 tenants in its life; the earliest volumes, of erased
+tenants, go."""
 
 
 @dataclass(slots=True)
 class _Seen:
-    """Of one pool. By hex id: the tenants' epochs and whether they are erased, the volumes' newest and oldest
-    epoch."""
+    """Of one pool, by hex id: epochs of tenants and whether they are erased, newest and oldest epochs of
+    volumes."""
 
     version: int = 0
     tenants: dict[str, tuple[int, bool]] = field(default_factory=dict)
@@ -115,7 +114,7 @@ class MapHistory:
             ) from None
 
     def refuse(self, pool_map: PoolMap) -> None:
-        """Raises G35Error where this agent has seen what came after this map, or after a part of it."""
+        """Raises G35Error where this agent has seen a successor of this map, or after a part of it."""
         seen = self._pools.get(pool_map.pool_id, _Seen())
         remedy = (
             "bring back the namespaces that carry the newer map; if there are none any more, remove "
@@ -136,8 +135,8 @@ class MapHistory:
             )
 
     def believed(self, pool_map: PoolMap) -> PoolMap:
-        """The same map; with the version that was seen, where its own is too far ahead of that. For what
-        begins with a map and follows later ones: the pool's own is to be one of these."""
+        """The same map; with the version that was seen, where its own is too far ahead of that: the pool's
+        own map has to count as a later one."""
         seen = self._pools.get(pool_map.pool_id, _Seen()).version
         if not seen or pool_map.version <= seen + VERSIONS_AHEAD_MAX:
             return pool_map
@@ -163,9 +162,9 @@ class MapHistory:
                 found.append(volume.volume_id)
         return found
 
-    def distrusted(self, volumes: Iterable[AnyVolume], root: RootKey, newer: PoolMap) -> set[str]:
-        """Of volumes that are served the ids of those that a newer map gives keys that are over, or that the
-        root key does not open: it was changed by somebody who has it not."""
+    def distrusted(self, volumes: Iterable[PoolVolume], root: RootKey, newer: PoolMap) -> set[str]:
+        """The ids of served volumes to which a newer map gives keys that are over, or that the root key does
+        not open."""
         served = {each.settings.volume_id.hex() for each in volumes if not each.erased}
         found = served & {*self.over(newer)}
         for entry in newer.volumes:
@@ -176,11 +175,11 @@ class MapHistory:
     def note(
         self, pool_map: PoolMap, opened: Collection[str], *, is_on_most: bool = True, has_seal: bool = False
     ) -> None:
-        """Note a map; `opened` has the ids of the volumes that were opened by it with the root key.
-        `has_seal`: its pool's maps bear one (agent/pool/map/seal.py).
+        """Note a map. `opened`: ids of the volumes that the root key opened by it. `has_seal`: its pool's
+        maps bear one.
 
-        Its version is noted where the map `is_on_most` namespaces: one that an enclosure shows this agent
-        alone is not the pool's, and the pool's own would be older than that for ever.
+        Its version is noted where the map `is_on_most` namespaces. An enclosure may show a map to this agent
+        alone, and the pool's own would be older than that for ever.
         """
         known = pool_map.pool_id in self._pools
         if not opened and not known and len(self._pools) >= POOLS_MAX:
@@ -202,8 +201,9 @@ class MapHistory:
         partial = self._file.with_suffix(".json.part")
         try:
             self._take_others()
+            pools = {pool: asdict(seen) for pool, seen in self._pools.items()}
             with open(partial, "w") as file:
-                json.dump(self._encoded(), file)
+                json.dump({"served": self.served, "pools": pools}, file)
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(self._file)
@@ -228,22 +228,9 @@ class MapHistory:
         for pool, seen in pools.items():
             self._pools.setdefault(pool, _Seen()).take(seen)
 
-    def _encoded(self) -> dict[str, Any]:
-        pools = {
-            pool: {
-                "version": seen.version,
-                "tenants": seen.tenants,
-                "volumes": seen.volumes,
-                "has_seal": seen.has_seal,
-            }
-            for pool, seen in self._pools.items()
-        }
-        return {"served": self.served, "pools": pools}
-
 
 def remembered_pool(state: Path) -> str:
-    """The id of the pool that was served or formatted last; empty where there is none, or the file is
-    damaged."""
+    """The id of the pool that was served or formatted last; empty where none was, or the file is damaged."""
     try:
         return _decoded((state / FILE).read_text())[0]
     except (OSError, ValueError):

@@ -1,13 +1,13 @@
-"""What an agent does while it serves to learn that a tenant was erased: it looks at the pool map again.
+"""How a serving agent learns of changes of the pool: it looks at the pool map again.
 
-Nobody tells an agent, for whoever erases may not know of all. So once a second each reads one block of one
-namespace, of all in turn. A map that is newer takes from it the volumes whose tenant has no key any more,
-and those that are not in it under their id; namespaces that joined are used from then on. Volumes that are
-new in it wait for the agent's next start.
+Nobody tells an agent: a verb that erases a tenant may not know of all agents. So once a second each agent
+reads one block of one namespace, of all in turn. By a newer map it drops the volumes whose tenant has no key
+any more, and those that the map lacks; it uses namespaces that joined. Volumes that are new in it wait for
+the agent's next start.
 
 A version takes no key, so a greater one is not the last word. The end of a key counts from every copy,
-whatever its version (`with_key_ends` in agent/pool/map/reconcile.py). A map that no namespace carries any
-more is left: once all of them were seen with others, the agent goes by what these agree on.
+whatever its version (`with_key_ends` in agent/pool/map/reconcile.py). Once all namespaces were seen with
+other maps than the agent's, it goes by what these agree on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple
 
-from agent.pool.access import AnyVolume
 from agent.pool.counters import MissCause
 from agent.pool.map.document import VERSIONS_AHEAD_MAX, MapNamespace, PoolMap
 from agent.pool.map.inspect import LOOK_SECONDS, Content, Inspection, inspect
@@ -30,9 +29,9 @@ from agent.pool.map.replicas import name_in, name_of
 from agent.pool.map.seal import WITHOUT_SEAL, MapSeal
 from agent.pool.map.superblock import BLOCK_BYTES, NoSuperblock, map_version_of, pool_id_of
 from agent.pool.read.prestage_cache import PrestageCache
-from agent.pool.steps import Lanes, Steps, wait_for
+from agent.pool.steps import IoChannel, Steps, wait_for
 from agent.pool.volume.key_transition import slept_seconds
-from agent.pool.volume.volume import Course, Volume
+from agent.pool.volume.volume import Layout, MapCheck, PoolVolume, Volume, in_sets
 
 log = logging.getLogger(__name__)
 
@@ -55,10 +54,10 @@ class AnotherPool(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """The map that an agent goes by, and the marks (`name_in`) of what was read beside it.
+    """The map that an agent goes by, and the marks (`name_in`) of the copies read beside it.
 
-    `same` are marks of the map itself, `others` those of copies that say nothing new of keys: these are not
-    read again while the map is in force. One record, so that any thread sees both of one map.
+    `same`: marks of the map itself. `others`: marks of copies that say nothing new of keys; they are not read
+    again while the map is in force. One record, so that any thread sees both of one map.
     """
 
     pool_map: PoolMap
@@ -72,7 +71,7 @@ class MapWatch:
     def __init__(
         self,
         pool_map: PoolMap,
-        volumes: Sequence[AnyVolume],
+        volumes: Sequence[PoolVolume],
         prestage: PrestageCache,
         remember: Callable[[PoolMap], None] = lambda _: None,
         grow: Callable[[Sequence[bytes]], None] | None = None,
@@ -82,13 +81,12 @@ class MapWatch:
         opens: Opens = lambda _, __: True,
         seal: MapSeal | None = None,
     ) -> None:
-        """`remember` is told of each newer map, once it is followed; `grow` of the namespaces, as NGUIDs,
-        where others have followed those that there were. Without it they wait for the next start. `distrust`
-        is asked first, for the ids of volumes to which a map gives what no root key made
-        (agent/attach/map_history.py). `taken` is told of a namespace (NGUID) that carries another pool now,
-        and which, so that nothing is written there; and with "" when it carries this one again. `confirm` is
-        told of a map that was followed once most namespaces were seen with it; `opens` whether the root key
-        opens a volume; `seal` which copies count: without it all do."""
+        """`remember` gets each newer map once it is followed. `grow` gets the NGUIDs where more follow those
+        of before; without it newcomers wait for the next start. `distrust` is asked first, for the ids of
+        volumes to which a map gives keys that no root key made (map_history.py). `taken` gets a namespace
+        (NGUID) and the other pool that it carries now, "" once it carries this one again. `confirm` gets a
+        followed map once most namespaces carry it. `opens`: whether the root key opens a volume. `seal`:
+        which copies count; without it all do."""
         self._seal = seal
         self._known = _Known(pool_map, frozenset({name_of(pool_map)}), {})
         self._confirm = confirm
@@ -109,25 +107,24 @@ class MapWatch:
         self._taken: dict[int, str] = {}
         """Numbers of namespaces that carry another pool, and which."""
         self.without_map: dict[str, str] = {}
-        """Namespaces (NGUID) that answer and do not carry the pool's map any more, and what was found. One
-        thread puts another dictionary here; any may read it."""
+        """Namespaces (NGUID) that answer without the pool's map, and their content. One thread replaces the
+        dictionary."""
         self._said_forged: set[bytes] = set()
         """Marks of maps that were not made with the root key; OTHERS_MAX at most."""
         self._said_too_far_ahead: set[int] = set()
         """Numbers of namespaces."""
-        for volume in volumes:
-            if isinstance(volume, Volume):
-                volume.map_age.watch(functools.partial(self._still_has_keys_of, volume))
-                volume.in_force = self.in_force
+        for volume in in_sets(volumes):
+            check = MapCheck(functools.partial(self._still_has_keys_of, volume), self.newest_version)
+            volume.change(map_check=check)
 
     @property
     def pool_map(self) -> PoolMap:
         """The map in force, as far as this agent knows."""
         return self._known.pool_map
 
-    def look(self, lanes: Lanes) -> Steps[None]:
+    def look(self, channel: IoChannel) -> Steps[None]:
         """Look at the next namespace, where it is time for that."""
-        now = lanes.now()
+        now = channel.now()
         if now < self._next_look:
             return
         self._next_look, slept = now + EVERY_SECONDS, slept_seconds()
@@ -136,10 +133,10 @@ class MapWatch:
         member = self.pool_map.namespaces[number]
         known = self.pool_map
         until = now + LOOK_SECONDS
-        found = yield from self._map_at(lanes, number, member, until, until + 2 * LOOK_SECONDS)
+        found = yield from self._map_at(channel, number, member, until, until + 2 * LOOK_SECONDS)
         if isinstance(found, MissCause):
             if found is MissCause.CORRUPT:
-                yield from self._look_for_map(lanes, number, member)
+                yield from self._look_for_map(channel, number, member)
             return
         self.note_taken(number, found.pool_id if isinstance(found, AnotherPool) else known.pool_id)
         if isinstance(found, AnotherPool):
@@ -158,15 +155,14 @@ class MapWatch:
         if not self._is_confirmed and 2 * len(self._seen_with) > len(self.pool_map.namespaces):
             self._is_confirmed = True
             self._confirm(self.pool_map)
-        for volume in self._volumes:
-            if isinstance(volume, Volume):
-                volume.map_age.note(now, slept)
+        for volume in in_sets(self._volumes):
+            volume.map_age.note(now, slept)
 
     def _compare(self, number: int, found: _Found) -> None:
-        """A namespace carries another map, and no newer one: it counts by the keys that are over in it.
+        """A namespace carries another map that is no newer one: only the keys that are over in it count.
 
-        One that is too far ahead is nobody's next map, or what the pool's own says later would be older. What
-        is gone in it is gone: it may be all that verbs have to go on from.
+        A map that is too far ahead is nobody's next map, or the pool's own later maps would be older. What is
+        gone in it is gone: verbs may have nothing else to go on from.
         """
         there = found.pool_map
         is_too_far = there.version > self.pool_map.version
@@ -192,7 +188,7 @@ class MapWatch:
     def _refuse(self, number: int, found: _Found, forged: Collection[str]) -> None:
         """A greater version with keys or settings that the root key never made: no map of this pool.
 
-        The volumes are served on by the map that is known. What ends keys in it counts, as in any copy.
+        The volumes are served on by the known map. Ends of keys in it count, as in any copy.
         """
         if found.mark not in self._said_forged:
             self._said_forged = {
@@ -233,20 +229,21 @@ class MapWatch:
             )
 
     def _map_at(
-        self, lanes: Lanes, number: int, member: MapNamespace, until: float, deadline: float
+        self, channel: IoChannel, number: int, member: MapNamespace, until: float, deadline: float
     ) -> Steps[_Found | AnotherPool | MissCause]:
-        """The map on a namespace: the one in force itself where it is that; or why it was not read.
+        """The map on a namespace, the same object where it is the one in force; or why it was not read. For
+        any thread.
 
-        For any thread. Of a namespace of blocks one block is read `until` then; where it tells of a map that
-        was not read before, that one is read by the deadline.
+        Of a namespace of blocks one block is read `until` then, and a map that is not known yet by the
+        deadline.
         """
         known, same, others = self._known
         nguid, mark = bytes.fromhex(member.nguid), b""
         if member.kind == "kv":
-            found = yield from inspect_kv(lanes, number, nguid, until - lanes.now())
+            found = yield from inspect_kv(channel, number, nguid, until - channel.now())
         else:
             block = memoryview(bytearray(BLOCK_BYTES))
-            cause = yield from wait_for(lanes, lanes.read(number, 0, block), until)
+            cause = yield from wait_for(channel, channel.read(number, 0, block), until)
             if cause is not None:
                 return cause
             try:
@@ -258,7 +255,7 @@ class MapWatch:
             mark = name_in(bytes(block))
             if mark in same or mark in others:
                 return _Found(known if mark in same else others[mark], mark)
-            found = yield from inspect(lanes, number, nguid, member.bytes, deadline)
+            found = yield from inspect(channel, number, nguid, member.bytes, deadline)
         if found.content is Content.UNREADABLE:
             return MissCause.LATE
         if (there := self._counting_map(found)) is None:
@@ -277,14 +274,14 @@ class MapWatch:
         return agreed(counting) if counting else None
 
     def _still_has_keys_of(
-        self, volume: Volume, lanes: Lanes, number: int, deadline: float
+        self, volume: Volume, channel: IoChannel, number: int, deadline: float
     ) -> Steps[MissCause | None]:
-        """For any thread: whether the map on a namespace gives a volume the keys that this agent knows. As
-        `Ask` in agent/pool/volume/key_transition.py."""
+        """For any thread: whether the map on a namespace gives a volume the known keys. See `Ask` in
+        key_transition.py."""
         known = self.pool_map
         if number >= len(known.namespaces):
             return MissCause.LATE  # it has joined, and this agent has not followed yet
-        found = yield from self._map_at(lanes, number, known.namespaces[number], deadline, deadline)
+        found = yield from self._map_at(channel, number, known.namespaces[number], deadline, deadline)
         if isinstance(found, MissCause | AnotherPool):
             return found if isinstance(found, MissCause) else MissCause.WRONG_KEY
         there = found.pool_map
@@ -293,25 +290,25 @@ class MapWatch:
         same = there is known or has_keys_of(known, there, volume.settings.volume_id.hex())
         return None if same else MissCause.WRONG_KEY
 
-    def in_force(self, lanes: Lanes, deadline: float) -> Steps[int | None]:
-        """For any thread: as `InForce` in agent/pool/volume/key_transition.py. All namespaces are asked, for
-        a newer map comes to one after the other, and who has seen it on one goes by it."""
+    def newest_version(self, channel: IoChannel, deadline: float) -> Steps[int | None]:
+        """For any thread: see `InForce` in key_transition.py. All namespaces are asked: a newer map comes to
+        one after the other, and an agent that has seen it on one goes by it."""
         known = self.pool_map
         for number, member in enumerate(known.namespaces):
-            found = yield from self._map_at(lanes, number, member, deadline, deadline)
+            found = yield from self._map_at(channel, number, member, deadline, deadline)
             if isinstance(found, MissCause | AnotherPool) or found.pool_map.version > known.version:
                 return None
             if with_key_ends(known, found.pool_map, self._opens) is not known:
                 return None
         return known.version if self.pool_map is known else None
 
-    def _look_for_map(self, lanes: Lanes, number: int, member: MapNamespace) -> Steps[None]:
+    def _look_for_map(self, channel: IoChannel, number: int, member: MapNamespace) -> Steps[None]:
         """What was read is no map; look at all of its copies."""
         nguid = bytes.fromhex(member.nguid)
         if member.kind == "kv":
-            found = yield from inspect_kv(lanes, number, nguid, LOOK_SECONDS)
+            found = yield from inspect_kv(channel, number, nguid, LOOK_SECONDS)
         else:
-            found = yield from inspect(lanes, number, nguid, member.bytes, lanes.now() + LOOK_SECONDS)
+            found = yield from inspect(channel, number, nguid, member.bytes, channel.now() + LOOK_SECONDS)
         if found.content in (Content.BLANK, Content.FOREIGN):
             self._note_map(member.nguid, found.detail or "it is blank")
         elif found.content is Content.POOL and self._counting_map(found) is None:
@@ -335,8 +332,8 @@ class MapWatch:
             log.warning("namespace %s carries the pool's map again", nguid)
 
     def note_taken(self, number: int, pool_id: str) -> None:
-        """Which pool a namespace carries. Another was put there (g35 pool add --force, g35 pool format): what
-        this one writes there would destroy what that one is told that it has."""
+        """Which pool a namespace carries. Where it was given to another (g35 pool add --force, g35 pool
+        format), writes of this pool would destroy values of that one."""
         other = "" if pool_id == self.pool_map.pool_id else pool_id
         if self._taken.get(number, "") == other:
             return
@@ -372,18 +369,15 @@ class MapWatch:
         for volume in self._volumes:
             if volume.erased or volume.settings.volume_id.hex() in kept:
                 continue
-            volume.forget_secret()
+            volume.change(erased=True)
             self._prestage.discard_volume(volume.settings.volume_id)
             log.warning("volume %s was erased; it is served no longer", volume.settings.name)
 
     def _follow(self, newer: PoolMap, marks: Set[bytes], *, is_known: bool = False) -> None:
-        """Go by another map, which lies on flash under these marks. `is_known`: it is the map in force, with
-        keys less.
-
-        Everything that may fail is done before anything is changed.
-        """
+        """Go by another map, which lies on flash under these marks. All that may fail is done before any
+        change. `is_known`: it is the map in force, with fewer keys."""
         members = self._members_to_follow(newer)
-        courses = [] if members is None else self._courses(newer)
+        layouts = [] if members is None else self._layouts(newer)
         more = 0 if members is None else len(members) - len(self._members())
         if members is not None and self._grow is not None and more > 0:
             self._grow([bytes.fromhex(each) for each in members])
@@ -392,13 +386,13 @@ class MapWatch:
             # Where there are fewer, their numbers stay good: somebody may be reading there.
             self._turn = itertools.cycle(range(len(members)))
         self._drop_gone(newer)
-        for volume, course in courses:
+        for volume, layout in layouts:
             if not volume.erased:
-                volume.take(course)
+                volume.change(layout=layout)
         if members is None:
             newer = newer.model_copy(update={"namespaces": self.pool_map.namespaces})
         self._remember(newer)
-        # After that: who asks by it meanwhile must not take keys for known that are not followed yet.
+        # After that: a check by it must not meanwhile take keys for known that are not followed yet.
         self._known = _Known(newer, frozenset(marks), {})
         if not is_known:
             self._elsewhere, self._seen_with, self._is_confirmed = {}, set(), False
@@ -407,24 +401,24 @@ class MapWatch:
         return [each.nguid for each in self.pool_map.namespaces]
 
     def _members_to_follow(self, newer: PoolMap) -> list[str] | None:
-        """The namespaces of another map; None where it lists those of before otherwise, and is not followed
-        in that. It has fewer where the map of before was nobody's, and is left again."""
+        """The namespaces of another map; None where it lists the known ones otherwise: these are not followed
+        then. It has fewer where the known map was nobody's, and is left again."""
         before, now = self._members(), [each.nguid for each in newer.namespaces]
         shorter = min(len(before), len(now))
         return None if self._grow is None or before[:shorter] != now[:shorter] else now
 
-    def _courses(self, newer: PoolMap) -> list[tuple[Volume, Course]]:
+    def _layouts(self, newer: PoolMap) -> list[tuple[Volume, Layout]]:
         """What the volumes that are served on do to go by the extents of another map."""
         entries = {each.volume_id: each for each in newer.volumes}
         found = []
-        for volume in self._volumes:
+        for volume in in_sets(self._volumes):
             entry = entries.get(volume.settings.volume_id.hex())
-            if entry is None or not isinstance(volume, Volume) or volume.erased:
+            if entry is None or volume.erased:
                 continue
             settings, had = newer.settings(entry), volume.settings
             shorter = min(len(settings.extents), len(had.extents))
             follows = settings.extents[:shorter] == had.extents[:shorter]
-            if follows and (settings.extents, settings.settled) != (had.extents, had.settled):
-                wanted = replace(had, extents=settings.extents, settled=settings.settled)
-                found.append((volume, volume.course(wanted)))
+            if follows and (settings.extents, settings.settled_extents) != (had.extents, had.settled_extents):
+                wanted = replace(had, extents=settings.extents, settled_extents=settings.settled_extents)
+                found.append((volume, volume.layout(wanted)))
         return found

@@ -7,25 +7,22 @@ import logging
 from agent.config.configuration import Configuration
 from agent.errors import G35Error
 from agent.inline.root_keys import RootKey
-from agent.pool.access import AnyVolume
 from agent.pool.kv.volume import KvVolume
 from agent.pool.map.document import PoolMap
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.partial_puts import PartialPuts
-from agent.pool.volume.volume import Volume
+from agent.pool.volume.volume import PoolVolume, Volume
 
 log = logging.getLogger(__name__)
 
 
 def open_volumes(
     pool_map: PoolMap, root: RootKey, configuration: Configuration, cache: DirectoryCache
-) -> list[AnyVolume]:
-    """Every volume of the map but those of erased tenants, opened.
-
-    Raises ConfigError where the root key is not the pool's.
-    """
-    volumes: list[AnyVolume] = []
-    begun = PartialPuts()
+) -> list[PoolVolume]:
+    """Every volume of the map but those of erased tenants, opened. Raises ConfigError for another pool's root
+    key."""
+    volumes: list[PoolVolume] = []
+    partial_puts = PartialPuts()
     for entry in pool_map.volumes:
         if pool_map.is_erased(entry):
             log.info("volume %s is not served: its tenant was erased", entry.name)
@@ -38,7 +35,7 @@ def open_volumes(
         secret = pool_map.secret(entry, root)
         settings, timing = pool_map.settings(entry), configuration.agent.timing
         if settings.shares:
-            volumes.append(KvVolume(settings, secret, timing, begun=begun))
+            volumes.append(KvVolume(settings, secret, timing, partial_puts=partial_puts))
         else:
-            volumes.append(Volume(settings, secret, cache, timing, begun=begun))
+            volumes.append(Volume(settings, secret, cache, timing, partial_puts=partial_puts))
     return volumes

@@ -13,14 +13,14 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from agent.bench import peer_table, records
+from agent.bench import records
 from agent.bench.catalog import CATALOG, chosen, matching, unknown
 from agent.cli.tables import print_tables
 from agent.cli.temporary_folder import temporary_folder
 from agent.errors import did_you_mean
 
 if TYPE_CHECKING:
-    from agent.bench.running import Results, Said
+    from agent.bench.run_bench import Results, Said
 
 MEASURE_SECONDS = 4.0
 REQUESTS = 3000
@@ -42,8 +42,7 @@ def bench(
 ) -> None:
     """Measure the path and its floors in one run, and Redis and other stores beside it.
 
-    Everything that it starts is gone when it ends. Exit code 1 where something could not be measured or
-    the numbers don't bear looking into.
+    It ends all that it started. Exit code 1 where a measurement failed or its numbers contradict the agent's.
     """
     wrong = unknown(names or [])
     if wrong:
@@ -57,7 +56,7 @@ def bench(
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise typer.BadParameter(f"there is no folder {json_file.absolute().parent}", param_hint="--json")
     # Here, and not above: `--list` and mistyped names need no ciphers, FUSE and numpy.
-    from agent.bench.running import Wishes, run
+    from agent.bench.run_bench import Wishes, run
 
     wishes = Wishes(chosen(names or []), seconds, trace, requests)
     with _ended_by_signals(), temporary_folder("g35-bench-") as folder, _progress() as said:
@@ -69,7 +68,7 @@ def bench(
 
 def _show(results: Results, json_file: Path | None) -> None:
     figures = results.in_order()
-    tables = (records.table(figures), records.against_redis(figures), peer_table.beside_peers(figures))
+    tables = (records.table(figures), records.against_redis(figures), records.beside_peers(figures))
     print_tables(*(table for table in tables if table is not None))
     if json_file is not None:
         records.write(json_file, figures)

@@ -1,6 +1,6 @@
 """Which numbers there are: their names, units and floors. Scripts use the names; they don't change.
 
-A name is made of what is measured and the size of its values. `kind` picks the probe (probing.py).
+A name is made of what is measured and the size of its values. `kind` picks the probe (probe_table.py).
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import product
 from types import MappingProxyType
 
 SIZES = MappingProxyType({"64k": 1 << 16, "1m": 1 << 20, "4m": 1 << 22})
@@ -59,145 +60,86 @@ PEERS = MappingProxyType(
 )
 """Stores that are measured side by side, `PEER_get_1m_x4`, and what to call them."""
 
-PEERS_ASKED = frozenset(
-    {
-        *(f"{peer}_get_1m_x4" for peer in PEERS),
-        "kv_get_4m_x4",
-        "mooncake_get_4m_x4",
-    }
-)
+PEERS_ASKED = frozenset({*(f"{peer}_get_1m_x4" for peer in PEERS), "kv_get_4m_x4", "mooncake_get_4m_x4"})
 """Those of their names that every bench measures; there are sixty."""
 
 
-def _beside_peers() -> Iterable[Entry]:
-    for peer, what in PEERS.items():
-        for verb in ("get", "put"):
-            for size in SIZES:
-                for in_flight in (1, 4):
-                    name = f"{peer}_{verb}_{size}_x{in_flight}"
-                    yield Entry(
-                        name, f"{peer.removesuffix('_tls')}_{verb}_in_flight", RATE,
-                        f"{what}, {verb}s, {in_flight} in flight", size, f"raw_tcp_{size}",
-                        tls=peer.endswith("_tls"), in_flight=in_flight, by_name=name not in PEERS_ASKED,
-                    )  # fmt: skip
-
-
 def _entries() -> Iterable[Entry]:
+    def of_sizes(name: str, kind: str, what: str, tls: bool = False) -> Iterable[Entry]:
+        for size in SIZES:
+            yield Entry(f"{name}_{size}", kind, RATE, what, size, f"raw_tcp_{size}", tls=tls)
+
     for size in SIZES:
         yield Entry(f"raw_tcp_{size}", "raw_tcp", RATE, "one loopback TCP stream, recv_into", size)
     for size in ("1m", "4m"):
-        yield Entry(
-            f"fuse_memory_{size}", "fuse_memory", RATE, "reads through a mount from ready memory", size
-        )
+        what = "reads through a mount from ready memory"
+        yield Entry(f"fuse_memory_{size}", "fuse_memory", RATE, what, size)
     yield Entry("aes_1m", "aes", RATE, "AES-256-GCM opens 1 MiB in four units, one core", "1m")
-    for size in SIZES:
-        yield Entry(
-            f"kv_get_{size}", "kv_get", RATE, "/kv gets, AES on, four in flight", size, f"raw_tcp_{size}"
-        )
+    yield from of_sizes("kv_get", "kv_get", "/kv gets, AES on, four in flight")
     yield Entry("kv_get_1m_single", "kv_get_single", RATE, "the same, one key a call", "1m", "raw_tcp_1m")
-    yield Entry(
-        "kv_get_1m_pyfuse3", "kv_get", RATE, "the same by the reference door", "1m", "raw_tcp_1m", "pyfuse3"
-    )
-    for size in SIZES:
-        yield Entry(
-            f"kv_put_{size}", "kv_put", RATE, "/kv puts, AES on, four in flight", size, f"raw_tcp_{size}"
-        )
+    what = "the same by the reference door"
+    yield Entry("kv_get_1m_pyfuse3", "kv_get", RATE, what, "1m", "raw_tcp_1m", "pyfuse3")
+    yield from of_sizes("kv_put", "kv_put", "/kv puts, AES on, four in flight")
     yield Entry("kv_get_64k_p50_ms", "kv_get_p50", LATENCY, "/kv gets, one at a time", "64k")
-    yield Entry(
-        "kv_get_64k_asleep_p50_ms",
-        "kv_get_asleep_p50",
-        LATENCY,
-        "the same, of an agent that lets processors sleep",
-        "64k",
-    )
+    what = "the same, of an agent that lets processors sleep"
+    yield Entry("kv_get_64k_asleep_p50_ms", "kv_get_asleep_p50", LATENCY, what, "64k")
     yield Entry("udp_gso", "roce", RATE, "bare UDP, bursts of 60 KiB by segmentation offload")
     for verb in ("write", "read"):
-        yield Entry(
-            f"roce_{verb}_1m",
-            "roce",
-            RATE,
-            f"RDMA {verb.upper()}, emulated NICs, two in flight",
-            "1m",
-            "udp_gso",
-        )
+        what = f"RDMA {verb.upper()}, emulated NICs, two in flight"
+        yield Entry(f"roce_{verb}_1m", "roce", RATE, what, "1m", "udp_gso")
     yield Entry("roce_send_64b_p50_us", "roce", MICROSECONDS, "half of a SEND of 64 bytes to and fro")
-    yield Entry(
-        "kv_get_1m_rdma", "kv_get", RATE, "/kv gets over NVMe/RDMA on the emulated NICs", "1m", "kv_get_1m",
-        transport="rdma",
-    )  # fmt: skip
+    what = "/kv gets over NVMe/RDMA on the emulated NICs"
+    yield Entry("kv_get_1m_rdma", "kv_get", RATE, what, "1m", "kv_get_1m", transport="rdma")
     for verb in ("get", "put"):
-        yield Entry(
-            f"virtiofs_{verb}_1m", f"virtiofs_{verb}", RATE, f"/kv {verb}s by virtio-fs, Python driver", "1m",
-            f"kv_{verb}_1m",
-        )  # fmt: skip
+        what = f"/kv {verb}s by virtio-fs, Python driver"
+        yield Entry(f"virtiofs_{verb}_1m", f"virtiofs_{verb}", RATE, what, "1m", f"kv_{verb}_1m")
     for way, kind, what in (
         ("fuse", "mount", "CPU of the process that gets, by the FUSE mount"),
         ("virtiofs", "virtiofs", "CPU of the Python driver that gets, by virtio-fs (a guest's: in the lab)"),
         ("file", "file", "CPU of a process that reads a local file out of the page cache"),
     ):
-        yield Entry(
-            f"host_cpu_s_per_gib_{way}", f"host_cpu_{kind}", CPU_COST, what, "1m",
-            None if way == "file" else "host_cpu_s_per_gib_file",
-        )  # fmt: skip
+        floor = None if way == "file" else "host_cpu_s_per_gib_file"
+        yield Entry(f"host_cpu_s_per_gib_{way}", f"host_cpu_{kind}", CPU_COST, what, "1m", floor)
     for way in ("fuse", "virtiofs"):
-        yield Entry(
-            f"copies_per_byte_{way}", f"copies_{way}", COPIES, "bytes the agent copied / served in gets", "1m"
-        )
-    for tls in (False, True):
-        name, what = ("redis_tls", "Redis over TLS") if tls else ("redis", "Redis")
+        what = "bytes the agent copied / served in gets"
+        yield Entry(f"copies_per_byte_{way}", f"copies_{way}", COPIES, what, "1m")
+    for name in ("redis", "redis_tls"):
+        tls = name == "redis_tls"
         for verb in ("get", "put"):
-            for size in SIZES:
-                yield Entry(
-                    f"{name}_{verb}_{size}", f"redis_{verb}", RATE, f"{what}, four clients", size,
-                    f"raw_tcp_{size}", tls=tls,
-                )  # fmt: skip
+            yield from of_sizes(f"{name}_{verb}", f"redis_{verb}", f"{PEERS[name]}, four clients", tls)
+        what = f"{PEERS[name]}, one at a time"
+        yield Entry(f"{name}_get_64k_p50_ms", "redis_get_p50", LATENCY, what, "64k", tls=tls)
+    for (peer, what), verb, size, in_flight in product(PEERS.items(), ("get", "put"), SIZES, (1, 4)):
+        name = f"{peer}_{verb}_{size}_x{in_flight}"
         yield Entry(
-            f"{name}_get_64k_p50_ms", "redis_get_p50", LATENCY, f"{what}, one at a time", "64k", tls=tls
-        )
-    yield from _beside_peers()
-    yield Entry(
-        "prestaged_get_1m_x4", "prestaged_get_in_flight", RATE, "/kv gets of prestaged values", "1m",
-        "kv_get_1m_x4", in_flight=4,
-    )  # fmt: skip
+            name, f"{peer.removesuffix('_tls')}_{verb}_in_flight", RATE,
+            f"{what}, {verb}s, {in_flight} in flight", size, f"raw_tcp_{size}",
+            tls=peer.endswith("_tls"), in_flight=in_flight, by_name=name not in PEERS_ASKED,
+        )  # fmt: skip
+    kind, what = "prestaged_get_in_flight", "/kv gets of prestaged values"
+    yield Entry("prestaged_get_1m_x4", kind, RATE, what, "1m", "kv_get_1m_x4", in_flight=4)
     for share, what in (("served", "gets from memory / gets"), ("wasted", "bytes not served / bytes read")):
         yield Entry(f"prestage_{share}_share", "prestage_replay", RATIO, f"the trace, learned ahead: {what}")
-    yield Entry(
-        "shim_loop_block_ms", "loop", LATENCY, "longest hold-up of an event loop that calls host_shim", "1m",
-        alone=True,
-    )  # fmt: skip
+    what = "longest hold-up of an event loop that calls host_shim"
+    yield Entry("shim_loop_block_ms", "loop", LATENCY, what, "1m", alone=True)
     yield Entry("write_amplification", "write_amplification", RATIO, "bytes to the drives / of values", "1m")
     yield Entry("agent_rss_mib", "agent_rss", MEMORY, "resident memory of the agent after the gets and puts")
-    yield Entry(
-        "tenant_erase_ms", "tenants", LATENCY, "a tenant with 100,000 slots made unreadable", alone=True
-    )
-    yield Entry(
-        "tenant_timing_auc",
-        "tenants",
-        RATIO,
-        "by time: another's keys among unknown ones; 0.5: none",
-        alone=True,
-    )
-    yield Entry(
-        "notice_stopped_s", "stopped", SECONDS, "until an enclosure that was stopped is suspected", alone=True
-    )
-    yield Entry(
-        "get_p99_ms_while_stopped",
-        "stopped",
-        LATENCY,
-        "99 of 100 gets within it, an enclosure of 3 stopped",
-        alone=True,
-    )
-    yield Entry(
-        "failover_get_p99_ms",
-        "failover",
-        LATENCY,
-        "99 of 100 gets within it, one path of 2 cut",
-        alone=True,
-    )
-    yield Entry("lru_hit_ratio", "lru_hit_ratio", RATIO, "a full LRU of as many blocks, same trace")
-    yield Entry(
-        "hit_ratio", "hit_ratio", RATIO, "the trace, room for a quarter of its blocks", floor="lru_hit_ratio"
-    )
+    for name, kind, unit, what in (
+        ("tenant_erase_ms", "tenants", LATENCY, "a tenant with 100,000 slots made unreadable"),
+        ("tenant_timing_auc", "tenants", RATIO, "by time: another's keys among unknown ones; 0.5: none"),
+        ("notice_stopped_s", "stopped", SECONDS, "until an enclosure that was stopped is suspected"),
+        (
+            "get_p99_ms_while_stopped",
+            "stopped",
+            LATENCY,
+            "99 of 100 gets within it, an enclosure of 3 stopped",
+        ),
+        ("failover_get_p99_ms", "failover", LATENCY, "99 of 100 gets within it, one path of 2 cut"),
+    ):
+        yield Entry(name, kind, unit, what, alone=True)
+    yield Entry("lru_hit_ratio", "hit_ratio", RATIO, "a full LRU of as many blocks, same trace")
+    what = "the trace, room for a quarter of its blocks"
+    yield Entry("hit_ratio", "hit_ratio", RATIO, what, floor="lru_hit_ratio")
 
 
 CATALOG: MappingProxyType[str, Entry] = MappingProxyType({entry.name: entry for entry in _entries()})

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from agent.bench.redis_site import NotHere
-from agent.bench.rounds import GIBIBYTE, Sample
+from agent.bench.rounds import GIBIBYTE, Sample, Timed, rate
 from agent.errors import G35Error
 
 END_SECONDS = 15.0
@@ -69,25 +69,13 @@ class LineClient:
         return answer
 
 
-class ClientProcess(LineClient):
-    """A client of a pool, or of a file (pool_client.py)."""
-
-    def __init__(self, way: str, path: Path, value_bytes: int, log: Path) -> None:
-        module = "agent.bench.pool_client"
-        command = [sys.executable, "-P", "-m", module, way, str(path), str(value_bytes)]
-        super().__init__(f"the client by {way}", command, log)
-
-
 def speed(answer: dict[str, Any]) -> Sample:
     """GiB/s out of an answer."""
-    seconds = answer["seconds"]
-    value = answer["bytes"] / GIBIBYTE / seconds if seconds else 0.0
-    latencies = tuple(answer.get("latencies", ()))
-    return Sample(value, answer["operations"], answer["bytes"], seconds, latencies)
+    timed = (answer["operations"], answer["bytes"], answer["seconds"])
+    return rate(Timed(*timed, tuple(answer.get("latencies", ()))))
 
 
 def cost(answer: dict[str, Any]) -> Sample:
     """CPU seconds of the client for each GiB, out of an answer."""
     moved = answer["bytes"]
-    value = answer["cpu_seconds"] * GIBIBYTE / moved if moved else 0.0
-    return Sample(value, answer["operations"], moved, answer["seconds"])
+    return replace(speed(answer), value=answer["cpu_seconds"] * GIBIBYTE / moved if moved else 0.0)

@@ -1,7 +1,6 @@
-"""Values to store and to compare with, all different and made in no time; and buffers to read into.
+"""Values to store and to compare with, all different, and buffers to read into.
 
-Values and buffers begin at pages, as those of an engine do that hands them to DMA. It matters: the kernel
-cuts a direct read or write of 1 MiB that begins within a page into two FUSE requests.
+Both begin at pages: the kernel cuts a direct read of 1 MiB that begins within a page into two FUSE requests.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ STEPS = 256
 class _Arena:
     """Memory that buffers are cut from, one behind the other, as those of an engine's own host pool are.
 
-    Whoever is measured gets its buffers here, the floors and the other stores too.
+    All that is measured gets its buffers here, the floors and the other stores too.
     """
 
     def __init__(self) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 import socket
+from collections.abc import Iterable, Iterator
 
 from agent.bench.contents import Contents, pages
 from agent.bench.raw_tcp_server import REQUEST_BYTES
@@ -46,7 +48,7 @@ class RawTcpProbe:
         return rate(timed)
 
     def _connected(self) -> socket.socket:
-        connection = socket.create_connection(("127.0.0.1", self._sites.raw_tcp_port()), timeout=30)
+        connection = socket.create_connection(("127.0.0.1", self._sites.raw_tcp_port), timeout=30)
         set_options(connection)
         connection.settimeout(None)  # a socket with a time-out polls before every call
         connection.sendall(self._value_bytes.to_bytes(8, "little") + bytes(REQUEST_BYTES * IN_FLIGHT))
@@ -68,7 +70,7 @@ class FuseMemoryProbe:
 
     def prepare(self) -> None:
         content = Contents(MEMORY_FILE_BYTES).value(0)
-        descriptor = os.open(self._sites.memory_file(), os.O_RDONLY)
+        descriptor = os.open(self._sites.memory_file, os.O_RDONLY)
         try:
             buffer = self._buffers[0]
             for offset in range(0, MEMORY_FILE_BYTES, self._value_bytes):
@@ -79,34 +81,24 @@ class FuseMemoryProbe:
             os.close(descriptor)
 
     def round(self, seconds: float) -> Sample:
-        descriptor = os.open(self._sites.memory_file(), os.O_RDONLY)
+        descriptor = os.open(self._sites.memory_file, os.O_RDONLY)
         try:
-            share = MEMORY_FILE_BYTES // IN_FLIGHT
-            turns = [
-                _Reader(descriptor, number * share, share, buffer)
-                for number, buffer in enumerate(self._buffers)
-            ]
-            return rate(together(turns, seconds))
+            share = MEMORY_FILE_BYTES // self._value_bytes // IN_FLIGHT
+            parts = [range(number * share, (number + 1) * share) for number in range(IN_FLIGHT)]
+            turns = map(file_reads, itertools.repeat(descriptor), parts, self._buffers)
+            return rate(together([turn.__next__ for turn in turns], seconds))
         finally:
             os.close(descriptor)
 
 
-class _Reader:
-    """One thread's turns: its part of the file, again and again."""
-
-    def __init__(self, descriptor: int, start: int, length: int, buffer: memoryview) -> None:
-        self._descriptor = descriptor
-        self._start, self._length = start, length
-        self._buffer = buffer
-        self._at = 0
-
-    def __call__(self) -> int:
-        size = len(self._buffer)
-        got = os.preadv(self._descriptor, [self._buffer], self._start + self._at)
+def file_reads(descriptor: int, numbers: Iterable[int], buffer: memoryview) -> Iterator[int]:
+    """Reads of these pieces of a file, round and round; a piece is as long as the buffer."""
+    size = len(buffer)
+    for number in itertools.cycle(numbers):
+        got = os.preadv(descriptor, [buffer], number * size)
         if got != size:
-            raise G35Error(f"a read from the mount from memory brought {got} of {size} bytes")
-        self._at = (self._at + size) % self._length
-        return size
+            raise G35Error(f"a read of the file brought {got} of {size} bytes")
+        yield got
 
 
 class AesProbe:

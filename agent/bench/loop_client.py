@@ -3,14 +3,13 @@
     python -m agent.bench.loop_client calls MOUNT VALUE-BYTES SECONDS CPU,CPU,...
     python -m agent.bench.loop_client watch CPU
 
-`calls`: four tasks get, put, look up and prestage values of a volume `kv` meanwhile, each call by
-`asyncio.to_thread`. The ticker is a timer of the kernel that the loop watches, because the loop's own timers
-are a millisecond late by themselves. One line of JSON says how late the ticks were seen. `watch`: the ticker
-alone, on one processor, until standard input ends.
+`calls`: four tasks get, put, look up and prestage values of a volume `kv`, each call by `asyncio.to_thread`.
+The ticker is a timer of the kernel: the loop's own timers are a millisecond late by themselves. One line of
+JSON says how late the ticks were seen. `watch`: the ticker alone, on one processor, until standard input
+ends.
 
-The processes go before all others of this machine, where they are let (SCHED_RR): an engine has a host of its
-own, where agent and enclosures, which are on other machines, do not wait for a core in front of its loop.
-Those that watch go before the one that calls: what holds them up is not host_shim.
+Where they may, the processes run before all others (SCHED_RR): an engine's host has no agent and no enclosure
+that would wait for its cores. Those that watch go before the one that calls.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""How long an asyncio event loop is held up that calls host_shim: it is to be under a millisecond.
+"""How long host_shim holds up an asyncio event loop that calls it: less than a millisecond is the aim.
 
-One process makes calls from its loop as host_shim/pool.py says, with a ticker in that loop. On each of the
-two processors that it may use another process has a ticker alone, and goes before it. While one of these was
-late as well, its processor did not run what wanted to run there (a hypervisor had given it to somebody else,
-or the kernel was busy): the loop, or a thread that had the interpreter's lock. That is not host_shim's doing
-and is not counted; the record has both, with and without it.
+One process calls from its loop, with a ticker in that loop. On each of its two processors another process has
+a ticker alone, and goes first. While one of these is late as well, the processor ran something else (a
+hypervisor, the kernel). That time is not host_shim's and is not counted; the record has both numbers.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
-"""The mount behind fuse_memory_*: our /dev/fuse door over one file whose bytes lie in memory.
+"""The mount behind fuse_memory_*: `python -m agent.bench.memory_mount MOUNT FILE-BYTES READY-FILE`.
 
-    python -m agent.bench.memory_mount MOUNT FILE-BYTES READY-FILE
-
-What the door, the kernel and one copy cost, without a fabric and without a cipher. It serves until
-SIGTERM or until it is unmounted.
+Our /dev/fuse door over one file in memory: the cost of door, kernel and one copy, without fabric and cipher.
 """
 
 from __future__ import annotations

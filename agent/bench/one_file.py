@@ -16,9 +16,9 @@ from agent.fs.interface import (
     Caller,
     DirectoryEntry,
     Entry,
+    FileSystem,
     FsError,
     Opened,
-    RefusesAll,
     StatFs,
 )
 from agent.pool.steps import Outcome
@@ -27,7 +27,7 @@ FILE_NAME: Final = b"block"
 FILE_INODE: Final = 2
 
 
-class OneFile(RefusesAll):
+class OneFile(FileSystem):
     """A root with a single file, read-only and direct: every read reaches us."""
 
     def __init__(self, content: memoryview) -> None:

@@ -1,21 +1,18 @@
-"""A client of the bench as a process of its own, so that what it costs can be told from all else.
+"""A client of the bench as a process of its own, so that its cost can be told from all else.
 
     python -m agent.bench.pool_client mount PATH VALUE-BYTES
-    python -m agent.bench.pool_client virtiofs SOCKET VALUE-BYTES
-    python -m agent.bench.pool_client file PATH VALUE-BYTES
+    python -m agent.bench.pool_client virtiofs SOCKET VALUE-BYTES     (plays QEMU and the guest's kernel, too)
+    python -m agent.bench.pool_client file PATH VALUE-BYTES           (reads an ordinary file)
 
-The first two are host_shim on a pool: through the mount, or through the virtio-fs device, where this process
-plays QEMU and the guest's kernel as well. The third reads an ordinary file. Each line on its standard input
-asks for one thing in JSON, each line on its standard output is the answer; it ends where its input ends.
+Each line on its standard input asks for one thing in JSON, each line on its standard output is the answer:
 
     {"do": "compare"}                  get every value and compare it; {"bytes_got": ...}
-    {"do": "get", "seconds": 0.5}      four threads get values; what `Answer` says
+    {"do": "get", "seconds": 0.5}      four threads get values; see `Answer`
     {"do": "put", "seconds": 0.5}      four threads put values
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import resource
@@ -26,6 +23,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from agent.bench.contents import Contents, pages
+from agent.bench.floors import file_reads
 from agent.bench.pool_probes import Gets, Puts, compare_all, values_got
 from agent.bench.rounds import Timed, together
 from agent.bench.sites import IN_FLIGHT, SESSIONS
@@ -91,8 +89,7 @@ class PoolWork:
         return timed, taken
 
     def put(self, seconds: float) -> Timed:
-        sample = self._puts.round(seconds)
-        return Timed(sample.operations, sample.bytes, sample.seconds)
+        return self._puts.timed(seconds)
 
 
 class FileWork:
@@ -105,7 +102,10 @@ class FileWork:
         self._descriptor = os.open(path, os.O_RDONLY)
         self._value_bytes = value_bytes
         count = values_got(value_bytes)
-        self._turns = [self._turn(range(first, count, IN_FLIGHT)) for first in range(IN_FLIGHT)]
+        self._turns = [
+            file_reads(self._descriptor, range(first, count, IN_FLIGHT), pages(value_bytes))
+            for first in range(IN_FLIGHT)
+        ]
 
     def compare(self) -> None:
         contents, buffer = Contents(self._value_bytes), pages(self._value_bytes)
@@ -121,14 +121,6 @@ class FileWork:
 
     def put(self, seconds: float) -> Timed:
         raise G35Error("the file is only read")
-
-    def _turn(self, numbers: range) -> Iterator[int]:
-        buffer = pages(self._value_bytes)
-        for number in itertools.cycle(numbers):
-            got = os.preadv(self._descriptor, [buffer], number * self._value_bytes)
-            if got != self._value_bytes:
-                raise G35Error(f"a read of the file brought {got} bytes")
-            yield got
 
 
 def cpu_seconds() -> float:

@@ -1,23 +1,29 @@
 """/kv through the mount, by host_shim, as an engine would use it.
 
-An engine wants a prefix, which is many blocks: each of the four threads names its next few keys in one
-request (`get_many`, `put_many`) and then moves them one after the other, so that four values are in flight.
-One key a call is measured as well (`batch` of 1). What is timed is these calls and nothing else: outside the
-time every value is compared byte by byte, all of them once before, and the last ones that each thread got
-after every round. The agent's own counters must agree at the end (`PoolSite.complaints`).
+Each of four threads names its next few keys in one request (`get_many`, `put_many`) and moves them one after
+the other, so four values are in flight; a `batch` of 1 is one key a call. Only these calls are timed. All
+values are compared once before, and after every round the last ones of each thread. The agent's own counters
+must agree at the end (`PoolSite.complaints`).
 """
 
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable
-from statistics import median
 from typing import Protocol
 
-from agent.bench.clocked import together_clocked
 from agent.bench.contents import STEPS, Contents, pages
-from agent.bench.rounds import Sample, Timed, Turn, rate, together
+from agent.bench.rounds import (
+    LATENCIES_MIN,
+    Sample,
+    Timed,
+    Turn,
+    in_bursts,
+    median_time,
+    rate,
+    together,
+    together_clocked,
+)
 from agent.bench.sites import IN_FLIGHT, PoolShape, PoolSite, Sites
 from agent.errors import G35Error
 from host_shim.block_key import key_of
@@ -28,7 +34,6 @@ GET_BYTES = 64 << 20
 PUT_BYTES = 128 << 20
 """Values that are stored before they are deleted again, which is not timed."""
 PUTS_MAX = 1024
-LATENCIES_MIN = 2_000
 BATCH = 8
 """Keys that a thread names at a time."""
 
@@ -59,8 +64,11 @@ class KvSite(Protocol):
     def volume(self) -> Volume: ...
 
 
-class _Flights:
-    """So many calls in flight (four), of a pool; `registered`: with buffers of `Pool.memory`."""
+class GetProbe:
+    """Gets, each thread with values of its own.
+
+    `registered`: into buffers of `Pool.memory`. `median_only`: the median of their times, not a rate.
+    """
 
     def __init__(
         self,
@@ -70,29 +78,25 @@ class _Flights:
         in_flight: int = IN_FLIGHT,
         *,
         registered: bool = False,
+        median_only: bool = False,
     ) -> None:
         self._sites, self._shape, self._batch, self._in_flight = sites, shape, batch, in_flight
         self._registered = registered
+        self._median_only = median_only
         self.site: PoolSite
-
-
-class GetProbe(_Flights):
-    """Gets, each thread with values of its own."""
-
-    _contents: Contents
-    _gets: Gets
+        self._gets: Gets
 
     def prepare(self) -> None:
         self.site = self._sites.pool(self._shape)
-        self._contents = Contents(self._shape.value_bytes)
-        store(self.site, self._contents, "get", values_got(self._shape.value_bytes))
+        contents = Contents(self._shape.value_bytes)
+        store(self.site, contents, "get", values_got(self._shape.value_bytes))
         new_buffer = self.site.memory if self._registered else pages
-        self._gets = Gets(self.site, self._contents, self._batch, new_buffer, self._in_flight)
+        self._gets = Gets(self.site, contents, self._batch, new_buffer, self._in_flight)
 
     def round(self, seconds: float) -> Sample:
-        timed = self._gets.timed(seconds)
+        timed = self._gets.timed(seconds, LATENCIES_MIN if self._median_only else 0)
         self._gets.compare_last()
-        return rate(timed)
+        return median_time(timed) if self._median_only else rate(timed)
 
 
 class Gets:
@@ -114,8 +118,8 @@ class Gets:
             for first in range(in_flight)
         ]
 
-    def timed(self, seconds: float) -> Timed:
-        timed = self._together(self._readers, seconds)
+    def timed(self, seconds: float, least: int = 0) -> Timed:
+        timed = self._together(self._readers, seconds, least)
         self._site.bytes_got += timed.bytes
         return timed
 
@@ -169,53 +173,29 @@ class _Reader:
                 raise G35Error(f"wrong bytes in value {number}")
 
 
-class LatencyProbe:
-    """One get at a time; the median of all, in milliseconds."""
+class PutProbe:
+    """Puts, out of buffers of `Pool.memory` where they are `registered`."""
 
-    def __init__(self, sites: Sites, shape: PoolShape) -> None:
-        self._sites, self._shape = sites, shape
-        self._contents = Contents(shape.value_bytes)
-        self.site: PoolSite
-
-    def prepare(self) -> None:
-        self.site = self._sites.pool(self._shape)
-        count = values_got(self._shape.value_bytes)
-        store(self.site, self._contents, "get", count)
-        self._reader = _Reader(self.site, self._contents, list(range(count)), 1)
-
-    def round(self, seconds: float) -> Sample:
-        sample = latencies(self._reader, seconds)
-        self.site.bytes_got += sample.bytes
-        self._reader.compare_last()
-        return sample
-
-
-def latencies(turn: Callable[[], int], seconds: float) -> Sample:
-    """The median time of one turn, of at least LATENCIES_MIN / 5 of them, in milliseconds."""
-    clock = time.perf_counter
-    taken: list[float] = []
-    moved = 0
-    began = clock()
-    while clock() - began < seconds or len(taken) < LATENCIES_MIN // 5:
-        before = clock()
-        moved += turn()
-        taken.append(clock() - before)
-    return Sample(median(taken) * 1e3, len(taken), moved, clock() - began)
-
-
-class PutProbe(_Flights):
-    """Puts."""
-
-    _puts: Puts
+    def __init__(
+        self,
+        sites: Sites,
+        shape: PoolShape,
+        batch: int = BATCH,
+        in_flight: int = IN_FLIGHT,
+        *,
+        registered: bool = False,
+    ) -> None:
+        self._sites, self._shape, self._batch, self._in_flight = sites, shape, batch, in_flight
+        self._registered = registered
+        self._puts: Puts
 
     def prepare(self) -> None:
-        self.site = self._sites.pool(self._shape)
-        size = self._shape.value_bytes
-        contents, buffer = Contents(size, self.site.memory if self._registered else None), pages(size)
-        self._puts = Puts(self.site, contents, buffer, batch=self._batch, in_flight=self._in_flight)
+        site, size = self._sites.pool(self._shape), self._shape.value_bytes
+        contents = Contents(size, site.memory if self._registered else None)
+        self._puts = Puts(site, contents, pages(size), batch=self._batch, in_flight=self._in_flight)
 
     def round(self, seconds: float) -> Sample:
-        return self._puts.round(seconds)
+        return rate(self._puts.timed(seconds))
 
 
 class Puts:
@@ -235,19 +215,10 @@ class Puts:
         self._together = together_clocked if batch == 1 else together
         self._numbers = itertools.count()
 
-    def round(self, seconds: float) -> Sample:
-        operations = moved = 0
-        took = 0.0
-        taken: tuple[float, ...] = ()
-        while took < seconds:
-            burst = self._burst(seconds - took)
-            operations += burst.operations
-            moved += burst.bytes
-            took += burst.seconds
-            taken += burst.latencies
-        return Sample(moved / took / (1 << 30), operations, moved, took, taken)
+    def timed(self, seconds: float) -> Timed:
+        return in_bursts(self._burst, seconds)
 
-    def _burst(self, seconds: float) -> Sample:
+    def _burst(self, seconds: float) -> Timed:
         value_bytes = self._contents.value_bytes
         count = puts_at_a_time(value_bytes)
         fresh = [next(self._numbers) for _ in range(count)]
@@ -263,7 +234,7 @@ class Puts:
             raise G35Error(f"{timed.bytes} bytes were stored, {there} values are there")
         self._read_one_back(fresh[0])
         self._site.volume.delete(keys)
-        return rate(timed)
+        return timed
 
     def _key(self, number: int) -> bytes:
         return key_of(f"{self._prefix} {number}")

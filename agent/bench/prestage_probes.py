@@ -7,52 +7,38 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agent.bench.contents import Contents
-from agent.bench.pool_probes import Gets, store, values_got
-from agent.bench.rounds import Sample, rate
-from agent.bench.single_probes import BUNDLED_TRACE, Counted, unique_blocks
-from agent.bench.sites import PoolShape, PoolSite, Sites
+from agent.bench.pool_probes import GetProbe, values_got
+from agent.bench.rounds import Sample
+from agent.bench.single_probes import BUNDLED_TRACE, TRACE_VALUE_BYTES, Counted, replay_record, unique_blocks
+from agent.bench.sites import PoolShape, Sites
 from agent.errors import G35Error
 from agent.pool.format.directory import SLOTS_PER_SET
 from agent.pool.map.document import DATA_START, set_size
-from agent.replay.running import ReplayOptions, run_replay
-from agent.replay.trace_lines import BLOCK_TOKENS
 from host_shim.block_key import key_of
 
 STAGED_SECONDS = 20.0
 """How long bringing all values into memory may take."""
-REPLAY_VALUE_BYTES = 64 << 10
 REPLAY_REQUESTS = 300
 """Of the trace at the most: each is played three times, with all of its blocks in memory."""
 ROOM = 1.5
 """Slots for each block of the trace: nothing is evicted, so the ways differ in nothing but prestaging."""
 
 
-class PrestagedProbe:
+class PrestagedProbe(GetProbe):
     """Gets in flight, one key a call, of values that wait in the agent's memory."""
 
     def __init__(self, sites: Sites, shape: PoolShape, in_flight: int) -> None:
-        self._sites, self._in_flight = sites, in_flight
-        self._shape = dataclasses.replace(shape, prestaged=True)
-        self._contents = Contents(shape.value_bytes)
+        super().__init__(sites, dataclasses.replace(shape, prestaged=True), 1, in_flight, registered=True)
         self._keys = [key_of(f"get {number}") for number in range(values_got(shape.value_bytes))]
-        self._gets: Gets
-        self.site: PoolSite
-
-    def prepare(self) -> None:
-        self.site = self._sites.pool(self._shape)
-        store(self.site, self._contents, "get", len(self._keys))
-        self._gets = Gets(self.site, self._contents, 1, self.site.memory, self._in_flight)
 
     def round(self, seconds: float) -> Sample:
         self._stage()
         before = self.site.counters()["prestage_hits"]
-        timed = self._gets.timed(seconds)
+        sample = super().round(seconds)
         from_memory = self.site.counters()["prestage_hits"] - before
-        if from_memory != timed.operations:
-            raise G35Error(f"{from_memory} of {timed.operations} gets were served from memory")
-        self._gets.compare_last()
-        return rate(timed)
+        if from_memory != sample.operations:
+            raise G35Error(f"{from_memory} of {sample.operations} gets were served from memory")
+        return sample
 
     def _stage(self) -> None:
         """Bring all values into memory, and wait until they are there."""
@@ -71,24 +57,11 @@ def replayed(sites: Sites, trace: Path | None, requests: int) -> dict[str, Count
     """
     path, count = trace or BUNDLED_TRACE, min(requests, REPLAY_REQUESTS)
     sets = max(1, round(unique_blocks(path, count) * ROOM / SLOTS_PER_SET))
-    shape = PoolShape(REPLAY_VALUE_BYTES, DATA_START + sets * set_size(REPLAY_VALUE_BYTES), prestaged=True)
+    shape = PoolShape(TRACE_VALUE_BYTES, DATA_START + sets * set_size(TRACE_VALUE_BYTES), prestaged=True)
     ways: dict[str, dict[str, Any]] = {}
     for way in ("none", "announced", "learned"):
         site = sites.pool(dataclasses.replace(shape, learn=way == "learned", drive_bytes=shape.drive_bytes))
-        report = run_replay(
-            ReplayOptions(
-                trace=path,
-                mount=site.mount,
-                requests=count,
-                bytes_per_token=REPLAY_VALUE_BYTES // BLOCK_TOKENS,
-                prestage=way == "announced",
-                seed=len(ways),
-                progress=False,
-            )
-        )
-        if report.troubles():
-            raise G35Error(f"the replay of {path.name} failed: {'; '.join(report.troubles())}")
-        record = report.record()
+        record = replay_record(site, path, count, prestage=way == "announced", seed=len(ways))
         ways[way] = {key: record[key] for key in _KEYS}
     learned = ways["learned"]
     details = {"trace": path.name, "requests": count, "ways": ways}

@@ -1,10 +1,7 @@
-"""The other end of raw_tcp_*: sends a block for every request, as fast as a process can.
+"""The other end of raw_tcp_*: `python -m agent.bench.raw_tcp_server READY-FILE` writes its port there.
 
-    python -m agent.bench.raw_tcp_server READY-FILE
-
-It writes its port to READY-FILE. A connection begins with the size of the blocks (8 bytes, little
-endian); then each 8 bytes, whatever they are, ask for one block. Every block is the same memory: nothing
-that stores values can be faster than that.
+A connection begins with the size of the blocks (8 bytes, little endian); each further 8 bytes ask for one
+block. Every block is the same memory: nothing that stores values can be faster.
 """
 
 from __future__ import annotations

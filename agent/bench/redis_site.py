@@ -8,6 +8,7 @@ import ipaddress
 import os
 import shutil
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from agent.cli.up.children import Child
+from agent.cli.up.children import run_child
 
 ADDRESS = "127.0.0.1"
 
@@ -28,37 +29,25 @@ class NotHere(Exception):
 class RedisSite:
     """One server with a plain port and a TLS port."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder / "redis"
-        self._port, self._tls_port = free_ports(2)
-        self._certificate, self._key = self._folder / "certificate.pem", self._folder / "key.pem"
-        self._child: Child | None = None
-
-    def start(self) -> None:
-        """Raises NotHere where the server or the client library is missing."""
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        """Start it in a new folder. Raises NotHere where the server or a client library is missing."""
         server = shutil.which("redis-server")
         if server is None:
             raise NotHere("redis-server is not installed (apt install redis-server)")
         for module in ("redis", "hiredis"):
             if importlib.util.find_spec(module) is None:
                 raise NotHere(f"the Python package {module} is not installed")
-        self._folder.mkdir()
-        self_signed_certificate(self._certificate, self._key)
+        self._port, self._tls_port = free_ports(2)
+        self._certificate, key = folder / "certificate.pem", folder / "key.pem"
+        folder.mkdir()
+        self_signed_certificate(self._certificate, key)
         command = [
             server, "--bind", ADDRESS, "--port", str(self._port), "--tls-port", str(self._tls_port),
-            "--tls-cert-file", str(self._certificate), "--tls-key-file", str(self._key),
+            "--tls-cert-file", str(self._certificate), "--tls-key-file", str(key),
             "--tls-ca-cert-file", str(self._certificate), "--tls-auth-clients", "no",
-            "--save", "", "--appendonly", "no", "--dir", str(self._folder),
+            "--save", "", "--appendonly", "no", "--dir", str(folder),
         ]  # fmt: skip
-        self._child = Child(
-            "redis-server", command, self._folder / "log", self._answers, self._folder / "pid"
-        )
-        self._child.start()
-        self._child.wait_ready()
-
-    def stop(self) -> None:
-        if self._child is not None:
-            self._child.stop()
+        run_child(stack, "redis-server", command, folder / "server", self._answers)
 
     def client(self, *, tls: bool) -> Any:
         """A client of redis-py with its parser in C, its settings untouched."""
@@ -69,11 +58,13 @@ class RedisSite:
         return redis.Redis(ADDRESS, self._tls_port, ssl=True, ssl_ca_certs=str(self._certificate))
 
     def _answers(self) -> bool:
-        for port in (self._port, self._tls_port):
-            with socket.socket() as probe:
-                if probe.connect_ex((ADDRESS, port)):
-                    return False
-        return True
+        return listens(self._port) and listens(self._tls_port)
+
+
+def listens(port: int) -> bool:
+    """Whether a server listens on this port of the loopback address."""
+    with socket.socket() as probe:
+        return probe.connect_ex((ADDRESS, port)) == 0
 
 
 def free_ports(count: int) -> list[int]:

@@ -1,7 +1,6 @@
 """How a speed is taken: many short rounds, all names in turn, and the median of each.
 
-Nothing but the work itself is inside the timed part. Threads start it together, and the time runs from
-their common start to the end of the last of them, so that no byte is counted whose time is not.
+Threads start together, and the time runs from their common start to the end of the last of them.
 """
 
 from __future__ import annotations
@@ -9,13 +8,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Protocol
 
 ROUNDS = 5
 WARM_UP_SECONDS = 0.3
-MEBIBYTE, GIBIBYTE = 1 << 20, 1 << 30
+LATENCIES_MIN = 400
+"""Operations of one round of which the median time is taken."""
+GIBIBYTE = 1 << 30
 
 Turn = Callable[[], int | None]
 """One operation: the bytes that it moved, or None when there is nothing left to do."""
@@ -30,7 +31,7 @@ class Sample:
     bytes: int
     seconds: float
     latencies: tuple[float, ...] = ()
-    """Of each operation, in seconds, where they were taken (clocked.py)."""
+    """Of each operation, in seconds, where they were taken (`together_clocked`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,16 @@ def rate(timed: Timed) -> Sample:
     return Sample(value, timed.operations, timed.bytes, timed.seconds, timed.latencies)
 
 
-def together(turns: Sequence[Turn], seconds: float) -> Timed:
+def median_time(timed: Timed) -> Sample:
+    """The median time of the operations, in milliseconds."""
+    value = median(timed.latencies) * 1e3
+    return Sample(value, timed.operations, timed.bytes, timed.seconds)
+
+
+def together(turns: Sequence[Turn], seconds: float, least: int = 0) -> Timed:
     """Take turns in one thread each until `seconds` are over or there is nothing left to do.
+
+    Each thread takes `least` turns at the least.
 
     Raises what a turn raises, once all threads have ended.
     """
@@ -74,7 +83,7 @@ def together(turns: Sequence[Turn], seconds: float) -> Timed:
         start.wait()
         end = clock() + seconds
         try:
-            while clock() < end and not stop.is_set():
+            while (clock() < end or count < least) and not stop.is_set():
                 got = turn()
                 if got is None:
                     break
@@ -102,6 +111,37 @@ def together(turns: Sequence[Turn], seconds: float) -> Timed:
     if failures:
         raise failures[0]
     return Timed(sum(operations), sum(moved), max(ends) - began)
+
+
+class Clocked:
+    """A turn that writes down how long it took, in seconds. The clock is two calls of 50 ns each."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        self.taken: list[float] = []
+
+    def __call__(self) -> int | None:
+        before = time.perf_counter()
+        moved = self._turn()
+        if moved is not None:
+            self.taken.append(time.perf_counter() - before)
+        return moved
+
+
+def together_clocked(turns: Sequence[Turn], seconds: float, least: int = 0) -> Timed:
+    """`together`, with the time of each operation. It is for turns of one operation."""
+    clocked = [Clocked(turn) for turn in turns]
+    timed = together(clocked, seconds, least)
+    return replace(timed, latencies=tuple(one for each in clocked for one in each.taken))
+
+
+def in_bursts(burst: Callable[[float], Timed], seconds: float) -> Timed:
+    """The sums of several bursts, of which each gets the time that is left of `seconds`."""
+    bursts: list[Timed] = []
+    while (took := sum(each.seconds for each in bursts)) < seconds:
+        bursts.append(burst(seconds - took))
+    operations, moved = sum(each.operations for each in bursts), sum(each.bytes for each in bursts)
+    return Timed(operations, moved, took, tuple(one for each in bursts for one in each.latencies))
 
 
 def run_rounds(

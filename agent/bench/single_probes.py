@@ -13,7 +13,7 @@ from agent.bench.sites import PoolShape, PoolSite, Sites
 from agent.errors import G35Error, UserError
 from agent.pool.format.directory import SLOTS_PER_SET
 from agent.pool.map.document import DATA_START, set_size
-from agent.replay.running import ReplayOptions, run_replay
+from agent.replay.run_replay import ReplayOptions, run_replay
 from agent.replay.trace_lines import BLOCK_TOKENS, TraceFile
 from host_shim.block_key import key_of
 
@@ -84,40 +84,35 @@ def agent_rss(sites: Sites) -> Counted:
     return Counted(max(each.values()), {"agents": each})
 
 
-@dataclass(frozen=True, slots=True)
-class TraceHits:
-    """One replay: our hit ratio, and that of a fully associative LRU of the same number of blocks."""
-
-    ours: float
-    lru: float
-    details: dict[str, Any]
-
-
-def trace_hits(sites: Sites, trace: Path | None, requests: int) -> TraceHits:
-    """Replay the trace's first `requests` requests with room for a quarter of their blocks."""
+def trace_hits(sites: Sites, trace: Path | None, requests: int) -> dict[str, Counted]:
+    """`hit_ratio` of the trace's first requests, with room for a quarter of their blocks, and
+    `lru_hit_ratio`: that of a fully associative LRU of the same number of blocks."""
     path = trace or BUNDLED_TRACE
     blocks = unique_blocks(path, requests)
     sets = max(1, round(blocks / 4 / SLOTS_PER_SET / TRACE_DRIVES))
     drive_bytes = DATA_START + sets * set_size(TRACE_VALUE_BYTES)
     site = sites.pool(PoolShape(TRACE_VALUE_BYTES, drive_bytes, TRACE_DRIVES))
     slots = site.counters()["slots"]
+    record = replay_record(site, path, requests)
+    if record["lru_hit_ratio"] is None or record["lru_blocks"] != slots:
+        raise G35Error(f"the LRU was given {record['lru_blocks']} blocks, the volume has {slots}")
+    details = {key: record[key] for key in ("requests", "blocks", "wrong_bytes", "get_p50_ms", "miss_causes")}
+    details |= {"trace": path.name, "unique_blocks": blocks, "slots": slots}
+    return {
+        "hit_ratio": Counted(record["hit_ratio"], details),
+        "lru_hit_ratio": Counted(record["lru_hit_ratio"], {"slots": slots}),
+    }
+
+
+def replay_record(site: PoolSite, path: Path, requests: int, **options: Any) -> dict[str, Any]:
+    """The record of a replay with blocks of TRACE_VALUE_BYTES. Raises G35Error where it failed."""
+    tokens = TRACE_VALUE_BYTES // BLOCK_TOKENS
     report = run_replay(
-        ReplayOptions(
-            trace=path,
-            mount=site.mount,
-            requests=requests,
-            bytes_per_token=TRACE_VALUE_BYTES // BLOCK_TOKENS,
-            progress=False,
-        )
+        ReplayOptions(path, site.mount, requests=requests, bytes_per_token=tokens, progress=False, **options)
     )
     if report.troubles():
         raise G35Error(f"the replay of {path.name} failed: {'; '.join(report.troubles())}")
-    record = report.record()
-    if report.lru_hit_ratio is None or report.lru_blocks != slots:
-        raise G35Error(f"the LRU was given {report.lru_blocks} blocks, the volume has {slots}")
-    details = {key: record[key] for key in ("requests", "blocks", "wrong_bytes", "get_p50_ms", "miss_causes")}
-    details |= {"trace": path.name, "unique_blocks": blocks, "slots": slots}
-    return TraceHits(record["hit_ratio"], report.lru_hit_ratio, details)
+    return report.record()
 
 
 def unique_blocks(path: Path, requests: int) -> int:

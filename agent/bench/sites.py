@@ -1,7 +1,6 @@
-"""What a bench measures, while it runs: processes and mounts, started when first asked for.
+"""Processes and mounts that a bench measures, started when first asked for.
 
-All of it lies in one temporary folder and hangs on one exit stack; when that is closed, nothing is left.
-Processes of a bench that is killed itself are killed by the kernel (agent/cli/up/children.py).
+All lie in one temporary folder and on one exit stack. They die with the bench (agent/cli/up/children.py).
 """
 
 from __future__ import annotations
@@ -9,16 +8,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from agent.bench.client_process import ClientProcess, LineClient
-from agent.bench.peer_site import started
-from agent.bench.redis_site import RedisSite
-from agent.cli.up.children import Child
+import agent
+import nvmeof
+from agent.bench.client_process import LineClient
+from agent.bench.redis_site import NotHere, RedisSite
+from agent.cli.up.children import Child, run_child
 from agent.cli.up.layout import Layout
 from agent.errors import G35Error
 from agent.fs.doors.mounting import clear_dead_mount
@@ -29,6 +29,10 @@ SESSIONS = IN_FLIGHT + 1
 READ_DEADLINE_MS = 2000
 """Far above what a read takes: a bench measures speed, and a hiccup of the scheduler is no miss."""
 MEMORY_FILE_BYTES = 64 << 20
+PACKAGE = Path(agent.__file__).resolve().parent
+ENVIRONMENTS = PACKAGE.parent / ".cache" / "engines"
+ENGINE_OF = {"mooncake": "mooncake", "lm": "lmcache"}
+"""Which environment of `make engines` has a store's client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +65,18 @@ class PoolSite:
         self.misses = 0
         self._registers = False
         self._layout = Layout(folder / name)
-        log = folder / f"{name}.log"
-        command = [
-            sys.executable, "-P", "-m", "agent.cli", "up", "--state", str(self._layout.state),
+        self._child = pool_process(
+            f"the pool {name}", self._layout, folder / f"{name}.log", shape.value_bytes, READ_DEADLINE_MS,
             "--enclosures", "1", "--drives", str(shape.drives), "--drive-size", str(shape.drive_bytes),
-            "--media", "memory", "--prefault", "--no-files", "--value-size", str(shape.value_bytes),
-            "--door", shape.door, "--transport", shape.transport,
-            "--read-deadline-ms", str(READ_DEADLINE_MS), "--no-restart", "--stay-awake", shape.stay_awake,
+            "--prefault", "--door", shape.door, "--transport", shape.transport,
+            "--stay-awake", shape.stay_awake,
             *(["--virtiofs"] if shape.virtiofs else []),
             *(["--learn"] if shape.learn else []),
-        ]  # fmt: skip
-        self._child = Child(f"the pool {name}", command, log, lambda: says_ready(log), folder / f"{name}.pid")
+        )  # fmt: skip
 
     @property
     def mount(self) -> Path:
-        return self._layout.default_mount()
+        return self._layout.default_mount
 
     @property
     def virtiofs_socket(self) -> Path:
@@ -150,11 +151,20 @@ class PoolSite:
         return [f"{self._layout.state.name}: {line}" for line in found]
 
 
-def says_ready(log: Path) -> bool:
-    try:
-        return "ready" in log.read_text(errors="replace").splitlines()
-    except FileNotFoundError:
-        return False
+def pool_process(
+    name: str, layout: Layout, log: Path, value_bytes: int, deadline_ms: float, *options: str
+) -> Child:
+    """`g35 up` with drives in memory and one volume `kv`; ready once its log says so."""
+    command = [
+        sys.executable, "-P", "-m", "agent.cli", "up", "--state", str(layout.state), "--media", "memory",
+        "--no-files", "--value-size", str(value_bytes), "--read-deadline-ms", str(deadline_ms),
+        "--no-restart", *options,
+    ]  # fmt: skip
+
+    def says_ready() -> bool:
+        return log.exists() and "ready" in log.read_text(errors="replace").splitlines()
+
+    return Child(name, command, log, says_ready, log.with_suffix(".pid"))
 
 
 class Sites:
@@ -163,71 +173,97 @@ class Sites:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._stack = ExitStack()
-        self._raw_tcp_port: int | None = None
-        self._memory_file: Path | None = None
-        self._redis: RedisSite | None = None
         self.pools: dict[PoolShape, PoolSite] = {}
-        self._clients: dict[tuple[str, Path], ClientProcess] = {}
+        self._clients: dict[tuple[str, Path], LineClient] = {}
         self._peers: dict[str, LineClient] = {}
 
     def close(self) -> None:
         self._stack.close()
 
+    @cached_property
     def raw_tcp_port(self) -> int:
-        if self._raw_tcp_port is None:
-            ready = self.folder / "raw-tcp.port"
-            self._start("the raw TCP server", "raw_tcp_server", [str(ready)], ready.exists)
-            self._raw_tcp_port = int(ready.read_text())
-        return self._raw_tcp_port
+        ready = self.folder / "raw-tcp.port"
+        self._run("the raw TCP server", "raw_tcp_server", ready)
+        return int(ready.read_text())
 
+    @cached_property
     def memory_file(self) -> Path:
         """A file of MEMORY_FILE_BYTES bytes (`Contents` of that size, number 0) behind our door."""
-        if self._memory_file is None:
-            mount, ready = self.folder / "memory-mount", self.folder / "memory-mount.ready"
-            mount.mkdir()
-            self._stack.callback(clear_dead_mount, mount)
-            words = [str(mount), str(MEMORY_FILE_BYTES), str(ready)]
-            self._start("the mount from memory", "memory_mount", words, ready.exists)
-            self._memory_file = mount / "block"
-        return self._memory_file
+        mount = self.folder / "memory-mount"
+        mount.mkdir()
+        self._stack.callback(clear_dead_mount, mount)
+        ready = self.folder / "memory-mount.ready"
+        self._run("the mount from memory", "memory_mount", ready, str(mount), str(MEMORY_FILE_BYTES))
+        return mount / "block"
 
+    @cached_property
     def redis(self) -> RedisSite:
-        if self._redis is None:
-            site = RedisSite(self.folder)
-            self._stack.callback(site.stop)
-            site.start()
-            self._redis = site
-        return self._redis
+        return RedisSite(self.folder / "redis", self._stack)
 
     def pool(self, shape: PoolShape) -> PoolSite:
-        site = self.pools.get(shape)
-        if site is None:
+        if shape not in self.pools:
             site = PoolSite(f"pool-{len(self.pools)}", shape, self.folder)
             self._stack.callback(site.stop)
             site.start()
             self.pools[shape] = site
-        return site
+        return self.pools[shape]
 
-    def client(self, way: str, path: Path, value_bytes: int) -> ClientProcess:
+    def client(self, way: str, path: Path, value_bytes: int) -> LineClient:
         """A process that gets values by the named way (pool_client.py)."""
-        client = self._clients.get((way, path))
-        if client is None:
+        if (way, path) not in self._clients:
+            command = [
+                sys.executable,
+                "-P",
+                "-m",
+                "agent.bench.pool_client",
+                way,
+                str(path),
+                str(value_bytes),
+            ]
             log = self.folder / f"client-{len(self._clients)}.log"
-            client = self._clients[way, path] = ClientProcess(way, path, value_bytes, log)
+            client = self._clients[way, path] = LineClient(f"the client by {way}", command, log)
             self._stack.callback(client.stop)
-        return client
+        return self._clients[way, path]
 
     def peer(self, name: str) -> LineClient:
-        """Another store's client, with its servers behind it (peer_site.py)."""
-        client = self._peers.get(name)
-        if client is None:
-            client = self._peers[name] = started(name, self.folder)
+        """Another store's client, with its servers behind it."""
+        if name not in self._peers:
+            client = self._peers[name] = started_peer(name, self.folder)
             self._stack.callback(client.stop)
-        return client
+        return self._peers[name]
 
-    def _start(self, name: str, module: str, words: list[str], ready: Callable[[], bool]) -> None:
-        command = [sys.executable, "-P", "-m", f"agent.bench.{module}", *words]
-        child = Child(name, command, self.folder / f"{module}.log", ready, self.folder / f"{module}.pid")
-        self._stack.callback(child.stop)
-        child.start()
-        child.wait_ready()
+    def _run(self, name: str, module: str, ready: Path, *words: str) -> None:
+        command = [sys.executable, "-P", "-m", f"agent.bench.{module}", *words, str(ready)]
+        run_child(self._stack, name, command, self.folder / module, ready.exists)
+
+
+def interpreter(peer: str) -> Path:
+    """The interpreter that has a store's client. Raises NotHere where there is none."""
+    engine = ENGINE_OF[peer]
+    python = ENVIRONMENTS / engine / "bin" / "python"
+    if not (ENVIRONMENTS / engine / ".g35-engine").exists() or not python.exists():
+        raise NotHere(f"its client is not installed: make engines ENGINES={engine}")
+    return python
+
+
+def started_peer(peer: str, folder: Path) -> LineClient:
+    """A store's servers and its client, all of whose files lie below `folder`."""
+    python = interpreter(peer)
+    home = folder / peer
+    command = [
+        "env", f"PYTHONPATH={linked_packages(home)}",
+        sys.executable, "-P", "-m", "agent.bench.peers.servers", peer, str(python), str(home),
+    ]  # fmt: skip
+    return LineClient(f"{peer}'s client", command, home / "client.log")
+
+
+def linked_packages(home: Path) -> Path:
+    """A folder by which an engine's interpreter finds our packages: it holds links to them and nothing else,
+    for beside the packages themselves may lie whatever else is installed with us."""
+    path = home / "path"
+    path.mkdir(parents=True, exist_ok=True)
+    for package in (PACKAGE, Path(nvmeof.__file__).resolve().parent):
+        link = path / package.name
+        if not link.exists():
+            link.symlink_to(package)
+    return path

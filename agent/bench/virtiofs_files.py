@@ -1,13 +1,9 @@
 """host_shim's system calls through a virtio-fs device: `Files` (host_shim/session.py) without any mount.
 
-    with Machine(socket, ...) as machine:
-        machine.start()
-        machine.client.init()
-        pool = Pool("", files=VirtiofsFiles(machine))
+    pool = Pool("", files=VirtiofsFiles(machine))      # a machine that is started, and its client, too
 
-So the same client code as over the mount makes the same requests; where a guest's kernel would stand there is
-`FuseClient`. Buffers in the machine's memory are read and written where they lie; any other goes by way of
-one that is borrowed for the call.
+`FuseClient` stands where a guest's kernel would. Buffers in the machine's memory are read and written in
+place; any other goes by way of one that is borrowed for the call.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""The virtio-fs device beside the mount of the same agent: speed, what clients cost, and copies.
+"""The virtio-fs device beside the mount of the same agent: speed, cost of clients, and copies.
 
-Each client is a process of its own (pool_client.py), because what it costs is measured, too. The values that
-it gets are stored through the mount: both ways lead to one pool. What a client did is booked on the pool's
-site, whose counters must agree with the agent's in the end.
+Each client is a process of its own (pool_client.py), for its cost is measured. Its gets and puts are booked
+on the pool's site, whose counters must agree with the agent's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agent.bench.client_process import ClientProcess, cost, speed
+from agent.bench.client_process import LineClient, cost
 from agent.bench.contents import Contents
 from agent.bench.pool_probes import shape_for, store, values_got
 from agent.bench.rounds import Sample
@@ -35,7 +35,7 @@ class ClientOfPool:
     def __init__(self, sites: Sites, way: str, value_bytes: int) -> None:
         self._sites, self._way, self._value_bytes = sites, way, value_bytes
         self.site: PoolSite
-        self._client: ClientProcess
+        self._client: LineClient
 
     def prepare(self) -> None:
         """Start what is needed, store the values, and have the client compare each byte of them."""
@@ -53,31 +53,17 @@ class ClientOfPool:
         return answer
 
 
-class VirtiofsProbe:
-    """Speed of gets or puts by the device."""
+class ClientProbe(ClientOfPool):
+    """Speed of gets or puts by one way, or their cost: CPU seconds of the client for each GiB."""
 
-    def __init__(self, sites: Sites, value_bytes: int, verb: str) -> None:
-        self._pool = ClientOfPool(sites, VIRTIOFS, value_bytes)
-        self._verb = verb
-
-    def prepare(self) -> None:
-        self._pool.prepare()
-
-    def round(self, seconds: float) -> Sample:
-        return speed(self._pool.ask(self._verb, seconds))
-
-
-class CpuProbe:
-    """CPU seconds of a client for each GiB that it gets; puts have no such name."""
-
-    def __init__(self, sites: Sites, value_bytes: int, way: str) -> None:
-        self._pool = ClientOfPool(sites, way, value_bytes)
-
-    def prepare(self) -> None:
-        self._pool.prepare()
+    def __init__(
+        self, sites: Sites, way: str, value_bytes: int, verb: str, figure: Callable[[dict[str, Any]], Sample]
+    ) -> None:
+        super().__init__(sites, way, value_bytes)
+        self._verb, self._figure = verb, figure
 
     def round(self, seconds: float) -> Sample:
-        return cost(self._pool.ask("get", seconds))
+        return self._figure(self.ask(self._verb, seconds))
 
 
 class FileCpuProbe:
@@ -85,7 +71,7 @@ class FileCpuProbe:
 
     def __init__(self, sites: Sites, value_bytes: int) -> None:
         self._sites, self._value_bytes = sites, value_bytes
-        self._client: ClientProcess
+        self._client: LineClient
 
     def prepare(self) -> None:
         path: Path = self._sites.folder / "local-file"

@@ -27,7 +27,7 @@ from nvmeof.linux_limits import RESERVE_BYTES, Need, check_limits
 PROGRAM_BYTES: Final = 384 << 20
 """Python, its libraries and the tables of an agent that has nothing to do."""
 QUEUE_BYTES: Final = 12 << 20
-"""Buffers of one worker: those of its lanes and of its door."""
+"""Buffers of one worker: those of its channel and of its door."""
 OTHER_THREADS: Final = 16
 """Beside those with queues: the supervisor's, metrics, and what connects."""
 OTHER_FILES: Final = 64
@@ -39,14 +39,14 @@ Config = Annotated[Path, typer.Option("--config", help="The TOML file; see docs/
 def agent(
     config: Config,
     ready_file: Annotated[
-        Path | None, typer.Option(help="Write this process's id here once the pool is served.")
+        Path | None, typer.Option(help="File for this process's id, written once the pool is served.")
     ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what goes well, too.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log successes, too.")] = False,
 ) -> None:
-    """Serve the pool until Ctrl-C, SIGTERM or an unmount. Says `ready` once it is up.
+    """Serve the pool until Ctrl-C, SIGTERM or an unmount. Prints `ready` once it is up.
 
-    Where it is served the configuration says: at a mount (agent.mount), to virtual machines by virtio-fs
-    devices (a [[virtiofs]] table for each), or both.
+    The configuration names the doors: a mount (agent.mount), virtio-fs devices for virtual machines
+    (a [[virtiofs]] table for each), or both.
     """
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING,

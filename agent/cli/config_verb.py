@@ -10,8 +10,7 @@ from typing import Annotated
 
 import typer
 
-from agent.config.configuration import load_configuration
-from agent.config.reference import reference_markdown
+from agent.config.configuration import load_configuration, reference_markdown
 
 _INSTALLED = "/opt/g35/bin/"
 """Where the units look for g35, unless they are printed for another environment."""

@@ -1,8 +1,7 @@
 """`g35 doctor --engine`: whether an inference engine's interpreter can use the pool.
 
-The engine has an interpreter of its own, so it is asked there, by host_shim/engine_check.py: its version, our
-connector by the engine's own loader, and a small block through the mount and back. It is asked with what is
-installed there, as the engine runs, and only where host_shim is not, with this checkout's.
+host_shim/engine_check.py runs there, with the packages of that interpreter: the engine's version, our
+connector by the engine's own loader, a small block through the mount and back.
 """
 
 from __future__ import annotations
@@ -11,16 +10,35 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from agent.cli.doctor_findings import Finding, Verdict
 from host_shim.engine_check import why_no_pool
 
 _SOURCE = Path(__file__).resolve().parents[2]
 CHECK_SECONDS = 180.0
 """Importing an engine takes most of it: tens of seconds from a cold disk."""
 _NEED_NOTHING_OF_OURS = frozenset({"nixl"})
+
+
+class Verdict(StrEnum):
+    """How a finding counts: only `missing` makes the exit code 1."""
+
+    OK = "ok"
+    WITHOUT = "without"
+    """Something optional is absent; what is lost is said."""
+    MISSING = "missing"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at; `advice` is empty where nothing is to be done."""
+
+    name: str
+    verdict: Verdict
+    detail: str
+    advice: str = ""
 
 
 class Engine(StrEnum):

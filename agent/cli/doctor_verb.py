@@ -20,8 +20,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from agent.cli.doctor_engines import Engine, engine_findings
-from agent.cli.doctor_findings import Finding, Verdict
+from agent.cli.doctor_engines import Engine, Finding, Verdict, engine_findings
 from agent.cli.tables import folding_table
 from agent.fs.doors.mounting import dead_mount_advice, may_mount, mounts_of_agents
 from agent.host_os.hung_agent import LOOK_SECONDS, AgentHangs, asked
@@ -49,7 +48,7 @@ def doctor(
         typer.Option(help="With --engine: its configuration that names our connector, a file or its text."),
     ] = None,
 ) -> None:
-    """Look at this machine: what the agent needs, what tests and lab would use, what is left over."""
+    """Check this machine: needs of the agent, tools of tests and lab, dead mounts."""
     for name in ("python", "mount", "volume", "options"):
         source = context.get_parameter_source(name)
         if engine is None and source is not None and source.name == "COMMANDLINE":
@@ -68,23 +67,22 @@ def doctor(
 
 def examine() -> Iterator[Finding]:
     """All findings, the necessary ones first."""
-    checks: tuple[Callable[[], Finding | list[Finding]], ...] = (
+    checks: tuple[Callable[[], Finding], ...] = (
         _python,
         _hot_modules,
         _dev_fuse,
         _mounting,
         _mount_for_others,
         _crc,
-        _reference_door,
+        _pyfuse3,
         _verbs,
         _verbs_nodes,
         _locked_memory,
         _emulated_verbs,
-        _mounts_that_fail,
     )
     for check in checks:
-        found = check()
-        yield from found if isinstance(found, list) else [found]
+        yield check()
+    yield from _mounts_that_fail()
     for program, use, package in (
         ("qemu-system-x86_64", "the lab, a real kernel that judges us", "qemu-system-x86"),
         ("redis-server", "the comparison in g35 bench", "redis-server"),
@@ -93,91 +91,87 @@ def examine() -> Iterator[Finding]:
         yield _program(program, use, package)
 
 
+def _ok(name: str, detail: str) -> Finding:
+    return Finding(name, Verdict.OK, detail)
+
+
+def _without(name: str, detail: str, advice: str) -> Finding:
+    return Finding(name, Verdict.WITHOUT, detail, advice)
+
+
 def _python() -> Finding:
-    return Finding("Python", Verdict.OK, f"{platform.python_version()} at {sys.executable}")
+    return _ok("Python", f"{platform.python_version()} at {sys.executable}")
 
 
 def _hot_modules() -> Finding:
     if compiled.state == compiled.COMPILED:
-        return Finding("hot modules", Verdict.OK, "compiled")
-    return Finding("hot modules", Verdict.WITHOUT, compiled.state, "it works, and takes more processor time")
+        return _ok("hot modules", "compiled")
+    return _without("hot modules", compiled.state, "it works, and takes more processor time")
 
 
 def _dev_fuse() -> Finding:
-    if not os.path.exists("/dev/fuse"):
-        return Finding(
-            "/dev/fuse", Verdict.MISSING, "absent", "load the kernel's fuse module (modprobe fuse)"
-        )
-    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        return Finding(
-            "/dev/fuse",
-            Verdict.WITHOUT,
-            "not readable for this user",
-            "fusermount3 mounts; workers share one queue",
-        )
-    return Finding("/dev/fuse", Verdict.OK, f"kernel {platform.release()}")
+    name = "/dev/fuse"
+    if not os.path.exists(name):
+        return Finding(name, Verdict.MISSING, "absent", "load the kernel's fuse module (modprobe fuse)")
+    if not os.access(name, os.R_OK | os.W_OK):
+        return _without(name, "not readable for this user", "fusermount3 mounts; workers share one queue")
+    return _ok(name, f"kernel {platform.release()}")
 
 
 def _mounting() -> Finding:
     if may_mount():
         who = "as root" if os.geteuid() == 0 else "with CAP_SYS_ADMIN"
-        return Finding("mounting", Verdict.OK, f"{who}, by mount(2)")
+        return _ok("mounting", f"{who}, by mount(2)")
     helper = shutil.which("fusermount3")
     if helper is None:
-        return Finding(
-            "mounting",
-            Verdict.MISSING,
-            "neither CAP_SYS_ADMIN nor fusermount3",
-            "apt-get install fuse3, or the unit of `g35 config unit`",
-        )
-    return Finding("mounting", Verdict.OK, f"by {helper}")
+        advice = "apt-get install fuse3, or the unit of `g35 config unit`"
+        return Finding("mounting", Verdict.MISSING, "neither CAP_SYS_ADMIN nor fusermount3", advice)
+    return _ok("mounting", f"by {helper}")
 
 
 def _mount_for_others(configuration: Path = Path("/etc/fuse.conf")) -> Finding:
     """agent.allow_other, which a service in front of the mount needs, such as one that gives it to a host."""
     name = "mount for others"
     if may_mount():
-        return Finding(name, Verdict.OK, "allow_other needs no permission here")
+        return _ok(name, "allow_other needs no permission here")
     try:
         lines = configuration.read_text(errors="replace").splitlines()
     except OSError:
         lines = []
     if any(line.strip() == "user_allow_other" for line in lines):
-        return Finding(name, Verdict.OK, f"user_allow_other in {configuration}")
-    return Finding(
-        name,
-        Verdict.WITHOUT,
-        f"no user_allow_other in {configuration}",
-        "write it there, or set agent.allow_other = false",
-    )
+        return _ok(name, f"user_allow_other in {configuration}")
+    advice = "write it there, or set agent.allow_other = false"
+    return _without(name, f"no user_allow_other in {configuration}", advice)
 
 
 def _crc() -> Finding:
     from agent.inline.crc64 import ENGINE
 
     if ENGINE == "awscrt":
-        return Finding("CRC-64", Verdict.OK, "awscrt")
-    return Finding("CRC-64", Verdict.WITHOUT, "crcmod only, slow", "pip install awscrt")
+        return _ok("CRC-64", ENGINE)
+    return _without("CRC-64", "crcmod only, slow", "pip install awscrt")
 
 
-def _reference_door() -> Finding:
-    return _module("pyfuse3", 'the reference door (agent.door = "pyfuse3")')
+def _pyfuse3() -> Finding:
+    try:
+        importlib.import_module("pyfuse3")
+    except Exception as error:
+        advice = 'wanted for the reference door (agent.door = "pyfuse3")'
+        return _without("pyfuse3", f"{type(error).__name__}: {error}", advice)
+    return _ok("pyfuse3", "imports")
 
 
 def _verbs() -> Finding:
     why = why_unavailable("pyverbs")
     if why is None:
-        return Finding("verbs", Verdict.OK, ", ".join(load_verbs("pyverbs").devices()))
+        return _ok("verbs", ", ".join(load_verbs("pyverbs").devices()))
     cure = (
         "an RDMA NIC, or `rdma link add rxe0 type rxe netdev eth0`"
         if why.startswith("it imports")
         else "apt-get install python3-pyverbs, the same release as rdma-core"
     )
-    return Finding(
-        "verbs",
-        Verdict.WITHOUT,
-        why,
-        f"wanted for RDMA devices: {cure}; NVMe/TCP and the emulated RDMA need none",
+    return _without(
+        "verbs", why, f"wanted for RDMA devices: {cure}; NVMe/TCP and the emulated RDMA need none"
     )
 
 
@@ -186,19 +180,15 @@ def _verbs_nodes(folder: Path = Path("/dev/infiniband")) -> Finding:
     name = "verbs device files"
     nodes = sorted(folder.glob("uverbs*")) if folder.is_dir() else []
     if not nodes:
-        return Finding(name, Verdict.WITHOUT, f"none in {folder}", "for RDMA devices: modprobe ib_uverbs")
+        return _without(name, f"none in {folder}", "for RDMA devices: modprobe ib_uverbs")
     connection_manager = folder / "rdma_cm"
     if not connection_manager.exists():
-        return Finding(name, Verdict.WITHOUT, f"no {connection_manager}", "modprobe rdma_ucm")
+        return _without(name, f"no {connection_manager}", "modprobe rdma_ucm")
     closed = [str(each) for each in (*nodes, connection_manager) if not os.access(each, os.R_OK | os.W_OK)]
     if closed:
-        return Finding(
-            name,
-            Verdict.WITHOUT,
-            f"closed to this user: {', '.join(closed)}",
-            "chmod 666 by a udev rule, or a group that the agent's user is in",
-        )
-    return Finding(name, Verdict.OK, f"{len(nodes)} and rdma_cm")
+        advice = "chmod 666 by a udev rule, or a group that the agent's user is in"
+        return _without(name, f"closed to this user: {', '.join(closed)}", advice)
+    return _ok(name, f"{len(nodes)} and rdma_cm")
 
 
 def _locked_memory() -> Finding:
@@ -206,32 +196,20 @@ def _locked_memory() -> Finding:
     name = "locked memory"
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if limit == resource.RLIM_INFINITY or os.geteuid() == 0:
-        return Finding(name, Verdict.OK, "no limit")
+        return _ok(name, "no limit")
     queues = limit // _QUEUE_LOCKED_BYTES
     detail = f"{limit >> 20} MiB: {queues} RDMA queues"
     if queues >= 32:
-        return Finding(name, Verdict.OK, detail)
-    return Finding(
-        name,
-        Verdict.WITHOUT,
-        detail,
-        "for RDMA devices: LimitMEMLOCK= of the service, ulimit -l; (workers + 4) queues to each enclosure",
-    )
+        return _ok(name, detail)
+    each = "(workers + 4) queues to each enclosure"
+    return _without(name, detail, f"for RDMA devices: LimitMEMLOCK= of the service, ulimit -l; {each}")
 
 
 def _emulated_verbs() -> Finding:
     why = why_unavailable("emulator.roce.pyverbs")
     if why is None:
-        return Finding("emulated verbs", Verdict.OK, f"on addresses whose UDP port {ROCE_PORT} is free")
-    return Finding("emulated verbs", Verdict.WITHOUT, why, "wanted for NVMe/RDMA without an RDMA device")
-
-
-def _module(name: str, use: str) -> Finding:
-    try:
-        importlib.import_module(name)
-    except Exception as error:
-        return Finding(name, Verdict.WITHOUT, f"{type(error).__name__}: {error}", f"wanted for {use}")
-    return Finding(name, Verdict.OK, "imports")
+        return _ok("emulated verbs", f"on addresses whose UDP port {ROCE_PORT} is free")
+    return _without("emulated verbs", why, "wanted for NVMe/RDMA without an RDMA device")
 
 
 def _mounts_that_fail(
@@ -245,11 +223,10 @@ def _mounts_that_fail(
         try:
             asked(mount, partial(os.statvfs, mount), seconds)
         except AgentHangs as hangs:
-            detail = f"no answer within {seconds:g} s: {mount}"
-            found[mount] = Finding(name, Verdict.WITHOUT, detail, hangs.advice)
+            found[mount] = Finding(name, Verdict.MISSING, hangs.message, hangs.advice)
         except OSError as failure:
             if failure.errno == errno.ENOTCONN:
-                found[mount] = Finding(name, Verdict.WITHOUT, f"dead: {mount}", dead_mount_advice([mount]))
+                found[mount] = Finding(name, Verdict.MISSING, f"dead: {mount}", dead_mount_advice([mount]))
 
     threads = [threading.Thread(target=look_at, args=(mount,)) for mount in mounts]
     for thread in threads:
@@ -257,11 +234,11 @@ def _mounts_that_fail(
     for thread in threads:
         thread.join()
     fails = [found[mount] for mount in mounts if mount in found]
-    return fails or [Finding(name, Verdict.OK, "none dead")]
+    return fails or [_ok(name, "none dead")]
 
 
 def _program(program: str, use: str, package: str) -> Finding:
     found = shutil.which(program)
     if found is None:
-        return Finding(program, Verdict.WITHOUT, "absent", f"for {use}: apt-get install {package}")
-    return Finding(program, Verdict.OK, found)
+        return _without(program, "absent", f"for {use}: apt-get install {package}")
+    return _ok(program, found)

@@ -17,16 +17,16 @@ from rich.table import Table
 from rich.text import Text
 
 from agent.cli.tables import folding_table, print_tables, table_console
-from agent.enclosure_control.applying import ApplyFailed, Target, apply, planned
+from agent.enclosure_control.apply import ApplyFailed, Target, apply, planned
 from agent.enclosure_control.configfs_target import ROOT, ConfigfsTarget
 from agent.enclosure_control.description import load_description
-from agent.enclosure_control.present import Present
-from agent.enclosure_control.printable import printable
-from agent.enclosure_control.records import BdevStats
+from agent.enclosure_control.plan import SIZES
+from agent.enclosure_control.records import BdevStats, Present
 from agent.enclosure_control.rpc_client import TIMEOUT_S
 from agent.enclosure_control.rpc_target import RpcTarget
 from agent.enclosure_control.steps import Step
-from agent.errors import UserError
+from agent.errors import UserError, printable
+from agent.sizes import size_text
 
 EXIT_DIFFERS = 3
 
@@ -45,7 +45,7 @@ ConfigfsRoot = Annotated[Path, typer.Option("--configfs-root", help="Where nvmet
 Timeout = Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds for one call, by the wall clock.")]
 Prune = Annotated[
     bool,
-    typer.Option(help="Also take away what the description does not name; never logical volumes."),
+    typer.Option(help="Also remove what the description does not name; never logical volumes."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 
@@ -62,7 +62,7 @@ def apply_description(
     prune: Prune = False,
     timeout: Timeout = TIMEOUT_S,
 ) -> None:
-    """Make the enclosure what the file describes. What is so already is left as it is."""
+    """Configure the enclosure as the file describes. Parts that match already stay untouched."""
     wanted = load_description(description)
     with _target(rpc, configfs, configfs_root, timeout) as target:
         if dry_run:
@@ -92,7 +92,7 @@ def diff(
     timeout: Timeout = TIMEOUT_S,
     as_json: AsJson = False,
 ) -> None:
-    """Say what `apply` would do. Exit code 3 if that is anything."""
+    """Show what `apply` would change. Exit code 3 if there is any change."""
     wanted = load_description(description)
     with _target(rpc, configfs, configfs_root, timeout) as target:
         found = planned(target, wanted, prune=prune)
@@ -118,7 +118,7 @@ def show(
     timeout: Timeout = TIMEOUT_S,
     as_json: AsJson = False,
 ) -> None:
-    """Show what the enclosure has: transports, bdevs and subsystems."""
+    """Show the enclosure's transports, bdevs and subsystems."""
     with _target(rpc, configfs, configfs_root, timeout) as target:
         present = target.read()
     if as_json:
@@ -171,7 +171,7 @@ def _say_left_alone(things: tuple[str, ...]) -> None:
 
 
 def _say(text: str) -> None:
-    """A line of what is being done. Whoever reads no further does not stop what is being done."""
+    """A line about progress. A reader that closes the pipe does not stop the work."""
     try:
         print(printable(text), flush=True)
     except BrokenPipeError:
@@ -180,7 +180,7 @@ def _say(text: str) -> None:
 
 
 def _add_row(table: Table, *cells: str) -> None:
-    """Cells as they are: names may have brackets, which rich would take for its markup."""
+    """Add cells without markup: names may have brackets."""
     table.add_row(*(Text(printable(each)) for each in cells))
 
 
@@ -205,10 +205,10 @@ def _row(each: BdevStats) -> list[str]:
 def _print_present(present: Present) -> None:
     console = table_console()
     if present.bdevs:
-        table = folding_table("Bdevs", ("bdev", "kind", "also called"), ("MiB", "block"))
+        table = folding_table("Bdevs", ("bdev", "kind", "also called"), ("size", "block"))
         for bdev in present.bdevs:
             also = ", ".join(bdev.aliases) or (bdev.filename or "")
-            _add_row(table, bdev.name, bdev.kind, also, f"{bdev.size / 2**20:.0f}", str(bdev.block_size))
+            _add_row(table, bdev.name, bdev.kind, also, size_text(bdev.size), size_text(bdev.block_size))
         console.print(table)
     for subsystem in present.subsystems:
         _print(console, f"subsystem {subsystem.nqn}, serial {subsystem.serial}, model {subsystem.model}")
@@ -230,7 +230,9 @@ def _print_present(present: Present) -> None:
             _add_row(table, controller.name, str(controller.address or ""), controller.subnqn)
         console.print(table)
     for transport in present.transports:
-        options = ", ".join(f"{name} {value}" for name, value in transport.options)
+        options = ", ".join(
+            f"{name} {size_text(value) if name in SIZES else value}" for name, value in transport.options
+        )
         _print(console, f"transport {transport.trtype}" + (f": {options}" if options else ""))
     if not present.transports:
         _print(console, "no transport")

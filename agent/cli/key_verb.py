@@ -33,7 +33,7 @@ class Transform(StrEnum):
 
 @app.command()
 def new(file: Annotated[Path, typer.Argument(help="Where to write it; must not exist.")]) -> None:
-    """Make a root key in a file of mode 0600. Whoever loses it loses the pool: keep a copy offline."""
+    """Make a root key in a file of mode 0600. Without it the pool is lost: keep a copy offline."""
     create_root_key(file)
     print(f"{file}: a new root key")
 

@@ -1,8 +1,7 @@
 """`g35`: the verbs, and how errors reach the person who typed one.
 
-A verb is a row of `VERBS`. Its module is imported only when that verb is asked for, so `g35 --help`
-does not pay for ciphers, numpy and FUSE. To add a verb, write agent/cli/<verb>_verb.py with a function
-(or, for a verb with verbs of its own, a `typer.Typer`), and add the row (docs/contributing.md).
+A verb is a row of `VERBS`; its module is imported only when that verb is asked for. To add one, write
+agent/cli/<verb>_verb.py with a function or a `typer.Typer`, and add the row (docs/contributing.md).
 
 Exit codes: 0 it worked, 1 it did not, 2 the arguments are wrong, 130 Ctrl-C.
 """
@@ -48,24 +47,26 @@ class Verb:
 
 
 VERBS: dict[str, Verb] = {
-    "up": Verb("agent.cli.up.up_verb", "up", "Enclosures, pool, agent and mount: all of it, here."),
-    "down": Verb("agent.cli.up.down_verb", "down", "End what `g35 up` brought up."),
-    "status": Verb("agent.cli.status_verb", "status", "What the agent says of enclosures, hits and volumes."),
-    "top": Verb("agent.cli.status_verb", "top", "The same, live."),
+    "up": Verb("agent.cli.up.up_verb", "up", "Start enclosures, pool, agent and mount on this machine."),
+    "down": Verb("agent.cli.up.down_verb", "down", "End the pool that `g35 up` started."),
+    "status": Verb(
+        "agent.cli.status_verb", "status", "The agent's state: enclosures, hits, volumes and tenants."
+    ),
+    "top": Verb("agent.cli.status_verb", "top", "The same as status, live."),
     "agent": Verb("agent.cli.agent_verb", "agent", "The DPU program: serve a pool at its mount."),
-    "mount": Verb("agent.cli.mount_verb", "mount", "The same in the background; returns once mounted."),
+    "mount": Verb(
+        "agent.cli.mount_verb", "mount", "The agent in the background; returns once it is mounted."
+    ),
     "unmount": Verb("agent.cli.mount_verb", "unmount", "End the agent behind a mount."),
-    "pool": Verb("agent.cli.pool_verb", "app", "The pool: format, show, add to it, scrub."),
+    "pool": Verb("agent.cli.pool_verb", "app", "The pool: format, show, extend, scrub."),
     "tenant": Verb("agent.cli.tenant_verb", "app", "The tenants of a pool: list, add, set, rotate, erase."),
     "enclosure": Verb(
-        "agent.cli.enclosure_verb", "app", "Make an enclosure (SPDK, nvmet, jbof) what a file describes."
+        "agent.cli.enclosure_verb", "app", "Configure an enclosure (SPDK, nvmet, jbof) from a file."
     ),
-    "doctor": Verb("agent.cli.doctor_verb", "doctor", "What this machine has of what g35 needs."),
+    "doctor": Verb("agent.cli.doctor_verb", "doctor", "Check this machine for what g35 needs."),
     "key": Verb("agent.cli.key_verb", "app", "Make or check the root key; secrets for enclosures and S3."),
     "config": Verb("agent.cli.config_verb", "app", "Check a configuration, list all its keys, print a unit."),
-    "run": Verb(
-        "agent.cli.run_demo", "run", "Bring all up, replay a trace through the mount, take all down."
-    ),
+    "run": Verb("agent.cli.run_demo", "run", "Start a pool, replay a trace through it, end it."),
     "replay": Verb(
         "agent.cli.replay_verb", "replay", "Play a KV-cache trace through a mount, verifying bytes."
     ),
@@ -75,7 +76,7 @@ VERBS: dict[str, Verb] = {
 
 PASSED_ON: dict[str, tuple[str, str]] = {
     "jbof": ("emulator.jbof", "An enclosure: drives served over NVMe-oF."),
-    "lab": ("emulator.lab", "A kernel in QEMU that judges our NVMe-oF."),
+    "lab": ("emulator.lab", "A kernel in QEMU that tests our NVMe-oF."),
     "host": ("emulator.lab.host_main", "The GPU host: a kernel in QEMU that mounts the agent's device."),
 }
 """Verbs that are programs of the emulator. The agent never imports it; it becomes it."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pwd
+import shlex
 import signal
 import sys
 import time
@@ -15,7 +17,7 @@ from agent.cli.status_document import read_status
 from agent.cli.up.children import detach, told_by
 from agent.cli.up.layout import is_alive
 from agent.config.configuration import load_configuration
-from agent.errors import G35Error
+from agent.errors import G35Error, UserError
 from agent.fs.doors.mounting import is_mounted
 from agent.host_os.hung_agent import AgentHangs
 
@@ -54,13 +56,27 @@ def unmount(
 ) -> None:
     """End the agent behind a mount, which seals what open files have staged and unmounts."""
     pid = int(read_status(where)["pid"])
-    os.kill(pid, signal.SIGTERM)
+    try:
+        os.kill(pid, signal.SIGTERM)
+    except PermissionError:
+        owner = _user(os.stat(f"/proc/{pid}").st_uid)
+        raise UserError(
+            f"user {owner} runs the agent behind {where}, process {pid}; you may not end it",
+            f"run this as {owner} or as root: sudo g35 unmount {shlex.quote(str(where))}",
+        ) from None
     end = time.monotonic() + READY_SECONDS
     while is_alive(pid):
         if time.monotonic() > end:
             raise G35Error(f"the agent, process {pid}, does not end", "look at its log")
         time.sleep(0.05)
     print(f"unmounted {where}")
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def _is_served(where: Path) -> bool:

@@ -3,51 +3,46 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.progress import Progress
 
-from agent.attach.inspect_namespaces import WITH_ALL, look_round, unreached
+from agent.attach.inspect_namespaces import look_round
 from agent.attach.map_history import map_seal
-from agent.cli.pool_lanes import with_lanes
-from agent.cli.served_pools import refuse_served
+from agent.cli.pool_channel import Config, refuse_served, want_all, with_channel
 from agent.config.configuration import load_configuration
 from agent.errors import G35Error, UserError
 from agent.inline.root_keys import root_key_in
-from agent.membership.candidates import newcomers_in, pool_of
 from agent.membership.join import (
-    Seen,
     complete_map,
     join,
-    members_missing,
     misplaced_values,
+    newcomers_in,
     numbers_of,
+    pool_of,
     unsettled,
     with_namespaces,
 )
 from agent.membership.join import settle as settle_map
 from agent.pool.map.document import PoolMap
-from agent.remote.channel import WorkerLanes
+from agent.remote.channel import WorkerChannel
 from agent.remote.fabric import Fabric
-
-Config = Annotated[Path, typer.Option("--config", help="The TOML file with the enclosures.")]
 
 
 def add(
     config: Config,
     namespaces: Annotated[
-        list[str] | None, typer.Argument(help="NGUIDs of those to add; without any all that are blank.")
+        list[str] | None, typer.Argument(help="NGUIDs of those to add; default: all that are blank.")
     ] = None,
     force: Annotated[
-        bool, typer.Option(help="Also overwrite what the named ones carry, a pool of old included.")
+        bool, typer.Option(help="Also overwrite named namespaces that carry data, an old pool included.")
     ] = False,
 ) -> None:
-    """Add namespaces to the pool. Every volume gets its share of them, and agents that serve it follow.
+    """Add namespaces to the pool. Every volume gets its share of them, and its agents follow.
 
-    Values stay where they are and are found there, until an agent moves those that belong to a newcomer now
-    (pool.rebalance). An add that was cut short is completed by another.
+    Values stay where they are until an agent with pool.rebalance moves them. Another add completes one that
+    was cut short.
     """
     configuration = load_configuration(config)
     named = {each.lower() for each in namespaces or ()}
@@ -55,8 +50,8 @@ def add(
         raise UserError("--force wants the namespaces to be named", "see g35 pool show")
     seal = map_seal(root_key_in(configuration.agent.key_file), configuration.agent.state)
 
-    def work(fabric: Fabric, lanes: WorkerLanes) -> tuple[PoolMap, set[str], int]:
-        seen = look_round(fabric, lanes)
+    def work(fabric: Fabric, channel: WorkerChannel) -> tuple[PoolMap, set[str], int]:
+        seen = look_round(fabric, channel)
         pool_map = pool_of(seen, named if force else frozenset(), seal)
         want_all(pool_map, seen, fabric)
         newcomers = newcomers_in(pool_map, seen, named, force)
@@ -65,16 +60,16 @@ def add(
             taken = dict(newcomers)
             refuse_served(inspection for nguid, _, inspection in seen if nguid in taken)
             with_namespaces(pool_map, newcomers)
-        completed = lanes.run(complete_map(lanes, pool_map, seen, seal))
+        completed = channel.run(complete_map(channel, pool_map, seen, seal))
         for nguid, _, inspection in seen:
             if inspection.claimants - {pool_map.pool_id} and nguid.hex() not in named:
                 print(f"namespace {nguid.hex()} is not added: {inspection.detail}", file=sys.stderr)
         if newcomers:
             with Progress(transient=True) as progress:
                 task = progress.add_task("clearing directories", total=None)
-                pool_map = lanes.run(
+                pool_map = channel.run(
                     join(
-                        lanes,
+                        channel,
                         pool_map,
                         newcomers,
                         numbers_of(seen),
@@ -85,7 +80,7 @@ def add(
                 )
         return pool_map, {nguid.hex() for nguid, _ in newcomers}, completed
 
-    pool_map, joined, completed = with_lanes(configuration, work)
+    pool_map, joined, completed = with_channel(configuration, work)
     if completed:
         print(f"{completed} namespace(s) now carry the newest map, as an earlier change was to have it")
     for name in sorted(named - joined):
@@ -105,21 +100,19 @@ def settle(
     config: Config,
     drop: Annotated[
         bool,
-        typer.Option(
-            help="Also where values of key-value volumes have not been moved: they are misses then."
-        ),
+        typer.Option(help="Also with values of key-value volumes not yet moved: they become misses."),
     ] = False,
 ) -> None:
-    """End the joining of namespaces. It is looked up whether all values lie where they belong by now.
+    """End a join of namespaces once all values have moved.
 
-    Agents no longer look at the places of before, and namespaces may join again.
+    It looks them up. Agents then stop looking at earlier places, and namespaces may join again.
     """
     configuration = load_configuration(config)
     root = root_key_in(configuration.agent.key_file)
     seal = map_seal(root, configuration.agent.state)
 
-    def work(fabric: Fabric, lanes: WorkerLanes) -> int | None:
-        seen = look_round(fabric, lanes)
+    def work(fabric: Fabric, channel: WorkerChannel) -> int | None:
+        seen = look_round(fabric, channel)
         pool_map = pool_of(seen, seal=seal)
         want_all(pool_map, seen, fabric)
         if not unsettled(pool_map):
@@ -129,7 +122,9 @@ def settle(
             if pool_map.is_erased(volume):
                 continue
             secret = pool_map.secret(volume, root)
-            values, elsewhere = lanes.run(misplaced_values(lanes, pool_map, volume, secret, numbers_of(seen)))
+            values, elsewhere = channel.run(
+                misplaced_values(channel, pool_map, volume, secret, numbers_of(seen))
+            )
             if elsewhere and (volume.kind == "files" or not drop):
                 raise G35Error(
                     f"{elsewhere} of {values} values of volume {volume.name} have not been moved yet",
@@ -137,24 +132,13 @@ def settle(
                     + ("" if volume.kind == "files" else "; --drop gives them up"),
                 )
             wrong += elsewhere
-        lanes.run(settle_map(lanes, pool_map, numbers_of(seen), seal))
+        channel.run(settle_map(channel, pool_map, numbers_of(seen), seal))
         return wrong
 
-    wrong = with_lanes(configuration, work)
+    wrong = with_channel(configuration, work)
     if wrong is None:
         print("nothing has joined since the pool was settled")
         return
     print(
         "settled: agents look at no earlier places any more" + (f"; {wrong} values dropped" if wrong else "")
     )
-
-
-def want_all(pool_map: PoolMap, seen: Seen, fabric: Fabric) -> None:
-    """Raises G35Error where a namespace of the pool is not reached."""
-    missing = members_missing(pool_map, seen)
-    if missing:
-        raise G35Error(
-            f"{len(missing)} of the pool's {len(pool_map.namespaces)} namespaces are not reached; "
-            f"not connected: {unreached(fabric)}",
-            WITH_ALL,
-        )

@@ -14,13 +14,13 @@ from rich.progress import Progress
 from agent.attach.inspect_namespaces import look_round, unreached
 from agent.attach.map_history import MapHistory
 from agent.cli import pool_care, pool_members
-from agent.cli.pool_lanes import with_lanes
-from agent.cli.served_pools import refuse_served
+from agent.cli.pool_channel import AsJson, Config, refuse_served, with_channel
 from agent.cli.tables import folding_table, table_console
 from agent.config.configuration import load_configuration
 from agent.errors import G35Error, UserError
-from agent.fs.files.home import names_another
+from agent.fs.files.pool_of_names import names_another
 from agent.inline.root_keys import root_key_in
+from agent.membership.join import numbers_of
 from agent.pool.format.directory import KEY_BYTES, SLOTS_PER_SET
 from agent.pool.format.slot import HEADER_BYTES
 from agent.pool.maintenance.bad_slots import Quarantined
@@ -36,13 +36,16 @@ from agent.pool.map.inspect import (
 )
 from agent.pool.map.kv_superblock import clear_keys, write_kv_superblock
 from agent.pool.map.seal import MapSeal
-from agent.remote.channel import WorkerLanes
+from agent.remote.channel import WorkerChannel
 from agent.remote.fabric import Fabric
-
-Config = Annotated[Path, typer.Option("--config", help="The TOML file with the enclosures.")]
 
 LOPSIDED_SHARE = 0.9
 """Of two copies' room: with less, it is said at the format."""
+
+_SECRETS: Any = {
+    "volumes": {"__all__": {"wrapped_secret", "earlier_secret"}},
+    "tenants": {"__all__": {"wrapped_key"}},
+}
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="The pool on the enclosures' namespaces.")
 app.command()(pool_members.add)
@@ -69,13 +72,13 @@ def format_pool(
     root = root_key_in(configuration.agent.key_file)
     seen_maps = MapHistory(configuration.agent.state)
 
-    def work(fabric: Fabric, lanes: WorkerLanes) -> PoolMap:
+    def work(fabric: Fabric, channel: WorkerChannel) -> PoolMap:
         away = [enclosure for enclosure in fabric.enclosures if enclosure.session is None]
         if away:
             raise G35Error(
                 f"not connected: {unreached(fabric)}", "a pool is formatted with all its enclosures"
             )
-        seen = look_round(fabric, lanes)
+        seen = look_round(fabric, channel)
         if not seen:
             raise G35Error("the enclosures show no namespace", "add drives to them")
         planned = plan_pool(
@@ -85,7 +88,7 @@ def format_pool(
             [(nguid, size) for nguid, size, inspection in seen if inspection.kv is not None],
         )
         pool_map = MapSeal(root).put(planned)
-        numbers = {nguid.hex(): number for number, (nguid, _, _) in enumerate(seen)}
+        numbers = numbers_of(seen)
         # A namespace of a kind that no volume wants is left as it is.
         members = {namespace.nguid for namespace in pool_map.namespaces}
         seen = [row for row in seen if row[0].hex() in members]
@@ -94,8 +97,8 @@ def format_pool(
         _refuse_short_values(pool_map, seen)
         unchanged = {
             nguid.hex(): functools.partial(
-                want_unchanged, lanes, nguid, number := numbers[nguid.hex()],
-                lanes.run(heads_of(lanes, nguid, number)),
+                want_unchanged, channel, nguid, number := numbers[nguid.hex()],
+                channel.run(heads_of(channel, nguid, number)),
             )
             for nguid, _, inspection in seen
             if inspection.kv is None
@@ -106,20 +109,20 @@ def format_pool(
                 advance = functools.partial(progress.advance, task)
                 for extent in volume.extents:
                     part = volume.model_copy(update={"extents": (extent,)})
-                    lanes.run(clear_directories(lanes, part, numbers, advance, unchanged[extent.nguid]))
+                    channel.run(clear_directories(channel, part, numbers, advance, unchanged[extent.nguid]))
             task = progress.add_task("clearing keys", total=None)
             for nguid, _, inspection in seen:
                 if inspection.kv is not None:
                     advance = functools.partial(progress.advance, task)
-                    lanes.run(clear_keys(lanes, numbers[nguid.hex()], advance))
+                    channel.run(clear_keys(channel, numbers[nguid.hex()], advance))
         for look in unchanged.values():
-            lanes.run(look())
+            channel.run(look())
         for nguid, _, inspection in seen:
             write = write_superblock if inspection.kv is None else write_kv_superblock
-            lanes.run(write(lanes, numbers[nguid.hex()], nguid, pool_map))
+            channel.run(write(channel, numbers[nguid.hex()], nguid, pool_map))
         return pool_map
 
-    pool_map = with_lanes(configuration, work)
+    pool_map = with_channel(configuration, work)
     for volume in pool_map.volumes:
         if hint := short_of_second_copies(volume):
             print(hint, file=sys.stderr)
@@ -133,16 +136,16 @@ def format_pool(
 @app.command()
 def show(
     config: Config,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: AsJson = False,
     quarantined: Annotated[
-        bool, typer.Option(help="Also the slots that are set aside, for which all directories are read.")
+        bool, typer.Option(help="Also the slots that are set aside; it reads all directories.")
     ] = False,
 ) -> None:
-    """Show what the namespaces carry, and the volumes of their pool."""
+    """Show the namespaces, and the volumes of their pool."""
     configuration = load_configuration(config)
 
-    def work(fabric: Fabric, lanes: WorkerLanes) -> tuple[dict[str, Any], G35Error | None]:
-        seen = look_round(fabric, lanes)
+    def work(fabric: Fabric, channel: WorkerChannel) -> tuple[dict[str, Any], G35Error | None]:
+        seen = look_round(fabric, channel)
         rows = [
             {
                 "nguid": nguid.hex(),
@@ -159,18 +162,18 @@ def show(
             refused = not_looked_at(inspections, unreached(fabric))
         shown = {
             "namespaces": rows,
-            "pool": found.model_dump(mode="json") if found is not None else None,
+            "pool": found.model_dump(mode="json", exclude=_SECRETS) if found is not None else None,
             "not_connected": unreached(fabric),
         }
         if found is not None and quarantined:
-            numbers = {nguid.hex(): number for number, (nguid, _, _) in enumerate(seen)}
-            aside = pool_care.look_for(found, lanes, numbers)
+            numbers = numbers_of(seen)
+            aside = pool_care.look_for(found, channel, numbers)
             shown["quarantined"] = {**aside, "slots": [each._asdict() for each in aside["slots"]]}
         return shown, refused
 
-    shown, refused = with_lanes(configuration, work)
+    shown, refused = with_channel(configuration, work)
     if as_json:
-        print(json.dumps(_without_secrets(shown), indent=1))
+        print(json.dumps(shown, indent=1))
     else:
         _print_tables(shown, undecided=refused is not None)
         if "quarantined" in shown:
@@ -266,15 +269,6 @@ def carried(content: Content, detail: str) -> str:
     if content is Content.FOREIGN:
         return content.value if detail in ("", content.value, "it is not blank") else detail
     return f"{content.value} ({detail})" if detail else content.value
-
-
-def _without_secrets(shown: dict[str, Any]) -> dict[str, Any]:
-    for volume in (shown["pool"] or {}).get("volumes", []):
-        volume.pop("wrapped_secret", None)
-        volume.pop("earlier_secret", None)
-    for tenant in (shown["pool"] or {}).get("tenants", []):
-        tenant.pop("wrapped_key", None)
-    return shown
 
 
 def _strange(shown: dict[str, Any]) -> int:

@@ -52,12 +52,11 @@ def replay(
 ) -> None:
     """Play a KV-cache trace through a mount as an engine would, and verify every byte.
 
-    Exit code 1 if a wrong byte was served, the agent died and did not come back or not all requests were
-    played.
+    Exit code 1 if a wrong byte was served, the agent died for good, or not all requests were played.
     """
     from agent.config.configuration import parse_size
     from agent.replay.course import draw
-    from agent.replay.running import ReplayOptions, run_replay
+    from agent.replay.run_replay import ReplayOptions, run_replay
 
     if plot is not None and plot.suffix not in (".png", ".svg", ".pdf"):
         raise typer.BadParameter("the file's name must end in .png, .svg or .pdf", param_hint="--plot")

@@ -1,9 +1,4 @@
-"""`g35 run`: the whole path once, from nothing to nothing. What `make run` calls.
-
-It types for you what one would type: `g35 up`, `g35 replay`, `g35 status`, `g35 down`. Everything it
-makes lies in one temporary folder, which is gone at the end, also after Ctrl-C; after a
-`kill -9` the next run removes it.
-"""
+"""`g35 run`: `g35 up`, `g35 replay`, `g35 status` and `g35 down` in one temporary folder, gone at the end."""
 
 from __future__ import annotations
 
@@ -17,9 +12,9 @@ from typing import Annotated
 
 import typer
 
-from agent.cli.temporary_folder import temporary_folder
+from agent.cli.temporary_folder import KeptFolder, temporary_folder
 from agent.cli.up.up_arguments import Media, TransportName, check_captures, drive_size_option
-from agent.errors import G35Error, UserError
+from agent.errors import UserError
 
 SAMPLE = Path(__file__).parents[1] / "replay" / "sample_trace.jsonl"
 _DOWN_SECONDS = 60.0
@@ -52,7 +47,7 @@ def run(
 ) -> None:
     """Bring enclosures, agent and mount up, replay a trace through them, and take all down again."""
     from agent.cli.replay_verb import show_table
-    from agent.replay.running import ReplayOptions, run_replay
+    from agent.replay.run_replay import ReplayOptions, run_replay
 
     if pcap is not None:
         check_captures(transport)
@@ -112,7 +107,10 @@ def _pool_up(state: Path, transport: TransportName, options: list[str]) -> Itera
     assert process.stdout is not None
     try:
         if not any(line.strip() == "ready" for line in process.stdout):
-            raise G35Error("the pool did not come up", "what `g35 up` said stands above")
+            raise KeptFolder(
+                "the pool did not come up",
+                f"`g35 up` says why above; its logs stay in {state} until the next g35 run",
+            )
         yield
     finally:
         process.terminate()

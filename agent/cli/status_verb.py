@@ -55,7 +55,7 @@ def top(
     every: Annotated[float, typer.Option(min=0.1, max=60.0, help="Seconds between looks.")] = 1.0,
     times: Annotated[int, typer.Option(min=0, help="Looks before it ends; 0: until Ctrl-C.")] = 0,
 ) -> None:
-    """The same live: rates are those of the last interval."""
+    """Show the status live, with the rates of the last interval."""
     where = _mount(state, mount)
     earlier = read_status(where)
     looks = 0
@@ -107,8 +107,9 @@ def _health(found: dict[str, Any]) -> list[RenderableType]:
     reached = f"{pool['namespaces'] - pool['namespaces_away']} of {pool['namespaces']} namespaces reached"
     up = readable_seconds(found["uptime_s"])
     # A line of its own for each: ids and paths are longer than half a terminal.
-    lines = [f"pool    {pool['id']}", f"mount   {found['mount']}", f"{reached}; the agent is up for {up}"]
+    lines = [f"{reached}; the agent is up for {up}"]
     lines += [f"not served: {what}: {why}" for what, why in sorted(found["not_served"].items())]
+    lines += [f"pool    {pool['id']}", f"mount   {found['mount']}"]
     columns = ("namespaces", "paused", "suspect", "reconnects")
     enclosures = folding_table("Enclosures", ("enclosure", "state"), columns)
     for each in found["enclosures"]:
@@ -173,7 +174,7 @@ def fitted(shown: Group, console: Console) -> Group:
     if len(lines) <= console.height:
         return shown
     kept = console.height - 1
-    left_out = Text(f"… {len(lines) - kept} lines more: a higher window, or g35 status", no_wrap=True)
+    left_out = Text(f"… {len(lines) - kept} lines more: g35 status", no_wrap=True)
     parts = [segment for line in lines[:kept] for segment in (*line, Segment.line())]
     return Group(Segments(parts), left_out)
 
@@ -201,7 +202,7 @@ def _state(enclosure: dict[str, Any]) -> str:
 
 
 def _s3(door: dict[str, Any] | None) -> list[Text]:
-    """Where S3-shaped clients find the pool, and what came of it; nothing where there is no such door."""
+    """Where S3-shaped clients find the pool, and its counts; nothing where there is no such door."""
     if door is None:
         return []
     scheme = "https" if door["tls"] else "http"
@@ -234,7 +235,7 @@ def _members(pool: dict[str, Any]) -> list[Text]:
 
 
 def _prestaged(volumes: list[dict[str, Any]]) -> list[Table]:
-    """What came of reading ahead; nothing where nobody did."""
+    """Results of reading ahead; nothing where nobody did."""
     if not volumes:
         return []
     table = folding_table("Volumes: prestaged", ("volume",), ("served gets", "useful", "wasted", "late"))

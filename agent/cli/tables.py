@@ -1,4 +1,4 @@
-"""Tables for terminals of any width, and for pipes: text is broken, numbers never, and nothing is cut off.
+"""Tables for terminals of any width, and for pipes: text folds, numbers never break, and nothing is cut off.
 
 rich cuts a word that is wider than its column and ends it in an ellipsis. A name that is cut is another
 name, and a number that is cut is another number.
@@ -6,20 +6,66 @@ name, and a number that is cut is another number.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 
 from rich import box
-from rich.console import Console, RenderableType
-from rich.table import Table
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.table import Column, Table
+from rich.text import Text
 
 _PIPE_COLUMNS = 1000
 """The width for a file or a pipe: a row is a line there, so that `grep` finds it whole."""
+_WORD_MAX = 32
+"""Words up to this stand in one piece: an NGUID has 32 characters."""
+
+
+class FoldingTable(Table):
+    """A table whose text columns hold their longest word; on a terminal too narrow for it, a block a row."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        room = options.max_width - 3 * len(self.columns) + 1
+        unlimited = options.update_width(_PIPE_COLUMNS)
+        most = []
+        for column in self.columns:
+            cells = [console.measure(cell, options=unlimited) for cell in (column.header, *column.cells)]
+            most.append(max(cell.maximum for cell in cells))
+            word = max(cell.minimum for cell in cells)
+            column.width = most[-1] if column.no_wrap else min(word, _WORD_MAX)
+            room -= column.width
+        if room < 0:
+            return self._blocks(console)
+        for _ in range(room):
+            narrow = [column for column, end in zip(self.columns, most, strict=True) if _width(column) < end]
+            if not narrow:
+                break
+            narrowest = min(narrow, key=_width)
+            narrowest.width = _width(narrowest) + 1
+        return super().__rich_console__(console, options)
+
+    def _blocks(self, console: Console) -> RenderResult:
+        """A block for each row: its name in a line, and a line for each other cell."""
+        if self.title:
+            yield Text(str(self.title), "italic", overflow="fold")
+        first = 1 + sum(1 for _ in itertools.takewhile(lambda column: not column.header, self.columns))
+        for row in zip(*(column.cells for column in self.columns), strict=True):
+            cells = [cell if isinstance(cell, Text) else console.render_str(str(cell)) for cell in row]
+            yield Text(" ", overflow="fold").join(cells[:first])
+            for column, cell in zip(self.columns[first:], cells[first:], strict=True):
+                if cell:
+                    yield Padding(Text(f"{column.header}: ", overflow="fold").append_text(cell), (0, 0, 0, 2))
+        yield Text()
+
+
+def _width(column: Column) -> int:
+    return column.width or 0
 
 
 def folding_table(title: str, text: Sequence[str], numbers: Sequence[str] = (), head: bool = True) -> Table:
     """A table with the columns of `text`, which fold, and after them those of `numbers`, which do not."""
-    table = Table(
+    table = FoldingTable(
         title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, show_header=head
     )
     for name in text:

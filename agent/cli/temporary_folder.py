@@ -1,8 +1,7 @@
 """A temporary folder that may have mounts in it, and that the next one cleans up after a `kill -9`.
 
-Its owner holds a lock on a file in it for as long as it lives, so a folder whose lock can be had is left
-over: its processes went with the owner (agent/cli/up/children.py), and what remains are files and dead
-mounts. A mount that is alive, or whose server does not answer, is left alone with its folder.
+Its owner locks a file in it. A folder whose lock is free is left over: only files and dead mounts remain of
+it. A mount that is alive, or does not answer, is left alone with its folder.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from agent.errors import G35Error
 from agent.fs.doors.mounting import MountError, clear_dead_mount
 
 log = logging.getLogger(__name__)
@@ -25,17 +25,26 @@ LEFT_BEHIND_MAX = 64
 """Folders that one start clears away."""
 
 
+class KeptFolder(G35Error):
+    """An error that the logs in the temporary folder explain: the folder stays until the next start."""
+
+
 @contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
     """A new folder of mode 0700, gone at the end; folders of killed owners with this prefix go first."""
     _sweep(prefix)
     folder = Path(tempfile.mkdtemp(prefix=prefix))
     lock = os.open(folder / _OWNER, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    is_kept = False
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield folder
+    except KeptFolder:
+        is_kept = True
+        raise
     finally:
-        _remove(folder)
+        if not is_kept:
+            _remove(folder)
         os.close(lock)
 
 

@@ -6,19 +6,19 @@ import json
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from agent.attach.inspect_namespaces import WITH_ALL, look_round, unreached
+from agent.attach.inspect_namespaces import look_round
 from agent.attach.map_history import map_seal
 from agent.attach.map_watch import EVERY_SECONDS
-from agent.cli.pool_lanes import with_lanes
+from agent.cli.pool_channel import AsJson, Config, want_all, with_channel
 from agent.cli.tables import folding_table, print_tables
 from agent.config.configuration import Configuration, load_configuration
 from agent.errors import G35Error, UserError, did_you_mean
 from agent.inline.root_keys import RootKey, root_key_in
+from agent.membership.join import numbers_of
 from agent.pool.map.commit import Change, Guard, change_map, simply
 from agent.pool.map.document import TENANTS_MAX, MapTenant, PoolMap
 from agent.pool.map.inspect import clear_directories, newest_map
@@ -34,11 +34,10 @@ from agent.pool.map.seal import MapSeal
 from agent.pool.map.tenant_changes import find_tenant, volumes_of, with_limits, with_tenant, without_key
 from agent.pool.steps import Steps
 from agent.pool.volume.key_transition import QUIET_SECONDS
-from agent.remote.channel import WorkerLanes
+from agent.remote.channel import WorkerChannel
 from agent.remote.fabric import Fabric
 from agent.sizes import parse_size, size_text, unit_of
 
-Config = Annotated[Path, typer.Option("--config", help="The TOML file with the enclosures.")]
 Name = Annotated[str, typer.Argument(help="The tenant.")]
 
 QuotaBytes = Annotated[
@@ -58,16 +57,14 @@ app = typer.Typer(
 
 
 @app.command("list")
-def list_tenants(
-    config: Config, as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False
-) -> None:
+def list_tenants(config: Config, as_json: AsJson = False) -> None:
     """Show the tenants, their volumes, and whose keys are erased."""
     configuration = load_configuration(config)
 
-    def work(fabric: Fabric, lanes: WorkerLanes) -> PoolMap:
-        return newest_map([inspection for _, _, inspection in look_round(fabric, lanes)])
+    def work(fabric: Fabric, channel: WorkerChannel) -> PoolMap:
+        return newest_map([inspection for _, _, inspection in look_round(fabric, channel)])
 
-    rows = rows_of(with_lanes(configuration, work))
+    rows = rows_of(with_channel(configuration, work))
     if as_json:
         print(json.dumps(rows, indent=1))
         return
@@ -104,22 +101,21 @@ def add(
     quota_slots: QuotaSlots = None,
     bandwidth: Bandwidth = None,
 ) -> None:
-    """Give a tenant a key, and the volumes that name it. They are of the configuration, in room that is left.
+    """Give a tenant a key, and volumes as the configuration says.
 
-    What it may have of the pool is changed later by `g35 tenant set`. A tenant that was erased gets a fresh
-    key and its volumes back, empty; of one that is there only the limits that are named change.
-    Agents serve new volumes once they are started again. For a tenant that was erased it takes some seconds,
-    after which no agent stores by the keys of before.
+    The volumes lie in room that is left. `g35 tenant set` changes the limits later. An erased tenant gets a
+    fresh key and its volumes back, empty; that takes some seconds, until no agent stores with earlier keys.
+    For a tenant that exists only the named limits change. Agents serve new volumes after a restart.
     """
     configuration = load_configuration(config)
     limits = _limits(quota_bytes, quota_slots, bandwidth)
     root, seal = _keys_of(configuration)
     wishes = [each.wish() for each in configuration.volumes]
 
-    def work(fabric: Fabric, lanes: WorkerLanes) -> int:
-        pool_map, numbers = _look_at_all(fabric, lanes, seal)
+    def work(fabric: Fabric, channel: WorkerChannel) -> int:
+        pool_map, numbers, _ = _look_at_maps(fabric, channel, seal)
         _check_root_key(pool_map, root)
-        waited_for = pool_map = _let_agents_drop(lanes, pool_map, numbers, name, seal)
+        waited_for = pool_map = _let_agents_drop(channel, pool_map, numbers, name, seal)
         count = 0
 
         def change(base: PoolMap, guard: Guard) -> Steps[PoolMap]:
@@ -129,20 +125,20 @@ def add(
                 raise G35Error(f"tenant {name} was erased just now", "nothing was added; say it again")
             changed, fresh = with_tenant(base, name, wishes, root)
             for volume in fresh:
-                yield from clear_directories(lanes, volume, numbers, lambda _: None, guard)
+                yield from clear_directories(channel, volume, numbers, lambda _: None, guard)
                 for nguid in volume.kv_namespaces:
                     yield from guard()
-                    yield from clear_keys(lanes, numbers[nguid], lambda _: None)
+                    yield from clear_keys(channel, numbers[nguid], lambda _: None)
             count = len(fresh) or count
             asked = with_limits(changed, name, **limits)
             if changed is base:
-                refuse_to_shrink(lanes, base, asked, name, numbers, _unit(quota_bytes))
+                refuse_to_shrink(channel, base, asked, name, numbers, _unit(quota_bytes))
             return asked
 
-        _replace(lanes, pool_map, numbers, change, seal)
+        _replace(channel, pool_map, numbers, change, seal)
         return count
 
-    count = with_lanes(configuration, work)
+    count = with_channel(configuration, work)
     if not count and all(wish.tenant != name for wish in wishes):
         near = did_you_mean(name, {wish.tenant for wish in wishes})
         print(
@@ -172,14 +168,14 @@ def is_erased(pool_map: PoolMap, name: str) -> bool:
 
 
 def _let_agents_drop(
-    lanes: WorkerLanes, pool_map: PoolMap, numbers: dict[str, int], name: str, seal: MapSeal
+    channel: WorkerChannel, pool_map: PoolMap, numbers: dict[str, int], name: str, seal: MapSeal
 ) -> PoolMap:
     """Where a tenant was erased, wait until no agent stores for it any more: what one named after its
     directories were cleared would fill the new volumes with what nobody can open."""
     if not is_erased(pool_map, name):
         return pool_map
-    # By whoever was interrupted between two namespaces: from here on agents see it on any of them.
-    pool_map = _replace(lanes, pool_map, numbers, simply(lambda base: base), seal)
+    # By a verb that was interrupted between two namespaces: from here on agents see it on any of them.
+    pool_map = _replace(channel, pool_map, numbers, simply(lambda base: base), seal)
     print(f"{QUIET_SECONDS:g} s, in which agents drop what was erased", file=sys.stderr)
     time.sleep(QUIET_SECONDS)
     return pool_map
@@ -193,13 +189,13 @@ def set_limits(
     quota_slots: QuotaSlots = None,
     bandwidth: Bandwidth = None,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Also where the tenant holds more, which it loses then.")
+        bool, typer.Option("--yes", help="Also where the tenant holds more, and so loses values.")
     ] = False,
 ) -> None:
-    """Change what a tenant may have of the pool. What is not named stays as it is.
+    """Change the limits of a tenant. Limits that are not named stay.
 
-    Agents that serve keep to it within seconds. One that holds more than it may have loses, value by value,
-    what seems least wanted of its own: so less than it holds is set with --yes only.
+    Agents apply them within seconds. A tenant above its limits loses its least wanted values, one by one: a
+    limit below its present use takes --yes.
     """
     limits = _limits(quota_bytes, quota_slots, bandwidth)
     if not limits:
@@ -207,16 +203,16 @@ def set_limits(
     configuration = load_configuration(config)
     seal = _keys_of(configuration)[1]
 
-    def work(fabric: Fabric, lanes: WorkerLanes) -> MapTenant:
-        pool_map, numbers = _look_at_all(fabric, lanes, seal)
+    def work(fabric: Fabric, channel: WorkerChannel) -> MapTenant:
+        pool_map, numbers, _ = _look_at_maps(fabric, channel, seal)
         asked = with_limits(pool_map, name, **limits)
         if not yes:
-            refuse_to_shrink(lanes, pool_map, asked, name, numbers, _unit(quota_bytes))
+            refuse_to_shrink(channel, pool_map, asked, name, numbers, _unit(quota_bytes))
         change = simply(lambda base: with_limits(base, name, **limits))
-        changed = _replace(lanes, pool_map, numbers, change, seal)
+        changed = _replace(channel, pool_map, numbers, change, seal)
         return find_tenant(changed, name)
 
-    tenant = with_lanes(configuration, work)
+    tenant = with_channel(configuration, work)
     print(f"tenant {name}: {limits_text(tenant, _unit(quota_bytes), _unit(bandwidth))}")
 
 
@@ -228,7 +224,7 @@ def limits_text(tenant: MapTenant, bytes_unit: str | None = None, rate_unit: str
 
 
 def refuse_to_shrink(
-    lanes: WorkerLanes,
+    channel: WorkerChannel,
     pool_map: PoolMap,
     asked: PoolMap,
     name: str,
@@ -245,7 +241,7 @@ def refuse_to_shrink(
         return
     slots = size = 0
     for volume in volumes_of(pool_map, before):
-        taken = lanes.run(slots_taken(lanes, volume, numbers))
+        taken = channel.run(slots_taken(channel, volume, numbers))
         slots, size = slots + taken, size + taken * pool_map.settings(volume).slot_bytes
     if (slots_max and slots > slots_max) or (bytes_max and size > bytes_max):
         raise UserError(
@@ -266,18 +262,18 @@ def rotate(
 ) -> None:
     """Give a tenant's volumes new data keys, or end a rotation.
 
-    Agents that serve seal anew what is stored, and nobody has to stop. Called again, it says how much is
-    left; where nothing is, the earlier keys are overwritten on every namespace. One that did not come to
-    that everywhere is ended first. Exits with 1 where it was waited for and is not over.
+    Agents seal the stored values anew while they serve. Called again, it says how many values are left; with
+    none left, it overwrites the earlier keys on every namespace. A rotation that is not ended everywhere is
+    ended first. Exit code 1 where --wait was given and the rotation is not over.
     """
     configuration = load_configuration(config)
     root, seal = _keys_of(configuration)
 
-    def work(fabric: Fabric, lanes: WorkerLanes) -> str:
-        pool_map, numbers, others = _look_at_all_maps(fabric, lanes, seal)
+    def work(fabric: Fabric, channel: WorkerChannel) -> str:
+        pool_map, numbers, others = _look_at_maps(fabric, channel, seal)
         find_tenant(pool_map, name)
-        # By whoever was interrupted between two namespaces: from here on agents see it on any of them.
-        pool_map = _replace(lanes, pool_map, numbers, simply(lambda base: base), seal)
+        # By a verb that was interrupted between two namespaces: from here on agents see it on any of them.
+        pool_map = _replace(channel, pool_map, numbers, simply(lambda base: base), seal)
         if not rotating(pool_map, name) and any(holds_earlier_key(each, pool_map, name) for each in others):
             return "the rotation before is ended everywhere now; say it again for another one"
         if not rotating(pool_map, name):
@@ -285,18 +281,18 @@ def rotate(
             def begun(base: PoolMap) -> PoolMap:
                 return base if rotating(base, name) else with_new_data_keys(base, name, root)
 
-            pool_map = _replace(lanes, pool_map, numbers, simply(begun), seal)
+            pool_map = _replace(channel, pool_map, numbers, simply(begun), seal)
             if not wait:
                 return "begun; agents seal anew what is stored. Say it again to see how much is left"
         end = time.monotonic() + wait
-        while left := _left_under_earlier(lanes, pool_map, name, numbers):
+        while left := _left_under_earlier(channel, pool_map, name, numbers):
             if time.monotonic() >= end:
                 what = f"{left} values are under the earlier keys still"
                 if wait:
                     raise G35Error(f"tenant {name}: {what}", _who_sees_to_them(pool_map, name))
                 return f"{what}; {_who_sees_to_them(pool_map, name)}"
             time.sleep(min(1.0, max(0.0, end - time.monotonic())))
-            pool_map, numbers = _look_at_all(fabric, lanes, seal)
+            pool_map, numbers, _ = _look_at_maps(fabric, channel, seal)
             _refuse_erased(pool_map, name)
         ended = {volume.volume_id: volume.key_epoch for volume in rotating(pool_map, name)}
 
@@ -309,13 +305,13 @@ def rotate(
             }
             return without_earlier_keys(base, waiting) if waiting else base
 
-        _refuse_erased(_replace(lanes, pool_map, numbers, simply(over), seal), name)
+        _refuse_erased(_replace(channel, pool_map, numbers, simply(over), seal), name)
         if not ended:
             return "somebody else has ended the rotation meanwhile"
         return f"the earlier keys of {len(ended)} volume(s) are overwritten, nothing is left under them"
 
     try:
-        print(f"tenant {name}: {with_lanes(configuration, work)}")
+        print(f"tenant {name}: {with_channel(configuration, work)}")
     except KeyboardInterrupt:
         print(
             f"tenant {name}: no longer waited for. What was begun goes on: say it again (g35 tenant rotate "
@@ -349,12 +345,12 @@ def holds_earlier_key(earlier: PoolMap, pool_map: PoolMap, name: str) -> bool:
     return any(epochs.get(volume.volume_id) == volume.key_epoch for volume in rotating(earlier, name))
 
 
-def _left_under_earlier(lanes: WorkerLanes, pool_map: PoolMap, name: str, numbers: dict[str, int]) -> int:
+def _left_under_earlier(channel: WorkerChannel, pool_map: PoolMap, name: str, numbers: dict[str, int]) -> int:
     """How many values are left; 0 only where there was none twice, with time for the last writes between."""
 
     def count() -> int:
         return sum(
-            lanes.run(left_under_earlier(lanes, volume, numbers)) for volume in rotating(pool_map, name)
+            channel.run(left_under_earlier(channel, volume, numbers)) for volume in rotating(pool_map, name)
         )
 
     left = count()
@@ -372,21 +368,21 @@ def erase(
 ) -> None:
     """Make all of a tenant unreadable for ever. Its key is overwritten on every namespace.
 
-    It takes as long for a full pool as for an empty one. Agents that serve the pool notice.
-    Exits with 1 while a namespace may still hold the key, and says which; do it again once it is reached.
+    A full pool takes no longer than an empty one. Agents that serve the pool notice.
+    Exit code 1 while a namespace may still hold the key; it is named: erase again once it is reached.
     """
     configuration = load_configuration(config)
     seal = _keys_of(configuration)[1]
     if not yes:
-        tenant, names = with_lanes(
-            configuration, lambda fabric, lanes: _named(_look_at_maps(fabric, lanes, seal)[0], name)
+        tenant, names = with_channel(
+            configuration,
+            lambda fabric, channel: _named(_look_at_maps(fabric, channel, seal, all_of_them=False)[0], name),
         )
         volumes = f" in {len(names)} volume(s) ({', '.join(names)})" if names else ""
         raise UserError(
             f"tenant {name} was erased; --yes erases it where that was not reached then"
             if tenant.is_erased
-            else f"everything that tenant {name} has stored{volumes} would be lost, for whoever holds "
-            "whatever key",
+            else f"everything that tenant {name} has stored{volumes} would be lost, under any key",
             "say --yes if that is meant",
         )
 
@@ -425,52 +421,41 @@ def erase_tenant(configuration: Configuration, name: str) -> Erased:
     """Write the map without the tenant's key to every namespace that is reached. Raises ConfigError."""
     seal = _keys_of(configuration)[1]
 
-    def work(fabric: Fabric, lanes: WorkerLanes) -> Erased:
-        pool_map, numbers, _ = _look_at_maps(fabric, lanes, seal)
+    def work(fabric: Fabric, channel: WorkerChannel) -> Erased:
+        pool_map, numbers, _ = _look_at_maps(fabric, channel, seal, all_of_them=False)
         began = time.perf_counter()
         change = simply(lambda base: without_key(base, name))
-        done = lanes.run(change_map(lanes, pool_map, numbers, change, all_of_them=False, seal=seal))
+        done = channel.run(change_map(channel, pool_map, numbers, change, all_of_them=False, seal=seal))
         return Erased(done.pool_map, done.left, time.perf_counter() - began)
 
-    return with_lanes(configuration, work)
+    return with_channel(configuration, work)
 
 
 _Maps: TypeAlias = tuple[PoolMap, dict[str, int], list[PoolMap]]
 """The pool map in force, the numbers of the namespaces that are reached, and all maps there that count."""
 
 
-def _look_at_maps(fabric: Fabric, lanes: WorkerLanes, seal: MapSeal) -> _Maps:
-    seen = look_round(fabric, lanes)
+def _look_at_maps(
+    fabric: Fabric, channel: WorkerChannel, seal: MapSeal, *, all_of_them: bool = True
+) -> _Maps:
+    """Raises G35Error where `all_of_them` are wanted and a namespace of the pool is not reached."""
+    seen = look_round(fabric, channel)
     inspections = [inspection for _, _, inspection in seen]
     maps: list[PoolMap] = []
     for each in inspections:
         if each.superblock is not None:
             maps += each.maps or (each.superblock.pool_map,)
-    numbers = {nguid.hex(): number for number, (nguid, _, _) in enumerate(seen)}
-    return newest_map(inspections, seal), numbers, seal.counting(maps)
-
-
-def _look_at_all(fabric: Fabric, lanes: WorkerLanes, seal: MapSeal) -> tuple[PoolMap, dict[str, int]]:
-    return _look_at_all_maps(fabric, lanes, seal)[:2]
-
-
-def _look_at_all_maps(fabric: Fabric, lanes: WorkerLanes, seal: MapSeal) -> _Maps:
-    """Raises G35Error where a namespace of the pool is not reached."""
-    pool_map, numbers, maps = _look_at_maps(fabric, lanes, seal)
-    away = [each.nguid for each in pool_map.namespaces if each.nguid not in numbers]
-    if away:
-        raise G35Error(
-            f"{len(away)} of the pool's namespaces are not reached; not connected: {unreached(fabric)}",
-            WITH_ALL,
-        )
-    return pool_map, numbers, maps
+    pool_map = newest_map(inspections, seal)
+    if all_of_them:
+        want_all(pool_map, seen, fabric)
+    return pool_map, numbers_of(seen), seal.counting(maps)
 
 
 def _replace(
-    lanes: WorkerLanes, pool_map: PoolMap, numbers: dict[str, int], change: Change, seal: MapSeal
+    channel: WorkerChannel, pool_map: PoolMap, numbers: dict[str, int], change: Change, seal: MapSeal
 ) -> PoolMap:
-    """Change the map, whoever else does so meanwhile; what is in force then. Raises G35Error."""
-    done = lanes.run(change_map(lanes, pool_map, numbers, change, seal=seal))
+    """Change the map, beside others that do so meanwhile; what is in force then. Raises G35Error."""
+    done = channel.run(change_map(channel, pool_map, numbers, change, seal=seal))
     if done.left:
         raise G35Error(f"not everywhere: {_told(done.left)}", "look at the enclosures, and do it again")
     return done.pool_map

@@ -24,7 +24,7 @@ def generate(
     output: Annotated[Path | None, typer.Option(help="The file to write; default: standard output.")] = None,
 ) -> None:
     """Write a trace in Mooncake's format. It has growing conversations over shared system prompts."""
-    from agent.replay.trace_making import encode_line, made_trace
+    from agent.replay.trace_generator import encode_line, made_trace
 
     with ExitStack() as open_files:
         out = sys.stdout if output is None else open_files.enter_context(output.open("w"))

@@ -1,14 +1,14 @@
 """The agent's configuration: one TOML file, checked as a whole before anything starts.
 
-Unknown keys are refused, for a mistyped key that is silently ignored is a setting that is silently
-wrong. Every default stands here and in docs/reference/configuration.md, which is made from these
-descriptions (`g35 config reference`).
+Unknown keys are refused: a mistyped key that is silently ignored is a setting that is silently wrong. Every
+default stands here and in docs/reference/configuration.md, which `g35 config reference` makes from here.
 """
+
+# One idea in one file: the sections of the file, and the page that lists their keys.
 
 from __future__ import annotations
 
 import os
-import tomllib
 import uuid
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,11 +23,8 @@ from pydantic import (
     model_validator,
 )
 
-from agent.config.document_problems import problems_in
-from agent.config.policy_sections import PolicySection, PrestageSection
-from agent.config.pool_section import PoolSection
+from agent.config.document_problems import parse_address, problems_in, toml_in
 from agent.config.s3_section import S3Section, S3TenantSection
-from agent.config.scrub_section import ScrubSection
 from agent.errors import ConfigError
 from agent.host_os.cpu_idle import StayAwake
 from agent.inline.suites import UNIT_BYTES_MAX
@@ -40,6 +37,7 @@ from agent.pool.map.document import (
     VolumeWish,
 )
 from agent.pool.map.names import TenantName, VolumeName
+from agent.pool.prestage.readahead import DEPTH
 from agent.pool.volume.settings import Timing
 from agent.sizes import Size as Size
 from agent.sizes import parse_size as parse_size
@@ -127,15 +125,8 @@ class AgentSection(_Section):
 
 
 def parse_path(text: str) -> tuple[str, int]:
-    """The address and the port of `ADDRESS:PORT` or `[ADDRESS]:PORT`. ValueError if it is neither."""
-    address, colon, port = text.rpartition(":")
-    bare = address.removeprefix("[").removesuffix("]")
-    right = address == (f"[{bare}]" if ":" in bare else bare)
-    if not colon or not bare or not right or not port.isascii() or not port.isdecimal():
-        raise ValueError(f"{text!r} is no ADDRESS:PORT")
-    if not 1 <= int(port) <= 65_535:
-        raise ValueError(f"{text!r}: a port is between 1 and 65535")
-    return bare, int(port)
+    """See `parse_address`."""
+    return parse_address(text, 1)
 
 
 class EnclosureSection(_Section):
@@ -283,18 +274,9 @@ class VolumeSection(_Section):
         return max(UNIT_BYTES_MIN, min(most, 1 << (self.value_size - 1).bit_length()))
 
     def wish(self) -> VolumeWish:
-        return VolumeWish(
-            name=self.name,
-            kind=self.kind,
-            value_bytes=self.value_size,
-            unit_bytes=self.unit_size or self._fitting_unit(),
-            suite=self.suite,
-            ttl_seconds=self.ttl_seconds,
-            share=self.share,
-            tenant=self.tenant,
-            layout=self.layout,
-            copies=self.copies,
-        )
+        same = {"name", "kind", "suite", "ttl_seconds", "share", "tenant", "layout", "copies"}
+        unit_bytes = self.unit_size or self._fitting_unit()
+        return VolumeWish(value_bytes=self.value_size, unit_bytes=unit_bytes, **self.model_dump(include=same))
 
 
 class FilesSection(_Section):
@@ -359,6 +341,102 @@ class VirtioFsSection(_Section):
     def queue_count(self, workers: int) -> int:
         """`queues`, with 0 resolved."""
         return self.queues or workers
+
+
+class PrestageSection(_Section):
+    """What waits in the agent's memory before it is asked for (docs/prestaging.md)."""
+
+    memory: Size = Field(
+        256 << 20, ge=0, description="Memory for values that were prestaged; 0 turns prestaging off."
+    )
+    waits: Literal["sealed", "open"] = Field(
+        "sealed",
+        description="How announced values wait: `sealed`, as on flash, or `open`, in clear, which saves the "
+        "cipher when they are asked for and leaves them readable in the agent's memory for up to 65 s.",
+    )
+    learn: bool = Field(
+        False,
+        description="Read the likely continuation of a prefix that is being read, learned from what followed "
+        "it before. It has half of `memory` at the most.",
+    )
+    depth: int = Field(DEPTH, ge=1, le=64, description="Values that are read ahead of the one being read.")
+    learn_rate: Size = Field(
+        1 << 30, ge=0, description="Bytes a second at the most that are read for guesses; 0: without bound."
+    )
+
+
+class PolicySection(_Section):
+    """How this agent serves one key-value volume, where that is not as by default (docs/prestaging.md)."""
+
+    volume: VolumeName = Field(description="The volume; one table for each.")
+    write: Literal["through", "back", "second-use"] = Field(
+        "through",
+        description="When a put is acknowledged. `through`: when it is on flash; `back`: when it is in this "
+        "agent's memory, and an agent that dies loses what it has yet to store; `second-use`: as `through`, "
+        "but where a live value would have to go, a key that was not put before is taken and forgotten.",
+    )
+    write_back_memory: Size = Field(
+        64 << 20, ge=1 << 20, description="Memory for values that `back` has yet to store; others go through."
+    )
+    prefill_tokens_per_s: float = Field(
+        0.0,
+        ge=0,
+        description="How many tokens a second the engine computes. With `bytes_per_token` a get that would "
+        "take longer than computing its value is a miss (`late`) at once; 0: none is refused for that.",
+    )
+    bytes_per_token: Size = Field(0, ge=0, description="What a token weighs in a value of this volume.")
+
+    @model_validator(mode="after")
+    def _gate_is_whole(self) -> PolicySection:
+        if (self.prefill_tokens_per_s > 0) != (self.bytes_per_token > 0):
+            raise ValueError("prefill_tokens_per_s and bytes_per_token go together")
+        return self
+
+
+class PoolSection(_Section):
+    """Choices that concern the pool as a whole."""
+
+    membership: Literal["manual", "auto"] = Field(
+        "manual",
+        description="Who lets blank namespaces into the pool: `manual`, `g35 pool add`; `auto`, this agent "
+        "while it serves, which also settles the pool where `rebalance` is set.",
+    )
+    join_after_s: float = Field(
+        30.0,
+        ge=0.5,
+        le=86_400,
+        description="With `auto`: how long no other namespace must have come or gone before those that are "
+        "new join, all at once.",
+    )
+    rebalance: Size = Field(
+        0,
+        ge=0,
+        description="Bytes a second at the most that this agent moves to namespaces that joined the pool; "
+        "0: it moves nothing. Where a pool holds files, set it on the agent that serves them.",
+    )
+    allow_plain: bool = Field(
+        False, description="The second word for `plain+crc64`: without it that suite is refused."
+    )
+
+
+class ScrubSection(_Section):
+    """Reading all that is stored, to find what is bad before somebody asks for it (docs/operating.md).
+
+    Every agent with this section reads all of the pool, so set it on one.
+    """
+
+    bandwidth: Size = Field(
+        0,
+        ge=0,
+        description="Bytes a second at the most, and an eighth of it while the agent's workers read or "
+        "write; 0: no scrub.",
+    )
+    every_hours: float = Field(
+        24.0,
+        gt=0,
+        le=24 * 365,
+        description="The next pass begins so long after the end of one; the first with the agent.",
+    )
 
 
 def _as_list(value: object) -> object:
@@ -446,13 +524,7 @@ def parse_configuration(document: dict[str, Any], where: str) -> Configuration:
 
 def load_configuration(path: Path) -> Configuration:
     """The configuration in a file. Raises ConfigError where it cannot be read or is wrong."""
-    try:
-        document = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}", "check the path") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}", "mend the line that it names") from None
-    return parse_configuration(document, str(path))
+    return parse_configuration(toml_in(path, path.read_text), str(path))
 
 
 def host_identity(state: Path) -> tuple[str, bytes]:
@@ -467,3 +539,38 @@ def host_identity(state: Path) -> tuple[str, bytes]:
     except ValueError:
         raise ConfigError(f"{file} holds no UUID", "remove it; a new one is made") from None
     return f"nqn.2014-08.org.nvmexpress:uuid:{host_id}", host_id.bytes
+
+
+def reference_markdown() -> str:
+    """The page: a table for each section."""
+    lines = [
+        "# Configuration",
+        "",
+        "One TOML file, given to `g35 agent --config FILE`. Sizes take K, M, G or T (powers of 1,024).",
+        "Unknown keys are refused. This page is made by `g35 config reference`.",
+    ]
+    for name, section in SECTIONS.items():
+        repeated = name in ("enclosures", "discovery", "volumes", "policies", "virtiofs", "s3.tenants")
+        lines += ["", f"## `{'[[' if repeated else '['}{name}{']]' if repeated else ']'}`", ""]
+        lines += [
+            (section.__doc__ or "").strip(),
+            "",
+            "| key | default | what it is |",
+            "| --- | --- | --- |",
+        ]
+        for key, info in section.model_fields.items():
+            default = "required" if info.is_required() else f"`{_shown(info.default)}`"
+            lines.append(f"| `{key}` | {default} | {info.description} |")
+    return "\n".join(lines) + "\n"
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int) and value >= 1 << 10 and value % (1 << 10) == 0:
+        for power, unit in ((3, "G"), (2, "M"), (1, "K")):
+            if value % 1024**power == 0:
+                return f'"{value // 1024**power}{unit}"'
+    return f'"{value}"' if isinstance(value, str) else str(value)

@@ -9,26 +9,22 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from agent.config.document_problems import parse_address
 from agent.pool.map.names import TenantName
 from agent.sizes import Size
 
 _LABEL: Final = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?"
 BUCKET: Final = re.compile(rf"(?=.{{3,63}}\Z)(?!\d+(?:\.\d+){{3}}\Z){_LABEL}(?:\.{_LABEL})*")
-"""A bucket's name: labels as those of a host, and no address of IPv4 ("Bucket naming rules" of Amazon's S3
-user guide)."""
+"""A bucket's name: labels as in a host's name, and no IPv4 address ("Bucket naming rules", Amazon's S3 user
+guide)."""
 _HOST = re.compile(r"[a-z0-9.-]{1,253}|\[[0-9a-f:.]{2,45}\]")
 
 
 def parse_listener(text: str) -> tuple[str, int]:
-    """Address and port of `ADDRESS:PORT` or `[ADDRESS]:PORT`. ValueError if it is neither."""
-    address, _, port = text.rpartition(":")
-    bare = address.removeprefix("[").removesuffix("]")
-    ipaddress.ip_address(bare)
-    if address != (f"[{bare}]" if ":" in bare else bare) or not port.isascii() or not port.isdecimal():
-        raise ValueError(f"{text!r} is no ADDRESS:PORT")
-    if int(port) > 65_535:
-        raise ValueError(f"{text!r}: a port is 65535 at the most")
-    return bare, int(port)
+    """As `parse_address`, of an address in digits. Port 0 takes a free one."""
+    address, port = parse_address(text)
+    ipaddress.ip_address(address)
+    return address, port
 
 
 class S3TenantSection(BaseModel):

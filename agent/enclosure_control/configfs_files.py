@@ -1,8 +1,8 @@
-"""The few operations on /sys/kernel/config that change nvmet, as records, and what carries them out.
+"""The operations on /sys/kernel/config that change nvmet, as records, and their execution.
 
-configfs makes and removes the attribute files of a folder with the folder, and a write to one is a call into
-the kernel that may be refused. Several operations that belong together are undone as far as they went if one
-of them is refused, so that a later run does not find half a subsystem.
+configfs makes and removes the attribute files of a folder with the folder. The kernel may refuse a write to
+one. If it refuses one of several operations that belong together, those before it are undone, so that a later
+run does not find half a subsystem.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import errno
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import ClassVar, Final
 
 from agent.errors import Fault, G35Error
 
@@ -28,7 +28,7 @@ _ADVICE: Final = {
 
 
 class ConfigfsError(G35Error):
-    """The kernel refused an operation; `errno` is its word for why."""
+    """The kernel refused an operation with `errno`."""
 
     def __init__(self, what: str, error: OSError, advice: str | None = None) -> None:
         fault, usual = _ADVICE.get(error.errno or 0, (Fault.WORLD, "the kernel's log may say why"))
@@ -38,70 +38,63 @@ class ConfigfsError(G35Error):
 
 
 @dataclass(frozen=True, slots=True)
-class MakeFolder:
-    """mkdir; the kernel fills it."""
+class FileOperation:
+    """One operation, of which `TEXT` is a format string in shell."""
 
+    TEXT: ClassVar[str]
     path: Path
 
     def __str__(self) -> str:
-        return f"mkdir {self.path}"
+        return self.TEXT.format(self)
+
+
+class MakeFolder(FileOperation):
+    """The kernel fills the folder."""
+
+    TEXT = "mkdir {0.path}"
+
+
+class RemoveFolder(FileOperation):
+    """Also removes the attributes in it."""
+
+    TEXT = "rmdir {0.path}"
+
+
+class Unlink(FileOperation):
+    """Removes a link."""
+
+    TEXT = "rm {0.path}"
 
 
 @dataclass(frozen=True, slots=True)
-class RemoveFolder:
-    """rmdir, attributes and all."""
+class Write(FileOperation):
+    """Writes a value to an attribute. With `source` the value is a secret, read from that file."""
 
-    path: Path
-
-    def __str__(self) -> str:
-        return f"rmdir {self.path}"
-
-
-@dataclass(frozen=True, slots=True)
-class Write:
-    """Write a value to an attribute; with `source` it is a secret, and that is the file it came from."""
-
-    path: Path
+    TEXT = "echo {0.shown} > {0.path}"
     value: str
     source: str | None = None
 
-    def __str__(self) -> str:
-        shown = f"(the key in {self.source})" if self.source is not None else self.value
-        return f"echo {shown} > {self.path}"
+    @property
+    def shown(self) -> str:
+        return self.value if self.source is None else f"(the key in {self.source})"
 
     def __repr__(self) -> str:
         return f"<{self}>"
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
-    """A symbolic link, which for nvmet means: let in, or offer."""
+class Link(FileOperation):
+    """Makes a symbolic link: it lets a host in, or offers a subsystem at a port."""
 
-    path: Path
+    TEXT = "ln -s {0.to} {0.path}"
     to: Path
-
-    def __str__(self) -> str:
-        return f"ln -s {self.to} {self.path}"
-
-
-@dataclass(frozen=True, slots=True)
-class Unlink:
-    """The opposite."""
-
-    path: Path
-
-    def __str__(self) -> str:
-        return f"rm {self.path}"
-
-
-FileOperation: TypeAlias = MakeFolder | RemoveFolder | Write | Link | Unlink
 
 
 class ConfigfsFiles:
-    """Carries operations out. Reading returns "" where an attribute does not exist."""
+    """configfs itself."""
 
     def carry_out(self, operations: Iterable[FileOperation]) -> None:
-        """All in order; undone as far as they went, and ConfigfsError, if one is refused."""
+        """Carry all out in order. If one is refused, undo those before it and raise ConfigfsError."""
         done: list[FileOperation] = []
         for operation in operations:
             try:
@@ -142,7 +135,7 @@ class ConfigfsFiles:
                 self.one(Unlink(path))
 
     def read(self, path: Path) -> str:
-        """The value of an attribute without its newline. ConfigfsError if it cannot be read."""
+        """The value of an attribute without its newline; "" where there is none. Raises ConfigfsError."""
         try:
             return path.read_text().strip()
         except FileNotFoundError:
@@ -151,8 +144,56 @@ class ConfigfsFiles:
             raise ConfigfsError(f"cannot read {path}", error) from None
 
     def names(self, folder: Path) -> list[str]:
-        """What a folder holds, sorted. ConfigfsError if there is no such folder."""
+        """The names in a folder, sorted. ConfigfsError if there is no such folder."""
         try:
             return sorted(each.name for each in folder.iterdir())
         except OSError as error:
             raise ConfigfsError(f"cannot list {folder}", error) from None
+
+
+class DryRunFiles(ConfigfsFiles):
+    """The files of `below` as operations would leave them that are only recorded: for `--dry-run`."""
+
+    def __init__(self, below: ConfigfsFiles) -> None:
+        self._below = below
+        self._names: dict[Path, set[str]] = {}
+        self._values: dict[Path, str] = {}
+        self._anew: set[Path] = set()
+
+    def one(self, operation: FileOperation) -> None:
+        """Record it."""
+        path = operation.path
+        match operation:
+            case MakeFolder() | Link():
+                self._listed(path.parent).add(path.name)
+                self._forget(path)
+            case RemoveFolder() | Unlink():
+                self._listed(path.parent).discard(path.name)
+                self._forget(path)
+            case Write(_, value):
+                self._values[path] = value
+
+    def _listed(self, folder: Path) -> set[str]:
+        if folder not in self._names:
+            self._names[folder] = set() if self._is_new(folder) else set(self._below.names(folder))
+        return self._names[folder]
+
+    def _forget(self, path: Path) -> None:
+        """Forget everything below `path`: the kernel fills a new folder anew."""
+        self._anew.add(path)
+        for known in (self._names, self._values):
+            for each in [each for each in known if each.is_relative_to(path)]:
+                del known[each]
+
+    def _is_new(self, path: Path) -> bool:
+        return any(each in self._anew for each in (path, *path.parents))
+
+    def read(self, path: Path) -> str:
+        """See `ConfigfsFiles.read`; attributes that the kernel fills by itself are empty."""
+        if path in self._values:
+            return self._values[path]
+        return "" if self._is_new(path) else self._below.read(path)
+
+    def names(self, folder: Path) -> list[str]:
+        """See `ConfigfsFiles.names`."""
+        return sorted(self._listed(folder))

@@ -1,9 +1,9 @@
-"""The kernel's nvmet as an enclosure: read and changed through configfs, by the same descriptions and plans.
+"""The kernel's nvmet as an enclosure, through configfs, by the same descriptions and plans.
 
-nvmet knows no bdevs: a namespace names a file or block device, so of all bdevs a description may have `aio`
-ones alone, and their names exist in the description only. It has no keyring either: the contents of a key
-file go into the host's folder, and one host has the same keys in all subsystems. A listener is a link from a
-port to a subsystem, and one port serves several subsystems.
+nvmet has no bdevs: a namespace names a file or block device. So a description may have `aio` bdevs alone, and
+their names exist in the description only. nvmet has no keyring either: the contents of a key file go into the
+host's folder, and one host has the same keys in all subsystems. A listener is a link from a port to a
+subsystem, and one port serves several subsystems.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Final
 
 from agent.enclosure_control.configfs_files import (
     ConfigfsFiles,
+    DryRunFiles,
     FileOperation,
     Link,
     MakeFolder,
@@ -21,16 +22,16 @@ from agent.enclosure_control.configfs_files import (
     Unlink,
     Write,
 )
-from agent.enclosure_control.configfs_imagined import ImaginedFiles
 from agent.enclosure_control.description import Description
-from agent.enclosure_control.present import Present, Traits
 from agent.enclosure_control.records import (
     Address,
     Bdev,
     Host,
     Key,
     Namespace,
+    Present,
     Subsystem,
+    Traits,
     Transport,
     canonical_address,
     canonical_nguid,
@@ -50,7 +51,7 @@ from agent.enclosure_control.steps import (
     SetKeys,
     Step,
 )
-from agent.errors import UserError
+from agent.errors import UserError, did_you_mean
 from nvmeof.authentication.secret_files import SecretFileError, read_secret_file
 
 ROOT: Final = Path("/sys/kernel/config/nvmet")
@@ -72,7 +73,7 @@ class ConfigfsTarget:
         self._description = _NOTHING
 
     def check(self, description: Description) -> None:
-        """UserError if nvmet cannot be what is described."""
+        """UserError for a description that nvmet cannot carry out."""
         lacking = [
             f"[[{name}]]"
             for name in ("malloc", "null", "nvme", "lvol_stores", "lvols")
@@ -99,7 +100,8 @@ class ConfigfsTarget:
         for subsystem in description.subsystems:
             for namespace in subsystem.namespaces:
                 if namespace.bdev not in aio:
-                    raise UserError(f"namespace {namespace.nsid}: there is no [[aio]] {namespace.bdev}")
+                    near = did_you_mean(namespace.bdev, aio)
+                    raise UserError(f"namespace {namespace.nsid}: there is no [[aio]] {namespace.bdev}{near}")
             for host in subsystem.hosts:
                 if keys.setdefault(host.nqn, host.record) != host.record:
                     raise UserError(f"nvmet has one key for a host in all subsystems, and {host.nqn} has two")
@@ -107,7 +109,7 @@ class ConfigfsTarget:
     # --- reading ----------------------------------------------------------------------------------------
 
     def read(self, description: Description | None = None) -> Present:
-        """What nvmet is at present, in the names of `description`."""
+        """The present state of nvmet, in the names of `description`."""
         self._description = wanted = description or _NOTHING
         names = {each.file: each.name for each in wanted.aio}
         secrets = {_secret(each.file): each.name for each in wanted.keys}
@@ -174,30 +176,30 @@ class ConfigfsTarget:
 
     # --- changing ---------------------------------------------------------------------------------------
 
-    def vet(self, steps: Sequence[Step]) -> None:
-        """`check` has said it all."""
+    def check_steps(self, steps: Sequence[Step]) -> None:
+        """`check` was enough."""
 
     def perform(self, step: Step) -> None:
         """Carry one step out."""
         self._files.carry_out(self.operations(step))
 
     def show(self, steps: Sequence[Step]) -> list[str]:
-        """The operations of `perform`, as a shell would write them, each step after those before it."""
-        imagined = ImaginedFiles(self._files)
-        after = ConfigfsTarget(self._root, imagined)
+        """The operations of each step, as a shell would write them, after the steps before it."""
+        dry = DryRunFiles(self._files)
+        after = ConfigfsTarget(self._root, dry)
         after._description = self._description
         shown = []
         for step in steps:
             operations = after.operations(step)
             shown.append("; ".join(str(each) for each in operations))
-            imagined.carry_out(operations)
+            dry.carry_out(operations)
         return shown
 
     def close(self) -> None:
-        """Nothing is held."""
+        """It holds nothing open."""
 
     def operations(self, step: Step) -> list[FileOperation]:
-        """What carries `step` out, given what is there now."""
+        """The operations that carry `step` out, given the present state."""
         subsystems = self._root / "subsystems"
         match step:
             case CreateSubsystem():
@@ -205,7 +207,7 @@ class ConfigfsTarget:
                 made: list[FileOperation] = [
                     MakeFolder(folder), Write(folder / "attr_allow_any_host", str(int(step.allow_any_host))),
                 ]  # fmt: skip
-                for name, value in (("attr_serial", step.serial), ("attr_model", step.model)):
+                for name, value in (("attr_serial", step.serial_number), ("attr_model", step.model_number)):
                     made += [Write(folder / name, value)] if value is not None else []
                 return made
             case DeleteSubsystem(nqn):
@@ -258,7 +260,7 @@ class ConfigfsTarget:
                 if name not in files:
                     raise UserError(f"{host.nqn}: there is no [[keys]] {name}")
                 made.append(Write(folder / attribute, _secret(files[name]), source=files[name]))
-        # nvmet's own choice is no Diffie-Hellman at all: then who listens may try out secrets at home.
+        # nvmet's default is no Diffie-Hellman: a listener on the wire could then try out secrets offline.
         return [*made, Write(folder / "dhchap_dhgroup", DH_GROUP)] if made else []
 
     def _remove_host(self, nqn: str, host_nqn: str) -> list[FileOperation]:
@@ -320,7 +322,7 @@ class ConfigfsTarget:
 
 
 def _secret(path: str) -> str:
-    """What a key file holds, as nvmet wants it. Raises UserError, which does not quote it."""
+    """The secret in a key file, as nvmet takes it. Raises UserError, which does not quote it."""
     try:
         return read_secret_file(Path(path)).text()
     except SecretFileError as error:

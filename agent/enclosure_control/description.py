@@ -1,14 +1,13 @@
-"""What an enclosure is to be: one TOML file, checked as a whole before anything is asked.
+"""The description of an enclosure: one TOML file, checked as a whole before the enclosure is asked anything.
 
 The same file serves an SPDK target, the kernel's nvmet and `g35 jbof`. Unknown keys are refused. Paths are
-those of the enclosure's machine. Secrets do not stand in it: a key is the name of a file.
+those of the enclosure's machine. A key is the name of a file; there are no secrets in the description.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import os
-import tomllib
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,13 +23,13 @@ from pydantic import (
     model_validator,
 )
 
-from agent.config.document_problems import problems_in
+from agent.config.document_problems import problems_in, toml_in
 from agent.enclosure_control import records
+from agent.enclosure_control.steps import MIB
 from agent.errors import ConfigError
-from agent.sizes import Size
+from agent.sizes import Size, size_text
 
 DESCRIPTION_BYTES_MAX = 4 << 20
-MIB = 1 << 20
 
 
 def _nguid(text: str) -> str:
@@ -69,7 +68,7 @@ class _Section(BaseModel):
 
 
 class TransportSection(_Section):
-    """A transport of the target. What is left out stays as the target has it."""
+    """A transport of the target. Options that are left out stay as they are."""
 
     type: Literal["tcp", "rdma"] = Field(description="The transport.")
     max_queue_depth: int | None = Field(None, ge=2, le=65535, description="Entries of a queue.")
@@ -99,12 +98,13 @@ class MallocSection(_Section):
     @model_validator(mode="after")
     def _whole_blocks(self) -> MallocSection:
         if self.size % self.block_size:
-            raise ValueError(f"{self.name}: the size is no whole number of blocks")
+            size, block = size_text(self.size), size_text(self.block_size)
+            raise ValueError(f"{self.name}: {size} is no whole number of blocks of {block}")
         return self
 
 
 class NullSection(MallocSection):
-    """A bdev without contents, for trials of speed: writes are forgotten, reads are zeros."""
+    """A bdev without contents, for measurements: writes are forgotten, reads are zeros."""
 
 
 class AioSection(_Section):
@@ -135,7 +135,7 @@ class NvmeSection(_Section):
 
 
 class LvolStoreSection(_Section):
-    """A store of logical volumes. Where the bdev carries none, one is made, and all else on it is lost."""
+    """A store of logical volumes. If the bdev carries none, one is made, and the bdev's contents are lost."""
 
     name: _Name = Field(description="Name of the store.")
     bdev: _BdevName = Field(description="The bdev to use, whole.")
@@ -165,7 +165,7 @@ class NamespaceSection(_Section):
 
 
 class ListenerSection(_Section):
-    """Where hosts find the subsystem."""
+    """An address at which hosts find the subsystem."""
 
     transport: Literal["tcp", "rdma"] = Field("tcp", description="The transport.")
     address: str = Field(description="An IP address of the enclosure.")
@@ -275,7 +275,7 @@ def address_of(transport: str, address: str, port: int) -> records.Address:
 
 
 def parse_description(document: dict[str, Any], where: str) -> Description:
-    """A checked description. Raises ConfigError that names every key that is wrong."""
+    """A checked description. Raises ConfigError, which names every wrong key."""
     try:
         return Description.model_validate(document)
     except ValidationError as error:
@@ -286,7 +286,7 @@ def parse_description(document: dict[str, Any], where: str) -> Description:
 
 
 def load_description(path: Path) -> Description:
-    """The description in a file. Raises ConfigError where it cannot be read or is wrong."""
+    """The description in a file. Raises ConfigError."""
     try:
         with path.open("rb") as file:
             raw = file.read(DESCRIPTION_BYTES_MAX + 1)
@@ -294,12 +294,4 @@ def load_description(path: Path) -> Description:
         raise ConfigError(f"cannot read {path}: {error.strerror}", "check the path") from None
     if len(raw) > DESCRIPTION_BYTES_MAX:
         raise ConfigError(f"{path} is longer than {DESCRIPTION_BYTES_MAX} bytes")
-    try:
-        document = tomllib.loads(raw.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}", "mend the line that it names") from None
-    except RecursionError:
-        raise ConfigError(f"{path} is nested too deeply", "no key of a description needs that") from None
-    except ValueError:  # An integer of more digits than Python reads.
-        raise ConfigError(f"{path} has a number that is too long", "mend it") from None
-    return parse_description(document, str(path))
+    return parse_description(toml_in(path, raw.decode), str(path))

@@ -1,13 +1,12 @@
-"""From a description and the present state to the steps between them. A pure function, whatever the back-end.
+"""From a description and the present state to the steps between them. A pure function for all back-ends.
 
-What is taken away: a namespace, a host or a key that the description names and has otherwise is replaced.
-Anything that the description does not name is left alone and listed in `Plan.left_alone`, unless `prune`; and
-logical volumes and their stores not even then, for their contents outlive every process. What cannot be
-changed without losing contents (the size of memory, the serial number of a subsystem) is a `PlanConflict`.
+A namespace, host or key that differs from its description is replaced. Anything that the description does not
+name is listed in `Plan.left_alone`; with `prune` it is taken away, except logical volumes and their stores,
+whose contents outlive every process. A change that would lose contents (the size of memory, the serial number
+of a subsystem) is a `PlanConflict`.
 
-The order of steps keeps a door shut until what is behind it is ready: doors are shut (keys, hosts that go,
-named hosts alone) before anything new is made; a new subsystem gets its namespaces and hosts before its
-listeners; with `prune`, what goes, goes before what comes.
+Steps come in an order that lets no host in too early: first restrictions (keys, hosts that go, named hosts
+alone), then removals, then additions. A new subsystem gets its namespaces and hosts before its listeners.
 """
 
 from __future__ import annotations
@@ -15,14 +14,19 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from agent.enclosure_control.description import MIB, Description, NullSection, NvmeSection
+from agent.enclosure_control.description import Description, NullSection
+from agent.enclosure_control.plan_checks import (
+    Conflicts,
+    missing_names,
+    names_bdev_of,
+    shared_bdevs,
+    taken_elsewhere,
+)
 from agent.enclosure_control.plan_keys import ASIDE, plan_keys
-from agent.enclosure_control.plan_names import missing_names, names_bdev_of, shared_bdevs, taken_elsewhere
-from agent.enclosure_control.plan_subsystems import SubsystemPlan, plan_subsystem
-from agent.enclosure_control.present import Present
-from agent.enclosure_control.printable import printable
-from agent.enclosure_control.records import Key, LvolStore
+from agent.enclosure_control.plan_subsystems import SubsystemPlan
+from agent.enclosure_control.records import Key, LvolStore, Present
 from agent.enclosure_control.steps import (
+    MIB,
     AttachNvme,
     CreateAio,
     CreateLvol,
@@ -37,29 +41,35 @@ from agent.enclosure_control.steps import (
     Step,
     WaitForExamine,
 )
-from agent.errors import UserError
+from agent.errors import UserError, printable
+from agent.sizes import size_text
+
+SIZES = frozenset({"size", "block_size", "cluster_size", "in_capsule_data_size", "max_io_size"})
+_CONFLICTS_SHOWN = 8
+_WRITE_OR_RENAME = "write what is there into the description, or choose another name for a new one"
 
 
 class PlanConflict(UserError):
-    """The description asks for what cannot be reached from here without losing something."""
+    """The description cannot be reached from the present state without a loss, or not at all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do, in order, and what is there beyond the description."""
+    """The steps in order, and what is there that the description does not name."""
 
     steps: tuple[Step, ...]
     left_alone: tuple[str, ...] = ()
 
 
 def plan(description: Description, present: Present, *, prune: bool = False) -> Plan:
-    """The steps from `present` to `description`. Raises PlanConflict, which names all conflicts."""
+    """The steps from `present` to `description`. Raises PlanConflict, with conflicts and remedies."""
     planner = _Planner(description, present, prune)
     planner.run()
     if planner.conflicts:
+        shown = list(planner.conflicts.items())[:_CONFLICTS_SHOWN]
+        remedies = dict.fromkeys(remedy for _, remedy in shown)
         raise PlanConflict(
-            printable("; ".join(planner.conflicts[:8])),
-            "nothing was changed; change the description, or remove what is in the way (--prune)",
+            printable("; ".join(text for text, _ in shown)), "; ".join(("nothing was changed", *remedies))
         )
     return Plan(tuple(planner.steps), tuple(planner.left_alone))
 
@@ -71,7 +81,7 @@ class _Planner:
         self.prune = prune
         self.steps: list[Step] = []
         self.left_alone: list[str] = []
-        self.conflicts: list[str] = []
+        self.conflicts: Conflicts = {}
 
     def run(self) -> None:
         self._transports()
@@ -91,10 +101,12 @@ class _Planner:
             ]
         for part in parts:
             self.steps += part.additions
-        self.conflicts += shared_bdevs(self.description, self.present)
-        self.conflicts += taken_elsewhere(self.steps, self.present)
-        self.conflicts += missing_names(self.steps, self.present)
-        self._beyond(parts)
+        self.conflicts |= shared_bdevs(self.description, self.present)
+        self.conflicts |= taken_elsewhere(self.steps, self.present, prune=self.prune)
+        self.conflicts |= missing_names(self.steps, self.present)
+        for part in parts:
+            self.left_alone += part.left_alone
+        self._beyond()
 
     def _transports(self) -> None:
         there = {each.trtype: dict(each.options) for each in self.present.transports}
@@ -104,15 +116,13 @@ class _Planner:
                 self.steps.append(CreateTransport(trtype, wanted.options()))
                 continue
             for name, value in wanted.options():
-                has = there[trtype].get(name, value)
-                if has != value:
-                    self.conflicts.append(
-                        f"transport {trtype} has {name} {has}, not {value}; only a restart of the target "
-                        "changes that"
-                    )
+                self._same(
+                    f"transport {trtype}", name, there[trtype].get(name), value,
+                    "write the transport's options as they are: only a restart of the target changes them",
+                )  # fmt: skip
 
     def _bdevs(self) -> set[str]:
-        """Names of what comes into being that may carry a store already; NVMe controllers by theirs."""
+        """Names of new bdevs and NVMe controllers that may carry a store already."""
         fresh = set()
         for memory in (*self.description.malloc, *self.description.null):
             is_null = isinstance(memory, NullSection)
@@ -139,16 +149,21 @@ class _Planner:
         for ssd in self.description.nvme:
             controller = attached.get(ssd.name)
             if controller is None:
-                self.steps.append(_attachment(ssd))
+                new = AttachNvme(ssd.name, ssd.place, ssd.nqn, ssd.host_nqn, ssd.key, ssd.controller_key)
+                self.steps.append(new)
                 fresh.add(ssd.name)
             elif controller.address is not None:
                 self._same(f"NVMe controller {ssd.name}", "address", controller.address, ssd.place)
                 self._same(f"NVMe controller {ssd.name}", "nqn", controller.subnqn or None, ssd.nqn)
         return fresh
 
-    def _same(self, what: str, name: str, has: object, wanted: object) -> None:
+    def _same(
+        self, what: str, name: str, has: object, wanted: object, remedy: str = _WRITE_OR_RENAME
+    ) -> None:
         if has is not None and wanted is not None and has != wanted:
-            self.conflicts.append(f"{what} is there with {name} {has}, not {wanted}")
+            if name in SIZES and isinstance(has, int) and isinstance(wanted, int):
+                has, wanted = size_text(has), size_text(wanted)
+            self.conflicts[f"{what} is there with {name} {has}, not {wanted}"] = remedy
 
     def _volumes(self, fresh: set[str]) -> None:
         stores = {each.name: each for each in self.present.lvol_stores}
@@ -168,9 +183,9 @@ class _Planner:
             if there is None:
                 self.steps.append(CreateLvol(volume.store, volume.name, volume.size // MIB, volume.thin))
             elif there.size > _rounded(volume.size, stores.get(volume.store)):
-                self.conflicts.append(
-                    f"lvol {volume.alias} has {there.size} bytes; a shrink to {volume.size} loses contents"
-                )
+                size = size_text(there.size)
+                text = f"lvol {volume.alias} has {size}; a shrink to {size_text(volume.size)} loses contents"
+                self.conflicts[text] = f"write {size} into the description, or delete the volume by hand"
             elif there.size < volume.size:
                 self.steps.append(ResizeLvol(volume.alias, volume.size // MIB))
 
@@ -184,85 +199,71 @@ class _Planner:
             if not self.prune and host.nqn not in wanted.get(each.nqn, ())
         )
         parts = [
-            plan_subsystem(each, there.get(each.nqn), self.present, undescribed=undescribed, prune=self.prune)
+            SubsystemPlan(each, there.get(each.nqn), self.present, undescribed, self.prune)
             for each in self.description.subsystems
         ]
         for part in parts:
-            self.conflicts += part.conflicts
+            self.conflicts |= part.conflicts
         return parts
 
     def _used(self) -> set[str]:
-        """Names proper of bdevs that the description builds on, or that carry a store."""
+        """Own names of bdevs that the description builds on, or that carry a store."""
         used = {each.bdev for each in self.description.lvol_stores}
         used |= {each.base_bdev for each in self.present.lvol_stores}
         for subsystem in self.description.subsystems:
             used |= {each.bdev for each in subsystem.namespaces}
         return {self.present.name_of(name) for name in used}
 
-    def _beyond(self, parts: list[SubsystemPlan]) -> None:
-        """What is there and not described: taken away with `prune`, listed without."""
+    def _beyond(self) -> None:
+        """Things that are there and not described: taken away with `prune`, listed without."""
         wanted, present = self.description, self.present
-        for part in parts:
-            self.left_alone += part.left_alone
-        beyond: list[tuple[str, Step]] = []
-        controllers = {each.name for each in wanted.nvme}
-        used = self._used()
-        kept = []
+        found: list[tuple[str, Step | None]] = []  # None: not taken away in any case
+        if not self.prune:
+            described = {each.nqn for each in wanted.subsystems}
+            others = [each.nqn for each in present.subsystems if each.nqn not in described]
+            found += [(f"subsystem {nqn}", None) for nqn in others]
+        controllers, used, attached = {each.name for each in wanted.nvme}, self._used(), False
         for controller in present.nvme:
-            if controller.name in controllers:
-                continue
-            if any(names_bdev_of(controller.name, name) for name in used):
-                kept.append(controller.name)
+            name = controller.name
+            if name in controllers:
+                attached = True
+            elif any(names_bdev_of(name, bdev) for bdev in used):
+                attached = True
+                found.append((f"NVMe controller {name}, on which described things are built", None))
             else:
-                detach = DeleteBdev("nvme", controller.name)
-                beyond.append((f"NVMe controller {controller.name}", detach))
-        self.left_alone += [f"NVMe controller {name}, on which described things are built" for name in kept]
-        names = {each.name for each in (*wanted.malloc, *wanted.null)} | {each.name for each in wanted.aio}
-        names = {present.name_of(name) for name in names}
-        beyond += [
+                found.append((f"NVMe controller {name}", DeleteBdev("nvme", name)))
+        names = [each.name for each in (*wanted.malloc, *wanted.null)] + [each.name for each in wanted.aio]
+        used |= {present.name_of(name) for name in names}
+        found += [
             (f"{each.kind} bdev {each.name}", DeleteBdev(each.kind, each.name))
             for each in present.bdevs
-            if each.kind in ("malloc", "null", "aio") and each.name not in names | used
+            if each.kind in ("malloc", "null", "aio") and each.name not in used
         ]
-        keys = {each.name for each in wanted.keys}
-        for each in wanted.subsystems:
-            keys |= {name for host in each.hosts for name in (host.key, host.controller_key) if name}
-        keys |= {name for ssd in wanted.nvme for name in (ssd.key, ssd.controller_key) if name}
-        keys |= {each.name + ASIDE for each in wanted.keys}  # `plan_keys` removes them
-        attached = bool(kept or [each for each in present.nvme if each.name in controllers])
+        hosts = [host.record for each in wanted.subsystems for host in each.hosts]
+        keys = {name for host in hosts for name in (host.key, host.controller_key)}
+        keys |= {name for ssd in wanted.nvme for name in (ssd.key, ssd.controller_key)}
+        keys |= {name for each in wanted.keys for name in (each.name, each.name + ASIDE)}  # see `plan_keys`
         for key in present.keys:
             if key.name in keys:
                 continue
             if attached and self.prune and self._controllers_may_have(key):
-                self.left_alone.append(f"key {key.name}, which an attached NVMe controller may have")
+                found.append((f"key {key.name}, which an attached NVMe controller may have", None))
             else:
-                beyond.append((f"key {key.name}", RemoveKey(key.name)))
-        if self.prune:
-            self.steps += [step for _, step in beyond]
-        else:
-            described = {each.nqn for each in wanted.subsystems}
-            self.left_alone += [
-                f"subsystem {each.nqn}" for each in present.subsystems if each.nqn not in described
-            ]
-            self.left_alone += [text for text, _ in beyond]
+                found.append((f"key {key.name}", RemoveKey(key.name)))
         stores = {each.name for each in wanted.lvol_stores}
-        self.left_alone += [
-            f"lvol store {each.name}" for each in present.lvol_stores if each.name not in stores
-        ]
+        names = [each.name for each in present.lvol_stores if each.name not in stores]
+        found += [(f"lvol store {name}", None) for name in names]
         volumes = {each.alias for each in wanted.lvols}
-        self.left_alone += [
-            f"lvol {alias}"
-            for each in present.bdevs
-            if each.kind == "lvol"
-            for alias in each.aliases[:1]
-            if alias not in volumes
-        ]
+        names = [alias for each in present.bdevs if each.kind == "lvol" for alias in each.aliases[:1]]
+        found += [(f"lvol {name}", None) for name in names if name not in volumes]
+        self.steps += [step for _, step in found if self.prune and step is not None]
+        self.left_alone += [text for text, step in found if not self.prune or step is None]
 
     def _controllers_may_have(self, key: Key) -> bool:
-        """Whether somebody has a key who is no host of a subsystem: an NVMe controller, then.
+        """Whether an NVMe controller may have a key: it has users that are no hosts of subsystems.
 
-        It would fail for ever with its next connection. An enclosure does not say which controller has which
-        key, and an old one not how many have it.
+        Without its key that controller's next connection would fail. An enclosure tells no users by name, and
+        an old version not even their number.
         """
         names = [
             name
@@ -273,11 +274,7 @@ class _Planner:
         return key.users is None or key.users > names.count(key.name)
 
 
-def _attachment(ssd: NvmeSection) -> AttachNvme:
-    return AttachNvme(ssd.name, ssd.place, ssd.nqn, ssd.host_nqn, ssd.key, ssd.controller_key)
-
-
 def _rounded(size: int, store: LvolStore | None) -> int:
-    """A volume has whole clusters, so it may be a little larger than asked for."""
+    """The size that a volume gets: whole clusters."""
     cluster = store.cluster_size if store is not None else 1
     return -(-size // cluster) * cluster

@@ -1,14 +1,13 @@
-"""Keys of a plan: new ones, and those whose file is another one now, with the hosts that use them. Pure.
+"""The keys of a plan: new keys, and keys whose file changes, with the hosts that use them. Pure.
 
-An enclosure reads a key's file when a host is given the key, and tells the name alone afterwards. So that a
-host names a key, and the key has the right file, does not say that the host has the right secret: a run may
-have ended in between, with the old secret still letting it in. A key is therefore exchanged by way of
-another name, `NAME~`, which no description may use:
+An enclosure reads a key's file when a host gets the key, and tells the name alone afterwards. A host that
+names the right key may still have the old secret, where a run ended in between. A key is therefore exchanged
+by way of another name, `NAME~`, which no description may use:
 
     add NAME~ with the new file; give it to the hosts; remove and add NAME; give it to the hosts; remove NAME~
 
 Wherever this ends early, NAME has another file, or is gone, or a host names NAME~; each brings the rest in
-the next run. A new file that holds no secret is found out before anything of the old key is touched.
+the next run. A new file without a secret is found before any step touches the old key.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from agent.enclosure_control.description import Description
-from agent.enclosure_control.present import Present
-from agent.enclosure_control.records import Host, Subsystem
+from agent.enclosure_control.records import Host, Present, Subsystem
 from agent.enclosure_control.steps import AddKey, RemoveKey, SetKeys, Step
 
 ASIDE: Final = "~"
@@ -27,14 +25,14 @@ ASIDE: Final = "~"
 
 @dataclass(frozen=True, slots=True)
 class KeyPlan:
-    """`subsystems` are those of the present state, with the keys that their hosts have after `steps`."""
+    """`subsystems`: those of the present state, with the keys of their hosts after `steps`."""
 
     steps: tuple[Step, ...]
     subsystems: tuple[Subsystem, ...]
 
 
 def plan_keys(description: Description, present: Present) -> KeyPlan:
-    """What makes the keyring as described."""
+    """The steps that make the keyring as described."""
     there = {each.name: each for each in present.keys}
     named = {
         name
@@ -90,7 +88,7 @@ def _uses(host: Host, names: set[str]) -> bool:
 
 
 def _renamed(host: Host, names: set[str], ending: str) -> Host:
-    """The same host; keys that are one of `names`, or stand aside for one, are called so with `ending`."""
+    """The same host; each of its keys that is one of `names`, or stands aside for one, gets `ending`."""
 
     def called(name: str | None) -> str | None:
         proper = _proper(name)

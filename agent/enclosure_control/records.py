@@ -1,8 +1,8 @@
-"""What an enclosure says of itself, as records. No I/O; each is decoded from what one RPC method answers.
+"""The state of an enclosure as records, and their decoding from answers of SPDK's RPC. No I/O.
 
-Decoding is lenient about what SPDK adds from version to version and strict about what g35 relies on: a
-missing or mistyped member of those is RpcAnswerError and nothing else. Names are put into one spelling:
-transports in capitals, NGUIDs as 32 lower-case digits, UUIDs as `uuid` prints them.
+Decoding ignores members that g35 does not use. A member in use that is missing or mistyped is RpcAnswerError
+and nothing else. Names have one spelling: transports in capitals, NGUIDs as 32 lower-case digits, UUIDs as
+`uuid` prints them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ipaddress
 import re
 import uuid
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final, TypeVar
 
 from agent.enclosure_control.rpc_errors import RpcAnswerError
@@ -23,7 +23,7 @@ _PCI_SHORT: Final = re.compile(r"[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 DISCOVERY_NQN: Final = "nqn.2014-08.org.nvmexpress.discovery"
 
 _NUMBER_MAX: Final = (1 << 64) - 1
-"""Of any number that is told: counters of an enclosure have 64 bits."""
+"""The largest number in an answer: counters of an enclosure have 64 bits."""
 
 _KINDS: Final = {
     "Malloc disk": "malloc", "Null disk": "null", "AIO disk": "aio", "NVMe disk": "nvme",
@@ -33,7 +33,7 @@ _KINDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Bdev:
-    """A block device. `kind` is malloc, null, aio, nvme, lvol or other; `filename` is known of aio alone."""
+    """A block device. `kind` is malloc, null, aio, nvme, lvol or other; only aio has a `filename`."""
 
     name: str
     kind: str
@@ -51,7 +51,7 @@ class Bdev:
 
 @dataclass(frozen=True, slots=True)
 class NvmeController:
-    """A controller that the enclosure is a host of; its bdevs are `name` + n + nsid."""
+    """A controller to which the enclosure is a host; its bdevs are `name` + n + nsid."""
 
     name: str
     address: Address | None = None
@@ -70,9 +70,9 @@ class LvolStore:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key of the keyring. `path` is not told by every version. A `removed` one cannot be given any more.
+    """A key of the keyring. Not every version tells `path`. A `removed` key cannot be given to a host.
 
-    `users`: how many hosts and NVMe controllers have it, a host once in each subsystem; None: not told.
+    `users`: the number of hosts (once for each subsystem) and NVMe controllers that have it; None: not told.
     A host or controller whose key was removed fails at its next authentication.
     """
 
@@ -84,7 +84,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """A transport and its options, those that are numbers."""
+    """A transport and its numeric options."""
 
     trtype: str
     options: tuple[tuple[str, int], ...] = ()
@@ -92,7 +92,7 @@ class Transport:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Address:
-    """Where a subsystem listens, or a controller is: TCP, RDMA or PCIE; IPv4 or IPv6."""
+    """The address of a listener or a controller: TCP, RDMA or PCIE; IPv4 or IPv6."""
 
     trtype: str
     traddr: str
@@ -102,6 +102,10 @@ class Address:
     def __str__(self) -> str:
         host = f"[{self.traddr}]" if ":" in self.traddr and self.trsvcid else self.traddr
         return f"{self.trtype} {host}:{self.trsvcid}" if self.trsvcid else f"{self.trtype} {host}"
+
+    def params(self) -> dict[str, str]:
+        """As SPDK's RPC takes it."""
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +120,7 @@ class Namespace:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A host that may connect, and the names of its keys: what it proves itself with, and the controller."""
+    """A host that may connect, and the names of two keys: the host's own, and the controller's for it."""
 
     nqn: str
     key: str | None = None
@@ -151,15 +155,60 @@ class BdevStats:
     failed_commands: int
 
 
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """The properties of one kind of enclosure that a plan depends on. The defaults are those of SPDK's RPC.
+
+    `max_namespaces`: the largest namespace id of a subsystem without a bound of its own; None: no bound.
+    `transports_are_made`: a listener needs an existing transport.
+    `any_or_named`: a subsystem lets any host in or has named ones, never both.
+    `hosts_are_shared`: a host has its keys for all subsystems, and keeps them while one of them names it.
+    """
+
+    max_namespaces: int | None = 32
+    transports_are_made: bool = True
+    any_or_named: bool = False
+    hosts_are_shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """The state from which a plan starts. The discovery subsystem is not in `subsystems`."""
+
+    transports: tuple[Transport, ...] = ()
+    keys: tuple[Key, ...] = ()
+    bdevs: tuple[Bdev, ...] = ()
+    nvme: tuple[NvmeController, ...] = ()
+    lvol_stores: tuple[LvolStore, ...] = ()
+    subsystems: tuple[Subsystem, ...] = ()
+    traits: Traits = Traits()
+
+    def bdev(self, name: str) -> Bdev | None:
+        """By its name, its UUID or an alias (`STORE/NAME` of a logical volume)."""
+        for each in self.bdevs:
+            if name == each.name or name in each.aliases:
+                return each
+        return next((each for each in self.bdevs if each.uuid and name.lower() == each.uuid), None)
+
+    def bdev_names(self) -> list[str]:
+        """All names and aliases that are no UUIDs."""
+        return [name for each in self.bdevs for name in (each.name, *each.aliases) if name != each.uuid]
+
+    def name_of(self, name: str) -> str:
+        """The own name of a bdev that `name` may call by another; `name` itself where there is none."""
+        found = self.bdev(name)
+        return name if found is None else found.name
+
+
 def decode_all(method: str, answer: Any, decode: Callable[[Members], T]) -> tuple[T, ...]:
-    """A list of objects. RpcAnswerError if it is none."""
+    """The records of a list of objects. Raises RpcAnswerError."""
     if not isinstance(answer, list):
         raise RpcAnswerError(f"{method}: the answer is no list")
     return tuple(decode(Members(method, each)) for each in answer)
 
 
 class Members:
-    """The members of one object of an answer, each asked for with the type that it must have."""
+    """The members of one object of an answer, each read with its required type."""
 
     def __init__(self, method: str, value: Any) -> None:
         if not isinstance(value, dict):
@@ -260,7 +309,7 @@ def address(said: Members) -> Address:
 
 
 def subsystem(said: Members) -> Subsystem:
-    """An entry of nvmf_get_subsystems; that of the discovery subsystem lacks the last fields."""
+    """An entry of nvmf_get_subsystems; the discovery subsystem's lacks the last fields."""
     return Subsystem(
         nqn=said.text("nqn"),
         serial=said.text("serial_number", ""),
@@ -289,7 +338,7 @@ def _host(said: Members) -> Host:
 
 
 def bdev_stats(answer: Any) -> tuple[BdevStats, ...]:
-    """What bdev_get_iostat answers."""
+    """The answer of bdev_get_iostat."""
     whole = Members("bdev_get_iostat", answer)
     rate = whole.number("tick_rate", 0) or 1
 
@@ -309,10 +358,7 @@ def bdev_stats(answer: Any) -> tuple[BdevStats, ...]:
 
 
 def canonical_address(text: str) -> str:
-    """An IP address in its shortest spelling; a PCI address and a host name in lower case.
-
-    Of a PCI address the domain may be left out; then it is 0000.
-    """
+    """An IP address in its shortest spelling; a PCI address (of domain 0000 by default) in lower case."""
     try:
         return str(ipaddress.ip_address(text))
     except ValueError:
@@ -321,7 +367,7 @@ def canonical_address(text: str) -> str:
 
 
 def canonical_uuid(text: str) -> str:
-    """A UUID in the usual spelling; empty stays empty. RpcAnswerError if it is none."""
+    """A UUID in the usual spelling; empty stays empty. Raises RpcAnswerError."""
     if not text:
         return ""
     try:
@@ -331,6 +377,6 @@ def canonical_uuid(text: str) -> str:
 
 
 def canonical_nguid(text: str) -> str:
-    """An NGUID as 32 lower-case digits; nothing and zeros are no NGUID."""
+    """An NGUID as 32 lower-case digits; empty for zeros."""
     digits = text.replace("-", "").lower()
     return "" if not digits.strip("0") else digits

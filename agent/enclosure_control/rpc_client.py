@@ -1,13 +1,11 @@
 """Calls to SPDK's JSON-RPC over its Unix socket, each with a deadline on the wall clock.
 
-The requests are made and sent by the client of the `spdk` package. What that client does not do is done here:
+The client of the `spdk` package makes and sends the requests. This file adds:
 
-* its time-out counts the CPU time of this process, which hardly passes while it waits; ours is a deadline on
-  the monotonic clock for the whole call, connecting and sending included;
-* it reads an answer of any length; ours is bounded by `ANSWER_BYTES_MAX`;
-* it gives an error as text; here the code stays a number (`RpcError.code`);
-* it decodes UTF-8 piece by piece, so a character that two pieces share ends in a hang; here pieces end
-  between characters.
+* a deadline on the monotonic clock for the whole call; the package's time-out counts processor time;
+* a bound on the answer, `ANSWER_BYTES_MAX`;
+* the code of an error as a number (`RpcError.code`);
+* pieces that end between characters: one that two pieces share hangs the package's client.
 
 The seam is the client's `sock`: `_Wire` looks like a socket to it and keeps the deadline.
 """
@@ -17,11 +15,12 @@ from __future__ import annotations
 import codecs
 import json
 import logging
+import os
 import socket
+import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 from spdk.rpc.client import JSONRPCClient, JSONRPCException
@@ -35,7 +34,9 @@ ANSWER_BYTES_MAX: Final = 16 << 20
 _PIECE_BYTES: Final = 256 << 10
 _NEVER_S: Final = 1e9
 _CHECKED: Final = 1 << 20
-"""Up to here an answer is checked as it comes; what is wrong behind it waits for the deadline."""
+"""Up to here an answer is checked on arrival; a fault behind it shows at the deadline."""
+_PEER: Final = struct.Struct("iII")
+"""struct ucred: process, user, group (SO_PEERCRED, unix(7))."""
 
 
 class _Wire:
@@ -67,6 +68,12 @@ class _Wire:
         self._received = 0
         self._said = ""
 
+    def peer(self) -> int:
+        """The process at the other end. Raises OSError."""
+        credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        process: int = _PEER.unpack(credentials)[0]
+        return process
+
     def _left(self) -> float:
         left = self.deadline - time.monotonic()
         if left <= 0:
@@ -79,11 +86,11 @@ class _Wire:
             "the enclosure hangs, or needs longer (--timeout); look with `g35 enclosure diff` what was done",
         )
 
-    # What the package's client calls. Nothing here may raise TimeoutError or ValueError: it takes the one for
-    # its own time-out and the other for an answer that is not complete.
+    # The package's client calls the following. None may raise TimeoutError or ValueError: the client takes
+    # these for its own time-out and for an incomplete answer.
 
     def settimeout(self, seconds: float) -> None:
-        """Its idea of the time that is left; the deadline decides instead."""
+        """The client's idea of the time that is left; the deadline decides instead."""
 
     def sendall(self, data: bytes) -> None:
         self._socket.settimeout(self._left())
@@ -97,8 +104,8 @@ class _Wire:
     def recv(self, _count: int) -> bytes:
         """Some of the answer, ending between characters, and where possible at the end of an object.
 
-        The client tries to decode all it has after each piece, so a piece that ends within an object costs
-        it a pass over the whole.
+        The client tries to decode the whole after each piece, so a piece that ends within an object costs a
+        pass over all of it.
         """
         whole = ""
         while not whole or whole[-1] not in "}]\n":
@@ -146,19 +153,16 @@ class _Wire:
 
 
 def _is_no_json(text: str) -> bool:
-    """Whether nothing that could follow makes an answer of `text`.
-
-    The client waits until the deadline for the rest of what it cannot decode; this says what has no rest.
-    """
+    """Whether no continuation makes an answer of `text`. The client would wait for one until the deadline."""
     try:
         json.JSONDecoder().raw_decode(text)
     except json.JSONDecodeError as error:
-        # What is cut short is wrong at its end, or at the beginning of a string that has none.
+        # Incomplete JSON is wrong at its end, or at the beginning of a string without an end.
         return error.pos < len(text.rstrip()) and not error.msg.startswith("Unterminated")
     except ValueError:
         return True  # An integer of more digits than Python reads.
     except RecursionError:
-        return False  # The client says so.
+        return False  # The client says so itself.
     return False
 
 
@@ -166,7 +170,7 @@ class _Client(JSONRPCClient):  # type: ignore[misc]  # the package is not typed
     def __init__(self, wire: _Wire) -> None:
         self._given = wire
         super().__init__("enclosure", timeout=_NEVER_S)
-        # A library that prints by itself: every client adds one more handler to a logger.
+        # The library prints by itself: every client adds one more handler to a logger.
         logger: logging.Logger = self.get_logger()
         for handler in list(logger.handlers):
             logger.removeHandler(handler)
@@ -178,8 +182,8 @@ class _Client(JSONRPCClient):  # type: ignore[misc]  # the package is not typed
 class RpcClient:
     """One enclosure's RPC socket. Not for several threads at once.
 
-    `call` connects when it has to. After a time-out or a broken answer the connection is given up, so that a
-    late answer is never taken for the next one's.
+    `call` connects on demand. After any failure the connection is closed, so that no call gets the late
+    answer of another.
     """
 
     def __init__(self, path: Path, timeout_s: float = TIMEOUT_S) -> None:
@@ -207,6 +211,23 @@ class RpcClient:
             raise RpcAnswerError(f"{method}: an answer with neither result nor error")
         return response["result"]
 
+    def is_local(self) -> bool:
+        """Whether the process at the socket is known to be an enclosure on this machine.
+
+        False where that cannot be told: a process such as ssh may forward the socket of another machine.
+        """
+        if self._wire is None:
+            return False
+        try:
+            folder = Path("/proc", str(self._wire.peer()))
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            name = (folder / "comm").read_text()
+        except OSError:
+            return False
+        # SPDK's threads are called reactor_N, the first one included.
+        known = name.startswith("reactor_") or os.path.basename(words[0]) in (b"nvmf_tgt", b"spdk_tgt")
+        return known or b"emulator.jbof" in words
+
     def _exchange(self, method: str, params: dict[str, Any] | None, deadline: float) -> dict[str, Any]:
         if self._wire is None or self._client is None:
             self._wire = _Wire(self.path, lambda: self._method, deadline)
@@ -227,15 +248,7 @@ class RpcClient:
         return response
 
     def close(self) -> None:
-        """Give the connection up; the next call makes another."""
+        """Close the connection; the next call makes another."""
         wire, self._wire, self._client = self._wire, None, None
         if wire is not None:
             wire.close()
-
-    def __enter__(self) -> RpcClient:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -1,8 +1,7 @@
-"""What may go wrong when an enclosure is asked over JSON-RPC, with the code that it gave.
+"""Errors of calls over JSON-RPC, with the enclosure's code.
 
-SPDK answers with two kinds of code. Below -32000 they are JSON-RPC's own (JSON-RPC 2.0, 5.1); above that they
-are a negative errno. Which of the first kind it takes is no matter of the specification: an unknown parameter
-is -32603 from the block device calls and -32602 from the nvmf calls, so both are read as "not as asked".
+SPDK has two kinds of code: JSON-RPC's own below -32000 (JSON-RPC 2.0, 5.1), above them a negative errno. An
+unknown parameter is -32603 from the block device calls and -32602 from the nvmf calls.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ import errno
 import os
 from typing import Final
 
-from agent.enclosure_control.printable import printable
-from agent.errors import Fault, G35Error, PeerError
+from agent.errors import Fault, G35Error, PeerError, printable
 
 METHOD_NOT_FOUND: Final = -32601
 INVALID_REQUEST: Final = -32600
@@ -47,10 +45,7 @@ _ADVICE: Final[dict[int, tuple[Fault, str]]] = {
 
 
 class RpcError(G35Error):
-    """The enclosure refused a call: `code` and `text` are its own words, `method` is what was asked.
-
-    The message has what a terminal would obey (control characters) as numbers.
-    """
+    """The enclosure refused the call of `method`, with `code` and `text`."""
 
     def __init__(self, method: str, code: int, text: str, advice: str | None = None) -> None:
         fault, usual = _ADVICE.get(code, (Fault.WORLD, "the log of the enclosure says more"))
@@ -61,15 +56,15 @@ class RpcError(G35Error):
 
 
 class RpcUnreachable(G35Error):
-    """Nobody answers at the socket, or the connection broke before the answer."""
+    """No answer: nobody listens at the socket, or the connection broke."""
 
 
 class RpcTimeout(RpcUnreachable):
-    """No whole answer by the deadline. Whether the call was carried out is not known."""
+    """No whole answer by the deadline. The call may have been carried out."""
 
 
 class RpcAnswerError(PeerError):
-    """An answer that is none: no JSON, too long, or not of the shape that SPDK gives."""
+    """A malformed answer: no JSON, too long, or not of SPDK's shape."""
 
 
 def _named(code: int) -> str:

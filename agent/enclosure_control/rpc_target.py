@@ -1,22 +1,21 @@
-"""An enclosure behind SPDK's JSON-RPC: reading what it is, carrying out steps, its counters.
+"""An enclosure behind SPDK's JSON-RPC: its state, steps carried out, its counters.
 
 SPDK's own target and `g35 jbof --rpc` alike. A target that lacks a module (a build without logical volumes,
-or without a keyring) answers -32601 to its listing; then there is nothing of it, which is not an error.
+or without a keyring) answers -32601 to its listing. That counts as an empty listing.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 from agent.enclosure_control import records
 from agent.enclosure_control.description import Description
-from agent.enclosure_control.key_files import check_key_file, refuse_exposed
-from agent.enclosure_control.present import Present
-from agent.enclosure_control.printable import printable
-from agent.enclosure_control.rpc_calls import call_of
+from agent.enclosure_control.records import Present
 from agent.enclosure_control.rpc_client import TIMEOUT_S, RpcClient
 from agent.enclosure_control.rpc_errors import (
     INVALID_PARAMETERS,
@@ -24,42 +23,47 @@ from agent.enclosure_control.rpc_errors import (
     RpcAnswerError,
     RpcError,
 )
-from agent.enclosure_control.steps import AddKey, AddListener, Step
-from agent.errors import UserError
+from agent.enclosure_control.steps import AddKey, AddListener, AddNamespace, Step
+from agent.errors import UserError, did_you_mean, printable
+from nvmeof.authentication.private_files import SecretFileError, check_private
+from nvmeof.authentication.secret import parse_secret
 
 T = TypeVar("T")
 
+_KEY_BYTES_MAX: Final = 4096
+"""Far above the longest secret, of 64 bytes in base64."""
+_MAKE_KEY: Final = "make one with `g35 key make-dhchap`"
 _LISTENER_ADVICE: Final = "is that an address of the enclosure's machine, and is the port free there?"
 
 
 class Caller(Protocol):
-    """What carries calls out; `RpcClient` does it over a socket."""
+    """Carries calls out; see `RpcClient`."""
 
-    def call(self, method: str, params: dict[str, Any] | None = None) -> Any:
-        """The result. RpcError if it was refused."""
+    def call(self, method: str, params: dict[str, Any] | None = None) -> Any: ...
 
-    def close(self) -> None:
-        """Give the connection up."""
+    def is_local(self) -> bool: ...
+
+    def close(self) -> None: ...
 
 
 class RpcTarget:
-    """One enclosure by its RPC. Raises what `RpcClient.call` raises."""
+    """One enclosure by its RPC. Raises the errors of `RpcClient.call`."""
 
     def __init__(self, client: Caller) -> None:
-        self._client = client
+        self.client = client
 
     @classmethod
     def at(cls, socket_path: Path, timeout_s: float = TIMEOUT_S) -> RpcTarget:
-        """The one at a Unix socket; connects at the first call."""
+        """The enclosure at a Unix socket; connects at the first call."""
         return cls(RpcClient(socket_path, timeout_s))
 
     def check(self, description: Description) -> None:
-        """Everything that can be described, SPDK has. UserError for a key file that holds no secret."""
+        """SPDK has everything that can be described. UserError for a key file that holds no secret."""
         for key in description.keys:
-            check_key_file(key.name, key.file)
+            _check_secret(key.name, key.file)
 
     def read(self, _description: Description | None = None) -> Present:
-        """What it is at present."""
+        """Its present state."""
         everything = self._list("nvmf_get_subsystems", records.subsystem)
         keys = self._list("keyring_get_keys", records.key, optional=True)
         return Present(
@@ -75,30 +79,29 @@ class RpcTarget:
         self, method: str, decode: Callable[[records.Members], T], *, optional: bool = False
     ) -> tuple[T, ...]:
         try:
-            answer = self._client.call(method)
+            answer = self.client.call(method)
         except RpcError as error:
             if optional and error.code == METHOD_NOT_FOUND:
                 return ()
             raise
         return records.decode_all(method, answer, decode)
 
-    def vet(self, steps: Sequence[Step]) -> None:
-        """UserError if a step needs a method that this enclosure does not have, or names a file of a key that
-        others can read or exchange; before any is carried out."""
+    def check_steps(self, steps: Sequence[Step]) -> None:
+        """UserError for a step whose method this enclosure lacks, or whose key file is missing or exposed."""
         if not steps:
             return
         for step in steps:
             if isinstance(step, AddKey):
-                refuse_exposed(step.path)
+                self._check_key_file(step)
         try:
-            answer = self._client.call("rpc_get_methods")
+            answer = self.client.call("rpc_get_methods")
         except RpcError as error:
             if error.code == METHOD_NOT_FOUND:
                 return
             raise
         if not isinstance(answer, list):
             raise RpcAnswerError("rpc_get_methods: the answer is no list")
-        lacking = {call_of(step).method: step for step in reversed(steps)}
+        lacking = {step.call().method: step for step in reversed(steps)}
         for method in [each for each in answer if isinstance(each, str)]:
             lacking.pop(method, None)
         if lacking:
@@ -108,29 +111,72 @@ class RpcTarget:
                 "it was built without that module, or is `g35 jbof`: take what needs it out of the file",
             )
 
+    def _check_key_file(self, step: AddKey) -> None:
+        if self.client.is_local() and not os.path.lexists(step.path):
+            raise UserError(f"key {step.name}: there is no file {step.path}; nothing was changed", _MAKE_KEY)
+        try:
+            check_private(Path(step.path))
+        except SecretFileError as refused:
+            # The enclosure judges a file that cannot be read here.
+            if os.access(step.path, os.R_OK):
+                raise UserError(refused.message, refused.advice) from None
+
     def perform(self, step: Step) -> None:
         """Carry one step out."""
-        call = call_of(step)
+        method, params = step.call()
         try:
-            self._client.call(call.method, call.params)
+            self.client.call(method, params)
         except RpcError as error:
-            if isinstance(step, AddListener) and error.code == INVALID_PARAMETERS:
-                raise RpcError(error.method, error.code, error.text, _LISTENER_ADVICE) from None
+            advice = self._advice(step) if error.code == INVALID_PARAMETERS else ""
+            if advice:
+                raise RpcError(error.method, error.code, error.text, advice) from None
             raise
 
+    def _advice(self, step: Step) -> str:
+        """A hint for a step that was refused as "Invalid parameters", where its likely cause is known."""
+        if isinstance(step, AddListener):
+            return _LISTENER_ADVICE
+        if isinstance(step, AddNamespace):
+            name = step.namespace.bdev
+            present = Present(bdevs=self._list("bdev_get_bdevs", records.bdev))
+            if present.bdev(name) is None:
+                return f"there is no bdev {name}{did_you_mean(name, present.bdev_names())}"
+        return ""
+
     def show(self, steps: Sequence[Step]) -> list[str]:
-        """The call that `perform` would make of each, on a line. Keys are names and paths, never secrets."""
-        calls = [call_of(step) for step in steps]
-        return [f"{call.method} {json.dumps(call.params)}" for call in calls]
+        """The call of each step, on a line. Keys are names and paths, never secrets."""
+        return [f"{method} {json.dumps(params)}" for method, params in (step.call() for step in steps)]
 
     def stats(self) -> tuple[records.BdevStats, ...]:
         """Counters of its bdevs."""
-        return records.bdev_stats(self._client.call("bdev_get_iostat"))
-
-    def call(self, method: str, params: dict[str, Any] | None = None) -> Any:
-        """Any other method, as it is."""
-        return self._client.call(method, params)
+        return records.bdev_stats(self.client.call("bdev_get_iostat"))
 
     def close(self) -> None:
-        """Give the connection up."""
-        self._client.close()
+        """Close the connection."""
+        self.client.close()
+
+
+def _check_secret(name: str, file: str) -> None:
+    """UserError where `file` can be read here and holds no DH-HMAC-CHAP secret. Quotes nothing of it.
+
+    SPDK takes any file of mode 0600 and reads it at the first authentication: a file without a secret would
+    lock its hosts out. A file that cannot be read here may lie on the enclosure's machine.
+    """
+    try:
+        # Non-blocking: an open of a FIFO waits for its other end.
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError):
+        return
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("it is no ordinary file")
+        text = os.read(descriptor, _KEY_BYTES_MAX).decode("ascii", "replace")
+        if text[:1].isspace():
+            raise ValueError("SPDK takes no blanks before the secret")
+        parse_secret(text)
+    except OSError:
+        return
+    except ValueError as error:
+        raise UserError(f"key {name}: {file}: {error}; nothing was changed", _MAKE_KEY) from None
+    finally:
+        os.close(descriptor)

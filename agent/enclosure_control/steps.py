@@ -1,92 +1,132 @@
 """The changes that make an enclosure what its description says. No I/O.
 
-A step says what is to change, not how: `rpc_calls.py` makes one call of SPDK's RPC of it,
-`configfs_target.py` some writes below /sys/kernel/config/nvmet. `str(step)` is for people. No step carries
-a secret.
+A step says what changes: `str(step)` for people, `step.call()` as the call of SPDK's JSON-RPC that carries it
+out. `configfs_target.py` has the writes for nvmet. Fields have the names and the order of SPDK's parameters
+where those are plain values. No step carries a secret.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Final, NamedTuple
 
 from agent.enclosure_control.records import Address, Host, Namespace
+from agent.sizes import size_text
+
+MIB: Final = 1 << 20
+_DELETIONS: Final = {
+    "malloc": "bdev_malloc_delete", "null": "bdev_null_delete", "aio": "bdev_aio_delete",
+    "nvme": "bdev_nvme_detach_controller",
+}  # fmt: skip
+
+
+class RpcCall(NamedTuple):
+    """A method and its parameters."""
+
+    method: str
+    params: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class CreateTransport:
+class Step:
+    """One change. `TEXT` is a format string over the step."""
+
+    METHOD: ClassVar[str]
+    TEXT: ClassVar[str]
+
+    def __str__(self) -> str:
+        return self.TEXT.format(self)
+
+    def call(self) -> RpcCall:
+        """The call that carries the step out."""
+        return RpcCall(self.METHOD, _given(self.params()))
+
+    def params(self) -> dict[str, Any]:
+        """The parameters; None leaves one out."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+
+def _given(params: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in params.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class CreateTransport(Step):
     """Make a transport; `options` are SPDK's, by name."""
 
+    METHOD = "nvmf_create_transport"
+    TEXT = "create transport {0.trtype}"
     trtype: str
     options: tuple[tuple[str, int], ...]
 
-    def __str__(self) -> str:
-        return f"create transport {self.trtype}"
+    def params(self) -> dict[str, Any]:
+        return {"trtype": self.trtype, **dict(self.options)}
 
 
 @dataclass(frozen=True, slots=True)
-class AddKey:
+class AddKey(Step):
     """Register a key file under a name."""
 
+    METHOD = "keyring_file_add_key"
+    TEXT = "add key {0.name} from {0.path}"
     name: str
     path: str
 
-    def __str__(self) -> str:
-        return f"add key {self.name} from {self.path}"
-
 
 @dataclass(frozen=True, slots=True)
-class RemoveKey:
+class RemoveKey(Step):
     """Forget a key; hosts that use it keep what they have."""
 
+    METHOD = "keyring_file_remove_key"
+    TEXT = "remove key {0.name}"
     name: str
-
-    def __str__(self) -> str:
-        return f"remove key {self.name}"
 
 
 @dataclass(frozen=True, slots=True)
-class CreateMalloc:
+class _OfMemory(Step):
+    name: str
+    block_size: int
+    num_blocks: int
+    uuid: str | None
+
+    @property
+    def size(self) -> str:
+        return size_text(self.block_size * self.num_blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class CreateMalloc(_OfMemory):
     """Make memory into a bdev."""
 
-    name: str
-    block_size: int
-    block_count: int
-    uuid: str | None
-
-    def __str__(self) -> str:
-        return f"create malloc bdev {self.name} of {self.block_size * self.block_count} bytes"
+    METHOD = "bdev_malloc_create"
+    TEXT = "create malloc bdev {0.name} of {0.size}"
 
 
 @dataclass(frozen=True, slots=True)
-class CreateNull:
+class CreateNull(_OfMemory):
     """Make a bdev that forgets what is written and reads as zeros."""
 
-    name: str
-    block_size: int
-    block_count: int
-    uuid: str | None
-
-    def __str__(self) -> str:
-        return f"create null bdev {self.name} of {self.block_size * self.block_count} bytes"
+    METHOD = "bdev_null_create"
+    TEXT = "create null bdev {0.name} of {0.size}"
 
 
 @dataclass(frozen=True, slots=True)
-class CreateAio:
+class CreateAio(Step):
     """Make a file into a bdev."""
 
+    METHOD = "bdev_aio_create"
+    TEXT = "create aio bdev {0.name} on {0.filename}"
     name: str
     filename: str
     block_size: int
 
-    def __str__(self) -> str:
-        return f"create aio bdev {self.name} on {self.filename}"
-
 
 @dataclass(frozen=True, slots=True)
-class AttachNvme:
+class AttachNvme(Step):
     """Become a host of an NVMe controller."""
 
+    METHOD = "bdev_nvme_attach_controller"
+    TEXT = "attach NVMe controller {0.name} at {0.place}"
     name: str
     place: Address
     subnqn: str | None
@@ -94,199 +134,200 @@ class AttachNvme:
     key: str | None
     controller_key: str | None
 
-    def __str__(self) -> str:
-        return f"attach NVMe controller {self.name} at {self.place}"
+    def params(self) -> dict[str, Any]:
+        place = self.place.params()
+        if self.place.trtype == "PCIE":
+            place = {name: place[name] for name in ("trtype", "traddr")}
+        keys = {"dhchap_key": self.key, "dhchap_ctrlr_key": self.controller_key}
+        return {"name": self.name, **place, "subnqn": self.subnqn, "hostnqn": self.hostnqn, **keys}
 
 
 @dataclass(frozen=True, slots=True)
-class DeleteBdev:
+class DeleteBdev(Step):
     """Take a bdev away; `kind` is malloc, null, aio or nvme (the controller with all its bdevs)."""
 
+    TEXT = "delete {0.kind} bdev {0.name}"
     kind: str
     name: str
 
-    def __str__(self) -> str:
-        return f"delete {self.kind} bdev {self.name}"
+    def call(self) -> RpcCall:
+        return RpcCall(_DELETIONS[self.kind], {"name": self.name})
 
 
 @dataclass(frozen=True, slots=True)
-class WaitForExamine:
-    """Let the enclosure look what new bdevs carry. What follows is planned anew after it."""
+class WaitForExamine(Step):
+    """Let the enclosure look for what new bdevs carry. A new plan follows."""
 
-    def __str__(self) -> str:
-        return "wait until the new bdevs are examined"
+    METHOD = "bdev_wait_for_examine"
+    TEXT = "wait until the new bdevs are examined"
 
 
 @dataclass(frozen=True, slots=True)
-class CreateLvolStore:
-    """Make a store of logical volumes; what the bdev carries is lost."""
+class CreateLvolStore(Step):
+    """Make a store of logical volumes; the contents of the bdev are lost."""
 
+    METHOD = "bdev_lvol_create_lvstore"
+    TEXT = "create lvol store {0.name} on {0.bdev}"
     name: str
     bdev: str
     cluster_size: int | None
 
-    def __str__(self) -> str:
-        return f"create lvol store {self.name} on {self.bdev}"
+    def params(self) -> dict[str, Any]:
+        return {"bdev_name": self.bdev, "lvs_name": self.name, "cluster_sz": self.cluster_size}
 
 
 @dataclass(frozen=True, slots=True)
-class CreateLvol:
+class CreateLvol(Step):
     """Make a logical volume."""
 
+    METHOD = "bdev_lvol_create"
+    TEXT = "create lvol {0.store}/{0.name} of {0.size}"
     store: str
     name: str
     size_in_mib: int
     thin: bool
 
-    def __str__(self) -> str:
-        return f"create lvol {self.store}/{self.name} of {self.size_in_mib} MiB"
+    @property
+    def size(self) -> str:
+        return size_text(self.size_in_mib * MIB)
+
+    def params(self) -> dict[str, Any]:
+        thin = {"thin_provision": self.thin or None}
+        return {"lvol_name": self.name, "size_in_mib": self.size_in_mib, **thin, "lvs_name": self.store}
 
 
 @dataclass(frozen=True, slots=True)
-class ResizeLvol:
+class ResizeLvol(Step):
     """Let a logical volume grow."""
 
-    alias: str
+    METHOD = "bdev_lvol_resize"
+    TEXT = "resize lvol {0.name} to {0.size}"
+    name: str
     size_in_mib: int
 
-    def __str__(self) -> str:
-        return f"resize lvol {self.alias} to {self.size_in_mib} MiB"
+    @property
+    def size(self) -> str:
+        return size_text(self.size_in_mib * MIB)
 
 
 @dataclass(frozen=True, slots=True)
-class CreateSubsystem:
+class CreateSubsystem(Step):
     """Make a subsystem, without namespaces, listeners and hosts."""
 
+    METHOD = "nvmf_create_subsystem"
+    TEXT = "create subsystem {0.nqn}"
     nqn: str
-    serial: str | None
-    model: str | None
+    serial_number: str | None
+    model_number: str | None
     max_namespaces: int | None
     allow_any_host: bool
     ana_reporting: bool | None = None
 
-    def __str__(self) -> str:
-        return f"create subsystem {self.nqn}"
-
 
 @dataclass(frozen=True, slots=True)
-class DeleteSubsystem:
+class DeleteSubsystem(Step):
     """Take a subsystem away with all that is in it; bdevs stay."""
 
+    METHOD = "nvmf_delete_subsystem"
+    TEXT = "delete subsystem {0.nqn}"
     nqn: str
-
-    def __str__(self) -> str:
-        return f"delete subsystem {self.nqn}"
 
 
 @dataclass(frozen=True, slots=True)
-class SetAllowAnyHost:
-    """Let every host in, or those alone that are named."""
+class SetAllowAnyHost(Step):
+    """Let every host in, or named hosts alone."""
 
+    METHOD = "nvmf_subsystem_allow_any_host"
     nqn: str
-    allow: bool
+    allow_any_host: bool
 
     def __str__(self) -> str:
-        return f"{self.nqn}: {'let any host in' if self.allow else 'let in named hosts alone'}"
+        return f"{self.nqn}: {'let any host in' if self.allow_any_host else 'let in named hosts alone'}"
 
 
 @dataclass(frozen=True, slots=True)
-class AddNamespace:
+class AddNamespace(Step):
     """Offer a bdev as a namespace."""
 
+    METHOD = "nvmf_subsystem_add_ns"
+    TEXT = "{0.nqn}: add namespace {0.namespace.nsid} on {0.namespace.bdev}"
     nqn: str
     namespace: Namespace
 
-    def __str__(self) -> str:
-        return f"{self.nqn}: add namespace {self.namespace.nsid} on {self.namespace.bdev}"
+    def params(self) -> dict[str, Any]:
+        new = self.namespace
+        names = {"nguid": new.nguid.upper() or None, "uuid": new.uuid or None}
+        return {"nqn": self.nqn, "namespace": {"nsid": new.nsid, "bdev_name": new.bdev, **_given(names)}}
 
 
 @dataclass(frozen=True, slots=True)
-class RemoveNamespace:
+class RemoveNamespace(Step):
     """Offer it no more; the bdev and its contents stay."""
 
+    METHOD = "nvmf_subsystem_remove_ns"
+    TEXT = "{0.nqn}: remove namespace {0.nsid}"
     nqn: str
     nsid: int
 
-    def __str__(self) -> str:
-        return f"{self.nqn}: remove namespace {self.nsid}"
+
+@dataclass(frozen=True, slots=True)
+class _OfListener(Step):
+    nqn: str
+    place: Address
+
+    def params(self) -> dict[str, Any]:
+        return {"nqn": self.nqn, "listen_address": self.place.params()}
 
 
 @dataclass(frozen=True, slots=True)
-class AddListener:
+class AddListener(_OfListener):
     """Listen at one more address."""
 
-    nqn: str
-    place: Address
-
-    def __str__(self) -> str:
-        return f"{self.nqn}: listen at {self.place}"
+    METHOD = "nvmf_subsystem_add_listener"
+    TEXT = "{0.nqn}: listen at {0.place}"
 
 
 @dataclass(frozen=True, slots=True)
-class RemoveListener:
+class RemoveListener(_OfListener):
     """Listen there no more."""
 
-    nqn: str
-    place: Address
-
-    def __str__(self) -> str:
-        return f"{self.nqn}: do not listen at {self.place}"
+    METHOD = "nvmf_subsystem_remove_listener"
+    TEXT = "{0.nqn}: do not listen at {0.place}"
 
 
 @dataclass(frozen=True, slots=True)
-class AddHost:
-    """Let a host in."""
-
+class _OfHost(Step):
     nqn: str
     host: Host
+
+    def params(self) -> dict[str, Any]:
+        keys = {"dhchap_key": self.host.key, "dhchap_ctrlr_key": self.host.controller_key}
+        return {"nqn": self.nqn, "host": self.host.nqn, **keys}
+
+
+@dataclass(frozen=True, slots=True)
+class SetKeys(_OfHost):
+    """Give other keys to a host that may connect; its connections stay."""
+
+    METHOD = "nvmf_subsystem_set_keys"
+    TEXT = "{0.nqn}: set the keys of host {0.host.nqn}"
+
+
+@dataclass(frozen=True, slots=True)
+class AddHost(_OfHost):
+    """Let a host in."""
+
+    METHOD = "nvmf_subsystem_add_host"
 
     def __str__(self) -> str:
         return f"{self.nqn}: allow host {self.host.nqn}" + (" with a key" if self.host.key else "")
 
 
 @dataclass(frozen=True, slots=True)
-class RemoveHost:
+class RemoveHost(Step):
     """Let a host in no more."""
 
+    METHOD = "nvmf_subsystem_remove_host"
+    TEXT = "{0.nqn}: remove host {0.host}"
     nqn: str
-    host_nqn: str
-
-    def __str__(self) -> str:
-        return f"{self.nqn}: remove host {self.host_nqn}"
-
-
-@dataclass(frozen=True, slots=True)
-class SetKeys:
-    """Give a host that may connect other keys; connections that stand, stand."""
-
-    nqn: str
-    host: Host
-
-    def __str__(self) -> str:
-        return f"{self.nqn}: set the keys of host {self.host.nqn}"
-
-
-Step: TypeAlias = (
-    CreateTransport
-    | AddKey
-    | RemoveKey
-    | CreateMalloc
-    | CreateNull
-    | CreateAio
-    | AttachNvme
-    | DeleteBdev
-    | WaitForExamine
-    | CreateLvolStore
-    | CreateLvol
-    | ResizeLvol
-    | CreateSubsystem
-    | DeleteSubsystem
-    | SetAllowAnyHost
-    | AddNamespace
-    | RemoveNamespace
-    | AddListener
-    | RemoveListener
-    | AddHost
-    | RemoveHost
-    | SetKeys
-)
+    host: str

@@ -1,26 +1,26 @@
 """What a file system offers to a door, whichever door it is.
 
-Three doors (our /dev/fuse door, pyfuse3 as the reference, later virtio-fs) call these operations;
-three faces (/kv, /fs, /.g35) implement them, and `agent.fs.root` joins the faces into one tree. No
-operation knows the FUSE wire format and no door knows what a volume is.
+Three doors (/dev/fuse, pyfuse3, virtio-fs) call these operations; three faces (/kv, /fs, /.g35) implement
+them, and `RootFileSystem` joins the faces into one tree. No operation knows the FUSE wire format, no door a
+volume.
 
-* Every operation returns its value, or the steps that lead to it (`agent.pool.steps.Outcome`). A door
-  settles the outcome on the worker that received the request.
-* An operation refuses by raising `FsError(errno)`. Anything else that escapes is a bug; the door
-  answers EIO, logs it and goes on serving.
-* `into` and `data` are borrowed: they are the door's buffers and are reused once the operation ended.
+* Every operation returns its value, or the steps that lead to it (`agent.pool.steps.Outcome`), which a door
+  settles on the worker that received the request.
+* An operation refuses by `FsError(errno)`. Any other exception is a bug: the door answers EIO and logs it.
+* `into` and `data` are the door's buffers, borrowed until the operation has ended.
 * Inode numbers carry their face in the top byte (`FACE_SHIFT`); number 1 is the root of the mount.
 """
 
 from __future__ import annotations
 
-import errno as errno_codes
+import errno
 import os
-from collections.abc import Iterable
+import stat
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
-from agent.host_os.bounds import Holder
+from agent.host_os.per_user_bounds import Holder
 from agent.pool.steps import Outcome
 
 Xattr: TypeAlias = bytes | memoryview
@@ -45,10 +45,7 @@ class FsError(Exception):
 
 
 class Caller:
-    """Who asks: the credentials of the process as FUSE reports them, and the guest whose process it is.
-
-    What a guest says of its users is its own affair: in what all share it is one holder.
-    """
+    """Who asks: the credentials of the process as FUSE reports them, and the guest whose process it is."""
 
     __slots__ = ("gid", "guest", "pid", "uid", "umask")
 
@@ -129,6 +126,12 @@ class DirectoryEntry:
     cookie: int
 
 
+def folders(rows: Sequence[tuple[bytes, int]], cookie: int) -> list[DirectoryEntry]:
+    """A listing of folders, by name and number, after `cookie`."""
+    entries = [DirectoryEntry(name, number, stat.S_IFDIR, at) for at, (name, number) in enumerate(rows, 1)]
+    return entries[cookie:]
+
+
 @dataclass(frozen=True, slots=True)
 class StatFs:
     """What statvfs(3) shows; `block_size` bytes a block."""
@@ -156,146 +159,78 @@ class SetAttributes:
     touch_mtime: bool = False
 
 
-class FileSystem(Protocol):
-    """One face, or the whole tree of them."""
+def check_same_face(one: int, other: int) -> None:
+    """Raises EXDEV for nodes of two faces, which are two file systems to rename(2)."""
+    if one >> FACE_SHIFT != other >> FACE_SHIFT:
+        raise FsError(errno.EXDEV)
 
-    def lookup(self, caller: Caller, parent: int, name: bytes) -> Outcome[Entry]: ...
+
+class FileSystem(Protocol):
+    """One face, or the whole tree of them. A face overrides what it has: every operation here is refused.
+
+    An operation that would change a tree is EPERM; one that a file type does not know is EOPNOTSUPP.
+    """
 
     def forget(self, ino: int, lookups: int) -> None:
         """The kernel drops `lookups` references that lookup, create and their like have given it."""
+        return None
 
-    def getattr(self, caller: Caller, ino: int, handle: int | None) -> Outcome[Attributes]: ...
+    def lookup(self, caller: Caller, parent: int, name: bytes) -> Outcome[Entry]:
+        raise FsError(errno.ENOENT)
+
+    def getattr(self, caller: Caller, ino: int, handle: int | None) -> Outcome[Attributes]:
+        raise FsError(errno.ENOENT)
 
     def setattr(
         self, caller: Caller, ino: int, changes: SetAttributes, handle: int | None
-    ) -> Outcome[Attributes]: ...
+    ) -> Outcome[Attributes]:
+        raise FsError(errno.EPERM)
 
-    def readlink(self, caller: Caller, ino: int) -> Outcome[bytes]: ...
+    def readlink(self, caller: Caller, ino: int) -> Outcome[bytes]:
+        raise FsError(errno.EINVAL)
 
-    def symlink(self, caller: Caller, parent: int, name: bytes, target: bytes) -> Outcome[Entry]: ...
+    def symlink(self, caller: Caller, parent: int, name: bytes, target: bytes) -> Outcome[Entry]:
+        raise FsError(errno.EPERM)
 
-    def mknod(self, caller: Caller, parent: int, name: bytes, mode: int, rdev: int) -> Outcome[Entry]: ...
+    def mknod(self, caller: Caller, parent: int, name: bytes, mode: int, rdev: int) -> Outcome[Entry]:
+        raise FsError(errno.EPERM)
 
-    def mkdir(self, caller: Caller, parent: int, name: bytes, mode: int) -> Outcome[Entry]: ...
+    def mkdir(self, caller: Caller, parent: int, name: bytes, mode: int) -> Outcome[Entry]:
+        raise FsError(errno.EPERM)
 
-    def unlink(self, caller: Caller, parent: int, name: bytes) -> Outcome[None]: ...
+    def unlink(self, caller: Caller, parent: int, name: bytes) -> Outcome[None]:
+        raise FsError(errno.EPERM)
 
-    def rmdir(self, caller: Caller, parent: int, name: bytes) -> Outcome[None]: ...
+    def rmdir(self, caller: Caller, parent: int, name: bytes) -> Outcome[None]:
+        raise FsError(errno.EPERM)
 
     def rename(
         self, caller: Caller, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int
     ) -> Outcome[None]:
         """`flags` are those of renameat2(2): RENAME_NOREPLACE, RENAME_EXCHANGE; others are EINVAL."""
-
-    def link(self, caller: Caller, ino: int, new_parent: int, new_name: bytes) -> Outcome[Entry]: ...
-
-    def open(self, caller: Caller, ino: int, flags: int) -> Outcome[Opened]: ...
-
-    def create(
-        self, caller: Caller, parent: int, name: bytes, mode: int, flags: int
-    ) -> Outcome[tuple[Entry, Opened]]: ...
-
-    def read(self, ino: int, handle: int, offset: int, into: memoryview) -> Outcome[int]:
-        """Fill `into` from its start; how many bytes were there. Fewer than asked for is the end."""
-
-    def write(
-        self, ino: int, handle: int, offset: int, data: memoryview, by: LockOwner = NOBODY
-    ) -> Outcome[int]: ...
-
-    def flush(self, ino: int, handle: int, by: LockOwner = NOBODY) -> Outcome[None]: ...
-
-    def release(self, ino: int, handle: int) -> Outcome[None]: ...
-
-    def fsync(self, ino: int, handle: int, data_only: bool) -> Outcome[None]: ...
-
-    def fallocate(self, ino: int, handle: int, mode: int, offset: int, length: int) -> Outcome[None]: ...
-
-    def opendir(self, caller: Caller, ino: int, flags: int) -> Outcome[Opened]: ...
-
-    def readdir(self, ino: int, handle: int, cookie: int) -> Outcome[Iterable[DirectoryEntry]]:
-        """The entries after `cookie` (0 from the start), `.` and `..` included; the door takes what fits."""
-
-    def releasedir(self, ino: int, handle: int) -> Outcome[None]: ...
-
-    def fsyncdir(self, ino: int, handle: int, data_only: bool) -> Outcome[None]: ...
-
-    def statfs(self, ino: int) -> Outcome[StatFs]: ...
-
-    def setxattr(self, caller: Caller, ino: int, name: bytes, value: bytes, flags: int) -> Outcome[None]: ...
-
-    def getxattr(self, caller: Caller, ino: int, name: bytes, room: memoryview) -> Outcome[Xattr]:
-        """The value, which may lie in `room`. One that would be longer than that may be refused (ERANGE)."""
-
-    def listxattr(self, caller: Caller, ino: int) -> Outcome[list[bytes]]: ...
-
-    def removexattr(self, caller: Caller, ino: int, name: bytes) -> Outcome[None]: ...
-
-    def ioctl(self, caller: Caller, ino: int, handle: int, command: int, data: memoryview) -> Outcome[bytes]:
-        """ioctl(2) of an open file: what goes back to the caller. ENOTTY for a command of somebody else's."""
-
-
-class RefusesAll:
-    """Every operation of `FileSystem`, refused: a face overrides what it has.
-
-    Which errno argues for itself: what would change a tree that cannot be changed is EPERM, what a
-    file type does not know is ENOSYS's polite form for one file, EOPNOTSUPP.
-    """
-
-    def forget(self, ino: int, lookups: int) -> None:
-        return None
-
-    def lookup(self, caller: Caller, parent: int, name: bytes) -> Outcome[Entry]:
-        raise FsError(errno_codes.ENOENT)
-
-    def getattr(self, caller: Caller, ino: int, handle: int | None) -> Outcome[Attributes]:
-        raise FsError(errno_codes.ENOENT)
-
-    def setattr(
-        self, caller: Caller, ino: int, changes: SetAttributes, handle: int | None
-    ) -> Outcome[Attributes]:
-        raise FsError(errno_codes.EPERM)
-
-    def readlink(self, caller: Caller, ino: int) -> Outcome[bytes]:
-        raise FsError(errno_codes.EINVAL)
-
-    def symlink(self, caller: Caller, parent: int, name: bytes, target: bytes) -> Outcome[Entry]:
-        raise FsError(errno_codes.EPERM)
-
-    def mknod(self, caller: Caller, parent: int, name: bytes, mode: int, rdev: int) -> Outcome[Entry]:
-        raise FsError(errno_codes.EPERM)
-
-    def mkdir(self, caller: Caller, parent: int, name: bytes, mode: int) -> Outcome[Entry]:
-        raise FsError(errno_codes.EPERM)
-
-    def unlink(self, caller: Caller, parent: int, name: bytes) -> Outcome[None]:
-        raise FsError(errno_codes.EPERM)
-
-    def rmdir(self, caller: Caller, parent: int, name: bytes) -> Outcome[None]:
-        raise FsError(errno_codes.EPERM)
-
-    def rename(
-        self, caller: Caller, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int
-    ) -> Outcome[None]:
-        raise FsError(errno_codes.EPERM)
+        check_same_face(parent, new_parent)
+        raise FsError(errno.EPERM)
 
     def link(self, caller: Caller, ino: int, new_parent: int, new_name: bytes) -> Outcome[Entry]:
-        raise FsError(errno_codes.EPERM)
+        check_same_face(ino, new_parent)
+        raise FsError(errno.EPERM)
 
     def open(self, caller: Caller, ino: int, flags: int) -> Outcome[Opened]:
-        raise FsError(errno_codes.EISDIR)
+        raise FsError(errno.EISDIR)
 
     def create(
         self, caller: Caller, parent: int, name: bytes, mode: int, flags: int
     ) -> Outcome[tuple[Entry, Opened]]:
-        raise FsError(errno_codes.EPERM)
+        raise FsError(errno.EPERM)
 
     def read(self, ino: int, handle: int, offset: int, into: memoryview) -> Outcome[int]:
-        raise FsError(errno_codes.EISDIR)
+        """Fill `into` from its start; how many bytes were there. Fewer than asked for is the end."""
+        raise FsError(errno.EISDIR)
 
     def write(
         self, ino: int, handle: int, offset: int, data: memoryview, by: LockOwner = NOBODY
     ) -> Outcome[int]:
-        raise FsError(errno_codes.EISDIR)
+        raise FsError(errno.EISDIR)
 
     def flush(self, ino: int, handle: int, by: LockOwner = NOBODY) -> Outcome[None]:
         return None
@@ -307,13 +242,14 @@ class RefusesAll:
         return None
 
     def fallocate(self, ino: int, handle: int, mode: int, offset: int, length: int) -> Outcome[None]:
-        raise FsError(errno_codes.EOPNOTSUPP)
+        raise FsError(errno.EOPNOTSUPP)
 
     def opendir(self, caller: Caller, ino: int, flags: int) -> Outcome[Opened]:
-        raise FsError(errno_codes.ENOTDIR)
+        raise FsError(errno.ENOTDIR)
 
     def readdir(self, ino: int, handle: int, cookie: int) -> Outcome[Iterable[DirectoryEntry]]:
-        raise FsError(errno_codes.ENOTDIR)
+        """The entries after `cookie` (0 from the start), `.` and `..` included; the door takes what fits."""
+        raise FsError(errno.ENOTDIR)
 
     def releasedir(self, ino: int, handle: int) -> Outcome[None]:
         return None
@@ -322,19 +258,88 @@ class RefusesAll:
         return None
 
     def statfs(self, ino: int) -> Outcome[StatFs]:
-        raise FsError(errno_codes.ENOENT)
+        raise FsError(errno.ENOENT)
 
     def setxattr(self, caller: Caller, ino: int, name: bytes, value: bytes, flags: int) -> Outcome[None]:
-        raise FsError(errno_codes.EOPNOTSUPP)
+        raise FsError(errno.EOPNOTSUPP)
 
     def getxattr(self, caller: Caller, ino: int, name: bytes, room: memoryview) -> Outcome[Xattr]:
-        raise FsError(errno_codes.EOPNOTSUPP)
+        """The value, which may lie in `room`. One that would be longer than that may be refused (ERANGE)."""
+        raise FsError(errno.EOPNOTSUPP)
 
     def listxattr(self, caller: Caller, ino: int) -> Outcome[list[bytes]]:
         return []
 
     def removexattr(self, caller: Caller, ino: int, name: bytes) -> Outcome[None]:
-        raise FsError(errno_codes.EOPNOTSUPP)
+        raise FsError(errno.EOPNOTSUPP)
 
     def ioctl(self, caller: Caller, ino: int, handle: int, command: int, data: memoryview) -> Outcome[bytes]:
-        raise FsError(errno_codes.ENOTTY)
+        """ioctl(2) of an open file: what goes back to the caller. ENOTTY for a command of somebody else's."""
+        raise FsError(errno.ENOTTY)
+
+
+class _RootFolder(FileSystem):
+    """Inode 1: three names and nothing else."""
+
+    def __init__(self, faces: Mapping[bytes, tuple[int, FileSystem]], owner: tuple[int, int]) -> None:
+        self._faces = faces
+        self._owner = owner
+
+    def lookup(self, caller: Caller, parent: int, name: bytes) -> Outcome[Entry]:
+        if name not in self._faces:
+            raise FsError(errno.ENOENT)
+        ino, face = self._faces[name]
+        attributes = face.getattr(caller, ino, None)
+        assert isinstance(attributes, Attributes), "the root of a face is always at hand"
+        return Entry(attributes, 60.0, 1.0)
+
+    def getattr(self, caller: Caller, ino: int, handle: int | None) -> Outcome[Attributes]:
+        uid, gid = self._owner
+        return Attributes(ROOT_INODE, stat.S_IFDIR | 0o755, nlink=2 + len(self._faces), uid=uid, gid=gid)
+
+    def opendir(self, caller: Caller, ino: int, flags: int) -> Outcome[Opened]:
+        return Opened(0)
+
+    def readdir(self, ino: int, handle: int, cookie: int) -> Outcome[Iterable[DirectoryEntry]]:
+        rows = [(b".", ROOT_INODE), (b"..", ROOT_INODE)]
+        return folders(rows + [(name, number) for name, (number, _) in self._faces.items()], cookie)
+
+    def statfs(self, ino: int) -> Outcome[StatFs]:
+        totals = [0, 0, 0]
+        for number, face in self._faces.values():
+            part = face.statfs(number)
+            if isinstance(part, StatFs):
+                totals[0] += part.blocks * part.block_size // 4096
+                totals[1] += part.blocks_free * part.block_size // 4096
+                totals[2] += part.blocks_available * part.block_size // 4096
+        return StatFs(*totals)
+
+
+class _NoFace(FileSystem):
+    """Numbers that no face has."""
+
+
+class RootFileSystem:
+    """All faces in one tree. Not a `FileSystem` itself: `face_of` says which face an operation is for."""
+
+    def __init__(
+        self, faces: Mapping[bytes, tuple[int, FileSystem]], owner: tuple[int, int] = (0, 0)
+    ) -> None:
+        """`faces` maps a name to its root inode and its face."""
+        self._faces: dict[int, FileSystem] = {0: _RootFolder(faces, owner)}
+        for ino, face in faces.values():
+            self._faces[ino >> FACE_SHIFT] = face
+        self._none = _NoFace()
+
+    def face(self, ino: int) -> FileSystem:
+        """The face of a node, by the top byte of its number."""
+        return self._faces.get(ino >> FACE_SHIFT, self._none)
+
+
+Tree: TypeAlias = FileSystem | RootFileSystem
+FaceOf: TypeAlias = Callable[[int], FileSystem]
+
+
+def face_of(tree: Tree) -> FaceOf:
+    """Which `FileSystem` has a node. Where a tree has faces, what moves from one to another is EXDEV."""
+    return tree.face if isinstance(tree, RootFileSystem) else lambda _ino: tree

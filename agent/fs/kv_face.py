@@ -5,15 +5,13 @@ Values are immutable: a file that exists is not opened for writing (EEXIST), and
 new one is complete. A program that writes on gets EIO and the value is removed again. An empty file
 stores nothing.
 
-An inode is a key and a length, so that what stat(2) shows of an open file is the length of what it reads:
-where a value of another length was stored meanwhile, the file reads as a miss.
+An inode is a key and a length: stat(2) of an open file shows the length of what it reads. Where a value of
+another length was stored meanwhile, the file reads as a miss.
 
-What lookup says is a hint from the directories, and costs no round trip while they are remembered; the
-read proves the value. A value that went in between reads as an empty file: a miss, never an error. One
-that is lost in the middle, when ranges of it were served, reads as EIO from there on: whoever reads to the
-end must not take what came so far for a shorter value.
-Directories list nothing: a key-value face that lists its keys would need an index, and would tell one
-tenant what another one holds.
+A lookup is a hint from the directories, without a round trip while they are remembered; the read proves the
+value. A value that went in between reads as an empty file, a miss. One that is lost in the middle reads as
+EIO from there on: its beginning must not pass for a shorter value. Directories list nothing: that would need
+an index, and would tell one tenant what another one holds.
 """
 
 from __future__ import annotations
@@ -38,21 +36,23 @@ from agent.fs.interface import (
     Caller,
     DirectoryEntry,
     Entry,
+    FileSystem,
     FsError,
     LockOwner,
     Opened,
-    RefusesAll,
     SetAttributes,
     StatFs,
+    folders,
 )
 from agent.fs.value_writer import Judge, ValueWriter
-from agent.host_os.bounds import SHARED, Bounds, Holder, Limit
-from agent.pool.access import AnyReading, ServedVolume
+from agent.host_os.per_user_bounds import SHARED, Bounds, Holder, Limit
+from agent.pool.access import ServedVolume
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
 from agent.pool.prestage.readahead import INACTIVE, Readahead, Trail
 from agent.pool.read.prestage_cache import PrestageCache
-from agent.pool.steps import Lanes, Outcome, Steps
+from agent.pool.read.reader import Reader
+from agent.pool.steps import IoChannel, Outcome, Steps
 from host_shim.control_wire import key_of_name
 
 KV_ROOT: Final = FACE_KV << FACE_SHIFT | 1
@@ -91,7 +91,7 @@ class _Value:
     """Who was told of it first."""
     lookups: int = 1
     length: int = 0
-    """Of a value that is being written: what came so far. From then on it stays."""
+    """Of a value that is being written: the bytes so far. From then on it stays."""
     opens: int = 0
 
     def place(self) -> tuple[bytes, bytes, int]:
@@ -103,23 +103,23 @@ class _Reader:
 
     __slots__ = ("is_another", "length", "reading")
 
-    def __init__(self, reading: AnyReading, length: int) -> None:
+    def __init__(self, reading: Reader, length: int) -> None:
         self.reading = reading
         self.length = length
         self.is_another = False
         """What lies under the key now is not what was looked up: a miss."""
 
 
-class KvFace(RefusesAll):
+class KvFace(FileSystem):
     """`/kv`. Safe from any thread: a lock guards the tables, handles are each guarded by their own.
 
-    `lanes` gives the lanes of whoever drives the steps, so it is called inside of steps only.
+    `channel` gives the channel that drives the steps, so it is called inside steps only.
     """
 
     def __init__(
         self,
         volumes: Sequence[ServedVolume],
-        lanes: Callable[[], Lanes],
+        channel: Callable[[], IoChannel],
         prestage: PrestageCache | None = None,
         owner: tuple[int, int] = (0, 0),
         epoch: int = 0,
@@ -136,7 +136,7 @@ class KvFace(RefusesAll):
         self._opened_by: dict[int, Holder] = {}
         self._volumes = {_VOLUMES_FROM + number: volume for number, volume in enumerate(volumes)}
         self._volume_inodes = {volume.settings.name.encode(): ino for ino, volume in self._volumes.items()}
-        self._lanes = lanes
+        self._channel = channel
         self._prestage = prestage
         self._owner = owner
         self._values: OrderedDict[int, _Value] = OrderedDict()
@@ -162,7 +162,7 @@ class KvFace(RefusesAll):
 
     def _lookup_value(self, holder: Holder, volume: ServedVolume, name: bytes) -> Steps[Entry]:
         key = _key(name)
-        length = yield from volume.find_length(self._lanes(), key)
+        length = yield from volume.find_length(self._channel(), key)
         if length is None:
             raise FsError(errno.ENOENT)
         ino = self._remember(holder, volume, key, length)
@@ -238,11 +238,11 @@ class KvFace(RefusesAll):
         return self._unlink(self._volume(parent), _key(name))
 
     def _unlink(self, volume: ServedVolume, key: bytes) -> Steps[None]:
-        lanes = self._lanes()
+        channel = self._channel()
         if self._prestage is not None:
             self._prestage.discard(volume.settings.volume_id, volume.pseudonym(key))
         try:
-            there = yield from volume.delete(lanes, key, lanes.now() + volume.timing.write_deadline)
+            there = yield from volume.delete(channel, key, channel.now() + volume.timing.write_deadline)
         except PutRefused as refused:
             raise FsError(errno.EIO, str(refused)) from None
         if not there:
@@ -323,10 +323,7 @@ class KvFace(RefusesAll):
         rows = [(b".", ino), (b"..", parent)]
         if ino == KV_ROOT:
             rows += [(name, at) for name, at in self._volume_inodes.items() if not self._volumes[at].erased]
-        entries = [
-            DirectoryEntry(name, number, stat.S_IFDIR, at) for at, (name, number) in enumerate(rows, 1)
-        ]
-        return entries[cookie:]
+        return folders(rows, cookie)
 
     # -- values ---------------------------------------------------------------------------------
 
@@ -340,12 +337,12 @@ class KvFace(RefusesAll):
                 raise FsError(errno.ENFILE)
             self._opened_by[handle] = caller.holder
             self._note_open(ino, 1)
-            reading = value.volume.reading(value.key, self._prestage)
+            reading = value.volume.reader(value.key, self._prestage)
             self._readers[handle] = _Reader(reading, value.length)
             trail = self._trail(caller.pid) if self._continuer.active else None
         if trail is not None:
-            self._continuer.chain(value.volume.volume, (value.key,), trail)
-            self._continuer.reads(value.volume.volume, value.key)
+            self._continuer.chain(value.volume.in_sets, (value.key,), trail)
+            self._continuer.reads(value.volume.in_sets, value.key)
         return Opened(handle, direct_io=True, no_flush=True)
 
     def _trail(self, process: int) -> Trail:
@@ -370,7 +367,7 @@ class KvFace(RefusesAll):
             if is_room:
                 self._opened_by[handle] = caller.holder
                 self._note_open(ino, 1)
-                writing = volume.writing(key)
+                writing = volume.writer(key)
                 self._writers[handle] = ValueWriter(volume, writing, name, ino, caller.pid, self._judge)
         if not is_room:
             self.forget(ino, 1)
@@ -384,14 +381,14 @@ class KvFace(RefusesAll):
         return self._read(reader, offset, into)
 
     def _read(self, reader: _Reader, offset: int, into: memoryview) -> Steps[int]:
-        reading, lanes = reader.reading, self._lanes()
+        reading, channel = reader.reading, self._channel()
         if reader.is_another:
             return 0
-        deadline = lanes.now() + reading.volume.timing.read_deadline
-        count = yield from reading.read(lanes, offset, into, deadline)
+        deadline = channel.now() + reading.volume.timing.read_deadline
+        count = yield from reading.read(channel, offset, into, deadline)
         if reading.length is not None and reading.length != reader.length:
             # stat(2) has shown the length of the value that was there before.
-            reading.give_up(lanes, MissCause.EVICTED)
+            reading.give_up(channel, MissCause.EVICTED)
             reader.is_another = True
             return 0
         if reading.cause is not None and reading.length is not None:
@@ -406,7 +403,7 @@ class KvFace(RefusesAll):
     def _write(
         self, writer: ValueWriter, ino: int, offset: int, data: memoryview, holder: LockOwner
     ) -> Steps[int]:
-        yield from writer.write(self._lanes(), offset, data, holder)
+        yield from writer.write(self._channel(), offset, data, holder)
         self._show(writer, ino)
         return len(data)
 
@@ -417,7 +414,7 @@ class KvFace(RefusesAll):
         return self._flush(writer, ino, by)
 
     def _flush(self, writer: ValueWriter, ino: int, holder: LockOwner) -> Steps[None]:
-        yield from writer.close(self._lanes(), holder)
+        yield from writer.close(self._channel(), holder)
         self._show(writer, ino)
 
     def _show(self, writer: ValueWriter, ino: int) -> None:
@@ -467,7 +464,7 @@ class KvFace(RefusesAll):
         return self._end(writer)
 
     def _end(self, writer: ValueWriter) -> Steps[None]:
-        yield from writer.end(self._lanes())
+        yield from writer.end(self._channel())
 
 
 def _key(name: bytes) -> bytes:

@@ -5,16 +5,15 @@ The bytes themselves do not say that they are all. These events do (docs/decisio
 | event | the value |
 | --- | --- |
 | all that wrote have closed it, and so has its maker (close_cause.py: MEANT) | is complete |
-| nobody has it open any more, and all that wrote have closed it | is complete |
+| nobody has it open any more, and all that wrote have closed it (MANY counts here alone) | is complete |
 | the last byte comes of a length that was declared (ftruncate, fallocate) | is complete |
 | a process that wrote closes it after an fsync that no write followed (UNTOLD) | is complete |
 | it closes it without one (UNTOLD) | is dropped, EOPNOTSUPP |
 | a process that wrote dies with it open, or its maker does (DYING) | is dropped, later calls get EIO |
 | a process closes a copy that neither made it nor wrote (after a fork) | stays as it is |
 
-A value that is dropped leaves its slot at once. Processes are told apart by the lock owner of WRITE and
-FLUSH, which is one number for each table of open files: a child has another one after a fork, in a guest as
-well.
+A value that is dropped leaves its slot at once. The lock owner of WRITE and FLUSH tells processes apart: one
+number for each table of open files, in a guest as well.
 """
 
 from __future__ import annotations
@@ -26,9 +25,10 @@ from typing import Final, TypeAlias
 
 from agent.fs.close_cause import Closing, how_closed, same_process
 from agent.fs.interface import FsError, LockOwner
-from agent.pool.access import AnyWriting, ServedVolume
+from agent.pool.access import ServedVolume
 from agent.pool.errors import BadPut, PutRefused, TooLong
-from agent.pool.steps import Acquire, Lanes, Steps
+from agent.pool.steps import Acquire, IoChannel, Steps
+from agent.pool.write.writer import Writer
 
 Judge: TypeAlias = Callable[[LockOwner, int, bytes, int], Closing]
 """As `how_closed`."""
@@ -54,7 +54,7 @@ class ValueWriter:
     def __init__(
         self,
         volume: ServedVolume,
-        writing: AnyWriting,
+        writing: Writer,
         name: bytes,
         ino: int,
         maker: int,
@@ -78,11 +78,13 @@ class ValueWriter:
         """The thread that wrote last, by table of open files."""
         self._unclosed: set[int] = set()
         """Tables that wrote and have not closed the file since."""
+        self._in_doubt: set[int] = set()
+        """Tables that have closed a descriptor of it, and may have another."""
         self._lock = threading.Lock()
 
     @property
     def length(self) -> int:
-        """What was declared, or what came so far."""
+        """The declared length, or that of the bytes so far."""
         return max(self._declared, self.writing.received)
 
     def declare(self, length: int) -> None:
@@ -93,28 +95,28 @@ class ValueWriter:
             raise FsError(errno.EPERM, "a value is immutable")
         before = self.writing
         try:
-            self.writing = self._volume.writing(before.key, length=length)
+            self.writing = self._volume.writer(before.key, length=length)
         except BadPut as bad:
             raise FsError(_errno_of_either(bad), str(bad)) from None
         self._declared = length
 
-    def write(self, lanes: Lanes, offset: int, data: memoryview, holder: LockOwner) -> Steps[None]:
+    def write(self, channel: IoChannel, offset: int, data: memoryview, holder: LockOwner) -> Steps[None]:
         """Take bytes. Raises FsError; after a refusal for good."""
         writing = self.writing
-        deadline = lanes.now() + writing.volume.timing.write_deadline
+        deadline = channel.now() + writing.volume.timing.write_deadline
         if not (yield Acquire(self._lock, deadline)):
             raise FsError(errno.EIO)
         try:
             if self._failed:
                 raise FsError(self._failed, "the value was given up before")
             if writing.finished:
-                yield from self._spoil(lanes, deadline)
+                yield from self._spoil(channel, deadline)
             self._note(holder)
             try:
-                yield from writing.write(lanes, offset, data, deadline)
+                yield from writing.write(channel, offset, data, deadline)
             except (BadPut, PutRefused) as refused:
-                # What came before must not be sealed as if it were all there is.
-                yield from self._give_up(lanes, _errno_of_either(refused))
+                # The bytes so far must not be sealed as if they were the whole value.
+                self._give_up(_errno_of_either(refused))
                 raise FsError(self._failed, str(refused)) from None
         finally:
             self._lock.release()
@@ -125,34 +127,34 @@ class ValueWriter:
             raise FsError(self._failed, "a write was refused, so nothing is stored")
         self._synced = True
 
-    def close(self, lanes: Lanes, holder: LockOwner) -> Steps[None]:
+    def close(self, channel: IoChannel, holder: LockOwner) -> Steps[None]:
         """A descriptor was closed (FLUSH). Raises FsError where the value should be complete and is not."""
         if not self.writing.received:
             return
-        deadline = lanes.now() + self.writing.volume.timing.write_deadline
+        deadline = channel.now() + self.writing.volume.timing.write_deadline
         if not (yield Acquire(self._lock, deadline)):
             raise FsError(errno.EIO)
         try:
             if self._failed:
                 raise FsError(self._failed, "a write was refused, or a writer died: nothing is stored")
-            if self.writing.finished or (yield from self._completes(lanes, holder)):
-                yield from self._finish(lanes, deadline)
+            if self.writing.finished or self._completes(holder):
+                yield from self._finish(channel, deadline)
         finally:
             self._lock.release()
 
-    def end(self, lanes: Lanes) -> Steps[None]:
+    def end(self, channel: IoChannel) -> Steps[None]:
         """Nobody has the file open any more (RELEASE). Nobody hears of an error either."""
-        deadline = lanes.now() + self.writing.volume.timing.write_deadline
+        deadline = channel.now() + self.writing.volume.timing.write_deadline
         if not (yield Acquire(self._lock, deadline)):
             return  # an operation of the file is still under way, and the kernel has given it up
         try:
             if self.writing.finished:
                 return
             if self._failed or self._unclosed or not self.writing.received:
-                yield from self.writing.drop(lanes)
+                self.writing.drop()
                 return
             try:
-                yield from self.writing.finish(lanes, deadline)
+                yield from self.writing.finish(channel, deadline)
             except (BadPut, PutRefused):
                 return  # it is counted as refused, and has given up its slot
         finally:
@@ -167,45 +169,49 @@ class ValueWriter:
         self._unclosed.add(holder.owner)
         self._synced = False
 
-    def _completes(self, lanes: Lanes, holder: LockOwner) -> Steps[bool]:
-        """Whether this close says that what came is all. Raises FsError where nobody can say."""
+    def _completes(self, holder: LockOwner) -> bool:
+        """Whether this close says that the value is whole. Raises FsError where nobody can say."""
         made = same_process(holder.pid, self._maker)
         wrote = holder.owner in self._wrote
         if not (made or wrote):
             return False
         how = self._judge(holder, self._wrote.get(holder.owner, 0), self._name, self._ino)
         if how is Closing.UNTOLD and not self._synced:
-            yield from self._give_up(lanes, errno.EOPNOTSUPP)
+            self._give_up(errno.EOPNOTSUPP)
             raise FsError(errno.EOPNOTSUPP, "nobody can say whether the value is whole: fsync it first")
         if how is Closing.DYING:
-            yield from self._give_up(lanes, errno.EIO)
+            self._give_up(errno.EIO)
             return False
         if how is Closing.KEPT or (how is Closing.ONE and not wrote):
             return False
         self._unclosed.discard(holder.owner)
+        if how is Closing.MANY:
+            self._in_doubt.add(holder.owner)
+            return False
+        self._in_doubt.discard(holder.owner)
         self._maker_closed = self._maker_closed or made
-        return how is Closing.UNTOLD or (self._maker_closed and not self._unclosed)
+        return how is Closing.UNTOLD or (self._maker_closed and not self._unclosed and not self._in_doubt)
 
-    def _finish(self, lanes: Lanes, deadline: float) -> Steps[None]:
+    def _finish(self, channel: IoChannel, deadline: float) -> Steps[None]:
         try:
-            yield from self.writing.finish(lanes, deadline)
+            yield from self.writing.finish(channel, deadline)
         except (BadPut, PutRefused) as refused:
             raise FsError(_errno_of_either(refused), str(refused)) from None
         if self.writing.already_there and not self._second_told:
             self._second_told = True
             raise FsError(errno.EEXIST, "the key was stored meanwhile; the first write stays")
 
-    def _give_up(self, lanes: Lanes, number: int) -> Steps[None]:
+    def _give_up(self, number: int) -> None:
         self._failed = number
-        yield from self.writing.drop(lanes)
+        self.writing.drop()
 
-    def _spoil(self, lanes: Lanes, deadline: float) -> Steps[None]:
+    def _spoil(self, channel: IoChannel, deadline: float) -> Steps[None]:
         """Bytes after the value was complete: half of it must not stay behind."""
         # What this writer did not store, because it failed or came second, is not its to delete.
         if self.writing.stored and not self._spoilt:
             self._spoilt = True
             try:
-                yield from self._volume.delete(lanes, self.writing.key, deadline)
+                yield from self._volume.delete(channel, self.writing.key, deadline)
             except PutRefused:
                 # It may stay for as long as its enclosure is away; the writer is told EIO either way.
                 self._spoilt = False

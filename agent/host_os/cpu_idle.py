@@ -1,14 +1,13 @@
-"""Processors that stay awake while requests come.
+"""Keeps processors awake while requests come.
 
-A processor with nothing to do is put to sleep within microseconds, and where it sleeps deeply its caches go
-with it; a virtual one is handed back to the host. A get of 64 KiB goes from client to agent to enclosure and
-back, and so wakes a sleeping processor at every step. Linux asks how much of that may be: whoever holds
-/dev/cpu_dma_latency open says in microseconds how long a wake-up may take, and at 0 idle processors poll
-(Documentation/power/pm_qos_interface.rst).
+Linux puts an idle processor to sleep within microseconds; a deep sleep costs it its caches, and a virtual one
+is handed back to the host. A get of 64 KiB wakes a sleeping processor at every step from client to agent to
+enclosure. A program that holds /dev/cpu_dma_latency open says in microseconds how long a wake-up may take; at
+0, idle processors poll (Documentation/power/pm_qos_interface.rst).
 
-It is asked for while there is work, and given back soon after, because it costs power, and threads that share
-a core some of their speed. With long values that is more than it gives. Where no two processors share a core
-it gives there as well: a get of 1 MiB, one at a time, is a quarter quicker. So `auto` looks whether they do.
+That costs power, and threads that share a core some of their speed: more than it gives for long values. So it
+is asked for while there is work. Where no two processors share a core it helps long values as well (a get of
+1 MiB, one at a time, is a quarter quicker), so `auto` looks whether they do.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _MICROSECONDS: Final = struct.Struct("=i")
 
 
 def wake_up_microseconds(device: Path = DEVICE) -> int | None:
-    """How long a wake-up may take at present, as those who hold the device ask; None if it is not told."""
+    """How long a wake-up may take at present, by all requests to the device; None if unknown."""
     try:
         with open(device, "rb", buffering=0) as file:
             said = file.read(_MICROSECONDS.size)
@@ -49,8 +48,7 @@ def wake_up_microseconds(device: Path = DEVICE) -> int | None:
 
 
 def cores_are_shared(processors: Path = PROCESSORS) -> bool:
-    """Whether two processors are threads of one core, as far as the machine tells; True where it tells
-    nothing. Processors that are offline have no list.
+    """Whether two processors are threads of one core; True where the machine tells nothing.
 
     Documentation/admin-guide/cputopology.rst, thread_siblings_list: `0,64` and `0-1` are threads of one core.
     """
@@ -62,10 +60,8 @@ def cores_are_shared(processors: Path = PROCESSORS) -> bool:
 
 
 class Awake:
-    """A request to Linux that processors be kept awake, to be taken back. Not for several threads.
-
-    `complain` is the level at which a refusal is logged.
-    """
+    """A request to Linux to keep processors awake. For one thread. `complain`: the level at which a refusal
+    is logged."""
 
     def __init__(self, device: Path = DEVICE, complain: int = logging.INFO) -> None:
         self._device = device
@@ -78,7 +74,7 @@ class Awake:
         return self._descriptor >= 0
 
     def hold(self) -> bool:
-        """Keep them awake from now on. False where that is not to be had: it takes root, and the device."""
+        """Keep them awake from now on. False without root, or without the device."""
         if self.held or self._is_refused:
             return self.held
         try:
@@ -151,7 +147,7 @@ class AwakeWhileBusy:
 
 
 async def keep_awake(when: StayAwake, work_done: Callable[[], Work]) -> None:
-    """Until cancelled. Who asked for `always` is warned where it is not to be had, which takes root."""
+    """Until cancelled. `always` warns where the device, which takes root, cannot be had."""
     if when != "never":
         awake = Awake(complain=logging.WARNING if when == "always" else logging.INFO)
         await AwakeWhileBusy(awake, when).keep(work_done)

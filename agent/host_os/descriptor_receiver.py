@@ -46,7 +46,7 @@ EVENTFD_LINK: Final = "anon_inode:[eventfd]"
 
 _KERNEL_DESCRIPTORS_MAX: Final = 253
 """SCM_MAX_FD. With room for all none is dropped by the kernel, which would be a close of ours as well."""
-_DESCRIPTOR: Final = struct.Struct("=i")
+DESCRIPTOR: Final = struct.Struct("=i")
 _LENGTH: Final = struct.Struct("<I")
 _MEMFD_NAME: Final = "/memfd:"
 _SYS_PIDFD_GETFD: Final = 438  # the same on every architecture since Linux 5.6
@@ -78,6 +78,16 @@ def name_of(descriptor: int) -> str:
         return ""
 
 
+def descriptors_in(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    """The descriptors that came with a message (cmsg(3), SCM_RIGHTS)."""
+    found: list[int] = []
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            whole = len(content) // DESCRIPTOR.size * DESCRIPTOR.size
+            found += [each for (each,) in DESCRIPTOR.iter_unpack(content[:whole])]
+    return found
+
+
 # Messages of a connection.
 
 
@@ -102,17 +112,14 @@ class _Connection:
             try:
                 piece, ancillary, flags, _ = self._connection.recvmsg(
                     count - len(found),
-                    socket.CMSG_SPACE(_KERNEL_DESCRIPTORS_MAX * _DESCRIPTOR.size),
+                    socket.CMSG_SPACE(_KERNEL_DESCRIPTORS_MAX * DESCRIPTOR.size),
                     socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT,
                 )
             except BlockingIOError:
                 continue
             except OSError as error:
                 raise EOFError(error.strerror) from None
-            for level, kind, content in ancillary:
-                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                    whole = len(content) // _DESCRIPTOR.size * _DESCRIPTOR.size
-                    self.descriptors += [each for (each,) in _DESCRIPTOR.iter_unpack(content[:whole])]
+            self.descriptors += descriptors_in(ancillary)
             if flags & socket.MSG_CTRUNC:
                 raise Refused("more descriptors than this process may have")
             if not piece:
@@ -150,7 +157,7 @@ def _pass_messages_on(
         channel.send(REFUSED + _words(refused))
     except EOFError as ended:
         channel.send(ENDED + _words(ended))
-    # Not before the agent has let go of the connection: whoever is last closes what was not read of it.
+    # After the agent has let go of the connection: its last holder closes the unread rest of it.
     _close_all(stream.descriptors)
     _wait_for_the_end_of(channel)
     _end()
@@ -177,8 +184,8 @@ def _wait_for_the_end_of(channel: socket.socket) -> None:
 
 
 def fetched(process: int, descriptor: int) -> int:
-    """A descriptor of ours for a memfd that another process has open: thread or process `process` knows it by
-    `descriptor`. Raises OSError; Swapped where it is none, in spite of its name."""
+    """A descriptor of ours for a memfd that thread or process `process` knows by `descriptor`. Raises
+    OSError; Swapped where it is none, in spite of its name."""
     try:
         leader = _leader(process)
         pidfd = os.pidfd_open(leader)
@@ -201,10 +208,8 @@ class Swapped(Exception):
 
 
 def _leader(thread: int) -> int:
-    """The process of a thread: FUSE names the thread that asks, and a pidfd is a process's.
-
-    A thread with descriptors of its own (CLONE_FILES unshared) has its numbers looked up among the process's.
-    """
+    """The process of a thread: FUSE names the asking thread, and a pidfd is a process's. The numbers of a
+    thread with descriptors of its own (CLONE_FILES unshared) are looked up among the process's."""
     with open(f"/proc/{thread}/status", encoding="ascii", errors="replace") as status:
         for line in status:
             if line.startswith("Tgid:"):

@@ -1,9 +1,9 @@
-"""Descriptors that come from outside: how this process gets them without ever holding a dangerous one.
+"""Descriptors from outside: how this process gets them without ever holding a dangerous one.
 
-Whoever may hand us a descriptor may hand us one of a file system of his own, and then fstat(2), mmap(2) and
-even close(2) take for ever. `descriptor_receiver.py`, a process of its own for each stranger, looks at what
-has come and passes on memory and events alone; those the kernel handles by itself. What a stranger hands
-over instead stays with that process, which is left behind where it hangs.
+A stranger may hand us a descriptor of a file system of his own, and then fstat(2), mmap(2) and even close(2)
+take for ever. `descriptor_receiver.py`, a process for each stranger, passes on memory and events alone; the
+kernel handles those by itself. Any other descriptor stays with that process, which is left behind where it
+hangs.
 
     receiver = MessageReceiver(connection, header_bytes=12, payload_bytes_max=4096, descriptors_max=8)
     receiver.receive()      # a message and its descriptors, once `receiver` can be read
@@ -18,7 +18,6 @@ import contextlib
 import errno
 import os
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -26,11 +25,13 @@ from typing import Final
 
 from agent.host_os import descriptor_receiver
 from agent.host_os.descriptor_receiver import (
+    DESCRIPTOR,
     ENDED,
     REFUSED,
     REQUEST,
     WHOLE,
     WORDS_BYTES_MAX,
+    descriptors_in,
     is_event,
     is_memory,
 )
@@ -42,7 +43,6 @@ LEFT_BEHIND_MAX: Final = 8
 CLOSERS_MAX: Final = 8
 """Threads of one agent that close sockets whose unread descriptors take their time."""
 FETCH_SECONDS: Final = 10.0
-DESCRIPTOR: Final = struct.Struct("=i")
 
 _lock: Final = threading.Lock()
 _left_behind: Final[list[subprocess.Popen[bytes]]] = []
@@ -69,10 +69,8 @@ def left_behind() -> int:
 
 
 def close_descriptor(descriptor: int) -> None:
-    """Close one that was received. Raises nothing: what a stranger's file says to it is no concern of ours.
-
-    Anything but memory and events is not to be had from here, and would be closed aside.
-    """
+    """Close a received one; a failure is its file's. Anything but memory and events is never had here, and
+    would be closed aside."""
     if is_memory(descriptor) or is_event(descriptor):
         _close(descriptor)
     else:
@@ -123,11 +121,7 @@ class _Receiver:
             raise
         except OSError:
             return b"", []
-        descriptors: list[int] = []
-        for level, kind, content in ancillary:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                whole = len(content) // DESCRIPTOR.size * DESCRIPTOR.size
-                descriptors += [each for (each,) in DESCRIPTOR.iter_unpack(content[:whole])]
+        descriptors = descriptors_in(ancillary)
         if flags & socket.MSG_CTRUNC:
             for each in descriptors:
                 close_descriptor(each)
@@ -145,10 +139,10 @@ class _Receiver:
 
 
 class MessageReceiver:
-    """The messages of one connection, each with descriptors of memory and events, and nothing else.
+    """The messages of one connection, with descriptors of memory and events alone.
 
-    A message is a header, whose last four bytes are the length (u32, little-endian) of the payload that
-    follows. A header that says more than `payload_bytes_max` comes without a payload, and is the last.
+    A message is a header, whose last four bytes are the length (u32, little-endian) of its payload. A header
+    that says more than `payload_bytes_max` comes without a payload, and is the last.
     """
 
     def __init__(
@@ -238,8 +232,8 @@ class MemoryFetcher:
 
 
 def close_unread(connection: socket.socket) -> None:
-    """Close a socket of which nothing was read: with it go the descriptors that wait in it, and that may take
-    as long as whoever has sent them likes (a TCP socket that lingers). A thread of its own waits for that."""
+    """Close a socket of which nothing was read, on a thread of its own: the descriptors that wait in it go
+    with it, and may take as long as their sender likes (a TCP socket that lingers)."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
     closer = threading.Thread(target=_close, args=(connection.detach(),), name="close-aside", daemon=True)

@@ -1,18 +1,17 @@
-"""Memory that somebody else has made and still holds: what it must be, so that no access to it ends us.
+"""Memory that somebody else has made and still holds: which kind may be mapped, so that no access ends us.
 
 An access to a mapping fails by SIGBUS, which ends the whole process, in three ways:
 
 * The file ends before it. So the memory lies within the file, and the file is sealed against shrinking, which
   only a memfd can be.
 * No page can be had for a hole, and holes can be punched at any time. Huge pages of hugetlbfs run out, and a
-  tmpfs that is mounted has a size. So it is a memfd of ordinary pages: those have no limit of their own.
-* The same on a machine that never overcommits (vm.overcommit_memory = 2): there a page of a memfd is promised
-  to nobody before it is touched. So nothing is mapped on such a machine.
+  mounted tmpfs has a size. So it is a memfd of ordinary pages: those have no limit of their own.
+* The same on a machine that never overcommits (vm.overcommit_memory = 2), where no page of a memfd is
+  promised before it is touched. So nothing is mapped on such a machine.
 
 Where memory runs out otherwise the kernel makes room or kills (OOM), as for memory of our own. A page that we
-are the first to touch is charged to us, in our memory control group, whoever has made the file.
-
-The kernel alone answers all of what is asked here, after F_GET_SEALS has said that it is memory.
+touch first is charged to our memory control group. The kernel alone answers all questions here, after
+F_GET_SEALS has said that it is memory.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class ForeignMemoryRefused(Exception):
-    """The fault of whoever has handed the memory over; `is_unsafe` where only the risk forbids it."""
+    """The fault of the memory's giver; `is_unsafe` where only the risk forbids it."""
 
     def __init__(self, words: str, *, is_unsafe: bool = False) -> None:
         super().__init__(words)

@@ -1,8 +1,7 @@
-"""An agent that is there and does not answer: stopped (SIGSTOP), or hung.
+"""An agent that does not answer: stopped (SIGSTOP), or hung.
 
-The kernel keeps a call on the mount waiting for as long as somebody holds the mount open, and nothing but an
-answer or the end of the calling process ends it. So a call that may hang is made on a thread of its own,
-which is left behind where it does; the verb says so and ends.
+A call on the mount waits in the kernel until an answer, or the end of the calling process. So a call that may
+hang is made on a thread of its own, which is left behind; the verb says so and ends.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ T = TypeVar("T")
 HUNG_SECONDS = 30.0
 """A call that has not returned by then will not. Far above every deadline of an agent's own."""
 LOOK_SECONDS = 5.0
-"""The same for who only wants to know how the agent is."""
+"""The same for a look at how the agent is."""
 
 
 class AgentHangs(G35Error):

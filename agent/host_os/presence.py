@@ -1,12 +1,11 @@
-"""How an agent is seen by whoever is about to format its pool: a mark that lives as long as its process.
+"""The mark by which `g35 pool format` sees that an agent serves a pool; it lives as long as the process.
 
 The mark is a Unix socket in the abstract name space (unix(7)), bound and never connected:
 
     g35/pool/<pool id, 32 hexadecimal digits>/<process id>
 
-The kernel takes it away with the process, however that ends, so a mark is never stale; it needs no folder
-that both sides know, and every user may list it (/proc/net/unix). Its reach is this machine, and in it one
-network name space: an agent on another machine or in a container of its own is not seen.
+The kernel removes it with the process, so a mark is never stale, and every user may list it (/proc/net/unix).
+Its reach is this machine, and one network name space in it: an agent in a container of its own is not seen.
 """
 
 from __future__ import annotations

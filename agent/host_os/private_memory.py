@@ -1,7 +1,5 @@
-"""What a process with keys in its memory asks of the kernel: no picture of that memory for anybody.
-
-It takes no core dump, and other processes of the same user can neither trace it nor read its memory
-(prctl(2), PR_SET_DUMPABLE). Root can.
+"""Keeps a process with keys in its memory from a core dump, and other processes of the same user from tracing
+it or reading its memory (prctl(2), PR_SET_DUMPABLE). Root can.
 """
 
 from __future__ import annotations

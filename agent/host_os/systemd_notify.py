@@ -1,9 +1,8 @@
 """What a service tells systemd: that it is up, that it ends, that it is alive (sd_notify(3)).
 
-The protocol is a datagram to the Unix socket that `NOTIFY_SOCKET` names, of lines `NAME=value`; a name that
-begins with `@` is one of the abstract name space. Who was not started by systemd has no such variable, and
-then nothing is sent. A datagram that cannot be sent is no reason to end a service that works, so it is
-logged, and that is all.
+A datagram of lines `NAME=value` goes to the Unix socket that `NOTIFY_SOCKET` names; `@` begins a name of the
+abstract name space. Without that variable nothing is sent. A datagram that cannot be sent is logged, and the
+service goes on.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ ALIVE = "WATCHDOG=1"
 
 
 def notify(*lines: str, environment: Mapping[str, str] = os.environ) -> bool:
-    """Send the lines as one message; True where systemd, or whoever else listens, has it."""
+    """Send the lines as one message; True where a listener has it."""
     address = environment.get("NOTIFY_SOCKET", "")
     if not address:
         return False
@@ -42,10 +41,8 @@ def notify(*lines: str, environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def watchdog_seconds(environment: Mapping[str, str] = os.environ) -> float | None:
-    """How often `ALIVE` has to be sent: half the time after which the watchdog bites; None without one.
-
-    `WATCHDOG_PID` says whom it is about: a child that inherited the variables is not meant.
-    """
+    """How often to send `ALIVE`: half the watchdog's time; None without one. A child that inherited the
+    variables is not meant: `WATCHDOG_PID` names another process."""
     if environment.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None
     try:

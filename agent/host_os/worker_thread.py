@@ -10,9 +10,9 @@ log = logging.getLogger(__name__)
 
 
 class OwnThread:
-    """Whoever works on it looks at `stopping` between one thing and the next."""
+    """A worker on it looks at `stopping` between one thing and the next."""
 
-    def __init__(self, name: str, stop_seconds: float, left: str) -> None:
+    def __init__(self, name: str, stop_seconds: float | None, left: str) -> None:
         """It is waited for `stop_seconds`; after that `left`, for the log, says what is left behind."""
         self.stopping = threading.Event()
         self._name, self._stop_seconds, self._left = name, stop_seconds, left

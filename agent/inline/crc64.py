@@ -37,5 +37,5 @@ _engine = _FOUND[1]
 
 
 def crc64(data: Buffer, previous: int = 0) -> int:
-    """CRC-64/NVME of `data`, continuing from `previous` (the CRC of what came before; 0 at the start)."""
+    """CRC-64/NVME of `data`, continuing from `previous` (the CRC of the bytes before; 0 at the start)."""
     return _engine(data, previous)

@@ -1,8 +1,8 @@
 """How often an agent has sealed under each data key, and where that has to end.
 
-Counted are writes of slots. The numbers stand in the agent's state folder, each ahead of what was sealed: a
-crash loses nothing of the count but makes it larger, by `chunk_of` at most. An agent that ends notes the true
-ones. Where the limits come from: docs/security.md.
+Counted are writes of slots. The state folder has the numbers, each ahead of the true one: after a crash the
+count is too large, by `chunk_of` at most. An agent that ends notes the true ones. The limits:
+docs/security.md.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class KeyUseBook:
         return self._counts.get(fingerprint, 0)
 
     def note(self, fingerprint: str, count: int) -> bool:
-        """Write a count down. False: it could not be; a crash before the next try loses what came since."""
+        """Write a count down. False: it could not be; a crash before the next try loses the count since."""
         with self._lock:
             self._counts[fingerprint] = max(count, self._counts.get(fingerprint, 0))
             return self._write()

@@ -1,12 +1,12 @@
 """Random bytes from the kernel, fetched in bulk: one system call for a few hundred small takes.
 
 A put needs three dozen random bytes, and each getrandom(2) gives the interpreter's lock away: with several
-workers, getting it back cost more than the sealing of 64 KiB. What is fetched ahead is each thread's own,
-is handed out once, and does not survive a fork: a child must not deal out its parent's bytes.
+workers, getting it back cost more than sealing 64 KiB. Each thread has its own bytes, hands each out once,
+and drops them at a fork: a child must not deal out its parent's.
 
-It does survive in a copy of the machine: a snapshot that is started twice deals out the same. What must not
-repeat there is made of more than this (salts.py), and what was fetched ahead is used for AHEAD_SECONDS at the
-most: a kernel that is told of its copying (VMGENID) has other bytes from then on.
+They survive in a copy of the machine: two starts of one snapshot deal out the same. What must not repeat
+there is made of more than this (salts.py), and bytes are used for AHEAD_SECONDS at the most: a kernel that is
+told of its copying (VMGENID) has other bytes from then on.
 """
 
 from __future__ import annotations

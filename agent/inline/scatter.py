@@ -1,8 +1,7 @@
-"""A buffer that lies in several places: what a range is opened into where the host's pages are scattered.
+"""A buffer that lies in several places: the target of a range where the host's pages are scattered.
 
-A `Scatter` does for the read path what a writable memoryview does (length, slices, assignment to a slice),
-so that a range of a value is cut into units without asking which of the two it is. A slice that lies in
-one place *is* a memoryview. Only the cipher needs to know: agent/inline/suites.py.
+A `Scatter` does for a get what a writable memoryview does (length, slices, assignment to a slice). A slice
+that lies in one place *is* a memoryview. Only the cipher tells them apart: agent/inline/suites.py.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
-"""Key material, and the file that the root key lives in.
+"""Key material, and the file of the root key.
 
-A `SecretKey` has no repr, no str, no equality that tells and no pickle: it cannot end up in a log line
-or a core of JSON by accident. One key wraps another (RFC 5649, AES key wrap with padding) under a key that
-is derived from it for that one purpose and context alone; unwrapping with a wrong key, or in another
-context, fails as a whole and yields nothing. What wraps what: agent/inline/root_keys.py.
+A `SecretKey` has no repr, no str, no telling equality and no pickle: it cannot end up in a log line by
+accident. One key wraps another (RFC 5649, AES key wrap with padding) under a key that is derived from it for
+one purpose and context; unwrapping with a wrong key, or in another context, fails as a whole and yields
+nothing. What wraps what: agent/inline/root_keys.py.
 
 The root key file is text, one line, mode 0600:
 
     g35-root-key-1:<base64 of 32 bytes>:<first 8 hex digits of its SHA-256>
 
-The digits catch a truncated paste before it is taken for a key; 32 bits of a hash of 256 random bits
-tell an attacker nothing of use.
+The digits catch a truncated paste; 32 bits of a hash of 256 random bits tell an attacker nothing of use.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ aes-256-gcm
 aes-256-xts+crc64
     What a BlueField does inline. One data unit a unit of the slot: the key belongs to the namespace, the
     tweak is the place (slot and unit), and CRC-64/NVME over the identity and the plain text is sealed in
-    the header. A CRC is no MAC: whoever can write to the flash *and* knows a plain text can forge; see
+    the header. A CRC is no MAC: an attacker who writes to the flash *and* knows a plain text can forge; see
     docs/security.md. OpenSSL restarts the tweak at every update, so a unit is one context and one
     `update_into`, always; 1 MiB is 2^16 blocks, well under the limit of 2^20 (SP 800-38E).
 plain+crc64
@@ -81,8 +81,8 @@ class SlotCipher(Protocol):
     def open_with_room(
         self, number: int, sealed_and_room: memoryview, into: memoryview, bound: bytes, proof: bytes
     ) -> bool:
-        """As `open_unit`, in one piece, with `PROOF_BYTES` of room behind what is sealed: nobody else's, and
-        the same after it as before. For the ciphers that want text and proof in one."""
+        """As `open_unit`, in one piece, with `PROOF_BYTES` of room of its own behind the sealed bytes,
+        unchanged in the end. For ciphers that want text and proof in one."""
 
     def seal_header(self, plain: Buffer, into: memoryview, bound: bytes) -> None:
         """Seal the header's text into `into`, which is 16 bytes longer: the proof follows the text."""
@@ -225,7 +225,7 @@ class _CrcSlot:
         return self.seal_unit(number, plain, into_and_room[:-PROOF_BYTES], bound)
 
     def open_unit(self, number: int, sealed: Buffer, into: Target, bound: bytes, proof: bytes) -> bool:
-        assert isinstance(into, memoryview), "whoever has another buffer asks `scatters` first"
+        assert isinstance(into, memoryview), "a caller with another buffer asks `scatters` first"
         self._decrypt(number, sealed, into)
         found = _CRC_PROOF.pack(crc64(into, crc64(bound + number.to_bytes(4, "little"))))
         return hmac.compare_digest(found, proof)

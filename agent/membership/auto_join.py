@@ -1,18 +1,17 @@
-"""`[pool] membership = "auto"`: an agent that serves lets blank namespaces in, as `g35 pool add` does.
+"""`[pool] membership = "auto"`: a serving agent lets blank namespaces in, as `g35 pool add` does.
 
-A thread of its own, `members`, with lanes of its own on a view of the fabric in which newcomers have numbers
-too. Once a second it looks at what is there, and does at most one thing:
+The thread `members` has a channel of its own on a view of the fabric in which newcomers have numbers too.
+Once a second it looks at the pool, and does at most one thing:
 
-* Newcomers that are blank (agent/membership/candidates.py: the operator's rule) join, all that are there,
-  once none has come or gone for `join_after_s` and a random part of that more, so that of several agents one
-  is first. They do not join before the pool is settled, nor within REST_SECONDS of a join or a try that
-  failed.
+* Blank newcomers (agent/membership/join.py: the operator's rule) join, all at once, when none has come or
+  gone for `join_after_s` and a random part of that more, so that one of several agents is first. They do not
+  join before the pool is settled, nor within REST_SECONDS of a join or a failed try.
 * A pool whose values have all been moved is settled, by the agent that moves them.
-* Every MEND_SECONDS the copies of the pool map are compared with the one in force. Where one differs twice in
-  a row (a namespace that was away while a tenant was erased, a program that died while it changed the map),
-  all are brought to one map.
+* Every MEND_SECONDS the copies of the pool map are compared with the map in force. Where one differs twice in
+  a row (a namespace was away while a tenant was erased, a program died while it changed the map), all are
+  brought to one map.
 
-Whoever else changes the map at the same time, an agent or an operator: agent/pool/map/commit.py.
+Agents and operators that change the map at the same time: agent/pool/map/commit.py.
 """
 
 from __future__ import annotations
@@ -20,32 +19,37 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
+from dataclasses import asdict
 from typing import Any
 
 from agent.attach.inspect_namespaces import WITH_ALL, look_round
-from agent.config.pool_section import PoolSection
+from agent.attach.map_watch import MapWatch
+from agent.config.configuration import PoolSection
 from agent.errors import G35Error
 from agent.host_os.worker_thread import OwnThread
 from agent.inline.root_keys import RootKey
-from agent.membership.candidates import newcomers_in, why_not
 from agent.membership.join import (
     Seen,
     complete_map,
     join,
     members_missing,
     misplaced_values,
+    newcomers_in,
     numbers_of,
     settle,
     unsettled,
+    why_not,
 )
+from agent.pool.maintenance.rebalance import Rebalancer
 from agent.pool.map.commit import change_map, simply
 from agent.pool.map.document import PoolMap
 from agent.pool.map.inspect import NOT_BLANK, Content, newest_map
 from agent.pool.map.replicas import mark_at, name_in, name_of
 from agent.pool.map.seal import MapSeal
 from agent.pool.map.superblock import COPY_OFFSETS
-from agent.remote.channel import WorkerLanes
+from agent.pool.volume.volume import PoolVolume, in_sets
+from agent.remote.channel import WorkerChannel
 from agent.remote.fabric import Fabric
 
 log = logging.getLogger(__name__)
@@ -81,7 +85,7 @@ class Patience:
 
 
 class _Stopped(Exception):
-    """The agent ends; what was begun is completed by whoever comes next."""
+    """The agent ends; the next program completes what was begun."""
 
 
 class AutoJoin:
@@ -95,9 +99,11 @@ class AutoJoin:
         in_force: Callable[[], PoolMap],
         moves_left: Callable[[], int | None],
         seal: MapSeal,
+        queue_id: int = 0,
     ) -> None:
-        """`in_force` gives the map that the agent goes by; `moves_left` what its mover has left to move, None
-        where it cannot tell."""
+        """`in_force` gives the map that the agent goes by; `moves_left` the values that are left to move,
+        None where that is not known. Nobody else uses queues of `queue_id`."""
+        self._queue_id = queue_id
         self._seal = seal
         self._section, self._fabric, self._root = section, fabric, root
         self._in_force, self._moves_left = in_force, moves_left
@@ -110,18 +116,16 @@ class AutoJoin:
         self.joins = self.joined = self.settles = self.mended = 0
         self._thread = OwnThread("members", STOP_SECONDS, "the change of the pool map that is under way")
 
-    def start(self, queue_id: int) -> None:
-        """Begin; `queue_id` is of queues that nobody else uses."""
+    def start(self) -> None:
+        self._thread.start(self._work)
 
-        def work() -> None:
-            lanes = WorkerLanes(self.view, queue_id)
-            try:
-                while not self._thread.stopping.wait(LOOK_SECONDS):
-                    self._turn_safely(lanes)
-            finally:
-                lanes.close()
-
-        self._thread.start(work)
+    def _work(self) -> None:
+        channel = WorkerChannel(self.view, self._queue_id)
+        try:
+            while not self._thread.stopping.wait(LOOK_SECONDS):
+                self._turn_safely(channel)
+        finally:
+            channel.close()
 
     def stop(self) -> None:
         self._thread.stop()
@@ -138,9 +142,9 @@ class AutoJoin:
 
     # -- one turn -----------------------------------------------------------------------------------
 
-    def _turn_safely(self, lanes: WorkerLanes) -> None:
+    def _turn_safely(self, channel: WorkerChannel) -> None:
         try:
-            self.turn(lanes, time.monotonic())
+            self.turn(channel, time.monotonic())
         except _Stopped:
             log.info("the agent ends; another add or another agent completes what was begun")
         except G35Error as error:
@@ -150,7 +154,7 @@ class AutoJoin:
             log.exception("following the pool's members failed; it is tried again")
             self._patience.rest(time.monotonic())
 
-    def turn(self, lanes: WorkerLanes, now: float) -> None:
+    def turn(self, channel: WorkerChannel, now: float) -> None:
         """Do what is due. Raises G35Error where that was not possible, and comes again."""
         self.view.enclosures = list(self._fabric.enclosures)
         strays = dict(self._fabric.strays)
@@ -161,29 +165,27 @@ class AutoJoin:
             self._wait_for("the pool to be settled since the last join" if newcomers else "")
             if self._section.rebalance and self._moves_left() == 0 and now >= self._next_settle:
                 self._next_settle = now + SETTLE_SECONDS
-                self._settle(lanes)
+                self._settle(channel)
         elif is_time:
             self._patience.rest(now)
-            self._join(lanes)
+            self._join(channel)
         elif not newcomers:
             self._wait_for("")
         if now >= self._next_mend:
             self._next_mend = now + MEND_SECONDS
-            self._mend(lanes)
+            self._mend(channel)
 
     def _wait_for(self, what: str) -> None:
         if what and what != self._waiting_for:
             log.info("namespaces do not join the pool by themselves for now: %s", what)
         self._waiting_for = what
 
-    def _look(self, lanes: WorkerLanes) -> tuple[PoolMap, Seen]:
-        """The map in force and everything that is reached, numbered in the lanes.
-
-        Raises G35Error where the map that the agent goes by is away. Other pools are not looked at.
-        """
+    def _look(self, channel: WorkerChannel) -> tuple[PoolMap, Seen]:
+        """The map in force and all reached namespaces of its pool, numbered in the channel. Raises G35Error
+        where the agent's map is away."""
         ours = self._in_force()
         self.view.own_pool = ours.pool_id
-        seen = look_round(self.view, lanes)
+        seen = look_round(self.view, channel)
         found = [
             each
             for _, _, each in seen
@@ -195,8 +197,7 @@ class AutoJoin:
         return pool_map, seen
 
     def _unused(self) -> set[str]:
-        """Members that the agent itself does not reach, or only where it does not trust it
-        (namespace_owner.py)."""
+        """Members that the agent does not reach, or not where it trusts them (namespace_owner.py)."""
         routes = zip(self._fabric.nguids, self._fabric.routes, strict=False)
         return {nguid.hex() for nguid, route in routes if route is None}
 
@@ -212,8 +213,8 @@ class AutoJoin:
                 WITH_ALL,
             )
 
-    def _join(self, lanes: WorkerLanes) -> None:
-        pool_map, seen = self._look(lanes)
+    def _join(self, channel: WorkerChannel) -> None:
+        pool_map, seen = self._look(channel)
         members = {each.nguid for each in pool_map.namespaces}
         for nguid, _, inspection in seen:
             name, why = nguid.hex(), why_not(inspection, pool_map.pool_id)
@@ -231,11 +232,11 @@ class AutoJoin:
         if not newcomers or unsettled(pool_map):
             return
         self._want_all(pool_map, seen)
-        lanes.run(complete_map(lanes, pool_map, seen, self._seal))
+        channel.run(complete_map(channel, pool_map, seen, self._seal))
         names = ", ".join(nguid.hex() for nguid, _ in newcomers)
         log.info("namespaces join the pool: %s", names)
-        changed = lanes.run(
-            join(lanes, pool_map, newcomers, numbers_of(seen), self._advance, seal=self._seal)
+        changed = channel.run(
+            join(channel, pool_map, newcomers, numbers_of(seen), self._advance, seal=self._seal)
         )
         self._wait_for("")
         self.joins += 1
@@ -246,27 +247,27 @@ class AutoJoin:
         if self._thread.stopping.is_set():
             raise _Stopped
 
-    def _settle(self, lanes: WorkerLanes) -> None:
-        pool_map, seen = self._look(lanes)
+    def _settle(self, channel: WorkerChannel) -> None:
+        pool_map, seen = self._look(channel)
         self._want_all(pool_map, seen)
         for volume in unsettled(pool_map):
             if pool_map.is_erased(volume):
                 continue
             secret = pool_map.secret(volume, self._root)
-            values, wrong = lanes.run(misplaced_values(lanes, pool_map, volume, secret, numbers_of(seen)))
+            values, wrong = channel.run(misplaced_values(channel, pool_map, volume, secret, numbers_of(seen)))
             if wrong:
                 log.info("%d of %d values of volume %s have yet to move", wrong, values, volume.name)
                 return
-        changed = lanes.run(settle(lanes, pool_map, numbers_of(seen), self._seal))
+        changed = channel.run(settle(channel, pool_map, numbers_of(seen), self._seal))
         self.settles += 1
         log.info("the pool is settled by map %d", changed.version)
 
-    def _mend(self, lanes: WorkerLanes) -> None:
-        differed, self._differed = self._differed, self._differs(lanes)
+    def _mend(self, channel: WorkerChannel) -> None:
+        differed, self._differed = self._differed, self._differs(channel)
         if not (differed and self._differed):
             return
         self._differed = False
-        pool_map, seen = self._look(lanes)
+        pool_map, seen = self._look(channel)
         members = {each.nguid for each in pool_map.namespaces}
         numbers = numbers_of(seen)
         for name in (self._unused() | self._fabric.contested.keys()) & numbers.keys():
@@ -278,14 +279,14 @@ class AutoJoin:
                 and inspection.superblock.pool_map.pool_id != pool_map.pool_id
             )
             if nguid.hex() in members and (foreign or not whole):
-                # Whoever put that there has to be asked.
+                # Its owner has to be asked.
                 numbers.pop(nguid.hex(), None)
         change = simply(lambda it: it)
-        done = lanes.run(change_map(lanes, pool_map, numbers, change, all_of_them=False, seal=self._seal))
+        done = channel.run(change_map(channel, pool_map, numbers, change, all_of_them=False, seal=self._seal))
         self.mended += 1
         log.info("copies of the pool map differed; map %d is in force", done.pool_map.version)
 
-    def _differs(self, lanes: WorkerLanes) -> bool:
+    def _differs(self, channel: WorkerChannel) -> bool:
         """Whether a copy that can be read is another map than the one that the agent goes by."""
         pool_map = self._in_force()
         self.view.adopt([bytes.fromhex(each.nguid) for each in pool_map.namespaces])
@@ -295,9 +296,39 @@ class AutoJoin:
                 continue
             for which in range(1 if member.kind == "kv" else len(COPY_OFFSETS)):
                 try:
-                    mark = lanes.run(mark_at(lanes, number, member, which))
+                    mark = channel.run(mark_at(channel, number, member, which))
                 except G35Error:
                     break
                 if name_in(mark) != name:
                     return True
         return False
+
+
+def membership_status(
+    section: PoolSection,
+    volumes: Sequence[PoolVolume],
+    fabric: Fabric,
+    watch: MapWatch,
+    rebalancer: Rebalancer,
+    auto: AutoJoin | None,
+) -> dict[str, Any]:
+    """For the status: namespaces without a place in the map, members that are not to be trusted, and the
+    moving."""
+    unsettled_volumes = [each.settings.name for each in in_sets(volumes) if each.old_placement is not None]
+    taken = {
+        nguid.hex(): f"carries pool {pool_id} now; nothing is written there"
+        for nguid, pool_id in fabric.taken.items()
+    }
+    blank = {
+        nguid: f"does not carry the pool's map any more: {found}"
+        for nguid, found in watch.without_map.items()
+    }
+    return {
+        "newcomers": dict(fabric.strays),
+        "contested": {**blank, **fabric.contested, **taken},
+        "membership": section.membership,
+        "rebalance_bytes_per_s": section.rebalance,
+        "volumes_unsettled": unsettled_volumes,
+        **{f"moves_{name}": value for name, value in asdict(rebalancer.moves).items()},
+        **(auto.snapshot() if auto is not None else {}),
+    }

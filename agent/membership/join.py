@@ -1,23 +1,22 @@
-"""Namespaces that join a pool: the map with them in it, and the map once all values lie where they belong.
+"""Namespaces that join a pool: which may, the map with them, and the map once all values lie where they
+belong.
 
 Adding goes in steps, and may be cut short after each; adding again completes it.
 
-1. All namespaces of the pool are reached, and carry the newest map; one that does not gets it now.
-2. The newcomers are claimed (claims.py), so that no other pool takes them as well, and their directories
-   are cleared. No map names them yet, so nobody looks; whether that is still so, and whose claim they carry,
-   is looked up before each batch of writes, and at the end.
-3. The new map is written to the namespaces of before, in their order. With the first copy of it that is whole
-   it is in force for whoever reads that namespace; agents that read another go by the map of before until
-   they see it. Its newcomers are usable already, for agents find them by NGUID and not by their superblocks.
-4. The new map is written to the newcomers, last: a namespace outside of the map of before must not be the
-   only one that carries the new one, for the next operator would not know that it has to be asked.
+1. All namespaces of the pool are reached, and carry the newest map; one that does not gets it now. 2. The
+newcomers are claimed (claims.py), so that no other pool takes them, and their directories are cleared.    No
+map names them yet, so nobody looks. Before each batch of writes, and at the end, it is checked that the
+map has not changed and the claims still stand. 3. The new map is written to the namespaces of before, in
+their order. With its first whole copy it is in force    for a reader of that namespace; agents that read
+another go by the map of before until they see it. Agents    find newcomers by NGUID, so these are usable
+already. 4. The new map is written to the newcomers, last: a namespace outside of the map of before must not
+be the    only one that carries the new one, for the next operator would not know that it has to be asked.
 
-What becomes of it where others change the map at the same time: commit.py.
+Other programs that change the map at the same time: commit.py.
 
-In the new map every volume has an extent on each newcomer, after those that it had, and says how many it
-had (`MapVolume.settled`). Values lie where these alone would have them until a mover (rebalance.py) has
-brought them to where all of them do; both are looked at. A second join waits until the first is settled, so
-two are enough.
+In the new map every volume has an extent on each newcomer, after those that it had, and says how many it had
+(`MapVolume.settled`). Values lie where these alone would have them until a mover (rebalance.py) has brought
+them to where all of them do; agents look at both places. A second join waits until the first is settled.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 
-from agent.errors import ConfigError, G35Error
+from agent.errors import ConfigError, G35Error, UserError, did_you_mean
 from agent.inline.secrets import SecretKey
-from agent.pool.format.directory import DIRECTORY_BYTES, Directory, is_quarantined
+from agent.pool.format.directory import Directory, is_quarantined
 from agent.pool.map.claims import claim_namespaces, want_claimed
 from agent.pool.map.commit import Guard, change_map, simply
 from agent.pool.map.document import (
@@ -39,15 +38,12 @@ from agent.pool.map.document import (
     PoolMap,
     set_size,
 )
-from agent.pool.map.inspect import NOT_BLANK, Content, Inspection, clear_directories
-from agent.pool.map.next_map import next_map
+from agent.pool.map.inspect import NOT_BLANK, Content, Inspection, clear_directories, newest_map
+from agent.pool.map.key_epochs import count_in_directories
 from agent.pool.map.seal import MapSeal
-from agent.pool.map.superblock import MAP_IO_SECONDS
-from agent.pool.steps import Lanes, Steps, wait_for
+from agent.pool.map.tenant_changes import next_map
+from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.placement import Extent, Placement
-from agent.pool.volume.writable_directory import is_certain
-
-READS_IN_FLIGHT = 32
 
 
 def unsettled(pool_map: PoolMap) -> list[MapVolume]:
@@ -56,10 +52,10 @@ def unsettled(pool_map: PoolMap) -> list[MapVolume]:
 
 
 def with_namespaces(pool_map: PoolMap, newcomers: Sequence[tuple[bytes, int]]) -> PoolMap:
-    """The map with namespaces of blocks more, NGUID and bytes. Raises ConfigError where that cannot be.
+    """The map with more namespaces of blocks, NGUID and bytes. Raises ConfigError where that makes none.
 
-    Each volume gets the share of a newcomer that it has of the namespaces of before; one whose share is less
-    than a set there does not lie on it.
+    A volume gets the share of a newcomer that it has of the other namespaces; none, where that is less than a
+    set.
     """
     if waiting := unsettled(pool_map):
         names = ", ".join(volume.name for volume in waiting)
@@ -90,17 +86,17 @@ def with_namespaces(pool_map: PoolMap, newcomers: Sequence[tuple[bytes, int]]) -
             fresh += [] if extent is None else [extent]
         changes = {"extents": (*volume.extents, *fresh), "settled": len(volume.extents) if fresh else 0}
         volumes.append(volume.model_copy(update=changes))
-    return next_map(pool_map, namespaces=tuple(listed), volumes=tuple(volumes))
+    return next_map(pool_map, namespaces=listed, volumes=volumes)
 
 
 def as_settled(pool_map: PoolMap) -> PoolMap:
     """The map by which nobody looks at earlier places any more."""
     volumes = [volume.model_copy(update={"settled": 0}) for volume in pool_map.volumes]
-    return next_map(pool_map, volumes=tuple(volumes))
+    return next_map(pool_map, volumes=volumes)
 
 
 Seen = Sequence[tuple[bytes, int, Inspection]]
-"""Every namespace that is reached: NGUID, bytes, what it carries; numbered in the lanes as they come."""
+"""Every namespace that is reached: NGUID, bytes, what it carries; numbered in the channel as they come."""
 
 
 def members_missing(pool_map: PoolMap, seen: Seen) -> list[str]:
@@ -109,10 +105,12 @@ def members_missing(pool_map: PoolMap, seen: Seen) -> list[str]:
     return [each.nguid for each in pool_map.namespaces if each.nguid not in reached]
 
 
-def complete_map(lanes: Lanes, pool_map: PoolMap, seen: Seen, seal: MapSeal | None = None) -> Steps[int]:
-    """Bring every member that carries another map than the newest, or none, to it; how many those are.
+def complete_map(
+    channel: IoChannel, pool_map: PoolMap, seen: Seen, seal: MapSeal | None = None
+) -> Steps[int]:
+    """Bring every member with another map than the newest, or none, to it; how many those are.
 
-    Raises G35Error where one cannot be written, or carries something else: it would be overwritten.
+    Raises G35Error where one cannot be written, or where it carries something else.
     """
     members = {each.nguid for each in pool_map.namespaces}
     lacking = 0
@@ -133,7 +131,7 @@ def complete_map(lanes: Lanes, pool_map: PoolMap, seen: Seen, seal: MapSeal | No
             )
         lacking += 1
     if lacking:
-        changed = yield from change_map(lanes, pool_map, numbers_of(seen), simply(lambda it: it), seal=seal)
+        changed = yield from change_map(channel, pool_map, numbers_of(seen), simply(lambda it: it), seal=seal)
         _want_none(changed.left)
     return lacking
 
@@ -144,7 +142,7 @@ def numbers_of(seen: Seen) -> dict[str, int]:
 
 
 def join(
-    lanes: Lanes,
+    channel: IoChannel,
     pool_map: PoolMap,
     newcomers: Sequence[tuple[bytes, int]],
     numbers: Mapping[str, int],
@@ -154,18 +152,18 @@ def join(
 ) -> Steps[PoolMap]:
     """Steps 2 to 4 of the module's docstring; the new map.
 
-    `numbers` gives the NGUIDs (hex) of members and newcomers their numbers in `lanes`; `advance` is told of
-    directories that were cleared; `overwrite` has the newcomers (hex) that need not be blank. Raises
-    ConfigError, Taken where another pool takes one, or G35Error where not all of it could be written.
+    `numbers` gives NGUIDs (hex) their numbers in `channel`; `advance` gets the counts of cleared directories;
+    newcomers (hex) in `overwrite` need not be blank. Raises ConfigError, Taken where another pool takes one,
+    or G35Error where a part could not be written.
     """
     cleared: set[tuple[str, MapExtent]] = set()
     yield from claim_namespaces(
-        lanes, pool_map.pool_id, [nguid for nguid, _ in newcomers], numbers, overwrite
+        channel, pool_map.pool_id, [nguid for nguid, _ in newcomers], numbers, overwrite
     )
 
     def change(base: PoolMap, guard: Guard) -> Steps[PoolMap]:
         members = {each.nguid for each in base.namespaces}
-        # In an order that is the same for everybody: two who let in the same ones make the same map.
+        # In one order for all: two programs that let in the same ones make the same map.
         fresh = sorted(each for each in newcomers if each[0].hex() not in members)
         if not fresh:
             return base
@@ -174,7 +172,7 @@ def join(
 
         def still_ours(nguid: bytes) -> Steps[None]:
             yield from guard()
-            yield from want_claimed(lanes, base.pool_id, [nguid], numbers, places=1)
+            yield from want_claimed(channel, base.pool_id, [nguid], numbers, places=1)
 
         for volume in changed.volumes:
             # What was cleared in a round before may have got values since, by the map of that round.
@@ -186,24 +184,22 @@ def join(
             for extent in extents:
                 part = volume.model_copy(update={"extents": (extent,)})
                 guarded = partial(still_ours, names[extent.nguid])
-                yield from clear_directories(lanes, part, numbers, advance, guarded)
+                yield from clear_directories(channel, part, numbers, advance, guarded)
                 cleared.add((volume.volume_id, extent))
-        yield from want_claimed(lanes, base.pool_id, list(names.values()), numbers)
+        yield from want_claimed(channel, base.pool_id, list(names.values()), numbers)
         return changed
 
     listed = [MapNamespace(nguid=nguid.hex(), bytes=size) for nguid, size in newcomers]
-    changed = yield from change_map(lanes, pool_map, numbers, change, newcomers=listed, seal=seal)
+    changed = yield from change_map(channel, pool_map, numbers, change, newcomers=listed, seal=seal)
     _want_none(changed.left)
     return changed.pool_map
 
 
 def settle(
-    lanes: Lanes, pool_map: PoolMap, numbers: Mapping[str, int], seal: MapSeal | None = None
+    channel: IoChannel, pool_map: PoolMap, numbers: Mapping[str, int], seal: MapSeal | None = None
 ) -> Steps[PoolMap]:
-    """Have agents look at no earlier places any more, once all values lie where they belong; the new map.
-
-    Raises G35Error where the pool is not the one any more that was looked at, or not all could be written.
-    """
+    """End the looks at old placements, once all values lie where they belong; the new map. Raises G35Error
+    where the pool has changed meanwhile, or not all could be written."""
     places = {each.volume_id: (each.extents, each.settled) for each in pool_map.volumes}
 
     def change(base: PoolMap) -> PoolMap:
@@ -212,7 +208,7 @@ def settle(
             raise G35Error("the pool has changed meanwhile", "settle it again")
         return as_settled(base) if waiting else base
 
-    changed = yield from change_map(lanes, pool_map, numbers, simply(change), seal=seal)
+    changed = yield from change_map(channel, pool_map, numbers, simply(change), seal=seal)
     _want_none(changed.left)
     return changed.pool_map
 
@@ -224,43 +220,84 @@ def _want_none(left: Mapping[str, str]) -> None:
 
 
 def misplaced_values(
-    lanes: Lanes, pool_map: PoolMap, volume: MapVolume, secret: SecretKey, numbers: Mapping[str, int]
+    channel: IoChannel, pool_map: PoolMap, volume: MapVolume, secret: SecretKey, numbers: Mapping[str, int]
 ) -> Steps[tuple[int, int]]:
-    """(values in all sets, those at earlier places) of a volume, by the directories on flash.
-
-    Raises G35Error where one cannot be read.
-    """
+    """(values in all sets, those at old placements) of a volume, by the directories on flash. Raises
+    G35Error."""
     settings = pool_map.settings(volume)
     placement = Placement(
         SecretKey(secret.reveal()[:32]),
         [Extent(extent.namespace, extent.nguid, extent.sets) for extent in settings.extents],
         apart=settings.copies > 1,
     )
-    values = wrong = 0
-    for extent in settings.extents:
-        number = numbers[extent.nguid.hex()]
-        for start in range(0, extent.sets, READS_IN_FLIGHT):
-            batch = []
-            for each in range(start, min(start + READS_IN_FLIGHT, extent.sets)):
-                block = memoryview(bytearray(DIRECTORY_BYTES))
-                offset = extent.offset + each * settings.set_bytes
-                batch.append((each, block, lanes.read(number, offset, block)))
-            for each, block, pending in batch:
-                if (yield from wait_for(lanes, pending, lanes.now() + MAP_IO_SECONDS)) is not None:
-                    raise G35Error(
-                        f"cannot read a directory of volume {volume.name}: {pending.fault or 'no answer'}",
-                        "look at the enclosure, and try again",
-                    )
-                offset = extent.offset + each * settings.set_bytes
-                if not (yield from is_certain(lanes, number, offset, block)):
-                    raise G35Error(
-                        f"a directory of volume {volume.name} comes damaged",
-                        "look at the enclosure, and try again",
-                    )
-                for _, entry in Directory(block):
-                    if is_quarantined(entry):
-                        continue
-                    values += 1
-                    candidates = placement.candidates(entry.pseudonym)
-                    wrong += (extent.namespace, each) not in candidates
+    namespaces = {extent.nguid.hex(): extent.namespace for extent in settings.extents}
+    values = 0
+
+    def wrong_in(nguid: str, number: int, block: memoryview) -> int:
+        nonlocal values
+        entries = [entry for _, entry in Directory(block) if not is_quarantined(entry)]
+        values += len(entries)
+        place = namespaces[nguid], number
+        return sum(place not in placement.candidates(entry.pseudonym) for entry in entries)
+
+    wrong = yield from count_in_directories(channel, volume, numbers, wrong_in)
     return values, wrong
+
+
+def is_blank(inspection: Inspection, pool_id: str) -> bool:
+    """Whether it is of blocks, without a superblock, even a damaged one, and with zeros in its first and last
+    mebibyte; or carries the claim of this pool, which was about to take it in."""
+    if inspection.kv is not None:
+        return False
+    return inspection.content is Content.BLANK or inspection.claimants == {pool_id}
+
+
+def why_not(inspection: Inspection, pool_id: str) -> str:
+    """Why a namespace does not join by itself; empty where it does."""
+    if is_blank(inspection, pool_id):
+        return ""
+    if inspection.kv is not None:
+        return "one of keys, which a format gives away"
+    if inspection.claimants:
+        return inspection.detail
+    said = inspection.detail or inspection.content.value
+    return f"it carries {inspection.content.value} ({said})"
+
+
+def pool_of(seen: Seen, overwritten: Set[str] = frozenset(), seal: MapSeal | None = None) -> PoolMap:
+    """The map in force; another pool on namespaces that are to be overwritten (NGUIDs as hex) does not count.
+
+    A map of the pool itself counts there as ever: it may be the newest, and an older one would bring back
+    what was erased. Raises G35Error where there is no pool, or two.
+    """
+    kept = [each for nguid, _, each in seen if nguid.hex() not in overwritten]
+    if all(each.superblock is None or each.stranger for each in kept):
+        kept = [each for _, _, each in seen]
+    ours = newest_map(kept, seal).pool_id
+    return newest_map(
+        [each for _, _, each in seen if each.superblock and each.superblock.pool_map.pool_id == ours], seal
+    )
+
+
+def newcomers_in(pool_map: PoolMap, seen: Seen, named: Set[str], force: bool) -> list[tuple[bytes, int]]:
+    """NGUID and bytes of the namespaces to join: the named ones, or all blank ones. Raises UserError."""
+    members = {each.nguid for each in pool_map.namespaces}
+    strangers = {nguid.hex(): (nguid, size, each) for nguid, size, each in seen if nguid.hex() not in members}
+    if missing := named - strangers.keys() - members:
+        named_so = ", ".join(f"{each}{did_you_mean(each, strangers)}" for each in sorted(missing))
+        raise UserError(f"no enclosure shows namespace {named_so}", "see g35 pool show")
+    found = []
+    for text, (nguid, size, inspection) in strangers.items():
+        blank = is_blank(inspection, pool_map.pool_id)
+        if inspection.kv is not None or not (text in named or (not named and blank)):
+            if text in named:
+                raise UserError(f"namespace {text} is one of keys, which a format gives away")
+            continue
+        if inspection.content is Content.UNREADABLE or not (blank or force):
+            what = inspection.detail or inspection.content.value
+            raise UserError(
+                f"namespace {text} carries {inspection.content.value} ({what}); it was not touched",
+                "--force overwrites it, and whatever is there is lost",
+            )
+        found.append((nguid, size))
+    return found

@@ -1,59 +1,54 @@
 """The entrance to the pool: a volume with the policies by which this agent serves it, and its operations.
 
-A volume lies in sets of slots (volume/volume.py) or on KV namespaces (kv/volume.py). Policies are for the
-first kind alone. A `ServedVolume` is whole when it is made (agent/service/volume_policies.py) and stays as it
-is, so any thread may use it.
+A `ServedVolume` is whole when it is made (agent/service/volume_policies.py) and stays as it is, so any thread
+may use it. Policies (docs/prestaging.md) are for volumes in sets of slots alone.
 """
 
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Final, TypeAlias
+from typing import Final
 
 from agent.pool.counters import MissCause
-from agent.pool.kv.get import KvReading
-from agent.pool.kv.put import KvWriting, delete_key
+from agent.pool.kv.get import KvReader
+from agent.pool.kv.put import KvWriter, delete_key
 from agent.pool.kv.volume import KvVolume
-from agent.pool.read.get import Reading, remembered_length
-from agent.pool.read.memory_reading import MemoryReading
+from agent.pool.read.get import SlotReader, remembered_length
 from agent.pool.read.prestage_cache import OpenValue, PrestageCache
-from agent.pool.read.recompute_gate import GatedReading, RecomputeGate
-from agent.pool.steps import Lanes, Steps
+from agent.pool.read.reader import MemoryReader, Reader
+from agent.pool.read.recompute_gate import GatedReader, RecomputeGate
+from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.settings import Timing, VolumeSettings
-from agent.pool.volume.volume import Volume
-from agent.pool.write.admission import SecondUse, SecondUseWriting
+from agent.pool.volume.volume import PoolVolume, Volume
+from agent.pool.write.admission import SecondUse, SecondUseWriter
 from agent.pool.write.delete_and_pin import delete, pin
-from agent.pool.write.put import Writing
-from agent.pool.write.write_back import AlreadyWaiting, BackWriting, Waiting, WriteBack
-
-AnyVolume: TypeAlias = Volume | KvVolume
-AnyReading: TypeAlias = Reading | KvReading | MemoryReading
-AnyWriting: TypeAlias = Writing | KvWriting | BackWriting | AlreadyWaiting
-
+from agent.pool.write.put import SlotWriter
+from agent.pool.write.write_back import AlreadyWaiting, BackWriter, Waiting, WriteBack
+from agent.pool.write.writer import Writer
 
 LOOKED_UP_AT_ONCE: Final = 256
 """Keys of one batch whose directories are in use at a time: none of them is forgotten meanwhile."""
 
 
-class ServedVolume:
-    """A volume, and what this agent's configuration wants of its gets and puts (docs/prestaging.md)."""
-
-    __slots__ = ("admission", "back", "gate", "volume")
+class ServedVolume(ABC):
+    """A volume as this agent serves it; `serve` makes one."""
 
     def __init__(
         self,
-        volume: AnyVolume,
+        volume: PoolVolume,
+        in_sets: Volume | None = None,
         gate: RecomputeGate | None = None,
         admission: SecondUse | None = None,
         back: WriteBack | None = None,
     ) -> None:
         self.volume: Final = volume
-        self.gate = gate
-        self.admission = admission
-        self.back = back
-        if admission is not None and isinstance(volume, Volume):
-            volume.forgets_with_secret.append(admission.forget)
+        self.in_sets: Final = in_sets
+        """The volume where it lies in sets of slots: only such values are prestaged."""
+        self.gate: Final = gate
+        self.admission: Final = admission
+        self.back: Final = back
 
     @property
     def settings(self) -> VolumeSettings:
@@ -70,43 +65,112 @@ class ServedVolume:
     def pseudonym(self, key: bytes) -> bytes:
         return self.volume.placement.pseudonym(key)
 
-    def reading(self, key: bytes, prestage: PrestageCache | None = None) -> AnyReading:
-        """One value to be read. Values on KV namespaces are not prestaged."""
-        volume = self.volume
-        if isinstance(volume, KvVolume):
-            return KvReading(volume, key)
-        back = self.back
+    @abstractmethod
+    def reader(self, key: bytes, prestage: PrestageCache | None = None) -> Reader:
+        """One value to be read."""
+
+    @abstractmethod
+    def writer(
+        self, key: bytes, *, length: int | None = None, ttl_seconds: int = 0, may_evict: bool = True
+    ) -> Writer:
+        """One value to be written. Raises TooLong."""
+
+    @abstractmethod
+    def lookup(
+        self, channel: IoChannel, keys: Sequence[bytes], deadline: float
+    ) -> Steps[list[MissCause | None]]:
+        """For each key None where it is there, else why it is not; a hint, as all such answers."""
+
+    @abstractmethod
+    def find_length(self, channel: IoChannel, key: bytes) -> Steps[int | None]:
+        """The length of a value, for a stat that must not move it; None where there is none."""
+
+    @abstractmethod
+    def delete(self, channel: IoChannel, key: bytes, deadline: float) -> Steps[bool]:
+        """Remove a key. True where it was there. Raises PutRefused where an enclosure does not answer."""
+
+    @abstractmethod
+    def pin(self, channel: IoChannel, key: bytes, until: int, deadline: float) -> Steps[bool | None]:
+        """Keep a key from eviction; see `delete_and_pin.pin`."""
+
+
+class _OnKv(ServedVolume):
+    """A volume on KV namespaces. Its values are neither prestaged nor pinned."""
+
+    def __init__(self, volume: KvVolume) -> None:
+        super().__init__(volume)
+        self._volume: Final = volume
+
+    def reader(self, key: bytes, prestage: PrestageCache | None = None) -> Reader:
+        return KvReader(self._volume, key)
+
+    def writer(
+        self, key: bytes, *, length: int | None = None, ttl_seconds: int = 0, may_evict: bool = True
+    ) -> Writer:
+        return KvWriter(self._volume, key, length=length, ttl_seconds=ttl_seconds, may_evict=may_evict)
+
+    def lookup(
+        self, channel: IoChannel, keys: Sequence[bytes], deadline: float
+    ) -> Steps[list[MissCause | None]]:
+        return self._volume.lookup(channel, keys, deadline)
+
+    def find_length(self, channel: IoChannel, key: bytes) -> Steps[int | None]:
+        """The length that the header of the value proves."""
+        deadline = channel.now() + self.timing.read_deadline
+        return KvReader(self._volume, key).find_length(channel, deadline)
+
+    def delete(self, channel: IoChannel, key: bytes, deadline: float) -> Steps[bool]:
+        return delete_key(self._volume, channel, key, deadline)
+
+    def pin(self, channel: IoChannel, key: bytes, until: int, deadline: float) -> Steps[bool | None]:
+        yield from ()  # steps, of which there are none
+        return False
+
+
+class _InSets(ServedVolume):
+    """A volume in sets of slots, with its policies."""
+
+    def __init__(
+        self,
+        volume: Volume,
+        gate: RecomputeGate | None,
+        admission: SecondUse | None,
+        back: WriteBack | None,
+    ) -> None:
+        super().__init__(volume, volume, gate, admission, back)
+        self._volume: Final = volume
+        if admission is not None:
+            volume.change(on_erasure=admission.forget)
+
+    def reader(self, key: bytes, prestage: PrestageCache | None = None) -> Reader:
+        volume, back = self._volume, self.back
         if back is not None and len(back):
             waiting = back.find_to_read(self.pseudonym(key))
             if waiting is not None:
                 let_go = functools.partial(back.let_go, waiting)
-                return MemoryReading(volume, key, waiting.data, waiting.expires, let_go, prestaged=False)
+                return MemoryReader(volume, key, waiting.data, waiting.expires, let_go, prestaged=False)
         if prestage is not None and prestage.waits_open:
             value = _opened(volume, key, prestage)
             if value is not None:
                 let_go = functools.partial(prestage.let_go, value)
-                return MemoryReading(volume, key, value.data, value.expiry, let_go, prestaged=True)
+                return MemoryReader(volume, key, value.data, value.expiry, let_go, prestaged=True)
         if self.gate is None:
-            return Reading(volume, key, prestage)
-        return GatedReading(volume, key, prestage, self.gate)
+            return SlotReader(volume, key, prestage)
+        return GatedReader(volume, key, prestage, self.gate)
 
-    def writing(
+    def writer(
         self, key: bytes, *, length: int | None = None, ttl_seconds: int = 0, may_evict: bool = True
-    ) -> AnyWriting:
-        """One value to be written. Raises TooLong."""
-        volume = self.volume
-        if isinstance(volume, KvVolume):
-            return KvWriting(volume, key, length=length, ttl_seconds=ttl_seconds, may_evict=may_evict)
-        if self.back is not None and length is not None and 0 < length <= volume.settings.value_bytes:
-            back = BackWriting.begin(self.back, key, length, ttl_seconds)
-            if back is not None:
-                return back
+    ) -> Writer:
+        volume, back = self._volume, self.back
+        fits = length is not None and 0 < length <= volume.settings.value_bytes
+        if back is not None and length is not None and fits and back.set_aside(length):
+            return BackWriter(back, key, length, ttl_seconds)
         if self._waiting(key) is not None:
             # It would be on flash first, and the first put would be the second.
-            return AlreadyWaiting(volume, key, length)
+            return AlreadyWaiting(volume, key, length=length)
         if self.admission is None:
-            return Writing(volume, key, length=length, ttl_seconds=ttl_seconds, may_evict=may_evict)
-        return SecondUseWriting(
+            return SlotWriter(volume, key, length=length, ttl_seconds=ttl_seconds, may_evict=may_evict)
+        return SecondUseWriter(
             volume, key, self.admission, length=length, ttl_seconds=ttl_seconds, may_evict=may_evict
         )
 
@@ -116,66 +180,66 @@ class ServedVolume:
             return None
         return self.back.find(self.pseudonym(key))
 
-    def lookup(self, lanes: Lanes, keys: Sequence[bytes], deadline: float) -> Steps[list[MissCause | None]]:
-        """For each key None where it is there, else why it is not; a hint, as all such answers."""
-        volume = self.volume
-        if isinstance(volume, KvVolume):
-            return (yield from volume.lookup(lanes, keys, deadline))
+    def lookup(
+        self, channel: IoChannel, keys: Sequence[bytes], deadline: float
+    ) -> Steps[list[MissCause | None]]:
         waiting = [self._waiting(key) for key in keys] if self.back is not None else []
         causes: list[MissCause | None] = []
-        began = lanes.now()
+        began = channel.now()
         for start in range(0, len(keys), LOOKED_UP_AT_ONCE):
             part = keys[start : start + LOOKED_UP_AT_ONCE]
             # A directory that was read since is not read again.
-            causes += yield from volume.lookup(lanes, part, deadline, lanes.now() - began)
-        wall = lanes.wall()
+            causes += yield from self._volume.lookup(channel, part, deadline, channel.now() - began)
+        wall = channel.wall()
         for at, value in enumerate(waiting):
             if value is not None:
                 causes[at] = MissCause.EXPIRED if value.has_expired(wall) else None
         return causes
 
-    def find_length(self, lanes: Lanes, key: bytes) -> Steps[int | None]:
-        """The length of a value, for a stat that must not move it; None where there is none.
-
-        On sets of slots it is what a directory hints at, on KV namespaces what the value's header proves.
-        """
-        volume, deadline = self.volume, lanes.now() + self.timing.read_deadline
-        if isinstance(volume, KvVolume):
-            return (yield from KvReading(volume, key).find_length(lanes, deadline))
+    def find_length(self, channel: IoChannel, key: bytes) -> Steps[int | None]:
+        """The length that a directory hints at."""
+        volume, deadline = self._volume, channel.now() + self.timing.read_deadline
         waiting = self._waiting(key)
         if waiting is not None:
-            return len(waiting.data) if not waiting.has_expired(lanes.wall()) else None
+            return len(waiting.data) if not waiting.has_expired(channel.wall()) else None
         pseudonym = volume.placement.pseudonym(key)
         sets = volume.borrow_sets(pseudonym)
         try:
             length = remembered_length(volume, pseudonym, sets)
             if length is None:
-                stale = [cached for cached in sets if not volume.is_fresh(cached, lanes)]
+                stale = [cached for cached in sets if not volume.is_fresh(cached, channel)]
                 if stale:
-                    yield from volume.load(lanes, stale, deadline)
+                    yield from volume.load(channel, stale, deadline)
                     length = remembered_length(volume, pseudonym, sets)
             return length
         finally:
             volume.give_back_sets(sets)
 
-    def delete(self, lanes: Lanes, key: bytes, deadline: float) -> Steps[bool]:
-        """Remove a key. True where it was there. Raises PutRefused where an enclosure does not answer."""
-        volume, waiting = self.volume, self._waiting(key)
-        if isinstance(volume, KvVolume):
-            return (yield from delete_key(volume, lanes, key, deadline))
+    def delete(self, channel: IoChannel, key: bytes, deadline: float) -> Steps[bool]:
+        waiting = self._waiting(key)
         if waiting is not None and self.back is not None:
-            return (yield from self.back.delete(lanes, waiting, deadline))
-        return (yield from delete(volume, lanes, key, deadline))
+            return (yield from self.back.delete(channel, waiting, deadline))
+        return (yield from delete(self._volume, channel, key, deadline))
 
-    def pin(self, lanes: Lanes, key: bytes, until: int, deadline: float) -> Steps[bool | None]:
-        """Keep a key from eviction; as `pin`. On KV namespaces nothing is pinned: False."""
-        volume, waiting = self.volume, self._waiting(key)
-        if isinstance(volume, KvVolume):
-            return False
-        back = self.back if waiting is not None and not waiting.has_expired(lanes.wall()) else None
+    def pin(self, channel: IoChannel, key: bytes, until: int, deadline: float) -> Steps[bool | None]:
+        waiting = self._waiting(key)
+        back = self.back if waiting is not None and not waiting.has_expired(channel.wall()) else None
         if waiting is not None and back is not None and (yield from back.pin(waiting, until, deadline)):
             return True
-        return (yield from pin(volume, lanes, key, until, deadline))
+        return (yield from pin(self._volume, channel, key, until, deadline))
+
+
+def serve(
+    volume: PoolVolume,
+    gate: RecomputeGate | None = None,
+    admission: SecondUse | None = None,
+    back: WriteBack | None = None,
+) -> ServedVolume:
+    """A volume with the policies that the configuration wants for it; those on KV namespaces have none."""
+    if isinstance(volume, KvVolume):
+        return _OnKv(volume)
+    assert isinstance(volume, Volume)
+    return _InSets(volume, gate, admission, back)
 
 
 def _opened(volume: Volume, key: bytes, prestage: PrestageCache) -> OpenValue | None:

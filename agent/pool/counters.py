@@ -1,4 +1,4 @@
-"""Counters of one worker: what was asked, what came of it, and why each miss was one.
+"""Counters of one worker: requests, results, and the cause of each miss.
 
 A worker has a `Tally` of its own and is the only one to write to it, so counting needs no lock and no
 count is lost; a reader sums the tallies of all workers (`total`). That the causes
@@ -13,8 +13,11 @@ from dataclasses import dataclass, field, fields
 from typing import Final
 
 
-class MissCause(enum.IntEnum):
-    """Why a get found nothing. The numbers are those of `host_shim.control_wire.Outcome`."""
+class MissCause(enum.Enum):
+    """Why a get found nothing. The numbers are those of `host_shim.control_wire.Outcome`.
+
+    No IntEnum: mypyc makes a plain int of a name that holds either an int (bytes served) or an IntEnum.
+    """
 
     NEVER_STORED = 1
     EVICTED = 2

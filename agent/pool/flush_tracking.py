@@ -1,15 +1,15 @@
 """Which namespaces hold writes that no flush has followed, and the flush that fsync(2) of a file asks for.
 
-A flush makes durable what the controller had answered before it was sent. So a namespace is clean once one
-was answered well, up to the writes that were answered when it began; whoever wrote, of all workers of this
-agent. One that this agent has not flushed yet is not clean: an agent before it may have written there. What
-*other* agents write is theirs to flush; a mover does, before it clears what it copied.
+A flush makes durable all writes that the controller answered before the flush was sent. So after a good
+answer a namespace is clean up to these writes, of all workers of this agent. A namespace that this agent has
+not flushed yet is not clean: an agent before it may have written there. *Other* agents flush their own
+writes; a mover flushes before it clears its sources.
 
 **A flush says nothing of writes that are older than its session.** An enclosure that lost power in between
-lost with it what its drives held in a volatile cache, and answers the flush well, for nothing is left to be
+lost the contents of its drives' volatile caches. It answers the flush well, for nothing is left to be
 flushed. A session that began before a write was sent, and answers a flush after it, stood all the time, by
 whichever path the write went. Where none did, those writes are *in doubt*: it may have been the network
-alone. Whoever has to know reads what was written (agent/fs/files/pool_store.py).
+alone. A caller that has to know reads what was written (agent/fs/files/pool_store.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from agent.pool.steps import Lanes, Pending, Steps, wait_for
+from agent.pool.steps import IoChannel, Pending, Steps, wait_for
 
 FLUSH_SECONDS: Final = 5.0
 """For all the namespaces together."""
@@ -142,21 +142,21 @@ class UnflushedWrites:
             return 0 if state is None else state.doubtful
 
 
-def flush_written(lanes: Lanes, namespaces: Iterable[int]) -> Steps[dict[int, str]]:
+def flush_written(channel: IoChannel, namespaces: Iterable[int]) -> Steps[dict[int, str]]:
     """Flush those that hold writes which no flush has followed; those that did not, and why.
 
-    What is in doubt afterwards is asked for by `lanes.doubtful`.
+    What is in doubt afterwards is asked for by `channel.doubtful`.
     """
     failed: dict[int, str] = {}
     sent: list[tuple[int, int, Pending]] = []
     for namespace in namespaces:
-        mark = lanes.unflushed(namespace)
+        mark = channel.unflushed(namespace)
         if mark is not None:
-            sent.append((namespace, mark, lanes.flush(namespace)))
-    deadline = lanes.now() + FLUSH_SECONDS
+            sent.append((namespace, mark, channel.flush(namespace)))
+    deadline = channel.now() + FLUSH_SECONDS
     for namespace, mark, pending in sent:
-        if (yield from wait_for(lanes, pending, deadline)) is None:
-            lanes.flushed(namespace, mark, pending)
+        if (yield from wait_for(channel, pending, deadline)) is None:
+            channel.flushed(namespace, mark, pending)
         else:
             failed[namespace] = pending.fault or "no answer"
     return failed

@@ -1,8 +1,8 @@
 """Operations that need the fabric are *steps*: generators that submit I/O and yield what they wait for.
 
 Read this before anything else in agent/. An operation such as `Volume.get` never blocks and owns no
-socket. It is handed *lanes* (below), submits reads and writes to them, and yields a `Wait` or an
-`Acquire` whenever it cannot go on; whoever drives it resumes it with the answer. So the same code runs
+socket. It is handed a *channel* (below), submits reads and writes to it, and yields a `Wait` or an
+`Acquire` whenever it cannot go on; its driver resumes it with the answer. So the same code runs
 
 * in a worker thread, which drives it by waiting on its own queue (agent/remote/channel.py), and
 * in the simulator, which drives thousands of them in virtual time (tests/sim).
@@ -47,7 +47,7 @@ class Pending(Protocol):
         """It failed because there is no way to the enclosure, rather than by a status of its own."""
 
 
-class Lanes(Protocol):
+class IoChannel(Protocol):
     """A worker's ways to the namespaces of the pool: its own queues, shared with nobody.
 
     `namespace` is an index into the pool map. `offset` and all lengths are bytes and multiples of the
@@ -153,14 +153,14 @@ def is_steps(outcome: object) -> bool:
 
 
 def wait_for(
-    lanes: Lanes, pending: Pending, deadline: float, at_least: int | None = None
+    channel: IoChannel, pending: Pending, deadline: float, at_least: int | None = None
 ) -> Steps[MissCause | None]:
     """Wait for a read or write; None once it (or `at_least` bytes of it) is there, else why it is not.
 
     Whatever did not come in time is abandoned, so its buffer is the caller's own again.
     """
     came = has_come(pending, at_least) or (yield Wait(pending, deadline, at_least))
-    return what_came(lanes, pending, came)
+    return what_came(channel, pending, came)
 
 
 def has_come(pending: Pending, at_least: int | None = None) -> bool:
@@ -168,10 +168,10 @@ def has_come(pending: Pending, at_least: int | None = None) -> bool:
     return pending.done or (at_least is not None and pending.received >= at_least)
 
 
-def what_came(lanes: Lanes, pending: Pending, came: bool) -> MissCause | None:
+def what_came(channel: IoChannel, pending: Pending, came: bool) -> MissCause | None:
     """What a wait for it came to: None where what was waited for is there, else why it is not."""
     if not came:
-        lanes.abandon(pending)
+        channel.abandon(pending)
         return MissCause.LATE
     if pending.fault is None:
         return None
@@ -179,14 +179,14 @@ def what_came(lanes: Lanes, pending: Pending, came: bool) -> MissCause | None:
 
 
 def write_and_flush(
-    lanes: Lanes, namespace: int, offset: int, data: bytes, seconds: float
+    channel: IoChannel, namespace: int, offset: int, data: bytes, seconds: float
 ) -> Steps[str | None]:
     """Write, and wait until it is on flash, so many seconds for each of the two; else why it may not be."""
-    pending = lanes.write(namespace, offset, [data])
-    cause = yield from wait_for(lanes, pending, lanes.now() + seconds)
+    pending = channel.write(namespace, offset, [data])
+    cause = yield from wait_for(channel, pending, channel.now() + seconds)
     if cause is None:
-        pending = lanes.flush(namespace)
-        cause = yield from wait_for(lanes, pending, lanes.now() + seconds)
+        pending = channel.flush(namespace)
+        cause = yield from wait_for(channel, pending, channel.now() + seconds)
     return None if cause is None else pending.fault or "no answer"
 
 

@@ -1,11 +1,13 @@
-"""A worker's lanes: its own queues to every enclosure, and the loop that drives steps on them.
+"""A worker's channel: requests by its own queues to every enclosure, and the loop that drives steps on them.
 
-A `WorkerLanes` belongs to one thread. It connects a queue to an enclosure when it first needs one and
-the supervisor's session stands, reads and writes on it, and while it waits for one answer it receives
-for all. Buffers are the worker's own as well, page-aligned and as long as the longest operation needs.
-Only where the worker is idle another thread takes what has arrived at its queues (`look_for_answers`).
+A `WorkerChannel` belongs to one thread. `QueueSlot` connects its queue to an enclosure, when a request first
+needs it and the supervisor's session stands; `paths.Request` says by which paths a request may go; `Fence`
+and `UnflushedWrites` of the fabric keep account of writes. While the worker waits for one answer it receives
+for all. Its buffers are page-aligned and as long as the longest operation needs. Where the worker is idle,
+another thread takes the answers that have arrived at its queues (`look_for_answers`).
 
-Nothing here raises for the fabric's sake. What cannot be sent is a `PendingRequest` that has failed.
+Nothing here raises for the fabric's sake. A request that cannot be sent is a `PendingRequest` that has
+failed.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from functools import partial
 from typing import Final, TypeVar
 
 from agent.host_os.payload_memory import payload_memory
@@ -21,19 +22,17 @@ from agent.inline.scatter import Buffer
 from agent.pool.counters import Tally
 from agent.pool.format.slot import HEADER_BYTES
 from agent.pool.steps import Acquire, Pending, Steps, Wait
-from agent.remote.block_commands import block_commands
-from agent.remote.connect_attempt import ConnectAttempt
 from agent.remote.enclosure import Enclosure, Route
 from agent.remote.fabric import Fabric
-from agent.remote.fence import COMMAND_SECONDS
-from agent.remote.kv_channel import KvCommands, KvPendingRequest
-from agent.remote.outstanding import CLOCK_SLACK, NOT_ANSWERING, Outstanding
+from agent.remote.health import CLOCK_SLACK, NOT_ANSWERING, Outstanding
 from agent.remote.paths import Build, Request, in_order, left_by_its_path, path_failed
-from agent.remote.pending_request import PendingRequest
-from agent.remote.queue_slot import QueueSlot
+from agent.remote.pending_request import KvPendingRequest, PendingRequest, block_commands
+from agent.remote.queue_slot import CONNECT_SECONDS, CONNECT_WAIT_SECONDS, QueueSlot
 from nvmeof.errors import NvmeofError
+from nvmeof.host import kv_commands
 from nvmeof.host.command import Command
-from nvmeof.transport import HostQueue, connect_io_queue
+from nvmeof.transport import HostQueue
+from nvmeof.wire.kv import StoreOption
 
 T = TypeVar("T")
 
@@ -41,11 +40,6 @@ TRANSFER_MAX: Final = 1 << 20
 """The longest range that one request of the host asks for."""
 BUFFER_BYTES: Final = HEADER_BYTES + TRANSFER_MAX + (2 << 20)
 """Header, range, and the units (1 MiB at most) that the range begins and ends in."""
-QUEUE_DEPTH: Final = 64
-CONNECT_SECONDS: Final = 1.0
-CONNECT_WAIT_SECONDS: Final = 0.04
-"""How long the request that first wants a queue waits for it to be connected; then it is a miss."""
-RETRY_CONNECT_SECONDS: Final = 0.5
 WARM_SECONDS: Final = 0.25
 """How often the queues of paths that are not in use are looked after."""
 CLOSE_WAIT_SECONDS: Final = 0.1
@@ -55,28 +49,29 @@ FENCED: Final = "a write that was not answered may still land there"
 _CURRENT: Final = threading.local()
 
 
-def current_lanes() -> WorkerLanes:
-    """The lanes whose `run` drives the steps that ask. Only steps may ask."""
-    lanes: WorkerLanes = _CURRENT.lanes
-    return lanes
+def current_channel() -> WorkerChannel:
+    """The channel whose `run` drives the steps that ask. Only steps may ask."""
+    channel: WorkerChannel = _CURRENT.channel
+    return channel
 
 
-class WorkerLanes(KvCommands):
-    """Lanes and runner of one worker. `queue_id` is the id of its queues, the same on every enclosure."""
+class WorkerChannel:
+    """Channel and runner of one worker. `queue_id` is the id of its queues, the same on every enclosure."""
 
     def __init__(self, fabric: Fabric, queue_id: int) -> None:
         self.tallies: dict[str, Tally] = {"": Tally()}
         self._fabric = fabric
         self._queue_id = queue_id
-        self._lanes: dict[int, QueueSlot] = {}
+        self._slots: dict[int, QueueSlot] = {}
+        """By enclosure, of which there are as many as in the configuration."""
         self._receive = payload_memory(BUFFER_BYTES)
         self._send = payload_memory(BUFFER_BYTES)
         self._warm_at = 0.0
         self._in_use = threading.RLock()
-        """Of whoever uses the queues: the thread that runs steps, for as long as they run."""
+        """Held by the user of the queues: the thread that runs steps, for as long as they run."""
         self._look_asked = False
 
-    # -- Lanes ----------------------------------------------------------------------------------
+    # -- Channel ----------------------------------------------------------------------------------
 
     def read(self, namespace: int, offset: int, into: memoryview) -> PendingRequest:
         self.tallies[""].flash_bytes_read += len(into)
@@ -114,8 +109,8 @@ class WorkerLanes(KvCommands):
 
     def abandon(self, pending: Pending) -> None:
         assert isinstance(pending, PendingRequest)
-        if not pending.done and pending.asked is not None:
-            pending.asked.given_up(time.monotonic())
+        if not pending.done and pending.outstanding is not None:
+            pending.outstanding.given_up(time.monotonic())
         self._settle(pending)
         pending.give_up("no answer in time")
 
@@ -141,6 +136,35 @@ class WorkerLanes(KvCommands):
     def wall(self) -> float:
         return time.time()
 
+    # -- commands on keys: agent/pool/kv/commands.py --------------------------------------------
+
+    def kv_store(
+        self, namespace: int, key: bytes, parts: Sequence[Buffer], *, only_new: bool = False
+    ) -> KvPendingRequest:
+        option = StoreOption.ONLY_IF_ABSENT if only_new else StoreOption.NONE
+        self.tallies[""].flash_bytes_written += sum(map(len, parts))
+        return self._start_kv(
+            namespace, lambda nsid: kv_commands.store(nsid, key, parts, options=option), key
+        )
+
+    def kv_retrieve(self, namespace: int, key: bytes, into: memoryview) -> KvPendingRequest:
+        self.tallies[""].flash_bytes_read += len(into)
+        return self._start_kv(namespace, lambda nsid: kv_commands.retrieve(nsid, key, into))
+
+    def kv_delete(self, namespace: int, key: bytes) -> KvPendingRequest:
+        return self._start_kv(namespace, lambda nsid: kv_commands.delete(nsid, key), key)
+
+    def kv_exists(self, namespace: int, key: bytes) -> KvPendingRequest:
+        return self._start_kv(namespace, lambda nsid: kv_commands.exist(nsid, key))
+
+    def kv_list(self, namespace: int, first: bytes, into: memoryview) -> KvPendingRequest:
+        return self._start_kv(namespace, lambda nsid: kv_commands.list_keys(nsid, first, into))
+
+    def kv_used_bytes(self, namespace: int) -> int:
+        routes = self._fabric.routes
+        route = routes[namespace] if namespace < len(routes) else None
+        return 0 if route is None else route.used_bytes
+
     # -- queues ---------------------------------------------------------------------------------
 
     def _start(
@@ -158,17 +182,19 @@ class WorkerLanes(KvCommands):
                 route.nsid, route.lba_bytes, offset + base, size - base, left, parts, queue.max_transfer
             )
 
-        pending = PendingRequest(None, (), None)
+        pending = PendingRequest()
         self._begin(pending, namespace, offset, size, build, is_read=not parts, more=more)
         return pending
 
-    def start_kv(self, namespace: int, build: Callable[[int], Command], key: bytes = b"") -> KvPendingRequest:
+    def _start_kv(
+        self, namespace: int, build: Callable[[int], Command], key: bytes = b""
+    ) -> KvPendingRequest:
         """Send a command on a key; `build` makes it for a namespace id. `key`: the one that it changes."""
 
         def built(route: Route, queue: HostQueue, base: int) -> Sequence[Command]:
             return (build(route.nsid),)
 
-        pending = KvPendingRequest(None, (), None)
+        pending = KvPendingRequest()
         at = int.from_bytes(key, "little")
         self._begin(pending, namespace, at, 1, built, is_read=not key, more=False, of_keys=True)
         return pending
@@ -226,21 +252,23 @@ class WorkerLanes(KvCommands):
         if len(ways) > 1 and now >= self._warm_at:
             self._warm_at = now + WARM_SECONDS
             for way in ways:
-                self._queue(way.enclosure, now, 0.0)
+                self._slot(way.enclosure).take(now)
         for number, way in enumerate(ways):
             if request is not None and way.enclosure in request.tried:
                 continue
-            queue = self._queue(way.enclosure, now, CONNECT_WAIT_SECONDS if number == len(ways) - 1 else 0.0)
+            slot = self._slot(way.enclosure)
+            queue = slot.take(now, CONNECT_WAIT_SECONDS if number == len(ways) - 1 else 0.0)
             if queue is None:
                 continue
             if request is not None:
                 request.tried.append(way.enclosure)
-                request.epoch = self._lanes[id(way.enclosure)].epoch
+                request.epoch = slot.epoch
             built = build(way, queue, base)
-            failed = self._submit(way, queue, built, more)
+            failed = _submit(slot, queue, built, more)
             if failed is None:
-                asked = Outstanding(self._fabric.health[namespace], now, is_read=built[0].data_in is not None)
-                pending.goes_on(queue, built, asked, base, self._lanes[id(way.enclosure)].began)
+                health, is_read = self._fabric.health[namespace], built[0].data_in is not None
+                outstanding = Outstanding(health, now, is_read=is_read)
+                pending.goes_on(queue, built, outstanding, base, slot.began)
                 return True
             why = failed
             if request is not None and any(command.cid >= 0 for command in built):
@@ -251,32 +279,15 @@ class WorkerLanes(KvCommands):
             pending.fail(why)
         return False
 
-    def _submit(self, route: Route, queue: HostQueue, built: Sequence[Command], more: bool) -> str | None:
-        """Send commands; why it could not be done, and nothing is under way then."""
-        try:
-            for command in built:
-                queue.submit(command, more=more)
-        except NvmeofError as error:
-            if not queue.alive:
-                route.enclosure.complain(self._lanes[id(route.enclosure)].epoch)
-            # What went out before stays in flight until it is abandoned here; the rest never went.
-            for command in built:
-                if not command.done and command.cid >= 0:
-                    queue.abandon(command)
-            return str(error)
-        return None
-
     def connect_ahead(self, seconds: float = CONNECT_SECONDS) -> None:
         """Connect to every enclosure whose session stands, before the first request wants it."""
         end = time.monotonic() + seconds
         with self._in_use:
-            for enclosure in self._fabric.enclosures:
-                self._queue(enclosure, time.monotonic(), patience=0.0)
-            for enclosure in self._fabric.enclosures:
-                lane = self._lanes.get(id(enclosure))
-                if lane is not None and lane.connecting is not None:
-                    lane.connecting.wait(max(0.0, end - time.monotonic()))
-                    self._queue(enclosure, time.monotonic(), patience=0.0)
+            slots = [self._slot(enclosure) for enclosure in self._fabric.enclosures]
+            for slot in slots:
+                slot.take(time.monotonic())
+            for slot in slots:
+                slot.wait_connected(max(0.0, end - time.monotonic()))
 
     def look_for_answers(self) -> None:
         """Take the answers to requests that were given up, where some have come; on any thread, and without
@@ -290,91 +301,23 @@ class WorkerLanes(KvCommands):
 
     def _take_answers(self) -> None:
         self._look_asked = False
-        for lane in self._lanes.values():
-            if lane.queue is not None:
-                lane.queue.oldest_abandoned()
+        for slot in self._slots.values():
+            if slot.queue is not None:
+                slot.queue.oldest_abandoned()
 
-    def _queue(
-        self, enclosure: Enclosure, now: float, patience: float = CONNECT_WAIT_SECONDS
-    ) -> HostQueue | None:
-        lane = self._lanes.get(id(enclosure))
-        if lane is None:
-            # As many lanes as enclosures in the configuration, which is bounded.
-            lane = self._lanes[id(enclosure)] = QueueSlot()
-        queue = lane.queue
-        if (
-            queue is not None
-            and lane.epoch == enclosure.epoch
-            and enclosure.session is not None
-            and queue.alive
-            and not queue.needs_reconnect
-        ):
-            oldest = queue.oldest_abandoned()
-            if oldest is None:
-                return queue
-            if lane.is_silent(now):
-                queue.close()
-                lane.queue = None
-            elif now - oldest < COMMAND_SECONDS:
-                return queue
-        if lane.connecting is not None and lane.epoch != enclosure.epoch:
-            # Of a session that is gone: a try of the new one need not wait for it.
-            lane.connecting.give_up()
-            lane.connecting = None
-        if lane.connecting is None and not self._begin_to_connect(lane, enclosure, now):
-            return None
-        assert lane.connecting is not None
-        if lane.connecting.wait(0.0 if lane.waited_for else patience):
-            return self._connected(lane, enclosure)
-        lane.waited_for = lane.waited_for or patience > 0
-        return None
-
-    def _begin_to_connect(self, lane: QueueSlot, enclosure: Enclosure, now: float) -> bool:
-        session, epoch, began = enclosure.session, enclosure.epoch, enclosure.began
-        queue, lane.queue = lane.queue, None
-        connect: Callable[[], HostQueue]
-        if queue is not None and queue.needs_reconnect and lane.epoch == epoch and session is not None:
-            connect = partial(_again, queue)
-        else:
-            if queue is not None:
-                enclosure.complain(lane.epoch)
-                queue.close()
-            tried = lane.epoch == epoch and now < lane.next_try
-            if session is None or tried or self._queue_id > session.io_queues:
-                return False
-            depth = min(QUEUE_DEPTH, session.max_queue_entries)
-            connect = partial(connect_io_queue, session, self._queue_id, depth, CONNECT_SECONDS)
-        lane.epoch, lane.began, lane.waited_for = epoch, began, False
-        lane.connecting = ConnectAttempt(connect, f"{enclosure.name}-{self._queue_id}")
-        return True
-
-    def _connected(self, lane: QueueSlot, enclosure: Enclosure) -> HostQueue | None:
-        """The try is over."""
-        assert lane.connecting is not None
-        queue, lane.connecting = lane.connecting.queue, None
-        if queue is None:
-            lane.next_try = time.monotonic() + RETRY_CONNECT_SECONDS
-            enclosure.complain(lane.epoch)
-            return None
-        if lane.epoch != enclosure.epoch:
-            queue.close()
-            return None
-        for buffer in (self._receive, self._send):
-            queue.register(buffer)
-        lane.queue = queue
-        return queue
+    def _slot(self, enclosure: Enclosure) -> QueueSlot:
+        slot = self._slots.get(id(enclosure))
+        if slot is None:
+            buffers = (self._receive, self._send)
+            slot = self._slots[id(enclosure)] = QueueSlot(enclosure, self._queue_id, buffers)
+        return slot
 
     def close(self) -> None:
         """Hang up every queue; the worker is done."""
         # Of a thread that hangs at the end of everything nothing is waited for.
         held = self._in_use.acquire(timeout=CLOSE_WAIT_SECONDS)
-        for lane in self._lanes.values():
-            if lane.connecting is not None:
-                lane.connecting.give_up()
-                lane.connecting = None
-            if lane.queue is not None:
-                lane.queue.close()
-                lane.queue = None
+        for slot in self._slots.values():
+            slot.close()
         if held:
             self._in_use.release()
 
@@ -386,8 +329,8 @@ class WorkerLanes(KvCommands):
         return before
 
     def run(self, steps: Steps[T]) -> T:
-        """Drive steps to their end on this thread, with these lanes as `current_lanes`."""
-        _CURRENT.lanes = self
+        """Drive steps to their end on this thread, with this channel as `current_channel`."""
+        _CURRENT.channel = self
         answer: bool | None = None
         self._in_use.acquire()
         came: list[T] = []
@@ -442,7 +385,7 @@ class WorkerLanes(KvCommands):
             return False
         patience = min(CONNECT_WAIT_SECONDS, deadline - now)
         others = [way for way in ways if way.enclosure not in request.tried]
-        if not any(self._queue(way.enclosure, now, patience) is not None for way in others):
+        if not any(self._slot(way.enclosure).take(now, patience) is not None for way in others):
             return False
         queue, path, base = pending.queue, request.tried[-1], request.resumes_at(pending.received)
         assert queue is not None
@@ -465,11 +408,11 @@ class WorkerLanes(KvCommands):
             request.over(pending.commands, self._fabric.fence, time.monotonic(), self)
 
     def _wait_here(self, pending: PendingRequest, deadline: float, at_least: int | None) -> bool:
-        queue, asked = pending.queue, pending.asked
+        queue, outstanding = pending.queue, pending.outstanding
         if queue is None:
             return True
-        if asked is not None:
-            deadline = asked.wait_until(deadline)
+        if outstanding is not None:
+            deadline = outstanding.wait_until(deadline)
         before = pending.base
         lost = failed = False
         for command in pending.commands:
@@ -484,8 +427,8 @@ class WorkerLanes(KvCommands):
             before += command.in_bytes
             if at_least is not None and before >= at_least:
                 break
-        if asked is not None:
-            asked.answered(time.monotonic(), failed=failed, lost=lost)
+        if outstanding is not None:
+            outstanding.answered(time.monotonic(), failed=failed, lost=lost)
         return True
 
 
@@ -495,6 +438,44 @@ def _into(came: list[T], steps: Steps[T]) -> Generator[Wait | Acquire | None, bo
     yield None
 
 
-def _again(queue: HostQueue) -> HostQueue:
-    queue.reconnect()
-    return queue
+def _submit(slot: QueueSlot, queue: HostQueue, built: Sequence[Command], more: bool) -> str | None:
+    """Send commands; why it could not be done, and nothing is under way then."""
+    try:
+        for command in built:
+            queue.submit(command, more=more)
+    except NvmeofError as error:
+        if not queue.alive:
+            slot.enclosure.complain(slot.epoch)
+        # The commands that went out stay in flight until they are abandoned here; the rest never went.
+        for command in built:
+            if not command.done and command.cid >= 0:
+                queue.abandon(command)
+        return str(error)
+    return None
+
+
+class Interrupted(BaseException):
+    """The verb is at its end, on the thread that works for it. No `except Exception` goes on after it."""
+
+
+class VerbChannel(WorkerChannel):
+    """The channel of a verb: another thread can stop it, at Ctrl-C."""
+
+    def __init__(self, fabric: Fabric, queue_id: int) -> None:
+        super().__init__(fabric, queue_id)
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        """No step goes on after the request that it waits for now. On any thread."""
+        self._stopping.set()
+
+    def run(self, steps: Steps[T]) -> T:
+        if self._stopping.is_set():
+            raise Interrupted
+        return super().run(steps)
+
+    def _wait(self, pending: PendingRequest, deadline: float, at_least: int | None) -> bool:
+        came = super()._wait(pending, deadline, at_least)
+        if self._stopping.is_set():
+            raise Interrupted
+        return came

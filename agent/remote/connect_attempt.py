@@ -1,9 +1,8 @@
-"""One try to connect a queue, beside the requests that want it.
+"""One try to connect a queue, on a thread of its own that lasts as long as the try.
 
-An enclosure that hangs lets a connection be opened and then says nothing, and over a real network even that
-may take seconds. A request has milliseconds. So a queue is connected on a thread of its own, which there is
-only for as long as the try takes; the worker waits for it a moment at most (agent/remote/channel.py), and
-what it has not got by then is a miss.
+An enclosure that hangs lets a connection be opened and then says nothing, and a connection may take seconds.
+A request has milliseconds. So the worker waits for the try a moment at most (agent/remote/queue_slot.py);
+after that the request is a miss.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ log = logging.getLogger(__name__)
 class ConnectAttempt:
     """`connect` runs on a thread; it returns a queue, or raises `NvmeofError` or OSError.
 
-    The queue belongs to whoever made this, from the moment that `wait` returned True.
+    The queue belongs to the maker of the attempt once `wait` has returned True.
     """
 
     def __init__(self, connect: Callable[[], HostQueue], name: str) -> None:

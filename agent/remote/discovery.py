@@ -1,16 +1,12 @@
-"""The enclosures that discovery controllers list: which there are, and when one is no longer one of ours.
+"""The enclosures that discovery controllers list. Without I/O.
 
-An entry of a discovery log is a way to a subsystem (address, port, transport, NQN). Each becomes an enclosure
-as if it stood in the configuration, with the digests and secrets of the `[[discovery]]` that found it; one
-that does stand there, or that another discovery controller has listed, is not taken twice. Referrals to
-other discovery controllers are not followed: name those in the configuration. A discovery controller is not
-believed further than that: an entry that gives no IP address, or names with characters that do not print, is
-left out and said once.
+An entry of a discovery log is a way to a subsystem (address, port, transport, NQN). It becomes an enclosure
+as if it stood in the configuration, with the digests and secrets of its `[[discovery]]`; no way is taken
+twice. Referrals are not followed. An entry without an IP address, or with characters that do not print, is
+left out and named once in the log: a discovery controller is not believed further than that.
 
-An entry that disappears takes nothing away that works. A discovery controller that starts again may list
-nothing for a moment, and no session is ended for that; only an enclosure that is neither listed nor connected
-is forgotten. Its namespaces are then away, as those of any enclosure that does not answer, and what they hold
-is found again when it comes back, under whatever address. Without I/O.
+An entry that disappears takes nothing away that works, because a discovery controller that starts again may
+list nothing for a moment. An enclosure that is neither listed nor connected is forgotten.
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ from nvmeof.wire.log_page import AddressFamily, DiscoveryEntry, SubsystemType, T
 log = logging.getLogger(__name__)
 
 DISCOVERED_MAX = 4096
-"""Enclosures by discovery; what is listed beyond is not connected to, and the log says so."""
+"""Enclosures by discovery; more are not connected to, and the log says so."""
 
 REFUSED_MAX = 16
 """Entries of one log that are said to be no way to an enclosure."""
@@ -49,16 +45,15 @@ def way_to(section: EnclosureSection) -> Way:
 
 
 def enclosures_in(
-    discovery: DiscoverySection,
-    entries: Iterable[DiscoveryEntry],
-    refused: Callable[[str], None] = lambda _: None,
-) -> dict[Way, EnclosureSection]:
-    """The enclosures of a log, those left out that this host has no transport for.
+    discovery: DiscoverySection, entries: Iterable[DiscoveryEntry]
+) -> tuple[dict[Way, EnclosureSection], set[str]]:
+    """The enclosures of a log, without those that this host has no transport for; and up to `REFUSED_MAX`
+    entries that are no way to an enclosure, in printable ASCII.
 
     A target that listens at any address lists that one; it is then where the discovery controller is.
-    `refused` is told of entries that are no way to an enclosure, in printable ASCII.
     """
     found: dict[Way, EnclosureSection] = {}
+    refused: set[str] = set()
     for entry in entries:
         transport = _TRANSPORTS.get(TransportType(entry.transport_type)) if _known(entry) else None
         if transport is None:
@@ -81,10 +76,11 @@ def enclosures_in(
                 }
             )
         except (ValidationError, ValueError):
-            refused(ascii(named))
+            if len(refused) < REFUSED_MAX:
+                refused.add(ascii(named))
             continue
         found[way_to(section)] = section
-    return found
+    return found, refused
 
 
 def itself(discovery: DiscoverySection) -> EnclosureSection:
@@ -149,13 +145,7 @@ class Discovered(Generic[E]):
 
     def listed(self, discovery: DiscoverySection, entries: Iterable[DiscoveryEntry]) -> None:
         """What one discovery controller lists now, instead of what it listed before."""
-        refused: set[str] = set()
-
-        def refuse(named: str) -> None:
-            if len(refused) < REFUSED_MAX:
-                refused.add(named)
-
-        wanted = enclosures_in(discovery, entries, refuse)
+        wanted, refused = enclosures_in(discovery, entries)
         for named in sorted(refused - self._refused.get(discovery.name, set())):
             log.warning("discovery %s lists what is no way to an enclosure: %s", discovery.name, named)
         self._refused[discovery.name] = refused
@@ -179,7 +169,7 @@ class Discovered(Generic[E]):
             self._known[way].listed_by.add(discovery.name)
 
     def forget_gone(self, is_connected: Callable[[E], bool]) -> None:
-        """Let go of what nobody lists and what is not connected."""
+        """Let go of enclosures that are neither listed nor connected."""
         gone = [
             way
             for way, known in self._known.items()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from nvmeof.host.access import NO_ACCESS_REPORT, Access
-from nvmeof.transport.base import ControllerInfo, NamespaceInfo
+from nvmeof.host.namespaces import NO_ACCESS_REPORT, Access, NamespaceInfo
+from nvmeof.transport.base import ControllerInfo
 from nvmeof.wire.ana import AnaState
 from nvmeof.wire.kv import KvFormat
 
@@ -39,7 +39,7 @@ class Enclosure:
     access: Access = field(default_factory=lambda: NO_ACCESS_REPORT)
     """How this path reaches each ANA group of them."""
     avoided_until: float = 0.0
-    """Other paths go first until then, in seconds of the lanes' clock."""
+    """Other paths go first until then, in seconds of the channel's clock."""
     avoided_in_a_row: int = 0
     has_other_paths: bool = False
     """Whether this is one of several paths, whatever has become of the others."""

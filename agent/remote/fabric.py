@@ -1,12 +1,8 @@
-"""Where every namespace of the pool can be reached just now: what the supervisor knows and workers read.
+"""Where every namespace of the pool can be reached just now: the supervisor writes it, workers read it.
 
-The supervisor (agent/remote/supervisor.py) keeps the sessions to the enclosures and publishes what it finds;
-a worker reads it with every request. Where an enclosure is reached by several paths there is a session for
-each, and a namespace has several ways, the best first (agent/remote/paths.py). Two enclosures that show one
-namespace are judged by agent/remote/namespace_owner.py.
-
-Publishing replaces whole tuples, so a reader sees the old or the
-new state and never half of one; nothing here is locked but the list of complaints.
+There is a session for each path to an enclosure, and a namespace has several ways, the best first
+(agent/remote/paths.py). Two enclosures that show one namespace are judged by agent/remote/namespace_owner.py.
+Publishing replaces whole tuples, so a reader sees the old or the new state and never half of one.
 """
 
 from __future__ import annotations
@@ -42,7 +38,7 @@ class Fabric:
     fence: Fence = field(default_factory=Fence)
     unflushed: UnflushedWrites = field(default_factory=UnflushedWrites)
     health: tuple[Health, ...] = ()
-    suspicion: OutlierDetection = field(default_factory=lambda: OutlierDetection(()))
+    outliers: OutlierDetection = field(default_factory=lambda: OutlierDetection(()))
     _publishing: threading.RLock = field(default_factory=threading.RLock, repr=False)
     strays: dict[str, str] = field(default_factory=dict)
     """Namespaces that an enclosure has and the map does not: NGUID as hex, enclosure."""
@@ -52,22 +48,22 @@ class Fabric:
     """Namespaces of the map that carry another pool now, by NGUID, and its id: nothing is written there."""
     own_pool: str = ""
     """The id of the pool that this machine has served last, if it has; see `agent/attach/connect.py`."""
-    _holders: NamespaceOwners = field(default_factory=NamespaceOwners, repr=False)
+    _owners: NamespaceOwners = field(default_factory=NamespaceOwners, repr=False)
     _paths: VerifiedPaths = field(default_factory=VerifiedPaths, repr=False)
 
     def adopt(self, nguids: Sequence[bytes]) -> None:
         """Follow a pool map: `nguids` in its order."""
         self.nguids = tuple(nguids)
         self.health = tuple(Health() for _ in nguids)
-        self.suspicion = OutlierDetection(self.health)
+        self.outliers = OutlierDetection(self.health)
         self.refresh()
 
     def grow(self, nguids: Sequence[bytes]) -> None:
         """Follow a pool map with more namespaces behind those that there were. On any thread."""
         with self._publishing:
-            # In this order: whoever finds a route finds what belongs to it.
+            # In this order: a reader of a route finds the health that belongs to it.
             self.health += tuple(Health() for _ in nguids[len(self.health) :])
-            self.suspicion.grow(self.health)
+            self.outliers.grow(self.health)
             self.nguids = tuple(nguids)
             self.refresh()
 
@@ -75,7 +71,7 @@ class Fabric:
         """Look for gray failure; the verdicts that changed."""
         with self._publishing:
             where = [None if route is None else route.enclosure.subsystem for route in self.routes]
-            return self.suspicion.look(now, where)
+            return self.outliers.look(now, where)
 
     def ways_to(self, member: int, nguid: bytes) -> tuple[Route, ...]:
         """The ways to a namespace, if it still has this number in the map."""
@@ -100,12 +96,12 @@ class Fabric:
         return sum(
             route is not None
             and route.enclosure is enclosure
-            and self.suspicion.verdict(member) is Verdict.SUSPECT
+            and self.outliers.verdict(member) is Verdict.SUSPECT
             for member, route in enumerate(self.routes)
         )
 
     def unproven(self) -> tuple[Unproven, ...]:
-        """Paths that are not used, for it was not shown yet that they lead to the same medium."""
+        """Paths that are not used yet: nothing has shown that they lead to the same medium."""
         return self._paths.unproven
 
     def found(self, what: Unproven, is_one: bool) -> None:
@@ -142,7 +138,7 @@ class Fabric:
         contested: dict[str, str] = {}
         self._paths.begin(self.nguids)
         for nguid in self.nguids:
-            ways, said = self._holders.choose(nguid, claims.get(nguid, {}), known)
+            ways, said = self._owners.choose(nguid, claims.get(nguid, {}), known)
             if ways:
                 of_it = known[ways[0].enclosure.subsystem]
                 ways, but = self._paths.usable(nguid, ways, of_it)
@@ -150,7 +146,7 @@ class Fabric:
             chosen.append(_serving(ways))
             if said:
                 contested[nguid.hex()] = said
-        self._holders.keep_only(self.nguids)
+        self._owners.keep_only(self.nguids)
         self.ways = tuple(chosen)
         self.routes = tuple(ways[0] if ways else None for ways in self.ways)
         self.contested = contested

@@ -1,17 +1,15 @@
-"""Writes whose fate is unknown, and what may not be written meanwhile.
+"""Writes of unknown fate, and the places that may not be written meanwhile (docs/multipath.md).
 
-A write that was sent by one path and not answered may still be on its way: in a socket of the enclosure's,
-or in a controller that was cut off from us and not from its drives. Written again by another path, and
-acknowledged, it could later be undone by the first, which lands behind everything that was written since. So
-it is never written again, and nothing else is written over the place that it was meant for, until it can no
-longer land: those writes are refused, and so is the put that they belong to (docs/multipath.md).
+A write that was sent by one path and not answered may still be on its way: in a socket of the enclosure, or
+in a controller that was cut off from us and not from its drives. If another path wrote it again, the first
+could land later and undo all writes since. So it is never written again, and no other write to its place is
+sent until it can no longer land.
 
-A write that was given up may land for as long as it is neither answered nor its queue gone, however long that
-is. The worker that owns the queue may have nothing else to do there, and leave an answer unread that has come
-long ago. So `look`, which the supervisor calls again and again, has the answers taken that are there, and
-then the controller reset where a write without one is older than its bound.
+A write that was given up may land until it is answered or its queue is gone. A worker with nothing else to do
+there leaves a late answer unread. So the supervisor calls `look`, which has the answers taken that are there,
+and the controller reset where a write without one is older than its bound.
 
-One fence is shared by all workers; a place is a range of bytes of a namespace.
+All workers share one fence; a place is a range of bytes of a namespace.
 """
 
 from __future__ import annotations
@@ -22,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from agent.remote.enclosure import Enclosure
 from nvmeof.host.command import Command
 
 LOST_SECONDS: Final = 12.0
@@ -31,7 +30,7 @@ COMMAND_SECONDS: Final = 10.0
 """A command that was given up and is older is cleared away by resetting the controller."""
 GIVEN_UP_SECONDS: Final = 60.0
 """Longer than `COMMAND_SECONDS`, a reset and `LOST_SECONDS` together: for what stands by time alone for the
-sake of writes that were given up. The slot is shunned for as long (agent/pool/write/put.py)."""
+sake of writes that were given up. The slot cools down for as long (agent/pool/write/put.py)."""
 TIDY_SECONDS: Final = 1.0
 """How often places that are free again are taken out, at the most."""
 GRAIN: Final = 1 << 20
@@ -40,19 +39,8 @@ MOST_PLACES: Final = 4096
 """More than the queues of all workers hold; with more, the namespace as a whole is fenced."""
 
 
-class Sessions(Protocol):
-    """The sessions to one enclosure by one path (agent/remote/fabric.py)."""
-
-    epoch: int
-
-    @property
-    def session(self) -> object | None: ...
-
-    def complain(self, epoch: int) -> None: ...
-
-
 class Owner(Protocol):
-    """Whose queues the commands were sent by (agent/remote/channel.py)."""
+    """The channel whose queues sent the commands (agent/remote/channel.py)."""
 
     def look_for_answers(self) -> None: ...
 
@@ -62,7 +50,7 @@ class GivenUp:
     """Commands of a write that nobody waits for any more, and the session that their queue belongs to."""
 
     commands: Sequence[Command]
-    sessions: Sessions
+    sessions: Enclosure
     epoch: int
     owner: Owner | None = None
 
@@ -115,7 +103,7 @@ class _Place:
 
 
 class Fence:
-    """Places that may not be written just now. `now` in the seconds of the lanes' clock."""
+    """Places that may not be written just now. `now` in the seconds of the channel's clock."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -127,7 +115,6 @@ class Fence:
         self._namespaces: dict[bytes, float] = {}
         self._until = 0.0
         """When the last of them falls: what a write looks at first."""
-        self.raised = 0
 
     def __len__(self) -> int:
         return len(self._places)
@@ -135,8 +122,8 @@ class Fence:
     def put_up(
         self, nguid: bytes, offset: int, size: int, until: float, now: float, given_up: GivenUp | None = None
     ) -> None:
-        """Let nobody write there until then; or until what was `given_up` is answered, or gone for
-        `LOST_SECONDS`."""
+        """Refuse writes there until then; or until the write that was `given_up` is answered, or has been
+        gone for `LOST_SECONDS`."""
         where = (nguid, offset, offset + size)
         place = _Place(until, ()) if given_up is None else _Place(now, (given_up,))
         with self._lock:
@@ -151,7 +138,6 @@ class Fence:
                 self._namespaces[nguid] = max(until, self._namespaces.get(nguid, 0.0))
                 self._until = max(self._until, until)
             self._until = max(self._until, place.falls)
-            self.raised += 1
 
     def stands(self, nguid: bytes, offset: int, size: int, now: float) -> bool:
         """Whether a write there has to be refused."""

@@ -1,15 +1,14 @@
-"""How one namespace has been answering: what every worker writes down, and what follows from it at once.
+"""How one namespace has been answering: the counts of every worker, and the circuit breaker.
 
-Two things keep a sick namespace from hurting its readers. The first is here, and quick: a circuit breaker. A
-late answer or two are bad luck, or a busy machine, and cost their readers the deadline. After a few in a row
-the namespace is left alone for a while, so that a hung drive costs a bounded part of the workers' time and
-not all of it; then one request is let through as a probe, and its answer decides. What is refused meanwhile
-is a miss at once, with the enclosure's absence as its cause. The second is slower and looks at all namespaces
-beside each other (agent/remote/outlier_detection.py); it reads the counts that are kept here, and sets
-`trusted` and `patience`.
+After a few late answers in a row the namespace is left alone for a while, so that a hung drive costs a
+bounded part of the workers' time. Then one request is let through as a probe, and its answer decides. A
+refused request is a miss at once, with the enclosure's absence as its cause.
+agent/remote/outlier_detection.py compares all namespaces by the counts that are kept here, and sets `trusted`
+and `patience`.
 
-The state is a few numbers, written by all workers without a lock: a lost update delays or repeats a probe, or
-is one of many that a judgement is made of.
+All workers write the numbers without a lock: a lost update delays or repeats a probe, or is one of many that
+a judgement is made of. The worker's channel and the simulator's (tests/support/sim/sim_flash.py) both go by
+`Outstanding`, so that the results of the simulation on gray failure hold for the agent. Without I/O.
 """
 
 from __future__ import annotations
@@ -25,28 +24,20 @@ PAUSE_MAX: Final = 2.0
 LATENCY_BUCKETS: Final = 24
 """Bucket n counts reads that took 2^n to 2^(n+1) microseconds; the last one also all that took longer."""
 
+NOT_ANSWERING: Final = "the namespace has not been answering"
+"""Why a request was not sent: `Health.may_ask` said no."""
+CLOCK_SLACK: Final = 0.001
+"""A wait may end this much before its deadline, by the rounding of a poll."""
+
 _LONGEST: Final = (1 << LATENCY_BUCKETS) - 1
 
 
 class Health:
-    """How one namespace has answered lately. `now` is in the seconds of the lanes' clock."""
-
-    __slots__ = (
-        "answers",
-        "errors",
-        "late_answers",
-        "late_in_a_row",
-        "patience",
-        "paused_until",
-        "pauses",
-        "reads_took",
-        "trusted",
-    )
+    """How one namespace has answered lately. `now` is in the seconds of the channel's clock."""
 
     def __init__(self) -> None:
         self.late_in_a_row = 0
         self.paused_until = 0.0
-        self.pauses = 0
         self.answers = 0
         """Reads and writes that were answered in time, the errors among them."""
         self.errors = 0
@@ -85,8 +76,43 @@ class Health:
         if self.late_in_a_row >= LATE_BEFORE_PAUSE:
             pause = min(PAUSE_MAX, PAUSE_FIRST * 2 ** min(self.late_in_a_row - LATE_BEFORE_PAUSE, 8))
             self.paused_until = now + pause
-            self.pauses += 1
 
     @property
     def is_paused(self) -> bool:
         return self.late_in_a_row >= LATE_BEFORE_PAUSE
+
+
+class Outstanding:
+    """A request under way, and the `Health` that hears of its answer: once, or not at all.
+
+    It says how long the request is waited for. Times are in seconds of the channel's clock.
+    """
+
+    __slots__ = ("_health", "_is_read", "_judged", "_since", "_until")
+
+    def __init__(self, health: Health, now: float, *, is_read: bool) -> None:
+        self._health = health
+        self._since = now
+        self._is_read = is_read
+        self._judged = False
+        self._until = math.inf
+
+    def wait_until(self, deadline: float) -> float:
+        """When to stop waiting: the deadline, or earlier where the namespace gets less patience."""
+        if self._is_read:
+            deadline = min(deadline, self._since + self._health.patience)
+        self._until = deadline
+        return deadline
+
+    def answered(self, now: float, *, failed: bool, lost: bool = False) -> None:
+        """The answer came, or as much of it as was wanted. `failed`: an error of the namespace's own; `lost`:
+        the path died under it, which says nothing of the namespace."""
+        if not self._judged and not lost:
+            self._judged = True
+            self._health.answered(now - self._since, read=self._is_read, failed=failed)
+
+    def given_up(self, now: float) -> None:
+        """Nobody waits for it any more. The namespace is late only where the waiter waited to the end: the
+        rest of a value whose header proved wrong is given up as well."""
+        if now + CLOCK_SLACK >= self._until:
+            self._health.late(now)

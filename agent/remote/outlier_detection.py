@@ -1,34 +1,29 @@
 """Gray failure: a namespace that is there, and slower or less true than the others. Without I/O.
 
 An enclosure that is gone says so by itself. One that is stopped, slow, or fails one command in a hundred
-keeps its connection and drags everybody down who asks it. So somebody looks at all namespaces beside each
-other, a few times a second (`OutlierDetection.look`), and gives each a verdict:
+keeps its connection and slows all workers that ask it. `OutlierDetection.look` compares all namespaces a few
+times a second and gives each a verdict:
 
     TRUSTED ──bad twice, or paused──► SUSPECT ──good for `hold`──► PROBATION ──good for a while──► TRUSTED
                                          ▲                            │
                                          └────────── bad twice ───────┘   (`hold` doubles each time)
 
-What makes a look bad:
+A look is bad where the namespace is
 
-* late: one answer in five, and three at least, did not come within its deadline, or the circuit breaker is
-  open;
-* errors: half a per cent of the answers, and three at least, were errors of the namespace's own;
-* slow: half of its reads took longer than four times what half of its peers' take, and 4 ms at least.
-  Placement is by hash, so all namespaces are asked for the same mix of sizes, and nothing else about them has
-  to be known. Where all are slow, none is: that is the network, or this machine.
+* late: one answer in five, and three at least, missed its deadline, or the circuit breaker is open;
+* wrong: half a per cent of the answers, and three at least, were errors of its own;
+* slow: half of its reads took longer than four times its peers' median, and 4 ms at least. Placement is by
+  hash, so all namespaces get the same mix of sizes. Where all are slow it is the network, or this machine.
 
-A suspect gets no new values as long as the key's other set has room (agent/pool/write/put.py), and reads of
-it are waited for only as long as its peers' slowest take (`Health.patience`); they go on, so that its
-recovery is seen. Nothing that it holds is moved or given up. On probation it is used like any other.
+A suspect gets no new values as long as the key's other set has room (agent/pool/write/put.py). Reads of it
+are waited for only as long as its peers' slowest take (`Health.patience`); they go on, so that its recovery
+is seen. Nothing that it holds is moved or given up. On probation it is used like any other.
 
-The drives of one enclosure are also judged together, and each gets its enclosure's verdict where that is the
-worse one. Of a pod's thousand drives an agent reads each a few times a second or less, so that a quantile of
-one drive says nothing for seconds; that all of them in one enclosure are late or slow is seen at once. The
-worst drive is left out of that count, so that it casts no suspicion on its neighbours.
+A drive gets its enclosure's verdict where that is the worse one: an agent reads one drive of a thousand too
+rarely for a quantile, but all drives of one enclosure often enough. The worst drive does not count there.
 
-Why quantiles against peers, and not an absolute limit: what is slow depends on the drives, the network, the
-size of values and the load, and an operator would have to know all four. Counts decay with every look, so
-that a look weighs what happened lately; errors, which are rare, are remembered for longer.
+Quantiles against peers need no knowledge of drives, network, sizes and load, as a limit in seconds would.
+Counts decay with every look; errors, which are rare, decay more slowly.
 """
 
 from __future__ import annotations
@@ -82,7 +77,7 @@ class Change:
 
 @dataclass(slots=True)
 class _Record:
-    """What is remembered of one namespace, or of one enclosure, from look to look.
+    """The counts of one namespace, or of one enclosure, from look to look.
 
     `took` is kept in units of `scale`, so that a look at which nothing was read costs one multiplication.
     """
@@ -105,7 +100,7 @@ class _Record:
         self.errors *= ERRORS_DECAY
 
     def add(self, answers: int, late: int, errors: int, took: Sequence[int]) -> None:
-        """What came since the last look; `took` is empty where nothing was read."""
+        """Add the counts since the last look; `took` is empty where nothing was read."""
         self.answers += answers
         self.answers_long += answers
         self.late += late
@@ -132,7 +127,7 @@ class _Record:
 
 @dataclass(slots=True)
 class _Member(_Record):
-    """A namespace: what `Health` had counted at the last look, and what has been made of it."""
+    """A namespace: the counts of its `Health` at the last look, and the verdict."""
 
     took_before: list[int] = field(default_factory=lambda: [0] * LATENCY_BUCKETS)
     answers_before: int = 0
@@ -144,7 +139,7 @@ class _Member(_Record):
     hold: float = HOLD_FIRST_SECONDS
 
     def take_in(self, health: Health, shelf: _Shelf | None) -> None:
-        """Count what came since the last look, for the enclosure too."""
+        """Add the counts since the last look, for the enclosure too."""
         answers, errors, late = health.answers, health.errors, health.late_answers
         if answers == self.answers_before and late == self.late_before and self._is_forgotten():
             return
@@ -184,7 +179,7 @@ class _Member(_Record):
 
 @dataclass(slots=True)
 class _Shelf(_Record):
-    """An enclosure: all its namespaces together, and what the worst of them has to answer for."""
+    """An enclosure: all its namespaces together, and the counts of the worst of them."""
 
     worst_late: float = 0.0
     worst_late_of: float = 0.0
@@ -207,7 +202,7 @@ class OutlierDetection:
         """By enclosure, of which there are as many as in the configuration."""
 
     def grow(self, health: Sequence[Health]) -> None:
-        """Namespaces follow those that there were; what is known of these stays. Not during a look."""
+        """More namespaces follow; the records of the others stay. Not during a look."""
         self._records += [_Member() for _ in health[len(self._records) :]]
         self._health = health
 
@@ -253,7 +248,7 @@ class OutlierDetection:
         return changes
 
     def _gather(self, enclosures: Sequence[Hashable]) -> Sequence[_Shelf | None]:
-        """Take in what came since the last look; the shelf of every namespace."""
+        """Add the counts since the last look; the shelf of every namespace."""
         for shelf in self._shelves.values():
             shelf.begin()
         shelves: list[_Shelf | None] = [None] * len(self._records)
@@ -326,7 +321,7 @@ def _judge(record: _Member, why: str, paused: bool, now: float) -> bool:
 
 
 class _Peers:
-    """One figure of every namespace, and what is usual among the others of each."""
+    """One figure of every namespace, and the median of the others of each."""
 
     def __init__(self, values: Sequence[float | None]) -> None:
         self.values = values

@@ -1,18 +1,15 @@
-"""Showing that two paths lead to one medium: what is written by the one is read by the other
-(verified_paths.py).
+"""Proof that two paths lead to one medium: a block is written by the one and read by the other.
 
-A block of random bytes goes to a place that nothing else uses: on a namespace of blocks the last block before
-the first set (`PROOF_OFFSET`), on one of keys a key of its own. It is written by the path in use, and only
-where a superblock of g35's lies there; by the path in question one block is read, and nothing is written.
+The block is random and has a place of its own: the last block before the first set (`PROOF_OFFSET`), or a key
+of its own. It is written by the path in use, and only where a superblock of g35 lies; by the path in question
+one block is read, and nothing is written (verified_paths.py).
 
-Other agents write theirs to the same place. So a path that reads something else is another medium only where
-the path in use reads our block still: each is written once, so on one medium what was read in between would
-have been ours. Otherwise somebody wrote after us, which says nothing, and it is tried again after a pause
-that is random and grows, TRIES times at the most.
+Other agents write to the same place. So a path that reads something else is another medium only where the
+path in use still reads our block. Otherwise another agent wrote after us, and the proof is tried again after
+a random pause that grows, TRIES times at the most.
 
-At a start and in the verbs it is done by the look round (agent/attach/connect.py), in an agent that serves by
-a thread of its own: one that answers slowly must hold nobody up. What cannot be found out, because one of the
-two does not serve just now or others write all the time, is tried again later.
+At a start and in the verbs the look round does this (agent/attach/connect.py), in an agent that serves a
+thread of its own: a path that answers slowly must hold nobody up.
 """
 
 from __future__ import annotations
@@ -25,13 +22,12 @@ from collections.abc import Callable
 
 from agent.errors import G35Error
 from agent.host_os.worker_thread import OwnThread
-from agent.pool.kv.commands import PROOF_KEY, kv_lanes
-from agent.pool.kv.volume import wait_for_key
+from agent.pool.kv.commands import PROOF_KEY, kv_channel
 from agent.pool.map.inspect import Content
 from agent.pool.map.kv_superblock import inspect_kv
 from agent.pool.map.superblock import BLOCK_BYTES, MAGIC, PROOF_OFFSET
-from agent.pool.steps import Lanes, Steps, wait_for
-from agent.remote.channel import WorkerLanes
+from agent.pool.steps import IoChannel, Steps, wait_for
+from agent.remote.channel import WorkerChannel
 from agent.remote.enclosure import Enclosure, Route
 from agent.remote.fabric import Fabric
 from agent.remote.verified_paths import Unproven
@@ -55,7 +51,7 @@ PROOF_MAGIC = b"g35path1"
 
 
 class PathProber:
-    """Looks into what a fabric has unproven. One thread."""
+    """Tries the unproven paths of a fabric. One thread."""
 
     def __init__(self, fabric: Fabric) -> None:
         self._fabric = fabric
@@ -64,11 +60,11 @@ class PathProber:
 
     def turn(
         self,
-        lanes: WorkerLanes,
+        channel: WorkerChannel,
         seconds: float = TURN_SECONDS,
         pause: Callable[[float], bool | None] = time.sleep,
     ) -> None:
-        """Do what is due, on the lanes of the thread, in which no steps are under way; the rest next time.
+        """Do what is due, on the channel of the thread, in which no steps are under way; the rest next time.
 
         `pause` waits for so many seconds, and says whether to leave off.
         """
@@ -85,7 +81,7 @@ class PathProber:
             if any(self._not_before.get((path, which), now) > now for which in (b"", each.nguid)):
                 continue
             try:
-                is_one = shows(lanes, each, pause)
+                is_one = shows(channel, each, pause)
             except G35Error:
                 self._not_before[path, b""] = time.monotonic() + AGAIN_SECONDS
                 continue
@@ -96,12 +92,12 @@ class PathProber:
 
 
 class PathProberThread:
-    """Proves what an agent that serves has unproven, until it is stopped."""
+    """Tries the unproven paths of an agent that serves, until it is stopped."""
 
-    def __init__(self, fabric: Fabric, take_lanes: Callable[[], WorkerLanes]) -> None:
-        """`take_lanes` gives the thread its lanes, which nobody else uses."""
+    def __init__(self, fabric: Fabric, take_channel: Callable[[], WorkerChannel]) -> None:
+        """`take_channel` gives the thread its channel, which nobody else uses."""
         self._prover = PathProber(fabric)
-        self._take_lanes = take_lanes
+        self._take_channel = take_channel
         self._thread = OwnThread(
             "prover", STOP_SECONDS, "the prover of paths, which still waits for an answer,"
         )
@@ -113,20 +109,20 @@ class PathProberThread:
         self._thread.stop()
 
     def _work(self) -> None:
-        lanes, stopping = self._take_lanes(), self._thread.stopping
+        channel, stopping = self._take_channel(), self._thread.stopping
         while not stopping.wait(EVERY_SECONDS):
             try:
-                self._prover.turn(lanes, pause=stopping.wait)
+                self._prover.turn(channel, pause=stopping.wait)
             except Exception:
                 log.exception("looking into the paths that discovery lists failed; it is tried again")
                 stopping.wait(AGAIN_SECONDS)
 
 
 def shows(
-    lanes: WorkerLanes, unproven: Unproven, pause: Callable[[float], bool | None] = time.sleep
+    channel: WorkerChannel, unproven: Unproven, pause: Callable[[float], bool | None] = time.sleep
 ) -> bool | None:
-    """Whether the path reads what is written by the other. None: nothing of g35's lies there, or others wrote
-    there each time, or `pause` said to leave off.
+    """Whether the path reads the block that the other wrote. None: no superblock of g35 lies there, or other
+    agents wrote there each time, or `pause` said to leave off.
 
     Raises G35Error where one of the two does not answer, or refuses.
     """
@@ -134,26 +130,26 @@ def shows(
     if is_kv is not (unproven.path.kv is not None):
         return False
     by, path = _only(unproven.by, unproven.nguid), _only(unproven.path, unproven.nguid)
-    before = lanes.go_by(by)
+    before = channel.go_by(by)
     try:
-        if not lanes.run(_is_of_a_pool(lanes, unproven.nguid, is_kv)):
+        if not channel.run(_is_of_a_pool(channel, unproven.nguid, is_kv)):
             return None
         for attempt in range(TRIES):
             longest = min(PAUSE_MOST_SECONDS, PAUSE_SECONDS * 2 ** (attempt - 1))
             if attempt and pause(random.uniform(0, longest)):
                 break
             block = (PROOF_MAGIC + os.urandom(32)).ljust(BLOCK_BYTES, b"\0")
-            lanes.go_by(by)
-            lanes.run(_write(lanes, block, is_kv))
-            lanes.go_by(path)
-            if lanes.run(_read(lanes, is_kv)) == block:
+            channel.go_by(by)
+            channel.run(_write(channel, block, is_kv))
+            channel.go_by(path)
+            if channel.run(_read(channel, is_kv)) == block:
                 return True
-            lanes.go_by(by)
-            if lanes.run(_read(lanes, is_kv)) == block:
+            channel.go_by(by)
+            if channel.run(_read(channel, is_kv)) == block:
                 return False
         return None
     finally:
-        lanes.go_by(before)
+        channel.go_by(before)
 
 
 def _only(way: Route, nguid: bytes) -> Fabric:
@@ -163,37 +159,37 @@ def _only(way: Route, nguid: bytes) -> Fabric:
     return fabric
 
 
-def _is_of_a_pool(lanes: Lanes, nguid: bytes, is_kv: bool) -> Steps[bool]:
+def _is_of_a_pool(channel: IoChannel, nguid: bytes, is_kv: bool) -> Steps[bool]:
     if is_kv:
-        found = yield from inspect_kv(lanes, 0, nguid, IO_SECONDS)
+        found = yield from inspect_kv(channel, 0, nguid, IO_SECONDS)
         return found.content is Content.POOL
     head = memoryview(bytearray(BLOCK_BYTES))
-    cause = yield from wait_for(lanes, lanes.read(0, 0, head), lanes.now() + IO_SECONDS)
+    cause = yield from wait_for(channel, channel.read(0, 0, head), channel.now() + IO_SECONDS)
     if cause is not None:
         raise G35Error("the path in use does not answer")
     return head[: len(MAGIC)] == MAGIC
 
 
-def _write(lanes: Lanes, block: bytes, is_kv: bool) -> Steps[None]:
-    until = lanes.now() + IO_SECONDS
+def _write(channel: IoChannel, block: bytes, is_kv: bool) -> Steps[None]:
+    until = channel.now() + IO_SECONDS
     if is_kv:
-        cause = yield from wait_for_key(lanes, kv_lanes(lanes).kv_store(0, PROOF_KEY, [block]), until)
+        cause = yield from wait_for(channel, kv_channel(channel).kv_store(0, PROOF_KEY, [block]), until)
     else:
-        cause = yield from wait_for(lanes, lanes.write(0, PROOF_OFFSET, [block]), until)
+        cause = yield from wait_for(channel, channel.write(0, PROOF_OFFSET, [block]), until)
     if cause is not None:
         raise G35Error("the path in use does not take the block")
 
 
-def _read(lanes: Lanes, is_kv: bool) -> Steps[bytes]:
+def _read(channel: IoChannel, is_kv: bool) -> Steps[bytes]:
     block = memoryview(bytearray(BLOCK_BYTES))
-    until = lanes.now() + IO_SECONDS
+    until = channel.now() + IO_SECONDS
     if is_kv:
-        pending = kv_lanes(lanes).kv_retrieve(0, PROOF_KEY, block)
-        cause = yield from wait_for_key(lanes, pending, until)
+        pending = kv_channel(channel).kv_retrieve(0, PROOF_KEY, block)
+        cause = yield from wait_for(channel, pending, until)
         if pending.missing:
             return b""
     else:
-        cause = yield from wait_for(lanes, lanes.read(0, PROOF_OFFSET, block), until)
+        cause = yield from wait_for(channel, channel.read(0, PROOF_OFFSET, block), until)
     if cause is not None:
         raise G35Error("the path does not answer")
     return bytes(block)

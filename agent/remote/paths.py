@@ -3,7 +3,7 @@
     read    lost, refused by the path (ANA), or not answered in its share of the time: sent again, by the next
     write   refused by the path: sent again. Lost or not answered: never, for it may still land (fence.py)
 
-A path that left a request alone goes behind the others for a while. Without I/O; the lanes
+A path that left a request alone goes behind the others for a while. Without I/O; the channel
 (remote/channel.py) send.
 """
 
@@ -74,7 +74,7 @@ class Request:
         return min(deadline, now + share)
 
     def may_go_again(self, commands: Sequence[Command]) -> bool:
-        """Whether what was sent can do no harm any more."""
+        """Whether the commands that were sent can do no harm any more."""
         if self.is_read:
             return True
         return all(command.done and not command.lost for command in commands)
@@ -89,8 +89,8 @@ class Request:
         return min(received, self.size - 1) // self.lba_bytes * self.lba_bytes
 
     def over(self, commands: Sequence[Command], fence: Fence, now: float, owner: Owner | None = None) -> None:
-        """It goes nowhere any more: a write whose fate is unknown puts a fence around its place. `owner` is
-        that of the queue that it was sent by."""
+        """It goes by no path any more: a write of unknown fate puts a fence around its place. `owner` has the
+        queue that sent it."""
         if self.is_read:
             return
         if any(command.lost for command in commands):
@@ -108,10 +108,10 @@ def in_order(ways: Sequence[Route], now: float) -> Sequence[Route]:
 
 
 def left_by_its_path(commands: Sequence[Command]) -> bool:
-    """Whether a command ended for its path's sake."""
+    """Whether a command ended because of its path."""
     return any(command.done and path_failed(command) for command in commands)
 
 
 def path_failed(command: Command) -> bool:
-    """Whether a command ended for its path's sake, which says nothing of the namespace."""
+    """Whether a command ended because of its path, which says nothing of the namespace."""
     return command.lost or command.status in PATH_STATUSES

@@ -1,63 +1,73 @@
-"""One read, write or other request of a worker under way, as its lanes (remote/channel.py) know it."""
+"""A request of a worker under way, on blocks or on keys, as its channel (remote/channel.py) knows it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
-from agent.remote.outstanding import Outstanding
+from agent.inline.scatter import Buffer
+from agent.remote.health import Outstanding
 from agent.remote.paths import Request, left_by_its_path
+from nvmeof.host import commands
 from nvmeof.host.command import Command
+from nvmeof.host.tcp_queue import stretch
 from nvmeof.transport import HostQueue
+from nvmeof.wire.status import Status
+
+_OF_THE_NAMESPACE: Final = frozenset(
+    {
+        Status.CAPACITY_EXCEEDED,
+        Status.INVALID_VALUE_SIZE,
+        Status.INVALID_KEY_SIZE,
+        Status.KEY_NOT_FOUND,
+        Status.UNRECOVERED_ERROR,
+        Status.KEY_EXISTS,
+    }
+)
+"""Generic statuses that a KV namespace gives of itself: the way to it is fine."""
+
+_ANSWERS: Final = frozenset({Status.KEY_NOT_FOUND, Status.KEY_EXISTS, Status.CAPACITY_EXCEEDED})
+"""And those that say nothing against it."""
 
 
 class PendingRequest:
     """One read or write: a command, or several where the controller's MDTS is short."""
 
-    __slots__ = ("_commands", "_fault", "asked", "base", "began", "queue", "request")
+    __slots__ = ("_fault", "base", "began", "commands", "outstanding", "queue", "request")
 
-    def __init__(
-        self,
-        queue: HostQueue | None,
-        commands_sent: Sequence[Command],
-        asked: Outstanding | None,
-        fault: str | None = None,
-    ) -> None:
-        self.queue = queue
-        self._commands = commands_sent
-        self.asked = asked
-        """What judges the namespace by its answer; None where nothing was sent."""
-        self._fault = fault
+    def __init__(self) -> None:
+        self.queue: HostQueue | None = None
+        self.commands: Sequence[Command] = ()
+        self.outstanding: Outstanding | None = None
+        """Judges the namespace by its answer; None where nothing was sent."""
+        self._fault: str | None = None
         self.request: Request | None = None
-        """Of a write, and of a read with more than one path, until it is settled what becomes of it."""
+        """Of a write, and of a read with more than one path, until it goes by no other path any more."""
         self.began = 0
         """Which session it was sent over last (agent/pool/flush_tracking.py)."""
         self.base = 0
         """Bytes that came by an earlier path; the commands are about those behind them."""
 
     def goes_on(
-        self, queue: HostQueue, commands_sent: Sequence[Command], asked: Outstanding, base: int, began: int
+        self, queue: HostQueue, sent: Sequence[Command], outstanding: Outstanding, base: int, began: int
     ) -> None:
         """It was sent, or again by another path, without the `base` bytes at its beginning."""
-        self.queue, self._commands, self.asked, self.base = queue, commands_sent, asked, base
+        self.queue, self.commands, self.outstanding, self.base = queue, sent, outstanding, base
         self.began = began
-
-    @property
-    def commands(self) -> Sequence[Command]:
-        return self._commands
 
     @property
     def done(self) -> bool:
         if self._fault is not None:
             return True
-        if self.request is not None and left_by_its_path(self._commands):
-            # Whoever waits for it has it sent by another path, or is told that there is none.
+        if self.request is not None and left_by_its_path(self.commands):
+            # The waiter has it sent by another path, or is told that there is none.
             return False
-        return all(command.done for command in self._commands)
+        return all(command.done for command in self.commands)
 
     @property
     def received(self) -> int:
         total = self.base
-        for command in self._commands:
+        for command in self.commands:
             total += command.received
             if command.received < command.in_bytes:
                 break
@@ -67,7 +77,7 @@ class PendingRequest:
     def fault(self) -> str | None:
         if self._fault is not None:
             return self._fault
-        for command in self._commands:
+        for command in self.commands:
             if command.done and (why := command.failure()) is not None:
                 return why
         return None
@@ -83,7 +93,7 @@ class PendingRequest:
             return True
         return any(
             command.done and (command.lost or (command.status or 0) >> 8 != 2)
-            for command in self._commands
+            for command in self.commands
             if command.failure() is not None
         )
 
@@ -92,14 +102,84 @@ class PendingRequest:
         return bool(command.status)
 
     def fail(self, why: str) -> None:
-        """It could not be sent."""
         self._fault, self.request = why, None
 
     def give_up(self, reason: str) -> None:
-        """Abandon what is under way; nothing is written into its buffers from now on."""
+        """Abandon its commands; nothing is written into its buffers from now on."""
         if self._fault is None:
             self._fault = reason
             if self.queue is not None:
-                for command in self._commands:
+                for command in self.commands:
                     if not command.done:
                         self.queue.abandon(command)
+
+
+class KvPendingRequest(PendingRequest):
+    """One command on a key: agent.pool.kv.commands.KvPending."""
+
+    __slots__ = ()
+
+    @property
+    def _status(self) -> int | None:
+        if self._fault is not None or not self.commands:
+            return None
+        return self.commands[0].status
+
+    @property
+    def missing(self) -> bool:
+        return self._status == Status.KEY_NOT_FOUND
+
+    @property
+    def full(self) -> bool:
+        return self._status == Status.CAPACITY_EXCEEDED
+
+    @property
+    def present(self) -> bool:
+        return self._status == Status.KEY_EXISTS
+
+    @property
+    def value_bytes(self) -> int:
+        return self.commands[0].result if self.commands else 0
+
+    @property
+    def unreachable(self) -> bool:
+        return self._status not in _OF_THE_NAMESPACE and super().unreachable
+
+    def is_error(self, command: Command) -> bool:
+        """That a key is or is not there, or that there is no room, is none."""
+        return bool(command.status) and command.status not in _ANSWERS
+
+
+def block_commands(
+    nsid: int,
+    lba_bytes: int,
+    offset: int,
+    size: int,
+    into: memoryview | None,
+    parts: Sequence[Buffer],
+    max_transfer: int,
+) -> Sequence[Command]:
+    """Commands that move `size` bytes at `offset`: into `into`, or else those of `parts`; 0 bytes flush."""
+    if not size:
+        return (commands.flush(nsid),)
+    first = offset // lba_bytes
+    if size <= max_transfer:
+        if into is not None:
+            return (commands.read(nsid, first, size // lba_bytes, into),)
+        return (commands.write(nsid, first, size // lba_bytes, parts),)
+    step = max_transfer // lba_bytes * lba_bytes
+    if into is not None:
+        return [
+            commands.read(
+                nsid,
+                first + at // lba_bytes,
+                len(into[at : at + step]) // lba_bytes,
+                into[at : at + step],
+            )
+            for at in range(0, size, step)
+        ]
+    pieces = ((at, stretch(parts, at, step)) for at in range(0, size, step))
+    return [
+        commands.write(nsid, first + at // lba_bytes, sum(map(len, piece)) // lba_bytes, piece)
+        for at, piece in pieces
+    ]

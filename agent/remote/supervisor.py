@@ -1,14 +1,9 @@
-"""The sessions to the enclosures: one task each keeps its controller connected and publishes what it sees.
+"""The sessions to the enclosures: one task each keeps its controller connected and publishes its findings.
 
-It is control work and runs in trio, beside the workers and never in their way. Workers read the result
-in `Fabric`; when a worker loses a queue it complains there, and the controller is reset, because a
-queue that died under a session that seems alive means that one of the two ends is wrong about it.
-
-An enclosure is tried for ever, also one that refuses us: its operator may be about to give it the
-subsystem or to allow this host. What keeps it away is logged when it changes, not with every try.
-
-Discovery controllers are stayed connected to as well; what they list is an enclosure like those of the
-configuration for as long as it is listed or connected (agent/remote/discovery.py).
+It runs in trio, beside the workers and never in their way. Workers read `Fabric`. A worker that loses a queue
+complains there, and the controller is reset: a queue that died under a session that seems alive means that
+one of the two ends is wrong about it. An enclosure is tried for ever, also one that refuses us; the reason is
+logged when it changes. Discovery controllers stay connected as well (agent/remote/discovery.py).
 """
 
 from __future__ import annotations
@@ -18,26 +13,32 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import trio
 
-from agent.config.configuration import DiscoverySection, EnclosureSection
-from agent.remote.credentials import SecretFinder, no_secrets
+from agent.config.configuration import DiscoverySection, EnclosureSection, FabricSection
 from agent.remote.discovery import Discovered, itself
 from agent.remote.enclosure import Enclosure
 from agent.remote.fabric import Fabric
 from agent.remote.outlier_detection import LOOK_SECONDS, Verdict
-from nvmeof.authentication.secret_files import SecretFileError
+from nvmeof.authentication.secret import Credentials
+from nvmeof.authentication.secret_files import SecretFileError, read_credentials
 from nvmeof.errors import AuthenticationFailed, ConnectionLost, ConnectRefused, NvmeofError
-from nvmeof.host.access import Access
-from nvmeof.host.controller_session import AccessChanged, NamespacesChanged
-from nvmeof.host.reconnect import ReconnectPolicy
+from nvmeof.host.controller_session import Change
+from nvmeof.host.namespaces import Access
 from nvmeof.tcp.pdu import Digests
 from nvmeof.transport import VerbsChoice, transport_named
 from nvmeof.transport.base import DEFAULT_PROVIDER
 from nvmeof.transport.discovery import follow_discovery
-from nvmeof.transport.keeper import Connected, Disconnected, Keeper, Opener, keep_controller
+from nvmeof.transport.reconnect import (
+    Connected,
+    Disconnected,
+    Keeper,
+    Opener,
+    ReconnectPolicy,
+    keep_controller,
+)
 from nvmeof.wire.ana import AnaState
 from nvmeof.wire.log_page import DiscoveryEntry
 
@@ -52,6 +53,29 @@ NAMED_MAX = 8
 """Namespaces that one line of the log names."""
 RECONNECT = ReconnectPolicy(first_s=0.2, most_s=5.0, loss_s=math.inf)
 """An enclosure is part of the pool until an operator says otherwise, so it is never given up."""
+
+SecretFinder: TypeAlias = Callable[[EnclosureSection], Credentials | None]
+"""The credentials for an enclosure, out of the files that the configuration names. Raises
+`SecretFileError`."""
+
+
+def secret_finder(fabric: FabricSection) -> SecretFinder:
+    """Reads the files with every call, so that a secret is replaced without stopping the agent.
+
+    The files of an enclosure's own section go before those of `[fabric]`, both together.
+    """
+
+    def find(section: EnclosureSection) -> Credentials | None:
+        chosen = section if section.host_secret_file is not None else fabric
+        if chosen.host_secret_file is None:
+            return None
+        return read_credentials(chosen.host_secret_file, chosen.controller_secret_file)
+
+    return find
+
+
+def no_secrets(section: EnclosureSection) -> Credentials | None:
+    return None
 
 
 class Supervisor:
@@ -88,7 +112,7 @@ class Supervisor:
         self._shown_or_said: set[str] = set()
         """Namespaces of the pool (as hex) that an enclosure has shown, or were said to be shown by none."""
         self._contested: dict[str, str] = {}
-        """What was said of namespaces that several enclosures claim."""
+        """The last message about each namespace that several enclosures claim."""
         self.fabric = Fabric([Enclosure(section.name, nqn=section.nqn) for section in sections])
 
     async def run(self) -> None:
@@ -102,7 +126,7 @@ class Supervisor:
                 nursery.start_soon(self._keep, section, enclosure)
 
     async def _look_around(self) -> None:
-        """Look for gray failure, and say what was found; and for writes that stay without an answer."""
+        """Look for gray failure and for writes that stay without an answer, and log the findings."""
         while True:
             await trio.sleep(LOOK_SECONDS)
             self.fabric.fence.look(time.monotonic())
@@ -121,13 +145,11 @@ class Supervisor:
         """Say of the namespaces that the pool map does not name that they are there, once."""
         strays = dict(self.fabric.strays) if self.fabric.nguids else {}
         if fresh := sorted(strays.keys() - self._reported):
-            first = ", ".join(f"{nguid} of {strays[nguid]}" for nguid in fresh[:NAMED_MAX])
             log.log(
                 self.newcomers_level,
-                "%d namespace(s) that enclosures show are not in the pool (see g35 pool show): %s%s",
+                "%d namespace(s) that enclosures show are not in the pool (see g35 pool show): %s",
                 len(fresh),
-                first,
-                " and more" if len(fresh) > NAMED_MAX else "",
+                _some([f"{nguid} of {strays[nguid]}" for nguid in fresh]),
             )
         self._reported = set(strays)
 
@@ -154,10 +176,9 @@ class Supervisor:
         if fresh := sorted({nguid.hex() for nguid, ways in served if not ways} - self._shown_or_said):
             log.warning(
                 "%d namespace(s) of the pool are shown by no enclosure that this agent knows, and what lies "
-                "there is missed: add the enclosure to the configuration, and start the agent again: %s%s",
+                "there is missed: add the enclosure to the configuration, and start the agent again: %s",
                 len(fresh),
-                ", ".join(fresh[:NAMED_MAX]),
-                " and more" if len(fresh) > NAMED_MAX else "",
+                _some(fresh),
             )
         self._shown_or_said.update(fresh)
 
@@ -165,15 +186,24 @@ class Supervisor:
 
     async def _follow(self, discovery: DiscoverySection) -> None:
         """Stay connected to a discovery controller and keep to what it lists."""
-        section = itself(discovery)
-        opener = self._opener(section, lambda _: None)
-        await follow_discovery(opener, _Listener(self, discovery), RECONNECT)
+        said: str | None = None
 
-    def heard(self, discovery: DiscoverySection, entries: Sequence[DiscoveryEntry] | None) -> None:
-        """A discovery controller lists this now; None: it was not reached."""
-        if entries is not None:
+        def listed(entries: Sequence[DiscoveryEntry]) -> None:
+            nonlocal said
+            said = None
             self.discovered.listed(discovery, entries)
-        self._tried[discovery.name].set()
+            self._tried[discovery.name].set()
+
+        def unreachable(error: NvmeofError | None) -> None:
+            nonlocal said
+            fault = str(error or "reset")
+            if fault != said:
+                log.warning("discovery %s: not connected, and tried again: %s", discovery.name, fault)
+            said = fault
+            self._tried[discovery.name].set()
+
+        opener = self._opener(itself(discovery))
+        await follow_discovery(opener, listed, unreachable, RECONNECT)
 
     def _begin(self, section: EnclosureSection) -> Enclosure:
         assert self._nursery is not None
@@ -207,8 +237,8 @@ class Supervisor:
             while waited_for := [event for event in self._tried.values() if not event.is_set()]:
                 await waited_for[0].wait()
 
-    def _opener(self, section: EnclosureSection, unproven: Callable[[int], None]) -> Opener:
-        """Opens the controller of a section; `unproven` counts tries that failed to authenticate."""
+    def _opener(self, section: EnclosureSection, enclosure: Enclosure | None = None) -> Opener:
+        """Opens the controller of a section; the enclosure counts tries that failed to authenticate."""
         transport = transport_named(section.transport)
 
         @asynccontextmanager
@@ -228,17 +258,15 @@ class Supervisor:
                 ) as controller:
                     yield controller
             except (ConnectRefused, SecretFileError) as refused:
-                unproven(isinstance(refused, AuthenticationFailed))
+                if enclosure is not None:
+                    enclosure.authentication_failures += isinstance(refused, AuthenticationFailed)
                 # A wrong name or secret, a host that is not allowed: a keeper gives up, and we do not.
                 raise ConnectionLost(str(refused)) from refused
 
         return opener
 
     async def _keep(self, section: EnclosureSection, enclosure: Enclosure) -> None:
-        def unproven(count: int) -> None:
-            enclosure.authentication_failures += count
-
-        opener = self._opener(section, unproven)
+        opener = self._opener(section, enclosure)
         async with keep_controller(opener, RECONNECT) as keeper, trio.open_nursery() as nursery:
             nursery.start_soon(self._hear_complaints, enclosure, keeper)
             async for event in keeper.events:
@@ -247,7 +275,7 @@ class Supervisor:
                         self._connected(enclosure, controller)
                     case Disconnected(error):
                         self._disconnected(enclosure, str(error or "reset"))
-                    case NamespacesChanged() | AccessChanged() if keeper.controller is not None:
+                    case Change.NAMESPACES | Change.ACCESS if keeper.controller is not None:
                         self._note_namespaces(enclosure, tuple(keeper.controller.namespaces()))
                         self._note_access(enclosure, keeper.controller.access)
                         self.fabric.refresh()
@@ -263,7 +291,7 @@ class Supervisor:
         return {"digests": Digests(section.header_digest, section.data_digest)}
 
     def _note_namespaces(self, enclosure: Enclosure, now: tuple[Any, ...]) -> None:
-        """What an enclosure shows from now on; the log says what it took away and what is new."""
+        """The namespaces of an enclosure from now on; the log has the ones that went and came."""
         before = {each.nsid: each for each in enclosure.namespaces}
         after = {each.nsid: each for each in now}
         for nsid in sorted(before.keys() - after.keys()):
@@ -322,20 +350,5 @@ class Supervisor:
                 await keeper.reset()
 
 
-class _Listener:
-    """What one discovery controller tells the supervisor, and the log where it goes and comes."""
-
-    def __init__(self, supervisor: Supervisor, discovery: DiscoverySection) -> None:
-        self._supervisor, self._discovery = supervisor, discovery
-        self._fault: str | None = None
-
-    def listed(self, entries: Sequence[DiscoveryEntry]) -> None:
-        self._fault = None
-        self._supervisor.heard(self._discovery, entries)
-
-    def unreachable(self, error: NvmeofError | None) -> None:
-        fault = str(error or "reset")
-        if fault != self._fault:
-            log.warning("discovery %s: not connected, and tried again: %s", self._discovery.name, fault)
-        self._fault = fault
-        self._supervisor.heard(self._discovery, None)
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMED_MAX]) + (" and more" if len(names) > NAMED_MAX else "")

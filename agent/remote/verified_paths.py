@@ -1,18 +1,16 @@
-"""Which of several paths to one namespace lead to the same medium, as far as that was shown.
+"""The paths to one namespace that were shown to lead to the same medium.
 
-Two sessions that name one subsystem may be two ports of an enclosure, or an enclosure and a copy of it that
-was made with its folder, its NQN and its secrets: nothing that either says of itself tells them apart. What
-was acknowledged by one is not in the other. So:
+Two sessions that name one subsystem may be two ports of an enclosure, or an enclosure and a copy of it with
+the same folder, NQN and secrets. A write by one is not in the other. So:
 
-* a path that the configuration names (`paths`) is the operator's word, and is used;
-* a path that only a discovery controller lists is used once it was shown (path_prober.py): a block that was
-  written by a path in use was read by it. That holds for as long as both sessions last, and goes on holding
-  when the other ends: a path that was shown takes over at once;
-* one that reads something else is no path: it is left out and said to be contested, until its session is new;
-* where all paths are by discovery and none was in use, the first by name is taken to begin with. One that
-  turns out to be another then casts doubt on both, and neither is used while both are listed;
-* while what the configuration names is away, or all that were in use, a path that was never shown does not
-  take their place: a miss, and not a loss.
+* a path of the configuration (`paths`) is the operator's word, and is used;
+* a path by discovery is used once a block written by a path in use was read by it (path_prober.py). That
+  holds for as long as both sessions last, and goes on holding when the other ends;
+* a path that reads something else is left out, and contested, until its session is new;
+* where all paths are by discovery and none was in use, the first by name begins. One that turns out to be
+  another then casts doubt on both, and neither is used while both are listed;
+* while the configured path is away, or all that were in use, a path that was never shown does not take their
+  place: a miss, and not a loss.
 
 Without I/O; the fabric's lock is held.
 """
@@ -21,15 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from agent.remote.enclosure import Enclosure, Route
+from agent.remote.enclosure import Enclosure, Route
 
 
 @dataclass(frozen=True, slots=True)
 class Unproven:
-    """A path that may be used once it shows what was written by another."""
+    """A path that may be used once it reads a block that another wrote."""
 
     nguid: bytes
     by: Route
@@ -41,7 +37,7 @@ class Unproven:
 
 @dataclass(slots=True, eq=False)
 class _Namespace:
-    """What is remembered of one namespace. Paths by enclosure, with the epoch of their session."""
+    """The record of one namespace. Paths by enclosure, with the epoch of their session."""
 
     used: dict[Enclosure, int] = field(default_factory=dict)
     """Those that lead to one medium, connected or not."""
@@ -54,12 +50,10 @@ class _Namespace:
 
 
 class VerifiedPaths:
-    """See the module's docstring."""
-
     def __init__(self) -> None:
         self._namespaces: dict[bytes, _Namespace] = {}
         self.unproven: tuple[Unproven, ...] = ()
-        """What is to be shown, as of the last `begin`."""
+        """The paths to be proven since the last `begin`."""
 
     def begin(self, nguids: Sequence[bytes]) -> None:
         """All namespaces are looked at anew; the others are forgotten."""
@@ -70,7 +64,7 @@ class VerifiedPaths:
     def usable(
         self, nguid: bytes, ways: Sequence[Route], known: Sequence[Enclosure]
     ) -> tuple[Sequence[Route], str]:
-        """Of the ways by one subsystem those that are used, and what is to be said of the others, if any.
+        """The ways by one subsystem that are used, and a message about the others, if any.
 
         `known` has all enclosures of the subsystem, connected or not.
         """
@@ -106,7 +100,7 @@ class VerifiedPaths:
         )
 
     def _begin_with(self, it: _Namespace, ways: Sequence[Route]) -> list[Route]:
-        """What is used where nothing of it is connected any more, or yet."""
+        """The ways to use where none of the earlier ones is connected."""
         if it.used:
             # Of those that were one: the others show it again.
             return [each for each in ways if each.enclosure in it.used][:1]
@@ -114,7 +108,7 @@ class VerifiedPaths:
         return [min(ways, key=lambda each: each.enclosure.name)]
 
     def found(self, what: Unproven, is_one: bool) -> None:
-        """What was found, unless one of the sessions is new."""
+        """The result of a proof, unless one of the sessions is new."""
         it = self._namespaces.get(what.nguid)
         by, path = what.by.enclosure, what.path.enclosure
         if it is None or (by.epoch, path.epoch) != what.epochs or it.used.get(by) != by.epoch:

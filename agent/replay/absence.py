@@ -1,8 +1,7 @@
-"""Waiting for an agent that has died: one wait for all players, bounded, and said.
+"""Waiting for an agent that has died: one wait for all players, with a bound.
 
-A player whose call found nobody asks `is_back`. The first that asks looks for the agent, at growing
-intervals; the others wait for what it finds. An agent that is away for longer than the operator allows ends
-the replay: from then on the answer is no, at once, and every player finishes the request that it is in.
+The first player that finds no agent looks for one at growing intervals; the others wait for its result. An
+agent that is away for longer than allowed ends the replay.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""What stands in a block: a function of its hash id, so that every byte read can be judged.
+"""The content of a block: a function of its hash id, so that every byte read can be judged.
 
-A value is a window into one long run of random 8-byte words, at an offset that depends on the hash id,
-and the first 32 bytes of each of its 4 KiB pages are replaced by a stamp: a digest of the id and the
-page's number. No word occurs twice in the run, so bytes that moved, by a page, a sector or a word, or
-that come from another block, are noticed as surely as flipped ones.
-
-This is made for speed, since it must not be what a replay measures: judging a value is one numpy
-comparison with a window that lies ready, at memory speed and without the interpreter's lock.
+A value is a window into a run of random 8-byte words, at an offset by its hash id. The first 32 bytes of each
+4 KiB page are a stamp: a digest of the id, and the page's number. No word occurs twice in the run, so a byte
+that moved or belongs to another block is noticed. Judging a value is one numpy comparison at memory speed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""The course of a replay over time: what `--plot` draws and the progress bar shows.
-
-Samples are taken while it runs. There are never more than `SAMPLES_MAX`: when they are that many,
-every second one goes and from then on half as many are taken, so a long replay costs no more memory.
+"""The course of a replay over time, for `--plot`: at most `SAMPLES_MAX` samples. When they are that many,
+every second one goes, and half as many are taken from then on.
 """
 
 from __future__ import annotations

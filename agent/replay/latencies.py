@@ -41,7 +41,7 @@ class Latencies:
         raise AssertionError("the counts changed under the sum")
 
     def since(self, earlier: Latencies) -> Latencies:
-        """What came since the copy `earlier` was taken."""
+        """The counts since the copy `earlier` was taken."""
         return Latencies([now - then for now, then in zip(self.counts, earlier.counts, strict=True)])
 
 

@@ -1,9 +1,7 @@
 """Playing requests as an inference engine would, several at a time.
 
-For each request: look up the prefix in one round trip, prestage and read the leading blocks that are
-there, stop at the first hole (attention needs a prefix without one), and store what is not there.
-Every byte read is judged. A call that finds no agent is made again once there is one (absence.py). Read
-tally.py for what is counted.
+For each request: look up the prefix in one round trip, prestage and read its leading blocks, stop at the
+first hole (attention needs a prefix without one), and store the others. Every byte read is judged.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from agent.replay.latencies import Latencies, merged
 from host_shim.control_wire import Outcome
@@ -60,18 +60,13 @@ class Tally:
     put_latencies: Latencies = field(default_factory=Latencies)
 
 
-_SUMMED = (
-    "requests", "blocks", "hits", "tokens", "tokens_saved", "bytes_read", "bytes_written",
-    "wrong_bytes", "wrong_blocks", "puts", "puts_refused",
-)  # fmt: skip
-
-
 def total(tallies: Iterable[Tally]) -> Tally:
     """The sum of several tallies, as a copy that goes on changing with none of them."""
     parts = list(tallies)
     summed = Tally()
-    for name in _SUMMED:
-        setattr(summed, name, sum(getattr(part, name) for part in parts))
+    for count in fields(Tally):
+        if count.default == 0:
+            setattr(summed, count.name, sum(getattr(part, count.name) for part in parts))
     for part in parts:
         for cause in Cause:
             summed.misses[cause] += part.misses[cause]

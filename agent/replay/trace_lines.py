@@ -2,10 +2,9 @@
 
     {"timestamp": 1000, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1, 2, …]}
 
-`timestamp` is in milliseconds from the start; `hash_ids` names the blocks of 512 tokens that the
-request's prefix is made of, in order; equal numbers are equal blocks. Traces are large and made by
-others: lines are read one at a time, none is believed, and one that is broken is counted, skipped and
-reported with its number, or ends the reading where that is wished for.
+`timestamp` is in milliseconds from the start; `hash_ids` names the blocks of 512 tokens of the request's
+prefix, in order. Lines are untrusted and read one at a time. A broken one is counted and skipped, with its
+number and reason, or ends the reading (`strict`).
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The S3 door: an HTTP listener where S3-shaped clients find what is their tenant's (docs/engines/s3.md)."""
+"""The S3 door: HTTP for S3 clients, over the objects of their tenant (docs/engines/s3.md)."""

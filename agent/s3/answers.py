@@ -1,4 +1,4 @@
-"""What an operation answers: a status, headers and a document, or an object's bytes as they are read."""
+"""Answers: a status, headers and a document, or an object's bytes as they are read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agent.s3 import xml_out
 
 
 class BrokenOff(Exception):
-    """The rest of a body cannot be had. The connection ends, short of what it announced."""
+    """The rest of a body is not available. The connection ends before its announced length."""
 
 
 Send = Callable[[memoryview], Awaitable[None]]
@@ -23,15 +23,15 @@ class Stream(Protocol):
     def length(self) -> int: ...
 
     async def send(self, send: Send) -> None:
-        """Send all of them, and let go of what they came from. Raises BrokenOff."""
+        """Send all of them, and close. Raises BrokenOff."""
 
     async def close(self) -> None:
-        """Let go without having sent; after `send` it does nothing."""
+        """Release the object. Idempotent."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """`length` is told where nothing of that length is sent, as to HEAD."""
+    """`length`: the announced one, where it is not that of `body` (HEAD)."""
 
     status: int = 200
     headers: list[tuple[str, str]] = field(default_factory=list)

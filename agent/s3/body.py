@@ -1,4 +1,4 @@
-"""A request's body as the operations want it: in large pieces, decoded, checked, of bounded length."""
+"""A request's body in large pieces, decoded, checked, of bounded length."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from agent.s3.signature import UNSIGNED, Signer
 from agent.s3.xml_in import DOCUMENT_BYTES_MAX, RowsReader
 
 PIECE_BYTES: Final = 1 << 20
-"""What is handed to a worker at a time; a whole slot of the usual volume of blocks."""
+"""For a worker at a time; a whole slot of the usual volume of blocks."""
 CHECKED_BYTES: Final = 128 << 10
-"""Of a document whose hashes the loop makes at a time: four of them in 1 ms."""
+"""Of a document, hashed by the event loop at a time: four hashes in 1 ms."""
 NOTHING_BYTES_MAX: Final = 16 << 10
-"""A body that nobody reads."""
+"""Of a body that nobody reads."""
 
 
 class Body:
-    """One body. `receive` gives the next bytes as they come, None at the end."""
+    """One body. `receive` returns the next bytes, None at the end."""
 
     def __init__(
         self, headers: Mapping[str, str], signer: Signer, receive: Callable[[], Awaitable[bytes | None]]
     ) -> None:
-        """Raises S3Error where the headers contradict each other, or say too little."""
+        """Raises S3Error where the headers are contradictory or incomplete."""
         payload = signer.payload
         if payload not in WORDS and payload != UNSIGNED and len(payload) != 64:
             raise S3Error("InvalidArgument", "x-amz-content-sha256 is neither a hash nor a known word.")
@@ -39,7 +39,7 @@ class Body:
             raise S3Error("InvalidArgument", "The length of the body is no number.")
         self.has_length = bool(length)
         self.length = int(length or 0)
-        """Of the data, once it is decoded; 0 where none was announced."""
+        """Of the decoded data; 0 where none was announced."""
         if payload in WORDS:
             if not length:
                 raise S3Error("MissingContentLength", "x-amz-decoded-content-length is missing.")
@@ -53,10 +53,10 @@ class Body:
         self.is_over = False
 
     async def next_piece(self, most: int) -> memoryview | None:
-        """The next `PIECE_BYTES` of the data, fewer at its end; None after that. Good until the next call.
+        """The next `PIECE_BYTES` of the data, fewer at its end; None after that. Valid until the next call.
 
-        The caller gives each to `checks`. The last one comes when the whole body is there.
-        Raises S3Error; of a body of more than `most` bytes without reading it.
+        The caller gives each to `checks`. The last one comes when the whole body is there. Raises S3Error;
+        for a body of more than `most` bytes without reading it.
         """
         if self.is_over:
             return None
@@ -96,18 +96,18 @@ class Body:
             raise S3Error("IncompleteBody", "The body is shorter than was announced.", closes=True)
 
     def check(self) -> None:
-        """After the last piece: whether the data is what the client says. Raises S3Error."""
+        """After the last piece: compare the data with the client's checksums. Raises S3Error."""
         self.checks.finish(self._decoder.trailers if self._decoder is not None else {})
 
     async def rows(self, root: str, row: str) -> RowsReader:
-        """A body that is a document, checked and read. Raises S3Error."""
+        """The rows of an XML body, checked. Raises S3Error."""
         document, reader = await self._all(DOCUMENT_BYTES_MAX), RowsReader(root, row)
         for _ in reader.read(document):
             await trio.lowlevel.checkpoint()
         return reader
 
     async def nothing(self) -> None:
-        """Of an operation that takes no body: read what there is of one, and check it. Raises S3Error."""
+        """For an operation without a body: read and check a short one. Raises S3Error."""
         await self._all(NOTHING_BYTES_MAX)
 
     async def _all(self, most: int) -> bytes:

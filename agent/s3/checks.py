@@ -1,4 +1,4 @@
-"""What a client says of a body, checked against what came: its SHA-256, Content-MD5, x-amz-checksum-*."""
+"""The checksums that a client announces for a body: SHA-256, Content-MD5, x-amz-checksum-*."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Digest(Protocol):
 
 
 class _Crc:
-    """A CRC with the face of hashlib's objects; S3 writes its checksums big-endian."""
+    """A CRC with the interface of hashlib; S3 writes checksums big-endian."""
 
     def __init__(self, function: Callable[[Any, int], int], size: int) -> None:
         self._function = function
@@ -47,10 +47,10 @@ ALGORITHMS: Final[Mapping[str, Callable[[], _Digest]]] = {
 
 
 class BodyChecks:
-    """Of one body: `update` with each piece, then `finish`. Raises S3Error."""
+    """The checks of one body: `update` with each piece, then `finish`. Raises S3Error."""
 
     def __init__(self, headers: Mapping[str, str], payload: str) -> None:
-        """`payload`: x-amz-content-sha256, of which anything but 64 hex digits is no hash."""
+        """`payload`: x-amz-content-sha256, a hash where it has 64 hex digits."""
         self._expected: dict[str, bytes] = {}
         self._digests: dict[str, _Digest] = {"md5": hashlib.md5(usedforsecurity=False)}
         self._trailer = ""
@@ -69,7 +69,7 @@ class BodyChecks:
             if not trailer.startswith(PREFIX) or self._trailer not in ALGORITHMS or named:
                 raise S3Error("InvalidRequest", "x-amz-trailer names no checksum, or there is one already.")
         if len(named) > 1:
-            raise S3Error("InvalidRequest", "There is to be one checksum at the most.")
+            raise S3Error("InvalidRequest", "A request has at most one checksum.")
         self.algorithm = self._trailer or (named[0] if named else "")
         if self.algorithm:
             self._digests[self.algorithm] = ALGORITHMS[self.algorithm]()
@@ -101,7 +101,7 @@ class BodyChecks:
 
     @property
     def checksum(self) -> str:
-        """`crc32:BASE64` and the like; empty where the client gave none."""
+        """Such as `crc32:BASE64`; empty where the client gave none."""
         if not self.algorithm:
             return ""
         return f"{self.algorithm}:{base64.b64encode(self._digests[self.algorithm].digest()).decode()}"

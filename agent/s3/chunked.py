@@ -8,8 +8,8 @@ ends in -TRAILER:
     0 [;chunk-signature=...] CRLF
     [name:value CRLF ...  x-amz-trailer-signature:64 hex digits CRLF]  CRLF
 
-Data is handed on before its chunk's signature was checked, and the signature of each chunk is checked before
-the next one is looked at; so whoever stores what is handed on must not show it before `finish`.
+Data is passed on before its chunk's signature is checked, and each signature is checked before the next chunk
+is read. So data must not become visible before `finish`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from agent.s3.errors import S3Error
 from agent.s3.signature import EMPTY_SHA256, Signer
 
 CHUNK_BYTES_MIN: Final = 8192
-"""Of every chunk but the last, as with S3: each costs the event loop some work, however little it brings."""
+"""Of every chunk but the last, as with S3: each costs the event loop some work."""
 LINE_BYTES_MAX: Final = 1024
 TRAILER_BYTES_MAX: Final = 4096
 _CHUNK = re.compile(rb"([0-9a-fA-F]{1,12})(?:;chunk-signature=([0-9a-f]{64}))?")
@@ -46,10 +46,10 @@ class _State(enum.Enum):
 
 
 class ChunkDecoder:
-    """One body. `feed` takes bytes as they come and returns what of them is data; `finish` ends it."""
+    """One body. `feed` takes received bytes and returns the data in them; `finish` ends it."""
 
     def __init__(self, signer: Signer, length: int) -> None:
-        """`length`: bytes of data that there are to be (x-amz-decoded-content-length)."""
+        """`length`: announced bytes of data (x-amz-decoded-content-length)."""
         self._signer = signer
         self._signed = signer.payload != UNSIGNED_TRAILER
         self._has_trailer = signer.payload != SIGNED
@@ -66,7 +66,7 @@ class ChunkDecoder:
         self.trailers: dict[str, str] = {}
 
     def feed(self, data: bytes) -> list[memoryview]:
-        """Raises S3Error where the body is not in its form, or a chunk is not its signer's."""
+        """Raises S3Error for a malformed body or a wrong signature."""
         found: list[memoryview] = []
         view, at = memoryview(data), 0
         while at < len(view):
@@ -98,7 +98,7 @@ class ChunkDecoder:
         return found
 
     def finish(self) -> None:
-        """The body is over. Raises S3Error where it is not whole."""
+        """End the body. Raises S3Error where it is incomplete."""
         if self._state is not _State.DONE or self._left:
             raise S3Error("IncompleteBody", "The body has fewer bytes than were announced.", closes=True)
 

@@ -1,12 +1,11 @@
-"""One HTTP connection: requests as they come, each authenticated, answered and counted.
+"""One HTTP connection: requests in turn, each authenticated, answered and counted.
 
-h11 has the protocol: framing, what may come when, and what a head may weigh. Here are the clocks: a head is
-there within `HEAD_SECONDS` of its first byte, a body comes, and is taken, at `BODY_RATE_MIN` at the least,
-and whoever moves nothing for `idle_s` is hung up on. A connection whose next request cannot be found, because
-a body was not read to its end, is closed.
+h11 has the protocol: framing, order, and the size of a head. This file has the clocks: a head is complete
+within `HEAD_SECONDS` of its first byte, a body moves at `BODY_RATE_MIN` at least, and a client that moves
+nothing for `idle_s` is disconnected. A connection is closed after a body that was not read to its end.
 
-The event loop has all connections, so none may keep it for long: what comes in small HTTP chunks is worked
-off with turns of others in between, and not taken at all where most of it is the chunks' own words.
+One event loop has all connections, so none may keep it for long: a body in small HTTP chunks is processed
+with turns of others in between, and refused where most of it is chunk headers.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Final, TypeAlias
 import h11
 import trio
 
-from agent.fs.complaints import Complaints
+from agent.host_os.complaints import Complaints
 from agent.s3.answers import Answer, BrokenOff
 from agent.s3.body import Body
 from agent.s3.errors import S3Error
@@ -34,27 +33,27 @@ from agent.telemetry.http_connection import http_connection
 
 HEAD_BYTES_MAX: Final = 16 << 10
 HEAD_LINES_MAX: Final = 256
-"""Each costs the loop some work before it is known who asks."""
+"""Each costs the loop some work before authentication."""
 HEAD_SECONDS: Final = 10.0
 RECEIVE_BYTES: Final = 256 << 10
 BODY_RATE_MIN: Final = 64 << 10
-"""Bytes a second, over the whole of a body, either way, of the time that was spent waiting for the client."""
+"""Bytes a second, over a whole body, either way, of the time spent waiting for the client."""
 EVENTS_TOGETHER: Final = 64
-"""What h11 makes of bytes that are there, before others have their turn: some 2 ms."""
+"""Events of h11 before others have their turn: 2 ms."""
 CHUNKS_FREE: Final = 1024
 CHUNK_BYTES_MIN: Final = 1024
 """Of HTTP's chunks, on the average, beyond the first `CHUNKS_FREE`."""
 LINGER_SECONDS: Final = 2.0
 LINGER_BYTES_MAX: Final = 8 << 20
-"""A client that still sends when it is refused reads the refusal only if we do not reset the connection."""
+"""A client that still sends reads a refusal only if the connection is not reset."""
 TOGETHER_BYTES_MAX: Final = 64 << 10
-"""Head and body go in one segment up to here; above, the copy would cost more than the call."""
+"""Head and body go in one segment up to here; above, a copy costs more than a call."""
 
 Event: TypeAlias = h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]
 
 
 class Connection:
-    """`serve` is all there is to it; the stream is the caller's to close."""
+    """One connection; the caller closes the stream."""
 
     def __init__(
         self,
@@ -78,10 +77,10 @@ class Connection:
         self._sent_bytes = 0
         self._sending_seconds = 0.0
         self._place: Place | None = None
-        """Among the connections, once it is known whose this one is."""
+        """Among the tenant's connections, once the tenant is known."""
 
     async def serve(self) -> None:
-        """Until the client is done, or has to be hung up on."""
+        """Serve until the client is done, or has to be disconnected."""
         idle_seconds = min(HEAD_SECONDS, self._idle_seconds)
         try:
             while await self._serve_one(idle_seconds):
@@ -97,7 +96,7 @@ class Connection:
         except (h11.RemoteProtocolError, _HeadTooLarge) as malformed:
             large = isinstance(malformed, _HeadTooLarge) or malformed.error_status_hint == 431
             code = "RequestHeaderSectionTooLarge" if large else "InvalidRequest"
-            await self._refuse(S3Error(code, "That is no request of HTTP that is taken here."), "/", False)
+            await self._refuse(S3Error(code, "That is no HTTP request of this door."), "/", False)
             return False
         if request is None:
             return False
@@ -119,14 +118,14 @@ class Connection:
                 return None
         with trio.move_on_after(HEAD_SECONDS):
             while True:
-                # What came behind the body before may be longer than anything that is received here.
+                # Bytes behind the body before may be longer than one receive.
                 _check_head(self._http.trailing_data[0])
                 event = self._http.next_event()
                 if isinstance(event, h11.Request):
                     return event
                 if event is not h11.NEED_DATA:
                     return None
-                # In small pieces: h11 bounds what is incomplete, and a whole head may come at once.
+                # In small pieces: h11 bounds incomplete heads, and a whole one may come at once.
                 self._http.receive_data(await self._some(HEAD_BYTES_MAX))
         return None
 
@@ -139,7 +138,7 @@ class Connection:
             try:
                 http = http_request(request.method, request.target, list(request.headers))
                 resource = http.path.decode("utf-8", "replace")
-                # Who asks comes first: what is asked for is nobody else's to be told about.
+                # Authentication first: nobody else may learn about resources.
                 signer = verify(http, self._service.keys, self._wall())
                 self._take_place(signer.access_key.tenant)
                 wanted = s3_request(http, self._service.hosts)
@@ -162,7 +161,7 @@ class Connection:
         return True
 
     def _take_place(self, tenant: str) -> None:
-        """Raises S3Error where the tenant has its connections already. A connection may change its key."""
+        """Raises S3Error where the tenant has too many connections. A connection may change its key."""
         if self._place is None or self._place.tenant != tenant:
             if self._place is not None:
                 self._place.give_back()
@@ -175,7 +174,7 @@ class Connection:
     # -- receiving ------------------------------------------------------------------------------
 
     async def _some(self, most: int = RECEIVE_BYTES) -> bytes:
-        """What comes next; nothing at the end of the stream."""
+        """The next bytes; none at the end of the stream."""
         data: bytes = await self._stream.receive_some(most)  # type: ignore[assignment]  # they are bytes
         return data
 
@@ -250,12 +249,12 @@ class Connection:
         if status not in (204, 304):
             fields.append(("content-length", str(length)))
         encoded = [(name.encode("ascii"), value.encode("latin-1", "replace")) for name, value in fields]
-        # HTTP may leave the words out; botocore takes a line without them for none (its wait for 100).
+        # HTTP may leave the reason out; botocore does not recognise a line without it (its wait for 100).
         words = HTTPStatus(status).phrase.encode()
         return self._http.send(h11.Response(status_code=status, headers=encoded, reason=words)) or b""
 
     async def _refuse(self, refusal: S3Error, resource: str, is_head: bool) -> None:
-        """Answer with an error; where the body is not read, that is the last of this connection."""
+        """Answer with an error, the last answer of this connection where the body is not read."""
         self._service.counters.refusals[refusal.code] += 1
         if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
@@ -264,8 +263,7 @@ class Connection:
         headers = [("content-type", "application/xml"), ("x-amz-request-id", number), *refusal.headers]
         unread = self._http.their_state is not h11.DONE
         if unread:
-            # Of a body that is not read it is not known where it ends; and who waits for a word to begin
-            # sending gets none.
+            # The end of an unread body is unknown, and a client that waits for "100 Continue" gets none.
             headers.append(("connection", "close"))
         answer = Answer(refusal.status, headers, document)
         if is_head or refusal.status == 304:
@@ -284,7 +282,8 @@ class Connection:
                 left -= len(data)
 
     async def _send_all(self, data: bytes | memoryview | None) -> None:
-        """Raises BrokenOff where the client takes too little. What drives take is not counted against it."""
+        """Raises BrokenOff where the client takes too little. The time of drives does not count against
+        it."""
         if data:
             began = trio.current_time()
             self._sent_bytes += len(data)
@@ -297,11 +296,11 @@ class Connection:
 
 
 class _HeadTooLarge(Exception):
-    """A head has more bytes or lines than are looked at."""
+    """A head has too many bytes or lines."""
 
 
 def _check_head(data: bytes) -> None:
-    """Raises _HeadTooLarge. `data`: a head as far as it is there, and perhaps what follows it."""
+    """Raises _HeadTooLarge. `data`: the beginning of a head, or a head and following bytes."""
     end = data.find(b"\r\n\r\n")
     size = len(data) if end < 0 else end
     if size > HEAD_BYTES_MAX or data.count(b"\n", 0, size) > HEAD_LINES_MAX:

@@ -1,16 +1,16 @@
-"""What the S3 door counts of itself; written in its event loop alone."""
+"""The counters of the S3 door, written in its event loop alone."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
 @dataclass(slots=True)
 class S3Counters:
-    """Since the start, but for `connections`, which is now."""
+    """Since the start; `connections` is the present number."""
 
     connections: int = 0
     connections_refused: int = 0
@@ -18,17 +18,10 @@ class S3Counters:
     bytes_written: int = 0
     bodies_broken_off: int = 0
     requests: Counter[str] = field(default_factory=Counter)
-    """By operation, whatever came of them."""
+    """By operation, successful or not."""
     refusals: Counter[str] = field(default_factory=Counter)
     """By S3's code."""
 
     def snapshot(self) -> Mapping[str, Any]:
-        return {
-            "connections": self.connections,
-            "connections_refused": self.connections_refused,
-            "bytes_read": self.bytes_read,
-            "bytes_written": self.bytes_written,
-            "bodies_broken_off": self.bodies_broken_off,
-            "requests": dict(self.requests),
-            "refusals": dict(self.refusals),
-        }
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: dict(value) if isinstance(value, Counter) else value for name, value in values.items()}

@@ -1,13 +1,13 @@
-"""Files of access keys: who may come in by the S3 door, and as which tenant.
+"""Files of access keys for the S3 door.
 
 The format is that of the AWS tools' credentials file, so that the agent and a client on the same machine may
-read one file (AWS_SHARED_CREDENTIALS_FILE). Every section is an access key of the same tenant:
+share one (AWS_SHARED_CREDENTIALS_FILE). Every section is an access key of the same tenant:
 
     [default]
     aws_access_key_id = G35...
     aws_secret_access_key = ...
 
-A file that others can read is refused, and nothing of it is ever quoted in an error.
+A file that others can read is refused. Errors quote nothing of a file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DIGITS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
 
 @dataclass(frozen=True, slots=True)
 class AccessKey:
-    """An access key and whose it is; the secret does not show in its repr."""
+    """An access key of a tenant; its repr hides the secret."""
 
     key_id: str
     secret: SecretKey = field(repr=False)

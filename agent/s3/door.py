@@ -1,8 +1,7 @@
-"""The S3 door: listeners, connections, and the threads that serve them (agent/fs/doors/door.py has the
-contract).
+"""The S3 door: listeners, connections, and their threads (agent/fs/doors/door.py has the contract).
 
-An event loop of its own, in the thread `s3`, has the sockets; `s3-0` and so on have the lanes and do whatever
-blocks. Nothing of it runs in the supervisor's loop or in a worker of another door.
+An event loop of its own, in the thread `s3`, has the sockets; `s3-0` and so on have a channel each and do
+whatever blocks. Nothing of it runs in the supervisor's loop or in a worker of another door.
 """
 
 from __future__ import annotations
@@ -15,16 +14,15 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import trio
 
 from agent.config.s3_section import S3Section, parse_listener
 from agent.errors import ConfigError, G35Error
-from agent.fs.complaints import Complaints
 from agent.fs.doors.door import GRACE_SECONDS, MakeRunner
-from agent.host_os.bounds import Bounds
+from agent.host_os.complaints import Complaints
+from agent.host_os.per_user_bounds import Bounds
 from agent.pool.map.document import tenant_id
 from agent.pool.steps import Runner
 from agent.s3.connection import Connection
@@ -33,21 +31,22 @@ from agent.s3.credentials import AccessKey
 from agent.s3.errors import S3Error
 from agent.s3.service import S3Service
 from agent.s3.store import ObjectStore
-from agent.s3.strangers import CONNECTIONS, KNOWN, Stranger, peer_of, watch_shares
+from agent.s3.unproven_clients import CONNECTIONS, KNOWN, UnprovenClient, watch_shares
 from agent.s3.workers import Workers
 from nvmeof.authentication.private_files import SecretFileError, check_private
+from nvmeof.controller.guest_connections import peer_of
 
 log = logging.getLogger(__name__)
 
 TIDY_SECONDS: Final = 0.5
 UPLOADS_SECONDS: Final = 60.0
-"""How often it is looked for uploads that were forgotten."""
+"""Between two looks for forgotten uploads."""
 BACKLOG: Final = 128
 HANDSHAKE_SECONDS: Final = 10.0
 
 
 class S3Door:
-    """A `Door`. It owns the stores, and closes them at the end."""
+    """A `Door`. It owns the stores."""
 
     def __init__(
         self,
@@ -70,14 +69,14 @@ class S3Door:
         self._thread: threading.Thread | None = None
         self._token: trio.lowlevel.TrioToken | None = None
         self._lock = threading.Lock()
-        """Held by others who ask the stores something, against their being closed meanwhile."""
+        """Held by other threads that use the stores, against their being closed meanwhile."""
         self._stopping = trio.Event()
         self._grace_seconds = GRACE_SECONDS
         self._failure: BaseException | None = None
-        """What ended its loop before it was told to."""
+        """The error that ended its loop."""
         self.counters = S3Counters()
         self.ports: list[int] = []
-        """Where it listens, in the order of the configuration, once it does."""
+        """Its ports, in the order of the configuration."""
 
     def start(self) -> None:
         """Listen and serve. Raises ConfigError."""
@@ -103,7 +102,7 @@ class S3Door:
         return not self._thread.is_alive()
 
     def stop(self, grace_seconds: float = GRACE_SECONDS) -> None:
-        """Take no more requests; those under way have the grace; what they write is whole or not there."""
+        """Take no more requests; those under way have the grace. What they write is whole or absent."""
         if self._thread is not None:
             self._grace_seconds = grace_seconds
             with contextlib.suppress(trio.RunFinishedError):
@@ -114,7 +113,7 @@ class S3Door:
         self.close()
 
     def close(self) -> None:
-        """Close what was never started, or has ended."""
+        """Close a door that was never started, or has ended."""
         self._close_listeners()
         with self._lock:
             for store in self._stores.values():
@@ -122,7 +121,7 @@ class S3Door:
             self._stores.clear()
 
     def snapshot(self) -> Mapping[str, Any]:
-        """For the agent's status: what it counts, and how much there is."""
+        """Counters for the agent's status."""
         addresses = [text.rpartition(":")[0] for text in self._section.listen]
         with self._lock:
             objects = sum(store.index.count() for store in self._stores.values())
@@ -134,7 +133,7 @@ class S3Door:
         }
 
     def holds_anything(self, tenant: bytes) -> bool:
-        """Whether a tenant, by its id, has objects here: then its volumes of blocks are in use by it."""
+        """Whether a tenant, by its id, has objects here, so that its volumes of blocks are in use."""
         with self._lock:
             return any(
                 store.holds_anything()
@@ -143,7 +142,7 @@ class S3Door:
             )
 
     def orphans(self, blocks: Sequence[bytes]) -> Sequence[bytes]:
-        """Of some identifiers of blocks those that no object's file has; none once the door is closed."""
+        """Those of `blocks` that no object's file has; none once the door is closed."""
         with self._lock:
             left = blocks if self._stores else ()
             for store in self._stores.values():
@@ -193,8 +192,8 @@ class S3Door:
                 self._complaints.peer("accepting a connection of S3", str(error))
                 await trio.sleep(0.1)
                 continue
-            stranger = Stranger(self._connected, peer_of(address))
-            if not stranger.comes_in():
+            stranger = UnprovenClient(self._connected, peer_of(str(address[0])))
+            if not stranger.enter():
                 self.counters.connections_refused += 1
                 connected.close()
                 room.release()
@@ -203,40 +202,38 @@ class S3Door:
             nursery.start_soon(self._serve_one, trio.SocketStream(connected), stranger, service, room)
 
     async def _serve_one(
-        self, stream: trio.SocketStream, stranger: Stranger, service: S3Service, room: trio.Semaphore
+        self, stream: trio.SocketStream, stranger: UnprovenClient, service: S3Service, room: trio.Semaphore
     ) -> None:
         try:
             async with stream:
                 served: trio.abc.Stream = stream
                 if self._tls is not None:
-                    served = await self._shaken(stream)
+                    served = await self._secured(stream)
                 idle_s = self._section.idle_s
-                await Connection(
-                    service, served, idle_s, self._complaints, known=stranger.is_known_now
-                ).serve()
+                await Connection(service, served, idle_s, self._complaints, known=stranger.identify).serve()
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
             pass  # the client's end, or the network's
-        except _NoHandshake:
+        except _HandshakeFailed:
             self.counters.connections_refused += 1
         except Exception as bug:
             self._complaints.bug("a connection of S3", bug)
         finally:
             self.counters.connections -= 1
-            stranger.goes()
+            stranger.leave()
             room.release()
 
-    async def _shaken(self, stream: trio.SocketStream) -> trio.abc.Stream:
+    async def _secured(self, stream: trio.SocketStream) -> trio.abc.Stream:
         assert self._tls is not None, "asked where there is TLS"
         secured = trio.SSLStream(stream, self._tls, server_side=True, https_compatible=True)
         try:
             with trio.fail_after(HANDSHAKE_SECONDS):
                 await secured.do_handshake()
         except (trio.TooSlowError, trio.BrokenResourceError):
-            raise _NoHandshake from None
+            raise _HandshakeFailed from None
         return secured
 
     async def _tend(self) -> None:
-        """What is left over is removed, a batch at a time; old uploads end."""
+        """Remove spare files, a batch at a time; end old uploads."""
         next_look, seconds = 0.0, self._section.upload_hours * 3600
         while True:
             more, now = False, trio.current_time()
@@ -266,7 +263,7 @@ class S3Door:
                     log.warning("bucket %s of %s was not made: %s", name, tenant.tenant, refused)
 
     async def _seal(self) -> None:
-        """Nothing acknowledged is staged any more; what a connection left behind is nobody's."""
+        """Seal everything that is staged."""
 
         def seal(runner: Runner) -> None:
             for store in self._stores.values():
@@ -279,8 +276,8 @@ class S3Door:
             listener.close()
 
 
-class _NoHandshake(Exception):
-    """The client did not speak TLS as it must."""
+class _HandshakeFailed(Exception):
+    """The TLS handshake failed."""
 
 
 def _listener(text: str) -> socket.socket:
@@ -302,9 +299,11 @@ def _listener(text: str) -> socket.socket:
 def _tls(section: S3Section) -> ssl.SSLContext | None:
     if section.certificate is None or section.private_key is None:
         return None
-    _check_private(section.private_key)
     try:
+        check_private(section.private_key)
         section.certificate.open("rb").close()
+    except SecretFileError as refused:
+        raise ConfigError(refused.message, refused.advice) from None
     except OSError as error:
         raise ConfigError(f"cannot open {section.certificate}: {error.strerror}", "check the path") from None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -316,10 +315,3 @@ def _tls(section: S3Section) -> ssl.SSLContext | None:
             f"s3.certificate or s3.private_key is not usable: {error}", "both are PEM files"
         ) from None
     return context
-
-
-def _check_private(path: Path) -> None:
-    try:
-        check_private(path)
-    except SecretFileError as refused:
-        raise ConfigError(refused.message, refused.advice) from None

@@ -1,7 +1,7 @@
-"""What the S3 door refuses with: the codes of S3, each with its HTTP status.
+"""Refusals of the S3 door: the codes of S3, each with its HTTP status.
 
-An `S3Error` is the answer to a request and nothing else; whoever catches it sends it. `closes` says that
-the connection cannot go on, because where the next request begins is not known any more.
+An `S3Error` becomes the answer to a request. `closes`: the connection cannot go on, because the beginning of
+the next request is unknown.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ STATUS: Final = {
     "TooManyBuckets": 400,
     "XAmzContentSHA256Mismatch": 400,
 }
-"""Codes and statuses, "Error responses" of Amazon's S3 API reference. InsufficientStorage is not among them:
-S3 is never full, and WebDAV's status says it (RFC 4918, 11.5)."""
+"""Of "Error responses" of Amazon's S3 API reference; InsufficientStorage is WebDAV's (RFC 4918, 11.5), for S3
+is never full."""
 
 
 class S3Error(Exception):
@@ -71,7 +71,7 @@ class S3Error(Exception):
         self.message = message
         self.closes = closes
         self.headers = headers
-        """What the answer says beside the code."""
+        """Further headers of the answer."""
 
     @property
     def status(self) -> int:
@@ -79,7 +79,7 @@ class S3Error(Exception):
 
 
 def of_file_system(error: FsError) -> S3Error:
-    """What a refusal of the file system is to a client of S3."""
+    """The refusal for an error of the file system."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return S3Error("InsufficientStorage", "The volumes of this tenant have no room for it.")
     if error.errno == errno.EFBIG:

@@ -1,10 +1,9 @@
-"""Which objects a tenant has, by bucket and key, and which files hold their bytes: one SQLite file.
+"""The objects of a tenant by bucket and key, and the files of their bytes: one SQLite file.
 
-The bytes of an object are one file of the tenant's file system (agent/s3/store.py), or, of a multipart
-upload, one for each part; completing an upload moves no byte. An object becomes visible, or is replaced, in
-the one transaction that names its files. A file that no object names stands in `spare` from before it is made
-until after it is gone, so whoever dies in between leaves nothing behind: the next opening removes what is
-there.
+The bytes of an object are one file of the tenant's file system (agent/s3/store.py), or one for each part of a
+multipart upload; completing an upload moves no byte. An object becomes visible, or is replaced, in the one
+transaction that names its files. A file that no object names is in `spare` from before it is made until after
+it is gone; the next opening removes leftovers of a process that died.
 
 Keys are bytes, and SQLite's order of blobs is S3's order of keys, so a listing is a walk along the primary
 key; with a delimiter it skips from one common prefix to the next.
@@ -29,10 +28,10 @@ BUCKETS_MAX: Final = 100
 UPLOADS_MAX: Final = 1000
 PARTS_MAX: Final = 10_000
 COMPLETED_MAX: Final = 1000
-"""Uploads whose completion is remembered, for clients whose answer was lost and who ask again."""
+"""Remembered completions of uploads, for clients whose answer was lost and who ask again."""
 WAL_BYTES_KEPT: Final = 64 << 20
 NAMES_BYTES: Final = 2 << 30
-"""What an index may take of the disk where nothing else is said: some 4 million objects of the usual kind."""
+"""The default bound of an index on disk: some 4 million objects of the usual kind."""
 
 _TABLES: Final = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -57,7 +56,7 @@ CREATE TABLE IF NOT EXISTS completed (
     upload TEXT PRIMARY KEY, bucket TEXT NOT NULL, key BLOB NOT NULL, etag TEXT NOT NULL,
     checksum TEXT NOT NULL, done_ns INTEGER NOT NULL) WITHOUT ROWID
 """
-"""Came later. The version stays, because programs that know nothing of it read all else as it is."""
+"""A later table. The version stays, because older programs read all else as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """An object, without its bytes. `headers` are those that its writer gave it, to be given back."""
+    """An object, without its bytes. `headers` are its writer's, returned to readers."""
 
     key: str
     size: int
@@ -101,12 +100,12 @@ class Upload:
     made_ns: int
     headers: Mapping[str, str]
     algorithm: str = ""
-    """The checksum that its parts are to have, where one was announced."""
+    """The announced checksum of its parts, if any."""
 
 
 @dataclass(slots=True)
 class Listing:
-    """A page of a bucket, in order. `after` is where the next one begins; empty at the end."""
+    """A page of a bucket, in order. `after`: the beginning of the next page; empty at the end."""
 
     objects: list[StoredObject] = field(default_factory=list)
     prefixes: list[str] = field(default_factory=list)
@@ -114,10 +113,10 @@ class Listing:
 
 
 class Index:
-    """Any thread may call any method; each is one short transaction."""
+    """Safe from any thread; each method is one short transaction."""
 
     def __init__(self, path: Path, bytes_max: int = NAMES_BYTES) -> None:
-        """`bytes_max`: beyond it nothing new is taken; what there is may be removed."""
+        """`bytes_max`: beyond it nothing new is taken; objects may be removed."""
         self._lock = threading.Lock()
         self._bytes_max = bytes_max
         try:
@@ -174,7 +173,7 @@ class Index:
     # -- buckets --------------------------------------------------------------------------------
 
     def buckets(self) -> list[tuple[str, int]]:
-        """Names and when they were made (nanoseconds)."""
+        """Names and times of creation (nanoseconds)."""
         return self._ask("SELECT name, made_ns FROM buckets ORDER BY name")
 
     def check_bucket(self, name: str) -> None:
@@ -204,7 +203,7 @@ class Index:
     # -- objects --------------------------------------------------------------------------------
 
     def count(self) -> int:
-        """How many objects there are."""
+        """Number of objects."""
         return int(self._ask("SELECT value FROM facts WHERE name = 'objects'")[0][0])
 
     def find(self, bucket: str, key: str) -> StoredObject:
@@ -225,18 +224,18 @@ class Index:
         return [Piece(*row) for row in rows]
 
     def has(self, found: StoredObject) -> bool:
-        """Whether an object is there yet, and has not been replaced."""
+        """Whether an object is still there, and not replaced."""
         return bool(self._ask("SELECT 1 FROM pieces WHERE id = ? LIMIT 1", found.id))
 
     def put(
         self, bucket: str, new: StoredObject, pieces: Sequence[Piece], *, only_new: bool = False
     ) -> list[str]:
-        """Make an object visible, or replace one; the files that are spare now. Raises S3Error."""
+        """Make an object visible, or replace one; the files that become spare. Raises S3Error."""
         with self._transaction() as tx:
             return _put_within(tx, bucket, new, pieces, only_new)
 
     def remove(self, bucket: str, key: str, *, only_id: int | None = None) -> list[str]:
-        """Take an object out; the files that are spare now. What is not there is removed already."""
+        """Remove an object, if it is there; the files that become spare."""
         with self._transaction() as tx:
             _bucket_within(tx, bucket)
             return _remove_within(tx, bucket, key.encode(), only_id)
@@ -247,7 +246,7 @@ class Index:
         page, start, end = Listing(), prefix.encode(), _past(prefix.encode())
         last = after.encode()
         if delimiter and last.startswith(start):
-            # What was answered as a common prefix is past with all that it stands for.
+            # A common prefix of an earlier page is past with all its keys.
             at = last.find(delimiter.encode(), len(start))
             if at >= 0 and at + len(delimiter.encode()) == len(last):
                 start, last = _past(last) or b"\xff" * 8, b""
@@ -314,7 +313,7 @@ class Index:
         return [row[0] for row in self._ask("SELECT name FROM uploads WHERE made_ns < ?", before_ns)]
 
     def put_part(self, upload: str, part: Part) -> list[str]:
-        """Keep a part, or replace one; the files that are spare now. Raises S3Error."""
+        """Keep a part, or replace one; the files that become spare. Raises S3Error."""
         with self._transaction() as tx:
             if not tx.execute("SELECT 1 FROM uploads WHERE name = ?", (upload,)).fetchone():
                 raise _no_upload()
@@ -333,7 +332,7 @@ class Index:
     def complete_upload(
         self, bucket: str, upload: str, new: StoredObject, parts: Sequence[Part], *, only_new: bool = False
     ) -> list[str]:
-        """The parts become an object, if they still are; the files that are spare now. Raises S3Error."""
+        """Make the parts an object, if they are still there; the files that become spare. Raises S3Error."""
         with self._transaction() as tx:
             rows = tx.execute("SELECT file FROM parts WHERE upload = ?", (upload,)).fetchall()
             files = {file for (file,) in rows}
@@ -350,13 +349,13 @@ class Index:
             return old + _spare_within(tx, sorted(files - {piece.file for piece in used}))
 
     def completed(self, bucket: str, key: str, upload: str) -> tuple[str, str] | None:
-        """ETag and checksum of the object that an upload became, while that is remembered."""
+        """ETag and checksum of a completed upload, while it is remembered."""
         statement = "SELECT etag, checksum FROM completed WHERE upload = ? AND bucket = ? AND key = ?"
         rows = self._ask(statement, upload, bucket, key.encode())
         return (rows[0][0], rows[0][1]) if rows else None
 
     def abort_upload(self, upload: str) -> list[str]:
-        """The files that are spare now. Raises S3Error."""
+        """Remove an upload; the files that become spare. Raises S3Error."""
         with self._transaction() as tx:
             if not tx.execute("DELETE FROM uploads WHERE name = ?", (upload,)).rowcount:
                 raise _no_upload()
@@ -365,7 +364,8 @@ class Index:
             return _spare_within(tx, [file for (file,) in rows])
 
     def _check_room(self, tx: sqlite3.Connection) -> None:
-        """Raises S3Error. What is written once this was passed is bounded by the bodies that move."""
+        """Raises S3Error where the index is full. Writes after the check are bounded by the bodies under
+        way."""
         count, free, size = (
             tx.execute(f"PRAGMA {name}").fetchone()[0]
             for name in ("page_count", "freelist_count", "page_size")
@@ -376,20 +376,20 @@ class Index:
     # -- files that no object names -------------------------------------------------------------
 
     def announce(self, file: str) -> None:
-        """A file is about to be made. Raises S3Error, also where there is no room to name it afterwards."""
+        """Note a file before it is made. Raises S3Error, also where the index has no room for its name."""
         with self._transaction() as tx:
             self._check_room(tx)
             _spare_within(tx, [file])
 
     def spare(self, most: int, after: str = "") -> list[str]:
-        """Files that no object names, in order, from after `after` on; among them those being written."""
+        """Files that no object names, in order, after `after`; files being written among them."""
         return [
             row[0]
             for row in self._ask("SELECT file FROM spare WHERE file > ? ORDER BY file LIMIT ?", after, most)
         ]
 
-    def gone(self, file: str) -> None:
-        """A spare file is no more."""
+    def forget(self, file: str) -> None:
+        """Forget a spare file that is removed."""
         with self._transaction() as tx:
             tx.execute("DELETE FROM spare WHERE file = ?", (file,))
 

@@ -1,4 +1,4 @@
-"""What lists and counts: buckets, objects, parts and uploads; and what removes objects."""
+"""Lists of buckets, objects, parts and uploads; removal of objects."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from agent.s3.workers import Workers
 from agent.s3.xml_out import UNFIT, Content, Element, iso_time, shown
 
 ROWS_MAX: Final = 1000
-"""Keys of a listing, and of a DeleteObjects, at the most."""
+"""Keys of a listing, and of a DeleteObjects."""
 
 
 class Listings:
-    """Of all tenants; what a tenant sees is what its store has."""
+    """The operations of this file, for all tenants."""
 
     def __init__(self, workers: Workers, region: str, transfers: Shares) -> None:
         self._workers = workers
@@ -80,7 +80,7 @@ class Listings:
         return xml_answer("LocationConstraint", "" if self._region == "us-east-1" else self._region)
 
     async def page(self, store: ObjectStore, request: S3Request) -> Answer:
-        """Of objects, parts or uploads. To write a large one takes a while, and not the loop's."""
+        """Of objects, parts or uploads. A worker writes it: a large one takes a while."""
         others = {Operation.LIST_PARTS: _parts, Operation.LIST_UPLOADS: _uploads}
         make = others.get(request.operation, _objects)
         return await self._workers.ask(store, partial(make, store, request))
@@ -97,15 +97,15 @@ class Listings:
             raise S3Error("NotImplemented", "Objects are deleted by their keys alone, without a condition.")
         keys = [row.get("Key", "") for row in document.rows]
         if not 1 <= len(keys) <= ROWS_MAX:
-            raise S3Error("MalformedXML", f"There are to be 1 to {ROWS_MAX} keys.")
+            raise S3Error("MalformedXML", f"A request has 1 to {ROWS_MAX} keys.")
         for key in keys:
             check_key(key)
-        # The checks and the answer of 1,000 keys are some 2 ms of the loop each; others have a turn between.
+        # The checks and the answer of 1,000 keys take the loop 2 ms each, with a turn of others between.
         await self._workers.ask(store, lambda: store.index.check_bucket(request.bucket))
         done: list[Element] = []
         slow: S3Error | None = None
         for key in keys:
-            # A job for each, so that others have their turn; once one had none in time, the rest has none.
+            # A job for each, so that others have their turn. After one time-out all others are refused.
             try:
                 if slow is not None:
                     raise slow
@@ -220,7 +220,7 @@ def _encoding(request: S3Request) -> str:
 
 
 def _fit(text: str) -> str:
-    """Raises S3Error where a listing could not say it."""
+    """Raises S3Error for text that XML cannot carry."""
     if UNFIT.search(text):
         raise S3Error("InvalidArgument", "What XML cannot carry needs encoding-type=url.")
     return text

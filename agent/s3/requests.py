@@ -1,8 +1,7 @@
-"""What a request asks for: its bucket, its key and its operation, from target and headers alone.
+"""Bucket, key and operation of a request, from its target and headers.
 
-A key is a name and no path: `..`, `//` and the like mean nothing, here or below (agent/s3/index.py keeps keys
-as bytes). What an operation of S3 changes by a sub-resource or a parameter that is not known here is refused
-rather than done without it.
+A key is a name and no path: `..` and `//` have no meaning, here or below (agent/s3/index.py keeps keys as
+bytes). Unknown sub-resources and parameters are refused, not ignored.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 
 
 class Operation(enum.StrEnum):
-    """What the door does, by S3's names."""
+    """The operations of the door, by S3's names."""
 
     LIST_BUCKETS = "ListBuckets"
     CREATE_BUCKET = "CreateBucket"
@@ -96,9 +95,9 @@ _TAKEN: Final = {
     Operation.GET_OBJECT: _AS_ANSWERED,
     Operation.HEAD_OBJECT: _AS_ANSWERED,
 }  # fmt: skip
-"""Parameters of an operation beside those that decide which one it is; all of them do what they say."""
+"""Parameters of an operation beside those that select it; all of them have an effect."""
 _OF_NOTHING: Final = frozenset({"x-id"})
-"""What SDKs add to name the operation."""
+"""SDKs add it to name the operation."""
 _KNOWN: Final = _OF_NOTHING.union(*_TAKEN.values())
 _OF_SIGNATURE: Final = frozenset(
     {
@@ -112,31 +111,31 @@ _NOT_HERE: Final = (
     "x-amz-server-side-encryption", "x-amz-tagging", "x-amz-website-redirect-location",
     "x-amz-write-offset-bytes",
 )  # fmt: skip
-"""How headers begin that ask for what is not there; ignoring them would do something else than was asked."""
+"""Prefixes of headers that ask for missing features: refused, not ignored."""
 _ONLY: Final = {
     "x-amz-acl": "private",
     "x-amz-bucket-object-lock-enabled": "false",
     "x-amz-object-ownership": "BucketOwnerEnforced",
     "x-amz-storage-class": "STANDARD",
 }
-"""Headers with one value that asks for what is done anyway."""
+"""Headers of which one value is the only behaviour."""
 _CHECKSUMS: Final = frozenset({*ALGORITHMS, "algorithm", "mode", "type"})
-"""What `x-amz-checksum-` goes on with; of any other it would not be known whether it is right."""
+"""Endings of `x-amz-checksum-`; an unknown checksum could not be verified."""
 _CHOICES: Final = {
     PREFIX + "algorithm": tuple(name.upper() for name in ALGORITHMS),
     PREFIX + "mode": ("ENABLED",),
     PREFIX + "type": ("FULL_OBJECT", "COMPOSITE"),
 }
-"""What is said by a word, and which there are."""
+"""Headers with a choice of words."""
 _CONDITIONS: Final = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since")
 
 
 @dataclass(frozen=True, slots=True)
 class S3Request:
-    """One request, taken apart. `bucket` and `key` are empty where it names none."""
+    """One request. `bucket` and `key` are empty where it names none."""
 
     headers: Mapping[str, str]
-    """In lower case; those that a presigned URL has in its query among them."""
+    """Names in lower case; with those in the query of a presigned URL."""
     operation: Operation
     bucket: str
     key: str
@@ -144,7 +143,7 @@ class S3Request:
 
     @property
     def body_headers(self) -> Mapping[str, str]:
-        """Those that speak of the body. With CompleteMultipartUpload a checksum is that of the object."""
+        """Headers about the body. With CompleteMultipartUpload a checksum is the object's."""
         if self.operation is not Operation.COMPLETE_UPLOAD:
             return self.headers
         return {name: value for name, value in self.headers.items() if not name.startswith(PREFIX)}
@@ -156,7 +155,7 @@ class S3Request:
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """Which bucket a Host header names: by a table of hosts, or as the first label before a domain."""
+    """The bucket of a Host header: by a table of hosts, or as the first label before a domain."""
 
     domain: str = ""
     table: Mapping[str, str] | None = None
@@ -244,7 +243,7 @@ def s3_request(http: HttpRequest, hosts: Hosts) -> S3Request:
 
 
 def check_key(key: str) -> None:
-    """Raises S3Error where a key is none that S3 or this door takes."""
+    """Raises S3Error for a key that S3 or this door does not take."""
     if len(key.encode()) > KEY_BYTES_MAX:
         raise S3Error("KeyTooLongError", f"A key has {KEY_BYTES_MAX} bytes at the most.")
     if not key or UNFIT.search(key):

@@ -1,4 +1,4 @@
-"""A request of S3 to the operation that it asks for, and the access key to the tenant that it stands for."""
+"""From a request of S3 and its tenant to the operation."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from agent.s3.body import Body
 from agent.s3.counters import S3Counters
 from agent.s3.credentials import AccessKey
 from agent.s3.errors import S3Error
+from agent.s3.get_object import ObjectReads
 from agent.s3.listing import Listings
-from agent.s3.reading import ObjectReads
+from agent.s3.put_object import ObjectWrites
 from agent.s3.requests import Hosts, Operation, S3Request
 from agent.s3.shares import Shares
 from agent.s3.store import ObjectStore
 from agent.s3.workers import Workers
-from agent.s3.writing import ObjectWrites
 
 
 class S3Service:
-    """All that is behind the listener. Lives in the door's event loop."""
+    """All operations. Lives in the door's event loop."""
 
     def __init__(
         self,
@@ -34,57 +34,44 @@ class S3Service:
         self.transfers = transfers = Shares(section.transfers, stores.values())
         self.keys = keys
         self.connections = Shares(section.connections, stores)
-        """Of those whose tenant is known; the door counts all."""
+        """Connections of known tenants; the door counts all."""
         self.counters = counters
         self.hosts = Hosts(section.domain, section.bucket_of_host)
         self._stores = stores
-        self._listings = Listings(workers, section.region, transfers)
-        self._reads = ObjectReads(workers, counters, transfers)
-        self._writes = ObjectWrites(workers, counters, transfers, section.object_max)
+        listings = Listings(workers, section.region, transfers)
+        reads = ObjectReads(workers, counters, transfers)
+        writes = ObjectWrites(workers, counters, transfers, section.object_max)
+        self._with_body = {
+            Operation.PUT_OBJECT: writes.put,
+            Operation.UPLOAD_PART: writes.put_part,
+            Operation.COMPLETE_UPLOAD: writes.complete_upload,
+            Operation.DELETE_OBJECTS: listings.delete_several,
+            Operation.CREATE_BUCKET: listings.create_bucket,
+        }
+        self._without_body = {
+            Operation.GET_OBJECT: reads.get,
+            Operation.HEAD_OBJECT: reads.head,
+            Operation.DELETE_OBJECT: listings.delete,
+            Operation.LIST_OBJECTS: listings.page,
+            Operation.LIST_OBJECTS_V1: listings.page,
+            Operation.LIST_PARTS: listings.page,
+            Operation.LIST_UPLOADS: listings.page,
+            Operation.CREATE_UPLOAD: writes.begin_upload,
+            Operation.ABORT_UPLOAD: writes.abort_upload,
+            Operation.HEAD_BUCKET: listings.head_bucket,
+            Operation.GET_BUCKET_LOCATION: listings.location,
+            Operation.DELETE_BUCKET: listings.delete_bucket,
+            Operation.LIST_BUCKETS: listings.buckets,
+        }
 
     async def answer(self, request: S3Request, tenant: str, body: Body) -> Answer:
-        """Raises S3Error. The store is the tenant's, so of others there is nothing to be found in it."""
+        """Carry the operation out on the tenant's own store. Raises S3Error."""
         store, operation = self._stores[tenant], request.operation
         if store.is_erased():
             # As after the next start of the agent, which knows no keys of such a tenant.
             raise S3Error("InvalidAccessKeyId", "The tenant of this access key was erased.")
         self.counters.requests[operation.value] += 1
-        match operation:
-            case Operation.PUT_OBJECT:
-                return await self._writes.put(store, request, body)
-            case Operation.UPLOAD_PART:
-                return await self._writes.put_part(store, request, body)
-            case Operation.COMPLETE_UPLOAD:
-                return await self._writes.complete_upload(store, request, body)
-            case Operation.DELETE_OBJECTS:
-                return await self._listings.delete_several(store, request, body)
-            case Operation.CREATE_BUCKET:
-                return await self._listings.create_bucket(store, request, body)
+        if operation in self._with_body:
+            return await self._with_body[operation](store, request, body)
         await body.nothing()
-        match operation:
-            case Operation.GET_OBJECT:
-                return await self._reads.get(store, request)
-            case Operation.HEAD_OBJECT:
-                return await self._reads.head(store, request)
-            case Operation.DELETE_OBJECT:
-                return await self._listings.delete(store, request)
-            case (
-                Operation.LIST_OBJECTS
-                | Operation.LIST_OBJECTS_V1
-                | Operation.LIST_PARTS
-                | Operation.LIST_UPLOADS
-            ):
-                return await self._listings.page(store, request)
-            case Operation.CREATE_UPLOAD:
-                return await self._writes.begin_upload(store, request)
-            case Operation.ABORT_UPLOAD:
-                return await self._writes.abort_upload(store, request)
-            case Operation.HEAD_BUCKET:
-                return await self._listings.head_bucket(store, request)
-            case Operation.GET_BUCKET_LOCATION:
-                return await self._listings.location(store, request)
-            case Operation.DELETE_BUCKET:
-                return await self._listings.delete_bucket(store, request)
-            case Operation.LIST_BUCKETS:
-                return await self._listings.buckets(store, request)
-        raise AssertionError(f"{operation} has no place here")
+        return await self._without_body[operation](store, request)

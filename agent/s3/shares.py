@@ -1,9 +1,8 @@
-"""Places that tenants share: connections, and bodies that move.
+"""Places that tenants share: connections, and bodies under way.
 
-Half of all places are common, and the other half is owed in equal shares: a tenant that holds less than its
-share finds a place, whatever the others do; beyond it, it gets what is not owed to anybody. So a tenant that
-is alone has them all but the others' shares, and nobody has to say in advance who will need how many. A
-tenant is whatever stands for one, its name or its store.
+Half of all places are common, and the other half is reserved in equal shares. A tenant below its share always
+finds a place; beyond it, a tenant gets places that are not reserved. So a single busy tenant has all but the
+shares of the others. A tenant is any hashable: its name or its store.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ import trio
 from agent.s3.errors import S3Error
 
 WAIT_SECONDS: Final = 20.0
-"""Then it is SlowDown, which SDKs try again: well before they give up waiting, which they do after 60 s."""
+"""Then the answer is SlowDown, which SDKs try again; they wait 60 s for an answer."""
 
 
 class Place:
-    """What a tenant holds until `give_back`, which may be called again, or the end of `with`."""
+    """One place, held until `give_back` (idempotent) or the end of `with`."""
 
     def __init__(self, shares: Shares, tenant: Hashable) -> None:
         self._shares: Shares | None = shares
@@ -43,7 +42,7 @@ class Place:
 
 
 class Shares:
-    """`total` places, but one for each tenant at the least. Lives in one event loop."""
+    """`total` places, at least one for each tenant. Lives in one event loop."""
 
     def __init__(self, total: int, tenants: Iterable[Hashable], wait_seconds: float = WAIT_SECONDS) -> None:
         self._waiting: dict[Hashable, deque[trio.Event]] = {tenant: deque() for tenant in tenants}
@@ -56,16 +55,16 @@ class Shares:
         self.refusals = 0
 
     def of_each(self) -> dict[str, int]:
-        """How many each tenant holds, by a name of ours."""
+        """Places of each tenant, under numbered names."""
         return {f"tenant {at}": count for at, count in enumerate(list(self._held.values()))}
 
     @property
     def held(self) -> int:
-        """How many places are held now."""
+        """Number of held places."""
         return self.total - self._free
 
     async def take(self, tenant: Hashable) -> Place:
-        """Raises S3Error where there was none in time. Of one tenant, who waits longest is next."""
+        """A place; one tenant's requests in order. Raises S3Error where there was none in time."""
         place = None if self._waiting[tenant] else self.take_now(tenant)
         if place is not None:
             return place
@@ -87,14 +86,14 @@ class Shares:
         return Place(self, tenant)
 
     def take_now(self, tenant: Hashable) -> Place | None:
-        """None where there is none to be had."""
+        """A place, or None."""
         if not self._may_have(tenant):
             return None
         self._count(tenant, 1)
         return Place(self, tenant)
 
     def give_back(self, tenant: Hashable) -> None:
-        """A place of the tenant's is free; it goes on to whoever waits, has fewest, and may have it."""
+        """Free a place of the tenant's. It goes to the waiting tenant with the fewest that may have it."""
         self._count(tenant, -1)
         wanting = [each for each, waiting in self._waiting.items() if waiting and self._may_have(each)]
         if wanting:
@@ -111,4 +110,4 @@ class Shares:
     def _count(self, tenant: Hashable, change: int) -> None:
         self._held[tenant] += change
         self._free -= change
-        assert 0 <= self._free <= self.total, "what is owed is never given away"
+        assert 0 <= self._free <= self.total, "reserved places stay reserved"

@@ -1,11 +1,10 @@
-"""AWS signature version 4, the verifying side: who signed a request, and whether they did.
+"""AWS signature version 4, the verifying side. Without I/O; the time is an argument.
 
-"Authenticating Requests (AWS Signature Version 4)" of Amazon's S3 API reference. Without I/O; the time is an
-argument. A signature covers the method, the path, the query, the headers that it names and the hash of the
-body (or a word in place of it). Every `x-amz-*` header and `host` must be among those named: a header that
-changes what is done and is not signed would be anybody's.
+"Authenticating Requests (AWS Signature Version 4)" of Amazon's S3 API reference. A signature covers the
+method, the path, the query, the headers that it names and the hash of the body (or a word in place of it).
+Every `x-amz-*` header and `host` must be among the named headers: anybody could change an unsigned one.
 
-The canonical form is made anew from what was decoded, each byte outside `A-Za-z0-9-._~` written `%XX`; S3
+The canonical form is made from the decoded request, each byte outside `A-Za-z0-9-._~` written `%XX`; S3
 encodes a path once and does not remove dot segments.
 """
 
@@ -39,8 +38,8 @@ _SIGNED_HEADERS = re.compile(r"[a-z0-9-]+(?:;[a-z0-9-]+)*")
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """What of a request is signed. `path` is decoded; headers have lower-case names, one value for each, in
-    Latin-1, which has a character for each byte."""
+    """The signed part of a request. `path` is decoded; headers have lower-case names and one value each, in
+    Latin-1."""
 
     method: str
     path: bytes
@@ -50,7 +49,7 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class Signer:
-    """Who signed a request, and what the signatures of its chunks are made with."""
+    """The signer of a request, with the inputs for the signatures of its chunks."""
 
     access_key: AccessKey
     payload: str
@@ -61,7 +60,7 @@ class Signer:
     signing_key: SecretKey = field(repr=False)
 
     def chunk_signature(self, previous: str, hashes: str, kind: str = "PAYLOAD") -> str:
-        """Of a chunk, by its predecessor's; `hashes` is the tail of the text that is signed."""
+        """The signature of a chunk, from its predecessor's; `hashes` is the tail of the signed text."""
         text = f"{ALGORITHM}-{kind}\n{self.stamp}\n{self.scope}\n{previous}\n{hashes}"
         return hmac.new(self.signing_key.reveal(), text.encode(), hashlib.sha256).hexdigest()
 
@@ -75,7 +74,7 @@ def signing_key(secret: SecretKey, date: str, region: str, service: str = "s3") 
 
 
 def canonical_request(request: HttpRequest, signed: Sequence[str], payload: str) -> str:
-    """The text whose hash is signed, a character for each byte."""
+    """The text whose hash is signed, in Latin-1."""
     query = sorted((quote(name, safe="~"), quote(value, safe="~")) for name, value in request.query)
     return "\n".join(
         (
@@ -98,7 +97,7 @@ def signature_of(key: SecretKey, stamp: str, scope: str, canonical: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """What a request says of its own signature."""
+    """The signature that a request claims."""
 
     credential: str
     signed: str
@@ -107,14 +106,14 @@ class _Claim:
     payload: str
     query: Sequence[tuple[str, str]]
     lifetime: float | None
-    """Of a presigned URL, seconds."""
+    """Of a presigned URL, in seconds."""
 
 
 def verify(request: HttpRequest, keys: Mapping[str, AccessKey], now: float) -> Signer:
-    """Who signed the request. Raises S3Error where nobody known did; `now` is seconds since the epoch."""
+    """The signer of the request. Raises S3Error; `now` is seconds since the epoch."""
     presigned = any(name == "X-Amz-Algorithm" for name, _ in request.query)
     if presigned and "authorization" in request.headers:
-        raise S3Error("InvalidArgument", "Only one way of signing a request is allowed.")
+        raise S3Error("InvalidArgument", "A request has one signature.")
     claim = _presigned(request) if presigned else _by_header(request)
     scope = _SCOPE.fullmatch(claim.credential)
     if (
@@ -129,7 +128,7 @@ def verify(request: HttpRequest, keys: Mapping[str, AccessKey], now: float) -> S
     signed = claim.signed.split(";")
     _check_signed(request, signed, presigned)
     known = keys.get(key_id)
-    # The work is done for a stranger too, so that time does not tell who is known.
+    # The work is done for an unknown key too, so that time does not tell which keys are known.
     secret = known.secret if known is not None else SecretKey(b"nobody's" * 4)
     key = signing_key(secret, date, region)
     words = claim.credential.partition("/")[2]
@@ -151,7 +150,7 @@ def _by_header(request: HttpRequest) -> _Claim:
         raise S3Error("AccessDenied", "The request is not signed.")
     word, _, rest = header.partition(" ")
     if word != ALGORITHM:
-        raise S3Error("InvalidRequest", f"The way of signing is to be {ALGORITHM}.")
+        raise S3Error("InvalidRequest", f"The signing algorithm must be {ALGORITHM}.")
     fields: dict[str, str] = {}
     for part in rest.split(","):
         name, equals, value = part.strip().partition("=")
@@ -168,15 +167,8 @@ def _by_header(request: HttpRequest) -> _Claim:
     stamp = request.headers.get("x-amz-date", "")
     if not stamp:
         raise S3Error("AccessDenied", "x-amz-date is missing.")
-    return _Claim(
-        fields["Credential"],
-        fields["SignedHeaders"],
-        fields["Signature"],
-        stamp,
-        payload,
-        request.query,
-        None,
-    )
+    credential, signed, signature = fields["Credential"], fields["SignedHeaders"], fields["Signature"]
+    return _Claim(credential, signed, signature, stamp, payload, request.query, None)
 
 
 def _presigned(request: HttpRequest) -> _Claim:
@@ -197,8 +189,8 @@ def _presigned(request: HttpRequest) -> _Claim:
     if not 1 <= int(lifetime) <= PRESIGNED_SECONDS_MAX:
         raise S3Error("AuthorizationQueryParametersError", "X-Amz-Expires is 1 to 604800 seconds.")
     query = [(name, value) for name, value in request.query if name != "X-Amz-Signature"]
-    # The maker of a presigned URL seldom knows the body. Who does names its hash in the query, or in a header
-    # that is signed with the others.
+    # The maker of a presigned URL seldom knows the body. If so, its hash is in the query or in a signed
+    # header.
     payload = fields.get("X-Amz-Content-Sha256", UNSIGNED)
     if "x-amz-content-sha256" in signed.split(";"):
         payload = request.headers.get("x-amz-content-sha256", payload)
@@ -230,4 +222,4 @@ def _check_signed(request: HttpRequest, signed: Sequence[str], presigned: bool) 
     if unsigned := wanted - set(signed):
         raise S3Error("AccessDenied", f"Headers are not signed that must be: {', '.join(sorted(unsigned))}.")
     if list(signed) != sorted(set(signed)):
-        raise S3Error("AuthorizationHeaderMalformed", "SignedHeaders are to be in order, each once.")
+        raise S3Error("AuthorizationHeaderMalformed", "SignedHeaders must be in order, each once.")

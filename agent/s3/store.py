@@ -1,11 +1,10 @@
 """A tenant's objects as bytes: files of a file system of its own, over its own volumes of blocks.
 
-The file system is the one of /fs (agent/fs/files), another instance of it with metadata of its own, and it is
-mounted nowhere: so what a tenant stores is sealed by the tenant's key, counts against the tenant's quota and
-goes with the tenant's erasure, and nobody but this door names its files. Their names are numbers; which
-object a file belongs to is in the index.
+It is another instance of the file system of /fs (agent/fs/files), with its own metadata, mounted nowhere. So
+objects are sealed by the tenant's key, count against its quota and go with its erasure, and only this door
+names their files. File names are numbers; the index says which object a file belongs to.
 
-All methods block, and are called in a thread that has lanes (`runner` drives them).
+All methods block, and are called in a thread that has a channel (`runner` drives them).
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from agent.fs.complaints import Complaints
 from agent.fs.files.block_store import BlockStore
 from agent.fs.files.face import FilesFace
-from agent.fs.files.home import Home
 from agent.fs.files.options import FilesOptions
+from agent.fs.files.pool_of_names import PoolOfNames
 from agent.fs.interface import FACE_FILES, FACE_SHIFT, Caller, FsError
+from agent.host_os.complaints import Complaints
 from agent.pool.steps import Runner, settle
 from agent.s3.errors import S3Error, of_file_system
 from agent.s3.index import NAMES_BYTES, Index, Piece, StoredObject
@@ -36,14 +35,14 @@ log = logging.getLogger(__name__)
 ROOT: Final = FACE_FILES << FACE_SHIFT | 1
 FILE_MODE: Final = 0o600
 TIDY_FILES: Final = 16
-"""Spare files that are removed in one job: some 15 ms, so that others have their turn."""
+"""Spare files that one job removes, in 15 ms, so that others have their turn."""
 TIDY_NAMES: Final = 1000
-"""Spare files that are looked at for those, because readers may hold many."""
+"""Spare files that one job looks at, because readers may hold many."""
 _NOBODY: Final = Caller(0, 0, umask=0)
 
 
 class ObjectStore:
-    """One tenant's. Made once; safe from any thread."""
+    """The objects of one tenant. Safe from any thread."""
 
     def __init__(
         self,
@@ -51,14 +50,12 @@ class ObjectStore:
         metadata: Path,
         blocks: BlockStore,
         options: FilesOptions,
-        home: Home | None = None,
+        home: PoolOfNames | None = None,
         is_erased: Callable[[], bool] = lambda: False,
         names_bytes: int = NAMES_BYTES,
     ) -> None:
-        """`home`: where the blocks lie; `is_erased`: whether the pool's tenant was, so that they are gone;
-        `names_bytes`: what the index may take of the disk.
-
-        Raises G35Error where a file of metadata is not usable.
+        """`home`: where the blocks lie; `is_erased`: whether the tenant was erased; `names_bytes`: bound of
+        the index on disk. Raises G35Error where a file of metadata is not usable.
         """
         self.is_erased = is_erased
         self.index = Index(index, names_bytes)
@@ -72,9 +69,9 @@ class ObjectStore:
         self._writing: set[str] = set()
         self._complaints = Complaints(log)
         self._tidied = ""
-        """The spare files up to this name were looked at in this round."""
+        """The last spare file that this round has looked at."""
         self._read: Counter[str] = Counter()
-        """Files that readers want yet, and how many do: of as many objects as bodies move, 10,000 each."""
+        """Readers of each file: at most 10,000 files for each body under way."""
 
     def close(self) -> None:
         """No operation may be under way."""
@@ -82,7 +79,7 @@ class ObjectStore:
         self.index.close()
 
     def new_name(self) -> str:
-        """A name that no file of this tenant had before."""
+        """A new name for a file."""
         with self._lock:
             self._count += 1
             name = self._name(self._count)
@@ -93,24 +90,24 @@ class ObjectStore:
         return f"{self.index.opening:08x}-{count:012x}"
 
     def written(self, name: str) -> None:
-        """It is an object's, or spare, from here on."""
+        """The file belongs to an object, or is spare, from here on."""
         with self._lock:
             self._writing.discard(name)
 
     def hold(self, found: StoredObject) -> list[Piece]:
-        """The files of an object, which stay until `let_go`. Raises LostObject where it was replaced."""
+        """The files of an object, which stay until `release`. Raises LostObject where it was replaced."""
         pieces = self.index.pieces(found)
         with self._lock:
             self._read.update(piece.file for piece in pieces)
-        # Who removes files has taken the object out of the index before it looks who reads them. So where the
-        # object is still there after its files were held, they stay.
+        # Removal takes the object out of the index before it looks for readers of its files. So files of an
+        # object that is in the index after they were held stay.
         if sum(piece.size for piece in pieces) != found.size or not self.index.has(found):
-            self.let_go(pieces)
+            self.release(pieces)
             raise LostObject("it was replaced while it was looked for")
         return pieces
 
-    def let_go(self, pieces: Sequence[Piece]) -> None:
-        """A reader is done. What is spare by now goes when the store is tidied next."""
+    def release(self, pieces: Sequence[Piece]) -> None:
+        """A reader is done. `tidy` removes files that are spare by now."""
         with self._lock:
             self._read.subtract(piece.file for piece in pieces)
             for piece in pieces:
@@ -118,11 +115,11 @@ class ObjectStore:
                     del self._read[piece.file]
 
     def files_held(self) -> int:
-        """How many files readers hold."""
+        """Number of files that readers hold."""
         return len(self._read)
 
     def give_up(self, runner: Runner, bucket: str, found: StoredObject) -> None:
-        """An object lost its bytes, some or all: it is there no longer, and what is left of it goes."""
+        """Remove an object that has lost bytes, and its remaining files."""
         try:
             spare = self.index.remove(bucket, found.key, only_id=found.id)
         except S3Error as refused:
@@ -131,13 +128,13 @@ class ObjectStore:
         self.discard(runner, spare)
 
     def discard(self, runner: Runner, names: Sequence[str]) -> None:
-        """Remove the first few of files that no object names any more. `tidy` removes the others, and what
-        cannot be removed now, or is being read by one who found it before."""
+        """Remove the first few of files that no object names any more. `tidy` removes the others, and those
+        that are being read or cannot be removed now."""
         self._remove(runner, names[:TIDY_FILES])
 
     def tidy(self, runner: Runner) -> bool:
-        """Remove some of what is left over; whether to go on with the next at once."""
-        # What was being written before the table was read may be an object's by now; what is newer, too.
+        """Remove some spare files; whether to go on with the next at once."""
+        # A file that was being written before the table was read may be an object's by now; a newer one, too.
         with self._lock:
             writing, newest = set(self._writing), self._name(self._count)
         spare = self.index.spare(TIDY_NAMES, self._tidied)
@@ -158,7 +155,7 @@ class ObjectStore:
             return False
 
     def _remove(self, runner: Runner, names: Sequence[str]) -> str | None:
-        """The first that could not be removed, with which it ends."""
+        """Remove files up to the first that cannot be removed; that one."""
         for name in names:
             with self._lock:
                 if name in self._read:
@@ -170,23 +167,32 @@ class ObjectStore:
                     self._complaints.world("a file that no object names stays for now", str(refused))
                     return name
             try:
-                self.index.gone(name)
+                self.index.forget(name)
             except S3Error as refused:
                 self._complaints.world("a file that is gone stays among the spare ones", refused.message)
                 return name
         return None
 
     def old_uploads(self, runner: Runner, seconds: float) -> list[str]:
-        """Uploads that were begun longer ago."""
+        """Uploads older than `seconds`."""
         return self.index.old_uploads(time.time_ns() - int(seconds * 1e9))
 
     def end_upload(self, runner: Runner, name: str) -> None:
-        """Give up an upload."""
-        with contextlib.suppress(S3Error):  # its client was quicker, or it is tried again
+        """Abort an upload."""
+        with contextlib.suppress(S3Error):  # its client was quicker, or the next look ends it
             self.discard(runner, self.index.abort_upload(name))
 
     def holds_anything(self) -> bool:
         return self.files.gauges().is_anything
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """Refusals of the file system as S3Error."""
+    try:
+        yield
+    except FsError as refused:
+        raise of_file_system(refused) from None
 
 
 class FileWriter:
@@ -201,11 +207,9 @@ class FileWriter:
         try:
             store.index.announce(self.name)
             flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
-            made = store.files.create(_NOBODY, ROOT, self.name.encode(), FILE_MODE, flags)
-            entry, opened = settle(made, runner)
-        except FsError as refused:
-            store.written(self.name)
-            raise of_file_system(refused) from None
+            with _refusals():
+                made = store.files.create(_NOBODY, ROOT, self.name.encode(), FILE_MODE, flags)
+                entry, opened = settle(made, runner)
         except BaseException:
             store.written(self.name)
             raise
@@ -214,21 +218,16 @@ class FileWriter:
     def write(self, runner: Runner, data: memoryview) -> None:
         """Append. Raises S3Error; then the writer is to be dropped."""
         files = self._store.files
-        try:
+        with _refusals():
             while data:
                 taken = settle(files.write(self._ino, self._handle, self.size, data), runner)
                 self.size += taken
                 data = data[taken:]
-        except FsError as refused:
-            raise of_file_system(refused) from None
 
     def finish(self, runner: Runner) -> Piece:
-        """Everything is sealed and on its enclosures when this returns. Raises S3Error."""
-        files = self._store.files
-        try:
-            settle(files.flush(self._ino, self._handle), runner)
-        except FsError as refused:
-            raise of_file_system(refused) from None
+        """Seal everything and write it to the enclosures. Raises S3Error."""
+        with _refusals():
+            settle(self._store.files.flush(self._ino, self._handle), runner)
         return Piece(self.name, self.size)
 
     def keep(self, runner: Runner) -> None:
@@ -237,7 +236,7 @@ class FileWriter:
         self._store.written(self.name)
 
     def drop(self, runner: Runner) -> None:
-        """Nobody wants it."""
+        """Remove the file."""
         self._end(runner)
         self._store.written(self.name)
         self._store.discard(runner, [self.name])
@@ -254,9 +253,9 @@ class FileWriter:
 
 
 class ObjectReader:
-    """The bytes of one object as it was when it was found, whoever replaces or removes it meanwhile.
+    """The bytes of one object as it was when it was found, also while it is replaced or removed.
 
-    Used by one thread at a time, and closed by who made it.
+    Used by one thread at a time, and closed by its maker.
     """
 
     def __init__(self, store: ObjectStore, found: StoredObject) -> None:
@@ -318,17 +317,17 @@ class ObjectReader:
     def close(self, runner: Runner) -> None:
         self._shut(runner)
         pieces, self._pieces = self._pieces, []
-        self._store.let_go(pieces)
+        self._store.release(pieces)
 
     def _shut(self, runner: Runner) -> None:
         if self._open is not None:
             _, ino, handle = self._open
             self._open = None
-            # What a release notes is when the file was read: nothing that a full disk may cost an answer.
+            # A release only notes the time of the read: a full disk must not cost the answer.
             with contextlib.suppress(FsError):
                 settle(self._store.files.release(ino, handle), runner)
             self._store.files.forget(ino, 1)
 
 
 class LostObject(Exception):
-    """The object's bytes are gone for good, or it was replaced: for its reader there is no such object."""
+    """The object was replaced, or its bytes are gone for good: its reader gets NoSuchKey."""

@@ -1,10 +1,9 @@
-"""Threads for whatever blocks, for whoever waits in the door's event loop.
+"""Threads for the blocking calls of the door's event loop.
 
-A job is a function that may block: on the fabric and on a cipher, in a thread with lanes (`run`), or on the
-index alone (`ask`), in a thread that never waits for an enclosure. So a drive that hangs holds up reads and
-writes of objects, and no listing. The loop hands a job over and waits; a connection has one or two jobs at a
-time, so the number of connections bounds the queues. In the queue tenants take turns, and the first job of a
-request does not wait for ever: who cannot be begun with is told, and asks again.
+A job is a function that may block: on the fabric and on a cipher, in a thread with a channel (`run`), or on
+the index alone (`ask`), in a thread that never waits for an enclosure. So a hung drive delays reads and
+writes of objects, and no listing. A connection has one or two jobs at a time, so the number of connections
+bounds the queues. Tenants take turns in a queue. The first job of a request waits for a limited time.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 QUEUE_SECONDS: Final = 20.0
-"""A request that no thread could begin with by then is SlowDown, which SDKs try again."""
+"""A request that no thread has begun by then is SlowDown, which SDKs try again."""
 
 
 class _Job:
-    """One call, and who waits for it."""
+    """One call, with its result."""
 
     def __init__(self, call: Callable[[Runner], object], whose: Hashable) -> None:
         self.whose = whose
@@ -52,12 +51,12 @@ class _Job:
 
 
 class _Queue:
-    """Jobs in the order of their coming for each of those whose they are, who take turns."""
+    """Jobs in order for each tenant; tenants take turns."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._waiting: dict[Hashable, deque[_Job]] = {}
-        """Who is next comes first."""
+        """The next tenant comes first."""
         self._closed = False
 
     def put(self, job: _Job) -> None:
@@ -97,7 +96,7 @@ class _Queue:
 
 
 class Workers:
-    """`count` threads with lanes, `make_runner(i)` being called in the thread i; and one for the index."""
+    """`count` threads with a channel each; `make_runner(i)` is called in thread i; and one for the index."""
 
     def __init__(self, count: int, make_runner: MakeRunner, queue_seconds: float = QUEUE_SECONDS) -> None:
         self._jobs, self._questions = _Queue(), _Queue()
@@ -114,24 +113,24 @@ class Workers:
             thread.start()
 
     def stop(self) -> None:
-        """End them, after the jobs that were given before."""
+        """End them, after the jobs in the queues."""
         self._jobs.close()
         self._questions.close()
         for thread in self._threads:
             thread.join()
 
     async def run(self, whose: Hashable, job: Callable[[Runner], T], *, first: bool = False) -> T:
-        """What the job returns or raises; `whose` are those between whom turns are taken.
+        """The job's result or exception; `whose` is the tenant for the turns.
 
-        Once begun with, it is not left alone when the caller is cancelled, because it has the caller's
-        buffers; its waits have deadlines. The `first` of a request raises S3Error where it is not begun with
-        in time; a later one is neither refused nor taken back, since it has something to end well.
+        A job that has begun is waited for also when the caller is cancelled, because it has the caller's
+        buffers; its own waits have deadlines. The `first` of a request raises S3Error where no thread begins
+        it in time; a later one is neither refused nor withdrawn, since it may have to close something.
         """
         found: T = await self._done(self._jobs, _Job(job, whose), first)
         return found
 
     async def ask(self, whose: Hashable, question: Callable[[], T]) -> T:
-        """What a look into the index, or a change of it, returns or raises."""
+        """The result or exception of a call on the index."""
         found: T = await self._done(self._questions, _Job(lambda runner: question(), whose), True)
         return found
 
@@ -144,7 +143,7 @@ class Workers:
             except trio.Cancelled:
                 if queue.withdraw(job):
                     raise
-                # A thread has it: what it returns may have to be closed, which is the caller's to do.
+                # A thread has it: the caller may have to close the result.
             if not job.done.is_set() and queue.withdraw(job):
                 raise S3Error("SlowDown", "Others were first. Please try again.")
         with trio.CancelScope(shield=True):
@@ -158,7 +157,7 @@ class Workers:
         try:
             runner = self._make_runner(number)
         except Exception:
-            log.exception("a thread of the S3 door has no lanes; what it is given fails")
+            log.exception("a thread of the S3 door has no channel; what it is given fails")
             runner = _NoRunner()
         while (job := self._jobs.take()) is not None:
             job.work(runner)
@@ -170,8 +169,8 @@ class Workers:
 
 
 class _NoRunner:
-    """In the place of lanes that could not be had, or are not to be: whoever waits must hear of it."""
+    """In place of a channel that could not be had, or is not wanted: the caller must hear of it."""
 
     def run(self, steps: Steps[T]) -> T:
         steps.close()
-        raise G35Error("this thread has no lanes", "see the log, and start the agent again")
+        raise G35Error("this thread has no channel", "see the log, and start the agent again")

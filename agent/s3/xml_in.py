@@ -1,9 +1,8 @@
-"""The documents that clients send, read without anything XML can do beyond elements and text.
+"""The XML documents of clients: elements and text, nothing else of XML.
 
 Each is a root with leaves, and rows with leaves; a leaf has text alone, and is there once. A document type
-declaration is refused at its first byte, so there are no entities, and none to expand; elements, text and
-whatever stands between two angle brackets have bounds. A document is read in slices, and whoever has others
-to serve serves them in between.
+declaration is refused at its first byte, so there are no entities. Elements, text and tags have bounds. A
+document is read in slices, between which the event loop serves others.
 """
 
 from __future__ import annotations
@@ -18,24 +17,13 @@ DOCUMENT_BYTES_MAX: Final = 4 << 20
 TEXT_MAX: Final = 4096
 ROWS_MAX: Final = 10_000
 LEAVES_MAX: Final = 16
-"""Elements of one row, or of all that is in none."""
+"""Elements of one row, or outside of rows."""
 SLICE_BYTES: Final = 8 << 10
-"""Read in some 2 ms, whatever is in it."""
-
-
-def read_rows(document: bytes, root: str, row: str) -> tuple[list[dict[str, str]], dict[str, str]]:
-    """The `row` elements below `root`, each as its leaves; and the leaves of the root itself.
-
-    Raises S3Error.
-    """
-    reader = RowsReader(root, row)
-    for _ in reader.read(document):
-        pass
-    return reader.rows, reader.leaves
+"""Read in 2 ms, whatever its content."""
 
 
 class RowsReader:
-    """Reads one document; then `rows` and `leaves` are what `read_rows` returns."""
+    """Reads one document: `rows`, each as its leaves, and the `leaves` of the root itself."""
 
     def __init__(self, root: str, row: str) -> None:
         self._root = root
@@ -49,7 +37,7 @@ class RowsReader:
 
     def read(self, document: bytes) -> Iterator[None]:
         """Each step reads a slice. Raises S3Error."""
-        parser = expat.ParserCreate("UTF-8", " ")  # whatever the document says of itself
+        parser = expat.ParserCreate("UTF-8", " ")  # whatever encoding the document declares
         parser.StartDoctypeDeclHandler = self._refuse
         parser.EntityDeclHandler = self._refuse
         parser.StartElementHandler = self._start
@@ -62,8 +50,8 @@ class RowsReader:
             for at in range(0, len(document), SLICE_BYTES):
                 events = self._events
                 parser.Parse(document[at : at + SLICE_BYTES], False)
-                # A tag may have any number of attributes, which would all be made at its end. One that is
-                # as long as this has more than anything that is wanted here.
+                # A tag may have any number of attributes, which expat makes at its end. No tag of ours is as
+                # long as a slice.
                 if events == self._events and at + SLICE_BYTES < len(document):
                     raise _malformed()
                 yield
@@ -108,4 +96,4 @@ class RowsReader:
 
 
 def _malformed() -> S3Error:
-    return S3Error("MalformedXML", "The document is not well formed, or not what is wanted here.")
+    return S3Error("MalformedXML", "The document is malformed, or of another kind.")

@@ -1,17 +1,18 @@
-"""The documents that the door answers with."""
+"""The XML documents of answers."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from email.utils import formatdate
 from typing import Final, TypeAlias, Union
 from urllib.parse import quote
 from xml.sax.saxutils import escape
 
 NAMESPACE: Final = "http://s3.amazonaws.com/doc/2006-03-01/"
 UNFIT: Final = re.compile(r"[\x00-\x1f\x7f\ufffe\uffff]")
-"""What XML 1.0 cannot carry, or nobody could read."""
+"""Characters that XML 1.0 cannot carry, or nobody could read."""
 _DECLARATION: Final = '<?xml version="1.0" encoding="UTF-8"?>\n'
 
 Content: TypeAlias = Union[str, int, bool, "Iterable[Element]"]
@@ -34,7 +35,7 @@ def _inner(content: Content) -> str:
 
 
 def error(code: str, message: str, resource: str, request_id: str) -> bytes:
-    """What XML cannot carry, and a refused request may have had, is replaced."""
+    """The document of a refusal; characters of the request that XML cannot carry are replaced."""
     message, resource = (UNFIT.sub("\ufffd", text) for text in (message, resource))
     fields = [("Code", code), ("Message", message), ("Resource", resource), ("RequestId", request_id)]
     return document("Error", fields, bare=True)
@@ -52,9 +53,4 @@ def iso_time(nanoseconds: int) -> str:
 
 def http_time(nanoseconds: int) -> str:
     """As in `Last-Modified` (RFC 9110, 5.6.7)."""
-    moment = datetime.fromtimestamp(nanoseconds // 1_000_000_000, UTC)
-    day = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")[moment.weekday()]
-    month = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")[
-        moment.month - 1
-    ]
-    return f"{day}, {moment.day:02d} {month} {moment.year:04d} {moment:%H:%M:%S} GMT"
+    return formatdate(nanoseconds // 1_000_000_000, usegmt=True)

@@ -1,9 +1,7 @@
-"""The agent: sessions, pool, faces and door, joined and taken down in order.
+"""The agent: a pool that is open, the parts that serve it, and their services in the order of their start.
 
-Who runs where: the supervisor is trio's, on the main thread; each worker of the door is a thread with
-lanes of its own; prestaging and upkeep have a thread or two, with lanes of their own. Queue ids tell
-them apart on the enclosures: 1 to `workers` are the door's, those after it the others'. An enclosure takes
-one Connect for an id, so whatever needs lanes either has a thread that keeps them or takes over those of a
+Each thread that talks to enclosures has a channel with a queue id of its own (queue_plan.py): an enclosure
+takes one Connect for an id. So a user of a channel has a thread that keeps it, or takes over the channel of a
 thread that has ended.
 """
 
@@ -13,59 +11,64 @@ import functools
 import logging
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from agent.attach.map_history import MapHistory, opens
 from agent.attach.map_watch import MapWatch
 from agent.attach.open_volumes import open_volumes
 from agent.config.configuration import Configuration
-from agent.fs.control.face import CONTROL_ROOT, ControlFace
 from agent.fs.control.registered_memory import RegisteredMemory
 from agent.fs.doors.dev_fuse import DevFuseDoor
-from agent.fs.doors.door import Door
 from agent.fs.files.face import FilesFace
-from agent.fs.files.home import NamesElsewhere
 from agent.fs.files.options import FilesOptions
+from agent.fs.files.pool_of_names import NamesElsewhere
 from agent.fs.files.pool_store import store_for
-from agent.fs.interface import FACE_FILES, FACE_SHIFT, FileSystem
-from agent.fs.kv_face import KV_ROOT, KvFace
-from agent.fs.root import RootFileSystem
 from agent.fs.virtiofs.door import VirtioFsDoor
-from agent.host_os.bounds import Bounds
-from agent.host_os.duties import Duties
+from agent.host_os.per_user_bounds import Bounds
 from agent.inline.root_keys import RootKey
-from agent.membership.rebalance_status import RebalanceStatus
+from agent.membership.auto_join import AutoJoin, membership_status
+from agent.pool.maintenance.rebalance import Rebalancer
 from agent.pool.map.document import PoolMap
 from agent.pool.map.seal import MapSeal
 from agent.pool.volume.directory_cache import DirectoryCache
-from agent.pool.volume.volume import Volume
-from agent.remote.channel import current_lanes
+from agent.pool.volume.volume import Volume, in_sets
+from agent.remote.channel import WorkerChannel, current_channel
 from agent.remote.channel_pool import ChannelPool
 from agent.remote.fabric import Fabric
 from agent.remote.path_prober import PathProberThread
 from agent.s3.door import S3Door
+from agent.service.doors import S3_DOOR, Doors, Shown, make_doors
 from agent.service.queue_plan import QueuePlan
 from agent.service.repair import Repair
+from agent.service.upkeep import Upkeep
 from agent.service.volume_policies import VolumePolicies
 from agent.service.watched_memory import watch_blocks, watch_memory
-from agent.telemetry import snapshot
+from agent.telemetry import metrics, snapshot
 from agent.tenancy.limits import TenantLimits
-from agent.tenancy.visibility import Audience, Members
-
-Doors = list[tuple[str, Door]]
-"""By their names: `fuse`, `virtiofs-0` and so on, and `s3`."""
-MOUNT_DOOR = "fuse"
-S3_DOOR = "s3"
+from agent.tenancy.visibility import Members
 
 log = logging.getLogger(__name__)
 
-UPKEEP_SECONDS = 0.5
+
+def nothing() -> None:
+    """For a service that has no start, no stop or no status."""
+
+
+class Service(NamedTuple):
+    """`start` and `stop` are called once each, on a thread that may block. Services stop in reverse order.
+
+    Any thread may ask for `status`: what `g35 status` tells of it; None, where that is nothing.
+    """
+
+    start: Callable[[], None] = nothing
+    stop: Callable[[], None] = nothing
+    status: Callable[[], Any] = nothing
 
 
 class Agent:
-    """The pool, open: volumes, faces, and the threads beside the door's. Made once the map is known."""
+    """Whole when it is made, and nothing of it has started then. Its services start it."""
 
     def __init__(
         self,
@@ -74,123 +77,193 @@ class Agent:
         root: RootKey,
         seal: MapSeal,
         fabric: Fabric,
-        lanes: ChannelPool,
+        channels: ChannelPool,
         queues: QueuePlan,
+        taken: Mapping[int, str],
     ) -> None:
-        self.configuration = configuration
-        self.queues = queues
+        """To be made on a thread that may block. `taken`: namespaces that carry another pool, by number.
+        Raises G35Error."""
+        self.configuration, self.queues, self.channels = configuration, queues, channels
         settings = configuration.agent
-        self.lanes = lanes
         self.bounds = Bounds({0, os.geteuid()})
         self.directories = DirectoryCache(settings.directory_cache)
-        self.seen, self._seal = MapHistory(settings.state), seal
-        self.seen.refuse(pool_map)
-        pool_map = self.seen.believed(pool_map)
+        self._history, self._seal = MapHistory(settings.state), seal
+        self._history.refuse(pool_map)
+        pool_map = self._history.believed(pool_map)
+        self.pool_id = pool_map.pool_id
         self.volumes = open_volumes(pool_map, root, configuration, self.directories)
         self._note(pool_map, is_on_most=False)
+        erased = {each.name for each in pool_map.tenants if each.is_erased}
         self.members = Members.of(pool_map)
-        self.serving = VolumePolicies(configuration, self.volumes, self.lanes.take, queues)
-        self.served = self.serving.served
-        self.prestage, self.continuer = self.serving.prestage, self.serving.continuer
-        self.start_prestage = self.serving.start_prestage
+        self.policies = VolumePolicies(configuration, self.volumes, channels.take, queues)
+        self.served = self.policies.served
         self.registered = RegisteredMemory(settings.registered_memory)
-        self.tenants = TenantLimits(pool_map, self.volumes, settings.workers, root, settings.state)
-        self.tenants.rotation.unnamed = self._unnamed
-        distrust = functools.partial(self.seen.distrusted, self.volumes, root)
+        self.tenants = TenantLimits(
+            pool_map, self.volumes, settings.workers, root, settings.state, self._unnamed
+        )
         self.watch = MapWatch(
             pool_map,
             self.volumes,
-            self.prestage,
+            self.policies.prestage,
             self._follow_map,
             fabric.grow,
-            distrust,
+            functools.partial(self._history.distrusted, self.volumes, root),
             fabric.note_taken,
             functools.partial(self._note, is_on_most=True),
             functools.partial(opens, root),
             seal,
         )
-        self.membership = RebalanceStatus(
-            configuration.pool,
-            self.volumes,
-            fabric,
-            root,
-            lambda: self.watch.pool_map,
-            seal,
-            lambda: self.watch.without_map,
-        )
-        self.files: FilesFace | None = None
-        self.sources = snapshot.Sources(
-            pool_map.pool_id,
-            pool_map.version,
-            str(settings.mount or ""),
-            settings.door if settings.mount is not None else "virtiofs",
-            self.volumes,
-            fabric,
-            self.directories,
-            self.prestage,
-            self.lanes.tallies,
-            self._files_snapshot,
-            self._doors_snapshot,
-        )
-        self.sources.tenants, self.sources.keys = self.tenants.snapshot, self.tenants.rotation.snapshot
-        self.sources.registered = self.registered.mapped_bytes
-        self.keeping = Repair(
+        for number, pool_id in taken.items():
+            self.watch.note_taken(number, pool_id)
+        self.rebalancer = Rebalancer(self.volumes, configuration.pool.rebalance)
+        self.auto_join: AutoJoin | None = None
+        if queues.members is not None:
+            self.auto_join = AutoJoin(
+                configuration.pool,
+                fabric,
+                root,
+                lambda: self.watch.pool_map,
+                lambda: self.rebalancer.moves.left,
+                seal,
+                queues.members,
+            )
+        self.repair = Repair(
             configuration.scrub,
             self.volumes,
-            lambda: lanes.take(queues.repair),
-            lanes.tallies,
+            lambda: channels.take(queues.repair),
+            channels.tallies,
             self._has_files,
         )
-        self.sources.keeping = self.keeping.snapshot
-        self.sources.membership = self.membership.snapshot
-        self.sources.s3 = self._s3_snapshot
-        self.sources.bounds = self.bounds.snapshot
+        self.not_served: dict[str, str] = {}
+        """The parts of the configuration that are not served, and why."""
+        self.files = self._open_files()
+        self.services: dict[str, Service] = {}
+        self.sources = snapshot.Sources(
+            pool_id=self.pool_id,
+            map_version=lambda: self.watch.pool_map.version,
+            mount=str(settings.mount or ""),
+            door=settings.door if settings.mount is not None else "virtiofs",
+            volumes=self.volumes,
+            fabric=fabric,
+            directories=self.directories,
+            prestage=self.policies.prestage,
+            tallies=channels.tallies,
+            files=self._files_status,
+            doors=self._traffic,
+            tenants=self.tenants.snapshot,
+            keys=self.tenants.rotation.snapshot,
+            membership=functools.partial(
+                membership_status, configuration.pool, self.volumes, fabric, self.watch, self.rebalancer,
+                self.auto_join,
+            ),
+            service=self._status_of,
+            bounds=self.bounds.snapshot,
+            not_served=self.not_served,
+        )  # fmt: skip
         watch_memory(
-            self.bounds,
-            self.served,
-            self.directories,
-            self.prestage,
-            self.serving.prestager,
-            self.continuer,
-            self.registered,
-            settings.registered_memory,
+            self.bounds, self.policies, self.directories, self.registered, settings.registered_memory,
             fabric.fence,
+        )  # fmt: skip
+        self.doors: Doors = {}
+        self.doors |= make_doors(configuration, queues, channels.take, self._shown(), self.volumes, erased)
+        self.services |= self._services(fabric)
+
+    def _shown(self) -> Shown:
+        return Shown(
+            self.served,
+            self.members,
+            self.files,
+            self.sources,
+            self.bounds,
+            self.policies.prestage,
+            self.policies.readahead,
+            self.policies.start_prestage,
+            self.registered,
         )
-        self.doors: Doors = []
-        self._stopping = threading.Event()
-        self._upkeep: threading.Thread | None = None
-        self._proving: PathProberThread | None = None
-        prober = queues.path_prober
-        if prober is not None:
-            self._proving = PathProberThread(fabric, lambda: lanes.take(prober))
+
+    def _open_files(self) -> FilesFace | None:
+        """/fs, where the pool has a volume for it and its names are those of this pool."""
+        blocks = [each for each in in_sets(self.volumes) if each.settings.kind == "files"]
+        if not blocks:
+            return None
+        options = FilesOptions(
+            staging_bytes=self.configuration.files.staging,
+            on_full=self.configuration.files.on_full,
+            workers=len(self.queues.workers) + sum(map(len, self.queues.guests)),
+            root_uid=os.geteuid(),
+            root_gid=os.getegid(),
+        )
+        metadata = self.configuration.agent.state / "files.sqlite"
+        store, home = store_for(metadata, self.pool_id, blocks, current_channel)
+        try:
+            files = FilesFace(metadata, store, options, home=home, bounds=self.bounds)
+        except NamesElsewhere as elsewhere:
+            log.error("/fs is not served: %s", elsewhere)
+            self.not_served["/fs"] = f"{elsewhere}; {elsewhere.advice}"
+            return None
+        watch_blocks(self.bounds, store)
+        return files
+
+    def _services(self, fabric: Fabric) -> dict[str, Service]:
+        """All of them, in the order in which they start."""
+        upkeep = Upkeep(lambda: self.channels.take(self.queues.upkeep), self._duties, self.files)
+        services = {"keys": Service(stop=self.tenants.rotation.close)}
+        if self.files is not None:
+            services["files"] = Service(stop=self.files.close)
+        if address := self.configuration.agent.metrics:
+            listener = metrics.listener_at(address, self.snapshot, self.bounds)
+            services["metrics"] = Service(listener.start, listener.stop)
+        services["upkeep"] = Service(upkeep.start, upkeep.stop, upkeep.failures)
+        if (queue := self.queues.path_prober) is not None:
+            prober = PathProberThread(fabric, lambda: self.channels.take(queue))
+            services["prober"] = Service(prober.start, prober.stop)
+        if self.auto_join is not None:
+            services["members"] = Service(self.auto_join.start, self.auto_join.stop)
+        services["keeper"] = Service(self.repair.start, self.repair.stop, self.repair.snapshot)
+        services["policies"] = Service(self.policies.start, self.policies.stop)
+        services["memory"] = Service(stop=self.registered.close, status=self.registered.mapped_bytes)
+        for name, door in self.doors.items():
+            status = door.snapshot if isinstance(door, S3Door) else nothing
+            services[name] = Service(door.start, door.stop, status)
+        return services
+
+    def _duties(self, channel: WorkerChannel, stopping: threading.Event) -> Mapping[str, Callable[[], None]]:
+        """Of the upkeep thread, in their order."""
+        files = self.files
+
+        def delete_given_up() -> None:
+            while files is not None and channel.run(files.collect()) and not stopping.is_set():
+                channel.run(self.watch.look(channel))
+
+        return {
+            "following the pool map": lambda: channel.run(self.watch.look(channel)),
+            "noting the pool map": lambda: self._history.write_again(channel.now()),
+            "upkeep of tenants": lambda: channel.run(self.tenants.look(channel)),
+            "moving values to newcomers": lambda: channel.run(self.rebalancer.turn(channel)),
+            "looking into damage": lambda: channel.run(self.repair.look(channel)),
+            "deleting what files have given up": delete_given_up,
+        }
 
     def snapshot(self) -> dict[str, Any]:
         return snapshot.take(self.sources)
 
+    def _status_of(self, service: str) -> Any:
+        found = self.services.get(service)
+        return None if found is None else found.status()
+
     def _follow_map(self, newer: PoolMap) -> None:
-        self.sources.map_version = newer.version
         self.tenants.follow(newer)
         # After that: the disk of the state folder may be full, or hang.
         self._note(newer, is_on_most=False)
 
     def _note(self, pool_map: PoolMap, *, is_on_most: bool) -> None:
+        opened = [each.settings.volume_id.hex() for each in self.volumes if not each.erased]
         has_seal = pool_map.pool_id in self._seal.pools
-        self.seen.note(pool_map, self._served(), is_on_most=is_on_most, has_seal=has_seal)
-
-    def _served(self) -> list[str]:
-        return [each.settings.volume_id.hex() for each in self.volumes if not each.erased]
-
-    def _files_snapshot(self) -> dict[str, Any] | None:
-        if self.files is None:
-            return None
-        return {**asdict(self.files.counters), **asdict(self.files.gauges())}
+        self._history.note(pool_map, opened, is_on_most=is_on_most, has_seal=has_seal)
 
     def _s3_door(self) -> S3Door | None:
-        return next((door for _, door in self.doors if isinstance(door, S3Door)), None)
-
-    def _s3_snapshot(self) -> Mapping[str, Any] | None:
-        door = self._s3_door()
-        return None if door is None else door.snapshot()
+        door = self.doors.get(S3_DOOR)
+        return door if isinstance(door, S3Door) else None
 
     def _has_files(self, volume: Volume) -> bool:
         """Whether a volume of blocks is in use here, by /fs or S3: one agent of a pool uses it."""
@@ -201,16 +274,22 @@ class Agent:
 
     def _unnamed(self, blocks: Sequence[bytes]) -> Sequence[bytes]:
         """Of some identifiers of blocks those that no file of this agent has, in /fs or by S3."""
-        if self.sources.not_served:
+        if self.not_served:
             return ()  # names that are not open cannot be asked
         if self.files is not None and blocks:
             blocks = self.files.orphans(blocks)
         door = self._s3_door()
         return blocks if door is None or not blocks else door.orphans(blocks)
 
-    def _doors_snapshot(self) -> dict[str, dict[str, int]]:
+    def _files_status(self) -> dict[str, Any] | None:
+        if self.files is None:
+            return None
+        return {**asdict(self.files.counters), **asdict(self.files.gauges())}
+
+    def _traffic(self) -> dict[str, dict[str, int]]:
+        """Of each door of a file system: bytes read, written, and copied once more than needed."""
         counts = {}
-        for name, door in self.doors:
+        for name, door in self.doors.items():
             if isinstance(door, DevFuseDoor):
                 moved = door.session.traffic()
                 copied = moved.bytes_read + moved.bytes_written  # by the kernel, between its pages and ours
@@ -221,113 +300,3 @@ class Agent:
                 continue
             counts[name] = {**asdict(moved), "bytes_copied": copied}
         return counts
-
-    def file_system(self) -> RootFileSystem:
-        """The tree of the mount. It belongs to whoever runs the agent."""
-        owner = (os.geteuid(), os.getegid())
-        audience = Audience("agent", self.configuration.agent.tenants)
-        audience.check(self.members)
-        key_value = audience.key_value(self.served)
-        blocks = [each for each in self.volumes if isinstance(each, Volume) and each.settings.kind == "files"]
-        faces: dict[bytes, tuple[int, FileSystem]] = {
-            b"kv": (
-                KV_ROOT,
-                KvFace(key_value, current_lanes, self.prestage, owner, 0, self.continuer, bounds=self.bounds),
-            ),
-        }
-        if blocks:
-            options = FilesOptions(
-                staging_bytes=self.configuration.files.staging,
-                on_full=self.configuration.files.on_full,
-                workers=len(self.queues.workers) + sum(map(len, self.queues.guests)),
-                root_uid=owner[0],
-                root_gid=owner[1],
-            )
-            metadata = self.configuration.agent.state / "files.sqlite"
-            store, home = store_for(metadata, self.sources.pool_id, blocks, current_lanes)
-            try:
-                self.files = FilesFace(metadata, store, options, home=home, bounds=self.bounds)
-                watch_blocks(self.bounds, store)
-            except NamesElsewhere as elsewhere:
-                log.error("/fs is not served: %s", elsewhere)
-                self.sources.not_served["/fs"] = f"{elsewhere}; {elsewhere.advice}"
-            if self.files is not None and audience.shows_files(self.served):
-                faces[b"fs"] = (FACE_FILES << FACE_SHIFT | 1, self.files)
-        sources = audience.sources(self.sources, key_value)
-        faces[b".g35"] = (
-            CONTROL_ROOT,
-            ControlFace(
-                key_value,
-                current_lanes,
-                lambda: snapshot.take(sources),
-                self.start_prestage,
-                self.prestage,
-                owner,
-                self.continuer,
-                self.registered,
-                self.bounds,
-            ),
-        )
-        return RootFileSystem(faces, owner)
-
-    def _keep_up(self) -> None:
-        """Look at the pool map, and delete the blocks that files have given up, a batch at a time; at the
-        end seal what is staged.
-
-        One thread does it all, for its lanes are the only ones of their queue id.
-        """
-        lanes, files = self.lanes.take(self.queues.upkeep), self.files
-
-        def delete_given_up() -> None:
-            while files is not None and lanes.run(files.collect()) and not self._stopping.is_set():
-                lanes.run(self.watch.look(lanes))
-
-        duties = Duties(
-            {
-                "following the pool map": lambda: lanes.run(self.watch.look(lanes)),
-                "noting the pool map": lambda: self.seen.write_again(lanes.now()),
-                "upkeep of tenants": lambda: lanes.run(self.tenants.look(lanes)),
-                "moving values to newcomers": lambda: lanes.run(self.membership.turn(lanes)),
-                "looking into damage": lambda: lanes.run(self.keeping.look(lanes)),
-                "deleting what files have given up": delete_given_up,
-            }
-        )
-        self.sources.upkeep_failures = lambda: sum(duties.failed.values())
-        while not self._stopping.wait(UPKEEP_SECONDS):
-            duties.turn()
-        if files is None:
-            return
-        try:
-            failures = lanes.run(files.seal_everything())
-            if failures:
-                log.warning("%d files could not be sealed", failures)
-        except Exception:
-            log.exception("sealing what is staged failed")
-
-    def start(self) -> None:
-        self.serving.start()
-        self.keeping.start()
-        if self.queues.members is not None:
-            self.membership.start(self.queues.members)
-        self._upkeep = threading.Thread(target=self._keep_up, name="upkeep", daemon=True)
-        self._upkeep.start()
-        if self._proving is not None:
-            self._proving.start()
-
-    def stop(self) -> None:
-        """After the door: end the threads, and with the upkeep's seal what open files have staged.
-
-        Sealing takes as long as it takes: what is staged is somebody's file.
-        """
-        self.registered.close()
-        self._stopping.set()
-        self.serving.stop()
-        self.keeping.stop()
-        self.membership.stop()
-        if self._proving is not None:
-            self._proving.stop()
-        if self._upkeep is not None:
-            self._upkeep.join()
-        self.tenants.rotation.close()
-        if self.files is not None:
-            self.files.close()

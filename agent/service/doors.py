@@ -1,53 +1,216 @@
-"""Every door of the configuration, made for one agent."""
+"""Every door of the configuration, and the tree that it shows.
+
+Tenants and guests are kept apart by the faces behind their doors, not by checks alone: each tree has faces
+`/kv` and `/.g35` of its own, over the volumes that it may show, and `/fs` from its folder on. All guests
+share the nodes of `/fs`, so in front of a guest's tree stands a `GuestView` that knows the nodes this guest
+was told of."""
 
 from __future__ import annotations
 
+import dataclasses
+import errno
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from agent.config.configuration import Configuration, VirtioFsSection
+from agent.errors import ConfigError
+from agent.fs.control.face import CONTROL_ROOT, ControlFace, StartPrestage
+from agent.fs.control.registered_memory import RegisteredMemory
+from agent.fs.doors.door import Door
 from agent.fs.doors.make_door import make_door
 from agent.fs.doors.mounting import MountOptions, clear_dead_mount, refuse_to_cover
+from agent.fs.files.face import FilesFace
 from agent.fs.files.options import FilesOptions
-from agent.remote.channel import current_lanes
-from agent.s3.opening import make_s3_door
-from agent.service.agent import MOUNT_DOOR, S3_DOOR, Agent, Doors
-from agent.service.guest_doors import make_guest_doors
+from agent.fs.interface import FACE_FILES, FACE_SHIFT, Caller, FileSystem, FsError, RootFileSystem
+from agent.fs.kv_face import KV_ROOT, KvFace
+from agent.fs.virtiofs.door import VirtioFsDoor
+from agent.fs.virtiofs.guest_books import IDENTITY_BYTES, GuestBooks
+from agent.fs.virtiofs.guest_view import HANDLES, HANDLES_MAX, NODES, NODES_MAX
+from agent.host_os.per_user_bounds import Bounds
+from agent.pool.access import ServedVolume
+from agent.pool.prestage.readahead import Readahead
+from agent.pool.read.prestage_cache import PrestageCache
+from agent.pool.steps import Runner, settle
+from agent.pool.volume.volume import PoolVolume
+from agent.remote.channel import WorkerChannel, current_channel
+from agent.s3.make_door import make_s3_door
+from agent.service.queue_plan import QueuePlan
+from agent.telemetry import snapshot
+from agent.tenancy.visibility import Audience, Members
+
+Doors: TypeAlias = dict[str, Door]
+"""By their names: `fuse`, `virtiofs-0` and so on, and `s3`."""
+MOUNT_DOOR = "fuse"
+S3_DOOR = "s3"
+FILES_ROOT = FACE_FILES << FACE_SHIFT | 1
+FOLDER_MODE = 0o755
 
 
-def make_doors(agent: Agent) -> Doors:
-    """Every door of the configuration, none of them open yet."""
-    settings, lanes = agent.configuration.agent, agent.lanes
-    tree = agent.file_system()
-    doors: Doors = []
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The parts of an agent that the trees of its doors are made from."""
+
+    served: Sequence[ServedVolume]
+    members: Members
+    files: FilesFace | None
+    sources: snapshot.Sources
+    bounds: Bounds
+    prestage: PrestageCache
+    readahead: Readahead
+    start_prestage: StartPrestage
+    registered: RegisteredMemory | None = None
+    """For clients on this machine: none behind a guest's door."""
+
+
+def make_doors(
+    configuration: Configuration,
+    queues: QueuePlan,
+    take_channel: Callable[[int], WorkerChannel],
+    shown: Shown,
+    volumes: Sequence[PoolVolume],
+    erased_tenants: set[str],
+) -> Doors:
+    """Every door of the configuration, none of them open yet. Raises ConfigError."""
+    settings = configuration.agent
+    audience = Audience("agent", settings.tenants)
+    audience.check(shown.members)
+    doors: Doors = {}
     if settings.mount is not None:
+        own = audience.key_value(shown.served)
+        root = FILES_ROOT if audience.shows_files(shown.served) else 0
+        tree = _tree(shown, own, audience.sources(shown.sources, own), root)
         clear_dead_mount(settings.mount)
         settings.mount.mkdir(parents=True, exist_ok=True)
         refuse_to_cover(settings.mount)
-        door = make_door(
+        doors[MOUNT_DOOR] = make_door(
             "dev_fuse" if settings.door == "fuse" else "pyfuse3",
             tree,
             settings.mount,
             settings.workers,
-            lambda number: lanes.take(agent.queues.workers[number]),
+            lambda number: take_channel(queues.workers[number]),
             MountOptions(allow_other=settings.allow_other or None),
         )
-        doors.append((MOUNT_DOOR, door))
-    guests = make_guest_doors(
-        agent, agent.configuration.virtiofs, agent.queues.guests, lanes.take, settings.state
-    )
-    doors += [(f"virtiofs-{number}", door) for number, door in enumerate(guests)]
-    s3 = agent.configuration.s3
+    for_guests = dataclasses.replace(shown, registered=None)
+    guests = {
+        f"virtiofs-{number}": _guest_door(configuration, number, wish, ids, take_channel, for_guests)
+        for number, (wish, ids) in enumerate(zip(configuration.virtiofs, queues.guests, strict=True))
+    }
+    if guests:
+        _watch_guests(shown.bounds, guests)
+    doors |= guests
+    s3 = configuration.s3
     if s3.listen:
-        options = FilesOptions(s3.staging, on_full=agent.configuration.files.on_full, workers=s3.workers)
-        erased = {each.name for each in agent.watch.pool_map.tenants if each.is_erased}
-        made = make_s3_door(
+        options = FilesOptions(s3.staging, on_full=configuration.files.on_full, workers=s3.workers)
+        doors[S3_DOOR] = make_s3_door(
             s3,
-            agent.volumes,
+            volumes,
             settings.state,
             options,
-            current_lanes,
-            lambda number: lanes.take(agent.queues.s3[number]),
-            erased,
-            agent.sources.pool_id,
-            agent.sources.not_served,
-            agent.bounds,
+            current_channel,
+            lambda number: take_channel(queues.s3[number]),
+            erased_tenants,
+            shown.sources.pool_id,
+            shown.sources.not_served,
+            shown.bounds,
         )
-        doors.append((S3_DOOR, made))
     return doors
+
+
+def _tree(
+    shown: Shown, own: Sequence[ServedVolume], sources: snapshot.Sources, files_root: int, epoch: int = 0
+) -> RootFileSystem:
+    """The tree of one door, owned by the agent's user. `own`: its key-value volumes. `files_root`: its node
+    of /fs, or 0."""
+    owner = (os.geteuid(), os.getegid())
+    kv = KvFace(own, current_channel, shown.prestage, owner, epoch, shown.readahead, bounds=shown.bounds)
+    faces: dict[bytes, tuple[int, FileSystem]] = {b"kv": (KV_ROOT, kv)}
+    if files_root and shown.files is not None:
+        faces[b"fs"] = (files_root, shown.files)
+    control = ControlFace(
+        own,
+        current_channel,
+        lambda: snapshot.take(sources),
+        shown.start_prestage,
+        shown.prestage,
+        owner,
+        shown.readahead,
+        shown.registered,
+        shown.bounds,
+    )
+    faces[b".g35"] = (CONTROL_ROOT, control)
+    return RootFileSystem(faces, owner)
+
+
+def _guest_door(
+    configuration: Configuration,
+    number: int,
+    wish: VirtioFsSection,
+    ids: range,
+    take_channel: Callable[[int], WorkerChannel],
+    shown: Shown,
+) -> VirtioFsDoor:
+    """`ids`: the I/O queue ids of its request queues. The guest's books lie in the state folder."""
+    parts = f"{shown.sources.pool_id}\0{wish.subtree}\0{','.join(wish.volumes)}".encode()
+    if wish.tenants:
+        parts += b"\0" + "\0".join(wish.tenants).encode()
+    identity = hashlib.blake2b(parts, digest_size=IDENTITY_BYTES).digest()
+    books = GuestBooks(configuration.agent.state / f"virtiofs-{number}.books", identity)
+    return VirtioFsDoor(
+        guest_tree(shown, wish, take_channel(ids[0]), books.epoch),
+        wish.socket,
+        len(ids),
+        lambda index: take_channel(ids[index]),
+        sealed_memory=wish.sealed_memory,
+        books=books,
+        name=f"virtiofs-{number}",
+    )
+
+
+def guest_tree(shown: Shown, wish: VirtioFsSection, runner: Runner, epoch: int = 0) -> RootFileSystem:
+    """What one guest sees. `runner` drives the making of its folder. Raises ConfigError."""
+    audience = Audience("virtiofs", wish.tenants, wish.volumes)
+    audience.check(shown.members)
+    own, root = audience.key_value(shown.served), 0
+    if wish.subtree and shown.files is not None and audience.shows_files(shown.served):
+        root = _folder_of(shown.files, wish.subtree, runner)
+    return _tree(shown, own, audience.sources(shown.sources, own, guest=True), root, epoch)
+
+
+def _folder_of(files: FilesFace, path: str, runner: Runner) -> int:
+    """The node of a folder of /fs; what is missing of the path is made. Raises ConfigError."""
+    caller = Caller(os.geteuid(), os.getegid(), umask=0)
+    node = FILES_ROOT
+    for name in filter(None, path.encode().split(b"/")):
+        try:
+            try:
+                entry = settle(files.lookup(caller, node, name), runner)
+            except FsError as refusal:
+                if refusal.errno != errno.ENOENT:
+                    raise
+                entry = settle(files.mkdir(caller, node, name, FOLDER_MODE), runner)
+        except FsError as refusal:
+            raise ConfigError(
+                f"virtiofs.subtree {path!r} cannot be had: {os.strerror(refusal.errno)}",
+                "name a folder of /fs",
+            ) from None
+        node = entry.attributes.ino
+    return node
+
+
+def _watch_guests(bounds: Bounds, guests: dict[str, VirtioFsDoor]) -> None:
+    views = {name: door.device.view for name, door in guests.items()}
+    bounds.watch(
+        NODES,
+        lambda: {name: view.held[0] for name, view in views.items()},
+        lambda: sum(view.nodes_refused for view in views.values()),
+        len(views) * NODES_MAX,
+    )
+    bounds.watch(
+        HANDLES,
+        lambda: {name: view.books.opens for name, view in views.items()},
+        lambda: sum(view.opens_refused for view in views.values()),
+        len(views) * HANDLES_MAX,
+    )

@@ -1,4 +1,4 @@
-"""Which I/O queue id every thread of an agent has on every enclosure."""
+"""The I/O queue ids of every thread of an agent, on every enclosure."""
 
 from __future__ import annotations
 
@@ -82,11 +82,10 @@ class QueuePlan:
 
 
 def granted_workers(fabric: Fabric, wanted: int, extra: int = EXTRA_QUEUES) -> int:
-    """How many workers have a queue on every enclosure that is connected, beside `extra` others; `wanted`
-    at most.
+    """How many workers, `wanted` at most, have a queue on every connected enclosure, beside `extra` others.
 
-    A worker without a queue on one of N enclosures would turn each N-th of its requests into a miss, so
-    the poorest enclosure decides. Raises G35Error where it grants too few for a single worker.
+    A worker without a queue on one of N enclosures would miss each N-th of its requests, so the poorest
+    enclosure decides. Raises G35Error where it grants too few for one worker.
     """
     workers = wanted
     for enclosure in fabric.enclosures:

@@ -1,8 +1,7 @@
-"""How this agent keeps what is stored good: scrub, second copies, and slots whose medium is bad.
+"""Repair of stored values: scrub, second copies, and slots whose medium is bad.
 
-What gets and puts have met is looked into by the upkeep thread, always. A thread of its own, `keeper`, with
-lanes of its own, is there where it has something to do: a scrub that the configuration asks for, or a
-volume that keeps two copies, whose second ones it makes.
+The upkeep thread looks into what gets and puts have met, always. The thread `keeper`, with a channel of its
+own, runs where the configuration asks for a scrub, or a volume keeps two copies, whose second ones it makes.
 """
 
 from __future__ import annotations
@@ -13,15 +12,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from agent.config.scrub_section import ScrubSection
+from agent.config.configuration import ScrubSection
 from agent.host_os.worker_thread import OwnThread
-from agent.pool.access import AnyVolume
 from agent.pool.counters import Tally
 from agent.pool.maintenance.replication import work_off
 from agent.pool.maintenance.scrub import Pace, Scrubber, ScrubCounters, look_into_reports
-from agent.pool.steps import Lanes, Steps
-from agent.pool.volume.volume import Volume
-from agent.remote.channel import WorkerLanes
+from agent.pool.steps import IoChannel, Steps
+from agent.pool.volume.volume import PoolVolume, Volume, in_sets
+from agent.remote.channel import WorkerChannel
 
 log = logging.getLogger(__name__)
 
@@ -31,34 +29,32 @@ STOP_SECONDS = 10.0
 
 
 class Repair:
-    """Made once for an agent. `take_lanes` gives the keeper its lanes, which nobody else uses."""
+    """Made once for an agent. `take_channel` gives the keeper its channel, which nobody else uses."""
 
     def __init__(
         self,
         scrub: ScrubSection,
-        volumes: Sequence[AnyVolume],
-        take_lanes: Callable[[], WorkerLanes],
+        volumes: Sequence[PoolVolume],
+        take_channel: Callable[[], WorkerChannel],
         tallies: Callable[[], Iterable[Mapping[str, Tally]]],
         has_files: Callable[[Volume], bool],
     ) -> None:
         """`has_files` tells whether this agent has files in a volume of blocks: then that is its own."""
         self._section = scrub
         self._has_files = has_files
-        self._volumes = [volume for volume in volumes if isinstance(volume, Volume)]
-        self._take_lanes = take_lanes
+        self._volumes = in_sets(volumes)
+        self._take_channel = take_channel
         self._tallies = tallies
         self._reported = ScrubCounters()
         """Of what gets and puts have met; the upkeep thread's."""
         self._scrubber = Scrubber(self._volumes)
         self._next_pass = 0.0
-        for volume in self._volumes:
-            volume.left_to_others = volume.settings.kind == "files"
         self._thread = OwnThread("keeper", STOP_SECONDS, "the keeper, which is still reading,")
 
-    def look(self, lanes: Lanes) -> Steps[None]:
+    def look(self, channel: IoChannel) -> Steps[None]:
         """Look into what gets and puts have met. For the upkeep thread."""
         self._leave_files_to_others()
-        yield from look_into_reports(self._volumes, lanes, self._reported)
+        yield from look_into_reports(self._volumes, channel, self._reported)
 
     def snapshot(self) -> dict[str, Any]:
         """Counts since the start, and how far the pass under way is."""
@@ -69,18 +65,18 @@ class Repair:
             **summed,
             "sets_done": self._scrubber.sets_done,
             "sets": self._scrubber.sets,
-            "copies_owed": sum(len(volume.owed) for volume in self._volumes),
-            "copies_not_noted": sum(volume.owed.dropped for volume in self._volumes),
-            "copies_not_made": sum(volume.owed.not_made for volume in self._volumes),
-            "copies_in_doubt": sum(volume.owed.doubtful for volume in self._volumes),
+            "copies_owed": sum(len(volume.replication_backlog) for volume in self._volumes),
+            "copies_not_noted": sum(volume.replication_backlog.dropped for volume in self._volumes),
+            "copies_not_made": sum(volume.replication_backlog.not_made for volume in self._volumes),
+            "copies_in_doubt": sum(volume.replication_backlog.doubtful for volume in self._volumes),
         }
 
     def _leave_files_to_others(self) -> None:
-        """One agent of a pool uses a volume of blocks; where that is not this one, it takes nothing out there
-        and seals nothing anew."""
+        """One agent of a pool uses a volume of blocks; the others remove nothing there and seal nothing
+        anew."""
         for volume in self._volumes:
-            if volume.left_to_others and self._has_files(volume):
-                volume.left_to_others = False
+            if volume.files_elsewhere and self._has_files(volume):
+                volume.change(files_elsewhere=False)
 
     def start(self) -> None:
         if self._section.bandwidth or any(volume.settings.copies > 1 for volume in self._volumes):
@@ -91,17 +87,17 @@ class Repair:
         self._thread.stop()
 
     def _work(self) -> None:
-        lanes, stopping = self._take_lanes(), self._thread.stopping
-        pace = Pace(self._section.bandwidth, lambda: self._moved_by_others(lanes))
+        channel, stopping = self._take_channel(), self._thread.stopping
+        pace = Pace(self._section.bandwidth, lambda: self._moved_by_others(channel))
         copies = [volume for volume in self._volumes if volume.settings.copies > 1]
         free_at = 0.0
         while not stopping.is_set():
             try:
-                if lanes.run(work_off(copies, lanes)):
+                if channel.run(work_off(copies, channel)):
                     continue
                 now = time.monotonic()
                 if self._section.bandwidth and now >= max(free_at, self._next_pass):
-                    free_at = now + self._scrub_on(lanes, pace)
+                    free_at = now + self._scrub_on(channel, pace)
                     continue
                 waits = max(free_at, self._next_pass) - now if self._section.bandwidth else COPY_SECONDS
                 stopping.wait(max(0.0, min(waits, COPY_SECONDS if copies else 0.5)))
@@ -109,12 +105,12 @@ class Repair:
                 log.exception("keeping what is stored good failed; it is tried again")
                 stopping.wait(1.0)
 
-    def _scrub_on(self, lanes: WorkerLanes, pace: Pace) -> float:
+    def _scrub_on(self, channel: WorkerChannel, pace: Pace) -> float:
         """One step of the scrub; how many seconds to wait before the next."""
         if self._scrubber.is_between_passes:
             self._next_pass = 0.0
         began = self._scrubber.counters.passes
-        read = lanes.run(self._scrubber.advance(lanes))
+        read = channel.run(self._scrubber.advance(channel))
         now = time.monotonic()
         if self._scrubber.counters.passes != began:
             self._next_pass = now + self._section.every_hours * 3600
@@ -125,7 +121,7 @@ class Repair:
             )  # fmt: skip
         return pace.spend(read, now)
 
-    def _moved_by_others(self, own: WorkerLanes) -> int:
+    def _moved_by_others(self, own: WorkerChannel) -> int:
         moved = sum(
             each[""].flash_bytes_read + each[""].flash_bytes_written for each in self._tallies() if "" in each
         )

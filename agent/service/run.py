@@ -1,9 +1,8 @@
 """Serve a pool from the first connection to the last unmount.
 
-`serve` is the program. It brings up, in this order, the sessions to the enclosures, the pool map and the
-volumes, the faces, the door; and takes them down in the opposite one. Nothing that matters is kept in
-memory, so there is no shutdown that must not be interrupted.
-"""
+`serve` is the program. It brings up the sessions to the enclosures, finds the pool map, makes the agent and
+starts its services in their order; it takes all of them down in the opposite order. Nothing that matters is
+kept in memory, so every shutdown may be interrupted."""
 
 from __future__ import annotations
 
@@ -25,13 +24,12 @@ from agent.inline.root_keys import root_key_in
 from agent.pool.map.document import PoolMap
 from agent.pool.map.inspect import newest_map
 from agent.pool.map.seal import MapSeal
-from agent.remote.channel import WorkerLanes
+from agent.remote.channel import WorkerChannel
 from agent.remote.channel_pool import ChannelPool
 from agent.remote.fabric import Fabric
-from agent.service.agent import MOUNT_DOOR, Agent, Doors
-from agent.service.doors import make_doors
+from agent.service.agent import Agent
+from agent.service.doors import MOUNT_DOOR, Doors
 from agent.service.queue_plan import QueuePlan, granted_workers
-from agent.telemetry import metrics
 
 log = logging.getLogger(__name__)
 
@@ -53,30 +51,25 @@ async def serve(configuration: Configuration, ready: Callable[[], None], stop: t
         supervisor.queues_in_use = queues.total
         settings = configuration.agent.model_copy(update={"workers": workers})
         configuration = configuration.model_copy(update={"agent": settings})
-        lanes = ChannelPool(fabric)
-        cleanup.callback(lanes.close)
+        channels = ChannelPool(fabric)
+        cleanup.callback(channels.close)
         seal = map_seal(root, settings.state)
-        pool_map, others = await trio.to_thread.run_sync(_find_pool, fabric, lanes.take(1), seal)
+        pool_map, others = await trio.to_thread.run_sync(_find_pool, fabric, channels.take(1), seal)
         cleanup.callback(set_mark(pool_map.pool_id).close)
         fabric.adopt([bytes.fromhex(namespace.nguid) for namespace in pool_map.namespaces])
         say_what_is_away(fabric)
-        agent = Agent(configuration, pool_map, root, seal, fabric, lanes, queues)
-        for number, pool_id in others.items():
-            agent.watch.note_taken(number, pool_id)
-        if settings.metrics:
-            cleanup.callback(metrics.serve(settings.metrics, agent.snapshot, agent.bounds))
-        agent.doors = await trio.to_thread.run_sync(make_doors, agent)
-        agent.start()
-        cleanup.push_async_callback(_on_thread, agent.stop)
-        for _, door in agent.doors:
+        agent = await trio.to_thread.run_sync(
+            Agent, configuration, pool_map, root, seal, fabric, channels, queues, others
+        )
+        for service in agent.services.values():
             try:
-                await trio.to_thread.run_sync(door.start)
+                await trio.to_thread.run_sync(service.start)
             except MountError as error:
                 raise G35Error(f"cannot mount at {settings.mount}: {error}", "see g35 doctor") from None
-            cleanup.push_async_callback(_on_thread, door.stop)
+            cleanup.push_async_callback(_on_thread, service.stop)
         ready()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(keep_awake, settings.stay_awake, lanes.work_done)
+            nursery.start_soon(keep_awake, settings.stay_awake, channels.work_done)
             await _until_over(agent.doors, stop)
             nursery.cancel_scope.cancel()
 
@@ -87,9 +80,9 @@ async def _on_thread(end: Callable[[], None]) -> None:
         await trio.to_thread.run_sync(end)
 
 
-def _find_pool(fabric: Fabric, lanes: WorkerLanes, seal: MapSeal) -> tuple[PoolMap, dict[int, str]]:
+def _find_pool(fabric: Fabric, channel: WorkerChannel, seal: MapSeal) -> tuple[PoolMap, dict[int, str]]:
     """The map in force, and the namespaces of it, by their numbers there, that carry another pool."""
-    seen = look_round(fabric, lanes)
+    seen = look_round(fabric, channel)
     if not seen:
         raise G35Error(
             f"no enclosure shows a namespace; not connected: {unreached(fabric)}",
@@ -104,8 +97,8 @@ def _find_pool(fabric: Fabric, lanes: WorkerLanes, seal: MapSeal) -> tuple[PoolM
 
 
 async def _until_over(doors: Doors, stop: trio.Event) -> None:
-    """Until `stop`, an unmount, or the end of the last door. A guest's device that ends, which none should,
-    is that guest's loss: the mount and the other guests go on."""
+    """Until `stop`, an unmount, or the end of the last door. The end of a guest's device is that guest's loss
+    alone."""
     served = dict(doors)
     while not stop.is_set():
         for name, door in list(served.items()):

@@ -1,7 +1,5 @@
-"""How this agent serves the pool's volumes, beyond moving bytes: what waits in memory, and policies.
-
-One object is made from the configuration and shared by all faces; it has the threads that work ahead of gets
-and behind puts.
+"""How this agent serves the pool's volumes: what waits in memory, and their policies. All faces share one
+object.
 """
 
 from __future__ import annotations
@@ -11,18 +9,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from agent.config.configuration import Configuration
-from agent.config.policy_sections import PolicySection
+from agent.config.configuration import Configuration, PolicySection
 from agent.errors import ConfigError
-from agent.pool.access import AnyVolume, ServedVolume
-from agent.pool.kv.volume import KvVolume
+from agent.pool.access import ServedVolume, serve
 from agent.pool.prestage.prefetcher import Prefetcher
 from agent.pool.prestage.readahead import Readahead
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.read.recompute_gate import RecomputeGate
+from agent.pool.volume.volume import PoolVolume, in_sets
 from agent.pool.write.admission import SEEN_MAX, SecondUse
 from agent.pool.write.write_back import Storing, WriteBack
-from agent.remote.channel import WorkerLanes
+from agent.remote.channel import WorkerChannel
 from agent.service.queue_plan import QueuePlan
 from host_shim.control_wire import Outcome
 
@@ -30,13 +27,13 @@ log = logging.getLogger(__name__)
 
 
 class VolumePolicies:
-    """Prestaging and policies. `take_lanes` gives lanes that drive steps, by queue id."""
+    """Prestaging and policies. `take_channel` gives a channel that drives steps, by queue id."""
 
     def __init__(
         self,
         configuration: Configuration,
-        volumes: Sequence[AnyVolume],
-        take_lanes: Callable[[int], WorkerLanes],
+        volumes: Sequence[PoolVolume],
+        take_channel: Callable[[int], WorkerChannel],
         queues: QueuePlan,
     ) -> None:
         """Raises ConfigError."""
@@ -47,76 +44,76 @@ class VolumePolicies:
         self._storing = Storing(backs, came) if backs else None
         self._storing_thread = threading.Thread(target=self._store, name="write-back", daemon=True)
         self._storing_queue = queues.write_back
-        self._take_lanes = take_lanes
+        self._take_channel = take_channel
         self.prestage = PrestageCache(prestage.memory, waits_open=prestage.waits == "open")
 
-        def lanes_of(number: int) -> tuple[WorkerLanes, WorkerLanes]:
-            made = take_lanes(queues.prestage[number])
+        def channel_of(number: int) -> tuple[WorkerChannel, WorkerChannel]:
+            made = take_channel(queues.prestage[number])
             return made, made
 
-        self.prestager = Prefetcher(self.prestage, lanes_of, guess_rate=prestage.learn_rate)
-        self.continuer = Readahead(
-            self.prestager.guess, depth=prestage.depth, active=prestage.learn and prestage.memory > 0
+        self.prefetcher = Prefetcher(self.prestage, channel_of, guess_rate=prestage.learn_rate)
+        self.readahead = Readahead(
+            self.prefetcher.guess, depth=prestage.depth, active=prestage.learn and prestage.memory > 0
         )
 
     def start_prestage(self, volume: ServedVolume, key: bytes, milliseconds: int = 0) -> Outcome:
         """Set out to bring a key into memory; not begun after `milliseconds`, where they are given."""
-        if isinstance(volume.volume, KvVolume):
+        if volume.in_sets is None:
             return Outcome.REFUSED
         until = time.monotonic() + milliseconds / 1e3 if milliseconds else None
-        started = self.prestager.request(volume.volume, key, until)
+        started = self.prefetcher.request(volume.in_sets, key, until)
         if started is None:
             return Outcome.HIT
         return Outcome.STARTED if started else Outcome.REFUSED
 
     def start(self) -> None:
-        self.prestager.start()
+        self.prefetcher.start()
         if self._storing is not None:
             self._storing_thread.start()
 
     def stop(self) -> None:
         """End the threads, once what was acknowledged is stored or was given up (write_back.py)."""
-        self.prestager.stop()
+        self.prefetcher.stop()
         if self._storing is not None:
             self._storing.stop()
             self._storing_thread.join()
 
     def _store(self) -> None:
         if self._storing is not None and self._storing_queue is not None:
-            lanes = self._take_lanes(self._storing_queue)
-            self._storing.work(lanes, lanes)
+            channel = self._take_channel(self._storing_queue)
+            self._storing.work(channel, channel)
 
 
 def _served(
-    policies: Sequence[PolicySection], volumes: Sequence[AnyVolume], came: threading.Event
+    policies: Sequence[PolicySection], volumes: Sequence[PoolVolume], came: threading.Event
 ) -> list[ServedVolume]:
     """Every volume with what its policy says. Raises ConfigError."""
-    by_name = {each.settings.name: each for each in volumes}
     wanted = {each.volume: each for each in policies}
+    names = {each.settings.name for each in volumes}
+    caches = {each.settings.name: each for each in in_sets(volumes) if each.settings.kind == "kv"}
     for name in wanted:
-        volume = by_name.get(name)
-        if volume is None:
+        if name not in names:
             log.warning("policies names volume %s, which this pool does not serve", name)
-        elif isinstance(volume, KvVolume) or volume.settings.kind != "kv":
+        elif name not in caches:
             raise ConfigError(
                 f"policies names {name}, and there are none for volumes of files or on KV namespaces",
                 "take that table out",
             )
-    second_use = sum(each.write == "second-use" for each in policies)
+    # The memory for keys that were seen is shared.
+    seen_max = SEEN_MAX // max(1, sum(each.write == "second-use" for each in policies))
     made = []
-    for name, volume in by_name.items():
-        policy = wanted.get(name)
-        if policy is None or isinstance(volume, KvVolume):
-            made.append(ServedVolume(volume))
+    for volume in volumes:
+        policy = wanted.get(volume.settings.name)
+        if policy is None:
+            made.append(serve(volume))
             continue
-        rate, weight = policy.prefill_tokens_per_s, policy.bytes_per_token
+        rate, weight, cache = policy.prefill_tokens_per_s, policy.bytes_per_token, caches[policy.volume]
         made.append(
-            ServedVolume(
-                volume,
+            serve(
+                cache,
                 RecomputeGate(rate, weight) if rate else None,
-                # The memory for keys that were seen is shared.
-                SecondUse(SEEN_MAX // second_use) if policy.write == "second-use" else None,
-                WriteBack(volume, policy.write_back_memory, came) if policy.write == "back" else None,
+                SecondUse(seen_max) if policy.write == "second-use" else None,
+                WriteBack(cache, policy.write_back_memory, came) if policy.write == "back" else None,
             )
         )
     return made

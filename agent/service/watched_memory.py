@@ -1,6 +1,5 @@
-"""Tables that requests fill and that keep their bounds by themselves, as they are shown among the bounds.
-
-Each lets go of its oldest, or refuses. Nothing is counted here: what a table holds is read when asked for.
+"""Tables that requests fill and that keep their bounds by themselves: each drops its oldest, or refuses. They
+are shown among the bounds; nothing is counted here.
 """
 
 from __future__ import annotations
@@ -11,14 +10,11 @@ from typing import Final
 from agent.fs.control.registered_memory import RegisteredMemory
 from agent.fs.files.pool_store import OPEN_BLOCKS_MAX, PoolBlockStore
 from agent.fs.files.unsynced import BLOCKS_MAX
-from agent.host_os.bounds import ALL, Bounds, Limit
-from agent.pool.access import AnyVolume, ServedVolume
+from agent.host_os.per_user_bounds import ALL, Bounds, Limit
 from agent.pool.format.header_cache import KEPT_MAX
-from agent.pool.kv.volume import REMEMBERED_KEYS, KvVolume
+from agent.pool.kv.volume import REMEMBERED_KEYS
 from agent.pool.prestage.predictor import ENTRIES_MAX
-from agent.pool.prestage.prefetcher import GUESSES_MAX, WAITING_MAX, Prefetcher
-from agent.pool.prestage.readahead import Readahead
-from agent.pool.read.prestage_cache import PrestageCache
+from agent.pool.prestage.prefetcher import GUESSES_MAX, WAITING_MAX
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.in_doubt_writes import KEYS_MAX
 from agent.pool.volume.media_errors import REPORTS_MAX, SUSPECTS_MAX
@@ -26,8 +22,10 @@ from agent.pool.volume.partial_puts import BEGUN_BYTES
 from agent.pool.volume.replication_backlog import DOUBTFUL_MAX, OWED_MAX
 from agent.pool.volume.unit_buffers import SPARE_MAX
 from agent.pool.volume.unit_cache import KEPT_UNITS_MAX
+from agent.pool.volume.volume import PoolVolume
 from agent.pool.write.admission import SEEN_MAX
 from agent.remote.fence import MOST_PLACES, Fence
+from agent.service.volume_policies import VolumePolicies
 
 OLDEST: Final = "the oldest goes"
 
@@ -102,46 +100,28 @@ OF_VOLUMES: Final = {
 # fmt: on
 
 
-def of_volume(volume: AnyVolume) -> dict[str, int]:
-    """What the tables of a volume hold, by the names of their limits."""
-    held = {
-        "kept-units": len(volume.kept_units),
-        "spare-units": len(volume.unit_buffers),
-        "proven-headers": len(volume.codec.proven_headers),
-        "unsettled-keys": len(volume.unsettled),
-    }
-    if isinstance(volume, KvVolume):
-        return held | {"kv-keys": len(volume.uses) + len(volume.evicted) + len(volume.disproven)}
-    return held | {
-        "damaged-slots": len(volume.damage),
-        "owed-copies": len(volume.owed) + volume.owed.doubtful,
-    }
-
-
 def watch_memory(
     bounds: Bounds,
-    served: Sequence[ServedVolume],
+    policies: VolumePolicies,
     directories: DirectoryCache,
-    prestage: PrestageCache,
-    prestager: Prefetcher,
-    continuer: Readahead,
     registered: RegisteredMemory,
     registered_max: int,
     fence: Fence,
 ) -> None:
     """Show what they hold. `registered_max`: bytes."""
+    served, prestage = policies.served, policies.prestage
     bounds.watch(DIRECTORIES, lambda: {"all": len(directories)}, most=directories.capacity)
     bounds.watch(PRESTAGED, lambda: {"all": prestage.bytes_held}, most=prestage.budget_bytes)
-    bounds.watch(ANNOUNCED, lambda: {"all": len(prestager)})
-    bounds.watch(LEARNED, lambda: {"all": len(continuer)})
+    bounds.watch(ANNOUNCED, lambda: {"all": len(policies.prefetcher)})
+    bounds.watch(LEARNED, lambda: {"all": len(policies.readahead)})
     bounds.watch(REGISTERED, lambda: {"all": registered.mapped_bytes()}, most=registered_max)
     bounds.watch(FENCED, lambda: {"all": len(fence)})
     volumes = [each.volume for each in served]
     if volumes:
-        begun = volumes[0].begun
-        bounds.watch(BEGUN, lambda: {"all": begun.bytes_held}, most=begun.bytes_max)
+        partial_puts = volumes[0].partial_puts
+        bounds.watch(BEGUN, lambda: {"all": partial_puts.bytes_held}, most=partial_puts.bytes_max)
     for name, limit in OF_VOLUMES.items():
-        having = [each for each in volumes if name in of_volume(each)]
+        having = [each for each in volumes if name in each.table_sizes()]
         if having:
             bounds.watch(limit, _counted(having, name), most=limit.most * len(having))
     backs = [each.back for each in served if each.back is not None]
@@ -153,8 +133,8 @@ def watch_memory(
         bounds.watch(SECOND_USE, lambda: {"all": sum(map(len, seen))})
 
 
-def _counted(volumes: Sequence[AnyVolume], table: str) -> Callable[[], dict[str, int]]:
-    return lambda: {str(number): of_volume(volume)[table] for number, volume in enumerate(volumes)}
+def _counted(volumes: Sequence[PoolVolume], table: str) -> Callable[[], dict[str, int]]:
+    return lambda: {str(number): volume.table_sizes()[table] for number, volume in enumerate(volumes)}
 
 
 def watch_blocks(bounds: Bounds, store: PoolBlockStore) -> None:

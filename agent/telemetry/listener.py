@@ -1,31 +1,35 @@
-"""The listener that the metrics are read from: one thread, and a bound on everything, whoever connects.
+"""The listener of the metrics: one thread, and a bound on everything, for any user of the machine may
+connect.
 
-Any user of the machine may connect, and most of what can be held up in a server is a thread that waits for
-somebody who says nothing. Here nobody is waited for: a request that has come whole is answered at once, in
-the one thread that there is, for scrapes are few. A connection has CONNECTION_SECONDS for all of it. There
-are CONNECTIONS_MAX of them, and where one more comes the oldest goes, so that a scrape, which asks as soon as
-it is connected, gets through between any number of idle ones.
+It waits for nobody: it answers a whole request at once, in its one thread, for scrapes are few. A connection
+has CONNECTION_SECONDS for all of it. There are CONNECTIONS_MAX of them, and the oldest goes for one more; so
+a scrape, which asks as soon as it is connected, gets through between any number of idle ones.
 
-HTTP is h11's, one request for each connection; what is answered is a WSGI application's. Whatever goes wrong
-with one request ends that one, and the log says so now and then, however many there are.
+HTTP is h11's, one request for each connection; a WSGI application answers. A fault ends its own request
+alone, and the log tells of faults now and then, however many there are.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import selectors
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
 
 import h11
 
-from agent.host_os.bounds import ALL, Limit
-from agent.telemetry.formats import Application
+from agent.host_os.per_user_bounds import ALL, Limit
 from agent.telemetry.http_connection import http_connection
 
 log = logging.getLogger(__name__)
+
+Application: TypeAlias = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+"""One of WSGI."""
 
 CONNECTIONS_MAX = 32
 CONNECTIONS = Limit(
@@ -42,6 +46,35 @@ RESTING_SECONDS = 0.1
 """Until we try again where no connection can be taken, for instance because there is no descriptor left."""
 FAULT_SECONDS = 60.0
 """Between two log lines that say that a request could not be answered."""
+ACCEPT_CHARACTERS_MAX = 1024
+"""A Prometheus sends about 250."""
+
+_RANGE = re.compile(
+    r"[ \t]*(application/openmetrics-text|text/plain|[a-z*]+/[a-z*]+)[ \t]*"
+    r"(;[ \t]*(version=(0\.0\.1|0\.0\.4|1\.0\.0)|q=[01](\.[0-9]{0,3})?|charset=utf-8"
+    r"|escaping=(allow-utf-8|underscores|dots|values))[ \t]*)*"
+)
+
+
+def understood(accept: str) -> str:
+    """The media ranges of an Accept header that we know."""
+    if len(accept) > ACCEPT_CHARACTERS_MAX:
+        return ""
+    return ",".join(each for each in accept.split(",") if _RANGE.fullmatch(each))
+
+
+def with_formats_we_know(application: Application) -> Application:
+    """The same application, told of an Accept header only the media ranges that we know.
+
+    prometheus_client copies a version out of that header into the answer's own header, unseen. An unknown
+    range is left out; a header with no range left gets the plain format (RFC 9110, 12.5.1).
+    """
+
+    def asked(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        accept = understood(str(environ.get("HTTP_ACCEPT", "")))
+        return application({**environ, "HTTP_ACCEPT": accept}, start_response)
+
+    return asked
 
 
 class _Connection:

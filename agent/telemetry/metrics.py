@@ -1,22 +1,20 @@
-"""Prometheus metrics: the snapshot again, under stable names, on a loopback listener.
+"""Prometheus metrics: the snapshot again, under stable names (docs/reference/metrics.md).
 
-docs/reference/metrics.md lists them. The listener refuses any address that is not loopback: metrics
-tell sizes and rates of every tenant, and who may see them is the operator's scraper on this machine.
+The listener refuses any address that is not loopback: metrics tell sizes and rates of every tenant.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from agent.errors import ConfigError
-from agent.host_os.bounds import Bounds
-from agent.telemetry.formats import with_formats_we_know
+from agent.host_os.per_user_bounds import Bounds
 from agent.telemetry.listen_address import parse_listen_address
-from agent.telemetry.listener import CONNECTIONS, Listener
+from agent.telemetry.listener import CONNECTIONS, Listener, with_formats_we_know
 
 VOLUME_COUNTERS = {
     "hits": "Gets that were served.",
@@ -39,6 +37,7 @@ VOLUME_COUNTERS = {
     "prestage_wasted_bytes": "Of those, bytes that left memory without having been served.",
     "prestage_late": "Gets of what was announced or guessed and not in memory yet.",
     "prestage_late_bytes": "Bytes that were read ahead for such a get, and not kept.",
+    "prestage_failed": "Keys whose read ahead failed by a bug; see the log.",
     "gets_gated": "Gets refused as late, because computing the value again is quicker; among the misses.",
     "puts_declined": "Puts taken and not stored, because their keys were new and the volume is full.",
     "puts_written_back": "Puts acknowledged before they were on flash.",
@@ -64,14 +63,6 @@ SCRUB_COUNTERS = {
     "copies_missing": "Values that scrub met of which no second copy could be made.",
     "sets_skipped": "Sets that scrub left out: away, under suspicion, nothing opened, or errors around.",
     "passes": "Passes over all that is stored.",
-}
-
-
-AUTO_MEMBERSHIP = {
-    "joins": "Times that this agent let newcomers into the pool.",
-    "joined_namespaces": "Namespaces that it let in.",
-    "settles": "Times that it settled the pool.",
-    "maps_mended": "Times that it brought copies of the pool map that differed to one map.",
 }
 
 
@@ -111,6 +102,58 @@ TENANT_GAUGES = {
 }
 
 
+ENCLOSURE_GAUGES = {
+    "up": "1 while its session stands.",
+    "namespaces_paused": "Namespaces that do not answer.",
+    "namespaces_suspect": "Namespaces that get no new values: slower or less true than their peers.",
+}
+ENCLOSURE_COUNTERS = {
+    "reconnects": "Sessions that had to be made anew.",
+    "authentication_failures": "Tries to connect that failed because one side could not prove itself.",
+    "sent_elsewhere": "Requests that this path left unanswered and that went on by another path of its "
+    "enclosure.",
+}
+
+_GAUGE, _COUNTER = GaugeMetricFamily, CounterMetricFamily
+Kind: TypeAlias = type[GaugeMetricFamily] | type[CounterMetricFamily]
+
+OF_THE_POOL: tuple[tuple[Kind, str, str, str], ...] = (
+    (_GAUGE, "not_served", "not_served",
+     "/fs and tenants of the S3 door that are not served, for their files lie in another pool."),
+    (_COUNTER, "upkeep_failures", "upkeep_failures",
+     "Turns of upkeep's duties that failed for a reason that nobody has thought of; see the log."),
+    *((_COUNTER, f"scrub_{name}", f"scrub.{name}", help) for name, help in SCRUB_COUNTERS.items()),
+    (_GAUGE, "copies_owed", "scrub.copies_owed", "Second copies that are still to be made."),
+    (_COUNTER, "copies_not_made", "scrub.copies_not_made",
+     "Second copies that puts owed and that could not be made; a scrub makes them where it can."),
+    (_GAUGE, "copies_in_doubt", "scrub.copies_in_doubt",
+     "Second copies that are to be taken back as soon as their enclosure answers."),
+    (_COUNTER, "flash_bytes_read", "totals.flash_bytes_read", "Bytes read from namespaces."),
+    (_COUNTER, "flash_bytes_written", "totals.flash_bytes_written", "Bytes written to namespaces."),
+    (_GAUGE, "memory_resident_bytes", "memory.resident_bytes", "Resident memory of the agent."),
+    (_GAUGE, "memory_directories", "memory.directories", "Directories remembered."),
+    (_GAUGE, "memory_prestaged_bytes", "memory.prestaged_bytes", "Bytes waiting in memory."),
+    (_GAUGE, "memory_registered_bytes", "memory.registered_bytes",
+     "Memory of clients that is mapped for them."),
+    (_GAUGE, "pool_namespaces", "pool.namespaces", "Namespaces of the pool map."),
+    (_GAUGE, "pool_namespaces_away", "pool.namespaces_away", "Those that cannot be reached."),
+    (_GAUGE, "pool_newcomers", "pool.newcomers",
+     "Namespaces that enclosures show and the pool map does not name."),
+    (_GAUGE, "pool_contested", "pool.contested",
+     "Namespaces of the pool that several enclosures claim, or that carry another pool, or none."),
+    (_COUNTER, "pool_moved_values", "pool.moves_values", "Values moved to namespaces that joined."),
+    (_COUNTER, "pool_moved_bytes", "pool.moves_bytes", "Bytes of the slots of those."),
+    (_COUNTER, "pool_joins", "pool.joins", "Times that this agent let newcomers into the pool."),
+    (_COUNTER, "pool_joined_namespaces", "pool.joined_namespaces", "Namespaces that it let in."),
+    (_COUNTER, "pool_settles", "pool.settles", "Times that it settled the pool."),
+    (_COUNTER, "pool_maps_mended", "pool.maps_mended",
+     "Times that it brought copies of the pool map that differed to one map."),
+    (_GAUGE, "pool_newcomers_refused", "pool.newcomers_refused",
+     "Newcomers that carry something, and do not join."),
+)  # fmt: skip
+"""Kind, name, place in the snapshot and help. A collection counts by its length, a missing place as 0."""
+
+
 class Collector:
     """Turns a snapshot into metric families, whenever the registry asks for them."""
 
@@ -119,96 +162,52 @@ class Collector:
 
     def collect(self) -> Iterator[Metric]:
         state = self._snapshot()
+        for kind, name, place, help_text in OF_THE_POOL:
+            yield kind(f"g35_{name}", help_text, value=_number_at(state, place))
         yield from _volumes(state["volumes"])
-        yield from _enclosures(state["enclosures"])
-        yield from _doors(state["doors"])
-        yield from _tenants(state["tenants"])
-        yield from _membership(state["pool"])
+        doors = [{"name": name, **counts} for name, counts in state["doors"].items()]
+        yield from _labelled("door", doors, _COUNTER, DOOR_COUNTERS)
+        yield from _labelled("tenant", state["tenants"], _COUNTER, TENANT_COUNTERS)
+        yield from _labelled("tenant", state["tenants"], _GAUGE, TENANT_GAUGES)
+        enclosures = [{**each, "up": float(each["connected"])} for each in state["enclosures"]]
+        yield from _labelled("enclosure", enclosures, _GAUGE, ENCLOSURE_GAUGES)
+        yield from _labelled("enclosure", enclosures, _COUNTER, ENCLOSURE_COUNTERS)
         yield from _s3(state["s3"])
-        yield GaugeMetricFamily(
-            "g35_not_served",
-            "/fs and tenants of the S3 door that are not served, for their files lie in another pool.",
-            value=len(state["not_served"]),
-        )
-        yield CounterMetricFamily(
-            "g35_upkeep_failures",
-            "Turns of upkeep's duties that failed for a reason that nobody has thought of; see the log.",
-            value=state.get("upkeep_failures") or 0,
-        )
-        for name, help_text in SCRUB_COUNTERS.items():
-            yield CounterMetricFamily(f"g35_scrub_{name}", help_text, value=state["scrub"].get(name, 0))
-        owed = state["scrub"].get("copies_owed", 0)
-        yield GaugeMetricFamily("g35_copies_owed", "Second copies that are still to be made.", value=owed)
-        yield CounterMetricFamily(
-            "g35_copies_not_made",
-            "Second copies that puts owed and that could not be made; a scrub makes them where it can.",
-            value=state["scrub"].get("copies_not_made", 0),
-        )
-        doubted = state["scrub"].get("copies_in_doubt", 0)
-        yield GaugeMetricFamily(
-            "g35_copies_in_doubt",
-            "Second copies that are to be taken back as soon as their enclosure answers.",
-            value=doubted,
-        )
-        totals, memory = state["totals"], state["memory"]
-        for name, help_text in (
-            ("flash_bytes_read", "Bytes read from namespaces."),
-            ("flash_bytes_written", "Bytes written to namespaces."),
-        ):
-            yield CounterMetricFamily(f"g35_{name}", help_text, value=totals[name])
-        for name, help_text in (
-            ("resident_bytes", "Resident memory of the agent."),
-            ("directories", "Directories remembered."),
-            ("prestaged_bytes", "Bytes waiting in memory."),
-            ("registered_bytes", "Memory of clients that is mapped for them."),
-        ):
-            yield GaugeMetricFamily(f"g35_memory_{name}", help_text, value=memory[name])
 
 
-def _volumes(volumes: list[Mapping[str, Any]]) -> Iterator[Metric]:
-    for field, help_text in VOLUME_COUNTERS.items():
-        family = CounterMetricFamily(f"g35_volume_{field}", help_text, labels=["volume"])
-        for volume in volumes:
-            family.add_metric([volume["name"]], volume[field])
+def _number_at(state: Mapping[str, Any], place: str) -> float:
+    found: Any = state
+    for part in place.split("."):
+        found = found.get(part) or 0 if found else 0
+    return found if isinstance(found, int | float) else len(found)
+
+
+def _labelled(
+    label: str, rows: Sequence[Mapping[str, Any]], kind: Kind, table: Mapping[str, str]
+) -> Iterator[Metric]:
+    """A family for each field of a table, with a sample for each row, by its name."""
+    for field, help_text in table.items():
+        family = kind(f"g35_{label}_{field}", help_text, labels=[label])
+        for row in rows:
+            family.add_metric([row["name"]], row[field])
         yield family
+
+
+def _volumes(volumes: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+    yield from _labelled("volume", volumes, _COUNTER, VOLUME_COUNTERS)
+    yield from _labelled("volume", volumes, _GAUGE, {"slots": "Slots of the volume."})
+    keys = [{"name": volume["name"], **volume["keys"]} for volume in volumes if volume["keys"]]
+    used = "Of what its data key may seal through this agent; at 1 puts are refused."
+    yield from _labelled("volume", keys, _GAUGE, {"key_used_part": used})
+    resealed = "Values that were sealed anew under a new data key."
+    yield from _labelled("volume", keys, _COUNTER, {"resealed": resealed})
     misses = CounterMetricFamily(
         "g35_volume_misses", "Gets that found nothing, by their one cause.", labels=["volume", "cause"]
-    )
-    slots = GaugeMetricFamily("g35_volume_slots", "Slots of the volume.", labels=["volume"])
-    used = GaugeMetricFamily(
-        "g35_volume_key_used_part",
-        "Of what its data key may seal through this agent; at 1 puts are refused.",
-        labels=["volume"],
-    )
-    resealed = CounterMetricFamily(
-        "g35_volume_resealed", "Values that were sealed anew under a new data key.", labels=["volume"]
     )
     for volume in volumes:
         for cause, count in volume["miss_causes"].items():
             misses.add_metric([volume["name"], cause], count)
-        slots.add_metric([volume["name"]], volume["slots"])
-        if keys := volume["keys"]:
-            used.add_metric([volume["name"]], keys["key_used_part"])
-            resealed.add_metric([volume["name"]], keys["resealed"])
     yield misses
-    yield from (slots, used, resealed)
-
-
-def _doors(doors: Mapping[str, Mapping[str, int]]) -> Iterator[Metric]:
-    for field, help_text in DOOR_COUNTERS.items():
-        family = CounterMetricFamily(f"g35_door_{field}", help_text, labels=["door"])
-        for name, counts in doors.items():
-            family.add_metric([name], counts[field])
-        yield family
-
-
-def _tenants(tenants: list[Mapping[str, Any]]) -> Iterator[Metric]:
-    for kind, table in ((CounterMetricFamily, TENANT_COUNTERS), (GaugeMetricFamily, TENANT_GAUGES)):
-        for field, help_text in table.items():
-            family = kind(f"g35_tenant_{field}", help_text, labels=["tenant"])
-            for tenant in tenants:
-                family.add_metric([tenant["name"]], tenant[field])
-            yield family
 
 
 def _s3(door: Mapping[str, Any] | None) -> Iterator[Metric]:
@@ -218,78 +217,15 @@ def _s3(door: Mapping[str, Any] | None) -> Iterator[Metric]:
         for name, count in door[field].items() if door is not None else ():
             family.add_metric([name], count)
         yield family
-    for kind, table in ((CounterMetricFamily, S3_COUNTERS), (GaugeMetricFamily, S3_GAUGES)):
+    for kind, table in ((_COUNTER, S3_COUNTERS), (_GAUGE, S3_GAUGES)):
         for field, help_text in table.items():
             yield kind(f"g35_s3_{field}", help_text, value=None if door is None else door[field])
 
 
-def _membership(pool: Mapping[str, Any]) -> Iterator[Metric]:
-    newcomers = len(pool.get("newcomers", ()))
-    yield GaugeMetricFamily("g35_pool_namespaces", "Namespaces of the pool map.", value=pool["namespaces"])
-    yield GaugeMetricFamily(
-        "g35_pool_namespaces_away", "Those that cannot be reached.", value=pool["namespaces_away"]
-    )
-    yield GaugeMetricFamily(
-        "g35_pool_newcomers",
-        "Namespaces that enclosures show and the pool map does not name.",
-        value=newcomers,
-    )
-    yield GaugeMetricFamily(
-        "g35_pool_contested",
-        "Namespaces of the pool that several enclosures claim, or that carry another pool, or none.",
-        value=len(pool.get("contested", ())),
-    )
-    yield CounterMetricFamily(
-        "g35_pool_moved_values", "Values moved to namespaces that joined.", value=pool.get("moves_values", 0)
-    )
-    yield CounterMetricFamily(
-        "g35_pool_moved_bytes", "Bytes of the slots of those.", value=pool.get("moves_bytes", 0)
-    )
-    for field, help_text in AUTO_MEMBERSHIP.items():
-        yield CounterMetricFamily(f"g35_pool_{field}", help_text, value=pool.get(field, 0))
-    refused = len(pool.get("newcomers_refused", ()))
-    yield GaugeMetricFamily(
-        "g35_pool_newcomers_refused", "Newcomers that carry something, and do not join.", value=refused
-    )
-
-
-def _enclosures(enclosures: list[Mapping[str, Any]]) -> Iterator[Metric]:
-    up = GaugeMetricFamily("g35_enclosure_up", "1 while its session stands.", labels=["enclosure"])
-    paused = GaugeMetricFamily(
-        "g35_enclosure_namespaces_paused", "Namespaces that do not answer.", labels=["enclosure"]
-    )
-    suspect = GaugeMetricFamily(
-        "g35_enclosure_namespaces_suspect",
-        "Namespaces that get no new values: slower or less true than their peers.",
-        labels=["enclosure"],
-    )
-    reconnects = CounterMetricFamily(
-        "g35_enclosure_reconnects", "Sessions that had to be made anew.", labels=["enclosure"]
-    )
-    unproven = CounterMetricFamily(
-        "g35_enclosure_authentication_failures",
-        "Tries to connect that failed because one side could not prove itself.",
-        labels=["enclosure"],
-    )
-    elsewhere = CounterMetricFamily(
-        "g35_enclosure_sent_elsewhere",
-        "Requests that this path left unanswered and that went on by another path of its enclosure.",
-        labels=["enclosure"],
-    )
-    for enclosure in enclosures:
-        elsewhere.add_metric([enclosure["name"]], enclosure["sent_elsewhere"])
-        unproven.add_metric([enclosure["name"]], enclosure["authentication_failures"])
-        up.add_metric([enclosure["name"]], float(enclosure["connected"]))
-        paused.add_metric([enclosure["name"]], enclosure["namespaces_paused"])
-        suspect.add_metric([enclosure["name"]], enclosure["namespaces_suspect"])
-        reconnects.add_metric([enclosure["name"]], enclosure["reconnects"])
-    yield from (up, paused, suspect, reconnects, unproven, elsewhere)
-
-
-def serve(
+def listener_at(
     address: str, snapshot: Callable[[], Mapping[str, Any]], bounds: Bounds | None = None
-) -> Callable[[], None]:
-    """Listen on a loopback "host:port"; a function that ends it. Raises ConfigError where that cannot be."""
+) -> Listener:
+    """The listener on a loopback "host:port", to be started. Raises ConfigError where that cannot be."""
     host, number = parse_listen_address(address)
     registry = CollectorRegistry()
     registry.register(Collector(snapshot))
@@ -299,5 +235,4 @@ def serve(
         raise ConfigError(f"cannot listen on {address}: {error.strerror}", "choose another port") from None
     if bounds is not None:
         bounds.watch(CONNECTIONS, lambda: {"metrics": listener.connections})
-    listener.start()
-    return listener.stop
+    return listener

@@ -1,7 +1,7 @@
 """The agent's state as one document: the source of `g35 status`, `g35 top` and the metrics.
 
-It is made on demand from counters that the workers write without locks, so two numbers in it may be a
-moment apart. What must add up is summed here from one reading of each worker: gets are hits plus misses.
+It is made on demand from counters that the workers write without locks, so two numbers in it may be a moment
+apart. Sums are made here from one reading of each worker: gets are hits plus misses.
 """
 
 from __future__ import annotations
@@ -12,57 +12,57 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent.pool.access import AnyVolume
 from agent.pool.counters import MissCause, Tally, total
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.volume.directory_cache import DirectoryCache
+from agent.pool.volume.volume import PoolVolume
 from agent.remote.fabric import Fabric
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
     """Everything that a snapshot is made from."""
 
     pool_id: str
-    map_version: int
+    map_version: Callable[[], int]
     mount: str
     door: str
-    volumes: Sequence[AnyVolume]
+    volumes: Sequence[PoolVolume]
     fabric: Fabric
     directories: DirectoryCache
     prestage: PrestageCache
     tallies: Callable[[], Iterable[Mapping[str, Tally]]]
-    files: Callable[[], Mapping[str, Any] | None]
+    files: Callable[[], Mapping[str, Any] | None] = lambda: None
     doors: Callable[[], Mapping[str, Mapping[str, int]]] = dict
     """For each door by its name: bytes_read, bytes_written, bytes_copied."""
-    keeping: Callable[[], Mapping[str, Any]] = dict
-    """Scrub and second copies; told of the whole pool only."""
-    whole: bool = True
-    """False for a tenant: what all have a part in (memory, traffic of the flash) is left out."""
-    guest: bool = False
-    """For a guest's own eyes: process ids and paths of this machine are nothing to it."""
     tenants: Callable[[], Sequence[Mapping[str, Any]]] = tuple
     """For each tenant: agent/tenancy/limits.py."""
     keys: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
-    """Of volumes by name, what is told of their data keys: agent/tenancy/key_rotation.py."""
+    """By volume, what is told of its data keys: agent/tenancy/key_rotation.py."""
+    # The following are told of the whole pool only.
     membership: Callable[[], Mapping[str, Any]] = dict
-    """Of the pool: agent/membership/rebalance_status.py."""
-    s3: Callable[[], Mapping[str, Any] | None] = lambda: None
-    """Of the S3 door: agent/s3/door.py; None where there is none. Told of the whole pool only."""
+    """agent/membership/auto_join.py"""
+    service: Callable[[str], Any] = lambda _: None
+    """The status of a service by its name (agent/service/agent.py); None where there is none."""
     bounds: Callable[[], Sequence[Mapping[str, Any]]] = tuple
-    """Counts that a stranger can raise: agent/host_os/bounds.py. Told of the whole pool only."""
-    registered: Callable[[], int] = lambda: 0
-    """Bytes of clients' memory that are mapped: agent/fs/control/registered_memory.py."""
-    upkeep_failures: Callable[[], int] = lambda: 0
-    """Turns of the upkeep thread's duties that raised (agent/host_os/duties.py). Told of the whole pool
-    only."""
+    """Counts that a stranger can raise: agent/host_os/per_user_bounds.py."""
     not_served: dict[str, str] = field(default_factory=dict)
-    """What of the configuration is not served, and why. Told of the whole pool only."""
+    """The parts of the configuration that are not served, and why."""
+    whole: bool = True
+    """False for a tenant: counts of all tenants together (memory, traffic of the flash) are left out."""
+    guest: bool = False
+    """For a guest's own eyes: process ids and paths of this machine are left out."""
     started_at: float = field(default_factory=time.time)
 
 
-def _ratio(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
+_COUNTED = (
+    "bytes_read", "puts", "puts_already_there", "puts_refused", "bytes_written", "deletes", "evictions",
+    "evictions_expired", "lookups", "lookups_absent", "directory_reads", "stale_hints", "corrupt_entries",
+    "prestage_hits", "prestaged_bytes", "gets_gated", "puts_declined", "puts_written_back", "puts_lost",
+    "bytes_copied", "copies_made", "copy_bytes", "hedged_reads", "hedge_wins", "hedge_bytes",
+    "other_copy_reads",
+)  # fmt: skip
+"""Counters of a tally that the document has under the same name."""
 
 
 def _counts(tally: Tally) -> dict[str, Any]:
@@ -71,34 +71,9 @@ def _counts(tally: Tally) -> dict[str, Any]:
         "gets": hits + missed,
         "hits": hits,
         "misses": missed,
-        "hit_ratio": _ratio(hits, hits + missed),
+        "hit_ratio": hits / (hits + missed) if hits + missed else None,
         "miss_causes": {cause.name.lower(): tally.misses[cause] for cause in MissCause},
-        "bytes_read": tally.bytes_read,
-        "puts": tally.puts,
-        "puts_already_there": tally.puts_already_there,
-        "puts_refused": tally.puts_refused,
-        "bytes_written": tally.bytes_written,
-        "deletes": tally.deletes,
-        "evictions": tally.evictions,
-        "evictions_expired": tally.evictions_expired,
-        "lookups": tally.lookups,
-        "lookups_absent": tally.lookups_absent,
-        "directory_reads": tally.directory_reads,
-        "stale_hints": tally.stale_hints,
-        "corrupt_entries": tally.corrupt_entries,
-        "prestage_hits": tally.prestage_hits,
-        "prestaged_bytes": tally.prestaged_bytes,
-        "gets_gated": tally.gets_gated,
-        "puts_declined": tally.puts_declined,
-        "puts_written_back": tally.puts_written_back,
-        "puts_lost": tally.puts_lost,
-        "bytes_copied": tally.bytes_copied,
-        "copies_made": tally.copies_made,
-        "copy_bytes": tally.copy_bytes,
-        "hedged_reads": tally.hedged_reads,
-        "hedge_wins": tally.hedge_wins,
-        "hedge_bytes": tally.hedge_bytes,
-        "other_copy_reads": tally.other_copy_reads,
+        **{name: getattr(tally, name) for name in _COUNTED},
     }
 
 
@@ -109,6 +84,7 @@ def _prestaged(prestage: PrestageCache, volume_id: bytes) -> dict[str, int]:
         "prestage_wasted_bytes": counts.wasted_bytes,
         "prestage_late": counts.late,
         "prestage_late_bytes": counts.late_bytes,
+        "prestage_failed": counts.failed,
     }
 
 
@@ -155,7 +131,7 @@ def take(sources: Sources) -> dict[str, Any]:
         "uptime_s": time.time() - sources.started_at,
         "pool": {
             "id": sources.pool_id,
-            "map_version": sources.map_version,
+            "map_version": sources.map_version(),
             "namespaces": len(sources.fabric.nguids),
             "namespaces_away": sum(route is None for route in sources.fabric.routes),
             **(sources.membership() if sources.whole else {}),
@@ -168,11 +144,11 @@ def take(sources: Sources) -> dict[str, Any]:
         "tenants": _tenants(sources, volumes),
         "enclosures": _enclosures(sources.fabric),
         "files": sources.files(),
-        "s3": sources.s3() if sources.whole else None,
+        "s3": sources.service("s3") if sources.whole else None,
         "not_served": dict(sources.not_served) if sources.whole else {},
         "memory": _memory(sources) if sources.whole else None,
-        "upkeep_failures": sources.upkeep_failures() if sources.whole else None,
-        "scrub": dict(sources.keeping()) if sources.whole else None,
+        "upkeep_failures": sources.service("upkeep") or 0 if sources.whole else None,
+        "scrub": dict(sources.service("keeper") or {}) if sources.whole else None,
         "bounds": list(sources.bounds()) if sources.whole else [],
     }
 
@@ -181,8 +157,7 @@ _SUMMED = ("hits", "misses", "bytes_read", "puts", "puts_refused", "bytes_writte
 
 
 def _tenants(sources: Sources, volumes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Each tenant that this status may tell of: one of whom it shows all volumes, for what a tenant has in
-    use is summed over them."""
+    """Each tenant of which this status shows all volumes: its use is summed over them."""
     shown = {volume["name"]: volume for volume in volumes}
     rows = []
     for tenant in sources.tenants():
@@ -199,7 +174,7 @@ def _memory(sources: Sources) -> dict[str, int]:
         "directories_max": sources.directories.capacity,
         "prestaged_bytes": sources.prestage.bytes_held,
         "prestaged_bytes_max": sources.prestage.budget_bytes,
-        "registered_bytes": sources.registered(),
+        "registered_bytes": sources.service("memory") or 0,
     }
 
 

@@ -2,15 +2,14 @@
 
 `g35 tenant rotate` writes a pool map in which a volume has a new data key beside its earlier one. An agent
 that sees it opens with both at once, and seals with the new one SETTLE_SECONDS later: by then the other
-agents of the pool have seen the map too and can open what it seals. One that starts amid a rotation, or was
-not looking for a while, does so at once (key_transition.py). From there on upkeep seals anew what is
-left under the earlier key, some values at a time. It keeps no place: an entry says under which key its slot
-is, so an agent that was ended goes on where there is something left. A map without the earlier key ends the
-rotation.
+agents have seen the map too. An agent that starts amid a rotation, or was not looking for a while, seals with
+it at once (key_transition.py). Upkeep then seals anew the values under the earlier key, some at a time. An
+entry says under which key its slot is, so an agent that was ended goes on without a note. A map without the
+earlier key ends the rotation.
 
-A volume of blocks is sealed anew by the one agent that has files in it (agent/service/repair.py), beside its
-own puts and deletes: two agents that write one directory may lose an entry of each other's, which is a hit in
-/kv and a file here. At the end of a walk it takes out what no file has and does not open.
+The one agent that has files in a volume of blocks seals it anew (agent/service/repair.py), beside its own
+puts and deletes: two agents that write one directory may lose an entry of each other's, which is a hit in /kv
+and a file here. At the end of a walk it removes entries that no file has and that do not open.
 """
 
 from __future__ import annotations
@@ -24,15 +23,14 @@ from typing import Any
 from agent.inline.key_use import KeyUseBook, writes_max
 from agent.inline.root_keys import RootKey
 from agent.inline.secrets import SecretKey
-from agent.pool.access import AnyVolume
 from agent.pool.format.occupancy import SetPlace
 from agent.pool.format.slot import SlotCodec
 from agent.pool.maintenance.orphans import Unnamed, clear_leftovers
 from agent.pool.maintenance.rekey import ResealCounts, reseal_set
 from agent.pool.map.document import MapVolume, PoolMap
-from agent.pool.steps import Lanes, Steps
+from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.key_transition import MAP_AGE_SECONDS, SETTLE_SECONDS, KeyTransition
-from agent.pool.volume.volume import Volume
+from agent.pool.volume.volume import Keys, PoolVolume, Volume, in_sets
 
 log = logging.getLogger(__name__)
 
@@ -66,23 +64,24 @@ class KeyRotation:
     def __init__(
         self,
         pool_map: PoolMap,
-        volumes: Sequence[AnyVolume],
+        volumes: Sequence[PoolVolume],
         root: RootKey,
         book: KeyUseBook,
         clock: Callable[[], float],
+        unnamed: Unnamed | None = None,
     ) -> None:
-        """`clock` gives the seconds of the lanes' `now`."""
-        self._root, self._book, self._clock = root, book, clock
-        self.unnamed: Unnamed | None = None
-        """Knows the files of this agent; without it nothing of them is taken out."""
+        """`clock` gives the seconds of the channel's `now`. `unnamed` knows this agent's files; without it no
+        entry of them is removed."""
+        self._root, self._book, self._clock, self.unnamed = root, book, clock, unnamed
         self._keys: dict[str, _Keys] = {}
-        self._others = [volume for volume in volumes if not isinstance(volume, Volume)]
+        rotated = in_sets(volumes)
+        self._others = [volume for volume in volumes if volume not in rotated]
         for other in self._others:
             self._count(other.codec, other)
         entries = {entry.volume_id: entry for entry in pool_map.volumes}
-        for volume in volumes:
+        for volume in rotated:
             entry = entries.get(volume.settings.volume_id.hex())
-            if isinstance(volume, Volume) and entry is not None:
+            if entry is not None:
                 self._keys[entry.volume_id] = keys = _Keys(volume, entry.key_epoch)
                 self._adopt(keys, pool_map, entry, float("-inf"))
 
@@ -108,8 +107,7 @@ class KeyRotation:
         earlier = pool_map.earlier_secret(entry, self._root)
         keys.epoch, keys.waits, keys.is_resealing = entry.key_epoch, False, False
         if earlier is None:
-            volume.codec = self._codec(volume, secret, entry.key_epoch)
-            volume.turn = None
+            volume.change(keys=Keys(self._codec(volume, secret, entry.key_epoch)))
             if keys.earlier:
                 self._book.forget(keys.earlier)
                 keys.earlier = b""
@@ -117,51 +115,53 @@ class KeyRotation:
         older = self._codec(volume, earlier, entry.key_epoch - 1)
         newer = self._codec(volume, secret, entry.key_epoch, older)
         keys.earlier = older.fingerprint
+        codec = newer
         if self._clock() >= seals_at:
-            volume.codec, keys.is_resealing = newer, True
+            keys.is_resealing = True
         else:
-            volume.codec, keys.waits = self._codec(volume, earlier, entry.key_epoch - 1, newer), True
-        volume.turn = KeyTransition(newer, seals_at)
+            codec, keys.waits = self._codec(volume, earlier, entry.key_epoch - 1, newer), True
+        volume.change(keys=Keys(codec, KeyTransition(newer, seals_at)))
 
     def _codec(self, volume: Volume, secret: SecretKey, epoch: int, *others: SlotCodec) -> SlotCodec:
         codec = volume.codec_of(secret, epoch, others)
         self._count(codec, volume)
         return codec
 
-    def _count(self, codec: SlotCodec, volume: AnyVolume) -> None:
+    def _count(self, codec: SlotCodec, volume: PoolVolume) -> None:
         most = writes_max(volume.settings.suite, volume.settings.value_bytes)
         codec.count_in(self._book.use_of(codec.fingerprint, most))
 
-    def look(self, lanes: Lanes) -> Steps[None]:
+    def look(self, channel: IoChannel) -> Steps[None]:
         """Seal with new keys whose time has come, and seal some values anew."""
         for keys in self._keys.values():
             if keys.volume.erased:
                 continue
-            turn = keys.volume.turn
-            if keys.waits and turn is not None and turn.is_due(lanes.now()):
-                keys.volume.codec, keys.waits, keys.is_resealing = turn.codec, False, True
+            transition = keys.volume.key_transition
+            if keys.waits and transition is not None and transition.is_due(channel.now()):
+                keys.volume.change(keys=Keys(transition.codec, transition))
+                keys.waits, keys.is_resealing = False, True
                 log.info("volume %s is sealed with its new data key", keys.volume.settings.name)
-            if keys.is_resealing and not keys.volume.left_to_others:
-                yield from self._reseal_some(keys, lanes)
+            if keys.is_resealing and not keys.volume.files_elsewhere:
+                yield from self._reseal_some(keys, channel)
 
-    def _reseal_some(self, keys: _Keys, lanes: Lanes) -> Steps[None]:
+    def _reseal_some(self, keys: _Keys, channel: IoChannel) -> Steps[None]:
         looked_at = 0
         batch = list(itertools.islice(keys.rest, SETS_PER_LOOK))
         if not batch:
-            keys.rest = _places(keys.volume)
-            yield from self._clear_leftovers(keys, lanes)
+            keys.rest = keys.volume.settings.set_places(keys.volume.settings.extents)
+            yield from self._clear_leftovers(keys, channel)
         for place in batch:
             if looked_at >= VALUES_PER_LOOK:
                 keys.rest = itertools.chain([place], keys.rest)
                 continue
-            looked_at += yield from reseal_set(keys.volume, lanes, place, keys.counts)
+            looked_at += yield from reseal_set(keys.volume, channel, place, keys.counts)
 
-    def _clear_leftovers(self, keys: _Keys, lanes: Lanes) -> Steps[None]:
+    def _clear_leftovers(self, keys: _Keys, channel: IoChannel) -> Steps[None]:
         found, keys.counts.unopened = keys.counts.unopened, []
-        if not found or self.unnamed is None or lanes.now() < keys.leftovers_at:
+        if not found or self.unnamed is None or channel.now() < keys.leftovers_at:
             return
-        keys.leftovers_at = lanes.now() + LEFTOVERS_SECONDS
-        cleared = yield from clear_leftovers(keys.volume, lanes, found, self.unnamed)
+        keys.leftovers_at = channel.now() + LEFTOVERS_SECONDS
+        cleared = yield from clear_leftovers(keys.volume, channel, found, self.unnamed)
         if cleared:
             log.info(
                 "volume %s: %d entries of blocks that no file has, and that do not open, were removed",
@@ -187,10 +187,3 @@ class KeyRotation:
                 "reseals_dropped": 0, "reseals_left": 0,
             }  # fmt: skip
         return rows
-
-
-def _places(volume: Volume) -> Iterator[SetPlace]:
-    settings = volume.settings
-    for extent in settings.extents:
-        for number in range(extent.sets):
-            yield extent.namespace, extent.offset + number * settings.set_bytes

@@ -1,11 +1,12 @@
-"""The tenants of a serving agent: their quotas and keys on its volumes, kept to what the pool map says.
+"""The tenants of a serving agent: their quotas and keys, as the pool map says.
 
-Upkeep counts what tenants with a quota have in use, and where that is more than they may have (the quota was
-lowered, or several agents stored at once) takes the values that seem least wanted, some at a time.
+Upkeep counts the room that tenants with a quota have in use. Where that is more than the quota (it was
+lowered, or several agents stored at once), it evicts the least wanted values, some at a time.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,13 +15,13 @@ from typing import Any
 
 from agent.inline.key_use import KeyUseBook
 from agent.inline.root_keys import RootKey
-from agent.pool.access import AnyVolume
+from agent.pool.maintenance.orphans import Unnamed
 from agent.pool.maintenance.usage_survey import Census
 from agent.pool.map.document import MapTenant, PoolMap
-from agent.pool.steps import Lanes, Steps
-from agent.pool.volume.bandwidth import Bandwidth, WaitingRoom
+from agent.pool.steps import IoChannel, Steps
+from agent.pool.volume.bandwidth import Bandwidth
 from agent.pool.volume.quota import Limits, Measured, Quota
-from agent.pool.volume.volume import Volume
+from agent.pool.volume.volume import PoolVolume, TenantShare, Volume, in_sets
 from agent.pool.write.eviction import evict_one, fullest_first
 from agent.tenancy.key_rotation import KeyRotation
 
@@ -33,13 +34,13 @@ EVICTION_SECONDS = 1.0
 class _Tenant:
     name: str
     tenant_id: bytes
-    volumes: list[AnyVolume]
+    volumes: list[PoolVolume]
     quota: Quota
     bandwidth: Bandwidth
 
     @property
     def in_sets(self) -> list[Volume]:
-        return [each for each in self.volumes if isinstance(each, Volume) and not each.erased]
+        return [each for each in in_sets(self.volumes) if not each.erased]
 
 
 def limits_of(tenant: MapTenant) -> Limits:
@@ -50,29 +51,28 @@ class TenantLimits:
     """Quotas by tenant. `follow` and `look` are for one thread, `snapshot` for any."""
 
     def __init__(
-        self, pool_map: PoolMap, volumes: Sequence[AnyVolume], workers: int, root: RootKey, state: Path
+        self,
+        pool_map: PoolMap,
+        volumes: Sequence[PoolVolume],
+        workers: int,
+        root: RootKey,
+        state: Path,
+        unnamed: Unnamed | None = None,
     ) -> None:
         """No more than half of the `workers` wait for bandwidth at once. `state`: the agent's folder."""
-        book = KeyUseBook(state)
-        self.rotation = KeyRotation(pool_map, volumes, root, book, time.monotonic)
-        waiting = WaitingRoom(workers // 2)
+        self.rotation = KeyRotation(pool_map, volumes, root, KeyUseBook(state), time.monotonic, unnamed)
+        seats = threading.BoundedSemaphore(workers // 2)
         self._census = Census()
         self._tenants: list[_Tenant] = []
         for tenant in pool_map.tenants:
             identity = bytes.fromhex(tenant.tenant_id)
             own = [volume for volume in volumes if volume.settings.tenant == identity]
-            measured = [
-                Measured(volume.occupancy, volume.settings.slot_bytes)
-                for volume in own
-                if isinstance(volume, Volume)
-            ]
-            found = _Tenant(tenant.name, identity, own, Quota(measured), Bandwidth(waiting))
+            measured = [Measured(each.occupancy, each.settings.slot_bytes) for each in in_sets(own)]
+            found = _Tenant(tenant.name, identity, own, Quota(measured), Bandwidth(seats))
             caches = [each for each in found.in_sets if each.settings.kind == "kv"]
             for volume in own:
-                if isinstance(volume, Volume):
-                    volume.quota, volume.siblings = found.quota, caches
-                if volume.settings.kind == "kv":
-                    volume.bandwidth = found.bandwidth
+                bandwidth = found.bandwidth if volume.settings.kind == "kv" else None
+                volume.change(tenant=TenantShare(found.quota, bandwidth, caches))
             self._tenants.append(found)
         self.follow(pool_map)
 
@@ -86,16 +86,16 @@ class TenantLimits:
                 tenant.quota.limit(limits_of(entry))
                 tenant.bandwidth.limit(entry.bandwidth)
 
-    def look(self, lanes: Lanes) -> Steps[None]:
+    def look(self, channel: IoChannel) -> Steps[None]:
         """Go on with rotations, count the next sets, and take what is too much. A bounded piece of work."""
-        yield from self.rotation.look(lanes)
+        yield from self.rotation.look(channel)
         limited = [tenant for tenant in self._tenants if tenant.quota.limits.of_room]
         if not limited:
             return
-        yield from self._census.look(lanes, [volume for tenant in limited for volume in tenant.in_sets])
+        yield from self._census.look(channel, [volume for tenant in limited for volume in tenant.in_sets])
         for tenant in limited:
             for _ in range(EVICTIONS_PER_LOOK):
-                if not tenant.quota.is_over() or not (yield from _shed(tenant, lanes)):
+                if not tenant.quota.is_over() or not (yield from _shed(tenant, channel)):
                     break
 
     def snapshot(self) -> list[dict[str, Any]]:
@@ -108,7 +108,7 @@ class TenantLimits:
                 {
                     "name": tenant.name,
                     "volumes": [each.settings.name for each in tenant.volumes if not each.erased],
-                    "room_is_counted": all(isinstance(each, Volume) for each in tenant.volumes),
+                    "room_is_counted": len(in_sets(tenant.volumes)) == len(tenant.volumes),
                     "slots_known_taken": slots,
                     "slots_max": limits.slots,
                     "bytes_known_taken": size,
@@ -123,10 +123,10 @@ class TenantLimits:
         return rows
 
 
-def _shed(tenant: _Tenant, lanes: Lanes) -> Steps[bool]:
+def _shed(tenant: _Tenant, channel: IoChannel) -> Steps[bool]:
     """Evict a value of the tenant's fullest volume that may lose some: /fs keeps what it has."""
     for volume in fullest_first(tenant.in_sets):
-        if (yield from evict_one(volume, lanes, lanes.now() + EVICTION_SECONDS)):
+        if (yield from evict_one(volume, channel, channel.now() + EVICTION_SECONDS)):
             tenant.quota.count(evicted=1)
             return True
     return False

@@ -1,8 +1,7 @@
 """Which volumes stand behind a door: those of the tenants that it is for.
 
-Tenants are kept apart by what a door's faces were made with. A face knows its own volumes and no others, so
-what it answers about a volume of somebody else is what it answers about one that there is not, by the same
-steps; there is no check that could be forgotten or timed.
+A face knows its own volumes and no others. So it answers about another tenant's volume as about a volume that
+does not exist, by the same steps; no check could be forgotten or timed.
 """
 
 from __future__ import annotations
@@ -80,13 +79,19 @@ class Audience:
         """Whether it may show /fs: there is one for all volumes of blocks, and so for all whose they are."""
         return all(self._is_for(volume) for volume in volumes if volume.settings.kind == "files")
 
-    def sources(self, whole: snapshot.Sources, own: Sequence[ServedVolume]) -> snapshot.Sources:
-        """What a status behind this door is made from: nothing that other tenants have a part in."""
-        if self.is_for_all:
+    def sources(
+        self, whole: snapshot.Sources, own: Sequence[ServedVolume], *, guest: bool = False
+    ) -> snapshot.Sources:
+        """The sources of a status behind this door: nothing that other tenants have a part in, and for a
+        `guest` nothing of the machine that serves it, nor of other guests."""
+        if self.is_for_all and not guest:
             return whole
+        volumes = [each.volume for each in own]
+        mount, door = ("", "virtiofs") if guest else (whole.mount, whole.door)
         return dataclasses.replace(
-            whole, volumes=[each.volume for each in own], files=lambda: None, doors=dict, whole=False
-        )
+            whole, volumes=volumes, files=lambda: None, doors=dict, whole=False, guest=guest, mount=mount,
+            door=door,
+        )  # fmt: skip
 
 
 def _id_of(name: str) -> bytes:

@@ -51,11 +51,6 @@ def in_flight_byte(head: int) -> int:
     return HEAD_BYTES + ENTRY_BYTES * head
 
 
-def next_word(head: int) -> int:
-    """Place of `next` of a chain, in 16-bit words of the queue's piece."""
-    return (HEAD_BYTES + ENTRY_BYTES * head + 6) // 2
-
-
 def counter_qword(head: int) -> int:
     """Place of `counter` of a chain, in 64-bit words of the queue's piece."""
     return (HEAD_BYTES + ENTRY_BYTES * head + 8) // 8

@@ -17,9 +17,8 @@ from __future__ import annotations
 
 import struct
 import sys
-from dataclasses import dataclass
 from enum import IntFlag
-from typing import ClassVar, Final, Self
+from typing import Final
 
 assert sys.byteorder == "little", "rings of VERSION_1 are little-endian, and words are read as they lie"
 
@@ -55,25 +54,8 @@ class DescriptorFlag(IntFlag):
     """It names a table of descriptors rather than a buffer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Descriptor:
-    """One virtq_desc. Any 16 bytes are one; whether it makes sense is the queue's to say."""
-
-    LAYOUT: ClassVar[struct.Struct] = struct.Struct("<QIHH")
-
-    address: int
-    length: int
-    flags: int
-    next: int
-
-    def encode(self) -> bytes:
-        return self.LAYOUT.pack(self.address, self.length, self.flags, self.next)
-
-    @classmethod
-    def decode(cls, buffer: bytes | bytearray | memoryview, index: int = 0) -> Self:
-        return cls(*cls.LAYOUT.unpack_from(buffer, index * DESCRIPTOR_BYTES))
-
-
+DESCRIPTOR: Final = struct.Struct("<QIHH")
+"""virtq_desc: address, length, flags, next."""
 LENGTH_MASK: Final = 0xFFFF_FFFF
 FLAGS_SHIFT: Final = 32
 NEXT_SHIFT: Final = 48
@@ -82,7 +64,7 @@ NEXT_SHIFT: Final = 48
 USED_ELEMENT: Final = struct.Struct("<II")
 """Head of a chain, and how many bytes were written into it."""
 
-assert Descriptor.LAYOUT.size == DESCRIPTOR_BYTES
+assert DESCRIPTOR.size == DESCRIPTOR_BYTES
 assert USED_ELEMENT.size == USED_ELEMENT_BYTES
 
 

@@ -10,15 +10,6 @@ and a payload, one of the records below. Everything is little-endian (the byte o
 share memory). File descriptors ride beside the message (SCM_RIGHTS), never in it: how many belong to a
 request is `FDS_MAX`.
 
-    U64              0 value u64
-    VringState       0 index u32, 4 number u32
-    VringAddress     0 index u32, 4 flags u32, 8 descriptors u64, 16 used u64, 24 available u64, 32 log u64
-    Region           0 guest address u64, 8 size u64, 16 user address u64, 24 mmap offset u64
-    MemoryTable      0 count u32, 4 padding, 8.. as many Regions
-    OneRegion        0 padding u64, 8 Region
-    InflightArea     0 mmap size u64, 8 mmap offset u64, 16 queues u16, 18 queue size u16, 20 padding
-    LogArea          0 mmap size u64, 8 mmap offset u64
-
 SET_VRING_KICK, CALL and ERR carry a U64 whose bits 0-7 are the queue and whose bit 8 says that no
 descriptor comes along: `VringFd`.
 """
@@ -44,7 +35,7 @@ class VhostUserFormatError(ValueError):
 
 
 class Request(IntEnum):
-    """What the front-end asks. QEMU names the same numbers VHOST_USER_*."""
+    """What the front-end asks, as far as it concerns a file system. QEMU's names begin with VHOST_USER_."""
 
     GET_FEATURES = 1
     SET_FEATURES = 2
@@ -64,23 +55,10 @@ class Request(IntEnum):
     SET_PROTOCOL_FEATURES = 16
     GET_QUEUE_NUM = 17
     SET_VRING_ENABLE = 18
-    SEND_RARP = 19
-    NET_SET_MTU = 20
     SET_BACKEND_REQ_FD = 21
-    IOTLB_MSG = 22
-    SET_VRING_ENDIAN = 23
-    GET_CONFIG = 24
-    SET_CONFIG = 25
-    CREATE_CRYPTO_SESSION = 26
-    CLOSE_CRYPTO_SESSION = 27
-    POSTCOPY_ADVISE = 28
-    POSTCOPY_LISTEN = 29
-    POSTCOPY_END = 30
     GET_INFLIGHT_FD = 31
     SET_INFLIGHT_FD = 32
-    GPU_SET_SOCKET = 33
     RESET_DEVICE = 34
-    VRING_KICK = 35
     GET_MAX_MEM_SLOTS = 36
     ADD_MEM_REG = 37
     REM_MEM_REG = 38
@@ -98,15 +76,11 @@ class HeaderFlag(IntFlag):
 class Feature(IntFlag):
     """Virtio feature bits that vhost-user negotiates for the device; virtio 1.2, 6."""
 
-    NOTIFY_ON_EMPTY = 1 << 24
-    LOG_ALL = 1 << 26
-    ANY_LAYOUT = 1 << 27
     RING_INDIRECT_DESC = 1 << 28
     RING_EVENT_IDX = 1 << 29
     PROTOCOL_FEATURES = 1 << 30
     """Not virtio's: vhost-user has protocol features of its own, below."""
     VERSION_1 = 1 << 32
-    RING_RESET = 1 << 40
 
 
 class ProtocolFeature(IntFlag):
@@ -114,19 +88,12 @@ class ProtocolFeature(IntFlag):
 
     MQ = 1 << 0
     LOG_SHMFD = 1 << 1
-    RARP = 1 << 2
     REPLY_ACK = 1 << 3
-    MTU = 1 << 4
     BACKEND_REQ = 1 << 5
-    CROSS_ENDIAN = 1 << 6
-    CRYPTO_SESSION = 1 << 7
-    PAGEFAULT = 1 << 8
     CONFIG = 1 << 9
     BACKEND_SEND_FD = 1 << 10
-    HOST_NOTIFIER = 1 << 11
     INFLIGHT_SHMFD = 1 << 12
     RESET_DEVICE = 1 << 13
-    INBAND_NOTIFICATIONS = 1 << 14
     CONFIGURE_MEM_SLOTS = 1 << 15
     STATUS = 1 << 16
 

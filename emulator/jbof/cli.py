@@ -7,20 +7,33 @@ are wrong.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import logging
+import re
 import resource
 import signal
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
+from pydantic.fields import FieldInfo
+from typer.core import TyperGroup
 
 from emulator.jbof.control import ControlServer
 from emulator.jbof.control_client import ControlError, ask
+from emulator.jbof.control_requests import (
+    VERBS,
+    Request,
+    RequestError,
+    checked_request,
+    did_you_mean,
+    parse_status,
+)
 from emulator.jbof.drive_folder import write_atomically
 from emulator.jbof.drive_model import DriveModelSettings
 from emulator.jbof.enclosure import (
@@ -29,14 +42,44 @@ from emulator.jbof.enclosure import (
     EnclosureError,
     EnclosureSettings,
 )
-from emulator.jbof.host_secrets import GroupName, HashName, read_host_secrets
 from emulator.jbof.rpc.server import RpcServer
-from emulator.jbof.sizes import parse_size
+from nvmeof.authentication.secret import ALL_HASHES, CONTROLLER_GROUPS, Credentials
+from nvmeof.authentication.secret_files import SecretFileError, read_hosts_file
 from nvmeof.controller.settings import ControllerSettings
+from nvmeof.controller.storage import Operation
 from nvmeof.controller.tcp_rules import TcpSettings
 from nvmeof.linux_limits import Need, check_limits, refusal, tell_refusals
+from nvmeof.wire.authentication import GroupId, HashId
+
+
+class _Verbs(TyperGroup):
+    """Answers a mistyped word among the values of an option by the nearest known one."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with _near_words():
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _near_words():
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def _near_words() -> Iterator[None]:
+    try:
+        yield
+    except typer.BadParameter as wrong:
+        text = wrong.message.removeprefix("Value error, ").removeprefix("Input ")
+        typed, is_choice, known = text.partition(" is not one of ")
+        if is_choice and "did you mean" not in text:
+            near = did_you_mean(typed.strip("'"), re.findall("'([^']*)'", known))
+            text = f"{text.removesuffix('.')}{near}."
+        wrong.message = text
+        raise
+
 
 app = typer.Typer(
+    cls=_Verbs,
     name="g35 jbof",
     help="Serve flash drives over NVMe/TCP or NVMe/RDMA, and make them fail.",
     rich_markup_mode=None,
@@ -59,6 +102,25 @@ class Media(StrEnum):
     MEMORY = "memory"
 
 
+class HashName(StrEnum):
+    """Hashes of DH-HMAC-CHAP."""
+
+    SHA256 = "sha256"
+    SHA384 = "sha384"
+    SHA512 = "sha512"
+
+
+class GroupName(StrEnum):
+    """Diffie-Hellman groups of DH-HMAC-CHAP."""
+
+    NULL = "null"
+    FFDHE2048 = "ffdhe2048"
+    FFDHE3072 = "ffdhe3072"
+    FFDHE4096 = "ffdhe4096"
+    FFDHE6144 = "ffdhe6144"
+    FFDHE8192 = "ffdhe8192"
+
+
 class TransportName(StrEnum):
     """How hosts reach the enclosure."""
 
@@ -79,14 +141,23 @@ _SWITCH_INTERVAL_S = 0.0005
 microseconds each between system calls."""
 
 
+_UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+
+
 def _size(text: str) -> int:
+    """Bytes of `512M`, `1G`, `1.5GiB`. Binary units only, for a drive is memory or a file."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise typer.BadParameter(f"not a size: {text!r}; write for example 512M or 1G")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def _status(text: str) -> int:
     try:
-        return parse_size(text)
-    except ValueError as error:
+        return parse_status(text)
+    except RequestError as error:
         raise typer.BadParameter(str(error)) from None
-
-
-_Size = Annotated[int, typer.Option(parser=_size, metavar="SIZE")]
 
 
 @app.callback(invoke_without_command=True)
@@ -126,7 +197,9 @@ def serve(
         ),
     ] = 1,
     name: Annotated[str, typer.Option(help="Name of the enclosure; makes its NQN.")] = "jbof",
-    nqn: Annotated[str | None, typer.Option(help="The subsystem's NQN, if it is to be another.")] = None,
+    nqn: Annotated[
+        str | None, typer.Option(help="The subsystem's NQN; without it, made of the name.")
+    ] = None,
     lba_bytes: Annotated[int, typer.Option(help="Bytes of a logical block, 512 or 4096.")] = 4096,
     allow_host: Annotated[
         list[str] | None,
@@ -199,7 +272,7 @@ def serve(
         except OSError as error:
             raise typer.BadParameter(f"--pcap {pcap}: {error.strerror or error}") from None
     try:
-        credentials = read_host_secrets(host_secret_file, dhchap_hash, dhchap_group, allow_host or [])
+        credentials = _credentials(host_secret_file, dhchap_hash, dhchap_group, allow_host or [])
         settings = EnclosureSettings(
             drives=1 if drives is None else drives,
             kv_drives=kv_drives,
@@ -214,11 +287,11 @@ def serve(
             lba_bytes=lba_bytes,
             allowed_hosts=frozenset(allow_host or credentials) or None,
             credentials=credentials,
-            model=DriveModelSettings(
-                read_latency_s=read_latency_ms / 1000,
-                write_latency_s=write_latency_ms / 1000,
-                bandwidth_bytes_per_s=bandwidth_mib_s * (1 << 20),
-                commands_per_s=iops,
+            model=DriveModelSettings.of(
+                read_latency_ms=read_latency_ms,
+                write_latency_ms=write_latency_ms,
+                bandwidth_mib_s=bandwidth_mib_s,
+                iops=iops,
                 seed=seed,
             ),
             controller=ControllerSettings(max_transfer_bytes=max_transfer, in_capsule_bytes=in_capsule),
@@ -247,15 +320,37 @@ def serve(
         raise typer.Exit(1) from None
 
 
+def _credentials(
+    file: Path | None, hashes: list[HashName] | None, groups: list[GroupName] | None, allowed: list[str]
+) -> dict[str, Credentials]:
+    """The hosts that have to authenticate, by NQN; `allowed` hosts have to be among them. ValueError."""
+    if file is None:
+        if hashes or groups:
+            raise ValueError("--dhchap-hash and --dhchap-group want a --host-secret-file")
+        return {}
+    try:
+        found = read_hosts_file(
+            file,
+            tuple(HashId[each.name] for each in hashes) if hashes else ALL_HASHES,
+            tuple(GroupId[each.name] for each in groups) if groups else CONTROLLER_GROUPS,
+        )
+    except SecretFileError as error:
+        raise ValueError(str(error)) from None
+    for nqn in allowed:
+        if nqn not in found:
+            raise ValueError(f"--allow-host {nqn}: {file} has no secret for it")
+    return found
+
+
 def _need(settings: EnclosureSettings) -> Need:
-    """What serving two hosts takes. Others are turned away where there is no more."""
+    """The need of serving two hosts. Others are turned away where there is no room."""
     count = settings.drives + settings.kv_drives
     drives = count * settings.drive_bytes if settings.folder is None else 0
     return Need("this enclosure", _PROGRAM_BYTES + drives, _THREADS, _FILES + count)
 
 
 def _raise_descriptor_limit() -> None:
-    """Up to what this process may have: a connection takes two, and the usual limit is 1,024."""
+    """Raise the limit as far as allowed: a connection takes two descriptors, and the usual limit is 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -288,206 +383,56 @@ def _serve(
         sys.stdout.flush()
         stop.wait()
         if failures:
-            # Of no use any more, and its supervisor begins it anew once the process has ended.
+            # Its supervisor starts it again once the process has ended.
             raise EnclosureError(failures[0])
 
 
-# --- the verbs that talk to a running one ---------------------------------------------------------------
+# --- verbs for a running enclosure: each has an option for every field of its request --------------------
 
 _Control = Annotated[Path, typer.Option("--control", help="The enclosure's control socket.")]
-_OneDrive = Annotated[int, typer.Option("--drive", min=0, help="Number of the drive, from 0.")]
-_AnyDrive = Annotated[
-    int | None, typer.Option("--drive", min=0, help="Number of the drive; without it, all.")
-]
-_Offset = Annotated[int, typer.Option(parser=_size, metavar="SIZE", help="First byte.")]
-_Length = Annotated[int, typer.Option(parser=_size, metavar="SIZE", help="Bytes.")]
-_Probability = Annotated[float, typer.Option(min=0, max=1, help="Share of the commands that are hit.")]
+_FLAGS: Final = {"operations": "--operation", "up": "--up/--down"}
+_TYPES: Final[dict[str, Any]] = {"status": int, "operations": list[Operation]}
+_PARSERS: Final = dict.fromkeys(("offset", "length", "source", "size"), _size) | {"status": _status}
 
 
-def _tell(control: Path, verb: str, **fields: Any) -> None:
-    try:
-        answer = ask(control, verb, **fields)
-    except ControlError as error:
-        typer.echo(f"g35 jbof: {error}", err=True)
-        raise typer.Exit(1) from None
-    typer.echo(json.dumps(answer, indent=2))
+def _option(name: str, field: FieldInfo) -> inspect.Parameter:
+    flags = [_FLAGS[name]] if name in _FLAGS else []
+    kind: Any = _TYPES.get(name, field.annotation)
+    parser = _PARSERS.get(name)
+    metavar = None if parser is None else parser.__name__.strip("_").upper()
+    described = typer.Option(*flags, help=field.description, parser=parser, metavar=metavar)
+    default: Any = inspect.Parameter.empty
+    if name == "operations":
+        default = None
+    elif not field.is_required():
+        # A default goes through the parser as well, which takes text.
+        default = field.default if parser is None or field.default is None else str(field.default)
+    annotation = Annotated[kind, described]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-@app.command()
-def stats(control: _Control) -> None:
-    """Counters of every drive, as JSON."""
-    _tell(control, "stats")
+def _verb_of(verb: str, request: type[Request]) -> Callable[..., None]:
+    def tell(*, control: Path, **given: Any) -> None:
+        try:
+            checked = checked_request({"verb": verb} | {n: v for n, v in given.items() if v is not None})
+        except RequestError as error:
+            raise typer.BadParameter(str(error)) from None
+        try:
+            answer = ask(control, verb, **checked.model_dump(mode="json", exclude_none=True))
+        except ControlError as error:
+            typer.echo(f"g35 jbof: {error}", err=True)
+            raise typer.Exit(1) from None
+        typer.echo(json.dumps(answer, indent=2))
+
+    control = inspect.Parameter("control", inspect.Parameter.KEYWORD_ONLY, annotation=_Control)
+    options = [_option(name, field) for name, field in request.model_fields.items()]
+    tell.__signature__ = inspect.Signature([control, *options])  # type: ignore[attr-defined]
+    tell.__doc__ = request.__doc__
+    return tell
 
 
-@fault.command()
-def slow(
-    control: _Control,
-    latency_ms: Annotated[float, typer.Option(min=0, help="Added to every command; 0 takes it away.")],
-    drive: _AnyDrive = None,
-) -> None:
-    """A slow drive."""
-    _tell(control, "slow", drive=drive, latency_ms=latency_ms)
-
-
-@fault.command()
-def hang(control: _Control, drive: _AnyDrive = None) -> None:
-    """A drive that takes commands and never answers."""
-    _tell(control, "hang", drive=drive)
-
-
-@fault.command()
-def error(
-    control: _Control,
-    status: Annotated[str, typer.Option(help="Name (write_fault) or number (0x280).")],
-    drive: _AnyDrive = None,
-    probability: _Probability = 1.0,
-    operation: Annotated[
-        list[str] | None, typer.Option(help="read, write, flush, ... (repeat); without it, all.")
-    ] = None,
-    do_not_retry: Annotated[bool, typer.Option(help="Set the Do Not Retry bit.")] = False,
-) -> None:
-    """A drive that fails commands with a status."""
-    _tell(
-        control,
-        "error",
-        drive=drive,
-        status=status,
-        probability=probability,
-        operations=operation or [],
-        do_not_retry=do_not_retry,
-    )
-
-
-@fault.command()
-def flip(
-    control: _Control,
-    drive: _OneDrive,
-    offset: _Offset = "0",  # type: ignore[assignment]
-    length: Annotated[
-        int | None, typer.Option(parser=_size, metavar="SIZE", help="Bytes; without it, to the end.")
-    ] = None,
-    bits: Annotated[int, typer.Option(min=1, help="How many bits.")] = 1,
-    on_read: Annotated[bool, typer.Option(help="In what reads return, not in what is stored.")] = False,
-    probability: _Probability = 1.0,
-) -> None:
-    """Flipped bits in what is stored, or with --on-read returned."""
-    _tell(
-        control,
-        "flip",
-        drive=drive,
-        offset=offset,
-        length=length,
-        bits=bits,
-        on_read=on_read,
-        probability=probability,
-    )
-
-
-@fault.command()
-def zero(control: _Control, drive: _OneDrive, offset: _Offset, length: _Length) -> None:
-    """A range of a drive that has become zeros."""
-    _tell(control, "zero", drive=drive, offset=offset, length=length)
-
-
-@fault.command()
-def copy(control: _Control, drive: _OneDrive, source: _Offset, offset: _Offset, length: _Length) -> None:
-    """A misplaced write: bytes at --source are at --offset as well."""
-    _tell(control, "copy", drive=drive, source=source, offset=offset, length=length)
-
-
-@fault.command()
-def full(control: _Control, drive: _AnyDrive = None) -> None:
-    """A drive that refuses writes: Capacity Exceeded."""
-    _tell(control, "full", drive=drive)
-
-
-@fault.command("lose-writes")
-def lose_writes(control: _Control, drive: _AnyDrive = None, probability: _Probability = 1.0) -> None:
-    """A drive that acknowledges writes and does not store them."""
-    _tell(control, "lose-writes", drive=drive, probability=probability)
-
-
-@fault.command()
-def model(
-    control: _Control,
-    drive: _AnyDrive = None,
-    read_latency_ms: Annotated[float, typer.Option(min=0)] = 0.0,
-    write_latency_ms: Annotated[float, typer.Option(min=0)] = 0.0,
-    bandwidth_mib_s: Annotated[float, typer.Option(min=0)] = 0.0,
-    iops: Annotated[float, typer.Option(min=0)] = 0.0,
-    jitter: _Probability = 0.0,
-    seed: Annotated[int, typer.Option()] = 0,
-) -> None:
-    """Imitate a drive of this speed. Without options it is as fast as the machine."""
-    _tell(
-        control,
-        "model",
-        drive=drive,
-        read_latency_ms=read_latency_ms,
-        write_latency_ms=write_latency_ms,
-        bandwidth_mib_s=bandwidth_mib_s,
-        iops=iops,
-        jitter=jitter,
-        seed=seed,
-    )
-
-
-@fault.command()
-def remove(control: _Control, drive: _OneDrive) -> None:
-    """Pull a drive out."""
-    _tell(control, "remove", drive=drive)
-
-
-@fault.command()
-def add(
-    control: _Control,
-    drive: Annotated[
-        int | None, typer.Option(min=0, help="A drive that was pulled out; without it, a new one.")
-    ] = None,
-    size: Annotated[
-        int | None, typer.Option(parser=_size, metavar="SIZE", help="Of a new one; as the others by default.")
-    ] = None,
-) -> None:
-    """Put a drive back in, or a new one."""
-    _tell(control, "add", drive=drive, size=size)
-
-
-_PortNumber = Annotated[int, typer.Option("--number", min=1, help="Number of the port, from 1.")]
-
-
-@fault.command()
-def port(
-    control: _Control,
-    number: _PortNumber,
-    up: Annotated[bool, typer.Option("--up/--down", help="Serve it again, or cut it off.")] = False,
-) -> None:
-    """Cut one of several ports off, or serve it again. All its connections end."""
-    _tell(control, "port", number=number, up=up)
-
-
-@fault.command()
-def access(
-    control: _Control,
-    number: _PortNumber,
-    state: Annotated[
-        str,
-        typer.Option(help="optimized, non-optimized, inaccessible, persistent-loss or change."),
-    ],
-) -> None:
-    """How one of several ports reaches the drives (ANA)."""
-    _tell(control, "access", number=number, state=state)
-
-
-@fault.command()
-def heal(control: _Control, drive: _AnyDrive = None) -> None:
-    """No faults any more. Drives pulled out stay out, damaged bytes stay damaged."""
-    _tell(control, "heal", drive=drive)
-
-
-@fault.command()
-def kill(control: _Control) -> None:
-    """SIGKILL for the whole enclosure."""
-    _tell(control, "kill")
+for _verb, _request in VERBS.items():
+    (app if _verb == "stats" else fault).command(_verb)(_verb_of(_verb, _request))
 
 
 def main() -> None:

@@ -1,7 +1,4 @@
-"""A Unix socket of mode 0600 with a thread for each client, a few at most: of control and RPC alike.
-
-A class that derives from `ClientServer` says what is said on it, by `converse`.
-"""
+"""A Unix socket of mode 0600 with a thread for each of a few clients: of control and RPC alike."""
 
 from __future__ import annotations
 
@@ -25,14 +22,15 @@ _PEER: Final = struct.Struct("iII")
 """struct ucred: process, user, group."""
 
 ACCEPT_AGAIN_S: Final = 0.05
-"""How soon after a client could not be taken the next is tried."""
+"""The pause after an accept that failed."""
 
 STOP_S: Final = 5.0
 """How long `close` waits for each thread."""
 
 
 class ClientServer(ABC):
-    """Listens at `path` from construction to `close`. EnclosureError if it cannot."""
+    """Listens at `path` from construction to `close`; `converse` has the protocol. EnclosureError if it
+    cannot."""
 
     def __init__(self, name: str, path: Path, clients_max: int) -> None:
         self.path = path
@@ -50,7 +48,7 @@ class ClientServer(ABC):
         """Serve one client to its end, in a thread of its own. OSError ends it, too."""
 
     def make_room(self) -> bool:
-        """Asked when there are as many clients as may be: whether one has gone, and its slot been taken."""
+        """Called at the limit of clients: whether a slot was freed and taken."""
         return False
 
     def _accept(self) -> None:
@@ -66,8 +64,8 @@ class ClientServer(ABC):
                 continue
             user = peer_user(client)
             if user not in (0, os.geteuid()):
-                # The mode keeps others out; this does where somebody has changed it, or passed the socket on.
-                log.warning("%s: user %d may not use it, and is hung up on", self._name, user)
+                # The mode keeps others out, unless somebody has changed it, or passed the socket on.
+                log.warning("%s: user %d may not use it, and is disconnected", self._name, user)
                 client.close()
                 continue
             if not self._slots.acquire(blocking=False) and not self.make_room():
@@ -81,8 +79,8 @@ class ClientServer(ABC):
             try:
                 thread.start()
             except RuntimeError as error:
-                # No thread is to be had now. Those that are served go on, and the next may have better luck.
-                log.warning("%s: a client is hung up on: %s", self._name, error)
+                # No thread now: served clients go on, and the next may have better luck.
+                log.warning("%s: a client is disconnected: %s", self._name, error)
                 with self._lock:
                     self._clients.pop(client, None)
                 self._slots.release()
@@ -101,7 +99,7 @@ class ClientServer(ABC):
             self._slots.release()
 
     def close(self) -> None:
-        """Stop listening, hang up on everybody, and remove the socket. Idempotent."""
+        """Stop listening, disconnect all clients, and remove the socket. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -120,7 +118,7 @@ class ClientServer(ABC):
 
 
 def peer_user(client: socket.socket) -> int:
-    """Who connected, by user id, as the kernel noted it then (SO_PEERCRED, unix(7)); -1: it does not say."""
+    """The user id of a client (SO_PEERCRED, unix(7)); -1: unknown."""
     try:
         credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
     except OSError:
@@ -130,7 +128,7 @@ def peer_user(client: socket.socket) -> int:
 
 
 def listen_at(path: Path, backlog: int) -> socket.socket:
-    """A socket that only its owner may use. One left behind by a killed enclosure is replaced."""
+    """A socket for its owner alone. Replaces one that a killed enclosure left behind."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
@@ -142,7 +140,7 @@ def listen_at(path: Path, backlog: int) -> socket.socket:
         listener.listen(backlog)
     except OSError as error:
         listener.close()
-        # Python refuses a path that is too long by itself, and has no errno for that.
+        # Python refuses a path that is too long, without an errno.
         hint = "" if error.errno else "; take a shorter folder"
         raise EnclosureError(f"cannot listen at {path}: {error}{hint}") from error
     except BaseException:

@@ -1,18 +1,19 @@
-"""What every drive has, whatever its command set: a name, a speed, faults and counters.
+"""The parts of a drive that do not depend on its command set: a name, a speed, faults and counters.
 
 `Drive` (logical blocks) and `KvDrive` (keys and values) add a medium. One lock guards the model, the faults'
-source of chance and the counters; it is held for a few assignments, never around the moving of bytes.
+source of chance and the counters; it is held for a few assignments, never while bytes move.
 """
 
 from __future__ import annotations
 
 import errno
+import random
 import threading
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from emulator.jbof.drive_model import DriveModel, DriveModelSettings
-from emulator.jbof.faults import DriveFaults, ErrorFault, FlipFault
+from emulator.jbof.faults import DriveFaults
 from nvmeof.controller.storage import HELD, Operation, StorageError
 from nvmeof.wire.status import Status
 
@@ -25,7 +26,7 @@ _READING: Final = frozenset(
 
 @dataclass(slots=True)
 class CommonCounters:
-    """What a drive of any kind counts. A subclass has `<operation>_commands` for each of its operations."""
+    """The counters of every drive. A subclass has `<operation>_commands` for each of its operations."""
 
     failed_commands: int = 0
     faults_injected: dict[str, int] = field(default_factory=dict)
@@ -50,14 +51,14 @@ class DriveConditions:
             raise ValueError("an NGUID has 16 bytes, not all of them zero")
         self.number = number
         self.nguid = nguid
-        self.faults = DriveFaults(seed)
+        self.faults = DriveFaults(random.Random(seed))
         self._common_counters = counters
         self._lock = threading.Lock()
         self._faulty = False  # faults.any_active, kept here so that a healthy drive pays one test
         self._model: DriveModel | None = None
         self.set_model(model or DriveModelSettings())
 
-    # --- the part of the seam that is alike: nvmeof.controller.storage ------------------------------------
+    # --- the common part of nvmeof.controller.storage.Storage and KvStorage -------------------------------
 
     def admit(self, operation: Operation, offset: int, length: int, now: float) -> float:
         """Count a command and say when it may end; raises StorageError where a fault says so."""
@@ -71,7 +72,7 @@ class DriveConditions:
             return due
 
     def _count_command(self, operation: Operation) -> None:
-        """A drive counts its commonest commands by itself: a counter by its name is slow to find."""
+        """By name, which is slow: a drive counts its commonest commands itself."""
         counters, name = self._common_counters, _COMMAND_COUNTER[operation]
         setattr(counters, name, getattr(counters, name) + 1)
 
@@ -100,62 +101,34 @@ class DriveConditions:
             return HELD if self.faults.hung else now
 
     def _failed(self, error: OSError, otherwise: Status) -> StorageError:
-        """The status of an error of the world: a full disk is full, anything else is a media error."""
+        """The error for a host: Capacity Exceeded for a full disk, `otherwise` for anything else."""
         with self._lock:
             self._common_counters.failed_commands += 1
         full = error.errno in _FULL_ERRNOS
         return StorageError(Status.CAPACITY_EXCEEDED if full else otherwise, f"drive {self.number}: {error}")
 
-    # --- what the control socket does to a drive ----------------------------------------------------------
+    # --- for the control socket ---------------------------------------------------------------------------
 
     def set_model(self, settings: DriveModelSettings) -> None:
-        """Imitate another drive from the next command on."""
+        """Imitate this drive from the next command on."""
         with self._lock:
             self._model = None if settings.is_off else DriveModel(settings)
 
-    def set_slow(self, latency_s: float) -> None:
-        """Add `latency_s` seconds to every command; 0 takes it away."""
-        if not 0 <= latency_s <= 3600:
-            raise ValueError("a latency is between 0 and 3600 seconds")
+    def set_faults(self, **changes: Any) -> None:
+        """Change attributes of `faults`."""
         with self._lock:
-            self.faults.extra_latency_s = latency_s
-            self._faulty = self.faults.any_active
-
-    def set_hung(self, hung: bool) -> None:
-        with self._lock:
-            self.faults.hung = hung
-            self._faulty = self.faults.any_active
-
-    def set_full(self, full: bool) -> None:
-        with self._lock:
-            self.faults.full = full
-            self._faulty = self.faults.any_active
-
-    def set_error(self, fault: ErrorFault | None) -> None:
-        with self._lock:
-            self.faults.error = fault
-            self._faulty = self.faults.any_active
-
-    def set_flip_on_read(self, fault: FlipFault | None) -> None:
-        with self._lock:
-            self.faults.flip_on_read = fault
-            self._faulty = self.faults.any_active
-
-    def set_lose_writes(self, probability: float) -> None:
-        if not 0 <= probability <= 1:
-            raise ValueError("a probability is between 0 and 1")
-        with self._lock:
-            self.faults.lose_writes = probability
+            for name, value in changes.items():
+                setattr(self.faults, name, value)
             self._faulty = self.faults.any_active
 
     def heal(self) -> None:
-        """No faults any more. What was damaged at rest stays damaged."""
+        """Remove all faults. Damage at rest stays: it is in the medium."""
         with self._lock:
-            self.faults.heal()
+            self.faults = DriveFaults(self.faults.chance)
             self._faulty = False
 
     def _flipped(self, view: memoryview, offset: int) -> memoryview:
-        """`view`, read at `offset`, as a fault in the path has it: itself, or a copy with bits wrong."""
+        """`view`, read at `offset`, or by a fault of the path a copy with bits wrong."""
         with self._lock:
             flips = self.faults.bits_to_flip(offset, len(view))
             if flips:
@@ -172,5 +145,5 @@ class DriveConditions:
         injected[kind] = injected.get(kind, 0) + 1
 
     def _identity(self) -> dict[str, Any]:
-        """The head of `stats`."""
+        """The first fields of `stats`."""
         return {"drive": self.number, "nsid": self.number + 1, "nguid": self.nguid.hex()}

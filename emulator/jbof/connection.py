@@ -1,12 +1,11 @@
 """One connection of a host: a thread, a socket and an `nvmeof` controller queue, run to completion.
 
-The queue decides what to do (`nvmeof/controller/tcp_queue.py`); this file moves its bytes, with as few
-system calls as it can: payload is received straight to where the queue says and sent from where it lies
-(`page_sender.py`).
+The queue (`nvmeof/controller/tcp_queue.py`) decides; this file moves its bytes with few system calls. Payload
+is received directly into its place and sent from it (`page_sender.py`).
 
-The thread blocks in `recv` when only the host can give it something to do, and otherwise polls the socket
-and an eventfd by which other threads wake it. It never blocks in a send: a host that sends without reading
-must find its commands read, or both sides wait for ever.
+The thread blocks in `recv` when only the host can give it work, and otherwise polls the socket and an eventfd
+by which other threads wake it. It never blocks in a send: a host that sends without reading must find its
+commands read, or both sides wait for ever.
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ SOCKET_BUFFER_BYTES: Final = 4 << 20
 LONG_PAYLOAD_BYTES: Final = 64 << 10
 LOOKS: Final = 2
 """After a payload of that length the next command is often there already: a host that stores a value sends
-what names it along. So many looks are taken, one for a command and one for its data, and what was answered by
-then is sent together; otherwise each answer wakes the host up."""
+its directory along. The thread takes so many looks, one for a command and one for its data, and sends the
+answers together; otherwise each answer wakes the host up."""
 
 WAIT_MAX_S: Final = 3600.0
-"""Then the queue is looked at again, whether something has come or not."""
+"""The longest wait without a look at the queue."""
 
 LINGER_S: Final = 1.0
 """How long a host that broke the protocol gets to read why, before the connection is reset."""
 
 
 class Connection:
-    """Serves one accepted socket until it ends. `on_end` is called once, from the connection's thread."""
+    """Serves one accepted socket until it ends."""
 
     def __init__(self, sock: socket.socket, target: Target, settings: TcpSettings, name: str) -> None:
         self._sock = sock
@@ -65,7 +64,7 @@ class Connection:
         self.thread = SureThread(self._serve, name)
 
     def discard(self) -> None:
-        """Close it without having served it: its thread was not started."""
+        """Close it before its thread was started."""
         self.queue.connection_lost()
         self._close()
 
@@ -76,7 +75,7 @@ class Connection:
                 return
             os.eventfd_write(self._wake_fd, 1)
             if self.queue.session.close_reason is not None:
-                # It may be blocked in recv, which only this ends.
+                # Only this ends a blocked recv.
                 with contextlib.suppress(OSError):
                     self._sock.shutdown(socket.SHUT_RD)
 
@@ -155,7 +154,7 @@ class Connection:
         self.queue.received(count, now)
 
     def _wait(self, poll: select.poll, blocked: bool) -> None:
-        """Until the socket, another thread or the clock has something for the queue; then do it."""
+        """Wait for the socket, another thread or the clock, and run the queue."""
         queue = self.queue
         mask = select.POLLOUT if blocked else 0
         if not queue.ending:
@@ -176,7 +175,7 @@ class Connection:
         queue.run(time.monotonic())
 
     def _receive_some(self) -> bool:
-        """Take what has arrived; False if nothing has."""
+        """Receive what has arrived; False if nothing has."""
         queue = self.queue
         try:
             count = self._sock.recv_into(queue.next_buffer(), 0, socket.MSG_DONTWAIT)
@@ -185,14 +184,15 @@ class Connection:
         if count:
             self._received(count, time.monotonic())
         else:
-            queue.run(time.monotonic())  # it may be we who shut it down, for a reason that run() knows
+            queue.run(time.monotonic())  # `wake` may have shut it down, for a reason that run() knows
             queue.end_of_stream()
         return True
 
     def _linger(self) -> None:
-        """Closing with unread input would reset the connection before the host has read why.
+        """Read on for a moment: closing with unread input would reset the connection before the host reads
+        why.
 
-        Not where another needs its place (`displaced`), which wakes it.
+        A wake-up ends it: another connection needs the place.
         """
         self._sock.shutdown(socket.SHUT_WR)
         deadline = time.monotonic() + LINGER_S

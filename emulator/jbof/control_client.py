@@ -1,4 +1,4 @@
-"""Ask a running enclosure something over its control socket: one request, one answer."""
+"""The client of the control socket: one request, one answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MOST_ANSWER_BYTES: Final = 16 << 20
 
 
 class ControlError(Exception):
-    """The enclosure refused the request, or could not be reached; the message says which."""
+    """The enclosure refused the request, or could not be reached."""
 
 
 def ask(path: Path | str, verb: str, *, timeout_s: float = 10.0, **fields: Any) -> dict[str, Any]:

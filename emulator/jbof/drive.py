@@ -1,10 +1,7 @@
-"""One drive of logical blocks: a medium and the conditions it works under, behind the seam of a controller.
+"""A drive of logical blocks: `medium` and `conditions` as a `Storage` (`nvmeof/controller/storage.py`).
 
-Read `nvmeof/controller/storage.py` first: a drive is a `Storage`. Then `medium` and `conditions`, which this
-file joins.
-
-Many connection threads call at once. Bytes themselves have no lock: as on a real drive, a read that overlaps
-a write in flight may see either.
+Many connection threads call at once. Bytes have no lock: as on a real drive, a read that overlaps a write in
+flight may see either.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ _MOST_COPIED: Final = 64 << 20
 
 @dataclass(slots=True)
 class DriveCounters(CommonCounters):
-    """What a drive did since it was made. Bytes are payload; commands include failed ones."""
+    """Counters since the drive was made. Bytes are payload; commands include failed ones."""
 
     read_commands: int = 0
     read_bytes: int = 0
@@ -85,8 +82,8 @@ class Drive(DriveConditions):
         return self._flipped(view, offset) if self._faulty else view
 
     def write_window(self, offset: int, length: int) -> memoryview | None:
-        # A write that is to be refused or lost goes to scratch, so that it changes nothing. One that fails
-        # with an error status may have been stored or not, as on a real drive.
+        # A write that will be refused or lost goes to scratch, so that it changes nothing. A write that fails
+        # with an error status may be stored or not, as on a real drive.
         if self._faulty and (self.faults.full or self.faults.lose_writes):
             return None
         return self.medium.window(offset, length)
@@ -118,7 +115,7 @@ class Drive(DriveConditions):
             raise self._failed(error, Status.WRITE_FAULT) from error
 
     def write_zeroes(self, offset: int, length: int, *, deallocate: bool) -> None:
-        """Zeros are always made by giving room back: to a host the two cannot be told apart."""
+        """Zeros are always made by deallocation: a host cannot tell the difference."""
         self._punch(offset, length)
         with self._lock:
             self.counters.write_zeroes_bytes += length
@@ -134,10 +131,10 @@ class Drive(DriveConditions):
         except OSError as error:
             raise self._failed(error, Status.WRITE_FAULT) from error
 
-    # --- what the control socket does to a drive ----------------------------------------------------------
+    # --- for the control socket ---------------------------------------------------------------------------
 
     def flip_at_rest(self, offset: int, length: int, bits: int) -> list[int]:
-        """Flip `bits` different bits of the range in the medium itself; the offsets of the bytes hit."""
+        """Flip `bits` different bits of the range in the medium; the offsets of the changed bytes."""
         self._check_range(offset, length)
         if bits <= 0 or bits > 1 << 20:
             raise ValueError("flip between 1 and 1048576 bits")
@@ -152,14 +149,14 @@ class Drive(DriveConditions):
         return sorted({position for position, _ in chosen})
 
     def zero_at_rest(self, offset: int, length: int) -> None:
-        """Lose a range: it reads as zeros, as after a dropped write or a trim gone wrong."""
+        """Make a range read as zeros, as after a dropped write."""
         self._check_range(offset, length)
         with self._lock:
             self._count_fault("zero_at_rest")
         self.medium.punch(offset, length)
 
     def copy_at_rest(self, source: int, offset: int, length: int) -> None:
-        """Put the bytes at `source` to `offset` as well: a misplaced or stale write with right checksums."""
+        """Copy a range: a misplaced or stale write with right checksums."""
         self._check_range(source, length)
         self._check_range(offset, length)
         if length > _MOST_COPIED:
@@ -181,7 +178,7 @@ class Drive(DriveConditions):
 
     @property
     def reach(self) -> int:
-        """Bytes that a fault can be set for."""
+        """The range of faults, in bytes."""
         return self.medium.size
 
     def stats(self) -> dict[str, Any]:

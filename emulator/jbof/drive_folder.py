@@ -10,11 +10,11 @@ from pathlib import Path
 
 
 class EnclosureError(Exception):
-    """The enclosure cannot be as it was asked for: the world's fault or the user's; says which and how."""
+    """The enclosure cannot be made as asked; the text says why."""
 
 
 def derived_nguid(nqn: str, number: int) -> bytes:
-    """The NGUID of a drive in memory: the same whenever the enclosure of that name starts."""
+    """The NGUID of a drive in memory: the same at each start under that name."""
     return hashlib.sha256(f"g35 drive\0{nqn}\0{number}".encode()).digest()[:16]
 
 
@@ -55,7 +55,7 @@ def persistent_nguid(folder: Path, number: int, size: int, lba_bytes: int) -> by
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """A reader finds the old file or the whole new one, also after a crash."""
+    """Replace a file; a reader finds the old or the new one whole, also after a crash."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with open(temporary, "w") as file:
         file.write(text)

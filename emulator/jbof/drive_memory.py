@@ -1,7 +1,7 @@
-"""The memory of a drive, told apart from all other memory by its type.
+"""The memory of a drive, as a type of its own.
 
-A view of it is drive memory, however it was cut: `view.obj` is this. That is what a sender goes by that sends
-pages by reference (`page_sender.py`), where to take scratch memory for a drive's would be wrong bytes.
+`view.obj` of any view of it is a `DriveMemory`. `page_sender.py` sends only such memory by reference: scratch
+memory would be wrong bytes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""How long a command takes on the drive that is being imitated. No I/O, no clock, no randomness of its own.
+"""The time that a command takes on the imitated drive. No I/O, no clock; the same seed gives the same times.
 
 A drive is one server for bandwidth and one for commands per second, with a latency on top: a command is done
-`latency` after both servers have got to its end. With everything at zero, the default, a command is done at
-once, and the enclosure is as fast as the machine.
-
-The same seed and the same sequence of calls give the same times.
+`latency` after both servers have reached its end. With all at zero, the default, a command is done at once.
 """
 
 from __future__ import annotations
@@ -34,9 +31,18 @@ class DriveModelSettings:
         if not 0 <= self.jitter <= 1:
             raise ValueError("jitter must be between 0 and 1")
 
+    @classmethod
+    def of(
+        cls, *, read_latency_ms: float, write_latency_ms: float, bandwidth_mib_s: float, iops: float,
+        jitter: float = 0.0, seed: int = 0,
+    ) -> DriveModelSettings:  # fmt: skip
+        """From the units of the command line."""
+        bandwidth = bandwidth_mib_s * (1 << 20)
+        return cls(read_latency_ms / 1000, write_latency_ms / 1000, bandwidth, iops, jitter, seed)
+
     @property
     def is_off(self) -> bool:
-        """Nothing to imitate: the drive's hot path asks this once and skips the model."""
+        """Whether there is nothing to imitate."""
         return not (
             self.read_latency_s or self.write_latency_s or self.bandwidth_bytes_per_s or self.commands_per_s
         )

@@ -1,9 +1,8 @@
-"""An enclosure: some drives in one NVM subsystem, and a TCP or RDMA port (or both) where hosts find them.
+"""An enclosure: drives in one NVM subsystem, and the TCP and RDMA ports at which hosts find it.
 
-`Enclosure` is what the command line runs and what tests start in their own process. The pieces it joins are
-the drives (`drive.py`), the controller role (`nvmeof/controller`), and a `TcpListener` or `RdmaListener` for
-each address. A `bare` one starts with nothing; its subsystems, namespaces and listeners are then made at run
-time (`emulator/jbof/rpc`).
+It joins the drives (`drive.py`), the controller role (`nvmeof/controller`), and a `TcpListener` or
+`RdmaListener` for each address. A `bare` one starts empty; its subsystems, namespaces and listeners are made
+at run time (`emulator/jbof/rpc`).
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ from emulator.jbof.drive_folder import derived_nguid, lock_folder, persistent_ng
 from emulator.jbof.drive_model import DriveModelSettings
 from emulator.jbof.kv_drive import UNIT_BYTES, KvDrive
 from emulator.jbof.kv_values import FolderValues, MemoryValues, Values
-from emulator.jbof.log_entries import log_entry, same_place
 from emulator.jbof.medium import FileMedium, Medium, MemoryMedium
 from emulator.jbof.rdma_listener import RdmaListener
 from emulator.jbof.retired import RetiredDrives
 from emulator.jbof.tcp_listener import TcpListener
-from nvmeof.authentication.credentials import Credentials
-from nvmeof.controller.port_access import PortAccess
-from nvmeof.controller.rdma_rules import RdmaSettings
+from nvmeof.authentication.secret import Credentials
+from nvmeof.controller.rdma_queue import RdmaSettings
 from nvmeof.controller.settings import NAMESPACE_ID_LIMIT, ControllerSettings
-from nvmeof.controller.subsystem import AnyNamespace, KvNamespace, Subsystem
+from nvmeof.controller.subsystem import AnyNamespace, KvNamespace, Namespace, Port, PortAccess, Subsystem
 from nvmeof.controller.target import Target
 from nvmeof.controller.tcp_rules import TcpSettings
 from nvmeof.errors import NvmeofError
 from nvmeof.transport import TRANSPORTS
 from nvmeof.wire.ana import AnaState
+from nvmeof.wire.log_page import AddressFamily, TransportType
+from nvmeof.wire.rdma import RDMA_ADDRESS
 
 log = logging.getLogger(__name__)
 
@@ -55,18 +54,15 @@ AnyDrive: TypeAlias = Drive | KvDrive
 
 @dataclass(frozen=True, slots=True)
 class EnclosureSettings:
-    """What to serve. `folder` None keeps the drives in memory; otherwise each is a sparse file in it.
+    """`folder` None keeps the drives in memory; otherwise each is a sparse file in it.
 
     `drives` are of logical blocks; behind them come `kv_drives` of the KV command set, of the same size. In a
-    folder, each of these is a folder of its own, with a file for every value.
+    folder, each KV drive is a folder of its own, with a file for every value.
 
     `name` makes the NQN where none is given, and the NGUIDs of drives in memory. With both transports the
     port of RDMA is that of TCP. RDMA makes an emulated device at `address`, which no other process may have.
-    A `bare` enclosure has no subsystem and no listener until somebody adds them. Hosts with `credentials`, by
-    NQN, have to authenticate.
-
-    With several `ports`, each is a TCP port (`port` and those behind it), and the subsystem reports how each
-    reaches its namespaces (ANA).
+    Hosts with `credentials`, by NQN, have to authenticate. With several `ports`, each is a TCP port (`port`
+    and the next ones), and the subsystem reports how each reaches its namespaces (ANA).
     """
 
     drives: int = 1
@@ -115,8 +111,8 @@ class EnclosureSettings:
 class Enclosure:
     """Serves from `start` to `close`. Drives are numbered from 0; the namespace id is the number plus 1.
 
-    `on_failure` is told, from any thread, why it cannot go on where a bug or the machine ends its serving:
-    its owner closes it then, and may begin anew.
+    `on_failure` is called, from any thread, with the reason where a bug or the machine ends its serving. Its
+    owner closes it then.
     """
 
     def __init__(
@@ -179,7 +175,7 @@ class Enclosure:
             except (OSError, ValueError) as error:
                 raise EnclosureError(f"drive {number}: {error}") from error
         drive = self._take_in(number, medium, nguid, settings.lba_bytes)
-        self.target.add_namespace(self.subsystem, number + 1, drive)
+        self.target.attach(self.subsystem, Namespace(number + 1, drive))
         return drive
 
     def _make_kv_drive(self, number: int) -> None:
@@ -204,7 +200,7 @@ class Enclosure:
             values.close()
             raise EnclosureError(f"drive {number}: {error}") from error
         self._drives[number] = drive
-        self.target.add_kv_namespace(self.subsystem, number + 1, drive)
+        self.target.attach(self.subsystem, KvNamespace(number + 1, drive))
 
     def _take_in(self, number: int, medium: Medium, nguid: bytes, lba_bytes: int) -> Drive:
         settings = self.settings
@@ -224,7 +220,7 @@ class Enclosure:
         return drive
 
     def take_drive(self, medium: Medium, nguid: bytes, lba_bytes: int) -> Drive:
-        """A drive that is no namespace yet; `Target.add_namespace` makes it one. ValueError if unusable."""
+        """A new drive without a namespace (`Target.add_namespace`). Raises ValueError."""
         with self._lock:
             number = max(self._drives, default=-1) + 1
             if number >= NAMESPACE_ID_LIMIT:
@@ -232,7 +228,7 @@ class Enclosure:
             return self._take_in(number, medium, nguid, lba_bytes)
 
     def discard_drive(self, number: int) -> None:
-        """The opposite: its namespaces go, and a little later its medium. KeyError if there is none."""
+        """Remove its namespaces, and a little later its medium. KeyError if there is none."""
         with self._lock:
             drive = self._drives.pop(number)
             self._pulled.pop(number, None)
@@ -241,7 +237,7 @@ class Enclosure:
         self._retired.add(drive)
 
     def _give_back(self, drive: AnyDrive) -> None:
-        """Nobody uses it any more: its memory or its file goes."""
+        """Close the medium of a drive that nobody uses any more."""
         if isinstance(drive, Drive) and (window := drive.medium.window(0, drive.medium.size)) is not None:
             with self._lock:
                 for listener in self._listeners.values():
@@ -283,10 +279,7 @@ class Enclosure:
                 self.target.remove_namespace(subsystem, namespace.nsid)
 
     def add_drive(self, number: int | None = None, size: int | None = None) -> AnyDrive:
-        """Put a drive back that was pulled out (with its contents), or, without a number, a new one in.
-
-        A new one is of logical blocks.
-        """
+        """Put a drive back that was pulled out, with its contents; without a number, add a block drive."""
         with self._lock:
             if number is None:
                 if self.settings.bare:
@@ -310,16 +303,16 @@ class Enclosure:
                     )
             for subsystem, was in places:
                 if isinstance(drive, KvDrive):
-                    self.target.add_kv_namespace(subsystem, was.nsid, drive)
+                    self.target.attach(subsystem, KvNamespace(was.nsid, drive))
                 else:
-                    self.target.add_namespace(subsystem, was.nsid, drive, nguid=was.nguid, uuid=was.uuid)
+                    self.target.attach(subsystem, Namespace(was.nsid, drive, nguid=was.nguid, uuid=was.uuid))
             del self._pulled[number]
             return drive
 
     def identity(self, number: int) -> dict[str, Any]:
-        """By what hosts know a drive: number and NGUID of its (first) namespace, also of one pulled out.
+        """Number and NGUID of a drive's (first) namespace, also of one pulled out. KeyError: no such drive.
 
-        A drive that never was a namespace has no number, and its own NGUID. KeyError if there is none.
+        A drive that never was a namespace has no number, and its own NGUID.
         """
         with self._lock:
             drive = self.drive(number)
@@ -330,13 +323,17 @@ class Enclosure:
     # --- serving ----------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Listen, and serve in threads of our own. EnclosureError if the address cannot be had."""
+        """Listen, and serve in threads of its own. EnclosureError if the address cannot be had."""
         settings = self.settings
         if settings.bare:
             return
         try:
             if settings.ports > 1:
-                self._listen_at_all()
+                for number in range(settings.ports):
+                    port = settings.port + number if settings.port else 0
+                    port = self.listen("tcp", settings.address, port, self.subsystem.nqn, number + 1)
+                    self.ports += (port,)
+                self.port = self.ports[0]
                 return
             for transport in TRANSPORTS:
                 if transport in settings.transports:
@@ -346,15 +343,8 @@ class Enclosure:
             self.close()
             raise
 
-    def _listen_at_all(self) -> None:
-        settings, found = self.settings, []
-        for number in range(settings.ports):
-            port = settings.port + number if settings.port else 0
-            found.append(self.listen("tcp", settings.address, port, self.subsystem.nqn, number + 1))
-        self.ports, self.port = tuple(found), found[0]
-
     def set_port_up(self, number: int, up: bool) -> None:
-        """Cut one of several ports off, with all its connections, or serve it again. ValueError: no such."""
+        """Cut a port off with all its connections, or serve it again. ValueError: no such port."""
         if not 1 <= number <= len(self.ports):
             raise ValueError(f"there are {len(self.ports)} ports that can be cut off")
         where = ("tcp", self.settings.address, self.ports[number - 1])
@@ -365,7 +355,7 @@ class Enclosure:
             self.stop_listening(*where, self.subsystem.nqn, number)
 
     def set_access(self, number: int, state: AnaState) -> None:
-        """By a port, reach the namespaces in another way from now on. ValueError: no such port."""
+        """Set the ANA state of a port. ValueError: no such port."""
         if not 1 <= number <= len(self.ports):
             raise ValueError(f"there are {len(self.ports)} ports that report how they reach the namespaces")
         self.target.set_access(self.subsystem, number, state)
@@ -380,8 +370,8 @@ class Enclosure:
     ) -> int:
         """Listen at one more address, and list it in the discovery log; the port (0 asks for any).
 
-        `subsystem_nqn`: the log names it for that subsystem alone. Where we listen there already, only the
-        log changes. EnclosureError if the address cannot be had.
+        `subsystem_nqn`: the log names it for that subsystem alone. At an address with a listener only the log
+        changes. EnclosureError if the address cannot be had.
         """
         with self._lock:
             if (transport, address, port) not in self._listeners:
@@ -407,9 +397,10 @@ class Enclosure:
         """
         with self._lock:
             self.target.remove_port(log_entry(transport, address, port, subsystem_nqn, port_id))
-            for left in self.target.ports:
-                if same_place(left, log_entry(transport, address, port, None)):
-                    return
+            gone = log_entry(transport, address, port, None)
+            place = (gone.transport_type, gone.address, gone.service)
+            if any(place == (left.transport_type, left.address, left.service) for left in self.target.ports):
+                return
             listener = self._listeners.pop((transport, address, port))
         listener.close()
 
@@ -422,7 +413,7 @@ class Enclosure:
         return listener
 
     def close(self) -> None:
-        """Stop serving and let go of everything. Idempotent."""
+        """Stop serving and release everything. Idempotent."""
         with self._lock:
             listeners, self._listeners = self._listeners, {}
         for listener in listeners.values():
@@ -445,10 +436,10 @@ class Enclosure:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    # --- what it says of itself ---------------------------------------------------------------------------
+    # --- reports ------------------------------------------------------------------------------------------
 
     def describe(self) -> dict[str, Any]:
-        """The ready line: where it listens and what it offers."""
+        """The ready line: addresses and namespaces."""
         return {
             "address": self.settings.address,
             "port": self.port,
@@ -468,7 +459,7 @@ class Enclosure:
         }
 
     def stats(self) -> dict[str, Any]:
-        """Counters of every drive, and who is connected."""
+        """Counters of every drive, connections and controllers."""
         with self._lock:
             listeners = list(self._listeners.values())
             alive = sum(listener.connections for listener in listeners)
@@ -493,3 +484,17 @@ class Enclosure:
             ],
             "drives": drives,
         }
+
+
+def log_entry(transport: str, address: str, port: int, subsystem_nqn: str | None, port_id: int = 1) -> Port:
+    """The entry of a listener in the discovery log, for one subsystem or (None) for all."""
+    is_rdma = transport == "rdma"
+    return Port(
+        address,
+        str(port),
+        transport_type=TransportType.RDMA if is_rdma else TransportType.TCP,
+        address_family=AddressFamily.IPV6 if ":" in address else AddressFamily.IPV4,
+        port_id=port_id,
+        tsas=RDMA_ADDRESS if is_rdma else bytes(256),
+        subsystem_nqn=subsystem_nqn,
+    )

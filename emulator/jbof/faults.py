@@ -1,19 +1,14 @@
-"""The faults a drive can be given while it runs, and what each must do to its host.
-
-They are the ways in which flash and enclosures are known to fail; each exists because the agent promises to
-survive it:
+"""The faults of a drive, each a known failure of flash or enclosures that the agent has to survive. No I/O.
 
 * `slow`: every command takes longer; the deadline of a read must cut it off.
 * `hang`: commands are taken and never answered, until `heal`; other drives and queues go on.
 * `error`: commands fail with a status, with a probability, for some kinds of command.
-* `flip_on_read`: what is stored is right, what is returned has bits wrong: a bad path, not a bad medium.
+* `flip_on_read`: stored bytes are right, returned bytes have bits wrong: a bad path, not a bad medium.
 * `full`: writes are refused as a full thin-provisioned medium refuses them.
-* `lose_writes`: a write is acknowledged and not stored, as a volatile cache does that lied about a flush.
+* `lose_writes`: a write is acknowledged and not stored, as by a volatile cache that lied about a flush.
 
-Damage at rest (flipped bits, zeroed and misplaced ranges) is done once to the medium and is no state: see
-`emulator.jbof.drive.Drive.flip_at_rest` and its neighbours.
-
-This file decides, from its own seeded source of chance; `emulator.jbof.drive` acts. No I/O here.
+Damage at rest (flipped bits, zeroed and misplaced ranges) happens once to the medium and is no state: see
+`emulator.jbof.drive.Drive.flip_at_rest`. This file decides by a seeded source of chance; `drive.py` acts.
 """
 
 from __future__ import annotations
@@ -47,7 +42,7 @@ class ErrorFault:
 
 @dataclass(frozen=True, slots=True)
 class FlipFault:
-    """Flip `bits` bits in what a read returns, where it overlaps `offset .. offset + length`."""
+    """Flip `bits` bits of a read, where it overlaps `offset .. offset + length`."""
 
     offset: int
     length: int
@@ -60,39 +55,25 @@ class FlipFault:
             raise ValueError("a flip needs a range of at least one byte, and 1 to 4096 bits")
 
 
+@dataclass(slots=True)
 class DriveFaults:
-    """What is wrong with one drive at present. Not thread-safe: the drive holds its lock."""
+    """The present faults of one drive. Not thread-safe: the drive holds its lock."""
 
-    def __init__(self, seed: int) -> None:
-        self.chance = random.Random(seed)
-        self.extra_latency_s = 0.0
-        self.hung = False
-        self.full = False
-        self.error: ErrorFault | None = None
-        self.flip_on_read: FlipFault | None = None
-        self.lose_writes = 0.0
-
-    def heal(self) -> None:
-        """Back to a drive without faults. Damage at rest stays: it is in the medium."""
-        self.extra_latency_s = 0.0
-        self.hung = self.full = False
-        self.error = self.flip_on_read = None
-        self.lose_writes = 0.0
+    chance: random.Random
+    extra_latency_s: float = 0.0
+    hung: bool = False
+    full: bool = False
+    error: ErrorFault | None = None
+    flip_on_read: FlipFault | None = None
+    lose_writes: float = 0.0
 
     @property
     def any_active(self) -> bool:
-        """Whether a command must look at the faults at all; asked once per command."""
-        return bool(
-            self.hung
-            or self.full
-            or self.extra_latency_s
-            or self.lose_writes
-            or self.error is not None
-            or self.flip_on_read is not None
-        )
+        """Whether a command must look at the faults at all."""
+        return self != DriveFaults(self.chance)
 
     def failing(self, operation: Operation) -> ErrorFault | None:
-        """The error that this command is to end with, if chance and its kind have it so."""
+        """The error that this command ends with, by its kind and by chance."""
         fault = self.error
         if fault is None or (fault.operations and operation not in fault.operations):
             return None
@@ -116,7 +97,7 @@ class DriveFaults:
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """What `stats` reports of the drive's state."""
+        """The faults as `stats` reports them."""
         error = None
         if self.error is not None:
             error = asdict(self.error) | {"operations": sorted(kind.value for kind in self.error.operations)}

@@ -1,11 +1,8 @@
-"""One drive of the Key Value command set: values by key, under the same conditions as any other drive.
+"""A drive of the Key Value command set: `kv_values` and `conditions` as a `KvStorage` (`nvmeof.controller`).
 
-Read `nvmeof/controller/kv_storage.py` first: this is a `KvStorage`. Then `kv_values` and `conditions`, which
-this file joins.
-
-A value takes up whole units of 4 KiB and at least one, so that a drive has room for at most
-capacity / 4 KiB keys, and says so (MNKS). A Store that replaces a value needs room for both until the new one
-is there. The index (a key and a length for every value) is in memory.
+A value takes whole units of 4 KiB and at least one, so a drive has room for capacity / 4 KiB keys (MNKS). A
+Store that replaces a value needs room for both until the new one is there. The index (a key and a length for
+every value) is in memory.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ UNIT_BYTES: Final = 4096
 
 @dataclass(slots=True)
 class KvCounters(CommonCounters):
-    """What a KV drive did since it was made. Bytes are values; commands include failed ones."""
+    """Counters since the drive was made. Bytes are values; commands include failed ones."""
 
     store_commands: int = 0
     store_bytes: int = 0
@@ -40,12 +37,12 @@ class KvCounters(CommonCounters):
 
 
 def room_of(length: int) -> int:
-    """What a value of `length` bytes takes up."""
+    """Bytes that a value of `length` bytes takes up."""
     return max(1, -(-length // UNIT_BYTES)) * UNIT_BYTES
 
 
 class KvDrive(DriveConditions):
-    """See the module's docstring. ValueError where the values that are there do not fit."""
+    """ValueError where the present values do not fit."""
 
     def __init__(
         self,
@@ -74,7 +71,7 @@ class KvDrive(DriveConditions):
         if self._used > capacity_bytes:
             raise ValueError(f"the values there take {self._used} bytes, the drive has {capacity_bytes}")
 
-    # --- the seam: nvmeof.controller.kv_storage.KvStorage ---------------------------------------------------
+    # --- the seam: nvmeof.controller.storage.KvStorage ---------------------------------------------------
 
     def used_bytes(self) -> int:
         return self._used
@@ -99,7 +96,7 @@ class KvDrive(DriveConditions):
             self._reserved -= room_of(length)
 
     def _commit(self, value: StagedValue, length: int, key: bytes, options: StoreOption) -> bool:
-        """Whether the value was kept; its room counts as used then. Raises StorageError and OSError."""
+        """Whether the value was kept, and its room used. Raises StorageError and OSError."""
         with self._lock:
             old = self._lengths.get(key)
             if old is None and options & StoreOption.ONLY_IF_PRESENT:
@@ -155,7 +152,7 @@ class KvDrive(DriveConditions):
         return keys[start : start + count]
 
     def _keys(self) -> list[bytes]:
-        """All keys in order; never changed in place."""
+        """All keys in order, in a list that never changes."""
         with self._lock:
             if self._sorted is None:
                 self._sorted = sorted(self._lengths)
@@ -167,7 +164,7 @@ class KvDrive(DriveConditions):
         except OSError as error:
             raise self._failed(error, Status.WRITE_FAULT) from error
 
-    # --- what the control socket does to a drive ----------------------------------------------------------
+    # --- for the control socket ---------------------------------------------------------------------------
 
     @property
     def size_bytes(self) -> int:
@@ -176,13 +173,13 @@ class KvDrive(DriveConditions):
 
     @property
     def reach(self) -> int:
-        """Bytes that a fault can be set for: those of the longest value, for offsets are within a value."""
+        """The range of faults, in bytes: offsets are within a value."""
         return self.format.value_max
 
     def flip_at_rest(self, offset: int, length: int, bits: int) -> list[int]:
-        """Flip `bits` bits of one value, which chance chooses; the offsets in it of the bytes hit.
+        """Flip `bits` bits in a range of one random value; the offsets of the changed bytes.
 
-        Of the bytes `offset` to `offset + length` of values; ValueError where no value has them.
+        ValueError where no value has the range.
         """
         if bits <= 0 or bits > 1 << 20:
             raise ValueError("flip between 1 and 1048576 bits")
@@ -199,11 +196,11 @@ class KvDrive(DriveConditions):
         return sorted({position for position, _ in chosen})
 
     def zero_at_rest(self, offset: int, length: int) -> None:
-        """Not of a drive without addresses. ValueError."""
+        """A drive without addresses cannot do it: ValueError."""
         raise ValueError(f"drive {self.number} has keys and no addresses; flip hits a value that it chooses")
 
     def copy_at_rest(self, source: int, offset: int, length: int) -> None:
-        """Not of a drive without addresses. ValueError."""
+        """A drive without addresses cannot do it: ValueError."""
         self.zero_at_rest(offset, length)
 
     def stats(self) -> dict[str, Any]:
@@ -228,7 +225,7 @@ class KvDrive(DriveConditions):
 
 
 class Staged:
-    """A value on its way into a drive: nvmeof.controller.kv_storage.Staged. Used by one thread."""
+    """A value on its way into a drive: nvmeof.controller.storage.Staged. Used by one thread."""
 
     def __init__(self, drive: KvDrive, value: StagedValue, length: int) -> None:
         self._drive = drive

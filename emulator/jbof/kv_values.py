@@ -1,11 +1,12 @@
-"""What a drive of the KV command set keeps its values in: memory, or a folder that outlives the process.
+"""The values of a drive of the KV command set: in memory, or in a folder that outlives the process.
 
-In memory a value is one bytearray: it is received into it and sent out of it, and a value that replaces
-another is another bytearray, so that a Retrieve under way still sends the old one whole. In a folder a value
-is one file, named by its key in hexadecimal. It is written under another name and then renamed, so a crash of
-the enclosure or of a Store leaves the old value or the new one.
+In memory a value is one bytearray, received into and sent from directly. A replacement is another bytearray,
+so that a Retrieve under way still sends the old value whole. In a folder a value is one file, named by its
+key in hexadecimal. It is written under another name and then renamed, so a crash leaves the old value or the
+new one. Capacities, faults and statuses are in `kv_drive.py`.
 
-Nothing in here knows capacities, faults or statuses: `kv_drive.py` does.
+`stage`, `read` and `flush` are for any thread, the rest under the drive's lock. All may raise OSError;
+`read`, `flip` and `remove` raise KeyError.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import os
 import re
 import threading
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 from nvmeof.controller.storage import Scratch
 
@@ -27,65 +28,24 @@ _libc.syncfs.argtypes = (ctypes.c_int,)
 _libc.syncfs.restype = ctypes.c_int
 
 
-class StagedValue(Protocol):
-    """A value that is arriving. May raise OSError."""
-
-    @property
-    def window(self) -> memoryview | None:
-        """Where it may be received, if it is memory."""
-
-    def put(self, offset: int, data: memoryview) -> None:
-        """Store a piece."""
-
-    def keep(self, key: bytes) -> None:
-        """Let it be the value of the key from now on."""
-
-    def drop(self) -> None:
-        """Forget it."""
-
-
-class Values(Protocol):
-    """Values by key. `stage`, `read` and `flush` from any thread; the rest under the drive's lock."""
-
-    def lengths(self) -> dict[bytes, int]:
-        """The keys that are there, and the bytes of their values."""
-
-    def stage(self, length: int) -> StagedValue:
-        """Begin a value of `length` bytes. May raise OSError."""
-
-    def read(self, key: bytes, limit: int, scratch: Scratch) -> tuple[memoryview, int]:
-        """The first `limit` bytes of a value at most (its own memory, or scratch), and its whole length.
-
-        Both are of one and the same value, also while another takes its place. KeyError; may raise OSError.
-        """
-
-    def flip(self, key: bytes, offset: int, mask: int) -> None:
-        """Damage a byte of a value in its place. KeyError; may raise OSError."""
-
-    def remove(self, key: bytes) -> None:
-        """KeyError; may raise OSError."""
-
-    def flush(self) -> None:
-        """Push what was kept to stable storage. May raise OSError."""
-
-    def close(self) -> None:
-        """Let go of everything."""
-
-
 class _MemoryStaged:
+    """A value that is arriving. `window`: the memory to receive it into, if there is any."""
+
     def __init__(self, values: dict[bytes, bytearray], length: int) -> None:
         self._values = values
         self._memory = bytearray(length)
         self.window = memoryview(self._memory)
 
     def put(self, offset: int, data: memoryview) -> None:
+        """Store a piece."""
         self.window[offset : offset + len(data)] = data
 
     def keep(self, key: bytes) -> None:
+        """Make it the value of the key."""
         self._values[key] = self._memory
 
     def drop(self) -> None:
-        """The memory goes with this object."""
+        """Forget it."""
 
 
 class MemoryValues:
@@ -95,23 +55,30 @@ class MemoryValues:
         self._values: dict[bytes, bytearray] = {}
 
     def lengths(self) -> dict[bytes, int]:
+        """Bytes of each value, by key."""
         return {key: len(value) for key, value in self._values.items()}
 
     def stage(self, length: int) -> _MemoryStaged:
+        """Begin a value of `length` bytes."""
         return _MemoryStaged(self._values, length)
 
     def read(self, key: bytes, limit: int, scratch: Scratch) -> tuple[memoryview, int]:
+        """At most `limit` first bytes of a value (its own memory, or scratch), and its length.
+
+        Both are of one value, also while another replaces it.
+        """
         value = self._values[key]
         return memoryview(value)[:limit], len(value)
 
     def flip(self, key: bytes, offset: int, mask: int) -> None:
+        """Damage a byte of a value in its place."""
         self._values[key][offset] ^= mask
 
     def remove(self, key: bytes) -> None:
         del self._values[key]
 
     def flush(self) -> None:
-        """Nothing to do: memory does not survive in any case."""
+        """Push kept values to stable storage, where there is any."""
 
     def close(self) -> None:
         self._values.clear()
@@ -150,9 +117,9 @@ class _FileStaged:
 
 
 class FolderValues:
-    """Values in files of a folder. What a killed process had begun and not finished is removed.
+    """Values in files of a folder. Removes the unfinished values of a killed process.
 
-    Raises OSError where the folder cannot be used, and ValueError for a file that no value is.
+    ValueError for a file that is no value.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -225,3 +192,7 @@ class FolderValues:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+StagedValue: TypeAlias = _MemoryStaged | _FileStaged
+Values: TypeAlias = MemoryValues | FolderValues

@@ -1,11 +1,11 @@
-"""What a drive keeps its bytes in: a stretch of memory, or a sparse file that outlives the process.
+"""The medium of a drive: memory, or a sparse file that outlives the process.
 
-The two differ in one respect that everything else follows from. Memory can be received into and sent from
-directly. A file cannot: mapped into memory it would be as fast, but a full disk would be a SIGBUS in the
-middle of a copy. So a file is read and written by pread and pwrite, and ENOSPC becomes an NVMe status
-(`emulator.jbof.drive`).
+Payload is received into memory and sent from it directly. A file has no such window: mapped into memory it
+would be as fast, but a full disk would be a SIGBUS in the middle of a copy. So a file is read and written by
+pread and pwrite, and ENOSPC becomes an NVMe status (`emulator.jbof.drive`).
 
-Both zero a range without writing it where the system can (`punch`), so that deallocation gives room back.
+Each medium has the methods of `MemoryMedium`. Ranges are inside it: the caller has checked. All but `window`
+may raise OSError.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import errno
 import mmap
 import os
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 from emulator.jbof.drive_memory import DriveMemory
 
@@ -26,37 +26,8 @@ _MADV_POPULATE_WRITE: Final = 23  # Linux 5.14; the mmap module does not name it
 _ZEROS: Final = bytes(1 << 20)
 
 
-class Medium(Protocol):
-    """Bytes at offsets. Ranges are inside the medium: the caller has checked. May raise OSError."""
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-
-    def window(self, offset: int, length: int) -> memoryview | None:
-        """The bytes themselves, writable, if the medium is memory; None if it is not."""
-
-    def read_into(self, offset: int, into: memoryview) -> None:
-        """Fill `into` from `offset`."""
-
-    def write(self, offset: int, data: memoryview | bytes) -> None:
-        """Store all of `data` at `offset`."""
-
-    def punch(self, offset: int, length: int) -> None:
-        """Make the range read as zeros and give its room back where that is possible."""
-
-    def flush(self) -> None:
-        """Push what was written to stable storage."""
-
-    def used_bytes(self) -> int:
-        """Room taken up at present; the whole size where that cannot be told."""
-
-    def close(self) -> None:
-        """Let go of file handles and memory. Nobody may hold a window any more."""
-
-
 class MemoryMedium:
-    """Anonymous memory, given by the kernel page by page as it is first written; at once with `prefault`."""
+    """Anonymous memory. The kernel gives a page at its first write; with `prefault` all at once."""
 
     def __init__(self, size: int, *, prefault: bool = False) -> None:
         self._map = DriveMemory(size)
@@ -69,6 +40,7 @@ class MemoryMedium:
         self.size = size
 
     def window(self, offset: int, length: int) -> memoryview:
+        """The bytes themselves, writable; None from a medium that is no memory."""
         return self._view[offset : offset + length]
 
     def read_into(self, offset: int, into: memoryview) -> None:
@@ -78,6 +50,7 @@ class MemoryMedium:
         self._view[offset : offset + len(data)] = data
 
     def punch(self, offset: int, length: int) -> None:
+        """Make the range read as zeros, and give its room back where the system can."""
         end = offset + length
         first = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
         last = end // mmap.PAGESIZE * mmap.PAGESIZE
@@ -95,14 +68,16 @@ class MemoryMedium:
             start += step
 
     def flush(self) -> None:
-        """Nothing to do: memory does not survive in any case."""
+        """Push written bytes to stable storage, where there is any."""
 
     def used_bytes(self) -> int:
+        """Room taken up at present; the whole size where that cannot be told."""
         return self.size
 
     def close(self) -> None:
+        """Nobody may hold a window any more, except a reply that is being sent."""
         self._view.release()
-        with contextlib.suppress(BufferError):  # A reply being sent holds a window; the memory goes with it.
+        with contextlib.suppress(BufferError):  # The memory goes with that window.
             self._map.close()
 
 
@@ -112,7 +87,7 @@ class NullMedium:
     def __init__(self, size: int) -> None:
         self.size = size
 
-    def window(self, offset: int, length: int) -> None:
+    def window(self, offset: int, length: int) -> memoryview | None:
         return None
 
     def read_into(self, offset: int, into: memoryview) -> None:
@@ -123,23 +98,20 @@ class NullMedium:
         """Forgotten."""
 
     def punch(self, offset: int, length: int) -> None:
-        """There is nothing to give back."""
+        """Nothing to zero."""
 
     def flush(self) -> None:
-        """There is nothing to push."""
+        """Nothing to push."""
 
     def used_bytes(self) -> int:
         return 0
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Nothing to close."""
 
 
 class FileMedium:
-    """A sparse file. It is created at its full length, takes up what was written, and survives a crash.
-
-    Raises OSError where the file cannot be made, and ValueError if one is there with another size.
-    """
+    """A sparse file, created at its full length. ValueError where there is a file of another size."""
 
     def __init__(self, path: Path, size: int) -> None:
         self.path = path
@@ -155,7 +127,7 @@ class FileMedium:
             os.close(self._fd)
             raise
 
-    def window(self, offset: int, length: int) -> None:
+    def window(self, offset: int, length: int) -> memoryview | None:
         return None
 
     def read_into(self, offset: int, into: memoryview) -> None:
@@ -191,6 +163,8 @@ class FileMedium:
             os.close(self._fd)
             self._fd = -1
 
+
+Medium: TypeAlias = MemoryMedium | NullMedium | FileMedium
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)

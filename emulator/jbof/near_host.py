@@ -1,12 +1,9 @@
-"""A connection's thread works on the processor where the host's packets come in.
+"""A connection's thread works on the processor where the host's packets come in (SO_INCOMING_CPU, socket(7)).
 
-What one side of a socket has written lies in the cache of the processor that it wrote on. The kernel's own
-NVMe/TCP target works off a queue where its packets arrive (SO_INCOMING_CPU, socket(7)); so does this one.
-Linux finds such a place by itself more often than not, and where it does not, a get of 1 MiB took a fifth
-longer for as long as the threads stayed there (docs/decisions/0038-where-threads-work.md).
-
-It is bound there for as long as the threads of other connections need to find their places, too, and then
-free: Linux may put it elsewhere, where there is more to do than one processor can.
+Payload lies in the cache of the processor that wrote it; the kernel's own NVMe/TCP target does the same.
+Linux mostly finds such a place by itself. Where it did not, a get of 1 MiB took a fifth longer
+(docs/decisions/0038-where-threads-work.md). The thread is bound until the threads of other connections have
+found their places, and then free: Linux may move it where one processor has too much work.
 """
 
 from __future__ import annotations
@@ -19,19 +16,16 @@ from collections.abc import Callable
 from typing import Final
 
 LONG_BYTES: Final = 256 << 10
-"""Moved for a command. Shorter payloads gain nothing, and who waits for one is woken sooner by a thread on
-another processor."""
+"""Moved for a command. Shorter payloads gain nothing: a thread on another processor wakes the host sooner."""
 LOOK_EVERY: Final = 5
-"""Commands. Not an even number, or what comes in here and there in turn would look steady."""
+"""Commands. An odd number: packets that alternate between two processors must not look steady."""
 APART: Final = 6
-"""So many more looks found that commands come in elsewhere before the thread follows: it must not run to
-and fro."""
+"""The thread follows once so many more looks found packets elsewhere: it must not run to and fro."""
 
 BOUND_FOR: Final = 64
-"""Commands; in that time the threads of other connections find their places, too. Who sends none meanwhile
-leaves an idle thread bound."""
+"""Commands, in which the threads of other connections find their places."""
 
-# Not CDLL, which lets go of the interpreter's lock for the moment that the call takes.
+# CDLL would release the interpreter's lock for the call.
 _here: Final = ctypes.PyDLL(None).sched_getcpu
 
 
@@ -41,7 +35,7 @@ class Processors:
     here = staticmethod(_here)
 
     def bind(self, processor: int) -> frozenset[int]:
-        """Have it run there alone, if it may; where it might before, empty where nothing has changed."""
+        """Bind it to one processor, if allowed; the processors before, empty where nothing has changed."""
         allowed = os.sched_getaffinity(0)
         if processor not in allowed or len(allowed) == 1:
             return frozenset()
@@ -49,7 +43,7 @@ class Processors:
         return frozenset(allowed)
 
     def free(self, allowed: frozenset[int], bound_to: int) -> None:
-        """Let it run there again, where nobody else has said meanwhile where it may."""
+        """Undo `bind`, unless somebody else has set its processors meanwhile."""
         if os.sched_getaffinity(0) == {bound_to}:
             os.sched_setaffinity(0, allowed)
 
@@ -80,11 +74,11 @@ class NearHost:
         self._allowed: frozenset[int] = frozenset()
 
     def moved(self, count: int) -> None:
-        """So many bytes, either way."""
+        """Count moved bytes, either way."""
         self._moved += count
 
     def command(self) -> None:
-        """A command has come in, and what was moved before was for earlier ones."""
+        """A command has come in; bytes moved before were for earlier ones."""
         moved, self._moved = self._moved, 0
         if self._bound_for:
             self._bound_for -= 1

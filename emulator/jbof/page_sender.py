@@ -1,13 +1,13 @@
-"""A long payload that lies in a drive's memory goes to the socket by reference, not by a copy.
+"""A long payload in a drive's memory goes to the socket by reference, not by a copy.
 
-The kernel's own NVMe/TCP target hands pages to the socket (MSG_SPLICE_PAGES). From outside the kernel the
-same takes two calls: vmsplice(2) names pages in a pipe, splice(2) moves them on. On loopback the host's
-receive is then the only copy there is (docs/decisions/0040-payload-by-reference.md).
+The kernel's own NVMe/TCP target hands pages to the socket (MSG_SPLICE_PAGES). In user space vmsplice(2) names
+pages in a pipe, and splice(2) moves them on. On loopback the host's receive is then the only copy
+(docs/decisions/0040-payload-by-reference.md).
 
-The pages themselves are on their way, so a read may show a write that overlaps it, also in the middle of a
-block. A copy may show that too, because writes are received where they stay. A later write cannot be seen
-once the host has the read's completion, which comes behind the data. Only a drive's memory may leave so:
-scratch memory, which the next command uses, is copied.
+The socket holds the pages themselves, so a read may show a write that overlaps it, also in the middle of a
+block. A copy may show that too, because writes are received in their place. A later write cannot be seen once
+the host has the read's completion, which comes behind the data. Scratch memory, which the next command uses,
+is copied.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from nvmeof.tcp.crc32c import Buffer
 log = logging.getLogger(__name__)
 
 LEAST_BYTES: Final = 512 << 10
-"""Shorter payloads cost as much this way as copied; at 1 MiB it is a fifth less (sender and receiver)."""
+"""Shorter payloads cost as much by reference as copied; 1 MiB costs a fifth less (sender and receiver)."""
 
 PIPE_BYTES: Final = 1 << 20
-"""What of a payload is named at a time: the most that a pipe may have without privileges."""
+"""Of a payload named at a time: the largest pipe without privileges."""
 
 OVER_BYTES: Final = 64 << 10
-"""What a payload has beyond whole pipes is copied where it is no more than this, with what goes before it."""
+"""A remainder beyond whole pipes up to here is copied, with the parts before it."""
 
 SPARE_PIPES: Final = 8
-"""Kept when empty. A user without privileges has room for 64 such pipes (fs.pipe-user-pages-soft)."""
+"""Empty pipes kept. A user without privileges has room for 64 (fs.pipe-user-pages-soft)."""
 
 _LARGE_PAGES: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _SPLICE_F_NONBLOCK: Final = 2
@@ -47,7 +47,7 @@ _DONT_WAIT: Final[int] = socket.MSG_DONTWAIT
 _MORE_COMES: Final[int] = socket.MSG_DONTWAIT | socket.MSG_MORE
 _REFUSED: Final = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EINVAL)
 
-# Not CDLL, which lets go of the interpreter's lock: naming 1 MiB takes 5 us (18 by pages of 4 KiB).
+# CDLL would release the interpreter's lock: naming 1 MiB takes 5 us (18 by pages of 4 KiB).
 _libc: Final = ctypes.PyDLL(None, use_errno=True)
 _vmsplice: Final = _libc.vmsplice
 _vmsplice.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint)
@@ -55,7 +55,7 @@ _vmsplice.restype = ctypes.c_ssize_t
 
 
 def pays_here(large_pages: Path = _LARGE_PAGES) -> bool:
-    """Whether drives can have large pages: by pages of 4 KiB a reference costs more than a copy."""
+    """Whether drives can have large pages: with pages of 4 KiB a reference costs more than a copy."""
     try:
         return "[never]" not in large_pages.read_text()
     except OSError:
@@ -63,10 +63,10 @@ def pays_here(large_pages: Path = _LARGE_PAGES) -> bool:
 
 
 class PageSender:
-    """Sends for one connection, from its thread alone. `close` when the connection has ended."""
+    """Sends for one connection, from its thread alone."""
 
     def __init__(self, sock: socket.socket, *, by_reference: bool) -> None:
-        """`by_reference` False: everything is copied. The socket is one that blocks."""
+        """`by_reference` False: everything is copied. The socket is a blocking one."""
         self._sock = sock
         self._by_reference = by_reference
         self._pipe: tuple[int, int] | None = None
@@ -75,10 +75,10 @@ class PageSender:
         self._vector_at = ctypes.addressof(self._vector)
 
     def send(self, parts: Sequence[Buffer]) -> int:
-        """Send of the beginning of `parts` what the socket takes now; the bytes that it took.
+        """Send the first bytes of `parts`, as many as the socket takes now; their number.
 
-        Where that is less than all, the next call has to begin with what is left. Raises BlockingIOError
-        where the socket takes nothing, OSError where it is dead.
+        The next call has to begin with the rest. Raises BlockingIOError where the socket takes nothing,
+        OSError where it is dead.
         """
         if self._named:
             return self._move(parts, 0)
@@ -94,7 +94,7 @@ class PageSender:
             return self._sock.sendmsg(parts, (), _DONT_WAIT)
         over = len(part) % PIPE_BYTES
         if len(part) > PIPE_BYTES and 0 < over <= OVER_BYTES:
-            # As of a slot, a header of some KiB and its value: alone it would be a call of its own.
+            # As with a slot, a header of some KiB and its value: the remainder would be a call of its own.
             parts = [*parts[:index], part[:over], part[over:], *parts[index + 1 :]]
             part = parts[index + 1]
             index += 1
@@ -112,7 +112,7 @@ class PageSender:
             return sent
 
     def close(self) -> None:
-        """Forget what is named and was not sent."""
+        """Forget named pages that were not sent."""
         self._named = 0
         if self._pipe is not None:
             _close_pipe(self._pipe)  # with what is in it
@@ -121,7 +121,7 @@ class PageSender:
     # --- inside ----------------------------------------------------------------
 
     def _name(self, part: Buffer) -> bool:
-        """Put the beginning of `part` into a pipe; False if that is not to be had, now and later."""
+        """Name the beginning of `part` in a pipe; False if that fails, and copy from now on."""
         try:
             self._pipe = _take_pipe()
             self._vector[0] = ctypes.addressof(ctypes.c_char.from_buffer(part))
@@ -136,10 +136,10 @@ class PageSender:
         return True
 
     def _move(self, parts: Sequence[Buffer], index: int) -> int:
-        """What is in the pipe, which is the beginning of `parts[index]`, to the socket."""
+        """Move the pipe's contents, which begin `parts[index]`, to the socket."""
         assert self._pipe is not None
         more = self._named < len(parts[index]) or index + 1 < len(parts)
-        # splice(2) knows no MSG_DONTWAIT and goes by the socket's mode, which is this thread's alone.
+        # splice(2) has no MSG_DONTWAIT and uses the socket's mode, which is this thread's alone.
         descriptor = self._sock.fileno()
         os.set_blocking(descriptor, False)
         try:
@@ -147,7 +147,7 @@ class PageSender:
         except OSError as error:
             if error.errno not in _REFUSED:
                 raise
-            # What is in the pipe was not sent: it goes with the pipe, and from where it lies once more.
+            # The pipe's contents were not sent: they go with the pipe, and are sent again from their place.
             self._copy_from_now_on(error)
             return self._sock.sendmsg(parts[index:], (), _DONT_WAIT)
         finally:
@@ -159,14 +159,14 @@ class PageSender:
         return count
 
     def _copy_from_now_on(self, error: OSError) -> None:
-        """Not in this kernel, not allowed to us, or too many pipes: slower, else the same."""
+        """Unknown to this kernel, not allowed, or too many pipes: slower, else the same."""
         log.debug("payload is copied: %s", error)
         self._by_reference = False
         self.close()
 
 
 _spare_pipes: Final[list[tuple[int, int]]] = []
-"""Empty ones, of all connections: one is needed from the naming of a payload until it is gone."""
+"""Empty pipes of all connections: a payload needs one from its naming until it is sent."""
 
 
 def _take_pipe() -> tuple[int, int]:

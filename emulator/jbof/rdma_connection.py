@@ -1,16 +1,16 @@
-"""One host's queue pair at an enclosure: the connection manager's side, the verbs and the controller queue.
+"""One host's queue pair at an enclosure: connection manager, verbs and controller queue.
 
-Driven by the thread of `rdma_listener.py`, which is the only one that calls anything here.
+Only the thread of `rdma_listener.py` calls it.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from nvmeof.controller.rdma_queue import RdmaControllerQueue
-from nvmeof.controller.rdma_rules import RdmaSettings, send_room
+from nvmeof.controller.rdma_queue import RdmaControllerQueue, RdmaSettings, send_room
 from nvmeof.controller.target import Target
 from nvmeof.errors import ConnectionLost
 from nvmeof.rdma.buffers import RegisteredBuffers
@@ -22,65 +22,60 @@ from nvmeof.wire.rdma import ConnectAccept, ConnectRequest
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class RdmaDevice:
+    """What all queue pairs of a listener share."""
+
+    verbs: Verbs
+    context: Any
+    domain: Domain
+    completions: Any
+    buffers: RegisteredBuffers
+    target: Target
+    settings: RdmaSettings
+
+
 class RdmaConnection:
     """Serves one accepted queue pair until `over`."""
 
     def __init__(
         self,
-        verbs: Verbs,
-        cmid: Any,
-        pair: QueuePair,
-        queue: RdmaControllerQueue,
-        name: str,
-    ) -> None:
-        self.name = name
-        self.queue = queue
-        self.pair = pair
-        self.due = queue.deadline()
-        """When the queue wants to be looked at."""
-        self.over = False
-        self.cmid = cmid
-        self._verbs = verbs
-
-    @classmethod
-    def accept(
-        cls,
-        verbs: Verbs,
-        context: Any,
-        domain: Domain,
-        completions: Any,
+        device: RdmaDevice,
         cmid: Any,
         request: ConnectRequest,
         *,
         host_reads: int,
-        target: Target,
-        buffers: RegisteredBuffers,
-        settings: RdmaSettings,
+        peer: str,
         now: float,
         wake: Callable[[], None],
-        name: str,
-        peer: str,
-    ) -> RdmaConnection:
+    ) -> None:
         """Make the queue pair for a request that was judged, and accept it.
 
-        Raises `ConnectionLost`, also where `peer` has too many guests; `cmid` is the caller's then, who can
-        say no to the host by it.
+        Raises `ConnectionLost`, also where `peer` has too many guests. The caller then owns `cmid`, by which
+        it can reject the host.
         """
-        entries = request.host_send_entries
-        room = send_room(entries)
-        pair = QueuePair(verbs, context, domain, completions, room=room, receives=entries)
-        queue = RdmaControllerQueue(
-            target, buffers, request, now=now, host_reads=host_reads, wake=wake, settings=settings
-        )
-        connection = cls(verbs, cmid, pair, queue, name)
+        self.name = f"rdma queue {request.qid}"
+        self.cmid = cmid
+        self.over = False
+        self._verbs = device.verbs
+        entries, settings = request.host_send_entries, device.settings
+        self.pair = QueuePair(
+            device.verbs, device.context, device.domain, device.completions,
+            room=send_room(entries), receives=entries,
+        )  # fmt: skip
+        self.queue = RdmaControllerQueue(
+            device.target, device.buffers, request, now=now, host_reads=host_reads, wake=wake,
+            settings=settings,
+        )  # fmt: skip
+        self.due = self.queue.deadline()
+        """When the queue wants to be looked at."""
         try:
-            if not queue.session.enter(peer, now):
+            if not self.queue.session.enter(peer, now):
                 raise ConnectionLost("too many connections have proven nothing")
-            connection._establish(entries, min(host_reads, settings.max_reads))
+            self._establish(entries, min(host_reads, settings.max_reads))
         except BaseException:
-            connection._give_back([pair.close])
+            self._give_back([self.pair.close])
             raise
-        return connection
 
     def _establish(self, entries: int, reads: int) -> None:
         verbs, states = self._verbs, self._verbs.enums
@@ -109,14 +104,14 @@ class RdmaConnection:
             self.queue.completed(done, now)
 
     def post(self) -> None:
-        """Post what the queue wants posted."""
+        """Post the queue's work requests."""
         queue = self.queue
         receives, work = queue.take_receives(), queue.sends.take()
         if receives or work:
             self.pair.post(receives, work)
 
     def go_on(self, now: float) -> None:
-        """After completions, a wake-up or the deadline: do what is due, post it, notice the end."""
+        """After completions, a wake-up or the deadline: run the queue, post its work, notice the end."""
         if self.over:
             return
         queue = self.queue
@@ -133,7 +128,7 @@ class RdmaConnection:
             self.due = queue.deadline()
 
     def end(self, reason: str = "the connection was lost") -> None:
-        """Break the queue pair, hang up, give everything back."""
+        """Break the queue pair, disconnect, release everything."""
         if self.over:
             return
         self._give_back([self.cmid.disconnect, self.pair.close, self.cmid.close], reason)

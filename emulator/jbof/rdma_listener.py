@@ -1,12 +1,12 @@
 """NVMe/RDMA at an enclosure: one thread with an emulated RoCE device, its queue pairs and their queues.
 
-One thread, because the device has one UDP port: a thread that waits on it receives for all, so a thread for
-each connection would only take turns. It takes completions of all queue pairs from one completion queue and
-connection events from one channel, carries out what they ask for, and waits until there is more, or a
-deadline comes. Other threads (the control socket, a drive that was healed) reach it by `wake`.
+The device has one UDP port, and a thread that waits on it receives for all: a thread for each connection
+would only take turns. The thread takes completions of all queue pairs from one completion queue and
+connection events from one channel, serves them, and waits for more or a deadline. Other threads reach it by
+`wake`.
 
-The passive side of the connection manager needs to know which connection an event is about, which pyverbs 44
-does not tell; so an enclosure needs `emulator.roce`, and hosts may use what they like.
+The passive side of the connection manager needs the connection of an event, which pyverbs 44 does not tell.
+So an enclosure needs `emulator.roce`; hosts may use any provider.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from emulator.jbof.rdma_connection import RdmaConnection
-from nvmeof.controller.crowd import DISPLACED, peer_of
-from nvmeof.controller.rdma_rules import RdmaSettings, judge_request, send_room
+from emulator.jbof.rdma_connection import RdmaConnection, RdmaDevice
+from nvmeof.controller.guest_connections import DISPLACED, peer_of
+from nvmeof.controller.rdma_queue import RdmaSettings, judge_request, send_room
 from nvmeof.controller.served_queue import ServedQueue
 from nvmeof.controller.target import Target
 from nvmeof.errors import NvmeofError
@@ -30,6 +30,7 @@ from nvmeof.transport.rdma_pair import Domain, poll, verbs_errors
 from nvmeof.transport.verbs_provider import Verbs, load_verbs
 from nvmeof.wire.rdma import (
     ConnectReject,
+    ConnectRequest,
     RejectStatus,
     UnacceptableRequest,
     decode_connect_request_untrusted,
@@ -40,8 +41,8 @@ log = logging.getLogger(__name__)
 PROVIDER: Final = "emulator.roce.pyverbs"
 
 COMPLETIONS: Final = 32768
-"""Entries of the completion queue, which bounds the queue pairs: each may fill what its queues hold. Those of
-guests (`nvmeof/controller/crowd.py`) give way to newcomers."""
+"""Entries of the completion queue. They bound the queue pairs, each of which may fill its queues. Those of
+guests (`nvmeof/controller/guest_connections.py`) give way to newcomers."""
 
 BACKLOG: Final = 128
 
@@ -54,7 +55,7 @@ STOP_S: Final = 5.0
 class RdmaListener:
     """Listens from `start` to `close`. Raises `ConnectionLost` or `VerbsUnavailable` where it cannot.
 
-    `on_failure` is called once, from its thread, where that ends by an error and nobody is served any more.
+    `on_failure` is called once, from its thread, where that ends by an error.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class RdmaListener:
         self._verbs.ensure_device(address)
         self._stopping = False
         self._woken: deque[RdmaConnection] = deque()
-        self._jobs: deque[Callable[[], None]] = deque()
+        self._jobs: deque[Callable[[], object]] = deque()
         self._by_pair: dict[int, RdmaConnection] = {}
         self._by_cmid: dict[Any, RdmaConnection] = {}
         self._entries_used = 0
@@ -85,13 +86,13 @@ class RdmaListener:
 
     @property
     def connections(self) -> int:
-        """Queue pairs that are served."""
+        """Number of served queue pairs."""
         return len(self._by_pair)
 
     # --- from other threads -------------------------------------------------------------------------------
 
     def start(self, media: Iterable[memoryview]) -> None:
-        """Listen, and serve in a thread of our own; payload moves straight from and to `media`."""
+        """Listen, and serve in a thread of its own; payload moves directly from and to `media`."""
         verbs, cm = self._verbs, self._verbs.cm_enums
         try:
             with verbs_errors(verbs, f"RDMA port {self.port}"):
@@ -109,13 +110,16 @@ class RdmaListener:
                 self._cmid.listen(BACKLOG)
                 name = self._cmid.dev_name
             device = name.decode() if isinstance(name, bytes) else str(name)
-            self._context = verbs.open_context(device)
+            context = verbs.open_context(device)
             self._close.append(lambda: verbs.release_context(device))
-            self._domain = Domain(verbs, self._context)
-            self._close.append(self._domain.close)
-            self._buffers = RegisteredBuffers(self._domain, Access.LOCAL_WRITE)
-            self._completions = verbs.make_completions(self._context, COMPLETIONS)
+            domain = Domain(verbs, context)
+            self._close.append(domain.close)
+            self._buffers = RegisteredBuffers(domain, Access.LOCAL_WRITE)
+            self._completions = verbs.make_completions(context, COMPLETIONS)
             self._close.append(self._completions.close)
+            self._device = RdmaDevice(
+                verbs, context, domain, self._completions.queue, self._buffers, self._target, self._settings
+            )
             for view in media:
                 self._buffers.register(view)
         except BaseException:
@@ -124,18 +128,15 @@ class RdmaListener:
         self._serving.start()
 
     def add_medium(self, view: memoryview) -> None:
-        """A drive was put in whose memory is `view`."""
-        self._jobs.append(lambda: self._register(view))
+        """Register the memory of a new drive."""
+        self._jobs.append(lambda: self._buffers.register(view))
 
     def remove_medium(self, view: memoryview) -> None:
-        """A drive went, and nobody moves payload from or to it any more: its memory can be given back."""
+        """Deregister the memory of a drive that is gone and has no payload under way."""
         self._jobs.append(lambda: self._buffers.forget(view))
 
-    def _register(self, view: memoryview) -> None:
-        self._buffers.register(view)
-
     def close(self) -> None:
-        """Stop serving and give everything back. Idempotent."""
+        """Stop serving and release everything. Idempotent."""
         self._stopping = True
         if self._serving.is_alive():
             self._serving.join(STOP_S)
@@ -169,7 +170,7 @@ class RdmaListener:
                 self._on_failure(f"nobody is served at {self._address}:{self.port} any more: {why}")
 
     def _round(self) -> None:
-        """Everything that is there now, then wait for more."""
+        """Serve everything that is there now, then wait for more."""
         while self._jobs:
             self._jobs.popleft()()
         if self._events.waits():
@@ -228,7 +229,7 @@ class RdmaListener:
             self._forget(connection)
 
     def _request(self, cmid: Any, private: bytes, event: Any) -> None:
-        """A host wants a queue pair: judged, then accepted or refused."""
+        """Accept or reject a host's request for a queue pair."""
         host_reads = event.param.initiator_depth
         try:
             request = decode_connect_request_untrusted(private)
@@ -256,7 +257,7 @@ class RdmaListener:
         self._by_cmid[cmid] = connection
 
     def _displace_for(self, peer: str) -> bool:
-        """End a queue pair of a guest's, for a newcomer of `peer`; False where none gives way."""
+        """End a guest's queue pair for a newcomer of `peer`; False where none gives way."""
         by_session: dict[ServedQueue, RdmaConnection] = {
             each.queue.session: each for each in self._by_pair.values()
         }
@@ -269,31 +270,18 @@ class RdmaListener:
         self._forget(connection)
         return True
 
-    def _accept(self, cmid: Any, request: Any, host_reads: int, peer: str) -> RdmaConnection:
+    def _accept(self, cmid: Any, request: ConnectRequest, host_reads: int, peer: str) -> RdmaConnection:
         made: list[RdmaConnection] = []
 
         def wake() -> None:
             # Nobody wakes a connection before `_by_pair` has it, but its own Connect may.
             self._woken.extend(made)
 
-        connection = RdmaConnection.accept(
-            self._verbs,
-            self._context,
-            self._domain,
-            self._completions.queue,
-            cmid,
-            request,
-            host_reads=host_reads,
-            target=self._target,
-            buffers=self._buffers,
-            settings=self._settings,
-            now=time.monotonic(),
-            wake=wake,
-            name=f"rdma queue {request.qid}",
-            peer=peer,
+        now = time.monotonic()
+        made.append(
+            RdmaConnection(self._device, cmid, request, host_reads=host_reads, peer=peer, now=now, wake=wake)
         )
-        made.append(connection)
-        return connection
+        return made[0]
 
     def _reject(self, cmid: Any, status: RejectStatus) -> None:
         self.refused += 1

@@ -1,7 +1,6 @@
-"""Drives that were discarded: their media stay open a little longer, for commands that have just begun.
+"""Discarded drives: their media stay open a little longer, for commands that have just begun.
 
-A thread gives them back when their time has come, and ends when none is left. Whoever discards drives faster
-than that waits, so that what is held is bounded.
+A thread gives them back in time, and ends when none is left. `add` waits at the bound.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ RETIRE_S: Final = 2.0
 """How long a medium stays open after its drive was discarded."""
 
 RETIRED_MAX: Final = 32
-"""Drives that wait at once."""
+"""Waiting drives."""
 
 _STOP_S: Final = 5.0
 

@@ -1,9 +1,7 @@
-"""NVMe/TCP at an enclosure: one listening socket, the thread that accepts, and the connections it took.
+"""NVMe/TCP at one address of an enclosure: a listening socket, its thread, and its connections.
 
-An enclosure has one of these for each address that it listens on; they may come and go while it runs.
-
-A connection is a guest of the target until its host has proven who it is (`nvmeof/controller/crowd.py`). So
-strangers displace one another, and not the hosts that are connected.
+A connection is a guest of the target until its host has proven who it is
+(`nvmeof/controller/guest_connections.py`). So strangers displace one another, and not the connected hosts.
 """
 
 from __future__ import annotations
@@ -16,22 +14,22 @@ import time
 from typing import Any, Final
 
 from emulator.jbof.connection import Connection
-from nvmeof.controller.crowd import peer_of
+from nvmeof.controller.guest_connections import peer_of
 from nvmeof.controller.target import Target
 from nvmeof.controller.tcp_rules import TcpSettings
 
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS: Final = 1024
-"""Sockets served at once by one listener; one thread each. A newcomer then takes a guest's place, or is
-closed as it comes."""
+"""Sockets served at once by one listener; one thread each. The next newcomer takes a guest's place, or is
+closed."""
 
 MAX_LEAVING: Final = 64
-"""Connections that were displaced and have yet to notice. While there are more, nobody is accepted."""
+"""Displaced connections that still have their thread. While there are more, nobody is accepted."""
 
 LEAVING_LOOK_S: Final = 0.002
 WARN_EVERY_S: Final = 10.0
-"""How often the log hears that a connection could not be accepted or served."""
+"""The log gets one warning about refused connections in that time."""
 
 _BACKLOG: Final = 128
 _RETRY_S: Final = 0.05
@@ -39,10 +37,7 @@ _STOP_S: Final = 5.0
 
 
 class TcpListener:
-    """Listens from construction to `close`. OSError where the address cannot be had.
-
-    `port` is the one that was got: 0 asks for any that is free.
-    """
+    """Listens from construction to `close`; port 0 asks for any. OSError where the address cannot be had."""
 
     def __init__(
         self, target: Target, settings: TcpSettings, address: str, port: int, port_id: int = 1
@@ -71,7 +66,7 @@ class TcpListener:
 
     @property
     def connections(self) -> int:
-        """Sockets that are served."""
+        """Number of served sockets."""
         with self._lock:
             return sum(connection.thread.is_alive() for connection in self._connections)
 
@@ -120,12 +115,12 @@ class TcpListener:
             self._connections.add(connection)
 
     def _leaving(self) -> int:
-        """Connections that were displaced and still have their thread."""
+        """Number of displaced connections that still have their thread."""
         with self._lock:
             return sum(each.queue.session.displaced and each.thread.is_alive() for each in self._connections)
 
     def _warn(self, text: str, *arguments: object) -> None:
-        """Strangers can cause these as often as they like; the log hears of some."""
+        """Log at intervals: strangers can cause warnings at any rate."""
         now = time.monotonic()
         if now >= self._warn_at:
             self._warn_at = now + WARN_EVERY_S

@@ -14,13 +14,13 @@ from pathlib import Path
 from emulator.lab.cache import cache_folder, digest_of
 from emulator.lab.image import LabImage
 
-# A guest that works says its word in about a second, also on a slow machine.
+# A guest that works boots in about a second, also on a slow machine.
 PROBE_TIMEOUT_S = 8.0
 BOOTED = b"lab: booted"
 
 QEMU = "qemu-system-x86_64"
-# If we are killed without a chance to tidy up, the kernel ends what follows these words and our process id.
-# Whoever is killed before setpriv can ask for that is no longer the parent, and nothing begins.
+# The kernel ends the command behind these words and our process id when we are killed. If we are killed
+# before setpriv has asked for that, we are no longer the parent, and nothing begins.
 ENDS_WITH_US = ("setpriv", "--pdeathsig", "KILL", "sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"')
 ACCELERATOR_OPTIONS = {
     "kvm": ("-accel", "kvm", "-cpu", "host"),
@@ -29,7 +29,7 @@ ACCELERATOR_OPTIONS = {
 
 
 def choose_accelerator(image: LabImage, device: Path = Path("/dev/kvm")) -> str:
-    """`kvm` or `tcg`. $G35_LAB_ACCEL, set to either, decides without asking the machine."""
+    """`kvm` or `tcg`; $G35_LAB_ACCEL overrides."""
     forced = os.environ.get("G35_LAB_ACCEL")
     if forced in ACCELERATOR_OPTIONS:
         return forced

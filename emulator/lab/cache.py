@@ -1,8 +1,8 @@
-"""Where the lab keeps what it downloads and builds, and how a half-made thing never gets used.
+"""The lab's cache of downloads and builds.
 
-A cached folder is made under another name and renamed into place when it is complete, and its name
-contains a digest of all that went into it. So a folder that exists under its name is whole and current;
-there is nothing to validate. One lock keeps two preparations from doing the same work twice.
+A cached folder is made under another name and renamed into place when it is complete. Its name contains a
+digest of its ingredients. So a folder under its name is whole and current. One lock keeps two preparations
+from doing the same work.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def cache_folder() -> Path:
 
 @contextmanager
 def only_one_preparation(cache: Path) -> Iterator[None]:
-    """Hold the cache's lock; waits for another process that is preparing. A dead holder holds nothing."""
+    """Hold the cache's lock; waits for another process that is preparing."""
     with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def digest_of(*parts: bytes) -> str:
-    """A short name for this combination of ingredients."""
+    """A short name for a combination of ingredients."""
     total = hashlib.sha256()
     for part in parts:
         total.update(len(part).to_bytes(8, "little"))
@@ -45,9 +45,9 @@ def digest_of(*parts: bytes) -> str:
 
 
 def publish_folder(destination: Path, fill: Callable[[Path], None]) -> Path:
-    """Return `destination`, made by `fill(folder)` if it is not there yet; on any failure it stays absent.
+    """`destination`, made by `fill(folder)` if it does not exist; on any failure it stays absent.
 
-    What earlier, interrupted attempts left beside it is removed. Call it under `only_one_preparation`.
+    Removes leftovers of interrupted attempts. Call it under `only_one_preparation`.
     """
     if destination.is_dir():
         return destination

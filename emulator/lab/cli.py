@@ -1,8 +1,6 @@
 """`g35 lab`: the lab from the command line.
 
-Exit codes: 0 it worked, 1 it did not, 2 wrong arguments, 130 Ctrl-C.
-
-`run` is the exception: it exits with the status of the command that it ran in the guest.
+Exit codes: 0 success, 1 failure, 2 wrong arguments, 130 Ctrl-C; of `run`, the command's own.
 """
 
 from __future__ import annotations
@@ -10,6 +8,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,12 +19,10 @@ import typer
 from rich.console import Console
 
 from emulator.lab.accelerator import choose_accelerator
-from emulator.lab.booting import wait_on_terminal
 from emulator.lab.cache import REPOSITORY
 from emulator.lab.errors import LabError, LabUnavailableError
 from emulator.lab.image import LabImage, prepare
-from emulator.lab.machine import Guest, run_in_guest
-from emulator.lab.start_folder import start_folder
+from emulator.lab.machine import POLL_S, Guest, run_in_guest
 
 app = typer.Typer(
     help="Run things on Debian's stock 6.12 kernel in a virtual machine (QEMU), where the kernel's own NVMe "
@@ -37,6 +34,11 @@ app = typer.Typer(
 )
 
 told = Console(stderr=True)
+
+OF_THE_GUEST = ("/dev", "/proc", "/run", "/sys", "/tmp", "/var/tmp")
+"""Folders that a guest has of its own (`init.sh`)."""
+KEPT_IN_VIEW_BELOW = ("/tmp", "/var/tmp")
+"""A checkout below these is visible all the same."""
 
 FOLDER_HELP = "Folder of this machine to start in; not below /tmp, /var/tmp or /run: the guest has its own."
 
@@ -114,15 +116,68 @@ def shell(
 
 
 def checked_folder(folder: Path) -> Path:
-    """As `start_folder`; the words of a wrong argument are typer's to print."""
+    """See `start_folder`. Raises BadParameter."""
     try:
         return start_folder(folder)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--folder") from None
 
 
+def start_folder(folder: Path, checkout: Path = REPOSITORY) -> Path:
+    """The absolute name of a folder. Raises ValueError, with a sentence, where a guest cannot start in it."""
+    named = folder.absolute()
+    try:
+        real = named.resolve(strict=True)
+    except (OSError, RuntimeError) as error:  # RuntimeError: a ring of links
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"{folder}: {reason}") from None
+    if not real.is_dir():
+        raise ValueError(f"{folder} is no folder")
+    # The guest goes there by the name, and then by the links: either may lead into a folder of its own.
+    for path in (named, real):
+        own = hiding_folder(path, checkout)
+        if own:
+            raise ValueError(
+                f"{folder} is not visible in the guest, whose {own} is its own; name a folder elsewhere"
+            )
+    return named
+
+
+def hiding_folder(path: Path, checkout: Path) -> str:
+    """The folder of the guest's own that hides `path`, or an empty string."""
+    hiding = next((own for own in OF_THE_GUEST if Path(own) in path.parents), "")
+    if hiding in KEPT_IN_VIEW_BELOW and path.is_relative_to(checkout):
+        return ""
+    return hiding
+
+
+def wait_on_terminal(guest: Guest, what: str) -> None:
+    """Wait for the end of an interactive guest, and say on standard error that it boots (up to 40 s).
+
+    QEMU has the terminal in raw mode meanwhile. The guest's script tells by a file that it begins
+    (`machine.guest_script`); nothing is written after that. Raises GuestTookTooMuchError,
+    ExchangeMisusedError.
+    """
+    said = -1
+    begun = False
+    while guest.running():
+        begun = begun or guest.has_begun()
+        seconds = int(guest.seconds)
+        if not begun and seconds > said:
+            said = seconds
+            if sys.stderr.isatty():
+                sys.stderr.write(f"\rbooting {what} ({seconds} s)")
+            elif seconds == 0:
+                sys.stderr.write(f"booting {what}\n")
+            sys.stderr.flush()
+        guest.check_allowance()
+        time.sleep(POLL_S)
+    if not begun and sys.stderr.isatty():
+        sys.stderr.write("\n")
+
+
 def run_tests(*pytest_arguments: str) -> NoReturn:
-    """Hand over to pytest; it boots one guest for all tests (tests/support/guest_tests.py)."""
+    """Run pytest, which boots one guest for all tests (tests/support/lab/guest_tests.py)."""
     with failures_told():
         prepared_image()
         command = [sys.executable, "-m", "pytest", str(REPOSITORY / "tests" / "lab"), "-v", "-rs"]
@@ -169,7 +224,7 @@ def failures_told() -> Iterator[None]:
 
 
 def prepared_image(*, refresh: bool = False) -> LabImage:
-    """The image, with what it takes to make it shown on standard error. Raises LabUnavailableError."""
+    """The image; progress on standard error. Raises LabUnavailableError."""
     with _shown_progress() as progress:
         return prepare(progress, refresh=refresh)
 
@@ -188,6 +243,6 @@ def _shown_progress() -> Iterator[Callable[[str], None]]:
 
 
 def print_raw(text: str) -> None:
-    """Hand on what a guest prints, as it comes."""
+    """Print a piece of a guest's output at once."""
     sys.stdout.write(text)
     sys.stdout.flush()

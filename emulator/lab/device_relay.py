@@ -1,11 +1,10 @@
-"""Between QEMU and the agent's virtio-fs device: keeps the guest's device alive while the agent is restarted.
+"""A relay between QEMU and the agent's virtio-fs device: the device survives a restart of the agent.
 
-QEMU reconnects a vhost-user-blk device whose back-end has died; for vhost-user-fs it has no such thing (with
-the socket's `reconnect=` it does not even start). So QEMU talks to this relay, over a socket pair. The relay
-passes the messages on, which are those of setting up and taking down only: requests and data go through the
-guest's memory and event descriptors, past it. It remembers them, and when the agent has died it waits for
-the next one and tells it all of them. Descriptors that were in flight are in an area that outlives the agent
-(INFLIGHT_SHMFD), which QEMU asks of a block device and the relay of ours.
+QEMU reconnects a vhost-user-blk device whose back-end has died, but not a vhost-user-fs one (with the
+socket's `reconnect=` it does not even start). So QEMU talks to this relay, over a socket pair. The relay
+passes the messages of set-up and tear-down on; requests and data go past it, through the guest's memory and
+event descriptors. It remembers the messages, and replays them to the next agent. Descriptors in flight are in
+an area that outlives the agent (INFLIGHT_SHMFD), which QEMU asks of a block device and the relay of ours.
 
     QEMU ── socket pair ── relay ── the agent's socket
 """
@@ -41,13 +40,13 @@ RINGS_MIN = 2
 
 
 class HungUp(MalformedMessage):
-    """Who listens has ended the connection where an answer was due."""
+    """The listener has ended the connection where an answer was due."""
 
 
 class DeviceRelay:
-    """One device of one guest. A context manager; `qemu_end` is for QEMU, and closed by whoever starts it.
+    """One device of one guest. A context manager; `qemu_end` is for QEMU, and closed by its starter.
 
-    `request_queues` are as many as are wished for, or as the agent has. `tell` is called, from the relay's
+    `request_queues`: the wished number, or fewer if the agent has fewer. `tell` is called, from the relay's
     thread, with a sentence when the agent goes and when it is back.
     """
 
@@ -88,9 +87,9 @@ class DeviceRelay:
         self.qemu_end.close()
 
     def _first_words(self) -> int:
-        """Connect, and ask how many rings there are, that for urgent requests included. Raises NoDeviceError.
+        """Connect, and ask for the number of rings, that for urgent requests included. Raises NoDeviceError.
 
-        Whoever hangs up at once is asked again for a moment: the guest before this one may just be ending.
+        Retries for a moment where the agent hangs up at once: the guest before this one may just be ending.
         """
         until = time.monotonic() + TURNED_AWAY_S
         while True:
@@ -112,7 +111,7 @@ class DeviceRelay:
             time.sleep(RETRY_S)
 
     def _offered_queues(self) -> int:
-        """As `_ask`, three times."""
+        """The number of rings. Raises as `_ask`."""
         for request in (Request.GET_FEATURES, Request.GET_PROTOCOL_FEATURES, Request.GET_QUEUE_NUM):
             answer = self._ask(Message(request))
         if answer is None or len(answer.payload) != U64.size:
@@ -149,7 +148,7 @@ class DeviceRelay:
                 self._pass_on(message)
 
     def _pass_on(self, message: Message) -> None:
-        """One message of QEMU's, to the agent if there is one; QEMU has its answer in any case."""
+        """Pass a message of QEMU's to the agent if there is one; QEMU gets an answer in any case."""
         answer = self._asked_agent(message)
         if message.wants_answer:
             payload = self._setup.answer(message) if answer is None else answer.payload
@@ -189,7 +188,7 @@ class DeviceRelay:
         return answer
 
     def _take_inflight_area(self) -> None:
-        """Have the agent make the area for descriptors in flight, where it can, and keep it."""
+        """Have the agent make the area for descriptors in flight, if it can, and keep it."""
         if self._setup.has_inflight or not self._setup.protocol_features & PROTOCOL_INFLIGHT:
             return
         wish = INFLIGHT.pack(0, 0, 1 + self.request_queues, self._queue_size)
@@ -208,7 +207,7 @@ class DeviceRelay:
         self._tell("the agent has gone; the guest's requests wait for the next one")
 
     def _find_agent(self) -> None:
-        """Try to connect, and tell a new agent everything."""
+        """Try to connect, and replay all messages to a new agent."""
         if time.monotonic() < self._next_try:
             return
         self._next_try = time.monotonic() + RETRY_S

@@ -1,7 +1,7 @@
-"""What a vhost-user front-end has told its back-end so far, so that another back-end can be told the same.
+"""The messages of a vhost-user front-end so far, for replay to another back-end.
 
-No I/O, but for reading two bytes of the guest's memory: where a ring's used index stands. The order of
-telling is QEMU's for a device that it does reconnect (vhost-user-blk).
+The only I/O reads a ring's used index in the guest's memory. The order of replay is QEMU's for a device that
+it does reconnect (vhost-user-blk).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ONCE = (
     Request.SET_BACKEND_REQ_FD,
     Request.SET_MEM_TABLE,
 )
-"""Said once for the whole device; in the order of telling."""
+"""Of the whole device, in the order of replay."""
 _OF_A_RING = (
     Request.SET_VRING_NUM,
     Request.SET_VRING_BASE,
@@ -49,11 +49,11 @@ _OF_A_RING = (
     Request.SET_VRING_ENABLE,
 )
 _ENDED_BY_A_STOP = (Request.SET_VRING_BASE, Request.SET_VRING_ADDR, Request.SET_VRING_KICK)
-"""A ring that was stopped is told of again before it starts; CALL and ERR stay."""
+"""QEMU sends these again before a stopped ring starts; CALL and ERR stay."""
 
 
 class DeviceSetup:
-    """The last word of the front-end on everything. Owns the descriptors of what it keeps."""
+    """The last message of each kind. Owns the descriptors of kept messages."""
 
     def __init__(self) -> None:
         self._once: dict[int, Message] = {}
@@ -62,7 +62,7 @@ class DeviceSetup:
         self._answers: dict[int, bytes] = {}
 
     def keep(self, message: Message) -> None:
-        """Take in one message of the front-end, and its descriptors; those that do not matter are closed."""
+        """Keep a message of the front-end with its descriptors, or close them."""
         request = message.request
         if request in _ONCE:
             self._replace(self._once, request, message)
@@ -78,17 +78,17 @@ class DeviceSetup:
             for each in _ENDED_BY_A_STOP:
                 self._remove(ring, each)
             if not self.running:
-                # Nothing is in flight any more; what comes next begins with an area of its own.
+                # Nothing is in flight any more; the next start has an area of its own.
                 self._remove(self._once, Request.SET_INFLIGHT_FD)
         else:
             message.close()
 
     def keep_answer(self, message: Message, answer: Message) -> None:
-        """Remember what a back-end has answered, for a time when there is none."""
+        """Keep an answer of a back-end, for a time without one."""
         self._answers[message.request] = answer.payload
 
     def answer(self, message: Message) -> bytes:
-        """What to answer in the stead of a back-end that is gone; call it before `keep`."""
+        """The answer in place of a back-end that is gone; call it before `keep`."""
         if message.request == Request.GET_VRING_BASE:
             ring = _ring_of(message)
             return VRING_STATE.pack(ring, self._used_index(ring))
@@ -103,7 +103,7 @@ class DeviceSetup:
 
     @property
     def protocol_features(self) -> int:
-        """What front-end and back-end have agreed on; 0 before they have."""
+        """The negotiated features; 0 before the negotiation."""
         agreed = self._once.get(Request.SET_PROTOCOL_FEATURES)
         return int(U64.unpack(agreed.payload)[0]) if agreed else 0
 
@@ -112,10 +112,10 @@ class DeviceSetup:
         return Request.SET_INFLIGHT_FD in self._once
 
     def told(self) -> Iterator[Message]:
-        """Everything in the order in which a new back-end is told it; the descriptors stay ours.
+        """All messages in the order of replay; the descriptors stay ours.
 
-        A ring goes on where its used index stands: what lies between it and the index of the available ring
-        is either in the area for descriptors in flight or was never taken.
+        A ring goes on at its used index: descriptors between it and the index of the available ring are
+        either in the area for descriptors in flight or were never taken.
         """
         for request in _ONCE:
             if request in self._once:
@@ -136,7 +136,7 @@ class DeviceSetup:
                 yield ring[Request.SET_VRING_ENABLE]
 
     def wake_everybody(self) -> None:
-        """Kick every running ring and interrupt its driver: either call may have died with the back-end."""
+        """Kick every running ring and interrupt its driver: either event may have died with the back-end."""
         for ring in self._rings.values():
             if Request.SET_VRING_KICK in ring:
                 for request in (Request.SET_VRING_KICK, Request.SET_VRING_CALL):
@@ -151,7 +151,7 @@ class DeviceSetup:
             messages.clear()
 
     def _asking_for_ack(self, message: Message) -> Message:
-        """The same message, with need_reply where that was negotiated (never for the features themselves)."""
+        """The message with need_reply, if negotiated (never for the features themselves)."""
         if not self.protocol_features & PROTOCOL_REPLY_ACK or message.request in (
             Request.SET_PROTOCOL_FEATURES,
             Request.SET_OWNER,
@@ -160,7 +160,7 @@ class DeviceSetup:
         return Message(message.request, message.payload, message.descriptors, VERSION | FLAG_NEED_REPLY)
 
     def _used_index(self, number: int) -> int:
-        """Where the used ring stands in the guest's memory; 0 for a ring that was not started."""
+        """The used index in the guest's memory; 0 for a ring that was not started."""
         addresses = self._rings.get(number, {}).get(Request.SET_VRING_ADDR)
         if addresses is None:
             return 0

@@ -1,4 +1,4 @@
-"""Where an agent's virtio-fs device listens; and if it cannot be had there, why, and what to do."""
+"""The socket of an agent's virtio-fs device, and errors that say why it is unusable and what to do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from emulator.lab.errors import LabError
 ANSWER_S = 10.0
 """An agent that does not answer for so long counts as gone."""
 SILENCE_S = 1.0
-"""Who hangs up on somebody who says nothing does so well before that."""
+"""An agent that hangs up on a silent connection does so well before that."""
 _PEER = struct.Struct("=iII")
 """SO_PEERCRED: process, user, group (unix(7))."""
 
@@ -24,7 +24,7 @@ ONE_AT_A_TIME = "one guest at a time has a device: end that one, or name another
 
 
 class NoDeviceError(LabError):
-    """No virtio-fs device can be had where one was expected; the text says why, and what to do."""
+    """No usable virtio-fs device; the text says why, and what to do."""
 
     @classmethod
     def at(cls, path: Path, why: str, advice: str) -> NoDeviceError:
@@ -56,7 +56,7 @@ def connected(path: Path) -> socket.socket:
 
 
 def cannot_connect(path: Path, error: OSError) -> NoDeviceError:
-    """What it means that `connected` failed."""
+    """The meaning of a failure of `connected`."""
     if isinstance(error, ConnectionRefusedError):
         return NoDeviceError.at(
             path, "nobody listens at this socket any more; its agent has ended", START_ONE
@@ -70,8 +70,8 @@ def cannot_connect(path: Path, error: OSError) -> NoDeviceError:
 
 
 def hung_up(path: Path) -> NoDeviceError:
-    """Who listens has hung up on our first words. Told apart by saying nothing: an agent whose device is
-    taken hangs up on that as well, and somebody who only did not like our words waits for some."""
+    """The listener has hung up on our first message. A second, silent connection tells why: an agent whose
+    device is taken hangs up on that as well, and a listener with another protocol waits."""
     try:
         with connected(path) as connection:
             process, _user, _group = _PEER.unpack(
@@ -87,12 +87,12 @@ def hung_up(path: Path) -> NoDeviceError:
 
 
 def no_device(path: Path, what_it_did: str) -> NoDeviceError:
-    """Who listens does not speak vhost-user, or has no such device."""
+    """The listener does not speak vhost-user, or has no such device."""
     return NoDeviceError.at(path, f"that is no vhost-user device; {what_it_did}", NAME_IT)
 
 
 def silent(path: Path) -> NoDeviceError:
-    """Who listens leaves our first question without an answer."""
+    """The listener does not answer our first message."""
     why = f"no answer within {ANSWER_S:.0f} s: it is an agent that hangs, or no vhost-user device"
     return NoDeviceError.at(path, why, f"an agent's state is told by g35 status; otherwise {NAME_IT}")
 

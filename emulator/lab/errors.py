@@ -1,4 +1,4 @@
-"""What can go wrong in the lab, told apart by what the caller can do about it."""
+"""Errors of the lab."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ class LabError(Exception):
 
 
 class LabUnavailableError(LabError):
-    """This machine cannot run the lab: a program or the kernel package is missing. Tests are skipped.
-
-    The text says what is missing and, where there is a remedy, how to get it.
-    """
+    """This machine cannot run the lab; the text says what is missing and how to get it. Tests are skipped."""
 
 
 class GuestDiedError(LabError):
@@ -37,14 +34,14 @@ class GuestTimedOutError(LabError):
 
 
 class ExchangeMisusedError(LabError):
-    """Where a plain file of the guest's is expected there is a link, a pipe or a device."""
+    """A link, a pipe or a device where a plain file of the guest's is expected."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"the guest has replaced /run/g35/{name}; what is there now is not read")
+        super().__init__(f"the guest has replaced /run/g35/{name}; its replacement is not read")
 
 
 class GuestTookTooMuchError(LabError):
-    """The guest has made this machine keep more than it may; it has been ended."""
+    """The guest has written more to this machine than it may; it has been ended."""
 
     def __init__(self, what: str, limit: int, unit: str = "MiB") -> None:
         super().__init__(

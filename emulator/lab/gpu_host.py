@@ -28,7 +28,7 @@ CANNOT_MOUNT = 125
 
 @dataclass(frozen=True, slots=True)
 class GpuHostShape:
-    """How big it is, what the device is called and where the guest mounts it; empty: nowhere."""
+    """Size of the machine, tag of the device, and its mount point (empty: none)."""
 
     memory_mib: int = 2048
     cores: int = 2

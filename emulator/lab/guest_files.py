@@ -1,8 +1,8 @@
-"""Reading, on this machine, files that a guest writes.
+"""Reads on this machine of files that a guest writes.
 
-The guest is root in its exchange folder, and through QEMU's 9p server its links, pipes and device nodes there
-are real ones here. So a file is opened without following a link, looked at before anything else is done with
-it, and read up to a bound. What the guest may make this machine keep has a bound as well.
+The guest is root in its exchange folder, and through QEMU's 9p server its links, pipes and device nodes are
+real ones here. So a file is opened without following a link, its type is checked first, and it is read up to
+a bound. The disk space that a guest may take here has a bound as well.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ MIB = 1 << 20
 PIECE_BYTES = 64 << 10
 STATUS_BYTES_MAX = 16
 PRINTED_BYTES_MAX = 64 * MIB
-"""What a command may print, and what a guest's kernel may say on its console: a file here for each."""
+"""Of a command's output, and of a guest's console: a file here for each."""
 EXCHANGE_BYTES_MAX = 1024 * MIB
-"""All files of the exchange folder together, those that are open and have no name any more included."""
+"""All files of the exchange folder together, with open files that have no name any more."""
 EXCHANGE_ENTRIES_MAX = 10_000
 PATH_CHARACTERS_MAX = 3000
-"""The kernel takes 4096 bytes, and what is below cannot be counted."""
+"""The kernel takes 4096 bytes; files below a longer path cannot be counted."""
 
 
 @contextmanager
 def plain_file(path: Path) -> Iterator[int]:
-    """A descriptor to read the plain file `path`. Never waits, and has no effect on whatever else is there.
+    """A descriptor to read the plain file `path`. Never waits, and has no effect on other kinds of files.
 
     Raises FileNotFoundError, OSError, and ExchangeMisusedError for a link, a pipe, a device or a folder.
     """
-    # O_PATH opens nothing yet: a device node of the guest's choice would notice an open.
+    # O_PATH opens nothing yet: a device node would notice an open.
     place = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(place).st_mode):
@@ -89,7 +89,7 @@ def copy_plain_files(source: Path, destination: Path) -> None:
 
 
 def _copy(descriptor: int, destination: Path, limit: int) -> int:
-    """Copy at most `limit` bytes. A file of holes has its size in bytes here: it counts as it reads."""
+    """Copy at most `limit` bytes. A hole counts as its zeros."""
     if os.fstat(descriptor).st_size > limit:
         raise GuestTookTooMuchError("the results", EXCHANGE_BYTES_MAX // MIB)
     copied = 0
@@ -101,10 +101,7 @@ def _copy(descriptor: int, destination: Path, limit: int) -> int:
 
 
 class Follower:
-    """Hands on what has been appended to a growing text file since the last time, piece by piece.
-
-    It stops at PRINTED_BYTES_MAX; characters that come in two parts are handed on whole.
-    """
+    """Passes on what was appended to a growing text file, in whole characters, up to PRINTED_BYTES_MAX."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -112,7 +109,7 @@ class Follower:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def pass_on(self, receive: Callable[[str], None]) -> None:
-        """Hand on what is there by now. Raises ExchangeMisusedError where the file was replaced."""
+        """Pass on the new text. Raises ExchangeMisusedError where the file was replaced."""
         try:
             with plain_file(self._path) as descriptor:
                 # Not to its end: a guest that writes as fast as we read would keep us here.
@@ -129,10 +126,7 @@ class Follower:
 
 
 class Allowance:
-    """Whether a guest makes this machine keep more than it may.
-
-    `exchange` is the folder that it writes to, `printed` are files that grow by what it says.
-    """
+    """The bounds of a guest's files here: the folder `exchange`, and files `printed` with its output."""
 
     def __init__(self, exchange: Path, *printed: Path) -> None:
         self._exchange = exchange
@@ -146,7 +140,7 @@ class Allowance:
                     raise GuestTookTooMuchError(f"its {path.name}", PRINTED_BYTES_MAX // MIB)
 
     def check_exchange(self, server: int) -> None:
-        """Walks through the folder. `server` is the process that serves it. Raises GuestTookTooMuchError."""
+        """Walk through the folder. `server` is the process that serves it. Raises GuestTookTooMuchError."""
         taken = unnamed_bytes(server, self._exchange.stat().st_dev)
         for entries, size in enumerate(_sizes_below(self._exchange)):
             taken += size
@@ -157,7 +151,7 @@ class Allowance:
 
 
 def unnamed_bytes(process: int, device: int) -> int:
-    """Bytes on the file system `device` of files that a process has open and that have no name any more."""
+    """Bytes on the file system `device` of a process's open files that have no name any more."""
     taken = 0
     with suppress(OSError):  # it has ended
         for name in os.listdir(f"/proc/{process}/fd"):
@@ -191,7 +185,7 @@ def _sizes_below(folder: Path) -> Iterator[int]:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder that a guest has written to, whatever it has made of it."""
+    """Remove a folder that a guest has written to, whatever its contents."""
     with suppress(RecursionError):  # thousands of folders in one another
         shutil.rmtree(folder, ignore_errors=True)
     if os.path.lexists(folder):

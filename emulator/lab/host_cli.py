@@ -1,7 +1,7 @@
 """`g35 host`: the GPU host, a guest with the agent's virtio-fs device mounted.
 
-Exit codes: 0 it worked, 1 it did not, 2 wrong arguments, 130 Ctrl-C. With a command, the command's own; 125
-where the guest could not mount the device.
+Exit codes: 0 success, 1 failure, 2 wrong arguments, 130 Ctrl-C; with a command, the command's own; 125 where
+the guest could not mount the device.
 """
 
 from __future__ import annotations
@@ -14,9 +14,16 @@ from typing import Annotated
 import typer
 
 from emulator.lab.accelerator import choose_accelerator
-from emulator.lab.booting import wait_on_terminal
 from emulator.lab.cache import REPOSITORY
-from emulator.lab.cli import FOLDER_HELP, checked_folder, failures_told, prepared_image, print_raw, told
+from emulator.lab.cli import (
+    FOLDER_HELP,
+    checked_folder,
+    failures_told,
+    prepared_image,
+    print_raw,
+    told,
+    wait_on_terminal,
+)
 from emulator.lab.device_socket import require_socket
 from emulator.lab.gpu_host import GpuHost, GpuHostShape
 
@@ -110,13 +117,13 @@ def host(
 
 
 def default_socket() -> Path:
-    """Where `g35 up --virtiofs` has its agent listen, unless it was given another --state."""
+    """The socket of the agent of `g35 up --virtiofs` without --state."""
     base = os.environ.get("XDG_STATE_HOME")
     return (Path(base) if base else Path.home() / ".local/state") / "g35/virtiofs.sock"
 
 
 def socket_of(config: Path) -> Path:
-    """The socket that an agent's configuration names; of several one has to be chosen."""
+    """The socket that an agent's configuration names. Raises BadParameter for none or several."""
     try:
         with config.open("rb") as file:
             found = tomllib.load(file)

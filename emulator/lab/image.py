@@ -1,6 +1,6 @@
-"""What QEMU boots: the kernel out of its package, and an initramfs with the modules and `init.sh`.
+"""The files that QEMU boots: the kernel of a package, and an initramfs with modules and `init.sh`.
 
-The initramfs is left uncompressed: unpacking would be emulated, reading a few MiB more is not.
+The initramfs is uncompressed: unpacking would be emulated, reading a few MiB more is not.
 """
 
 from __future__ import annotations

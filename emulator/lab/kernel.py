@@ -1,9 +1,8 @@
-"""Debian's signed 6.12 kernel: found by apt, downloaded once, kept as the package file it came in.
+"""Debian's signed 6.12 kernel: found by apt, downloaded once, kept as its package file.
 
-The package file stays in the cache, because another choice of modules needs nothing else. Which version:
-the one in the cache, so that the lab works without a network and gives the same result tomorrow; or, when
-the cache has none or `refresh` is asked for, the one that apt's meta package points to. apt checks the
-file against the signed archive.
+The cached version goes first, so that the lab works without a network and gives the same result tomorrow.
+Without one, or with `refresh`, it is the version of apt's meta package. apt checks the file against the
+signed archive.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ def _as_kernel(file: Path) -> KernelPackage:
 
 
 def _newest_package(progress: Progress) -> str:
-    """What the meta package depends on today, after an `apt-get update` where the lists know nothing."""
+    """The kernel of the meta package, after an `apt-get update` where the lists have none."""
     for attempt in ("as it is", "updated"):
         depends = _run(["apt-cache", "depends", META_PACKAGE]).stdout
         found = PACKAGE_NAME.search(depends)
@@ -95,7 +94,7 @@ def _field_of(package: str, field: str) -> str:
 
 
 def _download(package: str, into: Path, progress: Progress) -> None:
-    """`apt-get download`, while telling how far it has come."""
+    """`apt-get download`, with progress."""
     size = int(_field_of(package, "Size"))
     # The user that apt would switch to for downloads cannot write to a folder of ours.
     command = ["apt-get", "download", "-q", "-o", "APT::Sandbox::User=root", package]
@@ -120,7 +119,7 @@ def _download(package: str, into: Path, progress: Progress) -> None:
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run an apt command for what it says; a failure shows as an empty answer."""
+    """Run an apt command for its output, which is empty after a failure."""
     try:
         return subprocess.run(
             command,

@@ -2,9 +2,9 @@
 
     result = run_in_guest([".venv/bin/python", "-m", "pytest", "..."], timeout_s=120)
 
-The guest sees this machine's whole file system, read-only, under a layer of its own memory. One folder is
-shared for real: `Guest.exchange` here, /run/g35 there. The script, its output and its status travel in it,
-and tests may put files of their own there. There is no network but the guest's own loopback.
+The guest sees this machine's whole file system, read-only, under a layer in its own memory. One folder is
+shared: `Guest.exchange` here, /run/g35 there, with the script, its output and status, and files of tests. The
+only network is the guest's loopback.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import shlex
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import termios
 import threading
@@ -27,22 +28,21 @@ from emulator.lab.cache import REPOSITORY
 from emulator.lab.errors import GuestDiedError, GuestTimedOutError
 from emulator.lab.guest_files import Allowance, Follower, copy_plain_files, remove_folder, status_in, tail_of
 from emulator.lab.image import LabImage, prepare
-from emulator.lab.root_watch import RootWatch
 
 EXCHANGE_IN_GUEST = Path("/run/g35")
-# What is kept of a guest's words in memory: their end.
+# Of a guest's output in memory: its end.
 OUTPUT_LIMIT = 4 << 20
 POLL_S = 0.05
-# To look through a folder takes longer than to look at a file.
+# A walk through a folder takes longer than a look at a file.
 EXCHANGE_POLL_S = 1.0
 # The guest's script makes this file before anything else.
 BEGUN = "begun"
-# Under emulation a kernel sometimes dies of its own boot (`kernel_line`). That says nothing about us.
+# Under emulation a kernel sometimes dies while it boots (`kernel_line`), for no reason of ours.
 BOOTS = 3
 PANIC = "Kernel panic"
 SCRATCH_PREFIX = "g35-lab-"
 
-# The guest starts with nothing; these make it look like the shell that started it.
+# The guest starts with an empty environment.
 GUEST_ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/root",
@@ -51,14 +51,54 @@ GUEST_ENVIRONMENT = {
     "G35_LAB_GUEST": "1",
 }
 
+LIBRARIES = Path("/usr/lib", sysconfig.get_config_var("MULTIARCH") or "")
+WATCHED = (
+    *(Path("/var/lib/dpkg/status"), Path("/var/lib/dpkg/info"), Path("/var/lib/dpkg/updates")),
+    *(Path("/etc/ld.so.cache"), Path("/usr/bin"), Path("/usr/sbin"), Path("/usr/lib"), LIBRARIES),
+    *(Path(sys.prefix, "bin"), Path(sysconfig.get_path("platlib"))),
+)
+"""Files and folders that an installation by dpkg or pip changes."""
+
+
+class RootWatch:
+    """Whether this machine's root changes while a guest runs on it. A check costs a stat(2) for each place.
+
+    The guest reads programs and libraries from here, and relies on their standing still (`cache=loose` in
+    init.sh). A package that is installed meanwhile gives it halves of two libraries: programs end by SIGSEGV.
+    """
+
+    def __init__(self, places: Sequence[Path] = WATCHED) -> None:
+        self._places = places
+        self._before = self._stamps()
+
+    def _stamps(self) -> dict[Path, tuple[int, int, int]]:
+        found = {}
+        for place in self._places:
+            try:
+                stat = os.stat(place)
+            except OSError:
+                continue
+            found[place] = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+        return found
+
+    def what_changed(self) -> str:
+        """A sentence that names the changed places; empty where there are none."""
+        now = self._stamps()
+        changed = [str(each) for each in self._places if now.get(each) != self._before.get(each)]
+        if not changed:
+            return ""
+        return (
+            f"this machine's root, which is the guest's, changed while the guest ran ({', '.join(changed)}): "
+            "install nothing meanwhile, and run it again"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class FileSystemDevice:
-    """A virtio-fs device whose other half is a vhost-user back-end at the end of a socket of ours.
+    """A virtio-fs device with a vhost-user back-end at the end of a connected socket, `descriptor`.
 
-    `descriptor` is the connected socket's. `queue_size` (a power of two, at most 1024) bounds the pages of
-    one request: the guest's kernel takes four entries for headers. One request queue more than the guest has
-    cores would never be used.
+    `queue_size` (a power of two, at most 1024) bounds the pages of one request: the guest's kernel takes four
+    entries for headers. The guest uses at most one request queue for each core.
     """
 
     tag: str
@@ -168,17 +208,17 @@ class Guest:
         return time.monotonic() - self._started
 
     def output(self) -> str:
-        """What the script has printed so far (the last OUTPUT_LIMIT bytes of it)."""
+        """The last OUTPUT_LIMIT bytes of the script's output so far."""
         return tail_of(self._output, OUTPUT_LIMIT)
 
     def console(self) -> str:
-        """What the guest's kernel and QEMU have said so far."""
+        """The output of the guest's kernel and QEMU so far."""
         return tail_of(self._console, OUTPUT_LIMIT) + tail_of(self._scratch / "qemu", OUTPUT_LIMIT)
 
     def running(self) -> bool:
         """Whether the guest is on. It powers off when its script has ended.
 
-        One whose kernel died before the script began is booted again, BOOTS times in all.
+        A guest whose kernel died before the script began is booted again, BOOTS times in all.
         """
         if self._qemu.poll() is None:
             return True
@@ -204,11 +244,11 @@ class Guest:
         return GuestResult(status, self.output(), self.seconds)
 
     def wait(self, timeout_s: float, on_output: Callable[[str], None] | None = None) -> GuestResult:
-        """Wait for the guest to power off, passing on what its script prints as it comes.
+        """Wait for the guest to power off, and pass its script's output on as it comes.
 
-        At the deadline, `timeout_s` from the boot, the guest is ended, even while `on_output` waits for whom
-        it hands the words to. Raises GuestTimedOutError and GuestDiedError, which carry what was printed;
-        ExchangeMisusedError, GuestTookTooMuchError.
+        At the deadline, `timeout_s` from the boot, the guest is ended, even while `on_output` blocks. Raises
+        GuestTimedOutError and GuestDiedError, which carry the output; ExchangeMisusedError,
+        GuestTookTooMuchError.
         """
         follower = Follower(self._output)
         late = threading.Event()
@@ -262,7 +302,7 @@ class Guest:
             termios.tcsetattr(sys.stdin, termios.TCSANOW, self._terminal)
 
     def close(self) -> None:
-        """End the machine if it still runs, and remove its files. Nothing of it is left afterwards."""
+        """End the machine if it still runs, and remove its files."""
         self._end()
         remove_folder(self._scratch)
 
@@ -300,7 +340,7 @@ def guest_script(
 ) -> str:
     """The script that the guest runs: environment, working folder, then the command.
 
-    It first says that it is there (`running`, `booting.py`). An interactive one begins a line of its own.
+    It first makes the file BEGUN. An interactive one begins a line of its own.
     """
     lines = [f": > {EXCHANGE_IN_GUEST / BEGUN}" + ("; echo" if interactive else "")]
     lines += [
@@ -332,9 +372,9 @@ def qemu_command(
 def kernel_line(cores: int, *, shell: bool) -> str:
     """The kernel's command line.
 
-    The kernel boots on one core; init.sh brings the others in when the modules are loaded. A booting kernel
-    patches its own code, for which it puts a breakpoint there for a moment, and QEMU's emulation can show
-    another core that breakpoint once the kernel no longer expects it: "Oops: int3".
+    The kernel boots on one core; init.sh adds the others when the modules are loaded. A booting kernel
+    patches its own code by way of breakpoints, and QEMU's emulation can show another core a breakpoint that
+    the kernel no longer expects: "Oops: int3".
     """
     words = ["console=ttyS0", "quiet", "panic=-1"]
     if cores > 1:
@@ -345,7 +385,7 @@ def kernel_line(cores: int, *, shell: bool) -> str:
 
 
 def _devices(hardware: Hardware) -> list[str]:
-    """Virtio-fs devices. Their back-end works in the guest's memory, so that is a memfd which it can map."""
+    """Virtio-fs devices. The guest's memory is a memfd, so that their back-end can map it."""
     if not hardware.devices:
         return []
     words = [
@@ -363,7 +403,7 @@ def _devices(hardware: Hardware) -> list[str]:
 
 
 def remove_left_overs(temporary: Path) -> None:
-    """Remove the folders of guests whose process was killed before it could do so (QEMU died with it)."""
+    """Remove the folders of guests whose process was killed (QEMU died with it)."""
     for folder in temporary.glob(f"{SCRATCH_PREFIX}*-*"):
         owner = folder.name.removeprefix(SCRATCH_PREFIX).split("-")[0]
         if owner.isdecimal() and not Path("/proc", owner).exists():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-# In order. What a module depends on comes before it without being named here, with one exception: an
+# In order. Dependencies of a module come before it without being named here, with one exception: an
 # algorithm that another module asks the crypto layer for by name is no dependency that depmod can see
 # (rxe's CRC-32 is one). A module that this kernel has built in is passed over.
 WANTED = (

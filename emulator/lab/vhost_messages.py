@@ -1,5 +1,4 @@
-"""vhost-user messages as far as one who passes them on has to read them (vhost-user protocol, QEMU's
-docs/interop).
+"""vhost-user messages, as far as a relay has to read them (vhost-user protocol, QEMU's docs/interop).
 
     0..3    request      `Request`
     4..7    flags        bits 0-1 version (1), bit 2 reply, bit 3 need_reply
@@ -46,7 +45,7 @@ PROTOCOL_INFLIGHT = 1 << 12
 
 
 class Request(IntEnum):
-    """Messages of the front-end that change what a back-end knows, or ask it."""
+    """Messages of the front-end."""
 
     GET_FEATURES = 1
     SET_FEATURES = 2
@@ -86,12 +85,12 @@ ANSWERED = frozenset(
 
 
 class MalformedMessage(Exception):
-    """What came is no vhost-user message."""
+    """Received bytes are no vhost-user message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message; whoever holds it owns `descriptors`."""
+    """One message; its holder owns `descriptors`."""
 
     request: int
     payload: bytes = b""
@@ -131,7 +130,7 @@ def send_message(connection: socket.socket, message: Message) -> None:
 
 
 def answer_to(message: Message, payload: bytes, descriptors: Sequence[int] = ()) -> Message:
-    """An answer to `message`, as its sender expects it."""
+    """An answer to `message`."""
     return Message(message.request, payload, tuple(descriptors), VERSION | FLAG_REPLY)
 
 

@@ -19,9 +19,9 @@ import math
 from enum import Enum
 from typing import Final
 
-from nvmeof.authentication.credentials import Credentials
 from nvmeof.authentication.groups import BadPublicValue, KeyPair
 from nvmeof.authentication.responses import HASH_BYTES, Exchange, new_challenge
+from nvmeof.authentication.secret import Credentials
 from nvmeof.errors import MalformedPdu
 from nvmeof.limits import AUTHENTICATION_S
 from nvmeof.wire.authentication import (
@@ -46,7 +46,7 @@ LEAST_ROOM: Final = FAILURE.size
 
 
 class ControllerState(Enum):
-    """What is to happen next."""
+    """The next step."""
 
     IDLE = "the host negotiates"
     CHALLENGE_DUE = "the host receives the challenge"
@@ -62,7 +62,6 @@ class ControllerAuthentication:
 
     def __init__(self, host_nqn: str, subsystem_nqn: str, now: float) -> None:
         self.state = ControllerState.IDLE
-        self.authenticated = False
         self.successes = 0
         """How often the host has proven itself on this queue."""
         self.failure: str | None = None
@@ -213,12 +212,10 @@ class ControllerAuthentication:
     # --- the end -----------------------------------------------------------------------------------------
 
     def expire(self) -> None:
-        """The deadline has come."""
         self._end("no authentication within the time for it")
 
     def _succeed(self) -> None:
         self._forget()
-        self.authenticated = True
         self.successes += 1
         self.deadline = math.inf
         self.state = ControllerState.IDLE
@@ -228,14 +225,12 @@ class ControllerAuthentication:
         if self.state in (ControllerState.FAILURE_DUE, ControllerState.OVER):
             return
         self._forget()
-        self.authenticated = False
         self.failure = why
         self._reason = reason
         self.state = ControllerState.FAILURE_DUE
 
     def _end(self, why: str) -> None:
         self._forget()
-        self.authenticated = False
         self.failure = self.failure or why
         self.deadline = math.inf
         self.state = ControllerState.OVER

@@ -14,9 +14,9 @@ import hmac
 from enum import Enum
 from typing import NoReturn
 
-from nvmeof.authentication.credentials import Credentials
 from nvmeof.authentication.groups import BadPublicValue, KeyPair, value_bytes
 from nvmeof.authentication.responses import HASH_BYTES, Exchange, new_challenge
+from nvmeof.authentication.secret import Credentials
 from nvmeof.errors import AuthenticationFailed, LocalProtocolError, MalformedPdu
 from nvmeof.wire.authentication import (
     Challenge,
@@ -46,8 +46,6 @@ class HostState(Enum):
 
 
 class HostAuthentication:
-    """See the module's docstring."""
-
     def __init__(self, credentials: Credentials, host_nqn: str, subsystem_nqn: str) -> None:
         self.state = HostState.NEW
         self._credentials = credentials

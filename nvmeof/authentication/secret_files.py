@@ -11,10 +11,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from nvmeof.authentication.credentials import ALL_GROUPS, ALL_HASHES, Credentials
 from nvmeof.authentication.private_files import SecretFileError as SecretFileError  # part of this face
 from nvmeof.authentication.private_files import read_private, write_private
-from nvmeof.authentication.secret import DhchapSecret, parse_secret
+from nvmeof.authentication.secret import ALL_GROUPS, ALL_HASHES, Credentials, DhchapSecret, parse_secret
 from nvmeof.wire.authentication import GroupId, HashId
 from nvmeof.wire.fabrics import encode_nqn
 
@@ -53,7 +52,7 @@ def read_hosts_file(
     hashes: tuple[HashId, ...] = ALL_HASHES,
     groups: tuple[GroupId, ...] = ALL_GROUPS,
 ) -> dict[str, Credentials]:
-    """The hosts of an enclosure and what they authenticate with, by NQN. Raises `SecretFileError`."""
+    """The credentials of the hosts of an enclosure, by NQN. Raises `SecretFileError`."""
     found: dict[str, Credentials] = {}
     for number, line in enumerate(_read(path).splitlines(), 1):
         words = line.partition("#")[0].split()

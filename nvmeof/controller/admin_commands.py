@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from nvmeof.controller.controller import Controller
+from nvmeof.controller.controller import ADMIN_OPCODES, Controller
 from nvmeof.controller.identify_data import identify
 from nvmeof.controller.log_data import log_page
 from nvmeof.controller.request import Direction, Outcome, Refusal, Request
@@ -20,8 +20,8 @@ from nvmeof.wire.features import (
     AEC_NAMESPACE_CHANGED,
     FEATURE_SAVE,
     Feature,
-    QueueCount,
     decode_queue_count,
+    encode_queue_count,
 )
 from nvmeof.wire.identify import IDENTIFY_BYTES
 from nvmeof.wire.log_page import decode_log_page_request
@@ -33,24 +33,13 @@ _HOST_ID_BYTES: Final = 16
 _ABORTED: Final = 0
 _NOT_ABORTED: Final = 1  # result of Abort
 
-_OPCODES: Final = frozenset(
-    {
-        AdminOpcode.GET_LOG_PAGE,
-        AdminOpcode.IDENTIFY,
-        AdminOpcode.ABORT,
-        AdminOpcode.SET_FEATURES,
-        AdminOpcode.GET_FEATURES,
-        AdminOpcode.ASYNC_EVENT_REQUEST,
-        AdminOpcode.KEEP_ALIVE,
-    }
-)
 _DISCOVERY_FEATURES: Final = frozenset({Feature.ASYNC_EVENT_CONFIG, Feature.KEEP_ALIVE_TIMER})
 
 
 def begin_admin(request: Request, controller: Controller) -> None:
     """Set direction and length. Raises Refusal for what cannot be."""
     sqe = request.sqe
-    if sqe.opcode not in _OPCODES:
+    if sqe.opcode not in ADMIN_OPCODES:
         raise Refusal(Status.INVALID_OPCODE)
     if not controller.enabled and sqe.opcode != AdminOpcode.KEEP_ALIVE:
         raise Refusal(Status.COMMAND_SEQUENCE_ERROR)
@@ -105,7 +94,6 @@ def _abort(controller: Controller, admin: ServedQueue, *, sqid: int, cid: int) -
 
 
 def _set_feature(controller: Controller, cdw10: int, value: int) -> int:
-    """The result of Set Features."""
     feature = cdw10 & 0xFF
     if cdw10 & FEATURE_SAVE:
         raise Refusal(Status.FEATURE_NOT_SAVEABLE)
@@ -114,12 +102,12 @@ def _set_feature(controller: Controller, cdw10: int, value: int) -> int:
     match feature:
         case Feature.QUEUE_COUNT:
             wanted = decode_queue_count(value)
-            if wanted.submission > 0xFFFF or wanted.completion > 0xFFFF:
+            if max(wanted) > 0xFFFF:
                 raise Refusal(Status.INVALID_FIELD)
             # Fabrics queues come in pairs, so both counts are the smaller one.
-            granted = min(wanted.submission, wanted.completion, controller.settings.max_io_queues)
+            granted = min(*wanted, controller.settings.max_io_queues)
             controller.granted_io_queues = granted
-            return QueueCount(granted, granted).encode()
+            return encode_queue_count(granted, granted)
         case Feature.KEEP_ALIVE_TIMER:
             controller.set_keep_alive(value)
         case Feature.ASYNC_EVENT_CONFIG:
@@ -150,7 +138,7 @@ def _get_feature(request: Request, controller: Controller) -> None:
         raise Refusal(Status.INVALID_FIELD)
     match feature:
         case Feature.QUEUE_COUNT:
-            request.result = QueueCount(controller.granted_io_queues, controller.granted_io_queues).encode()
+            request.result = encode_queue_count(controller.granted_io_queues, controller.granted_io_queues)
         case Feature.KEEP_ALIVE_TIMER:
             request.result = controller.keep_alive_ms
         case Feature.VOLATILE_WRITE_CACHE:

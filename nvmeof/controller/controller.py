@@ -40,7 +40,20 @@ from nvmeof.wire.properties import (
     Shutdown,
     decode_configuration,
 )
+from nvmeof.wire.sqe import AdminOpcode
 
+ADMIN_OPCODES: Final = frozenset(
+    {
+        AdminOpcode.GET_LOG_PAGE,
+        AdminOpcode.IDENTIFY,
+        AdminOpcode.ABORT,
+        AdminOpcode.SET_FEATURES,
+        AdminOpcode.GET_FEATURES,
+        AdminOpcode.ASYNC_EVENT_REQUEST,
+        AdminOpcode.KEEP_ALIVE,
+    }
+)
+"""Of the commands that a controller carries out on its admin queue, beside those of Fabrics."""
 ERROR_LOG_ENTRIES: Final = 16
 _CHANGED_LIMIT: Final = 1025  # one more than the changed-namespace log can list
 
@@ -75,10 +88,11 @@ class Controller:
         self.enabled = False
         self.ended: str | None = None
         self.queues: dict[int, ServedQueue] = {}
-        self._configuration = 0
+        self.configuration = 0
+        """CC, as the host wrote it."""
         self._shutdown_status = 0
         self._fatal = False
-        self._keep_alive_ms = 0
+        self.keep_alive_ms = 0
         self._last_heard = now
         self.set_keep_alive(keep_alive_ms)
         self.features: dict[int, int] = {
@@ -112,18 +126,14 @@ class Controller:
     def set_keep_alive(self, milliseconds: int) -> None:
         """KATO, rounded up to the granularity; 0 switches it off, but never for a discovery controller."""
         step = max(1, round(self.settings.keep_alive_granularity_s * 1000))
-        self._keep_alive_ms = -(-milliseconds // step) * step
-        if self._keep_alive_ms == 0 and self.subsystem.is_discovery:
-            self._keep_alive_ms = round(self.settings.discovery_idle_s * 1000)
-
-    @property
-    def keep_alive_ms(self) -> int:
-        return self._keep_alive_ms
+        self.keep_alive_ms = -(-milliseconds // step) * step
+        if self.keep_alive_ms == 0 and self.subsystem.is_discovery:
+            self.keep_alive_ms = round(self.settings.discovery_idle_s * 1000)
 
     @property
     def expires_at(self) -> float:
         """When the host counts as dead unless it is heard before; infinity without keep-alive."""
-        return self._last_heard + self._keep_alive_ms / 1000 if self._keep_alive_ms else math.inf
+        return self._last_heard + self.keep_alive_ms / 1000 if self.keep_alive_ms else math.inf
 
     def end(self, reason: str) -> None:
         """The controller is gone: its queues close. Idempotent."""
@@ -153,7 +163,6 @@ class Controller:
 
     @property
     def capabilities(self) -> int:
-        """CAP."""
         return Capabilities(
             max_queue_entries=self.settings.max_queue_entries - 1,
             timeout=20,  # 10 s; we are ready at once
@@ -161,14 +170,9 @@ class Controller:
         ).encode()
 
     @property
-    def configuration(self) -> int:
-        """CC."""
-        return self._configuration
-
-    @property
     def all_command_sets(self) -> bool:
         """The host asked for namespaces of every command set; one that did not sees those of blocks alone."""
-        return decode_configuration(self._configuration).command_set == CONFIGURE_ALL_SETS
+        return decode_configuration(self.configuration).command_set == CONFIGURE_ALL_SETS
 
     @property
     def namespaces(self) -> list[AnyNamespace]:
@@ -178,14 +182,13 @@ class Controller:
 
     @property
     def status(self) -> int:
-        """CSTS."""
-        ready = decode_configuration(self._configuration).enable and not self._fatal
+        ready = decode_configuration(self.configuration).enable and not self._fatal
         return ControllerStatus(ready=ready, fatal=self._fatal, shutdown=self._shutdown_status).encode()
 
     def configure(self, value: int) -> None:
         """Write CC: enable, disable, shut down. One that cannot be is a fatal status (CSTS.CFS)."""
-        old, new = decode_configuration(self._configuration), decode_configuration(value)
-        self._configuration = value
+        old, new = decode_configuration(self.configuration), decode_configuration(value)
+        self.configuration = value
         if new.enable and not old.enable:
             self._shutdown_status = 0
             sizes_fit = self.subsystem.is_discovery or (

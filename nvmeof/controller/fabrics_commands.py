@@ -1,23 +1,22 @@
-"""Fabrics commands as a controller carries them out: Connect, Property Get and Set, Disconnect.
+"""Fabrics commands as a controller carries them out (NVMe-oF 1.1, chapter 3).
 
-NVMe-oF 1.1, chapter 3. Connect is where a host is let in or turned away, so every reason has the status and
-the parameter pointer that the specification gives it. Called with `Target.lock` held.
+Connect lets a host in or turns it away: every reason has the status and the parameter pointer that the
+specification gives it. All are called with `Target.lock` held, but Authentication Send and Receive
+(`nvmeof/authentication/controller_side.py` has the exchange): a Diffie-Hellman exchange takes milliseconds,
+and other hosts go on meanwhile.
 """
 
 from __future__ import annotations
 
 from typing import Final, NoReturn
 
-from nvmeof.controller.authentication_commands import (
-    begin_authentication,
-    is_authentication,
-    require_authentication,
-)
+from nvmeof.authentication.controller_side import LEAST_ROOM, ControllerAuthentication
 from nvmeof.controller.controller import Controller
 from nvmeof.controller.request import Direction, Outcome, Refusal, Request
 from nvmeof.controller.served_queue import ServedQueue
 from nvmeof.controller.target import Target
 from nvmeof.errors import MalformedPdu
+from nvmeof.wire.authentication import MAX_MESSAGE_BYTES, PROTOCOL_SPECIFIC, SECURITY_PROTOCOL
 from nvmeof.wire.fabrics import (
     CATTR_NO_FLOW_CONTROL,
     CONNECT_DATA,
@@ -26,12 +25,13 @@ from nvmeof.wire.fabrics import (
     Connect,
     ConnectData,
     FabricsType,
+    decode_authentication,
     decode_connect,
     decode_connect_data_untrusted,
-    decode_disconnect,
     decode_property_access,
 )
 from nvmeof.wire.properties import Property
+from nvmeof.wire.sqe import AdminOpcode, Sqe
 from nvmeof.wire.status import FabricsStatus, Status
 
 # Where in the command (SQE) or in the data the wrong parameter is, for the result of a refused Connect.
@@ -202,9 +202,94 @@ def _property_set(request: Request, controller: Controller, queue: ServedQueue) 
 
 
 def _disconnect(request: Request, queue: ServedQueue) -> None:
-    """End an I/O queue; the transport closes the connection once the answer is out."""
-    if decode_disconnect(request.sqe).recfmt != 0:
+    """End an I/O queue; the transport closes the connection once the answer is out. CDW10 15:0 is RECFMT."""
+    if request.sqe.cdw10 & 0xFFFF:
         raise Refusal(FabricsStatus.CONNECT_INCOMPATIBLE_FORMAT)
     if queue.qid == 0:
         raise Refusal(FabricsStatus.DISCONNECT_INVALID_QUEUE_TYPE)
     queue.close_when_answered()
+
+
+# --- Authentication Send and Receive ---------------------------------------------------------------------
+
+
+def is_authentication(sqe: Sqe) -> bool:
+    return sqe.opcode == AdminOpcode.FABRICS and sqe.fctype in (
+        FabricsType.AUTHENTICATION_SEND,
+        FabricsType.AUTHENTICATION_RECEIVE,
+    )
+
+
+def require_authentication(controller: Controller, queue: ServedQueue, now: float) -> None:
+    """Connect succeeded, and the host has a secret here: the queue serves nothing else until it is proven.
+
+    Called with `Target.lock` held.
+    """
+    queue.authentication = ControllerAuthentication(controller.host_nqn, controller.subsystem.nqn, now)
+    queue.unproven = True
+
+
+def begin_authentication(request: Request, queue: ServedQueue) -> None:
+    """Set direction, length and window. Raises Refusal."""
+    if queue.authentication is None:
+        raise Refusal(Status.INVALID_OPCODE)
+    fields = decode_authentication(request.sqe)
+    protocol = SECURITY_PROTOCOL, PROTOCOL_SPECIFIC, PROTOCOL_SPECIFIC
+    if (fields.secp, fields.spsp0, fields.spsp1) != protocol:
+        raise Refusal(Status.INVALID_FIELD)
+    least = LEAST_ROOM if fields.receive else 1
+    if not least <= fields.length <= MAX_MESSAGE_BYTES:
+        raise Refusal(Status.INVALID_FIELD)
+    request.length = fields.length
+    if fields.receive:
+        request.direction = Direction.TO_HOST
+    else:
+        request.direction = Direction.FROM_HOST
+        request.window = memoryview(bytearray(fields.length))
+
+
+def execute_authentication(
+    request: Request, target: Target, controller: Controller, queue: ServedQueue, now: float
+) -> Outcome:
+    """One step of the exchange; a queue that failed ends with the answer. Raises Refusal."""
+    authentication = queue.authentication
+    if authentication is None:
+        raise Refusal(Status.INVALID_OPCODE)
+    successes = authentication.successes
+    if request.sqe.fctype == FabricsType.AUTHENTICATION_SEND:
+        assert request.window is not None
+        credentials = controller.subsystem.credentials.get(controller.host_nqn)
+        authentication.receive(request.window, credentials, now)
+    else:
+        message = authentication.give(request.length)
+        if controller.settings.pads_authentication:
+            message = message.ljust(request.length, b"\0")
+        request.data = memoryview(message)
+    if authentication.over:
+        give_up(target, controller, queue, now)
+        queue.close_when_answered("authentication failed")
+    elif authentication.successes != successes:
+        with target.lock:
+            target.unproven.leave(queue)
+            target.guests.leave(queue)
+            target.authentications.succeeded += 1
+            if not controller.admits(queue):
+                queue.close_when_answered("its controller or its queue id is not to be had any more")
+        queue.unproven = False
+    return Outcome.DONE
+
+
+def give_up(target: Target, controller: Controller, queue: ServedQueue, now: float) -> None:
+    """Authentication failed: nothing is served any more, and it is counted."""
+    authentication = queue.authentication
+    assert authentication is not None
+    queue.unproven = True
+    who = f"{controller.host_nqn} on queue {queue.qid} of {controller.subsystem.nqn}"
+    with target.lock:
+        target.unproven.leave(queue)
+        target.authentications.fail(who, authentication.failure or "", now)
+
+
+def not_proven() -> Refusal:
+    """What a command other than these gets on a queue that has yet to authenticate."""
+    return Refusal(FabricsStatus.AUTHENTICATION_REQUIRED)

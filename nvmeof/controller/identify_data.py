@@ -9,20 +9,17 @@ from collections.abc import Callable
 from typing import Final
 
 from nvmeof.controller.controller import ERROR_LOG_ENTRIES, Controller
-from nvmeof.controller.port_access import ANA_GROUP, ANA_TRANSITION_S
 from nvmeof.controller.request import Refusal
 from nvmeof.controller.settings import NAMESPACE_ID_LIMIT
-from nvmeof.controller.subsystem import AnyNamespace, KvNamespace, Namespace
+from nvmeof.controller.subsystem import ANA_GROUP, ANA_TRANSITION_S, AnyNamespace, KvNamespace, Namespace
 from nvmeof.wire.ana import ANACAP_ALL_STATES, CMIC_ANA
 from nvmeof.wire.cqe import CQE
+from nvmeof.wire.features import AEC_ANA_CHANGED, AEC_DISCOVERY_CHANGED, AEC_NAMESPACE_CHANGED
 from nvmeof.wire.identify import (
     CTRATT_HOST_ID_128,
     IDENTIFY_BYTES,
     LPA_EFFECTS,
     LPA_EXTENDED,
-    OAES_ANA_CHANGED,
-    OAES_DISCOVERY_CHANGED,
-    OAES_NAMESPACE_CHANGED,
     ONCS_COMPARE,
     ONCS_DATASET_MANAGEMENT,
     ONCS_WRITE_ZEROES,
@@ -31,17 +28,16 @@ from nvmeof.wire.identify import (
     SGLS_SUPPORTED,
     VWC_PRESENT,
     CommandSet,
-    CommandSets,
     ControllerKind,
     IdentifyCns,
     IdentifyController,
     IdentifyNamespace,
-    IndependentNamespace,
     LbaFormat,
     NamespaceDescriptors,
-    NvmController,
+    encode_command_sets,
+    encode_independent_namespace,
     encode_namespace_list,
-    encode_nvm_namespace,
+    encode_nvm_controller,
 )
 from nvmeof.wire.kv import IdentifyKvNamespace
 from nvmeof.wire.log_page import TransportType
@@ -74,16 +70,17 @@ def _controller(controller: Controller, sqe: Sqe) -> bytes:
     settings, subsystem = controller.settings, controller.subsystem
     discovery = subsystem.is_discovery
     ana = subsystem.access is not None
-    events = OAES_NAMESPACE_CHANGED | (OAES_ANA_CHANGED if ana else 0)
+    keyed = SGLS_KEYED if controller.transport == TransportType.RDMA else 0  # Linux: for RDMA
+    events = AEC_NAMESPACE_CHANGED | (AEC_ANA_CHANGED if ana else 0)
     return IdentifyController(
         serial=subsystem.serial,
         model=subsystem.model,
         firmware=subsystem.firmware,
-        cmic=0 if discovery else _cmic(controller),
+        cmic=0 if discovery else _CMIC_MULTIPLE_CONTROLLERS | (_CMIC_MULTIPLE_PORTS | CMIC_ANA if ana else 0),
         mdts=settings.mdts,
         cntlid=controller.cntlid,  # Linux: equal to the result of Connect
         version=controller.version,
-        oaes=OAES_DISCOVERY_CHANGED if discovery else events,
+        oaes=AEC_DISCOVERY_CHANGED if discovery else events,
         ctratt=CTRATT_HOST_ID_128 | _CTRATT_TRAFFIC_KEEP_ALIVE,
         cntrltype=ControllerKind.DISCOVERY if discovery else ControllerKind.IO,
         acl=settings.abort_limit - 1,
@@ -104,7 +101,7 @@ def _controller(controller: Controller, sqe: Sqe) -> bytes:
         nn=0 if discovery else NAMESPACE_ID_LIMIT,
         oncs=0 if discovery else ONCS_COMPARE | ONCS_DATASET_MANAGEMENT | ONCS_WRITE_ZEROES,
         vwc=0 if discovery else VWC_PRESENT | _VWC_FLUSH_BROADCAST,
-        sgls=_sgls(controller),
+        sgls=SGLS_SUPPORTED | SGLS_OFFSET | keyed,  # Linux: SGLs at all, in-capsule data by offset
         mnan=NAMESPACE_ID_LIMIT if ana else 0,  # Linux: wanted where there is ANA
         subnqn=subsystem.nqn,
         ioccsz=settings.ioccsz,  # Linux: at least 4
@@ -115,19 +112,8 @@ def _controller(controller: Controller, sqe: Sqe) -> bytes:
     ).encode()
 
 
-def _cmic(controller: Controller) -> int:
-    several = _CMIC_MULTIPLE_CONTROLLERS
-    return several if controller.subsystem.access is None else several | _CMIC_MULTIPLE_PORTS | CMIC_ANA
-
-
 def _ana_group(controller: Controller) -> int:
     return 0 if controller.subsystem.access is None else ANA_GROUP
-
-
-def _sgls(controller: Controller) -> int:
-    """SGLS. Linux wants SGLs supported at all, in-capsule data by offset, and for RDMA keyed descriptors."""
-    keyed = SGLS_KEYED if controller.transport == TransportType.RDMA else 0
-    return SGLS_SUPPORTED | SGLS_OFFSET | keyed
 
 
 def _namespace_of(controller: Controller, nsid: int) -> AnyNamespace | None:
@@ -195,7 +181,7 @@ def _set_namespace(controller: Controller, sqe: Sqe) -> bytes:
     if _command_set(namespace) is not asked:
         raise Refusal(Status.INVALID_IO_COMMAND_SET)
     if not isinstance(namespace, KvNamespace):
-        return encode_nvm_namespace()
+        return bytes(IDENTIFY_BYTES)  # NVM: no extended protection information
     storage = namespace.storage
     return IdentifyKvNamespace(
         nsze=storage.capacity_bytes,
@@ -211,7 +197,7 @@ def _set_namespace(controller: Controller, sqe: Sqe) -> bytes:
 def _set_controller(controller: Controller, sqe: Sqe) -> bytes:
     if _asked_command_set(sqe) is CommandSet.KEY_VALUE:
         return bytes(IDENTIFY_BYTES)  # The KV command set has nothing to say of a controller.
-    return NvmController(dataset_ranges=255).encode()
+    return encode_nvm_controller(dataset_ranges=255)
 
 
 def _set_active_namespaces(controller: Controller, sqe: Sqe) -> bytes:
@@ -225,11 +211,11 @@ def _set_active_namespaces(controller: Controller, sqe: Sqe) -> bytes:
 def _independent(controller: Controller, sqe: Sqe) -> bytes:
     if _namespace_of(controller, sqe.nsid) is None:
         return bytes(IDENTIFY_BYTES)
-    return IndependentNamespace(nmic=_NMIC_SHARED, anagrpid=_ana_group(controller)).encode()
+    return encode_independent_namespace(_NMIC_SHARED, _ana_group(controller))
 
 
 def _command_sets(controller: Controller, sqe: Sqe) -> bytes:
-    return CommandSets((1 << CommandSet.NVM | 1 << CommandSet.KEY_VALUE,)).encode()
+    return encode_command_sets(1 << CommandSet.NVM | 1 << CommandSet.KEY_VALUE)
 
 
 _Builder = Callable[[Controller, Sqe], bytes]

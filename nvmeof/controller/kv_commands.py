@@ -36,11 +36,14 @@ _LEAST_LIST_ENTRY: Final = 4  # a key of one or two bytes
 
 def begin_kv(request: Request, namespace: KvNamespace, controller: Controller) -> None:
     """Find out what the command wants and whether it can be; sets direction and length. Raises Refusal."""
-    begin = _BEGIN.get(request.sqe.opcode)
-    if begin is None:
+    operation, begin = _BEGIN.get(request.sqe.opcode, (None, None))
+    if operation is None:
         raise Refusal(Status.INVALID_OPCODE)
-    request.kv = namespace
-    begin(request, namespace, controller)
+    request.kv, request.operation = namespace, operation
+    if operation is not Operation.FLUSH:
+        _take_key(request, namespace, may_be_empty=operation is Operation.LIST)
+    if begin is not None:
+        begin(request, namespace, controller)
 
 
 def _take_key(request: Request, namespace: KvNamespace, *, may_be_empty: bool = False) -> None:
@@ -52,13 +55,7 @@ def _take_key(request: Request, namespace: KvNamespace, *, may_be_empty: bool = 
         raise Refusal(Status.INVALID_KEY_SIZE)
 
 
-def _begin_flush(request: Request, namespace: KvNamespace, controller: Controller) -> None:
-    request.operation = Operation.FLUSH
-
-
 def _begin_store(request: Request, namespace: KvNamespace, controller: Controller) -> None:
-    request.operation = Operation.STORE
-    _take_key(request, namespace)
     asked = options(request.sqe)
     both = int(StoreOption.ONLY_IF_PRESENT | StoreOption.ONLY_IF_ABSENT)
     if asked & _STORE_OPTIONS or asked & both == both:
@@ -71,16 +68,12 @@ def _begin_store(request: Request, namespace: KvNamespace, controller: Controlle
 
 
 def _begin_retrieve(request: Request, namespace: KvNamespace, controller: Controller) -> None:
-    request.operation = Operation.RETRIEVE
-    _take_key(request, namespace)
     if options(request.sqe) & _RETRIEVE_OPTIONS:
         raise Refusal(Status.INVALID_FIELD)
     _to_host(request, controller)
 
 
 def _begin_list(request: Request, namespace: KvNamespace, controller: Controller) -> None:
-    request.operation = Operation.LIST
-    _take_key(request, namespace, may_be_empty=True)
     if request.sqe.cdw10 < LIST_BYTES_MIN:
         raise Refusal(Status.INVALID_FIELD)
     _to_host(request, controller)
@@ -94,23 +87,13 @@ def _to_host(request: Request, controller: Controller) -> None:
         request.direction, request.length = Direction.TO_HOST, length
 
 
-def _begin_delete(request: Request, namespace: KvNamespace, controller: Controller) -> None:
-    request.operation = Operation.DELETE
-    _take_key(request, namespace)
-
-
-def _begin_exist(request: Request, namespace: KvNamespace, controller: Controller) -> None:
-    request.operation = Operation.EXIST
-    _take_key(request, namespace)
-
-
-_BEGIN: Final[dict[int, Callable[[Request, KvNamespace, Controller], None]]] = {
-    KvOpcode.FLUSH: _begin_flush,
-    KvOpcode.STORE: _begin_store,
-    KvOpcode.RETRIEVE: _begin_retrieve,
-    KvOpcode.LIST: _begin_list,
-    KvOpcode.DELETE: _begin_delete,
-    KvOpcode.EXIST: _begin_exist,
+_BEGIN: Final[dict[int, tuple[Operation, Callable[[Request, KvNamespace, Controller], None] | None]]] = {
+    KvOpcode.FLUSH: (Operation.FLUSH, None),
+    KvOpcode.STORE: (Operation.STORE, _begin_store),
+    KvOpcode.RETRIEVE: (Operation.RETRIEVE, _begin_retrieve),
+    KvOpcode.LIST: (Operation.LIST, _begin_list),
+    KvOpcode.DELETE: (Operation.DELETE, None),
+    KvOpcode.EXIST: (Operation.EXIST, None),
 }
 
 

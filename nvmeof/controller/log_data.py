@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from nvmeof.controller.controller import ERROR_LOG_ENTRIES, Controller
-from nvmeof.controller.port_access import ANA_GROUP
+from nvmeof.controller.controller import ADMIN_OPCODES, ERROR_LOG_ENTRIES, Controller
 from nvmeof.controller.request import Refusal
 from nvmeof.controller.settings import NAMESPACE_ID_LIMIT
+from nvmeof.controller.subsystem import ANA_GROUP
 from nvmeof.controller.target import Target
 from nvmeof.wire.ana import ANA_GROUPS_ONLY, AnaGroup, AnaLog, ana_log_bytes
 from nvmeof.wire.identify import CommandSet
@@ -24,23 +24,12 @@ from nvmeof.wire.log_page import (
     SmartLog,
     encode_changed_namespaces,
 )
-from nvmeof.wire.sqe import AdminOpcode, IoOpcode
+from nvmeof.wire.sqe import IoOpcode
 from nvmeof.wire.status import Status
 
 _ROOM_TEMPERATURE_K: Final = 298
 
-_ADMIN_EFFECTS: Final[dict[int, int]] = {
-    opcode: EFFECT_SUPPORTED
-    for opcode in (
-        AdminOpcode.GET_LOG_PAGE,
-        AdminOpcode.IDENTIFY,
-        AdminOpcode.ABORT,
-        AdminOpcode.SET_FEATURES,
-        AdminOpcode.GET_FEATURES,
-        AdminOpcode.ASYNC_EVENT_REQUEST,
-        AdminOpcode.KEEP_ALIVE,
-    )
-}
+_ADMIN_EFFECTS: Final[dict[int, int]] = dict.fromkeys(ADMIN_OPCODES, EFFECT_SUPPORTED)
 _CHANGES: Final = EFFECT_SUPPORTED | EFFECT_CONTENT_CHANGE
 _IO_EFFECTS: Final[dict[int, int]] = {
     IoOpcode.FLUSH: EFFECT_SUPPORTED,
@@ -65,15 +54,7 @@ def log_page(target: Target, controller: Controller, wanted: LogPageRequest) -> 
     builder = (_DISCOVERY if controller.subsystem.is_discovery else _BUILDERS).get(wanted.page)
     if builder is None or (wanted.page == LogPage.ANA and controller.subsystem.access is None):
         raise Refusal(Status.INVALID_LOG_PAGE)
-    if wanted.page == LogPage.COMMAND_EFFECTS and wanted.csi != CommandSet.NVM:
-        # The Linux host asks for the page of every command set that it meets, and drops a namespace without.
-        if wanted.csi != CommandSet.KEY_VALUE:
-            raise Refusal(Status.INVALID_FIELD)
-        page = CommandEffects(_ADMIN_EFFECTS, _KV_EFFECTS).encode()
-    elif wanted.page == LogPage.ANA:
-        page = _ana(controller, groups_only=wanted.specific & ANA_GROUPS_ONLY != 0)
-    else:
-        page = builder(target, controller)
+    page = builder(target, controller, wanted)
     if wanted.offset % 4 or wanted.offset > len(page):
         raise Refusal(Status.INVALID_FIELD)
     if not wanted.retain_event:
@@ -81,35 +62,36 @@ def log_page(target: Target, controller: Controller, wanted: LogPageRequest) -> 
     return page[wanted.offset : wanted.offset + wanted.length].ljust(wanted.length, b"\0")
 
 
-def _supported(target: Target, controller: Controller) -> bytes:
+def _supported(target: Target, controller: Controller, wanted: LogPageRequest) -> bytes:
     pages = set(_DISCOVERY if controller.subsystem.is_discovery else _BUILDERS)
     if controller.subsystem.access is None:
         pages.discard(LogPage.ANA)
     return b"".join((1 if page in pages else 0).to_bytes(4, "little") for page in range(256))
 
 
-def _errors(target: Target, controller: Controller) -> bytes:
+def _errors(target: Target, controller: Controller, wanted: LogPageRequest) -> bytes:
     entries = b"".join(entry.encode() for entry in controller.error_log)
     return entries.ljust(ERROR_LOG_ENTRIES * ERROR_ENTRY.size, b"\0")
 
 
-def _smart(target: Target, controller: Controller) -> bytes:
+def _smart(target: Target, controller: Controller, wanted: LogPageRequest) -> bytes:
     return SmartLog(temperature=_ROOM_TEMPERATURE_K, error_entries=controller.error_count).encode()
 
 
-def _firmware(target: Target, controller: Controller) -> bytes:
+def _firmware(target: Target, controller: Controller, wanted: LogPageRequest) -> bytes:
     """512 bytes: byte 0 the active slot, 8..15 the revision in slot 1."""
     revision = controller.subsystem.firmware.encode("ascii", "replace").ljust(8)[:8]
     return (b"\x01".ljust(8, b"\0") + revision).ljust(512, b"\0")
 
 
-def _changed(target: Target, controller: Controller) -> bytes:
+def _changed(target: Target, controller: Controller, wanted: LogPageRequest) -> bytes:
     return encode_changed_namespaces(controller.changed_namespaces)
 
 
-def _ana(controller: Controller, *, groups_only: bool) -> bytes:
+def _ana(target: Target, controller: Controller, wanted: LogPageRequest) -> bytes:
     access = controller.subsystem.access
     assert access is not None
+    groups_only = wanted.specific & ANA_GROUPS_ONLY
     nsids = () if groups_only else tuple(sorted(each.nsid for each in controller.namespaces))
     state = access.state(controller.port_id)
     page = AnaLog(access.change_count, (AnaGroup(ANA_GROUP, state, access.change_count, nsids),)).encode()
@@ -117,20 +99,20 @@ def _ana(controller: Controller, *, groups_only: bool) -> bytes:
     return page.ljust(ana_log_bytes(1) + 4 * NAMESPACE_ID_LIMIT, b"\0")
 
 
-def _ana_whole(target: Target, controller: Controller) -> bytes:
-    return _ana(controller, groups_only=False)
+def _effects(target: Target, controller: Controller, wanted: LogPageRequest) -> bytes:
+    # The Linux host asks for the page of every command set that it meets, and drops a namespace without.
+    effects = {CommandSet.NVM: _IO_EFFECTS, CommandSet.KEY_VALUE: _KV_EFFECTS}.get(wanted.csi)  # type: ignore[call-overload]
+    if effects is None:
+        raise Refusal(Status.INVALID_FIELD)
+    return CommandEffects(_ADMIN_EFFECTS, effects).encode()
 
 
-def _effects(target: Target, controller: Controller) -> bytes:
-    return CommandEffects(_ADMIN_EFFECTS, _IO_EFFECTS).encode()
-
-
-def _discovery(target: Target, controller: Controller) -> bytes:
+def _discovery(target: Target, controller: Controller, wanted: LogPageRequest) -> bytes:
     generation, entries = target.discovery_log(controller.host_nqn)
     return DiscoveryLog(generation, entries).encode()
 
 
-_Builder = Callable[[Target, Controller], bytes]
+_Builder = Callable[[Target, Controller, LogPageRequest], bytes]
 
 _DISCOVERY: Final[dict[int, _Builder]] = {
     LogPage.SUPPORTED: _supported,
@@ -145,5 +127,5 @@ _BUILDERS: Final[dict[int, _Builder]] = {
     LogPage.FIRMWARE_SLOT: _firmware,
     LogPage.CHANGED_NAMESPACES: _changed,
     LogPage.COMMAND_EFFECTS: _effects,
-    LogPage.ANA: _ana_whole,
+    LogPage.ANA: _ana,
 }

@@ -1,42 +1,48 @@
-"""One NVMe/RDMA queue pair of the controller role, without I/O.
+"""One NVMe/RDMA queue pair of the controller role, without I/O. Read `session.py` and `nvmeof/rdma/work.py`
+first.
 
-Read `session.py` and `nvmeof/rdma/work.py` first.
-
-It joins a queue pair to a `QueueSession`. A SEND of the host is a capsule; its data come in the capsule or by
-RDMA READ. Data for the host leave by RDMA WRITE, and the completion is a SEND behind it. The owner of the
-queue pair does
+A SEND of the host is a capsule; its data come in the capsule or by RDMA READ. Data for the host leave by RDMA
+WRITE, and the completion is a SEND behind it. The owner of the queue pair does
 
     queue.start()                                        # receives for capsules, before the host is accepted
     queue.completed(done, now)                           # for each completion
     queue.run(now)                                       # after each wake-up and at queue.deadline()
     post(queue.take_receives(), queue.sends.take())      # after each of these; receives first
 
-until `queue.finished`. Payload moves straight between the host's memory and the drive's, where the drive has
-memory that was registered (`buffers`); otherwise through a loan.
+until `queue.finished`. Payload moves between the host's memory and the drive's where that is registered
+(`buffers`), else through a loan.
 
 Bounds: `entries` commands are in flight, because so many receives are posted, and a receive is posted again
 just before its answer. An answer that finds no room in the send queue keeps its receive, so a host that
-acknowledges nothing is heard no more (receiver not ready), and as many answers wait as there are entries.
-`max_reads` RDMA READs; what is lent to one queue stays under `LENT_LIMIT` and one command.
+acknowledges nothing is heard no more (receiver not ready). `max_reads` RDMA READs; loans to one queue stay
+under `LENT_LIMIT` and one command.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Final
 
-from nvmeof.controller.rdma_rules import RdmaSettings, send_room
 from nvmeof.controller.request import Direction, Outcome, Refusal, Request
 from nvmeof.controller.session import HANDSHAKE_S, QueueSession, is_connect
+from nvmeof.controller.settings import ControllerSettings
 from nvmeof.controller.storage import Scratch
 from nvmeof.controller.target import Target
 from nvmeof.rdma.buffers import Loan, Place, RegisteredBuffers
-from nvmeof.rdma.send_queue import SendQueue
+from nvmeof.rdma.send_queue import SIGNAL_EVERY, SendQueue
 from nvmeof.rdma.work import Done, Read, Receive, Send, Span, WorkKind, Write, describe_status, work_id
 from nvmeof.wire.cqe import Cqe
 from nvmeof.wire.log_page import TransportType
-from nvmeof.wire.rdma import CAPSULE_BYTES, COMPLETION_BYTES, ConnectRequest, wrong_sgl
+from nvmeof.wire.rdma import (
+    CAPSULE_BYTES,
+    COMPLETION_BYTES,
+    ConnectRequest,
+    RejectStatus,
+    UnacceptableRequest,
+    wrong_sgl,
+)
 from nvmeof.wire.sgl import SUBTYPE_INVALIDATE, SglKind
 from nvmeof.wire.sqe import Sqe, decode_sqe_untrusted
 from nvmeof.wire.status import Status
@@ -48,6 +54,63 @@ GOODBYE_S: Final = 1.0
 """The answer to Disconnect has this many seconds to leave."""
 
 _WRITE: Final = work_id(WorkKind.WRITE)
+
+WORK_FOR_A_COMMAND: Final = 2
+"""A READ and later a SEND, or a WRITE and a SEND; no more than two are out at any time."""
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaSettings:
+    """The settings of RDMA alone.
+
+    `in_capsule_bytes` of a write travel in the capsule on I/O queues, a multiple of 16; each queue has
+    receives of that size for all its entries, so it is small. `max_reads` RDMA READs of one queue pair are
+    out at a time (ORD), or fewer where the host takes no more (its IRD).
+    """
+
+    in_capsule_bytes: int = 4096
+    max_queue_entries: int = 128
+    max_reads: int = 16
+
+    def __post_init__(self) -> None:
+        if self.in_capsule_bytes % 16 or not 0 <= self.in_capsule_bytes <= 16 << 10:
+            raise ValueError("in_capsule_bytes is a multiple of 16, at most 16 KiB")
+        if not 32 <= self.max_queue_entries <= 1024:
+            raise ValueError("max_queue_entries is between 32 and 1024")
+        if not 1 <= self.max_reads <= 128:
+            raise ValueError("max_reads is between 1 and 128")
+
+    def narrow(self, settings: ControllerSettings) -> ControllerSettings:
+        """The target's settings for a controller that is reached by RDMA."""
+        return replace(
+            settings,
+            in_capsule_bytes=self.in_capsule_bytes,
+            max_queue_entries=min(settings.max_queue_entries, self.max_queue_entries),
+        )
+
+
+def send_room(entries: int) -> int:
+    """Work requests that the send queue of a controller must hold."""
+    return max(4 * SIGNAL_EVERY, WORK_FOR_A_COMMAND * entries + SIGNAL_EVERY)
+
+
+def judge_request(
+    request: ConnectRequest, settings: RdmaSettings, *, max_io_queues: int, host_reads: int
+) -> None:
+    """Raise `UnacceptableRequest` for a connection that cannot be.
+
+    `host_reads` are the responder resources of the host (IRD): with none we could read no data of a write.
+    """
+    if request.qid > max_io_queues:
+        raise UnacceptableRequest(RejectStatus.INVALID_QUEUE_ID, f"queue {request.qid} of {max_io_queues}")
+    if not 2 <= request.host_send_entries <= settings.max_queue_entries:
+        raise UnacceptableRequest(
+            RejectStatus.INVALID_HSQSIZE, f"a send queue of {request.host_send_entries} entries"
+        )
+    if request.host_receive_entries < 1:
+        raise UnacceptableRequest(RejectStatus.INVALID_HRQSIZE, "a host without receives")
+    if host_reads < 1:
+        raise UnacceptableRequest(RejectStatus.INVALID_IRD, "a host that lets nothing be read")
 
 
 class _Flight:
@@ -65,7 +128,7 @@ class _Flight:
 
 
 class _LoanScratch(Scratch):
-    """Scratch for one answer: a drive whose bytes lie nowhere in memory fills what is then sent as it is."""
+    """Scratch for one answer: a drive whose bytes lie nowhere in memory fills it, and it is sent as it is."""
 
     def __init__(self, borrow: Callable[[int], Loan]) -> None:
         self._borrow = borrow
@@ -96,9 +159,7 @@ class RdmaControllerQueue:
     ) -> None:
         settings = settings or RdmaSettings()
         narrowed = settings.narrow(target.settings)
-        self.session = QueueSession(
-            target, wake or (lambda: None), settings=narrowed, transport=TransportType.RDMA
-        )
+        self.session = QueueSession(target, wake, settings=narrowed, transport=TransportType.RDMA)
         self.request = request
         self.entries = request.host_send_entries
         self.sends = SendQueue(send_room(self.entries))
@@ -132,7 +193,6 @@ class RdmaControllerQueue:
         return not self.session.closes_when_answered or self.sends.idle or self._now >= self._until
 
     def start(self) -> None:
-        """Receives for all entries."""
         self._receives = [self._receive(slot) for slot in range(self.entries)]
 
     def take_receives(self) -> list[Receive]:
@@ -161,7 +221,7 @@ class RdmaControllerQueue:
         self._go_on()
 
     def run(self, now: float) -> None:
-        """Do what is due at `now`: waiting commands, events, time-outs, a close that somebody asked for."""
+        """Do everything that is due at `now`: waiting commands, events, time-outs, a close on demand."""
         self._now = now
         if self.end_reason is not None:
             return

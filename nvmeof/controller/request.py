@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import enum
 
-from nvmeof.controller.kv_storage import Staged
-from nvmeof.controller.storage import Operation
+from nvmeof.controller.storage import Operation, Staged
 from nvmeof.controller.subsystem import KvNamespace, Namespace
 from nvmeof.wire.sqe import Sqe
 
@@ -53,26 +52,6 @@ class Request:
     `namespace` is that of a command on logical blocks, `kv` that of one on keys.
     """
 
-    __slots__ = (
-        "accepted",
-        "admitted",
-        "data",
-        "direction",
-        "do_not_retry",
-        "due",
-        "key",
-        "kv",
-        "length",
-        "namespace",
-        "offset",
-        "operation",
-        "result",
-        "sqe",
-        "staged",
-        "status",
-        "window",
-    )
-
     def __init__(self, sqe: Sqe) -> None:
         self.sqe = sqe
         self.direction = Direction.NONE
@@ -91,11 +70,6 @@ class Request:
         self.result = 0
         self.do_not_retry = False
         self.data: memoryview | None = None
-
-    @property
-    def cid(self) -> int:
-        """Command id, the host's name for the command."""
-        return self.sqe.cid
 
     def let_go(self) -> None:
         """The command is over, or will never be: whatever was set aside for it is free. Idempotent."""

@@ -34,7 +34,7 @@ class ServedQueue:
         self, wake: Callable[[], None], settings: ControllerSettings, transport: TransportType
     ) -> None:
         self.peer = ""
-        """Where the connection comes from (`crowd.peer_of`)."""
+        """Where the connection comes from (`guest_connections.peer_of`)."""
         self.wake = wake
         self.settings = settings
         self.transport = transport
@@ -57,7 +57,6 @@ class ServedQueue:
         self._recheck = False
 
     def attach(self, qid: int, entries: int, *, no_flow_control: bool) -> None:
-        """Connect succeeded."""
         self.qid = qid
         self.entries = entries
         self.no_flow_control = no_flow_control

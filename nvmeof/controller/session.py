@@ -20,14 +20,16 @@ from collections.abc import Callable, Container
 from typing import Final
 
 from nvmeof.controller.admin_commands import begin_admin, execute_admin
-from nvmeof.controller.authentication_commands import (
+from nvmeof.controller.controller import Controller
+from nvmeof.controller.fabrics_commands import (
+    begin_fabrics,
+    connect,
     execute_authentication,
+    execute_fabrics,
     give_up,
     is_authentication,
     not_proven,
 )
-from nvmeof.controller.controller import Controller
-from nvmeof.controller.fabrics_commands import begin_fabrics, connect, execute_fabrics
 from nvmeof.controller.io_commands import accept_io, begin_io, execute_io, open_window
 from nvmeof.controller.request import Direction, Outcome, Refusal, Request
 from nvmeof.controller.served_queue import Completion, ServedQueue
@@ -52,10 +54,6 @@ def is_connect(sqe: Sqe) -> bool:
     return sqe.opcode == AdminOpcode.FABRICS and sqe.fctype == FabricsType.CONNECT
 
 
-def _nothing() -> None:
-    """The wake hook of a session whose owner looks by itself."""
-
-
 class QueueSession(ServedQueue):
     """See the module's docstring. `wake` is called from any thread when the owner should look again.
 
@@ -65,18 +63,18 @@ class QueueSession(ServedQueue):
     def __init__(
         self,
         target: Target,
-        wake: Callable[[], None] = _nothing,
+        wake: Callable[[], None] | None = None,
         *,
         settings: ControllerSettings | None = None,
         transport: TransportType = TransportType.TCP,
     ) -> None:
-        super().__init__(wake, settings or target.settings, transport)
+        super().__init__(wake or (lambda: None), settings or target.settings, transport)
         self.target = target
         self.controller: Controller | None = None
         self._head = 0
 
     def enter(self, peer: str, now: float, *, full_of: Container[QueueSession] | None = None) -> bool:
-        """A guest from an address, until it is known to be more; False where it has to go (`Crowd.admit`)."""
+        """A guest from an address, until proven; False where it has to go (`GuestConnections.admit`)."""
         self.peer = peer
         with self.target.lock:
             return self.target.guests.admit(self, now, full_of=full_of)
@@ -100,7 +98,6 @@ class QueueSession(ServedQueue):
         self._head = (self._head + 1) % (self.entries if self.controller is not None else 0x10000)
 
     def head_for(self, request: Request | None) -> int:
-        """SQHD of an answer."""
         if not self.no_flow_control:
             return self._head
         return _NO_FLOW_CONTROL if request is not None and is_connect(request.sqe) else 0
@@ -111,7 +108,7 @@ class QueueSession(ServedQueue):
         """Judge a command. A refused one has its status set, direction NONE and no window."""
         request = Request(sqe)
         controller = self.controller
-        # What comes after the keep-alive time is carried out no more: its host may have gone to another path.
+        # A command after the keep-alive time is not carried out: its host may have gone to another path.
         expired = controller is not None and self.qid != 0 and now >= controller.expires_at
         if controller is not None and not expired and not (self.unproven and self.qid):
             controller.heard(now)  # not by a stranger who names the host's controller

@@ -1,12 +1,16 @@
-"""What a controller asks of the thing behind a namespace; an enclosure's drive is the implementation.
+"""The medium behind a namespace, as a controller uses it; an enclosure's drive is the implementation.
 
 Read this first in nvmeof/controller/. Everything above it speaks NVMe; everything below it knows bytes at
-offsets. The seam has two properties that the data path depends on:
+offsets (`Storage`), or values under keys (`KvStorage`). The data path depends on two properties:
 
-* **No copy.** `read` may return a view of the medium itself, which is then sent as it is, and
-  `write_window` may name the very memory into which the transport should receive the payload.
+* **No copy.** `read` may return a view of the medium itself, which is then sent as it is. `write_window` and
+  `Staged.window` may name the very memory into which the transport should receive the payload.
 * **No waiting.** A slow or hung drive does not block the caller: `admit` answers with the time at which
   the command may end, and the queue goes on with other commands until then.
+
+A Store is all or nothing. Its value is *staged* while it arrives, unseen by anybody, and becomes the value of
+its key in one step, `commit`, or never. Staging sets the room aside, so a host cannot make an enclosure take
+more than the namespace's capacity by starting and not finishing.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ from __future__ import annotations
 import enum
 import math
 from typing import Final, Protocol
+
+from nvmeof.wire.kv import KvFormat, StoreOption
 
 HELD: Final = math.inf
 """The answer of `Storage.admit` for a command that ends only when somebody says so."""
@@ -37,7 +43,7 @@ class Operation(enum.Enum):
     WRITE_ZEROES = "write_zeroes"
     COMPARE = "compare"
     DEALLOCATE = "deallocate"
-    # Of the Key Value command set (`kv_storage.py`).
+    # Of the Key Value command set.
     STORE = "store"
     RETRIEVE = "retrieve"
     LIST = "list"
@@ -70,8 +76,29 @@ class Scratch:
         return view.obj is self._memory
 
 
-class Storage(Protocol):
+class Medium(Protocol):
     """The medium of one namespace. Called by many connection threads at once; does its own locking."""
+
+    @property
+    def nguid(self) -> bytes:
+        """16 bytes, the same for as long as the medium exists."""
+
+    def admit(self, operation: Operation, offset: int, length: int, now: float) -> float:
+        """Take note of a command whose payload is here, and say when it may end.
+
+        `HELD`: not before `held_until` says so. Raises StorageError if it is to fail. Of a command on a key
+        `length` is that of the value, `offset` always 0.
+        """
+
+    def held_until(self, now: float) -> float:
+        """Asked again for commands that were answered `HELD`, whenever something may have changed."""
+
+    def flush(self) -> None:
+        """Return when everything written so far would survive a power cut. Raises StorageError."""
+
+
+class Storage(Medium, Protocol):
+    """The medium of a namespace of logical blocks."""
 
     @property
     def lba_bytes(self) -> int:
@@ -81,21 +108,8 @@ class Storage(Protocol):
     def block_count(self) -> int:
         """Logical blocks in the namespace."""
 
-    @property
-    def nguid(self) -> bytes:
-        """16 bytes, the same for as long as the medium exists."""
-
     def used_blocks(self) -> int:
         """Logical blocks that take up room at present (NUSE)."""
-
-    def admit(self, operation: Operation, offset: int, length: int, now: float) -> float:
-        """Take note of a command whose payload is here, and say when it may end.
-
-        `HELD`: not before `held_until` says so. Raises StorageError if it is to fail.
-        """
-
-    def held_until(self, now: float) -> float:
-        """Asked again for commands that were answered `HELD`, whenever something may have changed."""
 
     def read(self, offset: int, length: int, scratch: Scratch) -> memoryview:
         """The bytes at `offset`: a view of the medium, or `scratch` filled. Raises StorageError."""
@@ -106,11 +120,61 @@ class Storage(Protocol):
     def write(self, offset: int, data: memoryview, *, placed: bool) -> None:
         """Store `data`. `placed`: it was received into `write_window` already. Raises StorageError."""
 
-    def flush(self) -> None:
-        """Return when everything written so far would survive a power cut. Raises StorageError."""
-
     def write_zeroes(self, offset: int, length: int, *, deallocate: bool) -> None:
         """Make the range read as zeros, giving its room back if asked to. Raises StorageError."""
 
     def deallocate(self, offset: int, length: int) -> None:
         """Give the room of the range back; it reads as zeros from now on. Raises StorageError."""
+
+
+class Staged(Protocol):
+    """A value on its way in, of the length that was said. Used by one thread."""
+
+    @property
+    def window(self) -> memoryview | None:
+        """Where the value may be received directly, or None: receive elsewhere and call `put`."""
+
+    def put(self, offset: int, data: memoryview) -> None:
+        """Take a piece that was not received into the window. Raises StorageError."""
+
+    def commit(self, key: bytes, options: StoreOption) -> None:
+        """Make it the value of the key. Raises StorageError: KEY_EXISTS, KEY_NOT_FOUND, or the medium's."""
+
+    def discard(self) -> None:
+        """Give the room back, if it was not committed. Idempotent."""
+
+
+class KvStorage(Medium, Protocol):
+    """The medium of a KV namespace.
+
+    Keys have 1 to 16 bytes. Methods raise StorageError, with KEY_NOT_FOUND where there is no such key.
+    """
+
+    @property
+    def capacity_bytes(self) -> int:
+        """The most that all values together may take up (NSZE)."""
+
+    @property
+    def format(self) -> KvFormat:
+        """Bounds of keys and values."""
+
+    def used_bytes(self) -> int:
+        """The size of all values at present (NUSE)."""
+
+    def stage(self, length: int) -> Staged:
+        """Begin a Store of `length` bytes. Raises StorageError: CAPACITY_EXCEEDED."""
+
+    def value_bytes(self, key: bytes) -> int:
+        """The length of a value; 0 where there is no such key."""
+
+    def retrieve(self, key: bytes, limit: int, scratch: Scratch) -> tuple[memoryview, int]:
+        """The first `limit` bytes of a value at most (its own memory, or scratch), and its whole length."""
+
+    def exists(self, key: bytes) -> bool:
+        """Whether the key has a value."""
+
+    def delete(self, key: bytes) -> None:
+        """Take the key and its value away."""
+
+    def keys_from(self, first: bytes, count: int) -> list[bytes]:
+        """Up to `count` keys in ascending order, from `first` on, itself included if it exists."""

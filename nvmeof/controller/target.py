@@ -12,13 +12,11 @@ from collections.abc import Callable, Iterable
 from types import MappingProxyType
 from typing import Final
 
-from nvmeof.authentication.credentials import Credentials
+from nvmeof.authentication.secret import Credentials
 from nvmeof.controller.controller import Controller
-from nvmeof.controller.crowd import Crowd
-from nvmeof.controller.kv_storage import KvStorage
+from nvmeof.controller.guest_connections import GuestConnections
 from nvmeof.controller.settings import NAMESPACE_ID_LIMIT, ControllerSettings
-from nvmeof.controller.storage import Storage
-from nvmeof.controller.subsystem import AnyNamespace, KvNamespace, Namespace, Port, Subsystem
+from nvmeof.controller.subsystem import AnyNamespace, Port, Subsystem
 from nvmeof.wire.ana import AnaState
 from nvmeof.wire.fabrics import DISCOVERY_NQN
 from nvmeof.wire.log_page import DiscoveryEntry, SubsystemType
@@ -49,7 +47,6 @@ class AuthenticationTally:
             log.warning("authentication failed, %s (%d so far)", self.last_failure, self.failed)
 
     def described(self) -> dict[str, int | str]:
-        """For statistics."""
         return {
             "succeeded": self.succeeded,
             "failed": self.failed,
@@ -72,9 +69,9 @@ class Target:
         self._subsystems: dict[str, Subsystem] = {}
         self._controllers: dict[int, Controller] = {}
         self._ports: list[Port] = []
-        self.guests = Crowd(self.settings.max_guests, self.settings.max_guests_of_a_peer)
+        self.guests = GuestConnections(self.settings.max_guests, self.settings.max_guests_of_a_peer)
         """Connections that are of no NVM subsystem's host yet, discovery controllers included."""
-        self.unproven = Crowd(self.settings.max_unproven, self.settings.max_unproven)
+        self.unproven = GuestConnections(self.settings.max_unproven, self.settings.max_unproven)
         """Admin queues that have yet to authenticate."""
         self.overfull = 0
         """Connections that ended because their host had more commands in flight than the queue takes."""
@@ -120,13 +117,11 @@ class Target:
 
     @property
     def ports(self) -> list[Port]:
-        """All that were added."""
         with self.lock:
             return list(self._ports)
 
     @property
     def subsystems(self) -> list[Subsystem]:
-        """All NVM subsystems."""
         with self.lock:
             return list(self._subsystems.values())
 
@@ -142,7 +137,7 @@ class Target:
     def set_credentials(self, subsystem: Subsystem, host_nqn: str, credentials: Credentials | None) -> None:
         """Have a host authenticate with these from now on; None: not any more.
 
-        What is connected stays, and uses them when it connects or authenticates the next time.
+        A connected host stays, and uses them when it connects or authenticates the next time.
         """
         with self.lock:
             entries = dict(subsystem.credentials)
@@ -152,35 +147,11 @@ class Target:
                 entries[host_nqn] = credentials
             subsystem.credentials = MappingProxyType(entries)
 
-    def add_namespace(
-        self,
-        subsystem: Subsystem,
-        nsid: int,
-        storage: Storage,
-        *,
-        nguid: bytes | None = None,
-        uuid: bytes | None = None,
-    ) -> Namespace:
-        """Attach a namespace; connected hosts are told. ValueError if the id is taken or out of range."""
-        namespace = Namespace(nsid, storage, nguid, uuid)
-        self._attach(subsystem, namespace)
-        return namespace
+    def attach(self, subsystem: Subsystem, namespace: AnyNamespace) -> None:
+        """Attach a namespace; connected hosts are told. ValueError if the id is taken or out of range.
 
-    def add_kv_namespace(
-        self,
-        subsystem: Subsystem,
-        nsid: int,
-        storage: KvStorage,
-        *,
-        nguid: bytes | None = None,
-        uuid: bytes | None = None,
-    ) -> KvNamespace:
-        """Attach one of the KV command set; only hosts that asked for several command sets see it."""
-        namespace = KvNamespace(nsid, storage, nguid, uuid)
-        self._attach(subsystem, namespace)
-        return namespace
-
-    def _attach(self, subsystem: Subsystem, namespace: AnyNamespace) -> None:
+        Only hosts that asked for several command sets see one of the KV command set.
+        """
         nsid = namespace.nsid
         if not 1 <= nsid <= NAMESPACE_ID_LIMIT:
             raise ValueError(f"a namespace id is between 1 and {NAMESPACE_ID_LIMIT}, not {nsid}")
@@ -262,7 +233,6 @@ class Target:
 
     @property
     def controllers(self) -> list[Controller]:
-        """Those alive at this moment."""
         with self.lock:
             return list(self._controllers.values())
 

@@ -1,7 +1,6 @@
 """One NVMe/TCP connection of the controller role, without I/O. Read `session.py` and `nvmeof/tcp/` first.
 
-It joins a `PduReceiver` to a `QueueSession`: PDUs become commands, commands' data are placed or sent, and
-completions become PDUs. The owner of the socket does
+It joins a `PduReceiver` to a `QueueSession`. The owner of the socket does
 
     n = sock.recv_into(queue.next_buffer()); queue.received(n, now)
     queue.run(now)                          # after each wake-up and at queue.deadline()
@@ -10,10 +9,10 @@ completions become PDUs. The owner of the socket does
 until `queue.finished`. It never waits for one direction to serve the other, so a host that sends without
 reading, or reads without sending, cannot lock the two up.
 
-Bounds: at most `entries` commands are in flight (Connect's SQSIZE; fewer before authentication), those that
-were refused at once and wait to be told so included; one more ends the connection. A command is not carried
-out while more than `OUTPUT_LIMIT` bytes wait to be sent. Payload that has no place in memory (a file's) uses
-two buffers for what comes in and one for what goes out, each of one PDU's size.
+Bounds: at most `entries` commands are in flight (Connect's SQSIZE; fewer before authentication), refused ones
+included; one more ends the connection. A command is not carried out while more than `OUTPUT_LIMIT` bytes wait
+to be sent. Payload without a place in memory (a file's) uses two buffers inward and one outward, each of one
+PDU's size.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ OUTPUT_LIMIT: Final = 256 << 10
 """Commands wait while this much is unsent: a host that does not read holds up itself and nobody's memory."""
 
 GOODBYE_S: Final = 5.0
-"""What is unsent when the connection ends has this many seconds to leave."""
+"""Unsent bytes have this many seconds to leave when the connection ends."""
 
 _SMALL_PIECE: Final = 4096
 _MOST_BUFFERS: Final = 64
@@ -101,7 +100,7 @@ class TcpControllerQueue:
         wake: Callable[[], None] | None = None,
         settings: TcpSettings | None = None,
     ) -> None:
-        self.session = QueueSession(target) if wake is None else QueueSession(target, wake)
+        self.session = QueueSession(target, wake)
         self.settings = settings or TcpSettings()
         self._target = target
         self._state: _State = _INITIALIZING
@@ -181,11 +180,10 @@ class TcpControllerQueue:
             self._run_queued()
 
     def end_of_stream(self) -> None:
-        """The host has closed its side."""
         self._end("the host closed the connection")
 
     def run(self, now: float) -> None:
-        """Do what is due at `now`: waiting commands, events, time-outs, a close that somebody asked for."""
+        """Do everything that is due at `now`: waiting commands, events, time-outs, a close on demand."""
         self._now = now
         if self._state is _ENDING:
             if now >= self._goodbye_until or self.session.displaced:

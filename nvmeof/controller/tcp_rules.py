@@ -24,7 +24,7 @@ _AT_LENGTH: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class TcpSettings:
-    """What is particular to TCP. `max_h2c_data` bounds the payload of one H2CData PDU (MAXH2CDATA)."""
+    """The settings of TCP alone. `max_h2c_data` bounds the payload of one H2CData PDU (MAXH2CDATA)."""
 
     max_h2c_data: int = 2 << 20
     allow_header_digest: bool = True

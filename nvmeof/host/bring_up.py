@@ -6,11 +6,12 @@ enable, wait for ready, identify, number of queues, events, namespaces.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from nvmeof.authentication.credentials import Credentials
 from nvmeof.authentication.host_side import HostAuthentication
+from nvmeof.authentication.secret import Credentials
 from nvmeof.errors import (
     AuthenticationFailed,
     CommandFailed,
@@ -20,10 +21,9 @@ from nvmeof.errors import (
     RemoteProtocolError,
 )
 from nvmeof.host import commands
-from nvmeof.host.access import NO_ACCESS_REPORT, Access, read_access
 from nvmeof.host.command import Command
-from nvmeof.host.namespaces import NamespaceInfo, scan_namespaces
-from nvmeof.host.procedure import Pause, Procedure, done
+from nvmeof.host.namespaces import NO_ACCESS_REPORT, Access, NamespaceInfo, read_access, scan_namespaces
+from nvmeof.host.procedure import Pause, Procedure, data_of, done
 from nvmeof.limits import ADMIN_QUEUE_DEPTH
 from nvmeof.wire.ana import CMIC_ANA
 from nvmeof.wire.fabrics import (
@@ -43,9 +43,6 @@ from nvmeof.wire.features import (
     decode_queue_count,
 )
 from nvmeof.wire.identify import (
-    OAES_ANA_CHANGED,
-    OAES_DISCOVERY_CHANGED,
-    OAES_NAMESPACE_CHANGED,
     ControllerKind,
     IdentifyCns,
     IdentifyController,
@@ -58,6 +55,7 @@ from nvmeof.wire.properties import (
     SHUTDOWN_COMPLETE,
     Capabilities,
     Configuration,
+    ControllerStatus,
     Property,
     Shutdown,
     decode_capabilities,
@@ -83,7 +81,7 @@ _POINTLESS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class SessionConfig:
-    """Who we are and whom we want. `host_id` has 16 bytes, `keep_alive_s` 0 means none."""
+    """The names of both ends. `host_id` has 16 bytes, `keep_alive_s` 0 means none."""
 
     subsystem_nqn: str
     host_nqn: str
@@ -92,18 +90,18 @@ class SessionConfig:
     io_queues: int = 1
     """I/O queues to ask for."""
     credentials: Credentials | None = None
-    """What to authenticate with where the controller asks for it; both ways, and in any case, where they
-    have a secret of the controller's."""
+    """For a controller that asks the host to authenticate. Where they have a secret of the controller's, it
+    has to authenticate too, in any case."""
 
     @property
     def discovery(self) -> bool:
-        """We want the discovery subsystem."""
+        """The subsystem is the discovery subsystem."""
         return self.subsystem_nqn == DISCOVERY_NQN
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerFacts:
-    """What the controller said of itself."""
+    """The controller as it describes itself."""
 
     cntlid: int
     identify: IdentifyController
@@ -113,7 +111,7 @@ class ControllerFacts:
     max_transfer: int
     in_capsule_bytes: int
     access: Access = field(default_factory=lambda: NO_ACCESS_REPORT)
-    """How it reached its namespaces then (ANA)."""
+    """How it reached its namespaces at that time (ANA)."""
 
 
 def connect_command(config: SessionConfig, qid: int, entries: int, cntlid: int) -> Command:
@@ -122,26 +120,11 @@ def connect_command(config: SessionConfig, qid: int, entries: int, cntlid: int) 
     We ask for no flow control by SQ head: it is what allows a controller to answer a read with the
     SUCCESS flag instead of a completion of its own, and we never have more in flight than entries.
     """
+    keep_alive_ms = round(config.keep_alive_s * 1000) if qid == 0 else 0
     return commands.connect(
-        Connect(
-            qid,
-            entries - 1,
-            round(config.keep_alive_s * 1000) if qid == 0 else 0,
-            CATTR_NO_FLOW_CONTROL,
-        ),
+        Connect(qid, entries - 1, keep_alive_ms, CATTR_NO_FLOW_CONTROL),
         ConnectData(config.host_id, cntlid, config.subsystem_nqn, config.host_nqn),
     )
-
-
-def connected(command: Command) -> int:
-    """The controller id that Connect gave; raises `ConnectRefused` or `ConnectionLost`."""
-    if command.status:
-        raise ConnectRefused(
-            f"the controller refuses the connection: {describe(command.status, fabrics=True)}",
-            retry_is_useless=command.do_not_retry or command.status in _POINTLESS,
-        )
-    command.check()
-    return command.result & 0xFFFF
 
 
 def join(config: SessionConfig, qid: int, entries: int, cntlid: int) -> Procedure[int]:
@@ -151,7 +134,13 @@ def join(config: SessionConfig, qid: int, entries: int, cntlid: int) -> Procedur
     """
     command = connect_command(config, qid, entries, cntlid)
     yield command
-    given = connected(command)
+    if command.status:
+        raise ConnectRefused(
+            f"the controller refuses the connection: {describe(command.status, fabrics=True)}",
+            retry_is_useless=command.do_not_retry or command.status in _POINTLESS,
+        )
+    command.check()
+    given = command.result & 0xFFFF
     if cntlid not in (given, DYNAMIC_CONTROLLER):
         raise MalformedPdu("a queue was connected to another controller")
     credentials = config.credentials
@@ -181,9 +170,9 @@ def authenticate(credentials: Credentials, host_nqn: str, subsystem_nqn: str) ->
     exchange = HostAuthentication(credentials, host_nqn, subsystem_nqn)
     try:
         yield from done(commands.authentication_send(exchange.negotiate()))
-        reply = exchange.challenged((yield from _receive_message()))
+        reply = exchange.challenged((yield from data_of(commands.authentication_receive())))
         yield from done(commands.authentication_send(reply))
-        confirmation = exchange.concluded((yield from _receive_message()))
+        confirmation = exchange.concluded((yield from data_of(commands.authentication_receive())))
         if confirmation is not None:
             yield from done(commands.authentication_send(confirmation))
     except AuthenticationFailed as error:
@@ -200,31 +189,31 @@ def authenticate(credentials: Credentials, host_nqn: str, subsystem_nqn: str) ->
         ) from error
 
 
-def _receive_message() -> Procedure[memoryview]:
-    command = yield from done(commands.authentication_receive())
-    assert command.data_in is not None
-    return command.data_in
-
-
 def _property(offset: Property) -> Procedure[int]:
     command = yield from done(commands.property_get(offset))
     return command.result
 
 
-def _wait_ready(ready: bool, timeout_s: float) -> Procedure[None]:
+def _status_within(timeout_s: float, is_reached: Callable[[ControllerStatus], bool]) -> Procedure[bool]:
+    """Read CSTS again and again; whether it came to hold in time."""
     left = timeout_s
-    while True:
-        status = decode_controller_status((yield from _property(Property.CSTS)))
-        if ready and status.fatal:
-            raise ConnectionLost("the controller reports a fatal status (CSTS.CFS)")
-        if status.ready == ready:
-            return
+    while not is_reached(decode_controller_status((yield from _property(Property.CSTS)))):
         if left <= 0:
-            raise ConnectionLost(
-                f"the controller is not {'ready' if ready else 'disabled'} after {timeout_s:g} s"
-            )
+            return False
         yield Pause(POLL_S)
         left -= POLL_S
+    return True
+
+
+def _wait_ready(ready: bool, timeout_s: float) -> Procedure[None]:
+    def is_reached(status: ControllerStatus) -> bool:
+        if ready and status.fatal:
+            raise ConnectionLost("the controller reports a fatal status (CSTS.CFS)")
+        return status.ready == ready
+
+    if not (yield from _status_within(timeout_s, is_reached)):
+        state = "ready" if ready else "disabled"
+        raise ConnectionLost(f"the controller is not {state} after {timeout_s:g} s")
 
 
 def _configuration(capabilities: Capabilities, shutdown: Shutdown = Shutdown.NONE) -> Configuration:
@@ -266,27 +255,21 @@ def bring_up(config: SessionConfig) -> Procedure[tuple[ControllerFacts, dict[int
     capabilities = decode_capabilities((yield from _property(Property.CAP)))
     version = yield from _property(Property.VS)
     yield from _enable(capabilities)
-    command = yield from done(commands.identify(IdentifyCns.CONTROLLER))
-    assert command.data_in is not None
-    identify = decode_identify_controller_untrusted(command.data_in)
+    data = yield from data_of(commands.identify(IdentifyCns.CONTROLLER))
+    identify = decode_identify_controller_untrusted(data)
     io = not config.discovery and identify.cntrltype in (ControllerKind.NOT_REPORTED, ControllerKind.IO)
     _check(identify, cntlid, io=io)
 
     io_queues = 0
-    wanted_events = 0
+    events = AEC_DISCOVERY_CHANGED
     namespaces: dict[int, NamespaceInfo] = {}
     if io:
         command = yield from done(commands.set_queue_count(config.io_queues))
         granted = decode_queue_count(command.result)
-        io_queues = min(granted.submission, granted.completion, config.io_queues)
-        if identify.oaes & OAES_NAMESPACE_CHANGED:
-            wanted_events |= AEC_NAMESPACE_CHANGED
-        if identify.cmic & CMIC_ANA and identify.oaes & OAES_ANA_CHANGED:
-            wanted_events |= AEC_ANA_CHANGED
-    elif identify.oaes & OAES_DISCOVERY_CHANGED:
-        wanted_events |= AEC_DISCOVERY_CHANGED
-    if wanted_events:
-        yield from done(commands.set_features(Feature.ASYNC_EVENT_CONFIG, wanted_events))
+        io_queues = min(*granted, config.io_queues)
+        events = AEC_NAMESPACE_CHANGED | (AEC_ANA_CHANGED if identify.cmic & CMIC_ANA else 0)
+    if events & identify.oaes:
+        yield from done(commands.set_features(Feature.ASYNC_EVENT_CONFIG, events & identify.oaes))
     access = NO_ACCESS_REPORT
     if io:
         namespaces = yield from scan_namespaces()
@@ -315,10 +298,4 @@ def shut_down(capabilities: Capabilities, timeout_s: float) -> Procedure[None]:
     """A normal shutdown, so that the controller may flush what it holds."""
     configuration = _configuration(capabilities, Shutdown.NORMAL)
     yield from done(commands.property_set(Property.CC, configuration.encode()))
-    left = timeout_s
-    while left > 0:
-        status = decode_controller_status((yield from _property(Property.CSTS)))
-        if status.shutdown == SHUTDOWN_COMPLETE:
-            return
-        yield Pause(POLL_S)
-        left -= POLL_S
+    yield from _status_within(timeout_s, lambda status: status.shutdown == SHUTDOWN_COMPLETE)

@@ -22,44 +22,6 @@ of its own (the error log: no particular command)."""
 class Command:
     """Fields of the submission entry, the memory for its data, and what became of it."""
 
-    __slots__ = (
-        "abandoned",
-        "answered_late",
-        "cdw2",
-        "cdw3",
-        "cdw10",
-        "cdw11",
-        "cdw12",
-        "cdw13",
-        "cdw14",
-        "cdw15",
-        "cid",
-        "data_in",
-        "data_out",
-        "do_not_retry",
-        "done",
-        "heard",
-        "in_bytes",
-        "in_capsule",
-        "lost",
-        "may_be_short",
-        "name",
-        "nsid",
-        "opcode",
-        "orphaned",
-        "out_bytes",
-        "out_end",
-        "received",
-        "requested",
-        "result",
-        "result_is_length",
-        "spoiled",
-        "status",
-        "submitted_at",
-        "transferred",
-        "why_lost",
-    )
-
     def __init__(
         self,
         name: str,
@@ -77,7 +39,7 @@ class Command:
         in_capsule: bool = False,
     ) -> None:
         self.name = name
-        """What it is, for log lines: "read", "identify"."""
+        """For log lines: "read", "identify"."""
         self.opcode = opcode
         self.nsid = nsid
         self.cdw2 = 0
@@ -95,7 +57,7 @@ class Command:
         """What the controller gets: buffers of bytes, sent in turn and never joined."""
         self.out_bytes = sum(map(len, data_out)) if data_out else 0
         self.result_is_length = False
-        """`result` will be the length of what was asked for, and as much of it as fits is the answer."""
+        """`result` will be the length of the whole value; the answer is as much of it as fits."""
         self.may_be_short = False
         """The controller may send less than `data_in` takes; the answer tells by itself where it ends."""
         self.in_capsule = in_capsule
@@ -177,5 +139,4 @@ class Command:
 
 
 def succeeded(command: Command) -> bool:
-    """It ended, and well."""
     return command.done and command.status == Status.SUCCESS

@@ -5,33 +5,25 @@ NVM Command Set 1.0, chapter 3; NVMe Base 2.0, chapter 5; for Fabrics commands, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from nvmeof.host.command import Command
 from nvmeof.tcp.crc32c import Buffer
 from nvmeof.wire.authentication import MAX_MESSAGE_BYTES
-from nvmeof.wire.fabrics import Authentication, Connect, ConnectData, Disconnect, PropertyAccess
-from nvmeof.wire.features import Feature, QueueCount
-from nvmeof.wire.identify import IDENTIFY_BYTES, IdentifyCns
+from nvmeof.wire.fabrics import Authentication, Connect, ConnectData, PropertyAccess
+from nvmeof.wire.features import Feature, encode_queue_count
+from nvmeof.wire.identify import IDENTIFY_BYTES
 from nvmeof.wire.log_page import LogPageRequest
 from nvmeof.wire.properties import PROPERTY_BYTES, Property
-from nvmeof.wire.sqe import (
-    DATASET_DEALLOCATE,
-    READ_WRITE_FUA,
-    WRITE_ZEROES_DEALLOCATE,
-    AdminOpcode,
-    DatasetRange,
-    IoOpcode,
-    Sqe,
-)
+from nvmeof.wire.sqe import AdminOpcode, IoOpcode, Sqe
 
 AUTHENTICATION_SEND: Final = "authentication send"
 AUTHENTICATION_RECEIVE: Final = "authentication receive"
 """Names of the commands whose answers may wait for arithmetic."""
 
 
-def _whole_bytes(parts: Sequence[Buffer]) -> Sequence[Buffer]:
+def whole_bytes(parts: Sequence[Buffer]) -> Sequence[Buffer]:
     """Buffers whose `len` is their size in bytes."""
     return [
         part.cast("B") if isinstance(part, memoryview) and part.nbytes != len(part) else part
@@ -49,9 +41,7 @@ def read(nsid: int, slba: int, blocks: int, into: memoryview) -> Command:
     )
 
 
-def write(
-    nsid: int, slba: int, blocks: int, parts: Sequence[Buffer], *, force_unit_access: bool = False
-) -> Command:
+def write(nsid: int, slba: int, blocks: int, parts: Sequence[Buffer]) -> Command:
     """Write `parts`, together exactly `blocks` logical blocks, from `slba` on."""
     return Command(
         "write",
@@ -59,21 +49,8 @@ def write(
         nsid,
         slba & 0xFFFF_FFFF,
         slba >> 32,
-        blocks - 1 & 0xFFFF | (READ_WRITE_FUA if force_unit_access else 0),
-        data_out=_whole_bytes(parts),
-    )
-
-
-def compare(nsid: int, slba: int, blocks: int, parts: Sequence[Buffer]) -> Command:
-    """Compare blocks with `parts`; ends with status COMPARE_FAILURE where they differ."""
-    return Command(
-        "compare",
-        IoOpcode.COMPARE,
-        nsid,
-        slba & 0xFFFF_FFFF,
-        slba >> 32,
         blocks - 1 & 0xFFFF,
-        data_out=_whole_bytes(parts),
+        data_out=whole_bytes(parts),
     )
 
 
@@ -82,35 +59,16 @@ def flush(nsid: int) -> Command:
     return Command("flush", IoOpcode.FLUSH, nsid)
 
 
-def write_zeroes(nsid: int, slba: int, blocks: int, *, deallocate: bool = False) -> Command:
-    """Let blocks read as zeros; with `deallocate` their space may be given back."""
-    word = blocks - 1 & 0xFFFF | (WRITE_ZEROES_DEALLOCATE if deallocate else 0)
-    return Command("write zeroes", IoOpcode.WRITE_ZEROES, nsid, slba & 0xFFFF_FFFF, slba >> 32, word)
-
-
-def dataset_management(nsid: int, ranges: Iterable[DatasetRange], *, deallocate: bool = True) -> Command:
-    """Tell the namespace about 1 to 256 ranges: by default, that their contents are not needed any more."""
-    encoded = [entry.encode() for entry in ranges]
-    return Command(
-        "dataset management",
-        IoOpcode.DATASET_MANAGEMENT,
-        nsid,
-        len(encoded) - 1,
-        DATASET_DEALLOCATE if deallocate else 0,
-        data_out=(b"".join(encoded),),
-    )
-
-
 # --- admin --------------------------------------------------------------------
 
 
-def identify(cns: IdentifyCns | int, nsid: int = 0, *, cntlid: int = 0, csi: int = 0) -> Command:
+def identify(cns: int, nsid: int = 0, *, csi: int = 0) -> Command:
     """Identify: 4096 bytes into `data_in`, for the decoders of `wire/identify`."""
     return Command(
         f"identify {cns:#04x}",
         AdminOpcode.IDENTIFY,
         nsid,
-        cns | cntlid << 16,
+        cns,
         csi << 24,
         data_in=memoryview(bytearray(IDENTIFY_BYTES)),
     )
@@ -122,7 +80,6 @@ def get_log_page(
     *,
     offset: int = 0,
     nsid: int = 0xFFFF_FFFF,
-    retain_event: bool = False,
     specific: int = 0,
 ) -> Command:
     """`length` bytes (a multiple of 4) of a log page from `offset` on.
@@ -130,7 +87,7 @@ def get_log_page(
     A page may be shorter than that. What lies behind its end is undefined (NVMe Base 2.0, Get Log Page), and
     a controller need not send it: it is zeros here.
     """
-    request = LogPageRequest(page, length, offset, retain_event, specific)
+    request = LogPageRequest(page, length, offset, specific=specific)
     command = Command(
         f"get log page {page:#04x}",
         AdminOpcode.GET_LOG_PAGE,
@@ -142,19 +99,14 @@ def get_log_page(
     return command
 
 
-def get_features(feature: Feature | int) -> Command:
-    """The value of a feature, in `result`."""
-    return Command(f"get feature {feature:#04x}", AdminOpcode.GET_FEATURES, 0, feature)
-
-
-def set_features(feature: Feature | int, value: int, *, nsid: int = 0) -> Command:
+def set_features(feature: int, value: int) -> Command:
     """Set a feature that has no data."""
-    return Command(f"set feature {feature:#04x}", AdminOpcode.SET_FEATURES, nsid, feature, value)
+    return Command(f"set feature {feature:#04x}", AdminOpcode.SET_FEATURES, 0, feature, value)
 
 
 def set_queue_count(queues: int) -> Command:
-    """Ask for I/O queue pairs; `result` says what is granted (`features.decode_queue_count`)."""
-    return set_features(Feature.QUEUE_COUNT, QueueCount(queues, queues).encode())
+    """Ask for I/O queue pairs; `result` has the granted ones (`features.decode_queue_count`)."""
+    return set_features(Feature.QUEUE_COUNT, encode_queue_count(queues, queues))
 
 
 def async_event_request() -> Command:
@@ -176,32 +128,18 @@ def abort(qid: int, cid: int) -> Command:
 
 
 def _fabrics(
-    name: str,
-    sqe: Sqe,
-    *,
-    data_in: memoryview | None = None,
-    data_out: Sequence[Buffer] = (),
-    in_capsule: bool = False,
+    name: str, sqe: Sqe, *, data_in: memoryview | None = None, data_out: Sequence[Buffer] = ()
 ) -> Command:
+    """Data to the controller travel in the capsule."""
     return Command(
-        name,
-        sqe.opcode,
-        sqe.nsid,
-        sqe.cdw10,
-        sqe.cdw11,
-        sqe.cdw12,
-        sqe.cdw13,
-        sqe.cdw14,
-        sqe.cdw15,
-        data_in=data_in,
-        data_out=data_out,
-        in_capsule=in_capsule,
-    )
+        name, sqe.opcode, sqe.nsid, sqe.cdw10, sqe.cdw11, sqe.cdw12, sqe.cdw13,
+        data_in=data_in, data_out=data_out, in_capsule=bool(data_out),
+    )  # fmt: skip
 
 
 def connect(fields: Connect, data: ConnectData) -> Command:
     """Connect a queue; bits 15:0 of `result` are the controller id."""
-    return _fabrics("connect", fields.sqe(), data_out=(data.encode(),), in_capsule=True)
+    return _fabrics("connect", fields.sqe(), data_out=(data.encode(),))
 
 
 def property_get(offset: Property) -> Command:
@@ -210,14 +148,13 @@ def property_get(offset: Property) -> Command:
 
 
 def property_set(offset: Property, value: int) -> Command:
-    """Write a property."""
     return _fabrics("property set", PropertyAccess(offset, PROPERTY_BYTES[offset], value).sqe())
 
 
 def authentication_send(message: bytes) -> Command:
     """Send an authentication message of `wire/authentication.py`."""
     fields = Authentication(receive=False, length=len(message))
-    return _fabrics(AUTHENTICATION_SEND, fields.sqe(), data_out=(message,), in_capsule=True)
+    return _fabrics(AUTHENTICATION_SEND, fields.sqe(), data_out=(message,))
 
 
 def authentication_receive() -> Command:
@@ -231,8 +168,3 @@ def authentication_receive() -> Command:
     command = _fabrics(AUTHENTICATION_RECEIVE, fields.sqe(), data_in=data_in)
     command.may_be_short = True
     return command
-
-
-def disconnect() -> Command:
-    """End the I/O queue on which it is sent."""
-    return _fabrics("disconnect", Disconnect().sqe())

@@ -1,12 +1,12 @@
 """The admin side of one connection to one controller, without I/O. Read `procedure.py`, then `bring_up.py`.
 
-What drives it: `start`, `reset`, `shut_down` and `submit` by its owner; `ended` for every command that it
-gave out; `tick` when `deadline` has come; `connection_lost`. After each of these the owner submits what
-`take_commands` gives to the admin queue, and looks at `take_events`.
+Its owner drives it: `start`, `reset`, `shut_down` and `submit`; `ended` for every command that it gave out;
+`tick` when `deadline` has come; `connection_lost`. After each of these the owner submits the commands of
+`take_commands` to the admin queue, and looks at `take_events`.
 
-It keeps the controller alive (KATO), keeps asynchronous event requests outstanding and acts on what they
-say, aborts a command that is not answered in time, and gives the connection up when even that does not help.
-It never reconnects: that is `reconnect.py` and its owner.
+It keeps the controller alive (KATO), keeps asynchronous event requests outstanding and acts on the events. It
+aborts a command that is not answered in time, and gives the connection up when even that does not help. It
+never reconnects: `transport/reconnect.py` does.
 """
 
 from __future__ import annotations
@@ -18,18 +18,16 @@ from typing import Any, TypeAlias
 
 from nvmeof.errors import CommandFailed, ConnectionLost, LocalProtocolError, NvmeofError
 from nvmeof.host import commands
-from nvmeof.host.access import NO_ACCESS_REPORT, Access, read_access
 from nvmeof.host.bring_up import ControllerFacts, SessionConfig, bring_up, reset, shut_down
 from nvmeof.host.command import Command
-from nvmeof.host.namespaces import NamespaceInfo, scan_namespaces
+from nvmeof.host.namespaces import NO_ACCESS_REPORT, Access, NamespaceInfo, read_access, scan_namespaces
 from nvmeof.host.procedure import Procedure, Running, done, unless_lost
 from nvmeof.limits import ADMIN_TIMEOUT_S, AUTHENTICATION_ANSWER_S, SHUTDOWN_TIMEOUT_S
 from nvmeof.wire.features import (
+    EVENT_NOTICE,
     NOTICE_ANA_CHANGED,
     NOTICE_DISCOVERY_CHANGED,
     NOTICE_NAMESPACE_CHANGED,
-    AsyncEvent,
-    EventKind,
     decode_async_event,
 )
 from nvmeof.wire.identify import IdentifyController
@@ -63,31 +61,17 @@ LEGAL = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Live:
-    """The controller is up; `facts` and `namespaces` of the session are valid from now on."""
+class Change(Enum):
+    """What has become new in the session."""
 
-
-@dataclass(frozen=True, slots=True)
-class NamespacesChanged:
-    """Namespaces came, went or changed; `namespaces` of the session has been renewed."""
-
-
-@dataclass(frozen=True, slots=True)
-class AccessChanged:
-    """The controller reaches namespaces in another way (ANA); `access` of the session has been renewed."""
-
-
-@dataclass(frozen=True, slots=True)
-class DiscoveryChanged:
+    LIVE = "live"
+    """The controller is up; `facts` and `namespaces` are valid from now on."""
+    NAMESPACES = "namespaces"
+    """Namespaces came, went or changed; `namespaces` has been renewed."""
+    ACCESS = "access"
+    """The controller reaches namespaces in another way (ANA); `access` has been renewed."""
+    DISCOVERY = "discovery"
     """The discovery log has changed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Noticed:
-    """Any other asynchronous event."""
-
-    event: AsyncEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +81,7 @@ class Ended:
     error: NvmeofError | None
 
 
-SessionEvent: TypeAlias = Live | NamespacesChanged | AccessChanged | DiscoveryChanged | Noticed | Ended
+SessionEvent: TypeAlias = Change | Ended
 
 
 @dataclass(slots=True)
@@ -207,24 +191,17 @@ class ControllerSession:
                     break
 
     def tick(self, now: float) -> None:
-        """Time has passed."""
         for running in [r for r in self._running if r.wake_at is not None and r.wake_at <= now]:
             # An earlier one may have ended the session, and this one with it.
             if running in self._running:
                 self._go_on(running, now)
-        if (
-            self._keep_alive_due is not None
-            and self._keep_alive is None
-            and self._keep_alive_due <= now
-            and self.state is SessionState.LIVE
-        ):
+        due = self._keep_alive_due
+        if due is not None and due <= now and self._keep_alive is None and self.state is SessionState.LIVE:
             self._keep_alive = commands.keep_alive()
             self._keep_alive_due = now + self.config.keep_alive_s / 2
             self._issue(self._keep_alive, now, timeout=self.config.keep_alive_s / 2)
         for command, watch in [(c, w) for c, w in self._watched.items() if w.expires <= now]:
             self._overdue(command, watch, now)
-
-    # --- inside ----------------------------------------------------------------
 
     def _become(self, state: SessionState) -> None:
         if state not in LEGAL[self.state]:
@@ -272,7 +249,7 @@ class ControllerSession:
             self._keep_alive_due = self._now + self.config.keep_alive_s / 2
         for _ in range(min(EVENT_REQUESTS, self.facts.identify.aerl + 1)):
             self._request_event()
-        self._events.append(Live())
+        self._events.append(Change.LIVE)
 
     def _overdue(self, command: Command, watch: Watch, now: float) -> None:
         """Not answered in time: first an abort, which ends the command; if that does not, the connection."""
@@ -280,7 +257,7 @@ class ControllerSession:
             return
         impatient = self.state is not SessionState.LIVE or command is self._keep_alive
         if watch.aborted or impatient or command.name == "abort" or command.cid < 0:
-            # What is under way may know better why: a farewell need not be answered.
+            # A procedure under way may know better why: a farewell need not be answered.
             self.connection_lost(ConnectionLost(f"{command.name} was not answered"))
             return
         watch.aborted = True
@@ -304,21 +281,21 @@ class ControllerSession:
         self._failed_event_requests = 0
         self._request_event()
         event = decode_async_event(command.result)
-        if event.kind == EventKind.NOTICE and event.information == NOTICE_NAMESPACE_CHANGED:
+        if event.kind != EVENT_NOTICE:
+            return
+        if event.information == NOTICE_NAMESPACE_CHANGED:
             self._rescan(now)
-        elif event.kind == EventKind.NOTICE and event.information == NOTICE_ANA_CHANGED:
+        elif event.information == NOTICE_ANA_CHANGED:
             assert self.facts is not None
             self._run(_access_or_nothing(self.facts.identify), self._access_read, now)
-        elif event.kind == EventKind.NOTICE and event.information == NOTICE_DISCOVERY_CHANGED:
-            self._events.append(DiscoveryChanged())
-        else:
-            self._events.append(Noticed(event))
+        elif event.information == NOTICE_DISCOVERY_CHANGED:
+            self._events.append(Change.DISCOVERY)
 
     def _access_read(self, access: Access | None) -> None:
         # Several readings may be under way, each after an event; the last one to end began after the last.
         if access is not None and access != self.access:
             self.access = access
-            self._events.append(AccessChanged())
+            self._events.append(Change.ACCESS)
 
     def _rescan(self, now: float) -> None:
         if self._rescanning:
@@ -332,7 +309,7 @@ class ControllerSession:
         self._rescanning = False
         if found != self.namespaces:
             self.namespaces = found
-            self._events.append(NamespacesChanged())
+            self._events.append(Change.NAMESPACES)
         if self._rescan_again:
             self._rescan_again = False
             self._rescan(self._now)

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nvmeof.host.command import Command
+from nvmeof.host.commands import whole_bytes
 from nvmeof.tcp.crc32c import Buffer
-from nvmeof.wire.kv import KvOpcode, RetrieveOption, StoreOption, key_dwords, options_dword
+from nvmeof.wire.kv import KvOpcode, StoreOption, key_dwords, options_dword
 
 
 def _keyed(
@@ -29,18 +30,10 @@ def _keyed(
     """ValueError for a key of more than 16 bytes."""
     cdw2, cdw3, cdw14, cdw15 = key_dwords(key)
     command = Command(
-        name,
-        opcode,
-        nsid,
-        size,
-        options_dword(key, options),
-        cdw14=cdw14,
-        cdw15=cdw15,
-        data_in=data_in,
-        data_out=data_out,
-    )
-    command.cdw2 = cdw2
-    command.cdw3 = cdw3
+        name, opcode, nsid, size, options_dword(key, options), 0, 0, cdw14, cdw15,
+        data_in=data_in, data_out=data_out,
+    )  # fmt: skip
+    command.cdw2, command.cdw3 = cdw2, cdw3
     return command
 
 
@@ -48,22 +41,17 @@ def store(
     nsid: int, key: bytes, parts: Sequence[Buffer], *, options: StoreOption = StoreOption.NONE
 ) -> Command:
     """Store a value, `parts` one behind the other, under a key: all of it or nothing."""
-    whole = [
-        part.cast("B") if isinstance(part, memoryview) and part.nbytes != len(part) else part
-        for part in parts
-    ]
+    whole = whole_bytes(parts)
     size = sum(map(len, whole))
     return _keyed("store", KvOpcode.STORE, nsid, key, size, options, data_out=whole if size else ())
 
 
-def retrieve(
-    nsid: int, key: bytes, into: memoryview, *, options: RetrieveOption = RetrieveOption.NONE
-) -> Command:
+def retrieve(nsid: int, key: bytes, into: memoryview) -> Command:
     """Bring a value, or as much of its beginning as `into` holds.
 
     `result` is the length of the whole value; `into` has the first min(result, len(into)) bytes of it.
     """
-    command = _keyed("retrieve", KvOpcode.RETRIEVE, nsid, key, len(into), options, data_in=into)
+    command = _keyed("retrieve", KvOpcode.RETRIEVE, nsid, key, len(into), data_in=into)
     command.result_is_length = True
     return command
 
@@ -80,7 +68,6 @@ def list_keys(nsid: int, first: bytes, into: memoryview) -> Command:
 
 
 def delete(nsid: int, key: bytes) -> Command:
-    """Delete a key and its value."""
     return _keyed("delete", KvOpcode.DELETE, nsid, key)
 
 

@@ -1,23 +1,35 @@
-"""Which namespaces a controller has, and what they are: procedures over Identify."""
+"""The namespaces of a controller, and how it reaches them: procedures over Identify and the ANA log."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TypeAlias
 
 from nvmeof.errors import CommandFailed, MalformedPdu
 from nvmeof.host import commands
-from nvmeof.host.procedure import Procedure, done, unless_lost
-from nvmeof.limits import MAX_NAMESPACES
+from nvmeof.host.procedure import Procedure, data_of, unless_lost
+from nvmeof.wire.ana import (
+    ANA_GROUPS_ONLY,
+    CMIC_ANA,
+    MAX_GROUPS,
+    AnaState,
+    ana_log_bytes,
+    decode_ana_log_untrusted,
+)
 from nvmeof.wire.identify import (
-    NAMESPACE_LIST_ENTRIES,
     CommandSet,
     IdentifyCns,
+    IdentifyController,
+    IdentifyNamespace,
     NamespaceDescriptors,
     decode_identify_namespace_untrusted,
     decode_namespace_descriptors_untrusted,
     decode_namespace_list_untrusted,
 )
-from nvmeof.wire.kv import KvFormat, decode_identify_kv_namespace_untrusted
+from nvmeof.wire.kv import IdentifyKvNamespace, KvFormat, decode_identify_kv_namespace_untrusted
+from nvmeof.wire.log_page import LogPage
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,86 +44,52 @@ class NamespaceInfo:
     kv: KvFormat | None = None
     """Present on a namespace of the KV command set: its bounds. It has no logical blocks (`lba_bytes` 1)."""
     used_bytes: int = field(default=0, compare=False)
-    """What its values took up when it was looked at; of a KV namespace only."""
+    """The size of its values at the last look; of a KV namespace only."""
     eui64: bytes = field(default=bytes(8), repr=False)
     uuid: bytes | None = field(default=None, repr=False)
     ana_group: int = 0
     """Its ANA group; 0 where the controller does not report asymmetric access."""
 
 
-def list_namespaces() -> Procedure[list[int]]:
-    """Ids of the active namespaces, ascending."""
-    found: list[int] = []
-    while len(found) < MAX_NAMESPACES:
-        after = found[-1] if found else 0
-        command = yield from done(commands.identify(IdentifyCns.ACTIVE_NAMESPACES, after))
-        assert command.data_in is not None
-        page = decode_namespace_list_untrusted(command.data_in)
-        if page and page[0] <= after:
-            raise MalformedPdu("a namespace list repeats itself")
-        found += page
-        if len(page) < NAMESPACE_LIST_ENTRIES:
-            break
-    return found
-
-
 def look_at_namespace(nsid: int) -> Procedure[NamespaceInfo | None]:
-    """What a namespace is; None if it is not there, or neither one of logical blocks nor one of keys.
+    """One namespace; None if it is not there, or has neither logical blocks nor keys.
 
     Raises CommandFailed where an answer was lost on the way: a namespace is not gone because of that.
     """
     try:
-        command = yield from done(commands.identify(IdentifyCns.NAMESPACE_DESCRIPTORS, nsid))
-        assert command.data_in is not None
-        names = decode_namespace_descriptors_untrusted(command.data_in)
+        data = yield from data_of(commands.identify(IdentifyCns.NAMESPACE_DESCRIPTORS, nsid))
+        names = decode_namespace_descriptors_untrusted(data)
     except CommandFailed as failure:
         unless_lost(failure)
         # Controllers before version 1.3 have no descriptors.
         names = NamespaceDescriptors()
+    command = commands.identify(IdentifyCns.NAMESPACE, nsid)
     if names.command_set == CommandSet.KEY_VALUE:
-        return (yield from _look_at_kv_namespace(nsid, names))
-    if names.command_set not in (None, CommandSet.NVM):
+        command = commands.identify(IdentifyCns.COMMAND_SET_NAMESPACE, nsid, csi=CommandSet.KEY_VALUE)
+    elif names.command_set not in (None, CommandSet.NVM):
         return None
     try:
-        command = yield from done(commands.identify(IdentifyCns.NAMESPACE, nsid))
+        data = yield from data_of(command)
     except CommandFailed as failure:
         unless_lost(failure)
         # It went away between the list and here; the event that says so is under way.
         return None
-    assert command.data_in is not None
-    namespace = decode_identify_namespace_untrusted(command.data_in)
+    namespace: IdentifyNamespace | IdentifyKvNamespace
+    if names.command_set == CommandSet.KEY_VALUE:
+        namespace = decode_identify_kv_namespace_untrusted(data)
+        kv, lba_bytes, used_bytes = namespace.formats[0], 1, namespace.nuse
+    else:
+        namespace = decode_identify_namespace_untrusted(data)
+        kv, lba_bytes, used_bytes = None, namespace.lba_bytes, 0
     if namespace.nsze == 0:
         return None
     return NamespaceInfo(
         nsid=nsid,
         nguid=names.nguid or namespace.nguid,
-        size_bytes=namespace.nsze * namespace.lba_bytes,
-        lba_bytes=namespace.lba_bytes,
-        eui64=names.eui64 or namespace.eui64,
-        uuid=names.uuid,
-        ana_group=namespace.anagrpid,
-    )
-
-
-def _look_at_kv_namespace(nsid: int, names: NamespaceDescriptors) -> Procedure[NamespaceInfo | None]:
-    try:
-        command = yield from done(
-            commands.identify(IdentifyCns.COMMAND_SET_NAMESPACE, nsid, csi=CommandSet.KEY_VALUE)
-        )
-    except CommandFailed as failure:
-        unless_lost(failure)
-        return None  # as above: it went away
-    assert command.data_in is not None
-    namespace = decode_identify_kv_namespace_untrusted(command.data_in)
-    if namespace.nsze == 0:
-        return None
-    return NamespaceInfo(
-        nsid=nsid,
-        nguid=names.nguid or namespace.nguid,
-        size_bytes=namespace.nsze,
-        lba_bytes=1,
-        kv=namespace.formats[0],
-        used_bytes=namespace.nuse,
+        size_bytes=namespace.nsze * lba_bytes,
+        lba_bytes=lba_bytes,
+        kv=kv,
+        used_bytes=used_bytes,
         eui64=names.eui64 or namespace.eui64,
         uuid=names.uuid,
         ana_group=namespace.anagrpid,
@@ -119,10 +97,32 @@ def _look_at_kv_namespace(nsid: int, names: NamespaceDescriptors) -> Procedure[N
 
 
 def scan_namespaces() -> Procedure[dict[int, NamespaceInfo]]:
-    """Every active namespace, by id."""
+    """The active namespaces by id, as many as one list has (1024)."""
     found: dict[int, NamespaceInfo] = {}
-    for nsid in (yield from list_namespaces()):
+    data = yield from data_of(commands.identify(IdentifyCns.ACTIVE_NAMESPACES))
+    for nsid in decode_namespace_list_untrusted(data):
         namespace = yield from look_at_namespace(nsid)
         if namespace is not None:
             found[nsid] = namespace
     return found
+
+
+Access: TypeAlias = Mapping[int, AnaState]
+"""By ANA group. Empty where the controller does not report."""
+
+NO_ACCESS_REPORT: Access = MappingProxyType({})
+
+
+def read_access(identify: IdentifyController) -> Procedure[Access]:
+    """The states of all ANA groups (NVMe Base 2.0, 8.1). The reading arms the event of the next change.
+
+    Raises `MalformedPdu`, `CommandFailed` and `ConnectionLost`.
+    """
+    if not identify.cmic & CMIC_ANA:
+        return NO_ACCESS_REPORT
+    if not 1 <= identify.nanagrpid <= MAX_GROUPS:
+        raise MalformedPdu(f"a controller with {identify.nanagrpid} ANA groups")
+    size = ana_log_bytes(identify.nanagrpid)
+    data = yield from data_of(commands.get_log_page(LogPage.ANA, size, specific=ANA_GROUPS_ONLY))
+    log = decode_ana_log_untrusted(data)
+    return MappingProxyType({each.group: each.state for each in log.groups})

@@ -40,15 +40,22 @@ def done(command: Command) -> Procedure[Command]:
     return command
 
 
+def data_of(command: Command) -> Procedure[memoryview]:
+    """Issue a command that brings data and wait for it; raises as `done` does."""
+    yield from done(command)
+    assert command.data_in is not None
+    return command.data_in
+
+
 LOST_ON_THE_WAY = frozenset(
     {Status.DATA_TRANSFER_ERROR, Status.ABORT_REQUESTED, Status.TRANSIENT_TRANSPORT_ERROR}
 )
-"""A command that ends with one of these was not answered by what it asked about: its data were damaged on the
-way, or we gave it up."""
+"""A command that ends with one of these has no answer about its subject: its data were damaged on the way, or
+we gave it up."""
 
 
 def unless_lost(failure: CommandFailed) -> None:
-    """Raise `failure` again where it says nothing of what was asked about, only of the way there."""
+    """Raise `failure` again where it says something of the way to the controller only."""
     if failure.status in LOST_ON_THE_WAY:
         raise failure
 

@@ -150,7 +150,6 @@ class RdmaQueue:
 
     @property
     def to_post(self) -> bool:
-        """There is something to post."""
         return bool(self._receives) or self.sends.pending
 
     def oldest_abandoned(self) -> float | None:
@@ -167,7 +166,6 @@ class RdmaQueue:
         self._receives = [self._receive(n) for n in range(self.depth + SPARE_RECEIVES)]
 
     def take_receives(self) -> list[Receive]:
-        """Receives to post now."""
         receives, self._receives = self._receives, []
         return receives
 

@@ -96,7 +96,7 @@ class TcpQueue:
         in_capsule_bytes: int = 0,
         required: Digests | None = None,
     ) -> None:
-        """`digests` are asked for; the controller may decline what is not `required`, None: nothing."""
+        """`digests` are asked for; the controller may decline those that are not `required`, None: none."""
         if not 1 <= depth <= MAX_QUEUE_DEPTH:
             raise LocalProtocolError(f"a queue of depth {depth}")
         self.depth = depth
@@ -135,7 +135,7 @@ class TcpQueue:
 
     @property
     def digests(self) -> Digests:
-        """What was agreed."""
+        """The agreed ones."""
         return self._digests
 
     @property
@@ -162,7 +162,6 @@ class TcpQueue:
         self.state = state
 
     def start(self) -> None:
-        """Send the first words."""
         self._become(QueueState.INITIALIZING)
         request = encode_header(ICReq(self._wanted.header, self._wanted.data, MAX_OUTSTANDING_R2T - 1))
         self.output.append(request)

@@ -49,7 +49,6 @@ class Loan:
 
     @property
     def place(self) -> Place:
-        """For the work request."""
         region = self.region
         return Place(Span(region.address, len(self.view), region.lkey), region.rkey)
 
@@ -121,7 +120,7 @@ class RegisteredBuffers:
             self._registrar.deregister(region)
 
     def close(self) -> None:
-        """Deregister everything but what is lent; what comes back after this is kept as spare."""
+        """Deregister everything but the loans; a loan that comes back later is kept as spare."""
         for region in self._regions:
             self._registrar.deregister(region)
         for spare in self._spare.values():
@@ -133,7 +132,6 @@ class RegisteredBuffers:
 
 
 def gather(parts: Sequence[Buffer], into: memoryview) -> None:
-    """Copy parts side by side."""
     at = 0
     for part in parts:
         into[at : at + len(part)] = part

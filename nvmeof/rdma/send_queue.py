@@ -72,13 +72,7 @@ class SendQueue:
         return receives
 
     @property
-    def waiting(self) -> int:
-        """Chains for which there is no room yet."""
-        return len(self._waiting)
-
-    @property
     def pending(self) -> bool:
-        """Something is to be posted."""
         return bool(self._ready)
 
     @property

@@ -4,7 +4,7 @@ A queue puts `Work` into its send queue and `Receive` into its receive queue, in
 them to verbs and posts them. It gives back a `Done` for each receive and for each work request that is
 `signaled` or fails.
 
-A work request's id says what it is, because a completion with an error says nothing else:
+A work request's id tells its kind, because a completion with an error tells nothing else:
 `kind << 32 | number`.
 Access flags have the values of ibv_access_flags.
 """
@@ -143,7 +143,6 @@ STATUS_WORDS: Final = {
 
 
 def describe_status(status: int) -> str:
-    """ibv_wc_status in words."""
     return STATUS_WORDS.get(status, f"completion status {status}")
 
 

@@ -35,5 +35,5 @@ _crc32c = _choose()
 
 
 def crc32c(data: Buffer, previous: int = 0) -> int:
-    """The CRC of `data`; `previous` is the CRC of what came before it (0: nothing did)."""
+    """The CRC of `data`; `previous` is the CRC of the bytes before it (0: none)."""
     return _crc32c(data, previous)

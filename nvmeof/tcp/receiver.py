@@ -84,7 +84,7 @@ class PduReceiver:
 
     @property
     def wrong_header(self) -> bytes:
-        """After an error: what is known of the PDU that was wrong, for a termination request."""
+        """After an error: the beginning of the wrong PDU, for a termination request."""
         hlen = self._staging[self._start + 2] if self._end - self._start > 2 else 0
         return bytes(self._view[self._start : min(self._end, self._start + (hlen or 128))])
 
@@ -93,7 +93,7 @@ class PduReceiver:
         if self.payload_left:
             return self._views[0]
         if self._start:
-            # What is left over is less than one header, so moving it is cheap.
+            # The rest is less than one header, so moving it is cheap.
             rest = self._staging[self._start : self._end]
             self._staging[: len(rest)] = rest
             self._start, self._end = 0, len(rest)
@@ -188,7 +188,7 @@ class PduReceiver:
             return
         self._start = start + frame.data_offset
         if begins_or_ends and not is_termination and self._end != self._start:
-            # What follows was sent before the digests were agreed on, so it cannot be understood.
+            # Those bytes were sent before the digests were agreed on, so they cannot be understood.
             raise MalformedPdu(
                 "more bytes on the heels of the connection's initialization",
                 fatal_error_status=FatalErrorStatus.SEQUENCE_ERROR,

@@ -1,5 +1,5 @@
-"""Where NVMe over Fabrics meets sockets and queue pairs. `base.py` is the interface, `tcp.py` and `rdma.py`
-the transports behind it, found by their names.
+"""NVMe over Fabrics over sockets and queue pairs. `base.py` is the interface; `tcp.py` and `rdma.py` are the
+transports behind it, found by their names.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, cast
 
 from nvmeof.errors import LocalProtocolError
+from nvmeof.host.namespaces import NamespaceInfo
 from nvmeof.limits import CONNECT_TIMEOUT_S
-from nvmeof.transport.base import Address, ControllerInfo, HostQueue, NamespaceInfo, VerbsChoice
+from nvmeof.transport.base import Address, ControllerInfo, HostQueue, VerbsChoice
 
 __all__ = [
     "Address",
@@ -46,7 +47,7 @@ def transport_named(name: str) -> Transport:
 def connect_io_queue(
     info: ControllerInfo, qid: int, depth: int, timeout_s: float = CONNECT_TIMEOUT_S
 ) -> HostQueue:
-    """Connect an I/O queue by whichever transport leads to the controller.
+    """Connect an I/O queue by the transport that leads to the controller.
 
     Blocks; may be called in any thread. Raises `ConnectionLost`, or `ConnectRefused`.
     """

@@ -1,10 +1,8 @@
-"""The interface behind which a transport lives. Nothing above it knows which one it is.
+"""The interface of the transports TCP (`tcp.py`) and RDMA (`rdma.py`). Nothing above it knows which it has.
 
-TCP is in `tcp.py`, RDMA in `rdma.py`. Each is an implementation of two things:
-
-* `HostQueue`, one connected I/O queue, owned by one thread that runs to completion, and
-* a module with `open_controller` (an async context manager around an admin session), `connect_io_queue` and
-  `discover`, whose signatures are alike but for one option: `digests` of TCP, `verbs` of RDMA.
+A transport is an implementation of `HostQueue`, one connected I/O queue of one thread, and a module with
+`open_controller` (an async context manager around an admin session) and `connect_io_queue`.
+`open_controller` has one option of the transport's own: `digests` of TCP, `verbs` of RDMA.
 """
 
 from __future__ import annotations
@@ -12,14 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from nvmeof.authentication.credentials import Credentials
+from nvmeof.authentication.secret import Credentials
 from nvmeof.errors import LocalProtocolError
 from nvmeof.host.bring_up import SessionConfig
 from nvmeof.host.command import Command
-from nvmeof.host.namespaces import NamespaceInfo
 from nvmeof.wire.identify import IdentifyController
-
-__all__ = ["Address", "ControllerInfo", "HostQueue", "NamespaceInfo", "VerbsChoice"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,34 +6,38 @@ Read `host/controller_session.py` first.
         for namespace in controller.namespaces(): ...
         queue = await trio.to_thread.run_sync(connect_io_queue, controller.info, 1, 32)
 
-A transport has its own `open_controller`, which makes a `Controller` and gives `held` what connects its
-`AdminLink`. Two tasks run behind it: one receives, one keeps the session's deadlines. Whoever changes
-something calls `_transmit` afterwards, which submits what the session wants submitted, sends, hands events
-out and re-arms the timer.
+The `open_controller` of a transport is `opened` with a function that connects the transport's `AdminLink`.
+Two tasks run behind it: one receives, one keeps the session's deadlines. After each change to the session,
+`_transmit` submits the commands of the session, sends, hands events out and re-arms the timer.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from typing import Protocol, TypeVar
 
 import trio
 
+from nvmeof.authentication.secret import Credentials
 from nvmeof.errors import ConnectionLost, LocalProtocolError, NvmeofError
-from nvmeof.host.access import Access
 from nvmeof.host.bring_up import ControllerFacts, SessionConfig
 from nvmeof.host.command import Command
-from nvmeof.host.controller_session import ControllerSession, Ended, Live, SessionEvent, SessionState
-from nvmeof.host.discovery import read_discovery_log
-from nvmeof.host.namespaces import NamespaceInfo
+from nvmeof.host.controller_session import Change, ControllerSession, Ended, SessionEvent, SessionState
+from nvmeof.host.namespaces import Access, NamespaceInfo
 from nvmeof.host.procedure import Pause, Procedure
-from nvmeof.limits import ADMIN_COMMANDS, ADMIN_TIMEOUT_S, SESSION_EVENTS, SHUTDOWN_TIMEOUT_S
+from nvmeof.limits import (
+    ADMIN_COMMANDS,
+    ADMIN_TIMEOUT_S,
+    CONNECT_TIMEOUT_S,
+    KEEP_ALIVE_S,
+    SESSION_EVENTS,
+    SHUTDOWN_TIMEOUT_S,
+)
 from nvmeof.transport.base import Address, ControllerInfo
-from nvmeof.wire.fabrics import DISCOVERY_NQN
 from nvmeof.wire.identify import IdentifyController
-from nvmeof.wire.log_page import DiscoveryEntry
 
 T = TypeVar("T")
 
@@ -67,9 +71,7 @@ class AdminLink(Protocol):
 class Controller:
     """A live controller. Made by a transport's `open_controller`; used in its trio run."""
 
-    def __init__(
-        self, address: Address, config: SessionConfig, admin_timeout_s: float = ADMIN_TIMEOUT_S
-    ) -> None:
+    def __init__(self, address: Address, config: SessionConfig, admin_timeout_s: float) -> None:
         if len(config.host_id) != 16:
             raise LocalProtocolError(f"a host id has 16 bytes, not {len(config.host_id)}")
         self.address = address
@@ -78,7 +80,7 @@ class Controller:
         self.error: NvmeofError | None = None
         """Why it ended; None after a reset or shutdown of ours."""
         self._events_in, self.events = trio.open_memory_channel[SessionEvent](SESSION_EVENTS)
-        """`Live`, `NamespacesChanged`, `DiscoveryChanged`, `Noticed`, `Ended`, in order."""
+        """Each `Change`, and `Ended`, in order."""
         self.answer_timeout_s = admin_timeout_s
         self._session = ControllerSession(config, admin_timeout_s=admin_timeout_s)
         self._link: AdminLink | None = None
@@ -97,13 +99,7 @@ class Controller:
         return self._session.facts
 
     @property
-    def cntlid(self) -> int:
-        """The controller's id."""
-        return self.facts.cntlid
-
-    @property
     def identify(self) -> IdentifyController:
-        """Its Identify data."""
         return self.facts.identify
 
     @property
@@ -161,13 +157,11 @@ class Controller:
 
     async def reset(self) -> None:
         """Reset the controller. The session ends, and every queue of it; open the controller anew."""
-        await self._finish(SessionState.RESETTING)
+        await self._finish(self._session.reset)
 
     async def shut_down(self) -> None:
-        """Say goodbye. `open_controller` does this by itself."""
-        await self._finish(SessionState.SHUTTING_DOWN)
-
-    # --- inside ----------------------------------------------------------------
+        """Say goodbye. The end of the block does this by itself."""
+        await self._finish(self._session.shut_down)
 
     async def _until_done(self, command: Command) -> None:
         """Submit and wait. When the waiting is cancelled the command stays in flight, and keeps its place."""
@@ -180,13 +174,9 @@ class Controller:
         await self._transmit()
         await event.wait()
 
-    async def _finish(self, state: SessionState) -> None:
-        session = self._session
-        if session.state is SessionState.LIVE:
-            if state is SessionState.RESETTING:
-                session.reset(trio.current_time())
-            else:
-                session.shut_down(trio.current_time())
+    async def _finish(self, end: Callable[[float], None]) -> None:
+        if self._session.state is SessionState.LIVE:
+            end(trio.current_time())
             await self._transmit()
         await self.ended.wait()
 
@@ -216,20 +206,20 @@ class Controller:
             await self._take(link)
 
     async def _take(self, link: AdminLink) -> None:
-        """Send what there is, and take what comes next."""
+        """Send the output, and take the next input."""
         await self._transmit()
         try:
             ended = await link.receive()
         except NvmeofError as error:
             self._lost(error)
             return
+        self._settle(ended)
+
+    def _settle(self, ended: list[Command]) -> None:
         now = trio.current_time()
         for command in ended:
-            self._settle(command, now)
-
-    def _settle(self, command: Command, now: float) -> None:
-        self._session.ended(command, now)
-        self._release(command)
+            self._session.ended(command, now)
+            self._release(command)
 
     def _release(self, command: Command) -> None:
         waiter = self._waiters.pop(command, None)
@@ -265,20 +255,19 @@ class Controller:
                 self._lost(error)
 
     def _tell(self, event: SessionEvent) -> None:
-        if isinstance(event, Live):
+        if event is Change.LIVE:
             self._live.set()
         with suppress(trio.WouldBlock, trio.BrokenResourceError):
             self._events_in.send_nowait(event)
         if isinstance(event, Ended):
             self.error = event.error
-            now = trio.current_time()
+            why = str(event.error or "the session has ended")
             assert self._link is not None
-            for command in self._link.fail(str(event.error or "the session has ended")):
-                self._settle(command, now)
-            # Those that were never submitted end here.
+            self._settle(self._link.fail(why))
+            # Commands that were never submitted end here.
             for command in list(self._waiters):
                 if not command.done:
-                    command.lose(str(event.error or "the session has ended"))
+                    command.lose(why)
                 self._release(command)
             self._events_in.close()
             self._live.set()
@@ -291,7 +280,7 @@ class Controller:
             self._tell(event)
 
     def given_up(self, reason: str) -> NvmeofError:
-        """It did not come up in time: ends the session; why, which what was under way may know better."""
+        """It did not come up in time: end the session. A procedure under way may know a better reason."""
         error: NvmeofError = ConnectionLost(reason)
         if self._link is not None and not self.ended.is_set():
             self._lost(error)
@@ -307,8 +296,7 @@ class Controller:
 def _the_one_in(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The exception that a group stands for, where it is a single one.
 
-    The nursery of `held` is nobody's business: its tasks raise nothing, so what comes out of it is what the
-    caller's block raised.
+    The tasks in the nursery of `opened` raise nothing, so its exception is the one of the caller's block.
     """
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
@@ -317,15 +305,33 @@ def _the_one_in(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 @asynccontextmanager
-async def held(
-    controller: Controller, connect: Callable[[], Awaitable[AdminLink]], connect_timeout_s: float
+async def opened(
+    connect: Callable[[Address, float], Awaitable[AdminLink]],
+    address: str,
+    port: int,
+    subsystem_nqn: str,
+    host_nqn: str,
+    host_id: bytes,
+    *,
+    keep_alive_s: float = KEEP_ALIVE_S,
+    io_queues: int = 1,
+    admin_timeout_s: float = ADMIN_TIMEOUT_S,
+    connect_timeout_s: float = CONNECT_TIMEOUT_S,
+    credentials: Credentials | None = None,
 ) -> AsyncIterator[Controller]:
     """Connect a controller and bring it up; shut it down at the end of the block.
+
+    `connect` makes the link to an address by a time of `time.monotonic()`. `io_queues` are asked for;
+    `info.io_queues` are granted. `credentials` serve where the controller asks the host to authenticate.
 
     Raises `ConnectionLost`, `ConnectRefused`, `RemoteProtocolError` when it cannot be brought up. When the
     connection is lost later, nothing is raised in the block: `controller.ended` is set, `controller.error`
     says why, and `admin` raises `ConnectionLost`.
     """
+    where = Address(address, port)
+    config = SessionConfig(subsystem_nqn, host_nqn, host_id, keep_alive_s, io_queues, credentials)
+    controller = Controller(where, config, admin_timeout_s)
+    connect_by = time.monotonic() + connect_timeout_s
     # Shielded, so that also when we are being cancelled the controller hears that this host has gone.
     running = trio.CancelScope(shield=True)
 
@@ -337,18 +343,14 @@ async def held(
         async with trio.open_nursery() as nursery:
             try:
                 with trio.move_on_after(connect_timeout_s) as limit:
-                    with trio.move_on_after(controller.answer_timeout_s) as answer:
-                        link = await connect()
+                    with trio.move_on_after(admin_timeout_s) as answer:
+                        link = await connect(where, connect_by)
                     if answer.cancelled_caught:
-                        raise ConnectionLost(
-                            f"{controller.address} did not answer within {controller.answer_timeout_s:g} s"
-                        )
+                        raise ConnectionLost(f"{where} did not answer within {admin_timeout_s:g} s")
                     nursery.start_soon(run, link)
                     await controller.wait_live()
                 if limit.cancelled_caught:
-                    raise controller.given_up(
-                        f"{controller.address} was not up within {connect_timeout_s:g} s"
-                    )
+                    raise controller.given_up(f"{where} was not up within {connect_timeout_s:g} s")
                 try:
                     yield controller
                 finally:
@@ -358,30 +360,3 @@ async def held(
                 running.cancel()
     except BaseExceptionGroup as group:
         raise _the_one_in(group) from None
-
-
-async def read_discovery(
-    open_controller: Callable[..., AbstractAsyncContextManager[Controller]],
-    address: str,
-    port: int,
-    host_nqn: str,
-    host_id: bytes,
-    *,
-    timeout_s: float,
-    **options: object,
-) -> list[DiscoveryEntry]:
-    """What the discovery subsystem at an address tells this host; `options` are the transport's own."""
-    opened = open_controller(
-        address,
-        port,
-        DISCOVERY_NQN,
-        host_nqn,
-        host_id,
-        keep_alive_s=0,
-        connect_timeout_s=timeout_s,
-        admin_timeout_s=timeout_s,
-        **options,
-    )
-    async with opened as controller:
-        log = await controller.perform(read_discovery_log())
-        return list(log.entries)

@@ -1,31 +1,44 @@
-"""A discovery controller that stays connected: its log is read again whenever it says that it has changed.
+"""A discovery controller that stays connected: its log is read again at each change. See `reconnect.py`.
 
-Read `keeper.py` and `host/discovery.py` first.
+    await follow_discovery(opener, listed, unreachable, policy)
 
-    await follow_discovery(opener, listener, policy)
-
-The session has a keep-alive timer, which makes the connection to the discovery controller a persistent one
-(NVMe-oF 1.1, 1.5.7), and asks for the Discovery Log Page Change event (NVMe Base 2.0, 5.2). What happens
-between a reading and the next event is not lost: reading the log arms the event anew, and a change that the
-reading has missed raises it at once. A controller that knows no such event is asked from time to time.
+The keep-alive timer makes the connection a persistent one (NVMe-oF 1.1, 1.5.7); the session asks for the
+Discovery Log Page Change event (NVMe Base 2.0, 5.2). No change is lost: reading the log arms the event anew,
+and a change that the reading has missed raises it at once. A controller without that event is asked from time
+to time.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import trio
 
-from nvmeof.errors import NvmeofError
-from nvmeof.host.controller_session import DiscoveryChanged
-from nvmeof.host.discovery import read_discovery_log
-from nvmeof.host.reconnect import ReconnectPolicy
-from nvmeof.transport.keeper import Connected, Disconnected, GivenUp, Keeper, Opener, keep_controller
-from nvmeof.wire.identify import OAES_DISCOVERY_CHANGED
-from nvmeof.wire.log_page import DiscoveryEntry
+from nvmeof.errors import NvmeofError, RemoteProtocolError
+from nvmeof.host import commands
+from nvmeof.host.controller_session import Change
+from nvmeof.host.procedure import Procedure, data_of
+from nvmeof.transport.reconnect import (
+    Connected,
+    Disconnected,
+    GivenUp,
+    Keeper,
+    Opener,
+    ReconnectPolicy,
+    keep_controller,
+)
+from nvmeof.wire.features import AEC_DISCOVERY_CHANGED
+from nvmeof.wire.log_page import (
+    DISCOVERY_ENTRY,
+    DISCOVERY_HEADER,
+    DiscoveryEntry,
+    DiscoveryLog,
+    LogPage,
+    decode_discovery_header_untrusted,
+    decode_discovery_log_untrusted,
+)
 
 log = logging.getLogger(__name__)
 
@@ -33,22 +46,23 @@ ASK_ANYWAY_S = 60.0
 """How often a controller is asked that does not tell of changes by itself."""
 READ_AGAIN_S = 1.0
 """After a reading that failed although the controller is there."""
-
-
-class DiscoveryListener(Protocol):
-    """Who wants to know. Called in the trio run of `follow_discovery`; must not block."""
-
-    def listed(self, entries: Sequence[DiscoveryEntry]) -> None:
-        """What the log says: after each connect, and whenever it says something else."""
-
-    def unreachable(self, error: NvmeofError | None) -> None:
-        """The controller went away, or was not reached; it is tried again. What it listed last counts."""
+TRIES = 5
+PIECE_BYTES = 64 << 10
+"""Of the log with one command: no controller moves less at a time (MDTS) than a few pages."""
 
 
 async def follow_discovery(
-    opener: Opener, listener: DiscoveryListener, policy: ReconnectPolicy, ask_anyway_s: float = ASK_ANYWAY_S
+    opener: Opener,
+    listed: Callable[[Sequence[DiscoveryEntry]], None],
+    unreachable: Callable[[NvmeofError | None], None],
+    policy: ReconnectPolicy,
+    ask_anyway_s: float = ASK_ANYWAY_S,
 ) -> None:
-    """Until cancelled, or until the policy gives the controller up. Raises nothing of the fabric's."""
+    """Until cancelled, or until the policy gives the controller up. Raises nothing of the fabric's.
+
+    `listed` gets the log after each connect and after each change. `unreachable` is called when the
+    controller went away or was not reached: it is tried again, and its last log counts. Neither may block.
+    """
     async with keep_controller(opener, policy) as keeper:
         told: tuple[int, list[DiscoveryEntry]] | None = None
         due = False
@@ -57,19 +71,19 @@ async def follow_discovery(
             if due and keeper.controller is not None:
                 found = await _read(keeper)
                 due = found is None
-                wait_s = READ_AGAIN_S if found is None else _patience(keeper, ask_anyway_s)
+                wait_s = READ_AGAIN_S if found is None else math.inf if _tells(keeper) else ask_anyway_s
                 if found is not None and found != told:
                     told = found
-                    listener.listed(found[1])
+                    listed(found[1])
             with trio.move_on_after(wait_s) as waiting:
                 match await keeper.events.receive():
                     case Connected():
                         due, told = True, None
-                    case DiscoveryChanged():
+                    case Change.DISCOVERY:
                         due = True
                     case Disconnected(error):
                         due = False
-                        listener.unreachable(error)
+                        unreachable(error)
                     case GivenUp():
                         return
                     case _:
@@ -78,10 +92,10 @@ async def follow_discovery(
                 due = True
 
 
-def _patience(keeper: Keeper, ask_anyway_s: float) -> float:
+def _tells(keeper: Keeper) -> bool:
+    """Whether the controller tells of changes by itself."""
     controller = keeper.controller
-    tells = controller is not None and controller.identify.oaes & OAES_DISCOVERY_CHANGED
-    return math.inf if tells else ask_anyway_s
+    return controller is not None and controller.identify.oaes & AEC_DISCOVERY_CHANGED != 0
 
 
 async def _read(keeper: Keeper) -> tuple[int, list[DiscoveryEntry]] | None:
@@ -93,3 +107,29 @@ async def _read(keeper: Keeper) -> tuple[int, list[DiscoveryEntry]] | None:
         log.info("a discovery log was not read, and is read again: %s", error)
         return None
     return found.generation, list(found.entries)
+
+
+def read_discovery_log() -> Procedure[DiscoveryLog]:
+    """The whole log, from one generation of it.
+
+    The log may change between its header and its entries, so the generation is compared before and after,
+    and the reading repeated if it differs. Reading the header arms the event that tells of changes
+    (it is read without "retain asynchronous event"), so a change after that is told of.
+    """
+    for _ in range(TRIES):
+        header = yield from _piece(0, DISCOVERY_HEADER.size)
+        generation, count = decode_discovery_header_untrusted(header)
+        length = DISCOVERY_HEADER.size + count * DISCOVERY_ENTRY.size
+        whole = bytearray()
+        while len(whole) < length:
+            whole += yield from _piece(len(whole), min(PIECE_BYTES, length - len(whole)))
+        # The header in the first piece is older than the entries of the others.
+        after = whole if length <= PIECE_BYTES else (yield from _piece(0, DISCOVERY_HEADER.size))
+        before = decode_discovery_header_untrusted(whole)
+        if before == (generation, count) == decode_discovery_header_untrusted(after):
+            return decode_discovery_log_untrusted(whole)
+    raise RemoteProtocolError("the discovery log does not hold still", fatal_error_status=None)
+
+
+def _piece(offset: int, length: int) -> Procedure[memoryview]:
+    return data_of(commands.get_log_page(LogPage.DISCOVERY, length, offset=offset, nsid=0))

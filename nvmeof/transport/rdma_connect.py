@@ -73,7 +73,6 @@ class RdmaLink:
 
     @property
     def windows_serve_once(self) -> bool:
-        """See `Verbs.windows_serve_once`."""
         return self._verbs.windows_serve_once
 
     # --- connecting ----------------------------------------------------------------------------------------

@@ -65,7 +65,6 @@ class Domain:
         self._windows: list[Any] = []
 
     def register(self, view: memoryview, access: Access) -> Region:
-        """See `Registrar.register`."""
         address = address_of(view)
         with verbs_errors(self._verbs, f"cannot register {len(view)} bytes"):
             region = self._verbs.mr.MR(self.pd, len(view), int(access), address)
@@ -73,7 +72,6 @@ class Domain:
         return Region(view, address, region.lkey, region.rkey, region)
 
     def deregister(self, region: Region) -> None:
-        """See `Registrar.deregister`."""
         if self._regions.pop(region.lkey, None) is not None:
             with suppress(self._verbs.error):
                 region.handle.close()
@@ -98,7 +96,6 @@ class Domain:
             return int(window.rkey)
 
     def window(self, number: int) -> Any:
-        """One of them."""
         return self._windows[number]
 
     def close_windows(self) -> None:
@@ -109,7 +106,6 @@ class Domain:
                 window.close()
 
     def close(self) -> None:
-        """Give everything back."""
         self.close_windows()
         for region in self._regions.values():
             with suppress(self._verbs.error):
@@ -253,7 +249,6 @@ class QueuePair:
             self._qp.modify(attributes, self._verbs.enums.IBV_QP_STATE)
 
     def close(self) -> None:
-        """Destroy it."""
         with suppress(self._verbs.error):
             self._qp.close()
 

@@ -132,21 +132,17 @@ class RdmaHostQueue:
 
     @property
     def in_flight(self) -> int:
-        """Commands without an answer, abandoned ones included."""
         return self._linked.queue.in_flight if self._linked is not None else 0
 
     @property
     def needs_reconnect(self) -> bool:
-        """See `HostQueue.needs_reconnect`."""
         return self.alive and self._linked is None
 
     def reconnect(self) -> None:
-        """See `HostQueue.reconnect`."""
         if self.needs_reconnect:
             self._connect_again()
 
     def register(self, buffer: memoryview) -> None:
-        """See `HostQueue.register`."""
         if not any(known is buffer for known in self._registered):
             self._registered.append(buffer)
         if self._linked is not None:
@@ -172,7 +168,7 @@ class RdmaHostQueue:
             self._die(str(error))
 
     def wait(self, command: Command, deadline: float, at_least: int | None = None) -> bool:
-        """See `HostQueue.wait`. Data of RDMA are there when all of them are."""
+        """Data of RDMA are there when all of them are."""
         while not command.done:
             linked = self._linked
             if command.cid < 0 or linked is None:
@@ -199,27 +195,25 @@ class RdmaHostQueue:
         return command.done
 
     def abandon(self, command: Command) -> None:
-        """See `HostQueue.abandon`. Breaks the queue pair where the data are in the owner's own buffer."""
+        """Breaks the queue pair where the data are in the owner's own buffer."""
         linked = self._linked
         if linked is not None and linked.queue.abandon(command):
             self._linked = None
             linked.end(f"{command.name} was given up, and its buffer taken back")
 
     def oldest_abandoned(self) -> float | None:
-        """See `HostQueue.oldest_abandoned`. Takes what has arrived into account."""
+        """Takes what has arrived into account."""
         if self._linked is not None and self._linked.queue.oldest_abandoned() is not None:
             self._pump(self._linked)
         return self._linked.queue.oldest_abandoned() if self._linked is not None else None
 
     def silent_since(self) -> float | None:
-        """See `HostQueue.silent_since`: a queue pair breaks where anything is lost."""
+        """A queue pair breaks where anything is lost."""
         return None
 
     def close(self) -> None:
         """Hang up. An RDMA connection needs no goodbye but the connection manager's."""
         self._die("closed by us")
-
-    # --- inside ----------------------------------------------------------------
 
     def _pump(self, linked: Linked) -> None:
         try:
@@ -298,6 +292,3 @@ def connect_io_queue(
             queue.close()
         raise
     return queue
-
-
-__all__ = ["RdmaHostQueue", "connect_io_queue"]

@@ -1,17 +1,16 @@
 """A TCP I/O queue for one thread: blocking, run to completion. Read `base.HostQueue` first.
 
 The waiter receives for every command in flight until its own is done. Payload goes from the socket straight
-into the command's buffer, in as few calls as the caller's wishes allow (MSG_WAITALL); a 1 MiB read that is
-answered by one data PDU costs two `recv`. Deadlines are kept by SO_RCVTIMEO, which is set anew only when the
-time left differs from what is set by more than a slack, so that on the hot path it costs nothing.
+into the command's buffer, in as few calls as possible (MSG_WAITALL): a 1 MiB read that is answered by one
+data PDU costs two `recv`. SO_RCVTIMEO keeps deadlines; it is set anew only when the time left differs by more
+than a slack.
 
-Sending never blocks in the socket: what the kernel does not take at once waits in the queue's `output` and
-goes out while we wait, in turn with receiving. Two ends that both only send would wait for each other.
+Sending never blocks in the socket: the rest waits in the queue's `output` and goes out in turn with
+receiving. Two ends that both only send would wait for each other.
 
-What was sent ends with the queue. While the network loses it, a kernel repeats what lies in the send queue of
-a socket that is gone. A write of a killed process would land behind those of the process that took its place.
-So the socket is closed hard (SO_LINGER of 0 s: the send queue is dropped and the
-controller gets a reset), by the kernel too when the process dies; but where nothing is in flight.
+A kernel repeats the send queue of a socket that is gone, so a write of a killed process could land behind
+those of its successor. So the socket is closed hard where commands are in flight (SO_LINGER of 0 s: the send
+queue is dropped and the controller gets a reset), by the kernel too when the process dies.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from nvmeof.errors import (
     ConnectionLost,
     LocalProtocolError,
     NvmeofError,
-    QueueFull,
     RemoteProtocolError,
 )
 from nvmeof.host.bring_up import join
@@ -87,7 +85,6 @@ class TcpHostQueue:
 
     @property
     def in_flight(self) -> int:
-        """Commands without an answer, abandoned ones included."""
         return self._queue.in_flight
 
     @property
@@ -96,10 +93,10 @@ class TcpHostQueue:
         return False
 
     def reconnect(self) -> None:
-        """See `HostQueue.reconnect`."""
+        """It never needs to."""
 
     def register(self, buffer: memoryview) -> None:
-        """See `HostQueue.register`. Sockets take any memory."""
+        """Sockets take any memory."""
 
     def submit(self, command: Command, *, more: bool = False) -> None:
         """Put it on the wire. Raises `QueueFull` and `ConnectionLost`; then it was not submitted."""
@@ -117,7 +114,6 @@ class TcpHostQueue:
             self._push()
 
     def wait(self, command: Command, deadline: float, at_least: int | None = None) -> bool:
-        """See `HostQueue.wait`."""
         queue = self._queue
         while not command.done:
             if at_least is not None and command.received >= at_least:
@@ -149,17 +145,16 @@ class TcpHostQueue:
         return True
 
     def abandon(self, command: Command) -> None:
-        """See `HostQueue.abandon`."""
         self._queue.abandon(command)
 
     def oldest_abandoned(self) -> float | None:
-        """See `HostQueue.oldest_abandoned`. Takes what has arrived into account."""
+        """Takes what has arrived into account."""
         if self.alive and self._queue.oldest_abandoned() is not None:
             self._drain()
         return self._queue.oldest_abandoned()
 
     def silent_since(self) -> float | None:
-        """See `HostQueue.silent_since`. A stream out of step says nothing, and its connection stands."""
+        """A stream out of step says nothing, and its connection stands."""
         return self._queue.oldest_abandoned(self._heard)
 
     def close(self) -> None:
@@ -167,10 +162,8 @@ class TcpHostQueue:
         self._die("closed by us")
 
     def give_up(self, reason: str) -> None:
-        """Hang up. What is in flight is lost for this reason, and the waiter says what it means."""
+        """Hang up. The commands in flight are lost for this reason."""
         self._die(reason)
-
-    # --- inside ----------------------------------------------------------------
 
     def wait_until_ready(self, deadline: float) -> None:
         """Receive until the connection is initialized; raises what went wrong."""
@@ -216,7 +209,7 @@ class TcpHostQueue:
         return True
 
     def _drain(self) -> None:
-        """Take what has arrived, without waiting; go on with what is to be sent."""
+        """Take all that has arrived, without waiting, and send the output."""
         for _ in range(DRAIN_CALLS):
             if not self.alive:
                 return
@@ -264,7 +257,7 @@ class TcpHostQueue:
         self._die(error.reason, in_order=tell)
 
     def _die(self, reason: str, *, in_order: bool = False) -> None:
-        """`in_order`: what was sent last is still to arrive, whatever is in flight."""
+        """`in_order`: the last bytes sent are still to arrive, also with commands in flight."""
         if not self.alive:
             return
         self.alive = False
@@ -303,6 +296,3 @@ def connect_io_queue(
         connection.close()
         raise
     return connection
-
-
-__all__ = ["QueueFull", "TcpHostQueue", "connect_io_queue", "open_socket"]

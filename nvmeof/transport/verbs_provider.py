@@ -1,16 +1,12 @@
-"""Where verbs come from: a package with the names of pyverbs 44, loaded by its name. Read WHAT DIFFERS first.
+"""Where verbs come from: a package with the names of pyverbs 44, loaded by its name.
 
 `pyverbs` (Debian's python3-pyverbs, on a real RDMA device or the kernel's rdma_rxe) and
-`emulator.roce.pyverbs` (a soft-RoCE device in this process) are used alike by everything else in this
-folder.
+`emulator.roce.pyverbs` (a soft-RoCE device in this process) differ here and nowhere else:
 
-WHAT DIFFERS, and is settled here and nowhere else:
-
-* Descriptors. pyverbs 44 tells the descriptor of neither channel, so the one that appears in /proc/self/fd
-  while a channel is made is taken for it. It is made non-blocking: calls of pyverbs hold the interpreter
-  lock, and one that blocked would stop every thread. The emulator's channels have `fd`.
-* Waiting. A thread that waits for the emulator receives for everybody meanwhile (`drive_until`), because that
-  saves handing every packet to another thread; pyverbs is waited for by arming the queue and poll().
+* Descriptors. pyverbs 44 has no descriptor of a channel: the one that appears in /proc/self/fd while a
+  channel is made is taken for it, and made non-blocking, because calls of pyverbs hold the interpreter lock.
+* Waiting. A thread that waits for the emulator receives for everybody meanwhile (`drive_until`); for pyverbs
+  it arms the queue and polls.
 * Windows. A type 2 window is bound again under a new key, which a program has to note in `ibv_mw.rkey`
   (rdma_rxe compares it); pyverbs lets nobody write it, so there each window serves once.
 * Devices. The emulator's are made by their addresses when they are first wanted.
@@ -133,7 +129,6 @@ class Verbs:
         return local_address
 
     def devices(self) -> list[str]:
-        """Names of the devices that there are."""
         return [
             device.name.decode() if isinstance(device.name, bytes) else str(device.name)
             for device in self.device.get_device_list()

@@ -34,7 +34,6 @@ class Channel:
         self._poll.register(fd, select.POLLIN)
 
     def waits(self) -> bool:
-        """Whether an event waits."""
         return bool(self._poll.poll(0)) if self._events is None else len(self._events) > 0
 
     def wait(self, seconds: float) -> bool:
@@ -57,7 +56,7 @@ class Completions:
         self.channel, self.fd = channel.channel, channel.fd
         self.queue = queue
         # The device's own queue, which this process can look into without a call of the provider.
-        self._row: Any = self.queue.queue if self._driven else None
+        self._row: Any = self.queue.native if self._driven else None
         self._poll = select.poll()
         self._poll.register(self.fd, select.POLLIN)
 
@@ -115,6 +114,5 @@ class Completions:
         return not self._driven
 
     def close(self) -> None:
-        """Give queue and channel back."""
         self.queue.close()
         self.channel.close()

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
 
-from nvmeof.errors import MalformedPdu
+from nvmeof.errors import MalformedPdu, exactly
 
 SECURITY_PROTOCOL = 0xE9
 """SECP of these messages; SPSP0 and SPSP1 are 01h."""
@@ -121,7 +121,6 @@ class Protocol:
     authid: int = AuthType.DHCHAP
 
     def encode(self) -> bytes:
-        """64 bytes."""
         return DESCRIPTOR.pack(
             self.authid, len(self.hashes), len(self.groups), bytes(self.hashes), bytes(self.groups)
         )
@@ -136,7 +135,6 @@ class Negotiate:
     concatenation: int = 0
 
     def encode(self) -> bytes:
-        """8 bytes and 64 for each protocol."""
         head = NEGOTIATE.pack(
             AuthType.COMMON, MessageId.NEGOTIATE, 0, self.transaction, self.concatenation, len(self.protocols)
         )
@@ -155,7 +153,6 @@ class Challenge:
     dh_value: bytes = b""
 
     def encode(self) -> bytes:
-        """16 bytes, the challenge, the DH value."""
         head = CHALLENGE.pack(
             AuthType.DHCHAP, MessageId.CHALLENGE, 0, self.transaction,
             len(self.challenge), self.hash_id, self.group_id, len(self.dh_value), self.sequence,
@@ -195,7 +192,6 @@ class Success1:
     response: bytes | None = None
 
     def encode(self) -> bytes:
-        """16 bytes, and the response or as many zeros."""
         head = SUCCESS1.pack(
             AuthType.DHCHAP, MessageId.SUCCESS1, 0, self.transaction,
             self.hash_bytes, self.response is not None,
@@ -210,7 +206,6 @@ class Success2:
     transaction: int
 
     def encode(self) -> bytes:
-        """16 bytes."""
         return SUCCESS2.pack(AuthType.DHCHAP, MessageId.SUCCESS2, 0, self.transaction)
 
 
@@ -224,7 +219,6 @@ class Failure:
     code: int = AUTHENTICATION_FAILED
 
     def encode(self) -> bytes:
-        """8 bytes."""
         name = MessageId.FAILURE2 if self.from_host else MessageId.FAILURE1
         return FAILURE.pack(AuthType.COMMON, name, 0, self.transaction, self.code, self.reason)
 
@@ -238,11 +232,6 @@ def _head(data: Bytes, layout: struct.Struct, name: str) -> tuple[int, ...]:
     if len(data) < layout.size:
         raise MalformedPdu(f"{name} of {len(data)} bytes")
     return layout.unpack_from(data)
-
-
-def _exactly(data: Bytes, size: int, name: str) -> None:
-    if len(data) != size:
-        raise MalformedPdu(f"{name} of {len(data)} bytes, not {size}")
 
 
 def transaction_of(data: Bytes) -> int:
@@ -259,7 +248,7 @@ def decode_host_message_untrusted(data: Bytes) -> HostMessage:
         case AuthType.DHCHAP, MessageId.REPLY:
             return _reply(data)
         case AuthType.DHCHAP, MessageId.SUCCESS2:
-            _exactly(data, SUCCESS2.size, "Success2")
+            exactly(data, SUCCESS2.size, "Success2")
             return Success2(transaction)
         case _, MessageId.FAILURE2:
             return _failure(data, from_host=True)
@@ -281,7 +270,7 @@ def decode_controller_message_untrusted(data: Bytes) -> ControllerMessage:
 
 def _negotiate(data: Bytes) -> Negotiate:
     _, _, _, transaction, concatenation, count = _head(data, NEGOTIATE, "AUTH_Negotiate")
-    _exactly(data, NEGOTIATE.size + count * DESCRIPTOR.size, f"AUTH_Negotiate of {count} protocols")
+    exactly(data, NEGOTIATE.size + count * DESCRIPTOR.size, f"AUTH_Negotiate of {count} protocols")
     protocols = []
     for authid, hash_count, group_count, hashes, groups in DESCRIPTOR.iter_unpack(data[NEGOTIATE.size :]):
         if authid != AuthType.DHCHAP:
@@ -299,30 +288,19 @@ def _challenge(data: Bytes) -> Challenge:
     middle, end = CHALLENGE.size + length, CHALLENGE.size + length + dh_bytes
     if len(data) < end:
         raise MalformedPdu(f"Challenge of {len(data)} bytes, not {end}")
-    return Challenge(
-        transaction,
-        hash_id,
-        group_id,
-        sequence,
-        bytes(data[CHALLENGE.size : middle]),
-        bytes(data[middle:end]),
-    )
+    challenge, dh_value = bytes(data[CHALLENGE.size : middle]), bytes(data[middle:end])
+    return Challenge(transaction, hash_id, group_id, sequence, challenge, dh_value)
 
 
 def _reply(data: Bytes) -> Reply:
     _, _, _, transaction, length, valid, dh_bytes, sequence = _head(data, REPLY, "Reply")
     first = REPLY.size + length
     second = first + length
-    _exactly(data, second + dh_bytes, "Reply")
+    exactly(data, second + dh_bytes, "Reply")
     if valid > 1:
         raise MalformedPdu(f"CVALID is {valid}")
-    return Reply(
-        transaction,
-        bytes(data[REPLY.size : first]),
-        sequence,
-        bytes(data[first:second]) if valid else None,
-        bytes(data[second:]),
-    )
+    challenge = bytes(data[first:second]) if valid else None
+    return Reply(transaction, bytes(data[REPLY.size : first]), sequence, challenge, bytes(data[second:]))
 
 
 def _success1(data: Bytes) -> Success1:
@@ -336,6 +314,6 @@ def _success1(data: Bytes) -> Success1:
 
 
 def _failure(data: Bytes, *, from_host: bool) -> Failure:
-    _exactly(data, FAILURE.size, "an authentication failure")
+    exactly(data, FAILURE.size, "an authentication failure")
     _, _, _, transaction, code, reason = FAILURE.unpack(data)
     return Failure(transaction, reason, from_host, code)

@@ -6,7 +6,7 @@
     12..13 command id
     14..15 bit 0 phase (reserved in Fabrics), 8:1 SC, 11:9 SCT, 13:12 CRD, 14 More, 15 Do Not Retry
 
-Codes are in `status.py`.
+`status.py` has the codes. The retry delay (CRD) and More are neither sent nor read.
 """
 
 from __future__ import annotations
@@ -31,9 +31,6 @@ class Cqe:
     sqhd: int
     sqid: int
     do_not_retry: bool
-    more: bool
-    retry_delay: int
-    phase: bool
 
     # Written out: what `dataclass` writes is interpreted, and every command has one.
     def __init__(
@@ -44,9 +41,6 @@ class Cqe:
         sqhd: int = 0,
         sqid: int = 0,
         do_not_retry: bool = False,
-        more: bool = False,
-        retry_delay: int = 0,
-        phase: bool = False,
     ) -> None:
         self.cid = cid
         self.status = status
@@ -54,15 +48,9 @@ class Cqe:
         self.sqhd = sqhd
         self.sqid = sqid
         self.do_not_retry = do_not_retry
-        self.more = more
-        self.retry_delay = retry_delay
-        self.phase = phase
 
     def encode(self) -> bytes:
-        """Sixteen bytes."""
-        word = (
-            self.do_not_retry << 15 | self.more << 14 | self.retry_delay << 12 | self.status << 1 | self.phase
-        )
+        word = self.do_not_retry << 15 | self.status << 1
         return CQE.pack(self.result, self.sqhd, self.sqid, self.cid, word)
 
 
@@ -71,14 +59,4 @@ def decode_cqe_untrusted(data: bytes | bytearray | memoryview) -> Cqe:
     if len(data) != CQE.size:
         raise MalformedPdu(f"a completion has 16 bytes, not {len(data)}")
     result, sqhd, sqid, cid, word = CQE.unpack(data)
-    return Cqe(
-        cid,
-        word >> 1 & 0x7FF,
-        result,
-        sqhd,
-        sqid,
-        word & 0x8000 != 0,
-        word & 0x4000 != 0,
-        word >> 12 & 3,
-        word & 1 != 0,
-    )
+    return Cqe(cid, word >> 1 & 0x7FF, result, sqhd, sqid, word & 0x8000 != 0)

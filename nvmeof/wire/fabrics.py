@@ -1,7 +1,7 @@
 """Fabrics commands: Connect, Disconnect, Property Get and Set, Authentication Send and Receive.
 
 NVMe-oF 1.1, chapter 3. All have opcode 7Fh and travel as an ordinary `Sqe`, whose byte 4 is the command
-type; what follows byte 40 is theirs:
+type; the bytes from 40 on are theirs:
 
     Connect       40 RECFMT u16, 42 QID u16, 44 SQSIZE u16 (0's based), 46 CATTR u8, 48 KATO u32 (ms)
     Property Get  40 ATTRIB u8 (1 = 8 bytes, 0 = 4), 44 OFST u32
@@ -19,7 +19,7 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
-from nvmeof.errors import MalformedPdu
+from nvmeof.errors import MalformedPdu, exactly
 from nvmeof.wire.sgl import SglDescriptor, in_capsule
 from nvmeof.wire.sgl import transport as transport_sgl
 from nvmeof.wire.sqe import AdminOpcode, Sqe
@@ -77,7 +77,6 @@ class Connect:
 
 
 def decode_connect(sqe: Sqe) -> Connect:
-    """The fields of a Connect command."""
     return Connect(
         qid=sqe.cdw10 >> 16,
         sqsize=sqe.cdw11 & 0xFFFF,
@@ -97,7 +96,6 @@ class ConnectData:
     host_nqn: str
 
     def encode(self) -> bytes:
-        """1024 bytes."""
         return CONNECT_DATA.pack(
             self.host_id, self.cntlid, encode_nqn(self.subsystem_nqn), encode_nqn(self.host_nqn)
         )
@@ -123,8 +121,7 @@ def _decode_nqn(raw: bytes, field: str) -> str:
 
 def decode_connect_data_untrusted(data: bytes | bytearray | memoryview) -> ConnectData:
     """Connect data from exactly 1024 bytes. An empty name decodes; the controller refuses it."""
-    if len(data) != CONNECT_DATA.size:
-        raise MalformedPdu(f"Connect data has 1024 bytes, not {len(data)}")
+    exactly(data, CONNECT_DATA.size, "Connect data")
     host_id, cntlid, subsystem, host = CONNECT_DATA.unpack(data)
     return ConnectData(host_id, cntlid, _decode_nqn(subsystem, "SUBNQN"), _decode_nqn(host, "HOSTNQN"))
 
@@ -152,28 +149,11 @@ class PropertyAccess:
 
 
 def decode_property_access(sqe: Sqe) -> PropertyAccess:
-    """The fields of a Property Get or Set."""
     size = {0: 4, 1: 8}.get(sqe.cdw10 & 7, 0)
     if sqe.fctype == FabricsType.PROPERTY_GET:
         return PropertyAccess(sqe.cdw11, size)
     value = sqe.cdw12 | sqe.cdw13 << 32
     return PropertyAccess(sqe.cdw11, size, value if size == 8 else value & 0xFFFF_FFFF)
-
-
-@dataclass(frozen=True, slots=True)
-class Disconnect:
-    """Ends one I/O queue."""
-
-    recfmt: int = 0
-
-    def sqe(self, cid: int = 0) -> Sqe:
-        """The command; it has no data."""
-        return Sqe(FABRICS_OPCODE, cid, FabricsType.DISCONNECT, transport_sgl(0), cdw10=self.recfmt)
-
-
-def decode_disconnect(sqe: Sqe) -> Disconnect:
-    """The fields of a Disconnect command."""
-    return Disconnect(sqe.cdw10 & 0xFFFF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +181,6 @@ class Authentication:
 
 
 def decode_authentication(sqe: Sqe) -> Authentication:
-    """The fields of an Authentication Send or Receive."""
     return Authentication(
         receive=sqe.fctype == FabricsType.AUTHENTICATION_RECEIVE,
         length=sqe.cdw11,

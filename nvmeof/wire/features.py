@@ -22,52 +22,33 @@ class Feature(IntEnum):
     QUEUE_COUNT = 0x07
     WRITE_ATOMICITY = 0x0A
     ASYNC_EVENT_CONFIG = 0x0B
-    TIMESTAMP = 0x0E
     KEEP_ALIVE_TIMER = 0x0F
-    HOST_BEHAVIOR = 0x16
     COMMAND_SET_PROFILE = 0x19
     HOST_ID = 0x81
-    RESERVATION_MASK = 0x82
-    NAMESPACE_WRITE_PROTECT = 0x84
 
 
 FEATURE_SAVE = 1 << 31
 
 
-@dataclass(frozen=True, slots=True)
-class QueueCount:
-    """Value and result of Number of Queues. Counted from 1 here; the wire is 0's based."""
-
-    submission: int
-    completion: int
-
-    def encode(self) -> int:
-        """The 32-bit value; counts of 1 to 65535."""
-        return self.submission - 1 | self.completion - 1 << 16
+def encode_queue_count(submission: int, completion: int) -> int:
+    """Value and result of Number of Queues. The counts (1 to 65535) are 0's based on the wire."""
+    return submission - 1 | completion - 1 << 16
 
 
-def decode_queue_count(value: int) -> QueueCount:
-    """Counts of a 32-bit value or result."""
-    return QueueCount((value & 0xFFFF) + 1, (value >> 16 & 0xFFFF) + 1)
+def decode_queue_count(value: int) -> tuple[int, int]:
+    """(submission queues, completion queues), counted from 1."""
+    return (value & 0xFFFF) + 1, (value >> 16 & 0xFFFF) + 1
 
 
 AEC_NAMESPACE_CHANGED = 1 << 8
 AEC_ANA_CHANGED = 1 << 11
 AEC_DISCOVERY_CHANGED = 1 << 31
-"""Bits of Asynchronous Event Configuration: which events the host wants."""
+"""Bits of Asynchronous Event Configuration, the events that the host wants; and of OAES in Identify
+Controller, the events that there are."""
 
 
-class EventKind(IntEnum):
-    """Type of an asynchronous event."""
-
-    ERROR = 0
-    HEALTH = 1
-    NOTICE = 2
-    IMMEDIATE = 3
-    COMMAND_SET = 6
-    VENDOR = 7
-
-
+EVENT_NOTICE = 2
+"""The kind of the events below. Others are errors, health and vendor's."""
 NOTICE_NAMESPACE_CHANGED = 0x00
 NOTICE_ANA_CHANGED = 0x03
 NOTICE_DISCOVERY_CHANGED = 0xF0
@@ -83,15 +64,13 @@ class AsyncEvent:
     log_page: int
 
     def encode(self) -> int:
-        """The 32-bit result."""
         return self.kind | self.information << 8 | self.log_page << 16
 
 
 def decode_async_event(result: int) -> AsyncEvent:
-    """An event of the result of an Asynchronous Event Request."""
     return AsyncEvent(result & 7, result >> 8 & 0xFF, result >> 16 & 0xFF)
 
 
-NAMESPACE_CHANGED_EVENT = AsyncEvent(EventKind.NOTICE, NOTICE_NAMESPACE_CHANGED, 0x04)
-ANA_CHANGED_EVENT = AsyncEvent(EventKind.NOTICE, NOTICE_ANA_CHANGED, 0x0C)
-DISCOVERY_CHANGED_EVENT = AsyncEvent(EventKind.NOTICE, NOTICE_DISCOVERY_CHANGED, 0x70)
+NAMESPACE_CHANGED_EVENT = AsyncEvent(EVENT_NOTICE, NOTICE_NAMESPACE_CHANGED, 0x04)
+ANA_CHANGED_EVENT = AsyncEvent(EVENT_NOTICE, NOTICE_ANA_CHANGED, 0x0C)
+DISCOVERY_CHANGED_EVENT = AsyncEvent(EVENT_NOTICE, NOTICE_DISCOVERY_CHANGED, 0x70)

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 
-from nvmeof.errors import MalformedPdu
+from nvmeof.errors import MalformedPdu, exactly
 from nvmeof.wire.identify import IDENTIFY_BYTES
 from nvmeof.wire.sqe import Sqe
 
@@ -63,7 +63,6 @@ def key_dwords(key: bytes) -> tuple[int, int, int, int]:
 
 
 def options_dword(key: bytes, options: int = 0) -> int:
-    """Command dword 11."""
     return len(key) | options << 8
 
 
@@ -73,7 +72,6 @@ def key_length(sqe: Sqe) -> int:
 
 
 def options(sqe: Sqe) -> int:
-    """The option bits of a command."""
     return sqe.cdw11 >> 8 & 0xFF
 
 
@@ -134,7 +132,7 @@ def decode_key_list_untrusted(data: bytes | bytearray | memoryview) -> list[byte
 
 # --- CNS 05, CSI 1: namespace ----------------------------------------------------------
 
-NAMESPACE = struct.Struct("<Q8xQBBBBB3xII3xBHH16s8s")
+NAMESPACE = struct.Struct("<Q8xQBBB9xI8x16s8s")
 KV_FORMAT = struct.Struct("<HxBII4x")
 assert NAMESPACE.size == 72
 assert KV_FORMAT.size == 16
@@ -160,24 +158,16 @@ class IdentifyKvNamespace:
     nuse: int = 0
     nsfeat: int = 0
     nmic: int = 0
-    rescap: int = 0
-    fpi: int = 0
-    novg: int = 0
     anagrpid: int = 0
-    nsattr: int = 0
-    nvmsetid: int = 0
-    endgid: int = 0
     nguid: bytes = bytes(16)
     eui64: bytes = bytes(8)
     formats: tuple[KvFormat, ...] = (KvFormat(KEY_BYTES_MAX, 1 << 20),)
 
     def encode(self) -> bytes:
-        """4096 bytes."""
         s = self
         head = NAMESPACE.pack(
-            s.nsze, s.nuse, s.nsfeat, len(s.formats) - 1, s.nmic, s.rescap, s.fpi, s.novg, s.anagrpid,
-            s.nsattr, s.nvmsetid, s.endgid, s.nguid, s.eui64,
-        )  # fmt: skip
+            s.nsze, s.nuse, s.nsfeat, len(s.formats) - 1, s.nmic, s.anagrpid, s.nguid, s.eui64
+        )
         formats = b"".join(
             KV_FORMAT.pack(f.key_max, f.additional, f.value_max, f.keys_max) for f in s.formats
         )
@@ -186,18 +176,15 @@ class IdentifyKvNamespace:
 
 def decode_identify_kv_namespace_untrusted(data: bytes | bytearray | memoryview) -> IdentifyKvNamespace:
     """CNS 05 with CSI 1. All zeros is an inactive namespace id, and decodes."""
-    if len(data) != IDENTIFY_BYTES:
-        raise MalformedPdu(f"Identify Namespace has {IDENTIFY_BYTES} bytes, not {len(data)}")
+    exactly(data, IDENTIFY_BYTES, "Identify Namespace")
     values = list(NAMESPACE.unpack_from(data))
     count = values.pop(3) + 1
     if count > KV_FORMATS_MAX:
         raise MalformedPdu(f"{count} KV formats")
-    start = NAMESPACE.size
+    end = NAMESPACE.size + count * KV_FORMAT.size
     formats = tuple(
         KvFormat(key_max, value_max, keys_max, additional)
-        for key_max, additional, value_max, keys_max in KV_FORMAT.iter_unpack(
-            data[start : start + count * KV_FORMAT.size]
-        )
+        for key_max, additional, value_max, keys_max in KV_FORMAT.iter_unpack(data[NAMESPACE.size : end])
     )
     names = [name for name in IdentifyKvNamespace.__dataclass_fields__ if name != "formats"]
     return IdentifyKvNamespace(**dict(zip(names, values, strict=True)), formats=formats)

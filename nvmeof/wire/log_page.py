@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from nvmeof.errors import MalformedPdu
-from nvmeof.limits import MAX_DISCOVERY_ENTRIES
+from nvmeof.errors import MalformedPdu, exactly
+from nvmeof.limits import ADMIN_QUEUE_DEPTH, MAX_DISCOVERY_ENTRIES
 from nvmeof.wire.sqe import Sqe
 
 
@@ -55,7 +55,6 @@ class LogPageRequest:
 
 
 def decode_log_page_request(sqe: Sqe) -> LogPageRequest:
-    """The fields of a Get Log Page command."""
     return LogPageRequest(
         page=sqe.cdw10 & 0xFF,
         length=((sqe.cdw10 >> 16 | (sqe.cdw11 & 0xFFFF) << 16) + 1) * 4,
@@ -66,14 +65,9 @@ def decode_log_page_request(sqe: Sqe) -> LogPageRequest:
     )
 
 
-def _exactly(data: bytes | bytearray | memoryview, length: int, what: str) -> None:
-    if len(data) != length:
-        raise MalformedPdu(f"{what} has {length} bytes, not {len(data)}")
-
-
 # --- 01: errors ----------------------------------------
 
-ERROR_ENTRY = struct.Struct("<QHHHHQIBB2xQH22x")
+ERROR_ENTRY = struct.Struct("<QHHHHQIxB34x")
 assert ERROR_ENTRY.size == 64
 
 
@@ -85,80 +79,40 @@ class ErrorEntry:
     sqid: int
     cid: int
     status: int
-    parameter_location: int = 0xFFFF
     lba: int = 0
     nsid: int = 0
-    vendor: int = 0
     transport_type: int = 0
-    specific: int = 0
-    transport_specific: int = 0
 
     def encode(self) -> bytes:
-        """Sixty-four bytes; the status is stored as in a CQE, one bit to the left."""
+        """Sixty-four bytes. The status is one bit to the left, as in a CQE; FFFFh points at no parameter."""
         return ERROR_ENTRY.pack(
-            self.count, self.sqid, self.cid, self.status << 1, self.parameter_location, self.lba, self.nsid,
-            self.vendor, self.transport_type, self.specific, self.transport_specific,
-        )  # fmt: skip
-
-
-def decode_error_entry_untrusted(data: bytes | bytearray | memoryview) -> ErrorEntry:
-    """One entry from exactly 64 bytes."""
-    _exactly(data, ERROR_ENTRY.size, "an error log entry")
-    values = list(ERROR_ENTRY.unpack(data))
-    values[3] >>= 1
-    return ErrorEntry(*values)
+            self.count,
+            self.sqid,
+            self.cid,
+            self.status << 1,
+            0xFFFF,
+            self.lba,
+            self.nsid,
+            self.transport_type,
+        )
 
 
 # --- 02: SMART / health ----------------------------------------
 
-SMART = struct.Struct("<BHBBBB25x" + "16s" * 10 + "II8H296x")
+SMART = struct.Struct("<xHB172xQ328x")
 assert SMART.size == 512
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SmartLog:
-    """Health. Temperature is in kelvin; data units are thousands of 512 bytes."""
+    """Health. Temperature is in kelvin; the spare capacity is all there (100 per cent)."""
 
-    critical_warning: int = 0
-    temperature: int = 0
-    available_spare: int = 100
-    available_spare_threshold: int = 0
-    percentage_used: int = 0
-    endurance_warning: int = 0
-    data_units_read: int = 0
-    data_units_written: int = 0
-    host_reads: int = 0
-    host_writes: int = 0
-    busy_minutes: int = 0
-    power_cycles: int = 0
-    power_on_hours: int = 0
-    unsafe_shutdowns: int = 0
-    media_errors: int = 0
+    temperature: int
     error_entries: int = 0
-    warning_temperature_minutes: int = 0
-    critical_temperature_minutes: int = 0
-    sensors: tuple[int, ...] = (0,) * 8
 
     def encode(self) -> bytes:
-        """512 bytes."""
-        counters = (
-            self.data_units_read, self.data_units_written, self.host_reads, self.host_writes,
-            self.busy_minutes, self.power_cycles, self.power_on_hours, self.unsafe_shutdowns,
-            self.media_errors, self.error_entries,
-        )  # fmt: skip
-        return SMART.pack(
-            self.critical_warning, self.temperature, self.available_spare, self.available_spare_threshold,
-            self.percentage_used, self.endurance_warning, *(c.to_bytes(16, "little") for c in counters),
-            self.warning_temperature_minutes, self.critical_temperature_minutes, *self.sensors,
-        )  # fmt: skip
-
-
-def decode_smart_log_untrusted(data: bytes | bytearray | memoryview) -> SmartLog:
-    """Health from exactly 512 bytes."""
-    _exactly(data, SMART.size, "the SMART log")
-    values = [int.from_bytes(v, "little") if isinstance(v, bytes) else v for v in SMART.unpack(data)]
-    names = list(SmartLog.__dataclass_fields__)[:-1]
-    return SmartLog(**dict(zip(names, values[:18], strict=True)), sensors=tuple(values[18:]))
+        """512 bytes. The count of error entries has 16 bytes, of which 8 are used."""
+        return SMART.pack(self.temperature, 100, self.error_entries)
 
 
 # --- 04: changed namespaces ----------------------------------------
@@ -173,17 +127,6 @@ def encode_changed_namespaces(nsids: Iterable[int]) -> bytes:
     if len(ids) > 1024:
         ids = [TOO_MANY_CHANGED]
     return struct.pack(f"<{len(ids)}I", *ids).ljust(CHANGED_NAMESPACES_BYTES, b"\0")
-
-
-def decode_changed_namespaces_untrusted(data: bytes | bytearray | memoryview) -> list[int] | None:
-    """The ids that changed since the last reading; None when there were too many to list."""
-    _exactly(data, CHANGED_NAMESPACES_BYTES, "the changed-namespace log")
-    ids: list[int] = []
-    for (nsid,) in struct.iter_unpack("<I", data):
-        if nsid == 0:
-            break
-        ids.append(nsid)
-    return None if ids[:1] == [TOO_MANY_CHANGED] else ids
 
 
 # --- 05: commands supported and effects ----------------------------------------
@@ -202,26 +145,15 @@ class CommandEffects:
     io: Mapping[int, int]
 
     def encode(self) -> bytes:
-        """4096 bytes."""
         return EFFECTS.pack(
             *(self.admin.get(i, 0) for i in range(256)), *(self.io.get(i, 0) for i in range(256))
         )
 
 
-def decode_command_effects_untrusted(data: bytes | bytearray | memoryview) -> CommandEffects:
-    """The page from exactly 4096 bytes."""
-    _exactly(data, EFFECTS.size, "the command effects log")
-    values = EFFECTS.unpack(data)
-    return CommandEffects(
-        {opcode: value for opcode, value in enumerate(values[:256]) if value},
-        {opcode: value for opcode, value in enumerate(values[256:]) if value},
-    )
-
-
 # --- 70: discovery ----------------------------------------
 
 DISCOVERY_HEADER = struct.Struct("<QQH1006x")
-DISCOVERY_ENTRY = struct.Struct("<BBBBHHHH20x32s192x256s256s256s")
+DISCOVERY_ENTRY = struct.Struct("<BBBxHHH22x32s192x256s256s256s")
 assert DISCOVERY_HEADER.size == 1024
 assert DISCOVERY_ENTRY.size == 1024
 
@@ -230,9 +162,7 @@ class TransportType(IntEnum):
     """TRTYPE."""
 
     RDMA = 1
-    FIBRE_CHANNEL = 2
     TCP = 3
-    LOOP = 254
 
 
 class AddressFamily(IntEnum):
@@ -240,8 +170,6 @@ class AddressFamily(IntEnum):
 
     IPV4 = 1
     IPV6 = 2
-    INFINIBAND = 3
-    FIBRE_CHANNEL = 4
 
 
 class SubsystemType(IntEnum):
@@ -263,18 +191,15 @@ class DiscoveryEntry:
     service: str
     subsystem_nqn: str
     port_id: int = 0
-    cntlid: int = 0xFFFF
-    admin_queue_size: int = 32
-    requirements: int = 0
-    flags: int = 0
     tsas: bytes = bytes(256)
 
     def encode(self) -> bytes:
-        """1024 bytes. Address and service are padded with spaces, the name with NUL."""
+        """1024 bytes. Address and service are padded with spaces, the name with NUL. CNTLID is FFFFh (any),
+        ASQSZ is ADMIN_QUEUE_DEPTH."""
         return DISCOVERY_ENTRY.pack(
-            self.transport_type, self.address_family, self.subsystem_type, self.requirements, self.port_id,
-            self.cntlid, self.admin_queue_size, self.flags, self.service.encode("ascii").ljust(32),
-            self.subsystem_nqn.encode(), self.address.encode("ascii").ljust(256), self.tsas,
+            self.transport_type, self.address_family, self.subsystem_type, self.port_id, 0xFFFF,
+            ADMIN_QUEUE_DEPTH, self.service.encode("ascii").ljust(32), self.subsystem_nqn.encode(),
+            self.address.encode("ascii").ljust(256), self.tsas,
         )  # fmt: skip
 
 
@@ -284,11 +209,9 @@ class DiscoveryLog:
 
     generation: int
     entries: Sequence[DiscoveryEntry]
-    record_format: int = 0
 
     def encode(self) -> bytes:
-        """1024 bytes, and 1024 for each entry."""
-        head = DISCOVERY_HEADER.pack(self.generation, len(self.entries), self.record_format)
+        head = DISCOVERY_HEADER.pack(self.generation, len(self.entries), 0)
         return head + b"".join(entry.encode() for entry in self.entries)
 
 
@@ -313,13 +236,11 @@ def _padded(raw: bytes, what: str) -> str:
 
 def decode_discovery_entry_untrusted(data: bytes | bytearray | memoryview) -> DiscoveryEntry:
     """One entry from exactly 1024 bytes."""
-    _exactly(data, DISCOVERY_ENTRY.size, "a discovery entry")
-    (kind, family, subtype, treq, port, cntlid, size, flags, service, nqn, address, tsas) = (
-        DISCOVERY_ENTRY.unpack(data)
-    )
+    exactly(data, DISCOVERY_ENTRY.size, "a discovery entry")
+    kind, family, subtype, port, _, _, service, nqn, address, tsas = DISCOVERY_ENTRY.unpack(data)
     return DiscoveryEntry(
         kind, family, subtype, _padded(address, "the address"), _padded(service, "the service"),
-        _padded(nqn, "the NQN"), port, cntlid, size, treq, flags, tsas,
+        _padded(nqn, "the NQN"), port, tsas,
     )  # fmt: skip
 
 
@@ -329,9 +250,5 @@ def decode_discovery_log_untrusted(data: bytes | bytearray | memoryview) -> Disc
     if len(data) < 1024 * (count + 1):
         raise MalformedPdu("a discovery log is cut short")
     view = memoryview(data)
-    return DiscoveryLog(
-        generation,
-        tuple(
-            decode_discovery_entry_untrusted(view[1024 * i : 1024 * i + 1024]) for i in range(1, count + 1)
-        ),
-    )
+    entries = (view[1024 * number : 1024 * (number + 1)] for number in range(1, count + 1))
+    return DiscoveryLog(generation, tuple(map(decode_discovery_entry_untrusted, entries)))

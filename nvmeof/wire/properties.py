@@ -5,8 +5,10 @@ They are read and written by Property Get and Property Set (`fabrics.py`). Bit f
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any, TypeAlias
 
 
 class Property(IntEnum):
@@ -16,8 +18,6 @@ class Property(IntEnum):
     VS = 0x08
     CC = 0x14
     CSTS = 0x1C
-    NSSR = 0x20
-    CRTO = 0x68
 
 
 PROPERTY_BYTES = {
@@ -25,59 +25,51 @@ PROPERTY_BYTES = {
     Property.VS: 4,
     Property.CC: 4,
     Property.CSTS: 4,
-    Property.NSSR: 4,
-    Property.CRTO: 4,
 }
 """Size of each property in bytes."""
 
 VERSION_1_4 = 0x0001_0400
 
 
+Bits: TypeAlias = Mapping[str, tuple[int, int]]
+"""By field of a record: its lowest bit in the register, and how many bits it has."""
+
+CAP_BITS: Bits = {
+    "max_queue_entries": (0, 16), "timeout": (24, 8), "command_sets": (37, 8), "min_page_size": (48, 4),
+}  # fmt: skip
+CAP_CQR = 1 << 16
+"""Queues are contiguous."""
+CC_BITS: Bits = {
+    "enable": (0, 1), "command_set": (4, 3), "page_size": (7, 4), "arbitration": (11, 3), "shutdown": (14, 2),
+    "sq_entry_size": (16, 4), "cq_entry_size": (20, 4),
+}  # fmt: skip
+CSTS_BITS: Bits = {"ready": (0, 1), "fatal": (1, 1), "shutdown": (2, 2)}
+
+
+def _encoded(record: object, bits: Bits) -> int:
+    return sum(int(getattr(record, name)) << low for name, (low, _) in bits.items())
+
+
+def _decoded(value: int, bits: Bits) -> dict[str, Any]:
+    fields = {name: (value >> low & (1 << width) - 1, width) for name, (low, width) in bits.items()}
+    return {name: field if width > 1 else bool(field) for name, (field, width) in fields.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """CAP. `max_queue_entries` is 0's based (MQES), `timeout` counts 500 ms."""
+    """CAP. `max_queue_entries` is 0's based (MQES), `timeout` counts 500 ms, `min_page_size` is MPSMIN."""
 
     max_queue_entries: int
-    contiguous_queues: bool = True
     timeout: int = 0
     command_sets: int = 1
     min_page_size: int = 0
-    max_page_size: int = 0
-    subsystem_reset: bool = False
-    ready_modes: int = 0
-    doorbell_stride: int = 0
-    arbitration: int = 0
 
     def encode(self) -> int:
-        """The 64-bit value."""
-        return (
-            self.max_queue_entries
-            | self.contiguous_queues << 16
-            | self.arbitration << 17
-            | self.timeout << 24
-            | self.doorbell_stride << 32
-            | self.subsystem_reset << 36
-            | self.command_sets << 37
-            | self.min_page_size << 48
-            | self.max_page_size << 52
-            | self.ready_modes << 59
-        )
+        return _encoded(self, CAP_BITS) | CAP_CQR
 
 
 def decode_capabilities(value: int) -> Capabilities:
-    """CAP from its 64-bit value; bits that we have no use for are dropped."""
-    return Capabilities(
-        max_queue_entries=value & 0xFFFF,
-        contiguous_queues=value >> 16 & 1 != 0,
-        arbitration=value >> 17 & 3,
-        timeout=value >> 24 & 0xFF,
-        doorbell_stride=value >> 32 & 0xF,
-        subsystem_reset=value >> 36 & 1 != 0,
-        command_sets=value >> 37 & 0xFF,
-        min_page_size=value >> 48 & 0xF,
-        max_page_size=value >> 52 & 0xF,
-        ready_modes=value >> 59 & 3,
-    )
+    return Capabilities(**_decoded(value, CAP_BITS))
 
 
 class Shutdown(IntEnum):
@@ -85,7 +77,6 @@ class Shutdown(IntEnum):
 
     NONE = 0
     NORMAL = 1
-    ABRUPT = 2
 
 
 CAPABLE_OF_NVM = 1 << 0
@@ -110,34 +101,13 @@ class Configuration:
     arbitration: int = 0
     sq_entry_size: int = 6
     cq_entry_size: int = 4
-    ready_independent: bool = False
 
     def encode(self) -> int:
-        """The 32-bit value."""
-        return (
-            self.enable
-            | self.command_set << 4
-            | self.page_size << 7
-            | self.arbitration << 11
-            | self.shutdown << 14
-            | self.sq_entry_size << 16
-            | self.cq_entry_size << 20
-            | self.ready_independent << 24
-        )
+        return _encoded(self, CC_BITS)
 
 
 def decode_configuration(value: int) -> Configuration:
-    """CC from its 32-bit value."""
-    return Configuration(
-        enable=value & 1 != 0,
-        command_set=value >> 4 & 7,
-        page_size=value >> 7 & 0xF,
-        arbitration=value >> 11 & 7,
-        shutdown=value >> 14 & 3,
-        sq_entry_size=value >> 16 & 0xF,
-        cq_entry_size=value >> 20 & 0xF,
-        ready_independent=value >> 24 & 1 != 0,
-    )
+    return Configuration(**_decoded(value, CC_BITS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,26 +117,10 @@ class ControllerStatus:
     ready: bool
     fatal: bool = False
     shutdown: int = 0
-    subsystem_reset_occurred: bool = False
-    paused: bool = False
 
     def encode(self) -> int:
-        """The 32-bit value."""
-        return (
-            self.ready
-            | self.fatal << 1
-            | self.shutdown << 2
-            | self.subsystem_reset_occurred << 4
-            | self.paused << 5
-        )
+        return _encoded(self, CSTS_BITS)
 
 
 def decode_controller_status(value: int) -> ControllerStatus:
-    """CSTS from its 32-bit value."""
-    return ControllerStatus(
-        ready=value & 1 != 0,
-        fatal=value >> 1 & 1 != 0,
-        shutdown=value >> 2 & 3,
-        subsystem_reset_occurred=value >> 4 & 1 != 0,
-        paused=value >> 5 & 1 != 0,
-    )
+    return ControllerStatus(**_decoded(value, CSTS_BITS))

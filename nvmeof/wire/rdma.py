@@ -48,7 +48,6 @@ class RejectStatus(IntEnum):
     INVALID_HRQSIZE = 5
     NO_RESOURCES = 6
     INVALID_IRD = 7
-    INVALID_ORD = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,6 @@ class ConnectRequest:
     """For an I/O queue the controller that it belongs to; hosts before NVMe-oF 1.1 leave it 0."""
 
     def encode(self) -> bytes:
-        """Thirty-two bytes."""
         return REQUEST.pack(0, self.qid, self.host_receive_entries, self.host_send_entries - 1, self.cntlid)
 
 
@@ -73,7 +71,6 @@ class ConnectAccept:
     controller_receive_entries: int
 
     def encode(self) -> bytes:
-        """Thirty-two bytes."""
         return ACCEPT.pack(0, self.controller_receive_entries)
 
 
@@ -84,12 +81,10 @@ class ConnectReject:
     status: int
 
     def encode(self) -> bytes:
-        """Four bytes."""
         return REJECT.pack(0, self.status)
 
     @property
     def reason(self) -> str:
-        """The status in words."""
         try:
             return RejectStatus(self.status).name.lower().replace("_", " ")
         except ValueError:
@@ -120,22 +115,21 @@ def decode_connect_request_untrusted(data: bytes | memoryview) -> ConnectRequest
 
 def decode_connect_accept_untrusted(data: bytes | memoryview) -> ConnectAccept:
     """The answer of a controller that accepts; padded as above."""
-    if len(data) < ACCEPT.size:
-        raise MalformedPdu(f"{len(data)} bytes of private data in an accept, 32 expected")
-    record_format, receive_entries = ACCEPT.unpack_from(data)
-    if record_format != 0:
-        raise MalformedPdu(f"an accept of record format {record_format}")
-    return ConnectAccept(receive_entries)
+    return ConnectAccept(_answer(data, ACCEPT, "an accept"))
 
 
 def decode_connect_reject_untrusted(data: bytes | memoryview) -> ConnectReject:
     """The answer of a controller that refuses. Without private data the reason is unknown: `MalformedPdu`."""
-    if len(data) < REJECT.size:
-        raise MalformedPdu(f"{len(data)} bytes of private data in a reject, 4 expected")
-    record_format, status = REJECT.unpack_from(data)
+    return ConnectReject(_answer(data, REJECT, "a reject"))
+
+
+def _answer(data: bytes | memoryview, layout: struct.Struct, name: str) -> int:
+    if len(data) < layout.size:
+        raise MalformedPdu(f"{len(data)} bytes of private data in {name}, {layout.size} expected")
+    record_format, value = layout.unpack_from(data)
     if record_format != 0:
-        raise MalformedPdu(f"a reject of record format {record_format}")
-    return ConnectReject(status)
+        raise MalformedPdu(f"{name} of record format {record_format}")
+    return int(value)
 
 
 # --- SGL descriptors ----------------------------------------
@@ -165,45 +159,5 @@ def wrong_sgl(sgl: SglDescriptor, length: int, capsule_data: int, *, from_host: 
 # --- discovery ----------------------------------------
 
 
-class QueuePairType(IntEnum):
-    """QPTYPE."""
-
-    CONNECTED = 1
-    DATAGRAM = 2
-
-
-class Provider(IntEnum):
-    """PRTYPE."""
-
-    NOT_SPECIFIED = 1
-    INFINIBAND = 2
-    ROCE = 3
-    ROCE_V2 = 4
-    IWARP = 5
-
-
-class ConnectionService(IntEnum):
-    """CMS."""
-
-    RDMA_IP_CM = 1
-
-
-@dataclass(frozen=True, slots=True)
-class RdmaAddress:
-    """TSAS of a discovery entry whose transport is RDMA."""
-
-    queue_pair_type: int = QueuePairType.CONNECTED
-    provider: int = Provider.ROCE_V2
-    connection_service: int = ConnectionService.RDMA_IP_CM
-    partition_key: int = 0
-
-    def encode(self) -> bytes:
-        """256 bytes."""
-        return TSAS.pack(self.queue_pair_type, self.provider, self.connection_service, self.partition_key)
-
-
-def decode_rdma_address_untrusted(data: bytes | memoryview) -> RdmaAddress:
-    """The record from exactly 256 bytes; every value decodes."""
-    if len(data) != TSAS.size:
-        raise MalformedPdu(f"TSAS has 256 bytes, not {len(data)}")
-    return RdmaAddress(*TSAS.unpack(data))
+RDMA_ADDRESS = TSAS.pack(1, 4, 1, 0)
+"""TSAS of a discovery entry whose transport is RDMA: connected queue pairs, RoCE v2, RDMA_IP_CM."""

@@ -28,9 +28,6 @@ class SglKind(IntEnum):
     """Descriptor type, bits 7:4 of the identifier."""
 
     DATA_BLOCK = 0x0
-    BIT_BUCKET = 0x1
-    SEGMENT = 0x2
-    LAST_SEGMENT = 0x3
     KEYED = 0x4
     TRANSPORT = 0x5
 
@@ -64,7 +61,6 @@ class SglDescriptor(NamedTuple):
         return self.address, identifier | self.length
 
     def encode(self) -> bytes:
-        """Sixteen bytes."""
         return SGL.pack(*self.words())
 
 

@@ -36,11 +36,7 @@ FLAGS_PSDT: Final = 0xC0
 class AdminOpcode(IntEnum):
     """Opcodes on queue 0."""
 
-    DELETE_IO_SQ = 0x00
-    CREATE_IO_SQ = 0x01
     GET_LOG_PAGE = 0x02
-    DELETE_IO_CQ = 0x04
-    CREATE_IO_CQ = 0x05
     IDENTIFY = 0x06
     ABORT = 0x08
     SET_FEATURES = 0x09
@@ -56,7 +52,6 @@ class IoOpcode(IntEnum):
     FLUSH = 0x00
     WRITE = 0x01
     READ = 0x02
-    WRITE_UNCORRECTABLE = 0x04
     COMPARE = 0x05
     WRITE_ZEROES = 0x08
     DATASET_MANAGEMENT = 0x09
@@ -109,7 +104,6 @@ class Sqe(NamedTuple):
         return self.nsid & 0xFF
 
     def encode(self) -> bytes:
-        """Sixty-four bytes."""
         low, high = self.sgl.words()
         return SQE.pack(
             self.opcode,
@@ -153,7 +147,6 @@ class DatasetRange:
     attributes: int = 0
 
     def encode(self) -> bytes:
-        """Sixteen bytes."""
         return DATASET_RANGE.pack(self.attributes, self.blocks, self.slba)
 
 

@@ -14,9 +14,9 @@ import pytest
 
 from emulator.lab.errors import LabUnavailableError
 from emulator.lab.image import LabImage, prepare
-from emulator.roce.runtime import Device
-from tests.support.guest_tests import GuestTests
-from tests.support.rdma_cable import Cable, far_device, why_there_is_no_cable
+from emulator.roce.runtime.device import Device
+from tests.support.lab.guest_tests import GuestTests
+from tests.support.lab.rdma_cable import Cable, far_device, why_there_is_no_cable
 
 HERE = Path(__file__).parent
 OUTSIDE_TIMEOUT_S = 1800

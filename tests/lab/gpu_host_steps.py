@@ -1,4 +1,4 @@
-"""What the tests of the GPU host do inside of it; `tests/support/guest_calls.py` calls these functions.
+"""What the tests of the GPU host do inside of it; `tests/support/lab/guest_calls.py` calls these functions.
 
 Everything goes through the guest's kernel to the device at `MOUNT`. Contents follow from a name and a seed,
 so that whoever reads knows what has been written.
@@ -190,7 +190,7 @@ def get_values(name: str, count: int, size: int) -> dict[str, int]:
 
 def replay(trace: str, requests: int) -> dict[str, Any]:
     """The first requests of a trace, as `g35 replay` plays them and `--json` says it."""
-    from agent.replay.running import ReplayOptions, run_replay
+    from agent.replay.run_replay import ReplayOptions, run_replay
 
     options = ReplayOptions(
         trace=Path(trace),

@@ -17,10 +17,10 @@ import pytest
 
 from agent.cli.main import main
 from host_shim.pool import Pool
-from tests.support.kernel_host import drop_caches, run
-from tests.support.kernel_target import ADDRESS, KernelTarget
+from tests.support.lab.kernel_host import drop_caches, run
+from tests.support.lab.kernel_target import ADDRESS, KernelTarget
+from tests.support.lab.rdma_cable import KERNEL, OURS, far_device, inside
 from tests.support.processes import Processes, Started
-from tests.support.rdma_cable import KERNEL, OURS, far_device, inside
 from tests.support.waiting import wait_until
 
 # Emulated, Python takes its time to start.

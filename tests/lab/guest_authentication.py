@@ -14,19 +14,18 @@ import pytest
 import trio
 
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings
-from nvmeof.authentication.credentials import Credentials
-from nvmeof.authentication.secret import DhchapSecret, new_secret
+from nvmeof.authentication.secret import Credentials, DhchapSecret, new_secret
 from nvmeof.errors import AuthenticationFailed, ConnectionLost
 from nvmeof.host import commands
 from nvmeof.transport.rdma import VerbsChoice
 from nvmeof.transport.rdma import open_controller as open_over_rdma
 from nvmeof.transport.tcp import Controller, connect_io_queue, open_controller
 from nvmeof.wire.authentication import GroupId, HashId
-from tests.support import kernel_host
-from tests.support.kernel_host import HOST_NQN, KernelController, kernel_log, run
-from tests.support.kernel_target import ADDRESS, KernelTarget
-from tests.support.lab_enclosure import read_directly, write_directly
-from tests.support.rdma_cable import KERNEL, OURS, Cable, inside
+from tests.support.lab import kernel_host
+from tests.support.lab.kernel_host import HOST_NQN, KernelController, kernel_log, run
+from tests.support.lab.kernel_target import ADDRESS, KernelTarget
+from tests.support.lab.lab_enclosure import read_directly, write_directly
+from tests.support.lab.rdma_cable import KERNEL, OURS, Cable, inside
 from tests.support.waiting import wait_until
 
 HOST_ID = bytes(range(16))

@@ -10,9 +10,9 @@ import pytest
 from agent.cli.main import main
 from nvmeof.authentication.secret import new_secret
 from nvmeof.authentication.secret_files import write_secret_file
-from tests.support import kernel_host
-from tests.support.kernel_target import NULL_BLK, NVMET, make_disk, remove_disk
-from tests.support.lab_enclosure import read_directly, write_directly
+from tests.support.lab import kernel_host
+from tests.support.lab.kernel_target import NULL_BLK, NVMET, make_disk, remove_disk
+from tests.support.lab.lab_enclosure import read_directly, write_directly
 
 NQN = "nqn.2026-01.lab:applied"
 PORT = 4431

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import kernel_host
-from tests.support.kernel_target import KernelTarget
-from tests.support.packet_capture import Capture, read_connections
+from tests.support.lab import kernel_host
+from tests.support.lab.kernel_target import KernelTarget
+from tests.support.lab.packet_capture import Capture, read_connections
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from emulator.jbof.control_client import ask
-from tests.support import kernel_host
-from tests.support.kernel_host import KernelController, run
-from tests.support.lab_enclosure import MEBIBYTE, RunningEnclosure, start_enclosure
+from tests.support.lab import kernel_host
+from tests.support.lab.kernel_host import KernelController, run
+from tests.support.lab.lab_enclosure import MEBIBYTE, RunningEnclosure, start_enclosure
 from tests.support.processes import Processes
 from tests.support.waiting import wait_until
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from emulator.jbof.control_client import ask
-from tests.support import kernel_host
-from tests.support.kernel_host import KernelController, run
-from tests.support.lab_enclosure import (
+from tests.support.lab import kernel_host
+from tests.support.lab.kernel_host import KernelController, run
+from tests.support.lab.lab_enclosure import (
     MEBIBYTE,
     RunningEnclosure,
     read_directly,

@@ -14,10 +14,12 @@ from nvmeof.errors import ConnectionLost, ConnectRefused
 from nvmeof.host import commands
 from nvmeof.host.command import Command
 from nvmeof.transport.base import HostQueue
-from nvmeof.transport.tcp import NO_DIGESTS, Controller, Digests, connect_io_queue, discover, open_controller
+from nvmeof.transport.tcp import NO_DIGESTS, Controller, Digests, connect_io_queue, open_controller
 from nvmeof.wire.status import Status
-from tests.support.kernel_host import kernel_log
-from tests.support.kernel_target import ADDRESS, KernelTarget
+from tests.support.lab.kernel_host import kernel_log
+from tests.support.lab.kernel_target import ADDRESS, KernelTarget
+from tests.support.nvme import more_commands
+from tests.support.nvme.transport_ways import discover
 
 HOST_NQN = "nqn.2014-08.org.nvmexpress:uuid:35353535-0000-4000-8000-000000000001"
 HOST_ID = uuid.UUID("35353535-0000-4000-8000-000000000001").bytes
@@ -108,7 +110,7 @@ def test_identify(target: KernelTarget) -> None:
         assert [
             (found.nsid, found.nguid, found.size_bytes, found.lba_bytes) for found in controller.namespaces()
         ] == [(1, nguid.bytes, 16 << 20, 4096), (7, small.bytes, 4 << 20, 512)]
-        assert controller.cntlid == controller.identify.cntlid
+        assert controller.facts.cntlid == controller.identify.cntlid
         assert controller.info.io_queues >= 1
 
     with_controller(target, check)
@@ -177,7 +179,7 @@ def test_write_zeroes(target: KernelTarget) -> None:
 
     def use(queue: HostQueue) -> None:
         perform(queue, commands.write(1, 0, 8, [b"\xa5" * 8 * BLOCK]))
-        perform(queue, commands.write_zeroes(1, 2, 3))
+        perform(queue, more_commands.write_zeroes(1, 2, 3))
         into = bytearray(8 * BLOCK)
         perform(queue, commands.read(1, 0, 8, memoryview(into)))
         assert into == b"\xa5" * 2 * BLOCK + bytes(3 * BLOCK) + b"\xa5" * 3 * BLOCK
@@ -194,7 +196,7 @@ def test_refused_commands_end_with_their_status(target: KernelTarget) -> None:
             # nvmet leaves the range to the block layer, whose error it reports as an internal one.
             (commands.read(1, 16 << 20, 1, into), Status.INTERNAL_ERROR),
             (commands.read(9, 0, 1, into), Status.INVALID_NAMESPACE),
-            (commands.compare(1, 0, 1, [bytes(BLOCK)]), Status.INVALID_OPCODE),  # nvmet has none
+            (more_commands.compare(1, 0, 1, [bytes(BLOCK)]), Status.INVALID_OPCODE),  # nvmet has none
         ):
             queue.submit(command)
             assert queue.wait(command, time.monotonic() + DEADLINE_S)

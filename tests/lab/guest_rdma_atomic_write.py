@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from emulator.roce.pyverbs import enums as e
-from tests.support.rdma_cable import KERNEL, OURS, RXE, Cable, far_device
-from tests.support.verbs_end import VerbsEnd
+from tests.support.lab.rdma_cable import KERNEL, OURS, RXE, Cable, far_device
+from tests.support.roce.verbs_end import VerbsEnd
 
 SIZE = 4096
 SEND_OPS = e.IBV_QP_EX_WITH_ATOMIC_WRITE | e.IBV_QP_EX_WITH_RDMA_READ

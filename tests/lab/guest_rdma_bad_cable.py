@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from emulator.roce.nic.counters import Count
-from emulator.roce.runtime import Device
+from emulator.roce.runtime.device import Device
 from emulator.roce.wire.malformed import Cause
-from tests.support.rdma_cable import KERNEL, OURS, RXE, Cable, far_device
-from tests.support.verbs_end import VerbsEnd
+from tests.support.lab.rdma_cable import KERNEL, OURS, RXE, Cable, far_device
+from tests.support.roce.verbs_end import VerbsEnd
 
 ROUNDS, ROUNDS_MAX = 6, 60
 """At least so many, and then until the weather has been met, which is chance."""

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nvmeof.transport.verbs_provider import load_verbs
-from tests.support.rdma_cable import KERNEL, OURS, Cable, far_device
+from tests.support.lab.rdma_cable import KERNEL, OURS, Cable, far_device
 from tests.support.waiting import wait_until
 
 PORT = "7475"

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from emulator.jbof.control_client import ask
-from tests.support import kernel_host
-from tests.support.kernel_host import run
-from tests.support.lab_enclosure import (
+from tests.support.lab import kernel_host
+from tests.support.lab.kernel_host import run
+from tests.support.lab.lab_enclosure import (
     DRIVE_BYTES,
     MEBIBYTE,
     RunningEnclosure,
@@ -22,8 +22,8 @@ from tests.support.lab_enclosure import (
     start_enclosure,
     write_directly,
 )
+from tests.support.lab.rdma_cable import OURS, OURS_TOO, Cable, inside
 from tests.support.processes import Processes
-from tests.support.rdma_cable import OURS, OURS_TOO, Cable, inside
 from tests.support.waiting import wait_until
 
 

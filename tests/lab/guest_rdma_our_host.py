@@ -18,13 +18,14 @@ from nvmeof.errors import ConnectionLost, ConnectRefused
 from nvmeof.host import commands
 from nvmeof.host.command import Command
 from nvmeof.transport.base import HostQueue
-from nvmeof.transport.rdma import Controller, VerbsChoice, connect_io_queue, discover, open_controller
+from nvmeof.transport.rdma import Controller, VerbsChoice, connect_io_queue, open_controller
 from nvmeof.wire.status import Status
-from tests.support.kernel_host import kernel_log
-from tests.support.kernel_target import KernelTarget
-from tests.support.lab_enclosure import start_enclosure
+from tests.support.lab.kernel_host import kernel_log
+from tests.support.lab.kernel_target import KernelTarget
+from tests.support.lab.lab_enclosure import start_enclosure
+from tests.support.lab.rdma_cable import KERNEL, OURS, Cable, far_device, inside
+from tests.support.nvme.transport_ways import discover
 from tests.support.processes import Processes
-from tests.support.rdma_cable import KERNEL, OURS, Cable, far_device, inside
 
 HOST_NQN = "nqn.2014-08.org.nvmexpress:uuid:35353535-0000-4000-8000-000000000001"
 HOST_ID = uuid.UUID("35353535-0000-4000-8000-000000000001").bytes
@@ -155,7 +156,7 @@ def test_identify(choice: VerbsChoice, target: KernelTarget) -> None:
         assert [
             (found.nsid, found.nguid, found.size_bytes, found.lba_bytes) for found in controller.namespaces()
         ] == [(1, nguid.bytes, 16 << 20, 4096), (7, small.bytes, 4 << 20, 512)]
-        assert controller.cntlid == controller.identify.cntlid
+        assert controller.facts.cntlid == controller.identify.cntlid
 
     with_controller(choice, target, check)
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from emulator.roce.runtime import Device
-from tests.support.kernel_host import run
+from emulator.roce.runtime.device import Device
+from tests.support.lab.kernel_host import run
+from tests.support.lab.rdma_cable import KERNEL, OURS
 from tests.support.processes import Processes
-from tests.support.rdma_cable import KERNEL, OURS
-from tests.support.rping_peer import RpingServer, rping_client
+from tests.support.roce.rping_peer import RpingServer, rping_client
 from tests.support.waiting import wait_until
 
 PORT = 7174

@@ -10,8 +10,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.support.lab.rdma_cable import KERNEL, RXE, Cable, inside
 from tests.support.processes import Processes
-from tests.support.rdma_cable import KERNEL, RXE, Cable, inside
 
 EMULATOR = "emulator.roce.pyverbs"
 END_S = 360.0
@@ -21,7 +21,7 @@ def figure(processes: Processes, folder: Path, *ends: tuple[str, str, str]) -> f
     """MiB/s between two ends: package, device, address; the first one writes."""
     folder.mkdir()
     started = [
-        processes.python("-m", "tests.support.write_figure", *end, folder, role)
+        processes.python("-m", "tests.support.roce.write_figure", *end, folder, role)
         for end, role in zip(ends, ("active", "passive"), strict=True)
     ]
     for each in started:

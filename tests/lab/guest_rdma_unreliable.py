@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.rdma_cable import KERNEL, OURS, RXE, Cable, far_device
-from tests.support.verbs_end import VerbsEnd
+from tests.support.lab.rdma_cable import KERNEL, OURS, RXE, Cable, far_device
+from tests.support.roce.verbs_end import VerbsEnd
 
 LARGEST = 1 << 17
 TRIES = 20

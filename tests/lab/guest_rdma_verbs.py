@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.support.rdma_cable import KERNEL, OURS, RXE, Cable, far_device
-from tests.support.verbs_end import VerbsEnd
+from tests.support.lab.rdma_cable import KERNEL, OURS, RXE, Cable, far_device
+from tests.support.roce.verbs_end import VerbsEnd
 
 LARGEST = 1 << 20
 SIZES = (1, 2, 3, 4, 255, 1023, 1024, 1025, 4096, 4097, 65_535, 65_536, LARGEST)

@@ -4,16 +4,16 @@ Run it in the lab, where both are:
 
     g35 lab run --results tests/vectors/kernel_tcp -- .venv/bin/python -m tests.lab.record_kernel_traffic
 
-`tests.support.packet_capture.read_connections` reads the byte streams out of them.
+`tests.support.lab.packet_capture.read_connections` reads the byte streams out of them.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support import kernel_host
-from tests.support.kernel_target import KernelTarget
-from tests.support.packet_capture import Capture
+from tests.support.lab import kernel_host
+from tests.support.lab.kernel_target import KernelTarget
+from tests.support.lab.packet_capture import Capture
 
 RESULTS = Path("/run/g35/results")
 

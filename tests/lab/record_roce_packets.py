@@ -25,10 +25,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from emulator.roce.nic.gid import gid_of
 from emulator.roce.wire.extended import Aeth, AethKind, AtomicEth, Deth, NakCode, Reth
-from emulator.roce.wire.flow import Flow, gid_of, packed_address
+from emulator.roce.wire.flow import Flow, packed_address
 from emulator.roce.wire.opcodes import Opcode, Operation, class_of
-from emulator.roce.wire.packet import Packet, decode_packet_untrusted, encode_packet
+from emulator.roce.wire.packet import Packet
+from tests.support.roce.packets import decode_packet_untrusted, encode_packet
 
 sys.path.append("/usr/lib/python3/dist-packages")
 
@@ -187,8 +189,8 @@ class Kernel:
         self.e = e = enums
         self.context = Context(name="rxe0")
         gids = [self.context.query_gid(1, index).gid for index in range(8)]
-        index = [socket.inet_pton(socket.AF_INET6, gid) for gid in gids].index(gid_of(packed_address(kernel)))
-        far = gid_of(packed_address(peer)).hex(":", 2)
+        index = [socket.inet_pton(socket.AF_INET6, gid) for gid in gids].index(gid_of(kernel))
+        far = gid_of(peer).hex(":", 2)
         self.pd = PD(self.context)
         access = (
             e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE | e.IBV_ACCESS_REMOTE_READ

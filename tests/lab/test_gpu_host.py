@@ -20,7 +20,7 @@ from emulator.lab.accelerator import choose_accelerator
 from emulator.lab.gpu_host import GpuHost, GpuHostShape
 from emulator.lab.image import LabImage
 from tests.lab.gpu_host_steps import content_of, key_of
-from tests.support.guest_calls import GuestCalls
+from tests.support.lab.guest_calls import GuestCalls
 from tests.support.pool_up import PoolUp
 from tests.support.processes import Processes, Started
 from tests.support.waiting import wait_until
@@ -89,7 +89,7 @@ def gpu(
     temporary = tmp_path_factory.mktemp("gpu-host")
     process = processes_of_the_pool.g35(
         *("host", "--config", pool.state / "agent.toml", "--memory", "1024", "--"),
-        *(sys.executable, "-m", "tests.support.guest_calls", "tests.lab.gpu_host_steps"),
+        *(sys.executable, "-m", "tests.support.lab.guest_calls", "tests.lab.gpu_host_steps"),
         environment={"TMPDIR": str(temporary)},
     )
 

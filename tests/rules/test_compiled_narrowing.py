@@ -4,16 +4,21 @@ mypy holds that an attribute which was None in a test is None until this functio
 called, waited for or done by other threads meanwhile, and mypyc makes a cast of that: where another thread
 has put something there, reading it is a TypeError, in compiled code alone. A method that returns the
 attribute reads it anew. The same with a name that two except clauses give to exceptions of different types.
+
+A name that holds an int or a member of an IntEnum becomes a plain int where two ways meet, and `isinstance`
+finds no member any more. So no annotation joins the two.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
 from nvmeof import compiled
+from tests.support.rungs.tree import ROOMS, text_files
 
 MODULES = compiled.wanted_modules()
 Known = dict[str, bool]
@@ -128,6 +133,39 @@ def named_twice(source: str) -> list[str]:
     return found
 
 
+def joined_with_int(source: str, enumerations: set[str]) -> list[str]:
+    """Unions of int and an enumeration that is an int."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+            words = {word.strip() for word in ast.unparse(node).split("|")}
+            found += [ast.unparse(node)] if "int" in words and words & enumerations else []
+    return found
+
+
+def int_enumerations(source: str) -> set[str]:
+    """Names of the classes of a module that derive from IntEnum or IntFlag."""
+    return {
+        node.name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ClassDef)
+        and any(ast.unparse(base).rpartition(".")[2] in ("IntEnum", "IntFlag") for base in node.bases)
+    }
+
+
+@pytest.fixture(scope="module")
+def enumerations(repository: Path) -> set[str]:
+    texts = [
+        text for name, text in text_files(repository) if name.endswith(".py") and name.split("/")[0] in ROOMS
+    ]
+    return set().union(*map(int_enumerations, texts))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_union_of_int_and_an_enumeration_that_is_one(module: str, enumerations: set[str]) -> None:
+    assert joined_with_int(compiled.source_of(module).read_text(), enumerations) == []
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_nothing_settled_is_asked_again(module: str) -> None:
     assert asked_again(compiled.source_of(module).read_text()) == []
@@ -173,3 +211,7 @@ def right(self):
     assert found == ["line 5: self._open", "line 13: self.cause", "line 18: self._bucket"]
     source = "def put():\n try:\n  pass\n except A as no:\n  pass\n except B as no:\n  pass\n"
     assert named_twice(source) == ["put: no"]
+    source = (
+        "class A(enum.IntEnum):\n ...\n\ndef read() -> Steps[int | A]: ...\ndef right() -> int | None: ...\n"
+    )
+    assert joined_with_int(source, int_enumerations(source)) == ["int | A"]

@@ -17,9 +17,9 @@ from agent.pool.read.prestage_cache import PrestageCache
 from agent.remote.enclosure import Enclosure
 from agent.remote.fabric import Fabric
 from agent.telemetry import metrics, snapshot
-from tests.support import cli_reference
-from tests.support.memory_pool import MemoryPool
-from tests.support.tree import text_files
+from tests.support.pool.memory_pool import MemoryPool
+from tests.support.rungs import cli_reference, state_tables
+from tests.support.rungs.tree import text_files
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SHELLS = ("", "sh", "bash", "console", "shell")
@@ -109,7 +109,14 @@ def test_links_between_documents_lead_somewhere(repository: Path) -> None:
 def test_the_reference_of_the_command_line_is_what_the_verbs_say(repository: Path) -> None:
     page = (repository / "docs/reference/cli.md").read_text()
     assert page == cli_reference.reference(), (
-        "make it anew: python -m tests.support.cli_reference > docs/reference/cli.md"
+        "make it anew: python -m tests.support.rungs.cli_reference > docs/reference/cli.md"
+    )
+
+
+def test_the_reference_of_states_is_what_the_tables_say(repository: Path) -> None:
+    page = (repository / "docs/reference/states.md").read_text()
+    assert page == state_tables.reference(), (
+        "make it anew: python -m tests.support.rungs.state_tables > docs/reference/states.md"
     )
 
 
@@ -141,8 +148,9 @@ def test_the_metrics_are_documented_each_as_its_kind(repository: Path) -> None:
     enclosure = Enclosure("shelf")
     agent = MemoryPool().agent()
     sources = snapshot.Sources(
-        "pool", 1, "/mnt", "fuse", [agent.volume], Fabric([enclosure]), agent.cache, PrestageCache(1 << 20),
-        lambda: [agent.lanes.tallies], lambda: None,
+        pool_id="pool", map_version=lambda: 1, mount="/mnt", door="fuse", volumes=[agent.volume],
+        fabric=Fabric([enclosure]), directories=agent.cache, prestage=PrestageCache(1 << 20),
+        tallies=lambda: [agent.channel.tallies], files=lambda: None,
     )  # fmt: skip
     exported = {
         family.name: family.type for family in metrics.Collector(lambda: snapshot.take(sources)).collect()

@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.support.tree import ROOMS, text_files
+from tests.support.rungs.tree import ROOMS, text_files
 
 OWNERS = (
     "agent/host_os/descriptor_receiver.py",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.tree import tracked_files
+from tests.support.rungs.tree import tracked_files
 
 
 @pytest.fixture(scope="module")

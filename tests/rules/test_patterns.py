@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from agent.telemetry.http_connection import LINEAR
-from tests.support.pattern_overlap import overlap
-from tests.support.tree import ROOMS, tracked_files
+from tests.support.rungs.pattern_overlap import overlap
+from tests.support.rungs.tree import ROOMS, tracked_files
 
 _SEARCHES = {"search", "sub", "subn", "split", "findall", "finditer"}
 _FUNCTIONS = {"compile", "match", "fullmatch", *_SEARCHES}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.tree import ROOMS, tracked_files
+from tests.support.rungs.tree import ROOMS, tracked_files
 
 TOP_LEVEL = {
     "agent", "host_shim", "nvmeof", "tests", "emulator", "docs", ".ci", "Makefile", "pyproject.toml",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.tree import text_files
+from tests.support.rungs.tree import text_files
 
 LINES_MAX = 500
 ONE_IDEA_LINES_MAX = 800
@@ -23,7 +23,7 @@ def test_no_program_file_is_longer_than_one_sitting(repository: Path) -> None:
 
 
 def test_no_large_file_is_in_the_repository(repository: Path) -> None:
-    from tests.support.tree import tracked_files
+    from tests.support.rungs.tree import tracked_files
 
     large = [str(path) for path in tracked_files(repository) if path.stat().st_size > 1 << 20]
     assert not large

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.support.tree import ROOMS, text_files
+from tests.support.rungs.tree import ROOMS, text_files
 
 _PROMISES = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|\bNotImplementedError\b|raise NotImplemented\b")
 _PLACES = re.compile(r"/work/|\.\./shared\b")

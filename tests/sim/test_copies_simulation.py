@@ -1,4 +1,4 @@
-"""Two copies, scrub and quarantine under faults, many seeds: see tests/support/copies_simulation.py.
+"""Two copies, scrub and quarantine under faults, many seeds: see tests/support/sim/copies_simulation.py.
 
 G35_SEED moves the seeds, G35_COPIES_SEEDS says how many. A failure prints the seed; running it alone:
     .venv/bin/python -m tests.sim.test_copies_simulation SEED
@@ -13,9 +13,9 @@ from collections import Counter
 import pytest
 
 from agent.pool.maintenance import replication, scrub
-from tests.support import pool_simulation
-from tests.support.copies_simulation import CopiesSimulation
-from tests.support.pool_simulation import Wrong
+from tests.support.sim import pool_simulation
+from tests.support.sim.copies_simulation import CopiesSimulation
+from tests.support.sim.pool_simulation import Wrong
 
 SEEDS = int(os.environ.get("G35_COPIES_SEEDS", "32"))
 YOUNG_SECONDS = 0.3

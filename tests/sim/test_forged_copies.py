@@ -1,4 +1,4 @@
-"""One enclosure lies about the pool map to each who looks, many seeds: tests/support/forged_pool.py.
+"""One enclosure lies about the pool map to each who looks, many seeds: tests/support/sim/forged_pool.py.
 
 G35_SEED moves the seeds, G35_FORGED_SEEDS says how many. A failure prints the seed.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent.pool.map import commit
-from tests.support.forged_pool import ForgedPool
+from tests.support.sim.forged_pool import ForgedPool
 
 SEEDS = int(os.environ.get("G35_FORGED_SEEDS", "20"))
 STEPS = 40

@@ -16,7 +16,7 @@ import pytest
 
 from agent.pool.volume.settings import Timing
 from agent.replay.lru import LruBaseline
-from tests.support.memory_pool import MemoryPool, PoolAgent
+from tests.support.pool.memory_pool import MemoryPool, PoolAgent
 
 Request = tuple[float, list[int]]
 
@@ -55,8 +55,8 @@ class Player:
         self.blocks = self.hits = 0
 
     def play(self, at: float, hash_ids: Sequence[int]) -> None:
-        lanes = self.agent.lanes
-        lanes.clock = max(lanes.clock, 1000 + at)
+        channel = self.agent.channel
+        channel.clock = max(channel.clock, 1000 + at)
         self.blocks += len(hash_ids)
         prefix = True
         for hash_id in hash_ids:

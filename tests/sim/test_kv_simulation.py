@@ -1,4 +1,4 @@
-"""A volume on KV namespaces in virtual time, many seeds; tests/support/kv_simulation.py says what must hold.
+"""A volume on KV namespaces in virtual time, many seeds: see tests/support/sim/kv_simulation.py.
 
 G35_SEED moves the seeds, G35_SIM_SEEDS says how many. A failure prints the seed; running it alone:
     .venv/bin/python -m tests.sim.test_kv_simulation SEED
@@ -12,8 +12,8 @@ from collections import Counter
 
 import pytest
 
-from tests.support.kv_simulation import FAULTS, KvSimulation
-from tests.support.pool_simulation import Wrong
+from tests.support.sim.kv_simulation import FAULTS, KvSimulation
+from tests.support.sim.pool_simulation import Wrong
 
 SEEDS = int(os.environ.get("G35_SIM_SEEDS", "200")) // 5
 

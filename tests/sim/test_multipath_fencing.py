@@ -8,22 +8,22 @@ from collections.abc import Iterator
 import pytest
 
 from agent.pool.steps import Pending, Steps, Wait
-from agent.remote.channel import WorkerLanes
+from agent.remote.channel import WorkerChannel
 from agent.remote.fence import LOST_SECONDS, Fence
 from nvmeof.wire.status import Status
-from tests.support.two_paths import BLOCK, TwoPaths
+from tests.support.sim.two_paths import BLOCK, TwoPaths
 
 BLOCKS = 16
 SEEDS = range(40)
 STEPS = 120
 
 
-def waited(lanes: WorkerLanes, pending: Pending, deadline: float) -> Steps[bool]:
+def waited(channel: WorkerChannel, pending: Pending, deadline: float) -> Steps[bool]:
     """As `wait_for` of the pool does; whether it went well."""
     if not pending.done:
         came = yield Wait(pending, deadline)
         if not came:
-            lanes.abandon(pending)
+            channel.abandon(pending)
             return False
     return pending.fault is None
 
@@ -41,11 +41,11 @@ class Trial:
     def write(self) -> None:
         rig, block = self.rig, self.dice.randrange(BLOCKS)
         content = self.dice.randbytes(16) + bytes(BLOCK - 16)
-        pending = rig.lanes.write(0, block * BLOCK, [content])
+        pending = rig.channel.write(0, block * BLOCK, [content])
         if self.dice.random() < 0.08:
             self.dice.choice(rig.paths).lose()
         fate_open = pending.queue is not None
-        if rig.lanes.run(waited(rig.lanes, pending, rig.clock.now + 5.0)):
+        if rig.channel.run(waited(rig.channel, pending, rig.clock.now + 5.0)):
             self.owed[block] = content
             self.written += 1
         elif fate_open:
@@ -79,7 +79,7 @@ def trials(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     made = [Trial(TwoPaths(monkeypatch, seed, request.param), seed) for seed in SEEDS]
     yield made
     for trial in made:
-        trial.rig.lanes.close()
+        trial.rig.channel.close()
 
 
 def run_all(trials: list[Trial], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,88 +107,90 @@ def test_without_the_fence_it_would_not(trials: list[Trial], monkeypatch: pytest
 
 def test_a_lost_write_is_not_sent_again_and_its_place_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = TwoPaths(monkeypatch, 1)
-    lanes = rig.lanes
-    pending = lanes.write(0, BLOCK, [b"a" * BLOCK])
+    channel = rig.channel
+    pending = channel.write(0, BLOCK, [b"a" * BLOCK])
     rig.paths[0].lose()
-    assert not lanes.run(waited(lanes, pending, rig.clock.now + 5))
+    assert not channel.run(waited(channel, pending, rig.clock.now + 5))
     assert pending.unreachable
     assert [queue.sent for queue in rig.paths[1].queues] in ([], [0])
-    refused = lanes.write(0, 0, [bytes(2 * BLOCK)])
+    refused = channel.write(0, 0, [bytes(2 * BLOCK)])
     assert refused.done
     assert "may still land" in str(refused.fault)
-    assert lanes.run(waited(lanes, lanes.write(0, 0, [b"b" * BLOCK]), rig.clock.now + 5)), "its neighbour"
+    assert channel.run(waited(channel, channel.write(0, 0, [b"b" * BLOCK]), rig.clock.now + 5)), (
+        "its neighbour"
+    )
     rig.clock.now += LOST_SECONDS
-    assert lanes.run(waited(lanes, lanes.write(0, BLOCK, [b"c" * BLOCK]), rig.clock.now + 5))
-    lanes.close()
+    assert channel.run(waited(channel, channel.write(0, BLOCK, [b"c" * BLOCK]), rig.clock.now + 5))
+    channel.close()
 
 
 def test_nothing_is_written_where_another_pool_lies_now(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = TwoPaths(monkeypatch, 1)
-    lanes, nguid, into = rig.lanes, rig.fabric.nguids[0], memoryview(bytearray(BLOCK))
-    assert lanes.trusts(0)
+    channel, nguid, into = rig.channel, rig.fabric.nguids[0], memoryview(bytearray(BLOCK))
+    assert channel.trusts(0)
     rig.fabric.note_taken(nguid, "ab" * 16)
-    refused = lanes.write(0, 0, [b"a" * BLOCK])
+    refused = channel.write(0, 0, [b"a" * BLOCK])
     assert refused.done
     assert "carries pool abab" in str(refused.fault)
-    assert not lanes.trusts(0)
-    assert lanes.run(waited(lanes, lanes.read(0, 0, into), rig.clock.now + 5))
+    assert not channel.trusts(0)
+    assert channel.run(waited(channel, channel.read(0, 0, into), rig.clock.now + 5))
     rig.fabric.note_taken(nguid, "")
-    assert lanes.run(waited(lanes, lanes.write(0, 0, [b"a" * BLOCK]), rig.clock.now + 5))
-    assert lanes.trusts(0)
-    lanes.close()
+    assert channel.run(waited(channel, channel.write(0, 0, [b"a" * BLOCK]), rig.clock.now + 5))
+    assert channel.trusts(0)
+    channel.close()
 
 
 def test_a_write_that_the_path_refuses_goes_by_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = TwoPaths(monkeypatch, 1)
     rig.paths[0].refusal = Status.ANA_INACCESSIBLE
-    assert rig.lanes.run(waited(rig.lanes, rig.lanes.write(0, 0, [b"a" * BLOCK]), rig.clock.now + 5))
+    assert rig.channel.run(waited(rig.channel, rig.channel.write(0, 0, [b"a" * BLOCK]), rig.clock.now + 5))
     assert rig.flash.blocks[0] == b"a" * BLOCK
     assert rig.enclosures[0].sent_elsewhere == 1
-    assert rig.fabric.fence.raised == 0
-    rig.lanes.close()
+    assert not rig.fabric.fence
+    rig.channel.close()
 
 
 def test_a_read_goes_on_by_the_other_path_within_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = TwoPaths(monkeypatch, 1)
-    lanes = rig.lanes
+    channel = rig.channel
     rig.flash.blocks = {number: bytes([number]) * BLOCK for number in range(4)}
-    buffer = lanes.receive_buffer(4 * BLOCK)
+    buffer = channel.receive_buffer(4 * BLOCK)
     for trouble in ("lost", "silent", "refused"):
         began = rig.clock.now
-        pending = lanes.read(0, 0, buffer)
+        pending = channel.read(0, 0, buffer)
         if trouble == "lost":
             rig.paths[0].lose()
         elif trouble == "silent":
             rig.paths[0].answers = False
         else:
             rig.paths[0].answers, rig.paths[0].refusal = True, Status.ANA_TRANSITION
-        assert lanes.run(waited(lanes, pending, began + 0.05)), trouble
+        assert channel.run(waited(channel, pending, began + 0.05)), trouble
         assert bytes(buffer) == b"".join(rig.flash.blocks[number] for number in range(4)), trouble
         assert rig.clock.now < began + 0.05
         rig.clock.now += 10.0
         rig.enclosures[0].epoch += 1
-        lanes.connect_ahead(0.0)
+        channel.connect_ahead(0.0)
     assert rig.enclosures[0].sent_elsewhere == 3
     # With the second path in the same state there is nowhere to go.
     rig.paths[1].refusal = Status.ANA_INACCESSIBLE
     rig.paths[0].refusal = Status.ANA_INACCESSIBLE
-    pending = lanes.read(0, 0, buffer)
-    assert not lanes.run(waited(lanes, pending, rig.clock.now + 0.05))
+    pending = channel.read(0, 0, buffer)
+    assert not channel.run(waited(channel, pending, rig.clock.now + 0.05))
     assert pending.unreachable
-    lanes.close()
+    channel.close()
 
 
 def test_what_has_come_of_a_read_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = TwoPaths(monkeypatch, 1)
-    lanes = rig.lanes
+    channel = rig.channel
     rig.flash.blocks = {number: bytes([number + 1]) * BLOCK for number in range(4)}
-    buffer = lanes.receive_buffer(4 * BLOCK)
-    pending = lanes.read(0, 0, buffer)
+    buffer = channel.receive_buffer(4 * BLOCK)
+    pending = channel.read(0, 0, buffer)
     [command] = pending.commands
     buffer[: 2 * BLOCK] = b"x" * 2 * BLOCK
     command.received = 2 * BLOCK + 100
     rig.paths[0].lose()
-    assert lanes.run(waited(lanes, pending, rig.clock.now + 0.05))
+    assert channel.run(waited(channel, pending, rig.clock.now + 0.05))
     assert bytes(buffer) == b"x" * 2 * BLOCK + rig.flash.blocks[2] + rig.flash.blocks[3]
     assert pending.received == 4 * BLOCK
-    lanes.close()
+    channel.close()

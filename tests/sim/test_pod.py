@@ -1,7 +1,7 @@
-"""A whole pod in virtual time, many seeds: see tests/support/pod_simulation.py for what must hold.
+"""A whole pod in virtual time, many seeds: see tests/support/sim/pod_simulation.py for what must hold.
 
 G35_SEED moves the seeds, G35_POD_SEEDS says how many. A failure prints the seed; running it alone:
-    .venv/bin/python -m tests.support.pod_report --seed 35 --only NUMBER
+    .venv/bin/python -m tests.support.sim.pod_report --seed 35 --only NUMBER
 A seed that found a fault of ours stays in REGRESSIONS for ever.
 """
 
@@ -13,14 +13,16 @@ from statistics import median
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, modes
 
+from agent.inline import suites
 from agent.pool.format.directory import SLOTS_PER_SET
-from agent.pool.read.get import Reading
+from agent.pool.read.get import SlotReader
 from agent.remote.outlier_detection import Verdict
-from tests.support.pod_flash import Flash, Wrong
-from tests.support.pod_shapes import FAULTS, calm_shape, full_shape
-from tests.support.pod_simulation import PodSimulation
-from tests.support.step_scheduler import Task
+from tests.support.sim.pod_flash import Flash, Wrong
+from tests.support.sim.pod_shapes import FAULTS, calm_shape, full_shape
+from tests.support.sim.pod_simulation import PodSimulation
+from tests.support.sim.step_scheduler import Task
 
 SEEDS = int(os.environ.get("G35_POD_SEEDS", "1000"))
 FULL_SEEDS = 2
@@ -54,6 +56,7 @@ def test_a_thousand_small_pods(group: int, seed: int) -> None:
             assert counts[f"miss {cause}"] > 0, cause
         assert counts["hits"] > 1000
         assert counts["checked at the end"] > 500
+        assert counts["stray reads"] > 5
 
 
 @pytest.mark.parametrize("number", range(FULL_SEEDS))
@@ -210,37 +213,63 @@ def test_the_oracle_sees_that_a_slow_enclosure_loses_something(
 
 
 def test_the_oracle_sees_a_read_that_takes_its_time(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Reading.read
+    original = SlotReader.read
 
-    def patient(reading: Reading, lanes: Any, offset: int, into: Any, deadline: float) -> Any:
-        return original(reading, lanes, offset, into, deadline + 0.1)
+    def patient(reading: SlotReader, channel: Any, offset: int, into: Any, deadline: float) -> Any:
+        return original(reading, channel, offset, into, deadline + 0.1)
 
-    monkeypatch.setattr(Reading, "read", patient)
+    monkeypatch.setattr(SlotReader, "read", patient)
     assert found_wrong(seed, "a read took", "stop") >= 1
 
 
 def test_the_oracle_sees_a_new_value_on_a_suspect(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent's choice is made blind; the oracle's is not."""
-    from agent.pool.write.put import Writing
+    from agent.pool.write.put import SlotWriter
 
-    original = Writing._reserve
+    original = SlotWriter._reserve
 
-    def blind(writing: Writing, lanes: Any, sets: Any, **how: Any) -> None:
-        trusted = [health.trusted for health in lanes._health]
-        for health in lanes._health:
+    def blind(writing: SlotWriter, channel: Any, sets: Any, **how: Any) -> None:
+        trusted = [health.trusted for health in channel._health]
+        for health in channel._health:
             health.trusted = True
         try:
-            original(writing, lanes, sets, **how)
+            original(writing, channel, sets, **how)
         finally:
-            for health, before in zip(lanes._health, trusted, strict=True):
+            for health, before in zip(channel._health, trusted, strict=True):
                 health.trusted = before
 
-    monkeypatch.setattr(Writing, "_reserve", blind)
+    monkeypatch.setattr(SlotWriter, "_reserve", blind)
     pod = PodSimulation((seed, 1), calm_shape(enclosures=3, seconds=6.0))
     until = pod.scheduler.now + 6.0
     pod.scheduler.call_at(pod.scheduler.now + 0.5, lambda: pod.flash.slow(2, until, 10.0))
     with pytest.raises(Wrong, match="which is a suspect"):
         pod.run()
+
+
+@pytest.mark.interpreted
+def test_the_oracle_sees_a_read_that_is_not_proven(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drives bring other bytes without an error. With the proofs of units off, a get serves them."""
+
+    shape = calm_shape(3, 2, 1.0, 150.0)._replace(strays=0.05)
+    assert PodSimulation((seed, 0), shape).run()
+
+    def unproven(
+        slot: Any, number: int, sealed_and_room: memoryview, into: memoryview, bound: bytes, proof: bytes
+    ) -> bool:
+        nonce = slot._nonce_prefix + number.to_bytes(4, "little")
+        decryptor = Cipher(slot._in_parts(), modes.GCM(nonce)).decryptor()
+        decryptor.update_into(sealed_and_room[: len(into)], into)
+        return True
+
+    monkeypatch.setattr(suites._GcmSlot, "open_unit", unproven)
+    monkeypatch.setattr(suites._GcmSlot, "open_with_room", unproven)
+    wrong = 0
+    for number in range(8):
+        try:
+            PodSimulation((seed, number), shape).run()
+        except Wrong as error:
+            wrong += "that nobody stored" in str(error)
+    assert wrong >= 1
 
 
 def found_wrong(seed: int, what: str, fault: str) -> int:

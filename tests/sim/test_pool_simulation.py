@@ -1,4 +1,4 @@
-"""The whole pool in virtual time, many seeds: see tests/support/pool_simulation.py for what must hold.
+"""The whole pool in virtual time, many seeds: see tests/support/sim/pool_simulation.py for what must hold.
 
 G35_SEED moves the seeds, G35_SIM_SEEDS says how many. A failure prints the seed; running it alone:
     .venv/bin/python -m tests.sim.test_pool_simulation SEED
@@ -12,7 +12,7 @@ from collections import Counter
 
 import pytest
 
-from tests.support.pool_simulation import PoolSimulation, Wrong
+from tests.support.sim.pool_simulation import PoolSimulation, Wrong
 
 SEEDS = int(os.environ.get("G35_SIM_SEEDS", "200"))
 GROUPS = 8

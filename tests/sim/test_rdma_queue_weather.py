@@ -16,8 +16,8 @@ from nvmeof.errors import QueueFull
 from nvmeof.host import commands
 from nvmeof.host.bring_up import connect_command
 from nvmeof.host.command import Command
-from tests.support.nvme_ends import LBA
-from tests.support.rdma_ends import CONFIG, RdmaBench, RdmaPair
+from tests.support.nvme.nvme_ends import LBA
+from tests.support.nvme.rdma_ends import CONFIG, RdmaBench, RdmaPair
 
 SPAN = 8
 """Blocks that one command moves; each buffer has as many."""

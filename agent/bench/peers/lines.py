@@ -1,14 +1,11 @@
-"""What a client of another store does for the bench, told by lines of JSON, whichever store it is.
-
-Each line on its standard input asks for one thing, each line on its standard output is the answer; it ends
-where its input ends. What an engine prints goes to standard error, because standard output is taken.
+"""The work of another store's client for the bench, told by lines of JSON on standard input and output.
 
     {"do": "prepare", "bytes": 1048576, "values": 64, "puts": 128}     store the values, compare each byte
     {"do": "get", "bytes": 1048576, "in_flight": 4, "seconds": 0.5}    threads that get them, one a call
     {"do": "put", "bytes": 1048576, "in_flight": 4, "seconds": 0.5}    threads that put up to `puts` others
 
-What is timed is the calls and nothing else. Every value is compared byte by byte before (`prepare`); of what
-was got in the time, the last of each thread is, and of what was put, the first value; both outside of it.
+Only the calls are timed. Outside of the time all values are compared once, then the last that each thread got
+and the first that was put. What an engine prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -20,9 +17,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, Protocol, TextIO
 
-from agent.bench.clocked import together_clocked
 from agent.bench.contents import Contents
-from agent.bench.rounds import Timed, Turn
+from agent.bench.rounds import Timed, Turn, in_bursts, together_clocked
 
 READY_VALUES = 16
 """Different values that are put again and again."""
@@ -85,38 +81,30 @@ class Sized:
         for number in range(values):
             self._compare(self._lanes[0], "get", number, number)
 
-    def get(self, in_flight: int, seconds: float) -> Timed:
+    def get(self, in_flight: int, seconds: float, least: int = 0) -> Timed:
         readers = [
             _Reader(lane, [(n, self._name("get", n)) for n in range(first, self._values, in_flight)])
             for first, lane in enumerate(self._some_lanes(in_flight))
         ]
-        timed = together_clocked([self._checked(reader) for reader in readers], seconds)
+        timed = together_clocked([self._checked(reader) for reader in readers], seconds, least)
         for reader in readers:
             if reader.last is not None and reader.got != self._contents.value(reader.last):
                 raise PeerFailed(f"wrong bytes in value {reader.last}")
         return timed
 
     def put(self, in_flight: int, seconds: float) -> Timed:
-        operations = moved = 0
-        took = 0.0
-        latencies: list[float] = []
-        lanes = self._some_lanes(in_flight)
-        while took < seconds:
-            writers = [
-                self._writer(lane, list(range(first, self._puts, in_flight)))
-                for first, lane in enumerate(lanes)
-            ]
-            timed = together_clocked(writers, seconds - took)
-            operations += timed.operations
-            moved += timed.bytes
-            took += timed.seconds
-            latencies += timed.latencies
-            self._compare(lanes[0], "put", 0, 0)
-            for first, lane in enumerate(lanes):
-                # As many as each thread has stored: it began with its first.
-                for number in range(first, self._puts, in_flight)[: self._stored[id(lane)]]:
-                    lane.remove(self._name("put", number))
-        return Timed(operations, moved, took, tuple(latencies))
+        return in_bursts(lambda left: self._burst(self._some_lanes(in_flight), left), seconds)
+
+    def _burst(self, lanes: list[Lane], seconds: float) -> Timed:
+        plans = [range(first, self._puts, len(lanes)) for first in range(len(lanes))]
+        writers = [self._writer(lane, list(plan)) for lane, plan in zip(lanes, plans, strict=True)]
+        timed = together_clocked(writers, seconds)
+        self._compare(lanes[0], "put", 0, 0)
+        for lane, plan in zip(lanes, plans, strict=True):
+            # As many as each thread has stored: it began with its first.
+            for number in plan[: self._stored[id(lane)]]:
+                lane.remove(self._name("put", number))
+        return timed
 
     def _some_lanes(self, count: int) -> list[Lane]:
         while len(self._lanes) < count:

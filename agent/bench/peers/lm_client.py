@@ -1,8 +1,7 @@
 """LMCache's lm:// server by LMCache's own connector: `python -m ... SERVER-PORT`; see lines.py.
 
-Each thread has a connector, so a connection, and an event loop of its own: one connector does one thing at a
-time. Its `put` returns when the bytes are with the kernel; the question whether the value exists, which goes
-by the same connection, is answered when the server has it.
+Each thread has a connector and an event loop. `put` returns when the bytes are with the kernel; a question
+whether the value exists, by the same connection, is answered when the server has it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Another store's servers and, between them and the bench, its client: `python -m ... PEER PYTHON FOLDER`.
+"""Another store's servers and its client, on the bench's behalf: `python -m ... PEER PYTHON FOLDER`.
 
-The servers are started, then the client, which talks to the bench by this process's standard input and
-output; when the client ends, the servers are ended. Whatever kills this process kills them too
-(agent/cli/up/children.py). PYTHON is the interpreter that has the store's client, FOLDER an empty folder.
+The client talks to the bench by this process's standard input and output; when it ends, so do the servers.
+PYTHON is the interpreter that has the store's client, FOLDER an empty folder.
 
-Mooncake listens on all addresses of the machine, whatever it is told, and asks nobody who he is. So it gets a
-network of its own, which has a loopback interface and nothing else.
+Mooncake listens on all addresses and authenticates nobody, so it gets a network namespace with a loopback
+alone.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 
-from agent.bench.redis_site import ADDRESS, NotHere, free_ports
-from agent.cli.up.children import Child, die_with_parent
+from agent.bench.redis_site import ADDRESS, NotHere, free_ports, listens
+from agent.cli.up.children import die_with_parent, run_child
 from agent.errors import G35Error
 
 PROVIDER_BYTES = 1 << 30
@@ -46,7 +45,7 @@ def lm(python: str, folder: Path, stack: ExitStack) -> Sequence[str]:
     """LMCache's lm:// server, keeping values in its memory, as it does by default."""
     (port,) = free_ports(1)
     command = [python, "-P", "-m", "lmcache.v1.server", ADDRESS, str(port)]
-    _start(stack, "the lm:// server", command, folder / "server", lambda: _answers(port))
+    run_child(stack, "the lm:// server", command, folder / "server", lambda: listens(port))
     return [python, "-P", "-m", "agent.bench.peers.lm_client", str(port)]
 
 
@@ -58,11 +57,11 @@ def mooncake(python: str, folder: Path, stack: ExitStack) -> Sequence[str]:
         str(Path(python).with_name("mooncake_master")), "--rpc_address", ADDRESS, "--rpc_port", str(port),
         "--metrics_host", ADDRESS, "--metrics_port", str(metrics_port), "--enable_metric_reporting=false",
     ]  # fmt: skip
-    _start(stack, "mooncake_master", master, folder / "master", lambda: _answers(port))
+    run_child(stack, "mooncake_master", master, folder / "master", lambda: listens(port))
     ready = folder / "provider.ready"
     module = "agent.bench.peers.mooncake_provider"
     provider = [python, "-P", "-m", module, str(port), str(PROVIDER_BYTES), str(ready)]
-    _start(stack, "Mooncake's provider", provider, folder / "provider", ready.exists)
+    run_child(stack, "Mooncake's provider", provider, folder / "provider", ready.exists)
     return [python, "-P", "-m", "agent.bench.peers.mooncake_client", str(port)]
 
 
@@ -86,20 +85,6 @@ def enter_own_network() -> None:
         asked = _IFREQ.pack(b"lo", 0)
         _, flags = _IFREQ.unpack(fcntl.ioctl(any_socket, SIOCGIFFLAGS, asked))
         fcntl.ioctl(any_socket, SIOCSIFFLAGS, _IFREQ.pack(b"lo", flags | IFF_UP))
-
-
-def _start(
-    stack: ExitStack, name: str, command: Sequence[str], files: Path, ready: Callable[[], bool]
-) -> None:
-    child = Child(name, command, files.with_suffix(".log"), ready, files.with_suffix(".pid"))
-    stack.callback(child.stop)
-    child.start()
-    child.wait_ready()
-
-
-def _answers(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex((ADDRESS, port)) == 0
 
 
 def _ended(number: int, frame: FrameType | None) -> None:

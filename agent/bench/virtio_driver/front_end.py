@@ -1,16 +1,11 @@
-"""The front-end's side of vhost-user: what QEMU tells a device before it works, in QEMU's order. No I/O.
+"""The front-end's side of vhost-user, in QEMU's order. No I/O.
 
-Source: QEMU's `docs/interop/vhost-user.rst`, and the order that QEMU 7.2 was seen to keep. Read
-agent/virtio/vhost_user.py for the messages. A conversation is a generator that yields `Outgoing` messages
-and is resumed with the `Incoming` answer, None where there is none to wait for:
+Source: QEMU's `docs/interop/vhost-user.rst`, and the order that QEMU 7.2 keeps. A conversation is a
+generator: it yields `Outgoing` messages and is resumed with the `Incoming` answer, or None (connection.py
+runs it).
 
-    front_end = FrontEnd(memory, queues)
-    connection.run(front_end.starting())      # connection.py; a test may hand the messages to a device itself
-    connection.run(front_end.stopping())
-
-One `FrontEnd` lives as long as its machine and sees several connections: after a device died, `starting`
-tells the next one the same rings, with the inflight area that the dead one kept its requests in, and the
-requests that it had not answered are answered by its successor.
+One `FrontEnd` lives as long as its machine and sees several connections. After a device died, `starting`
+tells the next one the same rings and the same inflight area; the successor answers the requests left there.
 """
 
 from __future__ import annotations
@@ -75,7 +70,7 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """An answer; its descriptors belong to whoever is resumed with it."""
+    """An answer; its descriptors belong to the caller that is resumed with it."""
 
     record: U64 | VringState | InflightArea
     descriptors: tuple[int, ...] = ()

@@ -1,13 +1,10 @@
 """`FuseClient`: FUSE requests through the queues of a machine, as a guest's kernel would make them.
 
-Read fuse_wire.py for the messages. Data are read into and written from guest memory where they lie: a READ
-or WRITE names the caller's buffer, as 4 KiB pages each with a descriptor of its own, which is what Linux
-does, or as one run. The descriptors of a buffer are made once and kept, so a request costs one copy of its
-table and nothing for each page.
+A READ or WRITE names the caller's buffer in guest memory, as 4 KiB pages with a descriptor each (as Linux
+does) or as one run. The descriptors of a buffer are made once and kept.
 
-What a request needs besides lies on a *desk*: its headers, its arguments, its table of descriptors and
-room for a short answer. A desk serves one request at a time; desks are made as they are needed,
-DESKS_MAX at most, and one whose request was given up stays with the device, which may still write to it.
+Headers, arguments, the table of descriptors and room for a short answer lie on a *desk*. A desk serves one
+request at a time; there are DESKS_MAX at most. The desk of a request that was given up stays with the device.
 """
 
 from __future__ import annotations
@@ -23,10 +20,10 @@ from numpy.typing import NDArray
 
 from agent.bench.virtio_driver import fuse_wire as wire
 from agent.bench.virtio_driver.faults import DeviceSilent
-from agent.bench.virtio_driver.fuse_wire import Agreed, FuseReplyError, Listed, Node, Opcode
+from agent.bench.virtio_driver.fuse_wire import Agreed, FuseReplyError, Node, Opcode
 from agent.bench.virtio_driver.guest_memory import PAGE_BYTES, GuestMemory, Room, pages_of
 from agent.bench.virtio_driver.request_queue import WAIT_SECONDS, RequestQueue, Waiter
-from agent.virtio.split_ring import DESCRIPTOR_BYTES, Descriptor, DescriptorFlag
+from agent.virtio.split_ring import DESCRIPTOR, DESCRIPTOR_BYTES, DescriptorFlag
 
 Data: TypeAlias = "Room | Sequence[Room]"
 """Where data lie: in one run, or in rooms that are scattered."""
@@ -40,7 +37,7 @@ LAYOUTS_MAX: Final = 4096
 
 _NEXT: Final[int] = DescriptorFlag.NEXT.value
 _WRITE: Final[int] = DescriptorFlag.WRITE.value
-_descriptor = Descriptor.LAYOUT.pack_into
+_descriptor = DESCRIPTOR.pack_into
 _READ_ARGUMENTS: Final[int] = wire.READ_IN.size
 _WRITE_ARGUMENTS: Final[int] = wire.WRITE_IN.size
 _ARGUMENTS_AT: Final = 64
@@ -145,56 +142,11 @@ class FuseClient:
             node = self.lookup(node.number, os.fsencode(name))
         return node
 
-    def getattr(self, node: int) -> Node:
-        body = wire.GETATTR_IN.pack(0, 0, 0)
-        return wire.decode_attributes(self._ask(Opcode.GETATTR, node, body, wire.ATTR_OUT_BYTES))
-
-    def mkdir(self, parent: int, name: bytes, mode: int = 0o755) -> Node:
-        body = wire.MKDIR_IN.pack(mode, 0o022) + name + b"\0"
-        return wire.decode_entry(self._ask(Opcode.MKDIR, parent, body, wire.ENTRY_BYTES))
-
-    def unlink(self, parent: int, name: bytes) -> None:
-        self._ask(Opcode.UNLINK, parent, name + b"\0", 0)
-
-    def create(self, parent: int, name: bytes, flags: int = os.O_RDWR) -> tuple[Node, int]:
-        """Make and open a file: its node and a handle."""
-        body = wire.CREATE_IN.pack(flags | os.O_CREAT, 0o100644, 0o022, 0) + name + b"\0"
-        answer = self._ask(Opcode.CREATE, parent, body, wire.ENTRY_BYTES + wire.OPEN_OUT.size)
-        return wire.decode_entry(answer), _handle(answer[wire.ENTRY_BYTES :])
-
     def open(self, node: int, flags: int = os.O_RDONLY) -> int:
-        return _handle(self._ask(Opcode.OPEN, node, wire.OPEN_IN.pack(flags, 0), wire.OPEN_OUT.size))
+        return handle_in(self._ask(Opcode.OPEN, node, wire.OPEN_IN.pack(flags, 0), wire.OPEN_OUT.size))
 
     def release(self, node: int, handle: int) -> None:
         self._ask(Opcode.RELEASE, node, wire.RELEASE_IN.pack(handle, 0, 0, 0), 0)
-
-    def entries(self, node: int, *, plus: bool = False) -> list[Listed]:
-        """A whole folder, by READDIR or READDIRPLUS, a page at a time as a guest asks for it."""
-        answer = self._ask(Opcode.OPENDIR, node, wire.OPEN_IN.pack(0, 0), wire.OPEN_OUT.size)
-        handle, found = _handle(answer), list[Listed]()
-        opcode = Opcode.READDIRPLUS if plus else Opcode.READDIR
-        while True:
-            offset = found[-1].cookie if found else 0
-            body = wire.READ_IN.pack(handle, offset, BODY_BYTES, 0, 0, 0, 0)
-            part = list(wire.decode_entries(self._ask(opcode, node, body, BODY_BYTES), plus))
-            if not part:
-                break
-            found += part
-        self._ask(Opcode.RELEASEDIR, node, wire.RELEASE_IN.pack(handle, 0, 0, 0), 0)
-        return found
-
-    def forget(self, node: int, lookups: int = 1, timeout: float = WAIT_SECONDS) -> None:
-        """FORGET, on the high-priority queue. It has no answer; this waits until its chain came back."""
-        self._urgently(Opcode.FORGET, node, wire.FORGET_IN.pack(lookups), timeout)
-
-    def forget_many(self, nodes: Sequence[tuple[int, int]], timeout: float = WAIT_SECONDS) -> None:
-        """BATCH_FORGET of (node, lookups)."""
-        ones = b"".join(wire.FORGET_ONE.pack(*each) for each in nodes)
-        self._urgently(Opcode.BATCH_FORGET, 0, wire.BATCH_FORGET_IN.pack(len(nodes), 0) + ones, timeout)
-
-    def interrupt(self, call: Call, timeout: float = WAIT_SECONDS) -> None:
-        """INTERRUPT of a request under way, on the high-priority queue."""
-        self._urgently(Opcode.INTERRUPT, 0, wire.INTERRUPT_IN.pack(call.unique), timeout)
 
     # Data.
 
@@ -280,7 +232,10 @@ class FuseClient:
         count = 4 if room else 3
         return self._submit(desk, opcode, node, len(arguments), count, wire.OUT_HEADER_BYTES + room, queue)
 
-    def _urgently(self, opcode: Opcode, node: int, arguments: bytes, timeout: float) -> None:
+    def ask_urgently(
+        self, opcode: Opcode, node: int, arguments: bytes, timeout: float = WAIT_SECONDS
+    ) -> None:
+        """A request on the high-priority queue. It has no answer; this waits until its chain came back."""
         unique = next(self._uniques)
         message = wire.encode_request(opcode, unique, node, arguments)
         if len(message) > _REPLY_AT:
@@ -354,7 +309,8 @@ def _lay(addresses: NDArray[np.uint64], sizes: NDArray[np.uint64]) -> Laid:
     return Laid(int(sizes.sum()), count, readable, rows.tobytes())
 
 
-def _handle(body: bytes) -> int:
+def handle_in(body: bytes) -> int:
+    """The handle of an opened file or folder."""
     if len(body) < wire.OPEN_OUT.size:
         raise FuseReplyError(f"an opened file of {len(body)} bytes")
     return int(wire.OPEN_OUT.unpack_from(body)[0])

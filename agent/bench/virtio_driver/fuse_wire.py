@@ -1,11 +1,9 @@
-"""The FUSE messages that the test driver sends and reads: requests as a guest's kernel makes them.
+"""The FUSE messages that the driver sends and reads, as a guest's kernel makes them.
 
-Source: `include/uapi/linux/fuse.h` of Linux, protocol 7.38. agent/fs has these layouts as well, for the
-other end. They are written a second time on purpose, from the header and not from there: the two ends
-judge each other, and this package may be used without the agent's.
+Source: `include/uapi/linux/fuse.h` of Linux, protocol 7.38. agent/fs has these layouts as well. They are
+written twice on purpose: the two ends judge each other.
 
-Every request begins with `fuse_in_header` (40 bytes: length, opcode, unique, nodeid, uid, gid, pid, length
-of extensions, padding), every reply with `fuse_out_header` (16 bytes: length, error, unique).
+A request begins with `fuse_in_header` (40 bytes), a reply with `fuse_out_header` (length, error, unique).
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ from __future__ import annotations
 import enum
 import os
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,32 +23,22 @@ OUT_HEADER: Final = struct.Struct("<IiQ")
 INIT_IN: Final = struct.Struct("<IIIII44x")
 INIT_OUT: Final = struct.Struct("<IIIIHHIIHHI28x")
 OPEN_IN: Final = struct.Struct("<II")
-CREATE_IN: Final = struct.Struct("<IIII")
-MKDIR_IN: Final = struct.Struct("<II")
 READ_IN: Final = struct.Struct("<QQIIQII")
 WRITE_IN: Final = struct.Struct("<QQIIQII")
 RELEASE_IN: Final = struct.Struct("<QIIQ")
-GETATTR_IN: Final = struct.Struct("<IIQ")
-FORGET_IN: Final = struct.Struct("<Q")
-BATCH_FORGET_IN: Final = struct.Struct("<II")
-FORGET_ONE: Final = struct.Struct("<QQ")
-INTERRUPT_IN: Final = struct.Struct("<Q")
 OPEN_OUT: Final = struct.Struct("<QII")
 WRITE_OUT: Final = struct.Struct("<II")
-_ATTRIBUTES: Final = struct.Struct("<QQQqqqIIIIIIIIII")
+ATTRIBUTES: Final = struct.Struct("<QQQqqqIIIIIIIIII")
 _ENTRY_HEAD: Final = struct.Struct("<QQQQII")
-_ATTR_HEAD: Final = struct.Struct("<QII")
-_DIRENT: Final = struct.Struct("<QQII")
 
 IN_HEADER_BYTES: Final[int] = IN_HEADER.size
 OUT_HEADER_BYTES: Final[int] = OUT_HEADER.size
-ENTRY_BYTES: Final = _ENTRY_HEAD.size + _ATTRIBUTES.size
-ATTR_OUT_BYTES: Final = _ATTR_HEAD.size + _ATTRIBUTES.size
+ENTRY_BYTES: Final = _ENTRY_HEAD.size + ATTRIBUTES.size
 
 assert (IN_HEADER_BYTES, OUT_HEADER_BYTES) == (40, 16)
 assert (INIT_IN.size, INIT_OUT.size) == (64, 64)
 assert (READ_IN.size, WRITE_IN.size, RELEASE_IN.size) == (40, 40, 24)
-assert (ENTRY_BYTES, ATTR_OUT_BYTES) == (128, 104)
+assert ENTRY_BYTES == 128
 
 INIT_FLAGS: Final = 0x73FF_FFFB
 """What a guest's kernel of 7.38 offers, INIT_EXT (bit 30) and MAX_PAGES (bit 22) among it."""
@@ -107,16 +94,6 @@ class Node:
     mode: int
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """A line of a folder; `node` is 0 where the reply names none (READDIR, and `.` and `..`)."""
-
-    name: bytes
-    ino: int
-    cookie: int
-    node: int = 0
-
-
 def encode_request(opcode: int, unique: int, node: int, body: bytes, behind: int = 0) -> bytes:
     """Header and body; `behind`: bytes of data that follow in other buffers. As root and process 1."""
     return IN_HEADER.pack(IN_HEADER_BYTES + len(body) + behind, opcode, unique, node, 0, 0, 1, 0, 0) + body
@@ -135,38 +112,12 @@ def decode_init(body: bytes) -> Agreed:
 
 
 def decode_entry(body: bytes, at: int = 0) -> Node:
-    """fuse_entry_out: of LOOKUP, CREATE, MKDIR and each entry of READDIRPLUS."""
+    """fuse_entry_out, the answer to LOOKUP among others."""
     if len(body) - at < ENTRY_BYTES:
         raise FuseReplyError(f"an entry of {len(body) - at} bytes")
     number = _ENTRY_HEAD.unpack_from(body, at)[0]
-    attributes = _ATTRIBUTES.unpack_from(body, at + _ENTRY_HEAD.size)
+    attributes = ATTRIBUTES.unpack_from(body, at + _ENTRY_HEAD.size)
     return Node(number, attributes[1], attributes[9])
-
-
-def decode_attributes(body: bytes) -> Node:
-    """fuse_attr_out; the node's number is its inode here."""
-    if len(body) < ATTR_OUT_BYTES:
-        raise FuseReplyError(f"attributes of {len(body)} bytes")
-    attributes = _ATTRIBUTES.unpack_from(body, _ATTR_HEAD.size)
-    return Node(attributes[0], attributes[1], attributes[9])
-
-
-def decode_entries(body: bytes, plus: bool) -> Iterator[Listed]:
-    """The lines of READDIR or READDIRPLUS; each is padded to 8 bytes, and none is cut in two."""
-    at = 0
-    while at < len(body):
-        node = 0
-        if plus:
-            node = decode_entry(body, at).number
-            at += ENTRY_BYTES
-        if len(body) - at < _DIRENT.size:
-            raise FuseReplyError("a folder's entry is cut off")
-        ino, cookie, length, _kind = _DIRENT.unpack_from(body, at)
-        name = body[at + _DIRENT.size : at + _DIRENT.size + length]
-        if len(name) != length:
-            raise FuseReplyError("a folder's entry is cut off in its name")
-        yield Listed(name, ino, cookie, node)
-        at += _DIRENT.size + length + 7 & ~7
 
 
 def check_reply(header: tuple[int, int, int], unique: int, written: int, asked: Opcode) -> int:

@@ -1,10 +1,8 @@
-"""`GuestMemory`: what the driver side calls its machine's memory, regions of shared memory behind memfds.
+"""`GuestMemory`: the memory of the driver's machine, regions of shared memory behind memfds.
 
-A driver names its buffers by guest-physical addresses and the front-end names its rings by addresses in
-its own process, as QEMU does. Both kinds are made up here and differ from each other and from what any
-process maps, so that a device that confuses them fails. Between two regions lies a gap.
-
-Room is handed out from the bottom up and never taken back: buffers live as long as their machine.
+A driver names buffers by guest-physical addresses, the front-end names rings by addresses of its process.
+Both are made up, and differ, so that a device that confuses them fails. A gap lies between two regions.
+Room is handed out from the bottom up and never taken back.
 """
 
 from __future__ import annotations
@@ -13,9 +11,8 @@ import ctypes
 import fcntl
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Final
 
 from agent.bench.virtio_driver.faults import OutOfGuestMemory
@@ -73,7 +70,7 @@ class GuestMemory:
         for size in sizes:
             descriptor = os.memfd_create("g35-guest", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(descriptor, file_offset + size)
-            # As QEMU's memory-backend-memfd has it: a file that shrank would kill whoever maps it.
+            # As QEMU's memory-backend-memfd has it: a file that shrank would kill every process that maps it.
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
             mapped = mmap.mmap(descriptor, size, mmap.MAP_SHARED, offset=file_offset)
             self._maps.append(mapped)
@@ -137,9 +134,7 @@ class GuestMemory:
     def __enter__(self) -> GuestMemory:
         return self
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self.close()
 
 
@@ -151,8 +146,3 @@ def pages_of(room: Room) -> Iterator[Room]:
     """The 4 KiB pages of a room, in order; the last may be shorter."""
     for start in range(0, room.size, PAGE_BYTES):
         yield room.part(start, min(PAGE_BYTES, room.size - start))
-
-
-def joined(rooms: Sequence[Room]) -> bytes:
-    """What lies in rooms, one behind the other, as a copy."""
-    return b"".join(room.view for room in rooms)

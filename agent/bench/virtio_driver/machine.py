@@ -1,12 +1,7 @@
 """`Machine`: memory, queues, front-end and connection in one, as QEMU and a guest with a virtiofs mount are.
 
-    with Machine(socket_path, request_queues=2, memory_bytes=64 << 20) as machine:
-        machine.start()
-        machine.client.init()
-        machine.client.read_into(...)
-
-It outlives its device: `lose` is what a dead back-end looks like from here, `start` again finds the next
-one, which answers what the dead one left.
+A machine outlives its device: `lose` is a dead back-end as seen from here, `start` again finds the next one,
+which answers the requests of the dead one.
 """
 
 from __future__ import annotations
@@ -14,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 from agent.bench.virtio_driver.connection import BackEndGone, Connection
 from agent.bench.virtio_driver.front_end import FEATURES, PROTOCOL_FEATURES, FrontEnd, asking_for_queues
@@ -117,9 +111,7 @@ class Machine:
     def __enter__(self) -> Machine:
         return self
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self.close()
 
 

@@ -1,11 +1,9 @@
-"""One queue as a thread uses it: a ring, its two eventfds, and whoever waits for an answer.
+"""One queue as threads use it: a ring, its two eventfds, and the threads that wait for answers.
 
-Any number of threads share a queue. One of those that wait, the leader, sleeps on the call eventfd and
-takes what came back for all of them; when its own is there, another one leads. So an answer costs its
-thread one wake-up at most, and no thread of its own is needed that would hand answers over.
+One of the waiting threads, the leader, sleeps on the call eventfd and takes the answers of all; when its own
+is there, another one leads. An answer costs its thread one wake-up at most.
 
-The eventfds belong to the machine and not to a connection: they outlive a back-end that dies, and a request
-that it had is answered by its successor (vhost-user's inflight area).
+The eventfds belong to the machine: they outlive a back-end that dies (vhost-user's inflight area).
 """
 
 from __future__ import annotations
@@ -86,7 +84,7 @@ class RequestQueue:
         os.eventfd_write(self.kick, 1)
 
     def wake(self) -> None:
-        """Have whoever waits look at the ring: an interrupt may have died with the device."""
+        """Have the waiters look at the ring: an interrupt may have died with the device."""
         os.eventfd_write(self.call, 1)
 
     def wait(self, waiter: Waiter, timeout: float = WAIT_SECONDS) -> int:
@@ -113,7 +111,7 @@ class RequestQueue:
                         raise DeviceSilent(f"queue {self.index}: no answer within {timeout:g} s")
 
     def reap(self) -> int:
-        """Take what came back, without waiting; how many requests that finished."""
+        """Take the answers, without waiting; how many requests that finished."""
         with self._lock:
             return self._take()
 
@@ -134,7 +132,7 @@ class RequestQueue:
         return waiter.written
 
     def _is_answered(self, waiter: Waiter) -> bool:
-        """Take what came back; False where the waiter's is not there, and the next will interrupt."""
+        """Take the answers; False where the waiter's is not there, and the next will interrupt."""
         with self._lock:
             self._take()
             while not waiter.finished and self.ring.want_interrupts():

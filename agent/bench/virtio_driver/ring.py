@@ -1,19 +1,14 @@
-"""The driver's side of a split virtqueue: chains in, used buffers out. No I/O: who kicks is told to.
-
-Source: virtio 1.2, 2.7 (Split Virtqueues). Read agent/virtio/split_ring.py for the layout. The driver owns
-the descriptor table and the available ring, the device the used ring:
+"""The driver's side of a split virtqueue (virtio 1.2, 2.7): chains in, used buffers out. No I/O.
 
     ring.add([(address, length)], [(address, length)], mark)     # a chain: what it reads, what it writes
     if ring.publish(): kick()
     for mark, written in ring.take_used(): ...
 
-A chain of several descriptors takes as many of the table, or, as an *indirect* one, a single descriptor
-that names a table of its own. A table that never changes (a buffer that is read into again and again) is
-laid out once and added by `add_table` for the price of one descriptor.
+A chain of several descriptors takes as many of the table, or, as an *indirect* one, a single descriptor that
+names a table. `add_table` adds a table that is laid out once and never changes.
 
-What the device says is checked, because the tests believe this ring: a chain that was never given, or that
-comes back twice, or with more bytes than its buffers have, is a `DeviceFault`. Not thread-safe: whoever has
-several threads brings a lock (request_queue.py).
+The ring checks the device: a chain that it was never given, that comes back twice, or with more bytes than
+its buffers have, is a `DeviceFault`. Not thread-safe (request_queue.py has a lock).
 """
 
 from __future__ import annotations
@@ -22,10 +17,10 @@ from collections.abc import Sequence
 from typing import Final, Generic, TypeAlias, TypeVar
 
 from agent.bench.virtio_driver.guest_memory import GuestMemory, Room
-from agent.virtio.fence import full_fence
+from agent.virtio.memory_barrier import full_fence
 from agent.virtio.split_ring import (
     AVAILABLE_ALIGNMENT,
-    AVAILABLE_NO_INTERRUPT,
+    DESCRIPTOR,
     DESCRIPTOR_ALIGNMENT,
     DESCRIPTOR_BYTES,
     FLAGS_WORD,
@@ -37,7 +32,6 @@ from agent.virtio.split_ring import (
     USED_ELEMENT,
     USED_ELEMENT_BYTES,
     USED_NO_NOTIFY,
-    Descriptor,
     DescriptorFlag,
     avail_event_word,
     available_bytes,
@@ -58,7 +52,7 @@ CHAIN_BYTES_MAX: Final = 1 << 32
 NEXT: Final[int] = DescriptorFlag.NEXT.value
 WRITE: Final[int] = DescriptorFlag.WRITE.value
 INDIRECT: Final[int] = DescriptorFlag.INDIRECT.value
-_DESCRIPTOR: Final = Descriptor.LAYOUT
+_DESCRIPTOR: Final = DESCRIPTOR
 _USED_HEAD: Final = 4
 """Flags and index of the used ring, before its entries."""
 
@@ -134,10 +128,6 @@ class DriverRing(Generic[Mark]):
     def used_index(self) -> int:
         """How far the device says that it is: where a ring starts again after the device was gone."""
         return self._used[IDX_WORD]
-
-    def marks(self) -> list[Mark]:
-        """Of all chains that are outstanding."""
-        return [mark for mark, _, _ in self._chains.values()]
 
     def add(
         self, readable: Sequence[Span], writable: Sequence[Span], mark: Mark, *, indirect: bool = False
@@ -231,13 +221,6 @@ class DriverRing(Generic[Mark]):
             self._available[self._used_event] = (self._seen + after) & INDEX_MASK
         full_fence()
         return (self._used[IDX_WORD] - self._seen) & INDEX_MASK > after
-
-    def suppress_interrupts(self) -> None:
-        """Ask for none: a hint, by the flag, or by an event index that is a whole round away."""
-        if self.event_index:
-            self._available[self._used_event] = (self._seen - 1) & INDEX_MASK
-        else:
-            self._available[FLAGS_WORD] = AVAILABLE_NO_INTERRUPT
 
     def _offer(self, head: int, mark: Mark, taken: Sequence[int], room: int) -> None:
         self._chains[head] = (mark, taken, room)

@@ -12,6 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from agent.errors import G35Error
@@ -116,6 +117,21 @@ class Child:
                 process.kill()
                 process.wait()
         self._pid_file.unlink(missing_ok=True)
+
+
+def run_child(
+    stack: ExitStack,
+    name: str,
+    command: Sequence[str],
+    files: Path,
+    ready: Callable[[], bool],
+    seconds: float = START_SECONDS,
+) -> None:
+    """Start a process that ends with the stack, and wait until it is ready; its log is `files`.log."""
+    child = Child(name, command, files.with_suffix(".log"), ready, files.with_suffix(".pid"))
+    stack.callback(child.stop)
+    child.start()
+    child.wait_ready(seconds=seconds)
 
 
 def _told(status: int) -> str:

@@ -22,7 +22,7 @@ CHILDREN_SECONDS = 5.0
 def down(
     state: Annotated[Path | None, typer.Option(help="The state folder that was given to g35 up.")] = None,
 ) -> None:
-    """Unmount and end the pool that `g35 up` brought up. What is on its drives stays."""
+    """Unmount and end the pool that `g35 up` started. The data on its drives stay."""
     layout = Layout((state or default_state()).absolute())
     if not layout.state.is_dir():
         raise G35Error(f"there is no state folder {layout.state}", "name the one that g35 up was given")
@@ -38,7 +38,7 @@ def down(
 
 
 def _end_who_holds_it(layout: Layout) -> tuple[int, bool]:
-    """The folder's lock, once whoever holds it has ended; and whether anybody did.
+    """The folder's lock, once its holder has ended; and whether there was one.
 
     A `g35 up --detach` hands its lock to the process that stays, so the holder may change meanwhile: each
     that signs it is asked once. The lock, and not up.json, is what counts: it is held while things come up

@@ -54,55 +54,33 @@ class Running:
     enclosures: int
 
 
-@dataclass(frozen=True, slots=True)
 class Layout:
     """Paths in one state folder."""
 
-    state: Path
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        self.running_file = state / "up.json"
+        self.log = state / "up.log"
+        self.key = state / "root.key"
+        self.configuration = state / "agent.toml"
+        self.agent_state = state / "agent"
+        self.agent_ready = state / "agent.pid"
+        self.agent_log = state / "agent.log"
+        self.virtiofs_socket = state / "virtiofs.sock"
+        self.s3_credentials = state / "s3.credentials"
+        self.s3_port = state / "s3.port"
+        self.made_with = state / "made_with.json"
+        self.default_mount = state / "mnt"
+        self.lock = state / "lock"
 
-    @property
-    def running_file(self) -> Path:
-        return self.state / "up.json"
-
-    @property
-    def log(self) -> Path:
-        return self.state / "up.log"
-
-    @property
-    def key(self) -> Path:
-        return self.state / "root.key"
-
-    @property
-    def configuration(self) -> Path:
-        return self.state / "agent.toml"
-
-    @property
-    def agent_state(self) -> Path:
-        return self.state / "agent"
-
-    @property
-    def agent_ready(self) -> Path:
-        return self.state / "agent.pid"
-
-    @property
-    def agent_log(self) -> Path:
-        return self.state / "agent.log"
-
-    @property
-    def virtiofs_socket(self) -> Path:
-        return self.state / "virtiofs.sock"
-
-    @property
-    def s3_credentials(self) -> Path:
-        return self.state / "s3.credentials"
-
-    @property
-    def s3_port(self) -> Path:
-        return self.state / "s3.port"
-
-    @property
-    def made_with(self) -> Path:
-        return self.state / "made_with.json"
+    def make_folder(self) -> None:
+        """Make the state folder where there is none. Raises UserError where a file has its name."""
+        try:
+            self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise UserError(
+                f"--state {self.state}: {error.filename} is a file, not a folder", "name a folder"
+            ) from None
 
     def enclosure(self, number: int, suffix: str) -> Path:
         return self.state / f"jbof-{number}.{suffix}"
@@ -112,13 +90,6 @@ class Layout:
 
     def has_drives(self) -> bool:
         return any(self.state.glob("drives-*/*"))
-
-    def default_mount(self) -> Path:
-        return self.state / "mnt"
-
-    @property
-    def lock(self) -> Path:
-        return self.state / "lock"
 
     def try_lock(self) -> int | None:
         """The lock on the folder, for as long as the descriptor is open, by us or a child that has it from
@@ -130,7 +101,7 @@ class Layout:
         except BlockingIOError:
             os.close(descriptor)
             return None
-        os.ftruncate(descriptor, 0)  # whoever signed it last may be killed, and its id somebody else's
+        os.ftruncate(descriptor, 0)  # its last signer may be killed, and its id another's
         return descriptor
 
     def take_lock(self) -> int:
@@ -192,7 +163,7 @@ class Layout:
 
     def mounts_left(self) -> list[Path]:
         """Where something is mounted still, be it by a `g35 up` that was killed."""
-        places = {self.default_mount()}
+        places = {self.default_mount}
         with contextlib.suppress(G35Error):
             found = self._last_running()
             places |= {Path(found.mount)} if found else set()
@@ -230,84 +201,54 @@ def agent_toml(
     layout: Layout, mount: Path, ready: Sequence[dict[str, Any]], options: AgentOptions, s3_port: int = 0
 ) -> str:
     """The agent's configuration for the enclosures that announced themselves in `ready`."""
-
-    def text(value: object) -> str:
-        return json.dumps(str(value))
-
-    lines = [
-        "# Written by `g35 up` at every start; edit nothing here.",
-        "[agent]",
-        f"mount = {text(mount)}",
-        f"state = {text(layout.agent_state)}",
-        f"key_file = {text(layout.key)}",
-        f"door = {text(options.door)}",
-        # Others may enter a mount of root's; anybody else's takes a permission of the machine's for that.
-        f"allow_other = {str(may_mount()).lower()}",
-        f"workers = {options.workers}",
-        f"read_deadline_ms = {options.read_deadline_ms}",
-        f"directory_fresh_ms = {0 if options.shared else DIRECTORY_FRESH_MS}",
-        f"metrics = {text(options.metrics)}",
-        f"cpus = {json.dumps(options.cpus)}",
-        f"stay_awake = {text(options.stay_awake)}",
-        "",
-        "[prestage]",
-        f"memory = {text(options.prestage_memory)}",
-        f"learn = {str(options.learn).lower()}",
-        "",
-        "[fabric]",
-        'verbs_provider = "emulator.roce.pyverbs"',
-        "",
-        "[pool]",
-        f"allow_plain = {str(options.suite == 'plain+crc64').lower()}",
-    ]
+    sections: list[tuple[str, dict[str, Any]]] = [
+        ("[agent]", {
+            "mount": str(mount),
+            "state": str(layout.agent_state),
+            "key_file": str(layout.key),
+            "door": options.door,
+            # Others may enter a mount of root's; anybody else's takes a permission of the machine's for that.
+            "allow_other": may_mount(),
+            "workers": options.workers,
+            "read_deadline_ms": options.read_deadline_ms,
+            "directory_fresh_ms": 0 if options.shared else DIRECTORY_FRESH_MS,
+            "metrics": options.metrics,
+            "cpus": options.cpus,
+            "stay_awake": options.stay_awake,
+        }),
+        ("[prestage]", {"memory": options.prestage_memory, "learn": options.learn}),
+        ("[fabric]", {"verbs_provider": "emulator.roce.pyverbs"}),
+        ("[pool]", {"allow_plain": options.suite == "plain+crc64"}),
+    ]  # fmt: skip
     if options.virtiofs:
-        lines += ["", "[virtiofs]", f"socket = {text(layout.virtiofs_socket)}"]
+        sections.append(("[virtiofs]", {"socket": str(layout.virtiofs_socket)}))
     if options.s3:
-        lines += [
-            "",
-            "[s3]",
-            f'listen = ["127.0.0.1:{s3_port}", "{S3_BUCKET_ADDRESS}:{s3_port}"]',
-            f'hosts = ["{S3_BUCKET_ADDRESS}={S3_BUCKET}"]',
-            "[[s3.tenants]]",
-            'tenant = "default"',
-            f"credentials = {text(layout.s3_credentials)}",
-            f'buckets = ["{S3_BUCKET}"]',
-        ]
+        listen = [f"127.0.0.1:{s3_port}", f"{S3_BUCKET_ADDRESS}:{s3_port}"]
+        credentials = str(layout.s3_credentials)
+        tenant = {"tenant": "default", "credentials": credentials, "buckets": [S3_BUCKET]}
+        sections.append(("[s3]", {"listen": listen, "hosts": [f"{S3_BUCKET_ADDRESS}={S3_BUCKET}"]}))
+        sections.append(("[[s3.tenants]]", tenant))
     if options.write != "through" or options.prefill_tokens_per_s:
-        lines += [
-            "",
-            "[[policies]]",
-            'volume = "kv"',
-            f"write = {text(options.write)}",
-            f"prefill_tokens_per_s = {options.prefill_tokens_per_s}",
-            f"bytes_per_token = {text(options.bytes_per_token)}",
-        ]
+        names = ("write", "prefill_tokens_per_s", "bytes_per_token")
+        policy = {name: getattr(options, name) for name in names}
+        sections.append(("[[policies]]", {"volume": "kv", **policy}))
     for number, enclosure in enumerate(ready):
-        lines += [
-            "",
-            "[[enclosures]]",
-            f'name = "jbof-{number}"',
-            f'transport = "{options.transport}"',
-            f"address = {text(enclosure['address'])}",
-            f"port = {enclosure['port']}",
-            f"nqn = {text(enclosure['nqn'])}",
-        ]
-        if others := enclosure.get("ports", [])[1:]:
-            lines.append(f"paths = {json.dumps([f'{_bracketed(enclosure)}:{port}' for port in others])}")
+        others = [f"{_bracketed(enclosure)}:{port}" for port in enclosure.get("ports", [])[1:]]
+        place = {name: enclosure[name] for name in ("address", "port", "nqn")}
+        section = {"name": f"jbof-{number}", "transport": options.transport, **place}
+        sections.append(("[[enclosures]]", section | ({"paths": others} if others else {})))
     volumes = [("kv", "kv", options.value_size, 0.75 if options.files else 1.0)]
     if options.files:
         volumes += [("files-small", "files", "64K", 0.04), ("files-large", "files", "1M", 0.18)]
     for name, kind, value_size, share in volumes:
-        lines += [
-            "",
-            "[[volumes]]",
-            f'name = "{name}"',
-            f'kind = "{kind}"',
-            f"value_size = {text(value_size)}",
-            f'suite = "{options.suite}"',
-            f"share = {share}",
-        ]
-    return "\n".join(lines) + "\n"
+        section = {"name": name, "kind": kind, "value_size": value_size}
+        sections.append(("[[volumes]]", section | {"suite": options.suite, "share": share}))
+    # A string, a number, a truth value and a list of them are written in TOML as they are in JSON.
+    written = [
+        "\n".join([header, *(f"{name} = {json.dumps(value)}" for name, value in section.items())])
+        for header, section in sections
+    ]
+    return "\n\n".join(["# Written by `g35 up` at every start; edit nothing here.", *written]) + "\n"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """What the pool in a state folder was made with: a later `g35 up` goes on with it, or names what differs.
 
-The drives' number and size are read from their folders. What the pool was formatted with is noted in
-`made_with.json` at its format. Both hold for drives in files; drives in memory are new at each start.
+The drives' number and size are read from their folders, the rest from `made_with.json`. Drives in memory are
+new at each start.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ A word that is wrong raises `typer.BadParameter` (exit code 2), which names the 
 
 from __future__ import annotations
 
+import os
 import tomllib
 import uuid
 from collections.abc import Callable
@@ -17,7 +18,7 @@ import typer
 from agent.cli.up.layout import AgentOptions, Layout, agent_toml
 from agent.config.configuration import parse_configuration, parse_size
 from agent.errors import ConfigError
-from agent.inline.root_keys import HeldRootKey
+from agent.inline.root_keys import RootKey
 from agent.inline.secrets import SecretKey
 from agent.pool.map.document import VALUE_BYTES_MAX, VALUE_BYTES_MIN, PoolMap, plan_pool
 from agent.pool.map.superblock import MAP_BYTES_MAX
@@ -56,7 +57,7 @@ class Suite(StrEnum):
 
 
 class StayAwakeName(StrEnum):
-    """While what requests come processors are kept from sleeping (agent/host_os/cpu_idle.py)."""
+    """Which requests keep processors from sleeping (agent/host_os/cpu_idle.py)."""
 
     NEVER = "never"
     SHORT = "short"
@@ -172,7 +173,7 @@ def _planned(count: int, size: int, options: AgentOptions) -> PoolMap:
     text = agent_toml(Layout(_NO_FOLDER), _NO_FOLDER, [nowhere], options)
     configuration = parse_configuration(tomllib.loads(text), "the configuration")
     wishes = [each.wish() for each in configuration.volumes]
-    nobodys = HeldRootKey(SecretKey(bytes(32)), "no key")
+    nobodys = RootKey(SecretKey(bytes(32)), "no key")
     return plan_pool([(uuid.uuid4().bytes, size) for _ in range(count)], wishes, nobodys)
 
 
@@ -196,3 +197,15 @@ def _fits(count: int, size: int, options: AgentOptions) -> bool:
     except ConfigError:
         return False
     return True
+
+
+def agent_cpus(transport: str) -> tuple[int, ...]:
+    """One of two where the agent's NIC is emulated; empty, which is all, everywhere else.
+
+    The work of an emulated NIC is done under one interpreter lock, so the agent's threads gain little from a
+    second processor, and hand that lock to each other sooner on one. And on two processors that are busy
+    Linux looks for an idle one no more when it wakes a thread: it waited half a millisecond behind
+    the enclosure while the other processor had nothing to do (docs/decisions/0036-processors-of-an-agent.md).
+    """
+    allowed = sorted(os.sched_getaffinity(0))
+    return tuple(allowed[:1]) if transport == "rdma" and len(allowed) == 2 else ()

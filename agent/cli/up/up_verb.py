@@ -12,7 +12,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Set
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +22,6 @@ import typer
 from rich.console import Console
 
 from agent.cli.status_document import read_status
-from agent.cli.up.agent_cpus import agent_cpus
 from agent.cli.up.children import Child, detach, told_by
 from agent.cli.up.layout import (
     PRESTAGE_MEMORY,
@@ -42,6 +42,7 @@ from agent.cli.up.up_arguments import (
     Suite,
     TransportName,
     Write,
+    agent_cpus,
     check_captures,
     check_gate,
     check_room,
@@ -77,13 +78,13 @@ def up(
         Media, typer.Option(help="Sparse files survive a restart; memory is faster.")
     ] = Media.FILES,
     prefault: Annotated[
-        bool, typer.Option(help="Take the memory of drives in memory at once; for measuring.")
+        bool, typer.Option(help="Allocate the memory of drives at once; for measurements.")
     ] = False,
     mount: Annotated[
         Path | None,
         typer.Option(parser=Path, metavar="<path>", help="Where to mount; default: mnt in the state."),
     ] = None,
-    state: Annotated[Path | None, typer.Option(help="Folder for everything that is kept.")] = None,
+    state: Annotated[Path | None, typer.Option(help="Folder for drives, keys and logs.")] = None,
     value_size: Annotated[
         str,
         typer.Option(
@@ -108,7 +109,7 @@ def up(
         ),
     ] = 1,
     shared: Annotated[
-        bool, typer.Option(help="Other agents use the pool too: ask flash for what seems absent, each time.")
+        bool, typer.Option(help="Other agents use the pool, too: read flash for each key that seems absent.")
     ] = False,
     files: Annotated[bool, typer.Option(help="A new pool has /fs; without it, /kv has all the room.")] = True,
     virtiofs: Annotated[
@@ -127,18 +128,19 @@ def up(
         ),
     ] = 0.0,
     bytes_per_token: Annotated[
-        str, typer.Option(callback=token_option, help="What a token weighs in a value, for that.")
+        str,
+        typer.Option(callback=token_option, help="Bytes of a token, for --prefill-tokens-per-s."),
     ] = "0",
     s3: Annotated[
-        bool, typer.Option("--s3", help="Serve S3-shaped clients on loopback, too; says where the key is.")
+        bool, typer.Option("--s3", help="Serve S3 clients on loopback, too; says where the access key is.")
     ] = False,
     prestage_memory: Annotated[
         str,
-        typer.Option(callback=memory_option, help="Memory for values that were prestaged; 0: none."),
+        typer.Option(callback=memory_option, help="Memory for prestaged values; 0: none."),
     ] = PRESTAGE_MEMORY,
     stay_awake: Annotated[
         StayAwakeName,
-        typer.Option(help="While which requests come processors are kept from sleeping in between, as root."),
+        typer.Option(help="Which requests keep processors from sleeping; it takes root."),
     ] = StayAwakeName.AUTO,
     metrics: Annotated[
         str,
@@ -150,12 +152,12 @@ def up(
     pcap: Annotated[
         Path | None, typer.Option(help="RDMA: a folder for a capture of each emulated NIC's packets.")
     ] = None,
-    restart: Annotated[bool, typer.Option(help="Start again what dies.")] = True,
+    restart: Annotated[bool, typer.Option(help="Restart processes that die.")] = True,
     detach_: Annotated[bool, typer.Option("--detach", help="Return once it is up; see g35 down.")] = False,
 ) -> None:
-    """Bring a whole pool up on this machine. Says `ready` once the mount is there; Ctrl-C ends it."""
+    """Start a whole pool on this machine. Prints `ready` once it is mounted; Ctrl-C ends it."""
     layout = Layout((state or default_state()).absolute())
-    where = (mount or layout.default_mount()).absolute()
+    where = (mount or layout.default_mount).absolute()
     if media is Media.FILES:
         asked = {
             "enclosures": enclosures, "drives": drives, "drive_size": drive_size,
@@ -189,7 +191,7 @@ def up(
         raise typer.BadParameter("objects lie in the volumes of /fs: it wants --files", param_hint="--s3")
     if media is Media.MEMORY or not layout.has_drives():
         check_room(enclosures, drives, drive_size, options)
-    layout.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    layout.make_folder()
     if pcap is not None:
         check_captures(transport)
         # The emulated NICs of all processes look here (docs/roce.md); the agent knows nothing of them.
@@ -200,7 +202,7 @@ def up(
         lock = layout.take_lock()
     s3_was = layout.s3_port.read_text().strip() if s3 and layout.s3_port.exists() else ""
     if detach_:
-        _detached(layout, lock)
+        _detached(layout, lock, {"--state": layout.state, "--mount": mount, "--pcap": pcap})
         print(ready_message(layout, where, options, s3_was), flush=True)
         return
     drives_each = ["--drives", str(drives), "--drive-size", drive_size]
@@ -239,13 +241,17 @@ def _is_given(context: typer.Context, option: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _detached(layout: Layout, lock: int) -> None:
+def _detached(layout: Layout, lock: int, folders: Mapping[str, Path | None]) -> None:
     """Run the same command again without --detach, in a session of its own, and wait for its `ready`."""
     words = [word for word in sys.argv[1:] if word != "--detach"]
-    if "--state" not in " ".join(words):
-        words += ["--state", str(layout.state)]
+    for (
+        option,
+        path,
+    ) in folders.items():  # the last of an option counts; the process starts in the root folder
+        if path is not None:
+            words += [option, str(path.absolute())]
     os.environ[_LOCK_FROM_PARENT] = str(lock)
-    process = detach([sys.executable, "-P", "-m", "agent.cli", *_absolute(words)], layout.log, (lock,))
+    process = detach([sys.executable, "-P", "-m", "agent.cli", *words], layout.log, (lock,))
     os.close(lock)
     while True:
         said = layout.log.read_text(errors="replace").splitlines()
@@ -259,45 +265,23 @@ def _detached(layout: Layout, lock: int) -> None:
         time.sleep(0.05)
 
 
-def _absolute(words: list[str]) -> list[str]:
-    """The same words with paths made absolute: the detached process starts in the root folder."""
-    made = []
-    for at, word in enumerate(words):
-        option, separator, value = word.partition("=")
-        if separator and option in ("--state", "--mount"):
-            word = f"{option}={Path(value).absolute()}"
-        elif at and words[at - 1] in ("--state", "--mount"):
-            word = str(Path(word).absolute())
-        made.append(word)
-    return made
-
-
+@dataclass
 class _Pool:
     """Everything of one `g35 up`, in the order in which it starts."""
 
-    def __init__(
-        self,
-        layout: Layout,
-        mount: Path,
-        options: AgentOptions,
-        drives: list[str],
-        enclosures: int,
-        media: Media,
-        ports: int,
-    ) -> None:
-        self._ports = ports
-        self._layout = layout
-        self._mount = mount
-        self._options = options
-        self._drives = drives
-        self._media = media
-        self._count = enclosures
-        self._enclosures: list[Child] = []
-        self._agent: Child | None = None
-        self._formatted = False
-        self._mount_is_new = False
-        self._given: set[int] = set()
-        self._console = Console(stderr=True)
+    _layout: Layout
+    _mount: Path
+    _options: AgentOptions
+    _drives: list[str]
+    _count: int
+    _media: Media
+    _ports: int
+    _enclosures: list[Child] = field(default_factory=list)
+    _agent: Child | None = None
+    _formatted: bool = False
+    _mount_is_new: bool = False
+    _given: set[int] = field(default_factory=set)
+    _console: Console = field(default_factory=lambda: Console(stderr=True))
 
     def start(self, stop: threading.Event) -> None:
         """Bring everything up in its order; returns early once `stop` is set."""

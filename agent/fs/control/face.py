@@ -1,9 +1,8 @@
-"""The control face: `/.g35/session`, where batches cross the mount in one round trip.
+"""The control face: `/.g35/session`, where batches cross the mount in one round trip, and
+`/.g35/status.json`.
 
-host_shim/control_wire.py defines the bytes; read it first. Each open of the file is a session with its
-own answers and tickets; nothing of a session outlives it, and each of its parts is bounded there.
-
-`/.g35/status.json` is what `g35 status` shows, for whoever can read the mount.
+host_shim/control_wire.py defines the bytes; read it first. Each open of the session's file is a session with
+its own answers and tickets. `status.json` is what `g35 status` shows.
 """
 
 from __future__ import annotations
@@ -28,21 +27,22 @@ from agent.fs.interface import (
     Caller,
     DirectoryEntry,
     Entry,
+    FileSystem,
     FsError,
     LockOwner,
     Opened,
-    RefusesAll,
     SetAttributes,
     StatFs,
     Xattr,
 )
-from agent.host_os.bounds import SHARED, Bounds, Holder, Limit
-from agent.pool.access import AnyReading, ServedVolume
+from agent.host_os.per_user_bounds import SHARED, Bounds, Holder, Limit
+from agent.pool.access import ServedVolume
 from agent.pool.errors import PutRefused
 from agent.pool.format.directory import TIME_MAX
 from agent.pool.prestage.readahead import INACTIVE, Readahead
 from agent.pool.read.prestage_cache import PrestageCache
-from agent.pool.steps import Lanes, Steps
+from agent.pool.read.reader import Reader
+from agent.pool.steps import IoChannel, Steps
 from agent.pool.steps import Outcome as Settled
 from agent.pool.volume.volume import LOADS_IN_FLIGHT
 from host_shim.control_wire import (
@@ -95,13 +95,13 @@ class StartPrestage(Protocol):
     def __call__(self, volume: ServedVolume, key: bytes, milliseconds: int = 0) -> Outcome: ...
 
 
-class ControlFace(RefusesAll):
+class ControlFace(FileSystem):
     """`/.g35`. Safe from any thread; one session may be used by several at once."""
 
     def __init__(
         self,
         volumes: Sequence[ServedVolume],
-        lanes: Callable[[], Lanes],
+        channel: Callable[[], IoChannel],
         stats: Callable[[], Mapping[str, Any]],
         start_prestage: StartPrestage,
         prestage: PrestageCache | None = None,
@@ -113,7 +113,7 @@ class ControlFace(RefusesAll):
         """`memory`: where those who use the face are processes of this machine, what they may register."""
         self._continuer = continuer
         self._volumes = {volume.settings.name: volume for volume in volumes}
-        self._lanes = lanes
+        self._channel = channel
         self._stats = stats
         self._start_prestage = start_prestage
         self._prestage = prestage
@@ -126,7 +126,7 @@ class ControlFace(RefusesAll):
         self._handles = itertools.count(1)
         self._lock = threading.Lock()
         self._transfers = (
-            None if memory is None else Transfers(memory, lanes, self._volume, prestage, continuer)
+            None if memory is None else Transfers(memory, channel, self._volume, prestage, continuer)
         )
 
     # -- the three names ------------------------------------------------------------------------
@@ -200,26 +200,22 @@ class ControlFace(RefusesAll):
             raise
         return Opened(handle, direct_io=True, parallel_direct_writes=True, no_flush=True)
 
-    def release(self, ino: int, handle: int) -> Settled[None]:
+    def release(self, ino: int, handle: int) -> None:
         with self._lock:
             session = self._sessions.pop(handle, None)
             status = self._status_files.pop(handle, None)
         if status is not None:
             self._open_status.give_back(status[1])
         if session is None:
-            return None
+            return
         self._open_sessions.give_back(session.holder)
-        session.is_over = True
-        tickets = session.take_tickets()
+        tickets = session.close()
         self._tickets.give_back(session.holder, len(tickets))
         self._answer_bytes.give_back(session.holder, session.answer_bytes)
         for region in session.regions.values():
             region.give_back()
-        return self._drop(tickets)
-
-    def _drop(self, tickets: Sequence[Ticket]) -> Steps[None]:
         for ticket in tickets:
-            yield from ticket.drop(self._lanes())
+            ticket.drop()
 
     def read(self, ino: int, handle: int, offset: int, into: memoryview) -> Settled[int]:
         session = self._sessions.get(handle)
@@ -236,10 +232,10 @@ class ControlFace(RefusesAll):
         reading = session.reading_at(number, self._prestage, self._continuer)
         return self._get(reading, within, into)
 
-    def _get(self, reading: AnyReading, within: int, into: memoryview) -> Steps[int]:
-        lanes = self._lanes()
-        deadline = lanes.now() + reading.volume.timing.read_deadline
-        return (yield from reading.read(lanes, within, into, deadline))
+    def _get(self, reading: Reader, within: int, into: memoryview) -> Steps[int]:
+        channel = self._channel()
+        deadline = channel.now() + reading.volume.timing.read_deadline
+        return (yield from reading.read(channel, within, into, deadline))
 
     def _read_answer(self, session: ControlSession, within: int, into: memoryview) -> int:
         if within:
@@ -277,7 +273,7 @@ class ControlFace(RefusesAll):
         return self._request(session, request, len(data))
 
     def _put(self, ticket: Ticket, within: int, data: memoryview) -> Steps[int]:
-        yield from ticket.put(self._lanes(), within, data)
+        yield from ticket.put(self._channel(), within, data)
         return len(data)
 
     def ioctl(self, caller: Caller, ino: int, handle: int, command: int, data: memoryview) -> Settled[bytes]:
@@ -300,10 +296,10 @@ class ControlFace(RefusesAll):
         return self._value(self._volume(volume_name), key, room)
 
     def _value(self, volume: ServedVolume, key: bytes, room: memoryview) -> Steps[Xattr]:
-        reading, lanes = volume.reading(key, self._prestage), self._lanes()
-        deadline = lanes.now() + volume.timing.read_deadline
+        reading, channel = volume.reader(key, self._prestage), self._channel()
+        deadline = channel.now() + volume.timing.read_deadline
         try:
-            got = yield from reading.read(lanes, 0, room, deadline)
+            got = yield from reading.read(channel, 0, room, deadline)
             if reading.cause is None and reading.length is not None:
                 if reading.length > len(room):
                     raise FsError(errno.ERANGE)
@@ -365,90 +361,91 @@ class ControlFace(RefusesAll):
             return bytes(Outcome.UNKNOWN if ticket is None else ticket.outcome() for ticket in tickets)
         volume = self._volume(request.volume)
         if operation in (Operation.GET, Operation.PUT):
-            return (yield from self._bind(session, volume, request))
-        lanes = self._lanes()
+            return self._bind(session, volume, request)
+        channel = self._channel()
         if operation is Operation.EXISTS:
             # A long batch reads its directories a few at a time, and each few has the deadline of one read.
             turns = 1 + 2 * len(request.keys) // LOADS_IN_FLIGHT
-            deadline = lanes.now() + turns * volume.timing.read_deadline
-            causes = yield from volume.lookup(lanes, request.keys, deadline)
+            deadline = channel.now() + turns * volume.timing.read_deadline
+            causes = yield from volume.lookup(channel, request.keys, deadline)
             if self._continuer.active:
                 there = next((at for at, cause in enumerate(causes) if cause is not None), len(causes))
-                self._continuer.chain(volume.volume, request.keys[:there])
-            return bytes(Outcome.HIT if cause is None else Outcome(int(cause)) for cause in causes)
+                self._continuer.chain(volume.in_sets, request.keys[:there])
+            return bytes(Outcome.HIT if cause is None else Outcome(cause.value) for cause in causes)
         if operation is Operation.PRESTAGE:
             return bytes(self._start_prestage(volume, key, request.ttl_seconds) for key in request.keys)
         outcomes = bytearray()
         for key in request.keys:
-            deadline = lanes.now() + volume.timing.write_deadline
+            deadline = channel.now() + volume.timing.write_deadline
             if operation is Operation.PIN:
-                outcomes.append((yield from self._pin(volume, lanes, key, request.ttl_seconds, deadline)))
+                outcomes.append((yield from self._pin(volume, channel, key, request.ttl_seconds, deadline)))
             else:
-                outcomes.append((yield from self._delete(volume, lanes, key, deadline)))
+                outcomes.append((yield from self._delete(volume, channel, key, deadline)))
         return bytes(outcomes)
 
-    def _bind(self, session: ControlSession, volume: ServedVolume, request: Request) -> Steps[bytes]:
+    def _bind(self, session: ControlSession, volume: ServedVolume, request: Request) -> bytes:
         """Bind tickets. What an earlier binding had under way is given up: its number means another now."""
         ahead = None
         if self._continuer.active and request.keys:
-            self._continuer.chain(volume.volume, request.keys, session.trail)
+            self._continuer.chain(volume.in_sets, request.keys, session.trail)
             ahead = Ahead(request.keys[-1]) if request.operation is Operation.GET else None
         lengths = request.lengths if request.operation is Operation.PUT else [0] * len(request.keys)
         tickets = [
             Ticket(volume, key, ahead, length, request.ttl_seconds)
             for key, length in zip(request.keys, lengths, strict=True)
         ]
-        replaced = self._place(session, request.first_ticket, tickets)
+
+        def bind() -> list[Ticket] | None:
+            return session.bind(
+                request.first_ticket,
+                tickets,
+                self._channel().now(),
+                lambda more: self._tickets.take(session.holder, more),
+            )
+
+        replaced = bind()
         # A session keeps its tickets when its call is over. Those of an idle engine are not to keep another
         # one of its user from all of them.
         if replaced is None and (idle := self._idle_tickets(session.holder)):
-            yield from self._drop(idle)
-            replaced = self._place(session, request.first_ticket, tickets)
+            for ticket in idle:
+                ticket.drop()
+            replaced = bind()
         if replaced is None:
             raise FsError(errno.EAGAIN, "too many keys are bound to tickets of all sessions")
-        yield from self._drop(replaced)
+        for ticket in replaced:
+            ticket.drop()
         return b""
-
-    def _place(self, session: ControlSession, first: int, tickets: Sequence[Ticket]) -> list[Ticket] | None:
-        """Bind them; those that had their numbers. None, and nothing done: there is no room."""
-        with session.binding:
-            numbers = range(first, first + len(tickets))
-            added = sum(number not in session.tickets for number in numbers)
-            if session.is_over or (added and not self._tickets.take(session.holder, added)):
-                return None
-            session.bound_at = self._lanes().now()
-            replaced = [session.tickets[number] for number in numbers if number in session.tickets]
-            session.tickets.update(zip(numbers, tickets, strict=True))
-            return replaced
 
     def _idle_tickets(self, holder: Holder) -> list[Ticket]:
         """Of the holder's sessions that have bound none for TICKETS_IDLE_SECONDS, which lose them."""
         found: list[Ticket] = []
-        before = self._lanes().now() - TICKETS_IDLE_SECONDS
+        before = self._channel().now() - TICKETS_IDLE_SECONDS
         for session in list(self._sessions.values()):
-            if session.holder == holder and session.tickets:
-                taken = session.take_tickets(before)
+            if session.holder == holder:
+                taken = session.take_back(before)
                 self._tickets.give_back(holder, len(taken))
                 found += taken
         return found
 
-    def _pin(self, volume: ServedVolume, lanes: Lanes, key: bytes, ttl: int, deadline: float) -> Steps[int]:
+    def _pin(
+        self, volume: ServedVolume, channel: IoChannel, key: bytes, ttl: int, deadline: float
+    ) -> Steps[int]:
         # Without a time of its own, for as long as the volume keeps values: at the most, until it is deleted.
         seconds = ttl or volume.settings.ttl_seconds
-        until = int(lanes.wall()) + seconds if seconds else TIME_MAX
+        until = int(channel.wall()) + seconds if seconds else TIME_MAX
         try:
-            pinned = yield from volume.pin(lanes, key, until, deadline)
+            pinned = yield from volume.pin(channel, key, until, deadline)
         except PutRefused as refused:
-            return Outcome.REFUSED if refused.cause is None else Outcome(int(refused.cause))
+            return Outcome.REFUSED if refused.cause is None else Outcome(refused.cause.value)
         if pinned is None:
             return Outcome.NEVER_STORED
         return Outcome.HIT if pinned else Outcome.REFUSED
 
-    def _delete(self, volume: ServedVolume, lanes: Lanes, key: bytes, deadline: float) -> Steps[int]:
+    def _delete(self, volume: ServedVolume, channel: IoChannel, key: bytes, deadline: float) -> Steps[int]:
         if self._prestage is not None:
             self._prestage.discard(volume.settings.volume_id, volume.pseudonym(key))
         try:
-            there = yield from volume.delete(lanes, key, deadline)
+            there = yield from volume.delete(channel, key, deadline)
         except PutRefused as refused:
-            return Outcome.REFUSED if refused.cause is None else Outcome(int(refused.cause))
+            return Outcome.REFUSED if refused.cause is None else Outcome(refused.cause.value)
         return Outcome.HIT if there else Outcome.NEVER_STORED

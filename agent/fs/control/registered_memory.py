@@ -8,11 +8,9 @@ What could go wrong with somebody else's memory, and why it cannot:
 * It is no memory, or goes away while we use it: agent/host_os/foreign_descriptors.py and foreign_memory.py.
 * It is huge and empty, and touching it would take our memory: it must be there in full when registered.
 * It is a file that the client may only read: we take the client's own descriptor, open for both.
-* The client takes an answer for given that was none, and reuses memory into which we still write: while a
-  region is mapped we hold a lock on a byte of it, for which the client waits then. The lock is on an open
-  file description of our own, so it ends with us at the latest.
-* The client changes bytes while they are sealed or opened: it harms its own value. Of what decides about
-  others nothing is read from there.
+* The client's call ends without an answer, and it reuses memory into which we still write: while a region is
+  mapped we lock a byte of it, by an open file description of our own. The client waits for that lock.
+* The client changes bytes while they are sealed or opened: it harms its own value alone.
 """
 
 from __future__ import annotations

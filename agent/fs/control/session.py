@@ -5,26 +5,47 @@ host_shim/control_wire.py says what they are. Nothing of a session outlives it.
 
 from __future__ import annotations
 
+import enum
 import errno
-import math
 import threading
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from agent.fs.control.registered_memory import Region
 from agent.fs.interface import FsError
 from agent.fs.value_writer import errno_of
-from agent.host_os.bounds import Holder
-from agent.pool.access import AnyReading, AnyWriting, ServedVolume
+from agent.host_os.per_user_bounds import Holder
+from agent.pool.access import ServedVolume
 from agent.pool.errors import BadPut, PutRefused
 from agent.pool.prestage.readahead import Readahead, Trail
 from agent.pool.read.prestage_cache import PrestageCache
-from agent.pool.steps import Acquire, Lanes, Steps
+from agent.pool.read.reader import Reader
+from agent.pool.steps import Acquire, IoChannel, Steps
+from agent.pool.write.writer import Writer
 from host_shim.control_wire import Outcome
 
 NOT_FOR_READING: Final = "no key is bound to this ticket for reading"
 NOT_FOR_WRITING: Final = "no key is bound to this ticket for writing"
+
+
+class SessionState(enum.Enum):
+    """What the tickets of a session are."""
+
+    NEW = "none was bound yet"
+    BOUND = "bound to keys"
+    TAKEN = "taken back, for others of its user: a read or write is ESTALE until the session binds anew"
+    CLOSED = "gone with the file"
+
+
+LEGAL: Final = {
+    SessionState.NEW: {SessionState.BOUND, SessionState.CLOSED},
+    SessionState.BOUND: {SessionState.BOUND, SessionState.TAKEN, SessionState.CLOSED},
+    SessionState.TAKEN: {SessionState.BOUND, SessionState.CLOSED},
+    SessionState.CLOSED: set[SessionState](),
+}
+"""Which state may follow which."""
 
 
 class Ahead:
@@ -39,7 +60,7 @@ class Ahead:
         """One of the tickets is read: set out for what follows, the first time."""
         key, self.key = self.key, None
         if key is not None:
-            continuer.reads(volume.volume, key)
+            continuer.reads(volume.in_sets, key)
 
 
 class Ticket:
@@ -57,13 +78,13 @@ class Ticket:
         self.key = key
         self.length = length
         self.ttl_seconds = ttl_seconds
-        self.writing: AnyWriting | None = None
-        self.reading: AnyReading | None = None
+        self.writing: Writer | None = None
+        self.reading: Reader | None = None
         self.refused: Outcome | None = None
         self.ahead = ahead
         self.lock = threading.Lock()
 
-    def to_read(self, prestage: PrestageCache | None) -> AnyReading:
+    def to_read(self, prestage: PrestageCache | None) -> Reader:
         """The reading, begun with the first call. Raises FsError for a ticket that is none to read."""
         if self.length:
             raise FsError(errno.EINVAL, NOT_FOR_READING)
@@ -73,45 +94,45 @@ class Ticket:
                 reading = self._begun(prestage)
         return reading
 
-    def _begun(self, prestage: PrestageCache | None) -> AnyReading:
+    def _begun(self, prestage: PrestageCache | None) -> Reader:
         if self.reading is None:
-            self.reading = self.volume.reading(self.key, prestage)
+            self.reading = self.volume.reader(self.key, prestage)
         return self.reading
 
-    def put(self, lanes: Lanes, within: int, data: memoryview) -> Steps[None]:
+    def put(self, channel: IoChannel, within: int, data: memoryview) -> Steps[None]:
         """Take bytes of the value that is written. Raises FsError, also for a ticket not bound for that."""
         if not self.length:
             raise FsError(errno.EINVAL, NOT_FOR_WRITING)
-        deadline = lanes.now() + self.volume.timing.write_deadline
+        deadline = channel.now() + self.volume.timing.write_deadline
         if not self.lock.acquire(blocking=False) and not (yield Acquire(self.lock, deadline)):
             raise FsError(errno.EIO)
         try:
             # Made with the first bytes: it costs more than the ticket, and a client may send nothing.
             writing = self._begun_writing()
-            yield from writing.write(lanes, within, data, deadline)
+            yield from writing.write(channel, within, data, deadline)
         except BadPut as bad:
             self.refused = Outcome.REFUSED
             raise FsError(errno.EINVAL, str(bad)) from None
         except PutRefused as refused:
-            self.refused = Outcome.REFUSED if refused.cause is None else Outcome(int(refused.cause))
+            self.refused = Outcome.REFUSED if refused.cause is None else Outcome(refused.cause.value)
             raise FsError(errno_of(refused), str(refused)) from None
         finally:
             self.lock.release()
 
-    def _begun_writing(self) -> AnyWriting:
+    def _begun_writing(self) -> Writer:
         writing = self.writing
         if writing is None:
-            writing = self.writing = self.volume.writing(
+            writing = self.writing = self.volume.writer(
                 self.key, length=self.length, ttl_seconds=self.ttl_seconds
             )
         return writing
 
-    def drop(self, lanes: Lanes) -> Steps[None]:
+    def drop(self) -> None:
         """Nobody goes on with it: a put that is not whole is given up."""
         if self.reading is not None:
             self.reading.close()
         if self.writing is not None and not self.writing.finished:
-            yield from self.writing.drop(lanes)
+            self.writing.drop()
 
     def outcome(self) -> Outcome:
         if self.refused is not None:
@@ -121,7 +142,7 @@ class Ticket:
         if self.reading is None:
             return Outcome.UNKNOWN
         if self.reading.cause is not None:
-            return Outcome(int(self.reading.cause))
+            return Outcome(self.reading.cause.value)
         return Outcome.HIT if self.reading.length is not None else Outcome.UNKNOWN
 
 
@@ -135,10 +156,9 @@ class ControlSession:
     """Of the answers that wait, and of those that are being made."""
     answers: deque[bytes] = field(default_factory=deque)
     tickets: dict[int, Ticket] = field(default_factory=dict)
+    state: SessionState = SessionState.NEW
     bound_at: float = 0.0
-    """When tickets were last bound, in the seconds of the lanes' clock."""
-    is_over: bool = False
-    """Its file was closed."""
+    """When tickets were last bound, in the seconds of the channel's clock."""
     trail: Trail = field(default_factory=Trail)
     regions: dict[int, Region] = field(default_factory=dict)
     """Registered memory, by its number in this session."""
@@ -147,15 +167,48 @@ class ControlSession:
     registering: threading.Lock = field(default_factory=threading.Lock)
     """Of those numbers."""
 
-    def take_tickets(self, last_bound_before: float = math.inf) -> list[Ticket]:
-        """Those that were bound before then are the caller's to count and to drop."""
-        with self.binding:
-            if self.bound_at >= last_bound_before:
-                return []
-            tickets, self.tickets = list(self.tickets.values()), {}
-            return tickets
+    def _become(self, state: SessionState) -> None:
+        if state not in LEGAL[self.state]:
+            raise AssertionError(f"{state} after {self.state}")
+        self.state = state
 
-    def reading_at(self, number: int, prestage: PrestageCache | None, continuer: Readahead) -> AnyReading:
+    def bind(
+        self, first: int, tickets: Sequence[Ticket], now: float, take: Callable[[int], bool]
+    ) -> list[Ticket] | None:
+        """Bind tickets from number `first` on: those that had their numbers. None, and nothing done: no room.
+
+        `take` asks for room for so many more.
+        """
+        with self.binding:
+            numbers = range(first, first + len(tickets))
+            added = sum(number not in self.tickets for number in numbers)
+            if self.state is SessionState.CLOSED or (added and not take(added)):
+                return None
+            self._become(SessionState.BOUND)
+            self.bound_at = now
+            replaced = [self.tickets[number] for number in numbers if number in self.tickets]
+            self.tickets.update(zip(numbers, tickets, strict=True))
+            return replaced
+
+    def take_back(self, last_bound_before: float) -> list[Ticket]:
+        """Tickets that were bound before then: they are the caller's to count and to drop."""
+        with self.binding:
+            if self.state is not SessionState.BOUND or self.bound_at >= last_bound_before or not self.tickets:
+                return []
+            self._become(SessionState.TAKEN)
+            return self._without_tickets()
+
+    def close(self) -> list[Ticket]:
+        """Its file was closed. Its tickets are the caller's to count and to drop."""
+        with self.binding:
+            self._become(SessionState.CLOSED)
+            return self._without_tickets()
+
+    def _without_tickets(self) -> list[Ticket]:
+        tickets, self.tickets = list(self.tickets.values()), {}
+        return tickets
+
+    def reading_at(self, number: int, prestage: PrestageCache | None, continuer: Readahead) -> Reader:
         """What a ticket reads; the first read of a binding leads on. Raises FsError for none to read."""
         ticket = self._ticket(number, NOT_FOR_READING)
         reading = ticket.to_read(prestage)
@@ -170,8 +223,7 @@ class ControlSession:
     def _ticket(self, number: int, where_none: str) -> Ticket:
         ticket = self.tickets.get(number)
         if ticket is None:
-            # Tickets that others of its user needed are gone all at once: the session is of no use.
-            is_stale = self.bound_at and not self.tickets
+            is_stale = self.state is SessionState.TAKEN
             raise FsError(errno.ESTALE if is_stale else errno.EINVAL, where_none)
         return ticket
 

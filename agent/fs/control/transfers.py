@@ -1,8 +1,8 @@
 """Values between the pool and registered memory: ioctl(2) on the session's file (host_shim/transfer_wire.py).
 
-A LOAD is a read and a STORE a write as the session's file has them, in pieces of 1 MiB and with a deadline
-for each; only the memory is the client's own. Suites whose proof is a CRC of the text read that twice, so
-their text passes through memory of ours: what a client changes meanwhile must not look like a broken drive.
+A LOAD is a read of the session's file and a STORE a write, in pieces of 1 MiB with a deadline for each, into
+and out of the client's own memory. Suites whose proof is a CRC of the text read that twice, so their text
+passes through memory of ours: a client's change meanwhile must not look like a broken drive.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from agent.fs.control.registered_memory import REGIONS_MAX, RegisteredMemory
 from agent.fs.control.session import ControlSession, Ticket
 from agent.fs.interface import FsError
 from agent.inline.scatter import Scatter, Target
-from agent.pool.access import AnyReading, ServedVolume
+from agent.pool.access import ServedVolume
 from agent.pool.prestage.readahead import Readahead
 from agent.pool.read.prestage_cache import PrestageCache
-from agent.pool.steps import Lanes, Steps
+from agent.pool.read.reader import Reader
+from agent.pool.steps import IoChannel, Steps
 from agent.pool.steps import Outcome as Settled
 from host_shim.control_wire import MalformedControl, Outcome
 from host_shim.transfer_wire import (
     Ioctl,
-    Registered,
     Transfer,
-    decode_registering_untrusted,
+    decode_register_untrusted,
     decode_transfer_untrusted,
     decode_unregister_untrusted,
     encode_done,
+    encode_registered,
     ioctl_of,
 )
 
@@ -42,13 +43,13 @@ class Transfers:
     def __init__(
         self,
         memory: RegisteredMemory,
-        lanes: Callable[[], Lanes],
+        channel: Callable[[], IoChannel],
         volume_of: Callable[[str], ServedVolume],
         prestage: PrestageCache | None,
         continuer: Readahead,
     ) -> None:
         self._memory = memory
-        self._lanes = lanes
+        self._channel = channel
         self._volume_of = volume_of
         self._prestage = prestage
         self._continuer = continuer
@@ -62,8 +63,7 @@ class Transfers:
             if which is Ioctl.STORE:
                 return self._under_way(self._store(session, decode_transfer_untrusted(data)))
             if which is Ioctl.REGISTER:
-                asked = decode_registering_untrusted(data)
-                return self._register(session, process, asked.descriptor, asked.size)
+                return self._register(session, process, *decode_register_untrusted(data))
             if which is Ioctl.UNREGISTER:
                 return self._unregister(session, decode_unregister_untrusted(data))
         except MalformedControl as malformed:
@@ -85,7 +85,7 @@ class Transfers:
             region = self._memory.register(process, descriptor, size)
             number = max(session.regions, default=0) + 1
             session.regions[number] = region
-        return Registered(number, region.locked_byte).encode()
+        return encode_registered(number, region.locked_byte)
 
     def _unregister(self, session: ControlSession, number: int) -> bytes:
         with session.registering:
@@ -113,31 +113,31 @@ class Transfers:
             return (yield from self._fill(reading, into))
         volume = self._volume_of(transfer.volume)
         if self._continuer.active:
-            self._continuer.chain(volume.volume, (transfer.key,), session.trail)
-            self._continuer.reads(volume.volume, transfer.key)
-        reading = volume.reading(transfer.key, self._prestage)
+            self._continuer.chain(volume.in_sets, (transfer.key,), session.trail)
+            self._continuer.reads(volume.in_sets, transfer.key)
+        reading = volume.reader(transfer.key, self._prestage)
         try:
             return (yield from self._fill(reading, into))
         finally:
             reading.close()
 
-    def _fill(self, reading: AnyReading, into: Target) -> Steps[bytes]:
-        lanes, done, room = self._lanes(), 0, len(into)
+    def _fill(self, reading: Reader, into: Target) -> Steps[bytes]:
+        channel, done, room = self._channel(), 0, len(into)
         aside = reading.volume.codec.suite.reads_text_again
         while done < room:
             piece = into[done : done + PIECE_BYTES] if room > PIECE_BYTES else into
             own = memoryview(bytearray(len(piece) if aside else 0))
-            deadline = lanes.now() + reading.volume.timing.read_deadline
-            got = yield from reading.read(lanes, done, own if aside else piece, deadline)
+            deadline = channel.now() + reading.volume.timing.read_deadline
+            got = yield from reading.read(channel, done, own if aside else piece, deadline)
             if aside:
                 piece[:got] = own[:got]
-                lanes.tally(reading.volume.settings.name).bytes_copied += got
+                channel.tally(reading.volume.settings.name).bytes_copied += got
             done += got
             if got < len(piece):
                 break
         length, cause = reading.length, reading.cause
         if cause is not None:
-            return encode_done(int(cause), 0)
+            return encode_done(cause.value, 0)
         if length is None or done != min(length, room):
             return encode_done(Outcome.UNKNOWN.value, 0)
         return encode_done(Outcome.HIT.value, length)
@@ -149,21 +149,21 @@ class Transfers:
             return encode_done(Outcome.HIT.value, 0)
         volume = self._volume_of(transfer.volume)
         if self._continuer.active:
-            self._continuer.chain(volume.volume, (transfer.key,), session.trail)
+            self._continuer.chain(volume.in_sets, (transfer.key,), session.trail)
         ticket = Ticket(volume, transfer.key, None, sum(map(len, pieces)), transfer.ttl_seconds)
         try:
             yield from self._take(ticket, pieces)
         finally:
-            yield from ticket.drop(self._lanes())
+            ticket.drop()
         return encode_done(Outcome.HIT.value, 0)
 
     def _take(self, ticket: Ticket, pieces: list[memoryview]) -> Steps[None]:
-        lanes, at = self._lanes(), 0
+        channel, at = self._channel(), 0
         aside = ticket.volume.volume.codec.suite.reads_text_again
         for piece in pieces:
             for start in range(0, len(piece), PIECE_BYTES):
                 part = piece[start : start + PIECE_BYTES]
                 if aside:
                     part = memoryview(bytes(part))
-                yield from ticket.put(lanes, at, part)
+                yield from ticket.put(channel, at, part)
                 at += len(part)

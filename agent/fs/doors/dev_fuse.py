@@ -1,15 +1,13 @@
 """The hot door: /dev/fuse, one queue and one thread for each worker, every request run to completion.
 
-Read fuse/session.py first: it decides, this moves bytes. A worker blocks in `readv` on its clone of the
-descriptor, has the session answer in the same thread, and replies with `writev`. Nothing is handed over.
-
-A worker's buffers are one mapping:
+Read fuse/session.py first. A worker blocks in `readv` on its clone of the descriptor, has the session answer
+in the same thread, and replies with `writev`. A worker's buffers are one mapping:
 
     | page 0 ......... 80 bytes | data: 1 MiB, page-aligned | room: 1 MiB, page-aligned |
                        ^ a request is read to here
 
-so that header and arguments of a WRITE end exactly where a page begins, and one read puts its payload
-where O_DIRECT, a cipher and a NIC would have it. Any other request simply runs on into `data`.
+so that header and arguments of a WRITE end where a page begins, and one read puts its payload where O_DIRECT,
+a cipher and a NIC would have it. Any other request runs on into `data`.
 """
 
 from __future__ import annotations

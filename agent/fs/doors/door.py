@@ -1,9 +1,4 @@
-"""What every door of the agent can do, whichever carries the requests. One is had from make_door.py:
-
-    door = make_door("dev_fuse", filesystem, Path("/mnt/g35"), worker_count=4, make_runner=make_runner)
-    door.start()            # mounted and answering when it returns
-    door.wait(timeout=None) # until somebody unmounts it
-    door.stop()             # unmounts; no thread is left
+"""What every door of the agent can do, whichever carries the requests. make_door.py makes one.
 
 `make_runner(i)` is called once in each worker's own thread, and its runner is used in no other.
 """
@@ -30,7 +25,7 @@ class Door(Protocol):
         """Mount and serve; `MountError` where that cannot be."""
 
     def wait(self, timeout: float | None = None) -> bool:
-        """True once the mount is no longer served, whoever unmounted it; False at the time-out."""
+        """True once the mount is no longer served, by any unmount; False at the time-out."""
 
     def stop(self, grace_seconds: float = GRACE_SECONDS) -> None:
         """Unmount and end the threads. Who still has files open after the grace loses them (ENOTCONN)."""

@@ -7,26 +7,26 @@ from typing import Literal, TypeAlias
 
 from agent.fs.doors.door import Door, MakeRunner
 from agent.fs.doors.mounting import MountOptions
-from agent.fs.interface import FileSystem
+from agent.fs.interface import Tree
 
 DoorKind: TypeAlias = Literal["dev_fuse", "pyfuse3"]
 
 
 def make_door(
     kind: DoorKind,
-    filesystem: FileSystem,
+    tree: Tree,
     mountpoint: Path,
     worker_count: int,
     make_runner: MakeRunner,
     options: MountOptions | None = None,
 ) -> Door:
-    """A door over `filesystem`, not yet mounted."""
+    """A door over `tree`, not yet mounted."""
     # Imported here: pyfuse3 brings libfuse and trio along, which the hot door does without.
     if kind == "pyfuse3":
         from agent.fs.doors.pyfuse3_door import Pyfuse3Door
 
-        return Pyfuse3Door(filesystem, mountpoint, worker_count, make_runner, options)
+        return Pyfuse3Door(tree, mountpoint, worker_count, make_runner, options)
     from agent.fs.doors.dev_fuse import DevFuseDoor
     from agent.fs.fuse.session import FuseSession
 
-    return DevFuseDoor(FuseSession(filesystem), mountpoint, worker_count, make_runner, options)
+    return DevFuseDoor(FuseSession(tree), mountpoint, worker_count, make_runner, options)

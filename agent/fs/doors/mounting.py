@@ -1,10 +1,8 @@
-"""Mounting and unmounting FUSE on Linux: with mount(2) where that is allowed, otherwise through fusermount3.
+"""Mounting and unmounting FUSE on Linux: with mount(2) where CAP_SYS_ADMIN allows it, or through fusermount3.
 
-It is allowed to whoever has CAP_SYS_ADMIN: root as a rule, or a service that was given that one capability.
-
-Nothing here reads or writes a request. A mount is a file descriptor of /dev/fuse; it lives until it is
-unmounted or the last copy of the descriptor is closed. After an agent was killed, its mount point answers
-ENOTCONN to everything ("a dead mount"); `clear_dead_mount` takes it away.
+A mount is a file descriptor of /dev/fuse; it lives until it is unmounted or the last copy of the descriptor
+is closed. After an agent was killed, its mount point answers ENOTCONN ("a dead mount"): see
+`clear_dead_mount`.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class MountError(G35Error):
-    """The world's fault: we cannot mount or unmount here. Says why, and what would help."""
+    """A mount or unmount that cannot be done here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +79,7 @@ def mount(mountpoint: Path, options: MountOptions) -> int:
 
 
 def clone(descriptor: int) -> int:
-    """Another queue of the same mount. Where /dev/fuse may not be opened (not root, and its mode says so)
-    it is the same queue once more, which works and scales a little less."""
+    """Another queue of the same mount; the same queue once more where /dev/fuse may not be opened."""
     try:
         copy = os.open(DEV_FUSE, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
@@ -97,8 +94,8 @@ def clone(descriptor: int) -> int:
 
 
 def unmount(mountpoint: Path, *, lazy: bool = False, force: bool = False) -> bool:
-    """Unmount; False where it is busy. `lazy` takes the name away at once and leaves open files alone;
-    `force` ends the connection first, so that nobody waits for an answer any more (root only)."""
+    """Unmount; False where it is busy. `lazy` leaves open files alone; `force` ends the connection (root
+    only)."""
     if may_mount():
         flags = (MNT_DETACH if lazy else 0) | (MNT_FORCE if force else 0)
         return _umount2(mountpoint, flags)
@@ -113,7 +110,7 @@ def unmount(mountpoint: Path, *, lazy: bool = False, force: bool = False) -> boo
 
 
 def unmount_when_idle(mountpoint: Path, grace_seconds: float) -> bool:
-    """Unmount, waiting up to `grace_seconds` for whoever still uses it; False where it stayed busy."""
+    """Unmount, waiting up to `grace_seconds` for its last users; False where it stayed busy."""
     deadline = time.monotonic() + grace_seconds
     while not unmount(mountpoint):
         if time.monotonic() >= deadline:
@@ -127,8 +124,8 @@ def is_mounted(mountpoint: Path) -> bool:
 
 
 def device_of(mountpoint: Path) -> str | None:
-    """`major:minor` of the file system mounted exactly there, the topmost one; asks only the kernel's table,
-    so that a dead or hung mount cannot hold us up."""
+    """`major:minor` of the topmost file system mounted there, by the kernel's table: a hung mount holds
+    nobody."""
     wanted = os.path.realpath(mountpoint.parent) + "/" + mountpoint.name
     found = None
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:

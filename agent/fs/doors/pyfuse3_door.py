@@ -1,12 +1,11 @@
 """The reference door: the same operations through pyfuse3 and libfuse, selectable and the judge of ours.
 
-Read agent/fs/doors/door.py first. Requests come in on one trio loop in a thread of its own; each operation is
-settled by one of `worker_count` slots (a thread, its runner and a read buffer). It measured a third of the
-hot door's speed, so it is here for what an independent hand is good for: differential tests,
-and a way out where the hot door has a fault.
+Requests come in on one trio loop in a thread of its own; one of `worker_count` slots (a thread, its runner
+and a read buffer) settles each operation. It has a third of the hot door's speed, and serves differential
+tests.
 
-What pyfuse3 does not carry: fallocate (EOPNOTSUPP), parallel direct writes, skipping of FLUSH; and its
-session is global, so a process has one such door at a time.
+pyfuse3 carries no fallocate (EOPNOTSUPP), no parallel direct writes and no skipping of FLUSH. Its session is
+global, so a process has one such door at a time.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from pathlib import Path
 import pyfuse3
 import trio
 
-from agent.fs.complaints import Complaints
 from agent.fs.doors import mounting
 from agent.fs.doors.door import GRACE_SECONDS, START_SECONDS, MakeRunner
 from agent.fs.doors.mounting import MountError, MountOptions
 from agent.fs.doors.pyfuse3_handlers import Handlers, Slot
-from agent.fs.interface import FileSystem
+from agent.fs.interface import Tree
+from agent.host_os.complaints import Complaints
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +38,7 @@ class Pyfuse3Door:
 
     def __init__(
         self,
-        filesystem: FileSystem,
+        tree: Tree,
         mountpoint: Path,
         worker_count: int,
         make_runner: MakeRunner,
@@ -49,7 +48,7 @@ class Pyfuse3Door:
         self._options = options or MountOptions()
         self._worker_count = worker_count
         self._make_runner = make_runner
-        self._filesystem = filesystem
+        self._tree = tree
         self._thread: threading.Thread | None = None
         self._token: trio.lowlevel.TrioToken | None = None
         self._failure: BaseException | None = None
@@ -118,7 +117,7 @@ class Pyfuse3Door:
             for index in range(self._worker_count)
         ]
         try:
-            handlers = Handlers(self._filesystem, slots, self.complaints, self.initialised.set)
+            handlers = Handlers(self._tree, slots, self.complaints, self.initialised.set)
             pyfuse3.init(handlers, str(self.mountpoint), self._mount_options())
             mounted = True
             trio.run(self._main)

@@ -1,8 +1,7 @@
 """pyfuse3's handlers over a `FileSystem`. Read agent/fs/doors/pyfuse3_door.py first; it serves them.
 
 Each handler is one call of the file system within `Handlers._run`, the last line of defence: an exception
-that pyfuse3 does not expect would unmount the file system for everybody. What an operation returns is
-turned into pyfuse3's records inside that line, too, because a value that does not fit raises there.
+that pyfuse3 does not expect would unmount the file system. Results become pyfuse3's records inside it, too.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import pyfuse3
 import trio
 from pyfuse3 import FileHandleT, FileNameT, FlagT, InodeT, ModeT, XAttrNameT
 
-from agent.fs.complaints import Complaints
 from agent.fs.fuse.names import checked_name
 from agent.fs.fuse.session import errno_for_kernel
 from agent.fs.interface import (
@@ -31,14 +29,17 @@ from agent.fs.interface import (
     FsError,
     Opened,
     SetAttributes,
+    Tree,
+    face_of,
 )
+from agent.host_os.complaints import Complaints
 from agent.pool.steps import Outcome, Runner, settle
 
 T = TypeVar("T")
 
 
 class Job(Generic[T]):
-    """One operation on its way to a slot's thread, and what came of it on the way back."""
+    """One operation on its way to a slot's thread, and its result on the way back."""
 
     __slots__ = ("done", "failure", "operation", "value")
 
@@ -103,13 +104,13 @@ class Handlers(pyfuse3.Operations):
 
     def __init__(
         self,
-        filesystem: FileSystem,
+        tree: Tree,
         slots: list[Slot],
         complaints: Complaints,
         initialised: Callable[[], None],
     ) -> None:
         super().__init__()
-        self._filesystem = filesystem
+        self._face = face_of(tree)
         self._slots = list(slots)
         self._free = trio.Semaphore(len(slots))
         self._complaints = complaints
@@ -150,6 +151,14 @@ class Handlers(pyfuse3.Operations):
             raise FsError(errno.EBADF)
         return found
 
+    def _opened(self, fh: int) -> FileSystem:
+        return self._face(self._handle(fh)[0])
+
+    def _closed(self, fh: int) -> tuple[int, int]:
+        found = self._handle(fh)
+        del self._handles[fh]
+        return found
+
     def _new_handle(self, ino: int, opened: Opened) -> FileHandleT:
         self._last_handle += 1
         self._handles[self._last_handle] = (ino, opened.handle)
@@ -163,35 +172,33 @@ class Handlers(pyfuse3.Operations):
             nonseekable=opened.non_seekable,
         )
 
+    async def _settled(self, doing: str, operation: Callable[[], Outcome[T]]) -> T:
+        return await self._run(doing, lambda slot: slot.settle(operation()))
+
+    async def _entry(self, doing: str, operation: Callable[[], Outcome[Entry]]) -> pyfuse3.EntryAttributes:
+        return await self._run(doing, lambda slot: entry_of(slot.settle(operation())))
+
     def init(self) -> None:
         self._initialised()
 
     async def lookup(
         self, parent_inode: InodeT, name: FileNameT, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        caller = caller_of(ctx)
-        return await self._run(
-            "LOOKUP",
-            lambda slot: entry_of(
-                slot.settle(self._filesystem.lookup(caller, parent_inode, checked_name(name)))
-            ),
-        )
+        files, caller = self._face(parent_inode), caller_of(ctx)
+        return await self._entry("LOOKUP", lambda: files.lookup(caller, parent_inode, checked_name(name)))
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
         def forget_all(_: Slot) -> None:
             for inode, lookups in inode_list:
-                self._filesystem.forget(inode, lookups)
+                self._face(inode).forget(inode, lookups)
 
-        try:
+        with contextlib.suppress(pyfuse3.FUSEError):  # there is no answer to FORGET
             await self._run("FORGET", forget_all)
-        except pyfuse3.FUSEError:
-            return  # there is no answer to FORGET
 
     async def getattr(self, inode: InodeT, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
-        caller = caller_of(ctx)
+        files, caller = self._face(inode), caller_of(ctx)
         return await self._run(
-            "GETATTR",
-            lambda slot: attributes_of(slot.settle(self._filesystem.getattr(caller, inode, None))),
+            "GETATTR", lambda slot: attributes_of(slot.settle(files.getattr(caller, inode, None)))
         )
 
     async def setattr(
@@ -214,67 +221,43 @@ class Handlers(pyfuse3.Operations):
 
         def change(slot: Slot) -> pyfuse3.EntryAttributes:
             handle = None if fh is None else self._handle(fh)[1]
-            return attributes_of(slot.settle(self._filesystem.setattr(caller, inode, changes, handle)))
+            return attributes_of(slot.settle(self._face(inode).setattr(caller, inode, changes, handle)))
 
         return await self._run("SETATTR", change)
 
     async def readlink(self, inode: InodeT, ctx: pyfuse3.RequestContext) -> FileNameT:
-        caller = caller_of(ctx)
-        return await self._run(
-            "READLINK", lambda slot: bytes(slot.settle(self._filesystem.readlink(caller, inode)))
-        )
+        files, caller = self._face(inode), caller_of(ctx)
+        return FileNameT(await self._settled("READLINK", lambda: files.readlink(caller, inode)))
 
     async def mknod(
-        self,
-        parent_inode: InodeT,
-        name: FileNameT,
-        mode: ModeT,
-        rdev: int,
-        ctx: pyfuse3.RequestContext,
+        self, parent_inode: InodeT, name: FileNameT, mode: ModeT, rdev: int, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        caller = caller_of(ctx)
-        return await self._run(
-            "MKNOD",
-            lambda slot: entry_of(
-                slot.settle(self._filesystem.mknod(caller, parent_inode, checked_name(name), mode, rdev))
-            ),
+        files, caller = self._face(parent_inode), caller_of(ctx)
+        return await self._entry(
+            "MKNOD", lambda: files.mknod(caller, parent_inode, checked_name(name), mode, rdev)
         )
 
     async def mkdir(
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        caller = caller_of(ctx)
-        return await self._run(
-            "MKDIR",
-            lambda slot: entry_of(
-                slot.settle(self._filesystem.mkdir(caller, parent_inode, checked_name(name), mode))
-            ),
-        )
+        files, caller = self._face(parent_inode), caller_of(ctx)
+        return await self._entry("MKDIR", lambda: files.mkdir(caller, parent_inode, checked_name(name), mode))
 
     async def symlink(
         self, parent_inode: InodeT, name: FileNameT, target: FileNameT, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        caller = caller_of(ctx)
-        return await self._run(
-            "SYMLINK",
-            lambda slot: entry_of(
-                slot.settle(self._filesystem.symlink(caller, parent_inode, checked_name(name), target))
-            ),
+        files, caller = self._face(parent_inode), caller_of(ctx)
+        return await self._entry(
+            "SYMLINK", lambda: files.symlink(caller, parent_inode, checked_name(name), target)
         )
 
     async def unlink(self, parent_inode: InodeT, name: FileNameT, ctx: pyfuse3.RequestContext) -> None:
-        caller = caller_of(ctx)
-        await self._run(
-            "UNLINK",
-            lambda slot: slot.settle(self._filesystem.unlink(caller, parent_inode, checked_name(name))),
-        )
+        files, caller = self._face(parent_inode), caller_of(ctx)
+        await self._settled("UNLINK", lambda: files.unlink(caller, parent_inode, checked_name(name)))
 
     async def rmdir(self, parent_inode: InodeT, name: FileNameT, ctx: pyfuse3.RequestContext) -> None:
-        caller = caller_of(ctx)
-        await self._run(
-            "RMDIR",
-            lambda slot: slot.settle(self._filesystem.rmdir(caller, parent_inode, checked_name(name))),
-        )
+        files, caller = self._face(parent_inode), caller_of(ctx)
+        await self._settled("RMDIR", lambda: files.rmdir(caller, parent_inode, checked_name(name)))
 
     async def rename(
         self,
@@ -289,44 +272,31 @@ class Handlers(pyfuse3.Operations):
 
         def move(slot: Slot) -> None:
             old, new = checked_name(name_old), checked_name(name_new)
-            slot.settle(self._filesystem.rename(caller, parent_inode_old, old, parent_inode_new, new, flags))
+            face = self._face(parent_inode_old)
+            slot.settle(face.rename(caller, parent_inode_old, old, parent_inode_new, new, flags))
 
         await self._run("RENAME", move)
 
     async def link(
-        self,
-        inode: InodeT,
-        new_parent_inode: InodeT,
-        new_name: FileNameT,
-        ctx: pyfuse3.RequestContext,
+        self, inode: InodeT, new_parent_inode: InodeT, new_name: FileNameT, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        caller = caller_of(ctx)
-        return await self._run(
-            "LINK",
-            lambda slot: entry_of(
-                slot.settle(self._filesystem.link(caller, inode, new_parent_inode, checked_name(new_name)))
-            ),
+        files, caller = self._face(inode), caller_of(ctx)
+        return await self._entry(
+            "LINK", lambda: files.link(caller, inode, new_parent_inode, checked_name(new_name))
         )
 
     async def open(self, inode: InodeT, flags: FlagT, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
-        caller = caller_of(ctx)
-        opened = await self._run(
-            "OPEN", lambda slot: slot.settle(self._filesystem.open(caller, inode, flags))
-        )
+        files, caller = self._face(inode), caller_of(ctx)
+        opened = await self._settled("OPEN", lambda: files.open(caller, inode, flags))
         return self._file_info(inode, opened)
 
     async def create(
-        self,
-        parent_inode: InodeT,
-        name: FileNameT,
-        mode: ModeT,
-        flags: FlagT,
-        ctx: pyfuse3.RequestContext,
+        self, parent_inode: InodeT, name: FileNameT, mode: ModeT, flags: FlagT, ctx: pyfuse3.RequestContext
     ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
         caller = caller_of(ctx)
 
         def make(slot: Slot) -> tuple[int, Opened, pyfuse3.EntryAttributes]:
-            made = self._filesystem.create(caller, parent_inode, checked_name(name), mode, flags)
+            made = self._face(parent_inode).create(caller, parent_inode, checked_name(name), mode, flags)
             entry, opened = slot.settle(made)
             return entry.attributes.ino, opened, entry_of(entry)
 
@@ -339,7 +309,7 @@ class Handlers(pyfuse3.Operations):
             place = slot.buffer[:size]
             if len(place) < size:
                 raise FsError(errno.EINVAL)
-            return place[: slot.settle(self._filesystem.read(ino, handle, off, place))]
+            return place[: slot.settle(self._face(ino).read(ino, handle, off, place))]
 
         # pyfuse3 takes any buffer, whatever its stub says, and copies from it once.
         return cast(bytes, await self._run("READ", fill))
@@ -347,7 +317,7 @@ class Handlers(pyfuse3.Operations):
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
         def take(slot: Slot) -> int:
             ino, handle = self._handle(fh)
-            taken = slot.settle(self._filesystem.write(ino, handle, off, memoryview(buf)))
+            taken = slot.settle(self._face(ino).write(ino, handle, off, memoryview(buf)))
             if not 0 <= taken <= len(buf):
                 raise ValueError(f"write took {taken} of {len(buf)} bytes")
             return taken
@@ -355,33 +325,29 @@ class Handlers(pyfuse3.Operations):
         return await self._run("WRITE", take)
 
     async def flush(self, fh: FileHandleT) -> None:
-        await self._run("FLUSH", lambda slot: slot.settle(self._filesystem.flush(*self._handle(fh))))
+        await self._settled("FLUSH", lambda: self._opened(fh).flush(*self._handle(fh)))
 
     async def release(self, fh: FileHandleT) -> None:
-        def close(slot: Slot) -> None:
-            ino, handle = self._handle(fh)
-            del self._handles[fh]
-            slot.settle(self._filesystem.release(ino, handle))
+        await self._settled("RELEASE", lambda: self._opened(fh).release(*self._closed(fh)))
 
-        await self._run("RELEASE", close)
+    async def releasedir(self, fh: FileHandleT) -> None:
+        await self._settled("RELEASEDIR", lambda: self._opened(fh).releasedir(*self._closed(fh)))
 
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
-        await self._run(
-            "FSYNC",
-            lambda slot: slot.settle(self._filesystem.fsync(*self._handle(fh), bool(datasync))),
-        )
+        await self._settled("FSYNC", lambda: self._opened(fh).fsync(*self._handle(fh), bool(datasync)))
+
+    async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
+        await self._settled("FSYNCDIR", lambda: self._opened(fh).fsyncdir(*self._handle(fh), bool(datasync)))
 
     async def opendir(self, inode: InodeT, ctx: pyfuse3.RequestContext) -> FileHandleT:
-        caller = caller_of(ctx)
-        opened = await self._run(
-            "OPENDIR", lambda slot: slot.settle(self._filesystem.opendir(caller, inode, 0))
-        )
+        files, caller = self._face(inode), caller_of(ctx)
+        opened = await self._settled("OPENDIR", lambda: files.opendir(caller, inode, 0))
         return self._new_handle(inode, opened)
 
     async def readdir(self, fh: FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         def fill(slot: Slot) -> None:
             ino, handle = self._handle(fh)
-            for listed in slot.settle(self._filesystem.readdir(ino, handle, start_id)):
+            for listed in slot.settle(self._face(ino).readdir(ino, handle, start_id)):
                 if listed.name in (b".", b".."):
                     attributes = pyfuse3.EntryAttributes()
                     attributes.st_ino, attributes.st_mode = InodeT(listed.ino), ModeT(listed.mode)
@@ -389,34 +355,20 @@ class Handlers(pyfuse3.Operations):
                 else:
                     # libfuse asks for READDIRPLUS, in which each name that is told is also looked up.
                     try:
-                        looked_up = slot.settle(self._filesystem.lookup(Caller(), ino, listed.name))
+                        looked_up = slot.settle(self._face(ino).lookup(Caller(), ino, listed.name))
                     except FsError:
                         continue  # gone since it was listed
                     attributes = entry_of(looked_up)
                 if not pyfuse3.readdir_reply(token, listed.name, attributes, listed.cookie):
                     if looked_up is not None:
-                        self._filesystem.forget(looked_up.attributes.ino, 1)
+                        self._face(ino).forget(looked_up.attributes.ino, 1)
                     return
 
         await self._run("READDIR", fill)
 
-    async def releasedir(self, fh: FileHandleT) -> None:
-        def close(slot: Slot) -> None:
-            ino, handle = self._handle(fh)
-            del self._handles[fh]
-            slot.settle(self._filesystem.releasedir(ino, handle))
-
-        await self._run("RELEASEDIR", close)
-
-    async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
-        await self._run(
-            "FSYNCDIR",
-            lambda slot: slot.settle(self._filesystem.fsyncdir(*self._handle(fh), bool(datasync))),
-        )
-
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
         def fill(slot: Slot) -> pyfuse3.StatvfsData:
-            found = slot.settle(self._filesystem.statfs(ROOT_INODE))
+            found = slot.settle(self._face(ROOT_INODE).statfs(ROOT_INODE))
             told = pyfuse3.StatvfsData()
             told.f_bsize = told.f_frsize = found.block_size
             told.f_blocks = found.blocks
@@ -430,35 +382,25 @@ class Handlers(pyfuse3.Operations):
     async def setxattr(
         self, inode: InodeT, name: XAttrNameT, value: bytes, ctx: pyfuse3.RequestContext
     ) -> None:
-        caller = caller_of(ctx)
+        files, caller = self._face(inode), caller_of(ctx)
         # pyfuse3 itself tells XATTR_CREATE and XATTR_REPLACE apart by asking first.
-        await self._run(
-            "SETXATTR",
-            lambda slot: slot.settle(self._filesystem.setxattr(caller, inode, name, value, 0)),
-        )
+        await self._settled("SETXATTR", lambda: files.setxattr(caller, inode, name, value, 0))
 
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: pyfuse3.RequestContext) -> bytes:
-        caller = caller_of(ctx)
+        files, caller = self._face(inode), caller_of(ctx)
         return await self._run(
-            "GETXATTR",
-            lambda slot: bytes(slot.settle(self._filesystem.getxattr(caller, inode, name, slot.buffer))),
+            "GETXATTR", lambda slot: bytes(slot.settle(files.getxattr(caller, inode, name, slot.buffer)))
         )
 
     async def listxattr(self, inode: InodeT, ctx: pyfuse3.RequestContext) -> Sequence[XAttrNameT]:
-        caller = caller_of(ctx)
-        return await self._run(
-            "LISTXATTR",
-            lambda slot: [
-                XAttrNameT(name) for name in slot.settle(self._filesystem.listxattr(caller, inode))
-            ],
-        )
+        files, caller = self._face(inode), caller_of(ctx)
+        return [
+            XAttrNameT(n) for n in await self._settled("LISTXATTR", lambda: files.listxattr(caller, inode))
+        ]
 
     async def removexattr(self, inode: InodeT, name: XAttrNameT, ctx: pyfuse3.RequestContext) -> None:
-        caller = caller_of(ctx)
-        await self._run(
-            "REMOVEXATTR",
-            lambda slot: slot.settle(self._filesystem.removexattr(caller, inode, name)),
-        )
+        files, caller = self._face(inode), caller_of(ctx)
+        await self._settled("REMOVEXATTR", lambda: files.removexattr(caller, inode, name))
 
 
 def caller_of(ctx: pyfuse3.RequestContext) -> Caller:

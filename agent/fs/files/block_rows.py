@@ -1,9 +1,8 @@
 """Which block holds which part of a file, and which blocks are to be deleted: rows, not bytes.
 
-A block's life in rows. It is *announced* in `doomed` before it is put; then one transaction makes it the
-current version, takes back the announcement and dooms its predecessor; a sweep deletes what is doomed.
-So at every moment each block in the store is current or doomed, and a process killed anywhere leaves
-nothing behind that its next start does not find.
+A block is *announced* in `doomed` before it is put; then one transaction makes it the current version, takes
+back the announcement and dooms its predecessor; a sweep deletes doomed blocks. So each block in the store is
+current or doomed at every moment, and the next start finds what a killed process left.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ def give_up(tx: sqlite3.Connection, seq: int) -> None:
 
 
 def give_up_all(tx: sqlite3.Connection) -> None:
-    """At the start: whoever announced these has died."""
+    """At the start: the process that announced these has died."""
     tx.execute("UPDATE doomed SET writing = 0 WHERE writing = 1")
 
 

@@ -1,8 +1,7 @@
 """Where the /fs face keeps the content of files: what it asks of the pool, and nothing more.
 
-The face stores *blocks*. A block is written once under an identifier that no other block ever had, is
-read in ranges, and is deleted at last; it is never changed in place. So the store needs no notion of a
-file, of an order, or of a transaction, and a volume of fixed-size slots is all it takes.
+A *block* is written once under an identifier that no other block ever had, is read in ranges, is never
+changed in place, and is deleted at last. So the store needs no notion of a file, an order or a transaction.
 """
 
 from __future__ import annotations

@@ -3,11 +3,10 @@
 A file is cut into blocks of its block size. A block is a hole, or staged (staging.py), or sealed
 (sealing.py); where it is both of the latter, the staged bytes count.
 
-Reads take no gate: they copy what is staged under `OpenFiles.state`, ask the database where the rest
-lies, and fetch it straight into the caller's buffer. A block that is overwritten meanwhile can be deleted
-under a reader's hands; the store then says that it is not there, and the reader looks once more, this
-time with the gate held, when nothing can move. If the store says so then as well, the reader is told EIO,
-and the block is a suspect (suspects.py): no reader removes anything.
+Reads take no gate: they copy staged bytes under `OpenFiles.state`, ask the database where the rest lies, and
+fetch it straight into the caller's buffer. A block that is overwritten meanwhile can be deleted under a
+reader; then the reader looks once more, with the gate held, when nothing can move. If the store misses the
+block then as well, the reader gets EIO, and the block is a suspect (suspects.py): no reader removes anything.
 """
 
 from __future__ import annotations
@@ -26,12 +25,26 @@ from agent.fs.files.reclaiming import Reclaimer
 from agent.fs.files.schema import Database
 from agent.fs.files.sealing import Sealer
 from agent.fs.files.staging import StagedBlock, Staging, fill_zero
-from agent.fs.files.suspects import Suspects
+from agent.fs.files.suspects import SUSPECTS_MAX, Suspects
 from agent.fs.interface import FsError
+from agent.host_os.per_user_bounds import ALL, Bounds, Limit
 from agent.pool.steps import Steps
 
 FILE_BYTES_MAX: Final = (1 << 63) - 1
 POSITION_MAX: Final = (1 << 63) - 1
+
+STAGED: Final = Limit(
+    "staging-bytes", "bytes of files that are not sealed yet (`[files] staging`)", 256 << 20,
+    by="everybody", share=ALL, refused="the oldest block is sealed", bytes_each=0,
+)  # fmt: skip
+NODES: Final = Limit(
+    "fs-nodes", "nodes of /fs that kernels hold a reference to", 4_000_000,
+    by="everybody", share=ALL, refused="there are no more files", bytes_each=256,
+)  # fmt: skip
+SUSPECT_BLOCKS: Final = Limit(
+    "suspect-blocks", "blocks of files that are looked into", SUSPECTS_MAX,
+    by="everybody", share=ALL, refused="not noted until it is read again", bytes_each=1024,
+)  # fmt: skip
 
 
 class Content:
@@ -53,6 +66,13 @@ class Content:
         self._reclaimer = reclaimer
         self._sealer = sealer
         self.suspects: Final = Suspects(database, store, open_files, reclaimer, self.let_go, reclaimer.clock)
+
+    def watch(self, bounds: Bounds, files_max: int) -> None:
+        """Show what these tables hold: they keep their bounds by themselves."""
+        memory, suspects = self._staging.memory, self.suspects
+        bounds.watch(NODES, lambda: {"all": self._open_files.nodes()}, most=files_max)
+        bounds.watch(STAGED, lambda: {"all": memory.lent}, most=memory.limit + memory.overdraft)
+        bounds.watch(SUSPECT_BLOCKS, lambda: {"all": len(suspects)})
 
     def collect(self) -> Steps[bool]:
         """Look into suspects, and delete some doomed blocks; True if more may be deletable."""
@@ -405,7 +425,7 @@ class Content:
                 yield from self._reclaimer.hold(file.gate)
                 break
             except FsError:
-                # A pin that stayed would keep the file for good; whoever holds the gate ends in the end.
+                # A pin that stayed would keep the file for good; the holder of the gate ends in the end.
                 continue
         try:
             if (

@@ -24,15 +24,14 @@ and never in another:
 4. `Database`'s writer lock: one transaction at a time, no steps inside.
 5. SQLite's own locks.
 
-A question to the database takes none of them (schema.py). `getattr` reads what an open file knows before
-it reads the row: a size that is committed in between is then seen in the row, never missed in both.
+A question to the database takes none of them (schema.py). `getattr` reads what an open file knows before it
+reads the row: it sees a size that is committed in between in the row.
 
-Life of an inode. It exists while it has a name, while the kernel remembers it (`forget`) or while a
-handle is open; whoever ends the last of the three reaps it. After a restart no handle and no memory of
-the kernel is left, and files without a name are swept.
+An inode exists while it has a name, while the kernel remembers it (`forget`) or while a handle is open; the
+end of the last of the three reaps it. After a restart files without a name are swept.
 
-What the kernel does for us, on a mount with `default_permissions`: permission checks and the sticky bit,
-O_APPEND (it sends the offset), clearing set-user-id on write, the difference of O_RDONLY and O_RDWR.
+The kernel, on a mount with `default_permissions`, checks permissions and the sticky bit, sends the offset of
+O_APPEND, and knows O_RDONLY from O_RDWR.
 """
 
 from __future__ import annotations
@@ -50,29 +49,29 @@ from agent.fs.files import directories, extended_attributes, inodes
 from agent.fs.files.block_rows import doomed_backlog
 from agent.fs.files.block_store import BlockStore, block_id
 from agent.fs.files.content import Content
-from agent.fs.files.home import Home, NamesElsewhere
 from agent.fs.files.inodes import Inode, local_ino
 from agent.fs.files.open_files import HANDLES, OpenFile, OpenFiles
 from agent.fs.files.options import FilesCounters, FilesGauges, FilesOptions
+from agent.fs.files.pool_of_names import NamesElsewhere, PoolOfNames
 from agent.fs.files.reclaiming import Reclaimer
 from agent.fs.files.schema import Database, MetadataUnusable
 from agent.fs.files.sealing import Sealer
 from agent.fs.files.staging import Staging, StagingMemory
-from agent.fs.files.watched_files import watch_files
 from agent.fs.interface import (
     NOBODY,
     Attributes,
     Caller,
     DirectoryEntry,
     Entry,
+    FileSystem,
     FsError,
     LockOwner,
     Opened,
-    RefusesAll,
     SetAttributes,
     StatFs,
+    check_same_face,
 )
-from agent.host_os.bounds import Bounds
+from agent.host_os.per_user_bounds import Bounds
 from agent.pool.steps import Outcome, Steps
 
 FALLOC_KEEP_SIZE: Final = 0x01
@@ -88,7 +87,7 @@ USED_STALE_NS: Final = 10**9
 _MODE_BITS: Final = 0o7777
 
 
-class FilesFace(RefusesAll):
+class FilesFace(FileSystem):
     """An ordinary file system in a metadata file and a block store.
 
     `home`: where the store's blocks lie. `clock` is the clock of the steps' deadlines (seconds), `wall_ns`
@@ -101,7 +100,7 @@ class FilesFace(RefusesAll):
         store: BlockStore,
         options: FilesOptions | None = None,
         *,
-        home: Home | None = None,
+        home: PoolOfNames | None = None,
         bounds: Bounds | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_ns: Callable[[], int] = time.time_ns,
@@ -126,7 +125,7 @@ class FilesFace(RefusesAll):
             )
             sealer = Sealer(database, store, self._open_files, self._staging, self._reclaimer, self.counters)
             self._content = Content(database, store, self._open_files, self._staging, self._reclaimer, sealer)
-            watch_files(bounds, self._open_files, options.files_max, room, self._content.suspects)
+            self._content.watch(bounds, options.files_max)
             inodes.ensure_root(database, options.root_mode, options.root_uid, options.root_gid, wall_ns())
             self._reclaimer.start()
         except BaseException as failure:
@@ -223,6 +222,7 @@ class FilesFace(RefusesAll):
         return self._entry(node)
 
     def link(self, caller: Caller, ino: int, new_parent: int, new_name: bytes) -> Outcome[Entry]:
+        check_same_face(ino, new_parent)
         with self._database.transaction() as tx:
             node = directories.add_link(tx, local_ino(ino), local_ino(new_parent), new_name, self._wall_ns())
         return self._entry(node)
@@ -240,6 +240,7 @@ class FilesFace(RefusesAll):
     def rename(
         self, caller: Caller, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int
     ) -> Outcome[None]:
+        check_same_face(parent, new_parent)
         old_home, new_home = local_ino(parent), local_ino(new_parent)
         with self._database.transaction() as tx:
             replaced = directories.rename(tx, old_home, name, new_home, new_name, flags, self._wall_ns())

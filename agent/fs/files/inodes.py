@@ -123,23 +123,7 @@ def insert(
     """A new inode with one link, two for a directory (its name and its own `.`)."""
     nlink = 2 if stat.S_ISDIR(mode) else 1
     size = len(target) if target is not None else 0
-    values = (
-        ino,
-        mode,
-        nlink,
-        uid,
-        gid,
-        rdev,
-        size,
-        0,
-        block_bytes,
-        now_ns,
-        now_ns,
-        now_ns,
-        now_ns,
-        parent,
-        target,
-    )
+    values = (ino, mode, nlink, uid, gid, rdev, size, 0, block_bytes, *[now_ns] * 4, parent, target)
     cursor = tx.execute("INSERT INTO inodes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
     number = cursor.lastrowid
     assert number is not None

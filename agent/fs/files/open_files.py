@@ -19,7 +19,7 @@ from agent.fs.files.inodes import Inode
 from agent.fs.files.schema import ROOT_LOCAL, Database
 from agent.fs.files.staging import StagedBlock
 from agent.fs.interface import FsError
-from agent.host_os.bounds import SHARED, Bound, Holder, Limit
+from agent.host_os.per_user_bounds import SHARED, Bound, Holder, Limit
 
 HANDLES: Final = Limit(
     "fs-open", "open handles of files of /fs", 65_536,
@@ -112,7 +112,7 @@ class OpenFiles:
     def pin(self, ino: int) -> OpenFile:
         """The file, kept in the table until `unpin`. ESTALE when it is gone, EISDIR and EINVAL by its type.
 
-        The row is read under the lock, so that whoever removes an inode (also under it) either sees this
+        The row is read under the lock, so that a remover of an inode (also under it) either sees this
         use or has removed it before.
         """
         with self.state:
@@ -131,7 +131,7 @@ class OpenFiles:
         return file
 
     def unpin(self, file: OpenFile) -> None:
-        """Undo one `pin`. Whoever is last has left nothing staged."""
+        """Undo one `pin`. The last one has left nothing staged."""
         with self.state:
             file.uses -= 1
             if file.uses == 0:

@@ -1,14 +1,12 @@
 """Blocks of files in volumes of the pool: the `BlockStore` that /fs stands on (agent/fs/files).
 
-Blocks lie in volumes of kind `files`, one for each capacity. Unlike a /kv value, a block is never
-evicted: a set without a free slot refuses, and the program gets ENOSPC. A block that does not prove
-itself is not served; whether it is lost is found out by several examinations with time between
-(agent/pool/maintenance/loss_check.py), for what brought it may be to blame.
+Blocks lie in volumes of kind `files`, one for each capacity. A block is never evicted: a set without a free
+slot refuses, and the program gets ENOSPC. A block that does not prove itself is not served; several
+examinations with time between find out whether it is lost (agent/pool/maintenance/loss_check.py).
 
-An agent that goes by an older pool map than others (it was stopped, or could not look) lacks keys that they
-seal with, and places where they have put what there was. So a block is lost only where it is not there by
-the newest map, on whichever namespace that is; until all were asked nothing is said of it. Nor is anything
-when the map says that the volume was erased: an agent does not remove files because of what a map says.
+An agent with an older pool map than others lacks keys that they seal with, and places. So a block is lost
+only where it is not there by the newest map; until all namespaces were asked nothing is said of it. Nor is
+anything where the map says that the volume was erased: an agent does not remove files because of a map.
 """
 
 from __future__ import annotations
@@ -21,17 +19,17 @@ from pathlib import Path
 from typing import Final
 
 from agent.fs.files.block_store import StoreFull, StoreUnavailable, StoreUnreached
-from agent.fs.files.home import Home, noted_home
+from agent.fs.files.pool_of_names import PoolOfNames, noted_home
 from agent.fs.files.unsynced import Unsynced, UnsyncedBlocks, stands
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
 from agent.pool.flush_tracking import flush_written
 from agent.pool.maintenance.loss_check import Undecided, examine, set_aside
-from agent.pool.read.get import Reading
-from agent.pool.steps import Lanes, Steps
+from agent.pool.read.get import SlotReader
+from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.volume import Volume
 from agent.pool.write.delete_and_pin import delete_block
-from agent.pool.write.put import Writing
+from agent.pool.write.put import SlotWriter
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +45,9 @@ _MAY_COME_BACK: Final = (MissCause.LATE, MissCause.ENCLOSURE_DOWN)
 
 
 def store_for(
-    metadata: Path, pool_id: str, volumes: Sequence[Volume], lanes: Callable[[], Lanes]
-) -> tuple[PoolBlockStore, Home]:
-    """The store for the names in a metadata file, and what that is to note (agent/fs/files/home.py).
+    metadata: Path, pool_id: str, volumes: Sequence[Volume], channel: Callable[[], IoChannel]
+) -> tuple[PoolBlockStore, PoolOfNames]:
+    """The store for the names in a metadata file, and what that is to note (agent/fs/files/pool_of_names.py).
 
     Of several volumes of one capacity it is the one that has the blocks that are named already, and for a
     new file the first.
@@ -60,19 +58,19 @@ def store_for(
         capacity, name = volume.settings.value_bytes, volume.settings.volume_id.hex()
         if capacity not in chosen or noted.get(capacity) == name:
             chosen[capacity] = volume
-    home = Home(pool_id, {size: each.settings.volume_id.hex() for size, each in chosen.items()})
-    return PoolBlockStore(list(chosen.values()), lanes), home
+    home = PoolOfNames(pool_id, {size: each.settings.volume_id.hex() for size, each in chosen.items()})
+    return PoolBlockStore(list(chosen.values()), channel), home
 
 
 class PoolBlockStore:
     """The block store over `volumes`, all of kind `files` and each of a capacity of its own. Safe from any
     thread."""
 
-    def __init__(self, volumes: Sequence[Volume], lanes: Callable[[], Lanes]) -> None:
+    def __init__(self, volumes: Sequence[Volume], channel: Callable[[], IoChannel]) -> None:
         ordered = sorted(volumes, key=lambda volume: volume.settings.value_bytes)
         self._volumes = {volume.settings.value_bytes: volume for volume in ordered}
-        self._lanes = lanes
-        self._open: OrderedDict[bytes, Reading] = OrderedDict()
+        self._channel = channel
+        self._open: OrderedDict[bytes, SlotReader] = OrderedDict()
         self._lock = threading.Lock()
         self._unsynced = UnsyncedBlocks()
 
@@ -86,13 +84,13 @@ class PoolBlockStore:
         return tuple(self._volumes)
 
     def put(self, block_id: bytes, capacity: int, data: memoryview) -> Steps[None]:
-        volume, lanes = self._volumes[capacity], self._lanes()
-        first = lanes.written() + 1
-        writing = Writing(volume, block_id, length=len(data), may_evict=False)
+        volume, channel = self._volumes[capacity], self._channel()
+        first = channel.written() + 1
+        writing = SlotWriter(volume, block_id, length=len(data), may_evict=False)
         try:
             for at in range(0, len(data), PIECE_BYTES):
-                deadline = lanes.now() + volume.timing.write_deadline
-                yield from writing.write(lanes, at, data[at : at + PIECE_BYTES], deadline)
+                deadline = channel.now() + volume.timing.write_deadline
+                yield from writing.write(channel, at, data[at : at + PIECE_BYTES], deadline)
         except PutRefused as refused:
             if refused.cause is None:
                 raise StoreFull(str(refused)) from None
@@ -101,12 +99,12 @@ class PoolBlockStore:
             raise StoreUnavailable(str(refused)) from None
         finally:
             if not writing.finished:
-                yield from writing.drop(lanes)
+                writing.drop()
         namespaces = {place.namespace for place in volume.places(volume.placement.pseudonym(block_id))}
-        self._unsynced.add(block_id, Unsynced(first, lanes.written(), len(data), tuple(namespaces)))
+        self._unsynced.add(block_id, Unsynced(first, channel.written(), len(data), tuple(namespaces)))
         if self._unsynced.is_full:
-            yield from flush_written(lanes, self._members())
-            self._unsynced.settle(lanes, all_of_them=True)
+            yield from flush_written(channel, self._members())
+            self._unsynced.settle(channel, all_of_them=True)
 
     def places(self, block_id: bytes, capacity: int) -> Collection[int]:
         placement = self._volumes[capacity].placement
@@ -114,34 +112,34 @@ class PoolBlockStore:
 
     def examine(self, block_id: bytes, capacity: int) -> Steps[bytes | None]:
         # It was looked for by the newest map if that is the same, and this agent's, before and afterwards.
-        volume, lanes = self._volume(capacity), self._lanes()
-        before = yield from _map_in_force(volume, lanes)
+        volume, channel = self._volume(capacity), self._channel()
+        before = yield from _map_in_force(volume, channel)
         try:
-            against = yield from examine(volume, lanes, block_id)
+            against = yield from examine(volume, channel, block_id)
         except Undecided as reason:
             raise StoreUnavailable(f"block unavailable: {reason}") from None
-        if against is not None and (yield from _map_in_force(volume, lanes)) != before:
+        if against is not None and (yield from _map_in_force(volume, channel)) != before:
             raise StoreUnavailable("block unavailable: the pool map became another")
         return against
 
     def give_up(self, block_id: bytes, capacity: int) -> Steps[None]:
         volume = self._volumes.get(capacity)
         if volume is not None and not volume.erased:
-            yield from set_aside(volume, self._lanes(), block_id)
+            yield from set_aside(volume, self._channel(), block_id)
 
     def get(self, block_id: bytes, capacity: int, offset: int, into: memoryview) -> Steps[bool]:
-        volume, lanes = self._volume(capacity), self._lanes()
+        volume, channel = self._volume(capacity), self._channel()
         reading = self._reading(volume, block_id)
         for at in range(0, len(into), PIECE_BYTES):
             piece = into[at : at + PIECE_BYTES]
             # A file is not a cache: its reader waits as long as a writer would.
-            deadline = lanes.now() + volume.timing.write_deadline
-            count = yield from reading.read(lanes, offset + at, piece, deadline)
+            deadline = channel.now() + volume.timing.write_deadline
+            count = yield from reading.read(channel, offset + at, piece, deadline)
             if reading.cause is MissCause.EVICTED:
                 # Since its header was read, the block was sealed anew, perhaps in another slot.
                 self._forget(block_id)
                 reading = self._reading(volume, block_id)
-                count = yield from reading.read(lanes, offset + at, piece, deadline)
+                count = yield from reading.read(channel, offset + at, piece, deadline)
             if reading.cause is not None:
                 self._forget(block_id)
                 if reading.cause in _MAY_COME_BACK:
@@ -152,29 +150,29 @@ class PoolBlockStore:
         return True
 
     def delete(self, block_id: bytes, capacity: int) -> Steps[None]:
-        volume, lanes = self._volume(capacity), self._lanes()
+        volume, channel = self._volume(capacity), self._channel()
         self._forget(block_id)
         self._unsynced.forget(block_id)
         try:
-            yield from delete_block(volume, lanes, block_id, lanes.now() + volume.timing.write_deadline)
+            yield from delete_block(volume, channel, block_id, channel.now() + volume.timing.write_deadline)
         except PutRefused as refused:
             raise StoreUnavailable(str(refused)) from None
 
     def flush(self, blocks: Iterable[tuple[bytes, int]] | None = None) -> Steps[None]:
-        lanes = self._lanes()
-        failed = yield from flush_written(lanes, self._members())
-        in_doubt = self._unsynced.settle(lanes)
+        channel = self._channel()
+        failed = yield from flush_written(channel, self._members())
+        in_doubt = self._unsynced.settle(channel)
         if failed and blocks is None:
             raise StoreUnavailable(_not_flushed(failed))
         if blocks is None or not (failed or in_doubt):
             return
         blocks = list(blocks)
         for _ in range(FLUSHES_MAX):
-            if not in_doubt or not (yield from self._read_again(lanes, blocks)):
+            if not in_doubt or not (yield from self._read_again(channel, blocks)):
                 break
             # What stands may have been written again since, and be in a cache once more.
-            failed = yield from flush_written(lanes, self._members())
-            in_doubt = self._unsynced.settle(lanes)
+            failed = yield from flush_written(channel, self._members())
+            in_doubt = self._unsynced.settle(channel)
         else:
             raise StoreUnavailable("sessions to an enclosure end all the time")
         if failed:
@@ -182,7 +180,7 @@ class PoolBlockStore:
                 if not (yield from self._lies_apart(name, capacity, failed)):
                     raise StoreUnavailable(_not_flushed(failed))
 
-    def _read_again(self, lanes: Lanes, blocks: Iterable[tuple[bytes, int]]) -> Steps[int]:
+    def _read_again(self, channel: IoChannel, blocks: Iterable[tuple[bytes, int]]) -> Steps[int]:
         """Read those blocks that are in doubt; how many there were. Raises StoreUnavailable, once, where
         some are lost."""
         read = lost = 0
@@ -191,10 +189,10 @@ class PoolBlockStore:
             if block is None:
                 continue
             read += 1
-            # Whoever ends another session from now on brings new doubt.
-            since = 1 + max(lanes.doubtful(each) for each in block.namespaces)
-            if (yield from stands(self._volume(capacity), lanes, name, block.length)):
-                self._unsynced.add(name, block._replace(first=since, last=max(since, lanes.written())))
+            # The end of another session from now on brings new doubt.
+            since = 1 + max(channel.doubtful(each) for each in block.namespaces)
+            if (yield from stands(self._volume(capacity), channel, name, block.length)):
+                self._unsynced.add(name, block._replace(first=since, last=max(since, channel.written())))
             else:
                 self._unsynced.forget(name)
                 self._forget(name)
@@ -217,7 +215,7 @@ class PoolBlockStore:
 
     def _lies_apart(self, block_id: bytes, capacity: int, namespaces: Collection[int]) -> Steps[bool]:
         """Whether a block is known to be on none of some namespaces."""
-        volume, lanes = self._volume(capacity), self._lanes()
+        volume, channel = self._volume(capacity), self._channel()
         pseudonym = volume.placement.pseudonym(block_id)
         sets = volume.borrow_sets(pseudonym)
         try:
@@ -225,8 +223,8 @@ class PoolBlockStore:
             if len(others) == len(sets):
                 return True
             if not volume.find(others, pseudonym):
-                stale = [cached for cached in others if not volume.is_fresh(cached, lanes)]
-                yield from volume.load(lanes, stale, lanes.now() + volume.timing.write_deadline)
+                stale = [cached for cached in others if not volume.is_fresh(cached, channel)]
+                yield from volume.load(channel, stale, channel.now() + volume.timing.write_deadline)
             found = volume.find(sets, pseudonym)
             return bool(found) and found[0].cached.namespace not in namespaces
         finally:
@@ -247,11 +245,11 @@ class PoolBlockStore:
             raise StoreUnavailable(f"block unavailable: no volume for {capacity} bytes is served")
         return volume
 
-    def _reading(self, volume: Volume, block_id: bytes) -> Reading:
+    def _reading(self, volume: Volume, block_id: bytes) -> SlotReader:
         with self._lock:
             reading = self._open.get(block_id)
             if reading is None:
-                reading = self._open[block_id] = Reading(volume, block_id)
+                reading = self._open[block_id] = SlotReader(volume, block_id)
                 if len(self._open) > OPEN_BLOCKS_MAX:
                     self._open.popitem(last=False)
             else:
@@ -263,11 +261,11 @@ class PoolBlockStore:
             self._open.pop(block_id, None)
 
 
-def _map_in_force(volume: Volume, lanes: Lanes) -> Steps[int]:
+def _map_in_force(volume: Volume, channel: IoChannel) -> Steps[int]:
     """The version of the map that all go by, where this agent does. Raises `StoreUnavailable`."""
     version: int | None = 0
-    if volume.in_force is not None:
-        version = yield from volume.in_force(lanes, lanes.now() + volume.timing.write_deadline)
+    if volume.newest_map is not None:
+        version = yield from volume.newest_map(channel, channel.now() + volume.timing.write_deadline)
     if volume.erased:
         raise StoreUnavailable(f"block unavailable: volume {volume.settings.name} is served no longer")
     if version is None:

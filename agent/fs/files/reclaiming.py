@@ -1,14 +1,12 @@
 """Giving room back: inodes that nobody can reach any more, doomed blocks, and eviction of whole files.
 
-A doomed block is deleted from the store only after what replaced it is durable, both on the enclosures
-(`BlockStore.flush`) and in the metadata (`Database.sync`). Otherwise a machine that loses power could
-come up with the older metadata, pointing at a block that is gone. Both cost something, so deletions are
-done by the batch: when enough is doomed, when room is needed, and from `collect`, which a supervisor
-calls now and then.
+A doomed block is deleted only after its successor is durable, on the enclosures (`BlockStore.flush`) and in
+the metadata (`Database.sync`): else a machine that loses power could come up with metadata that point at a
+deleted block. Both cost something, so deletions are done by the batch: when enough is doomed, when room is
+needed, and from `collect`, which a supervisor calls.
 
-Sweeps go through what is doomed in laps, oldest first, and go on behind what cannot be deleted, because its
-enclosure is away, say. That is tried again in the next lap, which begins some seconds later; what is doomed
-meanwhile does not wait for it.
+Sweeps go through doomed blocks in laps, oldest first, and past those that cannot be deleted, because an
+enclosure is away, say. The next lap, some seconds later, tries these again.
 """
 
 from __future__ import annotations

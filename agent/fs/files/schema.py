@@ -4,13 +4,11 @@ SQLite in WAL mode. All changes go through one connection behind one lock (`Data
 operation of the file system being one transaction; questions go through connections of their own
 (`Database.query`), which never wait for the writer.
 
-Durability. `synchronous=NORMAL`: a commit is a write(2) into the WAL and no fsync. A process that is
-killed therefore loses no committed transaction, because the page cache has it. A machine that loses
-power may lose the newest ones, all at once and in order, never in part: exactly what a program that did
-not call fsync must expect. fsync(2) on a file ends in `Database.sync`, which fsyncs the WAL. That is
-enough: a committed frame is either in the WAL, or a checkpoint has moved it, and a checkpoint syncs the
-database file before the WAL is written from its start again. `synchronous=FULL` would pay that fsync
-for each create and each rename, for programs that did not ask.
+Durability. `synchronous=NORMAL`: a commit is a write(2) into the WAL and no fsync. A killed process loses no
+committed transaction. A machine that loses power may lose the newest ones, in order and never in part, as a
+program that did not call fsync must expect. fsync(2) on a file ends in `Database.sync`, which fsyncs the WAL.
+That is enough: a committed frame is in the WAL, or a checkpoint has moved it, which syncs the database file
+before the WAL begins anew. `synchronous=FULL` would pay that fsync for each create and each rename.
 """
 
 from __future__ import annotations
@@ -27,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from agent.errors import G35Error
-from agent.fs.complaints import Complaints
 from agent.fs.files.block_store import FILE_SYSTEM_ID_BYTES
-from agent.fs.files.home import Home, settle_home
+from agent.fs.files.pool_of_names import PoolOfNames, settle_home
 from agent.fs.interface import FsError
+from agent.host_os.complaints import Complaints
 
 log = logging.getLogger(__name__)
 
@@ -110,8 +108,8 @@ class MetadataUnusable(G35Error):
 class Database:
     """The metadata file. Any thread may call any method."""
 
-    def __init__(self, path: Path, home: Home | None = None) -> None:
-        """`home`: where its blocks lie. Raises MetadataUnusable, and NamesElsewhere (home.py)."""
+    def __init__(self, path: Path, home: PoolOfNames | None = None) -> None:
+        """`home`: where its blocks lie. Raises MetadataUnusable, and NamesElsewhere (pool_of_names.py)."""
         self.path = path
         self._lock = threading.Lock()
         self._idle: list[sqlite3.Connection] = []
@@ -144,7 +142,7 @@ class Database:
         connection.execute(f"PRAGMA cache_size = -{PAGE_CACHE_KIB}")
         return connection
 
-    def _prepare(self, home: Home | None) -> None:
+    def _prepare(self, home: PoolOfNames | None) -> None:
         writer = self._writer
         version = writer.execute("PRAGMA user_version").fetchone()[0]
         if version not in (0, SCHEMA_VERSION):

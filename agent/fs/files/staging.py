@@ -1,15 +1,12 @@
 """Memory in which blocks are put together before they are sealed, and the bound on it.
 
-A staged block holds all of a block's valid bytes from its start to `length`. It is dirty until it was
-sealed. After an fsync it may stay, clean, so that a program that appends and syncs in turn does not
-fetch the same tail again and again; a clean block is the first to go when memory is wanted.
+A staged block holds all of a block's valid bytes from its start to `length`. It is dirty until it is sealed.
+After an fsync it may stay, clean, so that a program that appends and syncs does not fetch the same tail
+again; clean blocks go first when memory is wanted.
 
-Buffers come in a few sizes, so that a small file does not take the room of a large block. They are
-anonymous mappings and not bytearrays: what is dropped goes back to the kernel at once, and the resident
-size of the agent stays what the configuration says. Some are kept for reuse, because 4 MiB of fresh
-pages cost as much as copying 4 MiB.
-
-Nothing here locks; `OpenFiles.state` guards all of it (see face.py).
+Buffers come in a few sizes, so that a small file does not take the room of a large block. They are anonymous
+mappings, which go back to the kernel at once. Some are kept for reuse, because 4 MiB of fresh pages cost as
+much as copying 4 MiB. `OpenFiles.state` guards all of it (see face.py).
 """
 
 from __future__ import annotations

@@ -1,16 +1,13 @@
 """Blocks of files that did not prove themselves to a reader: looked into later, and only then given up.
 
-A reader that meets such a block is told EIO, and nothing is removed: a read that was damaged on its way, or
-an enclosure that damages all it brings, looks the same to it as a medium that has lost the block. The block
-is noted here. Whoever cleans up behind the files (`FilesFace.collect`) has the store examine it again, LOOKS
-times and LOOK_SECONDS apart. It is lost if each look found the very same thing against it, and the store
-vouched each time for the enclosures that said so. A look of which nothing can be said begins the count anew.
-UNDECIDED_MAX of those, or one that finds the block whole or something else, end the suspicion, and the next
-reader who meets it begins a new one.
+A reader that meets such a block gets EIO, and nothing is removed: damage on the way looks the same as a
+medium that has lost the block. `FilesFace.collect` has the store examine it again, LOOKS times and
+LOOK_SECONDS apart. It is lost if each look found the very same thing against it, and the store vouched each
+time for the enclosures. A look of which nothing can be said begins the count anew. UNDECIDED_MAX of those, or
+a look that finds the block whole or something else, end the suspicion.
 
-A lost block takes its file: its names go, and reading it is ENOENT from then on. What was written over, cut
-off or removed meanwhile is no suspect any more. All is in memory and bounded; after a restart readers find
-again what is bad.
+A lost block takes its file: its names go, and reading it is ENOENT. A block that was written over, cut off or
+removed meanwhile is no suspect. All is in memory and bounded; after a restart readers find again what is bad.
 """
 
 from __future__ import annotations

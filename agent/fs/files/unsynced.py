@@ -1,9 +1,8 @@
 """Blocks of files that no flush has proven to be durable, so that fsync(2) knows what to look into.
 
 A block is here from its put until all namespaces that it may lie on were flushed over a session that stood
-since before the put (agent/pool/flush_tracking.py). Where the session is a later one the block is *in doubt*:
-the enclosure may have lost power meanwhile, and with it what was acknowledged. It stays so until somebody has
-read it, or deletes it.
+since before the put (agent/pool/flush_tracking.py). With a later session the block is *in doubt*, until it is
+read or deleted: the enclosure may have lost power meanwhile, and with it what it had acknowledged.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from typing import NamedTuple
 
 from agent.fs.files.block_store import StoreUnavailable
 from agent.pool.counters import MissCause
-from agent.pool.read.get import Reading
-from agent.pool.steps import Acquire, Lanes, Steps
+from agent.pool.read.get import SlotReader
+from agent.pool.steps import Acquire, IoChannel, Steps
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.volume import Volume
 from agent.pool.volume.writable_directory import load_writable
@@ -69,19 +68,19 @@ class UnsyncedBlocks:
             self._open.pop(block_id, None)
             self._doubtful.pop(block_id, None)
 
-    def settle(self, lanes: Lanes, *, all_of_them: bool = False) -> bool:
+    def settle(self, channel: IoChannel, *, all_of_them: bool = False) -> bool:
         """Look which were flushed since; whether any is in doubt.
 
         The oldest are looked at, up to the first that was not flushed, or `all_of_them`.
         """
         with self._lock:
             for block_id, block in list(self._open.items()):
-                if any(lanes.is_unflushed(each, block.first, block.last) for each in block.namespaces):
+                if any(channel.is_unflushed(each, block.first, block.last) for each in block.namespaces):
                     if all_of_them:
                         continue
                     break
                 del self._open[block_id]
-                if any(lanes.doubtful(each) >= block.first for each in block.namespaces):
+                if any(channel.doubtful(each) >= block.first for each in block.namespaces):
                     self._doubtful[block_id] = block
                     self._bound(self._doubtful)
             return bool(self._doubtful)
@@ -103,7 +102,7 @@ class UnsyncedBlocks:
                 )
 
 
-def stands(volume: Volume, lanes: Lanes, block_id: bytes, length: int) -> Steps[bool]:
+def stands(volume: Volume, channel: IoChannel, block_id: bytes, length: int) -> Steps[bool]:
     """Whether a block is there, all of it, by what the enclosures say now; nothing remembered is believed.
 
     Raises `StoreUnavailable` where that cannot be told.
@@ -115,12 +114,12 @@ def stands(volume: Volume, lanes: Lanes, block_id: bytes, length: int) -> Steps[
     try:
         # As in a delete (agent/pool/write/delete_and_pin.py): no image of ours is under way while they are
         # read.
-        deadline = lanes.now() + seconds
+        deadline = channel.now() + seconds
         for cached in sorted(sets, key=lambda each: (each.namespace, each.offset)):
             if not (yield Acquire(cached.writer, deadline)):
                 raise StoreUnavailable("block unavailable: the directory is being written all the time")
             held.append(cached)
-        trouble = yield from load_writable(volume, lanes, sets, deadline)
+        trouble = yield from load_writable(volume, channel, sets, deadline)
         found = any(each.cached.fault is None for each in volume.find(sets, pseudonym))
     finally:
         for cached in held:
@@ -130,12 +129,12 @@ def stands(volume: Volume, lanes: Lanes, block_id: bytes, length: int) -> Steps[
         if trouble is not None:
             raise StoreUnavailable(f"block unavailable: {trouble.name.lower()}")
         return False
-    reading = Reading(volume, block_id)
+    reading = SlotReader(volume, block_id)
     into = memoryview(bytearray(min(length, PIECE_BYTES)))
     try:
         for at in range(0, length, PIECE_BYTES):
             piece = into[: length - at]
-            count = yield from reading.read(lanes, at, piece, lanes.now() + seconds)
+            count = yield from reading.read(channel, at, piece, channel.now() + seconds)
             if reading.cause in (MissCause.LATE, MissCause.ENCLOSURE_DOWN):
                 raise StoreUnavailable(f"block unavailable: {reading.cause.name.lower()}")
             if reading.cause is not None or count != len(piece):

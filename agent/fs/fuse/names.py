@@ -1,17 +1,19 @@
-"""Names and values of extended attributes in the arguments of a request, and whether they are good.
+"""Names in requests and replies: those that a request carries and whether they are good, and listings.
 
-Out of the way of fuse/requests.py, because every name that is looked up and every value that is read by one
-request (agent/fs/control/face.py) comes by here.
+Compiled, unlike fuse/requests.py: every name that is looked up and every value that is read by one request
+(agent/fs/control/face.py) comes by here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from agent.fs.fuse.abi import Buffer, FuseFormatError
-from agent.fs.fuse.replies import Body, GetxattrOut
-from agent.fs.interface import NAME_BYTES_MAX, FsError
+from agent.fs.fuse.replies import NOT_LOOKED_UP, Body, GetxattrOut, dirent_bytes, encode_dirent
+from agent.fs.interface import NAME_BYTES_MAX, DirectoryEntry, FsError
 
 _GETXATTR_OUT: Final = GetxattrOut.LAYOUT
 
@@ -61,3 +63,29 @@ def sized(value: Body, room: int) -> Body:
     if len(value) > room:
         raise FsError(errno.ERANGE)
     return value
+
+
+def pack_names(
+    entries: Iterable[DirectoryEntry], room: memoryview, look_up: Callable[[bytes], bytes] | None = None
+) -> int:
+    """Write a fuse_dirent for each entry; how many bytes were filled.
+
+    With `look_up` a fuse_entry_out, which it gives for a name, comes before each. A name is looked up only
+    once it is sure to fit: each entry that is told is a reference that the kernel gives back. `.` and `..`
+    are none, and a name that is gone meanwhile is told without one. EINVAL where not even one entry fits,
+    because an empty answer would say that the directory ends here.
+    """
+    filled = 0
+    for entry in entries:
+        found = b"" if look_up is None else NOT_LOOKED_UP
+        end = filled + len(found) + dirent_bytes(entry.name)
+        if end > len(room):
+            if not filled:
+                raise FsError(errno.EINVAL)
+            break
+        if look_up is not None and entry.name not in (b".", b".."):
+            with contextlib.suppress(FsError):
+                found = look_up(entry.name)
+        room[filled:end] = found + encode_dirent(entry.ino, entry.cookie, entry.mode, entry.name)
+        filled = end
+    return filled

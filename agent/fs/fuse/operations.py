@@ -1,9 +1,8 @@
 """FUSE opcodes as operations of a `FileSystem`: arguments in, body of the reply out.
 
-Read abi.py and interface.py first; fuse/session.py calls what is here and is the only caller. Each
-handler decodes its arguments, makes one call and encodes the answer. A handler raises `FsError` for an
-errno, `FuseFormatError` for a broken request, and anything else is a bug that fuse/session.py turns
-into EIO. READ and WRITE are not here: they are in the session itself, where they cost the least.
+Read abi.py and interface.py first; fuse/session.py is the only caller. Each handler decodes its arguments,
+makes one call and encodes the answer. It raises `FsError` for an errno and `FuseFormatError` for a broken
+request. READ and WRITE are in the session itself, where they cost the least.
 """
 
 from __future__ import annotations
@@ -22,17 +21,15 @@ from agent.fs.fuse.abi import (
     OpenFlag,
     SetattrValid,
 )
-from agent.fs.fuse.listing import pack_names, pack_names_looked_up
-from agent.fs.fuse.names import checked_name, checked_xattr_name, decode_names_untrusted, name_at, sized
-from agent.fs.fuse.replies import (
-    AttrOfFile,
-    AttrOut,
-    Body,
-    EntryOut,
-    IoctlOut,
-    OpenOut,
-    StatfsOut,
+from agent.fs.fuse.names import (
+    checked_name,
+    checked_xattr_name,
+    decode_names_untrusted,
+    name_at,
+    pack_names,
+    sized,
 )
+from agent.fs.fuse.replies import AttrOfFile, AttrOut, Body, EntryOut, IoctlOut, OpenOut, StatfsOut
 from agent.fs.fuse.requests import (
     XATTR_BYTES_MAX,
     CreateIn,
@@ -64,6 +61,8 @@ from agent.fs.interface import (
     LockOwner,
     Opened,
     SetAttributes,
+    Tree,
+    face_of,
 )
 from agent.pool.steps import Outcome, Runner, settle
 
@@ -83,10 +82,11 @@ CAPABILITY_XATTR: Final = b"security.capability"
 class Request:
     """One request while it is served. Its buffers belong to the worker."""
 
-    __slots__ = ("arguments", "gid", "node", "pid", "room", "runner", "uid")
+    __slots__ = ("arguments", "face", "gid", "node", "pid", "room", "runner", "uid")
 
     def __init__(
         self,
+        face: FileSystem,
         node: int,
         uid: int,
         gid: int,
@@ -95,6 +95,7 @@ class Request:
         room: memoryview,
         runner: Runner,
     ) -> None:
+        self.face: Final = face
         self.node: Final = node
         self.uid: Final = uid
         self.gid: Final = gid
@@ -108,6 +109,11 @@ class Request:
 
     def settle(self, outcome: Outcome[T]) -> T:
         return settle(outcome, self.runner)
+
+    def done(self, outcome: Outcome[None]) -> bytes:
+        """The empty reply, once the operation has ended."""
+        settle(outcome, self.runner)
+        return b""
 
     def name(self, offset: int = 0) -> bytes:
         """The name behind `offset` bytes of arguments."""
@@ -159,25 +165,21 @@ def encode_attributes(attributes: Attributes) -> bytes:
 
 
 def encode_opened(opened: Opened) -> bytes:
-    flags = 0
-    if opened.direct_io:
-        flags |= OpenFlag.DIRECT_IO.value
-    if opened.keep_cache:
-        flags |= OpenFlag.KEEP_CACHE.value
-    if opened.non_seekable:
-        flags |= OpenFlag.NONSEEKABLE.value
-    if opened.no_flush:
-        flags |= OpenFlag.NOFLUSH.value
-    if opened.parallel_direct_writes:
-        flags |= OpenFlag.PARALLEL_DIRECT_WRITES.value
+    flags = (
+        opened.direct_io * OpenFlag.DIRECT_IO.value
+        | opened.keep_cache * OpenFlag.KEEP_CACHE.value
+        | opened.non_seekable * OpenFlag.NONSEEKABLE.value
+        | opened.no_flush * OpenFlag.NOFLUSH.value
+        | opened.parallel_direct_writes * OpenFlag.PARALLEL_DIRECT_WRITES.value
+    )
     return OpenOut.LAYOUT.pack(opened.handle, flags)
 
 
 class FuseOperations:
     """The table from opcode to handler, over one file system."""
 
-    def __init__(self, filesystem: FileSystem, attribute_seconds: float) -> None:
-        self._filesystem = filesystem
+    def __init__(self, tree: Tree, attribute_seconds: float) -> None:
+        self._face = face_of(tree)
         self._attribute_head = AttrOut.LAYOUT.pack(*seconds_and_ns(attribute_seconds))
         # We tell the kernel that we clear set-id bits after a write (HANDLE_KILLPRIV_V2): without it the
         # kernel asks for an extended attribute before every buffered write. Only nodes that were shown
@@ -240,7 +242,7 @@ class FuseOperations:
             self.set_id_nodes.discard(attributes.ino)
 
     def _mode_without_set_id(self, node: int, handle: int | None, runner: Runner) -> int:
-        mode = settle(self._filesystem.getattr(Caller(), node, handle), runner).mode
+        mode = settle(self._face(node).getattr(Caller(), node, handle), runner).mode
         kept = mode & ~stat.S_ISUID
         if mode & stat.S_IXGRP:
             kept &= ~stat.S_ISGID  # without group execution the bit once meant mandatory locking
@@ -249,16 +251,16 @@ class FuseOperations:
     def clear_set_id(self, node: int, handle: int | None, runner: Runner) -> None:
         """What the kernel leaves to us after it saw an unprivileged caller write or truncate."""
         changes = SetAttributes(mode=self._mode_without_set_id(node, handle, runner))
-        self._note_set_id(settle(self._filesystem.setattr(Caller(), node, changes, handle), runner))
+        self._note_set_id(settle(self._face(node).setattr(Caller(), node, changes, handle), runner))
 
     def _lookup(self, request: Request) -> Body:
         return self._entry(
-            request.settle(self._filesystem.lookup(request.caller(), request.node, request.name()))
+            request.settle(request.face.lookup(request.caller(), request.node, request.name()))
         )
 
     def forget(self, node: int, lookups: int) -> None:
         self.set_id_nodes.discard(node)
-        self._filesystem.forget(node, lookups)
+        self._face(node).forget(node, lookups)
 
     def _forget(self, request: Request) -> Body:
         self.forget(request.node, ForgetIn.decode_untrusted(request.arguments).lookups)
@@ -272,9 +274,7 @@ class FuseOperations:
     def _getattr(self, request: Request) -> Body:
         asked = GetattrIn.decode_untrusted(request.arguments)
         handle = asked.handle if asked.flags & GETATTR_FH else None
-        return self._attributes(
-            request.settle(self._filesystem.getattr(request.caller(), request.node, handle))
-        )
+        return self._attributes(request.settle(request.face.getattr(request.caller(), request.node, handle)))
 
     def _setattr(self, request: Request) -> Body:
         asked = SetattrIn.decode_untrusted(request.arguments)
@@ -299,38 +299,36 @@ class FuseOperations:
             touch_mtime=touch_mtime,
         )
         return self._attributes(
-            request.settle(self._filesystem.setattr(request.caller(), request.node, changes, handle))
+            request.settle(request.face.setattr(request.caller(), request.node, changes, handle))
         )
 
     def _readlink(self, request: Request) -> Body:
-        return request.settle(self._filesystem.readlink(request.caller(), request.node))
+        return request.settle(request.face.readlink(request.caller(), request.node))
 
     def _symlink(self, request: Request) -> Body:
         (name, target), _ = decode_names_untrusted(request.arguments, 2)
         if not target or len(target) > TARGET_BYTES_MAX:
             raise FsError(errno.ENAMETOOLONG if target else errno.EINVAL)
-        made = self._filesystem.symlink(request.caller(), request.node, checked_name(name), target)
+        made = request.face.symlink(request.caller(), request.node, checked_name(name), target)
         return self._entry(request.settle(made))
 
     def _mknod(self, request: Request) -> Body:
         asked = MknodIn.decode_untrusted(request.arguments)
         name = request.name(MknodIn.LAYOUT.size)
-        made = self._filesystem.mknod(request.caller(asked.umask), request.node, name, asked.mode, asked.rdev)
+        made = request.face.mknod(request.caller(asked.umask), request.node, name, asked.mode, asked.rdev)
         return self._entry(request.settle(made))
 
     def _mkdir(self, request: Request) -> Body:
         asked = MkdirIn.decode_untrusted(request.arguments)
         name = request.name(MkdirIn.LAYOUT.size)
-        made = self._filesystem.mkdir(request.caller(asked.umask), request.node, name, asked.mode)
+        made = request.face.mkdir(request.caller(asked.umask), request.node, name, asked.mode)
         return self._entry(request.settle(made))
 
     def _unlink(self, request: Request) -> Body:
-        request.settle(self._filesystem.unlink(request.caller(), request.node, request.name()))
-        return b""
+        return request.done(request.face.unlink(request.caller(), request.node, request.name()))
 
     def _rmdir(self, request: Request) -> Body:
-        request.settle(self._filesystem.rmdir(request.caller(), request.node, request.name()))
-        return b""
+        return request.done(request.face.rmdir(request.caller(), request.node, request.name()))
 
     def _rename(self, request: Request) -> Body:
         asked = RenameIn.decode_untrusted(request.arguments)
@@ -342,16 +340,15 @@ class FuseOperations:
 
     def _move(self, request: Request, names_at: int, new_parent: int, flags: int) -> Body:
         (name, new_name), _ = decode_names_untrusted(request.arguments[names_at:], 2)
-        moved = self._filesystem.rename(
+        moved = request.face.rename(
             request.caller(), request.node, checked_name(name), new_parent, checked_name(new_name), flags
         )
-        request.settle(moved)
-        return b""
+        return request.done(moved)
 
     def _link(self, request: Request) -> Body:
         node = LinkIn.decode_untrusted(request.arguments).old_nodeid
         name = request.name(LinkIn.LAYOUT.size)
-        return self._entry(request.settle(self._filesystem.link(request.caller(), node, request.node, name)))
+        return self._entry(request.settle(self._face(node).link(request.caller(), node, request.node, name)))
 
     # Open files
 
@@ -359,81 +356,72 @@ class FuseOperations:
         asked = OpenIn.decode_untrusted(request.arguments)
         if asked.open_flags & OPEN_KILL_SUIDGID and request.node in self.set_id_nodes:
             self.clear_set_id(request.node, None, request.runner)
-        return encode_opened(
-            request.settle(self._filesystem.open(request.caller(), request.node, asked.flags))
-        )
+        return encode_opened(request.settle(request.face.open(request.caller(), request.node, asked.flags)))
 
     def _create(self, request: Request) -> Body:
         asked = CreateIn.decode_untrusted(request.arguments)
         name = request.name(CreateIn.LAYOUT.size)
         caller = request.caller(asked.umask)
-        made = self._filesystem.create(caller, request.node, name, asked.mode, asked.flags)
+        made = request.face.create(caller, request.node, name, asked.mode, asked.flags)
         entry, opened = request.settle(made)
         return self._entry(entry) + encode_opened(opened)
 
     def _flush(self, request: Request) -> Body:
         asked = FlushIn.decode_untrusted(request.arguments)
         by = LockOwner(asked.owner, request.pid)
-        request.settle(self._filesystem.flush(request.node, asked.handle, by))
-        return b""
+        return request.done(request.face.flush(request.node, asked.handle, by))
 
     def _release(self, request: Request) -> Body:
         asked = ReleaseIn.decode_untrusted(request.arguments)
-        request.settle(self._filesystem.release(request.node, asked.handle))
-        return b""
+        return request.done(request.face.release(request.node, asked.handle))
 
     def _fsync(self, request: Request) -> Body:
         asked = FsyncIn.decode_untrusted(request.arguments)
         data_only = bool(asked.flags & FSYNC_DATA_ONLY)
-        request.settle(self._filesystem.fsync(request.node, asked.handle, data_only))
-        return b""
+        return request.done(request.face.fsync(request.node, asked.handle, data_only))
 
     def _fallocate(self, request: Request) -> Body:
         asked = FallocateIn.decode_untrusted(request.arguments)
         checked_offset(asked.offset + asked.length)
-        done = self._filesystem.fallocate(request.node, asked.handle, asked.mode, asked.offset, asked.length)
-        request.settle(done)
-        return b""
+        done = request.face.fallocate(request.node, asked.handle, asked.mode, asked.offset, asked.length)
+        return request.done(done)
 
     # Directories
 
     def _opendir(self, request: Request) -> Body:
         flags = OpenIn.decode_untrusted(request.arguments).flags
-        opened = self._filesystem.opendir(request.caller(), request.node, flags)
+        opened = request.face.opendir(request.caller(), request.node, flags)
         return encode_opened(request.settle(opened))
 
     def _readdir(self, request: Request) -> Body:
-        asked = ReadIn.decode_untrusted(request.arguments)
-        room = request.room[: asked.size]
-        entries = self._filesystem.readdir(request.node, asked.handle, checked_offset(asked.offset))
-        return room[: pack_names(request.settle(entries), room)]
+        return self._listed(request, None)
 
     def _readdirplus(self, request: Request) -> Body:
-        asked = ReadIn.decode_untrusted(request.arguments)
-        room = request.room[: asked.size]
-        entries = self._filesystem.readdir(request.node, asked.handle, checked_offset(asked.offset))
-
         def look_up(name: bytes) -> bytes:
-            found = self._filesystem.lookup(request.caller(), request.node, name)
+            found = request.face.lookup(request.caller(), request.node, name)
             return self._entry(request.settle(found))
 
-        return room[: pack_names_looked_up(request.settle(entries), room, look_up)]
+        return self._listed(request, look_up)
+
+    def _listed(self, request: Request, look_up: Callable[[bytes], bytes] | None) -> Body:
+        asked = ReadIn.decode_untrusted(request.arguments)
+        room = request.room[: asked.size]
+        entries = request.face.readdir(request.node, asked.handle, checked_offset(asked.offset))
+        return room[: pack_names(request.settle(entries), room, look_up)]
 
     def _releasedir(self, request: Request) -> Body:
         handle = ReleaseIn.decode_untrusted(request.arguments).handle
-        request.settle(self._filesystem.releasedir(request.node, handle))
-        return b""
+        return request.done(request.face.releasedir(request.node, handle))
 
     def _fsyncdir(self, request: Request) -> Body:
         asked = FsyncIn.decode_untrusted(request.arguments)
         data_only = bool(asked.flags & FSYNC_DATA_ONLY)
-        request.settle(self._filesystem.fsyncdir(request.node, asked.handle, data_only))
-        return b""
+        return request.done(request.face.fsyncdir(request.node, asked.handle, data_only))
 
     # The whole, and extended attributes
 
     def _statfs(self, request: Request) -> Body:
-        found = request.settle(self._filesystem.statfs(request.node))
+        found = request.settle(request.face.statfs(request.node))
         return StatfsOut.LAYOUT.pack(
             found.blocks,
             found.blocks_free,
@@ -457,9 +445,8 @@ class FuseOperations:
             # With HANDLE_KILLPRIV_V2 we would have to drop it at every write; the mount is nosuid, so it
             # could never count.
             raise FsError(errno.EOPNOTSUPP)
-        done = self._filesystem.setxattr(request.caller(), request.node, name, value, asked.flags)
-        request.settle(done)
-        return b""
+        done = request.face.setxattr(request.caller(), request.node, name, value, asked.flags)
+        return request.done(done)
 
     def _getxattr(self, request: Request) -> Body:
         arguments = request.arguments
@@ -471,18 +458,17 @@ class FuseOperations:
         room = request.room[:wanted]
         if len(room) < wanted:  # a guest lays it out as it likes
             room = memoryview(bytearray(wanted))
-        found = self._filesystem.getxattr(request.caller(), request.node, name, room)
+        found = request.face.getxattr(request.caller(), request.node, name, room)
         return sized(cast(Body, request.settle(found)), size)
 
     def _listxattr(self, request: Request) -> Body:
         room = GetxattrIn.decode_untrusted(request.arguments).size
-        names = request.settle(self._filesystem.listxattr(request.caller(), request.node))
+        names = request.settle(request.face.listxattr(request.caller(), request.node))
         return sized(b"".join(name + b"\0" for name in names), room)
 
     def _removexattr(self, request: Request) -> Body:
         name = checked_xattr_name(name_at(request.arguments, 0))
-        request.settle(self._filesystem.removexattr(request.caller(), request.node, name))
-        return b""
+        return request.done(request.face.removexattr(request.caller(), request.node, name))
 
     def _ioctl(self, request: Request) -> Body:
         arguments, layout = request.arguments, IoctlIn.LAYOUT  # no record in between: gets come by this one
@@ -494,7 +480,7 @@ class FuseOperations:
         if len(arguments) != layout.size + in_size:
             raise FuseFormatError("the data of an ioctl are cut short")
         caller, data = request.caller(), arguments[layout.size :]
-        body: bytes = request.settle(self._filesystem.ioctl(caller, request.node, handle, command, data))
+        body: bytes = request.settle(request.face.ioctl(caller, request.node, handle, command, data))
         if len(body) > out_size:
             raise FsError(errno.EINVAL, "the caller has no room for the answer")
         return _IOCTL_DONE + body

@@ -6,21 +6,17 @@ reply is variable (READ, READDIR, READLINK, attributes' values), and turns a wro
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
-from agent.fs.fuse.abi import Buffer, FuseFormatError, WireRecord
+from agent.fs.fuse.abi import Buffer, WireRecord, laid_out
 
 Body: TypeAlias = bytes | memoryview
 
 
-@dataclass(frozen=True, slots=True)
+@laid_out("=QQQqqqIIIIIIIIII")
 class AttrOfFile(WireRecord):
     """fuse_attr; seconds are signed, `blocks` count 512 bytes each."""
-
-    LAYOUT = struct.Struct("=QQQqqqIIIIIIIIII")
 
     ino: int
     size: int
@@ -40,34 +36,17 @@ class AttrOfFile(WireRecord):
     flags: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@laid_out("=QI4x")
 class AttrOut(WireRecord):
-    """fuse_attr_out: how long the attributes hold, then a fuse_attr."""
-
-    LAYOUT = struct.Struct("=QI4x")
+    """fuse_attr_out without the fuse_attr that follows: how long it holds."""
 
     valid: int
     valid_ns: int
-    attributes: AttrOfFile
-
-    def encode(self) -> bytes:
-        return self.LAYOUT.pack(self.valid, self.valid_ns) + self.attributes.encode()
-
-    @classmethod
-    def decode_untrusted(cls, buffer: Buffer, offset: int = 0) -> Self:
-        try:
-            valid, valid_ns = cls.LAYOUT.unpack_from(buffer, offset)
-        except struct.error as error:
-            raise FuseFormatError(f"AttrOut is truncated: {error}") from None
-        attributes = AttrOfFile.decode_untrusted(buffer, offset + cls.LAYOUT.size)
-        return cls(valid, valid_ns, attributes)
 
 
-@dataclass(frozen=True, slots=True)
+@laid_out("=QQQQII")
 class EntryOut(WireRecord):
-    """fuse_entry_out: node, generation, how long name and attributes hold, then a fuse_attr."""
-
-    LAYOUT = struct.Struct("=QQQQII")
+    """fuse_entry_out without the fuse_attr that follows; how long the name and that hold."""
 
     nodeid: int
     generation: int
@@ -75,63 +54,34 @@ class EntryOut(WireRecord):
     attr_valid: int
     entry_valid_ns: int
     attr_valid_ns: int
-    attributes: AttrOfFile
-
-    def encode(self) -> bytes:
-        head = self.LAYOUT.pack(
-            self.nodeid,
-            self.generation,
-            self.entry_valid,
-            self.attr_valid,
-            self.entry_valid_ns,
-            self.attr_valid_ns,
-        )
-        return head + self.attributes.encode()
-
-    @classmethod
-    def decode_untrusted(cls, buffer: Buffer, offset: int = 0) -> Self:
-        try:
-            node, generation, entry, attr, entry_ns, attr_ns = cls.LAYOUT.unpack_from(buffer, offset)
-        except struct.error as error:
-            raise FuseFormatError(f"EntryOut is truncated: {error}") from None
-        attributes = AttrOfFile.decode_untrusted(buffer, offset + cls.LAYOUT.size)
-        return cls(node, generation, entry, attr, entry_ns, attr_ns, attributes)
 
 
-@dataclass(frozen=True, slots=True)
+@laid_out("=QI4x")
 class OpenOut(WireRecord):
     """fuse_open_out; `flags` is of OpenFlag."""
-
-    LAYOUT = struct.Struct("=QI4x")
 
     handle: int
     flags: int
 
 
-@dataclass(frozen=True, slots=True)
+@laid_out("=I4x")
 class WriteOut(WireRecord):
     """fuse_write_out."""
-
-    LAYOUT = struct.Struct("=I4x")
 
     size: int
 
 
-@dataclass(frozen=True, slots=True)
+@laid_out("=iI8x")
 class IoctlOut(WireRecord):
     """fuse_ioctl_out: what ioctl(2) returns, and two counts of unrestricted ioctls; data follow."""
-
-    LAYOUT = struct.Struct("=iI8x")
 
     result: int
     flags: int
 
 
-@dataclass(frozen=True, slots=True)
+@laid_out("=QQQQQIII28x")
 class StatfsOut(WireRecord):
     """fuse_statfs_out (fuse_kstatfs and its spare words)."""
-
-    LAYOUT = struct.Struct("=QQQQQIII28x")
 
     blocks: int
     blocks_free: int
@@ -143,35 +93,21 @@ class StatfsOut(WireRecord):
     fragment_size: int
 
 
-@dataclass(frozen=True, slots=True)
+@laid_out("=I4x")
 class GetxattrOut(WireRecord):
     """fuse_getxattr_out: the answer to a GETXATTR or LISTXATTR of size 0."""
-
-    LAYOUT = struct.Struct("=I4x")
 
     size: int
 
 
-@dataclass(frozen=True, slots=True)
+@laid_out("=QQII")
 class DirentHead(WireRecord):
     """fuse_dirent without its name, which follows and is padded with zeros to a multiple of 8 bytes."""
-
-    LAYOUT = struct.Struct("=QQII")
 
     ino: int
     cookie: int
     name_bytes: int
     kind: int
-
-
-assert IoctlOut.LAYOUT.size == 16
-assert AttrOfFile.LAYOUT.size == 88
-assert AttrOut.LAYOUT.size + AttrOfFile.LAYOUT.size == 104
-assert EntryOut.LAYOUT.size + AttrOfFile.LAYOUT.size == 128
-assert OpenOut.LAYOUT.size == 16
-assert WriteOut.LAYOUT.size == GetxattrOut.LAYOUT.size == 8
-assert StatfsOut.LAYOUT.size == 80
-assert DirentHead.LAYOUT.size == 24
 
 
 def dirent_bytes(name: bytes) -> int:

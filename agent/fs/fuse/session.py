@@ -1,24 +1,22 @@
 """`FuseSession`: the FUSE protocol as an object without I/O. The doors read and write; this decides.
 
-Read abi.py for the bytes and operations.py for what stands behind each opcode. The object is
-shared by all workers of a door and keeps nothing about a request: whoever calls `answer` brings the
-buffers and a `Runner`. It knows no /dev/fuse, because virtio-fs carries the same requests.
+Read abi.py for the bytes and operations.py for the opcodes. All workers of a door share the object, which
+keeps nothing about a request: the caller of `answer` brings the buffers and a `Runner`.
 
     reply = session.answer(request, received, data, room, runner)
 
-`request` begins with the header and the arguments; `data` is where byte 80 of a WRITE lies, which is
-where its payload begins; `room` is where READ and READDIR put what they found. In /dev/fuse's door
-`data` is the rest of the buffer behind `request`; in virtio-fs they come from different descriptors. The
-reply is a list of buffers for one `writev`, and READ's second buffer is `room` itself: the payload of
-neither READ nor WRITE is copied here. A `room` for READ may lie in several places (`Scatter`); then the
-reply is its header alone, which says how much of the room was filled.
+`request` begins with the header and the arguments; `data` is where the payload of a WRITE lies (from its byte
+80 on); `room` is where READ and READDIR put what they found. The reply is a list of buffers for one `writev`,
+and READ's second buffer is `room` itself: no payload is copied here. Where a `room` lies in several places
+(`Scatter`), the reply to READ is its header alone.
 
-Nothing escapes `answer`. A broken request is answered with EIO or EINVAL, or ignored where the protocol
-has no answer; an operation that raises something other than `FsError` is answered with EIO and logged.
+Nothing escapes `answer`. A broken request gets EIO or EINVAL, or no answer where the protocol has none; an
+exception other than `FsError` is logged and answered with EIO.
 """
 
 from __future__ import annotations
 
+import enum
 import errno
 import logging
 import threading
@@ -26,7 +24,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias, cast
 
-from agent.fs.complaints import Complaints
 from agent.fs.fuse.abi import (
     INIT_FLAGS2,
     MAJOR,
@@ -46,7 +43,8 @@ from agent.fs.fuse.abi import (
 from agent.fs.fuse.operations import OFFSET_MAX, FuseOperations, Request
 from agent.fs.fuse.replies import AttrOfFile, EntryOut, OpenOut, WriteOut, looked_up_in
 from agent.fs.fuse.requests import ReadIn, WriteIn
-from agent.fs.interface import FileSystem, FsError, LockOwner
+from agent.fs.interface import FsError, LockOwner, Tree, face_of
+from agent.host_os.complaints import Complaints
 from agent.inline.scatter import Target
 from agent.pool.steps import Runner, settle
 
@@ -71,10 +69,14 @@ WANTED: Final = (
 )
 """What we ask for where the kernel offers it.
 
-Not asked for, with the reason: EXPORT_SUPPORT (lookups of `.` and `..` would reach the faces),
-WRITEBACK_CACHE (the kernel would decide when a write is acknowledged), DONT_MASK (the kernel applies the
-umask), DO_READDIRPLUS (a listing has no attributes at hand, and a request costs this kernel little),
-SPLICE_* (a pipe's pages are 4 KiB each), POSIX_LOCKS and FLOCK_LOCKS (locks stay within one host's kernel).
+Not asked for, with the reason:
+
+* EXPORT_SUPPORT: lookups of `.` and `..` would reach the faces.
+* WRITEBACK_CACHE: the kernel would decide when a write is acknowledged.
+* DONT_MASK: the kernel applies the umask.
+* DO_READDIRPLUS: a listing has no attributes at hand, and a request costs this kernel little.
+* SPLICE_*: a pipe's pages are 4 KiB each.
+* POSIX_LOCKS and FLOCK_LOCKS: locks stay within one host's kernel.
 """
 
 WANTED_BY_GUESTS: Final = WANTED | InitFlag.DO_READDIRPLUS | InitFlag.READDIRPLUS_AUTO
@@ -102,6 +104,21 @@ _DESTROY: Final[int] = Opcode.DESTROY.value
 _KILL_SUIDGID: Final[int] = WRITE_KILL_SUIDGID
 _LOCKOWNER: Final[int] = WRITE_LOCKOWNER
 ENTRY_BYTES: Final = EntryOut.LAYOUT.size + AttrOfFile.LAYOUT.size
+
+
+class SessionState(enum.Enum):
+    """What a session serves."""
+
+    NEW = "INIT alone"
+    LIVE = "every request"
+
+
+LEGAL: Final = {
+    SessionState.NEW: {SessionState.NEW, SessionState.LIVE},
+    SessionState.LIVE: {SessionState.NEW},
+}
+"""Which state may follow which: INIT and DESTROY, like a kernel that is gone, end what was live."""
+_LIVE: Final = SessionState.LIVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +152,7 @@ class FuseSession:
 
     def __init__(
         self,
-        filesystem: FileSystem,
+        tree: Tree,
         *,
         limits: FuseLimits | None = None,
         attribute_seconds: float = 0.0,
@@ -146,18 +163,18 @@ class FuseSession:
     ) -> None:
         """`attribute_seconds`: how long the kernel may believe an answer to GETATTR or SETATTR.
 
-        `begins_anew` is called before an INIT and after a DESTROY: whatever the kernel that was there
-        before had looked up or opened, it will not give back any more. `agreed` hears what INIT came to.
+        `begins_anew` is called before an INIT and after a DESTROY: the kernel that was there gives nothing
+        back any more. `agreed` hears the outcome of INIT.
         """
         self._wanted = wanted
         self._begins_anew = begins_anew
         self._agreed = agreed
         self._traffic: dict[Runner, Traffic] = {}
-        self._filesystem = filesystem
-        self._operations = FuseOperations(filesystem, attribute_seconds)
+        self._face = face_of(tree)
+        self._operations = FuseOperations(tree, attribute_seconds)
         self._table = self._operations.table
         self._limits = limits or FuseLimits()
-        self._ready = False
+        self.state = SessionState.NEW
         self.complaints = complaints or Complaints(log)
         self.negotiated: Negotiated | None = None
         self.initialised = threading.Event()
@@ -181,15 +198,20 @@ class FuseSession:
 
     def begin_anew(self, runner: Runner) -> None:
         """The kernel on the other side is gone, or was reset: the next one begins with INIT."""
-        self._ready = False
+        self._become(SessionState.NEW)
         if self._begins_anew is not None:
             self._begins_anew(runner)
 
     def resume(self, negotiated: Negotiated) -> None:
         """Go on with a kernel that has said INIT to an earlier process and knows nothing of its end."""
         self.negotiated = negotiated
-        self._ready = True
+        self._become(SessionState.LIVE)
         self.initialised.set()
+
+    def _become(self, state: SessionState) -> None:
+        if state not in LEGAL[self.state]:
+            raise AssertionError(f"{state} after {self.state}")
+        self.state = state
 
     def answer(
         self, request: memoryview, received: int, data: memoryview, room: Target, runner: Runner
@@ -210,7 +232,7 @@ class FuseSession:
         try:
             if length != received:
                 raise FuseFormatError("its length is not what was received")
-            if not self._ready and opcode != _INIT:
+            if self.state is not _LIVE and opcode != _INIT:
                 raise FuseFormatError("before INIT")
             if opcode == _READ:
                 return self._read(request, received, node, unique, room, runner)
@@ -232,7 +254,7 @@ class FuseSession:
                     raise FuseFormatError("its parts do not fit into it")
                 arguments = request[IN_HEADER_BYTES:end]
                 place = room if isinstance(room, memoryview) else _NO_ROOM
-                body = handler(Request(node, uid, gid, pid, arguments, place, runner))
+                body = handler(Request(self._face(node), node, uid, gid, pid, arguments, place, runner))
                 if opcode == _GETXATTR:
                     self._traffic_of(runner).bytes_read += len(body)
         except FsError as refusal:
@@ -265,7 +287,7 @@ class FuseSession:
             raise FsError(errno.EINVAL)
         place = room[:size]
         # A room in several places comes from a door whose file system takes one (agent/fs/virtiofs).
-        outcome = self._filesystem.read(node, handle, offset, cast(memoryview, place))
+        outcome = self._face(node).read(node, handle, offset, cast(memoryview, place))
         got = settle(outcome, runner)
         if not 0 <= got <= size:
             raise ValueError(f"read answered {got} of {size} bytes")
@@ -301,7 +323,7 @@ class FuseSession:
         if flags & _KILL_SUIDGID and node in self._operations.set_id_nodes:
             self._operations.clear_set_id(node, handle, runner)
         holder = LockOwner(owner if flags & _LOCKOWNER else 0, pid)
-        outcome = self._filesystem.write(node, handle, offset, data[:size], holder)
+        outcome = self._face(node).write(node, handle, offset, data[:size], holder)
         taken = settle(outcome, runner)
         if not 0 <= taken <= size:
             raise ValueError(f"write took {taken} of {size} bytes")
@@ -332,7 +354,7 @@ class FuseSession:
         self.negotiated = Negotiated(min(MINOR, offered.minor), InitFlag(agreed), limits.transfer_bytes)
         if self._agreed is not None:
             self._agreed(self.negotiated)
-        self._ready = True
+        self._become(SessionState.LIVE)
         self.initialised.set()
         return InitOut(
             major=MAJOR,
@@ -376,15 +398,15 @@ class FuseSession:
                 entry_node = EntryOut.LAYOUT.unpack_from(body)[0]
                 if opcode == Opcode.CREATE:
                     handle = OpenOut.LAYOUT.unpack_from(body, ENTRY_BYTES)[0]
-                    settle(self._filesystem.release(entry_node, handle), runner)
+                    settle(self._face(entry_node).release(entry_node, handle), runner)
                 self._operations.forget(entry_node, 1)
             elif opcode == Opcode.READDIRPLUS:
                 for entry_node in looked_up_in(body):
                     self._operations.forget(entry_node, 1)
             elif opcode == Opcode.OPEN:
-                settle(self._filesystem.release(node, OpenOut.LAYOUT.unpack_from(body)[0]), runner)
+                settle(self._face(node).release(node, OpenOut.LAYOUT.unpack_from(body)[0]), runner)
             elif opcode == Opcode.OPENDIR:
-                settle(self._filesystem.releasedir(node, OpenOut.LAYOUT.unpack_from(body)[0]), runner)
+                settle(self._face(node).releasedir(node, OpenOut.LAYOUT.unpack_from(body)[0]), runner)
         except FsError:
             return
         except BaseException as bug:

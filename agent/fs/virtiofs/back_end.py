@@ -1,19 +1,18 @@
 """The vhost-user protocol from the device's side: a message in, a reply and deeds out. No I/O.
 
-Read agent/virtio/vhost_user.py first. `BackEnd` keeps what the front-end has said about memory and
-queues, decides when a queue may run, and answers. What it has to do to the world it does through
-`Surroundings`: map a descriptor, start and stop a queue. Every descriptor that comes with a message
-belongs to the back-end from then on, and is handed on or closed.
+Read agent/virtio/vhost_user.py first. `BackEnd` keeps the front-end's memory and queues, decides when a queue
+may run, and answers. It acts through `Surroundings`. Every descriptor that comes with a message belongs to
+the back-end, which hands it on or closes it.
 
-A queue runs while all of this holds: it has a size and addresses, its kick descriptor has come, and it is
-enabled. SET_VRING_ENABLE 0, GET_VRING_BASE and the end of the connection stop it. What the protocol
-forbids raises `PeerError`: with NEED_REPLY the front-end gets a status that is not zero and may go on,
-without it the connection is over.
+A queue runs while it has a size and addresses, its kick descriptor has come, and it is enabled.
+SET_VRING_ENABLE 0, GET_VRING_BASE and the end of the connection stop it. A breach of the protocol raises
+`PeerError`: with NEED_REPLY the front-end gets a status that is not zero and may go on; without it the
+connection is over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -143,15 +142,18 @@ class BackEnd:
         self._surroundings = surroundings
         self._queues = [_Queue() for _ in range(queue_count)]
         self._state = _State()
+        told = {
+            Request.GET_FEATURES: FEATURES,
+            Request.GET_PROTOCOL_FEATURES: PROTOCOL_FEATURES,
+            Request.GET_QUEUE_NUM: queue_count,
+            Request.GET_MAX_MEM_SLOTS: REGIONS_MAX,
+        }
         self._handlers = {
-            Request.GET_FEATURES: self._get_features,
+            **{request: self._teller(request, value) for request, value in told.items()},
             Request.SET_FEATURES: self._set_features,
-            Request.GET_PROTOCOL_FEATURES: self._get_protocol_features,
             Request.SET_PROTOCOL_FEATURES: self._set_protocol_features,
             Request.SET_OWNER: self._nothing,
             Request.RESET_OWNER: self._nothing,
-            Request.GET_QUEUE_NUM: self._get_queue_num,
-            Request.GET_MAX_MEM_SLOTS: self._get_max_mem_slots,
             Request.SET_MEM_TABLE: self._set_mem_table,
             Request.ADD_MEM_REG: self._add_mem_reg,
             Request.REM_MEM_REG: self._rem_mem_reg,
@@ -231,32 +233,23 @@ class BackEnd:
 
     # -- features -------------------------------------------------------------------------------
 
+    def _teller(self, request: Request, value: int) -> Callable[[object, list[int]], Reply]:
+        return lambda _message, _fds: _answer(request, U64(value))
+
     def _nothing(self, message: object, fds: list[int]) -> None:
         return None
-
-    def _get_features(self, message: object, fds: list[int]) -> Reply:
-        return _answer(Request.GET_FEATURES, U64(FEATURES))
 
     def _set_features(self, message: U64, fds: list[int]) -> None:
         if message.value & ~FEATURES:
             raise PeerError(f"features {message.value:#x} that were not offered")
         self._state.features = Feature(message.value)
 
-    def _get_protocol_features(self, message: object, fds: list[int]) -> Reply:
-        return _answer(Request.GET_PROTOCOL_FEATURES, U64(PROTOCOL_FEATURES))
-
     def _set_protocol_features(self, message: U64, fds: list[int]) -> None:
         if message.value & ~PROTOCOL_FEATURES:
             raise PeerError(f"protocol features {message.value:#x} that were not offered")
         self._state.protocol = ProtocolFeature(message.value)
 
-    def _get_queue_num(self, message: object, fds: list[int]) -> Reply:
-        return _answer(Request.GET_QUEUE_NUM, U64(len(self._queues)))
-
     # -- memory ---------------------------------------------------------------------------------
-
-    def _get_max_mem_slots(self, message: object, fds: list[int]) -> Reply:
-        return _answer(Request.GET_MAX_MEM_SLOTS, U64(REGIONS_MAX))
 
     def _mapped(self, region: Region, fd: int) -> MappedRegion:
         return MappedRegion(region, self._surroundings.map_memory(fd, region.mmap_offset, region.size))

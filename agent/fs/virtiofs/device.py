@@ -1,8 +1,8 @@
 """One guest's device: its session, its books, and the threads that serve its queues.
 
-`Device` is what a `BackEnd` (back_end.py) finds around it. It outlives connections, for a front-end may
-come back and go on; what it holds for a guest it gives back when the guest begins anew (INIT, DESTROY,
-RESET_DEVICE) or when its front-end is gone and cannot come back.
+`Device` is the `Surroundings` of a `BackEnd`. It outlives connections, for a front-end may come back and go
+on. It gives back what it holds for a guest when the guest begins anew (INIT, DESTROY, RESET_DEVICE), or when
+the front-end is gone and cannot come back.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from agent.fs.complaints import Complaints
 from agent.fs.fuse.abi import IN_HEADER_BYTES, OUT_HEADER_BYTES, InHeader, Opcode, OutHeader
 from agent.fs.fuse.session import WANTED_BY_GUESTS, FuseLimits, FuseSession
-from agent.fs.interface import FACE_FILES, FACE_SHIFT, FileSystem
+from agent.fs.interface import FACE_FILES, FACE_SHIFT, Tree
 from agent.fs.virtiofs import surroundings
 from agent.fs.virtiofs.back_end import PeerError, QueueSetup
 from agent.fs.virtiofs.device_queue import BadRing, Chain, DeviceQueue
@@ -23,8 +22,8 @@ from agent.fs.virtiofs.guest_books import GuestBooks
 from agent.fs.virtiofs.guest_view import GuestView
 from agent.fs.virtiofs.queue_worker import QueueWorker, Serve
 from agent.fs.virtiofs.request_buffers import RequestBuffers
-from agent.fs.virtiofs.request_service import RequestService
-from agent.fs.virtiofs.served_again import is_given_back
+from agent.fs.virtiofs.request_service import RequestService, is_given_back
+from agent.host_os.complaints import Complaints
 from agent.host_os.foreign_descriptors import close_descriptor
 from agent.pool.steps import Runner, Steps
 from agent.virtio.memory_table import MemoryTable
@@ -57,7 +56,7 @@ class Device:
     def __init__(
         self,
         name: str,
-        tree: FileSystem,
+        tree: Tree,
         request_queues: int,
         make_runner: Callable[[int], Runner],
         *,
@@ -169,8 +168,7 @@ class Device:
         runner = _NoRunner()
 
         def serve(chain: Chain) -> int:
-            taken = buffers.take(chain.readable, chain.writable)
-            message, received, data, room = taken.message, taken.received, taken.data, taken.room
+            message, received, data, room = buffers.take(chain.readable, chain.writable)
             if received < IN_HEADER_BYTES:
                 self.complaints.peer("a high-priority request", "shorter than its header")
                 return 0

@@ -1,15 +1,12 @@
 """The device's side of one split virtqueue: chains out of it, completions into it, no I/O.
 
-Read agent/virtio/split_ring.py first. Everything in a ring was written by a guest, and may be rewritten
-while it is read: each descriptor is therefore read once, into memory of our own, and judged there. What
-does not hold together raises `BadRing`; whoever drives the queue stops it, and nothing else of the agent
-is touched.
+Read agent/virtio/split_ring.py first. A guest may rewrite a ring while it is read: each descriptor is read
+once, into memory of our own, and judged there. A ring that does not hold together raises `BadRing`, and its
+queue stops.
 
-A chain is handed over as runs of memory rather than as descriptors: pages that lie beside each other in
-the guest's memory are one run, so that a megabyte of a huge page is one buffer and one call of the cipher.
-
-With an inflight piece (agent/virtio/inflight.py) the queue also notes what it has taken, and begins with
-what an earlier device had taken and not completed.
+A chain is handed over as runs of memory: pages that lie beside each other in the guest's memory are one run,
+so a megabyte of a huge page is one call of the cipher. With an inflight piece (agent/virtio/inflight.py) the
+queue also notes what it has taken, and begins with what an earlier device had taken and not completed.
 """
 
 from __future__ import annotations
@@ -18,10 +15,11 @@ from collections import deque
 from typing import Final
 
 from agent.virtio import inflight
-from agent.virtio.fence import full_fence, ordering_fence
+from agent.virtio.memory_barrier import full_fence, ordering_fence
 from agent.virtio.memory_table import AddressError, MemoryTable
 from agent.virtio.split_ring import (
     AVAILABLE_NO_INTERRUPT,
+    DESCRIPTOR,
     DESCRIPTOR_BYTES,
     FLAGS_SHIFT,
     FLAGS_WORD,
@@ -32,7 +30,6 @@ from agent.virtio.split_ring import (
     RING_WORD,
     USED_NO_NOTIFY,
     USED_RING_DWORD,
-    Descriptor,
     DescriptorFlag,
     avail_event_word,
     passes_event,
@@ -111,7 +108,7 @@ class DeviceQueue:
 
     @property
     def next_available(self) -> int:
-        """Where whoever comes after goes on. What was taken and is to be served again counts as not taken."""
+        """Where a successor goes on. A chain that was taken and is to be served again counts as not taken."""
         return (self._next - len(self._again)) & INDEX_MASK
 
     # -- taking ---------------------------------------------------------------------------------
@@ -135,7 +132,7 @@ class DeviceQueue:
         return self._chain(head)
 
     def _chain(self, head: int, *, again: bool = False) -> Chain:
-        address, length, flags, _ = Descriptor.LAYOUT.unpack_from(self._descriptors, head * DESCRIPTOR_BYTES)
+        address, length, flags, _ = DESCRIPTOR.unpack_from(self._descriptors, head * DESCRIPTOR_BYTES)
         if flags & _INDIRECT:
             if flags & _NEXT or not self._indirect:
                 raise BadRing("an indirect table that goes on, or that was not negotiated")

@@ -1,13 +1,8 @@
 """The virtio-fs door: a Unix socket where QEMU finds the device that its guest mounts.
 
-Read docs/virtiofs.md for the whole. The door listens, takes one front-end at a time (another is turned
-away), and lets a `BackEnd` decide what its messages mean. A thread of its own does that and nothing else;
-each queue of the guest has a thread, which serves requests to completion.
-
-    door = VirtioFsDoor(tree, Path("/run/g35/gpu0.sock"), request_queues=2, make_runner=make_runner)
-    door.start()            # listens when it returns; QEMU may come at any time
-    door.wait(timeout=None) # until it is stopped
-    door.stop()
+Read docs/virtiofs.md for the whole. The door listens, takes one front-end at a time (it turns others away),
+and lets a `BackEnd` decide what its messages mean, in a thread of its own. Each queue of the guest has a
+thread, which serves requests to completion.
 """
 
 from __future__ import annotations
@@ -26,7 +21,7 @@ from pathlib import Path
 from agent.errors import G35Error
 from agent.fs.doors.door import GRACE_SECONDS, MakeRunner
 from agent.fs.fuse.session import FuseLimits
-from agent.fs.interface import FileSystem
+from agent.fs.interface import Tree
 from agent.fs.virtiofs.back_end import BackEnd, PeerError
 from agent.fs.virtiofs.device import Device
 from agent.fs.virtiofs.front_end_link import FrontEndGone, FrontEndLink
@@ -51,7 +46,7 @@ class VirtioFsDoor:
 
     def __init__(
         self,
-        tree: FileSystem,
+        tree: Tree,
         path: Path,
         request_queues: int,
         make_runner: MakeRunner,
@@ -155,7 +150,7 @@ class VirtioFsDoor:
     def _converse(self, listener: socket.socket, link: FrontEndLink, back_end: BackEnd) -> None:
         """Serve messages until the door is to stop. Raises what ends the connection otherwise."""
         poller = _poll_of(link.fileno(), listener.fileno(), self._stop_event)
-        poller.register(link.connection, 0)  # for its end, which the kernel tells whoever reads it
+        poller.register(link.connection, 0)  # for its end, of which the kernel tells a reader
         last_words_until: float | None = None
         while True:
             ready = [descriptor for descriptor, _ in poller.poll(_milliseconds_until(last_words_until))]
@@ -182,7 +177,7 @@ class VirtioFsDoor:
                 if turn_away(listener):
                     self.device.complaints.peer(f"{self.path}", "a second front-end was turned away")
                 else:
-                    poller.unregister(listener)  # whoever comes now waits for the end of this one
+                    poller.unregister(listener)  # a newcomer waits for the end of this one
 
 
 def _milliseconds_until(end: float | None) -> float | None:

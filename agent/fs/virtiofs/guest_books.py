@@ -1,9 +1,8 @@
 """What a guest holds: the nodes it was told of and what it has open, in memory and in a file beside it.
 
 A guest does not notice that its device was killed and started again: its kernel goes on with the nodes and
-handles that it had. So the books are kept where they outlive the process: in a file that is mapped and
-written through the mapping, which costs no system call and survives SIGKILL (not a power cut; then the
-guest's device is gone as well).
+handles that it had. So the books are written through the mapping of a file, which costs no system call and
+survives SIGKILL (not a power cut; then the guest's device is gone as well).
 
     header, 64 bytes   0 magic, 8 epoch u64, 16 identity (16 bytes), 32 INIT: flags u64, 40 minor u32,
                        44 transfer bytes u32, 48 ready u8, 60 CRC-32 of bytes 0 to 47
@@ -245,7 +244,7 @@ class GuestBooks:
             return held.nodes, held.files
 
     def close(self) -> None:
-        """Keep the file for whoever comes after."""
+        """Keep the file for a successor."""
         with self._lock:
             if self._map is not None:
                 self._map.close()

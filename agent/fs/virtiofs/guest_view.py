@@ -1,19 +1,16 @@
 """What one guest may see of a file system: the tree that it was given, and of that what it has looked up.
 
-Behind /dev/fuse stands one kernel that is trusted with every number it names. A guest is not: it could
-name the node or the handle of another guest's file. So a `GuestView` stands before the tree and lets
-through only nodes that this guest was told of and handles that were opened for it. The same books say
-what to give back when the guest begins anew or is gone, which it announces to nobody.
-
-They also say what the guest held when an earlier process of the agent was killed (guest_books.py):
+A guest could name the node or the handle of another guest's file. So a `GuestView` stands before the tree and
+lets through only nodes that this guest was told of and handles that were opened for it. Its books also say
+what to give back when the guest begins anew or is gone, and what the guest held when an earlier process of
+the agent was killed (guest_books.py):
 
 * a node of /fs is the same in every process, and so are folders and `/.g35`; a value of /kv has another
   number now, and is looked up by its name when the guest next asks for it;
-* a handle is opened again when it is next used, with three exceptions, which answer an error instead of
-  bytes that could be wrong. A file with data that no flush or fsync had followed says EIO once.
-  A value being written is gone (EIO). A value that was being read goes on only from its beginning, for
-  it could have been removed and stored anew meanwhile; and a control session is gone (ENOTCONN), which its
-  client knows from any restart of an agent.
+* a handle is opened again when it is next used, except where the bytes could be wrong. A file with data that
+  no flush or fsync had followed says EIO once. A value being written is gone (EIO). A value being read goes
+  on only from its beginning, for it could have been stored anew meanwhile. A control session is gone
+  (ENOTCONN).
 
 Handles and nodes of different processes never have the same number: the epoch is part of them.
 """
@@ -24,6 +21,7 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Final, TypeVar, cast
 
 from agent.fs.interface import (
@@ -41,11 +39,13 @@ from agent.fs.interface import (
     Opened,
     SetAttributes,
     StatFs,
+    Tree,
     Xattr,
+    face_of,
 )
 from agent.fs.virtiofs.guest_books import GuestBooks, Handle
 from agent.fs.virtiofs.left_open import LeftOpen, is_value
-from agent.host_os.bounds import ALL, Limit
+from agent.host_os.per_user_bounds import ALL, Limit
 from agent.pool.steps import Outcome, Runner, Steps, is_steps, settle
 
 log = logging.getLogger(__name__)
@@ -79,12 +79,12 @@ def _then_later(steps: Steps[T], noted: Callable[[T], T]) -> Steps[T]:
     return noted((yield from steps))
 
 
-class GuestView:
+class GuestView(FileSystem):
     """A `FileSystem` in front of another. Safe from any thread."""
 
-    def __init__(self, tree: FileSystem, books: GuestBooks | None = None, name: str = "guest") -> None:
+    def __init__(self, tree: Tree, books: GuestBooks | None = None, name: str = "guest") -> None:
         """`name`: under which the guest holds what it shares with others."""
-        self._tree = tree
+        self._face = face_of(tree)
         self._name = name
         self.nodes_refused = self.opens_refused = 0
         self.books = books or GuestBooks()
@@ -133,16 +133,7 @@ class GuestView:
         handle = opened.handle | self._epoch
         self._open[ino, handle] = (inner, opened.handle)
         self.books.opened(ino, handle, flags, is_folder=is_folder)
-        if not self._epoch:
-            return opened
-        return Opened(
-            handle,
-            opened.direct_io,
-            opened.keep_cache,
-            opened.parallel_direct_writes,
-            opened.no_flush,
-            opened.non_seekable,
-        )
+        return replace(opened, handle=handle) if self._epoch else opened
 
     def _with(self, ino: int, handle: int, operation: Callable[[int, int], Outcome[T]]) -> Outcome[T]:
         """An operation on an open file, which may have to be opened again first."""
@@ -162,7 +153,8 @@ class GuestView:
             inner = held.get(place)
             if inner is None:
                 continue
-            closing = self._tree.releasedir if file.is_folder else self._tree.release
+            face = self._face(inner[0])
+            closing = face.releasedir if file.is_folder else face.release
             for _ in range(file.times):
                 try:
                     settle(closing(*inner), runner)
@@ -170,9 +162,9 @@ class GuestView:
                     log.warning("a file that a guest left open could not be closed: %s", failure)
         for ino, node in nodes.items():
             if ino in moved:
-                self._tree.forget(moved[ino], 1)
+                self._face(ino).forget(moved[ino], 1)
             elif ino not in never_found:
-                self._tree.forget(ino, node.lookups)
+                self._face(ino).forget(ino, node.lookups)
 
     def settle_everything(self, runner: Runner) -> None:
         """Before an orderly end: flush the files that the guest has written, so that it finds it all there.
@@ -196,7 +188,7 @@ class GuestView:
     def lookup(self, caller: Caller, parent: int, name: bytes) -> Outcome[Entry]:
         self._may_look_up()
         return then(
-            self._tree.lookup(self._named(caller), self._node(parent), name), self._told(parent, name)
+            self._face(parent).lookup(self._named(caller), self._node(parent), name), self._told(parent, name)
         )
 
     def forget(self, ino: int, lookups: int) -> None:
@@ -204,7 +196,7 @@ class GuestView:
         if given_back:
             node, count = self._left.forgotten(ino, given_back)
             if count:
-                self._tree.forget(node, count)
+                self._face(ino).forget(node, count)
 
     def getattr(self, caller: Caller, ino: int, handle: int | None) -> Outcome[Attributes]:
         # By the node alone where the handle is of an earlier process: it shows the same.
@@ -212,47 +204,53 @@ class GuestView:
         if handle is not None and place is None and (ino, handle) not in self.books.files:
             raise FsError(errno.EBADF, "a handle that this guest was not given")
         if place is not None:
-            return self._tree.getattr(caller, *place)
-        return self._on(ino, lambda node: self._tree.getattr(caller, node, None))
+            return self._face(ino).getattr(caller, *place)
+        return self._on(ino, lambda node: self._face(ino).getattr(caller, node, None))
 
     def setattr(
         self, caller: Caller, ino: int, changes: SetAttributes, handle: int | None
     ) -> Outcome[Attributes]:
         if handle is None:
-            return self._on(ino, lambda node: self._tree.setattr(caller, node, changes, None))
-        return self._with(ino, handle, lambda node, inner: self._tree.setattr(caller, node, changes, inner))
+            return self._on(ino, lambda node: self._face(ino).setattr(caller, node, changes, None))
+        return self._with(
+            ino, handle, lambda node, inner: self._face(ino).setattr(caller, node, changes, inner)
+        )
 
     def readlink(self, caller: Caller, ino: int) -> Outcome[bytes]:
-        return self._on(ino, lambda node: self._tree.readlink(caller, node))
+        return self._on(ino, lambda node: self._face(ino).readlink(caller, node))
 
     def symlink(self, caller: Caller, parent: int, name: bytes, target: bytes) -> Outcome[Entry]:
         self._may_look_up()
-        made = self._tree.symlink(caller, self._node(parent), name, target)
+        made = self._face(parent).symlink(caller, self._node(parent), name, target)
         return then(made, self._told(parent, name))
 
     def mknod(self, caller: Caller, parent: int, name: bytes, mode: int, rdev: int) -> Outcome[Entry]:
         self._may_look_up()
-        made = self._tree.mknod(caller, self._node(parent), name, mode, rdev)
+        made = self._face(parent).mknod(caller, self._node(parent), name, mode, rdev)
         return then(made, self._told(parent, name))
 
     def mkdir(self, caller: Caller, parent: int, name: bytes, mode: int) -> Outcome[Entry]:
         self._may_look_up()
-        return then(self._tree.mkdir(caller, self._node(parent), name, mode), self._told(parent, name))
+        return then(
+            self._face(parent).mkdir(caller, self._node(parent), name, mode), self._told(parent, name)
+        )
 
     def unlink(self, caller: Caller, parent: int, name: bytes) -> Outcome[None]:
-        return self._tree.unlink(caller, self._node(parent), name)
+        return self._face(parent).unlink(caller, self._node(parent), name)
 
     def rmdir(self, caller: Caller, parent: int, name: bytes) -> Outcome[None]:
-        return self._tree.rmdir(caller, self._node(parent), name)
+        return self._face(parent).rmdir(caller, self._node(parent), name)
 
     def rename(
         self, caller: Caller, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int
     ) -> Outcome[None]:
-        return self._tree.rename(caller, self._node(parent), name, self._node(new_parent), new_name, flags)
+        return self._face(parent).rename(
+            caller, self._node(parent), name, self._node(new_parent), new_name, flags
+        )
 
     def link(self, caller: Caller, ino: int, new_parent: int, new_name: bytes) -> Outcome[Entry]:
         self._may_look_up()
-        made = self._tree.link(caller, self._node(ino), self._node(new_parent), new_name)
+        made = self._face(ino).link(caller, self._node(ino), self._node(new_parent), new_name)
         return then(made, self._told(new_parent, new_name))
 
     # -- open files -----------------------------------------------------------------------------
@@ -262,7 +260,7 @@ class GuestView:
 
         def on(node: int) -> Outcome[Opened]:
             return then(
-                self._tree.open(self._named(caller), node, flags),
+                self._face(ino).open(self._named(caller), node, flags),
                 lambda opened: self._opened(ino, node, opened, flags, is_folder=False),
             )
 
@@ -280,13 +278,13 @@ class GuestView:
             self._told(parent, name)(entry)
             return entry, self._opened(ino, ino, opened, flags | os.O_CREAT, is_folder=False)
 
-        made = self._tree.create(self._named(caller), self._node(parent), name, mode, flags)
+        made = self._face(parent).create(self._named(caller), self._node(parent), name, mode, flags)
         return then(made, noted)
 
     def read(self, ino: int, handle: int, offset: int, into: memoryview) -> Outcome[int]:
         place = self._open.get((ino, handle))
         if place is not None and place not in self._left.reading:
-            return self._tree.read(place[0], place[1], offset, into)
+            return self._face(ino).read(place[0], place[1], offset, into)
         return self._with(ino, handle, lambda node, inner: self._left.read(node, inner, offset, into))
 
     def write(
@@ -294,7 +292,9 @@ class GuestView:
     ) -> Outcome[int]:
         self.books.wrote(ino, handle)
         there = LockOwner(by.owner)  # its process numbers are not this machine's
-        done = self._with(ino, handle, lambda node, inner: self._tree.write(node, inner, offset, data, there))
+        done = self._with(
+            ino, handle, lambda node, inner: self._face(ino).write(node, inner, offset, data, there)
+        )
         return then(done, self._wrote(ino, handle))
 
     def _wrote(self, ino: int, handle: int) -> Callable[[T], T]:
@@ -316,20 +316,20 @@ class GuestView:
 
     def flush(self, ino: int, handle: int, by: LockOwner = NOBODY) -> Outcome[None]:
         there = LockOwner(by.owner)
-        return self._settles(ino, handle, lambda node, inner: self._tree.flush(node, inner, there))
+        return self._settles(ino, handle, lambda node, inner: self._face(ino).flush(node, inner, there))
 
     def fsync(self, ino: int, handle: int, data_only: bool) -> Outcome[None]:
-        return self._settles(ino, handle, lambda node, inner: self._tree.fsync(node, inner, data_only))
+        return self._settles(ino, handle, lambda node, inner: self._face(ino).fsync(node, inner, data_only))
 
     def fallocate(self, ino: int, handle: int, mode: int, offset: int, length: int) -> Outcome[None]:
         self.books.wrote(ino, handle)
         done = self._with(
-            ino, handle, lambda node, inner: self._tree.fallocate(node, inner, mode, offset, length)
+            ino, handle, lambda node, inner: self._face(ino).fallocate(node, inner, mode, offset, length)
         )
         return then(done, self._wrote(ino, handle))
 
     def release(self, ino: int, handle: int) -> Outcome[None]:
-        return self._close(ino, handle, self._tree.release)
+        return self._close(ino, handle, self._face(ino).release)
 
     def _close(self, ino: int, handle: int, closing: Callable[[int, int], Outcome[None]]) -> Outcome[None]:
         if not self.books.closed(ino, handle):
@@ -346,33 +346,33 @@ class GuestView:
         self._may_open()
         node = self._node(ino)
         return then(
-            self._tree.opendir(caller, node, flags),
+            self._face(ino).opendir(caller, node, flags),
             lambda opened: self._opened(ino, node, opened, flags, is_folder=True),
         )
 
     def readdir(self, ino: int, handle: int, cookie: int) -> Outcome[Iterable[DirectoryEntry]]:
-        return self._with(ino, handle, lambda node, inner: self._tree.readdir(node, inner, cookie))
+        return self._with(ino, handle, lambda node, inner: self._face(ino).readdir(node, inner, cookie))
 
     def releasedir(self, ino: int, handle: int) -> Outcome[None]:
-        return self._close(ino, handle, self._tree.releasedir)
+        return self._close(ino, handle, self._face(ino).releasedir)
 
     def fsyncdir(self, ino: int, handle: int, data_only: bool) -> Outcome[None]:
-        return self._with(ino, handle, lambda node, inner: self._tree.fsyncdir(node, inner, data_only))
+        return self._with(ino, handle, lambda node, inner: self._face(ino).fsyncdir(node, inner, data_only))
 
     def statfs(self, ino: int) -> Outcome[StatFs]:
-        return self._on(ino, self._tree.statfs)
+        return self._on(ino, self._face(ino).statfs)
 
     def setxattr(self, caller: Caller, ino: int, name: bytes, value: bytes, flags: int) -> Outcome[None]:
-        return self._on(ino, lambda node: self._tree.setxattr(caller, node, name, value, flags))
+        return self._on(ino, lambda node: self._face(ino).setxattr(caller, node, name, value, flags))
 
     def getxattr(self, caller: Caller, ino: int, name: bytes, room: memoryview) -> Outcome[Xattr]:
-        return self._on(ino, lambda node: self._tree.getxattr(caller, node, name, room))
+        return self._on(ino, lambda node: self._face(ino).getxattr(caller, node, name, room))
 
     def listxattr(self, caller: Caller, ino: int) -> Outcome[list[bytes]]:
-        return self._on(ino, lambda node: self._tree.listxattr(caller, node))
+        return self._on(ino, lambda node: self._face(ino).listxattr(caller, node))
 
     def removexattr(self, caller: Caller, ino: int, name: bytes) -> Outcome[None]:
-        return self._on(ino, lambda node: self._tree.removexattr(caller, node, name))
+        return self._on(ino, lambda node: self._face(ino).removexattr(caller, node, name))
 
     def ioctl(self, caller: Caller, ino: int, handle: int, command: int, data: memoryview) -> Outcome[bytes]:
         # A guest's process numbers are not this machine's, and its memory is mapped already.

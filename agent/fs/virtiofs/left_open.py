@@ -1,7 +1,6 @@
 """What a guest holds from before the agent was killed: found and opened again when it is next asked for.
 
-See guest_view.py for what is promised. Nothing here costs anything once the guest has let go of what it
-held then, or in a process that found nothing.
+See guest_view.py for what is promised.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import os
 from collections.abc import Callable
 from typing import Final, TypeVar, cast
 
-from agent.fs.interface import FACE_CONTROL, FACE_KV, FACE_SHIFT, Caller, FileSystem, FsError
+from agent.fs.interface import FACE_CONTROL, FACE_KV, FACE_SHIFT, Caller, FsError, Tree, face_of
 from agent.fs.virtiofs.guest_books import GuestBooks, Handle
 from agent.pool.steps import Outcome, Steps, is_steps
 
@@ -35,9 +34,10 @@ def _steps_of(outcome: Outcome[T]) -> Steps[T]:
 
 
 def _with_lost_data(books: GuestBooks) -> set[Handle]:
-    """Every file that was open at a node to which data had been written and not flushed, by whichever of
-    its handles: as fsync(2) does, each of them tells it once. The books remember that it is still to be
-    told, so after another kill meanwhile all tell it again."""
+    """All files that were open at a node with data written and not flushed: as with fsync(2), each tells it
+    once.
+
+    The books remember that it is still to be told."""
     files = {place: file for place, file in books.files.items() if not file.is_folder}
     nodes = {ino for (ino, _), file in files.items() if file.dirty}
     lost = {place for place in files if place[0] in nodes}
@@ -50,8 +50,8 @@ def _with_lost_data(books: GuestBooks) -> set[Handle]:
 class LeftOpen:
     """The part of a guest's books that an earlier process had written."""
 
-    def __init__(self, tree: FileSystem, books: GuestBooks, name: str = "guest") -> None:
-        self._tree = tree
+    def __init__(self, tree: Tree, books: GuestBooks, name: str = "guest") -> None:
+        self._face = face_of(tree)
         self._caller = Caller(guest=name)
         self._books = books
         self.values = {ino for ino in books.nodes if is_value(ino)}
@@ -101,7 +101,7 @@ class LeftOpen:
             raise FsError(errno.ESTALE, "a node that this guest was not told of")
         if ino in self.values:
             try:
-                entry = yield from _steps_of(self._tree.lookup(self._caller, node.parent, node.name))
+                entry = yield from _steps_of(self._face(ino).lookup(self._caller, node.parent, node.name))
             except FsError as refusal:
                 raise FsError(errno.ESTALE, "the value is not there any more") from refusal
             self.moved[ino] = entry.attributes.ino
@@ -129,13 +129,13 @@ class LeftOpen:
             raise FsError(errno.EIO, "what was written last was lost with the earlier agent")
         inner = yield from self._find(ino)
         if file.is_folder:
-            made = yield from _steps_of(self._tree.opendir(self._caller, inner, file.flags))
+            made = yield from _steps_of(self._face(ino).opendir(self._caller, inner, file.flags))
         else:
-            made = yield from _steps_of(self._tree.open(self._caller, inner, file.flags & ~NOT_AGAIN))
+            made = yield from _steps_of(self._face(ino).open(self._caller, inner, file.flags & ~NOT_AGAIN))
         place = (inner, made.handle)
         if (ino, handle) in opened:
             # Another thread was quicker.
-            closing = self._tree.releasedir if file.is_folder else self._tree.release
+            closing = self._face(ino).releasedir if file.is_folder else self._face(ino).release
             yield from _steps_of(closing(*place))
             return (yield from _steps_of(operation(*opened[ino, handle])))
         if face == FACE_KV and not file.is_folder:
@@ -146,7 +146,7 @@ class LeftOpen:
     def read(self, node: int, handle: int, offset: int, into: memoryview) -> Outcome[int]:
         """Read a file that was opened again; a value only from its beginning on."""
         if (node, handle) not in self.reading:
-            return self._tree.read(node, handle, offset, into)
+            return self._face(node).read(node, handle, offset, into)
         return self._read_value(node, handle, offset, into)
 
     def _read_value(self, node: int, handle: int, offset: int, into: memoryview) -> Steps[int]:
@@ -154,7 +154,7 @@ class LeftOpen:
             if offset:
                 raise FsError(errno.EIO, "the first part of the value came from an earlier agent")
             self.reading[node, handle] = self._sizes.get(node, 0)
-        got = yield from _steps_of(self._tree.read(node, handle, offset, into))
+        got = yield from _steps_of(self._face(node).read(node, handle, offset, into))
         size = self.reading.get((node, handle)) or 0
         if got < min(len(into), size - offset):
             raise FsError(errno.EIO, "the value was lost since the guest has opened it")

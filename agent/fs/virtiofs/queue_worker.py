@@ -1,8 +1,8 @@
 """A thread that serves one virtqueue: a chain taken, answered and completed, then the next.
 
-It sleeps in epoll(7) on the driver's kick and on an event of our own that tells it to stop. While there is
-work it asks for no kicks. The kick is watched by its edges and never read: every write to an eventfd is an
-edge, and a read of one that the front-end shares with us could sleep for ever.
+It sleeps in epoll(7) on the driver's kick and on a stop event of our own. While there is work it asks for no
+kicks. The kick is watched by its edges and never read: a read of an eventfd that the front-end shares could
+sleep for ever.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from agent.fs.complaints import Complaints
 from agent.fs.virtiofs.device_queue import BadRing, Chain, DeviceQueue
 from agent.fs.virtiofs.surroundings import FREE_SECONDS, Call, signal
+from agent.host_os.complaints import Complaints
 
 log = logging.getLogger(__name__)
 

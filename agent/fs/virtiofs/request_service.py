@@ -1,16 +1,35 @@
 """What a queue's worker does with a request: has the guest's session answer it, in the guest's own memory.
 
-Apart from `Device`, because this runs for every request.
+A request that an earlier process had taken and not answered may have been carried out, or not.
+Most can be carried out twice: a read, a lookup, a write to its place. Of the others
+
+* what removed or moved a name and now finds none (ENOENT) has been done (and what finds one removes it,
+  although somebody else may have made it since: docs/virtiofs.md);
+* what gives a reference back is not done again: counted twice it would take one that the guest still has,
+  left out it leaves one that is given back when the guest begins anew;
+* an exchange of two names would undo itself, so it is not done again: EIO, and the caller looks;
+* what makes a name and finds it there stays EEXIST. It may be this very request's, and it may be another
+  guest's that was quicker: who makes a name exclusively must never be told so twice.
 """
 
 from __future__ import annotations
 
+import errno
+from typing import Final
+
+from agent.fs.fuse.abi import IN_HEADER_BYTES, OUT_HEADER_BYTES, InHeader, Opcode, OutHeader
+from agent.fs.fuse.requests import Rename2In
 from agent.fs.fuse.session import FuseSession, Reply
 from agent.fs.virtiofs.device_queue import Chain
 from agent.fs.virtiofs.request_buffers import RequestBuffers
-from agent.fs.virtiofs.served_again import acknowledged, as_done_before, is_given_back, refused_again
 from agent.inline.scatter import Target
 from agent.pool.steps import Runner
+
+RENAME_EXCHANGE: Final = 2
+_GIVES_BACK: Final = frozenset({Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.RELEASEDIR})
+"""A folder's handle may have been given out often; one of a file was given out once, and closing it twice
+is refused."""
+_REMOVES: Final = frozenset({Opcode.UNLINK, Opcode.RMDIR, Opcode.RENAME, Opcode.RENAME2})
 
 
 class RequestService:
@@ -24,15 +43,14 @@ class RequestService:
     def serve(self, chain: Chain) -> int:
         """How many bytes were written into the chain's buffers."""
         buffers = self._buffers
-        taken = buffers.take(chain.readable, chain.writable)
-        message, received, data, room = taken.message, taken.received, taken.data, taken.room
+        message, received, data, room = buffers.take(chain.readable, chain.writable)
         if chain.again:
             return self._serve_again(message, received, data, room)
         reply = self._session.answer(message, received, data, room, self._runner)
         return 0 if reply is None else self._put(message, reply)
 
     def _serve_again(self, message: memoryview, received: int, data: memoryview, room: Target) -> int:
-        """A request that an earlier process had taken and not answered (served_again.py)."""
+        """A request that an earlier process had taken and not answered."""
         if is_given_back(message, received):
             return self._buffers.put(acknowledged(message)) or 0
         reply = refused_again(message, received)
@@ -47,3 +65,33 @@ class RequestService:
             self._session.reply_was_lost(message, reply, self._runner)
             written = self._buffers.put(self._session.refusal_of(message))
         return written or 0
+
+
+def refused_again(message: memoryview, received: int) -> Reply | None:
+    """The answer to a request that must not be carried out a second time; None for any other."""
+    if received < IN_HEADER_BYTES + Rename2In.LAYOUT.size:
+        return None
+    header = InHeader.decode_untrusted(message)
+    if header.opcode != Opcode.RENAME2:
+        return None
+    if not Rename2In.decode_untrusted(message, IN_HEADER_BYTES).flags & RENAME_EXCHANGE:
+        return None
+    return [OutHeader(OUT_HEADER_BYTES, -errno.EIO, header.unique).encode()]
+
+
+def is_given_back(message: memoryview, received: int) -> bool:
+    """Whether a request gives a reference back, which must not be counted twice."""
+    return received >= IN_HEADER_BYTES and InHeader.decode_untrusted(message).opcode in _GIVES_BACK
+
+
+def acknowledged(message: memoryview) -> Reply:
+    """Success, without anything being done."""
+    return [OutHeader(OUT_HEADER_BYTES, 0, InHeader.decode_untrusted(message).unique).encode()]
+
+
+def as_done_before(message: memoryview, reply: Reply) -> Reply:
+    """The answer to a request that was carried out again, if it says that there was nothing left to do."""
+    answer = OutHeader.decode_untrusted(reply[0])
+    if answer.error != -errno.ENOENT or InHeader.decode_untrusted(message).opcode not in _REMOVES:
+        return reply
+    return [OutHeader(OUT_HEADER_BYTES, 0, answer.unique).encode()]

@@ -1,8 +1,8 @@
 """Descriptors of a front-end: looked at before they are trusted, mapped, and given out.
 
-Guest memory is mapped once and used directly, so it has to be of a kind that nobody can take from under us:
-agent/host_os/foreign_memory.py. QEMU's memory-backend-memfd is; anything else is refused unless the operator
-takes the risk. Which descriptors get this far, agent/host_os/foreign_descriptors.py says.
+Guest memory is mapped once and used directly, so nobody may be able to take it away:
+agent/host_os/foreign_memory.py. QEMU's memory-backend-memfd is such; anything else is refused unless the
+operator takes the risk. agent/host_os/foreign_descriptors.py says which descriptors get this far.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def check_event(fd: int) -> None:
 
 
 def signal(event: int) -> None:
-    """Wake whoever waits for an eventfd. One that is full wakes as well.
+    """Wake the waiters of an eventfd. One that is full wakes as well.
 
-    Whoever shares it can make it block, and then fill it: see `Call`.
+    The front-end that shares it can make it block, and then fill it: see `Call`.
     """
     try:
         os.eventfd_write(event, 1)

@@ -13,18 +13,18 @@ Layout of an entry, little-endian:
     56  4  tag of the identity: it tells a torn mix of two entries from either
     60  4  CRC-32 (IEEE 802.3) of the 60 bytes before
 
-A directory is a hint. Nothing is ever served because an entry says so; the slot proves itself
-(agent/pool/format/slot.py). So an entry may be stale, lost or damaged, and that costs a hit. An entry whose
-CRC is wrong names nothing, and its key, if the key itself is still readable, counts as corrupt.
+A directory is a hint. Nothing is served because an entry says so; the slot proves itself (slot.py). So a
+stale, lost or damaged entry costs a hit. An entry with a wrong CRC names nothing; its key, where it is
+readable, counts as corrupt.
 
-A hint does to read by. It does not do to write by: an image of a directory that was damaged on its way would
-take what flash still names from it, for good. So a directory with an entry whose CRC is wrong is *in doubt*:
-no slot of it is given to a new value, and it makes no image (`InDoubt`). It is out of doubt when flash gives
-it whole, or has given the same damage so often that the damage is flash's own
-(agent/pool/volume/directory_cache.py, agent/pool/volume/writable_directory.py).
+A hint is enough to read by, and not enough to write by: the image of a directory that was damaged on its way
+would take from flash what it still names, for good. So a directory with a wrong CRC is *in doubt*: no new
+value takes a slot of it, and it makes no image (`InDoubt`). The doubt ends when flash gives the directory
+whole, or has given the same damage so often that the damage is flash's own
+(agent/pool/volume/directory_cache.py, writable_directory.py there).
 
-Ghosts let every agent, and an agent after its restart, tell an evicted key from one that was never
-stored, for as many keys as there are slots, in no memory of their own.
+Ghosts tell an evicted key from one that was never stored: for every agent, after a restart too, for as many
+keys as there are slots, and in no memory of their own.
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ QUARANTINE_NAME: Final = b"g35 quarantined!"
 QUARANTINE_FLAG: Final = 1
 """Of `Entry.flags`, whose upper half has the epoch of the key."""
 QUARANTINED_MAX: Final = SLOTS_PER_SET // 4
-"""Of one set: bad ranges must not be able to stop a volume from taking values. What has more is a bad
-drive."""
+"""Of one set: bad ranges must not stop a volume from taking values. More is a bad drive."""
 assert len(QUARANTINE_NAME) == KEY_BYTES
 
 _CHECKED_BYTES: Final = 60
@@ -77,7 +76,7 @@ assert _ENTRIES.size == _PSEUDONYMS.size == _EXPIRIES.size == DIRECTORY_BYTES
 
 
 class Entry(NamedTuple):
-    """One slot's entry. Times as in the layout; `ghost` is empty-handed as eight zero bytes."""
+    """One slot's entry. Times as in the layout; eight zero bytes are no `ghost`."""
 
     pseudonym: bytes
     generation: int
@@ -108,15 +107,15 @@ class Entry(NamedTuple):
 
 
 class InDoubt(Exception):
-    """An image was wanted of a directory that did not prove itself whole. A fault of ours: writers ask
-    agent/pool/volume/writable_directory.py first."""
+    """An image was wanted of a directory in doubt. A fault of ours: writers ask writable_directory.py
+    first."""
 
 
 class Directory:
     """The 64 entries of one set, kept as the bytes of the block.
 
-    Single calls are safe from any thread (each is one operation on the bytes, or guarded by the owner's
-    lock: agent/pool/volume/directory_cache.py says which).
+    Single calls are safe from any thread: each is one operation on the bytes, or guarded by the owner's lock
+    (agent/pool/volume/directory_cache.py).
     """
 
     __slots__ = ("_occupancy", "_repinned", "_uncounted", "corrupt_keys", "doubted", "raw", "taken")
@@ -124,13 +123,13 @@ class Directory:
     def __init__(
         self, block: bytes | bytearray | memoryview | None = None, suspects: Iterable[int] | None = None
     ) -> None:
-        """`suspects` are the slots whose CRC is to be checked: all, unless the others are known already."""
+        """`suspects`: the slots whose CRC is checked; None: all."""
         self.raw = bytearray(block) if block is not None else bytearray(DIRECTORY_BYTES)
         self.corrupt_keys: frozenset[bytes] = frozenset()
         self.doubted: dict[int, bytes] = {}
-        """Slots whose entry came with a wrong CRC, and what came."""
+        """Slots whose entry came with a wrong CRC, with its bytes."""
         self.taken = 0
-        """How many slots are not free."""
+        """Slots that are not free."""
         self._occupancy: Occupancy | None = None
         self._uncounted: set[int] = set()
         """Slots changed in place since their CRC was made: a hit must not cost a CRC."""
@@ -153,7 +152,7 @@ class Directory:
         self.corrupt_keys = frozenset(damaged)
 
     def count_in(self, occupancy: Occupancy | None) -> None:
-        """Count the slots that are taken there from now on, and no longer where they were counted."""
+        """Count the taken slots there from now on, and nowhere else."""
         if self._occupancy is not None:
             self._occupancy.add(-self.taken)
         self._occupancy = occupancy
@@ -172,7 +171,7 @@ class Directory:
                 self._occupancy.add(more)
 
     def unlike(self, block: bytes | bytearray | memoryview) -> list[int]:
-        """The slots of a block of flash that this copy does not vouch for: other bytes, or a CRC not made."""
+        """The slots of a block of flash whose bytes differ from this copy, or whose CRC is not made here."""
         # A bytearray on the left compares memory; a memoryview there would go byte by byte.
         if self.raw == block:
             return list(self._uncounted)
@@ -218,15 +217,15 @@ class Directory:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether an entry came with a wrong CRC: then this may be less than what flash has."""
+        """Whether an entry came with a wrong CRC: then flash may have more."""
         return bool(self.doubted)
 
     def believe(self) -> None:
-        """The damage was proven to be flash's own: what is left is all that there is."""
+        """The damage was proven to be flash's own: the entries that are left are all."""
         self.doubted = {}
 
     def keep_in_doubt(self, earlier: Directory) -> None:
-        """Of slots in doubt, what `earlier` says, our copy of the same block, is the better hint."""
+        """For slots in doubt, take the entries of `earlier`, our copy of the same block."""
         for slot in self.doubted:
             start = slot * ENTRY_BYTES
             self._store(slot, earlier.raw[start : start + ENTRY_BYTES])
@@ -236,7 +235,7 @@ class Directory:
                 self._repinned.add(slot)
 
     def take_over(self, slot: int, earlier: Directory) -> None:
-        """Keep what `earlier` says of a slot."""
+        """Keep the slot's entry of `earlier`."""
         self.doubted.pop(slot, None)
         self._store(slot, earlier.raw[slot * ENTRY_BYTES : (slot + 1) * ENTRY_BYTES])
         if slot in earlier._uncounted:
@@ -272,7 +271,7 @@ class Directory:
         return False
 
     def touch(self, slot: int, now_us: int) -> None:
-        """Count a hit. The block on flash learns of it with the next write of this directory."""
+        """Count a hit. Flash learns of it with the next write of this directory."""
         start = slot * ENTRY_BYTES
         _U64.pack_into(self.raw, start + _LAST_USE_AT, now_us)
         hits: int = _U16.unpack_from(self.raw, start + _HITS_AT)[0]
@@ -305,10 +304,8 @@ class Directory:
         return other
 
     def merge_uses(self, earlier: Directory, slots: Iterable[int] = range(SLOTS_PER_SET)) -> None:
-        """Take over the hits and pins that `earlier`, our copy of the same block, never wrote.
-
-        `slots` are those that differ; in the others there is nothing to take over.
-        """
+        """Take over the hits and pins that `earlier`, our copy of the same block, never wrote. `slots`
+        differ."""
         for slot in slots:
             known, mine = earlier.entry(slot), self.entry(slot)
             if known is None or mine is None or mine.generation != known.generation:
@@ -331,7 +328,7 @@ def taken_in(block: bytes | bytearray | memoryview) -> int:
 
 
 class Choice(NamedTuple):
-    """A slot that a new value may take, and what it costs: nothing, or the entry that has to go."""
+    """A slot that a new value may take, and the entry that has to go, if any."""
 
     slot: int
     victim: Entry | None
@@ -393,7 +390,7 @@ def choose_slot(
 
 
 def flags_of(epoch: int) -> int:
-    """What an entry's flags say of its slot's key."""
+    """The epoch of a slot's key, as flags of its entry."""
     return (epoch & 0xFF) << EPOCH_SHIFT
 
 
@@ -408,7 +405,7 @@ def is_under(entry: Entry, epoch: int) -> bool:
 def is_under_dropped(entry: Entry, oldest: int) -> bool:
     """Whether an entry says that its slot is under a key from before `oldest`, the first epoch that opens.
 
-    Of the two halves of the numbers the one behind it: an agent that is behind the map meets newer ones.
+    That is the half of the numbers behind it: an agent that is behind the map meets newer epochs.
     """
     return 0 < (oldest - (entry.flags >> EPOCH_SHIFT)) & 0xFF < 0x80
 
@@ -422,7 +419,7 @@ def left_in(block: bytes | bytearray | memoryview, epoch: int) -> int:
 
 
 def quarantine_entry(wall: float) -> Entry:
-    """What stands for a slot that was set aside at `wall`, seconds since the epoch."""
+    """The entry of a slot that was set aside at `wall`, seconds since the epoch."""
     now_us = int(wall * 1e6)
     return Entry(
         QUARANTINE_NAME, now_us << 8, now_us, 0, pinned_until=TIME_MAX, hits=_HITS_MAX, flags=QUARANTINE_FLAG

@@ -1,11 +1,11 @@
 """Headers that have proven themselves lately: a header that is the same to the byte proves the same again.
 
-To open one takes a derived key, a cipher and a dozen calls: a tenth of what a get of 64 KiB takes. Blocks
-that many requests begin with are read over and over. So the codec of a key keeps what headers of slots have
-proven, those that it saw twice, and believes only a header whose every byte is what was proven then, at the
-same place. Units prove themselves as ever.
+Opening one takes a derived key, a cipher and a dozen calls: a tenth of a get of 64 KiB. Blocks that many
+requests begin with are read over and over. So a key's codec keeps what the headers of slots have proven,
+those that it saw twice. It believes only a header whose every byte is the same, at the same place. Units
+prove themselves as ever.
 
-It is the codec's own and goes with it: what a key has proven is worth nothing under another.
+The cache ends with its codec: what one key has proven is worth nothing under another.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ T = TypeVar("T")
 KEPT_MAX: Final = 256
 """Of one codec, some 7 KiB each."""
 SEEN_MAX: Final = 4096
-"""Salts of headers that were seen once; so a scan of more values than these does not push out what is read
-often."""
+"""Salts of headers that were seen once. A scan of more values does not push out often read headers."""
 
 
 class _Kept(Generic[T]):
@@ -47,7 +46,7 @@ class HeaderCache(Generic[T]):
         return len(self._kept)
 
     def find(self, salt: bytes, header: bytes, place: Place) -> T | None:
-        """What this very header has proven at this very place; None where that is not remembered."""
+        """What this very header has proven at this very place; None: not remembered."""
         kept = self._kept.get(salt)
         if kept is None or kept.slot != place.slot or kept.nguid != place.nguid or kept.header != header:
             return None

@@ -1,8 +1,8 @@
 """How many slots of a volume are taken, as far as its directories are known: running sums.
 
-Every directory that is remembered counts itself in here, entry by entry as they come and go; so whoever
-wants to know how full a volume is need not walk them. Of a volume with a quota (agent/pool/volume/quota.py)
-it is also kept how many slots were taken in the sets that are not remembered, when they were last looked at.
+Every remembered directory counts its entries in here as they come and go, so nobody walks the directories for
+that. For a volume with a quota (agent/pool/volume/quota.py) the taken slots of sets that are not remembered
+are kept as well, as of the last look.
 """
 
 from __future__ import annotations

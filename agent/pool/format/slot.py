@@ -18,9 +18,9 @@ Layout of the header block, 4,096 bytes, little-endian:
 The value follows at 4,096. Unit n lies at n times the unit size; the last one is padded with zeros to
 the LBA size before it is sealed, so that every byte that is read back is also proven.
 
-A unit is bound to the salt, the tenant, the volume, the key and the generation (`SlotCodec.bound`), and
-the header to the length and to the proofs of all units. Whatever does not open as exactly what was
-asked for is a miss with a cause; there is no other way to fail.
+A unit is bound to the salt, the tenant, the volume, the key and the generation (`SlotCodec.bound`), and the
+header to the length and to the proofs of all units. A slot that does not open as exactly what was asked for
+is a miss with a cause; there is no other way to fail.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class SlotCodec:
         self._use: KeyUse | None = None
         self._bound_to = hashlib.blake2b(tenant + volume, digest_size=32, person=b"g35 slot unit")
         self._tag_of = hashlib.blake2b(tenant + volume, digest_size=4, person=b"g35 entry")
-        """What `bound` and `tag` begin with for every value of the volume."""
+        """The beginning of `bound` and `tag` for every value of the volume."""
         self.proven_headers: Final[HeaderCache[OpenSlot]] = HeaderCache()
 
     def count_in(self, use: KeyUse) -> None:
@@ -121,18 +121,18 @@ class SlotCodec:
 
     @property
     def oldest_epoch(self) -> int:
-        """Of the keys that open here; what is under one from before was left behind by a rotation."""
+        """Of the keys that open here; a slot under an older one was left behind by a rotation."""
         return min(each.epoch for each in (self, *self._others))
 
     def bound(self, key: bytes, generation: int, salt: bytes) -> bytes:
-        """32 bytes that stand for exactly what a slot must hold to be served (the volume and its tenant, key,
-        generation) and for this one write; authenticated with every unit."""
+        """32 bytes that stand for tenant, volume, key, generation and this one write; authenticated with
+        every unit."""
         digest = self._bound_to.copy()
         digest.update(key + generation.to_bytes(8, "little") + salt)
         return digest.digest()
 
     def tag(self, key: bytes, generation: int) -> int:
-        """The 32 bits of it that stand in the directory."""
+        """The 32 bits of the identity that stand in the directory."""
         digest = self._tag_of.copy()
         digest.update(key + generation.to_bytes(8, "little"))
         return int.from_bytes(digest.digest(), "little")
@@ -168,7 +168,7 @@ class SlotCodec:
         return opened
 
     def _prove(self, header: memoryview, place: Place) -> OpenSlot | MissCause:
-        """What the header proves of any key, without what was proven before."""
+        """What the header proves of any key, without the cache."""
         magic: bytes
         suite: int
         unit_log2: int

@@ -1,7 +1,7 @@
-"""What volumes on KV namespaces ask of the lanes: commands on keys instead of reads and writes at offsets.
+"""What volumes on KV namespaces ask of the channel: commands on keys instead of reads and writes at offsets.
 
-Read steps.py first. A lane that can do this is `KvLanes`; a worker's lanes always can, and a namespace that
-does not know the commands fails them.
+Read steps.py first. A channel that can do this is `KvChannel`; a worker's channel always can, and a
+namespace that does not know the commands fails them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol, cast
 
 from agent.inline.scatter import Buffer
-from agent.pool.steps import Lanes, Pending
+from agent.pool.steps import IoChannel, Pending
 
 RESERVED_KEY: Final = b"g35 pool's super"
 """Where a KV namespace keeps its superblock. A pseudonym is this with a chance of 2^-128."""
@@ -38,8 +38,8 @@ class KvPending(Pending, Protocol):
         """After a retrieve: the length of the whole value, also where the buffer took less."""
 
 
-class KvLanes(Lanes, Protocol):
-    """Lanes with commands on keys of up to 16 bytes. `namespace` is an index into the pool map, as ever."""
+class KvChannel(IoChannel, Protocol):
+    """A channel with commands on keys of up to 16 bytes. `namespace` is an index into the pool map."""
 
     def kv_store(
         self, namespace: int, key: bytes, parts: Sequence[Buffer], *, only_new: bool = False
@@ -61,6 +61,6 @@ class KvLanes(Lanes, Protocol):
         """What the namespace said to take up when its session last looked; 0 where nothing is known."""
 
 
-def kv_lanes(lanes: Lanes) -> KvLanes:
-    """The same lanes, for somebody who has a KV namespace to ask."""
-    return cast(KvLanes, lanes)
+def kv_channel(channel: IoChannel) -> KvChannel:
+    """The same channel, for somebody who has a KV namespace to ask."""
+    return cast(KvChannel, channel)

@@ -17,9 +17,9 @@ from typing import NamedTuple
 from agent.pool.counters import MissCause
 from agent.pool.format.directory import KEY_BYTES
 from agent.pool.format.slot import HEADER_BYTES
-from agent.pool.kv.commands import PROOF_KEY, RESERVED_KEY, KvLanes
-from agent.pool.kv.volume import LIVE_FULL, KvVolume, room_of, wait_for_key
-from agent.pool.steps import Steps
+from agent.pool.kv.commands import PROOF_KEY, RESERVED_KEY, KvChannel
+from agent.pool.kv.volume import LIVE_FULL, KvVolume, room_of
+from agent.pool.steps import Steps, wait_for
 from nvmeof.errors import MalformedPdu
 from nvmeof.wire.kv import decode_key_list_untrusted
 
@@ -38,34 +38,34 @@ class _Victim(NamedTuple):
 
 
 def make_room(
-    volume: KvVolume, lanes: KvLanes, namespace: int, pseudonym: bytes, room: int, deadline: float
+    volume: KvVolume, channel: KvChannel, namespace: int, pseudonym: bytes, room: int, deadline: float
 ) -> Steps[bool]:
     """Delete values of a full namespace until `room` bytes should be free. False: none may go, or could.
 
     `pseudonym` is the key that wants the room; the place of the sample follows from it.
     """
-    keys = yield from _sample(lanes, namespace, volume.placement.pseudonym(pseudonym), deadline)
-    wall = lanes.wall()
+    keys = yield from _sample(channel, namespace, volume.placement.pseudonym(pseudonym), deadline)
+    wall = channel.wall()
     victims: list[_Victim] = []
     for key in keys:
-        victim = yield from _judge(volume, lanes, namespace, key, wall, deadline)
+        victim = yield from _judge(volume, channel, namespace, key, wall, deadline)
         if victim is not None:
             victims.append(victim)
-    may_take_live = volume.fullness(lanes) >= LIVE_FULL
+    may_take_live = volume.fullness(channel) >= LIVE_FULL
     freed = 0
     for victim in sorted(victims):
         if freed >= room or (victim.rank == 2 and not may_take_live):
             break
-        pending = lanes.kv_delete(namespace, victim.pseudonym)
-        cause = yield from wait_for_key(lanes, pending, deadline)
+        pending = channel.kv_delete(namespace, victim.pseudonym)
+        cause = yield from wait_for(channel, pending, deadline)
         if pending.missing:
             continue  # somebody else was quicker
         if cause is not None:
             break
         freed += victim.room
-        volume.accounts[namespace].add(lanes, namespace, -victim.room)
+        volume.accounts[namespace].add(channel, namespace, -victim.room)
         volume.uses.forget(victim.pseudonym)
-        tally = lanes.tally(volume.settings.name)
+        tally = channel.tally(volume.settings.name)
         if victim.rank == 2:
             tally.evictions += 1
             volume.evicted.note(victim.pseudonym, 1)
@@ -74,12 +74,12 @@ def make_room(
     return freed > 0
 
 
-def _sample(lanes: KvLanes, namespace: int, start: bytes, deadline: float) -> Steps[list[bytes]]:
+def _sample(channel: KvChannel, namespace: int, start: bytes, deadline: float) -> Steps[list[bytes]]:
     """Up to SAMPLE keys that lie beside each other; they are random, for keys are pseudonyms."""
     found: list[bytes] = []
     for first in (start, b""):
         into = memoryview(bytearray(LIST_BYTES))
-        cause = yield from wait_for_key(lanes, lanes.kv_list(namespace, first, into), deadline)
+        cause = yield from wait_for(channel, channel.kv_list(namespace, first, into), deadline)
         if cause is not None:
             return []
         try:
@@ -93,12 +93,12 @@ def _sample(lanes: KvLanes, namespace: int, start: bytes, deadline: float) -> St
 
 
 def _judge(
-    volume: KvVolume, lanes: KvLanes, namespace: int, pseudonym: bytes, wall: float, deadline: float
+    volume: KvVolume, channel: KvChannel, namespace: int, pseudonym: bytes, wall: float, deadline: float
 ) -> Steps[_Victim | None]:
     """What is known of a value; None where it is gone or cannot be read now."""
     header = memoryview(bytearray(HEADER_BYTES))
-    pending = lanes.kv_retrieve(namespace, pseudonym, header)
-    cause = yield from wait_for_key(lanes, pending, deadline)
+    pending = channel.kv_retrieve(namespace, pseudonym, header)
+    cause = yield from wait_for(channel, pending, deadline)
     room = room_of(pending.value_bytes)
     if cause is not None:
         damaged = cause is MissCause.CORRUPT and not pending.missing

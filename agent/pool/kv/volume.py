@@ -19,21 +19,16 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
-from agent.inline.secrets import SecretKey, new_volume_secret
+from agent.inline.secrets import SecretKey
 from agent.inline.suites import Place
 from agent.pool.counters import MissCause
-from agent.pool.format.slot import HEADER_BYTES, SlotCodec
-from agent.pool.kv.commands import KvLanes, KvPending, kv_lanes
-from agent.pool.steps import Lanes, Steps, fault_cause, wait_for
-from agent.pool.volume.bandwidth import Bandwidth
-from agent.pool.volume.in_doubt_writes import InDoubtWrites
-from agent.pool.volume.key_locks import KeyLocks
+from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.kv.commands import KvChannel, KvPending, kv_channel
+from agent.pool.steps import IoChannel, Steps, wait_for
 from agent.pool.volume.partial_puts import PartialPuts
 from agent.pool.volume.placement import Extent, Placement
 from agent.pool.volume.settings import Timing, VolumeSettings
-from agent.pool.volume.unit_buffers import UnitBuffers
-from agent.pool.volume.unit_cache import UnitCache
-from agent.pool.volume.volume import LOADS_IN_FLIGHT
+from agent.pool.volume.volume import LOADS_IN_FLIGHT, PoolVolume
 
 REMEMBERED_KEYS: Final = 1 << 16
 """Keys of a volume of which this agent remembers the last use, or that it evicted them. 100 bytes each."""
@@ -88,20 +83,20 @@ class Account:
         self.capacity = capacity
         self.used: int | None = None
 
-    def add(self, lanes: KvLanes, namespace: int, more: int) -> None:
-        known = lanes.kv_used_bytes(namespace) if self.used is None else self.used
+    def add(self, channel: KvChannel, namespace: int, more: int) -> None:
+        known = channel.kv_used_bytes(namespace) if self.used is None else self.used
         self.used = min(self.capacity, max(0, known + more))
 
     def is_full(self) -> None:
         """It refused a value for want of room."""
         self.used = self.capacity
 
-    def look(self, lanes: KvLanes, namespace: int) -> int:
-        return lanes.kv_used_bytes(namespace) if self.used is None else self.used
+    def look(self, channel: KvChannel, namespace: int) -> int:
+        return channel.kv_used_bytes(namespace) if self.used is None else self.used
 
 
-class KvVolume:
-    """One volume, opened with its secret. Shared by all workers; its operations are steps."""
+class KvVolume(PoolVolume):
+    """A volume on KV namespaces."""
 
     def __init__(
         self,
@@ -109,57 +104,21 @@ class KvVolume:
         secret: SecretKey,
         timing: Timing,
         lba_bytes: int = 4096,
-        begun: PartialPuts | None = None,
+        partial_puts: PartialPuts | None = None,
     ) -> None:
-        """`begun`: as of `Volume`."""
-        self.settings = settings
-        self.timing = timing
-        self.turns = KeyLocks()
-        self.begun = begun if begun is not None else PartialPuts()
-        self.unit_buffers = UnitBuffers(settings.unit_bytes)
-        self.kept_units = UnitCache(self.unit_buffers)
-        self.bandwidth: Bandwidth | None = None
-        """As of `Volume`."""
-        self.erased = False
-        """As of `Volume`."""
-        self._lba_bytes = lba_bytes
-        self._use(secret)
+        super().__init__(settings, secret, timing, lba_bytes, partial_puts)
         self._nguids = {each.namespace: each.nguid for each in settings.shares}
         self.accounts = {each.namespace: Account(each.bytes) for each in settings.shares}
         self.uses = _Memory()
         """When this agent last stored or served a key (by pseudonym): microseconds since the epoch."""
         self.evicted = _Memory()
         self.disproven = _Memory()
-        self.unsettled = InDoubtWrites()
         """Keys whose value was no proof of itself: for a put they are not there."""
 
-    def _use(self, secret: SecretKey) -> None:
-        settings, raw = self.settings, secret.reveal()
-        self.codec = SlotCodec(
-            settings.tenant,
-            settings.volume_id,
-            SecretKey(raw[32:]),
-            settings.suite,
-            settings.unit_bytes,
-            self._lba_bytes,
-        )
-        self.placement = Placement(
-            SecretKey(raw[:32]),
-            [Extent(each.namespace, each.nguid, max(1, each.bytes >> 20)) for each in settings.shares],
-        )
-
-    @property
-    def refusal(self) -> str:
-        """As of `Volume`."""
-        if self.erased:
-            return "the volume was erased"
-        return "the volume's data key has sealed what one key may" if self.codec.is_used_up else ""
-
-    def forget_secret(self) -> None:
-        """As of `Volume`: its tenant was erased."""
-        self.erased = True
-        self._use(new_volume_secret())
-        self.kept_units.drop_all()
+    def _place_keys(self, placement_key: SecretKey) -> Placement:
+        shares = self.settings.shares
+        extents = [Extent(each.namespace, each.nguid, max(1, each.bytes >> 20)) for each in shares]
+        return Placement(placement_key, extents)
 
     def namespace_of(self, pseudonym: bytes) -> int:
         """Where a key belongs (an index into the pool map)."""
@@ -173,14 +132,16 @@ class KvVolume:
         """Why a key that the enclosure does not know is not there."""
         return MissCause.NEVER_STORED if self.evicted.get(pseudonym) is None else MissCause.EVICTED
 
-    def fullness(self, lanes: KvLanes) -> float:
+    def fullness(self, channel: KvChannel) -> float:
         """The part of its bytes that the volume takes up, as far as is known here."""
-        used = sum(account.look(lanes, namespace) for namespace, account in self.accounts.items())
+        used = sum(account.look(channel, namespace) for namespace, account in self.accounts.items())
         return used / sum(account.capacity for account in self.accounts.values())
 
-    def lookup(self, lanes: Lanes, keys: Sequence[bytes], deadline: float) -> Steps[list[MissCause | None]]:
-        """For each key None where its enclosure has a value for it, else why not. One Exist a key."""
-        asking = kv_lanes(lanes)
+    def lookup(
+        self, channel: IoChannel, keys: Sequence[bytes], deadline: float, least: float = 0.0
+    ) -> Steps[list[MissCause | None]]:
+        """See `PoolVolume`. One Exist for each key."""
+        asking = kv_channel(channel)
         found: list[MissCause | None] = []
         for start in range(0, len(keys), LOADS_IN_FLIGHT):
             batch: list[tuple[bytes, KvPending]] = []
@@ -188,26 +149,20 @@ class KvVolume:
                 pseudonym = self.placement.pseudonym(key)
                 batch.append((pseudonym, asking.kv_exists(self.namespace_of(pseudonym), pseudonym)))
             for pseudonym, pending in batch:
-                cause = yield from wait_for_key(lanes, pending, deadline)
+                cause = yield from wait_for(channel, pending, deadline)
                 found.append(self.absence(pseudonym) if pending.missing else cause)
-        tally = lanes.tally(self.settings.name)
+        tally = channel.tally(self.settings.name)
         tally.lookups += len(found)
         tally.lookups_absent += len(found) - found.count(None)
         return found
 
+    def table_sizes(self) -> dict[str, int]:
+        kv_keys = len(self.uses) + len(self.evicted) + len(self.disproven)
+        return super().table_sizes() | {"kv-keys": kv_keys}
+
     def usage(self) -> tuple[int, int]:
-        """Slots in all, and slots taken, both as if each value were the largest that fits."""
+        """See `PoolVolume`. Both as if each value were the largest that fits."""
         slot = room_of(HEADER_BYTES + self.settings.value_bytes)
         total = sum(account.capacity // slot for account in self.accounts.values())
         taken = sum((account.used or 0) // slot for account in self.accounts.values())
         return total, min(total, taken)
-
-
-def wait_for_key(
-    lanes: Lanes, pending: KvPending, deadline: float, at_least: int | None = None
-) -> Steps[MissCause | None]:
-    """As `wait_for`. That there is no such key is no fault of anybody's: ask `pending.missing` first."""
-    cause = yield from wait_for(lanes, pending, deadline, at_least)
-    if cause is None or cause is MissCause.LATE:
-        return cause
-    return fault_cause(pending)

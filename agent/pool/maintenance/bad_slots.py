@@ -1,11 +1,10 @@
 """Slots that are set aside because their medium is bad: entries of a directory that name no key.
 
 Such an entry has a name that no key has (a pseudonym is the output of AES under the volume's own key), is
-pinned for ever, and carries a flag. So it is not free and is never a victim, to this agent, to the others
-of the pool and to older ones that do not know the flag; it survives restarts and needs no room of its own.
-A directory that is lost, or overwritten by another agent that had read it before, loses it: then the slot
-is used again and, where it is still bad, found again.
-See docs/decisions/0029-bad-slots-are-entries-and-copies-follow.md.
+pinned for ever, and carries a flag. So it is neither free nor a victim: for this agent, the others of the
+pool, and older ones that do not know the flag. It survives restarts and needs no room of its own. A directory
+that is lost, or overwritten by an agent that had read it before, loses it. Then the slot is used again and,
+where it is still bad, found again. See docs/decisions/0029-bad-slots-are-entries-and-copies-follow.md.
 """
 
 from __future__ import annotations
@@ -16,15 +15,13 @@ from typing import NamedTuple
 from agent.pool.format.directory import DIRECTORY_BYTES, Directory, is_quarantined
 from agent.pool.map.document import MapVolume, set_size
 from agent.pool.map.superblock import MAP_IO_SECONDS
-from agent.pool.steps import Lanes, Steps, wait_for
+from agent.pool.steps import IoChannel, Steps, wait_for
 from agent.pool.volume.writable_directory import is_certain
 
 READS_IN_FLIGHT = 16
 
 
 class Quarantined(NamedTuple):
-    """A slot that is set aside, for people."""
-
     volume: str
     nguid: str
     offset: int
@@ -35,7 +32,7 @@ class Quarantined(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """What the directories of a volume say. `unread`: directories that could not be read."""
+    """What the directories of a volume say, and how many could not be read."""
 
     quarantined: tuple[Quarantined, ...]
     unread: int
@@ -47,8 +44,8 @@ def _directories(volume: MapVolume) -> Iterator[tuple[str, int]]:
             yield extent.nguid, extent.offset + number * set_size(volume.value_bytes)
 
 
-def survey(lanes: Lanes, volume: MapVolume, numbers: Mapping[str, int]) -> Steps[Survey]:
-    """Read all directories of a volume. `numbers` gives each NGUID (hex) that is reached its namespace."""
+def survey(channel: IoChannel, volume: MapVolume, numbers: Mapping[str, int]) -> Steps[Survey]:
+    """Read all directories of a volume. `numbers` maps each NGUID (hex) in reach to its namespace."""
     found: list[Quarantined] = []
     unread = 0
     places = _directories(volume)
@@ -59,12 +56,12 @@ def survey(lanes: Lanes, volume: MapVolume, numbers: Mapping[str, int]) -> Steps
                 unread += 1
                 continue
             block = memoryview(bytearray(DIRECTORY_BYTES))
-            reads.append((nguid, offset, block, lanes.read(numbers[nguid], offset, block)))
+            reads.append((nguid, offset, block, channel.read(numbers[nguid], offset, block)))
         for nguid, offset, block, pending in reads:
-            if (yield from wait_for(lanes, pending, lanes.now() + MAP_IO_SECONDS)) is not None:
+            if (yield from wait_for(channel, pending, channel.now() + MAP_IO_SECONDS)) is not None:
                 unread += 1
                 continue
-            unread += not (yield from is_certain(lanes, numbers[nguid], offset, block))
+            unread += not (yield from is_certain(channel, numbers[nguid], offset, block))
             found += [
                 Quarantined(volume.name, nguid, offset, slot, entry.last_use_us / 1e6)
                 for slot, entry in Directory(block)
@@ -74,18 +71,18 @@ def survey(lanes: Lanes, volume: MapVolume, numbers: Mapping[str, int]) -> Steps
 
 
 def release(
-    lanes: Lanes, places: Mapping[tuple[str, int], frozenset[int]], numbers: Mapping[str, int]
+    channel: IoChannel, places: Mapping[tuple[str, int], frozenset[int]], numbers: Mapping[str, int]
 ) -> Steps[int]:
-    """Give slots back, `places` by NGUID and directory; how many were. Those of a
-    directory that does not prove itself whole stay. An agent that remembers one of these
-    directories may set its slots aside once more, with its next write of it."""
+    """Give slots back, by NGUID and directory; how many were. Those of a directory that does not prove itself
+    whole stay. An agent that remembers such a directory may set its slots aside once more, with its next
+    write of it."""
     released = 0
     for (nguid, offset), slots in places.items():
         block = memoryview(bytearray(DIRECTORY_BYTES))
-        pending = lanes.read(numbers[nguid], offset, block)
-        if (yield from wait_for(lanes, pending, lanes.now() + MAP_IO_SECONDS)) is not None:
+        pending = channel.read(numbers[nguid], offset, block)
+        if (yield from wait_for(channel, pending, channel.now() + MAP_IO_SECONDS)) is not None:
             continue
-        if not (yield from is_certain(lanes, numbers[nguid], offset, block)):
+        if not (yield from is_certain(channel, numbers[nguid], offset, block)):
             continue
         directory = Directory(block)
         directory.believe()
@@ -94,7 +91,7 @@ def release(
         ]
         for slot in standing:
             directory.clear(slot)
-        writing = lanes.write(numbers[nguid], offset, [directory.image()])
-        if (yield from wait_for(lanes, writing, lanes.now() + MAP_IO_SECONDS)) is None:
+        writing = channel.write(numbers[nguid], offset, [directory.image()])
+        if (yield from wait_for(channel, writing, channel.now() + MAP_IO_SECONDS)) is None:
             released += len(standing)
     return released

@@ -1,10 +1,9 @@
-"""Whether a namespace can be trusted to tell of a slot that it is bad: others are asked beside it.
+"""Cross-check: whether a namespace can be trusted when it says that a slot is bad.
 
-A drive that fails one read in three for a while has no bad ranges, and neither has one that answers nothing
-but looks at directories. A process that has just begun has no history to suspect it by. So before anything
-is taken out, other slots of the set are looked at, and directories and slots of other sets of the same
-namespace, CONTROLS in all, and nearly all of them have to be there, and whole. A block each is read, and of
-slots the header is opened.
+A drive that fails one read in three for a while has no bad ranges; neither has one that answers only looks at
+directories. A process that has just begun has no history to suspect a drive by. So before an entry is taken
+out, CONTROLS others are read: slots of the same set, directories and slots of other sets of the namespace.
+Nearly all must be there, and whole. Of a slot the header is opened.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ from dataclasses import dataclass
 from agent.pool.counters import MissCause
 from agent.pool.format.directory import DIRECTORY_BYTES, Directory, Entry, is_quarantined
 from agent.pool.format.slot import HEADER_BYTES
-from agent.pool.steps import Lanes, Steps, wait_for
+from agent.pool.steps import IoChannel, Steps, wait_for
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.volume import Volume
 
 CONTROLS = 32
 OWN_CONTROLS = 4
-"""Of those, in the set itself: what is bad lies beside what is bad."""
+"""Of those, in the set itself: bad ranges lie side by side."""
 OTHER_SETS = 8
 FAILURES_SHARE = 10
-"""One control in so many may fail."""
+"""One control in so many may fail, …"""
 FEW = 4
-"""Of so many controls one may: in a small pool a tenth is less than the other slot that is bad as well."""
+"""… and one of so many in any case: a small pool may have another bad slot."""
 IO_SECONDS = 1.0
 """For one read."""
 
@@ -47,23 +46,23 @@ class _Controls:
 
 
 def is_vouched_for(
-    volume: Volume, lanes: Lanes, namespace: int, offset: int, suspects: Collection[int]
+    volume: Volume, channel: IoChannel, namespace: int, offset: int, suspects: Collection[int]
 ) -> Steps[bool | None]:
-    """Whether a namespace gives nearly all of what else is asked of it; None where it does not answer.
+    """Whether a namespace gives nearly all controls; None where it does not answer.
 
-    `suspects` are the slots of the set at `offset` that are known to be bad, and are not asked.
+    `suspects` are the bad slots of the set at `offset`, which are no controls.
     """
     controls = _Controls()
-    own = yield from _directory_at(lanes, namespace, offset, controls)
+    own = yield from _directory_at(channel, namespace, offset, controls)
     if own is None:
         return None if not controls.asked else False
-    chance = random.Random(int(lanes.now() * 1e6) ^ offset)
+    chance = random.Random(int(channel.now() * 1e6) ^ offset)
     here = _entries(own)
     chosen = [(offset, *each) for each in here if each[0] not in suspects]
     chosen = chance.sample(chosen, min(OWN_CONTROLS, len(chosen)))
     elsewhere: list[tuple[int, int, Entry]] = []
     for other in _other_sets(volume, namespace, offset, chance):
-        directory = yield from _directory_at(lanes, namespace, other, controls)
+        directory = yield from _directory_at(channel, namespace, other, controls)
         if directory is not None and directory.in_doubt:
             controls.failed += 1
         elif directory is not None:
@@ -73,8 +72,8 @@ def is_vouched_for(
     for at, slot, entry in chosen:
         header = memoryview(bytearray(HEADER_BYTES))
         where = CachedSet(namespace, at)
-        pending = lanes.read(namespace, volume.slot_offset(where, slot), header)
-        cause = yield from wait_for(lanes, pending, lanes.now() + IO_SECONDS)
+        pending = channel.read(namespace, volume.slot_offset(where, slot), header)
+        cause = yield from wait_for(channel, pending, channel.now() + IO_SECONDS)
         if cause in (MissCause.LATE, MissCause.ENCLOSURE_DOWN):
             return None
         if cause is None:
@@ -101,10 +100,12 @@ def _other_sets(volume: Volume, namespace: int, offset: int, chance: random.Rand
     return [at for at in found if at != offset][:OTHER_SETS]
 
 
-def _directory_at(lanes: Lanes, namespace: int, at: int, controls: _Controls) -> Steps[Directory | None]:
-    """A directory as it lies on flash. What does not answer is not counted."""
+def _directory_at(
+    channel: IoChannel, namespace: int, at: int, controls: _Controls
+) -> Steps[Directory | None]:
+    """A directory as it lies on flash. A read without an answer is not counted."""
     block = memoryview(bytearray(DIRECTORY_BYTES))
-    cause = yield from wait_for(lanes, lanes.read(namespace, at, block), lanes.now() + IO_SECONDS)
+    cause = yield from wait_for(channel, channel.read(namespace, at, block), channel.now() + IO_SECONDS)
     if cause not in (MissCause.LATE, MissCause.ENCLOSURE_DOWN):
         controls.count(cause is not None)
     return Directory(block) if cause is None else None

@@ -1,12 +1,11 @@
-"""Whether a block of a file is gone: what flash says of it now, for those who decide whether to give it up.
+"""Whether a block of a file is lost: what flash says of it now, for those who decide whether to give it up.
 
-A cache drops what does not prove itself, for that is a miss. A block of a file is somebody's data, and a path
-or an enclosure that damages what it brings looks, to one read, like a medium that has lost it. So nothing is
-given up here. `examine` says what speaks against a block, in bytes that are the same only if it found the
-very same thing; it is for whoever keeps the names of files to ask several times with time between
-(agent/fs/files/suspects.py). What is not held against a block: no answer, a directory in doubt
-(agent/pool/volume/writable_directory.py), and a namespace that does not give nearly all of what else is asked
-of it.
+A cache drops a value that does not prove itself, for that is a miss. A block of a file is a user's data, and
+a path or an enclosure that damages bytes looks, to one read, like a medium that has lost them. So nothing is
+given up here. `examine` returns the evidence against a block as bytes, which are equal only for the very same
+findings; the database of file names asks several times with time between (agent/fs/files/suspects.py). No
+evidence is: no answer, a directory in doubt (agent/pool/volume/writable_directory.py), and a namespace that
+fails a cross-check.
 """
 
 from __future__ import annotations
@@ -16,10 +15,11 @@ import struct
 from agent.pool.maintenance.cross_check import is_vouched_for
 from agent.pool.maintenance.scrub import ScrubCounters, settle
 from agent.pool.maintenance.slot_look import Finding, look_at
-from agent.pool.steps import Acquire, Lanes, Steps
+from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.media_errors import SlotAt
 from agent.pool.volume.volume import Found, Volume
+from agent.pool.write.set_transaction import SetTransaction
 
 ABSENT = b"no directory names it"
 _WHERE = struct.Struct("<IQHQ")
@@ -27,21 +27,21 @@ _WHERE = struct.Struct("<IQHQ")
 
 
 class Undecided(Exception):
-    """Nothing can be said of a block now, and why."""
+    """Why nothing can be said of a block now."""
 
 
-def examine(volume: Volume, lanes: Lanes, block_id: bytes) -> Steps[bytes | None]:
-    """What speaks against a block; None where it is there, all of it. Raises Undecided."""
+def examine(volume: Volume, channel: IoChannel, block_id: bytes) -> Steps[bytes | None]:
+    """The evidence against a block; None: all of it is there. Raises Undecided."""
     pseudonym = volume.placement.pseudonym(block_id)
     sets = volume.borrow_sets(pseudonym)
     try:
-        yield from _read_directories(volume, lanes, sets)
+        yield from _read_directories(volume, channel, sets)
         found = volume.find(sets, pseudonym)
         against = [ABSENT]
         suspects: dict[int, set[int]] = {}
         for each in found:
             place = _place_of(each)
-            look = yield from look_at(volume, lanes, place, each.entry)
+            look = yield from look_at(volume, channel, place, each.entry)
             if look.finding is Finding.GOOD:
                 each.cached.bear_out(each.slot)
                 return None
@@ -52,7 +52,7 @@ def examine(volume: Volume, lanes: Lanes, block_id: bytes) -> Steps[bytes | None
             suspects.setdefault(id(each.cached), set()).add(each.slot)
         for cached in sets:
             vouched = yield from is_vouched_for(
-                volume, lanes, cached.namespace, cached.offset, suspects.get(id(cached), ())
+                volume, channel, cached.namespace, cached.offset, suspects.get(id(cached), ())
             )
             if not vouched:
                 raise Undecided("an enclosure fails other blocks as well")
@@ -61,29 +61,21 @@ def examine(volume: Volume, lanes: Lanes, block_id: bytes) -> Steps[bytes | None
         volume.give_back_sets(sets)
 
 
-def _read_directories(volume: Volume, lanes: Lanes, sets: tuple[CachedSet, ...]) -> Steps[None]:
-    """All as flash has them, with no image of ours under way. Raises Undecided."""
-    deadline = lanes.now() + volume.timing.write_deadline
-    held: list[CachedSet] = []
-    try:
-        # As in a delete (agent/pool/write/delete_and_pin.py).
-        for cached in sorted(sets, key=lambda each: (each.namespace, each.offset)):
-            if not (yield Acquire(cached.writer, deadline)):
-                raise Undecided("its directory is being written all the time")
-            held.append(cached)
-        trouble = yield from volume.load(lanes, sets, deadline, holds_writers=True)
+def _read_directories(volume: Volume, channel: IoChannel, sets: tuple[CachedSet, ...]) -> Steps[None]:
+    """Read all as flash has them, with no image of ours under way. Raises Undecided."""
+    deadline = channel.now() + volume.timing.write_deadline
+    with SetTransaction(volume, channel, *sets) as locked:
+        if not (yield from locked.lock(deadline)):
+            raise Undecided("its directory is being written all the time")
+        trouble = yield from volume.load(channel, sets, deadline, holds_writers=True)
         if trouble is not None:
             raise Undecided(f"its directory was not read: {trouble.name.lower()}")
-    finally:
-        for cached in held:
-            cached.end_write()
     if any(cached.in_doubt for cached in sets):
         raise Undecided("its directory comes damaged")
 
 
-def set_aside(volume: Volume, lanes: Lanes, block_id: bytes) -> Steps[None]:
-    """No file has the block any more, for it is lost: free what names it, and set its slot aside where the
-    medium is to blame."""
+def set_aside(volume: Volume, channel: IoChannel, block_id: bytes) -> Steps[None]:
+    """The block is given up: clear its entries, and set its slot aside where the medium is to blame."""
     pseudonym = volume.placement.pseudonym(block_id)
     sets = volume.borrow_sets(pseudonym)
     try:
@@ -92,7 +84,7 @@ def set_aside(volume: Volume, lanes: Lanes, block_id: bytes) -> Steps[None]:
         volume.give_back_sets(sets)
     for place in places:
         yield from settle(
-            volume, lanes, place.namespace, place.offset, [place.slot], ScrubCounters(), is_given_up=True
+            volume, channel, place.namespace, place.offset, [place.slot], ScrubCounters(), is_given_up=True
         )
 
 

@@ -1,11 +1,11 @@
-"""Brings what lies at earlier places to where it belongs, after namespaces joined: slowly, and for ever.
+"""Rebalancing after namespaces joined: values move slowly from their old places to where they belong.
 
-One mover an agent, on the thread of upkeep, for the time that the operator gives it (`pool.rebalance`, bytes
-a second; one agent of a pool is enough). It walks the directories of the extents that were there before the
-join; a value that belongs to none of its sets any more is copied (migrate.py), and cleared at the old
-place once every read that may have missed the copy is over. When a walk finds nothing, the operator may
-settle the pool (`g35 pool settle`), and nobody looks at the earlier places any more. Until then it walks
-again from time to time: an agent that learned of the join late may have stored something at an earlier place.
+Each agent has one rebalancer, on its upkeep thread, with the bandwidth that the operator gives it
+(`pool.rebalance`, bytes a second; one agent of a pool is enough). It walks the directories of the extents
+that were there before the join. A misplaced value is copied (migrate.py), and cleared at the old place once
+every read that may have missed the copy is over. When a walk finds nothing, the operator may settle the pool
+(`g35 pool settle`); then no agent looks at old places any more. Until then it walks again from time to time,
+for an agent that learned late of the join may have stored a value at an old place.
 """
 
 from __future__ import annotations
@@ -15,25 +15,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from agent.pool.access import AnyVolume
 from agent.pool.flush_tracking import flush_written
 from agent.pool.format.directory import DIRECTORY_BYTES
 from agent.pool.format.slot import HEADER_BYTES
 from agent.pool.maintenance.migrate import Old, Outcome, clear_old, copy_value, is_misplaced
-from agent.pool.steps import Lanes, Steps
-from agent.pool.volume.directory_cache import CachedSet
-from agent.pool.volume.settings import VolumeExtent
-from agent.pool.volume.volume import Volume
+from agent.pool.steps import IoChannel, Steps
+from agent.pool.volume.directory_cache import CachedSet, SlotState
+from agent.pool.volume.volume import PoolVolume, Volume, in_sets
 
 TURN_SECONDS = 0.25
-"""How long one turn takes at the most, or one value: upkeep has other work."""
+"""The longest turn, but for one value: upkeep has other work."""
 VALUE_SECONDS = 2.0
-"""Deadline of one step of a move. It is longer than a read's: nobody waits for it."""
+"""Deadline of one step of a move; nobody waits for it."""
 GRACE_SECONDS = 1.0
 """Between copy and clearing, at least; two read deadlines where that is more."""
 FOLLOW_SECONDS = 5.0
-"""From the time that this agent learned of a join until it moves something: the others have learned of it by
-then (agent/attach/map_watch.py looks once a second), and find what has moved."""
+"""From this agent's news of a join to its first move. The others know of the join by then
+(agent/attach/map_watch.py looks once a second), and find moved values."""
 WAITING_MAX = 256
 """Copies whose old slots have not been cleared yet."""
 WALK_AGAIN_SECONDS = 30.0
@@ -42,7 +40,7 @@ DIRECTORY_COST = DIRECTORY_BYTES
 
 @dataclass(slots=True)
 class Moves:
-    """What a mover has done so far, and where it stands."""
+    """Progress of a rebalancer."""
 
     values: int = 0
     bytes: int = 0
@@ -68,11 +66,11 @@ class _Waiting(NamedTuple):
 
 
 class Rebalancer:
-    """See the module's docstring. `now` is of the lanes' clock; one thread uses it."""
+    """See the module's docstring. For one thread."""
 
     def __init__(
         self,
-        volumes: Sequence[AnyVolume],
+        volumes: Sequence[PoolVolume],
         rate: int,
         *,
         follow_seconds: float = FOLLOW_SECONDS,
@@ -92,39 +90,43 @@ class Rebalancer:
         self._next_walk = float("-inf")
         self._waiting: deque[_Waiting] = deque()
 
-    def turn(self, lanes: Lanes) -> Steps[None]:
-        """Do what there is to do and time and bandwidth for."""
-        now = lanes.now()
+    def turn(self, channel: IoChannel) -> Steps[None]:
+        """Work for as long as time and bandwidth allow."""
+        now = channel.now()
         earned = 0.0 if self._counted_at is None else (now - self._counted_at) * self._rate
         self._counted_at = now
-        # What is not used in a second is not saved up; a single value may be longer than that.
+        # Unused bandwidth is saved up for a second; a single value may be longer than that.
         self._tokens = min(self._tokens + earned, float(self._rate))
         end = now + TURN_SECONDS
-        yield from self._clear_due(lanes)
+        yield from self._clear_due(channel)
         moving = [
-            each
-            for each in self._volumes
-            if isinstance(each, Volume) and each.earlier is not None and not each.erased
+            each for each in in_sets(self._volumes) if each.old_placement is not None and not each.erased
         ]
         if not moving or not self._rate:
             self.moves.sets, self._walk, self._at, self._unsettled_since = 0, None, None, None
             return
         if self._unsettled_since is None:
             self._unsettled_since, self._next_walk, self.moves.left = now, now + self._follow_seconds, None
-        self.moves.sets = sum(extent.sets for volume in moving for extent in earlier_extents(volume))
-        while self._tokens > 0 and lanes.now() < end and len(self._waiting) < WAITING_MAX:
-            if self._at is None and not self._next_set(lanes.now(), moving):
+        self.moves.sets = sum(extent.sets for volume in moving for extent in volume.settings.old_extents)
+        while self._tokens > 0 and channel.now() < end and len(self._waiting) < WAITING_MAX:
+            if self._at is None and not self._next_set(channel.now(), moving):
                 return
             assert self._at is not None
-            if (yield from self._look_at(lanes, *self._at, end)):
+            if (yield from self._look_at(channel, *self._at, end)):
                 self._at = None
                 self.moves.sets_walked += 1
+
+    @staticmethod
+    def _places(moving: list[Volume]) -> Iterator[tuple[Volume, int, int]]:
+        for volume in moving:
+            for place in volume.settings.set_places(volume.settings.old_extents):
+                yield volume, *place
 
     def _next_set(self, now: float, moving: list[Volume]) -> bool:
         if self._walk is None:
             if now < self._next_walk:
                 return False
-            self._walk, self._found, self.moves.sets_walked = _walk(moving), 0, 0
+            self._walk, self._found, self.moves.sets_walked = self._places(moving), 0, 0
         self._at = next(self._walk, None)
         if self._at is None:
             self.moves.walks += 1
@@ -133,22 +135,24 @@ class Rebalancer:
             self._walk, self._next_walk = None, now + (soon if self._waiting else WALK_AGAIN_SECONDS)
         return self._at is not None
 
-    def _look_at(self, lanes: Lanes, volume: Volume, namespace: int, offset: int, end: float) -> Steps[bool]:
-        """Move what lies wrong in a set. False: look again, time or bandwidth is over."""
+    def _look_at(
+        self, channel: IoChannel, volume: Volume, namespace: int, offset: int, end: float
+    ) -> Steps[bool]:
+        """Move the misplaced values of a set. False: look again, for time or bandwidth is over."""
         cached = volume.cache.borrow(namespace, offset, volume.occupancy)
         try:
             self._tokens -= DIRECTORY_COST
-            trouble = yield from volume.load(lanes, [cached], lanes.now() + VALUE_SECONDS)
+            trouble = yield from volume.load(channel, [cached], channel.now() + VALUE_SECONDS)
             if trouble is not None or cached.directory is None or cached.in_doubt:
                 self._found += 1
                 return True
             for old in self._misplaced(volume, cached):
-                if self._tokens <= 0 or lanes.now() >= end or len(self._waiting) >= WAITING_MAX:
+                if self._tokens <= 0 or channel.now() >= end or len(self._waiting) >= WAITING_MAX:
                     return False
-                if old.slot in cached.reserved or old.slot in cached.shunned:
+                if cached.slot_state(old.slot, channel.now()) is not SlotState.NAMED:
                     self._found += 1
                 else:
-                    yield from self._move(lanes, volume, old)
+                    yield from self._move(channel, volume, old)
             return True
         finally:
             volume.cache.give_back(cached)
@@ -168,55 +172,42 @@ class Rebalancer:
             and is_misplaced(volume, cached, entry.pseudonym)
         ]
 
-    def _move(self, lanes: Lanes, volume: Volume, old: Old) -> Steps[None]:
+    def _move(self, channel: IoChannel, volume: Volume, old: Old) -> Steps[None]:
         size = HEADER_BYTES + volume.codec.padded(old.entry.length)
         self._tokens -= size
-        written = lanes.written()
-        outcome = yield from copy_value(volume, lanes, old, lanes.now() + VALUE_SECONDS)
+        written = channel.written()
+        outcome = yield from copy_value(volume, channel, old, channel.now() + VALUE_SECONDS)
         if outcome is Outcome.COPIED:
             self.moves.values += 1
             self.moves.bytes += size
             grace = max(self._grace_seconds, 2 * volume.timing.read_deadline)
-            self._waiting.append(_Waiting(volume, old, lanes.now() + grace, written))
+            self._waiting.append(_Waiting(volume, old, channel.now() + grace, written))
         elif outcome is not Outcome.GONE:
             self.moves.not_moved += 1
             self._found += 1
 
-    def _clear_due(self, lanes: Lanes) -> Steps[None]:
-        while self._waiting and self._waiting[0].due <= lanes.now():
+    def _clear_due(self, channel: IoChannel) -> Steps[None]:
+        while self._waiting and self._waiting[0].due <= channel.now():
             volume, old, _, written = self._waiting.popleft()
             if volume.erased:
                 continue
             if volume.settings.kind == "files":
-                durable = yield from self._is_on_flash(lanes, volume, old, written)
+                durable = yield from self._is_on_flash(channel, volume, old, written)
                 if not durable:
                     self._found += 1
                     continue
-            # It was given back meanwhile, and what is remembered of the place may be another object now.
+            # The set was given back meanwhile, and the place may have another `CachedSet` now.
             cached = volume.cache.borrow(old.cached.namespace, old.cached.offset, volume.occupancy)
             try:
-                deadline = lanes.now() + VALUE_SECONDS
-                outcome = yield from clear_old(volume, lanes, old._replace(cached=cached), deadline)
+                deadline = channel.now() + VALUE_SECONDS
+                outcome = yield from clear_old(volume, channel, old._replace(cached=cached), deadline)
                 self._found += outcome is not Outcome.GONE
             finally:
                 volume.cache.give_back(cached)
 
-    def _is_on_flash(self, lanes: Lanes, volume: Volume, old: Old, written: int) -> Steps[bool]:
-        """Whether the copy is durable: a program may have been told by fsync(2) that the old one is, and no
-        other agent's flush looks at what this one wrote."""
+    def _is_on_flash(self, channel: IoChannel, volume: Volume, old: Old, written: int) -> Steps[bool]:
+        """Whether the copy is durable: fsync(2) may have said so of the old one, and no other agent flushes
+        this agent's writes."""
         places = {place.namespace for place in volume.placement.candidates(old.entry.pseudonym)}
-        failed = yield from flush_written(lanes, places)
-        return not failed and all(lanes.doubtful(place) <= written for place in places)
-
-
-def earlier_extents(volume: Volume) -> Sequence[VolumeExtent]:
-    """Those that were there before others joined."""
-    return volume.settings.extents[: volume.settings.settled]
-
-
-def _walk(volumes: Sequence[Volume]) -> Iterator[tuple[Volume, int, int]]:
-    """Every set of the earlier extents: volume, namespace, offset."""
-    for volume in volumes:
-        for extent in earlier_extents(volume):
-            for number in range(extent.sets):
-                yield volume, extent.namespace, extent.offset + number * volume.settings.set_bytes
+        failed = yield from flush_written(channel, places)
+        return not failed and all(channel.doubtful(place) <= written for place in places)

@@ -1,20 +1,18 @@
-"""Scrub: a walk over all that is stored, which reads each slot as a get would and takes out what is bad.
+"""Scrub: a walk over all that is stored. It reads each slot as a get would, and takes out bad ones.
 
-`Scrubber` goes from set to set, reads the directory, and then slot by slot what it names. It keeps one
-directory, and nothing of what it opens. What does not prove itself is looked at again PAUSE_SECONDS later,
-twice, by `settle`, which holds the directory's writer. Only what is then still the same entry goes.
+`Scrubber` goes from set to set: it reads the directory, then each slot that it names. A slot that does not
+prove itself is looked at twice more by `settle`, PAUSE_SECONDS later, with the directory's writer held. Its
+entry goes if it is still the same.
 
-What is never held against a slot: no answer, no way there, a namespace under suspicion; another key than the
-volume's (an agent that is behind a change of the pool map must not take out what it cannot open); an entry so
-young that its put may be under way; a set of which not one slot opens, and a namespace that fails others too,
-of those that this walk has met or of those that are asked beside the slot
-(agent/pool/maintenance/cross_check.py). That says something of the drive, or of us, and nothing of its
-ranges.
+These are never held against a slot: no answer, no way there, and a namespace under suspicion; a key other
+than the volume's, for this agent may be behind a change of the pool map; an entry so young that its put may
+be under way. Neither is a set without one slot that opens, or a namespace that fails others too
+(cross_check.py): that tells of the drive, or of us, and not of its ranges.
 
-A block of a file is not taken out here, however bad: it is given up when a reader has met it, and by whoever
-keeps the names of the files (agent/fs/files/suspects.py). Where another agent writes such blocks, nothing is
-written at all (`Volume.left_to_others`): two agents
-that write one directory may lose an entry of each other's, which is a hit in /kv and a block in /fs.
+A bad block of a file stays: a reader that meets it reports it, and the database of file names decides
+(agent/fs/files/suspects.py). Where another agent writes such blocks, a scrub writes nothing
+(`Volume.files_elsewhere`): two agents that write one directory may lose an entry of each other's, which is a
+hit in /kv and a block in /fs.
 """
 
 from __future__ import annotations
@@ -35,23 +33,23 @@ from agent.pool.format.directory import (
 from agent.pool.maintenance.cross_check import is_vouched_for
 from agent.pool.maintenance.replication import Kept, keep_two
 from agent.pool.maintenance.slot_look import READ_SECONDS, Finding, look_at
-from agent.pool.steps import Acquire, Lanes, Steps, wait_for
-from agent.pool.volume.directory_cache import CachedSet
+from agent.pool.steps import IoChannel, Steps, wait_for
+from agent.pool.volume.directory_cache import LEGAL, CachedSet, SlotState
 from agent.pool.volume.media_errors import STRIKES, SlotAt
 from agent.pool.volume.volume import Volume
-from agent.pool.volume.writable_directory import load_writable, pause
+from agent.pool.volume.writable_directory import pause
+from agent.pool.write.set_transaction import SetTransaction
 
 log = logging.getLogger(__name__)
 
 YOUNG_LEAST_SECONDS = 1.0
 NOTHING_OPENS = 8
-"""So many bad slots of a set without one that is good: nothing is taken out of it."""
+"""With so many bad slots and no good one, a set is left as it is."""
 PAUSE_SECONDS = 0.5
-"""Between the first look at a slot and the next: what troubles a drive for a moment is over then."""
+"""Between the first look at a slot and the next: a drive's brief trouble is over then."""
 WALK_LEAST, WALK_REFUSED_SHARE = 100, 50
-"""Once a walk has looked at so many slots of a namespace, and the medium did not give one in so many, it is
-the drive: nothing more is taken out there in this walk."""
-
+"""Once a walk has looked at so many slots of a namespace, and the medium refused one in so many, the drive is
+to blame: this walk takes out nothing more there."""
 
 _HARMLESS = (Finding.GOOD, Finding.UNKNOWN, Finding.OTHER_KEY)
 
@@ -63,26 +61,26 @@ class ScrubCounters:
     bytes_read: int = 0
     slots_checked: int = 0
     slots_bad: int = 0
-    """Did not prove themselves, three times; their entries were removed."""
+    """Failed their proof three times; their entries were removed."""
     slots_stale: int = 0
-    """Held something else than their entry said; removed as well."""
+    """Held another value than their entry said; removed as well."""
     slots_quarantined: int = 0
     slots_young: int = 0
-    """Not looked at, for a put or a get of them was a moment ago."""
+    """Not looked at, for their put or last get was a moment ago."""
     slots_left: int = 0
-    """Found bad, and left: blocks of files, which are given up by whoever keeps the files' names, or not."""
+    """Bad blocks of files, which are left to the database of file names."""
     copies_missing: int = 0
-    """Values of which there was one copy where two are kept, and of which no second could be made."""
+    """Values with one copy, where two are kept and no second could be made."""
     sets_skipped: int = 0
-    """Away, under suspicion, not one slot of it opened, or its namespace failed others as well."""
+    """Away, under suspicion, without a slot that opens, or in a namespace that failed others as well."""
     passes: int = 0
 
 
 def youth(volume: Volume) -> float:
-    """For how many seconds an entry is not looked at: twice as long as a put may take.
+    """For how many seconds an entry is left alone: twice as long as a put may take.
 
-    An entry goes out beside its slot, so for a moment it names what is not there yet. Last used lately, it
-    was also read lately, by a get, which looks as closely.
+    An entry goes out beside its slot, so for a moment it names a value that is not there yet. A get looks as
+    closely as a scrub, so an entry that was used lately is left alone as well.
     """
     return max(YOUNG_LEAST_SECONDS, 2 * volume.timing.write_deadline)
 
@@ -94,7 +92,7 @@ def is_young(volume: Volume, entry: Entry, wall: float) -> bool:
 
 def settle(
     volume: Volume,
-    lanes: Lanes,
+    channel: IoChannel,
     namespace: int,
     offset: int,
     slots: Sequence[int],
@@ -102,16 +100,16 @@ def settle(
     *,
     is_given_up: bool = False,
 ) -> Steps[None]:
-    """Look again at slots of one set that were found bad, and take out what still is. Blocks of files stay,
-    unless it `is_given_up` what lies in the slots: by who keeps their names.
+    """Look again at bad slots of one set, and take out those that still are. Blocks of files stay, unless the
+    database of file names has given them up (`is_given_up`).
 
-    The directory's writer is held from before the directory is read until it is written, so nothing of this
-    agent's comes between. Another agent's write may: then the later image stays, as between two puts.
+    It is one transaction. Another agent's write may come between: then the later image stays, as between two
+    puts.
     """
-    if volume.left_to_others:
+    if volume.files_elsewhere:
         counters.slots_left += len(slots)
         return
-    vouched = yield from is_vouched_for(volume, lanes, namespace, offset, slots)
+    vouched = yield from is_vouched_for(volume, channel, namespace, offset, slots)
     if not vouched:
         counters.sets_skipped += 1
         if vouched is not None:
@@ -120,68 +118,61 @@ def settle(
     cached = volume.cache.borrow(namespace, offset, volume.occupancy)
     mended: list[bytes] = []
     try:
-        deadline = lanes.now() + volume.timing.write_deadline
-        if not (yield Acquire(cached.writer, deadline)):
-            return
-        try:
-            if (yield from load_writable(volume, lanes, [cached], deadline)) is not None:
+        deadline = channel.now() + volume.timing.write_deadline
+        with SetTransaction(volume, channel, cached) as change:
+            if (yield from change.begin(deadline)) is not None:
                 return
-            changed = False
+            changed = []
             for slot in slots:
                 place = SlotAt(namespace, offset, slot)
-                changed |= yield from _settle_slot(
-                    volume, lanes, cached, place, counters, mended, is_given_up
-                )
+                if (yield from _settle_slot(volume, channel, cached, place, counters, mended, is_given_up)):
+                    changed.append(slot)
             if not changed:
                 return
             with cached.guard:
                 assert cached.directory is not None
                 image = cached.directory.image()
-            cause = yield from wait_for(
-                lanes, lanes.write(namespace, offset, [image]), lanes.now() + READ_SECONDS
-            )
+            cause = yield from change.write(cached, image, changed, channel.now() + READ_SECONDS)
             if cause is not None:
                 log.warning("a directory could not be written, and keeps what is bad: %s", cause.name.lower())
-        finally:
-            cached.end_write()
     finally:
         volume.cache.give_back(cached)
     for pseudonym in mended:
-        yield from keep_two(volume, lanes, pseudonym)
+        yield from keep_two(volume, channel, pseudonym)
 
 
 def _settle_slot(
     volume: Volume,
-    lanes: Lanes,
+    channel: IoChannel,
     cached: CachedSet,
     place: SlotAt,
     counters: ScrubCounters,
     mended: list[bytes],
     is_given_up: bool,
 ) -> Steps[bool]:
-    """The later looks at one slot, and what follows. True where the remembered directory was changed."""
+    """The later looks at one slot, and their consequence. True: the remembered directory was changed."""
     assert cached.directory is not None
     entry, finding = cached.directory.entry(place.slot), Finding.BAD
     if entry is None:
-        if volume.damage.strikes(place) < STRIKES:
+        if volume.media_errors.strikes(place) < STRIKES:
             return False
     else:
         # The entry of a put that failed names nothing, however young it is.
         failed = cached.disproven.get(place.slot) == entry.generation
-        if is_quarantined(entry) or (is_young(volume, entry, lanes.wall()) and not failed):
+        if is_quarantined(entry) or (is_young(volume, entry, channel.wall()) and not failed):
             return False
-        first = yield from look_at(volume, lanes, place, entry)
+        first = yield from look_at(volume, channel, place, entry)
         counters.bytes_read += first.bytes_read
         if first.finding in _HARMLESS:
             return False
-        look = yield from look_at(volume, lanes, place, entry)
+        look = yield from look_at(volume, channel, place, entry)
         counters.bytes_read += look.bytes_read
         finding = look.finding
-        # The tenant may have been erased meanwhile, and then nothing opens: that is asked after the look.
+        # Nothing opens once the tenant was erased, so `erased` is asked after the look.
         if finding in _HARMLESS or volume.erased:
             return False
         if (finding, look.wrong) != (first.finding, first.wrong):
-            return False  # It was damaged on its way: a medium gives the same each time.
+            return False  # It was damaged on its way: a medium gives the same bytes each time.
         if volume.settings.kind == "files" and not is_given_up:
             counters.slots_left += 1
             return False
@@ -189,21 +180,24 @@ def _settle_slot(
         directory = cached.directory
         assert directory is not None
         now = directory.entry(place.slot)
-        if place.slot in cached.reserved or (now and now.generation) != (entry and entry.generation):
+        state = cached.slot_state(place.slot, channel.now())
+        if (state, SlotState.BAD) not in LEGAL or (now and now.generation) != (entry and entry.generation):
             return False
         if entry is not None:
             directory.clear(place.slot)
-        if finding is Finding.GONE and volume.damage.strikes(place) < STRIKES:
+        if finding is Finding.GONE and volume.media_errors.strikes(place) < STRIKES:
             counters.slots_stale += 1
             return True
         if entry is not None:
             counters.slots_bad += 1
             mended.append(entry.pseudonym)
-        # What the medium refuses each time is bad. Of what it gave and was wrong it may not be the cause.
-        blamed = finding is Finding.UNREADABLE or (entry is None or volume.damage.strike(place) >= STRIKES)
+        # A slot that the medium refuses each time is bad. Wrong bytes may have another cause.
+        blamed = finding is Finding.UNREADABLE or (
+            entry is None or volume.media_errors.strike(place) >= STRIKES
+        )
         if blamed and count_quarantined(directory) < QUARANTINED_MAX:
-            directory.install(place.slot, quarantine_entry(lanes.wall()))
-            volume.damage.forgive(place)
+            directory.install(place.slot, quarantine_entry(channel.wall()))
+            volume.media_errors.forgive(place)
             counters.slots_quarantined += 1
             log.warning(
                 "slot %d of the set at %d of namespace %d is set aside: its medium is bad",
@@ -213,23 +207,23 @@ def _settle_slot(
 
 
 def look_into_reports(
-    volumes: Sequence[Volume], lanes: Lanes, counters: ScrubCounters, most: int = 4
+    volumes: Sequence[Volume], channel: IoChannel, counters: ScrubCounters, most: int = 4
 ) -> Steps[None]:
-    """What gets and puts have met, `most` slots of each volume."""
+    """Look at slots that gets and puts reported, `most` of each volume."""
     for volume in volumes:
         for _ in range(most):
-            place = volume.damage.next_report(lanes.now(), PAUSE_SECONDS)
+            place = volume.media_errors.next_report(channel.now(), PAUSE_SECONDS)
             if place is None or volume.erased:
                 break
-            if volume.settings.kind == "files" and volume.damage.strikes(place) < STRIKES:
-                continue  # A block stays, and its reader has noted it with who keeps the files' names.
-            if lanes.trusts(place.namespace):
-                yield from settle(volume, lanes, place.namespace, place.offset, [place.slot], counters)
+            if volume.settings.kind == "files" and volume.media_errors.strikes(place) < STRIKES:
+                continue  # A block stays, and its reader has reported it (agent/fs/files/suspects.py).
+            if channel.trusts(place.namespace):
+                yield from settle(volume, channel, place.namespace, place.offset, [place.slot], counters)
 
 
 @dataclass(slots=True)
 class _Met:
-    """What a walk has met in a namespace."""
+    """A walk's findings in one namespace."""
 
     looked_at: int = 0
     refused: int = 0
@@ -251,7 +245,7 @@ class _SetAtHand:
 
 
 class Scrubber:
-    """One walk after the other over some volumes. One thread drives it; the cursor is in memory alone."""
+    """One walk after the other over some volumes, for one thread. The cursor is in memory alone."""
 
     def __init__(self, volumes: Sequence[Volume], counters: ScrubCounters | None = None) -> None:
         self._volumes = volumes
@@ -274,25 +268,24 @@ class Scrubber:
 
     def _places(self) -> Iterator[tuple[Volume, int, int]]:
         for volume in self._volumes:
-            for extent in volume.settings.extents:
-                for number in range(extent.sets):
-                    yield volume, extent.namespace, extent.offset + number * volume.settings.set_bytes
+            for place in volume.settings.set_places(volume.settings.extents):
+                yield volume, *place
 
-    def advance(self, lanes: Lanes) -> Steps[int]:
+    def advance(self, channel: IoChannel) -> Steps[int]:
         """One slot, or one directory, further; how many bytes were read. After the last the pass is over."""
         before = self.counters.bytes_read
         at_hand = self._set
         if at_hand is None:
-            yield from self._begin_set(lanes)
+            yield from self._begin_set(channel)
         elif at_hand.due:
-            yield from self._look(lanes, at_hand)
+            yield from self._look(channel, at_hand)
         else:
             self._set = None
             self.sets_done += 1
-            yield from self._end_set(lanes, at_hand)
+            yield from self._end_set(channel, at_hand)
         return self.counters.bytes_read - before
 
-    def _begin_set(self, lanes: Lanes) -> Steps[None]:
+    def _begin_set(self, channel: IoChannel) -> Steps[None]:
         if self._walk is None:
             self._walk, self.sets_done, self._met = self._places(), 0, {}
         volume, namespace, offset = next(self._walk, (None, 0, 0))
@@ -300,17 +293,17 @@ class Scrubber:
             self._walk = None
             self.counters.passes += 1
             return
-        if volume.erased or not lanes.trusts(namespace):
+        if volume.erased or not channel.trusts(namespace):
             self._skip()
             return
         block = memoryview(bytearray(DIRECTORY_BYTES))
-        pending = lanes.read(namespace, offset, block)
-        cause = yield from wait_for(lanes, pending, lanes.now() + READ_SECONDS)
+        pending = channel.read(namespace, offset, block)
+        cause = yield from wait_for(channel, pending, channel.now() + READ_SECONDS)
         self.counters.bytes_read += len(block)
         if cause is not None:
             self._skip()
             return
-        wall = lanes.wall()
+        wall = channel.wall()
         due = [
             (slot, entry)
             for slot, entry in Directory(block)
@@ -326,14 +319,14 @@ class Scrubber:
         self.sets_done += 1
         self.counters.sets_skipped += 1
 
-    def _look(self, lanes: Lanes, at_hand: _SetAtHand) -> Steps[None]:
+    def _look(self, channel: IoChannel, at_hand: _SetAtHand) -> Steps[None]:
         slot, entry = at_hand.due.pop()
         place = SlotAt(at_hand.namespace, at_hand.offset, slot)
-        look = yield from look_at(at_hand.volume, lanes, place, entry)
+        look = yield from look_at(at_hand.volume, channel, place, entry)
         finding = look.finding
         self.counters.bytes_read += look.bytes_read
         if finding in (Finding.UNKNOWN, Finding.OTHER_KEY) or at_hand.volume.erased:
-            # Away by now, or too slow: the rest of the set would only be more of the same.
+            # Away by now, or too slow: so would the rest of the set be.
             at_hand.due.clear()
             self.counters.sets_skipped += 1
             return
@@ -345,11 +338,11 @@ class Scrubber:
             at_hand.bad.append(slot)
             return
         at_hand.good += 1
-        kept = yield from keep_two(at_hand.volume, lanes, entry.pseudonym)
+        kept = yield from keep_two(at_hand.volume, channel, entry.pseudonym)
         self.counters.copies_missing += kept is Kept.ONE
 
-    def _end_set(self, lanes: Lanes, at_hand: _SetAtHand) -> Steps[None]:
-        if not at_hand.bad or not lanes.trusts(at_hand.namespace):
+    def _end_set(self, channel: IoChannel, at_hand: _SetAtHand) -> Steps[None]:
+        if not at_hand.bad or not channel.trusts(at_hand.namespace):
             return
         if not at_hand.good and len(at_hand.bad) >= NOTHING_OPENS:
             self.counters.sets_skipped += 1
@@ -368,9 +361,9 @@ class Scrubber:
                     at_hand.namespace, met.refused, met.looked_at,
                 )  # fmt: skip
             return
-        yield from pause(lanes, PAUSE_SECONDS)
+        yield from pause(channel, PAUSE_SECONDS)
         yield from settle(
-            at_hand.volume, lanes, at_hand.namespace, at_hand.offset, at_hand.bad, self.counters
+            at_hand.volume, channel, at_hand.namespace, at_hand.offset, at_hand.bad, self.counters
         )
 
 
@@ -379,7 +372,8 @@ class Pace:
 
     BUSY_SHARE = 1 / 8
     BUSY_BYTES = 64 << 10
-    """What others move between two steps of ours without being in the way: looks at the pool map, pings."""
+    """Others may move so much between two of our steps (looks at the pool map, pings) without being at
+    work."""
 
     def __init__(self, bytes_per_second: int, moved_by_others: Callable[[], int]) -> None:
         """`moved_by_others` tells how many bytes all others have moved since the start."""

@@ -2,19 +2,19 @@
 
 Clearing the directories of a newcomer takes seconds, and until the map names it nothing there says whose it
 is. So a pool first writes a claim over both places of the superblock copies, each right after a look that
-finds there what the first look found, and then reads both again. Only who finds its own claim in both goes on
-to clear, and looks again before each batch and right before the map is published.
+finds the first look's content there, and then reads both again. Only a pool that finds its own claim in both
+goes on to clear. It looks again before each batch, and right before the map is published.
 
 At most one of two pools finds its own in both, whatever the speed of either. Say that A and B do. Of the
-first place one wrote last; let it be B. Then B looked at it before A wrote there, or it would have seen
-A's claim, and wrote after A had read it again. By then A had written both; B looks at the second place after
-that, finds A's claim, and gives way. It can be that neither finds its own in both: each gives way, takes back
-what it wrote and still finds, and tries again after a random pause.
+first place one wrote last; let it be B. Then B looked at it before A wrote there, or it would have seen A's
+claim, and wrote after A had read it again. By then A had written both; B looks at the second place after
+that, finds A's claim, and gives way. Where neither finds its own in both, each takes back the claims of its
+own that it still finds, and tries again after a random pause.
 
-A program that stops after its look and writes much later spoils one of the two places, not both: it looks at
-the second before it writes there. One copy of the superblock is enough, and the next change of the map writes
-both. A claim whose program has died is completed by the next `g35 pool add` of its pool; another pool takes
-the namespace by name and force.
+A program that stops after its look and writes much later spoils one of the two places: it looks at the second
+before it writes there. One copy of the superblock is enough, and the next change of the map writes both. The
+next `g35 pool add` of its pool completes the claim of a program that died; another pool takes the namespace
+by name and force.
 
 Layout of the claim, in the first 128 bytes of a block of 4,096; little-endian:
      0  8  magic "g35claim"
@@ -38,7 +38,7 @@ from collections.abc import Mapping, Sequence, Set
 from agent.errors import G35Error
 from agent.pool.counters import MissCause
 from agent.pool.map.superblock import BLOCK_BYTES, COPY_OFFSETS, HEAD_BYTES, MAGIC, MAP_IO_SECONDS
-from agent.pool.steps import Lanes, Steps, wait_for, write_and_flush
+from agent.pool.steps import IoChannel, Steps, wait_for, write_and_flush
 
 CLAIM_MAGIC = b"g35claim"
 LAYOUT_VERSION = 1
@@ -86,7 +86,7 @@ def claimed_by(head: bytes | memoryview, nguid: bytes) -> str:
 
 
 def claim_namespaces(
-    lanes: Lanes,
+    channel: IoChannel,
     pool_id: str,
     nguids: Sequence[bytes],
     numbers: Mapping[str, int],
@@ -94,92 +94,89 @@ def claim_namespaces(
 ) -> Steps[None]:
     """Claim all of them for a pool. `overwrite` has those (NGUIDs as hex) that may carry something else.
 
-    Raises Taken where another pool has one or takes it at this moment; the claims that were made here are
-    taken back then. G35Error where one cannot be read or written.
+    Raises Taken where another pool has one or takes it now, and takes its own claims back; G35Error for a
+    failed read or write.
     """
     ours: list[tuple[bytes, int]] = []
-    # In an order that is the same for everybody: who loses the first does not take the second.
+    # In one order for all: the loser of the first does not take the second.
     for nguid in sorted(nguids):
         for attempt in range(TRIES):
             if attempt:
                 time.sleep(random.uniform(0, PAUSE_SECONDS * attempt))
             try:
                 ours += yield from _claim(
-                    lanes, pool_id, nguid, numbers[nguid.hex()], nguid.hex() in overwrite
+                    channel, pool_id, nguid, numbers[nguid.hex()], nguid.hex() in overwrite
                 )
                 break
             except Taken as taken:
                 if attempt == TRIES - 1 or not taken.is_passing:
-                    yield from _take_back(lanes, pool_id, ours, numbers)
+                    yield from _take_back(channel, pool_id, ours, numbers)
                     raise
 
 
 def want_claimed(
-    lanes: Lanes, pool_id: str, nguids: Sequence[bytes], numbers: Mapping[str, int], places: int = 2
+    channel: IoChannel, pool_id: str, nguids: Sequence[bytes], numbers: Mapping[str, int], places: int = 2
 ) -> Steps[None]:
     """Raises Taken where one of them carries neither the claim nor a map of the pool in its places."""
     for nguid in nguids:
         for which in range(places):
-            head = yield from _head(lanes, nguid, numbers[nguid.hex()], which)
+            head = yield from _head(channel, nguid, numbers[nguid.hex()], which)
             if not _is_ours(head, pool_id, nguid):
                 raise Taken(nguid, head)
 
 
-def heads_of(lanes: Lanes, nguid: bytes, number: int) -> Steps[Sequence[bytes]]:
+def heads_of(channel: IoChannel, nguid: bytes, number: int) -> Steps[Sequence[bytes]]:
     """What lies in the places of the claims now, for `want_unchanged`."""
     heads = []
     for which in range(len(COPY_OFFSETS)):
-        heads.append((yield from _head(lanes, nguid, number, which)))
+        heads.append((yield from _head(channel, nguid, number, which)))
     return heads
 
 
-def want_unchanged(lanes: Lanes, nguid: bytes, number: int, heads: Sequence[bytes]) -> Steps[None]:
-    """Raises Taken where somebody has written there since.
-
-    For a format, which makes no claim: one that is cut short would leave it, and there is no pool yet whose
-    next try would complete it.
-    """
+def want_unchanged(channel: IoChannel, nguid: bytes, number: int, heads: Sequence[bytes]) -> Steps[None]:
+    """Raises Taken where somebody has written there since. For a format, which makes no claim: after a format
+    that is cut short there is no pool whose next try would complete it."""
     for which, before in enumerate(heads):
-        head = yield from _head(lanes, nguid, number, which)
+        head = yield from _head(channel, nguid, number, which)
         if head != before:
             raise Taken(nguid, head)
 
 
 def _claim(
-    lanes: Lanes, pool_id: str, nguid: bytes, number: int, may_overwrite: bool
+    channel: IoChannel, pool_id: str, nguid: bytes, number: int, may_overwrite: bool
 ) -> Steps[list[tuple[bytes, int]]]:
     """The places that were written. Raises Taken once they are taken back."""
     expected = []
     for which in range(len(COPY_OFFSETS)):
-        head = yield from _head(lanes, nguid, number, which)
+        head = yield from _head(channel, nguid, number, which)
         if any(head) and not may_overwrite and not _is_ours(head, pool_id, nguid):
             raise Taken(nguid, head)
         expected.append(head)
     written: list[tuple[bytes, int]] = []
     try:
         for which, before in enumerate(expected):
-            head = yield from _head(lanes, nguid, number, which)
+            head = yield from _head(channel, nguid, number, which)
             if _is_ours(head, pool_id, nguid):
                 continue
             if head != before:
                 raise Taken(nguid, head)
-            yield from _write(lanes, nguid, number, which, claim_head(pool_id, nguid))
+            yield from _write(channel, nguid, number, which, claim_head(pool_id, nguid))
             written.append((nguid, which))
-        yield from want_claimed(lanes, pool_id, [nguid], {nguid.hex(): number})
+        yield from want_claimed(channel, pool_id, [nguid], {nguid.hex(): number})
     except Taken:
-        yield from _take_back(lanes, pool_id, written, {nguid.hex(): number})
+        yield from _take_back(channel, pool_id, written, {nguid.hex(): number})
         raise
     return written
 
 
 def _take_back(
-    lanes: Lanes, pool_id: str, written: Sequence[tuple[bytes, int]], numbers: Mapping[str, int]
+    channel: IoChannel, pool_id: str, written: Sequence[tuple[bytes, int]], numbers: Mapping[str, int]
 ) -> Steps[None]:
     for nguid, which in written:
         number = numbers[nguid.hex()]
-        head = yield from _head(lanes, nguid, number, which)
+        head = yield from _head(channel, nguid, number, which)
         if claimed_by(head, nguid) == pool_id:
-            yield from _write(lanes, nguid, number, which, b"")
+            yield from _write(channel, nguid, number, which, b"")
 
 
 def _is_ours(head: bytes, pool_id: str, nguid: bytes) -> bool:
@@ -188,11 +185,11 @@ def _is_ours(head: bytes, pool_id: str, nguid: bytes) -> bool:
     return is_superblock or claimed_by(head, nguid) == pool_id
 
 
-def _head(lanes: Lanes, nguid: bytes, number: int, which: int) -> Steps[bytes]:
+def _head(channel: IoChannel, nguid: bytes, number: int, which: int) -> Steps[bytes]:
     """Nothing where the medium is bad: a write may mend it."""
     block = memoryview(bytearray(BLOCK_BYTES))
-    reading = lanes.read(number, COPY_OFFSETS[which], block)
-    cause = yield from wait_for(lanes, reading, lanes.now() + MAP_IO_SECONDS)
+    reading = channel.read(number, COPY_OFFSETS[which], block)
+    cause = yield from wait_for(channel, reading, channel.now() + MAP_IO_SECONDS)
     if cause is MissCause.CORRUPT:
         return b""
     if cause is not None:
@@ -203,9 +200,9 @@ def _head(lanes: Lanes, nguid: bytes, number: int, which: int) -> Steps[bytes]:
     return bytes(block[:HEAD_BYTES])
 
 
-def _write(lanes: Lanes, nguid: bytes, number: int, which: int, head: bytes) -> Steps[None]:
+def _write(channel: IoChannel, nguid: bytes, number: int, which: int, head: bytes) -> Steps[None]:
     block = head.ljust(BLOCK_BYTES, b"\0")
-    fault = yield from write_and_flush(lanes, number, COPY_OFFSETS[which], block, MAP_IO_SECONDS)
+    fault = yield from write_and_flush(channel, number, COPY_OFFSETS[which], block, MAP_IO_SECONDS)
     if fault is not None:
         raise G35Error(
             f"cannot write the claim on namespace {nguid.hex()}: {fault}",

@@ -1,18 +1,16 @@
-"""How the pool map is changed: by several programs at once, if it must be, and to one map in the end.
+"""How the pool map is changed, by several programs at once if need be, and to one map in the end.
 
-The map lies on every namespace, twice (on one of keys once). A copy is read and written, and nothing else can
-be done with it; so nobody is locked out, and who meets another is told. A change goes in rounds:
+The map lies on every namespace, twice (on one of keys once). A copy can be read and written, and no more; so
+nobody is locked out, and a program that meets another is told. A change goes in rounds:
 
-1. All copies that are reached are read, and the map in force is found (reconcile.py).
-2. The change is made of it: the next version.
-3. The copies are overwritten one after the other, in the order of the map, each right after it was looked at
-   once more: one that is not what step 1 read ends the round (`Overtaken`).
-4. All are read again, to their ends. One that is another map than was written ends the round.
+1. All copies that are reached are read, and the map in force is found (reconcile.py). 2. The change makes the
+next version of it. 3. The copies are overwritten one after the other, in the order of the map, each right
+after another look:    one that is not what step 1 read ends the round (`Overtaken`). 4. All are read again,
+to their ends. One that is another map than was written ends the round.
 
-The next round begins with what is there now, and makes the change of that; a change that is in it already
-changes nothing. A map that this writer has begun to write counts no longer in the next round where another
-one has come that it was not made from: instead of it the map that it was made from counts, so that keys
-which were gone in that stay gone.
+The next round makes the change of what is there then; a change that is in it already changes nothing. A map
+that this writer has begun to write counts no longer where another one has come that was not made from it: the
+map that it was made from counts instead, so that keys that were gone in that stay gone.
 
 Of two maps neither of which is made of the other, at most one passes step 4, whatever the speed of their
 writers. Say that both A and B read their own map from every copy there. Of each copy one wrote last; let it
@@ -35,12 +33,12 @@ from agent.errors import G35Error
 from agent.pool.map.document import MapNamespace, PoolMap
 from agent.pool.map.inspect import superblock_copies_are, write_superblock_copy
 from agent.pool.map.kv_superblock import write_kv_superblock
-from agent.pool.map.next_map import version_after
 from agent.pool.map.reconcile import agreed, counting
 from agent.pool.map.replicas import Copy, kv_copy_is, mark_at, name_in, name_of, read_copies
 from agent.pool.map.seal import MapSeal
 from agent.pool.map.superblock import COPY_OFFSETS
-from agent.pool.steps import Lanes, Steps
+from agent.pool.map.tenant_changes import version_after
+from agent.pool.steps import IoChannel, Steps
 
 ROUNDS_MAX = 12
 PAUSE_SECONDS = 0.05
@@ -83,7 +81,7 @@ def simply(change: Callable[[PoolMap], PoolMap]) -> Change:
 
 
 def change_map(
-    lanes: Lanes,
+    channel: IoChannel,
     pool_map: PoolMap,
     numbers: Mapping[str, int],
     change: Change,
@@ -92,20 +90,19 @@ def change_map(
     all_of_them: bool = True,
     seal: MapSeal | None = None,
 ) -> Steps[Changed]:
-    """See the module's docstring. `pool_map` is one that was found; `numbers` gives the NGUIDs (hex) of the
-    namespaces that are reached their numbers in `lanes`, `newcomers` says which the change may add. `seal`
-    says which copies count, and seals what is written; None: all count.
+    """See the module's docstring. `pool_map` is one that was found; `numbers` gives the reached NGUIDs (hex)
+    their numbers in `channel`; `newcomers` may be added. `seal` says which copies count, and seals the new
+    map; None: all count.
 
     Raises G35Error where `all_of_them` is set and a member is not reached, where no copy counts, where others
-    do not stop changing the map, where there is no version after the one that is there, and what the change
-    raises.
+    do not stop changing the map, where no version follows, and as the change raises.
     """
     known: dict[bytes, PoolMap] = {}
     mine: _Mine | None = None
     for attempt in range(ROUNDS_MAX):
         if attempt:
             time.sleep(random.uniform(0, PAUSE_SECONDS * attempt))
-        copies = yield from _read_all(lanes, pool_map, numbers, newcomers, known)
+        copies = yield from _read_all(channel, pool_map, numbers, newcomers, known)
         found = [
             each.pool_map
             for held in copies.values()
@@ -135,7 +132,7 @@ def change_map(
                 "the pool map is changed with all of them",
             )
         try:
-            target = yield from change(base, _guard(lanes, base, reached, copies))
+            target = yield from change(base, _guard(channel, base, reached, copies))
             if target != base or not is_there or not (seal is None or seal.holds(base)):
                 versions = [each.version for each in counting(found)] + ([mine.wrote.version] if mine else [])
                 target = target.model_copy(update={"version": version_after(max(versions))})
@@ -143,7 +140,7 @@ def change_map(
             elif not away and _is_everywhere(base, copies):
                 return Changed(base, {})
             is_last_try = attempt >= TRIES_OF_A_COPY
-            left = yield from replace_map(lanes, target, reached, copies, is_last_try, seal)
+            left = yield from replace_map(channel, target, reached, copies, is_last_try, seal)
         except Overtaken as overtaken:
             if overtaken.wrote:
                 mine = _Mine(target, base, [*found, *(mine.seen if mine else ())])
@@ -186,16 +183,14 @@ def _is_everywhere(pool_map: PoolMap, copies: Mapping[str, Sequence[Copy]]) -> b
 
 
 def _read_all(
-    lanes: Lanes,
+    channel: IoChannel,
     pool_map: PoolMap,
     numbers: Mapping[str, int],
     newcomers: Iterable[MapNamespace],
     known: dict[bytes, PoolMap],
 ) -> Steps[dict[str, Sequence[Copy]]]:
-    """The copies of all namespaces of the map, of the newcomers, and of those that another map names.
-
-    One that cannot be read has none, and is not written.
-    """
+    """The copies of all namespaces of the map, of newcomers, and of those that another map names; none of one
+    that cannot be read, which is not written."""
     copies: dict[str, Sequence[Copy]] = {}
     waiting = {each.nguid: each for each in (*pool_map.namespaces, *newcomers)}
     while waiting:
@@ -203,7 +198,7 @@ def _read_all(
         for nguid, member in waiting.items():
             copies[nguid] = ()
             if nguid in numbers:
-                copies[nguid] = yield from read_copies(lanes, numbers[nguid], member, known)
+                copies[nguid] = yield from read_copies(channel, numbers[nguid], member, known)
             for copy in copies[nguid]:
                 if copy.pool_map is not None and copy.pool_map.pool_id == pool_map.pool_id:
                     also.update((each.nguid, each) for each in copy.pool_map.namespaces)
@@ -212,14 +207,14 @@ def _read_all(
 
 
 def _guard(
-    lanes: Lanes, base: PoolMap, numbers: Mapping[str, int], copies: Mapping[str, Sequence[Copy]]
+    channel: IoChannel, base: PoolMap, numbers: Mapping[str, int], copies: Mapping[str, Sequence[Copy]]
 ) -> Guard:
-    # Maps are written in this order; so who has changed the map has begun here.
+    # Maps are written in this order, so every change has begun here.
     first = next((each for each in base.namespaces if each.nguid in numbers and copies.get(each.nguid)), None)
 
     def guard() -> Steps[None]:
         if first is not None:
-            mark = yield from mark_at(lanes, numbers[first.nguid], first, 0)
+            mark = yield from mark_at(channel, numbers[first.nguid], first, 0)
             if mark != copies[first.nguid][0].mark:
                 raise Overtaken(False)
 
@@ -227,7 +222,7 @@ def _guard(
 
 
 def replace_map(
-    lanes: Lanes,
+    channel: IoChannel,
     pool_map: PoolMap,
     numbers: Mapping[str, int],
     expected: Mapping[str, Sequence[Copy]] | None = None,
@@ -237,18 +232,17 @@ def replace_map(
     """Write a map to each of its namespaces, and read all of them back. Those that may still hold another:
     NGUID, why.
 
-    `numbers` gives the NGUIDs (hex) of those that are reached their numbers in `lanes`. Where `expected` says
-    what lies there, Overtaken is raised for what is neither that nor the map itself. A copy that is as it was
-    before may be a drive that does not write, or somebody who has written the same again; so it is named as
-    one that is left where this `is_last_try`, and raises Overtaken where it is not. With a `seal`, the last
-    try is overtaken by maps alone that count and are no older: who writes others to an enclosure, again and
-    again, does not keep the rest of the pool from a change.
+    `numbers` gives the reached NGUIDs (hex) their numbers in `channel`. A copy that is neither `expected` nor
+    the map itself raises Overtaken. An unchanged copy may be a drive that does not write, or a writer that
+    wrote the same again: it is left where this `is_last_try`, and raises Overtaken else. With a `seal`, only
+    maps that count and are no older overtake the last try: an attacker on one enclosure does not keep the
+    rest of the pool from a change.
     """
 
     def is_anothers(number: int, member: MapNamespace, which: int) -> Steps[bool]:
         if seal is None or not is_last_try:
             return True
-        there = (yield from read_copies(lanes, number, member, {})) or (Copy(b"", None),) * 2
+        there = (yield from read_copies(channel, number, member, {})) or (Copy(b"", None),) * 2
         found = there[which].pool_map
         return (
             found is not None
@@ -271,12 +265,12 @@ def replace_map(
         try:
             for which in range(1 if member.kind == "kv" else len(COPY_OFFSETS)):
                 if before is not None:
-                    mark = yield from mark_at(lanes, number, member, which)
+                    mark = yield from mark_at(channel, number, member, which)
                     is_new = mark != before[which].mark and name_in(mark) != ours
                     if is_new and (yield from is_anothers(number, member, which)):
                         raise Overtaken(wrote)
                 wrote = True
-                yield from _write(lanes, number, member, which, pool_map)
+                yield from _write(channel, number, member, which, pool_map)
         except G35Error as failed:
             left[member.nguid] = str(failed)
     for member in pool_map.namespaces:
@@ -284,15 +278,15 @@ def replace_map(
             continue
         number, nguid = numbers[member.nguid], bytes.fromhex(member.nguid)
         if member.kind == "kv":
-            is_whole = yield from kv_copy_is(lanes, number, nguid, pool_map)
+            is_whole = yield from kv_copy_is(channel, number, nguid, pool_map)
         else:
-            is_whole = yield from superblock_copies_are(lanes, number, nguid, pool_map)
+            is_whole = yield from superblock_copies_are(channel, number, nguid, pool_map)
         if is_whole:
             continue
         left[member.nguid] = "what was written is not read back"
         for which, copy in enumerate(() if expected is None else expected[member.nguid]):
             try:
-                mark = yield from mark_at(lanes, number, member, which)
+                mark = yield from mark_at(channel, number, member, which)
             except G35Error:
                 continue
             is_new = name_in(mark) != ours and not (is_last_try and mark == copy.mark)
@@ -301,9 +295,11 @@ def replace_map(
     return left
 
 
-def _write(lanes: Lanes, number: int, member: MapNamespace, which: int, pool_map: PoolMap) -> Steps[None]:
+def _write(
+    channel: IoChannel, number: int, member: MapNamespace, which: int, pool_map: PoolMap
+) -> Steps[None]:
     nguid = bytes.fromhex(member.nguid)
     if member.kind == "kv":
-        yield from write_kv_superblock(lanes, number, nguid, pool_map)
+        yield from write_kv_superblock(channel, number, nguid, pool_map)
     else:
-        yield from write_superblock_copy(lanes, number, nguid, pool_map, COPY_OFFSETS[which])
+        yield from write_superblock_copy(channel, number, nguid, pool_map, COPY_OFFSETS[which])

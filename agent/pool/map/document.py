@@ -1,17 +1,23 @@
 """The pool map: a small document that every agent reads and that says what the pool consists of.
 
-It lies on every namespace of the pool (agent/pool/map/superblock.py), so whoever reaches one namespace can
-read it. It lists the namespaces by NGUID and the volumes with their extents; a key's place follows from
-it and from the volume's secret alone. Its version grows with every change, and the greatest that can be
-read is the one in force.
+It lies on every namespace of the pool (superblock.py). It lists the namespaces by NGUID and the volumes with
+their extents; a key's place follows from it and from the volume's secret alone. Its version grows with every
+change, and the greatest version is in force. `seal`: seal.py.
 
-The tenants' keys stand in it wrapped by the root key, the volumes' secrets wrapped by their tenant's key
-(agent/inline/root_keys.py), each bound to what its row says (key_contexts.py). `seal`: seal.py.
+The root key wraps the tenants' keys, a tenant's key wraps the secrets of its volumes
+(agent/inline/root_keys.py). Each is wrapped for a context, made of the fields of its row, and opens in that
+context alone. So a map that was edited without the root key opens nothing under another name, tenant, face,
+cipher, size or epoch. Namespaces, extents, copies, limits and that a key is gone are in no context: an
+attacker can take away by them, and gives nothing. An agent remembers which epochs are over
+(agent/attach/map_history.py).
 """
+
+# One idea in one file: the document, the contexts of its keys, and the plan of a new one.
 
 from __future__ import annotations
 
 import itertools
+import struct
 import uuid
 from collections.abc import Iterable
 from typing import Annotated, Literal
@@ -32,7 +38,6 @@ from agent.inline.secrets import (
 from agent.inline.suites import SUITES
 from agent.pool.format.directory import SLOTS_PER_SET
 from agent.pool.format.slot import UNIT_BYTES_MIN, UNITS_MAX
-from agent.pool.map.key_contexts import tenant_context, volume_context
 from agent.pool.map.names import TenantName, VolumeName, checked_name
 from agent.pool.volume.settings import KvShare, VolumeExtent, VolumeSettings
 
@@ -238,8 +243,8 @@ class PoolMap(_Document):
         return self.tenant_of(volume).is_erased
 
     def secret(self, volume: MapVolume, root: RootKey) -> SecretKey:
-        """The volume's secret. Raises ConfigError: not the pool's root key, or the tenant was erased, or the
-        map was changed by somebody without the key."""
+        """The volume's secret. Raises ConfigError: another root key, an erased tenant, or a map changed
+        without the key."""
         if self.is_erased(volume):
             raise ConfigError(
                 f"the tenant of volume {volume.name} was erased", "nothing brings back what it held"
@@ -300,11 +305,29 @@ def tenant_id(name: str) -> str:
     return uuid.uuid5(uuid.UUID("6a3c1f0e-35b7-5d51-8a35-000000000935"), name).hex
 
 
+_TENANT = struct.Struct("<16s16sI")
+_VOLUME = struct.Struct("<16s16s16sIIII")
+
+
+def tenant_context(pool_id: str, tenant: MapTenant) -> bytes:
+    """Pool, tenant and epoch (little-endian), then the name in UTF-8."""
+    ids = bytes.fromhex(pool_id), bytes.fromhex(tenant.tenant_id)
+    return _TENANT.pack(*ids, tenant.key_epoch) + tenant.name.encode()
+
+
+def volume_context(pool_id: str, volume: MapVolume, epoch: int) -> bytes:
+    """Pool, tenant, volume, sizes, time to live and epoch (little-endian); then kind, suite and name, a zero
+    byte between them, which none of them has."""
+    ids = bytes.fromhex(pool_id), bytes.fromhex(volume.tenant), bytes.fromhex(volume.volume_id)
+    fixed = _VOLUME.pack(*ids, volume.value_bytes, volume.unit_bytes, volume.ttl_seconds, epoch)
+    return fixed + b"\0".join(text.encode() for text in (volume.kind, volume.suite, volume.name))
+
+
 def new_tenant(
     pool_id: str, name: str, root: RootKey, before: MapTenant | None = None
 ) -> tuple[MapTenant, SecretKey]:
-    """A tenant with a fresh key, for the map and for wrapping its volumes' secrets. `before`: its row, where
-    it was erased; without one the name is new. Raises ConfigError for a name that no new one may have."""
+    """A tenant with a fresh key, which wraps its volumes' secrets. `before`: its row, where it was erased.
+    Raises ConfigError for a name that no new tenant may have."""
     if before is None:
         try:
             checked_name(name)
@@ -389,8 +412,8 @@ def plan_pool(
 ) -> PoolMap:
     """A map for a new pool: every volume on every namespace, in shares of each one's bytes.
 
-    `namespaces` are (NGUID, bytes); so are `kv_namespaces`, which one volume gets whole. Without such a
-    volume they are left out of the pool. Raises ConfigError where the shares or the sizes do not fit.
+    `namespaces` and `kv_namespaces` are (NGUID, bytes). One volume gets the latter whole; without it they are
+    left out. Raises ConfigError where shares or sizes do not fit.
     """
     try:
         return _plan(list(namespaces), list(kv_namespaces), list(wishes), root)
@@ -453,18 +476,12 @@ def new_volume(
             "add drives, give it a larger share, or take copies = 2 away",
         )
     volume = MapVolume(
-        name=wish.name,
         volume_id=uuid.uuid4().hex,
         tenant=tenant_id(wish.tenant),
-        kind=wish.kind,
-        value_bytes=wish.value_bytes,
-        unit_bytes=wish.unit_bytes,
-        suite=wish.suite,
-        ttl_seconds=wish.ttl_seconds,
         wrapped_secret="00",
         extents=extents,
         kv_namespaces=kv_namespaces,
-        copies=wish.copies,
+        **wish.model_dump(exclude={"share", "tenant", "layout"}),
     )
     wrapped = wrapped_for(pool_id, volume, new_volume_secret(), key)
     return volume.model_copy(update={"wrapped_secret": wrapped})

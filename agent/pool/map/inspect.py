@@ -1,7 +1,6 @@
-"""Finding the pool on its namespaces, and laying out a new one: superblocks and directories.
+"""Finds the pool on its namespaces, and lays out a new one: superblocks and directories.
 
-Steps, like everything that touches flash. A namespace is numbered as the lanes know it at the moment;
-nothing here assumes an order.
+Steps, numbered by the namespaces as the channel knows them at the moment.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from agent.pool.map.superblock import (
     Superblock,
     decode_superblock_untrusted,
 )
-from agent.pool.steps import Lanes, Steps, wait_for, write_and_flush
+from agent.pool.steps import IoChannel, Steps, wait_for, write_and_flush
 from nvmeof.wire.kv import KvFormat
 
 PROBE_BYTES = 1 << 20
@@ -51,8 +50,8 @@ class Content(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """One namespace looked at. `superblock` is the newest whole copy, or what several of its version agree
-    on; `detail` says more for people."""
+    """One namespace. `superblock`: its newest whole copy, or what several of its version agree on. `detail`:
+    for people."""
 
     namespace: int
     content: Content
@@ -71,19 +70,17 @@ class Inspection:
 
 
 def inspect(
-    lanes: Lanes, namespace: int, nguid: bytes, size: int, deadline: float = float("inf")
+    channel: IoChannel, namespace: int, nguid: bytes, size: int, deadline: float = float("inf")
 ) -> Steps[Inspection]:
-    """What lies on a namespace: both superblock copies, and otherwise its first and last mebibyte.
-
-    Each is waited for MAP_IO_SECONDS, and none beyond the deadline.
-    """
+    """Both superblock copies of a namespace, and otherwise its first and last mebibyte. Each is waited for
+    MAP_IO_SECONDS, and none beyond the deadline."""
     copies: list[Superblock] = []
     claimants: set[str] = set()
     details = []
     for offset in COPY_OFFSETS:
         data = memoryview(bytearray(COPY_BYTES))
-        until = min(deadline, lanes.now() + MAP_IO_SECONDS)
-        cause = yield from wait_for(lanes, lanes.read(namespace, offset, data), until)
+        until = min(deadline, channel.now() + MAP_IO_SECONDS)
+        cause = yield from wait_for(channel, channel.read(namespace, offset, data), until)
         if cause is not None:
             return Inspection(namespace, Content.UNREADABLE, detail=cause.name.lower())
         try:
@@ -104,8 +101,8 @@ def inspect(
     if all(detail == "blank" for detail in details):
         for offset in {0, max(0, size - PROBE_BYTES) // BLOCK_BYTES * BLOCK_BYTES}:
             data = memoryview(bytearray(min(PROBE_BYTES, size - offset)))
-            until = min(deadline, lanes.now() + MAP_IO_SECONDS)
-            cause = yield from wait_for(lanes, lanes.read(namespace, offset, data), until)
+            until = min(deadline, channel.now() + MAP_IO_SECONDS)
+            cause = yield from wait_for(channel, channel.read(namespace, offset, data), until)
             if cause is not None:
                 return Inspection(namespace, Content.UNREADABLE, detail=cause.name.lower())
             if bytes(data).strip(b"\0"):  # many times as fast as any()
@@ -118,11 +115,11 @@ def inspect(
 
 
 def with_strangers(inspections: Sequence[Inspection], own_pool: str) -> list[Inspection]:
-    """The same, those marked as strangers that discovery brought and that carry another pool than ours.
+    """The same; those of another pool than ours that discovery brought are marked as strangers.
 
-    Ours is the pool of the configured enclosures, and where none of them carries one `own_pool`, the one that
-    this machine has served last, although it may be away: what discovery lists meanwhile does not take its
-    place. Where that tells nothing, or the configured ones carry two, there is no stranger.
+    Ours is the pool of the configured enclosures; where none of them carries one, `own_pool`, which this
+    machine served last, even while it is away. Where neither tells, or the configured ones carry two, there
+    is no stranger.
     """
     carried = [each for each in inspections if each.superblock is not None]
     ours = {_pool_of(each) for each in carried if not each.by_discovery} or {own_pool} - {""}
@@ -140,10 +137,8 @@ def _pool_of(inspection: Inspection) -> str:
 
 
 def newest_map(inspections: Sequence[Inspection], seal: MapSeal | None = None) -> PoolMap:
-    """The pool map in force; strangers do not count, nor where a `seal` is given what does not count by that.
-
-    Raises G35Error where there is none, or where there are two pools.
-    """
+    """The pool map in force, without strangers and copies that do not count by the `seal`. Raises G35Error
+    for none, or two pools."""
     maps: list[PoolMap] = []
     configured = False
     for each in inspections:
@@ -186,7 +181,7 @@ def _none_of_ours(inspections: Sequence[Inspection]) -> G35Error:
         )
     unread = [each.detail for each in inspections if each.content is Content.UNREADABLE]
     if unread:
-        # As where a queue was not connected in time: whoever formats in its place may lose a pool.
+        # As where a queue was not connected in time: a format in its place may lose a pool.
         return G35Error(
             f"no pool was seen, and {len(unread)} namespaces could not be read "
             f"({', '.join(sorted(set(unread)))})",
@@ -198,22 +193,19 @@ def _none_of_ours(inspections: Sequence[Inspection]) -> G35Error:
     )
 
 
-def write_superblock(lanes: Lanes, namespace: int, nguid: bytes, pool_map: PoolMap) -> Steps[None]:
-    """Write both copies, the second after the first is on flash. Raises G35Error where that fails.
-
-    All of their room is written, so that nothing stays of an earlier map that was longer: keys that were
-    erased would lie there.
-    """
+def write_superblock(channel: IoChannel, namespace: int, nguid: bytes, pool_map: PoolMap) -> Steps[None]:
+    """Write both copies, the second after the first is on flash. All of their room is written, so that no
+    erased key of a longer earlier map stays. Raises G35Error."""
     for offset in COPY_OFFSETS:
-        yield from write_superblock_copy(lanes, namespace, nguid, pool_map, offset)
+        yield from write_superblock_copy(channel, namespace, nguid, pool_map, offset)
 
 
 def write_superblock_copy(
-    lanes: Lanes, namespace: int, nguid: bytes, pool_map: PoolMap, offset: int
+    channel: IoChannel, namespace: int, nguid: bytes, pool_map: PoolMap, offset: int
 ) -> Steps[None]:
     """Write the copy at one of COPY_OFFSETS, and wait until it is on flash. Raises G35Error."""
     data = Superblock(nguid, pool_map).encode().ljust(WRITTEN_BYTES, b"\0")
-    fault = yield from write_and_flush(lanes, namespace, offset, data, MAP_IO_SECONDS)
+    fault = yield from write_and_flush(channel, namespace, offset, data, MAP_IO_SECONDS)
     if fault is not None:
         raise G35Error(
             f"cannot write the superblock of namespace {nguid.hex()}: {fault}",
@@ -221,12 +213,14 @@ def write_superblock_copy(
         )
 
 
-def superblock_copies_are(lanes: Lanes, namespace: int, nguid: bytes, pool_map: PoolMap) -> Steps[bool]:
+def superblock_copies_are(channel: IoChannel, namespace: int, nguid: bytes, pool_map: PoolMap) -> Steps[bool]:
     """Whether both copies, read back to their ends, are this map and nothing else."""
     wanted = Superblock(nguid, pool_map).encode().ljust(WRITTEN_BYTES, b"\0")
     for offset in COPY_OFFSETS:
         data = memoryview(bytearray(WRITTEN_BYTES))
-        cause = yield from wait_for(lanes, lanes.read(namespace, offset, data), lanes.now() + MAP_IO_SECONDS)
+        cause = yield from wait_for(
+            channel, channel.read(namespace, offset, data), channel.now() + MAP_IO_SECONDS
+        )
         if cause is not None or bytes(data) != wanted:
             return False
     return True
@@ -237,20 +231,20 @@ def _no_guard() -> Steps[None]:
 
 
 def clear_directories(
-    lanes: Lanes,
+    channel: IoChannel,
     volume: MapVolume,
     numbers: Mapping[str, int],
     advance: Callable[[int], None],
     guard: Callable[[], Steps[None]] = _no_guard,
 ) -> Steps[None]:
-    """Zero every directory of a volume. What an earlier pool left there would read as slots in use.
+    """Zero every directory of a volume: an earlier pool's would read as slots in use.
 
-    `numbers` gives each NGUID (hex) its namespace; `advance` is told how many sets are done; `guard` is run
+    `numbers` gives each NGUID (hex) its namespace; `advance` gets the counts of done sets; `guard` runs
     before each batch of writes, and may raise.
     """
     set_bytes = set_size(volume.value_bytes)
     blank = bytes(BLOCK_BYTES)
-    # One by one: whoever writes to the flash may write a map of more sets than there is memory for.
+    # One by one: an attacker on the flash may write a map of more sets than there is memory for.
     places = (
         (numbers[extent.nguid], extent.offset + number * set_bytes)
         for extent in volume.extents
@@ -258,9 +252,9 @@ def clear_directories(
     )
     while some := list(itertools.islice(places, WRITES_IN_FLIGHT)):
         yield from guard()
-        batch = [lanes.write(namespace, offset, [blank]) for namespace, offset in some]
+        batch = [channel.write(namespace, offset, [blank]) for namespace, offset in some]
         for pending in batch:
-            cause = yield from wait_for(lanes, pending, lanes.now() + MAP_IO_SECONDS)
+            cause = yield from wait_for(channel, pending, channel.now() + MAP_IO_SECONDS)
             if cause is not None:
                 raise G35Error(
                     f"cannot clear a directory of volume {volume.name}: {pending.fault or 'no answer'}",

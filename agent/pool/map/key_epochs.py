@@ -1,27 +1,27 @@
 """A volume's data key is rotated by two pool maps: one that adds a key, and one that drops the earlier.
 
-The secret of a volume is its placement key and its data key; a rotation changes the data key, so that every
-value stays where it is. Between the two maps agents seal anew what is left under the earlier key
-(agent/tenancy/key_rotation.py). An agent may write with the earlier key for a while after the first map is on
-every namespace, so whoever finds nothing left looks once more, QUIET_SECONDS later, before the earlier key is
-dropped. By what that is long enough: key_transition.py.
+A volume's secret is its placement key and its data key. A rotation changes the data key alone, so every value
+stays in its place. Between the two maps agents seal anew what is left under the earlier key
+(agent/tenancy/key_rotation.py). They may write with the earlier key for a while after the first map is on
+every namespace, so a verb that finds nothing left looks once more, QUIET_SECONDS later, before it drops the
+earlier key. Why that is long enough: key_transition.py.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 from agent.errors import ConfigError, G35Error
 from agent.inline.root_keys import RootKey
 from agent.inline.secrets import SecretKey
 from agent.pool.format.directory import DIRECTORY_BYTES, left_in, taken_in
-from agent.pool.format.occupancy import SetPlace
 from agent.pool.map.document import MapVolume, PoolMap, set_size, tenant_key, wrapped_for
 from agent.pool.map.inspect import WRITES_IN_FLIGHT
 from agent.pool.map.superblock import MAP_IO_SECONDS
-from agent.pool.map.tenant_changes import changed_map, find_tenant, volumes_of
-from agent.pool.steps import Lanes, Pending, Steps, wait_for
+from agent.pool.map.tenant_changes import find_tenant, next_map, volumes_of
+from agent.pool.steps import IoChannel, Steps, wait_for
 from agent.pool.volume.writable_directory import is_certain
 
 _PLACEMENT_BYTES, _DATA_BYTES = 32, 64
@@ -67,7 +67,7 @@ def with_new_data_keys(pool_map: PoolMap, name: str, root: RootKey) -> PoolMap:
             wrapped = wrapped_for(pool_map.pool_id, volume, secret, key)
             volume = volume.model_copy(update={"wrapped_secret": wrapped})
         volumes.append(volume)
-    return changed_map(pool_map, pool_map.tenants, volumes)
+    return next_map(pool_map, volumes=volumes)
 
 
 def without_earlier_keys(pool_map: PoolMap, ended: set[str]) -> PoolMap:
@@ -76,7 +76,7 @@ def without_earlier_keys(pool_map: PoolMap, ended: set[str]) -> PoolMap:
         volume.model_copy(update={"earlier_secret": ""}) if volume.volume_id in ended else volume
         for volume in pool_map.volumes
     ]
-    return changed_map(pool_map, pool_map.tenants, volumes)
+    return next_map(pool_map, volumes=volumes)
 
 
 def has_keys_of(mine: PoolMap, other: PoolMap, volume_id: str) -> bool:
@@ -90,64 +90,48 @@ def has_keys_of(mine: PoolMap, other: PoolMap, volume_id: str) -> bool:
     return len(found) == 2 and found[0] == found[1]
 
 
-def left_under_earlier(lanes: Lanes, volume: MapVolume, numbers: Mapping[str, int]) -> Steps[int]:
-    """How many values are under another key than the volume's newest, by all its directories.
-
-    As `count_in_directories`.
-    """
+def left_under_earlier(channel: IoChannel, volume: MapVolume, numbers: Mapping[str, int]) -> Steps[int]:
+    """How many values are under another key than the volume's newest. See `count_in_directories`."""
     return (
         yield from count_in_directories(
-            lanes, volume, numbers, lambda block: left_in(block, volume.key_epoch)
+            channel, volume, numbers, lambda _, __, block: left_in(block, volume.key_epoch)
         )
     )
 
 
-def slots_taken(lanes: Lanes, volume: MapVolume, numbers: Mapping[str, int]) -> Steps[int]:
-    """How many slots of a volume its directories name values in. As `count_in_directories`."""
-    return (yield from count_in_directories(lanes, volume, numbers, taken_in))
+def slots_taken(channel: IoChannel, volume: MapVolume, numbers: Mapping[str, int]) -> Steps[int]:
+    """How many slots of a volume its directories name values in. See `count_in_directories`."""
+    return (yield from count_in_directories(channel, volume, numbers, lambda _, __, block: taken_in(block)))
 
 
 def count_in_directories(
-    lanes: Lanes, volume: MapVolume, numbers: Mapping[str, int], of: Callable[[memoryview], int]
-) -> Steps[int]:
-    """The sum of what `of` finds in each directory of a volume.
-
-    `numbers` gives each NGUID (hex) its namespace. Raises G35Error where a directory cannot be read whole.
-    """
-    left = 0
-    batch: list[tuple[SetPlace, memoryview, Pending]] = []
-    for number, offset in _places(volume, numbers):
-        block = memoryview(bytearray(DIRECTORY_BYTES))
-        batch.append(((number, offset), block, lanes.read(number, offset, block)))
-        if len(batch) == WRITES_IN_FLIGHT:
-            left += yield from _count(lanes, batch, volume, of)
-            batch = []
-    return left + (yield from _count(lanes, batch, volume, of))
-
-
-def _count(
-    lanes: Lanes,
-    batch: list[tuple[SetPlace, memoryview, Pending]],
+    channel: IoChannel,
     volume: MapVolume,
-    of: Callable[[memoryview], int],
+    numbers: Mapping[str, int],
+    of: Callable[[str, int, memoryview], int],
 ) -> Steps[int]:
-    left = 0
-    for place, block, pending in batch:
-        if (yield from wait_for(lanes, pending, lanes.now() + MAP_IO_SECONDS)) is not None:
-            raise G35Error(
-                f"cannot read a directory of volume {volume.name}: {pending.fault or 'no answer'}",
-                "look at the enclosure; nothing was changed",
-            )
-        if not (yield from is_certain(lanes, *place, block)):
-            raise G35Error(
-                f"a directory of volume {volume.name} comes damaged, so that nobody can tell what it names",
-                "look at the enclosure, and try again; nothing was changed",
-            )
-        left += of(block)
-    return left
+    """The sum of what `of` finds in each directory of a volume: by NGUID (hex), number of the set, and block.
 
-
-def _places(volume: MapVolume, numbers: Mapping[str, int]) -> Iterator[tuple[int, int]]:
-    for extent in volume.extents:
-        for number in range(extent.sets):
-            yield numbers[extent.nguid], extent.offset + number * set_size(volume.value_bytes)
+    `numbers` gives each NGUID its namespace. Raises G35Error where a directory cannot be read whole.
+    """
+    found, set_bytes = 0, set_size(volume.value_bytes)
+    sets = ((extent, number) for extent in volume.extents for number in range(extent.sets))
+    while some := list(itertools.islice(sets, WRITES_IN_FLIGHT)):
+        batch = []
+        for extent, number in some:
+            place = numbers[extent.nguid], extent.offset + number * set_bytes
+            block = memoryview(bytearray(DIRECTORY_BYTES))
+            batch.append((extent.nguid, number, place, block, channel.read(*place, block)))
+        for nguid, number, place, block, pending in batch:
+            if (yield from wait_for(channel, pending, channel.now() + MAP_IO_SECONDS)) is not None:
+                raise G35Error(
+                    f"cannot read a directory of volume {volume.name}: {pending.fault or 'no answer'}",
+                    "look at the enclosure; nothing was changed",
+                )
+            if not (yield from is_certain(channel, *place, block)):
+                raise G35Error(
+                    f"a directory of volume {volume.name} comes damaged: nobody can tell what it names",
+                    "look at the enclosure, and try again; nothing was changed",
+                )
+            found += of(nguid, number, block)
+    return found

@@ -1,7 +1,7 @@
-"""Finding a pool on KV namespaces, and laying one out there: the superblock under a reserved key.
+"""The pool map on KV namespaces: the superblock under a reserved key.
 
-Read inspect.py and superblock.py first. A Store is all or nothing, so one copy is enough, and it has no
-place that another value could take: the key is reserved (kv/eviction.py never gives it away).
+Read inspect.py and superblock.py first. A Store is all or nothing, so one copy is enough, and no other value
+can take its place: the key is reserved (kv/eviction.py never gives it away).
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agent.errors import G35Error
-from agent.pool.kv.commands import RESERVED_KEY, KvLanes, kv_lanes
-from agent.pool.kv.volume import wait_for_key
+from agent.pool.kv.commands import RESERVED_KEY, KvChannel, kv_channel
 from agent.pool.map.document import PoolMap
 from agent.pool.map.inspect import Content, Inspection
 from agent.pool.map.superblock import (
@@ -20,7 +19,7 @@ from agent.pool.map.superblock import (
     Superblock,
     decode_superblock_untrusted,
 )
-from agent.pool.steps import Lanes, Steps, wait_for
+from agent.pool.steps import IoChannel, Steps, wait_for
 from nvmeof.errors import MalformedPdu
 from nvmeof.wire.kv import decode_key_list_untrusted
 
@@ -29,14 +28,13 @@ DELETES_IN_FLIGHT = 32
 
 
 def inspect_kv(
-    lanes: Lanes, namespace: int, nguid: bytes, seconds: float = MAP_IO_SECONDS
+    channel: IoChannel, namespace: int, nguid: bytes, seconds: float = MAP_IO_SECONDS
 ) -> Steps[Inspection]:
-    """What lies on a KV namespace: its superblock, or else whether it has any keys at all. Its superblock
-    is waited for `seconds`."""
-    asking = kv_lanes(lanes)
+    """The superblock of a KV namespace, waited for `seconds`; or else whether it has any keys."""
+    asking = kv_channel(channel)
     data = memoryview(bytearray(COPY_BYTES))
     pending = asking.kv_retrieve(namespace, RESERVED_KEY, data)
-    cause = yield from wait_for_key(lanes, pending, lanes.now() + seconds)
+    cause = yield from wait_for(channel, pending, channel.now() + seconds)
     if pending.missing:
         keys = yield from _keys(asking, namespace, b"")
         if keys is None:
@@ -56,10 +54,10 @@ def inspect_kv(
     return Inspection(namespace, Content.POOL, found, found.pool_map.pool_id)
 
 
-def _keys(lanes: KvLanes, namespace: int, first: bytes) -> Steps[list[bytes] | None]:
+def _keys(channel: KvChannel, namespace: int, first: bytes) -> Steps[list[bytes] | None]:
     into = memoryview(bytearray(LIST_BYTES))
-    pending = lanes.kv_list(namespace, first, into)
-    if (yield from wait_for_key(lanes, pending, lanes.now() + MAP_IO_SECONDS)) is not None:
+    pending = channel.kv_list(namespace, first, into)
+    if (yield from wait_for(channel, pending, channel.now() + MAP_IO_SECONDS)) is not None:
         return None
     try:
         return decode_key_list_untrusted(into)
@@ -67,12 +65,9 @@ def _keys(lanes: KvLanes, namespace: int, first: bytes) -> Steps[list[bytes] | N
         return None
 
 
-def clear_keys(lanes: Lanes, namespace: int, advance: Callable[[int], None]) -> Steps[None]:
-    """Delete every key of a namespace: what an earlier pool left there would only take up room.
-
-    `advance` is told how many keys are gone. Raises G35Error where the namespace does not do it.
-    """
-    asking = kv_lanes(lanes)
+def clear_keys(channel: IoChannel, namespace: int, advance: Callable[[int], None]) -> Steps[None]:
+    """Delete every key of a namespace. `advance` gets the counts of deleted keys. Raises G35Error."""
+    asking = kv_channel(channel)
     while True:
         keys = yield from _keys(asking, namespace, b"")
         if keys is None:
@@ -82,7 +77,7 @@ def clear_keys(lanes: Lanes, namespace: int, advance: Callable[[int], None]) -> 
         for start in range(0, len(keys), DELETES_IN_FLIGHT):
             batch = [asking.kv_delete(namespace, key) for key in keys[start : start + DELETES_IN_FLIGHT]]
             for pending in batch:
-                cause = yield from wait_for_key(lanes, pending, lanes.now() + MAP_IO_SECONDS)
+                cause = yield from wait_for(channel, pending, channel.now() + MAP_IO_SECONDS)
                 if cause is not None and not pending.missing:
                     raise G35Error(
                         f"cannot clear a KV namespace: {pending.fault or 'no answer'}",
@@ -91,13 +86,13 @@ def clear_keys(lanes: Lanes, namespace: int, advance: Callable[[int], None]) -> 
             advance(len(batch))
 
 
-def write_kv_superblock(lanes: Lanes, namespace: int, nguid: bytes, pool_map: PoolMap) -> Steps[None]:
+def write_kv_superblock(channel: IoChannel, namespace: int, nguid: bytes, pool_map: PoolMap) -> Steps[None]:
     """Store the superblock, and flush it. Raises G35Error where that fails."""
     data = Superblock(nguid, pool_map).encode()
-    pending = kv_lanes(lanes).kv_store(namespace, RESERVED_KEY, [data])
-    cause = yield from wait_for_key(lanes, pending, lanes.now() + MAP_IO_SECONDS)
+    pending = kv_channel(channel).kv_store(namespace, RESERVED_KEY, [data])
+    cause = yield from wait_for(channel, pending, channel.now() + MAP_IO_SECONDS)
     if cause is None:
-        cause = yield from wait_for(lanes, lanes.flush(namespace), lanes.now() + MAP_IO_SECONDS)
+        cause = yield from wait_for(channel, channel.flush(namespace), channel.now() + MAP_IO_SECONDS)
         if cause is None:
             return
     raise G35Error(

@@ -1,7 +1,5 @@
-"""Names of volumes and tenants: one rule for all that are new.
-
-A name is typed, stands in paths and metrics, and a tenant's row stays in its pool for ever. So it has what
-looks and is typed the same everywhere. Tenants that pools have already may have names in any script.
+"""Names of volumes and tenants: one rule for all new ones, so that they look and are typed the same
+everywhere. Tenants that pools have already may have names in any script.
 """
 
 from __future__ import annotations

@@ -1,23 +1,22 @@
-"""One pool map out of several of one version, which writers that met have left: the same for whoever asks.
+"""One pool map out of several of one version, which writers that met have left: the same for every reader.
 
-A greater version is in force: it was made from the others. But a version is a number that takes no key. An
-attacker with write access to one namespace could give his map the last one, and there would be no change
-after it. So a version that is further ahead of the others than changes lead to does not count (`counting`).
+A greater version is in force: it was made from the others. But a version takes no key. An attacker with write
+access to one namespace could give a map the last version, and no change could follow it. So a version that is
+further ahead of the others than changes lead to does not count (`counting`).
 
-The end of a key counts from every copy, whatever its version (`with_key_ends`). A forged version would
-otherwise hide an erasure: one enclosure shows its agent a greater version, and the verb that erases another.
-Epochs of keys only grow, so a copy that is merely old ends nothing.
+The end of a key counts from every copy, whatever its version (`with_key_ends`): a forged version would
+otherwise hide an erasure. Epochs of keys only grow, so a copy that is merely old ends nothing.
 
 Of maps of the greatest version none was made from another. The one on most copies goes first, then the one
-whose bytes hash to the greatest number, and it takes from the others what must not be lost:
+whose bytes hash to the greatest number. It takes from the others what must not be lost:
 
 * a key that is gone in one of them is gone: a tenant's, and the earlier key of a rotation that has ended;
 * of two data keys of a volume that of the later epoch is the volume's;
-* namespaces and extents that one of them has behind those of the first stay, and so do the earlier places;
+* namespaces and extents that one of them has behind those of the first stay, and so do the old placements;
 * tenants and volumes that the first does not know are kept, where there is room for them.
 
-What is left is lost: a limit of a tenant, or a second join of other namespaces. Who made the change is told
-(commit.py), and makes it again if he lives. Without I/O.
+The rest is lost: a limit of a tenant, or a second join of other namespaces. The program that made the change
+is told (commit.py) and makes it again. Without I/O.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ Opens: TypeAlias = Callable[[PoolMap, MapVolume], bool]
 
 
 def counting(maps: Iterable[PoolMap]) -> list[PoolMap]:
-    """Of the maps of a pool, each as often as it comes, those whose version is not too far ahead of that
-    which most of them have; of two versions that as many have, the lesser."""
+    """The maps whose version is not too far ahead of the most frequent one; of two as frequent versions, the
+    lesser."""
     found = list(maps)
     copies = Counter(each.version for each in found)
     usual = max(copies, key=lambda version: (copies[version], -version), default=0)
@@ -78,10 +77,10 @@ def is_on_most(maps: Iterable[PoolMap], version: int) -> bool:
 def with_key_ends(first: PoolMap, other: PoolMap, opens: Opens = lambda _, __: True) -> PoolMap:
     """A map, with the ends of keys that another copy tells of; the same one, where it tells of none.
 
-    A key of a tenant ends by an erasure of the same epoch, or by a later epoch. A data key ends by a later
-    epoch of its volume, or by a row of its own epoch without the earlier key. The later key comes with its
-    row, where it `opens`; one that does not open is an attacker's number and ends nothing. No key vouches for
-    an erasure, so each counts; an epoch more than `EPOCHS_AHEAD_MAX` ahead of the known one does not.
+    A tenant's key ends by an erasure of its epoch, or by a later epoch. A data key ends by a later epoch of
+    its volume, or by a row of its own epoch without the earlier key. The later key comes with its row, where
+    it `opens`; one that does not open is an attacker's number. No key vouches for an erasure, so each counts,
+    but for an epoch more than `EPOCHS_AHEAD_MAX` ahead of the known one.
     """
     if other.pool_id != first.pool_id:
         return first

@@ -1,4 +1,4 @@
-"""The copies of the pool map one by one: what lies in each, and a mark that tells whether it is still that.
+"""The copies of the pool map one by one: the content of each, and a mark that tells whether it has changed.
 
 A namespace of blocks has two (superblock.py), one of keys has one, under its reserved key. The mark is the
 head of the superblock, which has the version and the hash of the map in it.
@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from agent.errors import G35Error
 from agent.pool.counters import MissCause
-from agent.pool.kv.commands import RESERVED_KEY, kv_lanes
-from agent.pool.kv.volume import wait_for_key
+from agent.pool.kv.commands import RESERVED_KEY, kv_channel
 from agent.pool.map.document import MapNamespace, PoolMap
 from agent.pool.map.superblock import (
     BLOCK_BYTES,
@@ -25,7 +24,7 @@ from agent.pool.map.superblock import (
     decode_superblock_untrusted,
     map_bytes_of,
 )
-from agent.pool.steps import Lanes, Steps, wait_for
+from agent.pool.steps import IoChannel, Steps, wait_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +46,17 @@ def name_of(pool_map: PoolMap) -> bytes:
 
 
 def read_copies(
-    lanes: Lanes, number: int, member: MapNamespace, known: dict[bytes, PoolMap]
+    channel: IoChannel, number: int, member: MapNamespace, known: dict[bytes, PoolMap]
 ) -> Steps[Sequence[Copy]]:
-    """What lies in each copy of a namespace; none at all where there is no answer.
-
-    `known` maps the marks of maps, without the NGUID, to those that were read before, and grows.
-    """
+    """The content of each copy of a namespace; none where there is no answer. `known` maps marks of maps,
+    without the NGUID, to maps that were read before, and grows."""
     try:
         if member.kind == "kv":
-            data = yield from _kv_superblock(lanes, number)
+            data = yield from _kv_superblock(channel, number)
             return (Copy(data[:HEAD_BYTES], _decoded(data, member)),)
         copies = []
         for offset in COPY_OFFSETS:
-            head = yield from _block(lanes, number, offset)
+            head = yield from _block(channel, number, offset)
             try:
                 size = map_bytes_of(head)
             except NoSuperblock:
@@ -68,8 +65,8 @@ def read_copies(
             name = head[:32] + name_in(head)
             if name not in known or head[32:48].hex() != member.nguid:
                 rest = memoryview(bytearray(size + -size % BLOCK_BYTES))
-                reading = lanes.read(number, offset + BLOCK_BYTES, rest)
-                cause = yield from wait_for(lanes, reading, lanes.now() + MAP_IO_SECONDS)
+                reading = channel.read(number, offset + BLOCK_BYTES, rest)
+                cause = yield from wait_for(channel, reading, channel.now() + MAP_IO_SECONDS)
                 if cause not in (None, MissCause.CORRUPT):
                     return ()
                 found = _decoded(head + bytes(rest), member) if cause is None else None
@@ -83,29 +80,29 @@ def read_copies(
     return tuple(copies)
 
 
-def mark_at(lanes: Lanes, number: int, member: MapNamespace, which: int) -> Steps[bytes]:
+def mark_at(channel: IoChannel, number: int, member: MapNamespace, which: int) -> Steps[bytes]:
     """The mark that lies in a copy now. Raises G35Error where it cannot be read."""
     if member.kind == "kv":
-        data = yield from _kv_superblock(lanes, number)
+        data = yield from _kv_superblock(channel, number)
     else:
-        data = yield from _block(lanes, number, COPY_OFFSETS[which])
+        data = yield from _block(channel, number, COPY_OFFSETS[which])
     return data[:HEAD_BYTES]
 
 
-def kv_copy_is(lanes: Lanes, number: int, nguid: bytes, pool_map: PoolMap) -> Steps[bool]:
+def kv_copy_is(channel: IoChannel, number: int, nguid: bytes, pool_map: PoolMap) -> Steps[bool]:
     """Whether the copy of a namespace of keys is this map and nothing else."""
     try:
-        data = yield from _kv_superblock(lanes, number)
+        data = yield from _kv_superblock(channel, number)
     except G35Error:
         return False
     return data == Superblock(nguid, pool_map).encode()
 
 
-def _block(lanes: Lanes, number: int, offset: int) -> Steps[bytes]:
+def _block(channel: IoChannel, number: int, offset: int) -> Steps[bytes]:
     """Nothing where the medium is bad: a write may mend it. Raises G35Error where there is no answer."""
     block = memoryview(bytearray(BLOCK_BYTES))
-    reading = lanes.read(number, offset, block)
-    cause = yield from wait_for(lanes, reading, lanes.now() + MAP_IO_SECONDS)
+    reading = channel.read(number, offset, block)
+    cause = yield from wait_for(channel, reading, channel.now() + MAP_IO_SECONDS)
     if cause is MissCause.CORRUPT:
         return b""
     if cause is not None:
@@ -113,11 +110,11 @@ def _block(lanes: Lanes, number: int, offset: int) -> Steps[bytes]:
     return bytes(block)
 
 
-def _kv_superblock(lanes: Lanes, number: int) -> Steps[bytes]:
+def _kv_superblock(channel: IoChannel, number: int) -> Steps[bytes]:
     """All of it; nothing where there is none, or the medium is bad."""
     data = memoryview(bytearray(COPY_BYTES))
-    pending = kv_lanes(lanes).kv_retrieve(number, RESERVED_KEY, data)
-    cause = yield from wait_for_key(lanes, pending, lanes.now() + MAP_IO_SECONDS)
+    pending = kv_channel(channel).kv_retrieve(number, RESERVED_KEY, data)
+    cause = yield from wait_for(channel, pending, channel.now() + MAP_IO_SECONDS)
     if pending.missing or cause is MissCause.CORRUPT:
         return b""
     if cause is not None:

@@ -1,13 +1,13 @@
 """The seal of a pool map: its digest, wrapped by the root key. Copies without it do not count.
 
-The map lies on flash, and its keys are bound to their own rows alone (key_contexts.py). The seal binds the
-rest: version, namespaces, extents, copies, limits, and that a key is gone. Whoever changes the map seals it
-(commit.py); whoever goes by maps asks first which of the copies that were found count. An attacker with write
-access to the flash can play old maps back then, and make none.
+A map's keys are bound to their own rows alone (document.py). The seal binds the rest: version, namespaces,
+extents, copies, limits, and that a key is gone. Every change of the map seals it (commit.py); every reader
+asks first which copies count. An attacker with write access to the flash can then play back old maps, and
+make none.
 
-A pool that was formatted before there was a seal has none until its next change. So copies without a seal
-count for as long as no copy of their pool was seen with one (`pools`), and where the root key opens something
-of them: another pool's root key seals nothing.
+A pool that was formatted before there was a seal gets one by its next change. So copies without a seal count
+as long as no copy of their pool was seen with one (`pools`), where the root key opens something of them:
+another pool's root key seals nothing.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class MapSeal:
     """Seals maps, and says which ones count. For any thread."""
 
     def __init__(self, root: RootKey, pools: Iterable[str] = (), own: str = "") -> None:
-        """`pools`: the ids of those that are known to have a seal. `own`: of the one that counts alone, where
-        there are several; empty where that is not known."""
+        """`pools`: ids of the pools known to have a seal. `own`: the pool that counts alone where there are
+        several, if known."""
         self._root, self._own = root, own
         self.pools = frozenset(pools)
         """Of these, copies without a seal do not count."""

@@ -30,8 +30,7 @@ MAP_IO_SECONDS = 10.0
 
 MAGIC = b"g35pool1"
 LAYOUT_VERSION = 2
-"""2: keys are wrapped for all that their row of the map says (key_contexts.py). 1 was never released, and is
-not read."""
+"""2: keys are wrapped for all that their row of the map says (document.py). 1 was never released."""
 COPY_OFFSETS = (0, DATA_START // 2)
 COPY_BYTES = DATA_START // 2
 BLOCK_BYTES = 4096
@@ -62,8 +61,8 @@ class Superblock:
     pool_map: PoolMap
 
     def encode(self) -> bytes:
-        """Header block and map, padded to the block size. Raises ValueError where the map is too long, or
-        its version none that would be read again."""
+        """Header block and map, padded to the block size. Raises ValueError for a map that is too long, or of
+        no valid version."""
         if not 1 <= self.pool_map.version <= VERSION_MAX:
             raise ValueError(f"a pool map of version {self.pool_map.version}; {VERSION_MAX} is the most")
         document = self.pool_map.encode()

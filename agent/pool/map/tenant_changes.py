@@ -1,8 +1,8 @@
-"""The tenants of a pool: adding one, erasing one, changing what it may have. Each makes the next pool map.
+"""The tenants of a pool: adding one, erasing one, changing its limits. Each makes the next pool map.
 
-To erase a tenant is to overwrite its wrapped key. It lies in every copy of the pool map and nowhere else,
-so this takes as long for a hundred thousand slots as for none; what the slots hold opens for nobody then,
-the holder of the root key included. How a new map comes into the place of the old one: commit.py.
+To erase a tenant is to overwrite its wrapped key, which lies in the copies of the pool map and nowhere else.
+So it takes the same time for any number of slots, and nobody opens them afterwards, the holder of the root
+key included. How a new map replaces the old one: commit.py.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from agent.errors import ConfigError, did_you_mean
+from agent.errors import ConfigError, G35Error, did_you_mean
 from agent.inline.root_keys import RootKey
 from agent.inline.secrets import new_volume_secret
 from agent.pool.format.slot import HEADER_BYTES
 from agent.pool.map.document import (
     TENANTS_MAX,
+    VERSION_MAX,
     ExtentLayout,
     MapTenant,
     MapVolume,
@@ -27,8 +28,44 @@ from agent.pool.map.document import (
     new_volume,
     wrapped_for,
 )
-from agent.pool.map.next_map import next_map
+from agent.pool.map.superblock import MAP_BYTES_MAX
 from agent.sizes import size_text
+
+SEAL_BYTES = 96
+"""Of a map with a seal, those that it takes up."""
+
+
+def version_after(version: int) -> int:
+    """The next version. Raises G35Error where it is the last."""
+    if version >= VERSION_MAX:
+        raise G35Error(
+            f"the pool map that is there bears version {version}, after which there is none: no change leads "
+            "to that, so somebody without the root key has written it to the enclosures",
+            "look at who writes to them; bring back the namespaces that carry the pool's own map. If most of "
+            "them carry that one, there is only a new format (g35 pool format --force), which costs all "
+            "values and files",
+        )
+    return version + 1
+
+
+def next_map(pool_map: PoolMap, **changes: Sequence[BaseModel]) -> PoolMap:
+    """The next version of a map, with other tenants, volumes or namespaces.
+
+    Raises ConfigError where they make no map, and G35Error where there is no next version.
+    """
+    update = {
+        "version": version_after(pool_map.version),
+        **{key: tuple(rows) for key, rows in changes.items()},
+    }
+    try:
+        # A copy is not checked; the document is.
+        changed = PoolMap.model_validate(pool_map.model_copy(update=update).model_dump())
+    except ValidationError as error:
+        why = error.errors()[0]["msg"]
+        raise ConfigError(f"that makes no pool: {why}", "nothing was changed") from None
+    if len(changed.encode()) > MAP_BYTES_MAX - SEAL_BYTES:
+        raise ConfigError("the pool map would be too long", "the pool has too many volumes and namespaces")
+    return changed
 
 
 def find_tenant(pool_map: PoolMap, name: str) -> MapTenant:
@@ -57,17 +94,19 @@ def without_key(pool_map: PoolMap, name: str) -> PoolMap:
         each.model_copy(update={"earlier_secret": ""}) if each.tenant == found.tenant_id else each
         for each in pool_map.volumes
     ]
-    return changed_map(pool_map, [erased if each is found else each for each in pool_map.tenants], volumes)
+    return next_map(
+        pool_map, tenants=[erased if each is found else each for each in pool_map.tenants], volumes=volumes
+    )
 
 
 def with_tenant(
     pool_map: PoolMap, name: str, wishes: Sequence[VolumeWish], root: RootKey
 ) -> tuple[PoolMap, tuple[MapVolume, ...]]:
-    """The map with a tenant more, and the volumes that are new in it, whose directories have to be cleared.
+    """The map with one more tenant, and its new volumes, whose directories have to be cleared.
 
-    A tenant that was erased gets a fresh key, and its volumes fresh ids and secrets where they lie: what was
-    in them stays lost. A new one gets volumes by those of `wishes` that name it, in room that no volume has.
-    Of a tenant that is there nothing changes. Raises ConfigError where a volume does not fit.
+    An erased tenant gets a fresh key, and its volumes fresh ids and secrets: what was in them stays lost. A
+    new tenant gets the volumes of `wishes` that name it, in free room. An existing one stays. Raises
+    ConfigError where a volume does not fit.
     """
     if name not in {tenant.name for tenant in pool_map.tenants}:
         if len(pool_map.tenants) >= TENANTS_MAX:
@@ -97,7 +136,9 @@ def with_tenant(
             except ValidationError as error:
                 why = error.errors()[0]["msg"]
                 raise ConfigError(f"that makes no volume: {why}", "change it in the configuration") from None
-        return changed_map(pool_map, [*pool_map.tenants, tenant], [*pool_map.volumes, *fresh]), tuple(fresh)
+        return next_map(
+            pool_map, tenants=[*pool_map.tenants, tenant], volumes=[*pool_map.volumes, *fresh]
+        ), tuple(fresh)
     found = find_tenant(pool_map, name)
     if not found.is_erased:
         return pool_map, ()
@@ -114,7 +155,7 @@ def with_tenant(
         else:
             volumes.append(volume)
     tenants = [tenant if each is found else each for each in pool_map.tenants]
-    return changed_map(pool_map, tenants, volumes), tuple(fresh)
+    return next_map(pool_map, tenants=tenants, volumes=volumes), tuple(fresh)
 
 
 def with_limits(
@@ -125,10 +166,7 @@ def with_limits(
     quota_bytes: int | None = None,
     bandwidth: int | None = None,
 ) -> PoolMap:
-    """The map in which a tenant has other limits; None leaves one as it is, 0 lifts it.
-
-    Raises ConfigError.
-    """
+    """The map in which a tenant has other limits; None leaves one, 0 lifts it. Raises ConfigError."""
     found = find_tenant(pool_map, name)
     asked = {"quota_slots": quota_slots, "quota_bytes": quota_bytes, "bandwidth": bandwidth}
     update = {key: value for key, value in asked.items() if value is not None}
@@ -146,13 +184,4 @@ def with_limits(
     limited = found.model_copy(update=update)
     if limited == found:
         return pool_map
-    return changed_map(pool_map, [limited if each is found else each for each in pool_map.tenants])
-
-
-def changed_map(
-    pool_map: PoolMap, tenants: Sequence[MapTenant], volumes: Sequence[MapVolume] | None = None
-) -> PoolMap:
-    """The next version of a map, with other tenants or volumes. Raises ConfigError where that makes none."""
-    if volumes is None:
-        return next_map(pool_map, tenants=tuple(tenants))
-    return next_map(pool_map, tenants=tuple(tenants), volumes=tuple(volumes))
+    return next_map(pool_map, tenants=[limited if each is found else each for each in pool_map.tenants])

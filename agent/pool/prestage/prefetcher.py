@@ -1,6 +1,6 @@
 """Bringing values into the agent's memory before they are asked for.
 
-A few threads with lanes of their own take keys from two bounded queues and read whole slots, sealed, into
+A few threads with channels of their own take keys from two bounded queues and read whole slots, sealed, into
 the `PrestageCache`: first what clients announced, and while there is none of that what was guessed
 (readahead.py), at a bounded rate. A full queue refuses: prestaging that comes later than the get it was for
 is only load. For the same reason a key whose get has come meanwhile, or whose deadline is over, is not read.
@@ -16,10 +16,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from agent.host_os.complaints import Complaints
+from agent.inline.suites import Place
+from agent.pool.counters import MissCause
 from agent.pool.format.slot import HEADER_BYTES
-from agent.pool.read.plaintext_cache import opened
-from agent.pool.read.prestage_cache import SWEEP_SECONDS, PrestageCache
-from agent.pool.steps import Lanes, Runner, Steps, wait_for
+from agent.pool.read.prestage_cache import SWEEP_SECONDS, OpenValue, PrestageCache
+from agent.pool.steps import IoChannel, Runner, Steps, wait_for
 from agent.pool.volume.volume import Volume
 
 log = logging.getLogger(__name__)
@@ -34,36 +36,23 @@ STOP_SECONDS = 10.0
 operator may set to minutes; nothing is lost with it."""
 
 
-def stage(volume: Volume, cache: PrestageCache, lanes: Lanes, key: bytes) -> Steps[bool]:
-    """Read one slot, sealed, into the cache. False where no directory names it or it did not come.
-
-    Nothing is checked here: the bytes prove themselves when they are asked for, or are a miss then.
-    """
-    pseudonym = volume.placement.pseudonym(key)
-    if cache.expect(volume.settings.volume_id, pseudonym) is None:
-        return True
-    try:
-        return (yield from stage_expected(volume, cache, lanes, pseudonym, key))
-    finally:
-        cache.expect_no_more(volume.settings.volume_id, pseudonym)
-
-
-def stage_expected(
-    volume: Volume, cache: PrestageCache, lanes: Lanes, pseudonym: bytes, key: bytes | None = None
+def stage(
+    volume: Volume, cache: PrestageCache, channel: IoChannel, pseudonym: bytes, key: bytes | None = None
 ) -> Steps[bool]:
-    """As `stage`, of a pseudonym that the cache expects; given up where its get comes meanwhile.
+    """Read one slot into the cache, which expects it; given up where its get comes meanwhile.
 
-    Without a key it is a guess.
+    False where no directory names it or it did not come. A sealed slot is not checked: the bytes prove
+    themselves in a get, or are a miss then. Without a key it is a guess.
     """
     sets = volume.borrow_sets(pseudonym)
     volume_id = volume.settings.volume_id
     try:
-        deadline = lanes.now() + volume.timing.write_deadline
+        deadline = channel.now() + volume.timing.write_deadline
         found = volume.find(sets, pseudonym)
         if not found:
-            stale = [cached for cached in sets if not volume.is_fresh(cached, lanes)]
+            stale = [cached for cached in sets if not volume.is_fresh(cached, channel)]
             if stale:
-                yield from volume.load(lanes, stale, deadline)
+                yield from volume.load(channel, stale, deadline)
                 found = volume.find(sets, pseudonym)
         if not found or found[0].entry.length > volume.settings.value_bytes:
             return False
@@ -76,17 +65,37 @@ def stage_expected(
         for at in range(0, size, READ_PIECE):
             if at and not cache.is_expected(volume_id, pseudonym):
                 return False
-            pending = lanes.read(cached.namespace, offset + at, buffer[at : at + READ_PIECE])
-            if (yield from wait_for(lanes, pending, deadline)) is not None:
+            pending = channel.read(cached.namespace, offset + at, buffer[at : at + READ_PIECE])
+            if (yield from wait_for(channel, pending, deadline)) is not None:
                 return False
-        lanes.tally(volume.settings.name).prestaged_bytes += size
+        channel.tally(volume.settings.name).prestaged_bytes += size
         clear = None
         if cache.waits_open and key is not None:
             place = volume.place(cached, found[0].slot)
-            clear = opened(volume, key, place, entry.generation, buffer)
+            clear = _opened(volume, key, place, entry.generation, buffer)
         return cache.bring(volume_id, pseudonym, entry.generation, buffer, guessed=key is None, clear=clear)
     finally:
         volume.give_back_sets(sets)
+
+
+def _opened(volume: Volume, key: bytes, place: Place, generation: int, slot: memoryview) -> OpenValue | None:
+    """The value of a whole slot, in clear; None where it does not prove itself as this write of this key.
+
+    Only an announced value waits open: a guess has no key, and a slot proves itself for a key. A get is
+    served from an open value where a remembered directory still names that very write of the key.
+    """
+    header, data = slot[:HEADER_BYTES], slot[HEADER_BYTES:]
+    proven = volume.codec.open(header, key, place, generation)
+    if isinstance(proven, MissCause) or volume.codec.padded(proven.length) > len(data):
+        return None
+    clear = memoryview(bytearray(len(data)))
+    first, last, from_byte, to_byte = proven.unit_span(0, proven.length)
+    for number in range(first, last):
+        start = number * volume.codec.unit_bytes - from_byte
+        end = min(start + volume.codec.unit_bytes, to_byte - from_byte)
+        if not proven.open_unit(number, data[start:end], clear[start:end]):
+            return None
+    return OpenValue(clear[: proven.length], proven.expiry, len(slot))
 
 
 class _Item(NamedTuple):
@@ -120,7 +129,7 @@ class Allowance:
 
 
 class Prefetcher:
-    """The threads and their queues. `make_lanes` is called once in each thread.
+    """The threads and their queues. `make_channel` is called once in each thread.
 
     `guess_rate`: bytes a second that are read for guesses; 0: as many as there is time for.
     """
@@ -128,17 +137,18 @@ class Prefetcher:
     def __init__(
         self,
         cache: PrestageCache,
-        make_lanes: Callable[[int], tuple[Lanes, Runner]],
+        make_channel: Callable[[int], tuple[IoChannel, Runner]],
         threads: int = THREADS,
         guess_rate: int = 0,
     ) -> None:
         self._cache = cache
-        self._make_lanes = make_lanes
+        self._make_channel = make_channel
         self._allowance = Allowance(guess_rate)
         self._announced: deque[_Item] = deque()
         self._guesses: deque[_Item] = deque()
         self._changed = threading.Condition()
         self._stopping = False
+        self._complaints = Complaints(log)
         self._threads = [
             threading.Thread(target=self._work, args=(number,), name=f"prestage-{number}", daemon=True)
             for number in range(threads if cache.budget_bytes else 0)
@@ -184,7 +194,7 @@ class Prefetcher:
 
     def stop(self) -> None:
         """End the threads; what waits is dropped. A thread that is still reading after STOP_SECONDS is left
-        behind: it is a daemon, its lanes are closed under it, and all it can still do is fail its read.
+        behind: it is a daemon, its channel is closed under it, and all it can still do is fail its read.
         """
         with self._changed:
             self._stopping = True
@@ -228,12 +238,14 @@ class Prefetcher:
         return item.until is None or time.monotonic() <= item.until
 
     def _work(self, number: int) -> None:
-        lanes, runner = self._make_lanes(number)
+        channel, runner = self._make_channel(number)
         while (item := self._next()) is not None:
             try:
-                runner.run(stage_expected(item.volume, self._cache, lanes, item.pseudonym, item.key))
-            except Exception:
+                runner.run(stage(item.volume, self._cache, channel, item.pseudonym, item.key))
+            except Exception as error:
                 # Prestaging is a favour; a bug in it must cost neither the thread nor the get to come.
-                log.exception("prestaging from volume %s failed", item.volume.settings.name)
+                settings = item.volume.settings
+                self._cache.count_failed(settings.volume_id)
+                self._complaints.bug(f"prestaging from volume {settings.name}", error, "nothing was read")
             finally:
                 self._forget(item)

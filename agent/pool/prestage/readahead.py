@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from agent.pool.access import AnyVolume
 from agent.pool.prestage.predictor import CHAIN_WEIGHT, ENTRIES_MAX, Successors
 from agent.pool.volume.volume import Volume
 
@@ -52,9 +51,12 @@ class Readahead:
     def __len__(self) -> int:
         return sum(len(table) for _, table in list(self._tables.values()))
 
-    def chain(self, volume: AnyVolume, keys: Sequence[bytes], trail: Trail | None = None) -> None:
-        """A client named these keys in this order; with a trail, after what it named before."""
-        if not self.active or not keys or not isinstance(volume, Volume) or volume.erased:
+    def chain(self, volume: Volume | None, keys: Sequence[bytes], trail: Trail | None = None) -> None:
+        """A client named these keys in this order; with a trail, after what it named before.
+
+        `volume`: None where its values are not prestaged.
+        """
+        if not self.active or not keys or volume is None or volume.erased:
             return
         pseudonyms = [volume.placement.pseudonym(key) for key in keys[:CHAIN_MAX]]
         table = self._table(volume)
@@ -67,9 +69,9 @@ class Readahead:
             trail.volume_id, trail.pseudonym = volume_id, pseudonyms[-1]
         self._keep_the_bound()
 
-    def reads(self, volume: AnyVolume, key: bytes) -> None:
+    def reads(self, volume: Volume | None, key: bytes) -> None:
         """A client reads this key, and will have done so soon."""
-        if not self.active or not isinstance(volume, Volume) or volume.erased:
+        if not self.active or volume is None or volume.erased:
             return
         for pseudonym in self._table(volume).likely(volume.placement.pseudonym(key), self._depth):
             self._stage(volume, pseudonym)

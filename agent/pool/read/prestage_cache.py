@@ -2,7 +2,7 @@
 
 They wait sealed, as they came from flash: the memory of the DPU then holds no more plain text than the
 request in hand, erasing a key erases what waits too, and a get opens them by the same code as any other. Or
-opened, where the operator wants that (plaintext_cache.py; docs/decisions/0032-sealed-or-open.md).
+opened, where the operator wants that (docs/decisions/0032-sealed-or-open.md).
 
 Bounded in bytes; the one asked for longest ago goes first, and what was only guessed has half of the room at
 the most, so that guesses do not push out what was announced. Bounded in age as well: another agent may delete
@@ -31,7 +31,7 @@ _Place = tuple[bytes, bytes]
 
 @dataclass(slots=True)
 class PrestageCounts:
-    """What came of prestaging in one volume. Bytes are those of slots, headers included."""
+    """Results of prestaging in one volume. Bytes are those of slots, headers included."""
 
     useful_bytes: int = 0
     """Served at least once from memory."""
@@ -41,6 +41,8 @@ class PrestageCounts:
     """Gets of what was announced or guessed and not there yet; they went to flash."""
     late_bytes: int = 0
     """Read ahead, for a get that had come before the bytes did; they are not kept."""
+    failed: int = 0
+    """Keys whose read ahead raised an exception that nobody has thought of."""
 
 
 @dataclass(slots=True)
@@ -248,9 +250,14 @@ class PrestageCache:
                 self._drop(place)
 
     def counts(self, volume_id: bytes) -> PrestageCounts:
-        """A copy of what came of it so far."""
+        """A copy of the results so far."""
         with self._lock:
             return replace(self._count(volume_id))
+
+    def count_failed(self, volume_id: bytes) -> None:
+        """A key could not be read into here, by a bug."""
+        with self._lock:
+            self._count(volume_id).failed += 1
 
     def _count(self, volume_id: bytes) -> PrestageCounts:
         counts = self._counts.get(volume_id)

@@ -16,11 +16,12 @@ from __future__ import annotations
 import threading
 from typing import Final
 
-from agent.inline.scatter import Target
 from agent.pool.counters import MissCause
-from agent.pool.read.get import Reading, remembered_length
+from agent.pool.format.slot import OpenSlot
+from agent.pool.read.get import SlotReader, remembered_length
 from agent.pool.read.prestage_cache import PrestageCache
-from agent.pool.steps import Lanes, Steps
+from agent.pool.read.reader import Request
+from agent.pool.steps import Steps
 from agent.pool.volume.volume import Volume
 
 BUSY_SECONDS: Final = 0.5
@@ -37,7 +38,7 @@ PROBE_SECONDS: Final = 0.5
 
 
 class RecomputeGate:
-    """The judgement for one volume. Without I/O; `now` is in the seconds of the lanes' clock. Thread-safe."""
+    """The judgement for one volume. No I/O; `now` is in seconds of the channel's clock. Thread-safe."""
 
     def __init__(self, prefill_tokens_per_s: float, bytes_per_token: int) -> None:
         if prefill_tokens_per_s <= 0 or bytes_per_token <= 0:
@@ -103,7 +104,7 @@ class RecomputeGate:
         self._since = now
 
 
-class GatedReading(Reading):
+class GatedReader(SlotReader):
     """A get that is refused where it would come too late."""
 
     __slots__ = ("_gate",)
@@ -114,33 +115,36 @@ class GatedReading(Reading):
         super().__init__(volume, key, prestage)
         self._gate = gate
 
-    def _begin(self, lanes: Lanes, offset: int, into: Target, deadline: float) -> Steps[int]:
-        gate, length = self._gate, self._length_from_flash()
+    def _begin(self, request: Request) -> Steps[int]:
+        gate, channel, length = self._gate, request.channel, self._length_from_flash()
         if self.cause is not None or length is None:
-            return (yield from super()._begin(lanes, offset, into, deadline))
-        asked = max(0, min(len(into), length - offset))
-        if not gate.begin(length, lanes.now(), asked):
-            lanes.tally(self.volume.settings.name).gets_gated += 1
-            return self._lost(lanes, MissCause.LATE)
+            return (yield from super()._begin(request))
+        asked = max(0, min(len(request.into), length - request.offset))
+        if not gate.begin(length, channel.now(), asked):
+            request.tally.gets_gated += 1
+            return self._lost(channel, MissCause.LATE)
         served = 0
         try:
-            served = yield from super()._begin(lanes, offset, into, deadline)
+            served = yield from super()._begin(request)
             return served
         finally:
-            gate.end(asked, served, lanes.now())
+            gate.end(asked, served, channel.now())
 
-    def _continue(self, lanes: Lanes, offset: int, into: Target, deadline: float) -> Steps[int]:
-        gate, length = self._gate, self.length
-        if length is None or self._is_in_memory():
-            return (yield from super()._continue(lanes, offset, into, deadline))
-        asked = max(0, min(len(into), length - offset))
-        gate.goes_on(asked, lanes.now())
-        served = 0
+    def _next(self, request: Request, opened: OpenSlot) -> Steps[int | MissCause]:
+        if self._is_in_memory():
+            return (yield from super()._next(request, opened))
+        gate, channel = self._gate, request.channel
+        asked = max(0, min(len(request.into), opened.length - request.offset))
+        gate.goes_on(asked, channel.now())
+        came = 0
         try:
-            served = yield from super()._continue(lanes, offset, into, deadline)
+            served = yield from super()._next(request, opened)
+            if isinstance(served, MissCause):
+                return served
+            came = served
             return served
         finally:
-            gate.end(asked, served, lanes.now())
+            gate.end(asked, came, channel.now())
 
     def _is_in_memory(self) -> bool:
         prestage = self._prestage
@@ -148,7 +152,7 @@ class GatedReading(Reading):
 
     def _length_from_flash(self) -> int | None:
         """The bytes that a directory names; None where it names none, or where they wait in memory."""
-        volume = self.volume
+        volume = self._volume
         if self._is_in_memory():
             return None
         sets = volume.borrow_sets(self.pseudonym)

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from agent.pool.counters import MissCause
-from agent.pool.steps import Lanes
+from agent.pool.steps import IoChannel, Pending, Steps, Wait, has_come
+from agent.pool.volume.hedging import SLICE, Hedge
 from agent.pool.volume.media_errors import SlotAt
 from agent.pool.volume.volume import Found, Volume
 
 DOUBTFUL: Final = (MissCause.EVICTED, MissCause.CORRUPT, MissCause.WRONG_KEY)
-"""Causes that say that the entry was wrong, or the slot is; anything else says nothing of either."""
+"""Causes that say that the entry was wrong, or the slot is; another cause says nothing of either."""
 
 
-def in_turn(volume: Volume, lanes: Lanes, found: list[Found]) -> list[tuple[Found, Found | None]]:
-    """What is to be tried, one after the other, and with each the copy that may be asked beside it."""
+def in_turn(volume: Volume, channel: IoChannel, found: list[Found]) -> list[tuple[Found, Found | None]]:
+    """The entries to try, one after the other, and with each the copy that may be asked beside it."""
     if volume.hedge is None or len(found) < 2:
         return [(each, None) for each in found]
-    # What is trusted first; among those of one trust the newest, which `find` has put first.
-    found = sorted(found, key=lambda each: not lanes.trusts(each.cached.namespace))
+    # A trusted namespace first; among those of one trust the newest, which `find` has put first.
+    found = sorted(found, key=lambda each: not channel.trusts(each.cached.namespace))
     first, other = found[0], found[1]
     same = first.entry.generation == other.entry.generation
     spare = other if same and first.cached.namespace != other.cached.namespace else None
@@ -27,16 +28,49 @@ def in_turn(volume: Volume, lanes: Lanes, found: list[Found]) -> list[tuple[Foun
 
 
 def doubt(volume: Volume, tried: Sequence[tuple[Found, MissCause]]) -> None:
-    """Remember what entries led to nothing, and let somebody look into the slots that are damaged."""
+    """Remember the entries that led to nothing, and report the slots that are damaged."""
     for found, cause in tried:
         if cause in DOUBTFUL:
             found.cached.disprove(found.slot, found.entry.generation)
         if cause is MissCause.CORRUPT:
-            volume.damage.report(SlotAt(found.cached.namespace, found.cached.offset, found.slot))
+            volume.media_errors.report(SlotAt(found.cached.namespace, found.cached.offset, found.slot))
 
 
-def the_other_served(volume: Volume, lanes: Lanes, tried: Sequence[tuple[Found, MissCause]]) -> None:
-    """A get was served after what was tried before was not: by the other copy, mostly."""
+def the_other_served(volume: Volume, channel: IoChannel, tried: Sequence[tuple[Found, MissCause]]) -> None:
+    """A get was served after the entries in `tried` failed: by the other copy, mostly."""
     if tried and volume.hedge is not None:
-        lanes.tally(volume.settings.name).other_copy_reads += 1
+        channel.tally(volume.settings.name).other_copy_reads += 1
         doubt(volume, tried)
+
+
+def race(
+    channel: IoChannel,
+    hedge: Hedge,
+    first: Pending,
+    ask_other: Callable[[], tuple[Pending, int]],
+    enough: int,
+    deadline: float,
+) -> Steps[bool]:
+    """Wait until one of two reads has come. True: the other one, which `ask_other` started; it says how many
+    bytes of it are enough. False: the first; or neither in time; or the other was not asked, and the caller
+    waits on. The caller abandons the read that it does not use.
+    """
+    began = channel.now()
+    if has_come(first, enough) or (yield Wait(first, min(deadline, began + hedge.delay()), enough)):
+        hedge.took(channel.now() - began)
+        return False
+    if channel.now() >= deadline or not hedge.may_ask():
+        return False
+    second, enough_of_second = ask_other()
+    running = [(second, enough_of_second), (first, enough)]
+    while running and channel.now() < deadline:
+        for pending, wanted in tuple(running):
+            if not has_come(pending, wanted):
+                yield Wait(pending, min(deadline, channel.now() + SLICE), wanted)
+            if not has_come(pending, wanted):
+                continue
+            if pending.fault is None:
+                hedge.took(channel.now() - began)
+                return pending is second
+            running.remove((pending, wanted))
+    return False

@@ -1,9 +1,8 @@
-"""A tenant's bandwidth: how fast it may move values, by a token bucket that is this agent's alone.
+"""A tenant's bandwidth: a token bucket for values of /kv, read and written together, of this agent alone.
 
-It is for values of /kv, read and written together. The bucket may go into debt by what is under way, for
-nobody knows how long a value is before it was read. Whoever finds it in debt waits, within the operation's
-deadline, and is late otherwise. A wait keeps a thread, so there are few seats for waiting, for all tenants
-together: whoever finds none is late at once, and the other threads are left to the other tenants.
+The bucket may go into debt by the values under way: a value's length is unknown before it was read. An
+operation that finds a debt waits, within its deadline, and is late otherwise. A wait keeps a thread, so all
+tenants together have few seats for waiting; an operation without a seat is late at once.
 """
 
 from __future__ import annotations
@@ -11,25 +10,10 @@ from __future__ import annotations
 import threading
 from typing import Final
 
-from agent.pool.steps import Acquire, Lanes, Steps
+from agent.pool.steps import Acquire, IoChannel, Steps
 
 BURST_SECONDS: Final = 0.25
 """What a tenant that was quiet may move at once, in seconds of its bandwidth."""
-
-
-class WaitingRoom:
-    """Seats for threads that wait for bandwidth. Safe from any thread."""
-
-    def __init__(self, seats: int) -> None:
-        self._seats = threading.BoundedSemaphore(seats) if seats else None
-
-    def enter(self) -> bool:
-        """False where no seat is free; otherwise `leave` afterwards."""
-        return self._seats is not None and self._seats.acquire(blocking=False)
-
-    def leave(self) -> None:
-        if self._seats is not None:
-            self._seats.release()
 
 
 class TokenBucket:
@@ -57,11 +41,12 @@ class TokenBucket:
 class Bandwidth:
     """The bucket of one tenant. Safe from any thread. A `rate` of 0 (bytes a second) is no limit."""
 
-    def __init__(self, waiting: WaitingRoom, rate: int = 0) -> None:
+    def __init__(self, seats: threading.BoundedSemaphore, rate: int = 0) -> None:
+        """`seats`: for threads that wait for bandwidth, of all tenants together."""
         self.waits = 0
         """Operations that had to wait, and those that waited in vain or not at all (`late`)."""
         self.late = 0
-        self._waiting = waiting
+        self._seats = seats
         self._bucket: TokenBucket | None = None
         self._lock = threading.Lock()
         self.limit(rate)
@@ -77,16 +62,16 @@ class Bandwidth:
             if self.rate != rate:
                 self._bucket = TokenBucket(rate, float("-inf")) if rate else None
 
-    def admit(self, lanes: Lanes, deadline: float) -> Steps[bool]:
+    def admit(self, channel: IoChannel, deadline: float) -> Steps[bool]:
         """Wait until the debt is paid. False: that takes longer than the deadline, or too many wait."""
         waited = False
         while self.rate:
             with self._lock:
-                now, bucket = lanes.now(), self._bucket
+                now, bucket = channel.now(), self._bucket
                 ready = bucket.ready_at(now) if bucket is not None else now
                 if ready <= now:
                     return True
-                if ready > deadline or not self._waiting.enter():
+                if ready > deadline or not self._seats.acquire(blocking=False):
                     self.late += 1
                     return False
                 self.waits += not waited
@@ -96,20 +81,20 @@ class Bandwidth:
             try:
                 yield Acquire(closed, ready)  # Nobody gives it away: it ends when the debt is paid.
             finally:
-                self._waiting.leave()
+                self._seats.release()
         return True
 
-    def is_ready(self, lanes: Lanes) -> bool:
+    def is_ready(self, channel: IoChannel) -> bool:
         """Whether `admit` would not have to wait."""
         with self._lock:
             bucket = self._bucket
-            now = lanes.now()
+            now = channel.now()
             return bucket is None or bucket.ready_at(now) <= now
 
-    def charge(self, lanes: Lanes, size: int) -> None:
+    def charge(self, channel: IoChannel, size: int) -> None:
         """So many bytes of values were moved."""
         if self.rate:
             with self._lock:
                 bucket = self._bucket
                 if bucket is not None:
-                    bucket.charge(size, lanes.now())
+                    bucket.charge(size, channel.now())

@@ -1,44 +1,41 @@
 """The directories that an agent remembers: hints, bounded in number, safe to lose.
 
-Who may do what to a `CachedSet`:
-
-* `guard` protects the entries and the reservations. It is held for microseconds and never across a
-  yield, so a plain `with` is right even in steps.
-* `writer` is held by whoever has a write of this directory under way. It is taken with `Acquire`,
-  because its holder waits for the fabric. Two images of one directory are therefore never in flight at
-  once from one agent; between agents they may be, and the later one wins: a lost entry is a lost hit.
-  `end_write` gives it back, and counts, so that a read that crossed the write is known as old.
-* A directory that came with damage is in doubt (agent/pool/format/directory.py), and what was known of the
-  damaged entries stays as a hint. Each read weighs in: a whole block ends the doubt; so does damage that is
-  the same byte for byte in DAMAGE_LOOKS reads, each some time after the one before, for that is flash's own.
-* A set that is in use is not dropped from the cache, or a second copy of it could be loaded beside
-  the first, and the agent would lose updates to itself.
+* `guard` protects the entries and the reservations of a `CachedSet`. It is held for microseconds and never
+  across a yield, so a plain `with` is right even in steps.
+* `writer` is held while a write of this directory is under way. It is taken with `Acquire`, because its
+  holder waits for the fabric. So one agent never has two images of one directory in flight. Two agents may;
+  the later image wins, and a lost entry is a lost hit. `end_write` gives it back, and counts, so that a read
+  that crossed the write is known as old.
+* A directory that came with damage is in doubt (agent/pool/format/directory.py); the damaged entries stay as
+  hints. A whole block ends the doubt. So does the same damage, byte for byte, in DAMAGE_LOOKS reads with time
+  between them: that is flash's own.
+* A set in use is not dropped: a second copy could be loaded beside it, and the agent would lose its own
+  updates.
 """
 
 from __future__ import annotations
 
+import enum
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Final
 
-from agent.pool.format.directory import Directory
+from agent.pool.format.directory import Directory, is_quarantined
 from agent.pool.format.occupancy import Occupancy, SetPlace
 
 ANSWER_SECONDS: Final = 0.05
-"""How long a put that has failed waits for the answer of its directory write, which is under way: unanswered,
-the directory would be fenced (agent/remote/fence.py), and an answer that nobody fetches is none."""
-SHUN_SECONDS: Final = 60.0
-"""For how long a slot is left alone after a write of it failed: an abandoned write may land late, over
-whatever has been stored there meanwhile, and a medium that refused a write will refuse the next."""
+"""How long a failed put waits for the answer of its directory write: without one, the directory would be
+fenced (agent/remote/fence.py)."""
+COOLDOWN_SECONDS: Final = 60.0
+"""How long a slot is left alone after a failed write: an abandoned write may land late, over a newer value,
+and a medium that refused one write will refuse the next."""
 DAMAGE_LOOKS: Final = 3
-"""So often the same damage has to be read before it is held to lie on flash, and not to have come on the
-way."""
+"""Reads with the same damage after which it is held to be flash's own, and not of the way."""
 DAMAGE_LOOK_SECONDS: Final = 0.5
 """Between two such reads, at least."""
 FILES_DAMAGE_LOOK_SECONDS: Final = 5.0
-"""The same where a lost entry is a block of a file, and not a hit. Their puts can go elsewhere meanwhile, and
-their deletions wait."""
+"""The same where a lost entry is a block of a file. Puts can go elsewhere meanwhile, and deletions wait."""
 
 
 def damage_look_seconds(of_files: bool) -> float:
@@ -50,6 +47,39 @@ APPROXIMATE_BYTES: Final = 4096 + 1024
 """What one cached set takes: the block, the object round it and its place in the table."""
 LOOKS: Final = 8
 """Sets that are looked at for one to be forgotten."""
+
+
+class SlotState(enum.Enum):
+    """The state of a slot as an agent sees it."""
+
+    FREE = "free"
+    NAMED = "named by an entry"
+    RESERVED = "reserved for a write"
+    COOLING = "cooling down"
+    BAD = "set aside"
+
+
+LEGAL: Final = {
+    (SlotState.FREE, SlotState.NAMED),
+    (SlotState.FREE, SlotState.RESERVED),
+    (SlotState.FREE, SlotState.COOLING),
+    (SlotState.FREE, SlotState.BAD),
+    (SlotState.NAMED, SlotState.FREE),
+    (SlotState.NAMED, SlotState.RESERVED),
+    (SlotState.NAMED, SlotState.COOLING),
+    (SlotState.NAMED, SlotState.BAD),
+    (SlotState.RESERVED, SlotState.FREE),
+    (SlotState.RESERVED, SlotState.NAMED),
+    (SlotState.RESERVED, SlotState.COOLING),
+    (SlotState.COOLING, SlotState.FREE),
+    (SlotState.COOLING, SlotState.NAMED),
+    (SlotState.COOLING, SlotState.BAD),
+    (SlotState.BAD, SlotState.FREE),
+    (SlotState.BAD, SlotState.NAMED),
+    (SlotState.BAD, SlotState.COOLING),
+}
+"""A read of the directory may show what another agent did: FREE, NAMED and BAD follow each other. Only this
+agent reserves a slot, and never one that cools down or is bad."""
 
 
 @dataclass(slots=True, eq=False)
@@ -70,10 +100,9 @@ class CachedSet:
     """Writes of this directory that ended."""
     users: int = 0
     disproven: dict[int, int] = field(default_factory=dict)
-    """Slots whose entry, of this generation, the slot itself did not bear out: a get may try again, but
-    for a put the key is not there. Without it, an entry that a crash left without its value would keep
-    its key from being stored ever again."""
-    shunned: dict[int, float] = field(default_factory=dict)
+    """Slots that did not hold the value of their entry, of this generation. A get may try again; for a put
+    the key is not there, or an entry that a crash left without its value would keep the key out for ever."""
+    cooldown_until: dict[int, float] = field(default_factory=dict)
     """Slots that a write failed on, and until when: it may yet land, or the medium be bad there."""
     damage: dict[int, bytes] = field(default_factory=dict)
     """Entries with a wrong CRC in the block that was read last."""
@@ -95,12 +124,11 @@ class CachedSet:
         holds_writer: bool = False,
         look_seconds: float = DAMAGE_LOOK_SECONDS,
     ) -> int:
-        """Take over what was read from flash; how many damaged entries it had.
+        """Take over a block read from flash; how many damaged entries it had.
 
-        `writes` is what `self.writes` was when the read went out. A block that crossed a write of ours
-        may be either image, so ours stays then. Slots that are reserved stay as we have them: on flash
-        is the entry that went, or the one that is not acknowledged yet. `look_seconds` lie between two reads
-        that speak for damage of flash's own.
+        `writes` is `self.writes` of when the read went out: a block that crossed a write of ours may be
+        either image, so ours stays. Reserved slots stay as well: flash has the entry that went, or one that
+        is not acknowledged yet. `look_seconds` lie between two reads that speak for damage of flash's own.
         """
         with self.guard:
             ours = self.directory
@@ -164,17 +192,36 @@ class CachedSet:
             with self.guard:
                 self.disproven.pop(slot, None)
 
-    def shun(self, slot: int, now: float) -> None:
+    def cool_down(self, slot: int, now: float) -> None:
         """A write of the slot failed, and may land yet."""
         with self.guard:
-            self.shunned[slot] = now + SHUN_SECONDS
+            self.cooldown_until[slot] = now + COOLDOWN_SECONDS
+
+    def restore_cooldown(self, slot: int, until: float, now: float) -> None:
+        """The slot takes values again, unless it was cooling down before for another reason: `until` then."""
+        with self.guard:
+            if until > now:
+                self.cooldown_until[slot] = until
+            else:
+                self.cooldown_until.pop(slot, None)
+
+    def slot_state(self, slot: int, now: float) -> SlotState:
+        """Called with `guard` held."""
+        if slot in self.reserved:
+            return SlotState.RESERVED
+        if self.cooldown_until.get(slot, 0.0) > now:
+            return SlotState.COOLING
+        entry = self.directory.entry(slot) if self.directory is not None else None
+        if entry is None:
+            return SlotState.FREE
+        return SlotState.BAD if is_quarantined(entry) else SlotState.NAMED
 
     def unavailable(self, now: float) -> set[int]:
         """Slots that no new value may take at the moment. Called with `guard` held."""
-        if not self.shunned:
+        if not self.cooldown_until:
             return self.reserved
-        self.shunned = {slot: until for slot, until in self.shunned.items() if until > now}
-        return self.reserved.union(self.shunned)
+        self.cooldown_until = {slot: until for slot, until in self.cooldown_until.items() if until > now}
+        return self.reserved.union(self.cooldown_until)
 
 
 class DirectoryCache:
@@ -189,10 +236,8 @@ class DirectoryCache:
         return len(self._sets)
 
     def borrow(self, namespace: int, offset: int, occupancy: Occupancy | None = None) -> CachedSet:
-        """The set at a byte offset of a namespace, read or not; give it back with `give_back`.
-
-        `occupancy` is its volume's.
-        """
+        """The set at a byte offset of a namespace, read or not, to be given back. `occupancy` is its
+        volume's."""
         place = (namespace, offset)
         with self._lock:
             cached = self._sets.get(place)

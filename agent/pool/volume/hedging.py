@@ -1,12 +1,12 @@
-"""Hedged reads, for a volume that keeps two copies: when to ask the other one, and how often.
+"""Hedged reads, for a volume that keeps two copies: when to ask the other copy, and how often.
 
-A get asks one copy. Where that takes longer than nineteen in twenty have lately taken, the other is asked
-beside it, and the first whose bytes come is opened. Each reads into memory of its own, and what loses is
-abandoned (`Lanes.abandon`: nothing is written into its memory from then on), so the two never meet: the
-caller's buffer sees only what has been opened out of the winner's.
+A get asks one copy. Where that takes longer than 95 % of the latest reads, it asks the other as well and
+opens the copy whose bytes come first. Each copy is read into memory of its own, and the loser is abandoned
+(`IoChannel.abandon`: nothing is written into its memory from then on). The caller's buffer gets opened bytes
+of the winner alone.
 
-Hedges are bounded by a share of all gets, so that a pool that is slow as a whole is not made slower by being
-asked twice. Written by all workers without a lock: a lost count is one of many.
+Hedges are at most a share of all gets, so a pool that is slow as a whole is not asked twice. All workers
+write the counts without a lock: a lost count is one of many.
 """
 
 from __future__ import annotations

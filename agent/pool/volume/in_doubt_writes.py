@@ -1,9 +1,8 @@
-"""Keys of which an entry was written that nobody answered for: it may still appear on flash.
+"""Keys of which an entry was written without an answer: the entry may still appear on flash.
 
-A put whose write was given up has failed, and its slot and entry may land all the same, after a delete of
-the key that found nothing. The key would then be back for good. So a delete of such a key is refused until
-what was sent can no longer land; by then it is on flash, where the delete finds it, or never will be. Only
-the agent that sent it knows.
+A put that was given up has failed, and its slot and entry may land all the same, after a delete of the key
+that found nothing. The key would be back for good. So a delete of such a key is refused until the write can
+land no more: by then the entry is on flash, where the delete finds it, or never will be.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Final
 
-from agent.pool.volume.directory_cache import SHUN_SECONDS, CachedSet
+from agent.pool.volume.directory_cache import COOLDOWN_SECONDS, CachedSet
 
 if TYPE_CHECKING:
     from agent.pool.format.directory import Entry
@@ -21,7 +20,7 @@ KEYS_MAX: Final = 4096
 
 
 class InDoubtWrites:
-    """Keys of one volume, by pseudonym. Safe from any thread; `now` in the seconds of the lanes' clock."""
+    """Keys of one volume, by pseudonym. Safe from any thread; `now` in the seconds of the channel's clock."""
 
     def __init__(self) -> None:
         self._until: dict[bytes, float] = {}
@@ -33,7 +32,7 @@ class InDoubtWrites:
 
     def note(self, pseudonym: bytes, now: float) -> None:
         """A write of the key was sent, and its fate is unknown."""
-        until = now + SHUN_SECONDS
+        until = now + COOLDOWN_SECONDS
         with self._lock:
             if len(self._until) >= KEYS_MAX and pseudonym not in self._until:
                 self._until = {each: end for each, end in self._until.items() if end > now}
@@ -47,6 +46,6 @@ class InDoubtWrites:
         cached.disprove(slot, entry.generation)
         self.note(entry.pseudonym, now)
 
-    def stands(self, pseudonym: bytes, now: float) -> bool:
+    def may_land(self, pseudonym: bytes, now: float) -> bool:
         """Whether a write of the key may still land."""
         return now < self._all_until or now < self._until.get(pseudonym, now)

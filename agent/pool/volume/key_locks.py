@@ -1,8 +1,8 @@
-"""One at a time for each key: a lock that exists for as long as somebody holds it or waits for it.
+"""A lock for each key that somebody puts or deletes: it exists while a thread holds it or waits for it.
 
-Two puts of one key at once would both find it absent and store it twice. So a put takes its key's turn
-while it looks and names, and only then: a turn is never kept from one call to the next. Whoever holds one
-is therefore being driven on by a thread, and whoever waits for it may keep a thread waiting.
+Without it, two puts of one key at once would both find the key absent and store it twice. A put holds the
+lock while it looks and names, and never from one call to the next. So a thread drives each holder on, and
+nobody waits for long.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 from agent.pool.steps import Acquire, Steps
 
 
-class _Turn:
+class _KeyLock:
     __slots__ = ("lock", "users")
 
     def __init__(self) -> None:
@@ -21,48 +21,48 @@ class _Turn:
 
 
 class KeyLocks:
-    """Turns by key; as many as threads at most. Safe from any thread."""
+    """Locks by key; as many as threads at most. Safe from any thread."""
 
     def __init__(self) -> None:
-        self._turns: dict[bytes, _Turn] = {}
+        self._locks: dict[bytes, _KeyLock] = {}
         self._guard = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._turns)
+        return len(self._locks)
 
     def take(self, key: bytes, deadline: float) -> Steps[bool]:
-        """Wait for the turn. True: it is the caller's, until `end`; False: it did not come in time."""
+        """Wait for the lock. True: the caller has it until `end`; False: the deadline came first."""
         with self._guard:
-            turn = self._turns.get(key)
-            if turn is None:
-                turn = self._turns[key] = _Turn()
-            turn.users += 1
-        ours = turn.lock.acquire(blocking=False)
+            found = self._locks.get(key)
+            if found is None:
+                found = self._locks[key] = _KeyLock()
+            found.users += 1
+        ours = found.lock.acquire(blocking=False)
         try:
             if not ours:
-                ours = yield Acquire(turn.lock, deadline)
+                ours = yield Acquire(found.lock, deadline)
         finally:
             if not ours:
-                self._leave(key, turn)
+                self._leave(key, found)
         return ours
 
     def take_at_once(self, key: bytes) -> bool:
-        """The turn, until `end`, where nobody has it; False where somebody has: then `take`."""
+        """The lock, until `end`, where nobody has it; False where somebody does: then `take`."""
         with self._guard:
-            if key in self._turns:
+            if key in self._locks:
                 return False
-            turn = self._turns[key] = _Turn()
-            turn.users = 1
-            return turn.lock.acquire(blocking=False)
+            made = self._locks[key] = _KeyLock()
+            made.users = 1
+            return made.lock.acquire(blocking=False)
 
     def end(self, key: bytes) -> None:
-        """Give the turn back."""
-        turn = self._turns[key]
-        turn.lock.release()
-        self._leave(key, turn)
+        """Give the lock back."""
+        found = self._locks[key]
+        found.lock.release()
+        self._leave(key, found)
 
-    def _leave(self, key: bytes, turn: _Turn) -> None:
+    def _leave(self, key: bytes, lock: _KeyLock) -> None:
         with self._guard:
-            turn.users -= 1
-            if not turn.users:
-                del self._turns[key]
+            lock.users -= 1
+            if not lock.users:
+                del self._locks[key]

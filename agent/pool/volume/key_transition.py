@@ -1,9 +1,9 @@
-"""Which data key of a volume seals while it is rotated, and whether what it sealed may be acknowledged.
+"""Which data key of a volume seals during a rotation, and whether a value under it may be acknowledged.
 
-Whoever ends a rotation counts what the directories name under the earlier key, twice, and then drops it
-(key_epochs.py). So nothing may be acknowledged under that key that could have been written after the second
-count: not by an agent that has not looked at the pool map for a while, because it was stopped or its upkeep
-is held up, and not by one whose time to seal with the new key has come.
+A verb that ends a rotation counts twice what the directories name under the earlier key, and drops the key
+(key_epochs.py). So no agent may acknowledge a value under that key that it could have written after the
+second count: neither an agent that has not looked at the pool map for a while, nor one whose time to seal
+with the new key has come.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Final, TypeAlias
 
 from agent.pool.counters import MissCause
 from agent.pool.format.slot import SlotCodec
-from agent.pool.steps import Lanes, Steps
+from agent.pool.steps import IoChannel, Steps
 
 MAP_AGE_SECONDS: Final = 2.0
-"""Who has not looked at the pool map for so long looks before it acknowledges."""
+"""An agent that has not looked at the pool map for so long looks before it acknowledges."""
 SETTLE_SECONDS: Final = 3.0
 """For how long an agent that has seen a rotation begin seals with the earlier key still."""
 _BOOTTIME: Final = time.CLOCK_BOOTTIME
@@ -27,16 +27,16 @@ SLEEP_SECONDS_MIN: Final = 0.25
 GRACE_SECONDS: Final = 1.0
 """What was begun under the earlier key and is not on flash so long after that is refused."""
 QUIET_SECONDS: Final = MAP_AGE_SECONDS + SETTLE_SECONDS + GRACE_SECONDS + 1.0
-"""Between the two counts. No agent acknowledges a value under the earlier key so long after the map with the
-new one is on every namespace; a second is left for clocks that run unlike."""
+"""Between the two counts. So long after the map with the new key is on every namespace, no agent acknowledges
+a value under the earlier key; a second is left for clocks that run unlike."""
 
-Ask: TypeAlias = Callable[[Lanes, int, float], Steps[MissCause | None]]
-"""Whether, by the pool map on a namespace, the volume's keys are those that this agent knows: None where they
-are, WRONG_KEY where they are others, and otherwise why the map could not be read until a deadline."""
+Ask: TypeAlias = Callable[[IoChannel, int, float], Steps[MissCause | None]]
+"""Whether the pool map on a namespace has the known keys of the volume: None; WRONG_KEY for others; another
+cause where the map was not read by the deadline."""
 
-InForce: TypeAlias = Callable[[Lanes, float], Steps[int | None]]
-"""The version of the pool map that this agent goes by, where no namespace of the pool has a newer one. None:
-that cannot be told by a deadline, for a namespace does not answer, or has one."""
+InForce: TypeAlias = Callable[[IoChannel, float], Steps[int | None]]
+"""The version of the agent's pool map, where no namespace has a newer one. None: a namespace has, or did not
+answer by the deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ def words_for(doubt: MissCause) -> str:
 
 
 def slept_seconds() -> float:
-    """For how long the machine has slept since it was booted, as far as its kernel knows: `now` stands still
-    then (CLOCK_MONOTONIC), and the other agents and the verbs go on."""
+    """For how long the machine has slept since boot: CLOCK_MONOTONIC stands still then, other agents and
+    verbs go on."""
     return time.clock_gettime(_BOOTTIME) - time.monotonic()
 
 
@@ -72,11 +72,8 @@ def slept_since(before: float) -> float:
 
 
 class MapAge:
-    """When the pool map was last looked at for a volume (the time at which a look began), and how to look.
-
-    An agent's upkeep sets it up (agent/attach/map_watch.py). Without, what is known is held to be so for
-    ever.
-    """
+    """When the pool map was last looked at for a volume (when a look began), and how to look. Without a
+    `watch` (agent/attach/map_watch.py) the known map holds for ever."""
 
     def __init__(self) -> None:
         self.seen_at = float("inf")
@@ -103,13 +100,13 @@ class MapAge:
         """Whether `refresh` would look."""
         return self._ask is not None and not self.is_fresh(now)
 
-    def refresh(self, lanes: Lanes, namespace: int, deadline: float) -> Steps[MissCause | None]:
-        """Look, where that was too long ago. WRONG_KEY: the keys are others now; another cause: whether they
-        are cannot be told, for the map was not read by the deadline."""
-        began, slept = lanes.now(), slept_seconds()
+    def refresh(self, channel: IoChannel, namespace: int, deadline: float) -> Steps[MissCause | None]:
+        """Look, where the last look is too old. WRONG_KEY: the keys are others now. Another cause: the map
+        was not read by the deadline."""
+        began, slept = channel.now(), slept_seconds()
         if self._ask is None or self.is_fresh(began):
             return None
-        doubt = yield from self._ask(lanes, namespace, deadline)
+        doubt = yield from self._ask(channel, namespace, deadline)
         if doubt is None:
             self.note(began, slept)
         return doubt

@@ -1,22 +1,23 @@
-"""Where the medium of a volume has given trouble: strikes against slots, and what somebody should look into.
+"""Media errors of a volume: strikes against slots, and slots that somebody should look at.
 
-A get that met damage and a put whose write the medium refused leave a report; whoever has time for it
-(agent/pool/maintenance/scrub.py) looks at the slot again. All of it is in memory and bounded: a slot that is
-forgotten here, or by a restart, is found again by the next read of it, and the pass of a scrub.
+A get that met damage and a put whose write the medium refused leave a report; agent/pool/maintenance/scrub.py
+looks at the slot again. All of it is in memory and bounded: the next read of a forgotten slot, or a scrub,
+finds it again.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
+
+from agent.pool.volume.directory_cache import CachedSet
 
 SUSPECTS_MAX = 4096
 REPORTS_MAX = 256
 STRIKES = 2
-"""So often has damage to be met in a slot, each time after a write that was answered well, before the medium
-is blamed. Once may have been an agent that died amid a write; and most drives put a new sector in the place
-of a bad one when it is written."""
+"""So often is damage met in a slot, each time after a write that was answered well, before the medium is
+blamed: an agent may have died amid a write, and most drives replace a bad sector when it is written."""
 
 
 class SlotAt(NamedTuple):
@@ -25,13 +26,6 @@ class SlotAt(NamedTuple):
     namespace: int
     offset: int
     slot: int
-
-
-class HasPlace(Protocol):
-    """A set."""
-
-    namespace: int
-    offset: int
 
 
 class MediaErrors:
@@ -54,7 +48,7 @@ class MediaErrors:
                 self._strikes.popitem(last=False)
             return count
 
-    def refused_a_write(self, of: HasPlace, slot: int) -> None:
+    def refused_a_write(self, of: CachedSet, slot: int) -> None:
         """The medium of a slot did not take what was written."""
         place = SlotAt(of.namespace, of.offset, slot)
         self.strike(place)
@@ -76,10 +70,8 @@ class MediaErrors:
                 self._reports.popitem(last=False)
 
     def next_report(self, now: float, age: float) -> SlotAt | None:
-        """The oldest report, which is the caller's now, once it was first asked for `age` seconds ago.
-
-        So what has troubled a drive for a moment is over by the time that somebody looks again.
-        """
+        """The oldest report, the caller's now, `age` seconds after it was first asked for: a drive's short
+        trouble is over then."""
         if not self._reports:
             return None
         with self._lock:

@@ -1,19 +1,18 @@
-"""Where a key belongs: a pure function of the key and the pool map, computed alike by every agent.
+"""Where a key belongs: a pure function of the key and the pool map, the same for every agent.
 
-A key is first replaced by its pseudonym, AES-256 under the volume's placement key, so that neither the
-place nor the directory on flash tells anything of the key, and nobody without the volume's secret can
-aim keys at one set. Then
+A key is replaced by its pseudonym, AES-256 under the volume's placement key. So neither place nor directory
+tells anything of the key, and nobody without the volume's secret can aim keys at one set. Then
 
-* weighted rendezvous hashing (Thaler and Ravishankar 1998; weights after Schindelhauer and Schomaker
-  2005) ranks the namespaces of the volume, and
-* the two candidates are one set in each of the two best-ranked namespaces (in the only one, where there
-  is only one); the key goes to the emptier. A namespace that holds more than half of the sets may get
-  both: were its keys' other candidates all in the small rest, they would in effect have one choice.
+* weighted rendezvous hashing (Thaler and Ravishankar 1998; weights after Schindelhauer and Schomaker 2005)
+  ranks the namespaces of the volume, and
+* the candidates are one set in each of the two best-ranked namespaces; the key goes to the emptier set. A
+  namespace with more than half of the sets may get both candidates: with the other one always in the small
+  rest, its keys would in effect have one choice.
 
-Both candidates in one namespace would be the obvious way. Spreading them keeps a volume of few sets from
-running full in one namespace while another has room, and lets writes go on while an enclosure is away.
-See docs/decisions/0003-candidates-in-two-namespaces.md. A joining namespace still moves about 1/N of the
-keys: it enters the first two ranks of 2/N of them and displaces the place where half of those lie.
+Two namespaces keep a volume of few sets from running full in one of them while the other has room, and let
+writes go on while an enclosure is away (docs/decisions/0003-candidates-in-two-namespaces.md). A joining
+namespace still moves about 1/N of the keys: it enters the first two ranks of 2/N of them, and displaces the
+place where half of those lie.
 """
 
 from __future__ import annotations
@@ -73,8 +72,8 @@ class Placement:
     """Candidates of keys in one volume. Immutable; a changed pool map makes a new one."""
 
     def __init__(self, placement_key: SecretKey, extents: Sequence[Extent], *, apart: bool = False) -> None:
-        """`apart`: the two sets of a key lie in two namespaces wherever there are two, however unlike these
-        are; for a volume that keeps two copies."""
+        """`apart`: the two sets of a key lie in two namespaces wherever there are two: for a volume of two
+        copies."""
         self._apart = apart
         self._key = placement_key
         self._blocks = BlockCipher(placement_key.reveal())

@@ -1,9 +1,9 @@
-"""What a tenant may have of a pool: slots and bytes. One `Quota` for each tenant of this agent.
+"""A tenant's quota of slots and bytes. One `Quota` for each tenant of this agent.
 
-A value takes its slot, however short it is, so bytes are those of whole slots with their headers. Room is
-counted for the pool: what this agent knows of all directories of the tenant's volumes
-(agent/pool/maintenance/usage_survey.py walks them), and what its own puts have set aside. Agents know of each
-other's puts by that walk only, so several may together overshoot by what they store between two walks.
+A value takes its whole slot, so bytes are those of slots with their headers. The room in use is what this
+agent knows of all directories of the tenant's volumes (agent/pool/maintenance/usage_survey.py), and what its
+own puts have set aside. Other agents' puts are seen by that walk only, so several agents may overshoot by
+what they store between two walks.
 """
 
 from __future__ import annotations

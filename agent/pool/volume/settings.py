@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from agent.pool.format.directory import DIRECTORY_BYTES, SLOTS_PER_SET
+from agent.pool.format.occupancy import SetPlace
 from agent.pool.format.slot import HEADER_BYTES
 
 
@@ -42,9 +44,9 @@ class VolumeSettings:
     extents: tuple[VolumeExtent, ...]
     shares: tuple[KvShare, ...] = ()
     """Where it lies on KV namespaces; then it has no extents (kv/volume.py)."""
-    settled: int = 0
-    """Values may still lie where the first so many extents alone would have them: the others joined the pool
-    since (join.py). 0: all lie where they belong."""
+    settled_extents: int = 0
+    """Values may still lie where the first so many extents alone would have them: others joined since
+    (join.py). 0: none does."""
     copies: int = 1
     """2: each value in a slot of both its sets (replication.py)."""
 
@@ -59,6 +61,17 @@ class VolumeSettings:
     @property
     def slots(self) -> int:
         return sum(extent.sets for extent in self.extents) * SLOTS_PER_SET
+
+    @property
+    def old_extents(self) -> tuple[VolumeExtent, ...]:
+        """Those that were there before others joined."""
+        return self.extents[: self.settled_extents]
+
+    def set_places(self, extents: Sequence[VolumeExtent]) -> Iterator[SetPlace]:
+        """The place of every set of some of the extents."""
+        for extent in extents:
+            for number in range(extent.sets):
+                yield extent.namespace, extent.offset + number * self.set_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,7 @@
-"""Buffers of one unit, used again: fresh memory of that size costs more in page faults than the copy into it.
+"""Buffers of one unit, used again: page faults in fresh memory cost more than the copy into it.
 
-A unit needs a buffer of its own where a range of the host ends inside it (agent/pool/read/get.py) or where
-a value arrives in pieces (agent/pool/write/put.py). Both are rare for hosts with page-aligned buffers and
-the rule for the others.
+A unit needs a buffer where a range of the host ends inside it (agent/pool/read/get.py), and where a value
+arrives in pieces (agent/pool/write/put.py). Hosts with page-aligned buffers seldom do either.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ class Tail:
         return self._buffer[: self._filled]
 
     def clear(self) -> None:
-        """Hold nothing; the buffer goes to whoever needs one next."""
+        """Hold nothing, and give the buffer back."""
         buffer, self._buffer = self._buffer, None
         self._filled = 0
         if buffer is not None:

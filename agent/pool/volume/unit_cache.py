@@ -1,9 +1,8 @@
-"""Units that were opened for a range which ended inside of them, kept for the range that comes next.
+"""Opened units, kept for the range that comes next.
 
-A buffer in the GPU host's memory seldom begins at a page, and then the kernel cuts a read of 1 MiB in
-two: all but the last bytes, and the last bytes. Without this the second request would fetch and open the
-last unit once more. A unit waits here in plain text until it was read to its end, bounded in number, the
-one kept longest dropped first.
+A buffer of the GPU host seldom begins at a page; the kernel then cuts a read of 1 MiB in two, and the second
+request would fetch and open the last unit again. A unit waits here in plain text until it was read to its
+end. The oldest is dropped first.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class UnitCache:
 
     def drop(self, reader: int) -> None:
         """The reader is gone."""
-        if not self._units:  # as mostly: who reads whole values keeps nothing
+        if not self._units:  # as mostly: reads of whole values keep nothing
             return
         with self._lock:
             kept = self._units.pop(reader, None)

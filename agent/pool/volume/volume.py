@@ -1,17 +1,19 @@
 """A volume: fixed-size slots of one tenant, spread over the namespaces of the pool.
 
 This file knows where the slots lie and how to find a key's entry; agent/pool/read/get.py and
-agent/pool/write/put.py are the two halves that move values. Read slot.py and directory.py first.
+agent/pool/write/put.py move values. Read slot.py and directory.py first. A set is one directory block and
+64 slots; a slot is a header block and `value_bytes`. Sets lie without a gap from the extent's start on.
 
-A set is one directory block and 64 slots; a slot is a header block and `value_bytes`. Sets follow each
-other without a gap from the extent's start.
+A `Volume` is the one record of the state that serves it, whole when it is made. `Volume.change` alone changes
+it: the thread that makes the agent calls that, later the upkeep thread (tests/rules/test_volume_owner.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 from agent.inline.secrets import SecretKey, new_volume_secret
 from agent.inline.suites import Place
@@ -19,13 +21,13 @@ from agent.pool.counters import MissCause
 from agent.pool.format.directory import DIRECTORY_BYTES, SLOTS_PER_SET, Entry
 from agent.pool.format.occupancy import Occupancy
 from agent.pool.format.slot import SlotCodec
-from agent.pool.steps import Lanes, Pending, Steps, wait_for
+from agent.pool.steps import IoChannel, Pending, Steps, wait_for
 from agent.pool.volume.bandwidth import Bandwidth
 from agent.pool.volume.directory_cache import CachedSet, DirectoryCache, damage_look_seconds
 from agent.pool.volume.hedging import Hedge
 from agent.pool.volume.in_doubt_writes import InDoubtWrites
 from agent.pool.volume.key_locks import KeyLocks
-from agent.pool.volume.key_transition import GRACE_SECONDS, InForce, KeyTransition, MapAge
+from agent.pool.volume.key_transition import GRACE_SECONDS, Ask, InForce, KeyTransition, MapAge
 from agent.pool.volume.media_errors import MediaErrors
 from agent.pool.volume.partial_puts import PartialPuts
 from agent.pool.volume.placement import Candidate, Extent, Placement
@@ -40,12 +42,38 @@ LOADS_IN_FLIGHT: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
-    """Other settings of a volume, and the placements that follow from them."""
+class Layout:
+    """Settings of a volume, and the placements that follow from them."""
 
     settings: VolumeSettings
     placement: Placement
-    earlier: Placement | None
+    old_placement: Placement | None
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """`codec` seals and opens; `transition` is the rotation that is under way."""
+
+    codec: SlotCodec
+    transition: KeyTransition | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TenantShare:
+    """The limits that the volumes of a tenant have in common (agent/tenancy/limits.py)."""
+
+    quota: Quota | None
+    bandwidth: Bandwidth | None
+    siblings: Sequence[Volume] = ()
+    """The tenant's caches in sets, among which an eviction for the quota chooses."""
+
+
+@dataclass(frozen=True, slots=True)
+class MapCheck:
+    """How the pool map on flash is asked (agent/attach/map_watch.py). Without it, the known map holds."""
+
+    keys_hold: Ask
+    newest: InForce
 
 
 class Found:
@@ -58,14 +86,14 @@ class Found:
         self.slot: Final = slot
         self.entry: Final = entry
 
-    def stands(self, lanes: Lanes) -> bool:
-        """Whether it means that the key is stored, and stays so: its slot is not shunned."""
+    def is_live(self, channel: IoChannel) -> bool:
+        """Whether it means that the key is stored, and stays so: its slot is not cooling down."""
         cached, slot, entry = self.cached, self.slot, self.entry
-        expired = entry.expiry and entry.expiry <= lanes.wall()
-        shunned = cached.shunned.get(slot, 0.0) > lanes.now()
-        return not expired and not shunned and cached.disproven.get(slot) != entry.generation
+        expired = entry.expiry and entry.expiry <= channel.wall()
+        cooling = cached.cooldown_until.get(slot, 0.0) > channel.now()
+        return not expired and not cooling and cached.disproven.get(slot) != entry.generation
 
-    def forget(self) -> None:
+    def drop_hint(self) -> None:
         """Another value of the key comes: two entries of one key in one directory would hide the newer. Flash
         learns of it with the put."""
         with self.cached.guard:
@@ -74,52 +102,46 @@ class Found:
                 directory.clear(self.slot)
 
 
-class Volume:
-    """One volume, opened with its secret. Shared by all workers; its operations are steps."""
+class PoolVolume(ABC):
+    """A volume of either kind, in sets of slots or on KV namespaces, opened with its secret.
+
+    Shared by all workers; its operations are steps.
+    """
+
+    used_up: ClassVar[str] = "the volume's data key has sealed what one key may"
 
     def __init__(
         self,
         settings: VolumeSettings,
         secret: SecretKey,
-        cache: DirectoryCache,
         timing: Timing,
-        lba_bytes: int = 4096,
-        begun: PartialPuts | None = None,
+        lba_bytes: int,
+        partial_puts: PartialPuts | None,
     ) -> None:
-        """`begun`: those of all volumes of an agent; None: it has its own."""
+        """`partial_puts`: those of all volumes of an agent; None: it has its own."""
         self.settings = settings
         self.timing = timing
-        self.cache = cache
-        self.occupancy = Occupancy()
-        self.turns = KeyLocks()
-        self.begun = begun if begun is not None else PartialPuts()
+        self.key_locks = KeyLocks()
+        self.partial_puts = partial_puts if partial_puts is not None else PartialPuts()
         self.unit_buffers = UnitBuffers(settings.unit_bytes)
-        self.kept_units = UnitCache(self.unit_buffers)
-        self.damage = MediaErrors()
-        self.owed = ReplicationBacklog()
-        self.unsettled = InDoubtWrites()
-        self.hedge = Hedge() if settings.copies > 1 else None
-        self.quota: Quota | None = None
+        self.unit_cache = UnitCache(self.unit_buffers)
+        self.in_doubt_writes = InDoubtWrites()
+        # From here on `change` alone writes.
         self.bandwidth: Bandwidth | None = None
-        """Those of its tenant; None where nobody has set them up (agent/tenancy/limits.py)."""
-        self.siblings: Sequence[Volume] = ()
-        """All caches of its tenant that lie in sets, itself among them, where it has a quota in common."""
-        self.forgets_with_secret: list[Callable[[], None]] = []
-        """What else remembers something of its keys. Filled before the volume is served."""
+        """See `TenantShare`."""
         self.erased = False
-        """Its tenant was erased: what is read is a miss, what is written is refused."""
-        self.left_to_others = False
-        """Another agent writes blocks of files here, which must not be lost: a scrub only reads, and nothing
-        is sealed anew."""
-        self.map_age = MapAge()
-        self.in_force: InForce | None = None
-        """Asked before a block of a file is given up; None: the map that is known is the only one."""
-        self.turn: KeyTransition | None = None
-        """The rotation that is under way."""
+        """Its tenant was erased: every get is a miss, every put is refused."""
+        self._on_erasure: list[Callable[[], None]] = []
         self._lba_bytes = lba_bytes
-        self._damage_look_seconds: float = damage_look_seconds(settings.kind == "files")
         self._use(secret)
-        self._extents = {extent.namespace: extent for extent in settings.extents}
+
+    def change(self, *, tenant: TenantShare | None = None, erased: bool = False) -> None:
+        """Serve by the given parts from now on; the others stay. For one thread (see the module's docstring),
+        while other threads use the volume. `erased`: for good."""
+        if tenant is not None:
+            self.bandwidth = tenant.bandwidth
+        if erased:
+            self._forget_secret()
 
     def codec_of(self, secret: SecretKey, epoch: int = 0, others: Sequence[SlotCodec] = ()) -> SlotCodec:
         """Seals with the data key of a secret of this volume."""
@@ -135,24 +157,129 @@ class Volume:
             others=others,
         )
 
+    def _use(self, secret: SecretKey) -> None:
+        self.codec = self.codec_of(secret)
+        self.placement = self._place_keys(SecretKey(secret.reveal()[:32]))
+
+    @abstractmethod
+    def _place_keys(self, placement_key: SecretKey) -> Placement:
+        """Where keys belong, by the settings."""
+
+    @property
+    def refusal(self) -> str:
+        """Why nothing is sealed for the volume, in a few words; empty where it is."""
+        if self.erased:
+            return "the volume was erased"
+        return self.used_up if self.codec.is_used_up else ""
+
+    def _forget_secret(self) -> None:
+        """Replace the volume's secret by one that nobody keeps: operations under way end as misses do."""
+        self.erased = True
+        self._use(new_volume_secret())
+        self.unit_cache.drop_all()
+        for forget in self._on_erasure:
+            forget()
+
+    @abstractmethod
+    def lookup(
+        self, channel: IoChannel, keys: Sequence[bytes], deadline: float, least: float = 0.0
+    ) -> Steps[list[MissCause | None]]:
+        """For each key None where it is there, else why it is not: a hint. `least`: see `Volume.is_fresh`."""
+
+    def table_sizes(self) -> dict[str, int]:
+        """How much the tables hold, by the names of their limits (agent/service/watched_memory.py)."""
+        return {
+            "kept-units": len(self.unit_cache),
+            "spare-units": len(self.unit_buffers),
+            "proven-headers": len(self.codec.proven_headers),
+            "unsettled-keys": len(self.in_doubt_writes),
+        }
+
+    @abstractmethod
+    def usage(self) -> tuple[int, int]:
+        """Slots in all, and slots taken, as far as this agent knows. Costs nothing."""
+
+
+class Volume(PoolVolume):
+    """A volume in sets of slots."""
+
+    used_up: ClassVar[str] = PoolVolume.used_up + ": rotate it"
+
+    def __init__(
+        self,
+        settings: VolumeSettings,
+        secret: SecretKey,
+        cache: DirectoryCache,
+        timing: Timing,
+        lba_bytes: int = 4096,
+        partial_puts: PartialPuts | None = None,
+    ) -> None:
+        super().__init__(settings, secret, timing, lba_bytes, partial_puts)
+        self.cache = cache
+        self.occupancy = Occupancy()
+        self.media_errors = MediaErrors()
+        self.replication_backlog = ReplicationBacklog()
+        self.hedge = Hedge() if settings.copies > 1 else None
+        self.map_age = MapAge()
+        # From here on `change` alone writes.
+        self.quota: Quota | None = None
+        self.siblings: Sequence[Volume] = ()
+        """See `TenantShare`."""
+        self.files_elsewhere = settings.kind == "files"
+        """Another agent may write blocks of files here, which must not be lost: a scrub only reads, and
+        nothing is sealed anew. True until this agent has files here (agent/service/repair.py)."""
+        self.newest_map: InForce | None = None
+        """Asked before a block of a file is given up; None: the known map is the only one."""
+        self.key_transition: KeyTransition | None = None
+        self._damage_look_seconds: float = damage_look_seconds(settings.kind == "files")
+        self._extents = {extent.namespace: extent for extent in settings.extents}
+
+    def change(
+        self,
+        *,
+        layout: Layout | None = None,
+        keys: Keys | None = None,
+        tenant: TenantShare | None = None,
+        map_check: MapCheck | None = None,
+        files_elsewhere: bool | None = None,
+        on_erasure: Callable[[], None] | None = None,
+        erased: bool = False,
+    ) -> None:
+        """See `PoolVolume`. `layout`: extents that follow those of before, or no old placement any more.
+        `on_erasure` forgets what is remembered of the keys elsewhere."""
+        if layout is not None:
+            self._take_layout(layout)
+        if keys is not None:
+            self.codec, self.key_transition = keys.codec, keys.transition
+        if tenant is not None:
+            self.quota, self.siblings = tenant.quota, tenant.siblings
+        if map_check is not None:
+            self.map_age.watch(map_check.keys_hold)
+            self.newest_map = map_check.newest
+        if files_elsewhere is not None:
+            self.files_elsewhere = files_elsewhere
+        if on_erasure is not None:
+            self._on_erasure.append(on_erasure)
+        super().change(tenant=tenant, erased=erased)
+
     def sealing_codec(self, now: float) -> SlotCodec:
         """The codec that seals what is begun at `now`."""
-        turn = self.turn
-        return turn.codec if turn is not None and turn.is_due(now) else self.codec
+        transition = self.key_transition
+        return transition.codec if transition is not None and transition.is_due(now) else self.codec
 
     def takes(self, codec: SlotCodec, now: float) -> bool:
         """Whether what was begun with a codec may be acknowledged at `now`: its key is there, and will be."""
-        turn = self.turn
+        transition = self.key_transition
         if self.erased:
             return False
-        if turn is None:
+        if transition is None:
             return self.codec.opens(codec)
-        if codec.fingerprint == turn.codec.fingerprint:
+        if codec.fingerprint == transition.codec.fingerprint:
             return True
-        return not turn.is_due(now, GRACE_SECONDS) and self.codec.opens(codec)
+        return not transition.is_due(now, GRACE_SECONDS) and self.codec.opens(codec)
 
     def vouches(
-        self, lanes: Lanes, namespace: int, codec: SlotCodec, deadline: float
+        self, channel: IoChannel, namespace: int, codec: SlotCodec, deadline: float
     ) -> Steps[MissCause | None]:
         """As `takes`, of what lies on a namespace by now; by the pool map there, where need be.
 
@@ -160,66 +287,44 @@ class Volume:
         cannot be told, for the map was not read by the deadline.
         """
         doubt = None
-        if self.map_age.wants_look(lanes.now()):
-            doubt = yield from self.map_age.refresh(lanes, namespace, deadline)
-        if doubt is None and not self.takes(codec, lanes.now()):
+        if self.map_age.wants_look(channel.now()):
+            doubt = yield from self.map_age.refresh(channel, namespace, deadline)
+        if doubt is None and not self.takes(codec, channel.now()):
             doubt = MissCause.WRONG_KEY
         return doubt
 
     def _use(self, secret: SecretKey) -> None:
-        settings, raw = self.settings, secret.reveal()
-        self.codec = self.codec_of(secret)
-        self.placement = Placement(
-            SecretKey(raw[:32]), _extents_of(settings.extents), apart=settings.copies > 1
-        )
-        self.earlier = self._earlier(settings)
+        super()._use(secret)
+        self.old_placement = self._old_placement(self.settings)
         """Where values lay before namespaces joined, until all have moved."""
 
-    def _earlier(self, settings: VolumeSettings) -> Placement | None:
-        if not settings.settled:
+    def _place_keys(self, placement_key: SecretKey) -> Placement:
+        return Placement(placement_key, _extents_of(self.settings.extents), apart=self.settings.copies > 1)
+
+    def _old_placement(self, settings: VolumeSettings) -> Placement | None:
+        if not settings.settled_extents:
             return None
-        return self.placement.over(_extents_of(settings.extents[: settings.settled]))
+        return self.placement.over(_extents_of(settings.extents[: settings.settled_extents]))
 
-    def course(self, settings: VolumeSettings) -> Course:
-        """What it takes to go by other settings of the same volume. Nothing is changed."""
+    def layout(self, settings: VolumeSettings) -> Layout:
+        """The layout for other settings of the same volume. Nothing is changed."""
         placement = self.placement.over(_extents_of(settings.extents))
-        return Course(settings, placement, self._earlier(settings))
+        return Layout(settings, placement, self._old_placement(settings))
 
-    def follow(self, settings: VolumeSettings) -> None:
-        """As `take`, of the course that these settings make."""
-        self.take(self.course(settings))
-
-    def take(self, course: Course) -> None:
-        """Go by another map of the same volume, in which extents follow those that there were, or in which
-        nothing lies at earlier places any more. One thread does; others may be using the volume.
-
-        The order matters to them: whoever looks in between looks at the places of before and of now, or at
-        more. What is borrowed or reserved stays good, for an extent that goes is remembered.
-        """
-        settings = course.settings
+    def _take_layout(self, layout: Layout) -> None:
+        # The order matters to other threads: they look at the places of before and of now, or at more. A
+        # borrowed set or a reserved slot stays good, for an extent that goes is remembered.
+        settings = layout.settings
         self._extents = {**self._extents, **{extent.namespace: extent for extent in settings.extents}}
-        if course.earlier is not None:
-            self.earlier = course.earlier
-        self.placement = course.placement
-        self.earlier = course.earlier
+        if layout.old_placement is not None:
+            self.old_placement = layout.old_placement
+        self.placement = layout.placement
+        self.old_placement = layout.old_placement
         self.settings = settings
 
-    @property
-    def refusal(self) -> str:
-        """Why nothing is sealed for the volume, in a few words; empty where it is."""
-        if self.erased:
-            return "the volume was erased"
-        return "the volume's data key has sealed what one key may: rotate it" if self.codec.is_used_up else ""
-
-    def forget_secret(self) -> None:
-        """The tenant was erased. A secret that nobody keeps takes the place of the volume's, so that what is
-        under way finds nothing, by the ways on which nothing is found."""
-        self.erased = True
-        self.turn = None
-        self._use(new_volume_secret())
-        self.kept_units.drop_all()
-        for forget in self.forgets_with_secret:
-            forget()
+    def _forget_secret(self) -> None:
+        self.key_transition = None
+        super()._forget_secret()
 
     def set_offset(self, candidate: Candidate) -> int:
         """Where a set's directory lies, in bytes from the namespace's start."""
@@ -245,14 +350,14 @@ class Volume:
 
     def places(self, pseudonym: bytes) -> Sequence[Candidate]:
         """The sets that a key may lie in, each once; those that it belongs to come first."""
-        earlier, (first, second) = self.earlier, self.placement.candidates(pseudonym)
-        if earlier is None:
+        old, (first, second) = self.old_placement, self.placement.candidates(pseudonym)
+        if old is None:
             return (first,) if first == second else (first, second)
-        return list(dict.fromkeys((first, second, *earlier.candidates(pseudonym))))
+        return list(dict.fromkeys((first, second, *old.candidates(pseudonym))))
 
-    def takers(self, pseudonym: bytes, sets: Sequence[CachedSet]) -> Sequence[CachedSet]:
+    def write_targets(self, pseudonym: bytes, sets: Sequence[CachedSet]) -> Sequence[CachedSet]:
         """Those of a key's sets that a new value may go to: all, but for earlier places."""
-        if self.earlier is None:
+        if self.old_placement is None:
             return sets
         wanted = {(each.namespace, self.set_offset(each)) for each in self.placement.candidates(pseudonym)}
         # None, where the sets were borrowed before a join and are looked at after it.
@@ -276,17 +381,17 @@ class Volume:
             found.sort(key=lambda each: each.entry.generation, reverse=True)
         return found
 
-    def is_fresh(self, cached: CachedSet, lanes: Lanes, least: float = 0.0) -> bool:
+    def is_fresh(self, cached: CachedSet, channel: IoChannel, least: float = 0.0) -> bool:
         """Whether what is remembered of a set is believed when it says that a key is absent.
 
         `least` seconds are granted whatever the operator has set.
         """
-        age = lanes.now() - cached.loaded_at
+        age = channel.now() - cached.loaded_at
         return cached.directory is not None and age < max(least, self.timing.directory_fresh)
 
     def load(
         self,
-        lanes: Lanes,
+        channel: IoChannel,
         sets: Sequence[CachedSet],
         deadline: float,
         *,
@@ -295,7 +400,7 @@ class Volume:
     ) -> Steps[MissCause | None]:
         """Read the directories of `sets`, side by side. The worst that happened, None where all came.
 
-        What came may be in doubt. Whoever writes a directory reads it by
+        The directory may be in doubt. A writer of a directory reads it by
         agent/pool/volume/writable_directory.py.
 
         Those that did are put into `came`: `fault` says the same, but may be another thread's by then.
@@ -306,15 +411,15 @@ class Volume:
             for cached in sets[start : start + LOADS_IN_FLIGHT]:
                 block = memoryview(bytearray(DIRECTORY_BYTES))
                 writes = cached.writes
-                batch.append((cached, writes, block, lanes.read(cached.namespace, cached.offset, block)))
+                batch.append((cached, writes, block, channel.read(cached.namespace, cached.offset, block)))
             for cached, writes, block, pending in batch:
-                cause = yield from wait_for(lanes, pending, deadline)
+                cause = yield from wait_for(channel, pending, deadline)
                 cached.fault = None if cause is None else cause.name
                 if cause is None:
-                    lanes.tally(self.settings.name).directory_reads += 1
-                    lanes.tally(self.settings.name).corrupt_entries += cached.accept(
+                    channel.tally(self.settings.name).directory_reads += 1
+                    channel.tally(self.settings.name).corrupt_entries += cached.accept(
                         block,
-                        lanes.now(),
+                        channel.now(),
                         writes,
                         holds_writer=holds_writers,
                         look_seconds=self._damage_look_seconds,
@@ -322,7 +427,7 @@ class Volume:
                     if came is not None:
                         came.append(cached)
                 else:
-                    worst = max(worst, cause) if worst is not None else cause
+                    worst = cause if worst is None or cause.value > worst.value else worst
         return worst
 
     def absence(self, sets: Sequence[CachedSet], pseudonym: bytes, trouble: MissCause | None) -> MissCause:
@@ -340,26 +445,25 @@ class Volume:
         return MissCause.NEVER_STORED
 
     def lookup(
-        self, lanes: Lanes, keys: Sequence[bytes], deadline: float, least: float = 0.0
+        self, channel: IoChannel, keys: Sequence[bytes], deadline: float, least: float = 0.0
     ) -> Steps[list[MissCause | None]]:
-        """For each key None where a directory names it, else why none does: a hint. `least` of `is_fresh`."""
         pseudonyms = [self.placement.pseudonym(key) for key in keys]
         borrowed = [self.borrow_sets(pseudonym) for pseudonym in pseudonyms]
         try:
             wanted: dict[int, CachedSet] = {}
             for pseudonym, sets in zip(pseudonyms, borrowed, strict=True):
                 if not self.find(sets, pseudonym):
-                    stale = (cached for cached in sets if not self.is_fresh(cached, lanes, least))
+                    stale = (cached for cached in sets if not self.is_fresh(cached, channel, least))
                     wanted.update((id(cached), cached) for cached in stale)
             trouble: MissCause | None = None
             if wanted:
-                trouble = yield from self.load(lanes, list(wanted.values()), deadline)
-            now = lanes.wall()
+                trouble = yield from self.load(channel, list(wanted.values()), deadline)
+            now = channel.wall()
             presences = [
                 self._presence(sets, pseudonym, now, trouble)
                 for pseudonym, sets in zip(pseudonyms, borrowed, strict=True)
             ]
-            tally = lanes.tally(self.settings.name)
+            tally = channel.tally(self.settings.name)
             tally.lookups += len(presences)
             tally.lookups_absent += len(presences) - presences.count(None)
             return presences
@@ -378,10 +482,19 @@ class Volume:
             return None
         return MissCause.EXPIRED
 
+    def table_sizes(self) -> dict[str, int]:
+        owed = self.replication_backlog
+        tables = {"damaged-slots": len(self.media_errors), "owed-copies": len(owed) + owed.doubtful}
+        return super().table_sizes() | tables
+
     def usage(self) -> tuple[int, int]:
-        """Slots in all, and slots taken in the directories that this agent remembers. Costs nothing."""
         return self.settings.slots, self.occupancy.taken
 
 
 def _extents_of(extents: Sequence[VolumeExtent]) -> list[Extent]:
     return [Extent(extent.namespace, extent.nguid, extent.sets) for extent in extents]
+
+
+def in_sets(volumes: Iterable[PoolVolume]) -> list[Volume]:
+    """The volumes in sets of slots, without those on KV namespaces."""
+    return [volume for volume in volumes if isinstance(volume, Volume)]

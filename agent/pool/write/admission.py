@@ -15,10 +15,12 @@ import threading
 from typing import Final
 
 from agent.pool.format.directory import Choice
-from agent.pool.steps import Lanes, Steps
+from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.volume import Volume
-from agent.pool.write.put import Writing
+from agent.pool.write.put import SlotWriter
+from agent.pool.write.slot_allocation import is_eviction
+from agent.pool.write.writer import PutState
 
 SEEN_MAX: Final = 1 << 18
 """Keys of all volumes that are remembered by their pseudonyms, in two generations of half as many: 25 MiB at
@@ -56,10 +58,8 @@ class _Declined(Exception):
     """It would evict a live value, and its key is new."""
 
 
-class SecondUseWriting(Writing):
-    """A put that is taken and forgotten (`declined`) where it would evict for a key that is new."""
-
-    declined = False
+class SecondUseWriter(SlotWriter):
+    """A put that is taken and forgotten where it would evict for a key that is new."""
 
     def __init__(
         self,
@@ -74,26 +74,14 @@ class SecondUseWriting(Writing):
         super().__init__(volume, key, length=length, ttl_seconds=ttl_seconds, may_evict=may_evict)
         self._admission = admission
 
-    def write(self, lanes: Lanes, offset: int, data: memoryview, deadline: float) -> Steps[bool]:
-        if not self.declined:
-            try:
-                return (yield from super().write(lanes, offset, data, deadline))
-            except _Declined:
-                yield from self.drop(lanes)
-                lanes.tally(self.volume.settings.name).puts_declined += 1
-                self.declined = True
-        self._end = max(self._end, offset + len(data))
-        self.finished = self._end == self._length
-        return self.finished
+    def _take(self, channel: IoChannel, offset: int, data: memoryview, deadline: float) -> Steps[None]:
+        try:
+            yield from super()._take(channel, offset, data, deadline)
+        except _Declined:
+            channel.tally(self._volume.settings.name).puts_declined += 1
+            self._enter(PutState.DECLINED)
 
-    def finish(self, lanes: Lanes, deadline: float) -> Steps[None]:
-        if self.declined:
-            self.finished = True
-            return
-        yield from super().finish(lanes, deadline)
-
-    def _take(self, lanes: Lanes, cached: CachedSet, choice: Choice) -> bool:
-        evicts = choice.victim is not None and choice.cost != float("inf")
-        if evicts and not self._admission.was_seen(self.pseudonym):
+    def _reserve_slot(self, channel: IoChannel, cached: CachedSet, choice: Choice) -> bool:
+        if is_eviction(choice) and not self._admission.was_seen(self.pseudonym):
             raise _Declined
-        return super()._take(lanes, cached, choice)
+        return super()._reserve_slot(channel, cached, choice)

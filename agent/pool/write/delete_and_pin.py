@@ -1,4 +1,4 @@
-"""Removing and pinning keys: what touches entries without moving values."""
+"""Delete and pin: changes of entries that move no value."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from typing import Final
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
 from agent.pool.format.directory import SLOTS_PER_SET, TIME_MAX, is_quarantined
-from agent.pool.steps import Acquire, Lanes, Steps
-from agent.pool.volume.directory_cache import CachedSet
+from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.volume import Volume
-from agent.pool.volume.writable_directory import load_writable
-from agent.pool.write.slot_erase import Freeing
+from agent.pool.write.set_transaction import SetTransaction, SlotErase
 
 PINNED_SLOTS_MAX: Final = SLOTS_PER_SET // 2
 """Of one set. Pins must not be able to stop a volume from taking new values."""
@@ -19,71 +17,69 @@ PINNED_SLOTS_MAX: Final = SLOTS_PER_SET // 2
 NOT_REACHED: Final = "an enclosure that may hold the key does not answer"
 
 
-def delete(volume: Volume, lanes: Lanes, key: bytes, deadline: float) -> Steps[bool]:
+def delete(volume: Volume, channel: IoChannel, key: bytes, deadline: float) -> Steps[bool]:
     """Remove a key everywhere it may lie. True where it was there.
 
-    Its header is zeroed as well (slot_erase.py). Raises PutRefused where a candidate enclosure does not
+    Its header is zeroed as well (set_transaction.py). Raises PutRefused where a candidate enclosure does not
     answer, its directory does not prove itself whole, or a write of the key may still land: then the key may
     come back, and nobody may be told that it is gone. Nothing is removed then: the enclosure that is away may
     hold an older value of the key.
     """
-    return (yield from _delete(volume, lanes, key, deadline, stored_once=False))
+    return (yield from _delete(volume, channel, key, deadline, stored_once=False))
 
 
-def delete_block(volume: Volume, lanes: Lanes, key: bytes, deadline: float) -> Steps[bool]:
+def delete_block(volume: Volume, channel: IoChannel, key: bytes, deadline: float) -> Steps[bool]:
     """As `delete`, of a key that was put once at most and never will be again: a block of a file.
 
-    Where a candidate does not answer, what lies on the others is removed all the same. If that was there, it
-    was all there was, unless values are moving. PutRefused, as above, where there may be more.
+    Where a candidate does not answer, the value is removed from the others all the same. A value that was
+    there was the only one, unless values are moving. PutRefused, as above, where there may be more.
     """
-    return (yield from _delete(volume, lanes, key, deadline, stored_once=True))
+    return (yield from _delete(volume, channel, key, deadline, stored_once=True))
 
 
-def _delete(volume: Volume, lanes: Lanes, key: bytes, deadline: float, *, stored_once: bool) -> Steps[bool]:
+def _delete(
+    volume: Volume, channel: IoChannel, key: bytes, deadline: float, *, stored_once: bool
+) -> Steps[bool]:
     pseudonym = volume.placement.pseudonym(key)
     sets = volume.borrow_sets(pseudonym)
-    held: list[CachedSet] = []
+    change = SetTransaction(volume, channel, *sets)
     try:
-        # Whoever wants both writers takes them in one order. Holding them while the directories are read
-        # makes what was read the truth here, with no image of ours under way.
-        for cached in sorted(sets, key=lambda each: (each.namespace, each.offset)):
-            if not (yield Acquire(cached.writer, deadline)):
-                raise PutRefused("the directory is being written all the time", MissCause.LATE)
-            held.append(cached)
-        if volume.unsettled.stands(pseudonym, lanes.now()):
+        if not (yield from change.lock(deadline)):
+            raise PutRefused("the directory is being written all the time", MissCause.LATE)
+        if volume.in_doubt_writes.may_land(pseudonym, channel.now()):
             raise PutRefused("a write of the key was not answered and may still land", MissCause.LATE)
-        came: list[CachedSet] = []
         # With one enclosure hung there has to be time left to remove it from the other.
-        until = (lanes.now() + deadline) / 2 if stored_once else deadline
-        trouble = yield from load_writable(volume, lanes, sets, until, came=came)
+        until = (channel.now() + deadline) / 2 if stored_once else deadline
+        trouble = yield from change.load(until)
         if trouble is not None and not stored_once:
             raise PutRefused(NOT_REACHED, trouble)
-        freed: list[Freeing] = []
-        for cached in came:
+        erased: list[SlotErase] = []
+        for cached in change.writable:
             directory = cached.directory
             assert directory is not None
             with cached.guard:
                 slots = directory.find_all(pseudonym)
             if slots:
-                freed.append(Freeing(volume, lanes, cached, slots))
+                erased.append(change.erase(cached, slots))
         faults = []
-        for each in freed:
+        for each in erased:
             cause = yield from each.end(deadline)
             if cause is not None:
                 faults.append(cause)
         if faults:
             raise PutRefused("the enclosure did not delete it", faults[0])
-        lanes.tally(volume.settings.name).deletes += bool(freed)
-        if trouble is not None and (not freed or volume.earlier is not None or volume.settings.copies > 1):
+        channel.tally(volume.settings.name).deletes += bool(erased)
+        if trouble is not None and (
+            not erased or volume.old_placement is not None or volume.settings.copies > 1
+        ):
             raise PutRefused(NOT_REACHED, trouble)
-        return bool(freed)
+        return bool(erased)
     finally:
-        for cached in held:
-            cached.end_write()
+        change.end()
         volume.give_back_sets(sets)
 
 
-def pin(volume: Volume, lanes: Lanes, key: bytes, until: int, deadline: float) -> Steps[bool | None]:
+def pin(volume: Volume, channel: IoChannel, key: bytes, until: int, deadline: float) -> Steps[bool | None]:
     """Keep a key from eviction until a time (seconds since the epoch; 0 unpins).
 
     True where it is pinned now, False where the set has its share of pins, None where no directory
@@ -93,13 +89,13 @@ def pin(volume: Volume, lanes: Lanes, key: bytes, until: int, deadline: float) -
     pseudonym = volume.placement.pseudonym(key)
     sets = volume.borrow_sets(pseudonym)
     try:
-        stale = [cached for cached in sets if not volume.is_fresh(cached, lanes)]
+        stale = [cached for cached in sets if not volume.is_fresh(cached, channel)]
         if stale and not volume.find(sets, pseudonym):
-            yield from volume.load(lanes, stale, deadline)
+            yield from volume.load(channel, stale, deadline)
         found = volume.find(sets, pseudonym)
         if not found:
             return None
-        cached, wall = found[0].cached, lanes.wall()
+        cached, wall = found[0].cached, channel.wall()
         with cached.guard:
             directory = cached.directory
             if directory is None or directory.find(pseudonym) != found[0].slot:

@@ -1,9 +1,10 @@
-"""A tenant at its quota: which of its own values goes for a new one, or because the quota was lowered.
+"""Eviction for a tenant at its quota: which of its own values goes for a new one, or because the quota was
+lowered.
 
-The value that goes is of that cache of the tenant's which holds most, so it is never another tenant's, and
-none of his caches keeps another empty. Where that is the new key's own volume, it is of the key's two sets,
-if they have one. Otherwise it is the one that seems least wanted of a few sets, which are chosen by chance
-among those that are known to hold values; that one goes from its directory with a write of its own.
+The victim comes from the tenant's fullest cache, so it is never another tenant's, and no cache of the tenant
+keeps another empty. Where that is the new key's own volume, it comes from the key's two sets, if they have
+one. Otherwise it is the least wanted value of a few sets, drawn by chance among those that are known to hold
+values; its directory is written for that alone.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ from collections.abc import Sequence
 
 from agent.pool.format.directory import Choice, choose_slot
 from agent.pool.format.occupancy import SetPlace
-from agent.pool.steps import Acquire, Lanes, Steps, wait_for
+from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.volume import Volume
-from agent.pool.volume.writable_directory import load_writable
+from agent.pool.write.set_transaction import SetTransaction
+from agent.pool.write.slot_allocation import count_eviction, ghost_of
 
 SAMPLE = 4
 """Sets that are compared. Each may have to be read."""
 PROBES = 64
-"""Sets drawn by chance before all that are known are looked through."""
+"""Sets that are drawn by chance before all known ones are looked through."""
 
 _dice = random.Random()
 
@@ -36,7 +38,7 @@ class Room(enum.Enum):
 
 
 def room_for(
-    volume: Volume, lanes: Lanes, sets: Sequence[CachedSet], *, may_evict: bool, deadline: float
+    volume: Volume, channel: IoChannel, sets: Sequence[CachedSet], *, may_evict: bool, deadline: float
 ) -> Steps[Room]:
     """Set room aside for one slot more in one of `sets`, if need be by an eviction. The tenant has a quota.
 
@@ -47,21 +49,21 @@ def room_for(
     if quota.set_aside(slot_bytes):
         return Room.SET_ASIDE
     owners = volume.siblings if volume in volume.siblings else (*volume.siblings, volume)
-    idle = [volume.begun.make_way(each.settings.volume_id, lanes) for each in owners]
+    idle = [volume.partial_puts.make_way(each.settings.volume_id, channel) for each in owners]
     if any(idle) and quota.set_aside(slot_bytes):
         return Room.SET_ASIDE
     if may_evict:
-        # Before the other goes: what it leaves must not be taken by a put beside this one.
+        # Before the victim goes: a put beside this one must not take its room.
         quota.exchange(slot_bytes)
         caches = fullest_first(owners)
         is_fullest = not caches or _holds(caches[0]) <= _holds(volume)
-        if is_fullest and any(_victim(cached, lanes) is not None for cached in sets):
+        if is_fullest and any(_victim(cached, channel) is not None for cached in sets):
             quota.count(evicted=1)
             return Room.EXCHANGE
         freed = 0
         for cache in caches:
             # Smaller slots than the one that is needed: several.
-            while freed < slot_bytes and (yield from evict_one(cache, lanes, deadline)):
+            while freed < slot_bytes and (yield from evict_one(cache, channel, deadline)):
                 quota.count(evicted=1)
                 freed += cache.settings.slot_bytes
         if freed:
@@ -72,7 +74,7 @@ def room_for(
 
 
 def fullest_first(volumes: Sequence[Volume]) -> list[Volume]:
-    """Those that may lose values and hold some: /fs keeps what it has."""
+    """The caches that hold values, the fullest first. Volumes of files lose none."""
     caches = [
         each for each in volumes if each.settings.kind == "kv" and not each.erased and each.occupancy.known
     ]
@@ -83,57 +85,47 @@ def _holds(volume: Volume) -> int:
     return volume.occupancy.known * volume.settings.slot_bytes
 
 
-def evict_one(volume: Volume, lanes: Lanes, deadline: float) -> Steps[bool]:
-    """Take one value of the volume from its directory, on flash as well. False where none was found."""
+def evict_one(volume: Volume, channel: IoChannel, deadline: float) -> Steps[bool]:
+    """Evict one value of the volume, on flash as well. False: none was found, or the write failed."""
     borrowed = [volume.cache.borrow(*place, volume.occupancy) for place in _some_that_hold(volume)]
     try:
         unread = [cached for cached in borrowed if cached.directory is None]
         if unread:
-            yield from volume.load(lanes, unread, deadline)
+            yield from volume.load(channel, unread, deadline)
         best: tuple[float, CachedSet] | None = None
         for cached in borrowed:
-            victim = _victim(cached, lanes)
+            victim = _victim(cached, channel)
             if victim is not None and (best is None or victim.cost > best[0]):
                 best = (victim.cost, cached)
         if best is None:
             return False
-        return (yield from _evict_from(volume, lanes, best[1], deadline))
+        return (yield from _evict_from(volume, channel, best[1], deadline))
     finally:
         volume.give_back_sets(borrowed)
 
 
-def _victim(cached: CachedSet, lanes: Lanes) -> Choice | None:
+def _victim(cached: CachedSet, channel: IoChannel) -> Choice | None:
     with cached.guard:
         directory = cached.directory
         if directory is None or cached.fault is not None:
             return None
-        return choose_slot(directory, cached.unavailable(lanes.now()) | directory.free_slots(), lanes.wall())
+        return choose_slot(
+            directory, cached.unavailable(channel.now()) | directory.free_slots(), channel.wall()
+        )
 
 
-def _evict_from(volume: Volume, lanes: Lanes, cached: CachedSet, deadline: float) -> Steps[bool]:
-    if not (yield Acquire(cached.writer, deadline)):
-        return False
-    try:
-        # An image of an old directory would lose what other agents have named in it since.
-        if (yield from load_writable(volume, lanes, [cached], deadline)) is not None:
+def _evict_from(volume: Volume, channel: IoChannel, cached: CachedSet, deadline: float) -> Steps[bool]:
+    with SetTransaction(volume, channel, cached) as change:
+        if (yield from change.begin(deadline)) is not None:
             return False
-        victim = _victim(cached, lanes)
-        if victim is None or victim.victim is None:
+        choice = _victim(cached, channel)
+        if choice is None or choice.victim is None:
             return False
-        with cached.guard:
-            directory = cached.directory
-            if directory is None or directory.entry(victim.slot) != victim.victim:
-                return False
-            expired = victim.cost == float("inf")
-            directory.clear(victim.slot, ghost=None if expired else victim.victim.pseudonym)
-            image = directory.image()
-        tally = lanes.tally(volume.settings.name)
-        tally.evictions += not expired
-        tally.evictions_expired += expired
-        pending = lanes.write(cached.namespace, cached.offset, [image])
-        return (yield from wait_for(lanes, pending, deadline)) is None
-    finally:
-        cached.end_write()
+        ghost = ghost_of(choice)
+        gone = yield from change.clear(cached, choice.slot, choice.victim, deadline, ghost=ghost)
+        if gone:
+            count_eviction(volume, channel, choice)
+        return gone
 
 
 def _some_that_hold(volume: Volume) -> list[SetPlace]:

@@ -1,4 +1,8 @@
-"""A slot that a put has taken for its value, and which set it is best in."""
+"""Slots for new values: the choice of one, and its reservation until it is named.
+
+Puts, copies, moves and reseals reserve here. A reserved slot is nobody else's: it is no victim and not free,
+a directory that is read again does not change it, and its set stays in the cache.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,13 @@ from typing import Final
 
 from agent.pool.format.directory import SLOTS_PER_SET, Choice, choose_slot
 from agent.pool.format.slot import SlotSealer
-from agent.pool.steps import Lanes
-from agent.pool.volume.directory_cache import CachedSet
+from agent.pool.steps import IoChannel
+from agent.pool.volume.directory_cache import LEGAL, CachedSet, SlotState
+from agent.pool.volume.volume import Volume
 
 
 class Reservation:
-    """The slot of a set, how it is sealed, and at which byte of the namespace it lies."""
+    """The slot of a put, how it is sealed, and at which byte of the namespace it lies."""
 
     __slots__ = ("cached", "offset", "sealer", "slot")
 
@@ -24,27 +29,76 @@ class Reservation:
 
 
 def best_choice(
-    sets: Sequence[CachedSet], lanes: Lanes, pseudonym: bytes, *, exchange: bool
+    sets: Sequence[CachedSet], channel: IoChannel, pseudonym: bytes, *, exchange: bool = False
 ) -> tuple[CachedSet, Choice] | None:
     """The slot that a key would take: in the emptier set, or of the victim that costs least where both are
     full, or for `exchange`. None: all are taken.
 
     A namespace that is under suspicion takes what the other one has no room for, and no more.
     """
-    wall = lanes.wall()
+    wall = channel.wall()
     best: tuple[CachedSet, Choice] | None = None
     best_rank: tuple[bool, int, float] | None = None
     for cached in sets:
-        assert cached.directory is not None
+        choice: Choice | None = None
         with cached.guard:
-            taken = cached.unavailable(lanes.now())
-            if exchange:
-                taken = taken | cached.directory.free_slots()
-            choice = choose_slot(cached.directory, taken, wall, pseudonym[-1] % SLOTS_PER_SET)
+            directory = cached.directory
+            if directory is not None:
+                taken = cached.unavailable(channel.now())
+                if exchange:
+                    taken = taken | directory.free_slots()
+                choice = choose_slot(directory, taken, wall, pseudonym[-1] % SLOTS_PER_SET)
         if choice is None:
             continue
-        trusted = choice.free_slots > 0 and lanes.trusts(cached.namespace)
+        trusted = choice.free_slots > 0 and channel.trusts(cached.namespace)
         rank = (trusted, choice.free_slots, choice.cost)
         if best_rank is None or rank > best_rank:
             best, best_rank = (cached, choice), rank
     return best
+
+
+def is_eviction(choice: Choice) -> bool:
+    """Whether the slot holds a value that has not expired."""
+    return choice.victim is not None and choice.cost != float("inf")
+
+
+def reserve(
+    volume: Volume, channel: IoChannel, cached: CachedSet, choice: Choice, *, keep: bool = False
+) -> bool:
+    """Reserve a chosen slot, and drop the entry of its victim here. False: another worker was faster.
+
+    Flash learns of the victim's end with the entry of the new value. `keep`: the victim's entry stays, for
+    the slot is to hold the same value.
+    """
+    with cached.guard:
+        directory = cached.directory
+        state = cached.slot_state(choice.slot, channel.now())
+        if directory is None or (state, SlotState.RESERVED) not in LEGAL:
+            return False
+        present, victim = directory.entry(choice.slot), choice.victim
+        if (present and present.generation) != (victim and victim.generation):
+            return False
+        if present is not None and not keep:
+            directory.clear(choice.slot, ghost=ghost_of(choice))
+            count_eviction(volume, channel, choice)
+        cached.reserved.add(choice.slot)
+    volume.cache.borrow(cached.namespace, cached.offset)
+    return True
+
+
+def ghost_of(choice: Choice) -> bytes | None:
+    """The ghost that the choice's victim leaves; an expired value leaves none."""
+    return choice.victim.pseudonym if choice.victim is not None and is_eviction(choice) else None
+
+
+def count_eviction(volume: Volume, channel: IoChannel, choice: Choice) -> None:
+    tally = channel.tally(volume.settings.name)
+    tally.evictions += is_eviction(choice)
+    tally.evictions_expired += not is_eviction(choice)
+
+
+def release(volume: Volume, cached: CachedSet, slot: int) -> None:
+    """End a reservation: the value is named in the slot, or the slot is free."""
+    with cached.guard:
+        cached.reserved.discard(slot)
+    volume.cache.give_back(cached)

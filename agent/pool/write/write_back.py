@@ -24,12 +24,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from agent.pool.counters import MissCause
-from agent.pool.errors import BadPut, PutRefused, TooLong
-from agent.pool.format.directory import TIME_MAX
-from agent.pool.steps import Acquire, Lanes, Runner, Steps
+from agent.pool.errors import BadPut, PutRefused
+from agent.pool.steps import Acquire, IoChannel, Runner, Steps
 from agent.pool.volume.volume import Volume
 from agent.pool.write.delete_and_pin import delete, pin
-from agent.pool.write.put import Writing
+from agent.pool.write.put import SlotWriter
+from agent.pool.write.writer import PutState, Writer
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ TELL_SECONDS: Final = 10.0
 
 
 class Waiting:
-    """One value that is acknowledged and not on flash. `lock` is held by whoever stores or removes it."""
+    """One value that is acknowledged and not on flash. A thread that stores or removes it holds `lock`."""
 
     __slots__ = ("data", "expires", "key", "lock", "over", "pinned_until", "pseudonym", "readers", "since")
 
@@ -68,7 +68,7 @@ class Waiting:
         return bool(self.expires) and self.expires <= wall
 
 
-class _Storing(Writing):
+class _Storing(SlotWriter):
     """The put to flash of a value that waited: its time to live began when it was acknowledged."""
 
     def __init__(self, volume: Volume, value: Waiting) -> None:
@@ -177,20 +177,20 @@ class WriteBack:
             if self._values.get(value.pseudonym) is value:
                 self._values.move_to_end(value.pseudonym)
 
-    def store(self, lanes: Lanes, value: Waiting, deadline: float) -> Steps[bool]:
+    def store(self, channel: IoChannel, value: Waiting, deadline: float) -> Steps[bool]:
         """Bring a value to flash, if that is still to be done. False where it could not be and waits on."""
         if not (yield Acquire(value.lock, deadline)):
             return False
         try:
             if value.over:
                 return True
-            if value.has_expired(lanes.wall()):
+            if value.has_expired(channel.wall()):
                 self._remove(value)
                 return True
-            tally = lanes.tally(self.volume.settings.name)
+            tally = channel.tally(self.volume.settings.name)
             refused_before = tally.puts_refused
             try:
-                yield from self._write(lanes, value, deadline)
+                yield from self._write(channel, value, deadline)
             except (PutRefused, BadPut) as refused:
                 # The put was acknowledged; if it comes to nothing it is one that was lost.
                 tally.puts_refused = refused_before
@@ -198,30 +198,30 @@ class WriteBack:
                 # enclosure is away, for nothing is evicted meanwhile, and where a key was rotated away: the
                 # next try seals with the new one.
                 may_pass = not isinstance(refused, BadPut) and (refused.cause is not None or refused.passes)
-                in_time = lanes.now() - value.since < self.keep_seconds
+                in_time = channel.now() - value.since < self.keep_seconds
                 if may_pass and in_time and not self.volume.erased:
                     return False
                 self.last_refusal = str(refused)
-                self.give_up(value, lanes)
+                self.give_up(value, channel)
                 return True
             if value.pinned_until:
-                yield from pin(self.volume, lanes, value.key, value.pinned_until, deadline)
+                yield from pin(self.volume, channel, value.key, value.pinned_until, deadline)
             self._remove(value)
             return True
         finally:
             value.lock.release()
 
-    def _write(self, lanes: Lanes, value: Waiting, deadline: float) -> Steps[None]:
+    def _write(self, channel: IoChannel, value: Waiting, deadline: float) -> Steps[None]:
         length = len(value.data)
         writing = _Storing(self.volume, value)
         try:
             for at in range(0, length, PIECE_BYTES):
-                yield from writing.write(lanes, at, value.data[at : at + PIECE_BYTES], deadline)
+                yield from writing.write(channel, at, value.data[at : at + PIECE_BYTES], deadline)
         finally:
             if not writing.finished:
-                yield from writing.drop(lanes)
+                writing.drop()
 
-    def delete(self, lanes: Lanes, value: Waiting, deadline: float) -> Steps[bool]:
+    def delete(self, channel: IoChannel, value: Waiting, deadline: float) -> Steps[bool]:
         """Delete a key whose value waits, here and on flash, where a try to store it may have left it.
 
         Raises PutRefused where that cannot be done; then the value waits on, for its key is not gone.
@@ -229,8 +229,8 @@ class WriteBack:
         if not (yield Acquire(value.lock, deadline)):
             raise PutRefused("the value is being stored", MissCause.LATE)
         try:
-            was_there = not value.over and not value.has_expired(lanes.wall())
-            there = yield from delete(self.volume, lanes, value.key, deadline)
+            was_there = not value.over and not value.has_expired(channel.wall())
+            there = yield from delete(self.volume, channel, value.key, deadline)
             self._remove(value)
             return was_there or there
         finally:
@@ -247,19 +247,19 @@ class WriteBack:
         finally:
             value.lock.release()
 
-    def give_up(self, value: Waiting, lanes: Lanes) -> None:
-        """It was acknowledged, and will not be stored. Whoever calls holds its lock."""
+    def give_up(self, value: Waiting, channel: IoChannel) -> None:
+        """It was acknowledged, and will not be stored. The caller holds its lock."""
         if not value.over:
-            lanes.tally(self.volume.settings.name).puts_lost += 1
+            channel.tally(self.volume.settings.name).puts_lost += 1
             self.lost += 1
             self._remove(value)
 
-    def give_up_idle(self, value: Waiting, lanes: Lanes) -> bool:
+    def give_up_idle(self, value: Waiting, channel: IoChannel) -> bool:
         """As `give_up`; False where somebody is storing or removing it just now."""
         if not value.lock.acquire(blocking=False):
             return False
         try:
-            self.give_up(value, lanes)
+            self.give_up(value, channel)
             return True
         finally:
             value.lock.release()
@@ -273,114 +273,50 @@ class WriteBack:
                 self._count_out(value)
 
 
-class BackWriting:
-    """One put into memory. It looks as a `Writing` does; `begin` makes one where there is room."""
+class BackWriter(Writer):
+    """One put into memory, for which room was set aside."""
 
     def __init__(self, back: WriteBack, key: bytes, length: int, ttl_seconds: int) -> None:
-        self.volume = back.volume
-        self.key = key
-        self.pseudonym = back.volume.placement.pseudonym(key)
-        self.already_there = False
-        self.finished = False
-        self.stored = False
-        self.received = 0
+        super().__init__(back.volume, key, length=length, ttl_seconds=ttl_seconds)
         self._back = back
-        self._length = length
-        self._ttl_seconds = ttl_seconds or back.volume.settings.ttl_seconds
-        self._holds_room = True
+        self._room = length
         self._data: memoryview | None = None
 
-    @classmethod
-    def begin(cls, back: WriteBack, key: bytes, length: int, ttl_seconds: int) -> BackWriting | None:
-        """None where there is no room for the value: it has to go through."""
-        if not back.set_aside(length):
-            return None
-        return cls(back, key, length, ttl_seconds)
-
-    def write(self, lanes: Lanes, offset: int, data: memoryview, deadline: float) -> Steps[bool]:
-        """Take bytes of the value, in their order. True when that completed it: it waits for its storing."""
-        if offset + len(data) > self._length:
-            raise TooLong(f"bytes up to {offset + len(data)} of a value that ends at {self._length}")
-        if self.finished or not len(data):
-            return self.finished
-        if refusal := self.volume.refusal:
-            yield from self.drop(lanes)
-            lanes.tally(self.volume.settings.name).puts_refused += 1
-            raise PutRefused(refusal, MissCause.WRONG_KEY)
-        if offset != self.received:
-            yield from self.drop(lanes)
-            raise BadPut("a value is written from its start on")
-        if self._data is None:
-            self._data = memoryview(bytearray(self._length))
-        self._data[offset : offset + len(data)] = data
-        self.received += len(data)
-        if self.received < self._length:
-            return False
-        waiting, self._data, self._holds_room = self._data, None, False
-        wall = lanes.wall()
-        expires = min(int(wall) + self._ttl_seconds, TIME_MAX) if self._ttl_seconds else 0
-        value = Waiting(self.key, self.pseudonym, waiting, expires, lanes.now())
-        self._back.forget_expired(self.pseudonym, wall)
-        tally = lanes.tally(self.volume.settings.name)
-        if self._back.add(value):
-            tally.puts_written_back += 1
-            self.stored = True
-        else:
-            tally.puts_already_there += 1
-            self.already_there = True
-        self.finished = True
-        return True
-
-    def finish(self, lanes: Lanes, deadline: float) -> Steps[None]:
-        """What is not complete by now is not stored."""
-        if not self.finished:
-            yield from self.drop(lanes)
-            raise BadPut(f"{self.received} bytes of a value of {self._length}")
-
-    def drop(self, lanes: Lanes) -> Steps[None]:
-        """Give up what came so far."""
+    def _take(self, channel: IoChannel, offset: int, data: memoryview, deadline: float) -> Steps[None]:
+        """Take bytes of the value, in their order."""
         yield from ()  # steps, of which there are none
-        self.finished = True
+        if offset != self._end:
+            self._refuse(channel, BadPut("a value is written from its start on"))
+        if self._data is None:
+            self._data = memoryview(bytearray(self._room))
+            self._enter(PutState.TAKING)
+        self._data[offset : offset + len(data)] = data
+        self._end += len(data)
+        if self._end < len(self._data):
+            return
+        wall, waiting = channel.wall(), self._data
+        value = Waiting(self.key, self.pseudonym, waiting, self._expiry(wall), channel.now())
+        self._back.forget_expired(self.pseudonym, wall)
+        self._room = 0  # The room is the value's now.
+        if self._back.add(value):
+            channel.tally(self.volume.settings.name).puts_written_back += 1
+            self._enter(PutState.STORED)
+        else:
+            self._found_there(channel)
+
+    def _release(self) -> None:
         self._data = None
-        if self._holds_room:
-            self._holds_room = False
-            self._back.give_back(self._length)
+        if self._room:
+            room, self._room = self._room, 0
+            self._back.give_back(room)
 
 
-class AlreadyWaiting:
+class AlreadyWaiting(Writer):
     """A put that cannot wait, of a key whose value does. It is taken and forgotten: the first put stays."""
 
-    stored = False
-
-    def __init__(self, volume: Volume, key: bytes, length: int | None) -> None:
-        self.volume = volume
-        self.key = key
-        self.already_there = True
-        self.finished = False
-        self.received = 0
-        self._length = length
-
-    def write(self, lanes: Lanes, offset: int, data: memoryview, deadline: float) -> Steps[bool]:
-        """Count bytes of the value. True when it is complete."""
-        end = offset + len(data)
-        limit = self._length if self._length is not None else self.volume.settings.value_bytes
-        if end > limit:
-            raise TooLong(f"bytes up to {end} of a value that ends at {limit}")
-        self.received = max(self.received, end)
-        if not self.finished and self.received == self._length:
-            yield from self.finish(lanes, deadline)
-        return self.finished
-
-    def finish(self, lanes: Lanes, deadline: float) -> Steps[None]:
+    def _take(self, channel: IoChannel, offset: int, data: memoryview, deadline: float) -> Steps[None]:
         yield from ()  # steps, of which there are none
-        if not self.finished:
-            self.finished = True
-            lanes.tally(self.volume.settings.name).puts_already_there += 1
-
-    def drop(self, lanes: Lanes) -> Steps[None]:
-        """Nothing is kept for it."""
-        yield from ()  # steps, of which there are none
-        self.finished = True
+        self._found_there(channel)
 
 
 class Storing:
@@ -395,11 +331,11 @@ class Storing:
         self._lost_told = 0
         self._lost_told_at = float("-inf")
 
-    def work(self, lanes: Lanes, runner: Runner) -> None:
+    def work(self, channel: IoChannel, runner: Runner) -> None:
         """Until `stop` was called and nothing waits any more: it was stored, or it was given up."""
         while True:
             self._came.clear()
-            stored = [self._oldest(number, lanes, runner) for number in range(len(self._backs))]
+            stored = [self._oldest(number, channel, runner) for number in range(len(self._backs))]
             if time.monotonic() - self._lost_told_at >= TELL_SECONDS:
                 self._tell_lost()
             if any(stored):
@@ -428,23 +364,23 @@ class Storing:
             )
             self._lost_told, self._lost_told_at = total, time.monotonic()
 
-    def _oldest(self, number: int, lanes: Lanes, runner: Runner) -> bool:
+    def _oldest(self, number: int, channel: IoChannel, runner: Runner) -> bool:
         back = self._backs[number]
         value, began = back.oldest(), time.monotonic()
         if value is None or began < self._next_try[number]:
             return False
         bandwidth = back.volume.bandwidth
-        if bandwidth is not None and not bandwidth.is_ready(lanes):
+        if bandwidth is not None and not bandwidth.is_ready(channel):
             # The thread is everybody's: it does not wait for what one tenant may move.
-            if lanes.now() - value.since < back.keep_seconds:
+            if channel.now() - value.since < back.keep_seconds:
                 return False
-            return back.give_up_idle(value, lanes)
+            return back.give_up_idle(value, channel)
         try:
-            if runner.run(back.store(lanes, value, lanes.now() + back.volume.timing.write_deadline)):
+            if runner.run(back.store(channel, value, channel.now() + back.volume.timing.write_deadline)):
                 return True
         except Exception:
             log.exception("a value of volume %s could not be stored", back.volume.settings.name)
-            return back.give_up_idle(value, lanes)
+            return back.give_up_idle(value, channel)
         back.postpone(value)
         self._next_try[number] = 2 * time.monotonic() - began
         return False

@@ -1,7 +1,6 @@
-"""Block devices by name, in front of the enclosure's drives: the bdev_* methods.
+"""The bdev_* methods: names for the enclosure's block drives.
 
-A drive that was there before (`--drives`), or was added over the control socket, is a bdev called `drive-N`.
-Drives of the KV command set are no block devices and are not shown.
+A drive of `--drives`, or from the control socket, is a bdev called `drive-N`. KV drives are not shown.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from emulator.jbof.rpc.faults import no_device, of_errno
 
 BDEVS_MAX: Final = 1024
 MALLOC_BYTES_MAX: Final = 1 << 42
-"""Of one malloc bdev. Memory is taken as it is written, so this bounds nothing but nonsense."""
+"""Of one malloc bdev. Memory is taken as it is written."""
 
 _BLOCK_SIZES: Final = (512, 4096)
 _PRODUCTS: Final = {"malloc": "Malloc disk", "null": "Null disk", "aio": "AIO disk"}
@@ -42,14 +41,14 @@ class Bdev:
 
 
 class Bdevs:
-    """All of one enclosure. Called with the lock of the dispatcher held."""
+    """The bdevs of one enclosure. Called with the lock of the dispatcher held."""
 
     def __init__(self, enclosure: Enclosure) -> None:
         self._enclosure = enclosure
         self._made: dict[str, Bdev] = {}
 
     def all(self) -> dict[str, Bdev]:
-        """Every bdev by its name; those made by RPC first."""
+        """Every bdev by its name; bdevs of the RPC first."""
         mine = {each.drive.number for each in self._made.values()}
         found = dict(self._made)
         for drive in self._enclosure.drives:
@@ -77,13 +76,11 @@ class Bdevs:
         name = asked.name
         if name is None:
             name = next(each for n in range(BDEVS_MAX + 1) if (each := f"Malloc{n}") not in self.all())
-        self._create(name, "malloc", MemoryMedium, asked)
-        return name
+        return self._create(name, "malloc", MemoryMedium, asked)
 
     def create_null(self, asked: parameters.CreateNull) -> str:
         """bdev_null_create: the name."""
-        self._create(asked.name, "null", NullMedium, asked)
-        return asked.name
+        return self._create(asked.name, "null", NullMedium, asked)
 
     def _create(
         self,
@@ -91,7 +88,7 @@ class Bdevs:
         kind: str,
         make: Callable[[int], Medium],
         asked: parameters.CreateMalloc | parameters.CreateNull,
-    ) -> None:
+    ) -> str:
         size = asked.block_size * asked.num_blocks
         if asked.block_size not in _BLOCK_SIZES or not 0 < size <= MALLOC_BYTES_MAX:
             raise of_errno(errno.EINVAL)
@@ -100,41 +97,34 @@ class Bdevs:
             medium = make(size)
         except (OSError, ValueError, OverflowError):
             raise of_errno(errno.ENOMEM) from None
-        self._take(name, kind, medium, identity, asked.block_size, None)
+        return self._take(name, kind, medium, identity, asked.block_size, None)
 
     def create_aio(self, asked: parameters.CreateAio) -> str:
         """bdev_aio_create: the name."""
         identity = self._identity(asked.name, asked.uuid)
         try:
             found = os.stat(asked.filename)
-        except OSError as error:
-            raise of_errno(error.errno or errno.EINVAL) from None
-        except ValueError:
-            raise of_errno(errno.EINVAL) from None
-        # Of a file nobody knows the block size; of a device one would ask the kernel, but this enclosure
-        # serves files alone.
-        if not stat.S_ISREG(found.st_mode) or asked.block_size not in _BLOCK_SIZES:
-            raise of_errno(errno.EINVAL)
-        if found.st_size == 0 or found.st_size % asked.block_size:
+        except (OSError, ValueError) as error:
+            raise of_errno(getattr(error, "errno", 0) or errno.EINVAL) from None
+        # A file has no block size of its own. This enclosure does not serve block devices.
+        is_file = stat.S_ISREG(found.st_mode) and asked.block_size in _BLOCK_SIZES
+        if not is_file or found.st_size == 0 or found.st_size % asked.block_size:
             raise of_errno(errno.EINVAL)
         try:
             medium = FileMedium(Path(asked.filename), found.st_size)
-        except OSError as error:
-            raise of_errno(error.errno or errno.EINVAL) from None
-        except ValueError:
-            raise of_errno(errno.EINVAL) from None
-        self._take(asked.name, "aio", medium, identity, asked.block_size, asked.filename)
-        return asked.name
+        except (OSError, ValueError) as error:
+            raise of_errno(getattr(error, "errno", 0) or errno.EINVAL) from None
+        return self._take(asked.name, "aio", medium, identity, asked.block_size, asked.filename)
 
     def _identity(self, name: str, given: str | None) -> uuid.UUID:
-        """The UUID of a new bdev. Faults of the name come before all others."""
+        """The UUID of a new bdev. Errors of the name come first."""
         everything = self.all()
         if not name or len(everything) >= BDEVS_MAX:
             raise of_errno(errno.EINVAL if not name else errno.ENOMEM)
         if name in everything:
             raise of_errno(errno.EEXIST)
         if given is None:
-            # The same each time, so that a namespace without an NGUID of its own keeps its name.
+            # The same each time, so that a namespace without an NGUID keeps its identity.
             return uuid.uuid5(uuid.NAMESPACE_URL, f"{self._enclosure.settings.subsystem_nqn}/{name!a}")
         try:
             wanted = uuid.UUID(given)
@@ -154,13 +144,14 @@ class Bdevs:
         identity: uuid.UUID,
         block_size: int,
         filename: str | None,
-    ) -> None:
+    ) -> str:
         try:
             drive = self._enclosure.take_drive(medium, identity.bytes, block_size)
         except ValueError:
             medium.close()
             raise of_errno(errno.ENOMEM) from None
         self._made[name] = Bdev(name, kind, drive, identity, filename)
+        return name
 
     def delete(self, kind: str, name: str) -> bool:
         """bdev_malloc_delete and bdev_aio_delete; namespaces on it go with it."""

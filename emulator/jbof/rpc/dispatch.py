@@ -1,7 +1,7 @@
-"""JSON-RPC 2.0 as SPDK speaks it: one decoded request (or a batch of them) to its answer. No I/O.
+"""JSON-RPC 2.0 in SPDK's dialect: from a decoded request, or a batch, to its answer. No I/O.
 
-Differences from the letter of JSON-RPC are those of a real target. A missing "jsonrpc" is accepted. An id is
-a number or a string; a request without one is a notification. An error has no "data".
+As with a real target, a missing "jsonrpc" is accepted, an id is a number or a string, a request without one
+is a notification, and an error has no "data".
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from emulator.jbof.rpc.subsystems import Subsystems
 log = logging.getLogger(__name__)
 
 BATCH_MAX: Final = 64
-"""Requests of one batch. Its answer is made as a whole, so this bounds the memory that it takes."""
+"""Requests of one batch: bounds the memory of its answer."""
 
 VERSION: Final = "g35 jbof 0.1"
 
 _BEFORE_START: Final = ("framework_start_init", "nvmf_set_config")
-"""Methods of a target that is not initialized yet, which this one never is."""
+"""Methods of a target that is not initialized yet; this one always is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """What a method takes, and what carries it out."""
+    """The parameters and the function of a method."""
 
     takes: type[BaseModel]
     run: Callable[[Any], Any]
@@ -97,7 +97,7 @@ class Dispatcher:
         return True
 
     def answer(self, request: Any) -> dict[str, Any] | list[dict[str, Any]] | None:
-        """The answer to a request or a batch; None where none is due."""
+        """The answer to a request or a batch; None for notifications."""
         if not isinstance(request, list):
             return self._one(request)
         if not request or len(request) > BATCH_MAX:
@@ -122,7 +122,7 @@ class Dispatcher:
         except RpcFault as fault:
             return _error(number, fault) if "id" in request else None
         except Exception:
-            # The last line of defence: a bug fails one call.
+            # A bug fails one call.
             log.exception("the RPC method %s", method)
             return _error(number, internal_error()) if "id" in request else None
         return {"jsonrpc": "2.0", "id": number, "result": result} if "id" in request else None

@@ -1,8 +1,4 @@
-"""Errors of the RPC, with the codes and words that a real SPDK target gave for the same mistakes.
-
-Which code a mistake gets is SPDK's history, not a rule: what cannot be decoded is -32603 from the block
-device calls and -32602 from the nvmf calls.
-"""
+"""Errors of the RPC, with the codes and texts of a real SPDK target for the same mistakes."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ WRONG_STATE: Final = -1
 
 
 class RpcFault(Exception):
-    """What a method answers instead of a result."""
+    """The answer of a method that failed."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -42,12 +38,12 @@ def undecodable() -> RpcFault:
 
 
 def invalid_parameters() -> RpcFault:
-    """An nvmf or keyring call with parameters that are wrong or name what is not there."""
+    """An nvmf or keyring call with wrong parameters, or unknown names."""
     return RpcFault(INVALID_PARAMETERS, "Invalid parameters")
 
 
 def internal_error() -> RpcFault:
-    """An nvmf call that was refused further down."""
+    """An nvmf call that failed inside."""
     return RpcFault(INTERNAL_ERROR, "Internal error")
 
 

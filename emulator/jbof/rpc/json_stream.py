@@ -1,8 +1,7 @@
-"""A stream of JSON values without anything between them, cut into values. No I/O.
+"""Cuts a stream of JSON values without framing into values. No I/O.
 
-JSON-RPC on a stream socket has no framing: a value ends where its outermost bracket closes. What can be told
-before a value is whole is refused before it is whole: too long, nested too deeply, or begun with anything but
-an object or an array. MalformedStream is the only exception, and after it the stream is over.
+A value ends where its outermost bracket closes. A value that is too long, nested too deeply, or neither an
+object nor an array is refused before it is whole. MalformedStream is the only exception, and ends the stream.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ import re
 from typing import Any, Final, NoReturn
 
 MESSAGE_BYTES_MAX: Final = 64 << 10
-"""Of one value, white space around it included: the decoder holds the interpreter for up to 5 ms over it."""
+"""Of one value with the white space around it: the decoder holds the interpreter for up to 5 ms."""
 
 NESTING_MAX: Final = 32
-"""The deepest request that there is has 4 levels: batch, request, parameters, namespace."""
+"""The deepest request has 4 levels: batch, request, parameters, namespace."""
 
 _BLANKS: Final = re.compile(rb"[ \t\r\n]*")
 _OUTSIDE: Final = re.compile(rb'["{}\[\]]')
@@ -24,11 +23,11 @@ _OPENING: Final = b"{["
 
 
 class MalformedStream(ValueError):
-    """What came is not a stream of JSON objects and arrays: the peer's fault."""
+    """Not a stream of JSON objects and arrays: the peer's fault."""
 
 
 class JsonStream:
-    """`push` takes what was received and returns the values that have become whole."""
+    """`push` takes received bytes and returns the values that are complete."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -65,7 +64,7 @@ class JsonStream:
             byte, self._at = found.group(), found.end()
             if byte == b"\\":
                 if self._at == len(buffer):
-                    self._at -= 1  # what it escapes has not come
+                    self._at -= 1  # the escaped byte has not come
                     return None
                 self._at += 1
             elif byte == b'"':

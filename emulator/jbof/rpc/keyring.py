@@ -1,4 +1,4 @@
-"""The keyring: DH-HMAC-CHAP secrets by name, each in a file that nobody else may read."""
+"""The keyring: DH-HMAC-CHAP secrets by name, each in a private file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEYS_MAX: Final = 1024
 
 
 class Keyring:
-    """Names and paths. A file is read when a host is given its key: one that was removed stays in use."""
+    """Names and paths. A file is read when a host gets its key: a removed key stays in use."""
 
     def __init__(self) -> None:
         self._paths: dict[str, str] = {}
@@ -34,10 +34,8 @@ class Keyring:
         try:
             os.stat(asked.path)
             check_private(Path(asked.path))
-        except OSError as error:
-            raise of_errno(error.errno or errno.EINVAL) from None
-        except ValueError:
-            raise of_errno(errno.EINVAL) from None
+        except (OSError, ValueError) as error:
+            raise of_errno(getattr(error, "errno", 0) or errno.EINVAL) from None
         except SecretFileError:
             raise of_errno(errno.EPERM) from None
         self._paths[asked.name] = asked.path
@@ -62,8 +60,7 @@ class Keyring:
     def secret(self, name: str | None) -> DhchapSecret | None:
         """The secret of a key; None for no name. RpcFault if there is no such key.
 
-        A file without a secret is taken as SPDK does, which looks into it at an authentication: nobody proves
-        to have its secret, so the host is locked out.
+        As with SPDK, which reads the file at an authentication, a file without a secret locks the host out.
         """
         if name is None:
             return None

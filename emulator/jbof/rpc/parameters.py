@@ -1,7 +1,7 @@
-"""What the RPC methods take, as checked records. Types are strict, as SPDK's are: "1" is no number.
+"""The parameters of RPC methods. Types are strict, as SPDK's: "1" is no number.
 
-Members that SPDK knows and this enclosure has no use for are named, so that they are not refused as unknown,
-and allowed their neutral value alone: what is asked for is done or refused, never passed over.
+Members of SPDK without a use here are allowed with their neutral value alone: a request is done or refused,
+never ignored in part.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class AddKey(Parameters):
 
 
 class CreateTransport(BaseModel):
-    """Decoded "relaxed", as the log of SPDK calls it: unknown members are passed over."""
+    """Decoded "relaxed", as SPDK's log calls it: unknown members are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 

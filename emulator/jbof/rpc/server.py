@@ -1,8 +1,4 @@
-"""The RPC socket of an enclosure: a Unix socket of mode 0600, one thread for each client, a few at most.
-
-As SPDK does it, what is not JSON closes the connection without a word, and part of a request waits for the
-rest.
-"""
+"""The RPC socket of an enclosure. As with SPDK, malformed JSON closes the connection without an answer."""
 
 from __future__ import annotations
 
@@ -22,13 +18,13 @@ from emulator.jbof.rpc.json_stream import JsonStream, MalformedStream
 log = logging.getLogger(__name__)
 
 CLIENTS_MAX: Final = 16
-"""Connections at once. One more gets the place of the one that has been silent longest, if that is long."""
+"""Connections at once. The next one gets the place of the longest silent one, after `SILENT_S`."""
 
 SILENT_S: Final = 10.0
-"""A client that has asked nothing for so long may lose its place to a new one."""
+"""A client that was silent for so long may lose its place."""
 
 IDLE_S: Final = 300.0
-"""A client that neither asks nor reads for so long is hung up on."""
+"""A client that neither asks nor reads for so long is disconnected."""
 
 _PIECE_BYTES: Final = 64 << 10
 
@@ -39,11 +35,11 @@ class RpcServer(ClientServer):
     def __init__(self, enclosure: Enclosure, path: Path) -> None:
         self.dispatcher = Dispatcher(enclosure)
         self._heard: dict[socket.socket, float] = {}
-        """When each client asked last, or came. Guarded by `_lock`."""
+        """The time of each client's last bytes. Guarded by `_lock`."""
         super().__init__("rpc", path, CLIENTS_MAX)
 
     def make_room(self) -> bool:
-        """Hang up on the client that has been silent longest; whether there is a place then."""
+        """Disconnect the client that was silent longest; whether there is a place then."""
         with self._lock:
             if not self._heard:
                 return False

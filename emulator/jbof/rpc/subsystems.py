@@ -24,10 +24,9 @@ from emulator.jbof.rpc.faults import (
     of_errno,
 )
 from emulator.jbof.rpc.keyring import Keyring
-from nvmeof.authentication.credentials import CONTROLLER_GROUPS, Credentials
-from nvmeof.controller.port_access import PortAccess
+from nvmeof.authentication.secret import CONTROLLER_GROUPS, Credentials
 from nvmeof.controller.settings import NAMESPACE_ID_LIMIT
-from nvmeof.controller.subsystem import KvNamespace, Subsystem
+from nvmeof.controller.subsystem import KvNamespace, Namespace, PortAccess, Subsystem
 from nvmeof.wire.fabrics import DISCOVERY_NQN
 
 SUBSYSTEMS_MAX: Final = 256
@@ -58,7 +57,7 @@ class _Place:
 
 @dataclass(slots=True)
 class _Offer:
-    """A subsystem, and what the target does not remember of it: names of bdevs and keys."""
+    """A subsystem, and its names of bdevs and keys."""
 
     subsystem: Subsystem
     max_namespaces: int
@@ -69,7 +68,7 @@ class _Offer:
 
 
 class Subsystems:
-    """All of one enclosure. Called with the lock of the dispatcher held."""
+    """The subsystems of one enclosure. Called with the lock of the dispatcher held."""
 
     def __init__(self, enclosure: Enclosure, bdevs: Bdevs, keyring: Keyring) -> None:
         self._enclosure = enclosure
@@ -89,7 +88,7 @@ class Subsystems:
     # --- transports -------------------------------------------------------------------------------------
 
     def create_transport(self, asked: parameters.CreateTransport) -> bool:
-        """nvmf_create_transport. Options are the target's, so all transports of it share them."""
+        """nvmf_create_transport. All transports of the target share its options."""
         trtype = asked.trtype.upper()
         if trtype not in _TRTYPES:
             raise RpcFault(INVALID_PARAMETERS, f"Invalid transport type '{asked.trtype}'")
@@ -235,7 +234,7 @@ class Subsystems:
         claimed = self._enclosure.is_attached(bdev.drive.number)
         if claimed or any(nguid == each.nguid or named == each.uuid for each in taken.values()):
             raise invalid_parameters()
-        self._enclosure.target.add_namespace(offer.subsystem, nsid, bdev.drive, nguid=nguid, uuid=named)
+        self._enclosure.target.attach(offer.subsystem, Namespace(nsid, bdev.drive, nguid=nguid, uuid=named))
         offer.bdevs[nsid] = bdev.name
         return nsid
 
@@ -249,7 +248,7 @@ class Subsystems:
         return True
 
     def forget(self, bdev: Bdev) -> None:
-        """A bdev went, and its namespaces with it."""
+        """Forget a deleted bdev, whose namespaces are gone."""
         for offer in self._offers.values():
             offer.bdevs = {nsid: name for nsid, name in offer.bdevs.items() if name != bdev.name}
 
@@ -373,7 +372,7 @@ def _host_json(nqn: str, keys: tuple[str | None, str | None]) -> dict[str, str]:
 
 
 def _identifier(text: str | None) -> bytes | None:
-    """16 bytes of a UUID or NGUID; None for none and for zeros. RpcFault if it is none."""
+    """16 bytes of a UUID or NGUID; None for none and for zeros. RpcFault."""
     if text is None:
         return None
     try:

@@ -1,8 +1,7 @@
-"""What a connection's queue pair is to be set to, state by state: rdma_init_qp_attr, with its masks.
+"""Attributes of a connection's queue pair, state by state: rdma_init_qp_attr, with its masks.
 
-Before anything is agreed, INIT gives no access right; after REQ or REP it does. So programs that set their
-queue pair to INIT before `connect` have to do it again before RTR, here as with the kernel; else the peer's
-READs are answered with a NAK.
+INIT gives no access right before REQ or REP, and does afterwards. So a program that sets its queue pair to
+INIT before `connect` must do it again before RTR, as with the kernel; otherwise the peer's READs get a NAK.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from emulator.roce.cm.states import CmState
 from emulator.roce.nic.verbs import Access, AddressVector, QpAttr, QpAttributes, QpState, VerbsError
 
 RNR_TIMER: Final = 24
-"""41 ms: what a peer is asked to wait when no receive is posted. Linux leaves 0, which is 655 ms. A program
+"""41 ms: the wait that a peer gets when no receive is posted. Linux leaves 0, which is 655 ms. A program
 that posts late because others have the cores gets five retries in a fifth of a second."""
 
 _AGREED = {

@@ -1,11 +1,11 @@
 """One connection: its user's calls and the peer's messages in; messages, a deadline and events out.
 
-What drives it: the user (`connect`, `establish`; `accept`, `reject`; `disconnect`, `destroy`), the messages
-that `manager.py` finds to be its own, and the time. Both sides are here, since all but the first exchange is
-the same for both (IBTA volume 1, 12.9.6 and 12.9.7). Read `states.py` first.
+Its inputs are the user's calls (`connect`, `establish`; `accept`, `reject`; `disconnect`, `destroy`), its
+messages from `manager.py`, and the time. Both sides are here, since only the first exchange differs (IBTA
+volume 1, 12.9.6 and 12.9.7). Read `states.py` first.
 
-REQ, REP and DREQ are sent again until they are answered; RTU, DREP and REJ are sent again when the message
-that they answer comes again. So each loss, and each duplicate, meets an answer.
+REQ, REP and DREQ are sent again until an answer comes; RTU, DREP and REJ are sent again when the message that
+they answer comes again. So each loss, and each duplicate, gets an answer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from emulator.roce.cm.events import CmEventType, ConnectionParameters, check_private
-from emulator.roce.cm.limits import MAX_SERVICE_WAIT_S, MRA_EXPONENT, REQ_CONSUMER_BYTES, seconds
+from emulator.roce.cm.limits import MAX_SERVICE_WAIT_S, MRA_EXPONENT, REQ_CONSUMER_BYTES
 from emulator.roce.cm.services import ConnectionServices
 from emulator.roce.cm.states import LEGAL, CmState
 from emulator.roce.nic.gid import gid_of
@@ -36,6 +36,7 @@ from emulator.roce.wire.cm_messages import (
 )
 from emulator.roce.wire.cm_path import CmPath
 from emulator.roce.wire.cm_reject import RejectReason
+from emulator.roce.wire.extended import exponential_seconds
 from emulator.roce.wire.flow import packed_address
 from emulator.roce.wire.mad import Attribute
 
@@ -109,9 +110,9 @@ class Connection:
         self.remote_qpn = 0
         self.remote_guid = 0
         self.rq_psn = manager.random_psn()
-        """What this side expects to receive first; the peer is told."""
+        """The first PSN that this side expects; the peer learns it."""
         self.sq_psn = 0
-        """With what this side has to begin."""
+        """The first PSN that this side sends."""
         self.path_mtu = manager.mtu
         self.ack_exponent = manager.times.ack_exponent
         self.retry_count = 7
@@ -125,14 +126,14 @@ class Connection:
         """On the passive side, until the request is answered."""
         self.deadline: float | None = None
         self.orphan = False
-        """Destroyed by its user: there is nobody to tell."""
+        """Destroyed by its user: no event follows."""
         self._transaction = 0
         self._again = b""
-        """The message that is sent until it is answered."""
+        """The message that is sent until its answer comes."""
         self._answer = b""
-        """What the peer gets when it repeats its last message."""
+        """The answer to a repetition of the peer's last message."""
         self._tries = 0
-        self._wait_s = seconds(manager.times.response_exponent)
+        self._wait_s = exponential_seconds(manager.times.response_exponent)
 
     def __repr__(self) -> str:
         return f"<Connection {self.local_id:#010x} to {self.remote_ip}: {self.state.value}>"
@@ -143,17 +144,16 @@ class Connection:
         """rdma_resolve_addr: ADDR_RESOLVED follows. EINVAL where `ip` is no address of our family."""
         self._expect("resolve an address", CmState.IDLE)
         try:
-            same_family = len(packed_address(ip)) == len(packed_address(self.manager.ip))
             service_id(space, port)
+            if len(packed_address(ip)) != len(packed_address(self.manager.ip)):
+                raise ValueError(f"no way from {self.manager.ip} to {ip}")
         except ValueError as error:
             raise VerbsError(errno.EINVAL, str(error)) from None
-        if not same_family:
-            raise VerbsError(errno.EINVAL, f"no way from {self.manager.ip} to {ip}")
         self.remote_ip, self.remote_port, self.port_space = ip, port, space
         self._tell(CmEventType.ADDR_RESOLVED)
 
     def resolve_route(self) -> None:
-        """rdma_resolve_route: ROUTE_RESOLVED follows; the kernel's routes are all there is to know."""
+        """rdma_resolve_route: ROUTE_RESOLVED follows; the kernel routes the packets."""
         self._expect("resolve a route", CmState.IDLE)
         if not self.remote_ip:
             raise VerbsError(errno.EINVAL, "the address has not been resolved")
@@ -172,24 +172,19 @@ class Connection:
         self._ask(message, self.manager.new_transaction(), now, self.manager.times.disconnect_tries)
 
     def destroy(self, now: float) -> None:
-        """rdma_destroy_id: no event follows. The peer is told what it has to know."""
+        """rdma_destroy_id: no event follows. The peer gets a REJ or DREQ where it needs one."""
         self.orphan = True
         match self.state:
             case CmState.REQ_SENT:
                 self._send_reject(RejectReason.TIMEOUT, MessageKind.OTHER)
                 self._close()
-            case CmState.REQ_RECEIVED:
-                self._send_reject(RejectReason.CONSUMER_DEFINED, MessageKind.REQ)
-                self._close()
-            case CmState.REP_RECEIVED:
-                self._send_reject(RejectReason.CONSUMER_DEFINED, MessageKind.REP)
-                self._wait_out(now)
+            case CmState.REQ_RECEIVED | CmState.REP_RECEIVED:
+                self.reject(now)
             case CmState.REP_SENT | CmState.ESTABLISHED:
                 self.disconnect(now)
             case CmState.IDLE:
                 self._close()
-            case _:
-                pass  # the end is on its way already
+        # In any other state the end is on its way already.
 
     # --- calls of the active side -----------------------------------------------------
 
@@ -303,7 +298,8 @@ class Connection:
         self.initiator_depth = request.responder_resources
         self._transaction = transaction
         self._tries = request.max_cm_retries
-        self._wait_s = seconds(min(request.local_response_timeout, self.manager.times.response_exponent))
+        ours = self.manager.times.response_exponent
+        self._wait_s = exponential_seconds(min(request.local_response_timeout, ours))
         self._become(CmState.REQ_RECEIVED)
         private = request.private_data[IP_CM_BYTES:]
         told = replace(ConnectionParameters.told_by(request, private), retry_count=request.retry_count)
@@ -355,7 +351,9 @@ class Connection:
         waiting_for = {CmState.REQ_SENT: MessageKind.REQ, CmState.REP_SENT: MessageKind.REP}
         if waiting_for.get(self.state) != message.message:
             return False
-        self._set_deadline(now + self._wait_s + min(seconds(message.service_timeout), MAX_SERVICE_WAIT_S))
+        self._set_deadline(
+            now + self._wait_s + min(exponential_seconds(message.service_timeout), MAX_SERVICE_WAIT_S)
+        )
         return True
 
     def reject_received(self, message: ConnectReject, now: float) -> bool:
@@ -432,7 +430,7 @@ class Connection:
         self.state = state
 
     def _take(self, parameters: ConnectionParameters, most_private: int) -> None:
-        """Note what the user says of its queue pair; EINVAL where it cannot be said to the peer."""
+        """Store the user's parameters of its queue pair; EINVAL where no message can carry them."""
         parameters.check(most_private)
         self.local_qpn = parameters.qp_num
         if self.active:
@@ -467,7 +465,7 @@ class Connection:
         self.manager.send(self._answer, self.remote_ip)
 
     def _send_reject(self, reason: int, kind: MessageKind, private_data: bytes = b"") -> None:
-        # Who gives up is known to the peer by its GUID and its ID, in case that it never heard the peer's.
+        # The peer knows us by our GUID and ID, in case that we never learnt the peer's ID.
         information = self.manager.guid.to_bytes(8, "big") if reason == RejectReason.TIMEOUT else b""
         message = ConnectReject(self.local_id, self.remote_id, kind, reason, information, private_data)
         self._send(message, self._transaction)

@@ -1,4 +1,4 @@
-"""What the connection manager tells its users: the types of rdma_cm's events, and the parameters in them."""
+"""Events of the connection manager: rdma_cm's types, and the parameters in them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from emulator.roce.nic.verbs import PSN_MASK, VerbsError
+from emulator.roce.nic.verbs import VerbsError
+from emulator.roce.wire.bth import LOW_24_BITS
 from emulator.roce.wire.cm_messages import ConnectReply, ConnectRequest
 
 MAX_ATOMIC_DEPTH: Final = 255
@@ -37,10 +38,10 @@ class CmEventType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ConnectionParameters:
-    """struct rdma_conn_param: what one side asks of a connection, or is told that the other side asks.
+    """struct rdma_conn_param: one side's wishes for a connection, or the other side's as this side sees them.
 
-    What a program is told is crossed already, as rdma_cm does it: `responder_resources` is how many READs of
-    the peer there may be at once, `initiator_depth` how many READs the peer will take.
+    In an event they are crossed already, as in rdma_cm: `responder_resources` READs of the peer may run at
+    once, and the peer takes `initiator_depth` READs.
     """
 
     qp_num: int = 0
@@ -56,7 +57,7 @@ class ConnectionParameters:
 
     @classmethod
     def told_by(cls, message: ConnectRequest | ConnectReply, private_data: bytes) -> ConnectionParameters:
-        """What a program is told of the other side's wishes: resources and depth are crossed."""
+        """The other side's wishes as an event has them: resources and depth are crossed."""
         return cls(
             qp_num=message.queue_pair,
             private_data=private_data,
@@ -70,7 +71,7 @@ class ConnectionParameters:
     def check(self, most_private: int) -> None:
         """EINVAL where this cannot be said to a peer, with `most_private` bytes of private data."""
         check_private(self.private_data, most_private)
-        if not 1 < self.qp_num <= PSN_MASK:
+        if not 1 < self.qp_num <= LOW_24_BITS:
             raise VerbsError(errno.EINVAL, f"{self.qp_num} is no queue pair")
         if not (
             0 <= self.responder_resources <= MAX_ATOMIC_DEPTH

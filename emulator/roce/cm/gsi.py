@@ -1,8 +1,8 @@
 """Queue pair 1 of a `Nic` as the connection manager's way into the network, and both as one station.
 
 The connection manager is an ordinary user of the device: it posts receives for management datagrams and sends
-its own inline. An `Endpoint` is a device with its connection manager: still without I/O, and what both a
-network in memory and the threads of `emulator.roce.runtime` drive.
+its own inline. An `Endpoint` is a device with its connection manager, still without I/O; the threads of
+`emulator.roce.runtime` drive it.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class GeneralServices:
         self._qp.post_recv(ReceiveRequest(slot, (sge,)))
 
     def take(self, receive: Callable[[memoryview, str, float], None], now: float) -> None:
-        """Give what has arrived to `receive`: payload, the sender's address, and `now`."""
+        """Pass arrived datagrams to `receive`: payload, the sender's address, and `now`."""
         self.waiting = False
         for done in self._arrived.poll(SLOTS):
             if done.status is not WcStatus.SUCCESS:
@@ -116,13 +116,13 @@ class GeneralServices:
 
 
 class Endpoint:
-    """A device and its connection manager as one protocol object. Whoever calls holds the device's lock."""
+    """A device and its connection manager as one protocol object. Callers hold the device's lock."""
 
     def __init__(self, nic: Nic, cm: ConnectionManager) -> None:
         self.nic = nic
         self.cm = cm
         self.on_async_event: Callable[[AsyncEvent], None] = nic.async_events.append
-        """Where asynchronous events go that the program may want."""
+        """Takes asynchronous events for the program."""
         self._gsi = GeneralServices(nic)
         nic.on_async_event = self._async_event
 
@@ -152,17 +152,11 @@ class Endpoint:
         self.cm.advance(now)
 
     def next_burst(self, now: float) -> Burst | None:
-        """What to send next, to be sent or copied before any other call; None when that is all."""
+        """The next burst, to be sent or copied before any other call; None when that is all."""
         if self.cm.has_output:
             for ip, mad in self.cm.take_output():
                 self._gsi.send(ip, mad)
         return self.nic.next_burst(now)
-
-    def take_output(self) -> list[Burst]:
-        """All that is to be sent, copied: for networks in memory."""
-        for ip, mad in self.cm.take_output():
-            self._gsi.send(ip, mad)
-        return self.nic.take_output()
 
     def _async_event(self) -> None:
         event = self.nic.async_events.pop()

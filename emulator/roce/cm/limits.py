@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from emulator.roce.wire.extended import exponential_seconds
+
 MAX_CONNECTIONS: Final = 4096
 """Connections of one NIC in any state, time-wait included; as many as it has queue pairs."""
 
@@ -17,34 +19,28 @@ MAX_OUTPUT: Final = 4096
 """Messages that wait to be sent; more are dropped, as if the network had lost them."""
 
 MAX_SERVICE_WAIT_S: Final = 16.0
-"""How far an MRA is believed. Linux says 68 s in each; to send the message again meanwhile does no harm."""
+"""The longest wait that an MRA gets. Linux asks for 68 s; to send the message again meanwhile does no
+harm."""
 
 MRA_EXPONENT: Final = 22
-"""What we ask for in an MRA: 17 s."""
+"""The wait that our MRA asks for: 17 s."""
 
 MAX_GROUPS: Final = 64
 """Multicast groups that one datagram service joins; as many as the NIC has."""
 
 EPHEMERAL_PORTS: Final = range(32768, 61000)
-"""Ports of those who do not ask for one, as Linux deals them."""
+"""The range of ephemeral ports, as Linux has it."""
 
 REQ_CONSUMER_BYTES: Final = 56
 """Private data of a REQ, less the header of the RDMA IP CM service (annex A11)."""
 
-_UNIT_S: Final = 4.096e-6
-
-
-def seconds(exponent: int) -> float:
-    """The time that five bits of a CM message stand for: 4.096 us * 2^exponent (IBTA 12.7)."""
-    return _UNIT_S * (1 << exponent)
-
 
 @dataclass(frozen=True, slots=True)
 class CmTimes:
-    """How patient one NIC is. Linux takes 20 and 15: a minute until a silent peer is given up.
+    """Time-outs of one NIC. Linux takes 20 and 15: a minute until a silent peer is given up.
 
-    Ours are shorter, as a lost message is likelier than a peer that needs seconds, and who needs them can
-    say so by an MRA.
+    Ours are shorter: a lost message is likelier than a peer that needs seconds, and such a peer can send an
+    MRA.
     """
 
     response_exponent: int = 17
@@ -60,4 +56,4 @@ class CmTimes:
     @property
     def time_wait_s(self) -> float:
         """Until nothing of an old connection can still be on its way (IBTA 12.9.8.4)."""
-        return 2 * seconds(self.ack_exponent)
+        return 2 * exponential_seconds(self.ack_exponent)

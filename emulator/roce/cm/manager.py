@@ -6,8 +6,8 @@
     manager.receive(mad, source_ip, now); manager.advance(now)
     for ip, mad in manager.take_output(): ...
 
-Bytes that are no message are dropped and counted by cause, and so is each message that fits no connection or
-not its state; what the specification wants answered is answered. Every table is bounded (`limits.py`).
+The manager drops malformed messages, and messages that fit no connection or not its state, and counts their
+causes. It answers where the specification wants an answer. Every table is bounded (`limits.py`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _OfConnection: TypeAlias = (
 
 
 class ConnectionManager(ConnectionServices):
-    """See the top of this file. Has no lock: whoever calls holds its device's."""
+    """See the top of this file. Has no lock: callers hold the device's lock."""
 
     def __init__(
         self,
@@ -100,7 +100,8 @@ class ConnectionManager(ConnectionServices):
     def listen(
         self, port_space: PortSpace, port: int, sink: EventSink, backlog: int = MAX_BACKLOG
     ) -> Listener:
-        """Take requests for a port; 0 asks for any. EADDRINUSE where somebody listens, EINVAL for no port."""
+        """Take requests for a port; 0 asks for any. EADDRINUSE for a port with a listener, EINVAL for no
+        port."""
         if not 0 <= port <= 0xFFFF:
             raise VerbsError(errno.EINVAL, f"{port} is no port")
         if port == 0:
@@ -125,7 +126,7 @@ class ConnectionManager(ConnectionServices):
         return next((c for c in self._connections.values() if c.local_qpn == local_qpn), None)
 
     def close(self, now: float) -> None:
-        """The end of the device: all connections are destroyed, and their peers are told, once."""
+        """The end of the device: destroy all connections, and tell each peer once."""
         self._listeners.clear()
         for connection in list(self._connections.values()):
             connection.destroy(now)
@@ -167,7 +168,7 @@ class ConnectionManager(ConnectionServices):
         return output
 
     def receive(self, raw: bytes | bytearray | memoryview, ip: str, now: float) -> None:
-        """A datagram for queue pair 1 has come from `ip`. Nothing is raised, whatever it is."""
+        """A datagram for queue pair 1 has come from `ip`. Never raises."""
         try:
             message, transaction = decode_cm_untrusted(raw)
         except MalformedPacket as error:
@@ -190,7 +191,7 @@ class ConnectionManager(ConnectionServices):
             # The peer gave up its REQ before it had learnt of our ID.
             connection = self._by_request.get((ip, message.local_id))
         if connection is not None and connection.remote_ip != ip:
-            # Somebody else's: to answer it would tell a stranger of our IDs.
+            # Another peer's connection: an answer would tell a stranger our IDs.
             self.counters["wrong address"] += 1
             return
         if connection is None or not self._fits(connection, message):
@@ -281,7 +282,7 @@ class ConnectionManager(ConnectionServices):
         connection.begin(request, transaction, ip, listener)
 
     def _refusal(self, request: ConnectRequest) -> RejectReason | None:
-        """What makes a request unfit by itself, whoever listens."""
+        """The fault of a request by itself, for any listener."""
         if request.transport_type != TransportType.RC:
             return RejectReason.INVALID_TRANSPORT_SERVICE_TYPE
         if request.primary.remote_gid != gid_of(self.ip):
@@ -391,7 +392,7 @@ class ConnectionManager(ConnectionServices):
             del self._by_queue_pair[queue_pair]
 
     def ephemeral_port(self, port_space: PortSpace = PortSpace.TCP) -> int:
-        """A port that nobody listens on. EADDRINUSE when all are taken."""
+        """A port without a listener. EADDRINUSE when all are taken."""
         for _ in EPHEMERAL_PORTS:
             port = next(self._ports)
             if (port_space, port) not in self._listeners:

@@ -1,12 +1,12 @@
 """A datagram service of the port space "UDP": SIDR instead of a connection (IBTA volume 1, 12.11).
 
-The active side asks which queue pair serves a port (SIDR_REQ), the passive side says it, with its Q_Key
-(SIDR_REP). Nothing lasts but what was learnt: there is no connection, no disconnect and no time-wait. It has
-the calls and events of a `Connection`, as rdma_cm has one id for both: `connect` asks, and ESTABLISHED brings
-queue pair and Q_Key; a refusal or silence is UNREACHABLE.
+The active side asks which queue pair serves a port (SIDR_REQ); the passive side answers with it and its Q_Key
+(SIDR_REP). There is no connection, no disconnect and no time-wait. The class has the calls and events of a
+`Connection`, as rdma_cm has one id for both: `connect` asks, and ESTABLISHED brings queue pair and Q_Key; a
+refusal or silence is UNREACHABLE.
 
-A multicast group is joined by the same id, once an address is resolved. Nobody is asked: RoCE has no subnet
-manager, the group's GID is its address (annex A17), and all of the port space share one Q_Key.
+The same id joins multicast groups, once an address is resolved. It asks no other node: RoCE has no subnet
+manager, the group's GID is its address (annex A17), and the whole port space shares one Q_Key.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from emulator.roce.cm.limits import MAX_GROUPS
 from emulator.roce.cm.services import ConnectionServices
 from emulator.roce.cm.states import CmState
 from emulator.roce.nic.multicast import MULTICAST_QPN
-from emulator.roce.nic.verbs import PSN_MASK, VerbsError
+from emulator.roce.nic.verbs import VerbsError
+from emulator.roce.wire.bth import LOW_24_BITS
 from emulator.roce.wire.cm_ip import IP_CM_BYTES, IpCmHeader, PortSpace, service_id
 from emulator.roce.wire.cm_messages import (
     PRIVATE_BYTES,
@@ -50,7 +51,7 @@ class ServiceResolution(Connection):
 
     def join_multicast(self, group: str, attach: Callable[[], None] | None) -> None:
         """rdma_join_multicast: MULTICAST_JOIN follows, or MULTICAST_ERROR where `attach` raises VerbsError.
-        Who only sends has no `attach`. EINVAL for what is no group, ENOMEM for too many.
+        A member that only sends has no `attach`. EINVAL for what is no group, ENOMEM for too many.
         """
         self._expect("join a multicast group", CmState.IDLE)
         if not self.remote_ip:
@@ -102,7 +103,7 @@ class ServiceResolution(Connection):
         """SIDR_REP; whether it was waited for."""
         if self.state is not CmState.SIDR_SENT:
             return self.state is CmState.RESOLVED
-        if reply.status != SidrStatus.VALID or not 1 < reply.queue_pair <= PSN_MASK:
+        if reply.status != SidrStatus.VALID or not 1 < reply.queue_pair <= LOW_24_BITS:
             self._close()
             self._tell(CmEventType.UNREACHABLE, status=reply.status, private_data=reply.private_data)
             return True
@@ -136,7 +137,7 @@ class ServiceResolution(Connection):
         """Send a SIDR_REP with the queue pair that serves. No event follows."""
         self._expect("accept", CmState.SIDR_RECEIVED)
         check_private(parameters.private_data, PRIVATE_BYTES[Attribute.SIDR_REP])
-        if not 1 < parameters.qp_num <= PSN_MASK:
+        if not 1 < parameters.qp_num <= LOW_24_BITS:
             raise VerbsError(errno.EINVAL, f"{parameters.qp_num} is no queue pair")
         self._answered()
         self.local_qpn = parameters.qp_num

@@ -1,4 +1,4 @@
-"""What a connection asks of the manager that keeps it."""
+"""The services of a connection manager for its connections."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from abc import ABC, abstractmethod
 from collections import Counter
 
 from emulator.roce.cm.limits import MAX_OUTPUT, CmTimes
-from emulator.roce.nic.verbs import PSN_MASK, Mtu
+from emulator.roce.nic.verbs import Mtu
+from emulator.roce.wire.bth import LOW_24_BITS
 from emulator.roce.wire.cm_ip import PortSpace
 
 
@@ -20,7 +21,7 @@ class ConnectionServices(ABC):
         self.mtu = mtu
         self.times = times
         self.counters: Counter[str] = Counter()
-        """What was dropped, by cause, and what was sent and received, by message (`sent REQ`)."""
+        """Dropped messages by cause, sent and received ones by name (`sent REQ`)."""
         self._chance = chance
         self._output: list[tuple[str, bytes]] = []
 
@@ -33,8 +34,8 @@ class ConnectionServices(ABC):
         self._output.append((ip, mad))
 
     def random_psn(self) -> int:
-        """Where a sequence of packets begins: nothing of an older connection may fit in by chance."""
-        return self._chance.randrange(PSN_MASK + 1)
+        """The first PSN of a connection: random, so that no packet of an older connection fits by chance."""
+        return self._chance.randrange(LOW_24_BITS + 1)
 
     def new_transaction(self) -> int:
         """A transaction ID."""
@@ -42,7 +43,7 @@ class ConnectionServices(ABC):
 
     @abstractmethod
     def ephemeral_port(self, port_space: PortSpace = PortSpace.TCP) -> int:
-        """A port that nobody listens on. EADDRINUSE when all are taken."""
+        """A port without a listener. EADDRINUSE when all are taken."""
 
     @abstractmethod
     def arm(self, local_id: int, deadline: float) -> None:

@@ -1,1 +1,1 @@
-"""Links under an emulated NIC: a UDP socket, a network in memory with weather, and a tap round either."""
+"""Links under an emulated NIC: a UDP socket, and a tap round it."""

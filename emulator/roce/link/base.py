@@ -1,11 +1,11 @@
-"""What a link is to the runtime: a port that takes bursts and gives bursts, without waiting.
+"""The interface of a link: a port that takes and gives bursts, without waiting.
 
 A *burst* is one buffer of datagrams, all of `segment_size` bytes but the last, which may be shorter; one
-datagram is a burst too. Where the system offers segmentation offload a burst is one system call, and often
-one packet all the way to the receiver. What is given to `Link.send` may be several bursts in one buffer (a
-volley), where segments are not numbered: the link parts it.
+datagram is a burst too. With segmentation offload a burst is one system call, and often one packet all the
+way to the receiver. `Link.send` also takes several bursts in one buffer (a volley) where segments are not
+numbered: the link parts it.
 
-The IPv4 identification is part of the ICRC, so who builds packets must know it before the kernel writes it:
+The IPv4 identification is part of the ICRC, so the packet writer must know it before the kernel writes it:
 `Link.numbers_segments` says which of two conventions holds towards an address (`udp.py` argues why).
 """
 
@@ -33,7 +33,7 @@ class Received(NamedTuple):
 
 @dataclass(slots=True)
 class LinkCounters:
-    """What a link has done and seen; every drop of its own has a cause here."""
+    """Counters of a link; every drop of its own has a cause here."""
 
     bursts_sent: int = 0
     bytes_sent: int = 0
@@ -62,7 +62,7 @@ class Link(Protocol):
 
     @property
     def counters(self) -> LinkCounters:
-        """What it has done and seen."""
+        """Its counters."""
 
     @property
     def address(self) -> Address:
@@ -74,24 +74,24 @@ class Link(Protocol):
 
     @property
     def receive_buffer_bytes(self) -> int:
-        """What is kept for us while we do not receive; what is more is lost."""
+        """Bytes that the system keeps for us while we do not receive; more are lost."""
 
     def numbers_segments(self, ip: str) -> bool:
         """True: segment i of a burst to `ip` carries IP identification i; False: all of them carry 0."""
 
     def pending(self) -> Received | None:
-        """The next of the bursts that `receive` has taken from the network already, if there is one: poll()
-        does not tell of them any more, so whoever stops receiving asks for them all."""
+        """The next burst that `receive` has already taken from the network, if any. poll() does not report
+        these any more, so a receiver that stops asks for all of them."""
 
     def receive(self) -> Received | None:
-        """The next burst, or None if there is none now. It may be several that have come one after the other
-        with the same segment size. OSError where nothing will ever come again."""
+        """The next burst, or None if there is none now. It may be several consecutive bursts of one segment
+        size. OSError where nothing will ever come again."""
 
     def send(self, burst: Burst) -> None:
-        """Send it, or keep a copy until the socket takes it, or count why it was lost. Raises nothing."""
+        """Send it, or keep a copy until the socket takes it, or count the cause of its loss. Never raises."""
 
     def flush(self) -> None:
-        """Send what waits, as far as the socket takes it."""
+        """Send bursts that wait, as far as the socket takes them."""
 
     def fileno(self) -> int:
         """For select and poll; -1 once closed."""
@@ -100,10 +100,10 @@ class Link(Protocol):
         """For poll: readable while anything for a multicast group waits; -1 where there can be nothing."""
 
     def join(self, group: str) -> None:
-        """Receive what is sent to a multicast group, too. OSError where that cannot be."""
+        """Receive datagrams of a multicast group, too. OSError where that is impossible."""
 
     def leave(self, group: str) -> None:
-        """Receive no more of it."""
+        """Receive its datagrams no more."""
 
     def close(self) -> None:
         """Give everything back. Closing twice is fine."""

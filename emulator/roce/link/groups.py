@@ -1,10 +1,10 @@
 """The multicast groups of a UDP port: a socket for each, beside the port's own.
 
-A socket that is bound to the address of a NIC gets nothing that was sent to a group. One that is bound to the
-group's address and to the same port does, and only that; SO_REUSEADDR lets the NICs of one machine have one
-each. What is sent to a group goes out by the port's own socket, and by the interface of its address (Linux
-takes that for the destination's, `ip_route_output_key_hash_rcu`); the system gives a copy to each member on
-this machine too. On the loopback device nothing more is needed, neither a route nor the MULTICAST flag.
+A socket bound to a NIC's address receives no datagram of a group. A socket bound to the group's address and
+the same port receives these and nothing else; SO_REUSEADDR lets each NIC of a machine have one. Datagrams to
+a group leave by the port's own socket, on the interface of its address (Linux:
+`ip_route_output_key_hash_rcu`); the system copies them to each member on this machine too. The loopback
+device needs neither a route nor the MULTICAST flag.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class GroupSockets:
         return self._poll.fileno()
 
     def join(self, group: str) -> None:
-        """Receive what is sent to `group`. OSError: EOPNOTSUPP over IPv6, or what the system says."""
+        """Receive datagrams of `group`. OSError: EOPNOTSUPP over IPv6, or the system's."""
         if ":" in self._ip:
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
         if group in self._sockets:
@@ -56,7 +56,7 @@ class GroupSockets:
             sock.setblocking(False)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, GROUP_BUFFER_BYTES)
-            # Else it also gets what came by an interface where only other programs have joined the group.
+            # Else it also gets packets by an interface where only other programs have joined the group.
             sock.setsockopt(socket.IPPROTO_IP, IP_MULTICAST_ALL, 0)
             sock.bind((group, self._port))
             sock.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, self._membership(group))
@@ -68,7 +68,7 @@ class GroupSockets:
         self._group_of[sock.fileno()] = group
 
     def leave(self, group: str) -> None:
-        """Receive no more of it; what waits is lost. Nothing happens where it was not joined."""
+        """Leave `group`; datagrams that wait are lost. No effect where it was not joined."""
         sock = self._sockets.pop(group, None)
         if sock is not None:
             del self._group_of[sock.fileno()]

@@ -2,8 +2,8 @@
 
 For a burst of 60 KiB the kernel takes some 10 us, and Python half as much again to call it: arguments, the
 interpreter lock let go and taken, the sender's address made into text, an exception where nothing is there.
-So a link asks for what it can hold with one call, and gives a volley away with one. What the kernel reads
-and writes (linux/socket.h) lies in memory that is laid out once: pointers change where places do.
+So a link receives as much as it can hold with one call, and sends a volley with one. The kernel's structures
+(linux/socket.h) lie in memory that is laid out once: only changed pointers are written.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HEADER: Final = struct.Struct("@PIPNPNi0PI0P")
 _MOVED: Final = struct.Struct(
     f"@{struct.calcsize('@P')}xI{struct.calcsize('@PIPNP') - struct.calcsize('@PI')}xNi0PI0P"
 )
-"""What the kernel writes into it: length of the name, of the control data, flags, bytes moved."""
+"""The fields that the kernel writes: length of the name, of the control data, flags, bytes moved."""
 _PART: Final = struct.Struct("@PN")
 """struct iovec."""
 _CONTROL_HEADER: Final = "@Nii"
@@ -113,7 +113,7 @@ class Inbox:
         self.lay_out(size)
 
     def lay_out(self, stride: int) -> None:
-        """From now on bursts lie `stride` bytes apart. What was received before is no good any more."""
+        """From now on bursts lie `stride` bytes apart. Bursts received before become invalid."""
         self.stride = stride
         size, second = self._size, self._at + self._count * self._size
         for i in range(self._count):

@@ -1,13 +1,13 @@
-"""A RoCEv2 port that checks the ICRC in full, for those who may open raw sockets (CAP_NET_RAW).
+"""A RoCEv2 port that checks the ICRC in full; it needs raw sockets (CAP_NET_RAW).
 
 A UDP socket does not show the identification of the IP header, which the ICRC covers; solving for it leaves
-16 bits of strength. A raw socket shows the whole header, so all 32 bits are checked. It gets copies: the UDP
-socket stays open to send, and to keep the kernel from answering that nobody is there, and what arrives in it
-is left to overflow a small buffer.
+16 bits of strength. A raw socket shows the whole header, so all 32 bits are checked. It gets copies. The UDP
+socket stays open to send, and to keep the kernel from ICMP port-unreachable answers; its own small receive
+buffer overflows.
 
-Meant for peers that send each datagram by itself, as a kernel's rxe does. What an emulated peer sends with
-segmentation offload may show up here as one packet, without a word of where its parts begin; such packets are
-counted and dropped. IPv4 alone: IPv6 has no identification and needs nothing of this.
+Meant for peers that send each datagram by itself, as a kernel's rxe does. Segmentation offload of an emulated
+peer may show up here as one packet without the places of its parts; such packets are counted and dropped.
+IPv4 alone: IPv6 has no identification and needs nothing of this.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class RawCheckedLink(UdpLink):
                 return received
 
     def _checked(self, packet: memoryview) -> Received | None:
-        """The payload of an IP packet that is for this port, alone, and intact."""
+        """The payload of a single, intact IP packet for this port; None for any other."""
         if len(packet) < HEADERS.size:
             return None
         version, _, identification, flags, source, _, source_port, port, udp_bytes = HEADERS.unpack_from(

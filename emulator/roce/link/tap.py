@@ -1,8 +1,8 @@
 """A link that writes a capture of everything that passes another link; Wireshark opens the file.
 
-Captured is what is sent and what arrives, each datagram by itself with the identification for which its ICRC
-was made, as far as a socket knows it: that of an arriving datagram is not seen, so there it is what our own
-kind sends. Packets of a kernel may so be shown with a wrong identification, and a wrong ICRC.
+It captures each sent and received datagram by itself, with the identification of its ICRC as far as a socket
+knows it. A socket does not show that of an arriving datagram, so the capture has the one that an emulated
+peer sends. Packets of a kernel may thus appear with a wrong identification and a wrong ICRC.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import time
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from emulator.roce.link.base import Link, LinkCounters, Received
+from emulator.roce.link.base import Link, Received
 from emulator.roce.nic.verbs import Address, Burst
 from emulator.roce.wire.flow import flow_of
 from emulator.roce.wire.pcap import PcapWriter
@@ -23,7 +23,7 @@ BUFFER_BYTES: Final = 1 << 20
 
 
 class TappedLink:
-    """`Link` round a link, which it closes. Raises OSError where the file cannot be made.
+    """A `Link` round another, which it closes. Raises OSError where the file cannot be made.
 
     Where it can be written no longer (a full disk), the capture ends there, which is logged; packets go on.
     """
@@ -35,33 +35,12 @@ class TappedLink:
         self._file = path.open("wb", buffering=BUFFER_BYTES)
         self._writer = PcapWriter(self._file)
 
-    @property
-    def counters(self) -> LinkCounters:
-        """Those of the link inside."""
-        return self._link.counters
-
-    @property
-    def address(self) -> Address:
-        """See `Link`."""
-        return self._link.address
-
-    @property
-    def backlog(self) -> int:
-        """See `Link`."""
-        return self._link.backlog
-
-    @property
-    def receive_buffer_bytes(self) -> int:
-        """See `Link`."""
-        return self._link.receive_buffer_bytes
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._link, name)
 
     def pending(self) -> Received | None:
         """See `Link`."""
         return self._captured(self._link.pending())
-
-    def numbers_segments(self, ip: str) -> bool:
-        """See `Link`."""
-        return self._link.numbers_segments(ip)
 
     def receive(self) -> Received | None:
         """See `Link`."""
@@ -75,29 +54,9 @@ class TappedLink:
         return received
 
     def send(self, burst: Burst) -> None:
-        """See `Link`. A burst is captured when it is given, also where it has to wait or is lost."""
+        """See `Link`. It captures a burst at once, even if the burst waits or is lost later."""
         self._write(self._link.address, burst.destination, burst.data, burst.segment_size)
         self._link.send(burst)
-
-    def flush(self) -> None:
-        """See `Link`."""
-        self._link.flush()
-
-    def fileno(self) -> int:
-        """See `Link`."""
-        return self._link.fileno()
-
-    def groups_fileno(self) -> int:
-        """See `Link`."""
-        return self._link.groups_fileno()
-
-    def join(self, group: str) -> None:
-        """See `Link`."""
-        self._link.join(group)
-
-    def leave(self, group: str) -> None:
-        """See `Link`."""
-        self._link.leave(group)
 
     def close(self) -> None:
         """See `Link`; the file is complete afterwards."""

@@ -3,8 +3,8 @@
 Which IPv4 identification a datagram gets matters, because the ICRC covers it and is computed before the
 kernel writes the header. An unconnected socket with IP_MTU_DISCOVER = IP_PMTUDISC_DO sends identification 0
 with DF set (Linux: `__ip_select_ident` is skipped for such packets of unconnected sockets), so a datagram by
-itself is always right. A burst sent with UDP_SEGMENT is one packet of identification 0 until somebody cuts
-it; whoever cuts (`inet_gso_segment`, in the kernel's own path, or a NIC) numbers the pieces 0, 1, 2, ... So:
+itself is always right. A burst sent with UDP_SEGMENT is one packet of identification 0 until the kernel
+(`inet_gso_segment`) or a NIC cuts it and numbers the pieces 0, 1, 2, ... So:
 
 * from a loopback address to another nobody cuts before the receiver's socket, where identifications are out
   of sight: all are 0, as the one packet that a sniffer sees has it too;
@@ -46,7 +46,7 @@ SO_RCVBUFFORCE: Final = 33
 """Of linux/udp.h, linux/in.h, linux/in6.h and asm-generic/socket.h; Python's socket module lacks them."""
 
 SOCKET_BUFFER_BYTES: Final = 16 << 20
-"""Asked for in both directions. Root gets it; others get what net.core.rmem_max and wmem_max allow."""
+"""Asked for in both directions. Root gets it; other users are bounded by net.core.rmem_max and wmem_max."""
 
 MAX_BACKLOG: Final = 256
 """Bursts kept while the socket takes none, so at most 16 MiB; the transport's windows are far below."""
@@ -85,9 +85,9 @@ _NOBODY_THERE: Final = {
     errno.EADDRNOTAVAIL, errno.EPERM, errno.EACCES,
 }  # fmt: skip
 MAX_REPORTS: Final = 64
-"""Errors that one call takes from the socket. Those that tell of datagrams which found nobody may be more, at
-a peer's will: the others wait for the next call, and the device's lock is let go of meanwhile. Where all are
-of another kind (no socket, a sandbox without recvmmsg) they stay for good, and are for whoever drives."""
+"""Errors that one call takes from the socket. A peer can cause more reports of datagrams that reached no
+port: the rest waits for the next call, and the device's lock is free meanwhile. If all are of another kind
+(no socket, a sandbox without recvmmsg), they stay for good, and go to the thread that drives."""
 
 _TOLD_BY_PEERS: Final = {
     errno.ECONNREFUSED, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN, errno.EACCES,
@@ -188,7 +188,7 @@ class UdpLink:
     # --- receiving -------------------------------------------------------------
 
     def receive(self) -> Received | None:
-        """See `Link`. A report that some datagram of ours found nobody is counted on the way."""
+        """See `Link`. It also counts reports that a datagram of ours reached no port."""
         if not self._groups:
             return self._next() if self._held or self._receive_some() else None
         # Neither the port's own address nor the groups are kept waiting by a flood for the others.
@@ -219,7 +219,7 @@ class UdpLink:
         self._groups.leave(group)
 
     def _next(self) -> Received:
-        """The first burst that is held, and with it what follows it side by side."""
+        """The first burst that is held, together with those that lie right behind it."""
         held = self._held
         start, end, segment_size, source = held.popleft()
         if end - start > segment_size and not self._numbers:
@@ -238,7 +238,7 @@ class UdpLink:
         return Received(view, segment_size, source)
 
     def _receive_some(self) -> bool:
-        """Take what the socket has, as far as there is room; whether there was anything."""
+        """Take bursts from the socket, as far as there is room; whether there were any."""
         counters, inbox, held = self.counters, self._inbox, self._held
         if inbox.stride != self._stride:
             inbox.lay_out(self._stride)
@@ -308,8 +308,8 @@ class UdpLink:
                 self._keep(part[sent:], segment_size, destination)
 
     def _send_volley(self, data: memoryview, most: int, segment_size: int, destination: Address) -> int:
-        """Several bursts by one call; how many bytes of them the socket took. What keeps it from taking the
-        others is told to who sends those by themselves."""
+        """Several bursts by one call; how many bytes of them the socket took. The caller sends the others one
+        by one, and so meets their errors."""
         outbox = self._outbox
         size = min(len(data), VOLLEY_BURSTS * most)
         try:

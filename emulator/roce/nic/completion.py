@@ -1,7 +1,6 @@
 """Completion queues (IBTA 11.2.8): a bounded row of work completions, and the one-shot notification.
 
-Nothing here waits for a completion: whoever polls finds entries or none; whoever armed the queue is called
-back once.
+Nothing here waits for a completion: a poll finds entries or none, and an armed queue calls back once.
 """
 
 from __future__ import annotations

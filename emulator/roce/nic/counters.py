@@ -1,6 +1,6 @@
-"""What a device counts: packets that it dropped, by cause, and what it had to repeat.
+"""Counters of a device: dropped packets by cause, and repetitions.
 
-Causes that a packet's form shows are those of `wire/malformed.py`; these here take a queue pair to see.
+`wire/malformed.py` has the causes that a packet's form shows; these here need a queue pair.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The unreliable datagram service: one packet a message, to anybody (IBTA 9.8.2). QP1 is one of these.
+"""The unreliable datagram service: one packet a message, to any peer (IBTA 9.8.2). QP1 uses it.
 
-A send is complete when its packet has gone. What arrives for nobody, with the wrong Q_Key, or finds no
-receive, is dropped and counted: nobody is told, as nobody would be on a real device.
+A send completes when its packet has left. The service drops and counts a datagram with a wrong Q_Key or
+without a posted receive. The sender gets no answer, as with a real device.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from emulator.roce.wire.opcodes import Opcode
 from emulator.roce.wire.packet import Packet
 
 CONTROLLED_QKEY: Final = 0x80000000
-"""A request's Q_Key with this bit stands for the queue pair's own (IBTA 10.2.5)."""
+"""A Q_Key with this bit in a request means the queue pair's own (IBTA 10.2.5)."""
 
 _SOLICITED: Final = int(SendFlags.SOLICITED)
 _SIGNALED: Final = int(SendFlags.SIGNALED)

@@ -1,4 +1,4 @@
-"""What a device is to its queue pairs: address, paths, memory keys, clocks, events, packet buffers."""
+"""The services of a device for its queue pairs: address, paths, keys, clocks, events, packet buffers."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from emulator.roce.nic.retry import RetryClock
 from emulator.roce.nic.verbs import AddressVector, AsyncEvent, Limits, Mtu, VerbsError
 
 WINDOW_BYTES: Final = 320 << 10
-"""What one connection has under way. Small, because all of it has to fit into the peer's socket buffer (416
-KiB without privilege, and payload counts for some more), and what is larger falls out of the cache."""
+"""Bytes that one connection has under way. Small, because they must fit into the peer's socket buffer (416
+KiB without privilege, and payload counts for some more), and a larger window falls out of the cache."""
 
 CONNECTIONS_AT_FULL_SPEED: Final = 2
-"""All connections to one address together have no more windows than this under way (and one volley, or the
-answer to one READ request, beyond it): it all meets in one socket buffer."""
+"""All connections to one address together have at most this many windows under way (and one volley, or the
+answer to one READ request, beyond it), because they share one socket buffer."""
 
 MAX_PATHS: Final = 4096
 
 MAX_EVENTS: Final = 1024
-"""Asynchronous events that wait to be taken; later ones are counted and lost. A program that looks has a few
-at most, one that never looks misses nothing by it."""
+"""Asynchronous events that wait to be taken; later ones are counted and lost. A program that takes events has
+a few at most."""
 
 
 class DeviceServices:
-    """The base of a `Nic`: what needs to know no queue pair."""
+    """The base of a `Nic`: the part that knows no queue pair."""
 
     def __init__(
         self, address: str, rng: random.Random, mtu: int, limits: Limits | None, window_bytes: int
@@ -44,7 +44,7 @@ class DeviceServices:
         self.on_async_event: Callable[[], None] | None = None
         self.keys = KeyTable(self.limits, rng)
         self.running: dict[RetryClock, Callable[[float], None]] = {}
-        """The clocks that run, at most one for each queue pair, and whom they call."""
+        """Running clocks, at most one for each queue pair, and the functions that they call."""
         self.writer = PacketWriter()
         self.window_bytes = window_bytes
         self.segments_numbered = False
@@ -97,7 +97,7 @@ class DeviceServices:
             raise VerbsError(errno.EINVAL, f"no way to {av.ip!r}: {error}") from error
 
     def raise_event(self, event: AsyncEvent) -> None:
-        """Tell the program something that no completion tells."""
+        """Report an asynchronous event to the program."""
         if len(self.async_events) >= MAX_EVENTS:
             self.counters[Count.EVENTS_LOST] += 1
             return

@@ -6,27 +6,55 @@
         send(burst)
     nic.advance(now)                                    at nic.deadline(), and at any other time
 
-Whoever uses it from several threads holds one lock around every call, polling included. Nothing that arrives
-raises anything: what is no good is dropped and counted by its cause in `counters`.
+A program with several threads holds one lock around every call, polling included. No packet raises an error:
+the device drops a bad one and counts its cause in `counters`.
+
+A call that libibverbs refuses raises `VerbsError` with its errno: EINVAL for arguments that make no sense or
+belong to another device, EBUSY for an object in use, ENOMEM for a full table.
 
 Read `queue_pair.py` next, then `requester.py` and `responder.py`; `packets_out.py` and `packets_in.py` are
 the fast path of both.
 """
 
+# One idea in one file: the device, its tables of objects and its packets.
+
 from __future__ import annotations
 
+import errno
 import random
 import struct
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
+from emulator.roce.nic.completion import CompletionQueue
 from emulator.roce.nic.counters import Count
-from emulator.roce.nic.device_services import WINDOW_BYTES
-from emulator.roce.nic.multicast import MULTICAST_QPN
+from emulator.roce.nic.device_services import WINDOW_BYTES, DeviceServices
+from emulator.roce.nic.gid import gid_of
+from emulator.roce.nic.memory import AddressHandle, Memory, MemoryRegion, MemoryWindow, ProtectionDomain
+from emulator.roce.nic.multicast import MULTICAST_QPN, MulticastGroups
 from emulator.roce.nic.packets_in import RowReader, identification_of
 from emulator.roce.nic.packets_out import MAX_BURST, ROW_OVERHEAD, VOLLEY_BURSTS
 from emulator.roce.nic.path import incoming_flow
-from emulator.roce.nic.resources import Objects
-from emulator.roce.nic.verbs import Address, Burst, Limits
+from emulator.roce.nic.queue_pair import SERVICES, QueuePair
+from emulator.roce.nic.shared_receive import SharedReceiveQueue
+from emulator.roce.nic.verbs import (
+    GSI_QKEY,
+    GSI_QPN,
+    Access,
+    Address,
+    AddressVector,
+    AsyncEvent,
+    Burst,
+    EventType,
+    Limits,
+    MwType,
+    QpCapabilities,
+    QpState,
+    QpType,
+    VerbsError,
+)
 from emulator.roce.wire.bth import BTH, DEFAULT_P_KEY, LOW_24_BITS, MIGRATION_REQUEST
 from emulator.roce.wire.flow import Flow
 from emulator.roce.wire.malformed import Cause, MalformedPacket
@@ -53,8 +81,8 @@ _ACKNOWLEDGEMENT: Final = struct.Struct(">BBHIII")
 _ACKNOWLEDGEMENT_BYTES: Final = _ACKNOWLEDGEMENT.size + ICRC_BYTES
 
 
-class Nic(Objects):
-    """See the module's docstring."""
+class Nic(DeviceServices):
+    """See the module's docstring: first what the verbs create, look up and destroy, then packets."""
 
     def __init__(
         self,
@@ -66,7 +94,23 @@ class Nic(Objects):
         limits: Limits | None = None,
         window_bytes: int = WINDOW_BYTES,
     ) -> None:
-        super().__init__(address, rng, guid, mtu, limits, window_bytes)
+        self.gid = gid_of(address)
+        self.guid = guid or rng.getrandbits(64)
+        super().__init__(address, rng, mtu, limits, window_bytes)
+        self.on_gone: Callable[[object], None] | None = None
+        """Called with a destroyed object, for an owner that keeps its events elsewhere than in
+        `async_events`."""
+        self.ready: deque[QueuePair] = deque()
+        """Queue pairs that may have something to send, each once, in the order of their turns."""
+        self.groups = MulticastGroups(address, self.limits)
+        self._qps: dict[int, QueuePair] = {}
+        self._pds: set[ProtectionDomain] = set()
+        self._cqs: set[CompletionQueue] = set()
+        self._srqs: set[SharedReceiveQueue] = set()
+        self._ahs: set[AddressHandle] = set()
+        self._next_pd = 1
+        self._rng = rng
+        self._next_qpn = rng.randrange(2, 1 << 24)
         self.solve_identification = False
         self._reader = RowReader()
         self.now = 0.0
@@ -75,8 +119,263 @@ class Nic(Objects):
         because beyond that the peer may wait for an acknowledgement of ours."""
         self._in_turn = 0
 
+    # --- protection domains, memory -----------------------------------------------------------------------
+
+    def alloc_pd(self) -> ProtectionDomain:
+        """ibv_alloc_pd."""
+        self._room(self._pds, self.limits.max_pd, "protection domains")
+        pd = ProtectionDomain(self._next_pd)
+        self._next_pd += 1
+        self._pds.add(pd)
+        return pd
+
+    def dealloc_pd(self, pd: ProtectionDomain) -> None:
+        """ibv_dealloc_pd. EBUSY while anything belongs to it."""
+        self._known(pd, self._pds, "protection domain")
+        self._unused(pd.users, "protection domain")
+        self._pds.discard(pd)
+
+    def reg_mr(self, pd: ProtectionDomain, memory: Memory, address: int, access: Access) -> MemoryRegion:
+        """ibv_reg_mr_iova: `address` is what both sides call the first byte of `memory`, any writable buffer,
+        which stays exported until `dereg_mr`."""
+        self._known(pd, self._pds, "protection domain")
+        return self.keys.add_region(pd, memory, address, Access(access))
+
+    def dereg_mr(self, region: MemoryRegion) -> None:
+        """ibv_dereg_mr: from now on nothing reads or writes that memory."""
+        self.keys.remove_region(region)
+
+    def rereg_mr(
+        self, region: MemoryRegion, pd: ProtectionDomain, memory: Memory, address: int, access: Access
+    ) -> MemoryRegion:
+        """ibv_rereg_mr: the keys of `region` lead to this from now on; refused, nothing has changed."""
+        successor = self.reg_mr(pd, memory, address, access)
+        try:
+            self.keys.replace_region(region, successor)
+        except VerbsError:
+            self.keys.remove_region(successor)
+            raise
+        return successor
+
+    def alloc_mw(self, pd: ProtectionDomain, kind: MwType) -> MemoryWindow:
+        """ibv_alloc_mw."""
+        self._known(pd, self._pds, "protection domain")
+        return self.keys.add_window(pd, MwType(kind))
+
+    def dealloc_mw(self, window: MemoryWindow) -> None:
+        """ibv_dealloc_mw."""
+        self.keys.remove_window(window)
+
+    # --- queues -------------------------------------------------------------------------------------------
+
+    def create_cq(self, entries: int) -> CompletionQueue:
+        """ibv_create_cq."""
+        if not 1 <= entries <= self.limits.max_cqe:
+            raise VerbsError(errno.EINVAL, f"a completion queue of {entries} entries is not possible")
+        self._room(self._cqs, self.limits.max_cq, "completion queues")
+        cq = CompletionQueue(entries, self.limits.max_cqe, self._overrun)
+        self._cqs.add(cq)
+        return cq
+
+    def destroy_cq(self, cq: CompletionQueue) -> None:
+        """ibv_destroy_cq. EBUSY while a queue pair uses it."""
+        self._known(cq, self._cqs, "completion queue")
+        self._unused(cq.users, "completion queue")
+        self._cqs.discard(cq)
+        self._forget_events_of(cq)
+
+    def create_srq(
+        self, pd: ProtectionDomain, max_wr: int, max_sge: int, limit: int = 0
+    ) -> SharedReceiveQueue:
+        """ibv_create_srq."""
+        self._known(pd, self._pds, "protection domain")
+        limits = self.limits
+        if not 1 <= max_wr <= limits.max_srq_wr or not 0 <= max_sge <= limits.max_srq_sge or limit > max_wr:
+            raise VerbsError(errno.EINVAL, f"a shared queue of {max_wr} receives of {max_sge} entries")
+        self._room(self._srqs, limits.max_srq, "shared receive queues")
+        srq = SharedReceiveQueue(
+            pd,
+            max_wr,
+            max_sge,
+            limit,
+            limits.max_srq_wr,
+            lambda queue: self.raise_event(AsyncEvent(EventType.SRQ_LIMIT_REACHED, queue)),
+        )
+        self._srqs.add(srq)
+        pd.users += 1
+        return srq
+
+    def destroy_srq(self, srq: SharedReceiveQueue) -> None:
+        """ibv_destroy_srq. EBUSY while a queue pair uses it."""
+        self._known(srq, self._srqs, "shared receive queue")
+        self._unused(srq.users, "shared receive queue")
+        self._srqs.discard(srq)
+        srq.pd.users -= 1
+        self._forget_events_of(srq)
+
+    def create_ah(self, pd: ProtectionDomain, av: AddressVector) -> AddressHandle:
+        """ibv_create_ah."""
+        self._known(pd, self._pds, "protection domain")
+        self._room(self._ahs, self.limits.max_ah, "address handles")
+        self.check_address(av)
+        ah = AddressHandle(pd, av)
+        self._ahs.add(ah)
+        pd.users += 1
+        return ah
+
+    def destroy_ah(self, ah: AddressHandle) -> None:
+        """ibv_destroy_ah."""
+        self._known(ah, self._ahs, "address handle")
+        self._ahs.discard(ah)
+        ah.pd.users -= 1
+
+    def create_qp(
+        self,
+        pd: ProtectionDomain,
+        kind: QpType,
+        send_cq: CompletionQueue,
+        recv_cq: CompletionQueue,
+        capabilities: QpCapabilities,
+        *,
+        signal_all: bool = False,
+        srq: SharedReceiveQueue | None = None,
+    ) -> QueuePair:
+        """ibv_create_qp. The number is one that no queue pair of this device had of late."""
+        while True:
+            self._next_qpn = max(2, (self._next_qpn + self._rng.randrange(1, 64)) & LOW_24_BITS)
+            if self._next_qpn != MULTICAST_QPN and self._next_qpn not in self._qps:
+                break
+        return self._make_qp(self._next_qpn, pd, kind, send_cq, recv_cq, capabilities, signal_all, srq)
+
+    def create_gsi_qp(
+        self,
+        pd: ProtectionDomain,
+        send_cq: CompletionQueue,
+        recv_cq: CompletionQueue,
+        capabilities: QpCapabilities,
+    ) -> QueuePair:
+        """QP1. EBUSY where there is one."""
+        if GSI_QPN in self._qps:
+            raise VerbsError(errno.EBUSY, "QP1 is in use")
+        qp = self._make_qp(GSI_QPN, pd, QpType.UD, send_cq, recv_cq, capabilities, False, None)
+        qp.attributes.qkey = GSI_QKEY
+        return qp
+
+    def _make_qp(
+        self,
+        number: int,
+        pd: ProtectionDomain,
+        kind: QpType,
+        send_cq: CompletionQueue,
+        recv_cq: CompletionQueue,
+        capabilities: QpCapabilities,
+        signal_all: bool,
+        srq: SharedReceiveQueue | None,
+    ) -> QueuePair:
+        self._known(pd, self._pds, "protection domain")
+        self._known(send_cq, self._cqs, "completion queue")
+        self._known(recv_cq, self._cqs, "completion queue")
+        if srq is not None:
+            self._known(srq, self._srqs, "shared receive queue")
+        if kind not in SERVICES:
+            raise VerbsError(errno.EOPNOTSUPP, f"no queue pairs of type {int(kind)}")
+        limits = self.limits
+        wanted = capabilities
+        if (
+            not 0 <= wanted.max_send_wr <= limits.max_qp_wr
+            or not 0 <= wanted.max_recv_wr <= limits.max_qp_wr
+            or not 0 <= wanted.max_send_sge <= limits.max_sge
+            or not 0 <= wanted.max_recv_sge <= limits.max_sge
+            or not 0 <= wanted.max_inline_data <= limits.max_inline_data
+        ):
+            raise VerbsError(errno.EINVAL, f"{wanted} is beyond the limits")
+        self._room(self._qps, limits.max_qp, "queue pairs")
+        kind, own = QpType(kind), replace(capabilities)
+        qp = QueuePair(self, self.ready, number, kind, pd, send_cq, recv_cq, own, signal_all, srq)
+        self._qps[number] = qp
+        pd.users += 1
+        send_cq.users += 1
+        recv_cq.users += 1
+        if srq is not None:
+            srq.users += 1
+        return qp
+
+    def destroy_qp(self, qp: QueuePair) -> None:
+        """ibv_destroy_qp: what is queued is not completed any more. EBUSY while it is attached to a group."""
+        self._known_qp(qp)
+        self._unused(len(self.groups.groups_of(qp)), "queue pair")
+        del self._qps[qp.number]
+        qp.abandon()
+        qp.pd.users -= 1
+        qp.send_cq.users -= 1
+        qp.recv_cq.users -= 1
+        if qp.srq is not None:
+            qp.srq.users -= 1
+        self._forget_events_of(qp)
+
+    def attach_mcast(self, qp: QueuePair, gid: bytes) -> None:
+        """ibv_attach_mcast: see `MulticastGroups.attach`."""
+        self._known_qp(qp)
+        self.groups.attach(qp, gid)
+
+    def detach_mcast(self, qp: QueuePair, gid: bytes) -> None:
+        """ibv_detach_mcast: see `MulticastGroups.detach`."""
+        self._known_qp(qp)
+        self.groups.detach(qp, gid)
+
+    def _known_qp(self, qp: QueuePair) -> None:
+        if self._qps.get(qp.number) is not qp:
+            raise VerbsError(errno.EINVAL, "this queue pair does not exist here")
+
+    def close(self) -> None:
+        """Destroy everything at once, as at the end of a process. No memory is touched afterwards."""
+        self.groups.clear()
+        for qp in list(self._qps.values()):
+            self.destroy_qp(qp)
+        self.keys.forget_all()
+        self.ready.clear()
+        for table in (self._cqs, self._srqs, self._ahs, self._pds):
+            table.clear()
+
+    @staticmethod
+    def _known(thing: object, table: object, what: str) -> None:
+        if thing not in table:  # type: ignore[operator]
+            raise VerbsError(errno.EINVAL, f"this {what} does not exist here")
+
+    @staticmethod
+    def _unused(users: int, what: str) -> None:
+        if users:
+            raise VerbsError(errno.EBUSY, f"{users} objects use this {what}")
+
+    @staticmethod
+    def _room(table: object, most: int, what: str) -> None:
+        if len(table) >= most:  # type: ignore[arg-type]
+            raise VerbsError(errno.ENOMEM, f"no more than {most} {what}")
+
+    # --- events -------------------------------------------------------------------------------------------
+
+    def _forget_events_of(self, element: object) -> None:
+        """Drop the events of a destroyed object, as the kernel drops untaken ones
+        (ib_uverbs_release_uevent)."""
+        events = self.async_events
+        for _ in range(len(events)):
+            event = events.popleft()
+            if event.element is not element:
+                events.append(event)
+        if self.on_gone is not None:
+            self.on_gone(element)
+
+    def _overrun(self, cq: CompletionQueue) -> None:
+        self.raise_event(AsyncEvent(EventType.CQ_ERR, cq))
+        for qp in list(self._qps.values()):
+            if cq in (qp.send_cq, qp.recv_cq) and qp.state not in (QpState.RESET, QpState.ERR):
+                self.raise_event(AsyncEvent(EventType.QP_FATAL, qp))
+                qp.enter_error()
+
+    # --- packets ------------------------------------------------------------------------------------------
+
     def fall_silent(self) -> None:
-        """The device is about to close: connections send nothing more, management datagrams still go out."""
+        """The device is about to close: connections send no more, management datagrams still go out."""
         for qp in self._qps.values():
             if qp.datagrams is None:
                 qp.scheduled = True  # so it never asks for its turn again
@@ -90,8 +389,8 @@ class Nic(Objects):
         return bool(self.ready)
 
     def next_burst(self, now: float) -> Burst | None:
-        """The next packets to send, queue pair by queue pair in turn; None when there is nothing now. What it
-        gives is good until the next call."""
+        """The next packets to send, queue pair by queue pair in turn; None when there is nothing now. They
+        are valid until the next call."""
         self.now = now
         ready = self.ready
         while ready:
@@ -109,14 +408,6 @@ class Nic(Objects):
             self._in_turn = 0
         return None
 
-    def take_output(self, now: float | None = None) -> list[Burst]:
-        """All that `next_burst` gives, copied: for links in memory. Without a time it is the latest known."""
-        result = []
-        at = self.now if now is None else now
-        while (burst := self.next_burst(at)) is not None:
-            result.append(burst._replace(data=memoryview(bytes(burst.data))))
-        return result
-
     def deadline(self) -> float | None:
         """When `advance` is due, if nothing happens before."""
         if not self.running:
@@ -124,7 +415,7 @@ class Nic(Objects):
         return min([at for clock in self.running if (at := clock.deadline) is not None], default=None)
 
     def advance(self, now: float) -> None:
-        """It is `now`: time-outs, the end of a wait for a receiver."""
+        """It is `now`: handle time-outs, and the end of a wait for a receiver."""
         self.now = now
         for clock, call in list(self.running.items()):
             at = clock.deadline

@@ -1,8 +1,7 @@
 """Packets as they arrive: is the ICRC right, and how many of a burst are a plain row of one message?
 
-A row is accepted as far as every packet of it has the header that is expected and a right ICRC; what is left,
-if only the packet after the row's end, takes the way of single packets, which knows all cases. So this file
-needs to know none of them.
+A row ends at the first packet without the expected header or a right ICRC. That packet and all after it take
+the way of single packets, which handles every case, so this file handles none.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ def identification_of(datagram: memoryview, flow: Flow, index: int, solve: bool)
     """The IP identification with which a UDP payload (a BTH and an ICRC at least) has the right ICRC, or
     None.
 
-    It may be 0, or `index`, the position in a burst. With `solve` any will do, which leaves 16 bits of
-    strength to the check (see `wire/icrc.py`): a burst that lost a segment on its way, and what a kernel
-    sends, is numbered from anywhere.
+    It may be 0, or `index`, the position in a burst. With `solve` any identification will do, which leaves 16
+    bits of strength to the check (see `wire/icrc.py`). A burst that lost a segment, and a kernel's packets,
+    may be numbered from anywhere.
     """
     size = len(datagram)
     correction = RESERVED_CORRECTION[datagram[BTH_RESERVED_OFFSET]]
@@ -56,8 +55,8 @@ def identification_of(datagram: memoryview, flow: Flow, index: int, solve: bool)
 
 
 MAX_TABLES: Final = 32
-"""Places of rows that are remembered: what a link receives into is the same memory again and again, in a few
-sizes. A link in memory gives new memory each time; so much of it stays for some time longer."""
+"""Places of rows that are remembered. A link receives into the same memory again and again, in a few sizes. A
+link in memory gives new memory each time, and this much of it lives longer."""
 
 _HEAD: Final = struct.Struct(">QI")
 """The BTH as what is equal in a row, and what is not."""
@@ -141,8 +140,8 @@ class RowReader:
 
 
 def _quick_run(table: _Table, most: int, value: int) -> tuple[int, int] | None:
-    """What `_run` finds, in few steps for the usual case: all packets up to the end, or up to those of
-    another message, are as they should be. None: it is not the usual case."""
+    """The result of `_run`, in few steps for the usual case: all packets up to the end, or up to those of
+    another message, are right. None: not the usual case."""
     parts = table.parts[:most]
     if crc32(parts[0], value) != RESIDUE:
         return None

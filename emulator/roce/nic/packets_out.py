@@ -1,12 +1,12 @@
 """Packets as bytes to send: one at a time, or a row of them at once in one reusable buffer.
 
-A row is what makes a long message cheap: packets of one message that differ in their PSN alone. Up to
-`VOLLEY_BURSTS` bursts of them are made at once. The payload is written by one strided copy, the PSNs by one
-step of numpy, and what all have in common is still there from the row before; per packet there remains the
-ICRC, one call into C. The CRC goes on from a value that is the same for all: what differs (byte 8 of the BTH
-onwards) comes after it.
+A row makes a long message cheap: packets of one message that differ only in their PSN. The writer makes up to
+`VOLLEY_BURSTS` bursts at once. One strided copy writes the payload and one step of numpy the PSNs; the common
+header bytes remain from the row before. Each packet then costs one call into C, for its ICRC. All CRCs
+continue from the same value, because the differing bytes (from byte 8 of the BTH on) come after the common
+ones.
 
-What these functions return is the buffer itself: it is good until the next call.
+The functions return the buffer itself. It is valid until the next call.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def rows_of(mtu: int) -> int:
 
 @lru_cache(maxsize=8)
 def psn_words(block: int) -> NDArray[np.uint32]:
-    """The last word of the BTH as it is sent, for each PSN of a block; nobody is asked to acknowledge."""
+    """The last word of the BTH as it is sent, for each PSN of a block, without an acknowledge request."""
     return np.arange(block * PSN_BLOCK, (block + 1) * PSN_BLOCK, dtype=">u4").view("<u4")
 
 
@@ -117,7 +117,7 @@ class _Layout:
             self.view[at : at + SAME_BYTES] = common
 
     def write_psns(self, psn: int, count: int) -> None:
-        """The rest of the headers; nobody is asked to acknowledge."""
+        """The rest of the headers, without acknowledge requests."""
         psn &= LOW_24_BITS
         low = psn % PSN_BLOCK
         if low + count <= PSN_BLOCK:

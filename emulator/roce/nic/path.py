@@ -1,4 +1,4 @@
-"""Where packets go and come from: addresses as the ICRC wants them, prepared once."""
+"""Paths to peers: addresses in the form that the ICRC covers, prepared once."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from emulator.roce.wire.flow import Flow, flow_of
 class Path:
     """The way to one address. `numbered` says that segment i of a burst travels with IP identification i.
 
-    `budget` bounds what all connections to that address together have under way, in bytes: it all meets in
-    one socket buffer. A connection that finds it used up waits in `_blocked` (once) until something is
-    answered.
+    `budget` bounds the bytes that all connections to that address have under way: they share one socket
+    buffer. A connection that finds the budget used up waits in `_blocked` (once) until a peer answers.
     """
 
     __slots__ = ("_blocked", "budget", "destination", "flow", "in_flight", "ip", "numbered")
@@ -29,18 +28,18 @@ class Path:
         self._blocked: dict[Callable[[], None], None] = {}
 
     def wait(self, wake: Callable[[], None]) -> None:
-        """Call `wake` when something was answered."""
+        """Call `wake` at the next answer."""
         self._blocked[wake] = None
 
     def wake(self) -> None:
-        """Something was answered: whoever waits may look again."""
+        """An answer has come: connections that wait may look again."""
         blocked, self._blocked = self._blocked, {}
         for wake in blocked:
             wake()
 
 
 class Share:
-    """What one connection has under way, as a part of its path's `in_flight`."""
+    """Bytes that one connection has under way, a part of its path's `in_flight`."""
 
     __slots__ = ("_path", "_size")
 

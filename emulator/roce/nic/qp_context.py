@@ -77,16 +77,16 @@ class QpContext(ABC):
         return self.keys.local(pd, request.sges, write=True)
 
     def take_receive(self) -> ReceiveRequest | None:
-        """The receive that the next message takes."""
+        """The receive request for the next message."""
         return self.receives.take()
 
     def complete_send(self, request: SendRequest, status: WcStatus, length: int = 0) -> None:
-        """A send request is over."""
+        """Complete a send request."""
         opcode = completion_opcode(request.opcode)
         self.send_cq.push(WorkCompletion(request.wr_id, status, opcode, self.number, length))
 
     def send_queue_drained(self) -> None:
-        """In SQD: all that had begun is complete."""
+        """In SQD: all requests that had begun are complete."""
         if self.attributes.enable_sqd_notify:
             self.attributes.enable_sqd_notify = False
             self.tell(EventType.SQ_DRAINED)
@@ -101,11 +101,11 @@ class QpContext(ABC):
 
     @abstractmethod
     def enter_error(self) -> None:
-        """Everything that is queued completes with WR_FLUSH_ERR, once."""
+        """All queued requests complete with WR_FLUSH_ERR, once."""
 
     @abstractmethod
     def responder_failed(self) -> None:
-        """As `enter_error`, but what the responder has said before, its NAK above all, still goes out."""
+        """Like `enter_error`, but answers that wait, above all the NAK, still go out."""
 
     @abstractmethod
     def send_queue_failed(self) -> None:

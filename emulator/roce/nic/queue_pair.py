@@ -1,14 +1,15 @@
 """A queue pair as the verbs see it: states, posting, and the services behind it (IBTA 10.3, 11.2.5, 11.4).
 
-`Requester` and `Responder` (`unreliable.py` has those of UC) and `DatagramService` do the talking. They know
-their queue pair as its base `QpContext`; what else is common to all is here. A request that was posted is
-completed exactly once, if it asked for it or fails, unless the queue pair is reset or destroyed before.
+`Requester`, `Responder` (for UC: `unreliable.py`) and `DatagramService` exchange packets with the peer. They
+see their queue pair as its base `QpContext`. A posted request completes exactly once if it asked for a
+completion or fails, unless the queue pair is reset or destroyed before.
 """
 
 from __future__ import annotations
 
 import errno
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -97,11 +98,11 @@ _FIELDS: Final = {
     QpAttr.DEST_QPN: "dest_qpn",
     QpAttr.EN_SQD_ASYNC_NOTIFY: "enable_sqd_notify",
 }
-"""Attributes that are simply kept. Alternate paths and migration are accepted and have no effect."""
+"""Attributes that are only stored. Alternate paths and migration are accepted and have no effect."""
 
 
 class QueuePair(QpContext):
-    """See the module's docstring. Made by `Nic.create_qp`; `ready` is where the device finds who may send."""
+    """See the module's docstring. Made by `Nic.create_qp`; `ready` lists queue pairs that may send."""
 
     def __init__(
         self,
@@ -125,11 +126,13 @@ class QueuePair(QpContext):
         connected = kind is not QpType.UC
         self.requester = Requester(self) if connected else UnreliableRequester(self)
         self.responder = Responder(self) if connected else UnreliableResponder(self)
+        self.sender = self.requester if self.datagrams is None else self.datagrams
+        """Its send queue."""
 
     # --- states -------------------------------------------------------------------------------------------
 
     def query(self) -> QpAttributes:
-        """ibv_query_qp: a copy of what is set, and the PSNs as they are now."""
+        """ibv_query_qp: a copy of the attributes, with the current PSNs."""
         result = replace(self.attributes, state=self.state, current_state=self.state)
         result.capabilities = replace(self.capabilities)
         result.sq_draining = self.state is QpState.SQD and not self.requester.drained
@@ -161,8 +164,7 @@ class QueuePair(QpContext):
         if mask & QpAttr.RQ_PSN:
             self.responder.start(attributes.rq_psn & LOW_24_BITS)
         if mask & QpAttr.SQ_PSN:
-            sender = self.requester if self.datagrams is None else self.datagrams
-            sender.start(attributes.sq_psn & LOW_24_BITS)
+            self.sender.start(attributes.sq_psn & LOW_24_BITS)
         previous, self.state = self.state, target
         if target is QpState.SQD and previous is not QpState.SQD and self.requester.drained:
             self.send_queue_drained()
@@ -200,11 +202,11 @@ class QueuePair(QpContext):
         self.keys.unbind_windows_of(self.number)
 
     def abandon(self) -> None:
-        """It is destroyed: nothing of it is completed or sent any more."""
+        """The queue pair is destroyed: it completes and sends nothing any more."""
         self._reset()
 
     def enter_error(self) -> None:
-        """Everything that is queued completes with WR_FLUSH_ERR, once."""
+        """All queued requests complete with WR_FLUSH_ERR, once."""
         if self.state is QpState.ERR:
             return
         self.state = QpState.ERR
@@ -212,7 +214,7 @@ class QueuePair(QpContext):
         self._flush()
 
     def responder_failed(self) -> None:
-        """As `enter_error`, but what the responder has said before, its NAK above all, still goes out."""
+        """Like `enter_error`, but answers that wait, above all the NAK, still go out."""
         self.state = QpState.ERR
         self._flush()
 
@@ -230,8 +232,7 @@ class QueuePair(QpContext):
     def send_queue_failed(self) -> None:
         """An unreliable request could not be sent: sends end, receives go on (SQE, IBTA 10.3.1.6)."""
         self.state = QpState.SQE
-        sender = self.requester if self.datagrams is None else self.datagrams
-        sender.flush()
+        self.sender.flush()
 
     # --- posting ------------------------------------------------------------------------------------------
 
@@ -240,7 +241,7 @@ class QueuePair(QpContext):
         if self.state not in MAY_POST_SEND:
             raise VerbsError(errno.EINVAL, f"nothing can be sent in {self.state.name}")
         self._check_send(request)
-        queue = self.requester if self.datagrams is None else self.datagrams
+        queue = self.sender
         if len(queue) >= self.capabilities.max_send_wr:
             raise VerbsError(errno.ENOMEM, "the send queue is full")
         if int(request.flags) & _INLINE and request.inline is None:
@@ -250,6 +251,13 @@ class QueuePair(QpContext):
             return
         queue.post(request)
         self.schedule()
+
+    def post_sends(self, requests: Sequence[SendRequest]) -> None:
+        """Post all of them, or none where the queue has no room for all. As `post_send` else."""
+        if len(requests) > 1 and len(self.sender) + len(requests) > self.capabilities.max_send_wr:
+            raise VerbsError(errno.ENOMEM, "the send queue is full")
+        for request in requests:
+            self.post_send(request)
 
     def _check_send(self, request: SendRequest) -> None:
         opcode = _OPCODES[self.type].get(request.opcode)
@@ -322,7 +330,7 @@ class QueuePair(QpContext):
         return self.state in RECEIVING
 
     def communication_seen(self) -> None:
-        """A valid packet has come in RTR: the peer is there (COMM_EST, IBTA 11.6.3.1). Told once."""
+        """A valid packet in RTR proves that the peer is ready (COMM_EST, IBTA 11.6.3.1). Reported once."""
         if self.state is QpState.RTR and not self._communicating:
             self._communicating = True
             self.tell(EventType.COMM_EST)

@@ -3,13 +3,13 @@
 
     waiting -> open: begun, PSNs taken, sent up to the cursor, not complete yet -> completed in order
 
-Three PSNs tell where it stands: everything before `unacked` is answered; the packet at `_cursor` is sent
-next; `_next` is the first that no request has taken. To repeat is to put the cursor back (go-back-N):
-nothing is kept but the requests, whose memory is read again.
+Three PSNs are its state: everything before `unacked` is answered, the packet at `_cursor` is sent next, and
+`_next` is the first that no request has taken. To repeat, the cursor goes back (go-back-N). Only the requests
+are kept; their memory is read again.
 
-An RDMA READ is asked for in pieces, each a request of its own on the wire, so that one window bounds what is
-under way towards either side; the grid of pieces is fixed, so a piece that is asked for again is within the
-request that the responder remembers.
+An RDMA READ goes out in pieces, each a request of its own on the wire, so that one window bounds both
+directions. The grid of pieces is fixed, so a repeated piece lies within the request that the responder
+remembers.
 
 Bounds: the queue by `max_send_wr`; packets under way, those of READ responses included, by the window;
 READs and atomics by `max_rd_atomic`.
@@ -17,23 +17,25 @@ READs and atomics by `max_rd_atomic`.
 A congestion control would bound the window besides, or say in `next_burst` that it is too early.
 """
 
+# One idea in one file: the queue of requests, and the packets that they become.
+
 from __future__ import annotations
 
 from collections import deque
 from typing import Final
 
 from emulator.roce.nic.counters import Count
-from emulator.roce.nic.memory import Bytes, ProtectionFault
+from emulator.roce.nic.memory import EMPTY, Bytes, ProtectionFault
 from emulator.roce.nic.packets_in import Row
 from emulator.roce.nic.packets_out import rows_of
 from emulator.roce.nic.path import Share
 from emulator.roce.nic.qp_context import QpContext
-from emulator.roce.nic.request_packets import answered_packet, message_packet, prepare
 from emulator.roce.nic.retry import Due, RetryClock
 from emulator.roce.nic.verbs import Burst, QpState, SendFlags, SendOpcode, WcStatus
 from emulator.roce.nic.work import (
     ATOMIC_BYTES,
     ATOMICS,
+    LOCAL_COMPLETION,
     MESSAGES,
     NAK_STATUS,
     ONE_PACKET,
@@ -43,15 +45,15 @@ from emulator.roce.nic.work import (
     extended_psn,
 )  # fmt: skip
 from emulator.roce.nic.work_requests import SendRequest
-from emulator.roce.wire.extended import AethKind, NakCode
-from emulator.roce.wire.opcodes import Operation, class_of
+from emulator.roce.wire.extended import ATOMIC_ETH, IMM_DT, RETH, AethKind, NakCode, read_packets
+from emulator.roce.wire.opcodes import Opcode, Operation, class_of
 from emulator.roce.wire.packet import Packet
 
 _FENCE: Final = int(SendFlags.FENCE)
 _SIGNALED: Final = int(SendFlags.SIGNALED)
 
 SMALL_BYTES: Final = 128
-"""A message of so much may travel in the burst of the one before: less than the smallest MTU."""
+"""A message of this size may travel in the burst of the one before: less than the smallest MTU."""
 
 
 class Requester:
@@ -71,7 +73,7 @@ class Requester:
         return RetryClock(self._qp.attributes, self._qp.device.running, self.advance)
 
     def start(self, psn: int) -> None:
-        """Begin with this PSN, and with nothing in the queue."""
+        """Begin with this PSN and an empty queue."""
         self._waiting.clear()
         self._open.clear()
         self.unacked = self._cursor = self._next = self._sent = psn + (1 << 24)
@@ -89,7 +91,7 @@ class Requester:
         return len(self._waiting) + len(self._open)
 
     def post(self, request: SendRequest) -> None:
-        """Queue a request that was checked."""
+        """Queue a checked request."""
         self._waiting.append(request)
 
     @property
@@ -99,7 +101,7 @@ class Requester:
 
     @property
     def drained(self) -> bool:
-        """Nothing has begun that is not complete."""
+        """All requests that have begun are complete."""
         return not self._open
 
     def flush(self) -> None:
@@ -125,7 +127,7 @@ class Requester:
             signaled = qp.signal_all or int(request.flags) & _SIGNALED != 0
             work = Work(request, signaled, self._next, self._shapes.get(request.opcode))
             try:
-                prepare(qp, work)
+                _prepare(qp, work)
             except ProtectionFault:
                 work.failure = WcStatus.LOC_PROT_ERR
             self._open.append(work)
@@ -207,7 +209,7 @@ class Requester:
                 return row
         psn = self._cursor
         acknowledge = self._asks(work, 1, room, position == last)
-        return message_packet(qp, work, psn, acknowledge=acknowledge)
+        return _message_packet(qp, work, psn, acknowledge=acknowledge)
 
     def _with_following(self, row: Burst, room: int) -> Burst:
         """The end of a message, and with it the one that follows if that is a small packet: a completion
@@ -220,7 +222,7 @@ class Requester:
             return row
         psn = self._cursor
         try:
-            packet = message_packet(qp, work, psn, acknowledge=self._asks(work, 1, room, True))
+            packet = _message_packet(qp, work, psn, acknowledge=self._asks(work, 1, room, True))
         except ProtectionFault:
             # Its own turn is next, and finds the same.
             self._cursor = psn
@@ -271,7 +273,7 @@ class Requester:
         work.spans.contiguous(0, 1)
         self._cursor, self._unasked = end, 0
         self._pieces.append(end)
-        return answered_packet(qp, work, psn, end)
+        return _answered_packet(qp, work, psn, end)
 
     def _piece_end(self, work: Work, psn: int) -> int:
         """Where the piece of a READ ends that `psn` is part of."""
@@ -281,7 +283,7 @@ class Requester:
     # --- time ---------------------------------------------------------------------------------------------
 
     def advance(self, now: float) -> None:
-        """Do what is due."""
+        """Handle the clock's next event."""
         due = self.clock.advance(now)
         if due is Due.RECEIVER_READY:
             self._qp.schedule()
@@ -324,7 +326,7 @@ class Requester:
             self._count(Count.GHOST)
 
     def receive(self, packet: Packet, now: float) -> None:
-        """An answer from the responder, checked as far as its form goes."""
+        """An answer from the responder, whose form has been checked."""
         psn = extended_psn(packet.psn, self.unacked)
         if not self.unacked <= psn < self._sent:
             self._count(Count.GHOST)
@@ -471,7 +473,7 @@ class Requester:
         self._qp.schedule()
 
     def _retire(self) -> None:
-        """Complete what is complete."""
+        """Complete answered requests, in order."""
         while self._open and self._open[0].end <= self.unacked:
             work = self._open[0]
             if work.failure is not None:
@@ -485,7 +487,7 @@ class Requester:
             self._qp.send_queue_drained()
 
     def _fail(self, failed: Work, status: WcStatus) -> None:
-        """A request ends the queue: those before it are flushed, then it, then what else there is."""
+        """A request fails the queue: flush those before it, then it, then the rest."""
         while self._open and (work := self._open.popleft()) is not failed:
             self._qp.complete_send(work.request, WcStatus.WR_FLUSH_ERR)
         self._qp.complete_send(failed.request, status)
@@ -496,3 +498,104 @@ class Requester:
 
     def _count(self, what: Count) -> None:
         self._qp.device.counters[what] += 1
+
+
+# --- single packets: what is no part of a row, and the requests for data -------------------------------
+
+
+_SOLICITED: Final = int(SendFlags.SOLICITED)
+
+
+def _prepare(qp: QpContext, work: Work) -> None:
+    """Carry a local request out, or find the memory of another and let it take its PSNs; `failure` where it
+    cannot be done. ProtectionFault where its memory may not be used so."""
+    request = work.request
+    if request.opcode in LOCAL_COMPLETION:
+        try:
+            _carry_out(qp, request)
+        except ProtectionFault:
+            binding = request.opcode is SendOpcode.BIND_MW
+            work.failure = WcStatus.MW_BIND_ERR if binding else WcStatus.LOC_QP_OP_ERR
+        return
+    assert work.shape is not None
+    if work.shape.answered and not qp.attributes.max_rd_atomic:
+        work.failure = WcStatus.LOC_QP_OP_ERR
+        return
+    writes = work.shape.answered and request.opcode is not SendOpcode.ATOMIC_WRITE
+    spans = qp.payload_of(request, write=writes)
+    packets = 1 if request.opcode in ONE_PACKET else read_packets(spans.length, qp.mtu)
+    work.take_psns(spans, packets)
+
+
+def _carry_out(qp: QpContext, request: SendRequest) -> None:
+    if request.opcode is SendOpcode.LOCAL_INV:
+        qp.keys.invalidate(qp.pd, qp.number, request.invalidate_rkey)
+    else:
+        assert request.window is not None
+        assert request.bind is not None
+        qp.keys.bind(request.window, qp.number, qp.pd, request.bind, request.window_rkey)
+
+
+def _message_packet(qp: QpContext, work: Work, psn: int, *, acknowledge: bool) -> Burst:
+    """The packet `psn` of a SEND or WRITE. ProtectionFault where its memory is gone."""
+    request, shape = work.request, work.shape
+    assert shape is not None
+    position, mtu = psn - work.first, qp.mtu
+    last = position == work.packets - 1
+    if last:
+        opcode = shape.last if position else shape.only
+    else:
+        opcode = shape.middle if position else shape.first
+    known = class_of(opcode)
+    extended = b""
+    if known.reth:
+        extended = RETH.pack(request.remote_address, request.rkey, work.length)
+    if known.immediate:
+        extended += IMM_DT.pack(request.imm)
+    elif known.invalidate:
+        extended += IMM_DT.pack(request.invalidate_rkey)
+    return qp.device.writer.single(
+        qp.path,
+        opcode,
+        qp.attributes.dest_qpn,
+        psn,
+        extended,
+        acknowledge=acknowledge,
+        solicited=last and int(request.flags) & _SOLICITED != 0,
+        spans=work.spans,
+        start=position * mtu,
+        length=min(mtu, work.length - position * mtu),
+    )
+
+
+def _answered_packet(qp: QpContext, work: Work, psn: int, end: int) -> Burst:
+    """The request for the answer with the PSNs `psn` to `end` - 1: of an atomic, or of a piece of a READ. An
+    atomic write brings its eight bytes (IBTA annex A19)."""
+    request = work.request
+    spans, length = EMPTY, 0
+    if request.opcode in ATOMICS:
+        adding = request.opcode is SendOpcode.ATOMIC_FETCH_AND_ADD
+        opcode = Opcode.FETCH_ADD if adding else Opcode.COMPARE_SWAP
+        extended = ATOMIC_ETH.pack(
+            request.remote_address,
+            request.rkey,
+            request.compare_add if adding else request.swap,
+            0 if adding else request.compare_add,
+        )
+    elif request.opcode is SendOpcode.ATOMIC_WRITE:
+        opcode, spans, length = Opcode.ATOMIC_WRITE, work.spans, ATOMIC_BYTES
+        extended = RETH.pack(request.remote_address, request.rkey, length)
+    else:
+        opcode, start = Opcode.READ_REQUEST, (psn - work.first) * qp.mtu
+        wanted = min(work.length, (end - work.first) * qp.mtu) - start
+        extended = RETH.pack(request.remote_address + start, request.rkey, wanted)
+    return qp.device.writer.single(
+        qp.path,
+        opcode,
+        qp.attributes.dest_qpn,
+        psn,
+        extended,
+        acknowledge=True,
+        spans=spans,
+        length=length,
+    )

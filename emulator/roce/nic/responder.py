@@ -1,25 +1,25 @@
 """The responder of a reliable connection: requests in PSN order, each carried out once (IBTA 9.7.4).
 
-A packet is looked at in this order, which is rxe's too: PSN, sequence of opcodes, whether this queue pair
-allows the operation, receive request, length, R_Key. Whatever is wrong has one answer: out of sequence is
-told once (NAK, PSN sequence error), a missing receive each time (RNR NAK), and all else ends the queue pair
-after its NAK.
+Checks run in rxe's order: PSN, sequence of opcodes, whether this queue pair allows the operation, receive
+request, length, R_Key. A packet out of sequence gets one NAK (PSN sequence error), a missing receive an RNR
+NAK each time, and any other fault a NAK that ends the queue pair.
 
-What a duplicate needs is remembered in at most `max_dest_rd_atomic` resources: the memory of a READ, which is
-read again, and the result of an atomic, which is not carried out again (9.7.4.4, 9.7.5.1.4).
+At most `max_dest_rd_atomic` resources serve duplicates: the memory of a READ, which is read again, and the
+result of an atomic, which is not carried out again (9.7.4.4, 9.7.5.1.4).
 """
+
+# One idea in one file: requests carried out, and the answers that go out for them in the same order.
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from emulator.roce.nic.counters import Count
 from emulator.roce.nic.memory import EMPTY, Bytes, ProtectionFault, SpanList
 from emulator.roce.nic.packets_in import Row
 from emulator.roce.nic.qp_context import QpContext
-from emulator.roce.nic.response_packets import AtomicAnswer, ReadAnswer, Responses
 from emulator.roce.nic.verbs import (
     MAX_MESSAGE,
     NO_WC_FLAGS,
@@ -33,7 +33,16 @@ from emulator.roce.nic.verbs import (
 )
 from emulator.roce.nic.work import ATOMIC_BYTES, extended_psn
 from emulator.roce.nic.work_requests import ReceiveRequest
-from emulator.roce.wire.extended import NakCode, nak_syndrome, read_packets, rnr_syndrome
+from emulator.roce.wire.bth import LOW_24_BITS
+from emulator.roce.wire.extended import (
+    AETH,
+    ATOMIC_ACK_ETH,
+    SYNDROME_ACK,
+    NakCode,
+    nak_syndrome,
+    read_packets,
+    rnr_syndrome,
+)
 from emulator.roce.wire.opcodes import Opcode, OpcodeClass, Operation, class_of
 from emulator.roce.wire.packet import Packet
 
@@ -51,8 +60,8 @@ _64_BITS: Final = (1 << 64) - 1
 
 
 class Refusal(Exception):
-    """The request cannot be carried out. `status` is what the receive request that it took completes with,
-    `event` what the program is told."""
+    """The request cannot be carried out. `status` completes the receive request that it took; `event` is for
+    the program."""
 
     def __init__(
         self, code: NakCode, status: WcStatus = WcStatus.LOC_QP_OP_ERR, event: EventType | None = None
@@ -69,7 +78,7 @@ class NotReady(Exception):
 
 @dataclass(slots=True)
 class _Resource:
-    """A READ or atomic that was carried out, for when it is asked for again."""
+    """A READ or atomic that was carried out, kept for its duplicates."""
 
     first: int
     end: int
@@ -89,7 +98,7 @@ class Responder:
         self.start(0)
 
     def start(self, psn: int) -> None:
-        """Expect this PSN, and nothing of before."""
+        """Expect this PSN, and forget all before it."""
         self.expected = psn + (1 << 24)
         self._messages = 0
         self._nak_sent = False
@@ -118,7 +127,7 @@ class Responder:
     # --- packets ------------------------------------------------------------------------------------------
 
     def receive(self, packet: Packet) -> None:
-        """A request from the peer, checked as far as its form goes."""
+        """A request from the peer, whose form has been checked."""
         psn = extended_psn(packet.psn, self.expected)
         if psn > self.expected:
             self._count(Count.OUT_OF_SEQUENCE)
@@ -435,3 +444,169 @@ class Responder:
 
     def _count(self, what: Count) -> None:
         self._qp.device.counters[what] += 1
+
+
+# --- answers ----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Acknowledgement:
+    """ACK, NAK or RNR NAK, by its syndrome."""
+
+    psn: int
+    syndrome: int
+    messages: int
+
+
+@dataclass(slots=True)
+class AtomicAnswer:
+    """The eight bytes as they were."""
+
+    psn: int
+    original: int
+    messages: int
+
+
+@dataclass(slots=True)
+class ReadAnswer:
+    """Packets `psn` to `end` - 1, of which `psn` is the next to go; they carry `length` bytes of `spans` from
+    `offset` on. `begun` once the first has gone; `again` where the peer may have had them all before."""
+
+    psn: int
+    end: int
+    spans: SpanList
+    offset: int
+    length: int
+    messages: int
+    again: bool = False
+    begun: bool = False
+
+
+Answer: TypeAlias = Acknowledgement | AtomicAnswer | ReadAnswer
+
+
+class Responses:
+    """Answers that wait to be sent, in order: acknowledgements, answers of READs and of atomics.
+
+    One row for all of them, because an acknowledgement that overtook the answer of an earlier READ would tell
+    the requester that this answer is lost. An acknowledgement speaks for all before it, so two in a row are
+    one. Bound: `max_dest_rd_atomic` answers, and an acknowledgement after each.
+    """
+
+    def __init__(self, qp: QpContext) -> None:
+        self._qp = qp
+        self._row: deque[Answer] = deque()
+
+    def __len__(self) -> int:
+        return len(self._row)
+
+    def clear(self) -> None:
+        """Nothing of it is sent."""
+        self._row.clear()
+
+    def acknowledge(self, psn: int, messages: int, syndrome: int = SYNDROME_ACK) -> None:
+        """ACK, or refuse, everything up to `psn`."""
+        last = self._row[-1] if self._row else None
+        if isinstance(last, Acknowledgement):
+            # Also in place of a NAK: what it asked for has come, or it would be the end of the queue pair.
+            last.psn, last.messages, last.syndrome = psn, messages, syndrome
+        else:
+            self._row.append(Acknowledgement(psn, syndrome, messages))
+        self._qp.schedule()
+
+    def answer(self, answer: AtomicAnswer | ReadAnswer) -> None:
+        """Send the answer of an atomic or a READ. One that is still going out starts again where the
+        requester wants it to; what is too much is dropped, and asked for again."""
+        for index, waiting in enumerate(self._row):
+            if isinstance(answer, ReadAnswer) and isinstance(waiting, ReadAnswer):
+                if waiting.end == answer.end:
+                    if answer.psn < waiting.psn:
+                        self._row[index] = answer
+                    return
+            elif isinstance(waiting, AtomicAnswer) and waiting.psn == answer.psn:
+                return
+        if len(self._row) > 2 * self._qp.attributes.max_dest_rd_atomic:
+            return
+        self._row.append(answer)
+        self._qp.schedule()
+
+    def next_burst(self) -> Burst | None:
+        """The next packets."""
+        while self._row:
+            head = self._row[0]
+            if not isinstance(head, ReadAnswer):
+                self._row.popleft()
+                return self._packet(head)
+            try:
+                return self._read_packets(head)
+            except ProtectionFault:
+                if head.again:
+                    # As with a duplicate that comes now: the peer may have had it, and so the key has gone.
+                    self._qp.device.counters[Count.NO_RESOURCE] += 1
+                    self._row.popleft()
+                    continue
+                # The memory went while it was read: the peer's access has become invalid.
+                self._row.clear()
+                syndrome = nak_syndrome(NakCode.REMOTE_ACCESS_ERROR)
+                self._qp.responder_failed()
+                return self._packet(Acknowledgement(head.psn, syndrome, head.messages))
+        return None
+
+    def _packet(self, head: Acknowledgement | AtomicAnswer) -> Burst:
+        extended = AETH.pack(self._syndrome_word(head))
+        opcode = Opcode.ACKNOWLEDGE
+        if isinstance(head, AtomicAnswer):
+            opcode = Opcode.ATOMIC_ACKNOWLEDGE
+            extended += ATOMIC_ACK_ETH.pack(head.original)
+        return self._qp.device.writer.single(
+            self._qp.path, opcode, self._qp.attributes.dest_qpn, head.psn, extended
+        )
+
+    def _syndrome_word(self, answer: Answer) -> int:
+        syndrome = answer.syndrome if isinstance(answer, Acknowledgement) else SYNDROME_ACK
+        return syndrome << 24 | answer.messages & LOW_24_BITS
+
+    def _read_packets(self, answer: ReadAnswer) -> Burst:
+        qp = self._qp
+        mtu, left = qp.mtu, answer.end - answer.psn
+        # First and last carry an AETH, so they are no part of a row.
+        most = min(qp.device.volley_packets(qp.path, mtu), left - 1)
+        if answer.begun and most > 1:
+            source = answer.spans.contiguous(answer.offset, most * mtu)
+            count = len(source) // mtu
+            if count > 1:
+                psn = answer.psn
+                answer.psn += count
+                answer.offset += count * mtu
+                answer.length -= count * mtu
+                return qp.device.writer.rows(
+                    qp.path,
+                    mtu,
+                    Opcode.READ_RESPONSE_MIDDLE,
+                    qp.attributes.dest_qpn,
+                    psn,
+                    source[: count * mtu],
+                )
+        if left == 1:
+            opcode = Opcode.READ_RESPONSE_LAST if answer.begun else Opcode.READ_RESPONSE_ONLY
+        else:
+            opcode = Opcode.READ_RESPONSE_MIDDLE if answer.begun else Opcode.READ_RESPONSE_FIRST
+        with_aeth = opcode is not Opcode.READ_RESPONSE_MIDDLE
+        length = min(mtu, answer.length)
+        burst = qp.device.writer.single(
+            qp.path,
+            opcode,
+            qp.attributes.dest_qpn,
+            answer.psn,
+            AETH.pack(self._syndrome_word(answer)) if with_aeth else b"",
+            spans=answer.spans,
+            start=answer.offset,
+            length=length,
+        )
+        answer.begun = True
+        answer.psn += 1
+        answer.offset += length
+        answer.length -= length
+        if left == 1:
+            self._row.popleft()
+        return burst

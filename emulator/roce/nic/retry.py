@@ -1,13 +1,13 @@
 """When a requester sends again, and when it gives up (IBTA 9.7.6).
 
-The local ACK time-out and its retry counter decide about failure. Besides, what is unanswered is sent again
-much earlier: the time-out has to suit the slowest network and is seconds where the connection manager chooses
-it, which is long to wait for one lost datagram. These early repeats count as nothing, and become rarer.
+The local ACK time-out and its retry counter decide about failure. The time-out suits the slowest network and
+is seconds where the connection manager chooses it, which is long for one lost datagram. So unanswered packets
+are sent again much earlier. These early repeats do not count as retries, and become rarer.
 
-The peer is a process, and so are we: either may get no processor for a while, which is no failure. Two rules
-follow (decision 48). No time-out is shorter than `LEAST_TIMEOUT_S`, whatever the program asks for; adapters
-have such a least value too. And a time-out that this device finds late does not count, once in a row: the
-device was absent itself, so it knows nothing of the peer's silence.
+Both ends are processes, and either may get no processor for a while, which is no failure. Two rules follow
+(decision 48). No time-out is shorter than `LEAST_TIMEOUT_S`, whatever the program asks for; adapters have a
+minimum too. A time-out that this device notices late does not count, once in a row: the device itself was
+absent, so it knows nothing of the peer's silence.
 """
 
 from __future__ import annotations
@@ -39,12 +39,6 @@ def timeout_seconds(code: int) -> float | None:
     return None if coded is None else max(coded, LEAST_TIMEOUT_S)
 
 
-def seconds_to_give_up(code: int, retry_count: int) -> float | None:
-    """How long a peer is silent, in seconds, before its queue pair fails: the first try and each retry."""
-    timeout = timeout_seconds(code)
-    return None if timeout is None else (1 + retry_count) * timeout
-
-
 class Due(enum.Enum):
     """What time it is."""
 
@@ -57,8 +51,8 @@ class Due(enum.Enum):
 class RetryClock:
     """Time-outs and counters of one requester. Times are seconds; `deadline` is None while nothing runs.
 
-    While it runs it stands in `running`, with what is to be called when it is due, so that a device with many
-    idle connections looks at none of them.
+    While it runs it is a key of `running`, with the function to call at its time, so a device looks at no
+    idle connection.
     """
 
     __slots__ = (

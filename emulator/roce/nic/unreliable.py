@@ -1,12 +1,12 @@
 """Both ends of an unreliable connection: messages without acknowledgements (IBTA 9.8.3).
 
-The requester is that of a reliable connection to which everything is answered as soon as it has been sent: no
-clock, no window, nothing twice. Only the peer's socket buffer bounds what is under way, so of messages longer
-than that some are lost.
+The requester is that of a reliable connection whose every packet counts as answered once sent: no clock, no
+window, no repetition. Only the peer's socket buffer bounds the packets under way, so messages longer than
+that may be lost.
 
-The responder takes whole messages only. A packet that is not the next one loses the message that is under
-way; the next first or only packet begins anew, from its own PSN. The receive that a lost SEND took serves the
-next message. What RC would refuse is dropped and counted, and the queue pair goes on.
+The responder takes whole messages only. A packet out of order loses the current message; the next first or
+only packet begins anew, from its own PSN. The receive that a lost SEND took serves the next message. A
+request that RC would refuse is dropped and counted, and the queue pair goes on.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from __future__ import annotations
 from emulator.roce.nic.counters import Count
 from emulator.roce.nic.qp_context import QpContext
 from emulator.roce.nic.requester import Requester
-from emulator.roce.nic.responder import NotReady, Refusal, Responder
-from emulator.roce.nic.response_packets import Responses
+from emulator.roce.nic.responder import NotReady, Refusal, Responder, Responses
 from emulator.roce.nic.verbs import Burst, WcStatus
 from emulator.roce.nic.work import UNRELIABLE_SHAPES, extended_psn
 from emulator.roce.nic.work_requests import ReceiveRequest
@@ -31,7 +30,7 @@ class UnreliableRequester(Requester):
         super().__init__(qp, UNRELIABLE_SHAPES)
 
     def next_burst(self, now: float) -> Burst | None:
-        """The next packets to go out. What they end is complete."""
+        """The next packets to go out. A message completes with its last packet."""
         burst = super().next_burst(now)
         if burst is not None:
             self._progress(self._cursor, now)
@@ -81,7 +80,7 @@ class UnreliableResponder(Responder):
             self._lose_message()
 
     def _lose_message(self) -> None:
-        """Nobody is told; the receive that it took is the next message's."""
+        """Drop the current message without an answer; the next message gets its receive."""
         self._count(Count.MESSAGE_LOST)
         self._end_message()
 

@@ -1,9 +1,8 @@
-"""The words of the verbs: enumerations with libibverbs' values, and the records that calls take and give.
+"""The interface of the verbs: enumerations with libibverbs' values, and the records that calls take and give.
 
-The interface of the emulated device is that of the verbs (IBTA 1.4 chapter 11, `infiniband/verbs.h`), with
-records in place of C structures. Numbers are those of `verbs.h`, so that pyverbs' own constants can be passed
-on unchanged. Addresses of memory are plain numbers (iova); immediate data and R_Keys are numbers too, whose
-byte order on the wire is the wire's affair.
+It follows IBTA 1.4 chapter 11 and `infiniband/verbs.h`, with records in place of C structures. Values are
+those of `verbs.h`, so pyverbs' constants pass unchanged. Addresses of memory (iova), immediate data and
+R_Keys are plain numbers; `wire` decides their byte order.
 """
 
 from __future__ import annotations
@@ -14,19 +13,13 @@ from dataclasses import dataclass, field
 from enum import IntEnum, IntFlag
 from typing import Final, NamedTuple
 
-ROCE_PORT: Final = 4791
-"""The UDP port of RoCEv2 (IBTA Annex A17)."""
+from emulator.roce.wire.flow import ROCE_PORT as ROCE_PORT
 
 GSI_QPN: Final = 1
 """QP1, the general services interface; the connection manager's."""
 
 GSI_QKEY: Final = 0x80010000
 """The Q_Key of every QP1 (IBTA 10.2.5)."""
-
-DEFAULT_PKEY: Final = 0xFFFF
-
-PSN_BITS: Final = 24
-PSN_MASK: Final = 0xFFFFFF
 
 MAX_MESSAGE: Final = 1 << 31
 """Bytes of the longest message (IBTA 9.7.2)."""
@@ -36,7 +29,7 @@ GRH_BYTES: Final = 40
 
 
 class VerbsError(Exception):
-    """The device refuses a call: the caller's fault. `errno` is what libibverbs returns for it."""
+    """The device refuses a call: the caller's fault. `errno` is libibverbs' return value."""
 
     def __init__(self, number: int, message: str) -> None:
         super().__init__(f"{message} ({errno.errorcode.get(number, str(number))}: {os.strerror(number)})")
@@ -291,7 +284,7 @@ class QpCapabilities:
 
 @dataclass(slots=True)
 class QpAttributes:
-    """struct ibv_qp_attr: what `modify` sets (those in its mask) and `query` gives."""
+    """struct ibv_qp_attr: `modify` sets those in its mask, `query` gives all."""
 
     state: QpState = QpState.RESET
     current_state: QpState = QpState.RESET
@@ -341,7 +334,7 @@ class WorkCompletion:
 
 @dataclass(frozen=True, slots=True)
 class AsyncEvent:
-    """struct ibv_async_event: what no work completion tells; `element` is the queue or queue pair."""
+    """struct ibv_async_event; `element` is the queue or queue pair."""
 
     type: EventType
     element: object = None
@@ -349,7 +342,7 @@ class AsyncEvent:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one device holds, as `ibv_query_device` tells it: the bound of each of its tables."""
+    """The bounds of a device's tables, as `ibv_query_device` reports them."""
 
     max_qp: int = 4096
     max_qp_wr: int = 16384
@@ -374,11 +367,11 @@ class Limits:
 
 
 class Burst(NamedTuple):
-    """What is sent at once: `data` is cut into datagrams of `segment_size` bytes (the last may be shorter).
-    It may be more than one call of a socket takes; then the link makes several of it.
+    """Datagrams to send at once: `data`, cut into `segment_size` bytes each (the last may be shorter). The
+    link parts a burst that is more than one call of a socket takes.
 
-    A single datagram has a `segment_size` of at least its length. `data` may be the device's own buffer: it
-    is to be sent, or copied, before the next call of any method of the `Nic`.
+    A single datagram has a `segment_size` of at least its length. `data` may be the device's own buffer: send
+    or copy it before the next call of any method of the `Nic`.
     """
 
     data: memoryview

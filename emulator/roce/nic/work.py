@@ -1,7 +1,7 @@
-"""A send request under way: how it becomes packets, and what it is called in the completion.
+"""A send request under way: its packets, and its opcode in the completion.
 
-PSNs in here, and in the whole room, count on beyond 24 bits ("extended"), so that they compare as numbers;
-the wire sees the lower 24.
+PSNs in this package count on beyond 24 bits ("extended"), so that they compare as numbers; the wire carries
+the lower 24.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ def extended_psn(psn: int, reference: int) -> int:
 
 
 class Work:
-    """A send request that has begun. It takes PSNs `first` to `end` - 1; a local one takes none, and one
-    with a `failure` ends its queue when its turn comes."""
+    """A send request that has begun. It takes PSNs `first` to `end` - 1; a local request takes none. A
+    request with a `failure` ends its queue at its turn."""
 
     __slots__ = ("end", "failure", "first", "length", "packets", "request", "shape", "signaled", "spans")
 

@@ -25,7 +25,7 @@ MODULES: Final = (
 
 
 class _StandIn(Loader, MetaPathFinder):
-    """Gives the modules of this package to who imports those of a `pyverbs` that is this package.
+    """Maps imports of `pyverbs.*` to the modules of this package, where `pyverbs` is this package.
 
     Python would find them by the package's path and make a second copy of each, whose classes are others.
     """
@@ -46,16 +46,16 @@ class _StandIn(Loader, MetaPathFinder):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._own  # it stays what it is; the import has just given it another
+        module.__spec__ = self._own  # the import has just replaced it
 
 
 sys.meta_path.insert(0, _StandIn())
 
 
 def install() -> None:
-    """Be `pyverbs` for everything that is imported in this process from now on.
+    """Be `pyverbs` for all later imports in this process.
 
-    A real pyverbs that has been imported already stays what it is to those who hold it. To put this package
+    Modules that hold a real pyverbs keep it. To put this package
     at `sys.modules["pyverbs"]` is enough where no module of a real pyverbs has been imported before.
     """
     for name in [name for name in sys.modules if name == "pyverbs" or name.startswith("pyverbs.")]:

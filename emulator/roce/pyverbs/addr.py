@@ -7,19 +7,19 @@ is kept and shown, and has no effect.
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, Any
+from dataclasses import InitVar, dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from emulator.roce.nic.gid import gid_of, ip_of
+from emulator.roce.nic.memory import AddressHandle
 from emulator.roce.nic.verbs import GRH_BYTES, AddressVector, VerbsError
+from emulator.roce.pyverbs import enums as e
 from emulator.roce.pyverbs import mem_alloc
-from emulator.roce.pyverbs.base import PyverbsCM, PyverbsObject, forsake, give_back, listing, refusal
-from emulator.roce.pyverbs.enums_queues import ibv_wc_flags
-from emulator.roce.pyverbs.gid import GID, NO_GID
+from emulator.roce.pyverbs.base import DeviceObject, PyverbsObject, listing
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
-from emulator.roce.pyverbs.utils import gid_bytes
+from emulator.roce.pyverbs.utils import GID, NO_GID, gid_bytes, gid_text
 
 if TYPE_CHECKING:
-    from emulator.roce.nic.memory import AddressHandle
     from emulator.roce.pyverbs.pd import PD
     from emulator.roce.pyverbs.work_completion import WC
 
@@ -40,30 +40,12 @@ class GRH(PyverbsObject):
     ) -> None:
         if sgid is None or dgid is None:
             raise AttributeError("a GRH needs both of its GIDs")
-        self._sgid = sgid.raw
-        self._dgid = dgid.raw
-        self.version_tclass_flow = version_tclass_flow
-        self.paylen = paylen
-        self.next_hdr = next_hdr
-        self.hop_limit = hop_limit
+        self._sgid, self._dgid = sgid.raw, dgid.raw
+        self.version_tclass_flow, self.paylen = version_tclass_flow, paylen
+        self.next_hdr, self.hop_limit = next_hdr, hop_limit
 
-    @property
-    def dgid(self) -> str:
-        """The destination's GID, in text."""
-        return self._dgid.hex(":", 2)
-
-    @dgid.setter
-    def dgid(self, val: str) -> None:
-        self._dgid = gid_bytes(val)
-
-    @property
-    def sgid(self) -> str:
-        """The source's GID, in text."""
-        return self._sgid.hex(":", 2)
-
-    @sgid.setter
-    def sgid(self, val: str) -> None:
-        self._sgid = gid_bytes(val)
+    dgid = gid_text("_dgid")
+    sgid = gid_text("_sgid")
 
     def __str__(self) -> str:
         return listing(
@@ -90,19 +72,10 @@ class GlobalRoute(PyverbsObject):
         if dgid is None:
             raise AttributeError("a global route needs a GID")
         self.raw_dgid = dgid.raw
-        self.flow_label = flow_label
-        self.sgid_index = sgid_index
-        self.hop_limit = hop_limit
-        self.traffic_class = traffic_class
+        self.flow_label, self.sgid_index = flow_label, sgid_index
+        self.hop_limit, self.traffic_class = hop_limit, traffic_class
 
-    @property
-    def dgid(self) -> str:
-        """The destination's GID, in text."""
-        return self.raw_dgid.hex(":", 2)
-
-    @dgid.setter
-    def dgid(self, val: str) -> None:
-        self.raw_dgid = gid_bytes(val)
+    dgid = gid_text("raw_dgid")
 
     def __str__(self) -> str:
         return listing(
@@ -113,33 +86,40 @@ class GlobalRoute(PyverbsObject):
         )  # fmt: skip
 
 
+def _of_route(name: str, doc: str) -> Any:
+    """An attribute of an `AHAttr` that is None while `is_global` is not set."""
+
+    def write(attr: AHAttr, val: int) -> None:
+        setattr(attr, name, val)
+
+    return property(lambda attr: getattr(attr, name) if attr.is_global else None, write, doc=doc)
+
+
+@dataclass(slots=True, eq=False)
 class AHAttr(PyverbsObject):
     """struct ibv_ah_attr. As in pyverbs, what belongs to the route is None while `is_global` is not set."""
 
-    __slots__ = (
-        "_flow_label", "_hop_limit", "_sgid_index", "_traffic_class", "dlid", "is_global", "port_num",
-        "raw_dgid", "sl", "src_path_bits", "static_rate",
-    )  # fmt: skip
+    dlid: int = 0
+    sl: int = 0
+    src_path_bits: int = 0
+    static_rate: int = 0
+    is_global: int = 0
+    port_num: int = 1
+    gr: InitVar[GlobalRoute | None] = None
+    raw_dgid: bytes = field(default=NO_GID, init=False)
+    _flow_label: int = field(default=0, init=False)
+    _sgid_index: int = field(default=0, init=False)
+    _hop_limit: int = field(default=0, init=False)
+    _traffic_class: int = field(default=0, init=False)
 
-    def __init__(
-        self,
-        dlid: int = 0,
-        sl: int = 0,
-        src_path_bits: int = 0,
-        static_rate: int = 0,
-        is_global: int = 0,
-        port_num: int = 1,
-        gr: GlobalRoute | None = None,
-    ) -> None:
-        self.dlid = dlid
-        self.sl = sl
-        self.src_path_bits = src_path_bits
-        self.static_rate = static_rate
-        self.is_global = int(is_global)
-        self.port_num = port_num
-        self.raw_dgid = NO_GID
-        self._flow_label = self._sgid_index = self._hop_limit = self._traffic_class = 0
-        if is_global:
+    flow_label: ClassVar[Any] = _of_route("_flow_label", "20 bits.")
+    sgid_index: ClassVar[Any] = _of_route("_sgid_index", "Which of the local GIDs is the source.")
+    hop_limit: ClassVar[Any] = _of_route("_hop_limit", "The IP time to live.")
+    traffic_class: ClassVar[Any] = _of_route("_traffic_class", "The IP type of service.")
+
+    def __post_init__(self, gr: GlobalRoute | None) -> None:
+        self.is_global = int(self.is_global)
+        if self.is_global:
             if gr is None:
                 raise PyverbsUserError("a global address needs a GlobalRoute (gr)")
             self.raw_dgid = gr.raw_dgid
@@ -155,49 +135,6 @@ class AHAttr(PyverbsObject):
     def dgid(self, val: str) -> None:
         if self.is_global:
             self.raw_dgid = gid_bytes(val)
-
-    @property
-    def flow_label(self) -> int | None:
-        """20 bits."""
-        return self._flow_label if self.is_global else None
-
-    @flow_label.setter
-    def flow_label(self, val: int) -> None:
-        self._flow_label = val
-
-    @property
-    def sgid_index(self) -> int | None:
-        """Which of the local GIDs is the source."""
-        return self._sgid_index if self.is_global else None
-
-    @sgid_index.setter
-    def sgid_index(self, val: int) -> None:
-        self._sgid_index = val
-
-    @property
-    def hop_limit(self) -> int | None:
-        """The IP time to live."""
-        return self._hop_limit if self.is_global else None
-
-    @hop_limit.setter
-    def hop_limit(self, val: int) -> None:
-        self._hop_limit = val
-
-    @property
-    def traffic_class(self) -> int | None:
-        """The IP type of service."""
-        return self._traffic_class if self.is_global else None
-
-    @traffic_class.setter
-    def traffic_class(self, val: int) -> None:
-        self._traffic_class = val
-
-    def copy(self) -> AHAttr:
-        """One of the same values. Not in pyverbs."""
-        other = AHAttr()
-        for name in AHAttr.__slots__:
-            setattr(other, name, getattr(self, name))
-        return other
 
     def vector(self) -> AddressVector:
         """What the device takes. VerbsError(EINVAL) without a global route: RoCE needs it (IBTA A17)."""
@@ -249,46 +186,36 @@ def sender_gid(header: bytes) -> bytes:
     return bytes(10) + b"\xff\xff" + header[32:36]
 
 
-class AH(PyverbsCM):
-    """An address handle: of `attr=`, or of a datagram that came: `wc=`, `grh=` (an address), `port_num=`."""
+class AH(DeviceObject[AddressHandle]):
+    """An address handle: of `attr=`, or of a datagram that came: `wc=`, `grh=` (an address), `port_num=`.
 
-    __slots__ = ("device", "pd", "target")
+    Requests that are under way keep what they need of a handle that is closed.
+    """
+
+    __slots__ = ("pd",)
+    PARENTS = "pd"
+    DESTROY = "destroy_ah"
+    REFUSED = "Failed to destroy AH"
 
     def __init__(self, pd: PD, **kwargs: Any) -> None:
-        self.target: AddressHandle | None = None
+        super().__init__(pd.device)
         attr = (
             kwargs["attr"] if len(kwargs) == 1 else _answer(kwargs["wc"], kwargs["grh"], kwargs["port_num"])
         )
-        device = self.device = pd.device
-        try:
-            with device.turn():
-                self.target = device.nic.create_ah(pd.domain, attr.vector())
-        except VerbsError as error:
-            raise refusal("Failed to create AH", error) from error
+        self._make("Failed to create AH", lambda: self.device.nic.create_ah(pd.native, attr.vector()))
         self.pd: PD | None = pd
         pd.ahs.add(self)
-
-    def __del__(self) -> None:
-        if getattr(self, "target", None) is not None:
-            forsake(self)
-
-    def close(self) -> None:
-        """Destroy the handle; requests that are under way keep what they need of it."""
-        if self.target is None:
-            return
-        give_back(self.device, self.device.nic.destroy_ah, self.target, "Failed to destroy AH")
-        self.target = self.pd = None
 
 
 def _answer(wc: WC, grh: int, port_num: int) -> AHAttr:
     """Where the answer to a datagram goes (ibv_init_ah_from_wc)."""
     attr = AHAttr(dlid=wc.slid, sl=wc.sl, src_path_bits=wc.dlid_path_bits, port_num=port_num)
-    if wc.wc_flags & ibv_wc_flags.IBV_WC_GRH:
+    if wc.wc_flags & e.IBV_WC_GRH:
         if not grh:
             raise PyverbsRDMAError("Failed to create AH", errno.EINVAL)
         attr.is_global = 1
         attr.raw_dgid = sender_gid(mem_alloc.read(grh, GRH_BYTES))
-        attr.hop_limit = 0xFF
+        attr._hop_limit = 0xFF
     return attr
 
 

@@ -1,7 +1,7 @@
-"""`pyverbs.base`: what all objects share: context management, closing children first, errors with an errno.
+"""`pyverbs.base`: context management, closing children first, errors with an errno.
 
-An object holds its parents strongly and its children weakly, as in pyverbs: children that the program forgot
-are closed by whoever is closed above them, and an object that nobody holds any longer closes itself.
+An object holds its parents strongly and its children weakly, as in pyverbs: a closed parent closes children
+that the program forgot, and an unreferenced object closes itself.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import errno
 import logging
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from emulator.roce.nic.verbs import VerbsError
-from emulator.roce.pyverbs.pyverbs_error import PyverbsError, PyverbsRDMAError
+from emulator.roce.pyverbs.pyverbs_error import PyverbsError, PyverbsRDMAError, PyverbsUserError
 
 if TYPE_CHECKING:
     from emulator.roce.runtime.device import Device
@@ -28,7 +29,7 @@ LOG_FORMAT: Final = "[%(levelname)s] %(asctime)s %(filename)s:%(lineno)s: %(mess
 
 
 class Resource(Protocol):
-    """Something of a device that has to be given back."""
+    """An object of a device that has to be given back."""
 
     @property
     def device(self) -> Device: ...
@@ -36,7 +37,7 @@ class Resource(Protocol):
 
 
 class PyverbsObject:
-    """The base of everything. Its logger is named after the class, and made when it is first asked for."""
+    """The base of all classes. Its logger has the name of the class."""
 
     __slots__ = ("__weakref__",)
 
@@ -65,7 +66,7 @@ class PyverbsCM(PyverbsObject):
         """Give everything back. Closing twice is fine."""
 
 
-Children: TypeAlias = "weakref.WeakSet[PyverbsCM]"
+Children: TypeAlias = weakref.WeakSet[PyverbsCM]
 """A family of objects that go before their parent. Each child registers itself with its parents."""
 
 
@@ -80,38 +81,38 @@ def close_children(*families: Children) -> None:
             child.close()
 
 
-FORSAKEN_WAIT_S: Final = 0.05
-"""How long the end of a forgotten object waits for its device's lock."""
+LOCK_WAIT_S: Final = 0.05
+"""How long an unreferenced object waits for its device's lock."""
 
-_forsaken: deque[Resource] = deque()
-"""Forgotten objects that could not be closed at once. Bounded by the tables of the devices."""
+_deferred: deque[Resource] = deque()
+"""Unreferenced objects that could not be closed at once. Bounded by the tables of the devices."""
 
 
-def forsake(forgotten: Resource) -> None:
-    """Nobody holds this object any more: close it, as pyverbs does, now or with a later call.
+def close_or_defer(forgotten: Resource) -> None:
+    """The program dropped its last reference: close the object, as pyverbs does, now or with a later call.
 
-    The interpreter may come upon a forgotten object anywhere, in the midst of the device's work too, in a
-    thread that holds the device's lock. So the lock is waited for a moment only. And objects that died
-    together may come in any order, where the device wants children before their parents.
+    The interpreter may finalize it anywhere, even in a thread that holds the device's lock. So the wait for
+    the lock is short. Objects that die together may come in any order, while the device wants children before
+    their parents.
     """
     device = forgotten.device
     if device.closed:
         return
-    if device.lock.acquire(timeout=FORSAKEN_WAIT_S):
+    if device.lock.acquire(timeout=LOCK_WAIT_S):
         device.lock.release()
         try:
             forgotten.close()
         except PyverbsError:
-            _forsaken.append(forgotten)
+            _deferred.append(forgotten)
     else:
-        _forsaken.append(forgotten)
+        _deferred.append(forgotten)
 
 
-def bury() -> None:
-    """Close what was forgotten when it could not be; without any device's lock held."""
-    for _ in range(len(_forsaken)):
+def close_deferred() -> None:
+    """Close objects that `close_or_defer` had to defer. Without any device's lock held."""
+    for _ in range(len(_deferred)):
         try:
-            forgotten = _forsaken.popleft()
+            forgotten = _deferred.popleft()
         except IndexError:
             return
         if forgotten.device.closed:
@@ -119,7 +120,7 @@ def bury() -> None:
         try:
             forgotten.close()
         except PyverbsError:
-            _forsaken.append(forgotten)
+            _deferred.append(forgotten)
 
 
 def PyverbsRDMAErrno(msg: str) -> PyverbsRDMAError:
@@ -128,21 +129,87 @@ def PyverbsRDMAErrno(msg: str) -> PyverbsRDMAError:
 
 
 def refusal(message: str, error: VerbsError | OSError) -> PyverbsRDMAError:
-    """The error that the caller sees, with the errno of what the device said. Without a device it also says
-    how devices are named; else the words are pyverbs'."""
+    """The caller's error, with the device's errno. Without a device its message also says how to name
+    devices; otherwise the words are pyverbs'."""
     if isinstance(error, VerbsError) and error.errno == errno.ENODEV:
         message = f"{message}: {error.reason}"
     return PyverbsRDMAError(message, error.errno if error.errno is not None else -1)
 
 
-def give_back(device: Device, destroy: Callable[[_Thing], None], thing: _Thing, refused: str) -> None:
-    """Destroy an object of the device. With a device that is closed it is gone already."""
+@contextmanager
+def refusing(message: str) -> Iterator[None]:
+    """Tell the caller what the device refuses in here, as `refusal` does."""
     try:
-        with device.turn():
-            if not device.closed:
-                destroy(thing)
+        yield
     except VerbsError as error:
-        raise refusal(refused, error) from error
+        raise refusal(message, error) from error
+
+
+@contextmanager
+def asking(device: Device, message: str) -> Iterator[None]:
+    """Ask the device, with its lock held; `message` is the error where it refuses."""
+    with refusing(message), device.turn():
+        yield
+
+
+def not_here(what: str) -> PyverbsRDMAError:
+    """The error of a device that does not do this: EOPNOTSUPP, as a kernel device without it says."""
+    return PyverbsRDMAError(f"Failed to create {what}", errno.EOPNOTSUPP)
+
+
+class DeviceObject(PyverbsCM, Generic[_Thing]):
+    """An object that a program makes of a device: one call of the device makes it, another takes it back."""
+
+    __slots__ = ("_native", "device")
+
+    CHILDREN: ClassVar[str] = ""
+    """Families of objects that are closed before it, in this order: names of attributes."""
+    PARENTS: ClassVar[str] = ""
+    """Attributes with what it was made of; None when it is closed."""
+    DESTROY: ClassVar[str] = ""
+    """The method of `Nic` that takes it back."""
+    REFUSED: ClassVar[str] = ""
+    """The error where the device does not take it back."""
+
+    def __init__(self, device: Device) -> None:
+        self._native: _Thing | None = None
+        self.device = device
+        for family in self.CHILDREN.split():
+            setattr(self, family, weakref.WeakSet())
+
+    def _make(self, refused: str, make: Callable[[], _Thing]) -> _Thing:
+        """Let the device make it, with its lock held."""
+        close_deferred()
+        with asking(self.device, refused):
+            made = self._native = make()
+        return made
+
+    def __del__(self) -> None:
+        if getattr(self, "_native", None) is not None:
+            close_or_defer(self)
+
+    @property
+    def native(self) -> _Thing:
+        """The device's own object. PyverbsUserError when closed. Not in pyverbs."""
+        if self._native is None:
+            raise PyverbsUserError(f"the {type(self).__name__} is closed")
+        return self._native
+
+    def close(self) -> None:
+        """Close what was made of it, and give it back."""
+        native = self._native
+        if native is None:
+            return
+        close_children(*(getattr(self, family) for family in self.CHILDREN.split()))
+        self._give_back(native)
+        for name in ("_native", *self.PARENTS.split()):
+            setattr(self, name, None)
+
+    def _give_back(self, native: _Thing) -> None:
+        # With a device that is closed it is gone already.
+        with asking(self.device, self.REFUSED):
+            if not self.device.closed:
+                getattr(self.device.nic, self.DESTROY)(native)
 
 
 def inc_rkey(rkey: int) -> int:

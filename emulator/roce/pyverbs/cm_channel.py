@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 LOOK_AGAIN_MS: Final = 100
-"""Who waits for several devices at once looks so often whether the channel is still there."""
+"""A thread that waits for several devices checks this often whether the channel is still open."""
 
 
-class Happened(NamedTuple):
-    """An event of a CMID that has no connection yet, or of one that has: what a channel holds."""
+class ChannelEvent(NamedTuple):
+    """An entry of a channel: an event of a CMID with or without a connection."""
 
     type: CmEventType
     cmid: PyverbsObject | None
@@ -44,19 +44,19 @@ class CMEventChannel(PyverbsObject):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._events: EventChannel[Happened] = EventChannel()
+        self._events: EventChannel[ChannelEvent] = EventChannel()
         # The descriptor of librdmacm blocks; a program that wants EAGAIN sets O_NONBLOCK on it.
         os.set_blocking(self._events.fileno(), True)
         self.devices: set[Device] = set()
-        """Where its events come from."""
+        """The sources of its events."""
 
     def __del__(self) -> None:
         if getattr(self, "_events", None) is not None:
             self._events.close()
 
     @property
-    def events(self) -> EventChannel[Happened]:
-        """The row itself: who drives a device counts it after every burst. Not in pyverbs."""
+    def events(self) -> EventChannel[ChannelEvent]:
+        """The row itself: a driving thread counts it after every burst. Not in pyverbs."""
         return self._events
 
     @property
@@ -73,33 +73,33 @@ class CMEventChannel(PyverbsObject):
         return True
 
     def close(self) -> None:
-        """Close the descriptor; events that wait are lost, and who waits for one gets EBADF."""
+        """Close the descriptor; events that wait are lost, and a waiting thread gets EBADF."""
         with self._lock:
             self._events.close()
         for device in tuple(self.devices):
             if not device.closed:
                 with device.turn():
-                    pass  # whoever drives looks again
+                    pass  # the driving thread checks its condition again
         self.devices.clear()
 
     def happened(self, event: CmEvent) -> None:
         """The sink of connections: with their device's lock held. Not in pyverbs."""
         with self._lock:
-            self._events.push(Happened(event.type, None, event, event.status))
+            self._events.push(ChannelEvent(event.type, None, event, event.status))
 
     def tell(self, cmid: PyverbsObject, kind: CmEventType, status: int = 0) -> None:
         """An event of a CMID that has no connection. Not in pyverbs."""
         with self._lock:
-            self._events.push(Happened(kind, cmid, None, status))
+            self._events.push(ChannelEvent(kind, cmid, None, status))
 
     def forget(self, connection: Connection | None, cmid: PyverbsObject) -> None:
-        """Take back what waits for an id that is destroyed (rdma_destroy_id). Not in pyverbs."""
+        """Drop the events of an id that is destroyed (rdma_destroy_id). Not in pyverbs."""
         self.discard(
             lambda one: one.cmid is cmid or (one.event is not None and one.event.connection is connection)
         )
 
-    def discard(self, unwanted: Callable[[Happened], bool]) -> None:
-        """Take back what waits and is of no use any more. Not in pyverbs."""
+    def discard(self, unwanted: Callable[[ChannelEvent], bool]) -> None:
+        """Drop events that wait. Not in pyverbs."""
         with self._lock:
             kept = []
             while len(self._events):
@@ -109,7 +109,7 @@ class CMEventChannel(PyverbsObject):
             for one in kept:
                 self._events.push(one)
 
-    def take(self, *, wait: bool) -> Happened | None:
+    def take(self, *, wait: bool) -> ChannelEvent | None:
         """The next event; without `wait`, None where there is none. Not in pyverbs.
 
         PyverbsRDMAError: EBADF when the channel is closed before or meanwhile.
@@ -125,7 +125,7 @@ class CMEventChannel(PyverbsObject):
             self._wait()
 
     def _wait(self) -> None:
-        """Until there is an event. With one device by driving it; its progress thread does it for more."""
+        """Wait for an event: with one device by driving it; with more their progress threads drive."""
         devices = tuple(self.devices)
         if len(devices) == 1:
             try:

@@ -1,7 +1,7 @@
 """Which device an address belongs to, and one more user of it. Part of `pyverbs.cmid`.
 
-Linux asks its routing table. There is one NIC to an address here, so the table's word counts where it names
-the address of a NIC; between addresses of the loopback network it never does.
+Linux asks its routing table. Here each address has one NIC, so the table decides only where it names the
+address of a NIC; between addresses of the loopback network it never does.
 """
 
 from __future__ import annotations

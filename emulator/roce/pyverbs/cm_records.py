@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import errno
 import socket
+from dataclasses import InitVar, dataclass, field
 from typing import Final
 
 from emulator.roce.cm.events import ConnectionParameters
 from emulator.roce.nic.verbs import Address, VerbsError
+from emulator.roce.pyverbs import cm_enums as cm
 from emulator.roce.pyverbs.base import PyverbsObject, listing
-from emulator.roce.pyverbs.cm_enums import RAI_NUMERICHOST, RAI_PASSIVE, rdma_port_space
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError
 
 AS_MANY_AS_POSSIBLE: Final = 0xFF
 """RDMA_MAX_RESP_RES and RDMA_MAX_INIT_DEPTH: what the device can do."""
 
-ANY_ADDRESS: Final = ("0.0.0.0", "::")
+_JOIN_MASK = cm.RDMA_CM_JOIN_MC_ATTR_ADDRESS | cm.RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS
 
 _BAD_NAME: Final = {
     socket.EAI_NONAME: errno.ENODEV,
@@ -45,10 +46,10 @@ class AddrInfo(PyverbsObject):
         flags: int = 0,
     ) -> None:
         self.flags = flags
-        self.port_space = port_space or rdma_port_space.RDMA_PS_TCP
+        self.port_space = port_space or cm.RDMA_PS_TCP
         self.source: Address | None = None
         self.destination: Address | None = None
-        if flags & RAI_PASSIVE:
+        if flags & cm.RAI_PASSIVE:
             self.source = _resolved(src, src_service, flags)
             return
         if src is not None:
@@ -76,7 +77,7 @@ def _resolved(host: str | bytes | None, service: str | bytes | int | None, flags
             "0.0.0.0" if name is None else name,
             port,
             type=socket.SOCK_STREAM,
-            flags=socket.AI_NUMERICHOST if flags & RAI_NUMERICHOST else 0,
+            flags=socket.AI_NUMERICHOST if flags & cm.RAI_NUMERICHOST else 0,
         )
     except (socket.gaierror, UnicodeError) as error:
         code = error.errno if isinstance(error, socket.gaierror) else None
@@ -86,34 +87,24 @@ def _resolved(host: str | bytes | None, service: str | bytes | int | None, flags
     return Address(str(address[0]), int(address[1]))
 
 
+@dataclass(slots=True, eq=False)
 class ConnParam(PyverbsObject):
     """struct rdma_conn_param. `data_len` makes room for private data; what does not fit is cut off."""
 
-    __slots__ = (
-        "_data_len", "_private_data", "depth", "flow_control", "qpn", "resources", "retry", "rnr_retry",
-        "srq",
-    )  # fmt: skip
+    resources: int = 1
+    depth: int = 1
+    flow_control: int = 0
+    retry: int = 5
+    rnr_retry: int = 5
+    srq: int = 0
+    qp_num: InitVar[int] = 0
+    data_len: InitVar[int] = 0
+    qpn: int = field(default=0, init=False)
+    _data_len: int = field(default=0, init=False)
+    _private_data: bytes = field(default=b"", init=False)
 
-    def __init__(
-        self,
-        resources: int = 1,
-        depth: int = 1,
-        flow_control: int = 0,
-        retry: int = 5,
-        rnr_retry: int = 5,
-        srq: int = 0,
-        qp_num: int = 0,
-        data_len: int = 0,
-    ) -> None:
-        self.resources = resources
-        self.depth = depth
-        self.flow_control = flow_control
-        self.retry = retry
-        self.rnr_retry = rnr_retry
-        self.srq = srq
-        self.qpn = qp_num
-        self._data_len = data_len
-        self._private_data = b""
+    def __post_init__(self, qp_num: int, data_len: int) -> None:
+        self.qpn, self._data_len = qp_num, data_len
 
     @property
     def private_data(self) -> bytes:
@@ -148,12 +139,26 @@ class ConnParam(PyverbsObject):
         )  # fmt: skip
 
 
+@dataclass(slots=True, eq=False)
 class JoinMCAttrEx(PyverbsObject):
     """struct rdma_cm_join_mc_attr_ex: a multicast group, the source of `addr`, and how it is joined."""
 
-    __slots__ = ("addr", "comp_mask", "join_flags")
+    addr: AddrInfo
+    comp_mask: int = 0
+    join_flags: int = 0
 
-    def __init__(self, addr: AddrInfo, comp_mask: int = 0, join_flags: int = 0) -> None:
-        self.addr = addr
-        self.comp_mask = comp_mask
-        self.join_flags = join_flags
+
+def group_in(addr: AddrInfo | None) -> str:
+    """The group that is the source of `addr`. VerbsError(EINVAL) where there is none."""
+    if addr is None or addr.source is None:
+        raise VerbsError(errno.EINVAL, "no group: it is the source of an AddrInfo")
+    return addr.source.ip
+
+
+def checked_flags(attr: JoinMCAttrEx) -> int:
+    """The join flags. VerbsError as from rdma_join_multicast_ex."""
+    if attr.comp_mask & ~_JOIN_MASK:
+        raise VerbsError(errno.EOPNOTSUPP, f"mask {attr.comp_mask:#x} has unknown bits")
+    if attr.comp_mask != _JOIN_MASK or attr.join_flags not in cm.rdma_cm_mc_join_flags.__members__.values():
+        raise VerbsError(errno.EINVAL, f"mask {attr.comp_mask:#x} with flags {attr.join_flags:#x}")
+    return attr.join_flags

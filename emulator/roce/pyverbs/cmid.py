@@ -21,43 +21,41 @@ from typing import TYPE_CHECKING, Final
 
 from emulator.roce.cm.attributes import queue_pair_attributes
 from emulator.roce.cm.events import CmEventType, ConnectionParameters
-from emulator.roce.cm.service_resolution import ServiceResolution
+from emulator.roce.cm.service_resolution import UDP_QKEY, ServiceResolution
 from emulator.roce.nic.gid import gid_of
 from emulator.roce.nic.verbs import Address, AddressVector, QpAttr, QpAttributes, QpState, VerbsError
 from emulator.roce.pyverbs import cm_devices
+from emulator.roce.pyverbs import cm_enums as cm
+from emulator.roce.pyverbs import enums as e
 from emulator.roce.pyverbs.addr import AH, AHAttr
-from emulator.roce.pyverbs.base import PyverbsObject, bury, close_children, forsake, refusal
-from emulator.roce.pyverbs.cm_channel import CMEventChannel, Happened
-from emulator.roce.pyverbs.cm_enums import (
-    RAI_PASSIVE,
-    RDMA_OPTION_ID,
-    RDMA_OPTION_ID_ACK_TIMEOUT,
-    rdma_cm_event_type,
-    rdma_cm_join_mc_attr_mask,
-    rdma_cm_mc_join_flags,
-    rdma_port_space,
+from emulator.roce.pyverbs.base import (
+    PyverbsObject,
+    asking,
+    close_children,
+    close_deferred,
+    close_or_defer,
+    refusal,
+    refusing,
 )
-from emulator.roce.pyverbs.cm_queue_pair import QueuePairOfId
-from emulator.roce.pyverbs.cm_records import AddrInfo, ConnParam, JoinMCAttrEx
+from emulator.roce.pyverbs.cm_channel import ChannelEvent, CMEventChannel
+from emulator.roce.pyverbs.cm_records import AddrInfo, ConnParam, JoinMCAttrEx, checked_flags, group_in
+from emulator.roce.pyverbs.cq import CQ
 from emulator.roce.pyverbs.device import Context
-from emulator.roce.pyverbs.pd import PD
+from emulator.roce.pyverbs.mr import MR
+from emulator.roce.pyverbs.pd import PD, DomainUser
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
-from emulator.roce.pyverbs.qp import ECE, QPAttr, QPInitAttr
+from emulator.roce.pyverbs.qp import ECE, QP, QPAttr, QPInitAttr
+from emulator.roce.pyverbs.work_completion import WC
+from emulator.roce.pyverbs.wr import SGE, RecvWR, SendWR
 from emulator.roce.runtime import registry
+from emulator.roce.runtime.errors import DeviceClosed
 from emulator.roce.wire.cm_ip import PortSpace
 
 if TYPE_CHECKING:
     from emulator.roce.cm.connection import Connection, Listener
     from emulator.roce.runtime.device import Device
 
-_JOIN_MASK = (
-    rdma_cm_join_mc_attr_mask.RDMA_CM_JOIN_MC_ATTR_ADDRESS
-    | rdma_cm_join_mc_attr_mask.RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS
-)
-
-_WHERE_TO_SEND: Final = (
-    rdma_cm_event_type.RDMA_CM_EVENT_ESTABLISHED, rdma_cm_event_type.RDMA_CM_EVENT_MULTICAST_JOIN,
-)  # fmt: skip
+_WHERE_TO_SEND: Final = (cm.RDMA_CM_EVENT_ESTABLISHED, cm.RDMA_CM_EVENT_MULTICAST_JOIN)
 
 _FAILED = frozenset(
     {
@@ -87,13 +85,10 @@ class CMEvent(PyverbsObject):
             raise PyverbsRDMAError("Failed to create CMEvent", errno.EAGAIN)
         self._happened = happened
         self._acknowledged = False
-        self._id = happened.cmid if isinstance(happened.cmid, CMID) else self._known()
+        self._id = happened.cmid if isinstance(happened.cmid, CMID) else _owner(self.connection)
         self._type = happened.type
         if self._id is not None:
             self._type = self._id.digest(happened)
-
-    def _known(self) -> CMID | None:
-        return _owner(self.connection)
 
     def close(self) -> None:
         """Acknowledge it, where that was not done."""
@@ -111,11 +106,11 @@ class CMEvent(PyverbsObject):
 
     def event_str(self) -> str:
         """The name of its type; nothing once it is acknowledged, as in pyverbs."""
-        return "" if self._acknowledged else rdma_cm_event_type(self.event_type).name
+        return "" if self._acknowledged else cm.rdma_cm_event_type(self.event_type).name
 
     @property
     def private_data(self) -> bytes:
-        """What came with the peer's message."""
+        """The private data of the peer's message."""
         event = self._happened.event
         return event.private_data if event is not None else b""
 
@@ -178,12 +173,12 @@ class UDParam(PyverbsObject):
             self.ah_attr = AHAttr.of(AddressVector(cm_event.group or service.remote_ip))
 
 
-class CMID(QueuePairOfId):
+class CMID(DomainUser):
     """One end of a connection, or a listener. See the top of this file."""
 
     __slots__ = (
-        "_ack_timeout", "_channel", "_listeners", "_local", "_open", "_over", "_passive_qp", "_shares",
-        "_users", "event_channel",
+        "_ack_timeout", "_channel", "_connection", "_listeners", "_local", "_open", "_over", "_own_cqs",
+        "_passive_qp", "_port_space", "_shares", "_users", "event_channel", "qp",
     )  # fmt: skip
 
     def __init__(
@@ -191,11 +186,15 @@ class CMID(QueuePairOfId):
         creator: AddrInfo | CMEventChannel | CMEvent | None = None,
         qp_init_attr: QPInitAttr | None = None,
         pd: PD | None = None,
-        port_space: int = rdma_port_space.RDMA_PS_TCP,
+        port_space: int = cm.RDMA_PS_TCP,
         listen_id: CMID | None = None,
     ) -> None:
         super().__init__(pd)
         self._open = False
+        self.qp: QP | None = None
+        self._own_cqs: list[CQ] = []
+        self._connection: Connection | None = None
+        self._port_space = PortSpace.TCP
         self.event_channel: CMEventChannel | None = None
         self._users: list[Device] = []
         self._listeners: list[Listener] = []
@@ -204,7 +203,7 @@ class CMID(QueuePairOfId):
         self._shares = False
         self._over = False
         self._ack_timeout: int | None = None
-        bury()
+        close_deferred()
         if isinstance(creator, CMEventChannel):
             self._take_port_space(port_space)
             self.event_channel = self._channel = creator
@@ -228,7 +227,7 @@ class CMID(QueuePairOfId):
         """rdma_create_ep: a listener to be, or an active side with its route and its queue pair."""
         refused = "Failed to create CM ID"
         try:
-            if info.flags & RAI_PASSIVE:
+            if info.flags & cm.RAI_PASSIVE:
                 self._bind(info.source)
                 self._passive_qp = qp_init_attr
                 return
@@ -248,7 +247,7 @@ class CMID(QueuePairOfId):
     def __del__(self) -> None:
         if getattr(self, "_open", False):
             if self._users:
-                forsake(self)
+                close_or_defer(self)
             else:
                 self.close()
 
@@ -265,9 +264,20 @@ class CMID(QueuePairOfId):
         return self._device if self._device is not None else self._users[0]
 
     def _take_port_space(self, port_space: int) -> None:
-        if port_space not in (rdma_port_space.RDMA_PS_TCP, rdma_port_space.RDMA_PS_UDP):
+        if port_space not in (cm.RDMA_PS_TCP, cm.RDMA_PS_UDP):
             raise PyverbsRDMAError("Failed to create CM ID", errno.EOPNOTSUPP)
         self._port_space = PortSpace(port_space)
+
+    @property
+    def datagrams(self) -> bool:
+        """Whether its port space is RDMA_PS_UDP. Not in pyverbs."""
+        return self._port_space is PortSpace.UDP
+
+    def connection(self) -> Connection:
+        """What the connection manager knows it by. VerbsError(EINVAL) where there is none. Not in pyverbs."""
+        if self._connection is None:
+            raise VerbsError(errno.EINVAL, "the CMID has no connection")
+        return self._connection
 
     @property
     def dev_name(self) -> str:
@@ -305,10 +315,8 @@ class CMID(QueuePairOfId):
 
     def bind_addr(self, lai: AddrInfo) -> None:
         """Take a local address; with one of a device, that device. ENODEV where no device has it."""
-        try:
+        with refusing("Failed to Bind ID"):
             self._bind(lai.source)
-        except VerbsError as error:
-            raise refusal("Failed to Bind ID", error) from error
         if self._device is not None:
             self._context_and_domain()
 
@@ -346,11 +354,8 @@ class CMID(QueuePairOfId):
 
     def resolve_route(self, timeout_ms: int = 2000) -> None:
         """The way is the kernel's affair. ROUTE_RESOLVED follows; `context` and `pd` are there now."""
-        try:
-            with self.opened().turn():
-                self.connection().resolve_route()
-        except VerbsError as error:
-            raise refusal("Failed to Resolve Route", error) from error
+        with asking(self.opened(), "Failed to Resolve Route"):
+            self.connection().resolve_route()
         if self.event_channel is None:
             self._channel.take(wait=False)
         self._context_and_domain()
@@ -435,26 +440,21 @@ class CMID(QueuePairOfId):
     def accept(self, param: ConnParam | None = None) -> None:
         """Say yes. A queue pair of the CMID's own is made ready before; ESTABLISHED follows."""
         refused = "Failed to Accept Connection"
-        try:
+        with refusing(refused):
             device, connection = self.opened(), self.connection()
             given = self._parameters(param, (connection.responder_resources, connection.initiator_depth))
             if self.qp is not None and not self.datagrams:
-                self.set_queue_pair(QpState.INIT, QpState.RTR, QpState.RTS)
+                self._set_queue_pair(QpState.INIT, QpState.RTR, QpState.RTS)
             with device.turn():
                 connection.accept(given, device.clock())
-        except VerbsError as error:
-            raise refusal(refused, error) from error
         if not self.datagrams:
             self._complete(refused, CmEventType.ESTABLISHED)
 
     def reject(self, private_data: bytes | None = None) -> None:
         """Say no, with up to 148 bytes of private data."""
-        try:
-            device = self.opened()
-            with device.turn():
-                self.connection().reject(device.clock(), private_data or b"")
-        except VerbsError as error:
-            raise refusal("Failed to Reject Connection", error) from error
+        device = self.opened()
+        with asking(device, "Failed to Reject Connection"):
+            self.connection().reject(device.clock(), private_data or b"")
 
     # --- the active side ----------------------------------------------------------------------------------
 
@@ -462,39 +462,31 @@ class CMID(QueuePairOfId):
         """Ask for the connection. CONNECT_RESPONSE follows (with a queue pair of the CMID's own ESTABLISHED),
         or REJECTED (ECONNREFUSED), or UNREACHABLE (ETIMEDOUT)."""
         refused = "Failed to Connect"
-        try:
+        with refusing(refused):
             device, connection = self.opened(), self.connection()
             most = device.nic.limits.max_qp_rd_atom
             given = self._parameters(param, (most, most))
             with device.turn():
                 connection.connect(given, device.clock())
-        except VerbsError as error:
-            raise refusal(refused, error) from error
         self._complete(refused, CmEventType.ESTABLISHED, CmEventType.CONNECT_RESPONSE)
 
     def establish(self) -> None:
         """Complete an active connection whose queue pair is the program's own, when that is ready."""
-        try:
-            device = self.opened()
+        device = self.opened()
+        with asking(device, "Failed to Complete an active connection request"):
             if self.qp is not None:
                 raise VerbsError(errno.EINVAL, "the CMID has completed the connection itself")
-            with device.turn():
-                self.connection().establish(device.clock())
-        except VerbsError as error:
-            raise refusal("Failed to Complete an active connection request", error) from error
+            self.connection().establish(device.clock())
 
     def disconnect(self) -> None:
         """End the connection; a queue pair of the CMID's own is flushed. DISCONNECTED follows."""
         refused = "Failed to Disconnect"
-        try:
-            device = self.opened()
-            if self.qp is not None:
-                with device.turn():
-                    self.qp.pair.modify(QpAttributes(state=QpState.ERR), QpAttr.STATE)
-            with device.turn():
-                self.connection().disconnect(device.clock())
-        except VerbsError as error:
-            raise refusal(refused, error) from error
+        device = self.opened()
+        if self.qp is not None:
+            with asking(device, refused):
+                self.qp.native.modify(QpAttributes(state=QpState.ERR), QpAttr.STATE)
+        with asking(device, refused):
+            self.connection().disconnect(device.clock())
         if not self._over:
             self._complete(refused, CmEventType.DISCONNECTED)
 
@@ -505,12 +497,135 @@ class CMID(QueuePairOfId):
             param = ConnParam(
                 min(most[0], device_most), min(most[1], device_most), flow_control=1, retry=7, rnr_retry=7
             )
-        number = self.qp.qp_num if self.qp is not None else param.qpn
-        return param.parameters(number, device_most)
+        return param.parameters(self.qp.qp_num if self.qp is not None else param.qpn, device_most)
+
+    # --- the queue pair, sending and receiving -----------------------------------------------------------
+
+    def create_qp(self, qp_init: QPInitAttr) -> None:
+        """A queue pair for the connection (rdma_create_qp), in INIT; for datagrams in RTS. Completion queues
+        that `qp_init` does not name are made for it."""
+        refused = "Failed to Create QP"
+        if self.qp is not None:
+            raise PyverbsRDMAError(refused, errno.EINVAL)
+        wanted = e.IBV_QPT_UD if self.datagrams else e.IBV_QPT_RC
+        if qp_init.qp_type != wanted:
+            raise PyverbsRDMAError(refused, errno.EINVAL)
+        pd = self.domain_holder()
+        own: list[CQ] = []
+        send_cq, recv_cq = qp_init.send_cq, qp_init.recv_cq
+        if send_cq is None:
+            send_cq = CQ(pd.ctx, max(1, qp_init.max_send_wr))
+            own.append(send_cq)
+        if recv_cq is None:
+            recv_cq = CQ(pd.ctx, max(1, qp_init.max_recv_wr))
+            own.append(recv_cq)
+        attr = QPInitAttr(
+            qp_init.qp_type, None, send_cq, recv_cq, qp_init.srq, qp_init.cap, qp_init.sq_sig_all
+        )
+        self.qp = QP(pd, attr)
+        self._own_cqs = own
+        try:
+            self._set_queue_pair(QpState.INIT, *((QpState.RTR, QpState.RTS) if self.datagrams else ()))
+        except VerbsError as error:
+            self._close_queue_pair()
+            raise PyverbsRDMAError(refused, error.errno) from error
+
+    def _set_queue_pair(self, *states: QpState) -> None:
+        """Take it through these states as the connection wants it. VerbsError where that is refused."""
+        qp = self.qp
+        if qp is None:
+            return
+        with self.opened().turn():
+            for state in states:
+                qp.native.modify(*queue_pair_attributes(self.connection(), state))
+
+    def _close_queue_pair(self) -> None:
+        """Give it back, with the completion queues that were made for it."""
+        if self.qp is not None:
+            self.qp.close()
+            self.qp = None
+            for cq in self._own_cqs:
+                cq.close()
+
+    def _queue_pair(self, refused: str) -> QP:
+        if self.qp is None:
+            raise PyverbsRDMAError(refused, errno.EINVAL)
+        return self.qp
+
+    @property
+    def qpn(self) -> int | None:
+        """The number of the CMID's own queue pair; None where it has none."""
+        return self.qp.qp_num if self.qp is not None else None
+
+    def query_qp(self, attr_mask: int) -> tuple[QPAttr, QPInitAttr]:
+        """All attributes of the queue pair."""
+        return self._queue_pair("Failed to query QP").query(attr_mask)
+
+    def reg_msgs(self, size: int) -> MR:
+        """Memory for messages, allocated here."""
+        return MR(self, size, e.IBV_ACCESS_LOCAL_WRITE)
+
+    def reg_read(self, size: int = 0) -> MR:
+        """Memory that the peer may read, allocated here."""
+        return MR(self, size, e.IBV_ACCESS_REMOTE_READ)
+
+    def reg_write(self, size: int = 0) -> MR:
+        """Memory that the peer may write, allocated here."""
+        return MR(self, size, e.IBV_ACCESS_REMOTE_WRITE)
+
+    def post_recv(self, mr: MR, length: int | None = None) -> None:
+        """Post the region, or its first `length` bytes, for a message."""
+        sge = SGE(mr.buf, length or mr.length, mr.lkey)
+        self._queue_pair("Failed to Post Receive").post_recv(RecvWR(0, 1, [sge]))
+
+    def post_send(self, mr: MR, flags: int = e.IBV_SEND_SIGNALED, length: int | None = None) -> None:
+        """Send the region, or its first `length` bytes."""
+        request = _request(e.IBV_WR_SEND, mr, length or mr.length, flags)
+        self._queue_pair("Failed to Post Send").post_send(request)
+
+    def post_read(self, mr: MR, length: int, remote_addr: int, rkey: int, flags: int = 0) -> None:
+        """Read the peer's memory into the region."""
+        request = _request(e.IBV_WR_RDMA_READ, mr, length, flags)
+        request.set_wr_rdma(rkey, remote_addr)
+        self._queue_pair("Failed to Post Read").post_send(request)
+
+    def post_write(self, mr: MR, length: int, remote_addr: int, rkey: int, flags: int = 0) -> None:
+        """Write the region into the peer's memory."""
+        request = _request(e.IBV_WR_RDMA_WRITE, mr, length, flags)
+        request.set_wr_rdma(rkey, remote_addr)
+        self._queue_pair("Failed to Post Write").post_send(request)
+
+    def post_ud_send(
+        self, mr: MR, ah: AH, rqpn: int = 0, flags: int = e.IBV_SEND_SIGNALED, length: int | None = None
+    ) -> None:
+        """Send the region, or its first `length` bytes, to queue pair `rqpn` of an address."""
+        request = _request(e.IBV_WR_SEND, mr, length or mr.length, flags)
+        request.set_wr_ud(ah, rqpn, UDP_QKEY)
+        self._queue_pair("Failed to Post Send").post_send(request)
+
+    def get_recv_comp(self) -> WC | None:
+        """Wait for the next completion of a receive."""
+        return self._completion(self._queue_pair("Failed to retrieve receive completion").rcq)
+
+    def get_send_comp(self) -> WC | None:
+        """Wait for the next completion of a send."""
+        return self._completion(self._queue_pair("Failed to retrieve send completion").scq)
+
+    def _completion(self, cq: object) -> WC | None:
+        if not isinstance(cq, CQ):
+            raise PyverbsUserError("the completions are those of an extended CQ")
+        while True:
+            count, completions = cq.poll(1)
+            if count:
+                return completions[0]
+            try:
+                self.opened().drive_until(cq.native.__len__, None)
+            except DeviceClosed as error:
+                raise PyverbsRDMAError("Failed to retrieve completion", errno.ENODEV) from error
 
     # --- what happens -------------------------------------------------------------------------------------
 
-    def digest(self, happened: Happened) -> CmEventType:
+    def digest(self, happened: ChannelEvent) -> CmEventType:
         """Do what librdmacm does before the program sees an event; what it then sees. Not in pyverbs."""
         kind = happened.type
         if kind is CmEventType.DISCONNECTED:
@@ -519,14 +634,14 @@ class CMID(QueuePairOfId):
             return kind
         try:
             if kind is CmEventType.CONNECT_RESPONSE:
-                self.set_queue_pair(QpState.INIT, QpState.RTR, QpState.RTS)
+                self._set_queue_pair(QpState.INIT, QpState.RTR, QpState.RTS)
                 device = self.opened()
                 with device.turn():
                     self.connection().establish(device.clock())
                 return CmEventType.ESTABLISHED
             if kind is CmEventType.REJECTED:
                 with self.opened().turn():
-                    self.qp.pair.modify(QpAttributes(state=QpState.ERR), QpAttr.STATE)
+                    self.qp.native.modify(QpAttributes(state=QpState.ERR), QpAttr.STATE)
         except VerbsError:
             return CmEventType.CONNECT_ERROR
         return kind
@@ -561,30 +676,25 @@ class CMID(QueuePairOfId):
         if addr is None and mc_attr is None:
             raise PyverbsUserError("Join to multicast must have AddrInfo or JoinMCAttrEx arguments")
         refused = "Failed to Join multicast"
-        try:
-            flags = int(rdma_cm_mc_join_flags.RDMA_MC_JOIN_FLAG_FULLMEMBER)
+        with refusing(refused):
+            flags = cm.RDMA_MC_JOIN_FLAG_FULLMEMBER
             if mc_attr is not None:
-                addr, flags = mc_attr.addr, _checked_flags(mc_attr)
-            group, service = _group_in(addr), self._service()
-            receives = flags != rdma_cm_mc_join_flags.RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER
+                addr, flags = mc_attr.addr, checked_flags(mc_attr)
+            group, service = group_in(addr), self._service()
+            receives = flags != cm.RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER
             with self.opened().turn():
                 attach = self._attach if receives and self.qp is not None else None
                 service.join_multicast(group, None if attach is None else lambda: attach(group))
-        except VerbsError as error:
-            raise refusal(refused, error) from error
         self._complete(refused, CmEventType.MULTICAST_JOIN)
 
     def leave_multicast(self, addr: AddrInfo) -> None:
         """Leave the group that is the source of `addr`; what the channel still has of it goes. EADDRNOTAVAIL
         where it was not joined."""
-        try:
-            group, service = _group_in(addr), self._service()
+        with refusing("Failed to leave multicast"):
+            group, service = group_in(addr), self._service()
             with self.opened().turn():
-                attached = service.leave_multicast(group)
-                if attached and self.qp is not None:
+                if service.leave_multicast(group) and self.qp is not None:
                     self._detach(group)
-        except VerbsError as error:
-            raise refusal("Failed to leave multicast", error) from error
         self._channel.discard(
             lambda one: one.event is not None and (one.event.connection, one.event.group) == (service, group)
         )
@@ -597,11 +707,11 @@ class CMID(QueuePairOfId):
 
     def _attach(self, group: str) -> None:
         assert self.qp is not None
-        self.opened().nic.attach_mcast(self.qp.pair, gid_of(group))
+        self.opened().nic.attach_mcast(self.qp.native, gid_of(group))
 
     def _detach(self, group: str) -> None:
         assert self.qp is not None
-        nic, pair = self.opened().nic, self.qp.pair
+        nic, pair = self.opened().nic, self.qp.native
         if group in nic.groups.groups_of(pair):
             nic.detach_mcast(pair, gid_of(group))
 
@@ -609,9 +719,9 @@ class CMID(QueuePairOfId):
 
     def set_option(self, level: int, optname: int, optval: int, optlen: int) -> None:
         """RDMA_OPTION_ID_ACK_TIMEOUT: the exponent of the local ACK time-out, up to 31."""
-        if optname != RDMA_OPTION_ID_ACK_TIMEOUT:
+        if optname != cm.RDMA_OPTION_ID_ACK_TIMEOUT:
             raise PyverbsUserError("Currently only RDMA_OPTION_ID_ACK_TIMEOUT is supported in Pyverbs.")
-        if level != RDMA_OPTION_ID or optlen != 1 or not 0 <= optval <= 31:
+        if level != cm.RDMA_OPTION_ID or optlen != 1 or not 0 <= optval <= 31:
             raise PyverbsRDMAError("Failed to set option", errno.EINVAL)
         self._ack_timeout = optval
         if self._connection is not None:
@@ -651,7 +761,7 @@ class CMID(QueuePairOfId):
         if not self._open:
             return
         self._open = False
-        self.close_queue_pair()
+        self._close_queue_pair()
         if self._device is not None and self._connection is not None:
             with self._device.turn():
                 self._connection.destroy(self._device.clock())
@@ -674,19 +784,8 @@ class CMID(QueuePairOfId):
         self._device = None
 
 
-def _group_in(addr: AddrInfo | None) -> str:
-    if addr is None or addr.source is None:
-        raise VerbsError(errno.EINVAL, "no group: it is the source of an AddrInfo")
-    return addr.source.ip
-
-
-def _checked_flags(attr: JoinMCAttrEx) -> int:
-    """As rdma_join_multicast_ex checks them."""
-    if attr.comp_mask & ~_JOIN_MASK:
-        raise VerbsError(errno.EOPNOTSUPP, f"mask {attr.comp_mask:#x} has bits that nobody knows")
-    if attr.comp_mask != _JOIN_MASK or attr.join_flags not in rdma_cm_mc_join_flags.__members__.values():
-        raise VerbsError(errno.EINVAL, f"mask {attr.comp_mask:#x} with flags {attr.join_flags:#x}")
-    return attr.join_flags
+def _request(opcode: int, mr: MR, length: int, flags: int) -> SendWR:
+    return SendWR(0, opcode, 1, 0, [SGE(mr.buf, length, mr.lkey)], flags)
 
 
 __all__ = ["AH", "CMID", "AddrInfo", "CMEvent", "CMEventChannel", "ConnParam", "JoinMCAttrEx", "UDParam"]

@@ -9,41 +9,43 @@ from __future__ import annotations
 import errno
 import os
 import weakref
-from typing import TYPE_CHECKING, Final
+from dataclasses import InitVar, dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from emulator.roce.nic.completion import CompletionQueue
 from emulator.roce.nic.verbs import VerbsError, WorkCompletion
+from emulator.roce.pyverbs import enums as e
 from emulator.roce.pyverbs.base import (
     Children,
+    DeviceObject,
     PyverbsCM,
     PyverbsObject,
-    bury,
+    asking,
     close_children,
-    forsake,
-    give_back,
+    close_or_defer,
     listing,
-    refusal,
 )
-from emulator.roce.pyverbs.cq_words import (
+from emulator.roce.pyverbs.pyverbs_error import PyverbsError, PyverbsRDMAError, PyverbsUserError
+from emulator.roce.pyverbs.work_completion import (
+    WC,
+    PollCqAttr,
+    WcTmInfo,
     cqe_flags_to_str,
     cqe_opcode_to_str,
     cqe_status_to_str,
     create_wc_flags_to_str,
     flags_to_str,
+    immediate,
+    work_completion_of,
 )
-from emulator.roce.pyverbs.enums import IBV_WC_STANDARD_FLAGS
-from emulator.roce.pyverbs.enums_queues import ibv_cq_init_attr_mask, ibv_create_cq_attr_flags
-from emulator.roce.pyverbs.pyverbs_error import PyverbsError, PyverbsRDMAError, PyverbsUserError
-from emulator.roce.pyverbs.work_completion import WC, PollCqAttr, WcTmInfo, immediate, work_completion_of
 from emulator.roce.runtime.channel import EventChannel
 from emulator.roce.runtime.errors import DeviceClosed
 
 if TYPE_CHECKING:
-    from emulator.roce.nic.completion import CompletionQueue
     from emulator.roce.pyverbs.device import Context
     from emulator.roce.pyverbs.pd import PD
-    from emulator.roce.runtime.device import Device as OpenedDevice
 
-_SUPPORTED_FLAGS: Final = ibv_create_cq_attr_flags.IBV_CREATE_CQ_ATTR_SINGLE_THREADED
+_SUPPORTED_FLAGS: Final = e.IBV_CREATE_CQ_ATTR_SINGLE_THREADED
 
 
 class CompChannel(PyverbsCM):
@@ -63,7 +65,7 @@ class CompChannel(PyverbsCM):
     def __del__(self) -> None:
         events = getattr(self, "events", None)
         if events is not None and not events.closed:
-            forsake(self)
+            close_or_defer(self)
 
     def __len__(self) -> int:
         """Events that wait. Not in pyverbs."""
@@ -106,7 +108,7 @@ class CompChannel(PyverbsCM):
                 device.drive_until(lambda: len(events) or events.closed, None)
             except DeviceClosed as error:
                 raise PyverbsRDMAError("Failed to get CQ event", errno.ENODEV) from error
-        if queue is not expected_cq.queue:
+        if queue is not expected_cq.native:
             raise PyverbsRDMAError("Received event on an unexpected CQ", 0)
         expected_cq.num_events += 1
 
@@ -121,68 +123,68 @@ class CompChannel(PyverbsCM):
             self.events.push(event)
 
 
-def _created(context: Context, cqe: int, channel: CompChannel | None, comp_vector: int) -> CompletionQueue:
-    """A queue of the device, reporting to `channel`. VerbsError where it is refused."""
-    bury()
-    if not 0 <= comp_vector < context.num_comp_vectors:
-        raise VerbsError(errno.EINVAL, f"there is no completion vector {comp_vector}")
-    device = context.device
-    with device.turn():
-        # rdma-core's own tests give a float where they halve a limit.
-        queue: CompletionQueue = device.nic.create_cq(int(cqe))
-        if channel is not None:
-            queue.on_completion = channel.events.push
-    return queue
-
-
-def _destroyed(
-    queue: CompletionQueue, device: OpenedDevice, channel: CompChannel | None, refused: str
-) -> None:
-    give_back(device, device.nic.destroy_cq, queue, refused)
-    if channel is not None and not channel.events.closed:
-        with device.turn():
-            channel.drop(queue)
-
-
-class AnyCQ(PyverbsCM):
+class AnyCQ(DeviceObject[CompletionQueue]):
     """What both kinds of completion queue have. `num_events` counts events taken and not acknowledged."""
 
-    __slots__ = ("_queue", "channel", "context", "device", "num_events", "qps", "srqs")
+    __slots__ = ("channel", "context", "num_events", "qps", "srqs")
+    CHILDREN = "qps srqs"
+    DESTROY = "destroy_cq"
 
-    def __init__(self, context: Context, channel: CompChannel | None) -> None:
-        self._queue: CompletionQueue | None = None
+    qps: Children
+    srqs: Children
+
+    def __init__(
+        self, context: Context, channel: CompChannel | None, cqe: int, comp_vector: int, refused: str
+    ) -> None:
+        super().__init__(context.device)
         self.context = context
-        self.device = context.device
         self.channel = channel
         self.num_events = 0
-        self.qps: Children = weakref.WeakSet()
-        self.srqs: Children = weakref.WeakSet()
+        nic = self.device.nic
 
-    def __del__(self) -> None:
-        if getattr(self, "_queue", None) is not None:
-            forsake(self)
+        def make() -> CompletionQueue:
+            if not 0 <= comp_vector < context.num_comp_vectors:
+                raise VerbsError(errno.EINVAL, f"there is no completion vector {comp_vector}")
+            # rdma-core's own tests give a float where they halve a limit.
+            queue: CompletionQueue = nic.create_cq(int(cqe))
+            if channel is not None:
+                queue.on_completion = channel.events.push
+            return queue
 
-    def _create(self, cqe: int, comp_vector: int, refused: str) -> None:
-        try:
-            self._queue = _created(self.context, cqe, self.channel, comp_vector)
-        except VerbsError as error:
-            raise refusal(refused, error) from error
-        if self.channel is not None:
-            self.channel.cqs.add(self)
-        self.context.cqs.add(self)
+        self._make(refused, make)
+        if channel is not None:
+            channel.cqs.add(self)
+        context.cqs.add(self)
+
+    def close(self) -> None:
+        """Close what completes here, drop its events, and give the queue back."""
+        queue, channel = self._native, self.channel
+        if queue is None:
+            return
+        super().close()
+        if channel is not None and not channel.events.closed:
+            with self.device.turn():
+                channel.drop(queue)
+        self.channel = None
+        self.num_events = 0
 
     @property
-    def queue(self) -> CompletionQueue:
-        """The device's own. Not in pyverbs."""
-        if self._queue is None:
-            raise PyverbsUserError("the CQ is closed")
-        return self._queue
+    def cqe(self) -> int:
+        """Entries."""
+        return self.native.entries
+
+    def req_notify(self, solicited_only: bool = False) -> None:
+        """One event for the next completion, or for the next that was solicited or failed. In pyverbs only a
+        `CQ` can be armed."""
+        with self.device.hold():
+            self.native.arm(bool(solicited_only))
 
 
 class CQ(AnyCQ):
     """A completion queue that is polled for whole completions."""
 
     __slots__ = ()
+    REFUSED = "Failed to close CQ"
 
     def __init__(
         self,
@@ -192,40 +194,21 @@ class CQ(AnyCQ):
         channel: CompChannel | None = None,
         comp_vector: int = 0,
     ) -> None:
-        super().__init__(context, channel)
-        self._create(cqe, comp_vector, "Failed to create a CQ")
+        super().__init__(context, channel, cqe, comp_vector, "Failed to create a CQ")
 
     @property
     def comp_channel(self) -> CompChannel | None:
         """Where events go."""
         return self.channel
 
-    @property
-    def cqe(self) -> int:
-        """Entries."""
-        return self.queue.entries
-
-    def close(self) -> None:
-        """Close what completes here, acknowledge events, and give the queue back."""
-        if self._queue is None:
-            return
-        close_children(self.qps, self.srqs)
-        _destroyed(self._queue, self.device, self.channel, "Failed to close CQ")
-        self._queue = self.channel = None
-        self.num_events = 0
-
     def resize(self, cqe: int) -> None:
         """Change the number of entries. EINVAL where it does not hold what is in it."""
-        device = self.device
-        try:
-            with device.turn():
-                self.queue.resize(cqe)
-        except VerbsError as error:
-            raise refusal("Failed to resize CQ", error) from error
+        with asking(self.device, "Failed to resize CQ"):
+            self.native.resize(cqe)
 
     def poll(self, num_entries: int = 1) -> tuple[int, list[WC]]:
         """Take up to `num_entries` completions: how many, and which."""
-        queue = self._queue
+        queue = self._native
         if queue is None:
             raise PyverbsUserError("the CQ is closed")
         device = self.device
@@ -236,49 +219,37 @@ class CQ(AnyCQ):
         completions = queue.poll(num_entries)
         return len(completions), [work_completion_of(completion) for completion in completions]
 
-    def req_notify(self, solicited_only: bool = False) -> None:
-        """One event for the next completion, or for the next that was solicited or failed."""
-        with self.device.hold():
-            self.queue.arm(bool(solicited_only))
-
     def ack_events(self, num_events: int) -> None:
         """Acknowledge events that were taken."""
         self.num_events -= num_events
 
     def __str__(self) -> str:
-        return "CQ\n" + listing([("Handle", id(self.queue)), ("CQEs", self.cqe)])
+        return "CQ\n" + listing([("Handle", id(self.native)), ("CQEs", self.cqe)])
 
 
+@dataclass(slots=True, eq=False)
 class CqInitAttrEx(PyverbsObject):
     """struct ibv_cq_init_attr_ex."""
 
-    __slots__ = (
-        "_context", "comp_channel", "comp_mask", "comp_vector", "cqe", "flags", "parent_domain", "wc_flags",
-    )  # fmt: skip
+    cqe: int = 100
+    channel: InitVar[CompChannel | None] = None
+    comp_vector: int = 0
+    wc_flags: int = 0
+    comp_mask: int = 0
+    flags: int = 0
+    parent_domain: PD | None = None
+    comp_channel: CompChannel | None = field(default=None, init=False)
+    _context: object = field(default=None, init=False)
 
-    def __init__(
-        self,
-        cqe: int = 100,
-        channel: CompChannel | None = None,
-        comp_vector: int = 0,
-        wc_flags: int = 0,
-        comp_mask: int = 0,
-        flags: int = 0,
-        parent_domain: PD | None = None,
-    ) -> None:
-        self.cqe = cqe
+    def __post_init__(self, channel: CompChannel | None) -> None:
         self.comp_channel = channel
-        self.comp_vector = comp_vector
-        self.wc_flags = wc_flags
-        self.comp_mask = comp_mask
-        self.flags = flags
-        self.parent_domain = parent_domain
-        self._context: object = None
 
     def _set_context(self, val: object) -> None:
         self._context = val
 
-    cq_context = property(None, _set_context, doc="The caller's own; it can be set, and not read.")
+    cq_context: ClassVar[Any] = property(
+        None, _set_context, doc="The caller's own; it can be set, and not read."
+    )
 
     def __str__(self) -> str:
         return listing(
@@ -296,51 +267,34 @@ class CQEX(AnyCQ):
     """
 
     __slots__ = ("_current",)
+    REFUSED = "Failed to destroy CQEX"
 
     def __init__(self, context: Context, init_attr: CqInitAttrEx | None) -> None:
         attr = CqInitAttrEx() if init_attr is None else init_attr
-        super().__init__(context, attr.comp_channel)
-        self._current: WorkCompletion | None = None
         refused = "Failed to create extended CQ"
-        if attr.comp_mask & ~ibv_cq_init_attr_mask.IBV_CQ_INIT_ATTR_MASK_FLAGS or (
-            attr.wc_flags & ~IBV_WC_STANDARD_FLAGS
-        ):
+        if attr.comp_mask & ~e.IBV_CQ_INIT_ATTR_MASK_FLAGS or attr.wc_flags & ~e.IBV_WC_STANDARD_FLAGS:
             raise PyverbsRDMAError(refused, errno.EOPNOTSUPP)
-        if attr.comp_mask & ibv_cq_init_attr_mask.IBV_CQ_INIT_ATTR_MASK_FLAGS and (
-            attr.flags & ~_SUPPORTED_FLAGS
-        ):
+        if attr.comp_mask & e.IBV_CQ_INIT_ATTR_MASK_FLAGS and attr.flags & ~_SUPPORTED_FLAGS:
             raise PyverbsRDMAError(refused, errno.EOPNOTSUPP)
-        self._create(attr.cqe, attr.comp_vector, refused)
-
-    @property
-    def cqe(self) -> int:
-        """Entries. Not in pyverbs."""
-        return self.queue.entries
+        self._current: WorkCompletion | None = None
+        super().__init__(context, attr.comp_channel, attr.cqe, attr.comp_vector, refused)
 
     def close(self) -> None:
-        """Close what completes here and give the queue back."""
-        if self._queue is None:
-            return
-        close_children(self.srqs, self.qps)
-        _destroyed(self._queue, self.device, self.channel, "Failed to destroy CQEX")
-        self._queue = self._current = self.channel = None
-
-    def req_notify(self, solicited_only: bool = False) -> None:
-        """As `CQ.req_notify`. Not in pyverbs, where only a `CQ` can be armed."""
-        with self.device.hold():
-            self.queue.arm(bool(solicited_only))
+        """See `AnyCQ.close`."""
+        super().close()
+        self._current = None
 
     def start_poll(self, attr: PollCqAttr | None) -> int:
         """Go to the first completion: 0, or ENOENT where there is none."""
         if attr is not None and attr.comp_mask:
             return errno.EINVAL
-        if not len(self.queue):
+        if not len(self.native):
             self.device.drive_once()
         return self.poll_next()
 
     def poll_next(self) -> int:
         """Go to the next completion: 0, or ENOENT where there is none."""
-        queue = self.queue
+        queue = self.native
         if not len(queue):
             return errno.ENOENT
         completions = queue.poll(1)
@@ -397,39 +351,22 @@ class CQEX(AnyCQ):
     def read_wc_flags(self) -> int:
         return int(self._read().flags)
 
-    def read_slid(self) -> int:
-        """RoCE has no LIDs."""
-        return 0
-
     def read_sl(self) -> int:
         return self._read().service_level
 
-    def read_dlid_path_bits(self) -> int:
-        """RoCE has no LIDs."""
+    def _zero(self) -> int:
+        """RoCE has no LIDs. The others are never granted (`wc_flags` refuses them), so never written."""
         return 0
 
-    def read_timestamp(self) -> int:
-        """Never granted, so never written (`wc_flags` refuses it)."""
-        return 0
-
-    def read_completion_wallclock_ns(self) -> int:
-        """Never granted, so never written."""
-        return 0
-
-    def read_cvlan(self) -> int:
-        """Never granted, so never written."""
-        return 0
-
-    def read_flow_tag(self) -> int:
-        """Never granted, so never written."""
-        return 0
+    read_slid = read_dlid_path_bits = read_timestamp = read_completion_wallclock_ns = _zero
+    read_cvlan = read_flow_tag = _zero
 
     def read_tm_info(self) -> WcTmInfo:
         """There is no tag matching."""
         return WcTmInfo()
 
     def __str__(self) -> str:
-        return "Extended CQ:\n" + listing([("Handle", id(self.queue)), ("CQEs", self.cqe)])
+        return "Extended CQ:\n" + listing([("Handle", id(self.native)), ("CQEs", self.cqe)])
 
 
 __all__ = [

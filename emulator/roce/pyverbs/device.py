@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import errno
 import time
-import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from emulator.roce.nic.gid import gid_of
-from emulator.roce.nic.verbs import DEFAULT_PKEY
-from emulator.roce.pyverbs.base import Children, PyverbsCM, PyverbsObject, bury, close_children, forsake
+from emulator.roce.pyverbs import enums as e
+from emulator.roce.pyverbs.base import (
+    Children,
+    PyverbsCM,
+    PyverbsObject,
+    close_children,
+    close_deferred,
+    close_or_defer,
+)
 from emulator.roce.pyverbs.device_attributes import (
     AllocDmAttr,
     AsyncEvent,
@@ -49,18 +56,12 @@ from emulator.roce.pyverbs.device_words import (
     translate_transport_type,
     width_to_str,
 )
-from emulator.roce.pyverbs.enums_device import (
-    ibv_gid_type,
-    ibv_gid_type_sysfs,
-    ibv_node_type,
-    ibv_transport_type,
-    ibv_values_mask,
-)
-from emulator.roce.pyverbs.gid import GID
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
+from emulator.roce.pyverbs.utils import GID
 from emulator.roce.runtime import registry
 from emulator.roce.runtime.device import guid_of
 from emulator.roce.runtime.errors import CannotOpen, DeviceClosed, NoSuchDevice
+from emulator.roce.wire.bth import DEFAULT_P_KEY
 
 if TYPE_CHECKING:
     from emulator.roce.runtime.device import Device as OpenedDevice
@@ -69,40 +70,15 @@ PORTS = 1
 COMPLETION_VECTORS = 1
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Device(PyverbsObject):
     """A device that exists. `name` is bytes, as in pyverbs."""
 
-    def __init__(self, name: bytes, guid: int, node_type: int, transport_type: int, index: int) -> None:
-        self._name = name
-        self._guid = guid
-        self._node_type = node_type
-        self._transport_type = transport_type
-        self._index = index
-
-    @property
-    def name(self) -> bytes:
-        """Its name."""
-        return self._name
-
-    @property
-    def node_type(self) -> int:
-        """An `ibv_node_type`."""
-        return self._node_type
-
-    @property
-    def transport_type(self) -> int:
-        """An `ibv_transport_type`."""
-        return self._transport_type
-
-    @property
-    def guid(self) -> int:
-        """64 bits."""
-        return self._guid
-
-    @property
-    def index(self) -> int:
-        """Its place in the list."""
-        return self._index
+    name: bytes
+    guid: int
+    node_type: int
+    transport_type: int
+    index: int
 
     def __str__(self) -> str:
         return (
@@ -125,7 +101,7 @@ class DeviceList(list[Device]):
 
 def get_device_list() -> list[Device]:
     """All devices, opened or not."""
-    kinds = (ibv_node_type.IBV_NODE_CA, ibv_transport_type.IBV_TRANSPORT_IB)
+    kinds = (e.IBV_NODE_CA, e.IBV_TRANSPORT_IB)
     return DeviceList(
         Device(known.name.encode(), guid_of(known.ip), *kinds, index)
         for index, known in enumerate(registry.devices())
@@ -145,10 +121,7 @@ class Context(PyverbsCM):
     def __init__(self, **kwargs: Any) -> None:
         self._device: OpenedDevice | None = None
         self._shared = False
-        self.pds: Children = weakref.WeakSet()
-        self.ccs: Children = weakref.WeakSet()
-        self.cqs: Children = weakref.WeakSet()
-        self.qps: Children = weakref.WeakSet()
+        self.pds, self.ccs, self.cqs, self.qps = (Children() for _ in range(4))
         self.name: str = kwargs.get("name", "")
         cmid = kwargs.get("cmid")
         if cmid is not None:
@@ -163,7 +136,7 @@ class Context(PyverbsCM):
             raise PyverbsRDMAError("there are no providers of vendors here", errno.EOPNOTSUPP)
         if not self.name:
             raise PyverbsUserError("Device name must be provided")
-        bury()
+        close_deferred()
         try:
             self._device = registry.open_device(self.name)
         except NoSuchDevice as error:
@@ -173,7 +146,7 @@ class Context(PyverbsCM):
 
     def __del__(self) -> None:
         if getattr(self, "_device", None) is not None and not self._shared:
-            forsake(self)
+            close_or_defer(self)
 
     @property
     def device(self) -> OpenedDevice:
@@ -187,7 +160,7 @@ class Context(PyverbsCM):
         if self._device is None:
             return
         close_children(self.qps, self.ccs, self.cqs, self.pds)
-        bury()
+        close_deferred()
         if not self._shared:
             registry.release_device(self._device)
         self._device = None
@@ -223,42 +196,37 @@ class Context(PyverbsCM):
 
     def query_port(self, port_num: int) -> PortAttr:
         """The port. EINVAL for one that does not exist."""
-        if port_num != PORTS:
-            raise PyverbsRDMAError(f"Failed to query port {port_num}", errno.EINVAL)
+        _exists(port_num, 0, f"Failed to query port {port_num}", errno.EINVAL)
         return PortAttr.of(self.device.nic)
 
     def query_pkey(self, port_num: int, index: int) -> int:
         """The one P_Key, big-endian as in the C structure (either way 0xFFFF)."""
-        if port_num != PORTS or index:
-            raise PyverbsRDMAError(f"Failed to query pkey {index} of port {port_num}")
-        return DEFAULT_PKEY
+        _exists(port_num, index, f"Failed to query pkey {index} of port {port_num}")
+        return DEFAULT_P_KEY
 
     def get_pkey_index(self, port_num: int, pkey: int) -> int:
         """Where a P_Key is in the table. Not in pyverbs 44 (it came later)."""
-        if port_num != PORTS or pkey != DEFAULT_PKEY:
-            raise PyverbsRDMAError(f"Failed to get pkey index of pkey = {pkey} of port {port_num}")
+        refused = f"Failed to get pkey index of pkey = {pkey} of port {port_num}"
+        _exists(port_num, pkey != DEFAULT_P_KEY, refused)
         return 0
 
     def query_gid(self, port_num: int, index: int) -> GID:
         """The one GID."""
-        if port_num != PORTS or index:
-            raise PyverbsRDMAError(f"Failed to query gid {index} of port {port_num}")
+        _exists(port_num, index, f"Failed to query gid {index} of port {port_num}")
         gid = GID()
         gid.raw = gid_of(self.device.nic.address)
         return gid
 
     def query_gid_type(self, port_num: int, index: int) -> int:
         """An `ibv_gid_type_sysfs`."""
-        if port_num != PORTS or index:
-            raise PyverbsRDMAError(
-                f"Failed to query gid type of port {port_num} and gid index {index}", errno.EINVAL
-            )
-        return ibv_gid_type_sysfs.IBV_GID_TYPE_SYSFS_ROCE_V2
+        refused = f"Failed to query gid type of port {port_num} and gid index {index}"
+        _exists(port_num, index, refused, errno.EINVAL)
+        return e.IBV_GID_TYPE_SYSFS_ROCE_V2
 
     def _gid_entry(self) -> GIDEntry:
         raw = gid_of(self.device.nic.address)
         halves = (int.from_bytes(raw[:8], "little"), int.from_bytes(raw[8:], "little"))
-        return GIDEntry(*halves, gid_index=0, port_num=PORTS, gid_type=ibv_gid_type.IBV_GID_TYPE_ROCE_V2)
+        return GIDEntry(*halves, gid_index=0, port_num=PORTS, gid_type=e.IBV_GID_TYPE_ROCE_V2)
 
     def query_gid_table(self, max_entries: int, flags: int = 0) -> list[GIDEntry]:
         """All GIDs. A refusal has a negative errno, as in pyverbs: EINVAL where there are more than
@@ -275,11 +243,10 @@ class Context(PyverbsCM):
         refused = f"Failed to query gid table of port {port_num} in index {gid_index}"
         if flags:
             raise PyverbsRDMAError(refused, errno.EOPNOTSUPP)
-        if port_num != PORTS or gid_index:
-            raise PyverbsRDMAError(refused, errno.EINVAL)
+        _exists(port_num, gid_index, refused, errno.EINVAL)
         return self._gid_entry()
 
-    def query_rt_values_ex(self, comp_mask: int = ibv_values_mask.IBV_VALUES_MASK_RAW_CLOCK) -> NoReturn:
+    def query_rt_values_ex(self, comp_mask: int = e.IBV_VALUES_MASK_RAW_CLOCK) -> NoReturn:
         """There is no clock of the hardware (EOPNOTSUPP)."""
         raise PyverbsRDMAError("Failed to query real time values", errno.EOPNOTSUPP)
 
@@ -308,6 +275,12 @@ class Context(PyverbsCM):
     def now(self) -> float:
         """The clock of `drive_until`. Not in pyverbs."""
         return time.monotonic()
+
+
+def _exists(port_num: int, index: int, refused: str, number: int = -1) -> None:
+    """There is one port, and one entry in each of its tables."""
+    if port_num != PORTS or index:
+        raise PyverbsRDMAError(refused, number)
 
 
 class DM(PyverbsCM):

@@ -1,13 +1,16 @@
-"""What a device and its port say of themselves. Part of `pyverbs.device`.
+"""Attributes of a device and its port. Part of `pyverbs.device`.
 
-Everything is there that pyverbs shows; what a RoCE device in software does not have is 0.
+All attributes of pyverbs exist; those that a RoCE device in software lacks are 0.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from emulator.roce.nic.verbs import Mtu
+from emulator.roce.pyverbs import enums as e
 from emulator.roce.pyverbs.base import PyverbsObject, listing
 from emulator.roce.pyverbs.device_words import (
     guid_format,
@@ -24,14 +27,6 @@ from emulator.roce.pyverbs.device_words import (
     translate_port_cap_flags2,
     width_to_str,
 )
-from emulator.roce.pyverbs.enums import IBV_LINK_LAYER_ETHERNET, IBV_QPF_GRH_REQUIRED
-from emulator.roce.pyverbs.enums_device import (
-    ibv_atomic_cap,
-    ibv_device_cap_flags,
-    ibv_odp_transport_cap_bits,
-    ibv_port_cap_flags,
-    ibv_port_state,
-)
 from emulator.roce.pyverbs.utils import be64toh, gid_str
 
 if TYPE_CHECKING:
@@ -47,14 +42,14 @@ ATOMIC_WRITE_CAPABILITY: Final = 1 << 40
 """IB_UVERBS_DEVICE_ATOMIC_WRITE (`rdma/ib_user_verbs.h`), for which pyverbs has no name."""
 
 CAPABILITIES: Final = (
-    ibv_device_cap_flags.IBV_DEVICE_UD_AV_PORT_ENFORCE
-    | ibv_device_cap_flags.IBV_DEVICE_CURR_QP_STATE_MOD
-    | ibv_device_cap_flags.IBV_DEVICE_SYS_IMAGE_GUID
-    | ibv_device_cap_flags.IBV_DEVICE_RC_RNR_NAK_GEN
-    | ibv_device_cap_flags.IBV_DEVICE_SRQ_RESIZE
-    | ibv_device_cap_flags.IBV_DEVICE_MEM_WINDOW
-    | ibv_device_cap_flags.IBV_DEVICE_MEM_MGT_EXTENSIONS
-    | ibv_device_cap_flags.IBV_DEVICE_MEM_WINDOW_TYPE_2B
+    e.IBV_DEVICE_UD_AV_PORT_ENFORCE
+    | e.IBV_DEVICE_CURR_QP_STATE_MOD
+    | e.IBV_DEVICE_SYS_IMAGE_GUID
+    | e.IBV_DEVICE_RC_RNR_NAK_GEN
+    | e.IBV_DEVICE_SRQ_RESIZE
+    | e.IBV_DEVICE_MEM_WINDOW
+    | e.IBV_DEVICE_MEM_MGT_EXTENSIONS
+    | e.IBV_DEVICE_MEM_WINDOW_TYPE_2B
 )
 
 LINK_UP: Final = 5
@@ -69,6 +64,12 @@ class _Record(PyverbsObject):
     def __init__(self) -> None:
         for name in type(self).__slots__:
             setattr(self, name, 0)
+
+    def _listing(self, shown: Mapping[str, Callable[[Any], str]]) -> str:
+        """All attributes line by line, as `shown` says or as numbers."""
+        return listing(
+            (name.replace("_", " "), shown.get(name, str)(getattr(self, name))) for name in self.__slots__
+        )
 
     def fill(self, **values: int) -> None:
         """Set several."""
@@ -107,7 +108,7 @@ class DeviceAttr(_Record):
             max_cq=limits.max_cq, max_cqe=limits.max_cqe, max_mr=limits.max_mr, max_pd=limits.max_pd,
             max_qp_rd_atom=limits.max_qp_rd_atom, max_qp_init_rd_atom=limits.max_qp_rd_atom,
             max_res_rd_atom=limits.max_qp_rd_atom * limits.max_qp,
-            atomic_caps=ibv_atomic_cap.IBV_ATOMIC_HCA, max_mw=limits.max_mw, max_ah=limits.max_ah,
+            atomic_caps=e.IBV_ATOMIC_HCA, max_mw=limits.max_mw, max_ah=limits.max_ah,
             max_srq=limits.max_srq, max_srq_wr=limits.max_srq_wr, max_srq_sge=limits.max_srq_sge,
             max_mcast_grp=limits.max_mcast_grp, max_mcast_qp_attach=limits.max_mcast_qp_attach,
             max_pkeys=1, local_ca_ack_delay=15, phys_port_cnt=1,
@@ -120,9 +121,7 @@ class DeviceAttr(_Record):
             "node_guid": guid_format, "sys_image_guid": guid_format, "max_mr_size": hex, "page_size_cap": hex,
             "vendor_id": hex, "device_cap_flags": translate_device_caps,
         }  # fmt: skip
-        return listing(
-            (name.replace("_", " "), shown.get(name, str)(getattr(self, name))) for name in self.__slots__
-        )
+        return self._listing(shown)
 
 
 class TSOCaps(_Record):
@@ -169,7 +168,7 @@ class ODPCaps(_Record):
 
     __slots__ = ("general_caps", "rc_odp_caps", "uc_odp_caps", "ud_odp_caps", "xrc_odp_caps")
 
-    _WORDS: ClassVar = {int(bit): bit.name for bit in ibv_odp_transport_cap_bits}
+    _WORDS: ClassVar = {int(bit): bit.name for bit in e.ibv_odp_transport_cap_bits}
 
     def __str__(self) -> str:
         return "".join(
@@ -203,13 +202,11 @@ class DeviceAttrEx(_Record):
         return attr
 
 
+@dataclass(slots=True, eq=False)
 class QueryDeviceExInput(PyverbsObject):
     """struct ibv_query_device_ex_input."""
 
-    __slots__ = ("comp_mask",)
-
-    def __init__(self, comp_mask: int) -> None:
-        self.comp_mask = comp_mask
+    comp_mask: int
 
 
 class PortAttr(_Record):
@@ -226,12 +223,12 @@ class PortAttr(_Record):
     def of(cls, nic: Nic) -> PortAttr:
         """What this device says of its one port. Not in pyverbs."""
         attr = cls()
-        flags = ibv_port_cap_flags.IBV_PORT_CM_SUP | ibv_port_cap_flags.IBV_PORT_IP_BASED_GIDS
+        flags = e.IBV_PORT_CM_SUP | e.IBV_PORT_IP_BASED_GIDS
         attr.fill(
-            state=ibv_port_state.IBV_PORT_ACTIVE, max_mtu=int(Mtu.MTU_4096), active_mtu=int(nic.port_mtu),
+            state=e.IBV_PORT_ACTIVE, max_mtu=int(Mtu.MTU_4096), active_mtu=int(nic.port_mtu),
             gid_tbl_len=1, port_cap_flags=flags, max_msg_sz=nic.limits.max_message, pkey_tbl_len=1,
             max_vl_num=1, active_width=1, active_speed=1, phys_state=LINK_UP,
-            link_layer=IBV_LINK_LAYER_ETHERNET, flags=IBV_QPF_GRH_REQUIRED,
+            link_layer=e.IBV_LINK_LAYER_ETHERNET, flags=e.IBV_QPF_GRH_REQUIRED,
         )  # fmt: skip
         return attr
 
@@ -247,28 +244,21 @@ class PortAttr(_Record):
         )
 
 
+@dataclass(slots=True, eq=False)
 class GIDEntry(PyverbsObject):
     """struct ibv_gid_entry."""
 
-    __slots__ = (
-        "gid_index", "gid_interface_id", "gid_subnet_prefix", "gid_type", "ndev_ifindex", "port_num",
-    )  # fmt: skip
+    subnet_prefix: InitVar[int] = 0
+    interface_id: InitVar[int] = 0
+    gid_index: int = 0
+    port_num: int = 0
+    gid_type: int = 0
+    ndev_ifindex: int = 0
+    gid_subnet_prefix: int = field(default=0, init=False)
+    gid_interface_id: int = field(default=0, init=False)
 
-    def __init__(
-        self,
-        subnet_prefix: int = 0,
-        interface_id: int = 0,
-        gid_index: int = 0,
-        port_num: int = 0,
-        gid_type: int = 0,
-        ndev_ifindex: int = 0,
-    ) -> None:
-        self.gid_subnet_prefix = subnet_prefix
-        self.gid_interface_id = interface_id
-        self.gid_index = gid_index
-        self.port_num = port_num
-        self.gid_type = gid_type
-        self.ndev_ifindex = ndev_ifindex
+    def __post_init__(self, subnet_prefix: int, interface_id: int) -> None:
+        self.gid_subnet_prefix, self.gid_interface_id = subnet_prefix, interface_id
 
     def gid_str(self) -> str:
         """The GID in text."""
@@ -283,13 +273,11 @@ class GIDEntry(PyverbsObject):
         )  # fmt: skip
 
 
+@dataclass(slots=True, eq=False)
 class AsyncEvent(PyverbsObject):
     """struct ibv_async_event."""
 
-    __slots__ = ("event_type",)
-
-    def __init__(self, event_type: int = 0) -> None:
-        self.event_type = event_type
+    event_type: int = 0
 
     def ack(self) -> None:
         """Nothing waits for it here."""
@@ -298,12 +286,10 @@ class AsyncEvent(PyverbsObject):
         return listing([("Event Type", translate_event_type(self.event_type))])
 
 
+@dataclass(slots=True, eq=False)
 class AllocDmAttr(PyverbsObject):
     """struct ibv_alloc_dm_attr."""
 
-    __slots__ = ("comp_mask", "length", "log_align_req")
-
-    def __init__(self, length: int, log_align_req: int = 0, comp_mask: int = 0) -> None:
-        self.length = length
-        self.log_align_req = log_align_req
-        self.comp_mask = comp_mask
+    length: int
+    log_align_req: int = 0
+    comp_mask: int = 0

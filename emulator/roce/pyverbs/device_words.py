@@ -1,4 +1,4 @@
-"""Words for what a device says of itself. Part of `pyverbs.device`."""
+"""Words for the attributes of a device. Part of `pyverbs.device`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,7 @@ from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import Final
 
-from emulator.roce.pyverbs.enums_device import (
-    ibv_device_cap_flags,
-    ibv_event_type,
-    ibv_gid_type,
-    ibv_port_cap_flags,
-    ibv_port_cap_flags2,
-)
+from emulator.roce.pyverbs import enums as e
 
 _TRANSPORTS: Final = ("IB", "IWARP", "USNIC", "USNIC UDP")
 _NODES: Final = {1: "CA", 2: "Switch", 3: "Router", 4: "RNIC", 5: "USNIC", 6: "USNIC UDP"}
@@ -24,9 +18,9 @@ _PHYSICAL: Final = {
 }  # fmt: skip
 _LINK_LAYERS: Final = ("Unspecified", "InfiniBand", "Ethernet")
 _GID_TYPES: Final[dict[int, str]] = {
-    ibv_gid_type.IBV_GID_TYPE_IB: "IB",
-    ibv_gid_type.IBV_GID_TYPE_ROCE_V1: "RoCEv1",
-    ibv_gid_type.IBV_GID_TYPE_ROCE_V2: "RoCEv2",
+    e.IBV_GID_TYPE_IB: "IB",
+    e.IBV_GID_TYPE_ROCE_V1: "RoCEv1",
+    e.IBV_GID_TYPE_ROCE_V2: "RoCEv2",
 }
 _WIDTHS: Final = {1: "1X", 2: "4X", 4: "8X", 16: "2X"}
 _SPEEDS: Final = {0: 0.0, 1: 2.5, 2: 5.0, 4: 5.0, 8: 10.0, 16: 14.0, 32: 25.0, 64: 50.0, 128: 100.0}
@@ -82,15 +76,15 @@ def translate_link_layer(ll: int) -> str:
 
 
 def translate_port_cap_flags(flags: int) -> str:
-    return _named(flags, ibv_port_cap_flags)
+    return _named(flags, e.ibv_port_cap_flags)
 
 
 def translate_port_cap_flags2(flags: int) -> str:
-    return _named(flags, ibv_port_cap_flags2)
+    return _named(flags, e.ibv_port_cap_flags2)
 
 
 def translate_device_caps(flags: int) -> str:
-    return _named(flags, ibv_device_cap_flags)
+    return _named(flags, e.ibv_device_cap_flags)
 
 
 def phys_state_to_str(phys: int) -> str:
@@ -108,6 +102,6 @@ def speed_to_str(speed: int) -> str:
 def translate_event_type(event_type: int) -> str:
     """The name of an `ibv_event_type`."""
     try:
-        return ibv_event_type(event_type).name
+        return e.ibv_event_type(event_type).name
     except ValueError:
         return f"Unknown event_type ({event_type})"

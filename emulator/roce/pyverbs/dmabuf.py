@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from emulator.roce.pyverbs.refused import not_here
+from emulator.roce.pyverbs.base import not_here
 
 
 class DmaBuf:

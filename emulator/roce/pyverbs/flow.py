@@ -2,41 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING
 
-from emulator.roce.pyverbs.base import PyverbsCM, PyverbsObject
-from emulator.roce.pyverbs.enums_device import ibv_flow_attr_type
-from emulator.roce.pyverbs.refused import not_here
+from emulator.roce.pyverbs import enums as e
+from emulator.roce.pyverbs.base import PyverbsCM, PyverbsObject, not_here
 
 if TYPE_CHECKING:
     from emulator.roce.pyverbs.queue_pair import QP
     from emulator.roce.pyverbs.spec import Spec
 
 
+@dataclass(slots=True, eq=False)
 class FlowAttr(PyverbsObject):
-    """struct ibv_flow_attr. The program appends to `specs`."""
+    """struct ibv_flow_attr. The program appends to `specs`: what packets the rule is about."""
 
-    __slots__ = ("_specs", "flags", "num_of_specs", "port", "priority", "type")
+    num_of_specs: int = 0
+    flow_type: InitVar[int] = e.IBV_FLOW_ATTR_NORMAL
+    priority: int = 0
+    port: int = 1
+    flags: int = 0
+    type: int = field(default=0, init=False)
+    specs: list[Spec] = field(default_factory=list, init=False)
 
-    def __init__(
-        self,
-        num_of_specs: int = 0,
-        flow_type: int = ibv_flow_attr_type.IBV_FLOW_ATTR_NORMAL,
-        priority: int = 0,
-        port: int = 1,
-        flags: int = 0,
-    ) -> None:
-        self.num_of_specs = num_of_specs
+    def __post_init__(self, flow_type: int) -> None:
         self.type = flow_type
-        self.priority = priority
-        self.port = port
-        self.flags = flags
-        self._specs: list[Spec] = []
-
-    @property
-    def specs(self) -> list[Spec]:
-        """What packets the rule is about."""
-        return self._specs
 
 
 class Flow(PyverbsCM):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from emulator.roce.pyverbs.enums_device import ibv_fork_status
+from emulator.roce.pyverbs import enums as e
 
 
 def fork_init() -> None:
@@ -11,4 +11,4 @@ def fork_init() -> None:
 
 def is_fork_initialized() -> int:
     """An `ibv_fork_status`."""
-    return ibv_fork_status.IBV_FORK_UNNEEDED
+    return e.IBV_FORK_UNNEEDED

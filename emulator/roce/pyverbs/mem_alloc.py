@@ -87,7 +87,7 @@ def free(ptr: int) -> None:
 
 
 def view(addr: int, length: int) -> memoryview:
-    """`length` writable bytes at `addr`; whoever asks keeps the memory alive. Not in pyverbs."""
+    """`length` writable bytes at `addr`; the caller keeps the memory alive. Not in pyverbs."""
     return memoryview((ctypes.c_char * length).from_address(addr)).cast("B")
 
 

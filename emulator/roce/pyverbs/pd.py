@@ -5,25 +5,16 @@ from __future__ import annotations
 import errno
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from emulator.roce.nic.verbs import VerbsError
+from emulator.roce.nic.memory import ProtectionDomain
 from emulator.roce.pyverbs import cm_devices
-from emulator.roce.pyverbs.base import (
-    Children,
-    PyverbsCM,
-    PyverbsObject,
-    bury,
-    close_children,
-    forsake,
-    give_back,
-    refusal,
-)
+from emulator.roce.pyverbs.base import Children, DeviceObject, PyverbsCM, PyverbsObject
 from emulator.roce.pyverbs.device import Context
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
 
 if TYPE_CHECKING:
-    from emulator.roce.nic.memory import ProtectionDomain
     from emulator.roce.runtime.device import Device
 
 
@@ -62,76 +53,60 @@ class DomainUser(PyverbsCM):
             PD(self)
 
 
-class PD(PyverbsCM):
+class PD(DeviceObject[ProtectionDomain]):
     """A protection domain of a `Context`, or the one that belongs to a CMID's device."""
 
-    __slots__ = ("_borrowed", "_domain", "ahs", "ctx", "device", "mrs", "mws", "qps", "srqs")
+    __slots__ = ("_borrowed", "ahs", "ctx", "mrs", "mws", "qps", "srqs")
+    CHILDREN = "qps ahs mws mrs srqs"
+    DESTROY = "dealloc_pd"
+    REFUSED = "Failed to dealloc PD"
+
+    ahs: Children
+    mrs: Children
+    mws: Children
+    qps: Children
+    srqs: Children
 
     def __init__(self, creator: Context | DomainUser, **kwargs: Any) -> None:
-        self._domain: ProtectionDomain | None = None
-        self._borrowed = isinstance(creator, DomainUser)
-        self.srqs: Children = weakref.WeakSet()
-        self.mrs: Children = weakref.WeakSet()
-        self.mws: Children = weakref.WeakSet()
-        self.ahs: Children = weakref.WeakSet()
-        self.qps: Children = weakref.WeakSet()
         if kwargs.get("handle") is not None:
             raise PyverbsRDMAError("Failed to import PD", errno.EOPNOTSUPP)
+        self._borrowed = isinstance(creator, DomainUser)
         if isinstance(creator, Context):
-            bury()
-            self.ctx, self.device = creator, creator.device
-            try:
-                with self.device.turn():
-                    self._domain = self.device.nic.alloc_pd()
-            except VerbsError as error:
-                raise refusal("Failed to allocate PD", error) from error
+            super().__init__(creator.device)
+            self.ctx = creator
+            self._make("Failed to allocate PD", self.device.nic.alloc_pd)
         elif isinstance(creator, DomainUser):
             if creator.ctx is None:
                 raise PyverbsUserError("the CMID is not bound to a device yet")
-            self.ctx, self.device = creator.ctx, creator.opened()
-            self._domain = creator.default_domain()
+            super().__init__(creator.opened())
+            self.ctx = creator.ctx
+            self._native = creator.default_domain()
             creator.pd = self
         else:
             raise PyverbsUserError(f"Cannot create PD from {type(creator)}")
         self.ctx.pds.add(self)
 
-    def __del__(self) -> None:
-        if getattr(self, "_domain", None) is not None:
-            forsake(self)
-
-    @property
-    def domain(self) -> ProtectionDomain:
-        """What the device knows it by. Not in pyverbs."""
-        if self._domain is None:
-            raise PyverbsUserError("the PD is closed")
-        return self._domain
-
     @property
     def handle(self) -> int:
         """A number of this domain."""
-        return self.domain.handle
+        return self.native.handle
 
     @property
     def pd(self) -> ProtectionDomain:
-        """As `domain`: in pyverbs the C structure."""
-        return self.domain
+        """In pyverbs the C structure."""
+        return self.native
 
     def advise_mr(self, advise: int, flags: int, sg_list: Sequence[PyverbsCM]) -> NoReturn:
         """Memory is not paged in on demand here, so no advice is taken (EOPNOTSUPP)."""
         raise PyverbsRDMAError("Failed to advise MR", errno.EOPNOTSUPP)
 
     def unimport(self) -> None:
-        """Nothing was imported; to close is all there is to do."""
+        """Nothing was imported: close."""
         self.close()
 
-    def close(self) -> None:
-        """Close everything in the domain, and the domain."""
-        if self._domain is None:
-            return
-        close_children(self.qps, self.ahs, self.mws, self.mrs, self.srqs)
+    def _give_back(self, native: ProtectionDomain) -> None:
         if not self._borrowed:
-            give_back(self.device, self.device.nic.dealloc_pd, self._domain, "Failed to dealloc PD")
-        self._domain = None
+            super()._give_back(native)
 
     def forget_if_borrowed(self) -> None:
         """The CMID that it belongs to is closed, and with it everything in the domain. Not in pyverbs."""
@@ -139,29 +114,31 @@ class PD(PyverbsCM):
             self.close()
 
 
+@dataclass(slots=True, eq=False)
 class ParentDomainContext(PyverbsObject):
     """The caller's own allocator for a parent domain."""
 
-    __slots__ = ("p_alloc", "p_free", "pd", "user_data")
+    pd: PD
+    alloc_func: InitVar[Callable[..., int]]
+    free_func: InitVar[Callable[..., None]]
+    user_data: object = None
+    p_alloc: Callable[..., int] = field(init=False)
+    p_free: Callable[..., None] = field(init=False)
 
-    def __init__(
-        self, pd: PD, alloc_func: Callable[..., int], free_func: Callable[..., None], user_data: object = None
-    ) -> None:
-        self.pd = pd
-        self.p_alloc = alloc_func
-        self.p_free = free_func
-        self.user_data = user_data
+    def __post_init__(self, alloc_func: Callable[..., int], free_func: Callable[..., None]) -> None:
+        self.p_alloc, self.p_free = alloc_func, free_func
 
 
+@dataclass(slots=True, eq=False)
 class ParentDomainInitAttr(PyverbsObject):
     """struct ibv_parent_domain_init_attr."""
 
-    __slots__ = ("comp_mask", "pd", "pd_context")
+    pd: PD
+    pd_context: ParentDomainContext | None = None
+    comp_mask: int = field(default=0, init=False)
 
-    def __init__(self, pd: PD, pd_context: ParentDomainContext | None = None) -> None:
-        self.pd = pd
-        self.pd_context = pd_context
-        self.comp_mask = 3 if pd_context is not None else 0
+    def __post_init__(self) -> None:
+        self.comp_mask = 3 if self.pd_context is not None else 0
 
 
 class ParentDomain(PD):
@@ -170,5 +147,4 @@ class ParentDomain(PD):
     __slots__ = ()
 
     def __init__(self, context: Context, attr: ParentDomainInitAttr) -> None:
-        self._domain = None
         raise PyverbsRDMAError("Failed to allocate Parent Domain", errno.EOPNOTSUPP)

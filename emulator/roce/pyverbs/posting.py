@@ -1,8 +1,8 @@
 """A row of work posted by one call: receives, and requests with one element of memory each. Not in pyverbs.
 
-Between `wr_start` and `wr_complete` a request takes half a dozen calls of interpreted code, and a receive
-takes the device's lock by itself. Who posts both with every command (`nvmeof.transport.rdma_pair`) gives
-plain tuples instead, and the lock is taken once.
+Between `wr_start` and `wr_complete` a request takes half a dozen calls of interpreted code, and each receive
+takes the device's lock. A caller that posts both with every command (`nvmeof.transport.rdma_pair`) passes
+plain tuples, and takes the lock once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BIND_MW: Final = int(SendOpcode.BIND_MW)
 
 
 def request_of(row: SendRow) -> SendRequest:
-    """The device's own record. VerbsError for an opcode or flags that there are not."""
+    """The device's own record. VerbsError for unknown opcodes or flags."""
     number, wr_id, bits, memory, key, address, window, bind = row
     opcode, flags = _OPCODES.get(number), _FLAGS.get(bits)
     if opcode is None or flags is None:
@@ -45,7 +45,7 @@ def request_of(row: SendRow) -> SendRequest:
     if number in (_SEND_WITH_INV, _LOCAL_INV):
         request.invalidate_rkey = key
     elif number == _BIND_MW:
-        request.window, request.window_rkey, request.bind = window.window, key, bind.bind()
+        request.window, request.window_rkey, request.bind = window.native, key, bind.bind()
     else:
         request.rkey, request.remote_address = key, address
     return request
@@ -58,8 +58,4 @@ def post(pair: QueuePair, device: Device, receives: Sequence[ReceiveRow], rows: 
     with device.turn():
         for wr_id, memory in receives:
             pair.post_recv(ReceiveRequest(wr_id, (Sge(memory[0], memory[1], memory[2]),)))
-        waiting = pair.requester if pair.datagrams is None else pair.datagrams
-        if len(requests) > 1 and len(waiting) + len(requests) > pair.capabilities.max_send_wr:
-            raise VerbsError(errno.ENOMEM, "the send queue is full")
-        for request in requests:
-            pair.post_send(request)
+        pair.post_sends(requests)

@@ -1,4 +1,4 @@
-"""`pyverbs.pyverbs_error`: what every call of the stand-in raises."""
+"""`pyverbs.pyverbs_error`: the errors of the stand-in."""
 
 from __future__ import annotations
 

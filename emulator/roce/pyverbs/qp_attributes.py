@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, Final
+from copy import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 from emulator.roce.nic.verbs import (
     Access,
@@ -15,12 +17,10 @@ from emulator.roce.nic.verbs import (
     QpState,
     VerbsError,
 )
+from emulator.roce.pyverbs import enums as e
 from emulator.roce.pyverbs.addr import AHAttr
 from emulator.roce.pyverbs.base import PyverbsCM, PyverbsObject, listing
 from emulator.roce.pyverbs.cq import CQ, CQEX
-from emulator.roce.pyverbs.cq_words import flags_to_str
-from emulator.roce.pyverbs.enums_device import ibv_mtu
-from emulator.roce.pyverbs.enums_queues import ibv_qp_state, ibv_qp_type
 from emulator.roce.pyverbs.pyverbs_error import PyverbsUserError
 from emulator.roce.pyverbs.utils import (
     access_flags_to_str,
@@ -29,6 +29,7 @@ from emulator.roce.pyverbs.utils import (
     qp_state_to_str,
     qp_type_to_str,
 )
+from emulator.roce.pyverbs.work_completion import flags_to_str
 
 if TYPE_CHECKING:
     from emulator.roce.pyverbs.pd import PD
@@ -45,49 +46,53 @@ _CREATE_FLAGS: Final = {
 _CAPS: Final = ("max_send_wr", "max_recv_wr", "max_send_sge", "max_recv_sge", "max_inline_data")
 
 
+@dataclass(slots=True, eq=False)
 class QPCap(PyverbsObject):
     """struct ibv_qp_cap: the bounds of both queues."""
 
-    __slots__ = _CAPS
-
-    def __init__(
-        self,
-        max_send_wr: int = 1,
-        max_recv_wr: int = 10,
-        max_send_sge: int = 1,
-        max_recv_sge: int = 1,
-        max_inline_data: int = 0,
-    ) -> None:
-        self.max_send_wr = max_send_wr
-        self.max_recv_wr = max_recv_wr
-        self.max_send_sge = max_send_sge
-        self.max_recv_sge = max_recv_sge
-        self.max_inline_data = max_inline_data
+    max_send_wr: int = 1
+    max_recv_wr: int = 10
+    max_send_sge: int = 1
+    max_recv_sge: int = 1
+    max_inline_data: int = 0
 
     def __str__(self) -> str:
         return listing((name.replace("_", " "), getattr(self, name)) for name in _CAPS)
 
 
-class _Capabilities(PyverbsObject):
-    """The bounds inside of the two forms of initial attributes; `cap` gives and takes them all."""
+NO_CAP: Final = QPCap(0, 0, 0, 0, 0)
 
-    __slots__ = _CAPS
+
+class _InitAttr(PyverbsObject):
+    """What the two forms of initial attributes share; `cap` gives and takes all bounds."""
+
+    __slots__ = (*_CAPS, "qp_context", "qp_type", "recv_cq", "send_cq", "sq_sig_all", "srq")
 
     max_send_wr: int
     max_recv_wr: int
-    max_send_sge: int
-    max_recv_sge: int
-    max_inline_data: int
 
-    def __init__(self, cap: QPCap | None) -> None:
-        for name in _CAPS:
-            setattr(self, name, 0)
-        _copy_caps(cap, self)
+    def __init__(
+        self,
+        qp_type: int = e.IBV_QPT_UD,
+        qp_context: object = None,
+        scq: CQ | CQEX | None = None,
+        rcq: CQ | CQEX | None = None,
+        srq: SRQ | None = None,
+        cap: QPCap | None = None,
+        sq_sig_all: int = 1,
+    ) -> None:
+        self.cap = cap if cap is not None else NO_CAP
+        self.qp_type = qp_type
+        self.qp_context = qp_context
+        self.send_cq = _completion_queue(scq)
+        self.recv_cq = _completion_queue(rcq)
+        self.srq = srq
+        self.sq_sig_all = sq_sig_all
 
     @property
     def cap(self) -> QPCap:
         """A copy of the bounds; setting it copies, too."""
-        return QPCap(*(getattr(self, name) for name in _CAPS))
+        return QPCap(*_bounds(self))
 
     @cap.setter
     def cap(self, val: QPCap) -> None:
@@ -95,13 +100,22 @@ class _Capabilities(PyverbsObject):
 
     def capabilities(self) -> QpCapabilities:
         """What the device takes. VerbsError(EINVAL) for a negative number. Not in pyverbs."""
-        values = [getattr(self, name) for name in _CAPS]
+        values = _bounds(self)
         if min(values) < 0:
             raise VerbsError(errno.EINVAL, "a bound of a queue pair is negative")
         return QpCapabilities(*values)
 
+    def _listing(self, indent: str, inner: str = "") -> str:
+        rows = [("QP type", qp_type_to_str(self.qp_type)), ("SQ sig. all", self.sq_sig_all)]
+        bounds = [(inner + name.replace("_", " "), getattr(self, name)) for name in _CAPS]
+        return listing(rows) + "QP caps:\n" + listing(bounds, indent)
 
-def _copy_caps(src: QPCap | None, dst: _Capabilities | QPAttr) -> None:
+
+def _bounds(record: object) -> list[int]:
+    return [getattr(record, name) for name in _CAPS]
+
+
+def _copy_caps(src: QPCap | None, dst: _InitAttr | QPAttr) -> None:
     """Copy the bounds of `src` into attributes of any kind."""
     if src is None:
         return
@@ -118,46 +132,26 @@ def _completion_queue(queue: object) -> CQ | CQEX | None:
     raise PyverbsUserError(f"Expected CQ/CQEX, got {type(queue)}")
 
 
-class QPInitAttr(_Capabilities):
+class QPInitAttr(_InitAttr):
     """struct ibv_qp_init_attr."""
 
-    __slots__ = ("qp_context", "qp_type", "recv_cq", "send_cq", "sq_sig_all", "srq")
-
-    def __init__(
-        self,
-        qp_type: int = ibv_qp_type.IBV_QPT_UD,
-        qp_context: object = None,
-        scq: CQ | CQEX | None = None,
-        rcq: CQ | CQEX | None = None,
-        srq: SRQ | None = None,
-        cap: QPCap | None = None,
-        sq_sig_all: int = 1,
-    ) -> None:
-        super().__init__(cap)
-        self.qp_type = qp_type
-        self.qp_context = qp_context
-        self.send_cq = _completion_queue(scq)
-        self.recv_cq = _completion_queue(rcq)
-        self.srq = srq
-        self.sq_sig_all = sq_sig_all
+    __slots__ = ()
 
     def __str__(self) -> str:
-        rows = [("QP type", qp_type_to_str(self.qp_type)), ("SQ sig. all", self.sq_sig_all)]
-        bounds = [(name.replace("_", " "), getattr(self, name)) for name in _CAPS]
-        return listing(rows) + "QP caps:\n" + listing(bounds, "    ")
+        return self._listing("    ")
 
 
-class QPInitAttrEx(_Capabilities):
+class QPInitAttrEx(_InitAttr):
     """struct ibv_qp_init_attr_ex."""
 
     __slots__ = (
-        "comp_mask", "create_flags", "hash_conf", "ind_table", "max_tso_header", "pd", "qp_context",
-        "qp_type", "recv_cq", "send_cq", "send_ops_flags", "source_qpn", "sq_sig_all", "srq", "xrcd",
+        "comp_mask", "create_flags", "hash_conf", "ind_table", "max_tso_header", "pd", "send_ops_flags",
+        "source_qpn", "xrcd",
     )  # fmt: skip
 
     def __init__(
         self,
-        qp_type: int = ibv_qp_type.IBV_QPT_UD,
+        qp_type: int = e.IBV_QPT_UD,
         qp_context: object = None,
         scq: CQ | CQEX | None = None,
         rcq: CQ | CQEX | None = None,
@@ -174,13 +168,7 @@ class QPInitAttrEx(_Capabilities):
         ind_table: object = None,
         send_ops_flags: int = 0,
     ) -> None:
-        super().__init__(cap)
-        self.qp_type = qp_type
-        self.qp_context = qp_context
-        self.send_cq = _completion_queue(scq)
-        self.recv_cq = _completion_queue(rcq)
-        self.srq = srq
-        self.sq_sig_all = sq_sig_all
+        super().__init__(qp_type, qp_context, scq, rcq, srq, cap, sq_sig_all)
         self.comp_mask = comp_mask
         self.pd = pd
         self.xrcd = xrcd
@@ -200,19 +188,27 @@ class QPInitAttrEx(_Capabilities):
         return flags_to_str(flags, _CREATE_FLAGS)
 
     def __str__(self) -> str:
-        rows = [("QP type", qp_type_to_str(self.qp_type)), ("SQ sig. all", self.sq_sig_all)]
-        bounds = [("  " + name.replace("_", " "), getattr(self, name)) for name in _CAPS]
         more = [
             ("comp mask", self.mask_to_str(self.comp_mask)),
             ("create flags", self.flags_to_str(self.create_flags)),
             ("max TSO header", self.max_tso_header),
             ("Source QPN", self.source_qpn),
         ]
-        return listing(rows) + "QP caps:\n" + listing(bounds) + listing(more)
+        return self._listing("", "  ") + listing(more)
+
+
+def _copied(name: str, doc: str) -> Any:
+    """A record inside of another, which gives and takes copies, as in pyverbs; None changes nothing."""
+
+    def write(record: object, val: object) -> None:
+        if val is not None:
+            setattr(record, name, copy(val))
+
+    return property(lambda record: copy(getattr(record, name)), write, doc=doc)
 
 
 class QPAttr(PyverbsObject):
-    """struct ibv_qp_attr. `cap`, `ah_attr` and `alt_ah_attr` give copies and take copies, as in pyverbs."""
+    """struct ibv_qp_attr."""
 
     __slots__ = (
         "_ah_attr", "_alt_ah_attr", "_cap", "alt_pkey_index", "alt_port_num", "alt_timeout", "cur_qp_state",
@@ -223,17 +219,17 @@ class QPAttr(PyverbsObject):
 
     def __init__(
         self,
-        qp_state: int = ibv_qp_state.IBV_QPS_INIT,
-        cur_qp_state: int = ibv_qp_state.IBV_QPS_RESET,
+        qp_state: int = e.IBV_QPS_INIT,
+        cur_qp_state: int = e.IBV_QPS_RESET,
         port_num: int = 1,
-        path_mtu: int = ibv_mtu.IBV_MTU_1024,
+        path_mtu: int = e.IBV_MTU_1024,
     ) -> None:
         self.qp_state = qp_state
         self.cur_qp_state = cur_qp_state
         self.path_mtu = path_mtu
         self.path_mig_state = 0
         self.qkey = self.rq_psn = self.sq_psn = self.dest_qp_num = self.qp_access_flags = 0
-        self._cap = QPCap(0, 0, 0, 0, 0)
+        self._cap = NO_CAP
         self._ah_attr = AHAttr(port_num=0)
         self._alt_ah_attr = AHAttr(port_num=0)
         self.pkey_index = self.alt_pkey_index = 0
@@ -243,40 +239,15 @@ class QPAttr(PyverbsObject):
         self.timeout = self.retry_cnt = self.rnr_retry = 0
         self.alt_port_num = self.alt_timeout = self.rate_limit = 0
 
-    @property
-    def cap(self) -> QPCap:
-        """A copy of the bounds."""
-        return QPCap(*(getattr(self._cap, name) for name in _CAPS))
-
-    @cap.setter
-    def cap(self, val: QPCap) -> None:
-        self._cap = QPCap(*(getattr(val, name) for name in _CAPS))
-
-    @property
-    def ah_attr(self) -> AHAttr:
-        """A copy of the way to the peer."""
-        return self._ah_attr.copy()
-
-    @ah_attr.setter
-    def ah_attr(self, val: AHAttr | None) -> None:
-        self._copy_ah(val)
-
-    @property
-    def alt_ah_attr(self) -> AHAttr:
-        """A copy of the alternate way, which is never taken."""
-        return self._alt_ah_attr.copy()
-
-    @alt_ah_attr.setter
-    def alt_ah_attr(self, val: AHAttr | None) -> None:
-        self._copy_ah(val, True)
+    cap = _copied("_cap", "The bounds of both queues.")
+    ah_attr = _copied("_ah_attr", "The way to the peer.")
+    alt_ah_attr = _copied("_alt_ah_attr", "The alternate way, which is never taken.")
 
     def _copy_ah(self, ah_attr: AHAttr | None, is_alt: bool = False) -> None:
-        if ah_attr is None:
-            return
         if is_alt:
-            self._alt_ah_attr = ah_attr.copy()
+            self.alt_ah_attr = ah_attr
         else:
-            self._ah_attr = ah_attr.copy()
+            self.ah_attr = ah_attr
 
     def attributes(self, mask: QpAttr) -> QpAttributes:
         """What the device takes: those in the mask. VerbsError(EINVAL) for values that do not exist.
@@ -312,8 +283,7 @@ class QPAttr(PyverbsObject):
         attr = cls(int(given.state), int(given.current_state), given.port_num, int(given.path_mtu))
         attr.qkey, attr.rq_psn, attr.sq_psn = given.qkey, given.rq_psn, given.sq_psn
         attr.dest_qp_num, attr.qp_access_flags = given.dest_qpn, int(given.access)
-        bounds = given.capabilities
-        attr._cap = QPCap(*(getattr(bounds, name) for name in _CAPS))
+        attr._cap = QPCap(*_bounds(given.capabilities))
         attr._ah_attr = AHAttr.of(given.av)
         attr.pkey_index = given.pkey_index
         attr.en_sqd_async_notify, attr.sq_draining = int(given.enable_sqd_notify), int(given.sq_draining)
@@ -354,15 +324,13 @@ class QPAttr(PyverbsObject):
         )
 
 
+@dataclass(slots=True, eq=False)
 class ECE(PyverbsCM):
     """struct ibv_ece: extensions that two devices of one vendor may agree on; this one has none."""
 
-    __slots__ = ("comp_mask", "options", "vendor_id")
-
-    def __init__(self, vendor_id: int = 0, options: int = 0, comp_mask: int = 0) -> None:
-        self.vendor_id = vendor_id
-        self.options = options
-        self.comp_mask = comp_mask
+    vendor_id: int = 0
+    options: int = 0
+    comp_mask: int = 0
 
     def __str__(self) -> str:
         return "ECE:\n" + listing(
@@ -373,11 +341,9 @@ class ECE(PyverbsCM):
         )  # fmt: skip
 
 
+@dataclass(slots=True, eq=False)
 class DataBuffer(PyverbsCM):
     """struct ibv_data_buf: bytes for `QPEx.wr_set_inline_data_list`, by their address."""
 
-    __slots__ = ("addr", "length")
-
-    def __init__(self, addr: int, length: int) -> None:
-        self.addr = addr
-        self.length = length
+    addr: int
+    length: int

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Final
 from emulator.roce.nic.verbs import QpType, SendFlags, SendOpcode, Sge, VerbsError
 from emulator.roce.nic.work import ATOMIC_BYTES
 from emulator.roce.nic.work_requests import SendRequest
+from emulator.roce.pyverbs import enums as e
 from emulator.roce.pyverbs import mem_alloc, posting
 from emulator.roce.pyverbs.base import refusal
-from emulator.roce.pyverbs.enums_queues import ibv_qp_create_send_ops_flags as ops
-from emulator.roce.pyverbs.enums_queues import ibv_qp_init_attr_mask
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
 from emulator.roce.pyverbs.qp_attributes import DataBuffer, QPAttr, QPInitAttr, QPInitAttrEx
 from emulator.roce.pyverbs.queue_pair import QP
@@ -29,25 +28,25 @@ if TYPE_CHECKING:
     from emulator.roce.pyverbs.pd import PD
 
 _GRANTED_BY: Final[dict[SendOpcode, int]] = {
-    SendOpcode.RDMA_WRITE: ops.IBV_QP_EX_WITH_RDMA_WRITE,
-    SendOpcode.RDMA_WRITE_WITH_IMM: ops.IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM,
-    SendOpcode.SEND: ops.IBV_QP_EX_WITH_SEND,
-    SendOpcode.SEND_WITH_IMM: ops.IBV_QP_EX_WITH_SEND_WITH_IMM,
-    SendOpcode.RDMA_READ: ops.IBV_QP_EX_WITH_RDMA_READ,
-    SendOpcode.ATOMIC_CMP_AND_SWP: ops.IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP,
-    SendOpcode.ATOMIC_FETCH_AND_ADD: ops.IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD,
-    SendOpcode.LOCAL_INV: ops.IBV_QP_EX_WITH_LOCAL_INV,
-    SendOpcode.BIND_MW: ops.IBV_QP_EX_WITH_BIND_MW,
-    SendOpcode.SEND_WITH_INV: ops.IBV_QP_EX_WITH_SEND_WITH_INV,
-    SendOpcode.ATOMIC_WRITE: ops.IBV_QP_EX_WITH_ATOMIC_WRITE,
+    SendOpcode.RDMA_WRITE: e.IBV_QP_EX_WITH_RDMA_WRITE,
+    SendOpcode.RDMA_WRITE_WITH_IMM: e.IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM,
+    SendOpcode.SEND: e.IBV_QP_EX_WITH_SEND,
+    SendOpcode.SEND_WITH_IMM: e.IBV_QP_EX_WITH_SEND_WITH_IMM,
+    SendOpcode.RDMA_READ: e.IBV_QP_EX_WITH_RDMA_READ,
+    SendOpcode.ATOMIC_CMP_AND_SWP: e.IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP,
+    SendOpcode.ATOMIC_FETCH_AND_ADD: e.IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD,
+    SendOpcode.LOCAL_INV: e.IBV_QP_EX_WITH_LOCAL_INV,
+    SendOpcode.BIND_MW: e.IBV_QP_EX_WITH_BIND_MW,
+    SendOpcode.SEND_WITH_INV: e.IBV_QP_EX_WITH_SEND_WITH_INV,
+    SendOpcode.ATOMIC_WRITE: e.IBV_QP_EX_WITH_ATOMIC_WRITE,
 }
-_UD_OPS: Final = ops.IBV_QP_EX_WITH_SEND | ops.IBV_QP_EX_WITH_SEND_WITH_IMM
+_UD_OPS: Final = e.IBV_QP_EX_WITH_SEND | e.IBV_QP_EX_WITH_SEND_WITH_IMM
 _UC_OPS: Final = (
     _UD_OPS
-    | ops.IBV_QP_EX_WITH_RDMA_WRITE
-    | ops.IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
-    | ops.IBV_QP_EX_WITH_LOCAL_INV
-    | ops.IBV_QP_EX_WITH_BIND_MW
+    | e.IBV_QP_EX_WITH_RDMA_WRITE
+    | e.IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
+    | e.IBV_QP_EX_WITH_LOCAL_INV
+    | e.IBV_QP_EX_WITH_BIND_MW
 )
 _SUPPORTED: Final = {
     QpType.RC: sum(_GRANTED_BY.values()),
@@ -77,7 +76,7 @@ class QPEx(QP):
         super().__init__(creator, init_attr, qp_attr)
 
     def _create_qp_ex(self, ctx: Context, attr: QPInitAttrEx) -> None:
-        if attr.comp_mask & ibv_qp_init_attr_mask.IBV_QP_INIT_ATTR_SEND_OPS_FLAGS:
+        if attr.comp_mask & e.IBV_QP_INIT_ATTR_SEND_OPS_FLAGS:
             possible = _SUPPORTED.get(attr.qp_type, 0)  # type: ignore[call-overload]  # numbers are equal
             if attr.send_ops_flags & ~possible:
                 raise PyverbsRDMAError("Failed to create QP", errno.EOPNOTSUPP)
@@ -101,13 +100,8 @@ class QPEx(QP):
         try:
             if self._failure is not None:
                 raise self._failure
-            pair = self.pair
             with self.device.turn():
-                waiting = pair.requester if pair.datagrams is None else pair.datagrams
-                if len(built) > 1 and len(waiting) + len(built) > pair.capabilities.max_send_wr:
-                    raise VerbsError(errno.ENOMEM, "the send queue is full")
-                for request in built:
-                    pair.post_send(request)
+                self.native.post_sends(built)
         except VerbsError as error:
             raise refusal("ibv_wr_complete failed.", error) from error
 
@@ -121,7 +115,7 @@ class QPEx(QP):
             if row[6] is not None:
                 self.mws.add(row[6])
         try:
-            posting.post(self.pair, self.device, receives, rows)
+            posting.post(self.native, self.device, receives, rows)
         except VerbsError as error:
             raise refusal("post_rows failed.", error) from error
 
@@ -185,7 +179,7 @@ class QPEx(QP):
     def wr_bind_mw(self, mw: MW, rkey: int, bind_info: MWBindInfo) -> None:
         """Bind a window of type 2; it is closed with this QP."""
         request = self._begin(SendOpcode.BIND_MW)
-        request.window, request.window_rkey, request.bind = mw.window, rkey, bind_info.bind()
+        request.window, request.window_rkey, request.bind = mw.native, rkey, bind_info.bind()
         self.mws.add(mw)
 
     def wr_send_tso(self, hdr: int, hdr_sz: int, mss: int) -> None:
@@ -210,7 +204,7 @@ class QPEx(QP):
         self._last().sges = (Sge(sge.addr, sge.length, sge.lkey),)
 
     def wr_set_sge_list(self, num_sge: int, sg_list: Sequence[SGE]) -> None:
-        if num_sge > self.pair.capabilities.max_send_sge:
+        if num_sge > self.native.capabilities.max_send_sge:
             self._fail(errno.EINVAL, f"{num_sge} scatter/gather elements are too many")
         self._last().sges = tuple([Sge(sge.addr, sge.length, sge.lkey) for sge in sg_list[:num_sge]])
 
@@ -224,7 +218,7 @@ class QPEx(QP):
 
     def _set_inline(self, parts: list[tuple[int, int]]) -> None:
         request = self._last()
-        if sum(length for _, length in parts) > self.pair.capabilities.max_inline_data:
+        if sum(length for _, length in parts) > self.native.capabilities.max_inline_data:
             self._fail(errno.EINVAL, "more inline data than max_inline_data")
             return
         request.inline = b"".join([mem_alloc.read(addr, length) for addr, length in parts])
@@ -233,7 +227,7 @@ class QPEx(QP):
     def wr_set_ud_addr(self, ah: AH, remote_qpn: int, remote_rkey: int) -> None:
         """Where the datagram goes; `remote_rkey` is the Q_Key, by pyverbs' name for it."""
         request = self._last()
-        request.ah, request.remote_qpn, request.remote_qkey = ah.target, remote_qpn, remote_rkey
+        request.ah, request.remote_qpn, request.remote_qkey = ah.native, remote_qpn, remote_rkey
 
     def wr_set_xrc_srqn(self, remote_srqn: int) -> None:
         """There are no XRC queue pairs, so no request has this."""

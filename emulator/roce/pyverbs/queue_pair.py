@@ -3,45 +3,38 @@
 from __future__ import annotations
 
 import errno
-import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from emulator.roce.nic.gid import gid_of
+from emulator.roce.nic.queue_pair import QueuePair
 from emulator.roce.nic.states import MOVES
 from emulator.roce.nic.verbs import QpAttr, QpState, QpType, SendOpcode, VerbsError
 from emulator.roce.nic.work_requests import SendRequest
+from emulator.roce.pyverbs import enums as e
 from emulator.roce.pyverbs.base import (
     Children,
-    PyverbsCM,
-    bury,
-    close_children,
-    forsake,
-    give_back,
+    DeviceObject,
+    asking,
     inc_rkey,
     listing,
     refusal,
+    refusing,
 )
 from emulator.roce.pyverbs.device import Context
-from emulator.roce.pyverbs.enums_device import ibv_access_flags, ibv_mw_type
-from emulator.roce.pyverbs.enums_queues import ibv_qp_init_attr_mask, ibv_qp_state, ibv_qp_type
-from emulator.roce.pyverbs.gid import GID
 from emulator.roce.pyverbs.pd import PD
-from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
+from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError
 from emulator.roce.pyverbs.qp_attributes import ECE, QPAttr, QPInitAttr, QPInitAttrEx
-from emulator.roce.pyverbs.utils import gid_bytes, qp_state_to_str, qp_type_to_str
+from emulator.roce.pyverbs.utils import GID, gid_bytes, qp_state_to_str, qp_type_to_str
 from emulator.roce.pyverbs.wr import FLAGS, RecvWR, SendWR
 
 if TYPE_CHECKING:
-    from emulator.roce.nic.queue_pair import QueuePair
     from emulator.roce.pyverbs.cq import CQ, CQEX
     from emulator.roce.pyverbs.mr import MW, MWBind
     from emulator.roce.pyverbs.srq import SRQ
 
 SUPPORTED_COMP_MASK: Final = (
-    ibv_qp_init_attr_mask.IBV_QP_INIT_ATTR_PD
-    | ibv_qp_init_attr_mask.IBV_QP_INIT_ATTR_CREATE_FLAGS
-    | ibv_qp_init_attr_mask.IBV_QP_INIT_ATTR_SEND_OPS_FLAGS
+    e.IBV_QP_INIT_ATTR_PD | e.IBV_QP_INIT_ATTR_CREATE_FLAGS | e.IBV_QP_INIT_ATTR_SEND_OPS_FLAGS
 )
 
 _STEPS: Final = {
@@ -56,28 +49,31 @@ def kind_of(qp_type: int) -> QpType:
     try:
         return QpType(qp_type)
     except ValueError:
-        known = qp_type in ibv_qp_type.__members__.values()
+        known = qp_type in e.ibv_qp_type.__members__.values()
         number = errno.EOPNOTSUPP if known else errno.EINVAL
         raise VerbsError(number, f"there are no queue pairs of type {qp_type_to_str(qp_type)}") from None
 
 
-class QP(PyverbsCM):
+class QP(DeviceObject[QueuePair]):
     """A queue pair of a `PD` (with `QPInitAttr`) or of a `Context` (with `QPInitAttrEx`).
 
     With a `qp_attr` it is taken as far as that carries it: a UD pair to RTS, an RC pair to INIT.
     """
 
-    __slots__ = ("_pair", "_sig_all", "context", "device", "mws", "pd", "rcq", "scq", "srq")
+    __slots__ = ("_sig_all", "context", "mws", "pd", "rcq", "scq", "srq")
+    CHILDREN = "mws"
+    PARENTS = "pd scq rcq srq"
+    DESTROY = "destroy_qp"
+    REFUSED = "Failed to destroy QP"
+
+    mws: Children
 
     def __init__(
         self, creator: PD | Context, init_attr: QPInitAttr | QPInitAttrEx, qp_attr: QPAttr | None = None
     ) -> None:
-        self._pair: QueuePair | None = None
-        self.mws: Children = weakref.WeakSet()
         self.scq: CQ | CQEX | None = None
         self.rcq: CQ | CQEX | None = None
         self.srq: SRQ | None = None
-        bury()
         if isinstance(creator, Context) and isinstance(init_attr, QPInitAttrEx):
             self.context: Context = creator
             self._create_qp_ex(creator, init_attr)
@@ -88,122 +84,99 @@ class QP(PyverbsCM):
         else:
             raise TypeError(f"no queue pair from {type(creator).__name__} with {type(init_attr).__name__}")
         if qp_attr is not None:
-            if self.qp_type == ibv_qp_type.IBV_QPT_UD:
+            if self.qp_type == e.IBV_QPT_UD:
                 self.to_rts(qp_attr)
             else:
                 self.to_init(qp_attr)
 
-    def _create_qp(self, pd: PD, attr: QPInitAttr) -> None:
-        self._create(pd, attr)
-
     def _create_qp_ex(self, ctx: Context, attr: QPInitAttrEx) -> None:
-        masks = ibv_qp_init_attr_mask
         if attr.comp_mask & ~SUPPORTED_COMP_MASK or (
-            attr.comp_mask & masks.IBV_QP_INIT_ATTR_CREATE_FLAGS and attr.create_flags
+            attr.comp_mask & e.IBV_QP_INIT_ATTR_CREATE_FLAGS and attr.create_flags
         ):
             raise PyverbsRDMAError("Failed to create QP", errno.EOPNOTSUPP)
-        if not attr.comp_mask & masks.IBV_QP_INIT_ATTR_PD or attr.pd is None:
+        if not attr.comp_mask & e.IBV_QP_INIT_ATTR_PD or attr.pd is None:
             raise PyverbsRDMAError("Failed to create QP", errno.EINVAL)
-        self._create(attr.pd, attr)
+        self._create_qp(attr.pd, attr)
 
-    def _create(self, pd: PD, attr: QPInitAttr | QPInitAttrEx) -> None:
+    def _create_qp(self, pd: PD, attr: QPInitAttr | QPInitAttrEx) -> None:
         send_cq, recv_cq, srq = attr.send_cq, attr.recv_cq, attr.srq
-        device = self.device = pd.device
-        try:
+        super().__init__(pd.device)
+
+        def make() -> QueuePair:
             kind = kind_of(attr.qp_type)
             if send_cq is None or recv_cq is None:
                 raise VerbsError(errno.EINVAL, "a queue pair needs both of its completion queues")
-            with device.turn():
-                self._pair = device.nic.create_qp(
-                    pd.domain,
-                    kind,
-                    send_cq.queue,
-                    recv_cq.queue,
-                    attr.capabilities(),
-                    signal_all=bool(attr.sq_sig_all),
-                    srq=None if srq is None else srq.queue,
-                )
-        except VerbsError as error:
-            raise refusal("Failed to create QP", error) from error
+            pair: QueuePair = self.device.nic.create_qp(
+                pd.native,
+                kind,
+                send_cq.native,
+                recv_cq.native,
+                attr.capabilities(),
+                signal_all=bool(attr.sq_sig_all),
+                srq=None if srq is None else srq.native,
+            )
+            return pair
+
+        self._make("Failed to create QP", make)
         self._sig_all = int(attr.sq_sig_all)
         self.scq, self.rcq, self.srq = send_cq, recv_cq, srq
         self.pd: PD | None = pd
-        pd.qps.add(self)
-        send_cq.qps.add(self)
-        recv_cq.qps.add(self)
-        if srq is not None:
-            srq.qps.add(self)
-
-    def __del__(self) -> None:
-        if getattr(self, "_pair", None) is not None:
-            forsake(self)
-
-    @property
-    def pair(self) -> QueuePair:
-        """The device's own. Not in pyverbs."""
-        if self._pair is None:
-            raise PyverbsUserError("the QP is closed")
-        return self._pair
+        for parent in (pd, send_cq, recv_cq, srq):
+            if parent is not None:
+                parent.qps.add(self)
 
     @property
     def qp_type(self) -> int:
         """An `ibv_qp_type`."""
-        return int(self.pair.type)
+        return int(self.native.type)
 
     @property
     def qp_state(self) -> int:
         """An `ibv_qp_state`: always the device's own, in libibverbs the last one that was asked for."""
-        return int(self.pair.state)
+        return int(self.native.state)
 
     @property
     def qp_num(self) -> int:
         """The number that the peer sends to."""
-        return self.pair.number
+        return self.native.number
 
-    def close(self) -> None:
-        """Close windows that were bound here, leave all groups, and close the pair; what was posted and
-        is not complete is gone."""
-        if self._pair is None:
-            return
-        close_children(self.mws)
+    def _give_back(self, native: QueuePair) -> None:
+        # It leaves all groups; what was posted and is not complete is gone.
         with self.device.turn():
-            for group in self.device.nic.groups.groups_of(self._pair):
-                self.device.nic.detach_mcast(self._pair, gid_of(group))
-        give_back(self.device, self.device.nic.destroy_qp, self._pair, "Failed to destroy QP")
-        self._pair = self.pd = self.scq = self.rcq = self.srq = None
+            for group in self.device.nic.groups.groups_of(native):
+                self.device.nic.detach_mcast(native, gid_of(group))
+        super()._give_back(native)
 
     # --- states -------------------------------------------------------------------------------------------
 
     def _get_comp_mask(self, dst: str) -> int:
         """What a move to INIT, RTR or RTS must name."""
-        return int(MOVES[self.pair.type][_STEPS[dst]].required | QpAttr.STATE)
+        return int(MOVES[self.native.type][_STEPS[dst]].required | QpAttr.STATE)
 
     def _modify(self, qp_attr: QPAttr, mask: int, refused: str) -> None:
         wanted = QpAttr(mask)
-        try:
+        with refusing(refused):
             attributes = qp_attr.attributes(wanted)
             with self.device.turn():
-                self.pair.modify(attributes, wanted)
-        except VerbsError as error:
-            raise refusal(refused, error) from error
+                self.native.modify(attributes, wanted)
 
     def to_init(self, qp_attr: QPAttr) -> None:
         """From RESET to INIT."""
-        qp_attr.qp_state = ibv_qp_state.IBV_QPS_INIT
+        qp_attr.qp_state = e.IBV_QPS_INIT
         self._modify(qp_attr, self._get_comp_mask("INIT"), "Failed to modify QP state to init")
 
     def to_rtr(self, qp_attr: QPAttr) -> None:
         """To RTR, through INIT where it is not there yet."""
-        if self.qp_state != ibv_qp_state.IBV_QPS_INIT:
+        if self.qp_state != e.IBV_QPS_INIT:
             self.to_init(qp_attr)
-        qp_attr.qp_state = ibv_qp_state.IBV_QPS_RTR
+        qp_attr.qp_state = e.IBV_QPS_RTR
         self._modify(qp_attr, self._get_comp_mask("RTR"), "Failed to modify QP state to RTR")
 
     def to_rts(self, qp_attr: QPAttr) -> None:
         """To RTS, through what comes before."""
-        if self.qp_state != ibv_qp_state.IBV_QPS_RTR:
+        if self.qp_state != e.IBV_QPS_RTR:
             self.to_rtr(qp_attr)
-        qp_attr.qp_state = ibv_qp_state.IBV_QPS_RTS
+        qp_attr.qp_state = e.IBV_QPS_RTS
         self._modify(qp_attr, self._get_comp_mask("RTS"), "Failed to modify QP state to RTS")
 
     def modify(self, qp_attr: QPAttr, comp_mask: int) -> None:
@@ -213,7 +186,7 @@ class QP(PyverbsCM):
     def query(self, attr_mask: int) -> tuple[QPAttr, QPInitAttr]:
         """All attributes, whatever the mask says."""
         with self.device.turn():
-            given = self.pair.query()
+            given = self.native.query()
         attr = QPAttr.of(given)
         return attr, QPInitAttr(self.qp_type, cap=attr.cap, sq_sig_all=self._sig_all)
 
@@ -229,17 +202,14 @@ class QP(PyverbsCM):
         self._multicast("Failed to detach QP from multicast", self.device.nic.detach_mcast, gid)
 
     def _multicast(self, refused: str, call: Callable[[QueuePair, bytes], None], gid: GID | str) -> None:
-        try:
-            with self.device.turn():
-                call(self.pair, gid_bytes(gid) if isinstance(gid, str) else gid.raw)
-        except VerbsError as error:
-            raise refusal(refused, error) from error
+        with asking(self.device, refused):
+            call(self.native, gid_bytes(gid) if isinstance(gid, str) else gid.raw)
 
     # --- work ---------------------------------------------------------------------------------------------
 
     def post_recv(self, wr: RecvWR, bad_wr: RecvWR | None = None) -> None:
         """Post a receive and those chained to it. Those before one that is refused are posted."""
-        pair = self.pair
+        pair = self.native
         one: RecvWR | None = wr
         # In the error state a receive completes at once, which somebody may wait for.
         with self.device.turn() if pair.state is QpState.ERR else self.device.hold():
@@ -254,7 +224,7 @@ class QP(PyverbsCM):
 
     def post_send(self, wr: SendWR, bad_wr: SendWR | None = None) -> None:
         """Post a request and those chained to it. Those before one that is refused are posted."""
-        pair = self.pair
+        pair = self.native
         one: SendWR | None = wr
         with self.device.turn():
             while one is not None:
@@ -272,20 +242,15 @@ class QP(PyverbsCM):
         """Bind a window of type 1 under the next key that it can have; its `rkey` is that key then."""
         refused = "Failed to Bind MW"
         info = mw_bind.info
-        if mw.window is None or mw.type != ibv_mw_type.IBV_MW_TYPE_1:
+        if mw.type != e.IBV_MW_TYPE_1 or info.mw_access_flags & e.IBV_ACCESS_ZERO_BASED:
             raise PyverbsRDMAError(refused, errno.EINVAL)
-        if info.mw_access_flags & ibv_access_flags.IBV_ACCESS_ZERO_BASED:
-            raise PyverbsRDMAError(refused, errno.EINVAL)
-        if info.mr.registered().pd is not mw.window.pd:
+        if info.mr.native.pd is not mw.native.pd:
             raise PyverbsRDMAError(refused, errno.EPERM)
         key = inc_rkey(mw.rkey)
         request = SendRequest(mw_bind.wr_id, SendOpcode.BIND_MW, FLAGS[mw_bind.send_flags & 15])
-        request.window, request.window_rkey, request.bind = mw.window, key, info.bind()
-        try:
-            with self.device.turn():
-                self.pair.post_send(request)
-        except VerbsError as error:
-            raise refusal(refused, error) from error
+        request.window, request.window_rkey, request.bind = mw.native, key, info.bind()
+        with asking(self.device, refused):
+            self.native.post_send(request)
         mw.rkey = key
 
     def set_ece(self, ece: ECE) -> None:

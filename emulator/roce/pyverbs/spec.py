@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import ipaddress
-from abc import abstractmethod
+from inspect import Parameter, Signature
 from typing import Any, ClassVar, Final
 
+from emulator.roce.pyverbs import enums as e
 from emulator.roce.pyverbs.base import PyverbsObject, listing
-from emulator.roce.pyverbs.enums_device import ibv_flow_spec_type
 from emulator.roce.pyverbs.pyverbs_error import PyverbsError
 
 U32_MASK: Final = 0xFFFFFFFF
@@ -78,7 +78,7 @@ class IpField(Field):
 
 
 class Spec(PyverbsObject):
-    """The base of all: it cannot be made itself."""
+    """The base of all: it cannot be made itself. A program gives each field and then its mask."""
 
     __slots__ = ("_raw", "_type")
 
@@ -88,17 +88,38 @@ class Spec(PyverbsObject):
     ALIGNMENT: ClassVar[int] = 2
     """Of the fields: the size of their longest number."""
 
-    @abstractmethod
-    def __init__(self) -> None:
+    TYPE: ClassVar[int] = 0
+    """An `ibv_flow_spec_type`; 0 where the program says which."""
+    signature: ClassVar[Signature]
+
+    def __init_subclass__(cls) -> None:
+        """The arguments of a record: its type where there is a choice, its fields and masks, `is_inner`."""
+        word = Parameter.POSITIONAL_OR_KEYWORD
+        names = [name for name, value in vars(cls).items() if isinstance(value, Field)]
+        cls.signature = Signature(
+            [
+                *([Parameter("spec_type", word)] if not cls.TYPE else []),
+                *[Parameter(name, word, default=None) for name in (*names, "is_inner")],
+            ]
+        )
+
+        def make(self: Spec, *values: Any, **named: Any) -> None:
+            self._begin(**cls.signature.bind(*values, **named).arguments)
+
+        me = Parameter("self", Parameter.POSITIONAL_ONLY)
+        make.__signature__ = Signature([me, *cls.signature.parameters.values()])  # type: ignore[attr-defined]
+        cls.__init__ = make  # type: ignore[method-assign]
+
+    def __init__(self, *values: Any, **named: Any) -> None:
         raise RuntimeError("This class is abstract.")
 
-    def _begin(self, spec_type: int, is_inner: object, **given: Any) -> None:
+    def _begin(self, spec_type: int = 0, is_inner: object = 0, **given: Any) -> None:
         """Take values and masks as the caller gave them; a mask without a value does not count."""
-        self._type = int(spec_type) | (ibv_flow_spec_type.IBV_FLOW_SPEC_INNER if is_inner else 0)
+        self._type = int(spec_type or self.TYPE) | (e.IBV_FLOW_SPEC_INNER if is_inner else 0)
         self._raw: dict[str, bytes] = {}
         for name in self.ORDER:
             field: Field = getattr(type(self), name)
-            value, mask = given[name], given[f"{name}_mask"]
+            value, mask = given.get(name), given.get(f"{name}_mask")
             if value is None:
                 self._raw[name] = self._raw[f"{name}_mask"] = bytes(field.size)
                 continue
@@ -125,8 +146,8 @@ class Spec(PyverbsObject):
     @staticmethod
     def type_to_str(spec_type: int) -> str:
         """The name of an `ibv_flow_spec_type`, with its inner flag before it. KeyError for others."""
-        inner = ibv_flow_spec_type.IBV_FLOW_SPEC_INNER
-        names = {int(kind): kind.name for kind in ibv_flow_spec_type if kind.name[14:] in _NAMED}
+        inner = e.IBV_FLOW_SPEC_INNER
+        names = {int(kind): kind.name for kind in e.ibv_flow_spec_type if kind.name[14:] in _NAMED}
         return ("IBV_FLOW_SPEC_INNER " if spec_type & inner else "") + names[spec_type & ~inner]
 
     @staticmethod
@@ -152,27 +173,13 @@ class EthSpec(Spec):
     MAC_MASK: ClassVar[str] = "ff:ff:ff:ff:ff:ff"
     ZERO_MAC: ClassVar[list[int]] = [0] * 6
     ORDER: ClassVar[tuple[str, ...]] = ("dst_mac", "src_mac", "ether_type", "vlan_tag")
+    TYPE = e.IBV_FLOW_SPEC_ETH
     BYTES = 40
 
     dst_mac, dst_mac_mask = MacField(), MacField()
     src_mac, src_mac_mask = MacField(), MacField()
     ether_type, ether_type_mask = Field(2), Field(2)
     vlan_tag, vlan_tag_mask = Field(2), Field(2)
-
-    def __init__(
-        self,
-        dst_mac: str | None = None,
-        dst_mac_mask: str | None = None,
-        src_mac: str | None = None,
-        src_mac_mask: str | None = None,
-        ether_type: int | None = None,
-        ether_type_mask: int | None = None,
-        vlan_tag: int | None = None,
-        vlan_tag_mask: int | None = None,
-        is_inner: object = 0,
-    ) -> None:
-        given = {name: value for name, value in locals().items() if name in FIELDS["EthSpec"]}
-        self._begin(ibv_flow_spec_type.IBV_FLOW_SPEC_ETH, is_inner, **given)
 
     def _set_mac(self, val: str | None) -> list[int]:
         """The six bytes of an address."""
@@ -185,6 +192,7 @@ class Ipv4ExtSpec(Spec):
     __slots__ = ()
 
     ORDER: ClassVar[tuple[str, ...]] = ("src_ip", "dst_ip", "proto", "tos", "ttl", "flags")
+    TYPE = e.IBV_FLOW_SPEC_IPV4_EXT
     BYTES = 32
     ALIGNMENT = 4
 
@@ -194,25 +202,6 @@ class Ipv4ExtSpec(Spec):
     tos, tos_mask = Field(1), Field(1)
     ttl, ttl_mask = Field(1), Field(1)
     flags, flags_mask = Field(1), Field(1)
-
-    def __init__(
-        self,
-        dst_ip: str | None = None,
-        dst_ip_mask: str | None = None,
-        src_ip: str | None = None,
-        src_ip_mask: str | None = None,
-        proto: int | None = None,
-        proto_mask: int | None = None,
-        tos: int | None = None,
-        tos_mask: int | None = None,
-        ttl: int | None = None,
-        ttl_mask: int | None = None,
-        flags: int | None = None,
-        flags_mask: int | None = None,
-        is_inner: object = False,
-    ) -> None:
-        given = {name: value for name, value in locals().items() if name in FIELDS["Ipv4ExtSpec"]}
-        self._begin(ibv_flow_spec_type.IBV_FLOW_SPEC_IPV4_EXT, is_inner, **given)
 
     @staticmethod
     def _str_to_ip(ip_str: str | None) -> int | None:
@@ -236,22 +225,10 @@ class TcpUdpSpec(Spec):
     dst_port, dst_port_mask = Field(2), Field(2)
     src_port, src_port_mask = Field(2), Field(2)
 
-    def __init__(
-        self,
-        spec_type: int,
-        dst_port: int | None = None,
-        dst_port_mask: int | None = None,
-        src_port: int | None = None,
-        src_port_mask: int | None = None,
-        is_inner: object = False,
-    ) -> None:
-        if spec_type not in (
-            ibv_flow_spec_type.IBV_FLOW_SPEC_TCP,
-            ibv_flow_spec_type.IBV_FLOW_SPEC_UDP,
-        ):
+    def _begin(self, spec_type: int = 0, is_inner: object = 0, **given: Any) -> None:
+        if spec_type not in (e.IBV_FLOW_SPEC_TCP, e.IBV_FLOW_SPEC_UDP):
             raise PyverbsError("Spec type must be IBV_FLOW_SPEC_TCP or IBV_FLOW_SPEC_UDP")
-        given = {name: value for name, value in locals().items() if name in FIELDS["TcpUdpSpec"]}
-        self._begin(spec_type, is_inner, **given)
+        super()._begin(spec_type, is_inner, **given)
 
 
 class Ipv6Spec(Spec):
@@ -263,13 +240,9 @@ class Ipv6Spec(Spec):
     IPV6_MASK: ClassVar[str] = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"
     FLOW_LABEL_MASK: ClassVar[int] = 0xFFFFF
     ORDER: ClassVar[tuple[str, ...]] = (
-        "src_ip",
-        "dst_ip",
-        "flow_label",
-        "next_hdr",
-        "traffic_class",
-        "hop_limit",
-    )
+        "src_ip", "dst_ip", "flow_label", "next_hdr", "traffic_class", "hop_limit",
+    )  # fmt: skip
+    TYPE = e.IBV_FLOW_SPEC_IPV6
     BYTES = 88
     ALIGNMENT = 4
 
@@ -279,29 +252,3 @@ class Ipv6Spec(Spec):
     next_hdr, next_hdr_mask = Field(1), Field(1)
     traffic_class, traffic_class_mask = Field(1), Field(1)
     hop_limit, hop_limit_mask = Field(1), Field(1)
-
-    def __init__(
-        self,
-        dst_ip: str | None = None,
-        dst_ip_mask: str | None = None,
-        src_ip: str | None = None,
-        src_ip_mask: str | None = None,
-        flow_label: int | None = None,
-        flow_label_mask: int | None = None,
-        next_hdr: int | None = None,
-        next_hdr_mask: int | None = None,
-        traffic_class: int | None = None,
-        traffic_class_mask: int | None = None,
-        hop_limit: int | None = None,
-        hop_limit_mask: int | None = None,
-        is_inner: object = False,
-    ) -> None:
-        given = {name: value for name, value in locals().items() if name in FIELDS["Ipv6Spec"]}
-        self._begin(ibv_flow_spec_type.IBV_FLOW_SPEC_IPV6, is_inner, **given)
-
-
-FIELDS: Final = {
-    kind.__name__: frozenset(name + suffix for name in kind.ORDER for suffix in ("", "_mask"))
-    for kind in (EthSpec, Ipv4ExtSpec, TcpUdpSpec, Ipv6Spec)
-}
-"""The names of values and masks of each record, which are those of its arguments."""

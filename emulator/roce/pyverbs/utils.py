@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import struct
+from typing import Any, Final
 
 from emulator.roce.pyverbs import enums as e
-from emulator.roce.pyverbs.enums_device import ibv_rereg_mr_err_code
+from emulator.roce.pyverbs.base import PyverbsObject
 from emulator.roce.pyverbs.pyverbs_error import PyverbsUserError
+
+NO_GID: Final = bytes(16)
 
 _WORDS = 8
 """Groups of four hexadecimal digits in the text of a GID."""
@@ -47,6 +50,32 @@ def gid_bytes(val: str) -> bytes:
     return bytes.fromhex("".join(gid_str_to_array(val)))
 
 
+def gid_text(raw: str) -> Any:
+    """The text of the GID whose bytes are the attribute `raw`; setting it takes the same form."""
+
+    def write(record: object, val: str) -> None:
+        setattr(record, raw, gid_bytes(val))
+
+    return property(lambda record: getattr(record, raw).hex(":", 2), write, doc="A GID, in text.")
+
+
+class GID(PyverbsObject):
+    """Sixteen bytes, shown as eight groups of four digits."""
+
+    __slots__ = ("raw",)
+
+    def __init__(self, val: str | None = None) -> None:
+        self.raw = NO_GID if val is None else gid_bytes(val)
+
+    gid = gid_text("raw")
+
+    def _set_gid(self, val: str) -> None:
+        self.gid = val
+
+    def __str__(self) -> str:
+        return str(self.gid)
+
+
 def qp_type_to_str(qp_type: int) -> str:
     return _QP_TYPES.get(qp_type, f"Unknown ({qp_type})")
 
@@ -70,7 +99,7 @@ def mig_state_to_str(mig: int) -> str:
 
 def rereg_error_to_str(error: int) -> str:
     """The name of an `ibv_rereg_mr_err_code`."""
-    for code in ibv_rereg_mr_err_code:
+    for code in e.ibv_rereg_mr_err_code:
         if code == error:
             return code.name
     return f"Unknown error ({error})"

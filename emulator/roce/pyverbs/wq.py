@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from emulator.roce.pyverbs.base import PyverbsCM, PyverbsObject
-from emulator.roce.pyverbs.enums_device import ibv_wq_type
+from emulator.roce.pyverbs import enums as e
+from emulator.roce.pyverbs.base import PyverbsCM, PyverbsObject, not_here
 from emulator.roce.pyverbs.pyverbs_error import PyverbsUserError
-from emulator.roce.pyverbs.refused import not_here
 
 if TYPE_CHECKING:
     from emulator.roce.pyverbs.cq import CQ
@@ -17,46 +17,34 @@ if TYPE_CHECKING:
     from emulator.roce.pyverbs.wr import RecvWR
 
 
+@dataclass(slots=True, eq=False)
 class WQInitAttr(PyverbsObject):
     """struct ibv_wq_init_attr."""
 
-    __slots__ = ("_rest", "cq", "pd", "wq_type")
+    wq_context: object = None
+    wq_pd: InitVar[PD | None] = None
+    wq_cq: InitVar[CQ | None] = None
+    wq_type: int = e.IBV_WQT_RQ
+    max_wr: int = 100
+    max_sge: int = 1
+    comp_mask: int = 0
+    create_flags: int = 0
+    pd: PD | None = field(default=None, init=False)
+    cq: CQ | None = field(default=None, init=False)
 
-    def __init__(
-        self,
-        wq_context: object = None,
-        wq_pd: PD | None = None,
-        wq_cq: CQ | None = None,
-        wq_type: int = ibv_wq_type.IBV_WQT_RQ,
-        max_wr: int = 100,
-        max_sge: int = 1,
-        comp_mask: int = 0,
-        create_flags: int = 0,
-    ) -> None:
-        self.wq_type = wq_type
-        self.pd = wq_pd
-        self.cq = wq_cq
-        self._rest = (wq_context, max_wr, max_sge, comp_mask, create_flags)
+    def __post_init__(self, wq_pd: PD | None, wq_cq: CQ | None) -> None:
+        self.pd, self.cq = wq_pd, wq_cq
 
 
+@dataclass(slots=True, eq=False)
 class WQAttr(PyverbsObject):
     """struct ibv_wq_attr."""
 
-    __slots__ = ("attr_mask", "curr_wq_state", "flags", "flags_mask", "wq_state")
-
-    def __init__(
-        self,
-        attr_mask: int = 0,
-        wq_state: int = 0,
-        curr_wq_state: int = 0,
-        flags: int = 0,
-        flags_mask: int = 0,
-    ) -> None:
-        self.attr_mask = attr_mask
-        self.wq_state = wq_state
-        self.curr_wq_state = curr_wq_state
-        self.flags = flags
-        self.flags_mask = flags_mask
+    attr_mask: int = 0
+    wq_state: int = 0
+    curr_wq_state: int = 0
+    flags: int = 0
+    flags_mask: int = 0
 
 
 class WQ(PyverbsCM):

@@ -8,14 +8,14 @@ costs one object, and one that is posted once costs two.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from emulator.roce.nic.verbs import SendFlags, SendOpcode, Sge
 from emulator.roce.nic.work_requests import ReceiveRequest, SendRequest
+from emulator.roce.pyverbs import enums as e
 from emulator.roce.pyverbs import mem_alloc
 from emulator.roce.pyverbs.base import PyverbsCM, inc_rkey, listing
-from emulator.roce.pyverbs.enums_queues import ibv_send_flags, ibv_wr_opcode
 from emulator.roce.pyverbs.pyverbs_error import PyverbsUserError
 from emulator.roce.pyverbs.work_completion import swapped
 
@@ -29,20 +29,16 @@ FLAGS: dict[int, SendFlags] = {bits: SendFlags(bits) for bits in range(16)}
 
 _INLINE = int(SendFlags.INLINE)
 
-_WITHOUT_MEMORY = frozenset(
-    {ibv_wr_opcode.IBV_WR_LOCAL_INV, ibv_wr_opcode.IBV_WR_BIND_MW, ibv_wr_opcode.IBV_WR_SEND_WITH_INV}
-)
+_WITHOUT_MEMORY = frozenset({e.IBV_WR_LOCAL_INV, e.IBV_WR_BIND_MW, e.IBV_WR_SEND_WITH_INV})
 
 
+@dataclass(slots=True, eq=False)
 class SGE(PyverbsCM):
     """struct ibv_sge: `length` bytes at `addr` in the region of `lkey`."""
 
-    __slots__ = ("addr", "length", "lkey")
-
-    def __init__(self, addr: int, length: int, lkey: int) -> None:
-        self.addr = addr
-        self.length = length
-        self.lkey = lkey
+    addr: int
+    length: int
+    lkey: int
 
     def read(self, length: int, offset: int) -> bytes:
         """Bytes from `offset` of the element on, wherever its address leads."""
@@ -102,11 +98,11 @@ class SendWR(PyverbsCM):
     def __init__(
         self,
         wr_id: int = 0,
-        opcode: int = ibv_wr_opcode.IBV_WR_SEND,
+        opcode: int = e.IBV_WR_SEND,
         num_sge: int = 0,
         imm_data: int = 0,
         sg: Sequence[SGE] | None = None,
-        send_flags: int = ibv_send_flags.IBV_SEND_SIGNALED,
+        send_flags: int = e.IBV_SEND_SIGNALED,
         next_wr: SendWR | None = None,
     ) -> None:
         if (num_sge < 1 or sg is None) and opcode not in _WITHOUT_MEMORY:
@@ -215,7 +211,7 @@ class SendWR(PyverbsCM):
     def set_wr_ud(self, ah: AH, rqpn: int, rqkey: int) -> None:
         """Where a datagram goes."""
         request = self._own()
-        request.ah, request.remote_qpn, request.remote_qkey = ah.target, rqpn, rqkey
+        request.ah, request.remote_qpn, request.remote_qkey = ah.native, rqpn, rqkey
 
     def set_wr_rdma(self, rkey: int, addr: int) -> None:
         """The remote memory of a READ or WRITE."""
@@ -231,7 +227,7 @@ class SendWR(PyverbsCM):
     def set_bind_wr(self, mw: MW, bind_info: MWBindInfo) -> None:
         """Bind a memory window under the next key that it can have."""
         request = self._own()
-        request.window, request.window_rkey = mw.window, inc_rkey(mw.rkey)
+        request.window, request.window_rkey = mw.native, inc_rkey(mw.rkey)
         request.bind = bind_info.bind()
 
     def set_qp_type_xrc(self, remote_srqn: int) -> None:
@@ -248,7 +244,7 @@ class SendWR(PyverbsCM):
 
 def send_flags_to_str(flags: int) -> str:
     """Names of the flags, each followed by a space."""
-    return "".join(f"{flag.name} " for flag in ibv_send_flags if flags & flag)
+    return "".join(f"{flag.name} " for flag in e.ibv_send_flags if flags & flag)
 
 
 __all__ = ["SGE", "RecvWR", "SendWR", "inc_rkey", "send_flags_to_str"]

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from emulator.roce.pyverbs.base import PyverbsCM, PyverbsObject
-from emulator.roce.pyverbs.refused import not_here
+from emulator.roce.pyverbs.base import PyverbsCM, PyverbsObject, not_here
 
 if TYPE_CHECKING:
     from emulator.roce.pyverbs.device import Context
 
 
+@dataclass(slots=True, eq=False)
 class XRCDInitAttr(PyverbsObject):
     """struct ibv_xrcd_init_attr."""
 
-    __slots__ = ("comp_mask", "fd", "oflags")
-
-    def __init__(self, comp_mask: int, oflags: int, fd: int) -> None:
-        self.comp_mask = comp_mask
-        self.oflags = oflags
-        self.fd = fd
+    comp_mask: int
+    oflags: int
+    fd: int
 
 
 class XRCD(PyverbsCM):

@@ -33,7 +33,7 @@ class EventChannel(Generic[T]):
 
     @property
     def closed(self) -> bool:
-        """Nothing comes here any more."""
+        """Whether it is closed."""
         return self._descriptor < 0
 
     def fileno(self) -> int:
@@ -61,7 +61,7 @@ class EventChannel(Generic[T]):
         return event
 
     def discard(self, unwanted: Callable[[T], bool]) -> None:
-        """Take out the events for which this is true; nobody gets them."""
+        """Drop the events for which this is true."""
         kept = [event for event in self._events if not unwanted(event)]
         if len(kept) == len(self._events):
             return

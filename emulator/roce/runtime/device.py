@@ -6,8 +6,8 @@
     device.drive_until(lambda: len(cq), deadline)
     device.close()
 
-Read `seat.py` for who drives. Conditions given to `drive_until` are asked with the lock held, so they look
-and do not call `turn()` themselves.
+`driver_seat.py` says which thread drives. Conditions of `drive_until` run with the lock held, so they do not
+call `turn()` themselves.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from emulator.roce.cm.gsi import Endpoint
 from emulator.roce.cm.limits import CmTimes
@@ -32,13 +32,13 @@ from emulator.roce.nic.device_services import MAX_EVENTS
 from emulator.roce.nic.nic import Nic
 from emulator.roce.nic.verbs import AsyncEvent, Limits, Mtu
 from emulator.roce.runtime.channel import EventChannel
+from emulator.roce.runtime.driver_seat import Hold, Seat, Turn
 from emulator.roce.runtime.errors import CannotOpen
-from emulator.roce.runtime.seat import Hold, Seat, Turn
 from emulator.roce.wire.flow import packed_address
 
 HEADER_ROOM: Final = 80
-"""What the largest headers need of a network interface's MTU, so that both ends find the same path MTU as a
-kernel's rxe does: 1500 gives 1024."""
+"""Bytes of the largest headers in a network interface's MTU, so that both ends find the path MTU of a
+kernel's rxe: 1500 gives 1024."""
 
 MIN_WINDOW: Final = 128 << 10
 MAX_WINDOW: Final = 1 << 20
@@ -61,7 +61,8 @@ def guid_of(ip: str) -> int:
 
 
 def window_for(receive_buffer_bytes: int, most: int = MAX_WINDOW) -> int:
-    """What one connection has under way, by the size of our own socket buffer: the peer's will be alike.
+    """Bytes that one connection has under way, from the size of our own socket buffer; the peer's is taken to
+    be equal.
 
     A third of it, so that a few connections at once do not overflow it; the kernel counts its own overhead
     in, too. Up to `most` a larger window costs less for each byte: fewer acknowledgements, and fewer
@@ -107,7 +108,7 @@ class Device:
             raise CannotOpen(f"{name}: no RoCE port at {ip}: {error}") from error
         try:
             if pcap is not None:
-                link = TappedLink(link, pcap)
+                link = cast(Link, TappedLink(link, pcap))
         except OSError as error:
             link.close()
             raise CannotOpen(f"{name}: no capture in {pcap}: {error}") from error
@@ -123,7 +124,7 @@ class Device:
         )
         self.nic.groups.on_join, self.nic.groups.on_leave = link.join, link.leave
         self.nic.segments_numbered = link.numbers_segments("")
-        # Peers in the kernel number their packets as they like; those on loopback are all our own kind.
+        # Peers in the kernel number their packets as they like; all peers on loopback are emulated.
         self.nic.solve_identification = self.nic.segments_numbered
         self.cm = ConnectionManager(ip, self.nic.guid, chance, mtu=self.mtu, times=times)
         self.endpoint = Endpoint(self.nic, self.cm)
@@ -145,7 +146,7 @@ class Device:
         self.nic.counters[Count.EVENTS_LOST] += self.async_events.dropped - dropped
 
     def _forget_events_of(self, element: object) -> None:
-        # Else a program that takes no events (an enclosure, an agent) keeps every queue pair that failed.
+        # Otherwise a program that takes no events (an enclosure, an agent) keeps every failed queue pair.
         self.async_events.discard(lambda event: event.element is element)
 
     def __repr__(self) -> str:
@@ -153,12 +154,12 @@ class Device:
 
     @property
     def lock(self) -> threading.Lock:
-        """What a turn holds. To look without sending anything; else take a `turn()`."""
+        """The lock of a turn: to look without sending anything. Otherwise take a `turn()`."""
         return self._seat.lock
 
     @property
     def closed(self) -> bool:
-        """Nothing can be done with it any more."""
+        """Whether it is closed."""
         return self._seat.closed
 
     def turn(self) -> Turn:
@@ -175,13 +176,13 @@ class Device:
         return self._seat.drive_until(condition, deadline)
 
     def drive_once(self) -> None:
-        """Take what has arrived, without waiting: for programs that poll in a loop."""
+        """Receive without waiting: for programs that poll in a loop."""
         self._seat.drive_once()
 
     def close(self) -> None:
-        """End everything: connections, queue pairs, threads, the socket; who waits gets `DeviceClosed`.
+        """End connections, queue pairs, threads and the socket; waiting threads get `DeviceClosed`.
 
-        Peers are told that their connections end, as a kernel does it for a process, but not waited for.
+        It tells peers that their connections end, as a kernel does for a process, and does not wait for them.
         Closing twice is fine.
         """
         with self.turn():

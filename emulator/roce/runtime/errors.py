@@ -1,4 +1,4 @@
-"""What can go wrong with a device as a whole."""
+"""Errors of a device as a whole."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ class DeviceError(Exception):
 
 
 class NoSuchDevice(DeviceError):
-    """Our user's fault: no device of this name or address is known. Say which with `G35_ROCE_DEVICES`."""
+    """The user's fault: no device of this name or address is known. `G35_ROCE_DEVICES` names devices."""
 
 
 class CannotOpen(DeviceError):
-    """The world's: the address or its UDP port 4791 cannot be had. The message says why."""
+    """The environment's fault: the address or its UDP port 4791 is not available. The message says why."""
 
 
 class DeviceClosed(DeviceError):
-    """Somebody closed the device, which ends all waiting for it."""
+    """The device was closed, which ends all waits for it."""

@@ -3,8 +3,7 @@
     G35_ROCE_DEVICES="roce0=127.0.0.2,roce1=127.0.0.3"
     G35_ROCE_PCAP="/tmp/{device}.pcap"          captures all of them, each in its own file
 
-A device is opened once in a process, however often it is asked for: there is one UDP port. It closes when the
-last one who opened it has closed it.
+A process opens a device once, since there is one UDP port. The device closes with its last user.
 """
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ class Registry:
         return device
 
     def release(self, device: Device) -> None:
-        """One of those who opened it needs it no more."""
+        """One user fewer; the last one closes the device."""
         with self._lock:
             opened, users = self._open.get(device.ip, (None, 0))
             if opened is not device:
@@ -120,7 +119,7 @@ class Registry:
                 self._open[device.ip] = device, users - 1
                 return
             del self._open[device.ip]
-            # Under the lock: who opens it next shall find its port free.
+            # Under the lock: the next `open` shall find its port free.
             device.close()
 
 
@@ -131,7 +130,7 @@ def capture_into(folder: Path) -> None:
 
 
 def _capture_of(name: str) -> Path | None:
-    """Where the environment wants the packets of a device."""
+    """The capture file of a device, from the environment."""
     pcap = os.environ.get(ENVIRONMENT_PCAP)
     return Path(pcap.replace("{device}", name)) if pcap else None
 

@@ -1,4 +1,4 @@
-"""How the thread that drives a device sleeps: after a last look, in poll(), or for a fixed moment."""
+"""Sleeps of the thread that drives a device: after a last look, in poll(), or for a fixed moment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from emulator.roce.link.base import Link
-from emulator.roce.runtime.grip import Grip
+from emulator.roce.runtime.lock_hold import LockHold
 
 LINGER_S: Final = 50e-6
 DOUBT: Final = 8
@@ -26,11 +26,11 @@ NAP_S: Final = 60e-6
 length gained nothing."""
 
 NAP_BYTES: Final = 192 << 10
-"""What must still be to come for a nap: no peer sends it in less time."""
+"""Bytes still to come that justify a nap: no peer sends them in less time."""
 
 
 class Sleep:
-    """One thread's sleep: until a datagram comes, the time is over, or somebody calls.
+    """One thread's sleep: until a datagram, the end of the time, or a call.
 
     Each sleeper has its own eventfd: of two that poll the same one, either might read it before the other
     has looked.
@@ -55,8 +55,8 @@ class Sleep:
         poll.register(self._wake, select.POLLIN)
         return poll
 
-    def sleep(self, grip: Grip, now: float, until: float, sending: bool, lively: bool) -> None:
-        """Let go of the lock meanwhile; after an exception it may not be held.
+    def sleep(self, grip: LockHold, now: float, until: float, sending: bool, lively: bool) -> None:
+        """Sleep without the lock; after an exception it may not be held.
 
         `lively`: something has just come, so more may come at once.
         """
@@ -77,12 +77,12 @@ class Sleep:
             if descriptor == self._wake:
                 os.eventfd_read(self._wake)
 
-    def nap(self, grip: Grip) -> None:
+    def nap(self, grip: LockHold) -> None:
         """Let go of the lock for a moment, in the middle of a long message; as `sleep`.
 
-        A driver that polls is woken for every burst, which costs either side more than the burst; who sleeps
-        by the clock finds a few of them at once, and costs the sender nothing. It counts as awake: whoever
-        would call it need not.
+        A driver in poll() wakes for every burst, which costs either side more than the burst. A driver that
+        sleeps by the clock finds several bursts at once, and costs the sender nothing. It counts as awake, so
+        no thread calls it.
         """
         grip.release()
         time.sleep(NAP_S)

@@ -53,7 +53,7 @@ def port_of(service: int) -> tuple[PortSpace, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class IpCmHeader:
-    """Who asks for a connection. Addresses have 4 (IPv4) or 16 (IPv6) bytes, both alike."""
+    """The source and destination of a request. Addresses have 4 (IPv4) or 16 (IPv6) bytes, both alike."""
 
     source: bytes
     destination: bytes

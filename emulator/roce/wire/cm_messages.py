@@ -29,8 +29,8 @@ and, to resolve the queue pair of a datagram service (12.11):
 
 The starting PSN of REQ and REP is the one with which the *receiver* of the message begins to send: it says
 what the sender expects. Responder resources and initiator depth are crossed in the same way: what one side
-may have outstanding is bounded by what the other side keeps ready. Private data that are shorter than their
-field are filled up with zeros, and so nobody sees on the other side how long they were.
+may have outstanding is bounded by what the other side keeps ready. Zeros fill up shorter private data, so the
+other side does not see their length.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class MessageReceipt:
 
 @dataclass(frozen=True, slots=True)
 class ConnectReject:
-    """REJ. The local ID of one who has no connection yet is 0."""
+    """REJ. The local ID is 0 where the sender has no connection yet."""
 
     local_id: int
     remote_id: int

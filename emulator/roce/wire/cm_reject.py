@@ -17,7 +17,7 @@ class RejectReason(IntEnum):
     INVALID_COMMUNICATION_ID = 6
     INVALID_COMMUNICATION_INSTANCE = 7
     INVALID_SERVICE_ID = 8
-    """Nobody listens there."""
+    """No listener there."""
     INVALID_TRANSPORT_SERVICE_TYPE = 9
     STALE_CONNECTION = 10
     """The receiver knows this queue pair of the sender, in a connection that is not over for it yet."""

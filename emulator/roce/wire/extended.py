@@ -112,10 +112,6 @@ class NakCode(IntEnum):
     INVALID_RD_REQUEST = 4
 
 
-def ack_syndrome(credit_code: int = SYNDROME_ACK) -> int:
-    return credit_code & CODE_MASK
-
-
 def rnr_syndrome(timer: int) -> int:
     """`timer` is a code of `RNR_TIMERS`."""
     return SYNDROME_RNR_NAK | timer & CODE_MASK
@@ -131,13 +127,6 @@ _RNR_HUNDREDTHS_OF_MS: Final = (
 )  # fmt: skip
 RNR_TIMERS: Final = tuple(value / 100_000 for value in _RNR_HUNDREDTHS_OF_MS)
 """Seconds to wait after an RNR NAK, by its code (IBTA volume 1, 9.7.5.2). Code 0 is the longest."""
-
-CREDITS: Final = (
-    0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072,
-    4096, 6144, 8192, 12288, 16384, 24576, 32768, None,
-)  # fmt: skip
-"""Receives that the responder has posted, by the credit code of its acknowledgement (IBTA volume 1, 9.7.7.2);
-None: not counted."""
 
 
 def exponential_seconds(code: int) -> float:

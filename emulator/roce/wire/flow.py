@@ -1,4 +1,4 @@
-"""Who sends to whom: the addresses of a RoCEv2 packet, and the IP and UDP headers that they make.
+"""Flows: the addresses and ports of a RoCEv2 packet, and its IP and UDP headers.
 
 IPv4 (RFC 791), always 20 bytes:
 
@@ -39,8 +39,6 @@ TIME_TO_LIVE: Final = 64
 
 MAX_CACHED_FLOWS: Final = 1024
 """Pairs of addresses as text, and ports, of which the flow is remembered; about 0.5 MiB."""
-
-_MAPPED: Final = bytes(10) + b"\xff\xff"
 
 
 class Flow(NamedTuple):
@@ -83,16 +81,6 @@ def is_multicast(text: str) -> bool:
     4291). ValueError where it is no address."""
     packed = packed_address(text)
     return packed[0] == 0xFF if len(packed) == 16 else packed[0] >> 4 == 0xE
-
-
-def gid_of(address: bytes) -> bytes:
-    """The 16-byte GID of an address: IPv6 as it is, IPv4 as ::ffff:a.b.c.d (IBTA annex A17)."""
-    return _MAPPED + address if len(address) == 4 else address
-
-
-def address_of(gid: bytes) -> bytes:
-    """The address behind a GID: 4 bytes when it is a mapped IPv4 address, else all 16."""
-    return gid[12:] if gid.startswith(_MAPPED) else gid
 
 
 @lru_cache(maxsize=MAX_CACHED_FLOWS)

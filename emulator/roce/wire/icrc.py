@@ -163,21 +163,3 @@ def solved_ip_id(difference: int, datagram_bytes: int) -> int | None:
     if register >> 16:
         return None
     return (register & 0xFF) << 8 | register >> 8
-
-
-def ip_id_of(datagram: Buffer, flow: Flow, expected: int = 0) -> int | None:
-    """The identification with which a received UDP payload has the right ICRC; None when there is none.
-
-    `expected` is tried first, in full strength: the position in a coalesced row, or 0. A caller that knows
-    the field compares the result with it; one that does not takes any. An IPv6 packet has none: 0 says
-    that its ICRC is right.
-    """
-    covered = datagram[:-ICRC_BYTES]
-    received = int.from_bytes(datagram[-ICRC_BYTES:], "little")
-    difference = icrc_of(covered, flow, expected) ^ received
-    if not difference:
-        return 0 if flow.is_ipv6 else expected
-    if flow.is_ipv6:
-        return None
-    found = solved_ip_id(difference, len(datagram))
-    return None if found is None else found ^ expected

@@ -32,10 +32,6 @@ CLASS_COMMUNICATION: Final = 0x07
 CLASS_VERSION: Final = 2
 METHOD_SEND: Final = 0x03
 
-GSI_QUEUE_PAIR: Final = 1
-"""QP1: the general services interface, where management datagrams are sent and received."""
-GSI_Q_KEY: Final = 0x8001_0000
-
 
 class Attribute(IntEnum):
     """The connection manager's messages (IBTA volume 1, 16.7)."""

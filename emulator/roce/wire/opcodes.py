@@ -210,9 +210,6 @@ def class_of(opcode: Opcode) -> OpcodeClass:
     return known
 
 
-HEADER_BYTES: Final = tuple(known.header_bytes if known else 0 for known in OPCODES)
-"""Bytes of BTH and extended headers by the first byte of a packet; 0 for unknown opcodes."""
-
 ICRC_BYTES: Final = 4
 MAX_PAYLOAD: Final = 4096
 """The largest path MTU."""

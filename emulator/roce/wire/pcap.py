@@ -26,9 +26,9 @@ DEFAULT_FILE_BYTES: Final = 1 << 30
 
 
 class PcapWriter:
-    """Writes what passes a link into a file that somebody else opened, and will close.
+    """Writes packets of a link into a file, which the caller opens and closes.
 
-    It stops at `max_bytes` of file; `left_out` counts what came later. Not locked: one thread at a time.
+    It stops at `max_bytes` of file; `left_out` counts later packets. Not locked: one thread at a time.
     An OSError of the file goes to the caller.
     """
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.enclosure_control.applying import ApplyFailed, apply, planned
+from agent.enclosure_control.apply import ApplyFailed, apply, planned
 from agent.enclosure_control.description import Description, parse_description
 from agent.enclosure_control.plan import PlanConflict
 from agent.enclosure_control.rpc_errors import RpcError
@@ -39,6 +39,9 @@ class InMemory:
         if "error" in answer:
             raise RpcError(method, answer["error"]["code"], answer["error"]["message"])
         return answer["result"]
+
+    def is_local(self) -> bool:
+        return False
 
     def close(self) -> None:
         pass

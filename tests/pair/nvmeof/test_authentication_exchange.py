@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvmeof.authentication.controller_side import ControllerAuthentication, ControllerState
-from nvmeof.authentication.credentials import ALL_GROUPS, ALL_HASHES, Credentials
 from nvmeof.authentication.host_side import HostAuthentication, HostState
 from nvmeof.authentication.responses import Exchange
-from nvmeof.authentication.secret import new_secret
+from nvmeof.authentication.secret import ALL_GROUPS, ALL_HASHES, Credentials, new_secret
 from nvmeof.errors import AuthenticationFailed, LocalProtocolError, MalformedPdu
 from nvmeof.limits import AUTHENTICATION_S
 from nvmeof.wire.authentication import (
@@ -31,7 +30,7 @@ from nvmeof.wire.authentication import (
     decode_host_message_untrusted,
     transaction_of,
 )
-from tests.support.authentication import HOST, ROOM, SUBSYSTEM, Meddler, exchange
+from tests.support.nvme.authentication import HOST, ROOM, SUBSYSTEM, Meddler, exchange
 
 NULL, FFDHE2048 = GroupId.NULL, GroupId.FFDHE2048
 HOST_SECRET, OWN_SECRET = new_secret(), new_secret()
@@ -115,7 +114,7 @@ def test_a_controller_with_a_wrong_secret() -> None:
     outcome = exchange(ours, Credentials(HOST_SECRET, new_secret()))
     assert "could not prove itself" in str(outcome.error)
     assert outcome.controller.over
-    assert not outcome.controller.authenticated
+    assert outcome.controller.failure
     assert outcome.controller.failure is not None
     assert "does not accept our proof" in outcome.controller.failure
 
@@ -172,7 +171,7 @@ def test_every_truncation_fails(name: str, group: GroupId) -> None:
             continue  # zeros that padding restores
         outcome = exchange(ours, theirs, meddling(name, lambda raw, size=size: raw[:size]))
         if name == "success2":
-            assert not outcome.controller.authenticated
+            assert outcome.controller.failure
         elif name in ("challenge", "success1") and outcome.both_are_content:
             assert not any(outcome.sent[name][size:])  # random bytes that happened to be zeros
         else:
@@ -224,7 +223,7 @@ def test_random_messages_never_authenticate(raw: bytes, steps: list[bool]) -> No
             controller.receive(raw, theirs, 0.0)
         else:
             controller.give(ROOM)
-    assert not controller.authenticated
+    assert not controller.successes
     host = HostAuthentication(pair()[0], HOST, SUBSYSTEM)
     host.negotiate()
     with pytest.raises(AuthenticationFailed):
@@ -334,7 +333,7 @@ def test_a_host_that_was_proven_proves_itself_again() -> None:
     assert again.controller.successes == 2
     failed = exchange(Credentials(new_secret()), theirs, controller=outcome.controller, now=200.0)
     assert failed.error is not None
-    assert not failed.controller.authenticated
+    assert failed.controller.failure
     assert failed.controller.over
 
 
@@ -346,7 +345,7 @@ def test_messages_out_of_order_fail() -> None:
         controller = ControllerAuthentication(HOST, SUBSYSTEM, 0.0)
         controller.receive(sent[first], theirs, 0.0)
         controller.receive(sent[then], theirs, 0.0)
-        assert not controller.authenticated
+        assert controller.failure
         assert controller.state in (ControllerState.FAILURE_DUE, ControllerState.OVER), (first, then)
     nothing_due = ControllerAuthentication(HOST, SUBSYSTEM, 0.0)
     assert isinstance(decode_controller_message_untrusted(nothing_due.give(ROOM)), Failure)
@@ -383,7 +382,7 @@ def test_deadlines() -> None:
     proven = exchange(ours, theirs).controller
     proven.receive(b"nonsense", theirs, 50.0)
     assert proven.deadline == 50.0 + AUTHENTICATION_S
-    assert not proven.authenticated
+    assert proven.failure
 
 
 def test_a_secure_channel_is_not_offered() -> None:

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from nvmeof.authentication.credentials import Credentials
-from nvmeof.authentication.secret import DhchapSecret, new_secret
+from nvmeof.authentication.secret import Credentials, DhchapSecret, new_secret
 from nvmeof.controller.settings import ControllerSettings
 from nvmeof.errors import AuthenticationFailed, ConnectionLost, NvmeofError
 from nvmeof.host import commands
@@ -15,16 +14,17 @@ from nvmeof.host.bring_up import SessionConfig, authenticate, connect_command, j
 from nvmeof.host.command import Command
 from nvmeof.host.controller_session import Ended, SessionState
 from nvmeof.host.procedure import each_command
-from nvmeof.host.reconnect import History, ReconnectPolicy, next_try
 from nvmeof.host.tcp_queue import TcpQueue
 from nvmeof.limits import AUTHENTICATION_S, CONNECT_TIMEOUT_S
+from nvmeof.transport.reconnect import History, ReconnectPolicy, next_try
 from nvmeof.wire.authentication import CHALLENGE, MAX_MESSAGE_BYTES, GroupId, HashId, Negotiate, Protocol
 from nvmeof.wire.fabrics import DISCOVERY_NQN, RESULT_AUTH_REQUIRED
 from nvmeof.wire.identify import IdentifyCns
 from nvmeof.wire.properties import Property
 from nvmeof.wire.status import FabricsStatus, Status
-from tests.support.nvme_ends import HOST, HOST_ID, LBA, SUBSYSTEM, AdminHost, Bench, io_queue
-from tests.support.rdma_ends import RdmaBench, RdmaPair
+from tests.support.nvme import more_commands
+from tests.support.nvme.nvme_ends import HOST, HOST_ID, LBA, SUBSYSTEM, AdminHost, Bench, io_queue
+from tests.support.nvme.rdma_ends import RdmaBench, RdmaPair
 
 SECRET, OWN = new_secret(), new_secret()
 THEIRS = Credentials(SECRET, OWN, (HashId.SHA256,), (GroupId.NULL,))
@@ -241,7 +241,7 @@ BEFORE: list[Callable[[], Command]] = [
     lambda: commands.identify(IdentifyCns.CONTROLLER),
     commands.keep_alive,
     commands.async_event_request,
-    commands.disconnect,
+    more_commands.disconnect,
     lambda: commands.get_log_page(2, 512),
     lambda: connect_command(config(None), 0, 32, 0xFFFF),
 ]

@@ -21,10 +21,10 @@ from agent.config.configuration import EnclosureSection
 from agent.remote.supervisor import Supervisor
 from nvmeof.controller.tcp_queue import TcpControllerQueue
 from nvmeof.errors import NvmeofError
-from nvmeof.transport import tcp_controller
+from nvmeof.transport import tcp
 from nvmeof.transport.controller import Controller
-from nvmeof.transport.tcp_controller import open_controller
-from tests.support.nvme_ends import HOST, HOST_ID, SUBSYSTEM, Bench
+from nvmeof.transport.tcp import open_controller
+from tests.support.nvme.nvme_ends import HOST, HOST_ID, SUBSYSTEM, Bench
 
 AWAY_SECONDS_MAX = 5.0
 """What docs/concurrency.md says of an enclosure whose path is good again."""
@@ -155,7 +155,7 @@ def test_it_is_back_within_five_seconds(
 ) -> None:
     for begins, lasts in itertools.product((0.2, 2.45), (0.4, 2.3, 4.9, 7.1, 23.0)):
         path = Path(deaf=deaf)
-        monkeypatch.setattr(tcp_controller.trio, "open_tcp_stream", path.open)
+        monkeypatch.setattr(tcp.trio, "open_tcp_stream", path.open)
         away = virtually(_away_for, path, begins, lasts, complaint)
         assert away <= AWAY_SECONDS_MAX + BRING_UP_SECONDS, f"{away:.2f} s after {begins}, {lasts}"
 
@@ -207,7 +207,7 @@ def test_a_flipped_bit_never_tells_something_else_of_an_enclosure(
 ) -> None:
     def told(change: Flip) -> Any:
         path = Path(change)
-        monkeypatch.setattr(tcp_controller.trio, "open_tcp_stream", path.open)
+        monkeypatch.setattr(tcp.trio, "open_tcp_stream", path.open)
         return virtually(_told, path)
 
     measured = Flip()

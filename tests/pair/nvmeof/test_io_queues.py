@@ -16,7 +16,8 @@ from nvmeof.tcp.pdu import Digests
 from nvmeof.wire.sqe import DatasetRange
 from nvmeof.wire.status import Status
 from tests.support.link import Link
-from tests.support.nvme_ends import (
+from tests.support.nvme import more_commands
+from tests.support.nvme.nvme_ends import (
     HOST,
     HOST_ID,
     LBA,
@@ -77,16 +78,16 @@ def test_the_other_commands() -> None:
     rig.run(commands.write(1, 0, 8, [data]))
     assert rig.run(commands.flush(1)).status == 0
     assert rig.storage.flushes >= 1
-    assert rig.run(commands.compare(1, 0, 8, [data])).status == 0
-    assert rig.run(commands.compare(1, 0, 1, [data[:LBA]])).status == 0
-    assert rig.run(commands.compare(1, 1, 1, [data[:LBA]])).status == Status.COMPARE_FAILURE
-    assert rig.run(commands.compare(1, 0, 8, [data[:-1], b"?"])).status == Status.COMPARE_FAILURE
-    assert rig.run(commands.write_zeroes(1, 2, 2)).status == 0
+    assert rig.run(more_commands.compare(1, 0, 8, [data])).status == 0
+    assert rig.run(more_commands.compare(1, 0, 1, [data[:LBA]])).status == 0
+    assert rig.run(more_commands.compare(1, 1, 1, [data[:LBA]])).status == Status.COMPARE_FAILURE
+    assert rig.run(more_commands.compare(1, 0, 8, [data[:-1], b"?"])).status == Status.COMPARE_FAILURE
+    assert rig.run(more_commands.write_zeroes(1, 2, 2)).status == 0
     assert same(rig.storage.memory[: 8 * LBA], data[: 2 * LBA] + bytes(2 * LBA) + data[4 * LBA :])
     ranges = [DatasetRange(0, 1), DatasetRange(6, 2)]
-    assert rig.run(commands.dataset_management(1, ranges)).status == 0
+    assert rig.run(more_commands.dataset_management(1, ranges)).status == 0
     assert same(rig.storage.memory[: 2 * LBA], bytes(LBA) + data[LBA : 2 * LBA])
-    assert rig.run(commands.write_zeroes(1, 0, 4, deallocate=True)).status == 0
+    assert rig.run(more_commands.write_zeroes(1, 0, 4, deallocate=True)).status == 0
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import random
 
 import pytest
 
-from nvmeof.controller.rdma_rules import RdmaSettings
+from nvmeof.controller.rdma_queue import RdmaSettings
 from nvmeof.errors import LocalProtocolError, QueueFull
 from nvmeof.host import commands
 from nvmeof.host.command import Command
@@ -18,8 +18,9 @@ from nvmeof.rdma.work import BindWindow, Invalidate, Read, Send, Write
 from nvmeof.wire.identify import SGLS_KEYED
 from nvmeof.wire.sqe import DatasetRange
 from nvmeof.wire.status import Status
-from tests.support.nvme_ends import LBA, same
-from tests.support.rdma_ends import RdmaBench, RdmaPair
+from tests.support.nvme import more_commands
+from tests.support.nvme.nvme_ends import LBA, same
+from tests.support.nvme.rdma_ends import RdmaBench, RdmaPair
 
 
 @pytest.fixture(params=[True, False], ids=["windows", "plain keys"])
@@ -102,7 +103,7 @@ def test_a_drive_whose_bytes_lie_nowhere_in_memory(bench: RdmaBench, blocks: int
     for _ in range(20):
         command = pair.run(commands.read(1, 3, blocks, memory(len(data))))
         assert same(command.data_in, data)
-    assert pair.run(commands.compare(1, 3, blocks, [data])).status == 0
+    assert pair.run(more_commands.compare(1, 3, blocks, [data])).status == 0
     assert pair.run(commands.read(1, 1024, 1, memory(LBA))).status == Status.LBA_OUT_OF_RANGE
     assert pair.media.lent_bytes == before
     pair.controller.connection_lost()
@@ -114,11 +115,11 @@ def test_the_other_commands(bench: RdmaBench) -> None:
     data = random.Random(1).randbytes(8 * LBA)
     pair.run(commands.write(1, 0, 8, [data]))
     assert pair.run(commands.flush(1)).status == 0
-    assert pair.run(commands.compare(1, 0, 8, [data])).status == 0
-    assert pair.run(commands.compare(1, 0, 1, [data[:LBA]])).status == 0
-    assert pair.run(commands.compare(1, 0, 8, [data[:-1], b"?"])).status == Status.COMPARE_FAILURE
-    assert pair.run(commands.write_zeroes(1, 2, 2)).status == 0
-    assert pair.run(commands.dataset_management(1, [DatasetRange(6, 2)])).status == 0
+    assert pair.run(more_commands.compare(1, 0, 8, [data])).status == 0
+    assert pair.run(more_commands.compare(1, 0, 1, [data[:LBA]])).status == 0
+    assert pair.run(more_commands.compare(1, 0, 8, [data[:-1], b"?"])).status == Status.COMPARE_FAILURE
+    assert pair.run(more_commands.write_zeroes(1, 2, 2)).status == 0
+    assert pair.run(more_commands.dataset_management(1, [DatasetRange(6, 2)])).status == 0
     expected = data[: 2 * LBA] + bytes(2 * LBA) + data[4 * LBA : 6 * LBA] + bytes(2 * LBA)
     assert same(bench.storage[1].memory[: 8 * LBA], expected)
 
@@ -372,7 +373,7 @@ def test_what_a_host_may_not_do(bench: RdmaBench) -> None:
 
 def test_disconnect_is_answered_before_the_end(bench: RdmaBench) -> None:
     pair = bench.io()
-    assert pair.run(commands.disconnect()).status == 0
+    assert pair.run(more_commands.disconnect()).status == 0
     assert pair.controller.finished
     assert pair.controller.end_reason == "the host disconnected"
     pair.controller.connection_lost()

@@ -10,6 +10,7 @@ import pytest
 
 from emulator.jbof.kv_drive import KvDrive
 from emulator.jbof.kv_values import MemoryValues
+from nvmeof.controller.subsystem import KvNamespace
 from nvmeof.wire.features import Feature
 from nvmeof.wire.identify import (
     CommandSet,
@@ -21,8 +22,8 @@ from nvmeof.wire.properties import Property
 from nvmeof.wire.sgl import transport
 from nvmeof.wire.sqe import AdminOpcode, Sqe
 from nvmeof.wire.status import Status
-from tests.support.heap_storage import HeapStorage
-from tests.support.raw_host import RawHost, make_target
+from tests.support.nvme.heap_storage import HeapStorage
+from tests.support.nvme.raw_host import RawHost, make_target
 
 ALL_SETS = 0x0046_0061
 SHUTDOWN = 0x0046_4061
@@ -33,7 +34,7 @@ ZONED = 2
 def host() -> RawHost:
     target, subsystem = make_target(HeapStorage())
     drive = KvDrive(1, MemoryValues(), nguid=b"\6" * 16, capacity_bytes=1 << 20, value_max=1 << 17, seed=5)
-    target.add_kv_namespace(subsystem, 2, drive)
+    target.attach(subsystem, KvNamespace(2, drive))
     found = RawHost(target)
     assert found.connect(kato=10_000).status == 0
     return found

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nvmeof.controller.subsystem import Subsystem
+from nvmeof.controller.subsystem import Namespace, Subsystem
 from nvmeof.controller.target import Target
 from nvmeof.tcp.pdu import (
     NO_DIGESTS,
@@ -30,10 +30,10 @@ from nvmeof.wire.log_page import LogPage
 from nvmeof.wire.properties import decode_configuration
 from nvmeof.wire.sqe import AdminOpcode, Sqe
 from nvmeof.wire.status import Status
-from tests.support.heap_storage import HeapStorage
-from tests.support.packet_capture import Connection, read_connections
-from tests.support.pdu_stream import take_pdu
-from tests.support.raw_host import RawHost
+from tests.support.lab.packet_capture import Connection, read_connections
+from tests.support.nvme.heap_storage import HeapStorage
+from tests.support.nvme.pdu_stream import take_pdu
+from tests.support.nvme.raw_host import RawHost
 
 CAPTURES = Path(__file__).parents[2] / "vectors" / "kernel_tcp"
 
@@ -122,4 +122,4 @@ def offer(target: Target, nqn: str) -> None:
     if target.find_subsystem(nqn) is None:
         subsystem = Subsystem(nqn, serial="1")
         target.add_subsystem(subsystem)
-        target.add_namespace(subsystem, 1, HeapStorage(4096, lba_bytes=512))
+        target.attach(subsystem, Namespace(1, HeapStorage(4096, lba_bytes=512)))

@@ -16,6 +16,7 @@ from emulator.jbof.faults import ErrorFault, FlipFault
 from emulator.jbof.medium import FileMedium, Medium, MemoryMedium
 from nvmeof.controller.settings import ControllerSettings
 from nvmeof.controller.storage import Operation
+from nvmeof.controller.subsystem import Namespace
 from nvmeof.controller.tcp_rules import TcpSettings
 from nvmeof.host import commands
 from nvmeof.host.bring_up import SessionConfig
@@ -24,7 +25,8 @@ from nvmeof.host.tcp_queue import TcpQueue
 from nvmeof.tcp.pdu import NO_DIGESTS, Digests
 from nvmeof.wire.sqe import DatasetRange
 from nvmeof.wire.status import Status
-from tests.support.nvme_ends import HOST, HOST_ID, LBA, SUBSYSTEM, AdminHost, Bench, io_queue
+from tests.support.nvme import more_commands
+from tests.support.nvme.nvme_ends import HOST, HOST_ID, LBA, SUBSYSTEM, AdminHost, Bench, io_queue
 
 BLOCKS = 64
 BOTH = Digests(header=True, data=True)
@@ -44,7 +46,7 @@ class World:
             tcp=TcpSettings(max_h2c_data=12288),
         )
         self.drive = Drive(0, medium, nguid=b"\7" * 16, seed=35)
-        self.bench.target.add_namespace(self.bench.subsystem, 1, self.drive)
+        self.bench.target.attach(self.bench.subsystem, Namespace(1, self.drive))
         self.admin = AdminHost(self.bench, SessionConfig(SUBSYSTEM, HOST, HOST_ID, 0.0, 4), digests)
         self.admin.start()
         self.queue: TcpQueue
@@ -91,17 +93,17 @@ def test_what_is_written_is_read(
                 world.run(commands.write(1, slba, blocks, [data[:cut], data[cut:]])).check()
                 shadow[where] = data
             case 3:
-                world.run(commands.write_zeroes(1, slba, blocks, deallocate=dice.random() < 0.5)).check()
+                world.run(more_commands.write_zeroes(1, slba, blocks, deallocate=dice.random() < 0.5)).check()
                 shadow[where] = bytes(blocks * LBA)
             case 4:
                 ranges = [DatasetRange(slba, blocks)]
-                world.run(commands.dataset_management(1, ranges)).check()
+                world.run(more_commands.dataset_management(1, ranges)).check()
                 shadow[where] = bytes(blocks * LBA)
             case _:
                 same = bytes(shadow[where])
-                world.run(commands.compare(1, slba, blocks, [same])).check()
+                world.run(more_commands.compare(1, slba, blocks, [same])).check()
                 other = same[:-1] + bytes([same[-1] ^ 1])
-                wrong = world.run(commands.compare(1, slba, blocks, [other]))
+                wrong = world.run(more_commands.compare(1, slba, blocks, [other]))
                 assert wrong.status == Status.COMPARE_FAILURE
         assert world.read(slba, blocks) == shadow[where]
     if chunk > 1:
@@ -114,7 +116,7 @@ def test_many_in_flight_on_a_slow_drive_each_end_once(medium: Medium) -> None:
     world = World(medium, digests=BOTH)
     for slba in range(8):
         world.run(commands.write(1, slba, 1, [bytes([slba + 1]) * LBA])).check()
-    world.drive.set_slow(0.25)
+    world.drive.set_faults(extra_latency_s=0.25)
     buffers = [bytearray(LBA) for _ in range(8)]
     flying = [commands.read(1, slba, 1, memoryview(buffers[slba])) for slba in range(8)]
     for command in flying:
@@ -134,32 +136,34 @@ def test_faults_of_a_drive(medium: Medium) -> None:
     first = b"1" * LBA
     world.run(commands.write(1, 0, 1, [first])).check()
 
-    world.drive.set_full(True)
+    world.drive.set_faults(full=True)
     refused = world.run(commands.write(1, 0, 1, [b"2" * LBA]))
     assert refused.status == Status.CAPACITY_EXCEEDED
     assert world.read(0, 1) == first, "a refused write changes nothing"
 
     world.drive.heal()
-    world.drive.set_lose_writes(1.0)
+    world.drive.set_faults(lose_writes=1.0)
     world.run(commands.write(1, 0, 1, [b"3" * LBA])).check()
     assert world.read(0, 1) == first
 
     world.drive.heal()
-    world.drive.set_flip_on_read(FlipFault(0, LBA, bits=3))
+    world.drive.set_faults(flip_on_read=FlipFault(0, LBA, bits=3))
     flipped = world.read(0, 1)
     assert sum((a ^ b).bit_count() for a, b in zip(flipped, first, strict=True)) == 3
     assert world.read(1, 1) == bytes(LBA), "outside of the range nothing is flipped"
     world.drive.heal()
     assert world.read(0, 1) == first, "what is stored was right all the time"
 
-    world.drive.set_error(ErrorFault(Status.UNRECOVERED_READ_ERROR, operations=frozenset({Operation.READ})))
+    world.drive.set_faults(
+        error=ErrorFault(Status.UNRECOVERED_READ_ERROR, operations=frozenset({Operation.READ}))
+    )
     into = memoryview(bytearray(LBA))
     assert world.run(commands.read(1, 0, 1, into)).status == Status.UNRECOVERED_READ_ERROR
     world.run(commands.write(1, 0, 1, [b"4" * LBA])).check()
     world.drive.heal()
     assert world.read(0, 1) == b"4" * LBA
 
-    world.drive.set_hung(True)
+    world.drive.set_faults(hung=True)
     hung = world.submit(commands.read(1, 0, 1, into))
     world.bench.settle(1000.0)
     assert not hung.done
@@ -183,7 +187,7 @@ def test_faults_of_a_drive(medium: Medium) -> None:
 
 def test_a_hung_queue_that_is_lost_ends_every_command_once(medium: Medium) -> None:
     world = World(medium, digests=NO_DIGESTS)
-    world.drive.set_hung(True)
+    world.drive.set_faults(hung=True)
     flying = [commands.read(1, slba, 1, memoryview(bytearray(LBA))) for slba in range(5)]
     for command in flying:
         world.submit(command)

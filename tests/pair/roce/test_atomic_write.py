@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from emulator.roce.link.weather import Weather
 from emulator.roce.nic.counters import Count
 from emulator.roce.nic.verbs import (
     Access,
@@ -19,8 +18,10 @@ from emulator.roce.nic.verbs import (
 )
 from emulator.roce.wire.flow import flow_of
 from emulator.roce.wire.opcodes import Opcode
-from emulator.roce.wire.packet import decode_packet_untrusted, encode_packet
-from tests.support.roce_ends import ALL_ACCESS, Pair
+from tests.support.roce.ends import ALL_ACCESS, Pair
+from tests.support.roce.memory_network import output_of
+from tests.support.roce.packets import decode_packet_untrusted, encode_packet
+from tests.support.roce.weather import Weather
 
 HERE, THERE = Address("10.0.0.1"), Address("10.0.0.2")
 WORD = bytes.fromhex("0102030405060708")
@@ -44,13 +45,13 @@ def test_eight_bytes_arrive_and_one_completion_says_so() -> None:
 def test_the_packets_are_those_of_the_annex() -> None:
     pair = Pair()
     _write(pair, at=8)
-    (request,) = pair.a.nic.take_output(0.0)
+    (request,) = output_of(pair.a.nic)
     sent = decode_packet_untrusted(request.data, flow_of(HERE.ip, THERE.ip, 4791), 0)
     assert (sent.opcode, bytes(sent.payload), sent.acknowledge) == (Opcode.ATOMIC_WRITE, WORD, True)
     assert sent.reth is not None
     assert (sent.reth.address, sent.reth.length) == (pair.b.region.address + 8, 8)
     pair.b.nic.receive(request.data, request.segment_size, HERE, 0.0)
-    (answer,) = pair.b.nic.take_output(0.0)
+    (answer,) = output_of(pair.b.nic)
     back = decode_packet_untrusted(answer.data, flow_of(THERE.ip, HERE.ip, 4791), 0)
     assert (back.opcode, back.psn, bytes(back.payload)) == (Opcode.READ_RESPONSE_ONLY, sent.psn, b"")
 
@@ -58,12 +59,12 @@ def test_the_packets_are_those_of_the_annex() -> None:
 def test_asked_again_it_is_answered_again_and_not_carried_out_again() -> None:
     pair = Pair()
     _write(pair)
-    (request,) = pair.a.nic.take_output(0.0)
+    (request,) = output_of(pair.a.nic)
     pair.b.nic.receive(request.data, request.segment_size, HERE, 0.0)
-    (first,) = pair.b.nic.take_output(0.0)
+    (first,) = output_of(pair.b.nic)
     pair.b.memory.view[:8] = b"changed!"
     pair.b.nic.receive(request.data, request.segment_size, HERE, 0.0)
-    (again,) = pair.b.nic.take_output(0.0)
+    (again,) = output_of(pair.b.nic)
     assert bytes(again.data) == bytes(first.data)
     assert bytes(pair.b.memory.view[:8]) == b"changed!"
     pair.a.nic.receive(again.data, again.segment_size, THERE, 0.0)
@@ -127,7 +128,7 @@ def test_a_request_that_is_not_eight_aligned_bytes_is_invalid(
 ) -> None:
     pair = Pair()
     _write(pair)
-    (request,) = pair.a.nic.take_output(0.0)
+    (request,) = output_of(pair.a.nic)
     flow = flow_of(HERE.ip, THERE.ip, 4791)
     packet = decode_packet_untrusted(bytes(request.data), flow, 0)
     assert packet.reth is not None

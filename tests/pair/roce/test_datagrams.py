@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from emulator.roce.link.memory import MemoryNetwork
-from emulator.roce.link.weather import CALM
 from emulator.roce.nic.counters import Count
 from emulator.roce.nic.gid import gid_of, ip_of
 from emulator.roce.nic.verbs import (
@@ -19,7 +17,9 @@ from emulator.roce.nic.verbs import (
     WcFlags,
     WcStatus,
 )
-from tests.support.roce_posts import Post
+from tests.support.roce.memory_network import MemoryNetwork
+from tests.support.roce.posts import Post
+from tests.support.roce.weather import CALM
 
 
 @pytest.fixture

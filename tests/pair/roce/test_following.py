@@ -8,8 +8,10 @@ from emulator.roce.nic.packets_out import rows_of
 from emulator.roce.nic.verbs import Address, Burst, Mtu, SendFlags, SendOpcode, Sge, WcFlags, WcStatus
 from emulator.roce.wire.flow import flow_of
 from emulator.roce.wire.opcodes import Opcode
-from emulator.roce.wire.packet import Packet, decode_packet_untrusted
-from tests.support.roce_ends import Pair
+from emulator.roce.wire.packet import Packet
+from tests.support.roce.ends import Pair
+from tests.support.roce.memory_network import output_of
+from tests.support.roce.packets import decode_packet_untrusted
 
 HERE, THERE = Address("10.0.0.1"), Address("10.0.0.2")
 MTU = 256
@@ -43,7 +45,7 @@ def _write_then(
 def test_the_last_burst_has_both(length: int) -> None:
     pair = _pair()
     _write_then(pair, length)
-    *_, last = pair.a.nic.take_output(0.0)
+    *_, last = output_of(pair.a.nic)
     packets = _packets(last)
     full = length % MTU == 0
     # A last packet that is not full goes by itself, and so does what follows it.
@@ -62,7 +64,7 @@ def test_the_last_burst_has_both(length: int) -> None:
 def test_where_there_is_no_room_it_goes_by_itself(length: int, more: dict[str, object]) -> None:
     pair = _pair(**more)
     _write_then(pair, length)
-    *_, before, last = pair.a.nic.take_output(0.0)
+    *_, before, last = output_of(pair.a.nic)
     assert len(last.data) <= last.segment_size
     assert len(before.data) == (length // MTU - 1) * before.segment_size
 
@@ -103,7 +105,7 @@ def test_a_key_is_invalidated_behind_the_data_that_it_let_in() -> None:
 def test_a_larger_message_goes_by_itself(length: int) -> None:
     pair = _pair()
     _write_then(pair, 10 * MTU, pair.a.sge(0, length))
-    bursts = pair.a.nic.take_output(0.0)
+    bursts = output_of(pair.a.nic)
     assert _packets(bursts[1])[-1].opcode is Opcode.WRITE_LAST
 
 
@@ -120,7 +122,7 @@ def test_a_lost_burst_is_sent_again_with_both() -> None:
     pair = _pair()
     a, b = pair.a, pair.b
     _write_then(pair, 10 * MTU)
-    first, _ = a.nic.take_output(0.0)
+    first, _ = output_of(a.nic)
     b.nic.receive(first.data, first.segment_size, HERE, 0.0)
     assert [c.status for c in pair.run_until(1)] == [WcStatus.SUCCESS]
     assert len(b.polled()) == 1

@@ -18,8 +18,10 @@ from emulator.roce.wire.flow import flow_of
 from emulator.roce.wire.icrc import ICRC_BYTES, icrc_of
 from emulator.roce.wire.malformed import Cause
 from emulator.roce.wire.opcodes import Opcode, class_of
-from emulator.roce.wire.packet import Packet, decode_packet_untrusted, encode_packet
-from tests.support.roce_ends import Pair
+from emulator.roce.wire.packet import Packet
+from tests.support.roce.ends import Pair
+from tests.support.roce.memory_network import output_of
+from tests.support.roce.packets import decode_packet_untrusted, encode_packet
 
 FLOW = flow_of("10.0.0.1", "10.0.0.2", 4791)
 BACK = flow_of("10.0.0.2", "10.0.0.1", 4791)
@@ -51,7 +53,7 @@ class Victim:
 
     def said(self) -> list[Packet]:
         """What it answers."""
-        return [decode_packet_untrusted(burst.data, BACK, 0) for burst in self.nic.take_output(0.0)]
+        return [decode_packet_untrusted(burst.data, BACK, 0) for burst in output_of(self.nic)]
 
     def nak(self) -> int:
         """The syndrome of its one answer."""
@@ -96,7 +98,7 @@ def _window(victim: Victim) -> int:
     rkey = window.rkey & ~0xFF | 0x77
     bind = Bind(end.region, end.region.address, 4096, Access.REMOTE_WRITE | Access.REMOTE_READ)
     end.post(SendOpcode.BIND_MW, window=window, window_rkey=rkey, bind=bind)
-    victim.nic.take_output(0.0)
+    output_of(victim.nic)
     assert [c.status for c in end.polled()] == [WcStatus.SUCCESS]
     return rkey
 
@@ -344,7 +346,7 @@ def test_right_icrcs_around_random_headers(seed: int) -> None:
             intact = victim.end.memory.intact and bytes(secret) == b"\x5a" * 256
             assert intact, number
             if victim.end.qp.state is not QpState.RTS:
-                victim.nic.take_output(0.0)
+                output_of(victim.nic)
                 victim = Victim(seed=number)
                 closed = victim.nic.reg_mr(victim.end.pd, secret, 0x5000, Access.LOCAL_WRITE)
         end = victim.end
@@ -383,7 +385,7 @@ def test_flipped_bits_of_a_burst_are_found_one_by_one() -> None:
         a, b = pair.a, pair.b
         a.memory.view[:] = b"\x77" * (1 << 16)
         a.post(SendOpcode.RDMA_WRITE, a.sge(0, 256 * 12), to=b)
-        first, burst = a.nic.take_output(0.0)
+        first, burst = output_of(a.nic)
         b.nic.receive(first.data, first.segment_size, SOURCE, 0.0)
         damaged = bytearray(burst.data)
         position = min(number, len(damaged) // burst.segment_size - 1) * burst.segment_size

@@ -16,9 +16,11 @@ from emulator.roce.nic.nic import Nic
 from emulator.roce.nic.verbs import Address, AddressVector, QpState, SendOpcode, WcStatus
 from emulator.roce.wire.flow import flow_of, text_address
 from emulator.roce.wire.opcodes import class_of
-from emulator.roce.wire.packet import Packet, decode_packet_untrusted
-from tests.support.roce_captures import VECTORS, Captured, read_packets
-from tests.support.roce_ends import End, attributes_for, make_end, move_up
+from emulator.roce.wire.packet import Packet
+from tests.support.roce.captures import VECTORS, Captured, read_packets
+from tests.support.roce.ends import End, attributes_for, make_end, move_up
+from tests.support.roce.memory_network import output_of
+from tests.support.roce.packets import decode_packet_untrusted
 
 FILES = ["ib_write_bw", "ib_send_bw", "ib_read_bw", "ib_atomic_bw"]
 SIZE = 8192
@@ -70,7 +72,7 @@ class Playback:
         """What our device says now."""
         flow = flow_of(self.ip, self.peer_ip, 4791)
         packets = []
-        for burst in self.end.nic.take_output(0.0):
+        for burst in output_of(self.end.nic):
             for at in range(0, len(burst.data), burst.segment_size):
                 packets.append(decode_packet_untrusted(burst.data[at : at + burst.segment_size], flow, 0))
         return packets

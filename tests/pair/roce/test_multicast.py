@@ -7,8 +7,6 @@ import random
 
 import pytest
 
-from emulator.roce.link.memory import MemoryNetwork
-from emulator.roce.link.weather import CALM, Weather
 from emulator.roce.nic.counters import Count
 from emulator.roce.nic.gid import gid_of
 from emulator.roce.nic.multicast import MULTICAST_QPN
@@ -29,8 +27,11 @@ from emulator.roce.wire.extended import Deth
 from emulator.roce.wire.flow import flow_of
 from emulator.roce.wire.malformed import Cause
 from emulator.roce.wire.opcodes import Opcode
-from emulator.roce.wire.packet import Packet, encode_packet
-from tests.support.roce_posts import QKEY, Post
+from emulator.roce.wire.packet import Packet
+from tests.support.roce.memory_network import MemoryNetwork
+from tests.support.roce.packets import encode_packet
+from tests.support.roce.posts import QKEY, Post
+from tests.support.roce.weather import CALM, Weather
 
 GROUP = "239.1.2.3"
 OTHER_GROUP = "239.1.2.4"

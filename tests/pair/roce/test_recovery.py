@@ -10,8 +10,10 @@ from emulator.roce.nic.verbs import Access, Address, Burst, Mtu, MwType, SendOpc
 from emulator.roce.wire.extended import NakCode, nak_syndrome
 from emulator.roce.wire.flow import flow_of
 from emulator.roce.wire.opcodes import Opcode
-from emulator.roce.wire.packet import Packet, decode_packet_untrusted
-from tests.support.roce_ends import End, Pair
+from emulator.roce.wire.packet import Packet
+from tests.support.roce.ends import End, Pair
+from tests.support.roce.memory_network import output_of
+from tests.support.roce.packets import decode_packet_untrusted
 
 HERE, THERE = Address("10.0.0.1"), Address("10.0.0.2")
 
@@ -40,18 +42,18 @@ def test_each_gap_is_told_and_repeated_from() -> None:
     a.memory.view[:2560] = bytes(range(256)) * 10
     a.post(SendOpcode.RDMA_WRITE, a.sge(0, 2560), to=b)
     for lost in (3, 4):
-        sent = _datagrams(a.nic.take_output(0.0))
+        sent = _datagrams(output_of(a.nic))
         _hand(b, sent[:lost] + sent[lost + 1 :], HERE)
-        answers = _datagrams(b.nic.take_output(0.0))
+        answers = _datagrams(output_of(b.nic))
         (nak,) = _packets(answers, THERE, HERE)
         assert nak.aeth is not None
         assert nak.aeth.syndrome == nak_syndrome(NakCode.PSN_SEQUENCE_ERROR)
         assert nak.psn == _packets(sent, HERE, THERE)[lost].psn
         _hand(a, answers, THERE)
-    last = _datagrams(a.nic.take_output(0.0))
+    last = _datagrams(output_of(a.nic))
     assert len(last) == 10 - 3 - 4
     _hand(b, last, HERE)
-    _hand(a, _datagrams(b.nic.take_output(0.0)), THERE)
+    _hand(a, _datagrams(output_of(b.nic)), THERE)
     assert [c.status for c in a.polled()] == [WcStatus.SUCCESS]
     assert b.memory.view[:2560] == a.memory.view[:2560]
 
@@ -62,16 +64,16 @@ def test_an_acknowledgement_past_a_read_says_that_its_answer_is_lost() -> None:
     b.memory.view[:64] = b"r" * 64
     a.post(SendOpcode.RDMA_READ, a.sge(0, 64), to=b)
     a.post(SendOpcode.RDMA_WRITE, a.sge(64, 64), to=b, at=64)
-    _hand(b, _datagrams(a.nic.take_output(0.0)), HERE)
-    answer, acknowledgement = _datagrams(b.nic.take_output(0.0))
+    _hand(b, _datagrams(output_of(a.nic)), HERE)
+    answer, acknowledgement = _datagrams(output_of(b.nic))
     _hand(a, [acknowledgement], THERE)
-    again = _datagrams(a.nic.take_output(0.0))
+    again = _datagrams(output_of(a.nic))
     assert [packet.opcode for packet in _packets(again, HERE, THERE)] == [
         Opcode.READ_REQUEST,
         Opcode.WRITE_ONLY,
     ]
     _hand(a, [acknowledgement], THERE)
-    assert not a.nic.take_output(0.0), "it is asked for again once"
+    assert not output_of(a.nic), "it is asked for again once"
     _hand(a, [answer, acknowledgement], THERE)
     assert [c.status for c in a.polled()] == [WcStatus.SUCCESS] * 2
     assert a.memory.view[:64] == b"r" * 64
@@ -82,16 +84,16 @@ def test_a_read_goes_on_where_its_answer_stopped() -> None:
     a, b = pair.a, pair.b
     b.memory.view[:2560] = bytes(range(256)) * 10
     a.post(SendOpcode.RDMA_READ, a.sge(0, 2560), to=b)
-    _hand(b, _datagrams(a.nic.take_output(0.0)), HERE)
-    answers = _datagrams(b.nic.take_output(0.0))
+    _hand(b, _datagrams(output_of(a.nic)), HERE)
+    answers = _datagrams(output_of(b.nic))
     _hand(a, answers[:4] + answers[5:], THERE)
-    again = _datagrams(a.nic.take_output(0.0))
+    again = _datagrams(output_of(a.nic))
     (request,) = _packets(again, HERE, THERE)
     assert request.reth is not None
     assert request.reth.length == 2560 - 4 * 256
     assert request.reth.address == b.region.address + 4 * 256
     _hand(b, again, HERE)
-    answers = _datagrams(b.nic.take_output(0.0))
+    answers = _datagrams(output_of(b.nic))
     assert [p.opcode for p in _packets(answers, THERE, HERE)][::5] == [
         Opcode.READ_RESPONSE_FIRST,
         Opcode.READ_RESPONSE_LAST,
@@ -105,12 +107,12 @@ def test_an_answer_that_is_still_going_out_starts_again_and_is_not_sent_twice() 
     pair = Pair(changes={"path_mtu": Mtu.MTU_256})
     a, b = pair.a, pair.b
     a.post(SendOpcode.RDMA_READ, a.sge(0, 2560), to=b)
-    request = _datagrams(a.nic.take_output(0.0))
+    request = _datagrams(output_of(a.nic))
     _hand(b, request, HERE)
     for _ in range(2):
         assert b.nic.next_burst(0.0) is not None
     _hand(b, request * 3, HERE)
-    answers = _datagrams(b.nic.take_output(0.0))
+    answers = _datagrams(output_of(b.nic))
     assert len(answers) == 10
     _hand(a, answers, THERE)
     assert [c.status for c in a.polled()] == [WcStatus.SUCCESS]
@@ -123,7 +125,7 @@ def test_a_strange_packet_inside_a_row_is_no_part_of_it(position: int) -> None:
     other = b.nic.create_qp(b.pd, b.qp.type, b.cq, b.cq, b.qp.capabilities)
     a.memory.view[:2560] = b"m" * 2560
     a.post(SendOpcode.RDMA_WRITE, a.sge(0, 2560), to=b)
-    first, row = a.nic.take_output(0.0)
+    first, row = output_of(a.nic)
     _hand(b, _datagrams([first]), HERE)
     changed = bytearray(row.data)
     at = position * row.segment_size
@@ -150,7 +152,7 @@ def test_losses_are_found_by_what_follows_and_not_by_the_clock() -> None:
     a, b = pair.a, pair.b
     a.memory.view[:500_000] = b"q" * 500_000
     a.post(SendOpcode.RDMA_WRITE, a.sge(0, 500_000), to=b)
-    bursts = a.nic.take_output(0.0)
+    bursts = output_of(a.nic)
     for burst in bursts[:-1]:
         kept = burst.data[: -burst.segment_size] or burst.data
         b.nic.receive(kept, burst.segment_size, HERE, 0.0)

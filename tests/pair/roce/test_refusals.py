@@ -19,7 +19,8 @@ from emulator.roce.nic.verbs import (
     WcFlags,
     WcStatus,
 )
-from tests.support.roce_ends import ALL_ACCESS, End, Pair
+from emulator.roce.nic.work_requests import SendRequest
+from tests.support.roce.ends import ALL_ACCESS, End, Pair
 
 NO_REMOTE = Access.LOCAL_WRITE | Access.MW_BIND
 
@@ -289,10 +290,15 @@ def test_a_window_of_type_1_moves_by_binding() -> None:
     b = pair.b
     window = b.nic.alloc_mw(b.pd, MwType.TYPE_1)
     at = b.region.address
-    rkeys = [
-        b.nic.bind_mw(b.qp, window, Bind(b.region, at + i * 64, 64, Access.REMOTE_WRITE), flags=2)
-        for i in range(2)
-    ]
+    rkeys = []
+    for i in range(2):
+        bind = Bind(b.region, at + i * 64, 64, Access.REMOTE_WRITE)
+        rkeys.append(window.rkey & ~0xFF | (window.rkey + 1 & 0xFF))
+        b.qp.post_send(
+            SendRequest(
+                0, SendOpcode.BIND_MW, SendFlags.SIGNALED, window=window, window_rkey=rkeys[i], bind=bind
+            )
+        )
     assert [c.status for c in pair.run_until(2, b)] == [WcStatus.SUCCESS] * 2
     remote = {"rkey": rkeys[1], "remote_address": at + 64}
     assert _status(pair, SendOpcode.RDMA_WRITE, 64, **remote) is WcStatus.SUCCESS

@@ -22,7 +22,8 @@ from emulator.roce.nic.verbs import (
     WcStatus,
 )
 from emulator.roce.nic.work_requests import ReceiveRequest
-from tests.support.roce_ends import Pair, attributes_for, make_end, move_up
+from tests.support.roce.ends import Pair, attributes_for, make_end, move_up
+from tests.support.roce.memory_network import output_of
 
 SIZES = (0, 1, 3, 4, 255, 256, 257, 4095, 4096, 4097, 70_000, 300_001)
 
@@ -122,9 +123,9 @@ def test_one_acknowledgement_for_many_messages() -> None:
     a, b = pair.a, pair.b
     for _ in range(60):
         a.post(SendOpcode.RDMA_WRITE, a.sge(0, 16), to=b)
-    for burst in a.nic.take_output(0.0):
+    for burst in output_of(a.nic):
         b.nic.receive(burst.data, burst.segment_size, Address(a.nic.address), 0.0)
-    (answer,) = b.nic.take_output(0.0)
+    (answer,) = output_of(b.nic)
     a.nic.receive(answer.data, answer.segment_size, Address(b.nic.address), 0.0)
     assert len(a.polled()) == 60
 
@@ -290,7 +291,7 @@ def test_duplicates_are_answered_and_not_carried_out_again() -> None:
     a.post(SendOpcode.SEND, a.sge(0, 16))
     a.post(SendOpcode.ATOMIC_FETCH_AND_ADD, a.sge(8, 8), to=b, at=64, compare_add=1)
     a.post(SendOpcode.RDMA_READ, a.sge(32, 3000), to=b)
-    bursts = a.nic.take_output(0.0)
+    bursts = output_of(a.nic)
     for _ in range(3):
         for burst in bursts:
             b.nic.receive(burst.data, burst.segment_size, Address(a.nic.address), 0.0)
@@ -352,7 +353,7 @@ def test_a_connection_that_ends_gives_its_share_back() -> None:
         move_up(end, attributes_for(end, to))
     for end, to in ((pair.a, pair.b), (other, peer), (third, far)):
         end.post(SendOpcode.RDMA_WRITE, end.sge(0, 100_000), to=to)
-    pair.a.nic.take_output(0.0)
+    output_of(pair.a.nic)
     path = pair.a.nic.path_to(pair.b.nic.address)
     assert path.in_flight >= path.budget
     pair.a.qp.modify(QpAttributes(state=QpState.ERR), QpAttr.STATE)

@@ -11,14 +11,15 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulator.roce.link.weather import CALM, Weather
 from emulator.roce.nic.counters import Count
 from emulator.roce.nic.packets_out import VOLLEY_BURSTS, PacketWriter, rows_of
 from emulator.roce.nic.path import Path
 from emulator.roce.nic.verbs import Address, Mtu, SendFlags, SendOpcode, WorkCompletion
 from emulator.roce.wire.opcodes import Opcode
-from emulator.roce.wire.packet import Packet, decode_packet_untrusted, encode_packet
-from tests.support.roce_ends import Pair
+from emulator.roce.wire.packet import Packet
+from tests.support.roce.ends import Pair
+from tests.support.roce.packets import decode_packet_untrusted, encode_packet
+from tests.support.roce.weather import CALM, Weather
 
 SIZE = 1 << 16
 WRITES = (SendOpcode.RDMA_WRITE, SendOpcode.SEND, SendOpcode.RDMA_READ)

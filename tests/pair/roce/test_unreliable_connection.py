@@ -6,7 +6,6 @@ import random
 
 import pytest
 
-from emulator.roce.link.weather import Weather
 from emulator.roce.nic.counters import Count
 from emulator.roce.nic.verbs import (
     Access,
@@ -24,7 +23,9 @@ from emulator.roce.nic.verbs import (
     WcOpcode,
     WcStatus,
 )
-from tests.support.roce_ends import Pair
+from tests.support.roce.ends import Pair
+from tests.support.roce.memory_network import output_of
+from tests.support.roce.weather import Weather
 
 HERE = Address("10.0.0.1")
 SIZES = (0, 1, 255, 1024, 1025, 4096, 70_001, 500_000)
@@ -87,14 +88,14 @@ def test_nothing_is_answered_and_no_clock_runs() -> None:
     a, b = pair.a, pair.b
     b.receive(b.sge())
     a.post(SendOpcode.SEND, a.sge(0, 5000))
-    sent = a.nic.take_output(0.0)
+    sent = output_of(a.nic)
     assert [done.status for done in a.polled()] == [WcStatus.SUCCESS], "complete when it has been sent"
     assert a.nic.deadline() is None
     for burst in sent:
         # As rxe does, with the request for an acknowledgement in the last packet.
         b.nic.receive(burst.data, burst.segment_size, HERE, 0.0)
     assert [done.status for done in b.polled()] == [WcStatus.SUCCESS]
-    assert not b.nic.take_output(0.0)
+    assert not output_of(b.nic)
 
 
 @pytest.mark.parametrize("lost", range(5))
@@ -107,7 +108,7 @@ def test_a_message_that_lost_a_packet_is_lost_and_its_receive_serves_the_next(lo
     for _ in range(2):
         a.post(SendOpcode.SEND, a.sge(0, 1280))
     a.post(SendOpcode.SEND, a.sge(0, 10))
-    datagrams = _packets(a.nic.take_output(0.0))
+    datagrams = _packets(output_of(a.nic))
     assert len(datagrams) == 11
     _hand(pair, datagrams[:lost] + datagrams[lost + 1 :])
     got = b.polled()
@@ -122,7 +123,7 @@ def test_a_write_that_lost_its_end_completes_nothing() -> None:
     b.receive(b.sge(), wr_id=1)
     a.post(SendOpcode.RDMA_WRITE_WITH_IMM, a.sge(0, 1000), to=b, imm=1)
     a.post(SendOpcode.RDMA_WRITE_WITH_IMM, a.sge(0, 1000), to=b, imm=2)
-    datagrams = _packets(a.nic.take_output(0.0))
+    datagrams = _packets(output_of(a.nic))
     _hand(pair, datagrams[:3] + datagrams[4:])
     assert [(done.wr_id, done.imm) for done in b.polled()] == [(1, 2)]
 
@@ -217,7 +218,7 @@ def test_packets_of_another_service_are_not_taken() -> None:
         sender, receiver = Pair(kind=kind), Pair(kind=other)
         receiver.b.receive(receiver.b.sge())
         sender.a.post(SendOpcode.SEND, sender.a.sge(0, 5000))
-        for burst in sender.a.nic.take_output(0.0):
+        for burst in output_of(sender.a.nic):
             receiver.b.nic.receive(burst.data, burst.segment_size, HERE, 0.0)
         assert not receiver.b.polled()
         assert receiver.b.nic.counters[Count.WRONG_SERVICE] + receiver.b.nic.counters[Count.NO_QUEUE_PAIR]

@@ -13,7 +13,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from emulator.roce.link.weather import CALM, Weather
 from emulator.roce.nic.verbs import (
     Mtu,
     QpAttr,
@@ -23,7 +22,8 @@ from emulator.roce.nic.verbs import (
     VerbsError,
     WcStatus,
 )
-from tests.support.roce_ends import ALL_ACCESS, TO_INIT, TO_RTR, TO_RTS, End, Pair, attributes_for
+from tests.support.roce.ends import ALL_ACCESS, TO_INIT, TO_RTR, TO_RTS, End, Pair, attributes_for
+from tests.support.roce.weather import CALM, Weather
 
 S = QpState
 DEPTH = 4

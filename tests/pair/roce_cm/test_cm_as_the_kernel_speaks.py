@@ -31,7 +31,7 @@ from emulator.roce.wire.cm_messages import (
     decode_cm_untrusted,
 )
 from emulator.roce.wire.flow import text_address
-from tests.support.roce_captures import VECTORS, read_packets
+from tests.support.roce.captures import VECTORS, read_packets
 
 MAD = slice(20, 276)
 """In a UDP payload, after BTH and DETH."""

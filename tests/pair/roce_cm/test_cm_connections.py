@@ -14,7 +14,7 @@ from emulator.roce.nic.verbs import Access, Mtu, QpState, VerbsError
 from emulator.roce.wire.cm_ip import PortSpace
 from emulator.roce.wire.cm_messages import ConnectReject, ConnectReply, ConnectRequest
 from emulator.roce.wire.cm_reject import RejectReason
-from tests.support.roce_cm import FIRST, PORT, SECOND, CmEnd, CmPair
+from tests.support.roce.connection_managers import FIRST, PORT, SECOND, CmEnd, CmPair
 
 
 def test_every_state_can_be_reached_and_left_for_the_end() -> None:

@@ -11,7 +11,6 @@ from emulator.roce.cm.connection import Connection, Listener
 from emulator.roce.cm.events import CmEventType, ConnectionParameters
 from emulator.roce.cm.service_resolution import UDP_QKEY
 from emulator.roce.cm.states import CmState
-from emulator.roce.link.weather import Weather
 from emulator.roce.nic.verbs import VerbsError
 from emulator.roce.wire.cm_ip import IpCmHeader, PortSpace, service_id
 from emulator.roce.wire.cm_messages import (
@@ -23,7 +22,8 @@ from emulator.roce.wire.cm_messages import (
     encode_cm,
 )
 from emulator.roce.wire.flow import packed_address
-from tests.support.roce_cm import FIRST, PORT, SECOND, CmEnd, CmPair
+from tests.support.roce.connection_managers import FIRST, PORT, SECOND, CmEnd, CmPair
+from tests.support.roce.weather import Weather
 
 
 def _listen(end: CmEnd, backlog: int = 0) -> Listener:

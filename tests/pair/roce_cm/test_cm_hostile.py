@@ -31,7 +31,7 @@ from emulator.roce.wire.cm_messages import (
 )
 from emulator.roce.wire.cm_path import CmPath
 from emulator.roce.wire.cm_reject import RejectReason
-from tests.support.roce_cm import FIRST, SECOND, CmPair
+from tests.support.roce.connection_managers import FIRST, SECOND, CmPair
 
 STRANGER = "10.0.0.9"
 

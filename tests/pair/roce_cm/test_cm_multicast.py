@@ -12,7 +12,7 @@ from emulator.roce.cm.service_resolution import UDP_QKEY, ServiceResolution
 from emulator.roce.nic.multicast import MULTICAST_QPN
 from emulator.roce.nic.verbs import VerbsError
 from emulator.roce.wire.cm_ip import PortSpace
-from tests.support.roce_cm import SECOND, CmPair
+from tests.support.roce.connection_managers import SECOND, CmPair
 
 GROUP = "239.1.2.3"
 

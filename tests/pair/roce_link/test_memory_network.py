@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from emulator.roce.link.memory import MAX_IN_FLIGHT, Decision, MemoryNetwork
-from emulator.roce.link.weather import CALM, STORM, Weather
 from emulator.roce.nic.verbs import Address, Burst
+from tests.support.roce.memory_network import MAX_IN_FLIGHT, Decision, MemoryNetwork
+from tests.support.roce.weather import CALM, STORM, Weather
 
 HERE, THERE = "10.0.0.1", "10.0.0.2"
 
@@ -32,9 +32,8 @@ class Station:
     def advance(self, now: float) -> None:
         self.alarms = [alarm for alarm in self.alarms if alarm > now]
 
-    def take_output(self) -> list[Burst]:
-        output, self.outgoing = self.outgoing, []
-        return output
+    def next_burst(self, now: float) -> Burst | None:
+        return self.outgoing.pop(0) if self.outgoing else None
 
     def send(self, data: bytes, segment_size: int, ip: str = THERE) -> None:
         self.outgoing.append(Burst(memoryview(data), segment_size, Address(ip)))

@@ -30,7 +30,8 @@ from agent.virtio.vhost_user import (
     VringState,
     encode_message,
 )
-from tests.support.malicious_front_end import SECRET, Event, InlineDevice, Memory, extreme, scrambled
+from tests.support.fs import guest_requests as requests
+from tests.support.fs.malicious_front_end import SECRET, Event, InlineDevice, Memory, extreme, scrambled
 
 FUZZ = max(50_000, int(os.environ.get("G35_FUZZ", "0")))
 MESSAGES, RINGS = FUZZ // 2, FUZZ - FUZZ // 2
@@ -209,7 +210,7 @@ def test_messages(seed: int) -> None:
             device.world.clear()  # what the front-end has not sent
         check_world(device, memory, area)
         guest = Guest(device)
-        assert guest.ask(wire.Opcode.GETATTR, 1, wire.GETATTR_IN.pack(0, 0, 0), 104) == 0
+        assert guest.ask(wire.Opcode.GETATTR, 1, requests.GETATTR_IN.pack(0, 0, 0), 104) == 0
         guest.leave()
     device.close()
     print(f"seed {seed}: {dict(outcomes)}; {dict(device.broken)}")
@@ -222,11 +223,11 @@ OPCODES = [*range(1, 54), *[wire.Opcode.READ, wire.Opcode.WRITE, wire.Opcode.CRE
 BODIES = (
     wire.READ_IN.pack(1, 0, 4096, 0, 0, 0, 0),
     wire.WRITE_IN.pack(1, 0, 512, 0, 0, 0, 0) + b"w" * 512,
-    wire.CREATE_IN.pack(2, 0o100644, 0, 0) + b"a file\0",
+    requests.CREATE_IN.pack(2, 0o100644, 0, 0) + b"a file\0",
     wire.OPEN_IN.pack(2, 0),
     b"a file\0another\0",
-    wire.GETATTR_IN.pack(0, 0, 0),
-    wire.BATCH_FORGET_IN.pack(2, 0) + wire.FORGET_ONE.pack(2, 1) * 2,
+    requests.GETATTR_IN.pack(0, 0, 0),
+    requests.BATCH_FORGET_IN.pack(2, 0) + requests.FORGET_ONE.pack(2, 1) * 2,
     b"",
 )
 
@@ -346,6 +347,6 @@ def test_one_broken_ring_leaves_the_others(seed: int) -> None:
     guest.publish(2, SIZE)
     assert device.serve() == 0
     assert list(device.queues) == [0, 1]
-    assert guest.ask(wire.Opcode.GETATTR, 1, wire.GETATTR_IN.pack(0, 0, 0), 104) == 0
+    assert guest.ask(wire.Opcode.GETATTR, 1, requests.GETATTR_IN.pack(0, 0, 0), 104) == 0
     guest.leave()
     device.close()

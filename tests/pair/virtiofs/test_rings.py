@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.bench.virtio_driver.ring import Span
-from tests.support.ring_pair import RingPair
+from tests.support.fs.ring_pair import RingPair
 
 SIZES = st.lists(st.integers(1, 300), max_size=4)
 CHAIN = st.tuples(st.just("send"), SIZES.filter(bool), SIZES, st.booleans())

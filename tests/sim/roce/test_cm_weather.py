@@ -10,8 +10,8 @@ from emulator.roce.cm.connection import Connection
 from emulator.roce.cm.events import CmEventType
 from emulator.roce.cm.limits import CmTimes
 from emulator.roce.cm.states import CmState
-from emulator.roce.link.weather import Weather
-from tests.support.roce_cm import FIRST, SECOND, CmEnd, CmPair
+from tests.support.roce.connection_managers import FIRST, SECOND, CmEnd, CmPair
+from tests.support.roce.weather import Weather
 
 SEEDS = 300
 

@@ -12,8 +12,6 @@ from emulator.roce.cm.events import CmEventType, ConnectionParameters
 from emulator.roce.cm.gsi import SLOTS, Endpoint
 from emulator.roce.cm.limits import CmTimes
 from emulator.roce.cm.manager import ConnectionManager
-from emulator.roce.link.memory import MemoryNetwork
-from emulator.roce.link.weather import CALM, STORM, Weather
 from emulator.roce.nic.nic import Nic
 from emulator.roce.nic.verbs import (
     GSI_QKEY,
@@ -32,6 +30,8 @@ from emulator.roce.nic.verbs import (
 )
 from emulator.roce.nic.work_requests import ReceiveRequest, SendRequest
 from emulator.roce.wire.cm_ip import PortSpace
+from tests.support.roce.memory_network import MemoryNetwork
+from tests.support.roce.weather import CALM, STORM, Weather
 
 HERE, THERE = "10.0.0.1", "10.0.0.2"
 PORT = 4420

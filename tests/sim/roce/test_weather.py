@@ -1,6 +1,6 @@
 """Two emulated RDMA devices on a bad network, in virtual time: every request is carried out once, in order.
 
-Each seed is a conversation of its own (`tests/support/roce_script.py`); a seed that fails is named, and
+Each seed is a conversation of its own (`tests/support/roce/script.py`); a seed that fails is named, and
 `Conversation(seed, weather, ...).run()` repeats it exactly.
 """
 
@@ -10,11 +10,11 @@ from collections import Counter
 
 import pytest
 
-from emulator.roce.link.weather import STORM, Weather
 from emulator.roce.nic.counters import Count
 from emulator.roce.nic.verbs import EventType, Mtu, QpState, SendOpcode, WcStatus
-from tests.support.roce_ends import Pair
-from tests.support.roce_script import Conversation
+from tests.support.roce.ends import Pair
+from tests.support.roce.script import Conversation
+from tests.support.roce.weather import STORM, Weather
 
 GUSTS = Weather(loss=0.005, duplicate=0.01, corrupt=0.005, reorder=0.01, reorder_s=200e-6)
 """Mild enough that most packets come in rows, and every kind of trouble still happens to some."""

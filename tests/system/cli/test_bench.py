@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.bench import failover_probes, stopped_probes, tenant_probes
+from agent.bench import fault_probes, tenant_probes
 from agent.bench.bench_verb import MEASURE_SECONDS, REQUESTS
 from agent.bench.catalog import chosen
 from agent.bench.records import write
-from agent.bench.running import Wishes, run
+from agent.bench.run_bench import Wishes, run
 from tests.support.processes import Processes
 from tests.support.waiting import wait_until
 
@@ -79,9 +79,9 @@ def test_written_once(processes: Processes, tmp_path: Path) -> None:
 def test_pools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names with pools of their own, with fewer values and faults that last less long than in a bench."""
     monkeypatch.setattr(tenant_probes, "STORED", 200)
-    monkeypatch.setattr(stopped_probes, "WARM_SECONDS", 0.5)
-    monkeypatch.setattr(stopped_probes, "STOPPED_SECONDS", 1.0)
-    monkeypatch.setattr(failover_probes, "SWITCHES", 2)
+    monkeypatch.setattr(fault_probes, "WARM_SECONDS", 0.5)
+    monkeypatch.setattr(fault_probes, "STOPPED_SECONDS", 1.0)
+    monkeypatch.setattr(fault_probes, "SWITCHES", 2)
     names = [
         "tenant_erase_ms",
         "tenant_timing_auc",

@@ -15,9 +15,9 @@ import pytest
 from agent.bench import loop_probe
 from agent.bench.client_process import LineClient, speed
 from agent.bench.loop_client import Ticker, Ticks
-from agent.bench.peer_site import interpreter, linked_packages
 from agent.bench.redis_site import NotHere
 from agent.bench.rounds import Sample
+from agent.bench.sites import interpreter, linked_packages
 from agent.errors import G35Error
 from tests.support.processes import Processes
 from tests.support.waiting import wait_until

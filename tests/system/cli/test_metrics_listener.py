@@ -18,15 +18,16 @@ from agent.pool.read.prestage_cache import PrestageCache
 from agent.remote.enclosure import Enclosure
 from agent.remote.fabric import Fabric
 from agent.telemetry import listener, metrics, snapshot
-from tests.support.memory_pool import MemoryPool
+from tests.support.pool.memory_pool import MemoryPool
 from tests.support.waiting import wait_until
 
 
 def state() -> dict[str, Any]:
     agent = MemoryPool().agent()
     sources = snapshot.Sources(
-        "pool", 1, "/mnt/secret-place", "fuse", [agent.volume], Fabric([Enclosure("shelf")]), agent.cache,
-        PrestageCache(1 << 20), lambda: [agent.lanes.tallies], lambda: None,
+        pool_id="pool", map_version=lambda: 1, mount="/mnt/secret-place", door="fuse",
+        volumes=[agent.volume], fabric=Fabric([Enclosure("shelf")]), directories=agent.cache,
+        prestage=PrestageCache(1 << 20), tallies=lambda: [agent.channel.tallies], files=lambda: None,
     )  # fmt: skip
     return snapshot.take(sources)
 
@@ -36,9 +37,10 @@ def port() -> Iterator[int]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         number = probe.getsockname()[1]
-    stop = metrics.serve(f"127.0.0.1:{number}", state)
+    serving = metrics.listener_at(f"127.0.0.1:{number}", state)
+    serving.start()
     yield number
-    stop()
+    serving.stop()
 
 
 def asked(port: int, method: str, path: str = "/metrics") -> tuple[int, str]:
@@ -56,7 +58,7 @@ def asked(port: int, method: str, path: str = "/metrics") -> tuple[int, str]:
 )
 def test_metrics_are_refused_anywhere_but_on_loopback(address: str) -> None:
     with pytest.raises(ConfigError):
-        metrics.serve(address, state)
+        metrics.listener_at(address, state)
 
 
 def test_metrics_are_read_and_nothing_else(port: int) -> None:

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli.temporary_folder import temporary_folder
+from agent.cli.temporary_folder import KeptFolder, temporary_folder
 from agent.fs.doors.mounting import is_mounted
-from tests.support.mounted import can_mount, mounted
+from tests.support.fs.mounted import can_mount, mounted
 
 OWNER = """
 import sys, threading
 from agent.cli.temporary_folder import temporary_folder
-from tests.support.mounted import mounted
+from tests.support.fs.mounted import mounted
 with temporary_folder(sys.argv[1]) as folder, mounted("dev_fuse", folder / "mnt"):
     (folder / "file").write_text("left behind")
     print(folder, flush=True)
@@ -36,6 +36,21 @@ def test_the_folder_is_there_and_then_gone(prefix: str) -> None:
         assert folder.stat().st_mode & 0o777 == 0o700
         (folder / "file").write_text("x")
     assert not folder.exists()
+
+
+def test_a_folder_whose_logs_explain_an_error_stays_until_the_next_start(prefix: str) -> None:
+    def fail(folder: Path) -> None:
+        (folder / "agent.log").write_text("error: no room")
+        kept.append(folder)
+        raise KeptFolder("it did not start")
+
+    kept: list[Path] = []
+    with pytest.raises(KeptFolder), temporary_folder(prefix) as folder:
+        fail(folder)
+    (folder,) = kept
+    assert (folder / "agent.log").read_text() == "error: no room"
+    with temporary_folder(prefix):
+        assert not folder.exists()
 
 
 def test_a_folder_in_use_is_left_alone(prefix: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.arm64 import FROM_SOURCE, PYTHON, pins, pip_words
+from tests.support.deploy.arm64 import FROM_SOURCE, PYTHON, pins, pip_words
 
 _AWAY = ("connection broken by", "ResolutionError", "Timeout", "ProxyError", "SSLError", "HTTP error")
 """What pip says of an index that it cannot ask. What it then makes of that is no answer."""

@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from agent.fs.doors.mounting import is_mounted
-from tests.support.leaks import unmount_below
-from tests.support.mounted import can_mount
+from tests.support.fs.mounted import can_mount
 from tests.support.processes import Processes, Started
+from tests.support.rungs.leaks import unmount_below
 from tests.support.waiting import wait_until
 
 NOBODY = 65534

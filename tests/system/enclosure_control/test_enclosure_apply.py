@@ -16,7 +16,7 @@ import pytest
 import trio
 
 from agent.cli.main import main
-from agent.enclosure_control.applying import ApplyFailed, apply, planned
+from agent.enclosure_control.apply import ApplyFailed, apply, planned
 from agent.enclosure_control.description import Description, parse_description
 from agent.enclosure_control.rpc_errors import RpcError
 from agent.enclosure_control.rpc_target import RpcTarget
@@ -26,12 +26,11 @@ from emulator.jbof.rpc.server import CLIENTS_MAX, RpcServer
 from host_shim.pool import Pool
 from nvmeof.errors import ConnectRefused
 from nvmeof.transport.base import VerbsChoice
-from nvmeof.transport.rdma import discover as discover_rdma
-from nvmeof.transport.tcp import Controller, discover, open_controller
+from nvmeof.transport.tcp import Controller, open_controller
 from nvmeof.transport.verbs_provider import free_loopback_address
-from tests.support.nvme_ends import HOST, HOST_ID
+from tests.support.nvme.nvme_ends import HOST, HOST_ID
+from tests.support.nvme.transport_ways import EMULATED, discover
 from tests.support.processes import Processes
-from tests.support.transport_ways import EMULATED
 from tests.support.waiting import wait_until
 
 NQN = "nqn.2026-01.io.g35:shelf-1"
@@ -159,7 +158,7 @@ def test_listeners_come_and_go(enclosure: Enclosure, target: RpcTarget) -> None:
     with pytest.raises(OSError), socket.create_connection(("127.0.0.1", one), 5):
         pass
     trio.run(connected, two)
-    target.call("nvmf_delete_subsystem", {"nqn": NQN})
+    target.client.call("nvmf_delete_subsystem", {"nqn": NQN})
     with pytest.raises(OSError), socket.create_connection(("127.0.0.1", two), 5):
         pass
 
@@ -171,7 +170,7 @@ def test_over_rdma(enclosure: Enclosure, target: RpcTarget) -> None:
     assert apply(target, wanted).done == ()
 
     async def look() -> None:
-        [entry] = await discover_rdma(address, 4420, HOST, HOST_ID, verbs=VerbsChoice(EMULATED))
+        [entry] = await discover(address, 4420, HOST, HOST_ID, verbs=VerbsChoice(EMULATED))
         assert (entry.subsystem_nqn, entry.address) == (NQN, address)
 
     trio.run(look)
@@ -199,7 +198,7 @@ def test_the_socket_is_its_owners_and_clients_are_bounded(
 
     def answered() -> bool:
         try:
-            return target.call("nvmf_get_transports") == []
+            return bool(target.client.call("nvmf_get_transports") == [])
         except OSError:
             return False
         except Exception:
@@ -231,7 +230,7 @@ def test_the_verbs_say_what_was_done_and_what_was_not(
     assert code == 1
     assert said.splitlines() == [
         "done: create transport TCP",
-        "done: create malloc bdev M of 1048576 bytes",
+        "done: create malloc bdev M of 1 MiB",
         f"done: create subsystem {NQN}",
         f"failed: {NQN}: listen at TCP 127.0.0.1:{taken_port(file)}",
         f"not begun: {NQN}: listen at TCP 127.0.0.1:1",

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from spdk.rpc.client import JSONRPCClient, JSONRPCException
 
 from agent.cli.main import main
-from agent.enclosure_control.applying import ApplyFailed, apply, planned
+from agent.enclosure_control.apply import ApplyFailed, apply, planned
 from agent.enclosure_control.description import Description, parse_description
 from agent.enclosure_control.plan import PlanConflict
 from agent.enclosure_control.rpc_target import RpcTarget
@@ -31,6 +32,7 @@ from emulator.jbof.rpc.server import RpcServer
 from nvmeof.authentication.secret import DhchapSecret
 from nvmeof.authentication.secret_files import write_secret_file
 from nvmeof.transport.verbs_provider import free_loopback_address
+from tests.support.nvme.enclosure_process import EnclosureProcess
 from tests.support.waiting import wait_until
 
 NQN = "nqn.2026-01.io.g35:shelf-1"
@@ -86,7 +88,7 @@ def test_a_socket_survives_a_moment_without_descriptors(
         for _ in range(2):
             ask(tmp_path / "control", "stats")
             made = RpcTarget.at(server.path, 20.0)
-            assert made.call("nvmf_get_transports") == []
+            assert made.client.call("nvmf_get_transports") == []
             made.close()
     finally:
         control.close()
@@ -153,7 +155,7 @@ def test_a_key_is_exchanged_or_nothing_is(enclosure: Enclosure, target: RpcTarge
     assert valid() == new.text()
     assert planned(target, with_key(tmp_path / "new"), prune=True).steps == ()
     # Somebody forgot the key by hand.
-    target.call("keyring_file_remove_key", {"name": "k"})
+    target.client.call("keyring_file_remove_key", {"name": "k"})
     apply(target, with_key(tmp_path / "old"))
     assert valid() == old.text()
 
@@ -163,9 +165,9 @@ def test_a_key_file_without_a_secret_locks_its_host_out_as_at_a_real_target(
 ) -> None:
     file = tmp_path / "empty"
     file.touch(mode=0o600)
-    target.call("nvmf_create_subsystem", {"nqn": NQN})
-    target.call("keyring_file_add_key", {"name": "k", "path": str(file)})
-    assert target.call("nvmf_subsystem_add_host", {"nqn": NQN, "host": HOST, "dhchap_key": "k"})
+    target.client.call("nvmf_create_subsystem", {"nqn": NQN})
+    target.client.call("keyring_file_add_key", {"name": "k", "path": str(file)})
+    assert target.client.call("nvmf_subsystem_add_host", {"nqn": NQN, "host": HOST, "dhchap_key": "k"})
     [subsystem] = enclosure.target.subsystems
     assert HOST in subsystem.credentials, "nobody comes in without a secret"
     [key] = target.read().keys
@@ -192,18 +194,48 @@ def g35(*words: str, rpc: Path) -> None:
     assert code == 0
 
 
+def test_an_enclosure_of_this_machine_is_known_as_one(tmp_path: Path) -> None:
+    with EnclosureProcess.start(["--rpc", str(tmp_path / "rpc")], tmp_path) as served:
+        target = RpcTarget.at(Path(served.ready["rpc"]), 20.0)
+        wanted = parse_description({"keys": [{"name": "k", "file": str(tmp_path / "none")}]}, "test")
+        with pytest.raises(UserError, match="key k: there is no file"):
+            planned(target, wanted)
+        target.close()
+
+
+def test_spdks_own_client_is_answered(server: RpcServer) -> None:
+    with JSONRPCClient(str(server.path), timeout=20.0) as client:
+        asked = {"name": "M", "block_size": 512, "num_blocks": 8}
+        assert client.call("bdev_malloc_create", dict(asked)) == "M"
+        assert [each["name"] for each in client.call("bdev_get_bdevs")] == ["M"]
+        with pytest.raises(JSONRPCException) as refused:
+            client.call("bdev_malloc_create", dict(asked))
+        assert "-17" in refused.value.message
+
+
+def test_sizes_are_shown_in_binary_units(
+    server: RpcServer, target: RpcTarget, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target.client.call("bdev_malloc_create", {"name": "M", "block_size": 4096, "num_blocks": 24})
+    target.client.call("nvmf_create_transport", {"trtype": "TCP", "in_capsule_data_size": 8192})
+    g35("show", rpc=server.path)
+    said = capsys.readouterr().out
+    assert "96 KiB" in said
+    assert "in_capsule_data_size 8 KiB" in said
+
+
 def test_names_are_shown_as_they_are(
     server: RpcServer, target: RpcTarget, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("[/x]", "\x1b[31mred"):
-        target.call("bdev_malloc_create", {"name": name, "block_size": 512, "num_blocks": 8})
-    target.call("nvmf_create_transport", {"trtype": "TCP"})
-    target.call("nvmf_create_subsystem", {"nqn": NQN, "model_number": "a [b] c"})
+        target.client.call("bdev_malloc_create", {"name": name, "block_size": 512, "num_blocks": 8})
+    target.client.call("nvmf_create_transport", {"trtype": "TCP"})
+    target.client.call("nvmf_create_subsystem", {"nqn": NQN, "model_number": "a [b] c"})
     with socket.socket(socket.AF_INET6) as probe:
         probe.bind(("::1", 0))
         port = str(probe.getsockname()[1])
     place = {"trtype": "TCP", "adrfam": "IPv6", "traddr": "::1", "trsvcid": port}
-    target.call("nvmf_subsystem_add_listener", {"nqn": NQN, "listen_address": place})
+    target.client.call("nvmf_subsystem_add_listener", {"nqn": NQN, "listen_address": place})
     g35("show", rpc=server.path)
     g35("stats", rpc=server.path)
     said = capsys.readouterr().out
@@ -271,7 +303,7 @@ def test_silent_clients_do_not_keep_others_out(
             client.settimeout(20)
             client.connect(str(server.path))
         wait_until(lambda: len(server._heard) == len(clients), 10, "all are taken")
-        assert target.call("nvmf_get_transports") == []
+        assert target.client.call("nvmf_get_transports") == []
         assert clients[0].recv(1) == b"", "the one that was silent longest"
     finally:
         for client in clients:

@@ -1,4 +1,4 @@
-"""Our wrapper of SPDK's JSON-RPC client, against a peer that does what a script says."""
+"""Our deadline and bounds around SPDK's JSON-RPC client, against a peer that follows a script."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def target(tmp_path: Path) -> Iterator[ScriptedTarget]:
 
 @pytest.fixture
 def client(tmp_path: Path, target: ScriptedTarget) -> Iterator[RpcClient]:
-    with RpcClient(tmp_path / "rpc", 20.0) as made:
+    with contextlib.closing(RpcClient(tmp_path / "rpc", 20.0)) as made:
         yield made
 
 
@@ -236,8 +236,8 @@ def test_a_connection_that_ends_is_told_and_made_anew(target: ScriptedTarget, cl
 
 
 def test_nobody_there(tmp_path: Path) -> None:
-    with RpcClient(tmp_path / "none") as client, pytest.raises(RpcUnreachable, match="no enclosure answers"):
-        client.call("m")
+    with pytest.raises(RpcUnreachable, match="no enclosure answers"):
+        RpcClient(tmp_path / "none").call("m")
 
 
 def test_the_packages_client_prints_nothing_and_leaves_no_handler(

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 import trio
 
-from agent.enclosure_control.applying import apply
+from agent.enclosure_control.apply import apply
 from agent.enclosure_control.description import parse_description
 from agent.enclosure_control.rpc_errors import RpcError, RpcUnreachable
 from agent.enclosure_control.rpc_target import RpcTarget
 from nvmeof.transport.tcp import open_controller
-from tests.support.nvme_ends import HOST, HOST_ID
+from tests.support.nvme.nvme_ends import HOST, HOST_ID
 from tests.support.processes import Processes
 from tests.support.waiting import wait_until
 

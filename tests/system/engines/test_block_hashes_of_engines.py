@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.engine_environments import run_in_engine
+from tests.support.engines.engine_environments import run_in_engine
 
 STEPS = Path(__file__).with_name("hash_steps.py")
 

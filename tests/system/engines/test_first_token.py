@@ -6,7 +6,7 @@ import json
 import subprocess
 from pathlib import Path
 
-from tests.support.engine_environments import engine_python
+from tests.support.engines.engine_environments import engine_python
 from tests.support.pool_up import PoolUp
 from tests.support.processes import Processes
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.engine_environments import engine_python, run_in_engine
+from tests.support.engines.engine_environments import engine_python, run_in_engine
 from tests.support.pool_up import PoolUp
 from tests.support.processes import Processes
 

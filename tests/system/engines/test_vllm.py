@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.engine_environments import engine_python, run_in_engine
+from tests.support.engines.engine_environments import engine_python, run_in_engine
 from tests.support.pool_up import PoolUp
 from tests.support.processes import Processes
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.inline_runner import inline_runner
-from tests.support.mounted import can_mount
+from tests.support.fs.mounted import can_mount
+from tests.support.pool.inline_runner import inline_runner
 from tests.support.waiting import wait_until
 from tests.system.files.test_files_programs import MIB, Mounted
 

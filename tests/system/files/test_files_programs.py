@@ -24,11 +24,11 @@ from agent.fs.doors.make_door import make_door
 from agent.fs.files import suspects
 from agent.fs.files.face import FilesFace
 from agent.fs.files.options import FilesOptions
-from agent.fs.root import RootFileSystem
-from tests.support.files_calls import ROOT
-from tests.support.inline_runner import inline_runner
-from tests.support.memory_blocks import MemoryBlockStore
-from tests.support.mounted import can_mount
+from agent.fs.interface import RootFileSystem
+from tests.support.fs.files_calls import ROOT
+from tests.support.fs.mounted import can_mount
+from tests.support.pool.inline_runner import inline_runner
+from tests.support.pool.memory_blocks import MemoryBlockStore
 
 MIB = 1 << 20
 CAPACITIES = (64 << 10, MIB, 4 * MIB)

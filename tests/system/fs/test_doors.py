@@ -19,9 +19,9 @@ from agent.fs.doors import mounting
 from agent.fs.doors.make_door import DoorKind, make_door
 from agent.fs.doors.mounting import MountError
 from agent.fs.interface import NOBODY, FsError, LockOwner
-from tests.support.inline_runner import inline_runner
-from tests.support.memory_filesystem import FaultyFileSystem, MemoryFileSystem
-from tests.support.mounted import KINDS, can_mount, mounted, python
+from tests.support.fs.memory_filesystem import FaultyFileSystem, MemoryFileSystem
+from tests.support.fs.mounted import KINDS, can_mount, mounted, python
+from tests.support.pool.inline_runner import inline_runner
 from tests.support.waiting import wait_until
 
 pytestmark = [
@@ -393,8 +393,8 @@ import os, subprocess, sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from agent.fs.doors.make_door import make_door
-from tests.support.inline_runner import inline_runner
-from tests.support.memory_filesystem import MemoryFileSystem
+from tests.support.pool.inline_runner import inline_runner
+from tests.support.fs.memory_filesystem import MemoryFileSystem
 door = make_door(sys.argv[3], MemoryFileSystem(), Path(sys.argv[2]), 2, inline_runner)
 door.start()
 (Path(sys.argv[2]) / "f").write_bytes(b"served")

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from agent.fs.interface import Caller, FsError
 from agent.pool.steps import Outcome
-from tests.support.memory_filesystem import MemoryFileSystem
-from tests.support.mounted import can_mount, mounted
-from tests.support.posix_calls import Call, Calls, calls
+from tests.support.fs.memory_filesystem import MemoryFileSystem
+from tests.support.fs.mounted import can_mount, mounted
+from tests.support.fs.posix_calls import Call, Calls, calls
 
 pytestmark = [
     pytest.mark.skipif(can_mount() is not None, reason=str(can_mount())),

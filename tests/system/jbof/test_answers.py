@@ -9,8 +9,8 @@ import pytest
 from nvmeof.tcp.pdu import CapsuleCmd, encode_pdu
 from nvmeof.wire.sgl import in_capsule
 from nvmeof.wire.sqe import IoOpcode, Sqe
-from tests.support.heap_storage import HeapStorage
-from tests.support.socket_host import answer, io_queue
+from tests.support.nvme.heap_storage import HeapStorage
+from tests.support.nvme.socket_host import answer, io_queue
 
 BLOCK = 4096
 LONG = 64

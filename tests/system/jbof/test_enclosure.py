@@ -21,7 +21,6 @@ import trio
 
 from emulator.jbof.control_client import ControlError, ask
 from emulator.jbof.enclosure import EnclosureError
-from emulator.jbof.process import EnclosureProcess
 from nvmeof.host import commands
 from nvmeof.host.command import Command
 from nvmeof.tcp.pdu import CapsuleCmd, ICReq, encode_header, encode_pdu
@@ -29,16 +28,18 @@ from nvmeof.transport.tcp import (
     NO_DIGESTS,
     Controller,
     Digests,
-    TcpHostQueue,
     connect_io_queue,
-    discover,
     open_controller,
 )
+from nvmeof.transport.tcp_queue import TcpHostQueue
 from nvmeof.wire.cqe import decode_cqe_untrusted
 from nvmeof.wire.fabrics import Connect, ConnectData
 from nvmeof.wire.sgl import transport
 from nvmeof.wire.sqe import IoOpcode, Sqe
 from nvmeof.wire.status import Status
+from tests.support.nvme import more_commands
+from tests.support.nvme.enclosure_process import EnclosureProcess
+from tests.support.nvme.transport_ways import discover
 from tests.support.processes import Processes
 from tests.support.waiting import wait_until
 
@@ -279,7 +280,7 @@ def test_a_full_disk_is_a_status_and_the_old_blocks_stay(tmp_path: Path) -> None
             assert 8 <= len(written) < 63
             for index in written:
                 assert read(queue, index * 64, 64 * 4096) == bytes([index + 1]) * (64 * 4096)
-            run(queue, commands.write_zeroes(1, 0, 64, deallocate=True)).check()
+            run(queue, more_commands.write_zeroes(1, 0, 64, deallocate=True)).check()
             assert write(queue, 0, b"again".ljust(4096)).status == 0
 
         with enclosure(tmp_path, "--folder", str(flash)) as running:

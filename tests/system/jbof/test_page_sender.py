@@ -27,7 +27,7 @@ from nvmeof.tcp.crc32c import Buffer, crc32c
 from nvmeof.tcp.pdu import CapsuleCmd, encode_pdu
 from nvmeof.wire.sgl import transport
 from nvmeof.wire.sqe import IoOpcode, Sqe
-from tests.support.socket_host import exactly, io_queue
+from tests.support.nvme.socket_host import exactly, io_queue
 
 SIZE = 8 << 20
 PAGE = 4096

@@ -55,7 +55,7 @@ def test_the_kernel_says_who_connected() -> None:
         assert peer_user(one) == os.geteuid()
 
 
-@pytest.mark.expects_log("a client is hung up on: can't start new thread")
+@pytest.mark.expects_log("a client is disconnected: can't start new thread")
 def test_a_client_for_whom_there_is_no_thread_costs_no_more_than_itself(
     echo: Echo, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,8 +12,7 @@ import pytest
 import typer
 
 from emulator.lab import guest_files, machine
-from emulator.lab.booting import wait_on_terminal
-from emulator.lab.cli import failures_told
+from emulator.lab.cli import failures_told, wait_on_terminal
 from emulator.lab.errors import (
     ExchangeMisusedError,
     GuestDiedError,

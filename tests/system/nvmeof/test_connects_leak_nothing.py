@@ -1,6 +1,6 @@
 """Connecting and disconnecting leaves nothing behind, at either end.
 
-A hundred times here; `python -m tests.support.connect_leak` does it 10,000 times.
+A hundred times here; `python -m tests.support.nvme.connect_leak` does it 10,000 times.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.connect_leak import connect_often
+from tests.support.nvme.connect_leak import connect_often
 
 
 @pytest.mark.timeout(180)

@@ -12,7 +12,6 @@ import pytest
 import trio
 
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings
-from emulator.jbof.process import EnclosureProcess
 from nvmeof.host import kv_commands
 from nvmeof.host.command import Command
 from nvmeof.transport import HostQueue, connect_io_queue
@@ -20,8 +19,9 @@ from nvmeof.transport.controller import Controller
 from nvmeof.transport.tcp import open_controller
 from nvmeof.wire.kv import decode_key_list_untrusted
 from nvmeof.wire.status import Status
-from tests.support.nvme_ends import HOST, HOST_ID, same
-from tests.support.transport_ways import WAYS, Way
+from tests.support.nvme.enclosure_process import EnclosureProcess
+from tests.support.nvme.nvme_ends import HOST, HOST_ID, same
+from tests.support.nvme.transport_ways import WAYS, Way
 
 KV = 2
 MIB = 1 << 20

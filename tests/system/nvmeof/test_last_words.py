@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator
 import pytest
 import trio
 
-from nvmeof.authentication.credentials import Credentials
-from nvmeof.authentication.secret import new_secret
+from nvmeof.authentication.secret import Credentials, new_secret
 from nvmeof.errors import AuthenticationFailed
 from nvmeof.host.command import Command
-from nvmeof.transport.rdma_controller import RdmaAdminLink
+from nvmeof.transport.rdma import RdmaAdminLink
 from nvmeof.transport.verbs_waiting import Completions
-from tests.support.asking_enclosure import PATIENCE_S, AskingEnclosure, join_queue
-from tests.support.transport_ways import Way
+from tests.support.nvme.asking_enclosure import PATIENCE_S, AskingEnclosure, join_queue
+from tests.support.nvme.transport_ways import Way
 from tests.support.waiting import wait_until
 
 RIGHT, WRONG = Credentials(new_secret()), Credentials(new_secret())

@@ -17,7 +17,6 @@ import trio
 
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings
 from emulator.jbof.faults import ErrorFault, FlipFault
-from emulator.jbof.process import EnclosureProcess
 from emulator.jbof.rdma_connection import RdmaConnection
 from emulator.roce.pyverbs.cmid import CMID
 from emulator.roce.pyverbs.qp_attributes import QPAttr
@@ -26,17 +25,19 @@ from nvmeof.host import commands
 from nvmeof.host.bring_up import SessionConfig, connect_command
 from nvmeof.rdma.work import BindWindow, Send
 from nvmeof.transport.base import Address, ControllerInfo, VerbsChoice
-from nvmeof.transport.keeper import Connected, Disconnected, keep_controller
-from nvmeof.transport.rdma import RdmaHostQueue, connect_io_queue, discover, open_controller
+from nvmeof.transport.rdma import connect_io_queue, open_controller
 from nvmeof.transport.rdma_connect import RdmaLink
-from nvmeof.transport.rdma_queue import Linked, link_up
+from nvmeof.transport.rdma_queue import Linked, RdmaHostQueue, link_up
+from nvmeof.transport.reconnect import Connected, Disconnected, keep_controller
 from nvmeof.transport.verbs_provider import VerbsUnavailable, free_loopback_address, load_verbs
 from nvmeof.wire.log_page import TransportType
-from nvmeof.wire.rdma import ConnectRequest, Provider, RejectStatus, decode_rdma_address_untrusted
+from nvmeof.wire.rdma import RDMA_ADDRESS, ConnectRequest, RejectStatus
 from nvmeof.wire.status import Status
-from tests.support.nvme_ends import HOST, HOST_ID, same
+from tests.support.nvme import more_commands
+from tests.support.nvme.enclosure_process import EnclosureProcess
+from tests.support.nvme.nvme_ends import HOST, HOST_ID, same
+from tests.support.nvme.transport_ways import EMULATED, discover
 from tests.support.processes import Processes
-from tests.support.transport_ways import EMULATED
 from tests.support.waiting import wait_until
 
 LBA = 4096
@@ -111,7 +112,7 @@ def test_registered_memory_of_all_sizes(enclosure: Enclosure, info: ControllerIn
         # Nothing beside it was touched.
         assert not any(buffer[: 7 * LBA])
         assert not any(buffer[7 * LBA + size : 7 * LBA + size + LBA])
-        assert finish(queue, commands.compare(1, blocks, blocks, [into])).status == 0
+        assert finish(queue, more_commands.compare(1, blocks, blocks, [into])).status == 0
     queue.close()
 
 
@@ -123,7 +124,7 @@ def test_a_command_given_up_costs_a_new_queue_pair_and_nothing_else(
     buffer = memory(1 << 20)
     queue.register(buffer)
     drive = enclosure.drive(0)
-    drive.set_hung(True)
+    drive.set_faults(hung=True)
     command = commands.read(1, 0, 256, buffer)
     queue.submit(command)
     assert not queue.wait(command, time.monotonic() + 0.03)
@@ -141,7 +142,7 @@ def test_a_command_given_up_costs_a_new_queue_pair_and_nothing_else(
     assert finish(queue, commands.read(2, 0, 1, memory(LBA))).status == 0
     assert time.monotonic() - began < 1.0
     assert enclosure.stats()["connections_accepted"] == accepted + 1
-    drive.set_hung(False)
+    drive.set_faults(hung=False)
     enclosure.target.poke()
     trial = commands.read(1, 0, 1, memory(LBA))
     assert finish(queue, trial).status == 0
@@ -252,7 +253,7 @@ def test_discovery_says_how(enclosure: Enclosure) -> None:
         [entry] = await discover(settings.address, enclosure.port, HOST, HOST_ID, verbs=VERBS)
         assert entry.transport_type == TransportType.RDMA
         assert (entry.address, entry.service) == (settings.address, str(enclosure.port))
-        assert decode_rdma_address_untrusted(entry.tsas).provider == Provider.ROCE_V2
+        assert entry.tsas == RDMA_ADDRESS
 
     trio.run(main)
 
@@ -449,7 +450,7 @@ def test_faults_of_drives(enclosure: Enclosure, info: ControllerInfo) -> None:
     drive = enclosure.drive(0)
     data = random.Random(7).randbytes(16 * LBA)
     assert finish(queue, commands.write(1, 0, 16, [data])).status == 0
-    drive.set_hung(True)
+    drive.set_faults(hung=True)
     waiting = [commands.read(1, 0, 16, memory(16 * LBA)) for _ in range(4)]
     for command in waiting:
         queue.submit(command)
@@ -461,15 +462,15 @@ def test_faults_of_drives(enclosure: Enclosure, info: ControllerInfo) -> None:
         assert queue.wait(command, soon())
         assert command.data_in is not None
         assert same(command.data_in, data)
-    drive.set_error(ErrorFault(Status.UNRECOVERED_READ_ERROR))
+    drive.set_faults(error=ErrorFault(Status.UNRECOVERED_READ_ERROR))
     assert finish(queue, commands.read(1, 0, 1, memory(LBA))).status == Status.UNRECOVERED_READ_ERROR
     drive.heal()
-    drive.set_flip_on_read(FlipFault(0, 16 * LBA))
+    drive.set_faults(flip_on_read=FlipFault(0, 16 * LBA))
     flipped = finish(queue, commands.read(1, 0, 16, memory(16 * LBA)))
     assert flipped.data_in is not None
     assert not same(flipped.data_in, data)
     drive.heal()
-    drive.set_lose_writes(1.0)
+    drive.set_faults(lose_writes=1.0)
     assert finish(queue, commands.write(1, 0, 16, [bytes(16 * LBA)])).status == 0
     drive.heal()
     assert same(finish(queue, commands.read(1, 0, 16, memory(16 * LBA))).data_in, data)

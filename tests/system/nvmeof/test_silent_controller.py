@@ -9,8 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from nvmeof.authentication.credentials import Credentials
-from nvmeof.authentication.secret import new_secret
+from nvmeof.authentication.secret import Credentials, new_secret
 from nvmeof.controller import session
 from nvmeof.controller.request import Outcome, Request
 from nvmeof.errors import AuthenticationFailed, ConnectionLost
@@ -18,8 +17,8 @@ from nvmeof.host.command import Command
 from nvmeof.transport.rdma_queue import RdmaHostQueue
 from nvmeof.transport.tcp_queue import TcpHostQueue
 from nvmeof.wire.authentication import Failure, decode_host_message_untrusted
-from tests.support.asking_enclosure import PATIENCE_S, AskingEnclosure, join_queue
-from tests.support.transport_ways import Way
+from tests.support.nvme.asking_enclosure import PATIENCE_S, AskingEnclosure, join_queue
+from tests.support.nvme.transport_ways import Way
 
 HOSTS, CONTROLLERS = new_secret(), new_secret()
 RIGHT = Credentials(HOSTS, CONTROLLERS)

@@ -25,15 +25,14 @@ from nvmeof.errors import (
 )
 from nvmeof.host import commands
 from nvmeof.host.command import Command
-from nvmeof.host.controller_session import NamespacesChanged
-from nvmeof.host.reconnect import ReconnectPolicy
+from nvmeof.host.controller_session import Change
 from nvmeof.transport import HostQueue, connect_io_queue
-from nvmeof.transport.keeper import Connected, Disconnected, GivenUp, keep_controller
+from nvmeof.transport.reconnect import Connected, Disconnected, GivenUp, ReconnectPolicy, keep_controller
 from nvmeof.transport.tcp import Controller, open_controller
 from nvmeof.wire.identify import IdentifyCns
 from nvmeof.wire.status import Status
-from tests.support.nvme_ends import HOST, HOST_ID, same
-from tests.support.transport_ways import WAYS, Way
+from tests.support.nvme.nvme_ends import HOST, HOST_ID, same
+from tests.support.nvme.transport_ways import WAYS, Way
 from tests.support.waiting import wait_until
 
 LBA = 4096
@@ -175,7 +174,7 @@ def test_deadline_abandon_and_late_answer(way: Way, enclosure: Enclosure) -> Non
     with Attached(way, enclosure) as attached:
         queue = attached.queue(depth=2)
         drive = enclosure.drive(0)
-        drive.set_hung(True)
+        drive.set_faults(hung=True)
         enclosure.target.poke()
         into = memoryview(bytearray(b"\xaa" * (1 << 20)))
         command = commands.read(1, 0, 256, into)
@@ -197,7 +196,7 @@ def test_deadline_abandon_and_late_answer(way: Way, enclosure: Enclosure) -> Non
         queue.submit(second)
         with pytest.raises(QueueFull):
             queue.submit(commands.flush(2))
-        drive.set_hung(False)
+        drive.set_faults(hung=False)
         enclosure.target.poke()
         assert queue.wait(second, soon())
         wait_until(lambda: queue.oldest_abandoned() is None, what="the late answer")
@@ -210,7 +209,7 @@ def test_deadline_abandon_and_late_answer(way: Way, enclosure: Enclosure) -> Non
 def test_a_command_that_hangs_is_aborted(way: Way, enclosure: Enclosure) -> None:
     with Attached(way, enclosure) as attached:
         queue = attached.queue()
-        enclosure.drive(0).set_hung(True)
+        enclosure.drive(0).set_faults(hung=True)
         hanging = commands.read(1, 0, 256, memoryview(bytearray(1 << 20)))
         queue.submit(hanging)
         assert not queue.wait(hanging, time.monotonic() + 0.05)
@@ -226,7 +225,7 @@ def test_a_command_that_hangs_is_aborted(way: Way, enclosure: Enclosure) -> None
 def test_the_enclosure_dies_with_commands_in_flight(way: Way, enclosure: Enclosure) -> None:
     with Attached(way, enclosure) as attached:
         queue = attached.queue()
-        enclosure.drive(0).set_hung(True)
+        enclosure.drive(0).set_faults(hung=True)
         enclosure.target.poke()
         running = [commands.read(1, n, 1, memoryview(bytearray(LBA))) for n in range(5)]
         for command in running:
@@ -271,7 +270,7 @@ def _connects(attached: Attached, qid: int) -> bool:
 def test_admin(way: Way, enclosure: Enclosure) -> None:
     async def main() -> None:
         async with opener(way, enclosure) as controller:
-            assert controller.cntlid == controller.identify.cntlid
+            assert controller.facts.cntlid == controller.identify.cntlid
             found = {namespace.nsid: namespace for namespace in controller.namespaces()}
             assert sorted(found) == [1, 2]
             assert found[1].size_bytes == DRIVE
@@ -285,7 +284,7 @@ def test_admin(way: Way, enclosure: Enclosure) -> None:
             enclosure.remove_drive(1)
             with trio.fail_after(10):
                 async for event in controller.events:
-                    if event == NamespacesChanged():
+                    if event == Change.NAMESPACES:
                         break
             assert [namespace.nsid for namespace in controller.namespaces()] == [1]
             with trio.fail_after(10):
@@ -418,7 +417,6 @@ def test_the_keeper_connects_again_and_gives_up_in_the_end(way: Way) -> None:
                         back.close()
                     while not isinstance(event, GivenUp):
                         event = await keeper.events.receive()
-                    await keeper.gave_up.wait()
         finally:
             enclosure.close()
 

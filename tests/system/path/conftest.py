@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.pool.two_tenants import TwoTenants
 from tests.support.pool_up import PoolUp
 from tests.support.processes import Processes
-from tests.support.two_tenants import TwoTenants
 
 SMALL = ("--drive-size", "256M", "--read-deadline-ms", "2000")
 

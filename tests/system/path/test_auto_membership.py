@@ -14,10 +14,9 @@ import trio
 
 from agent.attach.connect import connected
 from agent.attach.inspect_namespaces import look_round
-from agent.config.configuration import Configuration
-from agent.config.pool_section import PoolSection
+from agent.config.configuration import Configuration, PoolSection
 from agent.errors import G35Error
-from agent.inline.root_keys import HeldRootKey
+from agent.inline.root_keys import RootKey
 from agent.inline.secrets import SecretKey
 from agent.membership import auto_join
 from agent.membership.auto_join import REST_SECONDS, AutoJoin, Patience
@@ -27,7 +26,7 @@ from agent.pool.map.inspect import newest_map, write_superblock
 from agent.pool.map.seal import MapSeal
 from agent.pool.map.tenant_changes import without_key
 from agent.pool.steps import wait_for
-from agent.remote.channel import WorkerLanes
+from agent.remote.channel import WorkerChannel
 from agent.remote.fabric import Fabric
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings
 from nvmeof.controller.subsystem import Port, Subsystem
@@ -37,7 +36,7 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.expects_log("not in the pool")
 """The sessions say so of newcomers."""
 
-ROOT = HeldRootKey(SecretKey(b"\x11" * 32), "a test")
+ROOT = RootKey(SecretKey(b"\x11" * 32), "a test")
 DRIVE_BYTES = 24 << 20
 WISHES = [
     VolumeWish(name="blue", tenant="blue", value_bytes=65536, share=0.4),
@@ -62,11 +61,11 @@ def test_newcomers_wait_until_none_has_come_or_gone_for_a_while() -> None:
 CONNECTED_SECONDS = 20.0
 
 
-def lanes_of(fabric: Fabric, number: int) -> WorkerLanes:
+def channel_of(fabric: Fabric, number: int) -> WorkerChannel:
     """Connected, for a request waits some milliseconds only for its queue."""
-    lanes = WorkerLanes(fabric, number)
-    lanes.connect_ahead(CONNECTED_SECONDS)
-    return lanes
+    channel = WorkerChannel(fabric, number)
+    channel.connect_ahead(CONNECTED_SECONDS)
+    return channel
 
 
 class Rig:
@@ -74,7 +73,7 @@ class Rig:
 
     def __init__(self, fabric: Fabric, members: set[bytes]) -> None:
         self.fabric = fabric
-        self.lanes = lanes_of(fabric, 1)
+        self.channel = channel_of(fabric, 1)
         # All that is reached now is the pool.
         drives = [
             (each.nguid, each.size_bytes) for enclosure in fabric.enclosures for each in enclosure.namespaces
@@ -83,25 +82,25 @@ class Rig:
         self.pool_map = MapSeal(ROOT).put(plan_pool(drives, WISHES, ROOT))
         fabric.adopt([nguid for nguid, _ in drives])
         for number, (nguid, _) in enumerate(drives):
-            self.lanes.run(write_superblock(self.lanes, number, nguid, self.pool_map))
+            self.channel.run(write_superblock(self.channel, number, nguid, self.pool_map))
         section = PoolSection(membership="auto", join_after_s=1, rebalance=1)
         self.autos = [
             AutoJoin(section, fabric, ROOT, lambda: self.pool_map, lambda: 0, MapSeal(ROOT)) for _ in range(2)
         ]
-        self.auto_lanes = [lanes_of(auto.view, 2 + number) for number, auto in enumerate(self.autos)]
+        self.auto_channels = [channel_of(auto.view, 2 + number) for number, auto in enumerate(self.autos)]
         self.now = 0.0
 
     def turn(self, auto: int = 0, seconds: float = 3.0) -> None:
         self.now += seconds
-        self.autos[auto].turn(self.auto_lanes[auto], self.now)
+        self.autos[auto].turn(self.auto_channels[auto], self.now)
 
     def found(self) -> PoolMap:
         view = Fabric(self.fabric.enclosures)
-        lanes = lanes_of(view, 4)
+        channel = channel_of(view, 4)
         try:
-            return newest_map([each for _, _, each in look_round(view, lanes) if each.superblock])
+            return newest_map([each for _, _, each in look_round(view, channel) if each.superblock])
         finally:
-            lanes.close()
+            channel.close()
 
     def follow(self) -> PoolMap:
         """As the agent's map watch does."""
@@ -110,8 +109,8 @@ class Rig:
         return self.pool_map
 
     def close(self) -> None:
-        for lanes in (self.lanes, *self.auto_lanes):
-            lanes.close()
+        for channel in (self.channel, *self.auto_channels):
+            channel.close()
 
 
 def with_rig(folder: Path, work: Callable[[Rig], None], *enclosures: Enclosure) -> None:
@@ -161,8 +160,8 @@ def test_blank_ones_join_the_pool_is_settled_and_what_carries_something_is_refus
         assert len(strays) == 2
         foreign = next(n for n in strays if rig.fabric.strays[n] == "foreign")
         rig.fabric.adopt([*rig.fabric.nguids, bytes.fromhex(foreign)])
-        something = rig.lanes.write(len(rig.fabric.nguids) - 1, 8192, [b"\xee" * 4096])
-        assert rig.lanes.run(wait_for(rig.lanes, something, rig.lanes.now() + 10)) is None
+        something = rig.channel.write(len(rig.fabric.nguids) - 1, 8192, [b"\xee" * 4096])
+        assert rig.channel.run(wait_for(rig.channel, something, rig.channel.now() + 10)) is None
         rig.follow()
         rig.turn(seconds=0.1)
         assert rig.found().version == 1, "not before join_after_s is over"
@@ -213,7 +212,7 @@ def test_two_agents_at_the_same_moment_let_a_namespace_in_once(tmp_path: Path) -
 def test_a_namespace_that_missed_an_erasure_gets_the_map_when_it_is_back(tmp_path: Path) -> None:
     def work(rig: Rig) -> None:
         erased = MapSeal(ROOT).put(without_key(rig.pool_map, "blue"))
-        rig.lanes.run(write_superblock(rig.lanes, 0, rig.fabric.nguids[0], erased))
+        rig.channel.run(write_superblock(rig.channel, 0, rig.fabric.nguids[0], erased))
         rig.follow()
         for _ in range(2):
             rig.turn(seconds=auto_join.MEND_SECONDS)

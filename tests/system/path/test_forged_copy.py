@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from agent.inline.root_keys import HeldRootKey, root_key_in
+from agent.inline.root_keys import RootKey, root_key_in
 from agent.inline.secrets import SecretKey
 from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
 from agent.pool.map.inspect import COPY_BYTES
 from agent.pool.map.seal import MapSeal
 from agent.pool.map.superblock import COPY_OFFSETS, Superblock, decode_superblock_untrusted
 from host_shim.pool import Pool
-from tests.support.two_tenants import KEYS, TENANTS, TwoTenants, value_of
+from tests.support.pool.two_tenants import KEYS, TENANTS, TwoTenants, value_of
 from tests.support.waiting import wait_until
 
 
@@ -98,7 +98,7 @@ def test_a_forged_copy_takes_nothing_and_is_written_over(two_tenants: TwoTenants
     agent.process.wait(30)
     members = [(bytes.fromhex(attacker.nguid), 24 << 20)]
     wish = VolumeWish(name="theirs", value_bytes=1 << 16, share=0.5)
-    other = plan_pool(members, [wish], HeldRootKey(SecretKey(bytes(32)), "a stranger's"))
+    other = plan_pool(members, [wish], RootKey(SecretKey(bytes(32)), "a stranger's"))
     attacker.write(other)
     agent = two_tenants.serve()
     said = contested(mount)[attacker.nguid]

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from emulator.jbof.process import EnclosureProcess
 from host_shim.pool import Pool
 from nvmeof.transport.verbs_provider import free_loopback_address
+from tests.support.nvme.enclosure_process import EnclosureProcess
+from tests.support.nvme.transport_ways import EMULATED
 from tests.support.processes import Processes, Started
-from tests.support.transport_ways import EMULATED
 from tests.support.waiting import wait_until
 
 KIB = 1 << 10

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from emulator.roce.wire.opcodes import Opcode
-from emulator.roce.wire.packet import decode_packet_untrusted
 from tests.support.pool_up import PoolUp
-from tests.support.roce_captures import read_packets
+from tests.support.roce.captures import read_packets
+from tests.support.roce.packets import decode_packet_untrusted
 from tests.system.path.test_path_faults import (
     test_a_hung_enclosure_costs_a_bounded_wait,
     test_an_enclosure_killed_and_brought_back_under_load,

@@ -16,7 +16,7 @@ import pytest
 from host_shim.block_key import key_of
 from host_shim.pool import Pool
 from host_shim.session import RealFiles
-from host_shim.transfer_wire import Ioctl, Registering, ioctl_command
+from host_shim.transfer_wire import Ioctl, encode_register, ioctl_command
 from tests.support.pool_up import PoolUp
 from tests.support.waiting import wait_until
 
@@ -57,7 +57,7 @@ import sys
 from host_shim.block_key import key_of
 from host_shim.pool import Pool
 from host_shim.session import RealFiles
-from host_shim.transfer_wire import Ioctl, Registering, ioctl_command
+from host_shim.transfer_wire import Ioctl, encode_register, ioctl_command
 pool = Pool(sys.argv[1])
 memory = pool.memory(1 << 20)
 while True:
@@ -154,7 +154,7 @@ def test_a_file_of_the_mount_itself_is_no_memory(pool_up: PoolUp) -> None:
     refusals: list[int | None] = []
 
     def register(descriptor: int) -> None:
-        data = Registering(descriptor, 4096).encode()
+        data = encode_register(descriptor, 4096)
         try:
             RealFiles().ioctl(session, ioctl_command(Ioctl.REGISTER, len(data)), data)
         except OSError as refused:

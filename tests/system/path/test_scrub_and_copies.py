@@ -16,8 +16,8 @@ import pytest
 from agent.pool.format.directory import DIRECTORY_BYTES, Directory, quarantine_entry
 from agent.pool.format.slot import HEADER_BYTES, MAGIC
 from agent.pool.map.document import DATA_START
-from emulator.jbof.process import EnclosureProcess
 from host_shim.pool import Pool
+from tests.support.nvme.enclosure_process import EnclosureProcess
 from tests.support.processes import Processes, Started
 from tests.support.waiting import wait_until
 

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from agent.inline.root_keys import HeldRootKey, root_key_in
+from agent.inline.root_keys import RootKey, root_key_in
 from agent.inline.secrets import Purpose, SecretKey, WrongKey
 from agent.inline.suites import Place
 from agent.pool.format.slot import HEADER_BYTES, MAGIC, OpenSlot, SlotCodec
 from agent.pool.map.document import PoolMap
 from host_shim.control_wire import Outcome
 from host_shim.pool import Pool, UnknownVolume
-from tests.support.two_tenants import KEYS, TENANTS, TwoTenants, value_of
+from tests.support.pool.two_tenants import KEYS, TENANTS, TwoTenants, value_of
 from tests.support.waiting import wait_until
 
 
-def opened_with_what_is_left(pool_map: PoolMap, root: HeldRootKey, media: list[bytes]) -> dict[str, int]:
+def opened_with_what_is_left(pool_map: PoolMap, root: RootKey, media: list[bytes]) -> dict[str, int]:
     """Every slot on the media, tried with the secret of each volume that any key still opens: how many
     values of `KEYS` opened, by the volume that they say they are of; and how many slots there are."""
     secrets: list[SecretKey] = []

@@ -8,7 +8,7 @@ import time
 from agent.pool.format.slot import MAGIC
 from host_shim.block_key import key_of
 from host_shim.pool import Pool
-from tests.support.two_tenants import KEYS, TwoTenants, value_of
+from tests.support.pool.two_tenants import KEYS, TwoTenants, value_of
 from tests.support.waiting import wait_until
 
 

@@ -99,6 +99,26 @@ fd = opened()
 subprocess.run(["head", "-c", "1000", "/dev/zero"], stdout=fd)
 die()
 """,
+    "killed after a close of one of two descriptors, with 1,100 others": """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (2000, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+others = [os.dup(0) for _ in range(1100)]
+fd = opened()
+copy = os.dup(fd)
+os.write(fd, first)
+os.close(copy)
+time.sleep(0.1)
+die()
+""",
+    "killed after a close of one of two descriptors, with 200 others": """
+others = [os.dup(0) for _ in range(200)]
+fd = opened()
+copy = os.dup(fd)
+os.write(fd, first)
+os.close(copy)
+time.sleep(0.1)
+die()
+""",
 }  # fmt: skip
 
 
@@ -128,6 +148,10 @@ def no_writer(pool: PoolUp) -> bool:
 WAYS = {
     "by an explicit close": "fd = opened(); os.write(fd, first); os.write(fd, second); os.close(fd)",
     "by a file object": "open(path, 'wb').write(whole)",
+    "by a process with 900 other descriptors": """
+others = [os.dup(0) for _ in range(900)]
+open(path, 'wb').write(whole)
+""",
     "by exit(0)": "fd = opened(); os.write(fd, first); os.write(fd, second); os._exit(0)",
     "by a process that has the file as its output": """
 child = "import sys; sys.stdout.buffer.write(bytes(range(256)) * 2400)"
@@ -200,6 +224,14 @@ def test_a_value_is_whole_once_its_writers_have_closed_it(whole_pool: PoolUp, na
     assert path.read_bytes() == WHOLE
     with path.open("rb") as file:
         assert os.fstat(file.fileno()).st_size == len(WHOLE)
+
+
+def test_a_process_with_more_descriptors_than_are_looked_at_stores_whole_values(whole_pool: PoolUp) -> None:
+    path = whole_pool.mount / "kv/kv/many descriptors"
+    limits = "resource.getrlimit(resource.RLIMIT_NOFILE)[1]"
+    raised = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (2000, {limits}))"
+    run(path, f"{raised}; others = [os.dup(0) for _ in range(1100)]; open(path, 'wb').write(whole)")
+    wait_until(lambda: is_there(whole_pool, path.name) == WHOLE, 10, "the value to be complete")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from emulator.jbof.control import answer
 from emulator.jbof.enclosure import Enclosure, EnclosureError, EnclosureSettings
 from nvmeof.errors import ConnectRefused
 from nvmeof.host import commands
-from nvmeof.host.controller_session import AccessChanged
+from nvmeof.host.controller_session import Change
 from nvmeof.transport.base import Address, ControllerInfo, HostQueue
 from nvmeof.transport.controller import Controller
 from nvmeof.transport.tcp import connect_io_queue, open_controller
@@ -38,7 +38,7 @@ def status_of_a_read(queue: HostQueue) -> int | None:
 def test_each_port_reports_its_own_state() -> None:
     async def next_change(controller: Controller) -> None:
         with trio.fail_after(20):
-            while not isinstance(await controller.events.receive(), AccessChanged):
+            while await controller.events.receive() is not Change.ACCESS:
                 pass
 
     async def main() -> None:

@@ -15,19 +15,18 @@ import trio
 from agent.attach.inspect_namespaces import look_round
 from agent.config.configuration import DiscoverySection, EnclosureSection
 from agent.pool.map.inspect import Inspection
-from agent.remote.channel import WorkerLanes
+from agent.remote.channel import WorkerChannel
 from agent.remote.fabric import Fabric
 from agent.remote.supervisor import Supervisor
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings
 from nvmeof.controller.subsystem import Port, Subsystem
 from nvmeof.errors import NvmeofError
-from nvmeof.host.discovery import PIECE_BYTES
-from nvmeof.host.reconnect import ReconnectPolicy
-from nvmeof.transport.discovery import follow_discovery
+from nvmeof.transport.discovery import PIECE_BYTES, follow_discovery
+from nvmeof.transport.reconnect import ReconnectPolicy
 from nvmeof.transport.tcp import open_controller
 from nvmeof.wire.fabrics import DISCOVERY_NQN
 from nvmeof.wire.log_page import DISCOVERY_ENTRY, DiscoveryEntry
-from tests.support.nvme_ends import HOST, HOST_ID
+from tests.support.nvme.nvme_ends import HOST, HOST_ID
 
 DRIVES = {"drives": 1, "drive_bytes": 1 << 20}
 
@@ -69,7 +68,13 @@ def test_every_change_of_the_log_is_heard_over_one_connection() -> None:
                 return open_controller("127.0.0.1", port, DISCOVERY_NQN, HOST, HOST_ID, keep_alive_s=5.0)
 
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(follow_discovery, opener, heard, ReconnectPolicy(first_s=0.05, most_s=0.1))
+                nursery.start_soon(
+                    follow_discovery,
+                    opener,
+                    heard.listed,
+                    heard.unreachable,
+                    ReconnectPolicy(first_s=0.05, most_s=0.1),
+                )
                 await until(lambda: heard.names() == {own}, "the first log")
                 many = PIECE_BYTES // DISCOVERY_ENTRY.size + 3
                 shelf.target.add_port(Port("127.0.0.1", "4776"))
@@ -112,7 +117,9 @@ def test_a_controller_that_tells_nothing_is_asked() -> None:
                     yield controller
 
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(follow_discovery, opener, heard, ReconnectPolicy(), 0.05)
+                nursery.start_soon(
+                    follow_discovery, opener, heard.listed, heard.unreachable, ReconnectPolicy(), 0.05
+                )
                 await until(lambda: heard.logs, "the first log")
                 shelf.target.add_port(Port("127.0.0.1", "4776"))
                 shelf.target.add_subsystem(Subsystem("nqn.x:silent", serial="s"))
@@ -172,11 +179,11 @@ def test_a_copy_of_a_shelf_that_discovery_lists_displaces_nothing(
 
 
 def looked_round(fabric: Fabric) -> list[tuple[bytes, int, Inspection]]:
-    lanes = WorkerLanes(fabric, 1)
+    channel = WorkerChannel(fabric, 1)
     try:
-        return look_round(fabric, lanes)
+        return look_round(fabric, channel)
     finally:
-        lanes.close()
+        channel.close()
 
 
 @pytest.mark.expects_log("not connected, and tried again", "are not in the pool")

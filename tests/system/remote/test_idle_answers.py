@@ -11,7 +11,7 @@ import trio
 
 from agent.pool.counters import MissCause
 from agent.pool.steps import Steps, wait_for
-from agent.remote.channel import WorkerLanes
+from agent.remote.channel import WorkerChannel
 from agent.remote.supervisor import Supervisor
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings
 from tests.system.remote.test_supervisor import DRIVES, HOST, HOST_ID, section, until
@@ -19,9 +19,9 @@ from tests.system.remote.test_supervisor import DRIVES, HOST, HOST_ID, section, 
 T = TypeVar("T")
 
 
-def write(lanes: WorkerLanes, patience: float) -> Steps[MissCause | None]:
-    pending = lanes.write(0, 0, [bytes(4096)])
-    return (yield from wait_for(lanes, pending, lanes.now() + patience))
+def write(channel: WorkerChannel, patience: float) -> Steps[MissCause | None]:
+    pending = channel.write(0, 0, [bytes(4096)])
+    return (yield from wait_for(channel, pending, channel.now() + patience))
 
 
 def test_an_answer_that_comes_late_to_an_idle_worker_resets_nothing() -> None:
@@ -41,18 +41,18 @@ def test_an_answer_that_comes_late_to_an_idle_worker_resets_nothing() -> None:
                 [ours] = fabric.enclosures
                 await until(lambda: ours.namespaces, "its namespace")
                 fabric.adopt([ours.namespaces[0].nguid])
-                lanes, epoch = WorkerLanes(fabric, 1), ours.epoch
-                await by_worker(lanes.connect_ahead)
-                shelf.drive(0).set_hung(True)
-                assert await by_worker(lambda: lanes.run(write(lanes, 0.05))) is MissCause.LATE
+                channel, epoch = WorkerChannel(fabric, 1), ours.epoch
+                await by_worker(channel.connect_ahead)
+                shelf.drive(0).set_faults(hung=True)
+                assert await by_worker(lambda: channel.run(write(channel, 0.05))) is MissCause.LATE
                 place = fabric.nguids[0], 0, 4096
                 assert fabric.fence.stands(*place, time.monotonic())
-                shelf.drive(0).set_hung(False)
+                shelf.drive(0).set_faults(hung=False)
                 shelf.target.poke()
                 await until(lambda: not fabric.fence.stands(*place, time.monotonic()), "the end of the fence")
                 assert ours.epoch == epoch, "the controller is healthy"
-                assert await by_worker(lambda: lanes.run(write(lanes, 10.0))) is None
-                lanes.close()
+                assert await by_worker(lambda: channel.run(write(channel, 10.0))) is None
+                channel.close()
                 nursery.cancel_scope.cancel()
 
     trio.run(main)

@@ -11,25 +11,25 @@ import pytest
 import trio
 
 from agent.config.configuration import DiscoverySection, EnclosureSection
-from agent.inline.root_keys import HeldRootKey
+from agent.inline.root_keys import RootKey
 from agent.inline.secrets import SecretKey
 from agent.pool.map.document import VolumeWish, plan_pool
 from agent.pool.map.inspect import write_superblock
 from agent.pool.map.kv_superblock import write_kv_superblock
-from agent.remote.channel import WorkerLanes
+from agent.remote.channel import WorkerChannel
 from agent.remote.fabric import Fabric
 from agent.remote.path_prober import PathProber
 from agent.remote.supervisor import Supervisor
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings
 from nvmeof.controller.subsystem import Port
-from tests.support.nvme_ends import HOST, HOST_ID
+from tests.support.nvme.nvme_ends import HOST, HOST_ID
 
 DRIVES = {"drives": 1, "kv_drives": 1, "drive_bytes": 16 << 20}
 WISHES = [
     VolumeWish(name="v", value_bytes=65536, share=0.5),
     VolumeWish(name="k", value_bytes=65536, share=0.5, layout="kv"),
 ]
-ROOT = HeldRootKey(SecretKey(b"\x11" * 32), "a test")
+ROOT = RootKey(SecretKey(b"\x11" * 32), "a test")
 
 
 async def until(condition: Callable[[], object], what: str) -> None:
@@ -51,22 +51,22 @@ def lay_out(fabric: Fabric) -> None:
     """A pool on a namespace of blocks, which has number 0, and on one of keys."""
     blocks, keys = fabric.nguids
     pool_map = plan_pool([(blocks, 16 << 20)], WISHES, ROOT, [(keys, 16 << 20)])
-    lanes = WorkerLanes(fabric, 1)
-    lanes.connect_ahead(20.0)
+    channel = WorkerChannel(fabric, 1)
+    channel.connect_ahead(20.0)
     try:
-        lanes.run(write_superblock(lanes, 0, blocks, pool_map))
-        lanes.run(write_kv_superblock(lanes, 1, keys, pool_map))
+        channel.run(write_superblock(channel, 0, blocks, pool_map))
+        channel.run(write_kv_superblock(channel, 1, keys, pool_map))
     finally:
-        lanes.close()
+        channel.close()
 
 
 def prove(fabric: Fabric) -> None:
-    lanes = WorkerLanes(fabric, 1)
-    lanes.connect_ahead(20.0)
+    channel = WorkerChannel(fabric, 1)
+    channel.connect_ahead(20.0)
     try:
-        PathProber(fabric).turn(lanes)
+        PathProber(fabric).turn(channel)
     finally:
-        lanes.close()
+        channel.close()
 
 
 @pytest.mark.expects_log("and is another: left out", "not connected, and tried again", "while own is away")

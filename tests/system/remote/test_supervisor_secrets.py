@@ -16,15 +16,14 @@ import trio
 
 from agent.cli.key_verb import make_dhchap
 from agent.config.configuration import EnclosureSection, FabricSection
-from agent.remote.credentials import secret_finder
-from agent.remote.supervisor import Supervisor
+from agent.remote.supervisor import Supervisor, secret_finder
 from emulator.jbof.control_client import ask
 from nvmeof.authentication.secret import new_secret
 from nvmeof.host import commands
 from nvmeof.transport import VerbsChoice, connect_io_queue
 from nvmeof.transport.verbs_provider import free_loopback_address
+from tests.support.nvme.transport_ways import EMULATED
 from tests.support.processes import Processes
-from tests.support.transport_ways import EMULATED
 from tests.support.waiting import wait_until
 
 HOST, HOST_ID = "nqn.2026-01.io.g35:tester", b"tester-host-id-0"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from emulator.roce.link.udp import UdpLink
-from tests.support.roce_devices import some_ip
+from tests.support.roce.devices import some_ip
 
 
 @pytest.fixture

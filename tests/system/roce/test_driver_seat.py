@@ -13,8 +13,8 @@ import pytest
 
 from emulator.roce.link.base import LinkCounters, Received
 from emulator.roce.nic.verbs import Address, Burst
-from emulator.roce.runtime.grip import Grip
-from emulator.roce.runtime.seat import LINGER_BYTES, ROUND_BURSTS, Seat
+from emulator.roce.runtime.driver_seat import LINGER_BYTES, ROUND_BURSTS, Seat
+from emulator.roce.runtime.lock_hold import LockHold
 from emulator.roce.runtime.sleep import DOUBT, LINGER_S, RARELY, TRUST, Sleep
 from tests.support.waiting import wait_until
 
@@ -338,7 +338,7 @@ def test_who_looks_in_vain_again_and_again_looks_rarely() -> None:
 
     link = PairLink(own)
     sleep = Sleep(link, clock)
-    grip = Grip(threading.Lock(), threading.Lock())
+    grip = LockHold(threading.Lock(), threading.Lock())
     grip.acquire()
 
     def looked() -> bool:

@@ -13,7 +13,7 @@ from emulator.roce.link.raw import RawCheckedLink
 from emulator.roce.link.tap import TappedLink
 from emulator.roce.link.udp import UdpLink
 from emulator.roce.nic.verbs import ROCE_PORT, Address, Burst
-from tests.support.roce_devices import some_ip
+from tests.support.roce.devices import some_ip
 
 
 def some_group(last: int = 1) -> str:

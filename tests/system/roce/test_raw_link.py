@@ -13,7 +13,7 @@ from emulator.roce.link.udp import UdpLink
 from emulator.roce.nic.verbs import Burst, SendOpcode, WcStatus
 from emulator.roce.wire.flow import flow_of
 from emulator.roce.wire.icrc import icrc_of
-from tests.support.roce_devices import Program, connect, some_ip
+from tests.support.roce.devices import Program, connect, some_ip
 
 
 @pytest.fixture

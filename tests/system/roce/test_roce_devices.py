@@ -16,11 +16,10 @@ from emulator.roce.cm.events import CmEventType, ConnectionParameters
 from emulator.roce.nic.counters import Count
 from emulator.roce.nic.device_services import MAX_EVENTS
 from emulator.roce.nic.verbs import EventType, QpCapabilities, QpState, QpType, SendOpcode, WcStatus
-from emulator.roce.runtime import (
-    CannotOpen,
-    Device,
-    DeviceClosed,
-    NoSuchDevice,
+from emulator.roce.runtime.channel import EventChannel
+from emulator.roce.runtime.device import MAX_LOOPBACK_WINDOW, MAX_WINDOW, MIN_WINDOW, Device, window_for
+from emulator.roce.runtime.errors import CannotOpen, DeviceClosed, NoSuchDevice
+from emulator.roce.runtime.registry import (
     add_device,
     devices,
     find_device,
@@ -28,9 +27,7 @@ from emulator.roce.runtime import (
     release_device,
     remove_device,
 )
-from emulator.roce.runtime.channel import EventChannel
-from emulator.roce.runtime.device import MAX_LOOPBACK_WINDOW, MAX_WINDOW, MIN_WINDOW, window_for
-from tests.support.roce_devices import IMPATIENT, Program, connect, some_ip
+from tests.support.roce.devices import IMPATIENT, Program, connect, some_ip
 from tests.support.waiting import wait_until
 
 

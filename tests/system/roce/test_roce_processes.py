@@ -16,15 +16,15 @@ import pytest
 from emulator.roce.cm.connection import Connection
 from emulator.roce.cm.events import CmEventType
 from emulator.roce.cm.limits import CmTimes
-from emulator.roce.nic.retry import seconds_to_give_up
+from emulator.roce.nic.retry import timeout_seconds
 from emulator.roce.nic.verbs import QpState, SendOpcode, WcStatus
 from tests.support.processes import Processes, Started
-from tests.support.roce_devices import IMPATIENT, PATIENT, Program, some_ip
+from tests.support.roce.devices import IMPATIENT, PATIENT, Program, some_ip
 from tests.support.waiting import wait_until
 
 HERE = Path(__file__).resolve()
 ROOT = HERE.parents[3]
-PEER = ROOT / "tests/support/roce_peer_program.py"
+PEER = ROOT / "tests/support/roce/peer_program.py"
 
 
 class Rig:
@@ -97,9 +97,9 @@ def test_data_and_a_clean_end(rig: Rig) -> None:
 
 def _retry_time() -> float:
     """After this long without an answer a queue pair has given up, though each time-out was found late."""
-    after = seconds_to_give_up(IMPATIENT.ack_exponent, 7)
+    after = timeout_seconds(IMPATIENT.ack_exponent)
     assert after is not None
-    return 2 * after
+    return 2 * (1 + 7) * after
 
 
 def _stands_still(process_id: int) -> bool:

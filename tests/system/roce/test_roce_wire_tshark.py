@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from emulator.roce.nic.gid import gid_of
+from emulator.roce.nic.verbs import GSI_QKEY, GSI_QPN
 from emulator.roce.wire.cm_ip import IpCmHeader, PortSpace, service_id
 from emulator.roce.wire.cm_messages import (
     CmMessage,
@@ -26,11 +28,11 @@ from emulator.roce.wire.cm_messages import (
 from emulator.roce.wire.cm_path import CmPath
 from emulator.roce.wire.cm_reject import RejectReason
 from emulator.roce.wire.extended import Aeth, AtomicEth, Deth, NakCode, Reth, nak_syndrome, rnr_syndrome
-from emulator.roce.wire.flow import flow_of, gid_of
-from emulator.roce.wire.mad import GSI_Q_KEY, GSI_QUEUE_PAIR
+from emulator.roce.wire.flow import flow_of, text_address
 from emulator.roce.wire.opcodes import Opcode, class_of
-from emulator.roce.wire.packet import Packet, encode_packet
+from emulator.roce.wire.packet import Packet
 from emulator.roce.wire.pcap import PcapWriter
+from tests.support.roce.packets import encode_packet
 
 FOUR = flow_of("192.0.2.1", "198.51.100.2", 0xC0DE)
 SIX = flow_of("2001:db8::1", "2001:db8::2", 0xC0DE)
@@ -56,12 +58,17 @@ def packet_of(opcode: Opcode) -> Packet:
 
 
 def managed(message: CmMessage) -> Packet:
-    deth = Deth(GSI_Q_KEY, GSI_QUEUE_PAIR)
-    return Packet(Opcode.UD_SEND_ONLY, GSI_QUEUE_PAIR, 9, encode_cm(message, 0xA1A2A3A4A5A6A7A8), deth=deth)
+    deth = Deth(GSI_QKEY, GSI_QPN)
+    return Packet(Opcode.UD_SEND_ONLY, GSI_QPN, 9, encode_cm(message, 0xA1A2A3A4A5A6A7A8), deth=deth)
 
 
 def cm_messages() -> list[CmMessage]:
-    path = CmPath(gid_of(FOUR.source), gid_of(FOUR.destination), flow_label=0xABCDE, local_ack_timeout=14)
+    path = CmPath(
+        gid_of(text_address(FOUR.source)),
+        gid_of(text_address(FOUR.destination)),
+        flow_label=0xABCDE,
+        local_ack_timeout=14,
+    )
     asked = IpCmHeader(FOUR.source, FOUR.destination, 54321).encode() + b"consumer"
     return [
         ConnectRequest(

@@ -15,7 +15,7 @@ from emulator.roce.link.base import LinkCounters
 from emulator.roce.link.tap import TappedLink
 from emulator.roce.link.udp import MAX_BACKLOG, UdpLink, interface_mtu
 from emulator.roce.nic.verbs import ROCE_PORT, Address, Burst
-from tests.support.roce_devices import some_ip
+from tests.support.roce.devices import some_ip
 
 SEGMENT = 4112
 

@@ -12,7 +12,7 @@ import pytest
 from emulator.roce.link.messages import Outbox, address_in, name_of
 from emulator.roce.link.udp import MERGED_BURSTS, UdpLink
 from emulator.roce.nic.verbs import Address, Burst
-from tests.support.roce_devices import some_ip
+from tests.support.roce.devices import some_ip
 
 SEGMENT = 4112
 WHOLE = 15 * SEGMENT

@@ -20,7 +20,7 @@ from emulator.roce.pyverbs.mr import MR
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
 from emulator.roce.pyverbs.qp import QP, QPCap, QPInitAttr
 from emulator.roce.pyverbs.wr import SGE, RecvWR, SendWR
-from tests.support.verbs_pair import SECONDS, devices, ip_of
+from tests.support.roce.verbs_pair import SECONDS, devices, ip_of
 
 PORT = "7471"
 RC = e.IBV_QPT_RC
@@ -109,7 +109,7 @@ class Own:
         self.qp.post_send(SendWR(2, num_sge=1, sg=[SGE(self.mr.buf + 4096, len(text), self.mr.lkey)]))
 
     def completion(self) -> int:
-        assert self.context.drive_until(self.cq.queue.__len__, self.context.now() + SECONDS)
+        assert self.context.drive_until(self.cq.native.__len__, self.context.now() + SECONDS)
         one = self.cq.poll()[1][0]
         assert one.status == e.IBV_WC_SUCCESS
         return one.byte_len

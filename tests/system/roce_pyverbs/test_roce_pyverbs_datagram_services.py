@@ -13,7 +13,7 @@ from emulator.roce.pyverbs.addr import AH
 from emulator.roce.pyverbs.cmid import CMID, AddrInfo, CMEvent, CMEventChannel, ConnParam, UDParam
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError
 from emulator.roce.pyverbs.qp import QPCap, QPInitAttr
-from tests.support.verbs_pair import SECONDS, devices, ip_of
+from tests.support.roce.verbs_pair import SECONDS, devices, ip_of
 
 PORT = "7472"
 GRH = 40

@@ -13,7 +13,7 @@ import pytest
 from emulator.roce.pyverbs.cmid import CMID, AddrInfo
 from emulator.roce.pyverbs.device import Context, get_device_list
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError
-from tests.support.verbs_pair import addresses
+from tests.support.roce.verbs_pair import addresses
 
 HOW = r'G35_ROCE_DEVICES="roce0=127\.0\.0\.2,roce1=127\.0\.0\.3"'
 

@@ -21,10 +21,10 @@ from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserErr
 from emulator.roce.pyverbs.qp import QPAttr, QPCap, QPInitAttr
 from emulator.roce.pyverbs.wr import SGE, RecvWR, SendWR
 from tests.support.processes import Processes
-from tests.support.verbs_pair import SECONDS, Side, devices, ip_of
+from tests.support.roce.verbs_pair import SECONDS, Side, devices, ip_of
 
 ROOT = Path(__file__).resolve().parents[3]
-MEMBER = ROOT / "tests/support/roce_member_program.py"
+MEMBER = ROOT / "tests/support/roce/member_program.py"
 GROUP = f"239.{os.getpid() >> 8 & 0xFF}.{os.getpid() & 0xFF}.200"
 GRH = 40
 QKEY = 0x1111
@@ -100,7 +100,7 @@ def _datagrams(side: Side) -> Side:
 
 
 def _completed(side: Side, count: int) -> list[object]:
-    side.context.drive_until(lambda: len(side.cq.queue) >= count, time.monotonic() + SECONDS)
+    side.context.drive_until(lambda: len(side.cq.native) >= count, time.monotonic() + SECONDS)
     return list(side.cq.poll(count)[1])
 
 

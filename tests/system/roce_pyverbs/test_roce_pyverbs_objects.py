@@ -13,7 +13,6 @@ import time
 
 import pytest
 
-from emulator.roce import runtime
 from emulator.roce.pyverbs import enums as e
 from emulator.roce.pyverbs.cq import CQ, CompChannel
 from emulator.roce.pyverbs.device import Context, get_device_list
@@ -23,7 +22,8 @@ from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserErr
 from emulator.roce.pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
 from emulator.roce.pyverbs.srq import SrqAttr
 from emulator.roce.pyverbs.wr import SGE, SendWR
-from tests.support.verbs_pair import EVERYTHING, SECONDS, devices, two_sides
+from emulator.roce.runtime import registry
+from tests.support.roce.verbs_pair import EVERYTHING, SECONDS, devices, two_sides
 
 
 def readable(descriptor: int, seconds: float) -> bool:
@@ -187,9 +187,15 @@ def test_to_close_a_context_closes_everything_below_it() -> None:
         opened = context.device
         context.close()
         assert opened.closed
-        assert mr.region is None
-        assert mw.window is None
-        for gone in (lambda: qp.qp_num, lambda: cq.cqe, lambda: pd.handle, context.query_device):
+        assert mr.buf == 0
+        for gone in (
+            lambda: qp.qp_num,
+            lambda: cq.cqe,
+            lambda: mw.type,
+            lambda: mr.lkey,
+            lambda: pd.handle,
+            context.query_device,
+        ):
             with pytest.raises(PyverbsUserError):
                 gone()
         for one in (qp, cq, mw, mr, pd, context):
@@ -227,13 +233,13 @@ def test_two_contexts_share_a_device() -> None:
 
 def test_a_device_whose_address_is_taken_cannot_be_opened() -> None:
     with devices(1) as (name,), Context(name=name) as context:
-        runtime.add_device("elsewhere", "198.51.100.1")
+        registry.add_device("elsewhere", "198.51.100.1")
         try:
             with pytest.raises(PyverbsRDMAError) as refused:
                 Context(name="elsewhere")
             assert refused.value.error_code == errno.ENODEV
         finally:
-            runtime.remove_device("elsewhere")
+            registry.remove_device("elsewhere")
         assert context.name == name
 
 

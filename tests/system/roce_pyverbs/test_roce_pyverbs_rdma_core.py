@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import rdma_core_source
-from tests.support.verbs_pair import addresses
+from tests.support.roce import rdma_core_source
+from tests.support.roce.verbs_pair import addresses
 
 PASSED = {
     "test_addr": 3, "test_atomic": 7, "test_cq": 4, "test_cq_events": 2, "test_cqex": 4, "test_device": 13,
@@ -34,8 +34,8 @@ def test_none_of_rdma_cores_tests_fails(repository: Path) -> None:
         pytest.skip(f"rdma-core's tests cannot be had: {error}")
     done = subprocess.run(
         [
-            sys.executable, "-m", "tests.support.rdma_core_program", str(folder), "roce0", addresses(1)[0],
-            *PASSED,
+            *(sys.executable, "-m", "tests.support.roce.rdma_core_program"),
+            *(str(folder), "roce0", addresses(1)[0], *PASSED),
         ],
         cwd=repository,
         env=os.environ | {"PYTHONWARNINGS": "ignore"},

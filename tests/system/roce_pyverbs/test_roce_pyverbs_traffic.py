@@ -15,7 +15,7 @@ from emulator.roce.pyverbs.mr import MW, MWBind, MWBindInfo
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError
 from emulator.roce.pyverbs.qp import DataBuffer, QPEx
 from emulator.roce.pyverbs.wr import SGE, RecvWR, SendWR
-from tests.support.verbs_pair import SECONDS, Side, two_sides
+from tests.support.roce.verbs_pair import SECONDS, Side, two_sides
 from tests.support.waiting import wait_until
 
 
@@ -265,7 +265,7 @@ def test_datagrams_are_answered_by_what_came_with_them() -> None:
 def poll_one(side: Side) -> dict[str, int]:
     """The next completion of an extended queue, field by field."""
     cq, deadline = side.cq_ex, time.monotonic() + SECONDS
-    side.context.drive_until(cq.queue.__len__, deadline)
+    side.context.drive_until(cq.native.__len__, deadline)
     assert cq.start_poll(PollCqAttr()) == 0
     try:
         assert cq.status == e.IBV_WC_SUCCESS
@@ -324,7 +324,7 @@ def test_of_a_row_with_a_bad_request_nothing_is_posted() -> None:
         left.qp.wr_send()
         left.qp.wr_abort()
         deadline = time.monotonic() + 0.05
-        assert not right.context.drive_until(right.cq_ex.queue.__len__, deadline)
+        assert not right.context.drive_until(right.cq_ex.native.__len__, deadline)
 
 
 def place(side: Side, offset: int, length: int) -> tuple[int, int, int]:
@@ -381,7 +381,7 @@ def test_rows_bind_windows_and_close_them() -> None:
         assert left.mr.read(18, 0) == b"through the window"
         # Closed by the peer already, so closing it fails, and the pair with it.
         left.qp.post_rows([], [(int(e.IBV_WR_LOCAL_INV), 4, signaled, None, key, 0, None, None)])
-        assert left.context.drive_until(left.cq_ex.queue.__len__, time.monotonic() + SECONDS)
+        assert left.context.drive_until(left.cq_ex.native.__len__, time.monotonic() + SECONDS)
         assert left.cq_ex.start_poll(PollCqAttr()) == 0
         assert (left.cq_ex.wr_id, left.cq_ex.status) == (4, e.IBV_WC_LOC_QP_OP_ERR)
         left.cq_ex.end_poll()
@@ -392,7 +392,7 @@ def test_of_rows_with_a_bad_one_nothing_is_sent() -> None:
         assert isinstance(left.qp, QPEx)
         right.receive()
         good = (int(e.IBV_WR_SEND), 1, 0, place(left, 0, 4), 0, 0, None, None)
-        most = left.qp.pair.capabilities.max_send_wr
+        most = left.qp.native.capabilities.max_send_wr
         for rows, number in (
             ([good, (77, *good[1:])], errno.EOPNOTSUPP),
             ([good, (good[0], 1, 64, *good[3:])], errno.EINVAL),
@@ -402,4 +402,4 @@ def test_of_rows_with_a_bad_one_nothing_is_sent() -> None:
                 left.qp.post_rows([], rows)
             assert refused.value.error_code == number
         deadline = time.monotonic() + 0.05
-        assert not right.context.drive_until(right.cq_ex.queue.__len__, deadline)
+        assert not right.context.drive_until(right.cq_ex.native.__len__, deadline)

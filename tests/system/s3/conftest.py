@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.s3_served import Served, served
+from tests.support.engines.s3_served import Served, served
 
 
 @pytest.fixture

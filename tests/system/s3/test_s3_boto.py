@@ -17,7 +17,7 @@ from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import ClientError, IncompleteReadError, ResponseStreamingError
 
 from agent.fs.files import suspects
-from tests.support.s3_served import OTHER_KEY, Served, served
+from tests.support.engines.s3_served import OTHER_KEY, Served, served
 from tests.support.waiting import wait_until
 
 BUCKET = "blocks"

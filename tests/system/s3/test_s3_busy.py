@@ -16,7 +16,7 @@ from botocore.exceptions import ClientError
 
 from agent.s3.chunked import UNSIGNED_TRAILER
 from agent.s3.shares import Shares
-from tests.support.s3_served import OTHER_KEY, Served, answer_of, served, signed_head
+from tests.support.engines.s3_served import OTHER_KEY, Served, answer_of, served, signed_head
 from tests.support.waiting import wait_until
 
 BUCKET = "blocks"

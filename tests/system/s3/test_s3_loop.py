@@ -12,7 +12,7 @@ import trio
 
 from agent.s3.chunked import UNSIGNED_TRAILER
 from agent.s3.connection import HEAD_BYTES_MAX, HEAD_LINES_MAX
-from tests.support.s3_served import Served, answer_of, signed_head
+from tests.support.engines.s3_served import Served, answer_of, signed_head
 from tests.support.waiting import wait_until
 
 TURN_SECONDS = 0.06

@@ -15,8 +15,8 @@ from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import ClientError, IncompleteReadError, ResponseStreamingError
 
 from agent.fs.files import suspects
-from agent.s3.writing import PART_BYTES_MIN
-from tests.support.s3_served import Served, answer_of, signed_head
+from agent.s3.put_object import PART_BYTES_MIN
+from tests.support.engines.s3_served import Served, answer_of, signed_head
 from tests.support.waiting import wait_until
 
 BUCKET, KEY = "blocks", "a"

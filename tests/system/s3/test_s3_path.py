@@ -13,9 +13,9 @@ import pytest
 from botocore.exceptions import BotoCoreError, ClientError
 
 from agent.s3.credentials import read_credentials_file
+from tests.support.engines.s3_served import boto_client, signed_head
 from tests.support.pool_up import PoolUp
 from tests.support.processes import Processes
-from tests.support.s3_served import boto_client, signed_head
 from tests.support.waiting import wait_until
 
 DATA = random.Random(8).randbytes(3_500_000)

@@ -15,11 +15,11 @@ from agent.config.s3_section import S3Section
 from agent.fs.files.options import FilesOptions
 from agent.pool.map.document import tenant_id
 from agent.s3.credentials import new_credentials_file, read_credentials_file
-from agent.s3.opening import make_s3_door
-from tests.support.inline_runner import InlineRunner
-from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
-from tests.support.memory_pool import PoolAgent, volume_settings
-from tests.support.s3_served import Served, boto_client
+from agent.s3.make_door import make_s3_door
+from tests.support.engines.s3_served import Served, boto_client
+from tests.support.pool.inline_runner import InlineRunner
+from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
+from tests.support.pool.memory_pool import PoolAgent, volume_settings
 
 BUCKET = "blocks"
 
@@ -107,15 +107,17 @@ def test_a_tenant_that_is_erased_while_the_agent_runs_is_nobody_from_then_on(tmp
     [key] = read_credentials_file(tmp_path / "keys", "default")
     settings = volume_settings((1,), volume_id=bytes(16))
     owned = replace(settings, kind="files", tenant=bytes.fromhex(tenant_id("default")))
-    volume, lanes = PoolAgent(media, owned).volume, MemoryLanes(media)
+    volume, channel = PoolAgent(media, owned).volume, MemoryChannel(media)
     tenant = {"tenant": "default", "credentials": str(tmp_path / "keys"), "buckets": [BUCKET]}
     section = S3Section.model_validate({"listen": ["127.0.0.1:0"], "tenants": [tenant]})
-    door = make_s3_door(section, [volume], tmp_path, FilesOptions(), lambda: lanes, lambda _: InlineRunner())
+    door = make_s3_door(
+        section, [volume], tmp_path, FilesOptions(), lambda: channel, lambda _: InlineRunner()
+    )
     door.start()
     try:
         client = boto_client(f"http://127.0.0.1:{door.ports[0]}", key.key_id, key.secret.reveal().decode())
         assert client.list_objects_v2(Bucket=BUCKET)["KeyCount"] == 0
-        volume.forget_secret()
+        volume.change(erased=True)
         for call, arguments in (
             (client.list_buckets, {}),
             (client.list_objects_v2, {"Bucket": BUCKET}),

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from agent.errors import ConfigError
-from tests.support.s3_served import Served, served
+from tests.support.engines.s3_served import Served, served
 from tests.support.waiting import wait_until
 
 

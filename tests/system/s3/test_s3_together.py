@@ -7,7 +7,7 @@ import threading
 
 from botocore.exceptions import ClientError
 
-from tests.support.s3_served import Served
+from tests.support.engines.s3_served import Served
 from tests.support.waiting import wait_until
 
 BUCKET = "blocks"

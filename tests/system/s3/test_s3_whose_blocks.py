@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agent.pool.map.document import tenant_id
-from tests.support.s3_served import served
+from tests.support.engines.s3_served import served
 
 ONE, TWO = (bytes.fromhex(tenant_id(name)) for name in ("one", "two"))
 

@@ -14,7 +14,6 @@ import pytest
 
 from agent.bench.virtio_driver.connection import BackEndGone
 from agent.bench.virtio_driver.front_end import FEATURES, PROTOCOL_FEATURES
-from agent.bench.virtio_driver.guest_memory import joined
 from agent.bench.virtio_driver.machine import Machine, queues_offered
 from agent.bench.virtio_driver.request_queue import Waiter
 from agent.bench.virtiofs_files import VirtiofsFiles
@@ -22,8 +21,18 @@ from agent.errors import G35Error
 from agent.fs.virtiofs.door import listen
 from agent.fs.virtiofs.guest_books import GuestBooks
 from agent.virtio.vhost_user import Feature, ProtocolFeature
-from tests.support.memory_filesystem import MemoryFileSystem
-from tests.support.virtiofs_served import QUEUES, Gate, contents, scattered, served, started
+from tests.support.fs.guest_requests import (
+    attributes_of,
+    create,
+    entries,
+    forget,
+    forget_many,
+    interrupt,
+    make_folder,
+    unlink,
+)
+from tests.support.fs.memory_filesystem import MemoryFileSystem
+from tests.support.fs.virtiofs_served import QUEUES, Gate, contents, scattered, served, started
 from tests.support.waiting import wait_until
 
 BROKEN_RING = "the queue is stopped"
@@ -43,7 +52,7 @@ def path(tmp_path: Path, tree: MemoryFileSystem) -> Iterator[Path]:
 def put(machine: Machine, name: bytes, data: bytes) -> int:
     """Write a file of up to 2 MiB; its node."""
     client = machine.client
-    node, handle = client.create(1, name)
+    node, handle = create(client, 1, name)
     room = machine.memory.room(1 << 20)
     for offset in range(0, len(data), 1 << 20):
         part = room.part(0, min(len(data) - offset, 1 << 20))
@@ -86,7 +95,7 @@ def test_what_is_put_is_got(path: Path, tree: MemoryFileSystem, way: str) -> Non
     data = contents((1 << 20) + 12345)
     with started(path, **WAYS[way]) as machine:
         node = put(machine, b"a file", data)
-        assert machine.client.getattr(node).size == len(data)
+        assert attributes_of(machine.client, node).size == len(data)
         assert get(machine, node, len(data)) == data
         assert machine.client.lookup(1, b"a file").number == node
     wait_until(lambda: not tree.open_handles)
@@ -97,7 +106,7 @@ def test_pages_that_lie_anywhere(path: Path) -> None:
     data = contents((1 << 20) - 100)
     with started(path) as machine:
         client = machine.client
-        node, handle = client.create(1, b"scattered")
+        node, handle = create(client, 1, b"scattered")
         room = machine.memory.room(1 << 20).part(0, len(data))
         pages = scattered(room)
         last = next(page for page in pages if page.size < 4096)
@@ -110,8 +119,9 @@ def test_pages_that_lie_anywhere(path: Path) -> None:
         assert client.write_from(node.number, handle, 0, pages) == len(data)
         into = scattered(machine.memory.room(1 << 20), seed=36)
         assert client.read_into(node.number, handle, 0, into) == len(data)
-        assert joined(into)[: len(data)] == data
-        assert joined(into)[len(data) :] == bytes(100)
+        read = b"".join(room.view for room in into)
+        assert read[: len(data)] == data
+        assert read[len(data) :] == bytes(100)
         client.release(node.number, handle)
 
 
@@ -120,7 +130,7 @@ def test_calls_longer_than_a_request(path: Path, tree: MemoryFileSystem) -> None
     size = (2 << 20) + 777
     data = contents(size)
     with started(path) as machine:
-        node, handle = machine.client.create(1, b"long")
+        node, handle = create(machine.client, 1, b"long")
         machine.client.release(node.number, handle)
         files = VirtiofsFiles(machine)
         descriptor = files.open("long")
@@ -144,17 +154,17 @@ def test_folders(path: Path) -> None:
     names = {b"entry %03d" % number for number in range(200)}
     with started(path) as machine:
         client = machine.client
-        folder = client.mkdir(1, b"folder").number
+        folder = make_folder(client, 1, b"folder").number
         for name in names:
-            node, handle = client.create(folder, name)
+            node, handle = create(client, folder, name)
             client.release(node.number, handle)
         for plus in (False, True):
-            found = client.entries(folder, plus=plus)
+            found = entries(client, folder, plus=plus)
             assert {each.name for each in found} - {b".", b".."} == names
             assert len({each.cookie for each in found}) == len(found)
         nodes = {each.name: each.node for each in found if each.node}
         assert nodes[b"entry 007"] == client.lookup(folder, b"entry 007").number
-        client.unlink(folder, b"entry 007")
+        unlink(client, folder, b"entry 007")
         with pytest.raises(FileNotFoundError):
             client.lookup(folder, b"entry 007")
 
@@ -162,16 +172,16 @@ def test_folders(path: Path) -> None:
 def test_the_high_priority_queue(path: Path, tree: MemoryFileSystem) -> None:
     with started(path) as machine:
         client = machine.client
-        node, handle = client.create(1, b"forgotten")
+        node, handle = create(client, 1, b"forgotten")
         client.lookup(1, b"forgotten")
         assert tree.nodes[node.number].lookups == 2
-        client.forget(node.number)
+        forget(client, node.number)
         assert tree.nodes[node.number].lookups == 1
-        client.forget_many([(node.number, 1), (77, 5)])
+        forget_many(client, [(node.number, 1), (77, 5)])
         assert tree.nodes[node.number].lookups == 0
         room = machine.memory.room(4096)
         call = client.start_write(client.lookup(1, b"forgotten").number, handle, 0, client.laid(room))
-        client.interrupt(call)
+        interrupt(client, call)
         call.finish()
 
 
@@ -182,7 +192,7 @@ def test_threads_on_a_few_queues(path: Path) -> None:
         wrong: list[str] = []
 
         def work(number: int) -> None:
-            node, handle = client.create(1, b"of %d" % number)
+            node, handle = create(client, 1, b"of %d" % number)
             out, back = machine.memory.room(1 << 16), machine.memory.room(1 << 16)
             for turn in range(30):
                 out.view[:] = bytes([number, turn]) * (1 << 15)
@@ -220,7 +230,7 @@ def test_a_front_end_that_is_killed_while_it_writes(tmp_path: Path, inflight: bo
     leave_out = 0 if inflight else ProtocolFeature.INFLIGHT_SHMFD
     with served(tmp_path / "fs.sock", gate):
         with started(tmp_path / "fs.sock", protocol_features=PROTOCOL_FEATURES & ~leave_out) as machine:
-            node, handle = machine.client.create(1, b"half")
+            node, handle = create(machine.client, 1, b"half")
             room = machine.memory.room(1 << 20)
             room.view[:] = contents(1 << 20)
             gate.ajar.clear()
@@ -241,7 +251,7 @@ def test_a_front_end_that_is_killed_while_it_writes(tmp_path: Path, inflight: bo
 @pytest.mark.expects_log(BROKEN_RING)
 def test_a_queue_with_a_broken_ring_stops_and_the_others_go_on(path: Path) -> None:
     with started(path) as machine:
-        node, handle = machine.client.create(1, b"here")
+        node, handle = create(machine.client, 1, b"here")
         broken, sound = machine.queues[1:]
         broken.submit([(0x10, 40)], [], Waiter())  # no guest memory
         room = machine.memory.room(8192)
@@ -288,7 +298,7 @@ def test_a_guest_that_never_kicks(path: Path) -> None:
 def test_rings_that_are_stopped_go_on_where_they_were(path: Path) -> None:
     """What a guest's pause does: the rings are stopped, and started with the same memory."""
     with started(path) as machine:
-        node, handle = machine.client.create(1, b"paused")
+        node, handle = create(machine.client, 1, b"paused")
         room = machine.memory.room(4096)
         for turn in range(5):
             room.view[:] = bytes([turn]) * 4096

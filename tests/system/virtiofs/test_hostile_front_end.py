@@ -23,8 +23,9 @@ from agent.fs.virtiofs.guest_books import GuestBooks
 from agent.fs.virtiofs.surroundings import Call
 from agent.virtio import inflight
 from agent.virtio.vhost_user import Request, encode_message
-from tests.support.memory_filesystem import MemoryFileSystem
-from tests.support.virtiofs_served import QUEUES, Gate, served, started
+from tests.support.fs.guest_requests import attributes_of, create, forget
+from tests.support.fs.memory_filesystem import MemoryFileSystem
+from tests.support.fs.virtiofs_served import QUEUES, Gate, served, started
 from tests.support.waiting import wait_until
 
 FULL = 0xFFFF_FFFF_FFFF_FFFE
@@ -71,16 +72,16 @@ class TestEventsThatBlock:
                 make_blocking(queue.kick)
             client = machine.client
             for _ in range(20):
-                client.getattr(1)
+                attributes_of(client, 1)
             machine.stop()
         with started(path) as machine:
-            machine.client.getattr(1)
+            attributes_of(machine.client, 1)
 
     def test_a_call_that_is_full(self, path: Path) -> None:
         """The thread that calls sleeps; it is the front-end's own, and the end of the connection frees it."""
         with started(path) as machine:
             idle = machine.queues[1]
-            machine.client.getattr(1)
+            attributes_of(machine.client, 1)
             fill(idle.call)
             idle.ring.want_interrupts()
             before = idle.ring.used_index
@@ -89,7 +90,7 @@ class TestEventsThatBlock:
             machine.client.start(wire.Opcode.GETATTR, 1, bytes(16), 104, machine.queues[2]).body()
             machine.lose()
         with started(path) as machine:
-            machine.client.getattr(1)
+            attributes_of(machine.client, 1)
 
 
 class TestCall:
@@ -146,7 +147,7 @@ def test_more_than_was_negotiated_is_refused(path: Path) -> None:
         machine.start(patience=10)
         client = machine.client
         client.init()
-        node, handle = client.create(1, b"file")
+        node, handle = create(client, 1, b"file")
         room = machine.memory.room(2 << 20)
         for size, code in (((1 << 20) + 1, errno.EINVAL), (2 << 20, errno.EINVAL), (1 << 20, 0)):
             part = room.part(0, size)
@@ -170,7 +171,7 @@ def test_a_slow_operation_is_waited_for_and_the_device_stays(
     gate = Gate(tree)
     with served(tmp_path / "fs.sock", gate) as door:
         with started(tmp_path / "fs.sock") as machine:
-            node, handle = machine.client.create(1, b"slow")
+            node, handle = create(machine.client, 1, b"slow")
             room: Room = machine.memory.room(4096)
             gate.ajar.clear()
             machine.client.start_write(node.number, handle, 0, machine.client.laid(room))
@@ -180,7 +181,7 @@ def test_a_slow_operation_is_waited_for_and_the_device_stays(
         assert not door.wait(0.3)
         gate.ajar.set()
         with started(tmp_path / "fs.sock") as machine:
-            machine.client.getattr(1)
+            attributes_of(machine.client, 1)
 
 
 @pytest.mark.expects_log("front-end")
@@ -221,10 +222,10 @@ def test_a_forget_that_was_carried_out_is_not_counted_again(tmp_path: Path, tree
         with served(path, tree, books=GuestBooks(tmp_path / "books")):
             machine.start(patience=10)
             client.init()
-            node, handle = client.create(1, b"forgotten")
+            node, handle = create(client, 1, b"forgotten")
             client.release(node.number, handle)
             client.lookup(1, b"forgotten")
-            client.forget(node.number)
+            forget(client, node.number)
             wait_until(lambda: tree.nodes[node.number].lookups == 1)
             client._desks.clear()  # so that the request stays where it lies
             machine.lose()
@@ -239,7 +240,7 @@ def test_a_forget_that_was_carried_out_is_not_counted_again(tmp_path: Path, tree
         os.pwrite(descriptor, content, 0)
         with served(path, tree, books=GuestBooks(tmp_path / "books")):
             machine.start(patience=10)
-            assert client.getattr(node.number).number == node.number
+            assert attributes_of(client, node.number).number == node.number
             assert tree.nodes[node.number].lookups == 1
             machine.lose()
 

@@ -34,11 +34,12 @@ from agent.virtio.vhost_user import (
     VringFd,
     encode_message,
 )
-from tests.support.memory_filesystem import MemoryFileSystem
+from tests.support.fs.guest_requests import attributes_of
+from tests.support.fs.memory_filesystem import MemoryFileSystem
+from tests.support.fs.strange_front_end import StrangeFrontEnd, connect_when_heard
+from tests.support.fs.virtiofs_served import served, started
 from tests.support.pool_up import PoolUp
 from tests.support.processes import Processes
-from tests.support.strange_front_end import StrangeFrontEnd, connect_when_heard
-from tests.support.virtiofs_served import served, started
 from tests.support.waiting import wait_until
 
 MIB = 1 << 20
@@ -188,7 +189,7 @@ def test_no_kind_of_descriptor_harms_the_device_with_whatever_message(
             said_with(path, message, *[made] * count, first=first)
     said_with(path, b"\1", *[made] * SCM_MAX_FD)
     with started(path) as machine:
-        assert machine.client.getattr(1).number == 1
+        assert attributes_of(machine.client, 1).number == 1
 
 
 @pytest.mark.expects_log("front-end")
@@ -204,7 +205,7 @@ def test_a_running_device_ends_its_front_end_alone(
         connection.send(encode_message(Request.SET_VRING_ERR, VringFd(1).encode()), (made,))
         machine.lose()
     with started(path) as machine:
-        assert machine.client.getattr(1).number == 1
+        assert attributes_of(machine.client, 1).number == 1
 
 
 class TestFilesOfStrangers:
@@ -216,7 +217,7 @@ class TestFilesOfStrangers:
         for request in FDS_MAX:
             strange.send(path, encode_message(request, payload_of(request)))
         with started(path) as machine:
-            assert machine.client.getattr(1).number == 1
+            assert attributes_of(machine.client, 1).number == 1
 
     @pytest.mark.expects_log("neither shared memory nor an eventfd", "8 processes hang")
     def test_a_close_that_never_returns(self, path: Path, strange: StrangeFrontEnd) -> None:
@@ -227,13 +228,13 @@ class TestFilesOfStrangers:
             wait_until(lambda number=number: left_behind() > number, 30, "it to be left")
             if not number:
                 with started(path) as machine:
-                    assert machine.client.getattr(1).number == 1
+                    assert attributes_of(machine.client, 1).number == 1
         with connected(path) as refused:
             assert refused.recv(1) == b""
         strange.let_go()
         wait_until(lambda: not left_behind(), 30, "receivers to end")
         with started(path) as machine:
-            assert machine.client.getattr(1).number == 1
+            assert attributes_of(machine.client, 1).number == 1
 
     @pytest.mark.expects_log("second front-end was turned away")
     def test_one_who_is_turned_away_with_what_he_has_sent(self, path: Path, strange: StrangeFrontEnd) -> None:
@@ -242,7 +243,7 @@ class TestFilesOfStrangers:
         with started(path) as machine:
             for _ in range(2 * foreign_descriptors.CLOSERS_MAX):
                 strange.send(path, b"x", wait=False)
-            assert machine.client.getattr(1).number == 1
+            assert attributes_of(machine.client, 1).number == 1
 
     @pytest.mark.expects_log("second front-end was turned away")
     def test_one_who_is_turned_away_with_sockets_that_linger(self, path: Path, closing: ExitStack) -> None:
@@ -256,7 +257,7 @@ class TestFilesOfStrangers:
                     asking.connect(str(path))
                     socket.send_fds(asking, [b"x"], [lingering])
                 threading.Thread(target=os.close, args=(lingering,)).start()
-            assert machine.client.getattr(1).number == 1
+            assert attributes_of(machine.client, 1).number == 1
 
     @pytest.mark.expects_log("hangs", "neither shared memory")
     def test_a_front_end_whose_receiver_hangs_has_the_device_no_longer_than_it_is_there(
@@ -269,7 +270,7 @@ class TestFilesOfStrangers:
             os.kill(receiver, signal.SIGSTOP)
             machine.lose()
             with started(path) as other:
-                assert other.client.getattr(1).number == 1
+                assert attributes_of(other.client, 1).number == 1
 
 
 def _children() -> list[int]:
@@ -308,7 +309,7 @@ def test_holes_that_are_punched_while_the_device_serves(path: Path) -> None:
             machine.client._desks.clear()
             machine.lose()
         with started(path) as machine:
-            assert machine.client.getattr(1).number == 1, turn
+            assert attributes_of(machine.client, 1).number == 1, turn
 
 
 def test_an_agent_ends_in_time_whatever_it_was_handed(
@@ -322,7 +323,7 @@ def test_an_agent_ends_in_time_whatever_it_was_handed(
     for request in (Request.SET_VRING_KICK, Request.SET_MEM_TABLE, Request.SET_INFLIGHT_FD):
         strange.send(device, encode_message(request, payload_of(request)))
     with started(device, queues=1) as machine:
-        assert machine.client.getattr(1).number == 1
+        assert attributes_of(machine.client, 1).number == 1
     began = time.monotonic()
     assert pool.down() == 0, pool.process.output
     assert not os.path.exists(f"/proc/{agent}"), "it has ended, and nobody waits for it"

@@ -12,6 +12,7 @@ import pytest
 from agent.bench.virtio_driver.machine import Machine
 from agent.bench.virtiofs_files import VirtiofsFiles
 from host_shim.pool import Pool, UnknownVolume
+from tests.support.fs.guest_requests import attributes_of, create, entries, forget, unlink
 from tests.support.pool_up import PoolUp
 from tests.support.processes import Processes
 from tests.support.waiting import wait_until
@@ -77,27 +78,27 @@ def test_neither_sees_the_other(guests: list[Machine]) -> None:
     room = blue.memory.room(4096)
     room.view[:] = b"b" * 4096
     folder = blue.client.walk("fs").number
-    node, handle = blue.client.create(folder, b"of blue")
+    node, handle = create(blue.client, folder, b"of blue")
     assert blue.client.write_from(node.number, handle, 0, room) == 4096
     theirs = red.client.walk("fs").number
-    assert {each.name for each in red.client.entries(theirs)} <= {b".", b".."}
+    assert {each.name for each in entries(red.client, theirs)} <= {b".", b".."}
     for name in (b"of blue", b"blue", b"..", b"../blue"):
         with pytest.raises(OSError):
             red.client.lookup(theirs, name)
     # And by guessing: numbers of nodes and handles that blue was told of.
     other = red.memory.room(4096)
     for wrong in (
-        lambda: red.client.getattr(node.number),
+        lambda: attributes_of(red.client, node.number),
         lambda: red.client.open(node.number),
         lambda: red.client.lookup(folder, b"of blue") if folder != theirs else red.client.open(node.number),
         lambda: red.client.read_into(node.number, handle, 0, other),
         lambda: red.client.write_from(node.number, handle, 0, other),
-        lambda: red.client.unlink(folder if folder != theirs else node.number, b"of blue"),
+        lambda: unlink(red.client, folder if folder != theirs else node.number, b"of blue"),
     ):
         with pytest.raises(OSError):
             wrong()
     assert other.view == bytes(4096)
-    red.client.forget(node.number, 100)
+    forget(red.client, node.number, 100)
     assert blue.client.read_into(node.number, handle, 0, room) == 4096
     assert room.view == b"b" * 4096
     blue.client.release(node.number, handle)

@@ -19,6 +19,7 @@ from agent.bench.virtio_driver.fuse_wire import Opcode
 from agent.bench.virtio_driver.machine import Machine, queues_offered
 from agent.bench.virtiofs_files import VirtiofsFiles
 from host_shim.pool import Pool
+from tests.support.fs.guest_requests import create
 from tests.support.pool_up import PoolUp
 from tests.support.processes import Processes
 from tests.support.waiting import wait_until
@@ -83,7 +84,7 @@ def test_both_doors_lead_to_one_pool(pool_up: PoolUp, machine: Machine) -> None:
         assert room.view == data[offset : offset + (1 << 20)]
     client.release(found.number, handle)
     folder = client.walk("fs").number
-    made, handle = client.create(folder, b"of the guest")
+    made, handle = create(client, folder, b"of the guest")
     room.view[:] = content(b"guest", 1 << 20)
     assert client.write_from(made.number, handle, 0, room) == 1 << 20
     client.release(made.number, handle)
@@ -158,11 +159,11 @@ def test_an_orderly_stop_stores_no_half_of_a_value(pool_up: PoolUp, machine: Mac
     room = machine.memory.room(1 << 16)
     room.view[:] = content(b"half", 1 << 16)
     volume, folder = client.walk("kv/kv").number, client.walk("fs").number
-    value, writing = client.create(volume, b"half")
+    value, writing = create(client, volume, b"half")
     assert client.write_from(value.number, writing, 0, room) == 1 << 16
-    file, handle = client.create(folder, b"half")
+    file, handle = create(client, folder, b"half")
     assert client.write_from(file.number, handle, 0, room) == 1 << 16
-    whole, storing = client.create(volume, b"whole")
+    whole, storing = create(client, volume, b"whole")
     assert client.write_from(whole.number, storing, 0, room) == 1 << 16
     client.start(Opcode.FSYNC, whole.number, struct.pack("<QII", storing, 0, 0), 0).finish()
     client.start(Opcode.FLUSH, whole.number, struct.pack("<QIIQ", storing, 0, 0, 0), 0).finish()
@@ -203,7 +204,7 @@ def test_requests_that_the_dead_agent_had_are_answered_by_the_next(
     room = machine.memory.room(1 << 20)
     nodes = []
     for number in range(6):
-        node, handle = client.create(folder, b"file %d" % number)
+        node, handle = create(client, folder, b"file %d" % number)
         room.view[:] = content(key(number), 1 << 20)
         assert client.write_from(node.number, handle, 0, room) == 1 << 20
         client.release(node.number, handle)

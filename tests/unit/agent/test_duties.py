@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from agent.host_os.duties import Duties
+from agent.service.upkeep import Duties
 
 
 @pytest.mark.expects_log("looking failed")

@@ -9,13 +9,13 @@ import pytest
 
 from agent.config.configuration import Configuration, parse_configuration
 from agent.errors import ConfigError
-from agent.pool.access import ServedVolume
+from agent.pool.access import serve
 from agent.pool.kv.volume import KvVolume
 from agent.pool.volume.settings import KvShare, Timing
 from agent.service.queue_plan import EXTRA_QUEUES, QueuePlan
 from agent.service.volume_policies import VolumePolicies
 from host_shim.control_wire import Outcome
-from tests.support.memory_pool import MemoryPool, fixed_secret, key_of, nguid_of, volume_settings
+from tests.support.pool.memory_pool import MemoryPool, fixed_secret, key_of, nguid_of, volume_settings
 
 
 def configuration(**sections: Any) -> Configuration:
@@ -30,13 +30,13 @@ def configuration(**sections: Any) -> Configuration:
 
 
 def serving_of(found: Configuration, volumes: list[Any]) -> VolumePolicies:
-    return VolumePolicies(found, volumes, lambda _: pytest.fail("no lanes are wanted"), QueuePlan.of(found))
+    return VolumePolicies(found, volumes, lambda _: pytest.fail("no channel is wanted"), QueuePlan.of(found))
 
 
 def test_by_default_nothing_is_guessed_and_puts_go_through() -> None:
     volume = MemoryPool().agent().volume
     serving = serving_of(configuration(), [volume])
-    assert not serving.continuer.active
+    assert not serving.readahead.active
     assert not serving.prestage.waits_open
     assert serving.prestage.budget_bytes == 256 << 20
     (served,) = serving.served
@@ -52,7 +52,7 @@ def test_a_policy_is_applied_to_its_volume() -> None:
         prestage={"memory": "1M", "learn": True, "depth": 2, "waits": "open"},
     )
     serving = serving_of(found, [volume])
-    assert serving.continuer.active
+    assert serving.readahead.active
     assert serving.prestage.waits_open
     (served,) = serving.served
     assert served.gate is not None
@@ -65,7 +65,7 @@ def test_a_policy_is_applied_to_its_volume() -> None:
 
 
 def test_without_memory_nothing_is_learned() -> None:
-    assert not serving_of(configuration(prestage={"memory": 0, "learn": True}), []).continuer.active
+    assert not serving_of(configuration(prestage={"memory": 0, "learn": True}), []).readahead.active
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_there_are_no_policies_for_kv_namespaces_and_no_prestaging() -> None:
     with pytest.raises(ConfigError, match="KV namespaces"):
         serving_of(configuration(policies=[{"volume": "v"}]), [volume])
     serving = serving_of(configuration(), [volume])
-    assert serving.start_prestage(ServedVolume(volume), key_of(1)) is Outcome.REFUSED
+    assert serving.start_prestage(serve(volume), key_of(1)) is Outcome.REFUSED
 
 
 def test_an_announcement_is_answered_by_what_became_of_it() -> None:

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from agent.bench import peer_site, peer_table
+from agent.bench import records, sites
 from agent.bench.catalog import CATALOG, PEERS, PEERS_ASKED, RATE, chosen, unknown
 from agent.bench.peers.lines import Lane, PeerFailed, Sized, Talk
 from agent.bench.records import Figure
+from agent.bench.redis_site import NotHere
 from agent.bench.rounds import Sample, details
-from agent.bench.running import Wishes, run
+from agent.bench.run_bench import Wishes, run
 
 SIZE = 4096
 
@@ -132,7 +133,7 @@ def test_the_others_by_their_names_or_a_pattern() -> None:
 def test_without_its_environment_a_name_is_left_out_with_its_reason(
     name: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peer_site, "ENVIRONMENTS", tmp_path / "engines")
+    monkeypatch.setattr(sites, "ENVIRONMENTS", tmp_path / "engines")
     (tmp_path / "run").mkdir()
     results = run(Wishes([CATALOG[name]], 0.1, None, 1), tmp_path / "run", lambda what, part: None)
     assert results.left_out == {name: f"its client is not installed: make engines ENGINES={engine}"}
@@ -141,14 +142,14 @@ def test_without_its_environment_a_name_is_left_out_with_its_reason(
 
 
 def test_a_half_made_environment_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_site, "ENVIRONMENTS", tmp_path)
+    monkeypatch.setattr(sites, "ENVIRONMENTS", tmp_path)
     python = tmp_path / "mooncake" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.touch()
-    with pytest.raises(peer_site.NotHere):
-        peer_site.interpreter("mooncake")
+    with pytest.raises(NotHere):
+        sites.interpreter("mooncake")
     (tmp_path / "mooncake" / ".g35-engine").touch()
-    assert peer_site.interpreter("mooncake") == python
+    assert sites.interpreter("mooncake") == python
 
 
 def test_percentiles_of_all_rounds() -> None:
@@ -167,11 +168,11 @@ def test_the_table_has_a_row_for_each_kind_of_work_and_a_column_for_each_store()
         name: Figure(CATALOG[name], value, {"p50_ms": 1.25, "p99_ms": 2.5})
         for name, value in zip(names, (2.0, 0.5, 0.25), strict=True)
     }
-    table = peer_table.beside_peers(figures)
+    table = records.beside_peers(figures)
     assert table is not None
     assert [column.header for column in table.columns] == ["GiB/s (p50, p99 ms)", "kv", "lm"]
     cells = [list(column.cells) for column in table.columns]
     assert cells[0] == ["get 1m, 4 in flight"]  # of the put there is nothing beside ours
     assert cells[1] == ["2.00 (1.25, 2.50)"]
     assert cells[2] == ["0.50 (1.25, 2.50)"]
-    assert peer_table.beside_peers({"kv_put_64k_x1": figures["kv_put_64k_x1"]}) is None
+    assert records.beside_peers({"kv_put_64k_x1": figures["kv_put_64k_x1"]}) is None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from agent.bench.processors import SETTLE_SECONDS, Processors
+from agent.bench.run_bench import SETTLE_SECONDS, Processors
 
 SLEEPY = 2_000_000_000
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from agent.bench import records
 from agent.bench.catalog import CATALOG, LATENCY, RATE, chosen, unknown
-from agent.bench.probing import PROBES
+from agent.bench.probe_table import PROBES
 from agent.bench.records import Figure
 
 PROMISED = {

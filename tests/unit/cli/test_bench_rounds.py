@@ -8,8 +8,19 @@ import pytest
 
 from agent.bench.contents import STEPS, Contents, pages
 from agent.bench.loop_probe import own_part
-from agent.bench.pool_probes import LATENCIES_MIN, latencies, shape_for
-from agent.bench.rounds import ROUNDS, Sample, details, middle, rate, run_rounds, together
+from agent.bench.pool_probes import shape_for
+from agent.bench.rounds import (
+    LATENCIES_MIN,
+    ROUNDS,
+    Sample,
+    details,
+    median_time,
+    middle,
+    rate,
+    run_rounds,
+    together,
+    together_clocked,
+)
 
 
 def test_all_turns_are_counted_until_there_is_nothing_left() -> None:
@@ -94,8 +105,8 @@ def test_a_name_that_fails_is_given_up_and_the_others_go_on() -> None:
 
 
 def test_latencies_are_enough_of_them_however_short_the_round() -> None:
-    sample = latencies(lambda: 5, 0.0)
-    assert sample.operations == LATENCIES_MIN // ROUNDS
+    sample = median_time(together_clocked([lambda: 5], 0.0, LATENCIES_MIN))
+    assert sample.operations == LATENCIES_MIN
     assert sample.bytes == 5 * sample.operations
 
 

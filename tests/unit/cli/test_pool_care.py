@@ -13,18 +13,18 @@ import typer
 from agent.cli import pool_care
 from agent.cli.pool_care import told
 from agent.cli.pool_verb import short_of_second_copies
-from agent.config.scrub_section import ScrubSection
+from agent.config.configuration import ScrubSection
 from agent.errors import ConfigError
-from agent.inline.root_keys import HeldRootKey
+from agent.inline.root_keys import RootKey
 from agent.inline.secrets import SecretKey
 from agent.pool.maintenance.bad_slots import Quarantined
 from agent.pool.maintenance.scrub import ScrubCounters
 from agent.pool.map.document import VolumeWish, plan_pool
-from agent.remote.channel import WorkerLanes
+from agent.remote.channel import WorkerChannel
 from agent.service.repair import Repair
-from tests.support.memory_pool import MemoryPool, nguid_of
+from tests.support.pool.memory_pool import MemoryPool, nguid_of
 
-ROOT = HeldRootKey(SecretKey(b"\x11" * 32), "a test")
+ROOT = RootKey(SecretKey(b"\x11" * 32), "a test")
 WISH = VolumeWish(name="v", share=1.0, value_bytes=65536, copies=2)
 SIZE = 64 << 20
 
@@ -59,7 +59,7 @@ def test_the_verbs_end_with_1_where_not_all_was_read(
     monkeypatch.setattr(pool_care, "load_configuration", lambda path: SimpleNamespace(agent=agent))
     monkeypatch.setattr(pool_care, "root_key_in", lambda file: ROOT)
     results: list[Any] = [ScrubCounters(), ScrubCounters(sets_skipped=1)]
-    monkeypatch.setattr(pool_care, "with_lanes", lambda configuration, work: results.pop(0))
+    monkeypatch.setattr(pool_care, "with_channel", lambda configuration, work: results.pop(0))
     pool_care.scrub(Path("x"), "0", as_json)
     with pytest.raises(typer.Exit) as ended:
         pool_care.scrub(Path("x"), "0", as_json)
@@ -83,12 +83,14 @@ def test_blocks_of_files_are_an_agents_own_once_its_fs_holds_something() -> None
     pool.settings = replace(pool.settings, kind="files")
     agent, in_use = pool.agent(), False
 
-    def no_lanes() -> WorkerLanes:
+    def no_channel() -> WorkerChannel:
         raise AssertionError("there is nothing to scrub")
 
-    keeping = Repair(ScrubSection.model_validate({}), [agent.volume], no_lanes, lambda: [], lambda _: in_use)
-    agent.lanes.run(keeping.look(agent.lanes))
-    assert agent.volume.left_to_others
+    keeping = Repair(
+        ScrubSection.model_validate({}), [agent.volume], no_channel, lambda: [], lambda _: in_use
+    )
+    agent.channel.run(keeping.look(agent.channel))
+    assert agent.volume.files_elsewhere
     in_use = True
-    agent.lanes.run(keeping.look(agent.lanes))
-    assert not agent.volume.left_to_others
+    agent.channel.run(keeping.look(agent.channel))
+    assert not agent.volume.files_elsewhere

@@ -8,25 +8,25 @@ from types import SimpleNamespace
 import pytest
 
 from agent.cli import pool_members
-from agent.cli.pool_members import want_all
+from agent.cli.pool_channel import want_all
 from agent.errors import G35Error, UserError
-from agent.inline.root_keys import HeldRootKey
+from agent.inline.root_keys import RootKey
 from agent.inline.secrets import SecretKey
-from agent.membership.candidates import newcomers_in, pool_of
+from agent.membership.join import newcomers_in, pool_of
 from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
 from agent.pool.map.inspect import Content, Inspection
 from agent.pool.map.superblock import Superblock
 from agent.pool.map.tenant_changes import without_key
 from agent.remote.fabric import Fabric
 from nvmeof.wire.kv import KvFormat
-from tests.support.memory_pool import nguid_of
+from tests.support.pool.memory_pool import nguid_of
 
 SIZE = 64 << 20
-ROOT = HeldRootKey(SecretKey(b"\x11" * 32), "a test")
+ROOT = RootKey(SecretKey(b"\x11" * 32), "a test")
 
 
 def test_blank_ones_join_and_what_carries_something_only_by_force() -> None:
-    root = HeldRootKey(SecretKey(b"\x11" * 32), "a test")
+    root = RootKey(SecretKey(b"\x11" * 32), "a test")
     pool_map = plan_pool([(nguid_of(0), SIZE)], [VolumeWish(name="v", share=0.5, value_bytes=65536)], root)
     seen = [
         (nguid_of(0), SIZE, Inspection(0, Content.POOL)),
@@ -62,7 +62,7 @@ def test_of_a_name_with_a_slip_in_it_the_nearest_newcomer_is_told() -> None:
 
 def test_a_member_that_is_named_still_says_what_the_pool_is() -> None:
     """An erased key must not come back because the one namespace with the newest map was named by force."""
-    root = HeldRootKey(SecretKey(b"\x11" * 32), "a test")
+    root = RootKey(SecretKey(b"\x11" * 32), "a test")
     drives = [(nguid_of(0), SIZE), (nguid_of(1), SIZE)]
     old, other = (
         plan_pool(drives, [VolumeWish(name="v", share=0.5, value_bytes=65536, tenant="blue")], root)
@@ -84,7 +84,7 @@ def test_a_member_that_is_named_still_says_what_the_pool_is() -> None:
 
 
 def test_who_has_lost_a_namespace_is_told_that_only_a_format_helps() -> None:
-    root = HeldRootKey(SecretKey(b"\x11" * 32), "a test")
+    root = RootKey(SecretKey(b"\x11" * 32), "a test")
     drives = [(nguid_of(0), SIZE), (nguid_of(1), SIZE)]
     pool_map = plan_pool(drives, [VolumeWish(name="v", share=0.5, value_bytes=65536)], root)
     seen = [(nguid_of(0), SIZE, Inspection(0, Content.POOL))]
@@ -97,14 +97,14 @@ def test_who_has_lost_a_namespace_is_told_that_only_a_format_helps() -> None:
 def test_of_a_named_one_that_is_a_member_it_is_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    root = HeldRootKey(SecretKey(b"\x11" * 32), "a test")
+    root = RootKey(SecretKey(b"\x11" * 32), "a test")
     pool_map = plan_pool([(nguid_of(0), SIZE)], [VolumeWish(name="v", share=0.5, value_bytes=65536)], root)
     agent = SimpleNamespace(key_file=Path("root.key"), state=Path("/nonexistent"))
     monkeypatch.setattr(pool_members, "load_configuration", lambda path: SimpleNamespace(agent=agent))
     monkeypatch.setattr(pool_members, "root_key_in", lambda file: root)
     for joined in (set[str](), {nguid_of(1).hex()}):
         monkeypatch.setattr(
-            pool_members, "with_lanes", lambda configuration, work, joined=joined: (pool_map, joined, 0)
+            pool_members, "with_channel", lambda configuration, work, joined=joined: (pool_map, joined, 0)
         )
         pool_members.add(Path("c"), [nguid_of(0).hex().upper(), *joined], force=True)
         said = capsys.readouterr().out

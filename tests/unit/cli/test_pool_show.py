@@ -14,7 +14,7 @@ from agent.errors import G35Error
 from agent.pool.map.inspect import Content, Inspection
 from agent.remote.enclosure import Enclosure
 from agent.remote.fabric import Fabric
-from tests.support.memory_lanes import MemoryLanes
+from tests.support.pool.memory_channel import MemoryChannel
 
 BLANK = Inspection(0, Content.BLANK)
 UNREAD = Inspection(1, Content.UNREADABLE, detail="late")
@@ -47,10 +47,10 @@ def test_the_only_enclosure_away_is_an_error_and_no_hint_to_format(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def without_a_fabric(_: object, work: Callable[[Fabric, Any], Any]) -> Any:
-        return work(Fabric([Enclosure("shelf")]), MemoryLanes([]))
+        return work(Fabric([Enclosure("shelf")]), MemoryChannel([]))
 
     monkeypatch.setattr(pool_verb, "load_configuration", lambda path: None)
-    monkeypatch.setattr(pool_verb, "with_lanes", without_a_fabric)
+    monkeypatch.setattr(pool_verb, "with_channel", without_a_fabric)
     for as_json in (False, True):
         with pytest.raises(G35Error, match="no namespace was reached"):
             pool_verb.show(Path("c"), as_json=as_json)

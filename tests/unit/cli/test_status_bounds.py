@@ -10,7 +10,7 @@ import pytest
 
 from agent.cli import status_verb
 from agent.fs.kv_face import OPEN_VALUES, WRITERS
-from agent.host_os.bounds import Bounds
+from agent.host_os.per_user_bounds import Bounds
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from agent.cli import tenant_verb
 from agent.cli.tenant_verb import holds_earlier_key, refuse_to_shrink
 from agent.errors import ConfigError, G35Error, UserError
-from agent.inline.root_keys import HeldRootKey
+from agent.inline.root_keys import RootKey
 from agent.inline.secrets import SecretKey
 from agent.pool.map.commit import replace_map
 from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
@@ -23,13 +23,13 @@ from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.key_transition import QUIET_SECONDS
 from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Volume
-from agent.pool.write.put import Writing
-from agent.remote.channel import WorkerLanes
+from agent.pool.write.put import SlotWriter
+from agent.remote.channel import WorkerChannel
 from agent.sizes import parse_size, size_text
-from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
-from tests.support.memory_pool import key_of, nguid_of
+from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
+from tests.support.pool.memory_pool import key_of, nguid_of
 
-ROOT = HeldRootKey(SecretKey(b"\x11" * 32), "a test")
+ROOT = RootKey(SecretKey(b"\x11" * 32), "a test")
 SIZE = 32 << 20
 NUMBERS = {nguid_of(number).hex(): number for number in range(2)}
 POOL_MAP = plan_pool(
@@ -47,23 +47,23 @@ def test_who_no_longer_waits_is_told_that_the_rotation_goes_on(
 
     monkeypatch.setattr(tenant_verb, "load_configuration", lambda _: None)
     monkeypatch.setattr(tenant_verb, "_keys_of", lambda _: (ROOT, MapSeal(ROOT)))
-    monkeypatch.setattr(tenant_verb, "with_lanes", interrupted)
+    monkeypatch.setattr(tenant_verb, "with_channel", interrupted)
     with pytest.raises(KeyboardInterrupt):
         tenant_verb.rotate("blue", Path("agent.toml"), 60.0)
     assert "What was begun goes on" in capsys.readouterr().err
 
 
 def test_less_than_a_tenant_holds_is_asked_about() -> None:
-    memory = MemoryLanes([MemoryNamespace(SIZE) for _ in range(2)])
+    memory = MemoryChannel([MemoryNamespace(SIZE) for _ in range(2)])
     entry = POOL_MAP.volumes[0]
     volume = Volume(POOL_MAP.settings(entry), POOL_MAP.secret(entry, ROOT), DirectoryCache(1 << 20), Timing())
     for number in range(10):
-        writing = Writing(volume, key_of(number), length=5)
+        writing = SlotWriter(volume, key_of(number), length=5)
         assert memory.run(writing.write(memory, 0, memoryview(b"hello"), memory.now() + 5))
-    lanes, slot = cast(WorkerLanes, memory), volume.settings.slot_bytes
+    channel, slot = cast(WorkerChannel, memory), volume.settings.slot_bytes
 
     def ask(name: str = "blue", **limits: int) -> None:
-        refuse_to_shrink(lanes, POOL_MAP, with_limits(POOL_MAP, name, **limits), name, NUMBERS)
+        refuse_to_shrink(channel, POOL_MAP, with_limits(POOL_MAP, name, **limits), name, NUMBERS)
 
     for refused in ({"quota_slots": 9}, {"quota_bytes": 10 * slot - 1}):
         with pytest.raises(UserError, match="holds 10 slots, 680 KiB of slots, may have"):
@@ -91,8 +91,8 @@ def test_a_tenant_comes_back_only_after_agents_have_dropped_what_it_was(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Directories that were cleared at once were filled again by an agent that had yet to see the erasure."""
-    memory = MemoryLanes([MemoryNamespace(SIZE) for _ in range(2)])
-    lanes, erased = cast(WorkerLanes, memory), without_key(POOL_MAP, "blue")
+    memory = MemoryChannel([MemoryNamespace(SIZE) for _ in range(2)])
+    channel, erased = cast(WorkerChannel, memory), without_key(POOL_MAP, "blue")
     for pool_map in (POOL_MAP, erased):
         assert not memory.run(replace_map(memory, pool_map, NUMBERS))
     configuration = SimpleNamespace(volumes=[])
@@ -106,8 +106,8 @@ def test_a_tenant_comes_back_only_after_agents_have_dropped_what_it_was(
     for name, stand_in in {
         "load_configuration": lambda _: configuration,
         "_keys_of": lambda _: (ROOT, MapSeal(ROOT)),
-        "with_lanes": lambda _, work: work(None, lanes),
-        "_look_at_all": lambda *_: (erased, NUMBERS),
+        "with_channel": lambda _, work: work(None, channel),
+        "_look_at_maps": lambda *_: (erased, NUMBERS, []),
         "clear_directories": cleared,
     }.items():
         monkeypatch.setattr(tenant_verb, name, stand_in)
@@ -116,7 +116,7 @@ def test_a_tenant_comes_back_only_after_agents_have_dropped_what_it_was(
     assert events == [QUIET_SECONDS, "cleared"]
     assert "in which agents drop what was erased" in capsys.readouterr().err
     events.clear()
-    monkeypatch.setattr(tenant_verb, "_look_at_all", lambda *_: (POOL_MAP, NUMBERS))
+    monkeypatch.setattr(tenant_verb, "_look_at_maps", lambda *_: (POOL_MAP, NUMBERS, []))
     assert not memory.run(replace_map(memory, erased, NUMBERS))
     with pytest.raises(G35Error, match="erased just now"):
         tenant_verb.add("blue", Path("agent.toml"))
@@ -127,14 +127,14 @@ class Verbs:
     """The verbs over memory, for a pool of the tenants blue and red."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.memory = MemoryLanes([MemoryNamespace(SIZE) for _ in range(2)])
-        lanes = cast(WorkerLanes, self.memory)
+        self.memory = MemoryChannel([MemoryNamespace(SIZE) for _ in range(2)])
+        channel = cast(WorkerChannel, self.memory)
         self.write(POOL_MAP)
         for name, stand_in in {
             "load_configuration": lambda _: None,
             "_keys_of": lambda _: (ROOT, MapSeal(ROOT)),
-            "with_lanes": lambda _, work: work(None, lanes),
-            "_look_at_maps": lambda *_: (self.found(), NUMBERS, []),
+            "with_channel": lambda _, work: work(None, channel),
+            "_look_at_maps": lambda *_, **_all: (self.found(), NUMBERS, []),
         }.items():
             monkeypatch.setattr(tenant_verb, name, stand_in)
 
@@ -212,12 +212,12 @@ class Rotating:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, maps: list[PoolMap], left: list[int]) -> None:
         self.in_force, self.maps, self.left, self.clock = maps[0], maps, left, 0.0
+        self.is_first = True
         for name, stand_in in {
             "load_configuration": lambda _: None,
             "_keys_of": lambda _: (ROOT, MapSeal(ROOT)),
-            "with_lanes": lambda _, work: work(None, None),
-            "_look_at_all_maps": lambda *_: (maps[0], NUMBERS, []),
-            "_look_at_all": lambda *_: (self.look(), NUMBERS),
+            "with_channel": lambda _, work: work(None, None),
+            "_look_at_maps": lambda *_: (self.look(), NUMBERS, []),
             "_replace": lambda *_: self.in_force,
             "_left_under_earlier": lambda *_: left.pop(0) if len(left) > 1 else left[0],
         }.items():
@@ -229,10 +229,14 @@ class Rotating:
         self.clock += seconds
 
     def look(self) -> PoolMap:
+        if self.is_first:
+            self.is_first = False
+            return self.maps[0]
         self.in_force = self.maps.pop(0) if len(self.maps) > 1 else self.maps[0]
         return self.in_force
 
     def rotate(self, wait: float) -> None:
+        self.is_first = True
         tenant_verb.rotate("blue", Path("agent.toml"), wait)
 
 

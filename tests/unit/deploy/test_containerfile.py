@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.containerfile import Stage, parse
+from tests.support.deploy.containerfile import Stage, parse
 
 
 @pytest.fixture(scope="module")

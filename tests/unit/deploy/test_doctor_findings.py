@@ -10,9 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from agent.cli import doctor_verb
-from agent.cli.doctor_verb import Verdict
+from agent.cli.doctor_verb import Finding, Verdict
+from agent.cli.main import _application
 from agent.host_os import hung_agent
 
 
@@ -101,7 +103,10 @@ MOUNTS = r"""24 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
             True,
             [
                 ("dead: /mnt/a pool", " '/mnt/a pool'"),
-                ("no answer within 0.05 s: /mnt/stopped", "`kill -CONT`"),
+                (
+                    "the agent behind /mnt/stopped has not answered for 0.05 s: it is stopped or it hangs",
+                    "`kill -CONT`",
+                ),
             ],
         ),
     ],
@@ -133,5 +138,12 @@ def test_a_mount_that_does_not_answer_is_named_and_not_waited_for(
     finally:
         end.set()
     for finding, (detail, advice) in zip(found, rows, strict=True):
-        assert (finding.verdict, finding.detail) == (Verdict.WITHOUT, detail)
+        assert (finding.verdict, finding.detail) == (Verdict.MISSING, detail)
         assert advice in finding.advice
+
+
+def test_a_dead_mount_ends_doctor_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    good, dead = (Finding("mounts", verdict, "it") for verdict in (Verdict.WITHOUT, Verdict.MISSING))
+    for finding, code in ((good, 0), (dead, 1)):
+        monkeypatch.setattr(doctor_verb, "examine", lambda finding=finding: iter([finding]))
+        assert CliRunner().invoke(_application("doctor"), ["doctor"]).exit_code == code

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent.enclosure_control.applying import ApplyFailed, apply, planned
+from agent.enclosure_control.apply import ApplyFailed, apply, planned
 from agent.enclosure_control.configfs_files import ConfigfsError, ConfigfsFiles, Write
 from agent.enclosure_control.configfs_target import ConfigfsTarget
 from agent.enclosure_control.description import Description, parse_description
@@ -16,7 +16,7 @@ from agent.enclosure_control.steps import AddNamespace
 from agent.errors import Fault, UserError
 from nvmeof.authentication.secret import DhchapSecret
 from nvmeof.authentication.secret_files import write_secret_file
-from tests.support.fake_nvmet import FakeNvmet
+from tests.support.nvme.fake_nvmet import FakeNvmet
 
 NQN = "nqn.2026-01.io.g35:shelf-1"
 OTHER = "nqn.2026-01.io.g35:shelf-2"

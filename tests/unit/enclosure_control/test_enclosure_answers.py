@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from agent.cli.enclosure_verb import _row
+from agent.config.configuration import load_configuration
 from agent.enclosure_control import records
 from agent.enclosure_control.description import load_description
 from agent.enclosure_control.rpc_errors import RpcAnswerError, RpcError
 from agent.enclosure_control.rpc_target import RpcTarget
-from agent.enclosure_control.steps import AddKey, AddListener, AttachNvme, CreateSubsystem
+from agent.enclosure_control.steps import AddKey, AddListener, AddNamespace, AttachNvme, CreateSubsystem
 from agent.errors import ConfigError, UserError
 
 BDEV = {"name": "M", "block_size": 512, "num_blocks": 8}
@@ -25,8 +26,9 @@ BDEV = {"name": "M", "block_size": 512, "num_blocks": 8}
 )
 def test_a_file_that_python_chokes_on(tmp_path: Path, text: str, part: str) -> None:
     (tmp_path / "shelf.toml").write_text(text)
-    with pytest.raises(ConfigError, match=part):
-        load_description(tmp_path / "shelf.toml")
+    for load in (load_description, load_configuration):
+        with pytest.raises(ConfigError, match=part):
+            load(tmp_path / "shelf.toml")
 
 
 @pytest.mark.parametrize(
@@ -54,6 +56,7 @@ class Answering:
     def __init__(self, **answers: Any) -> None:
         self.answers = answers
         self.asked: list[str] = []
+        self.local = False
 
     def call(self, method: str, _params: dict[str, Any] | None = None) -> Any:
         self.asked.append(method)
@@ -61,6 +64,9 @@ class Answering:
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+    def is_local(self) -> bool:
+        return self.local
 
     def close(self) -> None:
         pass
@@ -85,12 +91,12 @@ def test_a_method_that_is_not_there_is_said_before_the_first_step() -> None:
         AttachNvme("N", records.Address("PCIE", "0000:3b:00.0"), None, None, None, None),
     ]
     target = RpcTarget(Answering(rpc_get_methods=["nvmf_create_subsystem"]))
-    target.vet(steps[:1])
+    target.check_steps(steps[:1])
     with pytest.raises(UserError, match=r"attach NVMe controller N .* no method bdev_nvme_attach_controller"):
-        target.vet(steps)
-    RpcTarget(Answering(rpc_get_methods=RpcError("m", -32601, "Method not found"))).vet(steps)
+        target.check_steps(steps)
+    RpcTarget(Answering(rpc_get_methods=RpcError("m", -32601, "Method not found"))).check_steps(steps)
     with pytest.raises(RpcAnswerError):
-        RpcTarget(Answering(rpc_get_methods=7)).vet(steps)
+        RpcTarget(Answering(rpc_get_methods=7)).check_steps(steps)
 
 
 def test_a_key_file_that_others_can_exchange_is_told_of_before_the_first_step(tmp_path: Path) -> None:
@@ -99,15 +105,39 @@ def test_a_key_file_that_others_can_exchange_is_told_of_before_the_first_step(tm
     key.parent.mkdir()
     key.touch(mode=0o600)
     target = RpcTarget(Answering(rpc_get_methods=["keyring_file_add_key"]))
-    target.vet([AddKey("k", str(key)), AddKey("elsewhere", "/there/is/none")])
+    target.check_steps([AddKey("k", str(key)), AddKey("elsewhere", "/there/is/none")])
     key.parent.chmod(0o777)
     with pytest.raises(UserError, match="can be written to by others") as refused:
-        target.vet([AddKey("k", str(key))])
+        target.check_steps([AddKey("k", str(key))])
     assert refused.value.advice.startswith(f"chmod go-w {key.parent}")
     key.parent.chmod(0o755)
     key.chmod(0o640)
     with pytest.raises(UserError, match="can be read by others"):
-        target.vet([AddKey("k", str(key))])
+        target.check_steps([AddKey("k", str(key))])
+
+
+def test_a_missing_key_file_is_found_before_the_first_step(tmp_path: Path) -> None:
+    """On the enclosure's own machine; the file may lie on another where the socket is a forwarded one."""
+    caller = Answering(rpc_get_methods=["keyring_file_add_key"])
+    missing = [AddKey("k", str(tmp_path / "none"))]
+    RpcTarget(caller).check_steps(missing)
+    caller.local = True
+    with pytest.raises(UserError, match=r"key k: there is no file .*/none; nothing was changed") as refused:
+        RpcTarget(caller).check_steps(missing)
+    assert "g35 key make-dhchap" in refused.value.advice
+
+
+def test_a_namespace_that_is_refused_names_the_nearest_bdev() -> None:
+    refusal = RpcError("nvmf_subsystem_add_ns", -32602, "Invalid parameters")
+    bdevs = [BDEV | {"name": "Malloc0"}]
+    target = RpcTarget(Answering(nvmf_subsystem_add_ns=refusal, bdev_get_bdevs=bdevs))
+    for bdev, advice in (
+        ("Maloc0", "there is no bdev Maloc0 (did you mean Malloc0?)"),
+        ("Malloc0", "compare"),
+    ):
+        with pytest.raises(RpcError) as caught:
+            target.perform(AddNamespace("nqn.s", records.Namespace(1, bdev)))
+        assert caught.value.advice.startswith(advice)
 
 
 def test_a_listener_that_is_refused_has_a_hint_of_its_own() -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from agent.enclosure_control.description import Description, parse_description
 from agent.enclosure_control.plan import PlanConflict, plan
-from agent.enclosure_control.present import Present, Traits
 from agent.enclosure_control.records import (
     Address,
     Bdev,
@@ -17,7 +16,9 @@ from agent.enclosure_control.records import (
     Key,
     Namespace,
     NvmeController,
+    Present,
     Subsystem,
+    Traits,
     Transport,
     canonical_address,
 )
@@ -141,7 +142,7 @@ def test_doors_are_shut_before_anything_new_is_offered() -> None:
     assert pruned == [
         f"set the keys of host {HOST}",
         "remove host nqn.stranger",
-        "create malloc bdev M of 1048576 bytes",
+        "create malloc bdev M of 1 MiB",
         "add namespace 1 on M",
     ]
 

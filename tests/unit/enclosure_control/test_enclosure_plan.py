@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from agent.enclosure_control.description import Description, parse_description
 from agent.enclosure_control.plan import Plan, PlanConflict, plan
-from agent.enclosure_control.present import Present
 from agent.enclosure_control.records import (
     Address,
     Bdev,
@@ -21,9 +20,9 @@ from agent.enclosure_control.records import (
     LvolStore,
     Namespace,
     NvmeController,
+    Present,
     Subsystem,
 )
-from agent.enclosure_control.rpc_calls import call_of
 from agent.enclosure_control.steps import (
     AddHost,
     AddKey,
@@ -47,7 +46,7 @@ from agent.enclosure_control.steps import (
     WaitForExamine,
 )
 from agent.errors import ConfigError
-from tests.support.described_shelf import (
+from tests.support.nvme.described_shelf import (
     AS_DESCRIBED,
     EXCHANGED,
     HOST,
@@ -217,12 +216,12 @@ def test_new_bdevs_are_examined_before_a_store_is_made() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "part"),
     [
-        ('size = "1M"', 'size = "2M"', "Malloc0 is there with size 1048576"),
+        ('size = "1M"', 'size = "2M"', "Malloc0 is there with size 1 MiB, not 2 MiB"),
         ('file = "/srv/disk"', 'file = "/srv/other"', "Aio0 is there with file"),
         ("block_size = 512", "block_size = 4096", "block_size"),
         ('serial = "S1"', 'serial = "S2"', "serial 'S1', not 'S2'"),
         ('serial = "S1"', 'model = "another"', "model"),
-        ('"8K"', '"16K"', "in_capsule_data_size 8192, not 16384"),
+        ('"8K"', '"16K"', "in_capsule_data_size 8 KiB, not 16 KiB"),
     ],
 )
 def test_what_cannot_be_changed_in_place_is_a_conflict(old: str, new: str, part: str) -> None:
@@ -230,27 +229,49 @@ def test_what_cannot_be_changed_in_place_is_a_conflict(old: str, new: str, part:
         steps_of(TEXT.replace(old, new, 1), AS_DESCRIBED)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "said", "remedy"),
+    [
+        ('size = "1M"', 'size = "2M"', "", "choose another name"),
+        ('"8K"', '"16K"', "", "only a restart"),
+        (
+            'bdev = "Malloc0"',
+            'bdev = "Maloc0"',
+            "no bdev Maloc0 (did you mean Malloc0?)",
+            "g35 enclosure show",
+        ),
+        ('key = "host-1"', 'key = "hots-1"', "no key hots-1 (did you mean host-1?)", "describe one"),
+    ],
+)
+def test_a_conflict_has_a_remedy_that_helps(old: str, new: str, said: str, remedy: str) -> None:
+    with pytest.raises(PlanConflict) as refused:
+        steps_of(TEXT.replace(old, new, 1), AS_DESCRIBED)
+    assert said in refused.value.message
+    assert remedy in refused.value.advice
+    assert "--prune" not in refused.value.advice
+
+
 def test_calls_are_those_of_the_schema() -> None:
     host = AddHost(NQN, Host(HOST, "k", "c"))
-    assert call_of(host).params == {
+    assert host.call().params == {
         "nqn": NQN, "host": HOST, "dhchap_key": "k", "dhchap_ctrlr_key": "c",
     }  # fmt: skip
-    assert call_of(SetKeys(NQN, Host(HOST, "k"))).params == {"nqn": NQN, "host": HOST, "dhchap_key": "k"}
-    assert call_of(CreateTransport("TCP", (("max_io_size", 131072),))).params == {
+    assert SetKeys(NQN, Host(HOST, "k")).call().params == {"nqn": NQN, "host": HOST, "dhchap_key": "k"}
+    assert CreateTransport("TCP", (("max_io_size", 131072),)).call().params == {
         "trtype": "TCP", "max_io_size": 131072,
     }  # fmt: skip
-    assert call_of(AddNamespace(NQN, Namespace(3, "B", NGUID))).params == {
+    assert AddNamespace(NQN, Namespace(3, "B", NGUID)).call().params == {
         "nqn": NQN, "namespace": {"nsid": 3, "bdev_name": "B", "nguid": NGUID.upper()},
     }  # fmt: skip
-    assert call_of(AddKey("k", "/f")).method == "keyring_file_add_key"
-    assert call_of(CreateMalloc("m", 512, 8, None)).params == {
+    assert AddKey("k", "/f").call().method == "keyring_file_add_key"
+    assert CreateMalloc("m", 512, 8, None).call().params == {
         "name": "m", "block_size": 512, "num_blocks": 8,
     }  # fmt: skip
-    assert call_of(CreateSubsystem(NQN, None, None, None, True)).params == {
+    assert CreateSubsystem(NQN, None, None, None, True).call().params == {
         "nqn": NQN, "allow_any_host": True,
     }  # fmt: skip
     ssd = AttachNvme("N0", Address("PCIE", "0000:3b:00.0"), None, None, None, None)
-    assert call_of(ssd).params == {"name": "N0", "trtype": "PCIE", "traddr": "0000:3b:00.0"}
+    assert ssd.call().params == {"name": "N0", "trtype": "PCIE", "traddr": "0000:3b:00.0"}
 
 
 @pytest.mark.parametrize(

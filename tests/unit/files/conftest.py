@@ -13,9 +13,9 @@ import pytest
 from agent.fs.files.face import FilesFace
 from agent.fs.files.options import FilesOptions
 from agent.fs.files.suspects import LOOK_SECONDS, LOOKS
-from tests.support.files_calls import FaceCalls
-from tests.support.inline_runner import InlineRunner
-from tests.support.memory_blocks import MemoryBlockStore
+from tests.support.fs.files_calls import FaceCalls
+from tests.support.pool.inline_runner import InlineRunner
+from tests.support.pool.memory_blocks import MemoryBlockStore
 
 CAPACITIES = (512, 2048, 8192)
 BLOCK = 8192

@@ -15,9 +15,10 @@ from agent.fs.files.pool_store import PoolBlockStore
 from agent.fs.files.reclaiming import RETRY_SECONDS
 from agent.pool.errors import PutRefused
 from agent.pool.format.directory import SLOTS_PER_SET
+from agent.pool.volume.volume import Layout
 from agent.pool.write.delete_and_pin import delete, delete_block
-from tests.support.files_calls import FaceCalls
-from tests.support.memory_pool import MemoryPool, PoolAgent, key_of
+from tests.support.fs.files_calls import FaceCalls
+from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of
 
 BLOCK = 16384
 
@@ -29,10 +30,10 @@ class Shelves:
         self.pool = MemoryPool((1, 1, 1, 1))
         self.pool.settings = replace(self.pool.settings, kind="files")
         self.agent: PoolAgent = self.pool.agent()
-        store = PoolBlockStore([self.agent.volume], lambda: self.agent.lanes)
+        store = PoolBlockStore([self.agent.volume], lambda: self.agent.channel)
         options = FilesOptions(staging_bytes=4 * BLOCK, workers=4, cache_seconds=0)
-        self.face = FilesFace(folder / "files.sqlite", store, options, clock=self.agent.lanes.now)
-        self.calls = FaceCalls(self.face, self.agent.lanes)
+        self.face = FilesFace(folder / "files.sqlite", store, options, clock=self.agent.channel.now)
+        self.calls = FaceCalls(self.face, self.agent.channel)
 
     def take_away(self, *, away: bool) -> None:
         for namespace in self.pool.namespaces[2:]:
@@ -46,7 +47,7 @@ class Shelves:
         self.calls.close(file)
 
     def collect(self) -> None:
-        self.agent.lanes.clock += RETRY_SECONDS
+        self.agent.channel.clock += RETRY_SECONDS
         while self.calls.do(self.face.collect):
             pass
 
@@ -113,15 +114,15 @@ def test_a_value_is_deleted_everywhere_or_nowhere_and_a_block_where_it_is_reache
         with pytest.raises(PutRefused):
             agent.delete(key)
         assert agent.get(key) == b"value"
-        assert agent.lanes.run(delete_block(agent.volume, agent.lanes, key, agent.deadline()))
+        assert agent.channel.run(delete_block(agent.volume, agent.channel, key, agent.deadline()))
     for key in set(keys) - set(here):
         with pytest.raises(PutRefused):
-            agent.lanes.run(delete_block(agent.volume, agent.lanes, key, agent.deadline()))
+            agent.channel.run(delete_block(agent.volume, agent.channel, key, agent.deadline()))
     assert sum(directory.taken for _, _, directory in pool.directories()) == len(keys) - len(here)
     pool.namespaces[1].down = False
     other = pool.agent()
     for key in here:
-        assert not other.lanes.run(delete(other.volume, other.lanes, key, other.deadline()))
+        assert not other.channel.run(delete(other.volume, other.channel, key, other.deadline()))
     for key in set(keys) - set(here):
         assert other.get(key) == b"value"
 
@@ -132,8 +133,8 @@ def test_a_block_is_removed_while_the_other_enclosure_hangs() -> None:
     agent.put(key_of(1), b"value")
     pool.namespaces[1 - agent.where(key_of(1))[0]].hung = True
     deadline = agent.deadline()
-    assert agent.lanes.run(delete_block(agent.volume, agent.lanes, key_of(1), deadline))
-    assert agent.lanes.now() < deadline
+    assert agent.channel.run(delete_block(agent.volume, agent.channel, key_of(1), deadline))
+    assert agent.channel.now() < deadline
     assert all(directory.taken == 0 for _, _, directory in pool.directories())
 
 
@@ -142,7 +143,8 @@ def test_what_may_have_been_moved_is_looked_for_again() -> None:
     agent = pool.agent()
     agent.put(key_of(1), b"value")
     pool.namespaces[1 - agent.where(key_of(1))[0]].down = True
-    agent.volume.earlier = agent.volume.placement
+    volume = agent.volume
+    volume.change(layout=Layout(volume.settings, volume.placement, volume.placement))
     with pytest.raises(PutRefused):
-        agent.lanes.run(delete_block(agent.volume, agent.lanes, key_of(1), agent.deadline()))
+        agent.channel.run(delete_block(agent.volume, agent.channel, key_of(1), agent.deadline()))
     assert all(directory.taken == 0 for _, _, directory in pool.directories()), "a copy may be elsewhere"

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from agent.fs.files.face import FilesFace
-from tests.support.files_calls import FaceCalls
-from tests.support.inline_runner import InlineRunner
-from tests.support.memory_blocks import MemoryBlockStore
+from tests.support.fs.files_calls import FaceCalls
+from tests.support.pool.inline_runner import InlineRunner
+from tests.support.pool.memory_blocks import MemoryBlockStore
 from tests.unit.files.conftest import BLOCK, CAPACITIES, World
 
 

@@ -8,7 +8,7 @@ import stat
 
 from agent.fs.files.inodes import global_ino
 from agent.fs.interface import ROOT_INODE, Attributes, Caller, SetAttributes
-from tests.support.files_calls import ROOT, FaceCalls
+from tests.support.fs.files_calls import ROOT, FaceCalls
 from tests.unit.files.conftest import BLOCK, World, refused
 
 CALLER = Caller(uid=1000, gid=100, pid=1, umask=0o022)

@@ -14,8 +14,8 @@ from agent.fs.files import unsynced
 from agent.fs.files.face import FilesFace
 from agent.fs.files.options import FilesOptions
 from agent.fs.files.pool_store import PoolBlockStore
-from tests.support.files_calls import FaceCalls
-from tests.support.memory_pool import MemoryPool, PoolAgent
+from tests.support.fs.files_calls import FaceCalls
+from tests.support.pool.memory_pool import MemoryPool, PoolAgent
 
 BLOCK = 16384
 FILES = 24
@@ -33,12 +33,12 @@ class Shelves:
 
     def start(self) -> None:
         self.agent: PoolAgent = self.pool.agent()
-        store = PoolBlockStore([self.agent.volume], lambda: self.agent.lanes)
+        store = PoolBlockStore([self.agent.volume], lambda: self.agent.channel)
         options = FilesOptions(staging_bytes=4 * BLOCK, workers=4, cache_seconds=0)
         self.face = FilesFace(
-            self._folder / "files.sqlite", store, options, clock=lambda: self.agent.lanes.clock
+            self._folder / "files.sqlite", store, options, clock=lambda: self.agent.channel.clock
         )
-        self.calls = FaceCalls(self.face, self.agent.lanes)
+        self.calls = FaceCalls(self.face, self.agent.channel)
 
     def write(self, number: int, content: bytes) -> None:
         file = self.calls.open(f"f{number}", os.O_CREAT | os.O_WRONLY)

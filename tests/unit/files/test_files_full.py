@@ -11,7 +11,7 @@ import pytest
 from agent.fs.files.reclaiming import BACKLOG_BLOCKS, RETRY_SECONDS
 from agent.fs.files.sealing import PLACES_TRIED
 from agent.fs.interface import Caller
-from tests.support.files_calls import CALLER, ROOT
+from tests.support.fs.files_calls import CALLER, ROOT
 from tests.unit.files.conftest import BLOCK, World
 
 

@@ -19,9 +19,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from agent.fs.files.face import FilesFace
 from agent.fs.files.options import FilesOptions
-from tests.support.files_calls import FaceCalls, RealCalls
-from tests.support.inline_runner import InlineRunner
-from tests.support.memory_blocks import MemoryBlockStore
+from tests.support.fs.files_calls import FaceCalls, RealCalls
+from tests.support.pool.inline_runner import InlineRunner
+from tests.support.pool.memory_blocks import MemoryBlockStore
 
 CAPACITIES = (512, 2048, 8192)
 BLOCK = 8192

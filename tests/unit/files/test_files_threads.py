@@ -19,8 +19,8 @@ from time import sleep
 import pytest
 
 from agent.fs.files import reclaiming
-from tests.support.files_calls import FaceCalls
-from tests.support.inline_runner import InlineRunner
+from tests.support.fs.files_calls import FaceCalls
+from tests.support.pool.inline_runner import InlineRunner
 from tests.unit.files.conftest import BLOCK, World
 
 WORKERS = 8

@@ -18,11 +18,11 @@ from agent.fs.files.pool_store import PoolBlockStore
 from agent.fs.files.suspects import LOOK_SECONDS, LOOKS, UNDECIDED_MAX
 from agent.pool.format.directory import DIRECTORY_BYTES, ENTRY_BYTES, Directory, count_quarantined
 from agent.pool.maintenance.scrub import PAUSE_SECONDS, Scrubber, ScrubCounters, look_into_reports
-from agent.pool.volume.directory_cache import SHUN_SECONDS
+from agent.pool.volume.directory_cache import COOLDOWN_SECONDS
 from agent.pool.volume.settings import Timing
-from tests.support.files_calls import FaceCalls
-from tests.support.memory_pool import MemoryPool
-from tests.support.read_flips import ReadFlips
+from tests.support.fs.files_calls import FaceCalls
+from tests.support.nvme.read_flips import ReadFlips
+from tests.support.pool.memory_pool import MemoryPool
 from tests.unit.files.conftest import refused
 
 BLOCK = 8192
@@ -48,14 +48,15 @@ class Shelves:
     def start(self, clock: float) -> None:
         self._starts += 1
         self.agent = self.pool.agent()
-        self.agent.lanes.clock = clock
-        self.flips = ReadFlips(self.agent.lanes, self._starts)
-        store = PoolBlockStore([self.agent.volume], lambda: self.agent.lanes)
+        self.agent.channel.clock = clock
+        self.agent.volume.change(files_elsewhere=False)
+        self.flips = ReadFlips(self.agent.channel, self._starts)
+        store = PoolBlockStore([self.agent.volume], lambda: self.agent.channel)
         options = FilesOptions(staging_bytes=8 * BLOCK, workers=4, cache_seconds=0)
         self.face = FilesFace(
-            self._folder / "files.sqlite", store, options, clock=lambda: self.agent.lanes.clock
+            self._folder / "files.sqlite", store, options, clock=lambda: self.agent.channel.clock
         )
-        self.calls = FaceCalls(self.face, self.agent.lanes)
+        self.calls = FaceCalls(self.face, self.agent.channel)
 
     def kill(self) -> None:
         """And start again: nothing that was in memory is left."""
@@ -63,7 +64,7 @@ class Shelves:
         self.lost += self.face.counters.files_lost
         self.flipped += flips.flipped
         self.face.close()
-        self.start(self.agent.lanes.clock + SHUN_SECONDS + 1)
+        self.start(self.agent.channel.clock + COOLDOWN_SECONDS + 1)
         self.flips.share, self.flips.bits, self.flips.namespaces = flips.share, flips.bits, flips.namespaces
 
     def sync(self, name: str, data: bytes) -> None:
@@ -76,9 +77,11 @@ class Shelves:
 
     def pass_time(self, seconds: float, step: float = 0.5) -> None:
         for _ in range(int(seconds / step)):
-            self.agent.lanes.clock += step
-            self.agent.lanes.run(look_into_reports([self.agent.volume], self.agent.lanes, ScrubCounters()))
-            while self.agent.lanes.run(self.face.collect()):
+            self.agent.channel.clock += step
+            self.agent.channel.run(
+                look_into_reports([self.agent.volume], self.agent.channel, ScrubCounters())
+            )
+            while self.agent.channel.run(self.face.collect()):
                 pass
 
     def errno_of(self, name: str) -> int:
@@ -244,7 +247,7 @@ def test_a_scrub_takes_no_block_of_a_file(shelves: Shelves) -> None:
     before = [dict(each.blocks) for each in shelves.pool.namespaces]
     scrubber = Scrubber([shelves.agent.volume])
     while not scrubber.counters.passes:
-        shelves.agent.lanes.run(scrubber.advance(shelves.agent.lanes))
+        shelves.agent.channel.run(scrubber.advance(shelves.agent.channel))
     assert scrubber.counters.slots_left == 1
     shelves.pass_time(10 * PAUSE_SECONDS)
     assert [each.blocks for each in shelves.pool.namespaces] == before
@@ -294,11 +297,11 @@ def test_whatever_happens_under_read_flips_every_synced_file_is_whole_afterwards
             shelves.pass_time(dice.choice([1, 6, 30]))
         else:
             for _ in range(40):
-                shelves.agent.lanes.run(scrubber.advance(shelves.agent.lanes))
+                shelves.agent.channel.run(scrubber.advance(shelves.agent.channel))
     shelves.flips.share = 0.0
     assert met, f"seed {seed}: no damage was met"
     assert written
-    shelves.pass_time(SHUN_SECONDS)
+    shelves.pass_time(COOLDOWN_SECONDS)
     for restarted in (False, True):
         if restarted:
             shelves.kill()

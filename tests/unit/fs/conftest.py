@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from agent.fs.fuse.session import FuseSession
-from tests.support.fuse_peer import FusePeer
-from tests.support.memory_filesystem import MemoryFileSystem
+from tests.support.fs.fuse_peer import FusePeer
+from tests.support.fs.memory_filesystem import MemoryFileSystem
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from agent.fs.fuse.abi import FuseFormatError, InitIn, WireRecord
 from agent.fs.fuse.names import decode_names_untrusted
 from agent.fs.fuse.replies import AttrOfFile, dirent_bytes, encode_dirent
 from agent.fs.fuse.requests import BatchForgetIn, ForgetOne, decode_forgets_untrusted
+from tests.support.fs import fuse_records
 
 VECTORS: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[2] / "vectors" / "fuse_abi.json").read_text()
@@ -23,7 +24,7 @@ WITHOUT_VECTOR = {"InitIn", "SetxattrIn"}
 
 
 def record_type(name: str) -> Any:
-    for module in (abi, requests, replies):
+    for module in (fuse_records, abi, requests, replies):
         if hasattr(module, name):
             return getattr(module, name)
     raise AssertionError(f"no record {name}")
@@ -32,8 +33,9 @@ def record_type(name: str) -> Any:
 def record_of(name: str) -> Any:
     kind, fields = record_type(name), list(VECTORS[name]["fields"])
     if name in ("AttrOut", "EntryOut"):
-        own = len(dataclasses.fields(kind)) - 1
-        fields = [*fields[:own], AttrOfFile(*fields[own:])]
+        head = getattr(replies, name)
+        own = len(dataclasses.fields(head))
+        fields = [head(*fields[:own]), AttrOfFile(*fields[own:])]
     return kind(*fields)
 
 

@@ -20,15 +20,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.fs.complaints import Complaints
 from agent.fs.fuse import requests
 from agent.fs.fuse.abi import InHeader, Opcode
 from agent.fs.fuse.session import NO_ANSWER, FuseSession, errno_for_kernel
 from agent.fs.interface import NOBODY, Attributes, Caller, DirectoryEntry, Entry, FsError, LockOwner
+from agent.host_os.complaints import Complaints
 from agent.pool.steps import Acquire, Outcome, Steps
-from tests.support.fuse_peer import FusePeer
-from tests.support.inline_runner import InlineRunner
-from tests.support.memory_filesystem import FaultyFileSystem, MemoryFileSystem
+from tests.support.fs.fuse_peer import FusePeer
+from tests.support.fs.memory_filesystem import FaultyFileSystem, MemoryFileSystem
+from tests.support.pool.inline_runner import InlineRunner
 
 
 class TestFaults:

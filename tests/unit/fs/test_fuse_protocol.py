@@ -9,7 +9,7 @@ import stat
 import pytest
 
 from agent.fs.fuse.abi import InHeader, InitFlag, InitIn, InitOut, Opcode
-from agent.fs.fuse.replies import AttrOut, DirentHead, EntryOut, OpenOut, StatfsOut, WriteOut
+from agent.fs.fuse.replies import DirentHead, OpenOut, StatfsOut, WriteOut
 from agent.fs.fuse.requests import (
     BatchForgetIn,
     CreateIn,
@@ -36,8 +36,9 @@ from agent.fs.fuse.requests import (
 from agent.fs.fuse.session import WANTED, FuseLimits, FuseSession
 from agent.fs.interface import Caller, Opened
 from agent.pool.steps import Outcome
-from tests.support.fuse_peer import Answer, FusePeer
-from tests.support.memory_filesystem import MemoryFileSystem
+from tests.support.fs.fuse_peer import Answer, FusePeer
+from tests.support.fs.fuse_records import AttrOut, EntryOut
+from tests.support.fs.memory_filesystem import MemoryFileSystem
 
 
 def write(peer: FusePeer, node: int, handle: int, offset: int, data: bytes, flags: int = 0) -> int:

@@ -13,7 +13,7 @@ from agent.fs.interface import NOBODY, Caller, FsError, LockOwner, SetAttributes
 from agent.fs.kv_face import KV_ROOT, KvFace
 from agent.fs.value_writer import HOLDERS_MAX
 from agent.pool.steps import settle
-from tests.support.memory_pool import MemoryPool, PoolAgent
+from tests.support.pool.memory_pool import MemoryPool, PoolAgent
 
 CALLER = Caller(0, 0, 1)
 MAKER = LockOwner(11, CALLER.pid)
@@ -29,36 +29,38 @@ class Files:
     def __init__(self, pool: MemoryPool) -> None:
         self.agent: PoolAgent = pool.agent()
         self.closing = Closing.MEANT
-        self.face = KvFace([self.agent.served], lambda: self.agent.lanes, judge=lambda *_: self.closing)
-        self.folder = settle(self.face.lookup(CALLER, KV_ROOT, b"v"), self.agent.lanes).attributes.ino
+        self.face = KvFace([self.agent.served], lambda: self.agent.channel, judge=lambda *_: self.closing)
+        self.folder = settle(self.face.lookup(CALLER, KV_ROOT, b"v"), self.agent.channel).attributes.ino
 
     def create(self, maker: Caller = CALLER) -> tuple[int, int]:
         entry, opened = settle(
-            self.face.create(maker, self.folder, NAME, 0o644, os.O_WRONLY), self.agent.lanes
+            self.face.create(maker, self.folder, NAME, 0o644, os.O_WRONLY), self.agent.channel
         )
         return entry.attributes.ino, opened.handle
 
     def open(self) -> tuple[int, int]:
-        entry = settle(self.face.lookup(CALLER, self.folder, NAME), self.agent.lanes)
+        entry = settle(self.face.lookup(CALLER, self.folder, NAME), self.agent.channel)
         ino = entry.attributes.ino
-        return ino, settle(self.face.open(CALLER, ino, os.O_RDONLY), self.agent.lanes).handle
+        return ino, settle(self.face.open(CALLER, ino, os.O_RDONLY), self.agent.channel).handle
 
     def write(self, file: tuple[int, int], offset: int, data: bytes, holder: LockOwner = MAKER) -> None:
-        assert settle(self.face.write(*file, offset, memoryview(data), holder), self.agent.lanes) == len(data)
+        assert settle(self.face.write(*file, offset, memoryview(data), holder), self.agent.channel) == len(
+            data
+        )
 
     def flush(self, file: tuple[int, int], holder: LockOwner = MAKER, how: Closing = Closing.MEANT) -> None:
         self.closing = how
-        settle(self.face.flush(*file, holder), self.agent.lanes)
+        settle(self.face.flush(*file, holder), self.agent.channel)
 
     def release(self, file: tuple[int, int]) -> None:
-        settle(self.face.release(*file), self.agent.lanes)
+        settle(self.face.release(*file), self.agent.channel)
 
     def size(self, ino: int) -> int:
-        return settle(self.face.getattr(CALLER, ino, None), self.agent.lanes).size
+        return settle(self.face.getattr(CALLER, ino, None), self.agent.channel).size
 
     def read(self, file: tuple[int, int], offset: int, size: int) -> bytes:
         into = bytearray(size)
-        count = settle(self.face.read(*file, offset, memoryview(into)), self.agent.lanes)
+        count = settle(self.face.read(*file, offset, memoryview(into)), self.agent.channel)
         return bytes(into[:count])
 
 
@@ -156,7 +158,7 @@ def test_a_value_whose_writer_does_not_close_it_is_dropped_and_its_slot_is_free(
     assert not isinstance(files.agent.get(KEY), bytes)
     assert files.agent.volume.usage() == (slots, taken)
     assert not any(cached.reserved for cached in files.agent.volume.cache.snapshot())
-    assert not len(files.agent.volume.begun)
+    assert not len(files.agent.volume.partial_puts)
     assert files.agent.put(KEY, VALUE).stored
     assert files.agent.get(KEY) == VALUE
 
@@ -165,17 +167,17 @@ def test_an_fsync_says_that_a_value_is_whole_where_nobody_tells_how_it_was_close
     files = Files(pool)
     file = files.create()
     files.write(file, 0, VALUE[:70_000], NOBODY)
-    settle(files.face.fsync(*file, False), files.agent.lanes)
+    settle(files.face.fsync(*file, False), files.agent.channel)
     assert not isinstance(files.agent.get(KEY), bytes), "a program may write on after it"
     files.write(file, 70_000, VALUE[70_000:], NOBODY)
-    settle(files.face.fsync(*file, False), files.agent.lanes)
+    settle(files.face.fsync(*file, False), files.agent.channel)
     files.flush(file, NOBODY, Closing.UNTOLD)
     assert files.agent.get(KEY) == VALUE
     # And one that goes on after its fsync has not said it.
-    assert files.agent.lanes.run(files.face._unlink(files.agent.served, KEY)) is None
+    assert files.agent.channel.run(files.face._unlink(files.agent.served, KEY)) is None
     file = files.create()
     files.write(file, 0, VALUE[:70_000], NOBODY)
-    settle(files.face.fsync(*file, False), files.agent.lanes)
+    settle(files.face.fsync(*file, False), files.agent.channel)
     files.write(file, 70_000, VALUE[70_000:100_000], NOBODY)
     expect(errno.EOPNOTSUPP, files.flush, file, NOBODY, Closing.UNTOLD)
     assert not isinstance(files.agent.get(KEY), bytes)
@@ -219,6 +221,36 @@ def test_a_value_is_complete_at_the_last_close_of_those_who_may_not_be_looked_at
     assert files.agent.get(KEY) == VALUE
 
 
+def test_a_close_in_doubt_completes_a_value_only_when_nobody_has_it_open(pool: MemoryPool) -> None:
+    files = Files(pool)
+    file = files.create()
+    files.write(file, 0, VALUE, CHILD)
+    files.flush(file, MAKER)
+    files.flush(file, CHILD, Closing.MANY)
+    assert not isinstance(files.agent.get(KEY), bytes)
+    files.release(file)
+    assert files.agent.get(KEY) == VALUE
+
+
+def test_a_writer_that_dies_after_a_close_in_doubt_stores_nothing(pool: MemoryPool) -> None:
+    files = Files(pool)
+    file = files.create()
+    files.write(file, 0, VALUE[:70_000])
+    files.flush(file, MAKER, Closing.MANY)
+    files.flush(file, MAKER, Closing.DYING)
+    files.release(file)
+    assert not isinstance(files.agent.get(KEY), bytes)
+
+
+def test_a_close_that_was_looked_at_settles_one_in_doubt(pool: MemoryPool) -> None:
+    files = Files(pool)
+    file = files.create()
+    files.write(file, 0, VALUE)
+    files.flush(file, MAKER, Closing.MANY)
+    files.flush(file, MAKER)
+    assert files.agent.get(KEY) == VALUE
+
+
 def test_a_file_that_nobody_closed_stores_nothing(pool: MemoryPool) -> None:
     files = Files(pool)
     file = files.create()
@@ -230,7 +262,7 @@ def test_a_file_that_nobody_closed_stores_nothing(pool: MemoryPool) -> None:
 def test_a_declared_length_completes_a_value_with_its_last_byte(pool: MemoryPool) -> None:
     files = Files(pool)
     file = files.create()
-    settle(files.face.setattr(CALLER, file[0], SetAttributes(size=len(VALUE)), file[1]), files.agent.lanes)
+    settle(files.face.setattr(CALLER, file[0], SetAttributes(size=len(VALUE)), file[1]), files.agent.channel)
     assert files.size(file[0]) == len(VALUE)
     files.write(file, 0, VALUE[:70_000])
     expect(errno.EINVAL, files.flush, file)
@@ -268,7 +300,7 @@ def test_a_file_shows_the_length_of_what_it_reads_or_is_a_miss(pool: MemoryPool,
     other = pool.agent()
     assert files.agent.put(KEY, VALUE).stored
     ino, handle = files.open()
-    assert other.lanes.run(other.served.delete(other.lanes, KEY, other.deadline()))
+    assert other.channel.run(other.served.delete(other.channel, KEY, other.deadline()))
     assert other.put(KEY, VALUE[:length]).stored
     assert files.read((ino, handle), 0, 262_144) == b""
     assert files.read((ino, handle), 0, 262_144) == b"", "for good: a reader may go on"

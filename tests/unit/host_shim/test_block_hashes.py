@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from host_shim.blake3_hash import blake3_in_python
 from host_shim.block_hashes import (
+    blake3_in_python,
     lmcache_chunk_hashes,
     sglang_page_hashes,
     vllm_block_hashes,

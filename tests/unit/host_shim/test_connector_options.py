@@ -10,7 +10,7 @@ import pytest
 from host_shim.connector_options import ConnectorOptions, checked_seconds
 from host_shim.named_values import NamedValues
 from host_shim.pool import Pool
-from tests.support.scripted_agent import ScriptedAgent
+from tests.support.engines.scripted_agent import ScriptedAgent
 
 WRONG: list[tuple[str, Any]] = [
     ("mount", ""), ("mount", 5), ("mount", None),

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from host_shim.engine_check import Place, options_taken
-from host_shim.engine_options import read_document
+from host_shim.engine_check import Place, options_taken, read_document
 
 PLACE = Place("/mnt/g35", "kv")
 ADAPTER = {"type": "plugin", "module_path": "host_shim.lmcache_l2", "class_name": "G35L2Adapter"}

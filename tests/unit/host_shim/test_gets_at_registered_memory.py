@@ -12,10 +12,10 @@ from host_shim.pool import Pool
 from host_shim.session import RealFiles, SessionDead
 from host_shim.transfer_wire import (
     Ioctl,
-    Registered,
     Transfer,
     decode_transfer_untrusted,
     encode_done,
+    encode_registered,
     ioctl_of,
 )
 
@@ -39,7 +39,7 @@ class Ioctls(RealFiles):
     def ioctl(self, descriptor: int, command: int, data: bytearray) -> None:
         if ioctl_of(command) is Ioctl.REGISTER:
             self.registered += 1
-            data[:] = Registered(self.registered, 5).encode()
+            data[:] = encode_registered(self.registered, 5)
             return
         self.asked.append(decode_transfer_untrusted(data))
         done = encode_done(Outcome.HIT.value, self.length)

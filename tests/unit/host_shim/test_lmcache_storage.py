@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from host_shim import named_values
 from host_shim.pool import Pool
-from tests.support.fake_engines import CacheEngineKey, Memory, connector_with_fake_engine
-from tests.support.scripted_agent import ScriptedAgent
+from tests.support.engines.fake_engines import CacheEngineKey, Memory, connector_with_fake_engine
+from tests.support.engines.scripted_agent import ScriptedAgent
 from tests.support.waiting import wait_until
 
 CHUNK_BYTES, TOKENS = 256, 16
@@ -46,7 +47,7 @@ def agent() -> ScriptedAgent:
 @pytest.fixture
 def module(agent: ScriptedAgent, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     with connector_with_fake_engine("host_shim.lmcache_storage") as module:
-        monkeypatch.setattr(module, "Pool", functools.partial(Pool, files=agent))
+        monkeypatch.setattr(named_values, "Pool", functools.partial(Pool, files=agent))
         yield module
 
 

@@ -16,7 +16,7 @@ from host_shim.control_wire import Outcome, data_offset
 from host_shim.named_values import LABEL_BYTES, NamedValues, key_of_long_name, label_of, name_of
 from host_shim.pool import Pool
 from host_shim.session import RealFiles, Session
-from tests.support.scripted_agent import ScriptedAgent
+from tests.support.engines.scripted_agent import ScriptedAgent
 
 FROZEN_KEY = "2aac971c47bb871878c7768366ae7ac3"
 FROZEN_LABEL = (

@@ -14,10 +14,9 @@ import pytest
 
 from host_shim.block_key import key_of
 from host_shim.control_wire import FLAG_NO_ANSWER, Operation, Outcome
-from host_shim.pool import BufferTooSmall, Pool, UnknownVolume, ValueTooLong, Volume
-from host_shim.pool_answers import unknown_volume
+from host_shim.pool import BufferTooSmall, Pool, UnknownVolume, ValueTooLong, Volume, unknown_volume
 from host_shim.session import AGENT_GONE
-from tests.support.scripted_agent import ScriptedAgent
+from tests.support.engines.scripted_agent import ScriptedAgent
 
 KEY, OTHER = key_of("one"), key_of("other")
 
@@ -465,7 +464,7 @@ def test_after_a_fork_the_child_opens_sessions_of_its_own(repository: Path) -> N
     script = (
         "import os\n"
         "from host_shim.pool import Pool\n"
-        "from tests.support.scripted_agent import ScriptedAgent\n"
+        "from tests.support.engines.scripted_agent import ScriptedAgent\n"
         "agent = ScriptedAgent()\n"
         "pool = Pool('/nowhere', files=agent)\n"
         "volume = pool.volume('kv')\n"

@@ -14,14 +14,14 @@ import pytest
 
 from host_shim import named_values
 from host_shim.pool import Pool
-from tests.support.fake_engines import (
+from tests.support.engines.fake_engines import (
     HiCacheStorageConfig,
     PoolHitPolicy,
     PoolName,
     PoolTransfer,
     connector_with_fake_engine,
 )
-from tests.support.scripted_agent import ScriptedAgent
+from tests.support.engines.scripted_agent import ScriptedAgent
 from tests.support.waiting import wait_until
 
 PAGE_TOKENS, PIECE_BYTES = 4, 32
@@ -103,7 +103,7 @@ def agent() -> ScriptedAgent:
 @pytest.fixture
 def module(agent: ScriptedAgent, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     with connector_with_fake_engine("host_shim.sglang_hicache") as module:
-        monkeypatch.setattr(module, "Pool", functools.partial(Pool, files=agent))
+        monkeypatch.setattr(named_values, "Pool", functools.partial(Pool, files=agent))
         yield module
 
 
@@ -257,7 +257,7 @@ def test_an_agent_that_dies_is_misses_until_it_is_back(
     assert made.batch_set_v1(KEYS[2:3], indices(2)) == [False]
     assert made.batch_exists(KEYS) == 0
     agent.restart()
-    made._pool.alive()
+    made._values._pool.alive()
     assert made.batch_get_v1(KEYS[:2], indices(0, 1)) == [True, True]
 
 

@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from host_shim.block_key import key_of
-from host_shim.connector_jobs import JobRunner, within
+from host_shim.connector_jobs import JobRunner, share, within
 from host_shim.pool import Pool
-from host_shim.sharing import share
 from host_shim.tier_jobs import TierJobs
 from host_shim.tier_lookups import TierLookups
-from tests.support.scripted_agent import ScriptedAgent
+from tests.support.engines.scripted_agent import ScriptedAgent
 from tests.support.waiting import wait_until
 
 KEYS = [key_of(f"block {at}") for at in range(8)]
@@ -165,7 +164,7 @@ def test_a_process_ends_though_the_agent_holds_its_helpers(repository: Path) -> 
 def test_a_runner_without_a_thread_refuses_and_one_with_a_thread_goes_on(few_threads: list[int]) -> None:
     runner = JobRunner("test-share", threads=3)
     assert not runner.submit(lambda: None)
-    assert runner.idle()
+    assert runner.drain(0)
     few_threads[0] = 1
     done: list[int] = []
     for number in range(5):

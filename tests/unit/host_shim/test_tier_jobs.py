@@ -10,7 +10,7 @@ import pytest
 from host_shim.named_values import NamedValues, key_of_long_name
 from host_shim.pool import Buffer, Pool
 from host_shim.tier_jobs import TierJobs
-from tests.support.scripted_agent import ScriptedAgent
+from tests.support.engines.scripted_agent import ScriptedAgent
 from tests.support.waiting import wait_until
 
 CHUNK = 4096
@@ -100,7 +100,7 @@ def test_blocks_come_back_into_other_chunks(rig: Rig) -> None:
     assert (loaded.job_id, loaded.success) == (2, True)
     assert [rig.chunk(20 + number) for number in range(11)] == data
     assert rig.jobs.finished() == []
-    assert rig.jobs.pending() == 0
+    assert not rig.jobs._jobs
 
 
 def test_what_is_there_is_not_written_again(rig: Rig) -> None:
@@ -138,7 +138,7 @@ def test_a_job_past_its_deadline_fails_and_its_memory_is_left_alone(rig: Rig) ->
     rig.clock.now += 6
     assert sorted((job.job_id, job.success) for job in rig.jobs.finished()) == [(2, False), (3, False)]
     rig.gate.open.set()
-    wait_until(lambda: rig.jobs._runner.idle(), 10, "the threads to come back")
+    wait_until(lambda: rig.jobs._runner.drain(0), 10, "the threads to come back")
     assert rig.chunk(9) == bytes(CHUNK)
     assert rig.jobs.finished() == []
 

@@ -12,14 +12,14 @@ from host_shim.transfer_wire import (
     NO_TICKET,
     PARTS_MAX,
     Ioctl,
-    Registered,
-    Registering,
     decode_done_untrusted,
+    decode_register_untrusted,
     decode_registered_untrusted,
-    decode_registering_untrusted,
     decode_transfer_untrusted,
     decode_unregister_untrusted,
     encode_done,
+    encode_register,
+    encode_registered,
     encode_transfer,
     encode_unregister,
     ioctl_command,
@@ -58,12 +58,12 @@ def test_a_transfer_by_ticket() -> None:
 
 
 def test_registering() -> None:
-    asked = Registering(0x01020304, 0x1112131415160000)
-    assert asked.encode().hex() == "04030201000000000000161514131211"
-    assert decode_registering_untrusted(asked.encode()) == asked
-    answer = Registered(0x21222324, 0x4142434445464748)
-    assert answer.encode().hex() == "24232221000000004847464544434241"
-    assert decode_registered_untrusted(answer.encode()) == answer
+    asked = encode_register(0x01020304, 0x1112131415160000)
+    assert asked.hex() == "04030201000000000000161514131211"
+    assert decode_register_untrusted(asked) == (0x01020304, 0x1112131415160000)
+    answer = encode_registered(0x21222324, 0x4142434445464748)
+    assert answer.hex() == "24232221000000004847464544434241"
+    assert decode_registered_untrusted(answer) == (0x21222324, 0x4142434445464748)
     assert encode_unregister(0x21222324).hex() == "24232221" + "00" * 12
     assert decode_unregister_untrusted(encode_unregister(0x21222324)) == 0x21222324
     assert encode_done(6, 0x01020304).hex() == "0600000004030201"
@@ -119,7 +119,7 @@ def test_as_long_as_they_come() -> None:
 def test_any_bytes_decode_or_raise_the_one_exception(data: bytes) -> None:
     for decode in (
         decode_transfer_untrusted,
-        decode_registering_untrusted,
+        decode_register_untrusted,
         decode_registered_untrusted,
         decode_unregister_untrusted,
         decode_done_untrusted,

@@ -20,7 +20,7 @@ from host_shim.control_wire import (
 )
 from host_shim.pool import BufferTooSmall, Pool, UnknownVolume, Volume
 from host_shim.session import AtOnceFiles, RealFiles
-from tests.support.scripted_agent import AgentThatGivesAtOnce
+from tests.support.engines.scripted_agent import AgentThatGivesAtOnce
 
 KEY, OTHER = key_of("one"), key_of("other")
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from host_shim.pool import Pool
-from tests.support.scripted_agent import ScriptedAgent
+from tests.support.engines.scripted_agent import ScriptedAgent
 from tests.support.waiting import wait_until
 
 CHUNK = 1024

@@ -8,7 +8,7 @@ import pytest
 
 from agent.inline.secrets import SecretKey
 from agent.inline.suites import HEADER_UNIT, SALT_BYTES, SUITES, AesGcm, AesXts, Place, Plain
-from tests.support.memory_pool import fixed_secret, nguid_of
+from tests.support.pool.memory_pool import fixed_secret, nguid_of
 
 DATA_KEY = SecretKey(fixed_secret().reveal()[32:])
 SIZES = (16, 4016, 4096, 1 << 16, 1 << 20)

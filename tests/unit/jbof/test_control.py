@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from emulator.jbof.control import answer
-from emulator.jbof.control_requests import RequestError, decode_request_untrusted, parse_status
+from emulator.jbof.cli import _need, app
+from emulator.jbof.control import ControlServer, answer
+from emulator.jbof.control_requests import VERBS, RequestError, decode_request_untrusted, parse_status
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings
+from emulator.jbof.faults import DriveFaults
 from nvmeof.controller.storage import Operation
 from nvmeof.wire.status import Status
 
@@ -105,6 +109,70 @@ def test_requests_that_are_wrong(enclosure: Enclosure, request_: Any, part: str)
 def test_lines_that_are_no_requests(line: bytes) -> None:
     with pytest.raises(RequestError):
         decode_request_untrusted(line)
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        ({"verb": "haeal"}, "'heal', 'port', 'access', 'kill' (did you mean heal?)"),
+        ({"verb": "error", "status": "write_falt"}, "(did you mean write_fault?); a number (0x281)"),
+        ({"verb": "error", "status": 1, "operations": ["wriet"]}, "'wriet' is not one of 'read', 'write', "),
+        ({"verb": "access", "number": 1, "state": "optimised"}, "'change' (did you mean optimized?)"),
+        ({"verb": "slow", "latency_ms": -1}, "latency_ms: should be greater than or equal to 0"),
+    ],
+)
+def test_a_wrong_word_is_told_the_known_ones_and_the_nearest(
+    enclosure: Enclosure, request_: Any, said: str
+) -> None:
+    assert said in answer(enclosure, json.dumps(request_).encode())[0]["error"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--media", "file"], "Invalid value for '--media': 'file' is not one of 'files', 'memory' (did you"),
+        (["fault", "error", "--status", "write_falt"], "(did you mean write_fault?)"),
+        (["fault", "error", "--status", "1", "--operation", "raed"], "(did you mean read?)"),
+        (["fault", "access", "--number", "1", "--state", "chnge"], "'change' (did you mean change?)"),
+        (["fault", "model", "--jitter", "3"], "jitter: should be less than or equal to 1"),
+    ],
+)
+def test_the_command_line_tells_them_too(words: list[str], said: str, tmp_path: Path) -> None:
+    control = ["--control", str(tmp_path / "none")]
+    done = CliRunner().invoke(app, words + control * (words[0] == "fault"), env={"COLUMNS": "2000"})
+    assert done.exit_code == 2
+    assert said in done.output
+    assert "Value error" not in done.output
+
+
+def test_every_verb_of_the_socket_is_one_of_the_command_line(enclosure: Enclosure, tmp_path: Path) -> None:
+    """Each with all its options: a field of a request is an option."""
+    given = {
+        "slow": ["--latency-ms", "5"], "error": ["--status", "0x281", "--operation", "read"],
+        "flip": ["--drive", "0", "--offset", "4K", "--length", "1", "--no-on-read"],
+        "zero": ["--drive", "0", "--offset", "0", "--length", "4K"],
+        "copy": ["--drive", "0", "--source", "0", "--offset", "4K", "--length", "512"],
+        "model": ["--iops", "10"], "remove": ["--drive", "1"], "add": ["--drive", "1"],
+        "port": ["--number", "1", "--up"], "access": ["--number", "1", "--state", "non-optimized"],
+    }  # fmt: skip
+    control = ControlServer(enclosure, tmp_path / "control")
+    try:
+        for verb in VERBS:
+            if verb != "kill":
+                words = ["stats"] if verb == "stats" else ["fault", verb, *given.get(verb, [])]
+                done = CliRunner().invoke(app, [*words, "--control", str(control.path)])
+                refused = "there are 0 ports" in done.output
+                assert done.exit_code == (1 if refused else 0), done.output
+    finally:
+        control.close()
+    assert enclosure.drive(0).faults == DriveFaults(enclosure.drive(0).faults.chance), "heal comes last"
+
+
+def test_the_need_of_an_enclosure_is_that_of_the_document(repository: Path) -> None:
+    one = _need(EnclosureSettings(folder=Path("/nowhere")))
+    said = f"{one.files - 1}, and one for each drive: {one.files} with one"
+    assert f"| 768 MiB | {said}" in (repository / "docs" / "operating.md").read_text()
+    assert _need(EnclosureSettings(drives=1, kv_drives=1)).files == one.files + 1
 
 
 def test_kill_is_answered_first(enclosure: Enclosure) -> None:

@@ -146,32 +146,32 @@ def test_keys_are_listed_in_order(values: Values) -> None:
 def test_faults(values: Values) -> None:
     drive = make(values)
     put(drive, b"key", b"value")
-    drive.set_hung(True)
+    drive.set_faults(hung=True)
     assert drive.admit(Operation.RETRIEVE, 0, 5, 1.0) == HELD
     drive.heal()
     assert drive.held_until(2.0) == 2.0
-    drive.set_slow(0.5)
+    drive.set_faults(extra_latency_s=0.5)
     assert drive.admit(Operation.RETRIEVE, 0, 5, 1.0) == 1.5
     drive.heal()
-    drive.set_error(ErrorFault(Status.UNRECOVERED_ERROR, operations=frozenset({Operation.RETRIEVE})))
+    drive.set_faults(error=ErrorFault(Status.UNRECOVERED_ERROR, operations=frozenset({Operation.RETRIEVE})))
     drive.admit(Operation.STORE, 0, 5, 1.0)
     with pytest.raises(StorageError) as failure:
         drive.admit(Operation.RETRIEVE, 0, 5, 1.0)
     assert status_of(failure) == Status.UNRECOVERED_ERROR
     drive.heal()
-    drive.set_full(True)
+    drive.set_faults(full=True)
     with pytest.raises(StorageError) as failure:
         drive.admit(Operation.STORE, 0, 5, 1.0)
     assert status_of(failure) == Status.CAPACITY_EXCEEDED
     drive.heal()
-    drive.set_lose_writes(1.0)
+    drive.set_faults(lose_writes=1.0)
     put(drive, b"key", b"never")
     put(drive, b"new", b"never")
     drive.heal()
     assert get(drive, b"key") == b"value"
     assert not drive.exists(b"new")
     assert drive.used_bytes() == 4096
-    drive.set_flip_on_read(FlipFault(1, 1))
+    drive.set_faults(flip_on_read=FlipFault(1, 1))
     wrong = get(drive, b"key")
     assert wrong != b"value"
     assert wrong[:1] + wrong[2:] == b"vlue"

@@ -8,14 +8,15 @@ import random
 from pathlib import Path
 
 import pytest
+import typer
 
+from emulator.jbof.cli import _size
 from emulator.jbof.drive import Drive
 from emulator.jbof.drive_folder import derived_nguid
 from emulator.jbof.drive_model import DriveModelSettings
 from emulator.jbof.enclosure import Enclosure, EnclosureError, EnclosureSettings
 from emulator.jbof.faults import DriveFaults, ErrorFault, FlipFault, choose_bits
 from emulator.jbof.medium import FileMedium, Medium, MemoryMedium, NullMedium
-from emulator.jbof.sizes import parse_size
 from nvmeof.controller.storage import HELD, Operation, Scratch, StorageError
 from nvmeof.wire.status import Status
 
@@ -151,11 +152,11 @@ def test_counters() -> None:
 def test_a_model_and_slowness_add_up() -> None:
     drive = Drive(0, MemoryMedium(SIZE), nguid=b"1" * 16, model=DriveModelSettings(read_latency_s=0.1))
     assert drive.admit(Operation.READ, 0, 4096, 1.0) == pytest.approx(1.1)
-    drive.set_slow(0.2)
+    drive.set_faults(extra_latency_s=0.2)
     assert drive.admit(Operation.READ, 0, 4096, 1.0) == pytest.approx(1.3)
     drive.set_model(DriveModelSettings())
     assert drive.admit(Operation.READ, 0, 4096, 1.0) == pytest.approx(1.2)
-    drive.set_hung(True)
+    drive.set_faults(hung=True)
     assert drive.admit(Operation.READ, 0, 4096, 1.0) == HELD
     assert drive.held_until(2.0) == HELD
     drive.heal()
@@ -185,7 +186,7 @@ def test_damage_at_rest(medium: Medium) -> None:
 
 
 def test_chance_follows_the_seed() -> None:
-    one, two = DriveFaults(35), DriveFaults(35)
+    one, two = DriveFaults(random.Random(35)), DriveFaults(random.Random(35))
     for faults in (one, two):
         faults.error = ErrorFault(0x281, 0.5)
     drawn = [one.failing(Operation.READ) is not None for _ in range(200)]
@@ -194,7 +195,7 @@ def test_chance_follows_the_seed() -> None:
 
 
 def test_flips_on_read_overlap_the_range() -> None:
-    faults = DriveFaults(35)
+    faults = DriveFaults(random.Random(35))
     faults.flip_on_read = FlipFault(1000, 10, bits=80)
     hit = faults.bits_to_flip(1005, 100)
     assert {position for position, _ in hit} == {0, 1, 2, 3, 4}
@@ -213,13 +214,13 @@ def test_errors_that_cannot_be(wrong: dict[str, float]) -> None:
     ("text", "size"), [("512", 512), ("4K", 4096), ("1M", 1 << 20), ("1.5GiB", 3 << 29), ("2 tb", 2 << 40)]
 )
 def test_sizes(text: str, size: int) -> None:
-    assert parse_size(text) == size
+    assert _size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "G", "1X", "-1M", "1,5G", "0x10"])
 def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(ValueError):
-        parse_size(text)
+    with pytest.raises(typer.BadParameter):
+        _size(text)
 
 
 # --- the enclosure's drives, without starting it -----------------------------------------------------------

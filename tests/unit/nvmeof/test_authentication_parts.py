@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvmeof.authentication.credentials import Credentials, Numbers
 from nvmeof.authentication.groups import BadPublicValue, KeyPair, modulus, value_bytes
-from nvmeof.authentication.secret import DhchapSecret, new_secret, parse_secret
+from nvmeof.authentication.secret import Credentials, DhchapSecret, Numbers, new_secret, parse_secret
 from nvmeof.authentication.secret_files import (
     SecretFileError,
     read_credentials,

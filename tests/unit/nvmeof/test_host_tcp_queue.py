@@ -25,9 +25,9 @@ from nvmeof.tcp.pdu import (
 from nvmeof.wire.cqe import Cqe
 from nvmeof.wire.sqe import Sqe
 from nvmeof.wire.status import Status
-from tests.support.host_queue_rig import Rig
 from tests.support.link import Link
-from tests.support.nvme_ends import HostEnd, ScriptedController, same
+from tests.support.nvme.host_queue_rig import Rig
+from tests.support.nvme.nvme_ends import HostEnd, ScriptedController, same
 
 NONE, BOTH = Digests(), Digests(True, True)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nvmeof.authentication import private_paths
+from nvmeof.authentication import private_files
 from nvmeof.authentication.private_files import SecretFileError, check_private, read_private, write_private
 
 SOMEBODY = 4242
@@ -53,7 +53,7 @@ def test_what_only_this_user_could_have_put_there_is_taken(
 def test_a_folder_that_others_may_write_to_is_refused_with_the_line_that_mends_it(
     key: Path, mode: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(private_paths, "_is_private_group", lambda _: False)
+    monkeypatch.setattr(private_files, "_is_private_group", lambda _: False)
     key.parent.chmod(mode)
     refused(key, f"folder {key.parent} ", f"chmod go-w {key.parent}", f"{mode:04o}")
     with pytest.raises(SecretFileError, match="chmod go-w"):
@@ -141,7 +141,7 @@ def test_a_file_exchanged_between_look_and_opening_is_looked_at_again(
             os.mkfifo(key, 0o600)
         return opened(path, flags, *rest, **more)
 
-    monkeypatch.setattr(private_paths.os, "open", exchange)
+    monkeypatch.setattr(private_files.os, "open", exchange)
     with pytest.raises(SecretFileError, match="no regular file"):
         read_private(key, 100)
 
@@ -179,10 +179,10 @@ def test_a_group_that_is_one_users_alone_is_that_user(monkeypatch: pytest.Monkey
         return pwd.struct_passwd((name, "x", uid, gid, "", "/", "/bin/sh"))
 
     users = [user("ann", 1000, 1000), user("ben", 1001, 1001)]
-    monkeypatch.setattr(private_paths.pwd, "getpwuid", lambda uid: users[uid - 1000])
-    monkeypatch.setattr(private_paths.pwd, "getpwall", lambda: users)
-    monkeypatch.setattr(private_paths.grp, "getgrgid", lambda _: Group)
-    is_private: Callable[[object], bool] = private_paths._is_private_group  # type: ignore[assignment]
+    monkeypatch.setattr(private_files.pwd, "getpwuid", lambda uid: users[uid - 1000])
+    monkeypatch.setattr(private_files.pwd, "getpwall", lambda: users)
+    monkeypatch.setattr(private_files.grp, "getgrgid", lambda _: Group)
+    is_private: Callable[[object], bool] = private_files._is_private_group  # type: ignore[assignment]
     assert is_private(Facts(1000, 1000))
     assert not is_private(Facts(1001, 1000)), "of ann's group, and ben's"
     users.append(user("cid", 1002, 1000))
@@ -193,6 +193,6 @@ def test_a_group_that_is_one_users_alone_is_that_user(monkeypatch: pytest.Monkey
 
 
 def test_users_outside_of_the_user_namespace_are_known_by_its_map() -> None:
-    assert not private_paths._is_outside(1000)
+    assert not private_files._is_outside(1000)
     is_whole = Path("/proc/self/uid_map").read_text().split() == ["0", "0", str((1 << 32) - 1)]
-    assert private_paths._is_outside(65534) is not is_whole
+    assert private_files._is_outside(65534) is not is_whole

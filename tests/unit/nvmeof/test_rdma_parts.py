@@ -7,13 +7,13 @@ import random
 
 import pytest
 
-from nvmeof.controller.rdma_rules import RdmaSettings, judge_request
+from nvmeof.controller.rdma_queue import RdmaSettings, judge_request
 from nvmeof.controller.settings import ControllerSettings
 from nvmeof.rdma.buffers import SPARE_BYTES, RegisteredBuffers, address_of, gather
 from nvmeof.rdma.send_queue import SIGNAL_EVERY, SendQueue
 from nvmeof.rdma.work import Access, Send, Span, Work, Write, describe_status
 from nvmeof.wire.rdma import ConnectRequest, RejectStatus, UnacceptableRequest
-from tests.support.memory_verbs import Station
+from tests.support.nvme.memory_verbs import Station
 
 SPAN = Span(0x1000, 16, 7)
 

@@ -8,8 +8,8 @@ import pytest
 import trio
 
 from nvmeof.errors import ConnectionLost, ConnectRefused
-from nvmeof.host.reconnect import History, ReconnectPolicy, next_try
-from nvmeof.transport.tcp_controller import open_controller
+from nvmeof.transport.reconnect import History, ReconnectPolicy, next_try
+from nvmeof.transport.tcp import open_controller
 
 POLICY = ReconnectPolicy(first_s=0.1, most_s=5.0, loss_s=600.0)
 LOST = ConnectionLost("gone")

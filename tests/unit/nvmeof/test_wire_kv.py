@@ -14,7 +14,6 @@ from nvmeof.host.command import Command
 from nvmeof.wire.kv import (
     IdentifyKvNamespace,
     KvFormat,
-    RetrieveOption,
     StoreOption,
     decode_identify_kv_namespace_untrusted,
     decode_key_list_untrusted,
@@ -55,7 +54,7 @@ def test_a_store_on_the_wire() -> None:
 @pytest.mark.parametrize(
     ("command", "opcode", "size", "option"),
     [
-        (kv_commands.retrieve(1, KEY, memoryview(bytearray(9)), options=RetrieveOption.RAW), 0x02, 9, 1),
+        (kv_commands.retrieve(1, KEY, memoryview(bytearray(9))), 0x02, 9, 0),
         (kv_commands.list_keys(1, KEY, memoryview(bytearray(b"x" * 9))), 0x06, 9, 0),
         (kv_commands.delete(1, KEY), 0x10, 0, 0),
         (kv_commands.exist(1, KEY), 0x14, 0, 0),
@@ -114,13 +113,7 @@ FULL = IdentifyKvNamespace(
     nuse=0x1112131415161718,
     nsfeat=0x21,
     nmic=0x22,
-    rescap=0x23,
-    fpi=0x24,
-    novg=0x25262728,
     anagrpid=0x292A2B2C,
-    nsattr=0x2D,
-    nvmsetid=0x2E2F,
-    endgid=0x3031,
     nguid=bytes(range(0x40, 0x50)),
     eui64=bytes(range(0x50, 0x58)),
     formats=(KvFormat(16, 0x61626364, 0x65666768, 0x69), KvFormat(8, 0x71727374, 0x75767778, 0x79)),
@@ -131,8 +124,8 @@ def test_identify_namespace() -> None:
     raw = FULL.encode()
     assert len(raw) == 4096
     assert raw[:8] == bytes.fromhex("0807060504030201")
-    assert raw[16:29] == bytes.fromhex("1817161514131211") + bytes([0x21, 1, 0x22, 0x23, 0x24])
-    assert raw[32:48] == bytes.fromhex("28272625 2c2b2a29 000000 2d 2f2e 3130")
+    assert raw[16:29] == bytes.fromhex("1817161514131211") + bytes([0x21, 1, 0x22, 0, 0])
+    assert raw[32:48] == bytes.fromhex("00000000 2c2b2a29").ljust(16, b"\0")
     assert raw[48:72] == bytes(range(0x40, 0x58))
     assert raw[72:88] == bytes.fromhex("1000 00 69 64636261 68676665 00000000")
     assert decode_identify_kv_namespace_untrusted(raw) == FULL

@@ -6,7 +6,7 @@ import pytest
 
 from nvmeof.controller.subsystem import Namespace, Port, Subsystem
 from nvmeof.controller.target import Target
-from tests.support.heap_storage import HeapStorage
+from tests.support.nvme.heap_storage import HeapStorage
 
 NQN, OTHER = "nqn.2026-01.io.g35:one", "nqn.2026-01.io.g35:other"
 
@@ -48,7 +48,7 @@ def test_hosts_that_are_let_in_no_more_see_nothing(target: Target) -> None:
 def test_a_namespace_may_have_other_names_than_its_storage(target: Target) -> None:
     [one, _] = target.subsystems
     storage = HeapStorage()
-    assert target.add_namespace(one, 1, storage).nguid == storage.nguid
-    named = target.add_namespace(one, 2, storage, nguid=b"n" * 16, uuid=b"u" * 16)
-    assert isinstance(named, Namespace)
+    assert Namespace(1, storage).nguid == storage.nguid
+    named = Namespace(2, storage, nguid=b"n" * 16, uuid=b"u" * 16)
+    target.attach(one, named)
     assert (named.nguid, named.uuid) == (b"n" * 16, b"u" * 16)

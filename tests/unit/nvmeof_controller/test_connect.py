@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from nvmeof.controller.settings import ControllerSettings
-from nvmeof.wire.fabrics import CONNECT_DATA, DISCOVERY_NQN, Connect, Disconnect
+from nvmeof.wire.fabrics import CONNECT_DATA, DISCOVERY_NQN, Connect, FabricsType
 from nvmeof.wire.properties import Property
 from nvmeof.wire.sgl import transport
 from nvmeof.wire.sqe import AdminOpcode, Sqe
 from nvmeof.wire.status import FabricsStatus, Status
-from tests.support.heap_storage import HeapStorage
-from tests.support.raw_host import (
+from tests.support.nvme.heap_storage import HeapStorage
+from tests.support.nvme.raw_host import (
     ENABLE,
     HOST,
     SUBSYSTEM,
@@ -24,6 +24,10 @@ from tests.support.raw_host import (
 )
 
 IN_DATA = 1 << 16
+
+
+def disconnect(recfmt: int = 0) -> Sqe:
+    return Sqe(AdminOpcode.FABRICS, 0, FabricsType.DISCONNECT, transport(0), cdw10=recfmt)
 
 
 def test_an_admin_connect_makes_a_controller() -> None:
@@ -121,14 +125,14 @@ def test_connect_comes_first_and_once() -> None:
     host = RawHost(target)
     identify = Sqe(AdminOpcode.IDENTIFY, 1, sgl=transport(4096), cdw10=1)
     assert host.status(identify) == Status.COMMAND_SEQUENCE_ERROR
-    assert host.status(Disconnect().sqe()) == Status.COMMAND_SEQUENCE_ERROR
+    assert host.status(disconnect()) == Status.COMMAND_SEQUENCE_ERROR
     assert host.connect().status == 0
     assert host.connect().status == Status.COMMAND_SEQUENCE_ERROR
 
 
 def test_connect_data_may_be_asked_for_instead_of_sent_in_the_capsule() -> None:
     from nvmeof.wire.fabrics import ConnectData
-    from tests.support.raw_host import HOST_ID
+    from tests.support.nvme.raw_host import HOST_ID
 
     target, _ = make_target(HeapStorage())
     sqe = Connect(0, 31, cattr=4).sqe(3, transport(1024))
@@ -160,10 +164,10 @@ def test_controller_ids_are_not_used_again_at_once() -> None:
 def test_disconnect_ends_an_io_queue_and_nothing_else() -> None:
     target, _ = make_target(HeapStorage())
     admin, io = open_io(target)
-    assert admin.status(Disconnect().sqe()) == FabricsStatus.DISCONNECT_INVALID_QUEUE_TYPE
-    assert io.status(Disconnect(recfmt=1).sqe()) == FabricsStatus.CONNECT_INCOMPATIBLE_FORMAT
+    assert admin.status(disconnect()) == FabricsStatus.DISCONNECT_INVALID_QUEUE_TYPE
+    assert io.status(disconnect(recfmt=1)) == FabricsStatus.CONNECT_INCOMPATIBLE_FORMAT
     assert not io.queue.ending
-    assert io.status(Disconnect().sqe()) == 0
+    assert io.status(disconnect()) == 0
     assert io.queue.finished
     assert not admin.queue.ending
 

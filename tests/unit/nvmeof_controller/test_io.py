@@ -6,12 +6,13 @@ import pytest
 
 from nvmeof.controller.settings import ControllerSettings
 from nvmeof.controller.storage import StorageError
+from nvmeof.controller.subsystem import Namespace
 from nvmeof.tcp.pdu import R2T, C2HData, CapsuleCmd, CapsuleResp, H2CData, encode_header
 from nvmeof.wire.sgl import SglDescriptor, in_capsule, keyed, transport
 from nvmeof.wire.sqe import AdminOpcode, DatasetRange, IoOpcode, Sqe
 from nvmeof.wire.status import Status
-from tests.support.heap_storage import HeapStorage
-from tests.support.raw_host import RawHost, make_target, open_io
+from tests.support.nvme.heap_storage import HeapStorage
+from tests.support.nvme.raw_host import RawHost, make_target, open_io
 
 BLOCK = 4096
 
@@ -178,7 +179,7 @@ def test_a_list_of_ranges_may_be_longer_than_what_is_used(storage: HeapStorage, 
         (write(0, cdw12=1 << 20), Status.INVALID_FIELD),
         (Sqe(IoOpcode.COMPARE, 1, 1, transport(513 * BLOCK), 0, 0, 512), Status.INVALID_FIELD),
         (Sqe(IoOpcode.WRITE_ZEROES, 1, 1, transport(0), 599, 0, 1), Status.LBA_OUT_OF_RANGE),
-        (Sqe(IoOpcode.WRITE_UNCORRECTABLE, 1, 1, transport(0)), Status.INVALID_OPCODE),
+        (Sqe(0x04, 1, 1, transport(0)), Status.INVALID_OPCODE),
         (Sqe(0x7E, 1, 1, transport(0)), Status.INVALID_OPCODE),
         (Sqe(0x7E, 1, 99, transport(0)), Status.INVALID_OPCODE),
         (Sqe(IoOpcode.FLUSH, 1, 99, transport(0)), Status.INVALID_NAMESPACE),
@@ -306,7 +307,7 @@ def test_commands_in_flight_on_a_removed_drive_fail(storage: HeapStorage) -> Non
     assert io.answer()[0].status == Status.INVALID_NAMESPACE
     assert io.status(read(0)) == Status.INVALID_NAMESPACE
     storage.held = False
-    target.add_namespace(subsystem, 1, storage)
+    target.attach(subsystem, Namespace(1, storage))
     assert io.status(read(0)) == 0
 
 
@@ -316,7 +317,7 @@ def test_a_namespace_that_came_back_does_not_answer_old_commands(storage: HeapSt
     storage.delay = 5.0
     io.submit(read(0, cid=1))
     target.remove_namespace(subsystem, 1)
-    target.add_namespace(subsystem, 1, HeapStorage())
+    target.attach(subsystem, Namespace(1, HeapStorage()))
     io.run(106.0)
     assert io.answer()[0].status == Status.INVALID_NAMESPACE
 

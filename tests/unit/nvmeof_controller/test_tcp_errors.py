@@ -29,8 +29,8 @@ from nvmeof.wire.properties import Property
 from nvmeof.wire.sgl import in_capsule, transport
 from nvmeof.wire.sqe import IoOpcode, Sqe
 from nvmeof.wire.status import Status
-from tests.support.heap_storage import HeapStorage
-from tests.support.raw_host import (
+from tests.support.nvme.heap_storage import HeapStorage
+from tests.support.nvme.raw_host import (
     ENABLE,
     HOST,
     HOST_ID,

@@ -16,15 +16,15 @@ import pytest
 from agent.pool.counters import MissCause, Tally, total
 from agent.pool.errors import PutRefused
 from agent.pool.format.directory import DIRECTORY_BYTES, Directory
-from agent.pool.read.get import Reading
+from agent.pool.read.get import SlotReader
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Volume
 from agent.pool.write.delete_and_pin import delete
-from agent.pool.write.put import Writing
-from tests.support.memory_pool import SUITES, fixed_secret, key_of, volume_settings
-from tests.support.sim_flash import SimLanes, SimNamespace
-from tests.support.step_scheduler import Sleep, StepScheduler
+from agent.pool.write.put import SlotWriter
+from tests.support.pool.memory_pool import SUITES, fixed_secret, key_of, volume_settings
+from tests.support.sim.sim_flash import SimChannel, SimNamespace
+from tests.support.sim.step_scheduler import Sleep, StepScheduler
 
 Steps = Generator[Any, bool, Any]
 TIMING = Timing(read_deadline=5.0, write_deadline=20.0)
@@ -49,7 +49,7 @@ class Race:
         self.volumes = [
             Volume(self.settings, fixed_secret(), DirectoryCache(1 << 20), timing) for _ in range(agents)
         ]
-        self.lanes: list[SimLanes] = []
+        self.channels: list[SimChannel] = []
         self.stored: dict[bytes, set[bytes]] = {}
         """Every value that somebody began to store under a key."""
         self.acknowledged: dict[bytes, bytes] = {}
@@ -57,53 +57,53 @@ class Race:
         self.wrong: list[str] = []
 
     def worker(self, name: str, volume: Volume, work: list[tuple[str, int]], owner: object = None) -> None:
-        lanes = SimLanes(self.scheduler, self.namespaces, name)
-        self.lanes.append(lanes)
-        self.scheduler.spawn(name, self._work(name, volume, lanes, work), owner)
+        channel = SimChannel(self.scheduler, self.namespaces, name)
+        self.channels.append(channel)
+        self.scheduler.spawn(name, self._work(name, volume, channel, work), owner)
 
-    def _work(self, name: str, volume: Volume, lanes: SimLanes, work: list[tuple[str, int]]) -> Steps:
+    def _work(self, name: str, volume: Volume, channel: SimChannel, work: list[tuple[str, int]]) -> Steps:
         for what, number in work:
-            yield Sleep(lanes.now() + self.rng.random() * 0.001)
+            yield Sleep(channel.now() + self.rng.random() * 0.001)
             if what == "put":
-                yield from self.put(name, volume, lanes, number)
+                yield from self.put(name, volume, channel, number)
             elif what == "get":
-                yield from self.get(volume, lanes, number)
+                yield from self.get(volume, channel, number)
             else:
                 try:
-                    yield from delete(volume, lanes, key_of(number), lanes.now() + 20)
+                    yield from delete(volume, channel, key_of(number), channel.now() + 20)
                     self.acknowledged.pop(key_of(number), None)
                 except PutRefused:
                     pass
 
-    def put(self, name: str, volume: Volume, lanes: SimLanes, number: int) -> Steps:
+    def put(self, name: str, volume: Volume, channel: SimChannel, number: int) -> Steps:
         key = key_of(number)
         value = random.Random(f"{name} {number} {self.rng.random()}").randbytes(
             min(self.settings.value_bytes, self.rng.choice([100, 5000, 65536, 100_000]))
         )
         self.stored.setdefault(key, set()).add(value)
-        writing = Writing(volume, key, length=len(value) if self.rng.random() < 0.5 else None)
+        writing = SlotWriter(volume, key, length=len(value) if self.rng.random() < 0.5 else None)
         at = 0
         try:
             while at < len(value):
                 size = self.rng.choice([len(value), 40_000, 65536])
                 piece = memoryview(value)[at : at + size]
-                yield from writing.write(lanes, at, piece, lanes.now() + 20)
+                yield from writing.write(channel, at, piece, channel.now() + 20)
                 at += len(piece)
-            yield from writing.finish(lanes, lanes.now() + 20)
+            yield from writing.finish(channel, channel.now() + 20)
         except PutRefused:
             return False
         if writing.stored:
             self.acknowledged[key] = value
         return writing.stored
 
-    def get(self, volume: Volume, lanes: SimLanes, number: int) -> Steps:
+    def get(self, volume: Volume, channel: SimChannel, number: int) -> Steps:
         """Read in ranges; what was served must be the beginning of one single stored value."""
-        reading = Reading(volume, key_of(number))
+        reading = SlotReader(volume, key_of(number))
         self.gets += 1
         got = b""
         while True:
             into = bytearray(self.rng.choice([131072, 30_000]))
-            count = yield from reading.read(lanes, len(got), memoryview(into), lanes.now() + 5)
+            count = yield from reading.read(channel, len(got), memoryview(into), channel.now() + 5)
             if not count:
                 break
             got += into[:count]
@@ -125,7 +125,7 @@ class Race:
         return found
 
     def tally(self) -> Tally:
-        return total(tally for lanes in self.lanes for tally in lanes.tallies.values())
+        return total(tally for channel in self.channels for tally in channel.tallies.values())
 
     def run(self) -> None:
         self.scheduler.run()
@@ -228,7 +228,7 @@ def test_a_put_that_fails_or_is_cut_off_lets_the_next_one_store(seed: int) -> No
         race.worker("victim", race.volumes[0], [("put", 1)] * 3, owner="victim")
         scheduler.call_at(heal_at + race.rng.uniform(0.0, 0.002), lambda s=scheduler: s.kill("victim"))
         scheduler.run()
-        assert not len(race.volumes[0].turns), f"seed {seed} run {run}: a turn was kept"
+        assert not len(race.volumes[0].key_locks), f"seed {seed} run {run}: a turn was kept"
         assert race.tally().puts <= 1
         stored += race.tally().puts
         refused += race.tally().puts_refused
@@ -240,12 +240,12 @@ def test_a_put_that_fails_or_is_cut_off_lets_the_next_one_store(seed: int) -> No
 
 
 def read_all(race: Race, volume: Volume) -> dict[bytes, bytes]:
-    lanes = SimLanes(race.scheduler, race.namespaces, "reader")
-    race.lanes.append(lanes)
+    channel = SimChannel(race.scheduler, race.namespaces, "reader")
+    race.channels.append(channel)
     found = {}
     for number in range(110):
         if key_of(number) in race.stored:
-            served = race.scheduler.finish(race.get(volume, lanes, number))
+            served = race.scheduler.finish(race.get(volume, channel, number))
             if not isinstance(served, MissCause):
                 found[key_of(number)] = served
     return found
@@ -281,27 +281,27 @@ def test_delete_wins_over_old_directories_of_others(seed: int) -> None:
         race.run()
         for volume in race.volumes:
             read_all(race, volume)
-        deleters = SimLanes(race.scheduler, race.namespaces, "d")
+        deleters = SimChannel(race.scheduler, race.namespaces, "d")
         gone: set[int] = set()
 
-        def deleting(race: Race = race, lanes: SimLanes = deleters, gone: set[int] = gone) -> Steps:
+        def deleting(race: Race = race, channel: SimChannel = deleters, gone: set[int] = gone) -> Steps:
             for number in range(8):
-                there = yield from delete(race.volumes[0], lanes, key_of(number), lanes.now() + 20)
+                there = yield from delete(race.volumes[0], channel, key_of(number), channel.now() + 20)
                 assert there
                 gone.add(number)
 
-        def watching(race: Race, volume: Volume, lanes: SimLanes, gone: set[int]) -> Steps:
+        def watching(race: Race, volume: Volume, channel: SimChannel, gone: set[int]) -> Steps:
             for _ in range(40):
                 number = race.rng.randrange(8)
                 was_gone = number in gone
-                served = yield from race.get(volume, lanes, number)
+                served = yield from race.get(volume, channel, number)
                 assert not (was_gone and isinstance(served, bytes)), f"seed {seed}: key {number} came back"
 
         race.scheduler.spawn("deleter", deleting())
         for number in (1, 2):
-            lanes = SimLanes(race.scheduler, race.namespaces, f"watch{number}")
-            race.lanes.append(lanes)
-            race.scheduler.spawn(f"watch{number}", watching(race, race.volumes[number], lanes, gone))
+            channel = SimChannel(race.scheduler, race.namespaces, f"watch{number}")
+            race.channels.append(channel)
+            race.scheduler.spawn(f"watch{number}", watching(race, race.volumes[number], channel, gone))
         race.run()
 
 

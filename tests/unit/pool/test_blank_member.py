@@ -6,7 +6,7 @@ import pytest
 
 from agent.attach.map_watch import EVERY_SECONDS, MapWatch
 from agent.pool.read.prestage_cache import PrestageCache
-from tests.support.memory_pool import nguid_of
+from tests.support.pool.memory_pool import nguid_of
 from tests.unit.pool.test_tenants import NUMBERS, Flash
 
 
@@ -18,8 +18,8 @@ def test_a_member_that_has_become_blank_is_said(caplog: pytest.LogCaptureFixture
 
     def look(times: int) -> None:
         for _ in range(times):
-            flash.lanes.clock += EVERY_SECONDS
-            flash.lanes.run(watch.look(flash.lanes))
+            flash.channel.clock += EVERY_SECONDS
+            flash.channel.run(watch.look(flash.channel))
 
     blank, nguid = flash.namespaces[1], nguid_of(1).hex()
     blank.unreadable = {0}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent.errors import G35Error
-from agent.inline.root_keys import HeldRootKey
+from agent.inline.root_keys import RootKey
 from agent.inline.secrets import SecretKey
 from agent.membership.join import join, settle
 from agent.pool.kv.commands import RESERVED_KEY
@@ -21,15 +21,15 @@ from agent.pool.map.inspect import inspect, newest_map, write_superblock
 from agent.pool.map.key_epochs import with_new_data_keys, without_earlier_keys
 from agent.pool.map.reconcile import agreed
 from agent.pool.map.tenant_changes import with_limits, with_tenant, without_key
-from agent.pool.steps import Lanes, Steps
-from tests.support.kv_flash import SimKvLanes, SimKvNamespace
-from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
-from tests.support.memory_pool import nguid_of
-from tests.support.step_scheduler import StepScheduler
-from tests.support.stepped_programs import Program, SteppedLanes
+from agent.pool.steps import IoChannel, Steps
+from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
+from tests.support.pool.memory_pool import nguid_of
+from tests.support.sim.kv_flash import SimKvChannel, SimKvNamespace
+from tests.support.sim.step_scheduler import StepScheduler
+from tests.support.sim.stepped_programs import Program, SteppedChannel
 
 SIZE = 64 << 20
-ROOT = HeldRootKey(SecretKey(b"\x11" * 32), "a test")
+ROOT = RootKey(SecretKey(b"\x11" * 32), "a test")
 NUMBERS = {nguid_of(number).hex(): number for number in range(3)}
 WISHES = [
     VolumeWish(name="blue", tenant="blue", value_bytes=65536, share=0.3),
@@ -50,18 +50,18 @@ class Media:
 
     def __init__(self) -> None:
         self.namespaces = [MemoryNamespace(SIZE) for _ in range(3)]
-        self.lanes = MemoryLanes(self.namespaces)
+        self.channel = MemoryChannel(self.namespaces)
         for number in range(2):
-            self.lanes.run(write_superblock(self.lanes, number, nguid_of(number), FORMATTED))
+            self.channel.run(write_superblock(self.channel, number, nguid_of(number), FORMATTED))
 
     def program(self, name: str) -> Program:
-        lanes = SteppedLanes(self.namespaces)
-        return Program(lanes, PROGRAMS[name](lanes))
+        channel = SteppedChannel(self.namespaces)
+        return Program(channel, PROGRAMS[name](channel))
 
     def found(self) -> PoolMap:
         return newest_map(
             [
-                self.lanes.run(inspect(self.lanes, number, nguid_of(number), SIZE))
+                self.channel.run(inspect(self.channel, number, nguid_of(number), SIZE))
                 for number, namespace in enumerate(self.namespaces)
                 if 0 in namespace.blocks
             ]
@@ -80,11 +80,13 @@ class Media:
 
     def mend(self) -> PoolMap:
         """What the next program that comes does first."""
-        return self.lanes.run(change_map(self.lanes, self.found(), NUMBERS, simply(lambda it: it))).pool_map
+        return self.channel.run(
+            change_map(self.channel, self.found(), NUMBERS, simply(lambda it: it))
+        ).pool_map
 
 
-def changes(change: Callable[[PoolMap], PoolMap]) -> Callable[[Lanes], Steps[Any]]:
-    return lambda lanes: change_map(lanes, FORMATTED, NUMBERS, simply(change), all_of_them=False)
+def changes(change: Callable[[PoolMap], PoolMap]) -> Callable[[IoChannel], Steps[Any]]:
+    return lambda channel: change_map(channel, FORMATTED, NUMBERS, simply(change), all_of_them=False)
 
 
 def rotated(pool_map: PoolMap) -> PoolMap:
@@ -92,13 +94,13 @@ def rotated(pool_map: PoolMap) -> PoolMap:
     return with_new_data_keys(pool_map, "red", ROOT) if not red.earlier_secret else pool_map
 
 
-PROGRAMS: dict[str, Callable[[Lanes], Steps[Any]]] = {
+PROGRAMS: dict[str, Callable[[IoChannel], Steps[Any]]] = {
     "erase": changes(lambda it: without_key(it, "blue")),
     "erase red": changes(lambda it: without_key(it, "red")),
     "limit": changes(lambda it: with_limits(it, "red", quota_slots=7)),
     "rotate": changes(rotated),
     "add": changes(lambda it: with_tenant(it, "green", [GREEN], ROOT)[0]),
-    "join": lambda lanes: join(lanes, FORMATTED, [(nguid_of(2), SIZE)], NUMBERS),
+    "join": lambda channel: join(channel, FORMATTED, [(nguid_of(2), SIZE)], NUMBERS),
     "mend": changes(lambda it: it),
 }
 
@@ -178,13 +180,13 @@ def test_one_that_dies_where_it_meets_another_undoes_nothing(pair: tuple[str, st
 
 def test_the_end_of_a_rotation_that_was_waited_for_undoes_nothing_of_what_came_meanwhile() -> None:
     media = Media()
-    media.lanes.run(PROGRAMS["rotate"](media.lanes))
+    media.channel.run(PROGRAMS["rotate"](media.channel))
     seen_at_first = media.found()
     for name in ("erase", "limit", "add"):
-        media.lanes.run(PROGRAMS[name](media.lanes))
+        media.channel.run(PROGRAMS[name](media.channel))
     ended = {each.volume_id for each in seen_at_first.volumes if each.earlier_secret}
     over = simply(lambda base: without_earlier_keys(base, ended))
-    media.lanes.run(change_map(media.lanes, seen_at_first, NUMBERS, over))
+    media.channel.run(change_map(media.channel, seen_at_first, NUMBERS, over))
     found = media.found()
     assert all(is_done(name, found) for name in ("erase", "limit", "add", "rotate"))
     assert not any(each.earlier_secret for each in found.volumes)
@@ -216,10 +218,10 @@ def test_who_is_always_overtaken_gives_up_and_says_so() -> None:
     program = media.program("limit")
     for number in range(1, 40 * ROUNDS_MAX):
         program.step()
-        lanes = media.lanes
+        channel = media.channel
         now = media.found().model_copy(update={"version": 1 + number})
         for member in range(2):
-            lanes.run(write_superblock(lanes, member, nguid_of(member), now))
+            channel.run(write_superblock(channel, member, nguid_of(member), now))
         if program.ended:
             break
     assert program.error is not None
@@ -229,17 +231,17 @@ def test_who_is_always_overtaken_gives_up_and_says_so() -> None:
 def test_a_member_that_is_away_is_named_or_waited_for() -> None:
     media = Media()
     reached = {nguid_of(0).hex(): 0}
-    lanes = media.lanes
+    channel = media.channel
     with pytest.raises(G35Error, match="not reached"):
-        lanes.run(change_map(lanes, FORMATTED, reached, simply(lambda it: without_key(it, "blue"))))
+        channel.run(change_map(channel, FORMATTED, reached, simply(lambda it: without_key(it, "blue"))))
     assert media.found() == FORMATTED
     change = simply(lambda it: without_key(it, "blue"))
-    done = lanes.run(change_map(lanes, FORMATTED, reached, change, all_of_them=False))
+    done = channel.run(change_map(channel, FORMATTED, reached, change, all_of_them=False))
     assert done.left == {nguid_of(1).hex(): "not reached"}
     # Somebody who reaches only the other one erases another tenant: of two maps of version 2 both count.
     away = {nguid_of(1).hex(): 1}
     change = simply(lambda it: without_key(it, "red"))
-    done = lanes.run(change_map(lanes, FORMATTED, away, change, all_of_them=False))
+    done = channel.run(change_map(channel, FORMATTED, away, change, all_of_them=False))
     assert done.pool_map.version == 2
     assert all(each.is_erased for each in media.found().tenants), "an agent that starts now serves neither"
     assert media.mend().version == 3
@@ -252,13 +254,13 @@ def test_a_copy_that_the_medium_does_not_give_is_overwritten() -> None:
     media.namespaces[0].unreadable |= {0}
     media.namespaces[1].unreadable |= {(1 << 19) + 4096}
     change = simply(lambda it: without_key(it, "blue"))
-    done = media.lanes.run(change_map(media.lanes, FORMATTED, NUMBERS, change))
+    done = media.channel.run(change_map(media.channel, FORMATTED, NUMBERS, change))
     assert not done.left
     assert not media.holds(BLUE_KEY)
     assert len(media.copies()) == 1
     media.namespaces[0].hung = True
     change = simply(lambda it: without_key(it, "red"))
-    done = media.lanes.run(change_map(media.lanes, FORMATTED, NUMBERS, change, all_of_them=False))
+    done = media.channel.run(change_map(media.channel, FORMATTED, NUMBERS, change, all_of_them=False))
     assert done.left == {nguid_of(0).hex(): "it does not answer"}
     assert all(each.is_erased for each in done.pool_map.tenants)
 
@@ -273,9 +275,9 @@ def test_on_kv_namespaces() -> None:
     for seed in range(20):
         scheduler = StepScheduler(seed)
         namespaces = [SimKvNamespace(16 << 20) for _ in range(2)]
-        lanes = [SimKvLanes(scheduler, namespaces, name) for name in ("one", "other")]
-        assert scheduler.finish(replace_map(lanes[0], pool_map, numbers)) == {}
-        for own, change in zip(lanes, changes, strict=True):
+        channels = [SimKvChannel(scheduler, namespaces, name) for name in ("one", "other")]
+        assert scheduler.finish(replace_map(channels[0], pool_map, numbers)) == {}
+        for own, change in zip(channels, changes, strict=True):
             scheduler.spawn("a change", change_map(own, pool_map, numbers, simply(change)))
         scheduler.run()
         copies = [bytes(each.values[RESERVED_KEY]) for each in namespaces]
@@ -316,9 +318,9 @@ def test_what_several_maps_of_one_version_agree_on() -> None:
 
 def test_settling_holds_for_what_was_looked_at() -> None:
     media = Media()
-    joined = media.lanes.run(join(media.lanes, FORMATTED, [(nguid_of(2), SIZE)], NUMBERS))
+    joined = media.channel.run(join(media.channel, FORMATTED, [(nguid_of(2), SIZE)], NUMBERS))
     with pytest.raises(G35Error, match="changed meanwhile"):
-        media.lanes.run(settle(media.lanes, FORMATTED, NUMBERS))
-    settled = media.lanes.run(settle(media.lanes, joined, NUMBERS))
+        media.channel.run(settle(media.channel, FORMATTED, NUMBERS))
+    settled = media.channel.run(settle(media.channel, joined, NUMBERS))
     assert not any(each.settled for each in settled.volumes)
-    assert media.lanes.run(settle(media.lanes, joined, NUMBERS)) == settled
+    assert media.channel.run(settle(media.channel, joined, NUMBERS)) == settled

@@ -8,22 +8,21 @@ from typing import Any
 import pytest
 
 from agent.errors import G35Error
-from agent.inline.root_keys import HeldRootKey
+from agent.inline.root_keys import RootKey
 from agent.inline.secrets import SecretKey
-from agent.membership.candidates import newcomers_in, why_not
-from agent.membership.join import Seen, complete_map, join, numbers_of
+from agent.membership.join import Seen, complete_map, join, newcomers_in, numbers_of, why_not
 from agent.pool.map import claims, commit
 from agent.pool.map.claims import Taken, claim_head, claimed_by, heads_of, want_unchanged
 from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
 from agent.pool.map.inspect import Content, Inspection, inspect, newest_map, write_superblock
 from agent.pool.map.superblock import COPY_OFFSETS
 from agent.pool.steps import Steps
-from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
-from tests.support.memory_pool import nguid_of
-from tests.support.stepped_programs import Program, SteppedLanes
+from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
+from tests.support.pool.memory_pool import nguid_of
+from tests.support.sim.stepped_programs import Program, SteppedChannel
 
 SIZE = 16 << 20
-ROOT = HeldRootKey(SecretKey(b"\x11" * 32), "a test")
+ROOT = RootKey(SecretKey(b"\x11" * 32), "a test")
 SHARED = nguid_of(9)
 WISHES = [VolumeWish(name="v", value_bytes=65536, share=0.5)]
 FORMATTED = {number: plan_pool([(nguid_of(number), SIZE)], WISHES, ROOT) for number in (1, 2)}
@@ -41,22 +40,22 @@ class Pool:
     def __init__(self, number: int, shared: MemoryNamespace) -> None:
         self.own = nguid_of(number)
         self.namespaces = [MemoryNamespace(SIZE), shared]
-        self.lanes = MemoryLanes(self.namespaces)
+        self.channel = MemoryChannel(self.namespaces)
         self.formatted = FORMATTED[number]
-        self.lanes.run(write_superblock(self.lanes, 0, self.own, self.formatted))
+        self.channel.run(write_superblock(self.channel, 0, self.own, self.formatted))
 
     def look(self) -> Seen:
         return [
-            (nguid, SIZE, self.lanes.run(inspect(self.lanes, number, nguid, SIZE)))
+            (nguid, SIZE, self.channel.run(inspect(self.channel, number, nguid, SIZE)))
             for number, nguid in enumerate((self.own, SHARED))
         ]
 
     def found(self) -> PoolMap:
         return newest_map([self.look()[0][2]])
 
-    def joining(self, lanes: MemoryLanes) -> Steps[Any]:
+    def joining(self, channel: MemoryChannel) -> Steps[Any]:
         """The part of `g35 pool add` that comes after the look round."""
-        return join(lanes, self.formatted, [(SHARED, SIZE)], {self.own.hex(): 0, SHARED.hex(): 1})
+        return join(channel, self.formatted, [(SHARED, SIZE)], {self.own.hex(): 0, SHARED.hex(): 1})
 
     def program(self) -> Adding:
         return Adding(self)
@@ -66,9 +65,9 @@ class Pool:
         seen = self.look()
         pool_map = self.found()
         newcomers = newcomers_in(pool_map, seen, {SHARED.hex()}, False)
-        self.lanes.run(complete_map(self.lanes, pool_map, seen))
+        self.channel.run(complete_map(self.channel, pool_map, seen))
         if newcomers:
-            self.lanes.run(join(self.lanes, pool_map, newcomers, numbers_of(seen)))
+            self.channel.run(join(self.channel, pool_map, newcomers, numbers_of(seen)))
 
     @property
     def has_it(self) -> bool:
@@ -79,8 +78,8 @@ class Adding(Program):
     """An add that goes on when it is told to, a read or write at a time."""
 
     def __init__(self, pool: Pool) -> None:
-        lanes = SteppedLanes(pool.namespaces)
-        super().__init__(lanes, pool.joining(lanes))
+        channel = SteppedChannel(pool.namespaces)
+        super().__init__(channel, pool.joining(channel))
         self.pool = pool
 
 
@@ -170,21 +169,21 @@ def test_what_came_between_the_look_and_the_claim_is_not_overwritten() -> None:
     assert theirs.formatted.pool_id in str(late.error)
     assert theirs.look()[1][2].content is Content.POOL
     # By name and force the operator says whose it is.
-    lanes = ours.lanes
+    channel = ours.channel
     numbers = {ours.own.hex(): 0, SHARED.hex(): 1}
-    lanes.run(join(lanes, ours.formatted, [(SHARED, SIZE)], numbers, overwrite=frozenset({SHARED.hex()})))
+    channel.run(join(channel, ours.formatted, [(SHARED, SIZE)], numbers, overwrite=frozenset({SHARED.hex()})))
     assert ours.has_it
 
 
 def test_a_format_notices_what_was_written_since_its_look() -> None:
     ours, theirs = two_pools()
-    heads = ours.lanes.run(heads_of(ours.lanes, SHARED, 1))
-    ours.lanes.run(want_unchanged(ours.lanes, SHARED, 1, heads))
+    heads = ours.channel.run(heads_of(ours.channel, SHARED, 1))
+    ours.channel.run(want_unchanged(ours.channel, SHARED, 1, heads))
     for steps in (8, 1 << 30):
         their_add = theirs.program()
         their_add.run(steps)
         with pytest.raises(Taken):
-            ours.lanes.run(want_unchanged(ours.lanes, SHARED, 1, heads))
+            ours.channel.run(want_unchanged(ours.channel, SHARED, 1, heads))
 
 
 def test_a_claim_of_our_own_counts_as_blank_and_one_of_another_does_not() -> None:
@@ -203,7 +202,7 @@ def test_a_member_with_the_claim_of_another_pool_is_not_overwritten() -> None:
     seen = ours.look()
     foreign = Inspection(1, Content.FOREIGN, claimants=frozenset({theirs.formatted.pool_id}))
     with pytest.raises(G35Error, match="belongs to the pool and carries"):
-        ours.lanes.run(complete_map(ours.lanes, ours.found(), [seen[0], (SHARED, SIZE, foreign)]))
+        ours.channel.run(complete_map(ours.channel, ours.found(), [seen[0], (SHARED, SIZE, foreign)]))
 
 
 def test_the_layout_of_a_claim() -> None:

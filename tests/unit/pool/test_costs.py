@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from agent.pool.counters import MissCause
-from agent.pool.read.get import Reading
+from agent.pool.read.get import SlotReader
 from agent.pool.volume.directory_cache import APPROXIMATE_BYTES, DirectoryCache
 from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Volume
-from agent.pool.write.put import Writing
-from tests.support.memory_pool import MemoryPool, PoolAgent, fixed_secret, key_of, volume_settings
-from tests.support.sim_flash import SimLanes, SimNamespace
-from tests.support.step_scheduler import StepScheduler
+from agent.pool.write.put import SlotWriter
+from tests.support.pool.memory_pool import MemoryPool, PoolAgent, fixed_secret, key_of, volume_settings
+from tests.support.sim.sim_flash import SimChannel, SimNamespace
+from tests.support.sim.step_scheduler import StepScheduler
 
 SLOW = Timing(read_deadline=100.0, write_deadline=100.0, directory_fresh=1000.0)
 
@@ -28,7 +28,7 @@ class Timed:
         self.scheduler = StepScheduler("costs")
         self.namespaces = [SimNamespace(1 << 40, latency=(1.0, 1.0)) for _ in sets]
         self.settings = volume_settings(sets, **settings)
-        self.lanes = SimLanes(self.scheduler, self.namespaces)
+        self.channel = SimChannel(self.scheduler, self.namespaces)
         self.volume = self.open()
 
     def open(self) -> Volume:
@@ -48,13 +48,13 @@ class Timed:
         return sum(namespace.writes for namespace in self.namespaces)
 
     def put(self, key: bytes, value: bytes) -> Generator[Any, bool, Any]:
-        writing = Writing(self.volume, key, length=len(value))
-        return writing.write(self.lanes, 0, memoryview(value), self.lanes.now() + 100)
+        writing = SlotWriter(self.volume, key, length=len(value))
+        return writing.write(self.channel, 0, memoryview(value), self.channel.now() + 100)
 
     def get(self, key: bytes, volume: Volume | None = None, offset: int = 0) -> Generator[Any, bool, Any]:
-        reading = Reading(volume or self.volume, key)
+        reading = SlotReader(volume or self.volume, key)
         into = memoryview(bytearray(self.settings.value_bytes))
-        return reading.read(self.lanes, offset, into, self.lanes.now() + 100)
+        return reading.read(self.channel, offset, into, self.channel.now() + 100)
 
 
 def test_round_trips_of_a_put_and_a_get() -> None:
@@ -86,7 +86,7 @@ def test_an_absent_key_costs_nothing_while_the_directories_are_fresh() -> None:
     assert timed.took(timed.get(key_of(1)))[:2] == (1.0, 1)
     assert timed.took(timed.get(key_of(1))) == (0.0, 0, 0)
     many = [key_of(number) for number in range(200)]
-    assert timed.took(timed.volume.lookup(timed.lanes, many, timed.lanes.now() + 9)) == (0.0, 0, 0)
+    assert timed.took(timed.volume.lookup(timed.channel, many, timed.channel.now() + 9)) == (0.0, 0, 0)
 
 
 def test_a_lookup_asks_for_many_keys_in_one_round_trip() -> None:
@@ -95,7 +95,7 @@ def test_a_lookup_asks_for_many_keys_in_one_round_trip() -> None:
         timed.took(timed.put(key_of(number), b"v"))
     timed.volume = timed.open()
     keys = [key_of(number) for number in range(12)]
-    task = timed.scheduler.spawn("lookup", timed.volume.lookup(timed.lanes, keys, timed.lanes.now() + 99))
+    task = timed.scheduler.spawn("lookup", timed.volume.lookup(timed.channel, keys, timed.channel.now() + 99))
     before = timed.scheduler.now
     timed.scheduler.run()
     assert task.result == [None] * 6 + [MissCause.NEVER_STORED] * 6
@@ -111,11 +111,11 @@ def test_write_amplification_at_one_mebibyte(pieces: int) -> None:
     value = random.Random(1).randbytes(1 << 20)
     step = -(-len(value) // pieces)
     for number in range(16):
-        writing = Writing(agent.volume, key_of(number), length=len(value) if pieces == 1 else None)
+        writing = SlotWriter(agent.volume, key_of(number), length=len(value) if pieces == 1 else None)
         for at in range(0, len(value), step):
             piece = memoryview(value)[at : at + step]
-            agent.lanes.run(writing.write(agent.lanes, at, piece, agent.deadline()))
-        agent.lanes.run(writing.finish(agent.lanes, agent.deadline()))
+            agent.channel.run(writing.write(agent.channel, at, piece, agent.deadline()))
+        agent.channel.run(writing.finish(agent.channel, agent.deadline()))
     written = sum(namespace.bytes_written for namespace in pool.namespaces)
     ratio = written / (16 * len(value))
     assert ratio < 1.02, f"{ratio:.4f}"
@@ -129,14 +129,14 @@ def test_a_range_reads_only_the_units_it_needs() -> None:
     agent.put(key_of(1), value)
 
     def bytes_read(run: Callable[[], object]) -> int:
-        before = agent.lanes.tallies[""].flash_bytes_read
+        before = agent.channel.tallies[""].flash_bytes_read
         run()
-        return agent.lanes.tallies[""].flash_bytes_read - before
+        return agent.channel.tallies[""].flash_bytes_read - before
 
     assert bytes_read(lambda: agent.get(key_of(1), 4096, 0)) == 4096 + 65536
     assert bytes_read(lambda: agent.get(key_of(1), 4096, 300_000)) == 4096 + 65536
     assert bytes_read(lambda: agent.get(key_of(1), 65537, 65535)) == 4096 + 2 * 65536
-    reading = Reading(agent.volume, key_of(1))
+    reading = SlotReader(agent.volume, key_of(1))
     agent.read(reading, 65536, 0)
     assert bytes_read(lambda: agent.read(reading, 65536, 65536)) == 65536, "the header is read once"
 
@@ -159,7 +159,7 @@ def test_the_directory_cache_stays_within_its_bound() -> None:
     assert len(agent.cache) <= 20
     # A batch that uses more sets at once than the cache has room for gives the room back afterwards.
     keys = [key_of(number) for number in range(300)]
-    there = agent.lanes.run(agent.volume.lookup(agent.lanes, keys, agent.deadline()))
+    there = agent.channel.run(agent.volume.lookup(agent.channel, keys, agent.deadline()))
     assert there == [None] * 300
     agent.get(key_of(1000))
     assert len(agent.cache) <= 20

@@ -24,16 +24,16 @@ from agent.pool.maintenance.scrub import ScrubCounters, settle
 from agent.pool.map.document import MapExtent, MapVolume
 from agent.pool.map.key_epochs import slots_taken
 from agent.pool.volume.directory_cache import (
+    COOLDOWN_SECONDS,
     DAMAGE_LOOK_SECONDS,
     DAMAGE_LOOKS,
     FILES_DAMAGE_LOOK_SECONDS,
-    SHUN_SECONDS,
 )
 from agent.pool.volume.settings import Timing
 from agent.pool.write.delete_and_pin import delete_block
 from agent.pool.write.eviction import evict_one
-from tests.support.memory_pool import EXTENT_AT, MemoryPool, PoolAgent, key_of, nguid_of
-from tests.support.read_flips import ReadFlips
+from tests.support.nvme.read_flips import ReadFlips
+from tests.support.pool.memory_pool import EXTENT_AT, MemoryPool, PoolAgent, key_of, nguid_of
 
 YOUNG_SECONDS = 2 * Timing().write_deadline
 
@@ -55,7 +55,7 @@ def filled(
     agent = pool.agent()
     for number in range(keys):
         agent.put(key_of(number), value_of(number))
-    agent.lanes.clock += YOUNG_SECONDS + 1
+    agent.channel.clock += YOUNG_SECONDS + 1
     return pool, agent
 
 
@@ -64,7 +64,7 @@ def filled(
 def test_a_put_and_a_delete_under_read_flips_lose_no_other_entry(kind: str, share: float, seed: int) -> None:
     """Before and after: what flash names is the same, but for what was put or deleted."""
     pool, agent = filled(40, kind=kind)
-    flips = ReadFlips(agent.lanes, seed)
+    flips = ReadFlips(agent.channel, seed)
     flips.share = share
     before, stored, refused = names(pool), 0, 0
     for number in range(40, 52):
@@ -75,7 +75,7 @@ def test_a_put_and_a_delete_under_read_flips_lose_no_other_entry(kind: str, shar
         except PutRefused:
             refused += 1
         try:
-            agent.lanes.run(delete_block(agent.volume, agent.lanes, key_of(number), agent.deadline()))
+            agent.channel.run(delete_block(agent.volume, agent.channel, key_of(number), agent.deadline()))
         except PutRefused:
             refused += 1
     assert flips.flipped
@@ -83,7 +83,7 @@ def test_a_put_and_a_delete_under_read_flips_lose_no_other_entry(kind: str, shar
     assert bool(stored) == (share < 1.0)
     assert refused or share < 1.0
     flips.share = 0.0
-    agent.lanes.clock += SHUN_SECONDS + 1
+    agent.channel.clock += COOLDOWN_SECONDS + 1
     for number in range(40):
         assert pool.agent().get(key_of(number)) == value_of(number)
         assert agent.get(key_of(number)) == value_of(number)
@@ -96,7 +96,7 @@ def test_what_looks_free_in_a_damaged_directory_is_no_slot_for_a_new_value(seed:
     pool, agent = filled(SLOTS_PER_SET - 1)
     before = dict(pool.namespaces[0].blocks)
     other = pool.agent()
-    ReadFlips(other.lanes, seed).share = 1.0
+    ReadFlips(other.channel, seed).share = 1.0
     for number in range(100, 110):
         with pytest.raises(PutRefused):
             other.put(key_of(number), value_of(number), may_evict=False)
@@ -106,14 +106,14 @@ def test_what_looks_free_in_a_damaged_directory_is_no_slot_for_a_new_value(seed:
 
 def test_a_put_takes_the_other_set_where_one_comes_damaged(seed: int) -> None:
     pool, agent = filled(10, sets=(1, 1))
-    flips = ReadFlips(agent.lanes, seed)
+    flips = ReadFlips(agent.channel, seed)
     flips.share, flips.namespaces = 1.0, {0}
-    clock = agent.lanes.clock
+    clock = agent.channel.clock
     for number in range(50, 60):
         agent.age_directories()
         assert agent.put(key_of(number), value_of(number)).stored
         assert agent.where(key_of(number))[0] == 1
-    assert agent.lanes.clock - clock < 1.0, "nobody waits for the one that is in doubt"
+    assert agent.channel.clock - clock < 1.0, "nobody waits for the one that is in doubt"
     flips.share = 0.0
     for number in [*range(10), *range(50, 60)]:
         assert pool.agent().get(key_of(number)) == value_of(number)
@@ -139,7 +139,7 @@ def test_a_directory_that_is_damaged_at_rest_is_written_again_once_that_is_certa
             assert kind == "files", "for a cache two more reads are enough, within one put"
             tries += 1
             assert tries < 2 * DAMAGE_LOOKS
-            stranger.lanes.clock += FILES_DAMAGE_LOOK_SECONDS
+            stranger.channel.clock += FILES_DAMAGE_LOOK_SECONDS
     if kind == "files":
         assert tries >= DAMAGE_LOOKS - 1
     assert not Directory(pool.namespaces[0].blocks[directory]).in_doubt
@@ -183,12 +183,12 @@ def test_damage_that_is_another_each_time_never_becomes_flash_s_own() -> None:
 
 
 def _evict(agent: PoolAgent) -> None:
-    agent.lanes.run(evict_one(agent.volume, agent.lanes, agent.deadline()))
+    agent.channel.run(evict_one(agent.volume, agent.channel, agent.deadline()))
 
 
 def _settle(agent: PoolAgent) -> None:
-    steps = settle(agent.volume, agent.lanes, 0, EXTENT_AT, [0, 1, 2], ScrubCounters(), is_given_up=True)
-    agent.lanes.run(steps)
+    steps = settle(agent.volume, agent.channel, 0, EXTENT_AT, [0, 1, 2], ScrubCounters(), is_given_up=True)
+    agent.channel.run(steps)
 
 
 def _clear(agent: PoolAgent) -> None:
@@ -197,13 +197,13 @@ def _clear(agent: PoolAgent) -> None:
     if cached.directory is not None:
         found = [Unopened((0, EXTENT_AT), slot, entry) for slot, entry in cached.directory]
     agent.volume.cache.give_back(cached)
-    agent.lanes.run(clear_leftovers(agent.volume, agent.lanes, found, lambda blocks: blocks))
+    agent.channel.run(clear_leftovers(agent.volume, agent.channel, found, lambda blocks: blocks))
 
 
 def _release(agent: PoolAgent) -> None:
     nguid = nguid_of(0).hex()
     places = {(nguid, EXTENT_AT): frozenset(range(SLOTS_PER_SET))}
-    agent.lanes.run(release(agent.lanes, places, {nguid: 0}))
+    agent.channel.run(release(agent.channel, places, {nguid: 0}))
 
 
 @pytest.mark.parametrize("writer", [_evict, _settle, _clear, _release])
@@ -214,7 +214,7 @@ def test_no_other_writer_takes_entries_away_by_a_damaged_read(
     pool, agent = filled(40, kind="kv")
     before = names(pool)
     for number in range(20):
-        flips = ReadFlips(agent.lanes, (seed, number))
+        flips = ReadFlips(agent.channel, (seed, number))
         flips.share = 1.0
         writer(agent)
         assert flips.flipped or number
@@ -224,32 +224,29 @@ def test_no_other_writer_takes_entries_away_by_a_damaged_read(
 
 
 def test_nobody_takes_a_directory_to_write_but_by_the_one_way() -> None:
-    """Who holds a set's writer reads the set by agent/pool/volume/writable_directory.py; loss_check.py
-    writes none."""
+    """A put and the set transaction take a set's writer, and read the set by
+    agent/pool/volume/writable_directory.py; loss_check.py writes none."""
     root = Path(agent_package.__file__).parent
-    found = {
-        path.name: text
-        for path in root.rglob("*.py")
-        if "holds_writers=True" in (text := path.read_text(encoding="utf-8"))
+    texts = {
+        str(path.relative_to(root / "pool")): path.read_text("utf-8") for path in root.glob("pool/**/*.py")
     }
-    assert found.keys() - {"loss_check.py", "writable_directory.py"} == {
-        "put.py",
-        "replication.py",
-        "migrate.py",
-    }
-    for name in ("put.py", "replication.py", "migrate.py"):
-        text = found[name]
+    writers = {"write/put.py", "write/set_transaction.py"}
+    assert {name for name, text in texts.items() if ".writer, deadline" in text} == writers
+    readers = {name for name, text in texts.items() if "holds_writers=True" in text}
+    assert readers - {"maintenance/loss_check.py", "volume/writable_directory.py"} == writers
+    for name in writers:
+        text = texts[name]
         assert text.count("holds_writers=True") == len(re.findall(r"\bprove\([^)]*holds_writers=True", text))
 
 
 def test_a_second_copy_is_not_named_in_a_directory_that_comes_damaged(seed: int) -> None:
     pool, agent = filled(30, sets=(1, 1), copies=2)
     before = names(pool)
-    flips = ReadFlips(agent.lanes, seed)
+    flips = ReadFlips(agent.channel, seed)
     flips.share = 1.0
     agent.age_directories()
     for _ in range(10):
-        agent.lanes.run(work_off([agent.volume], agent.lanes))
+        agent.channel.run(work_off([agent.volume], agent.channel))
     flips.share = 0.0
     assert before <= names(pool)
     for number in range(30):
@@ -269,19 +266,19 @@ def test_whatever_was_done_under_read_flips_flash_has_all_that_was_acknowledged(
     pool_keys: dict[int, bytes] = {}
     uncertain: set[int] = set()
     flipped = 0
-    flips = ReadFlips(agent.lanes, (seed, kind, round_))
+    flips = ReadFlips(agent.channel, (seed, kind, round_))
     for step in range(400):
         if dice.random() < 0.05:
             flips.share, flips.bits = dice.choice([0.0, 0.1, 0.5, 1.0]), dice.choice([1, 3, 64])
             flips.namespaces = dice.choice([None, {0}, {1}])
         if dice.random() < 0.02:
             flipped += flips.flipped
-            share, bits, where, clock = flips.share, flips.bits, flips.namespaces, agent.lanes.clock
+            share, bits, where, clock = flips.share, flips.bits, flips.namespaces, agent.channel.clock
             agent = pool.agent()
-            agent.lanes.clock = clock + SHUN_SECONDS + 1
-            flips = ReadFlips(agent.lanes, (seed, kind, round_, step))
+            agent.channel.clock = clock + COOLDOWN_SECONDS + 1
+            flips = ReadFlips(agent.channel, (seed, kind, round_, step))
             flips.share, flips.bits, flips.namespaces = share, bits, where
-        agent.lanes.clock += dice.choice([0.0, 0.1, 1.0, 20.0])
+        agent.channel.clock += dice.choice([0.0, 0.1, 1.0, 20.0])
         number, act = dice.randrange(60), dice.random()
         if act < 0.4:
             if number not in pool_keys and number not in uncertain:
@@ -306,13 +303,13 @@ def test_whatever_was_done_under_read_flips_flash_has_all_that_was_acknowledged(
             offset = extent.offset + dice.randrange(extent.sets) * pool.settings.set_bytes
             slots = dice.sample(range(SLOTS_PER_SET), 4)
             steps = settle(
-                agent.volume, agent.lanes, extent.namespace, offset, slots, ScrubCounters(),
+                agent.volume, agent.channel, extent.namespace, offset, slots, ScrubCounters(),
                 is_given_up=dice.random() < 0.5,
             )  # fmt: skip
-            agent.lanes.run(steps)
+            agent.channel.run(steps)
     assert flipped + flips.flipped > 20
     flips.share = 0.0
-    agent.lanes.clock += SHUN_SECONDS + 1
+    agent.channel.clock += COOLDOWN_SECONDS + 1
     for reader in (agent, pool.agent()):
         for number, value in pool_keys.items():
             assert reader.get(key_of(number)) == value, f"seed {seed}: key {number} is lost"
@@ -328,11 +325,11 @@ def _map_volume(pool: MemoryPool) -> MapVolume:
 def test_who_counts_what_is_left_counts_nothing_by_a_damaged_read(seed: int) -> None:
     """A rotation that ends because a damaged entry was not counted would drop the key of a value."""
     pool, agent = filled(40)
-    count = partial(slots_taken, agent.lanes, _map_volume(pool), {nguid_of(0).hex(): 0})
-    assert agent.lanes.run(count()) == 40
-    flips = ReadFlips(agent.lanes, seed)
+    count = partial(slots_taken, agent.channel, _map_volume(pool), {nguid_of(0).hex(): 0})
+    assert agent.channel.run(count()) == 40
+    flips = ReadFlips(agent.channel, seed)
     flips.share = 1.0
     with pytest.raises(G35Error, match="comes damaged"):
-        agent.lanes.run(count())
+        agent.channel.run(count())
     flips.share = 0.5
-    assert {agent.lanes.run(count()) for _ in range(3)} == {40}
+    assert {agent.channel.run(count()) for _ in range(3)} == {40}

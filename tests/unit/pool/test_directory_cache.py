@@ -17,10 +17,10 @@ from agent.pool.access import LOOKED_UP_AT_ONCE
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
 from agent.pool.format.directory import Directory, Entry
-from agent.pool.volume.directory_cache import LOOKS, SHUN_SECONDS, CachedSet, DirectoryCache
-from agent.pool.write.put import Writing
-from tests.support.memory_lanes import MemoryPending
-from tests.support.memory_pool import MemoryPool, key_of
+from agent.pool.volume.directory_cache import COOLDOWN_SECONDS, LOOKS, CachedSet, DirectoryCache
+from agent.pool.write.put import SlotWriter
+from tests.support.pool.memory_channel import MemoryPending
+from tests.support.pool.memory_pool import MemoryPool, key_of
 
 
 def entry(number: int, generation: int = 1) -> Entry:
@@ -143,7 +143,7 @@ def test_a_batch_has_few_directories_in_use_at_a_time() -> None:
         return borrow(*place)
 
     agent.cache.borrow = counted  # type: ignore[method-assign]
-    causes = agent.lanes.run(agent.served.lookup(agent.lanes, keys, agent.deadline(99)))
+    causes = agent.channel.run(agent.served.lookup(agent.channel, keys, agent.deadline(99)))
     assert causes == [MissCause.NEVER_STORED] * len(keys)
     assert most <= 16 + 2 * LOOKED_UP_AT_ONCE
     assert len(agent.cache) == 16
@@ -151,10 +151,10 @@ def test_a_batch_has_few_directories_in_use_at_a_time() -> None:
 
 def test_a_batch_reads_a_directory_once(monkeypatch: pytest.MonkeyPatch) -> None:
     agent = MemoryPool((2, 2)).agent()
-    monkeypatch.setattr(agent.lanes, "now", functools.partial(next, itertools.count(1000)))
+    monkeypatch.setattr(agent.channel, "now", functools.partial(next, itertools.count(1000)))
     keys = [key_of(number) for number in range(4 * LOOKED_UP_AT_ONCE)]
-    agent.lanes.run(agent.served.lookup(agent.lanes, keys, 1e9))
-    assert sum(each.reads for each in agent.lanes.namespaces) == 4
+    agent.channel.run(agent.served.lookup(agent.channel, keys, 1e9))
+    assert sum(each.reads for each in agent.channel.namespaces) == 4
 
 
 def test_entries_that_are_known_are_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +238,7 @@ def test_a_write_that_lands_late_hits_nothing_new(monkeypatch: pytest.MonkeyPatc
     pool = MemoryPool((1,), value_bytes=4096)
     agent = pool.agent()
     late: list[tuple[int, bytes]] = []
-    real = agent.lanes.write
+    real = agent.channel.write
 
     def hold_back(
         namespace: int, offset: int, parts: Sequence[Buffer], *, more: bool = False
@@ -248,7 +248,7 @@ def test_a_write_that_lands_late_hits_nothing_new(monkeypatch: pytest.MonkeyPatc
             return MemoryPending()
         return real(namespace, offset, parts)
 
-    monkeypatch.setattr(agent.lanes, "write", hold_back)
+    monkeypatch.setattr(agent.channel, "write", hold_back)
     with pytest.raises(PutRefused) as caught:
         agent.put(key_of(1), b"first")
     assert caught.value.cause is MissCause.LATE
@@ -258,8 +258,8 @@ def test_a_write_that_lands_late_hits_nothing_new(monkeypatch: pytest.MonkeyPatc
     assert pool.agent().get(key_of(1)) == b"second"
     # After a while the slot is as good as any other.
     [cached] = agent.cache.snapshot()
-    assert len(cached.unavailable(agent.lanes.now())) == 1
-    assert not cached.unavailable(agent.lanes.now() + SHUN_SECONDS + 1)
+    assert len(cached.unavailable(agent.channel.now())) == 1
+    assert not cached.unavailable(agent.channel.now() + COOLDOWN_SECONDS + 1)
 
 
 def test_a_slot_that_cannot_be_written_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +267,7 @@ def test_a_slot_that_cannot_be_written_is_passed_over(monkeypatch: pytest.Monkey
     pool = MemoryPool((1,), value_bytes=4096)
     agent = pool.agent()
     agent.get(key_of(1))
-    real = agent.lanes.write
+    real = agent.channel.write
     bad: set[int] = set()
 
     def write(namespace: int, offset: int, parts: Sequence[Buffer], *, more: bool = False) -> MemoryPending:
@@ -277,7 +277,7 @@ def test_a_slot_that_cannot_be_written_is_passed_over(monkeypatch: pytest.Monkey
             return MemoryPending(done=True, fault="Write Fault")
         return real(namespace, offset, parts)
 
-    monkeypatch.setattr(agent.lanes, "write", write)
+    monkeypatch.setattr(agent.channel, "write", write)
     with pytest.raises(PutRefused):
         agent.put(key_of(1), b"v")
     for number in range(1, 64):
@@ -288,18 +288,18 @@ def test_a_slot_that_cannot_be_written_is_passed_over(monkeypatch: pytest.Monkey
 def test_two_puts_of_one_key_leave_one_entry() -> None:
     pool = MemoryPool((1,), value_bytes=4096)
     agent = pool.agent()
-    writings = [Writing(agent.volume, key_of(1), length=1) for _ in range(2)]
-    begun = [Writing(agent.volume, key_of(1)) for _ in range(2)]
+    writings = [SlotWriter(agent.volume, key_of(1), length=1) for _ in range(2)]
+    begun = [SlotWriter(agent.volume, key_of(1)) for _ in range(2)]
     for writing in begun:
-        agent.lanes.run(writing.write(agent.lanes, 0, memoryview(b"vv"), agent.deadline()))
+        agent.channel.run(writing.write(agent.channel, 0, memoryview(b"vv"), agent.deadline()))
     for writing in begun:
-        agent.lanes.run(writing.finish(agent.lanes, agent.deadline()))
+        agent.channel.run(writing.finish(agent.channel, agent.deadline()))
     assert [writing.stored for writing in begun] == [True, False], "the first to end stays"
     assert [writing.already_there for writing in begun] == [False, True]
     assert all(writing.finished for writing in begun)
     assert (agent.tally.puts, agent.tally.puts_already_there) == (1, 1)
     for writing in writings:
-        agent.lanes.run(writing.write(agent.lanes, 0, memoryview(b"w"), agent.deadline()))
+        agent.channel.run(writing.write(agent.channel, 0, memoryview(b"w"), agent.deadline()))
         assert writing.already_there
     [(_, _, directory)] = pool.directories()
     assert len(list(directory)) == 1

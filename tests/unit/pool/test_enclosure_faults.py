@@ -15,15 +15,15 @@ import pytest
 
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
-from agent.pool.read.get import Reading
+from agent.pool.read.get import SlotReader
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Volume
 from agent.pool.write.delete_and_pin import delete, pin
-from agent.pool.write.put import Writing
-from tests.support.memory_pool import fixed_secret, key_of, volume_settings
-from tests.support.sim_flash import SimLanes, SimNamespace
-from tests.support.step_scheduler import StepScheduler
+from agent.pool.write.put import SlotWriter
+from tests.support.pool.memory_pool import fixed_secret, key_of, volume_settings
+from tests.support.sim.sim_flash import SimChannel, SimNamespace
+from tests.support.sim.step_scheduler import StepScheduler
 
 Steps = Generator[Any, bool, Any]
 TIMING = Timing(read_deadline=0.05, write_deadline=1.0)
@@ -39,7 +39,7 @@ class Bench:
     def __init__(self) -> None:
         self.scheduler = StepScheduler("faults")
         self.namespaces = [SimNamespace(1 << 40) for _ in range(2)]
-        self.lanes = SimLanes(self.scheduler, self.namespaces)
+        self.channel = SimChannel(self.scheduler, self.namespaces)
         self.settings = volume_settings((1, 1), value_bytes=CAPACITY)
         self.volume = self.open()
         self.scheduler.finish(self.put(VALUE))
@@ -55,24 +55,24 @@ class Bench:
         return self.volume.find(sets, pseudonym)[0].cached.namespace
 
     def deadline(self, seconds: float = 1.0) -> float:
-        return self.lanes.now() + seconds
+        return self.channel.now() + seconds
 
     def put(self, value: bytes, number: int = 1, pieces: int = 1) -> Steps:
-        writing = Writing(self.volume, key_of(number), length=len(value) if pieces == 1 else None)
+        writing = SlotWriter(self.volume, key_of(number), length=len(value) if pieces == 1 else None)
         step = -(-len(value) // pieces)
         for at in range(0, len(value), step):
             piece = memoryview(value)[at : at + step]
-            yield from writing.write(self.lanes, at, piece, self.deadline())
-        yield from writing.finish(self.lanes, self.deadline())
+            yield from writing.write(self.channel, at, piece, self.deadline())
+        yield from writing.finish(self.channel, self.deadline())
         return writing.stored
 
     def get(self, volume: Volume, pieces: int = 1) -> Steps:
-        reading = Reading(volume, key_of(1))
+        reading = SlotReader(volume, key_of(1))
         into = bytearray(len(VALUE))
         step = -(-len(VALUE) // pieces)
         for at in range(0, len(VALUE), step):
             view = memoryview(into)[at : at + step]
-            count = yield from reading.read(self.lanes, at, view, self.deadline(TIMING.read_deadline))
+            count = yield from reading.read(self.channel, at, view, self.deadline(TIMING.read_deadline))
             if reading.cause is not None:
                 return reading.cause
             assert count == len(view)
@@ -84,11 +84,11 @@ def _operations(bench: Bench) -> dict[str, Callable[[], Steps]]:
         "get cold": lambda: bench.get(bench.open()),
         "get warm": lambda: bench.get(bench.volume),
         "get in ranges": lambda: bench.get(bench.volume, pieces=3),
-        "lookup": lambda: bench.open().lookup(bench.lanes, [key_of(1), key_of(2)], bench.deadline(0.05)),
+        "lookup": lambda: bench.open().lookup(bench.channel, [key_of(1), key_of(2)], bench.deadline(0.05)),
         "put whole": lambda: bench.put(OTHER, 2),
         "put in pieces": lambda: bench.put(OTHER, 2, pieces=4),
-        "delete": lambda: delete(bench.volume, bench.lanes, key_of(1), bench.deadline()),
-        "pin": lambda: pin(bench.open(), bench.lanes, key_of(1), 1 << 31, bench.deadline()),
+        "delete": lambda: delete(bench.volume, bench.channel, key_of(1), bench.deadline()),
+        "pin": lambda: pin(bench.open(), bench.channel, key_of(1), 1 << 31, bench.deadline()),
     }
 
 
@@ -155,7 +155,7 @@ def test_a_fault_at_every_step(name: str, fault: str) -> None:
             calls = 5 if "pieces" in name else 1
             assert took <= SECONDS.get(name, calls * 1.0) + 1e-6, f"{name}, {fault} at {at_wait}: {took} s"
             _check_result(name, result)
-            assert not bench.lanes.unsettled(), f"{name}, {fault} at {at_wait}: left under way"
+            assert not bench.channel.unsettled(), f"{name}, {fault} at {at_wait}: left under way"
             for cached in bench.volume.cache.snapshot():
                 assert not cached.users
                 assert not cached.reserved
@@ -187,9 +187,9 @@ def _heals(bench: Bench, sick: SimNamespace, name: str, result: Any) -> None:
     if name.startswith("put"):
         if isinstance(result, PutRefused):
             bench.scheduler.finish(bench.put(OTHER, 2))
-        reading = Reading(bench.open(), key_of(2))
+        reading = SlotReader(bench.open(), key_of(2))
         into = bytearray(CAPACITY)
-        steps = reading.read(bench.lanes, 0, memoryview(into), bench.deadline())
+        steps = reading.read(bench.channel, 0, memoryview(into), bench.deadline())
         count = bench.scheduler.finish(steps)
         if reading.cause is not None:
             # Refused, yet named: one get finds that out, and then the key can be stored.
@@ -202,7 +202,7 @@ def test_one_hung_enclosure_does_not_slow_the_others_keys() -> None:
     """Reads whose candidates are both elsewhere never wait for it."""
     scheduler = StepScheduler("others")
     namespaces = [SimNamespace(1 << 40) for _ in range(4)]
-    lanes = SimLanes(scheduler, namespaces)
+    channel = SimChannel(scheduler, namespaces)
     volume = Volume(
         volume_settings((1,) * 4, value_bytes=8192), fixed_secret(), DirectoryCache(1 << 20), TIMING
     )
@@ -210,17 +210,17 @@ def test_one_hung_enclosure_does_not_slow_the_others_keys() -> None:
 
     def putting() -> Steps:
         for number in numbers:
-            writing = Writing(volume, key_of(number), length=4000)
-            yield from writing.write(lanes, 0, memoryview(bytes(4000)), lanes.now() + 1)
+            writing = SlotWriter(volume, key_of(number), length=4000)
+            yield from writing.write(channel, 0, memoryview(bytes(4000)), channel.now() + 1)
 
     scheduler.finish(putting())
     namespaces[2].hang()
     slow = healthy = 0
     for number in numbers:
         began = scheduler.now
-        reading = Reading(volume, key_of(number))
+        reading = SlotReader(volume, key_of(number))
         into = memoryview(bytearray(4000))
-        count = scheduler.finish(reading.read(lanes, 0, into, lanes.now() + TIMING.read_deadline))
+        count = scheduler.finish(reading.read(channel, 0, into, channel.now() + TIMING.read_deadline))
         candidates = volume.placement.candidates(volume.placement.pseudonym(key_of(number)))
         if all(candidate.namespace != 2 for candidate in candidates):
             healthy += 1

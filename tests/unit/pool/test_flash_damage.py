@@ -17,9 +17,8 @@ from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
 from agent.pool.format.directory import DIRECTORY_BYTES, ENTRY_BYTES
 from agent.pool.format.slot import HEADER_BYTES
-from agent.pool.prestage.prefetcher import stage
-from agent.pool.read.get import Reading
-from tests.support.memory_pool import SUITES, MemoryPool, PoolAgent, key_of
+from agent.pool.read.get import SlotReader
+from tests.support.pool.memory_pool import SUITES, MemoryPool, PoolAgent, key_of, stage_now
 
 LENGTH = 150_000
 CAPACITY = 3 * 65536
@@ -48,7 +47,7 @@ def served_right_or_missed(agent: PoolAgent, number: int, *, length: int = LENGT
             cause = served
         else:
             assert served == value[offset : offset + size], "a wrong byte was served"
-    reading = Reading(agent.volume, key_of(number))
+    reading = SlotReader(agent.volume, key_of(number))
     for offset in range(0, length, 50_000):
         served = agent.read(reading, 50_000, offset)
         if isinstance(served, MissCause):
@@ -147,7 +146,7 @@ def test_an_older_write_of_the_same_key_at_the_same_place(suite: str) -> None:
     flash = pool.namespaces[namespace]
     old_slot, old_directory = pool.slot_bytes(namespace, slot, LENGTH), flash.blocks[directory]
     agent.delete(key_of(0))
-    agent.lanes.clock += 1
+    agent.channel.clock += 1
     agent.put(key_of(0), value_of(77))
     again, slot_again, _ = agent.where(key_of(0))
     if (again, slot_again) == (namespace, slot):
@@ -240,7 +239,7 @@ def test_a_put_that_failed_half_way_is_not_taken_for_stored() -> None:
             store(offset, parts)
 
     flash.store = only_directories  # type: ignore[method-assign]
-    real_start = agent.lanes._start
+    real_start = agent.channel._start
 
     def start(target: Any) -> Any:
         pending = real_start(target)
@@ -248,7 +247,7 @@ def test_a_put_that_failed_half_way_is_not_taken_for_stored() -> None:
             pending.fault = "Write Fault"
         return pending
 
-    agent.lanes._start = start  # type: ignore[method-assign]
+    agent.channel._start = start  # type: ignore[method-assign]
     with pytest.raises(PutRefused):
         agent.put(key_of(0), value_of(0))
     flash.store = store  # type: ignore[method-assign]
@@ -264,14 +263,14 @@ def test_prestaged_bytes_prove_themselves_too() -> None:
     agent = pool.agent(prestage_bytes=8 << 20)
     assert agent.prestage is not None
     pseudonym = agent.volume.placement.pseudonym(key_of(0))
-    assert agent.lanes.run(stage(agent.volume, agent.prestage, agent.lanes, key_of(0)))
+    assert agent.channel.run(stage_now(agent.volume, agent.prestage, agent.channel, key_of(0)))
     reads = sum(namespace.reads for namespace in pool.namespaces)
     assert agent.get(key_of(0)) == value_of(0)
     assert sum(namespace.reads for namespace in pool.namespaces) == reads, "it came from memory"
     staged = agent.prestage.find(pool.settings.volume_id, pseudonym, _generation(agent))
     assert staged is not None
     for at in (0, 100, HEADER_BYTES + 1, HEADER_BYTES + 70_000):
-        agent.lanes.run(stage(agent.volume, agent.prestage, agent.lanes, key_of(0)))
+        agent.channel.run(stage_now(agent.volume, agent.prestage, agent.channel, key_of(0)))
         staged = agent.prestage.find(pool.settings.volume_id, pseudonym, _generation(agent))
         assert staged is not None
         staged[at] ^= 1
@@ -280,7 +279,7 @@ def test_prestaged_bytes_prove_themselves_too() -> None:
     staged_blank = memoryview(bytearray(HEADER_BYTES + 151_552))
     agent.prestage.add(pool.settings.volume_id, pseudonym, _generation(agent), staged_blank)
     assert agent.get(key_of(0)) == value_of(0)
-    reading = Reading(agent.volume, key_of(0), agent.prestage)
+    reading = SlotReader(agent.volume, key_of(0), agent.prestage)
     assert agent.read(reading, 65536, 0) == value_of(0)[:65536]
     agent.prestage.add(pool.settings.volume_id, pseudonym, _generation(agent), staged_blank)
     assert agent.read(reading, 65536, 65536) == value_of(0)[65536:131072]

@@ -15,12 +15,19 @@ from agent.attach import map_history
 from agent.attach.map_history import FILE, MapHistory
 from agent.attach.map_watch import EVERY_SECONDS, MapWatch
 from agent.errors import ConfigError, G35Error
-from agent.inline.root_keys import HeldRootKey
+from agent.inline.root_keys import RootKey
 from agent.inline.secrets import SecretKey
 from agent.pool.map.commit import replace_map
-from agent.pool.map.document import MapVolume, PoolMap, VolumeWish, decode_pool_map_untrusted, plan_pool
+from agent.pool.map.document import (
+    MapVolume,
+    PoolMap,
+    VolumeWish,
+    decode_pool_map_untrusted,
+    plan_pool,
+    tenant_context,
+    volume_context,
+)
 from agent.pool.map.inspect import inspect, newest_map
-from agent.pool.map.key_contexts import tenant_context, volume_context
 from agent.pool.map.key_epochs import with_new_data_keys, without_earlier_keys
 from agent.pool.map.superblock import Superblock
 from agent.pool.map.tenant_changes import with_limits, with_tenant, without_key
@@ -28,10 +35,10 @@ from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Volume
-from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
-from tests.support.memory_pool import nguid_of
+from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
+from tests.support.pool.memory_pool import nguid_of
 
-ROOT = HeldRootKey(SecretKey(b"\x11" * 32), "a test")
+ROOT = RootKey(SecretKey(b"\x11" * 32), "a test")
 SIZE = 32 << 20
 MEMBERS = [(nguid_of(number), SIZE) for number in range(2)]
 NUMBERS = {nguid.hex(): number for number, (nguid, _) in enumerate(MEMBERS)}
@@ -162,7 +169,7 @@ class Serving:
 
     def __init__(self, state: Path) -> None:
         self.pool_map = planned()
-        self.lanes = MemoryLanes([MemoryNamespace(SIZE) for _ in MEMBERS])
+        self.channel = MemoryChannel([MemoryNamespace(SIZE) for _ in MEMBERS])
         self.replace(self.pool_map)
         self.seen = MapHistory(state)
         cache = DirectoryCache(16 << 20)
@@ -183,12 +190,12 @@ class Serving:
         return Volume(self.pool_map.settings(volume), self.pool_map.secret(volume, ROOT), cache, Timing())
 
     def replace(self, pool_map: PoolMap) -> None:
-        assert not self.lanes.run(replace_map(self.lanes, pool_map, NUMBERS))
+        assert not self.channel.run(replace_map(self.channel, pool_map, NUMBERS))
 
     def look(self) -> list[str]:
         """The names of the volumes that are served on."""
-        self.lanes.clock += 2 * EVERY_SECONDS
-        self.lanes.run(self.watch.look(self.lanes))
+        self.channel.clock += 2 * EVERY_SECONDS
+        self.channel.run(self.watch.look(self.channel))
         return [name for name, volume in self.volumes.items() if not volume.erased]
 
 
@@ -240,12 +247,12 @@ def test_maps_are_followed_while_the_disk_of_the_state_folder_is_full(tmp_path: 
 
 
 def test_a_pool_of_the_earlier_layout_is_refused_by_name() -> None:
-    lanes = MemoryLanes([MemoryNamespace(SIZE)])
+    channel = MemoryChannel([MemoryNamespace(SIZE)])
     block = bytearray(Superblock(nguid_of(0), planned()).encode())
     block[8] = 1
     block[96:128] = hashlib.sha256(block[:96]).digest()
-    lanes.namespaces[0].store(0, [bytes(block)])
-    found = lanes.run(inspect(lanes, 0, nguid_of(0), SIZE))
+    channel.namespaces[0].store(0, [bytes(block)])
+    found = channel.run(inspect(channel, 0, nguid_of(0), SIZE))
     assert found.detail == "a pool of layout 1, which this version does not read: format it anew"
     with pytest.raises(G35Error, match="1 namespaces carry a pool of layout 1") as refused:
         newest_map([found])

@@ -8,8 +8,8 @@ from agent.pool.counters import MissCause
 from agent.pool.format.slot import HEADER_BYTES
 from agent.pool.maintenance.replication import work_off
 from agent.pool.volume.hedging import DELAY_LEAST, FIRST_DELAY, SAMPLES_LEAST, SAVED_MAX, Hedge
-from tests.support.memory_lanes import MemoryPending
-from tests.support.memory_pool import MemoryPool, PoolAgent, key_of
+from tests.support.pool.memory_channel import MemoryPending
+from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of
 
 VALUE = bytes(range(256)) * 512
 
@@ -19,7 +19,7 @@ def stored() -> tuple[MemoryPool, PoolAgent, int]:
     pool = MemoryPool((1, 1), value_bytes=len(VALUE), copies=2)
     agent = pool.agent()
     agent.put(key_of(0), VALUE)
-    agent.lanes.run(work_off([agent.volume], agent.lanes))
+    agent.channel.run(work_off([agent.volume], agent.channel))
     assert agent.get(key_of(0)) == VALUE
     assert agent.tally.hedged_reads == 0, "what comes at once is not asked for twice"
     pseudonym = agent.volume.placement.pseudonym(key_of(0))
@@ -31,9 +31,9 @@ def stored() -> tuple[MemoryPool, PoolAgent, int]:
 def test_the_other_is_asked_when_the_first_does_not_come() -> None:
     pool, agent, first = stored()
     pool.namespaces[first].hung = True
-    began = agent.lanes.clock
+    began = agent.channel.clock
     assert agent.get(key_of(0)) == VALUE
-    assert agent.lanes.clock - began == pytest.approx(FIRST_DELAY)
+    assert agent.channel.clock - began == pytest.approx(FIRST_DELAY)
     tally = agent.tally
     assert (tally.hedged_reads, tally.hedge_wins) == (1, 1)
     assert tally.hedge_bytes == HEADER_BYTES + len(VALUE)
@@ -46,7 +46,7 @@ def test_the_loser_writes_into_nothing_that_is_used() -> None:
     target = pool.namespaces[first]
     target.hung = True
     late: list[tuple[memoryview, MemoryPending]] = []
-    plain_read = agent.lanes.read
+    plain_read = agent.channel.read
 
     def read(namespace: int, offset: int, into: memoryview) -> MemoryPending:
         pending = plain_read(namespace, offset, into)
@@ -54,15 +54,15 @@ def test_the_loser_writes_into_nothing_that_is_used() -> None:
             late.append((into, pending))
         return pending
 
-    agent.lanes.read = read  # type: ignore[method-assign]
+    agent.channel.read = read  # type: ignore[method-assign]
     into = bytearray(len(VALUE))
-    from agent.pool.read.get import Reading
+    from agent.pool.read.get import SlotReader
 
-    reading = Reading(agent.volume, key_of(0))
-    deadline = agent.lanes.now() + 0.05
-    assert agent.lanes.run(reading.read(agent.lanes, 0, memoryview(into), deadline)) == len(VALUE)
+    reading = SlotReader(agent.volume, key_of(0))
+    deadline = agent.channel.now() + 0.05
+    assert agent.channel.run(reading.read(agent.channel, 0, memoryview(into), deadline)) == len(VALUE)
     [(buffer, pending)] = late
-    assert pending.fault == "abandoned", "from here on the lanes keep its bytes out of the buffer"
+    assert pending.fault == "abandoned", "from here on the channel keep its bytes out of the buffer"
     buffer[:] = b"\xee" * len(buffer)  # What a medium that did not keep to that would do.
     assert bytes(into) == VALUE
 
@@ -78,14 +78,14 @@ def test_a_bad_winner_leaves_the_first_its_time() -> None:
     def wake() -> None:
         target.hung = False
 
-    plain_read = agent.lanes.read
+    plain_read = agent.channel.read
 
     def read(namespace: int, offset: int, into: memoryview) -> MemoryPending:
         if namespace != first:
             wake()
         return plain_read(namespace, offset, into)
 
-    agent.lanes.read = read  # type: ignore[method-assign]
+    agent.channel.read = read  # type: ignore[method-assign]
     assert agent.get(key_of(0)) == VALUE
     assert (agent.tally.hedged_reads, agent.tally.gets_hit) == (1, 2)
 
@@ -94,9 +94,9 @@ def test_both_hung_is_one_miss_in_time() -> None:
     pool, agent, _ = stored()
     for namespace in pool.namespaces:
         namespace.hung = True
-    began = agent.lanes.clock
+    began = agent.channel.clock
     assert agent.get(key_of(0)) is MissCause.LATE
-    assert agent.lanes.clock - began <= agent.volume.timing.read_deadline + 1e-9
+    assert agent.channel.clock - began <= agent.volume.timing.read_deadline + 1e-9
     assert agent.tally.misses[MissCause.LATE] == 1
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.errors import ConfigError, G35Error
-from agent.inline.root_keys import HeldRootKey, RootKey
+from agent.inline.root_keys import RootKey
 from agent.inline.secrets import SecretKey
 from agent.membership.join import (
     as_settled,
@@ -28,8 +28,8 @@ from agent.pool.maintenance.rebalance import FOLLOW_SECONDS, GRACE_SECONDS, WALK
 from agent.pool.map.document import DATA_START, PoolMap, VolumeWish, plan_pool
 from agent.pool.map.inspect import Content, Inspection, inspect, newest_map, write_superblock
 from agent.pool.volume.volume import Volume
-from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
-from tests.support.memory_pool import MemoryPool, PoolAgent, key_of, nguid_of, volume_settings
+from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
+from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of, nguid_of, volume_settings
 
 SIZE = 64 << 20
 WISHES = [
@@ -44,7 +44,7 @@ def plan(count: int, root: RootKey) -> PoolMap:
 
 @pytest.fixture
 def root() -> RootKey:
-    return HeldRootKey(SecretKey(b"\x11" * 32), "a test")
+    return RootKey(SecretKey(b"\x11" * 32), "a test")
 
 
 def test_a_newcomer_gets_the_share_that_the_volumes_have_elsewhere(root: RootKey) -> None:
@@ -57,7 +57,7 @@ def test_a_newcomer_gets_the_share_that_the_volumes_have_elsewhere(root: RootKey
         assert new.settled == 3
         assert new.extents[3].sets == old.extents[0].sets
         assert new.extents[4].sets >= 2 * old.extents[0].sets
-        assert after.settings(new).settled == 3
+        assert after.settings(new).settled_extents == 3
     with pytest.raises(ConfigError, match="still have to move"):
         with_namespaces(after, [(nguid_of(9), SIZE)])
     settled = as_settled(after)
@@ -79,16 +79,16 @@ class Media:
 
     def __init__(self, root: RootKey) -> None:
         self.namespaces = [MemoryNamespace(SIZE) for _ in range(3)]
-        self.lanes = MemoryLanes(self.namespaces)
+        self.channel = MemoryChannel(self.namespaces)
         self.pool_map = plan(2, root)
         for number in range(2):
-            self.lanes.run(write_superblock(self.lanes, number, nguid_of(number), self.pool_map))
+            self.channel.run(write_superblock(self.channel, number, nguid_of(number), self.pool_map))
         # Values of nobody lie where directories of the newcomer are going to be.
         self.namespaces[2].store(DATA_START, [b"\xee" * 4096])
 
     def look(self) -> list[tuple[bytes, int, Inspection]]:
         return [
-            (nguid_of(number), SIZE, self.lanes.run(inspect(self.lanes, number, nguid_of(number), SIZE)))
+            (nguid_of(number), SIZE, self.channel.run(inspect(self.channel, number, nguid_of(number), SIZE)))
             for number in range(3)
         ]
 
@@ -112,10 +112,10 @@ class Media:
             seen = self.look()
             pool_map = newest_map([each for _, _, each in seen])
             assert not members_missing(pool_map, seen)
-            self.lanes.run(complete_map(self.lanes, pool_map, seen))
+            self.channel.run(complete_map(self.channel, pool_map, seen))
             if len(pool_map.namespaces) == 2:
                 numbers = {nguid_of(number).hex(): number for number in range(3)}
-                self.lanes.run(join(self.lanes, pool_map, [(nguid_of(2), SIZE)], numbers))
+                self.channel.run(join(self.channel, pool_map, [(nguid_of(2), SIZE)], numbers))
         finally:
             for namespace, before in zip(self.namespaces, stores, strict=True):
                 namespace.store = before  # type: ignore[method-assign]
@@ -156,10 +156,10 @@ def test_a_member_that_carries_something_else_is_not_overwritten(root: RootKey) 
     pool_map = newest_map([each for _, _, each in seen])
     seen[1] = (seen[1][0], SIZE, Inspection(1, Content.FOREIGN, detail="a damaged superblock"))
     with pytest.raises(G35Error, match="belongs to the pool and carries"):
-        media.lanes.run(complete_map(media.lanes, pool_map, seen))
+        media.channel.run(complete_map(media.channel, pool_map, seen))
     # One that agents have written to before it got its superblock is completed.
     seen[1] = (seen[1][0], SIZE, Inspection(1, Content.FOREIGN, detail="it is not blank"))
-    assert media.lanes.run(complete_map(media.lanes, pool_map, seen)) == 1
+    assert media.channel.run(complete_map(media.channel, pool_map, seen)) == 1
 
 
 class Joined:
@@ -171,7 +171,7 @@ class Joined:
         self.pool = MemoryPool(before, **made)
         self.pool.namespaces += [MemoryNamespace(1 << 40) for _ in after[len(before) :]]
         self.before = self.pool.settings
-        self.after = replace(volume_settings(after, **made), settled=len(before))  # type: ignore[arg-type]
+        self.after = replace(volume_settings(after, **made), settled_extents=len(before))  # type: ignore[arg-type]
         self.agent = self.pool.agent()
         self.rng = random.Random(35)
         self.values: dict[bytes, bytes] = {}
@@ -203,8 +203,8 @@ class Joined:
     def move_all(self, agent: PoolAgent, rate: int = 1 << 30) -> Rebalancer:
         mover = Rebalancer([agent.volume], rate)
         for _ in range(400):
-            agent.lanes.run(mover.turn(agent.lanes))
-            agent.lanes.clock += 0.5
+            agent.channel.run(mover.turn(agent.channel))
+            agent.channel.clock += 0.5
             if mover.moves.left == 0:
                 break
         return mover
@@ -214,26 +214,26 @@ def test_values_are_found_before_while_and_after_they_move() -> None:
     joined = Joined()
     joined.fill(100)
     agent, other, old = joined.agent, joined.other(), joined.pool.agent()
-    agent.volume.follow(joined.after)
+    agent.volume.change(layout=agent.volume.layout(joined.after))
     joined.check(agent, other, old)
     wrong = joined.misplaced(other)
     assert 15 < len(wrong) < 60
     mover = Rebalancer([agent.volume], 1 << 30)
     for turn in range(60):
-        agent.lanes.run(mover.turn(agent.lanes))
-        agent.lanes.clock += 0.2
-        other.lanes.clock += 0.2
+        agent.channel.run(mover.turn(agent.channel))
+        agent.channel.clock += 0.2
+        other.channel.clock += 0.2
         if turn > 20 and turn % 3 == 0:
             joined.check(agent, other)
-    agent.lanes.clock += WALK_AGAIN_SECONDS
-    agent.lanes.run(mover.turn(agent.lanes))
+    agent.channel.clock += WALK_AGAIN_SECONDS
+    agent.channel.run(mover.turn(agent.channel))
     assert mover.moves.values == len(wrong)
     assert mover.moves.left == 0
     assert joined.misplaced(joined.other()) == []
     # Settled: the same values, by a map that knows nothing of earlier places.
-    final = replace(joined.after, settled=0)
+    final = replace(joined.after, settled_extents=0)
     joined.check(PoolAgent(joined.pool.namespaces, final))
-    agent.volume.follow(final)
+    agent.volume.change(layout=agent.volume.layout(final))
     joined.check(agent)
     tally = agent.tally
     assert tally.evictions == tally.evictions_expired == 0
@@ -258,21 +258,23 @@ def test_whatever_joins_whatever(before: list[int], more: list[int]) -> None:
         joined.agent.put(key, value)
         joined.values[key] = value
     agent = joined.agent
-    agent.volume.follow(joined.after)
+    agent.volume.change(layout=agent.volume.layout(joined.after))
     joined.check()
     for number in range(30, 60):
         key, value = key_of(number), joined.rng.randbytes(100)
         agent.put(key, value)
         joined.values[key] = value
     assert joined.move_all(agent).moves.left == 0
-    joined.check(agent, joined.other(), PoolAgent(joined.pool.namespaces, replace(joined.after, settled=0)))
+    joined.check(
+        agent, joined.other(), PoolAgent(joined.pool.namespaces, replace(joined.after, settled_extents=0))
+    )
 
 
 def test_new_values_go_where_they_belong_and_deletes_reach_every_place() -> None:
     joined = Joined()
     joined.fill(60)
     agent = joined.agent
-    agent.volume.follow(joined.after)
+    agent.volume.change(layout=agent.volume.layout(joined.after))
     keys = list(joined.values)
     joined.fill(60)
     for key in list(joined.values)[60:]:
@@ -281,13 +283,13 @@ def test_new_values_go_where_they_belong_and_deletes_reach_every_place() -> None
     # A key that lies at an earlier place is stored: the first write wins, wherever it lies.
     for key in keys:
         agent.age_directories()
-        assert agent.lanes.run(agent.volume.lookup(agent.lanes, [key], agent.deadline())) == [None]
+        assert agent.channel.run(agent.volume.lookup(agent.channel, [key], agent.deadline())) == [None]
     # Copied and not yet cleared: a delete removes both.
     mover = Rebalancer([agent.volume], 1 << 30)
-    agent.lanes.run(mover.turn(agent.lanes))
+    agent.channel.run(mover.turn(agent.channel))
     assert mover.moves.values == 0
-    agent.lanes.clock += FOLLOW_SECONDS
-    agent.lanes.run(mover.turn(agent.lanes))
+    agent.channel.clock += FOLLOW_SECONDS
+    agent.channel.run(mover.turn(agent.channel))
     assert mover.moves.values > 5
     for key in keys:
         assert agent.delete(key)
@@ -300,17 +302,17 @@ def test_bandwidth_is_bounded_and_none_is_none() -> None:
     joined = Joined()
     joined.fill(150)
     agent = joined.agent
-    agent.volume.follow(joined.after)
+    agent.volume.change(layout=agent.volume.layout(joined.after))
     mover = Rebalancer([agent.volume], 0)
-    agent.lanes.clock += 10
-    agent.lanes.run(mover.turn(agent.lanes))
+    agent.channel.clock += 10
+    agent.channel.run(mover.turn(agent.channel))
     assert mover.moves.values == 0
-    mover, began = Rebalancer([agent.volume], 50_000), agent.lanes.clock
+    mover, began = Rebalancer([agent.volume], 50_000), agent.channel.clock
     written = sum(each.bytes_written for each in joined.pool.namespaces)
     for _ in range(60):
-        agent.lanes.run(mover.turn(agent.lanes))
-        agent.lanes.clock += 0.25
-    seconds = agent.lanes.clock - began
+        agent.channel.run(mover.turn(agent.channel))
+        agent.channel.clock += 0.25
+    seconds = agent.channel.clock - began
     assert 0 < mover.moves.bytes <= 50_000 * (seconds + 1) + 20_480
     moved = sum(each.bytes_written for each in joined.pool.namespaces) - written
     # The copy, two directories, a header of zeros.
@@ -324,25 +326,25 @@ def _one_misplaced(joined: Joined, agent: PoolAgent) -> tuple[bytes, Old]:
     return key, Old(agent.cache.borrow(cached.namespace, cached.offset), slot, cached.directory.entry(slot))
 
 
-def _volume(joined: Joined) -> tuple[PoolAgent, Volume, MemoryLanes]:
-    joined.agent.volume.follow(joined.after)
-    return joined.agent, joined.agent.volume, joined.agent.lanes
+def _volume(joined: Joined) -> tuple[PoolAgent, Volume, MemoryChannel]:
+    joined.agent.volume.change(layout=joined.agent.volume.layout(joined.after))
+    return joined.agent, joined.agent.volume, joined.agent.channel
 
 
 @pytest.mark.parametrize("fault", ["down", "broken", "hung"])
 def test_a_newcomer_that_fails_leaves_the_value_where_it_is(fault: str) -> None:
     joined = Joined()
     joined.fill(80)
-    agent, volume, lanes = _volume(joined)
+    agent, volume, channel = _volume(joined)
     key, old = _one_misplaced(joined, agent)
     setattr(joined.pool.namespaces[2], fault, True)
-    assert lanes.run(copy_value(volume, lanes, old, agent.deadline())) is Outcome.TROUBLE
+    assert channel.run(copy_value(volume, channel, old, agent.deadline())) is Outcome.TROUBLE
     assert agent.get(key) == joined.values[key]
     assert not any(cached.reserved or cached.writer.locked() for cached in agent.cache.snapshot())
     setattr(joined.pool.namespaces[2], fault, False)
-    lanes.clock += 61
-    assert lanes.run(copy_value(volume, lanes, old, agent.deadline())) is Outcome.COPIED
-    assert lanes.run(clear_old(volume, lanes, old, agent.deadline())) is Outcome.GONE
+    channel.clock += 61
+    assert channel.run(copy_value(volume, channel, old, agent.deadline())) is Outcome.COPIED
+    assert channel.run(clear_old(volume, channel, old, agent.deadline())) is Outcome.GONE
     assert agent.get(key) == joined.values[key]
 
 
@@ -351,7 +353,7 @@ def test_a_mover_that_is_killed_leaves_a_value_that_is_found(keeps: int) -> None
     """After so many writes of one move; another agent finds the value, and moves it again or not at all."""
     joined = Joined()
     joined.fill(80)
-    agent, volume, lanes = _volume(joined)
+    agent, volume, channel = _volume(joined)
     _, old = _one_misplaced(joined, agent)
     left = keeps
 
@@ -365,8 +367,8 @@ def test_a_mover_that_is_killed_leaves_a_value_that_is_found(keeps: int) -> None
     for each in joined.pool.namespaces:
         each.store = lambda offset, parts, each=each: store(each, offset, parts)  # type: ignore[method-assign,misc]
     try:
-        lanes.run(copy_value(volume, lanes, old, agent.deadline()))
-        lanes.run(clear_old(volume, lanes, old, agent.deadline()))
+        channel.run(copy_value(volume, channel, old, agent.deadline()))
+        channel.run(clear_old(volume, channel, old, agent.deadline()))
     except Crash:
         pass
     for each in joined.pool.namespaces:
@@ -374,22 +376,46 @@ def test_a_mover_that_is_killed_leaves_a_value_that_is_found(keeps: int) -> None
     fresh = joined.other()
     joined.check(fresh)
     assert joined.move_all(fresh).moves.left == 0
-    joined.check(fresh, joined.other(), PoolAgent(joined.pool.namespaces, replace(joined.after, settled=0)))
+    joined.check(
+        fresh, joined.other(), PoolAgent(joined.pool.namespaces, replace(joined.after, settled_extents=0))
+    )
 
 
 def test_what_does_not_prove_itself_is_not_moved() -> None:
     joined = Joined()
     joined.fill(80)
-    agent, volume, lanes = _volume(joined)
+    agent, volume, channel = _volume(joined)
     key, old = _one_misplaced(joined, agent)
     joined.pool.namespaces[old.cached.namespace].flip(volume.slot_offset(old.cached, old.slot) + 4096 + 5)
-    assert lanes.run(copy_value(volume, lanes, old, agent.deadline())) is Outcome.TROUBLE
+    assert channel.run(copy_value(volume, channel, old, agent.deadline())) is Outcome.TROUBLE
     assert agent.get(key) is MissCause.CORRUPT
     # And one whose slot was given away since is only an entry: it goes.
     joined.pool.namespaces[old.cached.namespace].store(
         volume.slot_offset(old.cached, old.slot), [bytes(4096)]
     )
-    assert lanes.run(copy_value(volume, lanes, old, agent.deadline())) is Outcome.GONE
+    assert channel.run(copy_value(volume, channel, old, agent.deadline())) is Outcome.GONE
+
+
+def test_a_drive_that_brings_another_slots_bytes_once_costs_no_value() -> None:
+    joined = Joined()
+    joined.fill(40)
+    agent, volume, channel = _volume(joined)
+    key, old = _one_misplaced(joined, agent)
+    drive, at = joined.pool.namespaces[old.cached.namespace], volume.slot_offset(old.cached, old.slot)
+    directory = old.cached.directory
+    assert directory is not None
+    other = next(slot for slot, entry in directory if slot != old.slot and entry.length)
+    headers = [drive.blocks[volume.slot_offset(old.cached, other)]]
+
+    def load(offset: int, into: memoryview) -> None:
+        MemoryNamespace.load(drive, offset, into)
+        if offset == at and headers:
+            into[:4096] = headers.pop()
+
+    drive.load = load  # type: ignore[method-assign]
+    assert channel.run(copy_value(volume, channel, old, agent.deadline())) is Outcome.TROUBLE
+    assert channel.run(copy_value(volume, channel, old, agent.deadline())) is Outcome.COPIED
+    assert agent.get(key) == joined.values[key]
 
 
 @pytest.mark.parametrize("when", ["before it is copied", "after it was copied"])
@@ -397,17 +423,17 @@ def test_a_slot_that_another_agent_has_refilled_is_left_as_it_is(when: str) -> N
     """Its new value is on flash, and its entry is about to be: the header stays, whatever the entry said."""
     joined = Joined()
     joined.fill(40)
-    agent, volume, lanes = _volume(joined)
+    agent, volume, channel = _volume(joined)
     _, old = _one_misplaced(joined, agent)
     at = volume.slot_offset(old.cached, old.slot)
     if when == "after it was copied":
-        assert lanes.run(copy_value(volume, lanes, old, agent.deadline())) is Outcome.COPIED
+        assert channel.run(copy_value(volume, channel, old, agent.deadline())) is Outcome.COPIED
     sealer = volume.codec.seal(key_of(9999), old.entry.generation + 1, volume.place(old.cached, old.slot))
     sealer.seal(0, memoryview(b"ten bytes!"), memoryview(bytearray(4096)))
     header = bytes(sealer.header(10, expiry=0, stored_us=1))
     joined.pool.namespaces[old.cached.namespace].store(at, [header])
     step = copy_value if when == "before it is copied" else clear_old
-    assert lanes.run(step(volume, lanes, old, agent.deadline())) is Outcome.GONE
+    assert channel.run(step(volume, channel, old, agent.deadline())) is Outcome.GONE
     assert joined.pool.namespaces[old.cached.namespace].blocks[at] == header
 
 
@@ -442,19 +468,19 @@ def test_what_is_at_earlier_places_is_counted_from_flash(root: RootKey) -> None:
         agent.put(key_of(number), b"value %d" % number)
     after = with_namespaces(before, [(nguid_of(2), SIZE)])
     numbers = {nguid_of(number).hex(): number for number in range(3)}
-    lanes = agent.lanes
-    values, wrong = lanes.run(misplaced_values(lanes, after, after.volumes[0], secret, numbers))
+    channel = agent.channel
+    values, wrong = channel.run(misplaced_values(channel, after, after.volumes[0], secret, numbers))
     assert values == 40
     assert 0 < wrong < 40
-    agent.volume.follow(after.settings(after.volumes[0]))
+    agent.volume.change(layout=agent.volume.layout(after.settings(after.volumes[0])))
     mover = Rebalancer([agent.volume], 1 << 30)
     for _ in range(20):
-        lanes.run(mover.turn(lanes))
-        lanes.clock += GRACE_SECONDS
-    assert lanes.run(misplaced_values(lanes, after, after.volumes[0], secret, numbers)) == (40, 0)
+        channel.run(mover.turn(channel))
+        channel.clock += GRACE_SECONDS
+    assert channel.run(misplaced_values(channel, after, after.volumes[0], secret, numbers)) == (40, 0)
     namespaces[1].down = True
     with pytest.raises(G35Error, match="cannot read a directory"):
-        lanes.run(misplaced_values(lanes, after, after.volumes[0], secret, numbers))
+        channel.run(misplaced_values(channel, after, after.volumes[0], secret, numbers))
 
 
 def test_a_volume_takes_its_secret_along() -> None:
@@ -462,6 +488,6 @@ def test_a_volume_takes_its_secret_along() -> None:
     joined = Joined()
     joined.fill(20)
     agent, volume, _ = _volume(joined)
-    volume.forget_secret()
-    assert volume.earlier is not None
+    volume.change(erased=True)
+    assert volume.old_placement is not None
     assert all(isinstance(agent.get(key), MissCause) for key in joined.values)

@@ -8,19 +8,19 @@ import pytest
 from pydantic import ValidationError
 
 from agent.errors import ConfigError, G35Error
-from agent.inline.root_keys import HeldRootKey
+from agent.inline.root_keys import RootKey
 from agent.inline.secrets import SecretKey
-from agent.pool.kv.commands import RESERVED_KEY, KvLanes
+from agent.pool.kv.commands import RESERVED_KEY, KvChannel
 from agent.pool.map.document import PoolMap, VolumeWish, decode_pool_map_untrusted, plan_pool
 from agent.pool.map.inspect import Content
 from agent.pool.map.kv_superblock import clear_keys, inspect_kv, write_kv_superblock
-from agent.remote.channel import WorkerLanes
+from agent.remote.channel import WorkerChannel
 from agent.remote.fabric import Fabric
-from tests.support.kv_flash import SimKvLanes, SimKvNamespace
-from tests.support.memory_pool import nguid_of
-from tests.support.step_scheduler import StepScheduler
+from tests.support.pool.memory_pool import nguid_of
+from tests.support.sim.kv_flash import SimKvChannel, SimKvNamespace
+from tests.support.sim.step_scheduler import StepScheduler
 
-ROOT = HeldRootKey(SecretKey(b"\x11" * 32), "a test")
+ROOT = RootKey(SecretKey(b"\x11" * 32), "a test")
 BLOCKS = [(nguid_of(0), 256 << 20), (nguid_of(1), 256 << 20)]
 KEYS = [(nguid_of(2), 64 << 20), (nguid_of(3), 32 << 20)]
 
@@ -84,18 +84,18 @@ def test_a_map_that_cannot_be_is_refused(what: str) -> None:
 
 
 class Flash:
-    """One KV namespace and the lanes to it."""
+    """One KV namespace and the channel to it."""
 
     def __init__(self) -> None:
         self.scheduler = StepScheduler(1)
         self.namespace = SimKvNamespace(16 << 20)
-        self.lanes = SimKvLanes(self.scheduler, [self.namespace], "one")
+        self.channel = SimKvChannel(self.scheduler, [self.namespace], "one")
 
     def inspect(self, nguid: bytes = KEYS[0][0]) -> Any:
-        return self.scheduler.finish(inspect_kv(self.lanes, 0, nguid))
+        return self.scheduler.finish(inspect_kv(self.channel, 0, nguid))
 
     def write(self, pool_map: PoolMap) -> None:
-        self.scheduler.finish(write_kv_superblock(self.lanes, 0, KEYS[0][0], pool_map))
+        self.scheduler.finish(write_kv_superblock(self.channel, 0, KEYS[0][0], pool_map))
 
 
 def test_blank_foreign_pool_and_unreadable_are_told_apart() -> None:
@@ -116,30 +116,30 @@ def test_blank_foreign_pool_and_unreadable_are_told_apart() -> None:
     with pytest.raises(G35Error, match="cannot write the superblock"):
         flash.write(pool_map)
     with pytest.raises(G35Error, match="cannot be listed"):
-        flash.scheduler.finish(clear_keys(flash.lanes, 0, lambda more: None))
+        flash.scheduler.finish(clear_keys(flash.channel, 0, lambda more: None))
 
 
 def test_a_format_leaves_no_key_behind() -> None:
     flash = Flash()
     flash.namespace.values = {b"%d" % number: b"v" for number in range(1000)}
     cleared: list[int] = []
-    flash.scheduler.finish(clear_keys(flash.lanes, 0, cleared.append))
+    flash.scheduler.finish(clear_keys(flash.channel, 0, cleared.append))
     assert flash.namespace.values == {}
     assert sum(cleared) == 1000
 
 
-def test_a_workers_lanes_know_commands_on_keys() -> None:
+def test_a_workers_channel_knows_commands_on_keys() -> None:
     fabric = Fabric(())
     fabric.adopt([nguid_of(0)])
-    lanes: KvLanes = WorkerLanes(fabric, 1)
+    channel: KvChannel = WorkerChannel(fabric, 1)
     for pending in (
-        lanes.kv_retrieve(0, b"key", memoryview(bytearray(10))),
-        lanes.kv_store(0, b"key", [b"value"]),
-        lanes.kv_delete(0, b"key"),
-        lanes.kv_exists(0, b"key"),
-        lanes.kv_list(0, b"", memoryview(bytearray(10))),
+        channel.kv_retrieve(0, b"key", memoryview(bytearray(10))),
+        channel.kv_store(0, b"key", [b"value"]),
+        channel.kv_delete(0, b"key"),
+        channel.kv_exists(0, b"key"),
+        channel.kv_list(0, b"", memoryview(bytearray(10))),
     ):
         assert pending.done
         assert pending.unreachable
         assert (pending.missing, pending.full, pending.present) == (False, False, False)
-    assert lanes.kv_used_bytes(0) == 0
+    assert channel.kv_used_bytes(0) == 0

@@ -1,4 +1,4 @@
-"""A volume on KV namespaces, over lanes in memory: round trips, immutability, damage, room."""
+"""A volume on KV namespaces, over a channel in memory: round trips, immutability, damage, room."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Sequence
 
 import pytest
 
-from agent.pool.access import ServedVolume
+from agent.pool.access import serve
 from agent.pool.counters import MissCause
 from agent.pool.errors import BadPut, PutRefused, TooLong
 from agent.pool.format.slot import HEADER_BYTES
 from agent.pool.kv.commands import RESERVED_KEY
-from agent.pool.kv.get import KvReading
-from agent.pool.kv.put import RANGES_MAX, KvWriting, delete_key
+from agent.pool.kv.get import KvReader
+from agent.pool.kv.put import RANGES_MAX, KvWriter, delete_key
 from agent.pool.kv.volume import KvVolume, room_of
-from agent.pool.volume.directory_cache import SHUN_SECONDS
+from agent.pool.volume.directory_cache import COOLDOWN_SECONDS
 from agent.pool.volume.partial_puts import BEGUN_BYTES
-from tests.support.kv_flash import SimKvLanes, SimKvNamespace, kv_volume
-from tests.support.memory_pool import SUITES, key_of
-from tests.support.step_scheduler import StepScheduler
+from tests.support.pool.memory_pool import SUITES, key_of
+from tests.support.sim.kv_flash import SimKvChannel, SimKvNamespace, kv_volume
+from tests.support.sim.step_scheduler import StepScheduler
 
 MIB = 1 << 20
 UNIT = 1 << 16
@@ -32,26 +32,26 @@ class World:
         self.scheduler = StepScheduler(35)
         self.namespaces = [SimKvNamespace(size) for size in capacities]
         self.volume: KvVolume = kv_volume(capacities, **options)  # type: ignore[arg-type]
-        self.lanes = SimKvLanes(self.scheduler, self.namespaces, "one")
+        self.channel = SimKvChannel(self.scheduler, self.namespaces, "one")
 
     def deadline(self, seconds: float = 1.0) -> float:
         return self.scheduler.now + seconds
 
-    def put(self, key: bytes, value: bytes, **options: object) -> KvWriting:
-        writing = KvWriting(self.volume, key, length=len(value), **options)  # type: ignore[arg-type]
-        assert self.scheduler.finish(writing.write(self.lanes, 0, memoryview(value), self.deadline()))
+    def put(self, key: bytes, value: bytes, **options: object) -> KvWriter:
+        writing = KvWriter(self.volume, key, length=len(value), **options)  # type: ignore[arg-type]
+        assert self.scheduler.finish(writing.write(self.channel, 0, memoryview(value), self.deadline()))
         return writing
 
     def get(self, key: bytes, size: int | None = None, offset: int = 0) -> bytes | MissCause:
-        return self.read(KvReading(self.volume, key), size, offset)
+        return self.read(KvReader(self.volume, key), size, offset)
 
-    def read(self, reading: KvReading, size: int | None = None, offset: int = 0) -> bytes | MissCause:
+    def read(self, reading: KvReader, size: int | None = None, offset: int = 0) -> bytes | MissCause:
         into = memoryview(bytearray(self.volume.settings.value_bytes if size is None else size))
-        count = self.scheduler.finish(reading.read(self.lanes, offset, into, self.deadline()))
+        count = self.scheduler.finish(reading.read(self.channel, offset, into, self.deadline()))
         return bytes(into[:count]) if reading.cause is None else reading.cause
 
     def delete(self, key: bytes) -> bool:
-        found: bool = self.scheduler.finish(delete_key(self.volume, self.lanes, key, self.deadline()))
+        found: bool = self.scheduler.finish(delete_key(self.volume, self.channel, key, self.deadline()))
         return found
 
     def where(self, key: bytes) -> tuple[SimKvNamespace, bytes]:
@@ -64,7 +64,7 @@ class World:
 
     @property
     def tally(self):  # type: ignore[no-untyped-def]
-        return self.lanes.tally("v")
+        return self.channel.tally("v")
 
 
 def value_of(number: int, size: int) -> bytes:
@@ -91,7 +91,7 @@ def test_ranges_of_one_reading() -> None:
     world = World()
     value = value_of(1, 2 * UNIT - 100)
     world.put(key_of(1), value)
-    reading = KvReading(world.volume, key_of(1))
+    reading = KvReader(world.volume, key_of(1))
     got = b""
     while True:
         part = world.read(reading, 10_007, len(got))
@@ -106,16 +106,14 @@ def test_ranges_of_one_reading() -> None:
     assert world.commands - 1 <= 6
     assert world.read(reading, 100, UNIT + 5) == value[UNIT + 5 : UNIT + 105]
     reading.close()
-    assert world.scheduler.finish(ServedVolume(world.volume).find_length(world.lanes, key_of(1))) == len(
-        value
-    )
-    assert world.scheduler.finish(ServedVolume(world.volume).find_length(world.lanes, key_of(9))) is None
+    assert world.scheduler.finish(serve(world.volume).find_length(world.channel, key_of(1))) == len(value)
+    assert world.scheduler.finish(serve(world.volume).find_length(world.channel, key_of(9))) is None
 
 
 def test_a_value_that_is_replaced_while_it_is_read_is_lost_in_the_middle() -> None:
     world = World()
     world.put(key_of(1), value_of(1, 2 * UNIT))
-    reading = KvReading(world.volume, key_of(1))
+    reading = KvReader(world.volume, key_of(1))
     assert world.read(reading, UNIT) == value_of(1, 2 * UNIT)[:UNIT]
     world.delete(key_of(1))
     world.put(key_of(1), value_of(2, 2 * UNIT))
@@ -126,43 +124,43 @@ def test_a_value_that_is_replaced_while_it_is_read_is_lost_in_the_middle() -> No
 def test_a_value_in_pieces_and_what_is_wrong_with_some() -> None:
     world = World()
     value = value_of(1, 100_000)
-    writing = KvWriting(world.volume, key_of(1))
+    writing = KvWriter(world.volume, key_of(1))
     for start, end in ((50_000, 70_000), (0, 50_000), (70_000, 100_000)):
         part = memoryview(value)[start:end]
-        assert not world.scheduler.finish(writing.write(world.lanes, start, part, world.deadline()))
+        assert not world.scheduler.finish(writing.write(world.channel, start, part, world.deadline()))
     assert world.commands == 0
-    world.scheduler.finish(writing.finish(world.lanes, world.deadline()))
+    world.scheduler.finish(writing.finish(world.channel, world.deadline()))
     assert writing.stored
     assert world.get(key_of(1)) == value
-    many = KvWriting(world.volume, key_of(2), length=100_000)
+    many = KvWriter(world.volume, key_of(2), length=100_000)
     for number in range(RANGES_MAX):
-        world.scheduler.finish(many.write(world.lanes, 2 * number, memoryview(b"1"), world.deadline()))
+        world.scheduler.finish(many.write(world.channel, 2 * number, memoryview(b"1"), world.deadline()))
     with pytest.raises(BadPut, match="parts with holes"):
-        world.scheduler.finish(many.write(world.lanes, 99_999, memoryview(b"1"), world.deadline()))
-    assert world.volume.begun.bytes_held == 0
-    hole = KvWriting(world.volume, key_of(2), length=100)
-    world.scheduler.finish(hole.write(world.lanes, 50, memoryview(bytes(50)), world.deadline()))
+        world.scheduler.finish(many.write(world.channel, 99_999, memoryview(b"1"), world.deadline()))
+    assert world.volume.partial_puts.bytes_held == 0
+    hole = KvWriter(world.volume, key_of(2), length=100)
+    world.scheduler.finish(hole.write(world.channel, 50, memoryview(bytes(50)), world.deadline()))
     with pytest.raises(BadPut, match="hole"):
-        world.scheduler.finish(hole.finish(world.lanes, world.deadline()))
+        world.scheduler.finish(hole.finish(world.channel, world.deadline()))
     with pytest.raises(BadPut, match="hole"):
-        world.scheduler.finish(hole.finish(world.lanes, world.deadline()))
-    twice = KvWriting(world.volume, key_of(2))
-    world.scheduler.finish(twice.write(world.lanes, 0, memoryview(bytes(50)), world.deadline()))
+        world.scheduler.finish(hole.finish(world.channel, world.deadline()))
+    twice = KvWriter(world.volume, key_of(2))
+    world.scheduler.finish(twice.write(world.channel, 0, memoryview(bytes(50)), world.deadline()))
     with pytest.raises(BadPut, match="once"):
-        world.scheduler.finish(twice.write(world.lanes, 49, memoryview(bytes(50)), world.deadline()))
+        world.scheduler.finish(twice.write(world.channel, 49, memoryview(bytes(50)), world.deadline()))
     with pytest.raises(TooLong):
-        ServedVolume(world.volume).writing(key_of(2), length=2 * UNIT + 1)
-    assert world.volume.begun.bytes_held == 0
-    many = [KvWriting(world.volume, key_of(number)) for number in range(BEGUN_BYTES // (2 * UNIT) + 1)]
+        serve(world.volume).writer(key_of(2), length=2 * UNIT + 1)
+    assert world.volume.partial_puts.bytes_held == 0
+    many = [KvWriter(world.volume, key_of(number)) for number in range(BEGUN_BYTES // (2 * UNIT) + 1)]
     for each in many[:-1]:
-        world.scheduler.finish(each.write(world.lanes, 0, memoryview(b"piece"), world.deadline()))
+        world.scheduler.finish(each.write(world.channel, 0, memoryview(b"piece"), world.deadline()))
     with pytest.raises(PutRefused, match="in pieces"):
-        world.scheduler.finish(many[-1].write(world.lanes, 0, memoryview(b"piece"), world.deadline()))
+        world.scheduler.finish(many[-1].write(world.channel, 0, memoryview(b"piece"), world.deadline()))
     for each in many:
-        world.scheduler.finish(each.drop(world.lanes))
-    assert world.volume.begun.bytes_held == 0
-    empty = KvWriting(world.volume, key_of(2))
-    world.scheduler.finish(empty.finish(world.lanes, world.deadline()))
+        each.drop()
+    assert world.volume.partial_puts.bytes_held == 0
+    empty = KvWriter(world.volume, key_of(2))
+    world.scheduler.finish(empty.finish(world.channel, world.deadline()))
     assert not empty.stored
     assert world.get(key_of(2)) is MissCause.NEVER_STORED
 
@@ -211,7 +209,7 @@ def test_what_is_not_exactly_what_was_asked_for_is_a_miss(lie: str) -> None:
         "truncated": slot[: HEADER_BYTES + UNIT],
         "foreign": b"x" * 10_000,
     }[lie]
-    world.lanes._receive.take = lambda size: memoryview(world.lanes._receive._bytes)[:size]  # type: ignore[method-assign]
+    world.channel._receive.take = lambda size: memoryview(world.channel._receive._bytes)[:size]  # type: ignore[method-assign]
     assert world.get(key_of(1)) is MissCause.CORRUPT
     assert world.get(key_of(2)) == value_of(2, 2 * UNIT)
 
@@ -246,7 +244,7 @@ def test_a_key_whose_put_was_not_answered_is_not_deleted_for_a_while() -> None:
     namespace.hung = False
     with pytest.raises(PutRefused, match="may still land"):
         world.delete(key_of(1))
-    world.scheduler.now += SHUN_SECONDS
+    world.scheduler.now += COOLDOWN_SECONDS
     assert not world.delete(key_of(1))
 
 
@@ -255,15 +253,13 @@ def test_exists_asks_and_deletes_delete() -> None:
     for number in range(20):
         world.put(key_of(number), b"v")
     keys = [key_of(number) for number in range(22)]
-    found = world.scheduler.finish(world.volume.lookup(world.lanes, keys, world.deadline()))
+    found = world.scheduler.finish(world.volume.lookup(world.channel, keys, world.deadline()))
     assert found == [None] * 20 + [MissCause.NEVER_STORED] * 2
     assert (world.tally.lookups, world.tally.lookups_absent) == (22, 2)
     assert world.delete(key_of(3))
     assert not world.delete(key_of(3))
     assert world.get(key_of(3)) is MissCause.NEVER_STORED
-    pinned = world.scheduler.finish(
-        ServedVolume(world.volume).pin(world.lanes, key_of(1), 10, world.deadline())
-    )
+    pinned = world.scheduler.finish(serve(world.volume).pin(world.channel, key_of(1), 10, world.deadline()))
     assert pinned is False
 
 

@@ -7,23 +7,23 @@ from collections.abc import Sequence
 import pytest
 
 from agent.inline.scatter import Buffer, Target
-from agent.pool.access import ServedVolume
+from agent.pool.access import serve
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
 from agent.pool.maintenance.replication import Kept, keep_two, work_off
 from agent.pool.steps import Acquire, Wait
-from agent.pool.volume.directory_cache import SHUN_SECONDS
+from agent.pool.volume.directory_cache import COOLDOWN_SECONDS
 from agent.pool.volume.in_doubt_writes import KEYS_MAX, InDoubtWrites
 from agent.pool.volume.replication_backlog import NamedCopy
 from agent.pool.write.delete_and_pin import delete as delete_steps
 from agent.pool.write.write_back import WriteBack
-from tests.support.memory_lanes import MemoryLanes, MemoryNamespace, MemoryPending, rest_of
-from tests.support.memory_pool import MemoryPool, PoolAgent, key_of
+from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace, MemoryPending, rest_of
+from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of
 
 VALUE = bytes(range(250)) * 30
 
 
-class LateLanes(MemoryLanes):
+class LateChannel(MemoryChannel):
     """Writes are not answered while `stuck`, and land with `thaw`."""
 
     def __init__(self, namespaces: Sequence[MemoryNamespace]) -> None:
@@ -56,40 +56,40 @@ class LateLanes(MemoryLanes):
 @pytest.fixture
 def agent() -> PoolAgent:
     made = MemoryPool().agent()
-    made.lanes = LateLanes(made.lanes.namespaces)
+    made.channel = LateChannel(made.channel.namespaces)
     return made
 
 
-def late(agent: PoolAgent) -> LateLanes:
-    assert isinstance(agent.lanes, LateLanes)
-    return agent.lanes
+def late(agent: PoolAgent) -> LateChannel:
+    assert isinstance(agent.channel, LateChannel)
+    return agent.channel
 
 
 def delete(agent: PoolAgent) -> bool:
-    return agent.lanes.run(agent.served.delete(agent.lanes, key_of(1), agent.deadline()))
+    return agent.channel.run(agent.served.delete(agent.channel, key_of(1), agent.deadline()))
 
 
 def get(agent: PoolAgent) -> bytes | MissCause:
-    reading, into = agent.served.reading(key_of(1)), bytearray(16384)
+    reading, into = agent.served.reader(key_of(1)), bytearray(16384)
     target: Target = memoryview(into)
-    count = agent.lanes.run(reading.read(agent.lanes, 0, target, agent.deadline(0.05)))
+    count = agent.channel.run(reading.read(agent.channel, 0, target, agent.deadline(0.05)))
     return reading.cause if reading.cause is not None else bytes(into[:count])
 
 
 @pytest.mark.parametrize("back", [False, True], ids=["through", "back"])
 def test_a_delete_is_refused_while_a_write_of_the_key_may_still_land(agent: PoolAgent, back: bool) -> None:
     waiting = WriteBack(agent.volume, 1 << 20) if back else None
-    agent.served = ServedVolume(agent.volume, back=waiting)
+    agent.served = serve(agent.volume, back=waiting)
     late(agent).stuck = True
-    writing = agent.served.writing(key_of(1), length=len(VALUE))
+    writing = agent.served.writer(key_of(1), length=len(VALUE))
     if waiting is not None:
-        agent.lanes.run(writing.write(agent.lanes, 0, memoryview(VALUE), agent.deadline()))
+        agent.channel.run(writing.write(agent.channel, 0, memoryview(VALUE), agent.deadline()))
         value = waiting.oldest()
         assert value is not None
-        assert not agent.lanes.run(waiting.store(agent.lanes, value, agent.deadline()))
+        assert not agent.channel.run(waiting.store(agent.channel, value, agent.deadline()))
     else:
         with pytest.raises(PutRefused):
-            agent.lanes.run(writing.write(agent.lanes, 0, memoryview(VALUE), agent.deadline()))
+            agent.channel.run(writing.write(agent.channel, 0, memoryview(VALUE), agent.deadline()))
     with pytest.raises(PutRefused, match="may still land") as refused:
         delete(agent)
     assert refused.value.cause is MissCause.LATE
@@ -98,7 +98,7 @@ def test_a_delete_is_refused_while_a_write_of_the_key_may_still_land(agent: Pool
     late(agent).thaw()
     agent.age_directories()
     assert get(agent) == VALUE, "it has landed"
-    agent.lanes.clock += SHUN_SECONDS
+    agent.channel.clock += COOLDOWN_SECONDS
     assert delete(agent)
     assert get(agent) in (MissCause.NEVER_STORED, MissCause.EVICTED)
     assert not delete(agent)
@@ -148,7 +148,7 @@ def test_what_a_refused_delete_has_sent_lands_on_nobodys_value(agent: PoolAgent)
     assert {number: agent.get(key_of(number), 3) for number in stored} == {
         number: value[:3] for number, value in stored.items()
     }
-    agent.lanes.clock += SHUN_SECONDS
+    agent.channel.clock += COOLDOWN_SECONDS
     assert delete(agent), "its entry was there still"
     assert len(_crowd(agent)) > len(stored), "its slot is used again: nothing can land there any more"
 
@@ -158,7 +158,7 @@ def test_no_put_takes_a_slot_while_its_delete_is_under_way(agent: PoolAgent) -> 
     sets = agent.volume.borrow_sets(agent.volume.placement.pseudonym(key_of(1)))
     (found,) = agent.volume.find(sets, agent.volume.placement.pseudonym(key_of(1)))
     late(agent).stuck = True
-    deleting = delete_steps(agent.volume, agent.lanes, key_of(1), agent.deadline())
+    deleting = delete_steps(agent.volume, agent.channel, key_of(1), agent.deadline())
     wanted: Wait | Acquire = next(deleting)
     while isinstance(wanted, Acquire):
         assert wanted.lock.acquire(blocking=False)
@@ -166,11 +166,11 @@ def test_no_put_takes_a_slot_while_its_delete_is_under_way(agent: PoolAgent) -> 
     with found.cached.guard:
         assert found.cached.directory is not None
         assert found.slot in found.cached.directory.free_slots()
-        assert found.slot in found.cached.unavailable(agent.lanes.now()), "the zeros are on their way there"
+        assert found.slot in found.cached.unavailable(agent.channel.now()), "the zeros are on their way there"
     late(agent).answer()
-    assert agent.lanes.run(rest_of(deleting, True))
+    assert agent.channel.run(rest_of(deleting, True))
     with found.cached.guard:
-        assert not found.cached.unavailable(agent.lanes.now())
+        assert not found.cached.unavailable(agent.channel.now())
     agent.volume.give_back_sets(sets)
 
 
@@ -190,37 +190,39 @@ def test_a_key_whose_delete_may_still_land_is_stored_anew(agent: PoolAgent) -> N
 
 def test_a_copy_that_is_taken_back_without_an_answer_leaves_its_slot_alone() -> None:
     agent = MemoryPool(copies=2).agent()
-    agent.lanes = LateLanes(agent.lanes.namespaces)
+    agent.channel = LateChannel(agent.channel.namespaces)
     agent.put(key_of(1), VALUE)
     pseudonym = agent.volume.placement.pseudonym(key_of(1))
-    assert agent.lanes.run(keep_two(agent.volume, agent.lanes, pseudonym)) is Kept.TWO
+    assert agent.channel.run(keep_two(agent.volume, agent.channel, pseudonym)) is Kept.TWO
     sets = agent.volume.borrow_sets(pseudonym)
     _, copy = agent.volume.find(sets, pseudonym)
     where = copy.cached.namespace, copy.cached.offset, copy.slot
-    agent.volume.owed.doubt(NamedCopy(*where, pseudonym, copy.entry.generation), agent.lanes.now())
+    agent.volume.replication_backlog.doubt(
+        NamedCopy(*where, pseudonym, copy.entry.generation), agent.channel.now()
+    )
     late(agent).stuck = True
-    agent.lanes.run(work_off([agent.volume], agent.lanes, 1))
+    agent.channel.run(work_off([agent.volume], agent.channel, 1))
     with copy.cached.guard:
-        assert copy.slot in copy.cached.unavailable(agent.lanes.now()), "the zeros may land yet"
+        assert copy.slot in copy.cached.unavailable(agent.channel.now()), "the zeros may land yet"
     late(agent).thaw()
-    agent.lanes.clock += SHUN_SECONDS
-    agent.lanes.run(work_off([agent.volume], agent.lanes, 1))
+    agent.channel.clock += COOLDOWN_SECONDS
+    agent.channel.run(work_off([agent.volume], agent.channel, 1))
     with copy.cached.guard:
-        assert not copy.cached.unavailable(agent.lanes.now())
-    assert agent.volume.owed.doubtful == 0
+        assert not copy.cached.unavailable(agent.channel.now())
+    assert agent.volume.replication_backlog.doubtful == 0
     assert get(agent) == VALUE
     agent.volume.give_back_sets(sets)
 
 
 def test_with_too_many_keys_all_of_them_are_unsettled() -> None:
-    unsettled = InDoubtWrites()
+    in_doubt = InDoubtWrites()
     for number in range(KEYS_MAX):
-        unsettled.note(number.to_bytes(16, "little"), 0.0)
+        in_doubt.note(number.to_bytes(16, "little"), 0.0)
     other = bytes([255]) * 16
-    assert not unsettled.stands(other, 1.0)
-    unsettled.note(other, 1.0)
-    assert unsettled.stands(bytes([254]) * 16, SHUN_SECONDS + 0.9)
-    assert not unsettled.stands(bytes([254]) * 16, SHUN_SECONDS + 1.0)
-    unsettled.note(other, SHUN_SECONDS + 2.0)
-    assert unsettled.stands(other, SHUN_SECONDS + 3.0)
-    assert not unsettled.stands(bytes(16), SHUN_SECONDS + 3.0), "the old ones made way"
+    assert not in_doubt.may_land(other, 1.0)
+    in_doubt.note(other, 1.0)
+    assert in_doubt.may_land(bytes([254]) * 16, COOLDOWN_SECONDS + 0.9)
+    assert not in_doubt.may_land(bytes([254]) * 16, COOLDOWN_SECONDS + 1.0)
+    in_doubt.note(other, COOLDOWN_SECONDS + 2.0)
+    assert in_doubt.may_land(other, COOLDOWN_SECONDS + 3.0)
+    assert not in_doubt.may_land(bytes(16), COOLDOWN_SECONDS + 3.0), "the old ones made way"

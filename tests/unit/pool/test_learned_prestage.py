@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.pool.access import ServedVolume
+from agent.pool.access import serve
 from agent.pool.prestage.predictor import COUNT_MAX, SUCCESSORS_MAX, Successors
-from agent.pool.prestage.prefetcher import GUESSES_MAX, Allowance, Prefetcher, stage, stage_expected
+from agent.pool.prestage.prefetcher import GUESSES_MAX, Allowance, Prefetcher, stage
 from agent.pool.prestage.readahead import Readahead, Trail
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.write.admission import SecondUse
 from host_shim.control_wire import Outcome
 from host_shim.pool import Pool
-from tests.support.memory_pool import MemoryPool, PoolAgent, key_of
-from tests.support.session_door import SessionDoor
+from tests.support.engines.session_door import SessionDoor
+from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of, stage_now
 from tests.support.waiting import wait_until
 
 A, B, C, D, E = (bytes([letter]) * 16 for letter in b"ABCDE")
@@ -145,7 +145,7 @@ class Ahead:
         assert agent.prestage is not None
         self.guessed.append(pseudonym)
         if agent.prestage.expect(agent.volume.settings.volume_id, pseudonym, guessed=True):
-            agent.lanes.run(stage_expected(agent.volume, agent.prestage, agent.lanes, pseudonym))
+            agent.channel.run(stage(agent.volume, agent.prestage, agent.channel, pseudonym))
 
 
 @pytest.fixture
@@ -160,11 +160,13 @@ def test_reading_a_prefix_again_is_served_from_memory(stored: PoolAgent, client:
     kv = client.volume("v")
     keys = [key_of(number) for number in range(6)]
     assert kv.exists([*keys, key_of(99)]) == [True] * 6 + [False]
-    reads = sum(each.reads for each in stored.lanes.namespaces)
+    reads = sum(each.reads for each in stored.channel.namespaces)
     for number, key in enumerate(keys):
         assert kv.get(key) == value_of(number)
     assert stored.tally.prestage_hits == 5, "all but the first"
-    assert sum(each.reads for each in stored.lanes.namespaces) == reads + 6, "each value came from flash once"
+    assert sum(each.reads for each in stored.channel.namespaces) == reads + 6, (
+        "each value came from flash once"
+    )
     assert stored.prestage is not None
     counts = stored.prestage.counts(stored.volume.settings.volume_id)
     assert (counts.wasted_bytes, counts.late) == (0, 0)
@@ -205,32 +207,54 @@ def test_a_volume_that_was_erased_is_guessed_of_no_more(stored: PoolAgent) -> No
     ahead = Ahead(stored)
     continuer = Readahead(ahead)
     continuer.chain(stored.volume, [key_of(0), key_of(1)], Trail())
-    stored.volume.forget_secret()
+    stored.volume.change(erased=True)
     continuer.reads(stored.volume, key_of(0))
     continuer.chain(stored.volume, [key_of(0), key_of(1)])
     assert ahead.guessed == []
 
 
 class _Gate:
-    """Lanes' runner that waits until it may go on, then drives steps as the lanes do."""
+    """The channel's runner that waits until it may go on, then drives steps as the channel does."""
 
     def __init__(self, agent: PoolAgent) -> None:
         import threading
 
-        self.lanes = agent.lanes
+        self.channel = agent.channel
         self.open = threading.Event()
         self.begun = threading.Event()
 
     def run(self, steps: object) -> object:
         self.begun.set()
         assert self.open.wait(10)
-        return self.lanes.run(steps)  # type: ignore[arg-type]
+        return self.channel.run(steps)  # type: ignore[arg-type]
+
+
+class _Broken:
+    def run(self, steps: object) -> object:
+        raise ZeroDivisionError
+
+
+@pytest.mark.expects_log("prestaging from volume v: ZeroDivisionError: nothing was read")
+def test_a_bug_costs_a_count_for_each_key_and_one_line_of_the_log(
+    stored: PoolAgent, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache, settings = PrestageCache(1 << 20), stored.volume.settings
+    prefetcher = Prefetcher(cache, lambda _: (stored.channel, _Broken()), threads=1)  # type: ignore[arg-type, return-value]
+    for number in range(100):
+        assert prefetcher.request(stored.volume, key_of(number))
+    prefetcher.start()
+    try:
+        wait_until(lambda: cache.counts(settings.volume_id).failed == 100)
+    finally:
+        prefetcher.stop()
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert not cache._expected
 
 
 def test_what_was_announced_goes_first_and_what_is_too_late_is_not_read(stored: PoolAgent) -> None:
     gate, cache = _Gate(stored), stored.prestage
     assert cache is not None
-    prestager = Prefetcher(cache, lambda _: (stored.lanes, gate), threads=1)  # type: ignore[arg-type, return-value]
+    prestager = Prefetcher(cache, lambda _: (stored.channel, gate), threads=1)  # type: ignore[arg-type, return-value]
     prestager.start()
     try:
         volume, volume_id = stored.volume, stored.volume.settings.volume_id
@@ -255,7 +279,7 @@ def test_what_was_announced_goes_first_and_what_is_too_late_is_not_read(stored: 
 def test_a_guess_that_is_announced_goes_first_and_is_read_once(stored: PoolAgent) -> None:
     gate, cache = _Gate(stored), stored.prestage
     assert cache is not None
-    prestager = Prefetcher(cache, lambda _: (stored.lanes, gate), threads=1, guess_rate=1)  # type: ignore[arg-type, return-value]
+    prestager = Prefetcher(cache, lambda _: (stored.channel, gate), threads=1, guess_rate=1)  # type: ignore[arg-type, return-value]
     prestager.start()
     try:
         volume, volume_id = stored.volume, stored.volume.settings.volume_id
@@ -279,7 +303,7 @@ def test_a_guess_that_is_announced_goes_first_and_is_read_once(stored: PoolAgent
 def test_guesses_that_nobody_has_time_for_are_bounded(stored: PoolAgent) -> None:
     cache = stored.prestage
     assert cache is not None
-    prestager = Prefetcher(cache, lambda _: (stored.lanes, stored.lanes), threads=1)
+    prestager = Prefetcher(cache, lambda _: (stored.channel, stored.channel), threads=1)
     for number in range(GUESSES_MAX + 9):
         assert prestager.guess(stored.volume, key_of(number))
     assert len(prestager._guesses) == len(cache._expected) == GUESSES_MAX
@@ -291,10 +315,10 @@ def test_guesses_that_nobody_has_time_for_are_bounded(stored: PoolAgent) -> None
 
 def test_without_memory_nothing_is_prestaged(stored: PoolAgent) -> None:
     cache = PrestageCache(0)
-    prestager = Prefetcher(cache, lambda _: (stored.lanes, stored.lanes))
+    prestager = Prefetcher(cache, lambda _: (stored.channel, stored.channel))
     prestager.start()
     assert prestager.request(stored.volume, key_of(0)) is False
-    assert not stored.lanes.run(stage(stored.volume, cache, stored.lanes, key_of(0)))
+    assert not stored.channel.run(stage_now(stored.volume, cache, stored.channel, key_of(0)))
     prestager.stop()
 
 
@@ -326,16 +350,16 @@ def test_the_tables_of_all_volumes_share_one_bound(stored: PoolAgent) -> None:
     sizes = [len(table) for _, table in continuer._tables.values()]
     assert sum(sizes) == 10
     assert all(sizes), "one volume does not push out another"
-    other.forget_secret()
+    other.change(erased=True)
     continuer.chain(stored.volume, [key_of(1)])
     assert [volume for volume, _ in continuer._tables.values()] == [stored.volume]
 
 
 def test_an_erased_volume_forgets_which_keys_it_saw(stored: PoolAgent) -> None:
     seen = SecondUse()
-    ServedVolume(stored.volume, admission=seen)
+    serve(stored.volume, admission=seen)
     assert not seen.was_seen(A)
-    stored.volume.forget_secret()
+    stored.volume.change(erased=True)
     assert not seen.was_seen(A)
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from agent.pool.counters import MissCause
 from agent.pool.format.slot import SlotCodec
-from agent.pool.steps import Lanes, Steps
+from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume import key_transition
 from agent.pool.volume.key_transition import GRACE_SECONDS, MAP_AGE_SECONDS, KeyTransition, MapAge
-from tests.support.memory_lanes import MemoryLanes
+from tests.support.pool.memory_channel import MemoryChannel
 
 
 class Machine:
@@ -26,7 +26,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(monkeypatch)
 
 
-def no_ask(lanes: Lanes, namespace: int, deadline: float) -> Steps[MissCause | None]:
+def no_ask(channel: IoChannel, namespace: int, deadline: float) -> Steps[MissCause | None]:
     yield from ()
     return None
 
@@ -53,16 +53,16 @@ def test_what_was_looked_at_before_a_sleep_is_not_fresh_after_it(machine: Machin
 
 @pytest.mark.interpreted
 def test_a_look_that_the_machine_slept_through_is_as_old_as_its_beginning(machine: Machine) -> None:
-    age, lanes = watched(), MemoryLanes([])
+    age, channel = watched(), MemoryChannel([])
 
-    def sleeps(lanes: Lanes, namespace: int, deadline: float) -> Steps[MissCause | None]:
+    def sleeps(channel: IoChannel, namespace: int, deadline: float) -> Steps[MissCause | None]:
         yield from ()
         machine.slept += 60
         return None
 
     age.watch(sleeps)
-    assert lanes.run(age.refresh(lanes, 0, lanes.now() + 1)) is None
-    assert not age.is_fresh(lanes.now())
+    assert channel.run(age.refresh(channel, 0, channel.now() + 1)) is None
+    assert not age.is_fresh(channel.now())
 
 
 @pytest.mark.interpreted

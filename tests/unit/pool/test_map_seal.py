@@ -16,9 +16,9 @@ from agent.pool.map.key_epochs import with_new_data_keys
 from agent.pool.map.seal import MapSeal
 from agent.pool.map.superblock import COPY_OFFSETS, Superblock, decode_superblock_untrusted
 from agent.pool.map.tenant_changes import with_limits, with_tenant, without_key
-from tests.support.forgeries import ROOT, STRANGERS_ROOT
-from tests.support.memory_pool import nguid_of
-from tests.support.two_faced_flash import TwoFacedLanes, TwoFacedNamespace
+from tests.support.pool.memory_pool import nguid_of
+from tests.support.sim.forgeries import ROOT, STRANGERS_ROOT
+from tests.support.sim.two_faced_flash import TwoFacedChannel, TwoFacedNamespace
 
 SIZE = 32 << 20
 NGUIDS = [nguid_of(number) for number in range(2)]
@@ -35,20 +35,20 @@ class Flash:
 
     def __init__(self, pool_map: PoolMap) -> None:
         self.namespaces = [TwoFacedNamespace(SIZE) for _ in NGUIDS]
-        self.lanes = TwoFacedLanes(self.namespaces)
+        self.channel = TwoFacedChannel(self.namespaces)
         for number in range(2):
             self.write(number, pool_map)
 
     def write(self, number: int, pool_map: PoolMap) -> None:
-        self.lanes.run(write_superblock(self.lanes, number, NGUIDS[number], pool_map))
+        self.channel.run(write_superblock(self.channel, number, NGUIDS[number], pool_map))
 
     def found(self, seal: MapSeal) -> PoolMap:
-        looks = [inspect(self.lanes, number, nguid, SIZE) for number, nguid in enumerate(NGUIDS)]
-        return newest_map([self.lanes.run(each) for each in looks], seal)
+        looks = [inspect(self.channel, number, nguid, SIZE) for number, nguid in enumerate(NGUIDS)]
+        return newest_map([self.channel.run(each) for each in looks], seal)
 
     def change(self, seal: MapSeal, change: Any = lambda base: base, **options: Any) -> Any:
-        steps = change_map(self.lanes, self.found(seal), NUMBERS, simply(change), seal=seal, **options)
-        return self.lanes.run(steps)
+        steps = change_map(self.channel, self.found(seal), NUMBERS, simply(change), seal=seal, **options)
+        return self.channel.run(steps)
 
     def copies(self) -> list[PoolMap]:
         found = []

@@ -12,7 +12,7 @@ import pytest
 from agent.attach.map_history import FILE, MapHistory
 from agent.attach.map_watch import EVERY_SECONDS, MapWatch
 from agent.errors import G35Error
-from agent.inline.root_keys import HeldRootKey
+from agent.inline.root_keys import RootKey
 from agent.inline.secrets import SecretKey
 from agent.pool.map import commit
 from agent.pool.map.commit import change_map, simply
@@ -25,18 +25,17 @@ from agent.pool.map.document import (
     plan_pool,
 )
 from agent.pool.map.inspect import Content, inspect, newest_map, write_superblock
-from agent.pool.map.next_map import next_map
 from agent.pool.map.reconcile import agreed, counting
 from agent.pool.map.superblock import BLOCK_BYTES, NoSuperblock, Superblock, map_version_of
-from agent.pool.map.tenant_changes import with_limits, without_key
+from agent.pool.map.tenant_changes import next_map, with_limits, without_key
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Volume
-from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
-from tests.support.memory_pool import nguid_of
+from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
+from tests.support.pool.memory_pool import nguid_of
 
-ROOT = HeldRootKey(SecretKey(b"\x11" * 32), "a test")
+ROOT = RootKey(SecretKey(b"\x11" * 32), "a test")
 SIZE = 32 << 20
 TOO_FAR = [VERSION_MAX, VERSION_MAX - 1, 1 << 61, VERSIONS_AHEAD_MAX + 2]
 
@@ -59,7 +58,7 @@ class Pool:
         ]
         self.nguids = [nguid_of(number) for number in range(namespaces)]
         self.formatted = plan_pool([(nguid, SIZE) for nguid in self.nguids], wishes, ROOT)
-        self.lanes = MemoryLanes([MemoryNamespace(SIZE) for _ in self.nguids])
+        self.channel = MemoryChannel([MemoryNamespace(SIZE) for _ in self.nguids])
         for number in range(namespaces):
             self.write(number, self.formatted)
         self.state, self.opened = state, [each.volume_id for each in self.formatted.volumes]
@@ -87,12 +86,12 @@ class Pool:
         )
 
     def write(self, number: int, pool_map: PoolMap) -> None:
-        self.lanes.run(write_superblock(self.lanes, number, self.nguids[number], pool_map))
+        self.channel.run(write_superblock(self.channel, number, self.nguids[number], pool_map))
 
     def found(self) -> PoolMap:
         return newest_map(
             [
-                self.lanes.run(inspect(self.lanes, number, nguid, SIZE))
+                self.channel.run(inspect(self.channel, number, nguid, SIZE))
                 for number, nguid in enumerate(self.nguids)
             ]
         )
@@ -101,15 +100,15 @@ class Pool:
         """As g35 tenant erase."""
         numbers = {nguid.hex(): number for number, nguid in enumerate(self.nguids)}
         change = simply(lambda it: without_key(it, name))
-        done = self.lanes.run(change_map(self.lanes, self.found(), numbers, change, all_of_them=False))
+        done = self.channel.run(change_map(self.channel, self.found(), numbers, change, all_of_them=False))
         assert done.left == {}
         return done.pool_map
 
     def look(self) -> list[str]:
         """At each namespace; the names of the volumes that are served on."""
         for _ in self.nguids:
-            self.lanes.clock += 2 * EVERY_SECONDS
-            self.lanes.run(self.watch.look(self.lanes))
+            self.channel.clock += 2 * EVERY_SECONDS
+            self.channel.run(self.watch.look(self.channel))
         return [each.settings.name for each in self.volumes if not each.erased]
 
 
@@ -192,8 +191,8 @@ def test_a_version_beyond_the_last_is_no_superblock(tmp_path: Path) -> None:
         with pytest.raises(NoSuperblock):
             map_version_of(head)
         for offset in (0, 1 << 19):
-            pool.lanes.namespaces[1].store(offset, [bytes(head), document.ljust(1 << 14, b"\0")])
-        found = pool.lanes.run(inspect(pool.lanes, 1, pool.nguids[1], SIZE))
+            pool.channel.namespaces[1].store(offset, [bytes(head), document.ljust(1 << 14, b"\0")])
+        found = pool.channel.run(inspect(pool.channel, 1, pool.nguids[1], SIZE))
         assert found.content is Content.FOREIGN
         assert pool.found() == pool.formatted
         assert pool.look() == ["blue", "red"]

@@ -9,11 +9,11 @@ import pytest
 from agent.pool.counters import MissCause, Tally, total
 from agent.pool.errors import PutRefused
 from agent.pool.format.directory import TIME_MAX
-from agent.pool.read.get import Reading
+from agent.pool.read.get import SlotReader
 from agent.pool.volume.settings import Timing
 from agent.pool.write.delete_and_pin import PINNED_SLOTS_MAX, pin
-from agent.pool.write.put import Writing
-from tests.support.memory_pool import MemoryPool, PoolAgent, fixed_secret, key_of
+from agent.pool.write.put import SlotWriter
+from tests.support.pool.memory_pool import MemoryPool, PoolAgent, fixed_secret, key_of
 
 VALUE = b"a value" * 100
 
@@ -27,7 +27,7 @@ def test_never_stored_and_evicted() -> None:
     agent = pool.agent()
     assert agent.get(key_of(1)) is MissCause.NEVER_STORED
     for number in range(100):
-        agent.lanes.clock += 1
+        agent.channel.clock += 1
         agent.put(key_of(number), VALUE[:100])
     assert agent.tally.evictions == 100 - 64
     later = pool.agent()
@@ -43,11 +43,11 @@ def test_never_stored_and_evicted() -> None:
 def test_the_least_useful_goes() -> None:
     agent = MemoryPool((1,), value_bytes=4096).agent()
     for number in range(64):
-        agent.lanes.clock += 1
+        agent.channel.clock += 1
         agent.put(key_of(number), VALUE[:64])
     for number in range(64):
         if number != 40:
-            agent.lanes.clock += 0.01
+            agent.channel.clock += 0.01
             assert agent.get(key_of(number)) == VALUE[:64]
     agent.put(key_of(100), VALUE[:64])
     assert agent.get(key_of(40)) is MissCause.EVICTED
@@ -59,12 +59,12 @@ def test_time_to_live_ends_and_the_slot_is_used_again() -> None:
     agent = pool.agent()
     agent.put(key_of(1), b"mortal", ttl_seconds=10)
     agent.put(key_of(2), b"for ever")
-    agent.lanes.clock += 9
+    agent.channel.clock += 9
     assert agent.get(key_of(1)) == b"mortal"
-    agent.lanes.clock += 2
+    agent.channel.clock += 2
     assert agent.get(key_of(1)) is MissCause.EXPIRED
     assert pool.agent(timing=Timing()).get(key_of(2)) == b"for ever"
-    assert agent.lanes.run(agent.volume.lookup(agent.lanes, [key_of(1)], agent.deadline())) == [
+    assert agent.channel.run(agent.volume.lookup(agent.channel, [key_of(1)], agent.deadline())) == [
         MissCause.EXPIRED
     ]
     assert not agent.put(key_of(1), b"again").already_there
@@ -76,7 +76,7 @@ def test_expired_entries_go_before_live_ones() -> None:
     agent = MemoryPool((1,), value_bytes=4096).agent()
     for number in range(64):
         agent.put(key_of(number), b"v", ttl_seconds=5 if number % 2 else 0)
-    agent.lanes.clock += 6
+    agent.channel.clock += 6
     for number in range(100, 132):
         agent.put(key_of(number), b"w")
     assert (agent.tally.evictions, agent.tally.evictions_expired) == (0, 32)
@@ -87,10 +87,10 @@ def test_a_volumes_time_to_live_and_the_end_of_time() -> None:
     agent = MemoryPool((1,), ttl_seconds=20).agent()
     agent.put(key_of(1), b"v")
     agent.put(key_of(2), b"v", ttl_seconds=TIME_MAX)
-    agent.lanes.clock += 21
+    agent.channel.clock += 21
     assert agent.get(key_of(1)) is MissCause.EXPIRED
     assert agent.get(key_of(2)) == b"v"
-    assert agent.lanes.run(pin(agent.volume, agent.lanes, key_of(2), 1 << 60, agent.deadline()))
+    assert agent.channel.run(pin(agent.volume, agent.channel, key_of(2), 1 << 60, agent.deadline()))
 
 
 def test_wrong_key_is_told_from_damage() -> None:
@@ -119,9 +119,9 @@ def test_an_enclosure_that_fails(fault: str, warm: bool) -> None:
         "hung": MissCause.LATE,
         "broken": MissCause.CORRUPT,
     }[fault]
-    before = agent.lanes.clock
+    before = agent.channel.clock
     assert agent.get(key_of(1)) is cause
-    assert agent.lanes.clock - before <= agent.volume.timing.read_deadline + 1e-9
+    assert agent.channel.clock - before <= agent.volume.timing.read_deadline + 1e-9
     assert counted(agent) == {cause: 1}
     setattr(pool.namespaces[0], fault, False)
     assert agent.get(key_of(1)) == VALUE
@@ -134,7 +134,7 @@ def test_causes_add_up(seed: int) -> None:
     agent = pool.agent()
     gets = 0
     for _ in range(400):
-        agent.lanes.clock += rng.random()
+        agent.channel.clock += rng.random()
         number = rng.randrange(150)
         for namespace in pool.namespaces:
             namespace.down = rng.random() < 0.05
@@ -148,7 +148,7 @@ def test_causes_add_up(seed: int) -> None:
             except PutRefused:
                 continue
         else:
-            reading = Reading(agent.volume, key_of(number))
+            reading = SlotReader(agent.volume, key_of(number))
             gets += 1
             for offset in (0, 65536, 131072):
                 served = agent.read(reading, 65536, offset)
@@ -173,8 +173,8 @@ def test_totals_add_the_tallies_of_all_workers() -> None:
 
 
 def pinned(agent: PoolAgent, key: bytes, seconds: int = 1000) -> bool | None:
-    until = int(agent.lanes.wall()) + seconds if seconds else 0
-    return agent.lanes.run(pin(agent.volume, agent.lanes, key, until, agent.deadline()))
+    until = int(agent.channel.wall()) + seconds if seconds else 0
+    return agent.channel.run(pin(agent.volume, agent.channel, key, until, agent.deadline()))
 
 
 def test_a_pin_holds_also_after_the_directory_was_read_anew() -> None:
@@ -186,18 +186,18 @@ def test_a_pin_holds_also_after_the_directory_was_read_anew() -> None:
     agent.age_directories()
     assert agent.get(key_of(999)) is MissCause.NEVER_STORED
     for number in range(100, 300):
-        agent.lanes.clock += 2
+        agent.channel.clock += 2
         agent.put(key_of(number), b"w")
     assert agent.get(key_of(7)) == b"v"
     assert pool.agent().get(key_of(7)) == b"v"
     other = pool.agent()
     for number in range(300, 400):
-        other.lanes.clock += 2
+        other.channel.clock += 2
         other.put(key_of(number), b"w")
     assert other.get(key_of(7)) == b"v", "the pin reached flash with the next write"
     assert pinned(agent, key_of(7), 0) is True
     for number in range(400, 600):
-        agent.lanes.clock += 2
+        agent.channel.clock += 2
         agent.put(key_of(number), b"w")
     assert agent.get(key_of(7)) is not None
     assert isinstance(agent.get(key_of(7)), MissCause)
@@ -212,7 +212,7 @@ def test_pins_cannot_fill_a_set() -> None:
     assert pinned(agent, key_of(0)) is True, "what is pinned may be pinned anew"
     assert pinned(agent, key_of(777)) is None
     for number in range(100, 300):
-        agent.lanes.clock += 1
+        agent.channel.clock += 1
         agent.put(key_of(number), b"w")
     assert all(agent.get(key_of(number)) == b"v" for number in range(PINNED_SLOTS_MAX))
 
@@ -271,11 +271,11 @@ def test_delete_removes_every_copy() -> None:
     """Two workers that put one key at the same time may each store it, even in one set."""
     pool = MemoryPool((1, 1))
     agent = pool.agent()
-    writings = [Writing(agent.volume, key_of(1)) for _ in range(3)]
+    writings = [SlotWriter(agent.volume, key_of(1)) for _ in range(3)]
     for writing in writings:
-        agent.lanes.run(writing.write(agent.lanes, 0, memoryview(VALUE), agent.deadline()))
+        agent.channel.run(writing.write(agent.channel, 0, memoryview(VALUE), agent.deadline()))
     for writing in writings:
-        agent.lanes.run(writing.finish(agent.lanes, agent.deadline()))
+        agent.channel.run(writing.finish(agent.channel, agent.deadline()))
     assert agent.delete(key_of(1)) is True
     assert agent.get(key_of(1)) is MissCause.NEVER_STORED
     assert pool.agent().get(key_of(1)) is MissCause.NEVER_STORED
@@ -287,7 +287,7 @@ def test_delete_removes_every_copy() -> None:
 
 def fill(agent: PoolAgent, count: int) -> None:
     for number in range(count):
-        agent.lanes.clock += 0.001
+        agent.channel.clock += 0.001
         agent.put(key_of(number), b"v")
 
 

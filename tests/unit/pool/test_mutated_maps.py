@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from agent.attach.map_history import MapHistory, opens
 from agent.attach.map_watch import EVERY_SECONDS, MapWatch
 from agent.errors import ConfigError
-from agent.inline.root_keys import HeldRootKey
+from agent.inline.root_keys import RootKey
 from agent.inline.secrets import SecretKey
 from agent.pool.map.document import (
     NAMESPACE_BYTES_MAX,
@@ -39,10 +39,10 @@ from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Volume
 from agent.tenancy.limits import TenantLimits
 from agent.tenancy.visibility import Audience, Members
-from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
-from tests.support.memory_pool import nguid_of
+from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
+from tests.support.pool.memory_pool import nguid_of
 
-ROOT = HeldRootKey(SecretKey(b"\x11" * 32), "a test")
+ROOT = RootKey(SecretKey(b"\x11" * 32), "a test")
 SIZE = 32 << 20
 NGUIDS = [nguid_of(number) for number in range(2)]
 NEWCOMER = nguid_of(2).hex()
@@ -65,7 +65,7 @@ class Serving:
     """What an agent has to do with pool maps, over memory."""
 
     def __init__(self, state: Path) -> None:
-        self.lanes = MemoryLanes([MemoryNamespace(SIZE) for _ in range(3)])
+        self.channel = MemoryChannel([MemoryNamespace(SIZE) for _ in range(3)])
         self.show(PLANNED)
         self.seen = MapHistory(state)
         cache = DirectoryCache(16 << 20)
@@ -95,13 +95,13 @@ class Serving:
 
     def show(self, pool_map: PoolMap, *, first: int = 0) -> None:
         for number, nguid in enumerate(NGUIDS[first:], first):
-            self.lanes.run(write_superblock(self.lanes, number, nguid, pool_map))
+            self.channel.run(write_superblock(self.channel, number, nguid, pool_map))
 
     def look(self) -> None:
         for _ in range(2 * len(self.watch.pool_map.namespaces)):
-            self.lanes.clock += 2 * EVERY_SECONDS
-            self.lanes.run(self.watch.look(self.lanes))
-            self.lanes.run(self.tenants.look(self.lanes))
+            self.channel.clock += 2 * EVERY_SECONDS
+            self.channel.run(self.watch.look(self.channel))
+            self.channel.run(self.tenants.look(self.channel))
 
     def close(self) -> None:
         self.tenants.rotation.close()
@@ -248,7 +248,7 @@ def test_an_edited_map_is_refused_or_taken_by_all_that_go_by_maps(
             for volume in agent.volumes:
                 for key in (bytes(16), b"\xff" * 16):
                     volume.places(volume.placement.pseudonym(key))
-                agent.lanes.run(volume.lookup(agent.lanes, [bytes(16)], agent.lanes.clock + 1))
+                agent.channel.run(volume.lookup(agent.channel, [bytes(16)], agent.channel.clock + 1))
             # The forgery is gone; the pool changes as ever.
             own = with_limits(PLANNED, "red", quota_slots=1234)
             agent.show(own)
@@ -304,8 +304,8 @@ def test_nothing_is_changed_by_a_map_that_is_not_taken(tmp_path: Path, part: str
     newer = decoded(edited([], join=True))
     assert newer is not None
     agent.show(newer)
-    agent.lanes.clock += 2 * EVERY_SECONDS
-    look: Callable[[], None] = functools.partial(agent.lanes.run, agent.watch.look(agent.lanes))
+    agent.channel.clock += 2 * EVERY_SECONDS
+    look: Callable[[], None] = functools.partial(agent.channel.run, agent.watch.look(agent.channel))
     with pytest.raises(OverflowError):
         look()
     assert agent.watch.pool_map == PLANNED

@@ -8,9 +8,9 @@ import pytest
 
 from agent.pool.counters import MissCause
 from agent.pool.prestage import prefetcher as prestaging
-from agent.pool.prestage.prefetcher import Prefetcher, stage
+from agent.pool.prestage.prefetcher import Prefetcher
 from agent.pool.read.prestage_cache import MAX_AGE_SECONDS, SWEEP_SECONDS, OpenValue, PrestageCache
-from tests.support.memory_pool import MemoryPool, key_of
+from tests.support.pool.memory_pool import MemoryPool, key_of, stage_now
 from tests.support.waiting import wait_until
 
 VOLUME, ONE, TWO = b"v" * 16, b"1" * 16, b"2" * 16
@@ -61,7 +61,7 @@ def test_an_idle_prestager_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     agent, clock = MemoryPool().agent(), Clock()
     cache = PrestageCache(1 << 20, clock=clock)
     assert cache.add(VOLUME, ONE, 7, memoryview(bytes(4096)))
-    prestager = Prefetcher(cache, lambda _number: (agent.lanes, agent.lanes), threads=1)
+    prestager = Prefetcher(cache, lambda _number: (agent.channel, agent.channel), threads=1)
     prestager.start()
     try:
         clock.now += MAX_AGE_SECONDS + SWEEP_SECONDS
@@ -78,7 +78,7 @@ def test_a_delete_elsewhere_is_outlived_by_no_more_than_that_age() -> None:
     assert cache is not None
     clock = Clock()
     cache._clock = clock
-    assert elsewhere.lanes.run(stage(elsewhere.volume, cache, elsewhere.lanes, key_of(0)))
+    assert elsewhere.channel.run(stage_now(elsewhere.volume, cache, elsewhere.channel, key_of(0)))
     assert here.delete(key_of(0))
     assert elsewhere.get(key_of(0)) == b"a value", "nobody has told it"
     clock.now += MAX_AGE_SECONDS + 1
@@ -109,7 +109,7 @@ def test_an_end_does_not_wait_for_a_read_that_hangs(monkeypatch: pytest.MonkeyPa
             steps.close()  # type: ignore[attr-defined]
 
     cache = PrestageCache(1 << 20)
-    stager = Prefetcher(cache, lambda _: (agent.lanes, Hanging()), threads=1)  # type: ignore[arg-type, return-value]
+    stager = Prefetcher(cache, lambda _: (agent.channel, Hanging()), threads=1)  # type: ignore[arg-type, return-value]
     stager.start()
     try:
         assert stager.request(agent.volume, ONE)

@@ -8,8 +8,8 @@ import pytest
 
 from agent.inline.scatter import Scatter
 from agent.pool.counters import MissCause
-from agent.pool.read.get import Reading
-from tests.support.memory_pool import SUITES, MemoryPool, key_of
+from agent.pool.read.get import SlotReader
+from tests.support.pool.memory_pool import SUITES, MemoryPool, key_of
 
 UNIT = 1 << 16
 LENGTH = 3 * UNIT
@@ -33,8 +33,8 @@ def test_any_range_into_any_runs(suite: str, seed: int) -> None:
         offset = rng.choice([0, UNIT, rng.randrange(LENGTH)])
         size = rng.choice([LENGTH, UNIT, rng.randint(1, LENGTH)])
         into = runs_of(size, rng)
-        reading = Reading(agent.volume, key_of(1))
-        got = agent.lanes.run(reading.read(agent.lanes, offset, Scatter(into), agent.deadline()))
+        reading = SlotReader(agent.volume, key_of(1))
+        got = agent.channel.run(reading.read(agent.channel, offset, Scatter(into), agent.deadline()))
         expected = BLOB[offset : offset + size]
         assert b"".join(into)[:got] == expected
         reading.close()
@@ -44,8 +44,8 @@ def test_whole_units_of_gcm_are_not_copied() -> None:
     agent = MemoryPool((1, 1), value_bytes=4 * UNIT, unit_bytes=UNIT).agent()
     agent.put(key_of(1), BLOB)
     into = runs_of(LENGTH, random.Random(1))
-    reading = Reading(agent.volume, key_of(1))
-    assert agent.lanes.run(reading.read(agent.lanes, 0, Scatter(into), agent.deadline())) == LENGTH
+    reading = SlotReader(agent.volume, key_of(1))
+    assert agent.channel.run(reading.read(agent.channel, 0, Scatter(into), agent.deadline())) == LENGTH
     assert agent.tally.bytes_copied == 0
 
 
@@ -56,7 +56,7 @@ def test_what_does_not_prove_itself_stays_nowhere() -> None:
     namespace, offset, _ = agent.where(key_of(1))
     pool.namespaces[namespace].flip(offset + 4096 + 2 * UNIT + 100)
     into = runs_of(LENGTH, random.Random(1))
-    reading = Reading(agent.volume, key_of(1))
-    assert agent.lanes.run(reading.read(agent.lanes, 0, Scatter(into), agent.deadline())) == 0
+    reading = SlotReader(agent.volume, key_of(1))
+    assert agent.channel.run(reading.read(agent.channel, 0, Scatter(into), agent.deadline())) == 0
     assert reading.cause is MissCause.CORRUPT
     assert not any(b"".join(into))

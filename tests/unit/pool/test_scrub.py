@@ -29,12 +29,12 @@ from agent.pool.maintenance.scrub import (
     ScrubCounters,
     look_into_reports,
 )
-from agent.pool.volume.directory_cache import SHUN_SECONDS
+from agent.pool.volume.directory_cache import COOLDOWN_SECONDS
 from agent.pool.volume.media_errors import STRIKES
 from agent.pool.volume.settings import Timing
 from agent.pool.write.delete_and_pin import PINNED_SLOTS_MAX, pin
-from tests.support.memory_lanes import MemoryPending
-from tests.support.memory_pool import EXTENT_AT, MemoryPool, PoolAgent, key_of, nguid_of
+from tests.support.pool.memory_channel import MemoryPending
+from tests.support.pool.memory_pool import EXTENT_AT, MemoryPool, PoolAgent, key_of, nguid_of
 
 pytestmark = pytest.mark.expects_log(r"is set aside: its medium is bad", r"nothing was removed there")
 LENGTH = 150_000
@@ -52,7 +52,7 @@ def filled(
     agent = pool.agent()
     for number in range(keys):
         agent.put(key_of(number), value_of(number))
-    agent.lanes.clock += YOUNG_SECONDS + 1
+    agent.channel.clock += YOUNG_SECONDS + 1
     return pool, agent
 
 
@@ -60,15 +60,15 @@ def scrub(agent: PoolAgent) -> Scrubber:
     """A whole pass by an agent of the pool."""
     scrubber = Scrubber([agent.volume])
     while not scrubber.counters.passes:
-        agent.lanes.run(scrubber.advance(agent.lanes))
+        agent.channel.run(scrubber.advance(agent.channel))
     return scrubber
 
 
 def look_into(agent: PoolAgent, counters: ScrubCounters) -> None:
     """As the upkeep thread does: what is reported is looked into when it has waited for a while."""
     for _ in range(2):
-        agent.lanes.run(look_into_reports([agent.volume], agent.lanes, counters))
-        agent.lanes.clock += PAUSE_SECONDS
+        agent.channel.run(look_into_reports([agent.volume], agent.channel, counters))
+        agent.channel.clock += PAUSE_SECONDS
 
 
 def slot_number(agent: PoolAgent, number: int) -> int:
@@ -135,7 +135,7 @@ def test_a_slot_whose_values_rot_twice_is_set_aside() -> None:
         scrub(agent)
         agent.age_directories()
         assert agent.put(key_of(0), value_of(0)).stored
-        agent.lanes.clock += YOUNG_SECONDS + 1
+        agent.channel.clock += YOUNG_SECONDS + 1
     assert set_aside(pool) == 1
     assert agent.where(key_of(0))[1] != slot
 
@@ -166,7 +166,7 @@ def test_a_get_that_meets_damage_and_a_refused_write_are_looked_into_without_a_s
         with pytest.raises(PutRefused):
             agent.put(key_of(7), b"value")
         look_into(agent, counters)
-        agent.lanes.clock += SHUN_SECONDS + 1
+        agent.channel.clock += COOLDOWN_SECONDS + 1
     assert set_aside(pool) == 2
     assert agent.put(key_of(7), b"value").stored
 
@@ -204,9 +204,10 @@ def test_no_set_loses_more_than_its_share() -> None:
     assert set_aside(pool) == QUARANTINED_MAX
     pinned = 0
     for number in range(QUARANTINED_MAX + 8, SLOTS_PER_SET):
-        until = int(agent.lanes.wall()) + 60
+        until = int(agent.channel.wall()) + 60
         pinned += (
-            agent.lanes.run(pin(agent.volume, agent.lanes, key_of(number), until, agent.deadline())) is True
+            agent.channel.run(pin(agent.volume, agent.channel, key_of(number), until, agent.deadline()))
+            is True
         )
     assert pinned == PINNED_SLOTS_MAX, "what is set aside is no pin of anybody's"
     assert agent.put(key_of(1000), b"value").stored
@@ -216,10 +217,10 @@ def test_what_cannot_be_known_stays() -> None:
     """Another key, an entry of a moment ago, and a tenant that was erased while the walk went on."""
     pool, agent = filled(4, sets=(1,))
     before = dict(pool.namespaces[0].blocks)
-    from tests.support.memory_pool import fixed_secret
+    from tests.support.pool.memory_pool import fixed_secret
 
     stranger = pool.agent(secret=fixed_secret(99))
-    stranger.lanes.clock = agent.lanes.clock
+    stranger.channel.clock = agent.channel.clock
     scrub(stranger)
     assert pool.namespaces[0].blocks == before
 
@@ -231,10 +232,10 @@ def test_what_cannot_be_known_stays() -> None:
     assert pool.namespaces[0].blocks == before
 
     scrubber = Scrubber([agent.volume])
-    agent.lanes.run(scrubber.advance(agent.lanes))
-    agent.volume.forget_secret()
+    agent.channel.run(scrubber.advance(agent.channel))
+    agent.volume.change(erased=True)
     while not scrubber.counters.passes:
-        agent.lanes.run(scrubber.advance(agent.lanes))
+        agent.channel.run(scrubber.advance(agent.channel))
     assert scrubber.counters.slots_bad == 0
     assert pool.namespaces[0].blocks == before
 
@@ -260,15 +261,15 @@ def test_a_new_put_between_the_looks_is_not_taken_out() -> None:
     pool, agent = filled(1, sets=(1,))
     _, slot, _ = agent.where(key_of(0))
     scrubber = Scrubber([agent.volume])
-    agent.lanes.run(scrubber.advance(agent.lanes))
+    agent.channel.run(scrubber.advance(agent.channel))
     pool.namespaces[0].flip(slot + 100)
-    agent.lanes.run(scrubber.advance(agent.lanes))
+    agent.channel.run(scrubber.advance(agent.channel))
     agent.delete(key_of(0))
     agent.age_directories()
     agent.put(key_of(0), b"another value")
     assert agent.where(key_of(0))[1] == slot
     while not scrubber.counters.passes:
-        agent.lanes.run(scrubber.advance(agent.lanes))
+        agent.channel.run(scrubber.advance(agent.channel))
     assert scrubber.counters.slots_bad == 0
     assert pool.agent().get(key_of(0)) == b"another value"
 
@@ -281,7 +282,7 @@ def test_the_operator_sees_what_is_set_aside_and_gives_it_back() -> None:
     scrub(agent)
     volume = map_volume(pool)
     numbers = {nguid_of(number).hex(): number for number in range(2)}
-    found = agent.lanes.run(survey(agent.lanes, volume, numbers))
+    found = agent.channel.run(survey(agent.channel, volume, numbers))
     assert found.unread == 0
     assert {(each.nguid, each.offset) for each in found.quarantined} == {
         (nguid_of(namespace).hex(), directory) for namespace, _, directory in places
@@ -294,10 +295,10 @@ def test_the_operator_sees_what_is_set_aside_and_gives_it_back() -> None:
         )
         for each in found.quarantined
     }
-    assert agent.lanes.run(release(agent.lanes, by_set, numbers)) == 2
+    assert agent.channel.run(release(agent.channel, by_set, numbers)) == 2
     assert set_aside(pool) == 0
     del numbers[nguid_of(0).hex()]
-    assert agent.lanes.run(survey(agent.lanes, volume, numbers)).unread == 1
+    assert agent.channel.run(survey(agent.channel, volume, numbers)).unread == 1
 
 
 def map_volume(pool: MemoryPool):  # type: ignore[no-untyped-def]
@@ -368,16 +369,16 @@ def test_a_drive_that_fails_reads_at_random_has_no_bad_slots(
     agent = pool.agent()
     for number in range(3 * WALK_LEAST):
         agent.put(key_of(number), b"value")
-    agent.lanes.clock += YOUNG_SECONDS + 1
+    agent.channel.clock += YOUNG_SECONDS + 1
     before = [dict(namespace.blocks) for namespace in pool.namespaces]
-    chance, read = random.Random(7), agent.lanes.read
+    chance, read = random.Random(7), agent.channel.read
 
     def fails_at_times(namespace: int, offset: int, into: memoryview) -> MemoryPending:
         if namespace == 1 and chance.random() < share:
             return MemoryPending(done=True, fault="Unrecovered Read Error")
         return read(namespace, offset, into)
 
-    monkeypatch.setattr(agent.lanes, "read", fails_at_times)
+    monkeypatch.setattr(agent.channel, "read", fails_at_times)
     counters = scrub(agent).counters
     assert (counters.slots_bad, counters.slots_quarantined) == (0, 0)
     assert counters.sets_skipped
@@ -397,13 +398,13 @@ def test_a_walk_waits_before_it_looks_again() -> None:
     pool, agent = filled(1, sets=(1,))
     _, slot, _ = agent.where(key_of(0))
     pool.namespaces[0].unreadable.add(slot)
-    over_at = agent.lanes.now() + PAUSE_SECONDS / 2
+    over_at = agent.channel.now() + PAUSE_SECONDS / 2
     scrubber = Scrubber([agent.volume])
     while not scrubber.counters.passes:
-        if agent.lanes.now() > over_at:
+        if agent.channel.now() > over_at:
             pool.namespaces[0].unreadable.clear()
-        steps = scrubber.advance(agent.lanes)
-        agent.lanes.run(_healing(steps, pool, agent, over_at))
+        steps = scrubber.advance(agent.channel)
+        agent.channel.run(_healing(steps, pool, agent, over_at))
     assert scrubber.counters.slots_bad == 0
     assert agent.get(key_of(0)) == value_of(0)
 
@@ -414,7 +415,7 @@ def _healing(steps: Any, pool: MemoryPool, agent: PoolAgent, over_at: float) -> 
         wanted = next(steps)
         while True:
             answer = yield wanted
-            if agent.lanes.now() >= over_at:
+            if agent.channel.now() >= over_at:
                 pool.namespaces[0].unreadable.clear()
             wanted = steps.send(answer)
     except StopIteration as end:
@@ -426,11 +427,11 @@ def test_blocks_of_files_that_another_agent_writes_are_read_and_left() -> None:
     pool = MemoryPool((1,), value_bytes=65536)
     pool.settings = replace(pool.settings, kind="files")
     owner, visitor = pool.agent(), pool.agent()
-    visitor.volume.left_to_others = True
+    visitor.volume.change(files_elsewhere=True)
     for number in range(6):
         owner.put(key_of(number), bytes([number]) * 60000)
     for each in (owner, visitor):
-        each.lanes.clock += YOUNG_SECONDS + 1
+        each.channel.clock += YOUNG_SECONDS + 1
     _, slot, _ = owner.where(key_of(3))
     pool.namespaces[0].flip(slot + 5000)
     before = dict(pool.namespaces[0].blocks)
@@ -457,7 +458,7 @@ def test_a_drive_with_bad_slots_everywhere_is_one_to_replace() -> None:
     agent = pool.agent()
     for number in range(3 * WALK_LEAST):
         agent.put(key_of(number), b"value")
-    agent.lanes.clock += YOUNG_SECONDS + 1
+    agent.channel.clock += YOUNG_SECONDS + 1
     for number in range(0, 3 * WALK_LEAST, 20):
         pool.namespaces[0].unreadable.add(agent.where(key_of(number))[1])
     counters = scrub(agent).counters
@@ -469,7 +470,7 @@ def test_a_drive_with_bad_slots_everywhere_is_one_to_replace() -> None:
 def test_one_good_look_is_enough(failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
     pool, agent = filled(1, sets=(1,))
     _, slot, _ = agent.where(key_of(0))
-    read, looks = agent.lanes.read, 0
+    read, looks = agent.channel.read, 0
 
     def fails_first(namespace: int, offset: int, into: memoryview) -> MemoryPending:
         nonlocal looks
@@ -478,7 +479,7 @@ def test_one_good_look_is_enough(failing: int, monkeypatch: pytest.MonkeyPatch) 
             return MemoryPending(done=True, fault="Unrecovered Read Error")
         return read(namespace, offset, into)
 
-    monkeypatch.setattr(agent.lanes, "read", fails_first)
+    monkeypatch.setattr(agent.channel, "read", fails_first)
     assert scrub(agent).counters.slots_bad == 0
     assert pool.agent().get(key_of(0)) == value_of(0)
 
@@ -489,7 +490,7 @@ def test_a_report_waits_for_what_troubles_a_drive_to_be_over() -> None:
     assert agent.get(key_of(0)) is MissCause.CORRUPT
     counters = ScrubCounters()
     for _ in range(3):
-        agent.lanes.run(look_into_reports([agent.volume], agent.lanes, counters))
+        agent.channel.run(look_into_reports([agent.volume], agent.channel, counters))
     pool.namespaces[0].unreadable.clear()
     look_into(agent, counters)
     assert counters.slots_bad == 0

@@ -14,7 +14,7 @@ from agent.inline.secrets import SecretKey
 from agent.inline.suites import Place
 from agent.pool.counters import MissCause
 from agent.pool.format.slot import HEADER_BYTES, SlotCodec
-from tests.support.memory_pool import SUITES, TENANT, VOLUME_ID, fixed_secret, nguid_of
+from tests.support.pool.memory_pool import SUITES, TENANT, VOLUME_ID, fixed_secret, nguid_of
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "pool.json"
 KEY = bytes(range(0x40, 0x50))

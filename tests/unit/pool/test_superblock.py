@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.errors import ConfigError, G35Error
-from agent.inline.root_keys import HeldRootKey
+from agent.inline.root_keys import RootKey
 from agent.inline.secrets import SecretKey
 from agent.pool.map.document import (
     DATA_START,
@@ -33,11 +33,11 @@ from agent.pool.map.superblock import (
     decode_superblock_untrusted,
     map_bytes_of,
 )
-from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
-from tests.support.memory_pool import nguid_of
+from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
+from tests.support.pool.memory_pool import nguid_of
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "pool.json"
-ROOT = HeldRootKey(SecretKey(b"\x11" * 32), "a test")
+ROOT = RootKey(SecretKey(b"\x11" * 32), "a test")
 SIZE = 64 << 20
 
 
@@ -196,24 +196,24 @@ def test_volumes_that_collide_are_refused() -> None:
 # -- on flash ---------------------------------------------------------------------------------------
 
 
-def look(lanes: MemoryLanes, size: int = SIZE):  # type: ignore[no-untyped-def]
-    return lanes.run(inspect(lanes, 0, nguid_of(0), size))
+def look(channel: MemoryChannel, size: int = SIZE):  # type: ignore[no-untyped-def]
+    return channel.run(inspect(channel, 0, nguid_of(0), size))
 
 
 def test_blank_foreign_pool_and_unreadable_namespaces_are_told_apart() -> None:
     namespace = MemoryNamespace(SIZE)
-    lanes = MemoryLanes([namespace])
-    assert look(lanes).content is Content.BLANK
+    channel = MemoryChannel([namespace])
+    assert look(channel).content is Content.BLANK
     for at in (0, 8192, SIZE - 4096):
         namespace.blocks = {at: b"\x01" * 4096}
-        assert look(lanes).content is Content.FOREIGN
+        assert look(channel).content is Content.FOREIGN
     namespace.blocks = {}
-    lanes.run(write_superblock(lanes, 0, nguid_of(0), pool_map()))
-    assert look(lanes).content is Content.POOL
-    lanes.run(write_superblock(lanes, 0, nguid_of(7), pool_map()))
-    assert look(lanes).content is Content.FOREIGN, "a drive copied block by block is not this drive"
+    channel.run(write_superblock(channel, 0, nguid_of(0), pool_map()))
+    assert look(channel).content is Content.POOL
+    channel.run(write_superblock(channel, 0, nguid_of(7), pool_map()))
+    assert look(channel).content is Content.FOREIGN, "a drive copied block by block is not this drive"
     namespace.hung = True
-    assert look(lanes).content is Content.UNREADABLE
+    assert look(channel).content is Content.UNREADABLE
 
 
 def test_a_crash_between_or_within_the_copies_leaves_one() -> None:
@@ -223,11 +223,11 @@ def test_a_crash_between_or_within_the_copies_leaves_one() -> None:
     steps = [(offset, at) for offset in COPY_OFFSETS for at in range(0, len(whole), 4096)]
     for done in range(len(steps) + 1):
         namespace = MemoryNamespace(SIZE)
-        lanes = MemoryLanes([namespace])
-        lanes.run(write_superblock(lanes, 0, nguid_of(0), old))
+        channel = MemoryChannel([namespace])
+        channel.run(write_superblock(channel, 0, nguid_of(0), old))
         for offset, at in steps[:done]:
             namespace.blocks[offset + at] = whole[at : at + 4096]
-        found = look(lanes)
+        found = look(channel)
         assert found.content is Content.POOL
         assert found.superblock is not None
         first_whole = done * 4096 >= len(whole)
@@ -239,42 +239,42 @@ def test_one_rotten_copy_does_no_harm(copy: int, seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(20):
         namespace = MemoryNamespace(SIZE)
-        lanes = MemoryLanes([namespace])
-        lanes.run(write_superblock(lanes, 0, nguid_of(0), pool_map()))
+        channel = MemoryChannel([namespace])
+        channel.run(write_superblock(channel, 0, nguid_of(0), pool_map()))
         namespace.flip(COPY_OFFSETS[copy] + rng.randrange(128), rng.randrange(8))
-        assert look(lanes).superblock.pool_map == pool_map()
+        assert look(channel).superblock.pool_map == pool_map()
 
 
 def test_a_superblock_that_cannot_be_written_is_an_error() -> None:
     for fault in ("down", "hung", "broken"):
         namespace = MemoryNamespace(SIZE)
         setattr(namespace, fault, True)
-        lanes = MemoryLanes([namespace])
+        channel = MemoryChannel([namespace])
         with pytest.raises(G35Error, match="cannot write the superblock"):
-            lanes.run(write_superblock(lanes, 0, nguid_of(0), pool_map()))
+            channel.run(write_superblock(channel, 0, nguid_of(0), pool_map()))
 
 
 def test_the_newest_map_of_one_pool_counts() -> None:
-    lanes = MemoryLanes([MemoryNamespace(SIZE) for _ in range(3)])
+    channel = MemoryChannel([MemoryNamespace(SIZE) for _ in range(3)])
     for number, version in enumerate((4, 9, 2)):
-        lanes.run(write_superblock(lanes, number, nguid_of(number), pool_map(version)))
-    seen = [lanes.run(inspect(lanes, number, nguid_of(number), SIZE)) for number in range(3)]
+        channel.run(write_superblock(channel, number, nguid_of(number), pool_map(version)))
+    seen = [channel.run(inspect(channel, number, nguid_of(number), SIZE)) for number in range(3)]
     assert newest_map(seen).version == 9
     with pytest.raises(G35Error, match="no namespace carries a pool"):
         newest_map([])
     other = PoolMap.model_validate({**document(3), "pool_id": "00" * 16})
-    lanes.run(write_superblock(lanes, 0, nguid_of(0), other))
+    channel.run(write_superblock(channel, 0, nguid_of(0), other))
     with pytest.raises(G35Error, match="2 different pools"):
-        newest_map([lanes.run(inspect(lanes, 0, nguid_of(0), SIZE)), *seen[1:]])
+        newest_map([channel.run(inspect(channel, 0, nguid_of(0), SIZE)), *seen[1:]])
 
 
 def test_what_could_not_be_read_is_not_called_no_pool() -> None:
     """Where a queue is not connected in time, as at a start on a slow machine, nobody is to format."""
     namespaces = [MemoryNamespace(SIZE) for _ in range(2)]
-    lanes = MemoryLanes(namespaces)
-    lanes.run(write_superblock(lanes, 0, nguid_of(0), pool_map()))
+    channel = MemoryChannel(namespaces)
+    channel.run(write_superblock(channel, 0, nguid_of(0), pool_map()))
     namespaces[0].down = True
-    seen = [lanes.run(inspect(lanes, number, nguid_of(number), SIZE)) for number in range(2)]
+    seen = [channel.run(inspect(channel, number, nguid_of(number), SIZE)) for number in range(2)]
     with pytest.raises(G35Error, match=r"1 namespaces could not be read \(\w+\)") as told:
         newest_map(seen)
     assert "format" not in told.value.advice
@@ -355,7 +355,7 @@ def test_secrets_open_with_the_pools_root_key_only() -> None:
     planned = plan_pool([(nguid_of(0), 256 << 20)], [wish()], ROOT)
     assert len(planned.secret(planned.volumes[0], ROOT)) == 96
     with pytest.raises(ConfigError, match="does not open"):
-        planned.secret(planned.volumes[0], HeldRootKey(SecretKey(b"\x12" * 32), "another"))
+        planned.secret(planned.volumes[0], RootKey(SecretKey(b"\x12" * 32), "another"))
     moved = planned.model_copy(update={"pool_id": "00" * 16})
     with pytest.raises(ConfigError, match="does not open"):
         moved.secret(planned.volumes[0], ROOT)

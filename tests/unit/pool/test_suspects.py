@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from agent.pool.format.directory import SLOTS_PER_SET
-from tests.support.memory_pool import MemoryPool, PoolAgent, key_of
+from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of
 
 
 def places(agent: PoolAgent, numbers: range) -> Counter[int]:

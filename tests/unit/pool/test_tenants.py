@@ -11,7 +11,7 @@ import pytest
 
 from agent.attach.map_watch import EVERY_SECONDS, MapWatch
 from agent.errors import ConfigError
-from agent.inline.root_keys import HeldRootKey
+from agent.inline.root_keys import RootKey
 from agent.inline.scatter import Buffer
 from agent.inline.secrets import Purpose, SecretKey, WrongKey, unwrap_secret
 from agent.inline.suites import Place
@@ -19,8 +19,8 @@ from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
 from agent.pool.format.slot import HEADER_BYTES, MAGIC, OpenSlot, SlotCodec
 from agent.pool.kv.commands import RESERVED_KEY
-from agent.pool.kv.get import KvReading
-from agent.pool.kv.put import KvWriting
+from agent.pool.kv.get import KvReader
+from agent.pool.kv.put import KvWriter
 from agent.pool.kv.volume import KvVolume
 from agent.pool.map.commit import replace_map
 from agent.pool.map.document import (
@@ -32,25 +32,25 @@ from agent.pool.map.document import (
     plan_pool,
     tenant_id,
     tenant_key,
+    volume_context,
 )
 from agent.pool.map.inspect import inspect, newest_map
-from agent.pool.map.key_contexts import volume_context
 from agent.pool.map.key_epochs import slots_taken
 from agent.pool.map.superblock import COPY_OFFSETS, Superblock
 from agent.pool.map.tenant_changes import with_tenant, without_key
-from agent.pool.read.get import Reading
+from agent.pool.read.get import SlotReader
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Volume
 from agent.pool.write.delete_and_pin import delete
-from agent.pool.write.put import Writing
-from tests.support.kv_flash import KvSimPending, SimKvLanes, SimKvNamespace
-from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
-from tests.support.memory_pool import key_of, nguid_of
-from tests.support.step_scheduler import StepScheduler
+from agent.pool.write.put import SlotWriter
+from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
+from tests.support.pool.memory_pool import key_of, nguid_of
+from tests.support.sim.kv_flash import KvSimPending, SimKvChannel, SimKvNamespace
+from tests.support.sim.step_scheduler import StepScheduler
 
-ROOT = HeldRootKey(SecretKey(b"\x11" * 32), "a test")
+ROOT = RootKey(SecretKey(b"\x11" * 32), "a test")
 SIZE = 32 << 20
 MEMBERS = [(nguid_of(number), SIZE) for number in range(2)]
 NUMBERS = {nguid.hex(): number for number, (nguid, _) in enumerate(MEMBERS)}
@@ -73,7 +73,7 @@ class Flash:
 
     def __post_init__(self) -> None:
         self.namespaces = [MemoryNamespace(SIZE) for _ in MEMBERS]
-        self.lanes = MemoryLanes(self.namespaces)
+        self.channel = MemoryChannel(self.namespaces)
         assert not self.replace(self.pool_map)
         self.cache = DirectoryCache(16 << 20)
         self.volumes = {volume.name: self.open(volume) for volume in self.pool_map.volumes}
@@ -84,23 +84,23 @@ class Flash:
         )
 
     def replace(self, pool_map: PoolMap, numbers: dict[str, int] | None = None) -> dict[str, str]:
-        return self.lanes.run(replace_map(self.lanes, pool_map, NUMBERS if numbers is None else numbers))
+        return self.channel.run(replace_map(self.channel, pool_map, NUMBERS if numbers is None else numbers))
 
     def found(self) -> PoolMap:
         return newest_map(
             [
-                self.lanes.run(inspect(self.lanes, number, nguid, size))
+                self.channel.run(inspect(self.channel, number, nguid, size))
                 for number, (nguid, size) in enumerate(MEMBERS)
             ]
         )
 
     def put(self, volume: str, key: bytes, value: bytes = VALUE) -> None:
-        writing = Writing(self.volumes[volume], key, length=len(value))
-        assert self.lanes.run(writing.write(self.lanes, 0, memoryview(value), self.lanes.now() + 5))
+        writing = SlotWriter(self.volumes[volume], key, length=len(value))
+        assert self.channel.run(writing.write(self.channel, 0, memoryview(value), self.channel.now() + 5))
 
     def get(self, volume: str, key: bytes) -> bytes | MissCause:
-        reading, into = Reading(self.volumes[volume], key), bytearray(1 << 16)
-        count = self.lanes.run(reading.read(self.lanes, 0, memoryview(into), self.lanes.now() + 1))
+        reading, into = SlotReader(self.volumes[volume], key), bytearray(1 << 16)
+        count = self.channel.run(reading.read(self.channel, 0, memoryview(into), self.channel.now() + 1))
         return bytes(into[:count]) if reading.cause is None else reading.cause
 
     def media(self) -> Iterator[tuple[int, int, bytes]]:
@@ -293,7 +293,7 @@ def test_a_drive_that_keeps_the_old_map_is_found_out() -> None:
 
 
 def test_a_drive_of_keys_that_keeps_the_old_map_is_found_out() -> None:
-    class Lying(SimKvLanes):
+    class Lying(SimKvChannel):
         def kv_store(
             self, namespace: int, key: bytes, parts: Sequence[Buffer], *, only_new: bool = False
         ) -> KvSimPending:
@@ -301,10 +301,10 @@ def test_a_drive_of_keys_that_keeps_the_old_map_is_found_out() -> None:
             return super().kv_store(namespace, key, parts if kept is None else [kept], only_new=only_new)
 
     scheduler, namespace = StepScheduler(1), SimKvNamespace(16 << 20)
-    lanes, nguid = Lying(scheduler, [namespace], "one"), nguid_of(0)
+    channel, nguid = Lying(scheduler, [namespace], "one"), nguid_of(0)
     pool_map = plan_pool([], [wish("kv", "blue", 1.0)], ROOT, [(nguid, 16 << 20)])
-    assert scheduler.finish(replace_map(lanes, pool_map, {nguid.hex(): 0})) == {}
-    left = scheduler.finish(replace_map(lanes, without_key(pool_map, "blue"), {nguid.hex(): 0}))
+    assert scheduler.finish(replace_map(channel, pool_map, {nguid.hex(): 0})) == {}
+    left = scheduler.finish(replace_map(channel, without_key(pool_map, "blue"), {nguid.hex(): 0}))
     assert left == {nguid.hex(): "what was written is not read back"}
 
 
@@ -358,34 +358,34 @@ def test_an_agent_drops_what_was_erased_and_nothing_else() -> None:
         flash.put(volume, key_of(1))
         settings = flash.volumes[volume].settings
         assert prestage.add(settings.volume_id, key_of(1), 1, memoryview(bytes(4096)))
-    blue, lanes = flash.volumes["blue"], flash.lanes
-    half_read, half_written = Reading(blue, key_of(1)), Writing(blue, key_of(2), length=len(VALUE))
+    blue, channel = flash.volumes["blue"], flash.channel
+    half_read, half_written = SlotReader(blue, key_of(1)), SlotWriter(blue, key_of(2), length=len(VALUE))
     into = memoryview(bytearray(64))
-    assert lanes.run(half_read.read(lanes, 0, into, lanes.now() + 1)) == 64
-    lanes.run(half_written.write(lanes, 0, memoryview(VALUE)[:100], lanes.now() + 1))
+    assert channel.run(half_read.read(channel, 0, into, channel.now() + 1)) == 64
+    channel.run(half_written.write(channel, 0, memoryview(VALUE)[:100], channel.now() + 1))
 
     remembered: list[PoolMap] = []
     watch = MapWatch(flash.pool_map, list(flash.volumes.values()), prestage, remembered.append)
     before = sum(each.reads for each in flash.namespaces)
-    lanes.run(watch.look(lanes))
-    lanes.run(watch.look(lanes))
+    channel.run(watch.look(channel))
+    channel.run(watch.look(channel))
     assert sum(each.reads for each in flash.namespaces) == before + 1, "one block, once in a while"
     flash.replace(without_key(flash.pool_map, "blue"), {nguid_of(1).hex(): 1})
-    lanes.clock += EVERY_SECONDS
-    lanes.run(watch.look(lanes))
+    channel.clock += EVERY_SECONDS
+    channel.run(watch.look(channel))
     assert blue.erased
     assert not flash.volumes["red"].erased
     assert watch.pool_map.tenants[0].is_erased
     assert remembered == [without_key(flash.pool_map, "blue")]
 
     assert flash.get("blue", key_of(1)) is MissCause.WRONG_KEY
-    assert lanes.run(half_read.read(lanes, 64, into, lanes.now() + 1)) == 0
+    assert channel.run(half_read.read(channel, 64, into, channel.now() + 1)) == 0
     assert half_read.cause is MissCause.WRONG_KEY
-    for writing in (half_written, Writing(blue, key_of(3), length=len(VALUE))):
+    for writing in (half_written, SlotWriter(blue, key_of(3), length=len(VALUE))):
         with pytest.raises(PutRefused, match="erased"):
-            lanes.run(writing.write(lanes, 100, memoryview(VALUE)[100:], lanes.now() + 1))
-    assert lanes.run(blue.lookup(lanes, [key_of(1)], lanes.now() + 1)) == [MissCause.NEVER_STORED]
-    assert not lanes.run(delete(blue, lanes, key_of(1), lanes.now() + 1))
+            channel.run(writing.write(channel, 100, memoryview(VALUE)[100:], channel.now() + 1))
+    assert channel.run(blue.lookup(channel, [key_of(1)], channel.now() + 1)) == [MissCause.NEVER_STORED]
+    assert not channel.run(delete(blue, channel, key_of(1), channel.now() + 1))
     assert not prestage.holds(blue.settings.volume_id, key_of(1))
     assert prestage.holds(flash.volumes["red"].settings.volume_id, key_of(1))
     assert flash.get("red", key_of(1)) == VALUE
@@ -395,14 +395,14 @@ def test_an_agent_whose_upkeep_is_held_up_names_nothing_for_an_erased_tenant() -
     """By then the directories may be those of the tenant's next volumes."""
     flash = Flash()
     watch = MapWatch(flash.pool_map, list(flash.volumes.values()), PrestageCache(0))
-    flash.lanes.run(watch.look(flash.lanes))
+    flash.channel.run(watch.look(flash.channel))
     flash.put("blue", key_of(1))
     flash.replace(without_key(flash.pool_map, "blue"))
-    flash.lanes.clock += 10
+    flash.channel.clock += 10
     for number in range(2, 6):
         with pytest.raises(PutRefused, match="its key was dropped"):
             flash.put("blue", key_of(number))
-    assert flash.lanes.run(slots_taken(flash.lanes, flash.pool_map.volumes[0], NUMBERS)) == 1
+    assert flash.channel.run(slots_taken(flash.channel, flash.pool_map.volumes[0], NUMBERS)) == 1
     flash.put("red", key_of(1))
 
 
@@ -420,8 +420,8 @@ def test_a_foreign_or_older_map_is_not_followed() -> None:
 
     def look(times: int) -> None:
         for _ in range(times):
-            flash.lanes.clock += EVERY_SECONDS
-            flash.lanes.run(watch.look(flash.lanes))
+            flash.channel.clock += EVERY_SECONDS
+            flash.channel.run(watch.look(flash.channel))
 
     look(len(NUMBERS))
     assert told == []
@@ -438,39 +438,39 @@ def test_a_foreign_or_older_map_is_not_followed() -> None:
     assert told == [(bytes.fromhex(nguid), "") for nguid in NUMBERS]
     for fault in ("down", "hung", "broken"):
         setattr(flash.namespaces[0], fault, True)
-        flash.lanes.clock += 2 * EVERY_SECONDS
-        flash.lanes.run(watch.look(flash.lanes))
+        flash.channel.clock += 2 * EVERY_SECONDS
+        flash.channel.run(watch.look(flash.channel))
 
 
 @pytest.mark.expects_log("volume kv was erased")
 def test_on_kv_namespaces() -> None:
     """The map is one value there, and a Store replaces it."""
     scheduler, namespace = StepScheduler(1), SimKvNamespace(16 << 20)
-    lanes = SimKvLanes(scheduler, [namespace], "one")
+    channel = SimKvChannel(scheduler, [namespace], "one")
     nguid = nguid_of(0)
     pool_map = plan_pool([], [wish("kv", "blue", 1.0)], ROOT, [(nguid, 16 << 20)])
-    assert scheduler.finish(replace_map(lanes, pool_map, {nguid.hex(): 0})) == {}
+    assert scheduler.finish(replace_map(channel, pool_map, {nguid.hex(): 0})) == {}
     volume = KvVolume(
         pool_map.settings(pool_map.volumes[0]), pool_map.secret(pool_map.volumes[0], ROOT), Timing()
     )
-    writing = KvWriting(volume, key_of(1), length=len(VALUE))
-    assert scheduler.finish(writing.write(lanes, 0, memoryview(VALUE), lanes.now() + 5))
-    half_read, into = KvReading(volume, key_of(1)), memoryview(bytearray(64))
-    assert scheduler.finish(half_read.read(lanes, 0, into, lanes.now() + 5)) == 64
+    writing = KvWriter(volume, key_of(1), length=len(VALUE))
+    assert scheduler.finish(writing.write(channel, 0, memoryview(VALUE), channel.now() + 5))
+    half_read, into = KvReader(volume, key_of(1)), memoryview(bytearray(64))
+    assert scheduler.finish(half_read.read(channel, 0, into, channel.now() + 5)) == 64
 
     wrapped = pool_map.tenants[0].wrapped_key.encode()
     assert wrapped in namespace.values[RESERVED_KEY]
-    assert scheduler.finish(replace_map(lanes, without_key(pool_map, "blue"), {nguid.hex(): 0})) == {}
+    assert scheduler.finish(replace_map(channel, without_key(pool_map, "blue"), {nguid.hex(): 0})) == {}
     assert not any(wrapped in bytes(value) for value in namespace.values.values())
     watch = MapWatch(pool_map, [volume], PrestageCache(0))
-    scheduler.finish(watch.look(lanes))
+    scheduler.finish(watch.look(channel))
     assert volume.erased
-    for reading in (half_read, KvReading(volume, key_of(1))):
-        assert scheduler.finish(reading.read(lanes, 0, into, lanes.now() + 5)) == 0
+    for reading in (half_read, KvReader(volume, key_of(1))):
+        assert scheduler.finish(reading.read(channel, 0, into, channel.now() + 5)) == 0
         assert reading.cause is MissCause.WRONG_KEY
-    refused = KvWriting(volume, key_of(2), length=len(VALUE))
+    refused = KvWriter(volume, key_of(2), length=len(VALUE))
     with pytest.raises(PutRefused, match="erased"):
-        scheduler.finish(refused.write(lanes, 0, memoryview(VALUE), lanes.now() + 5))
+        scheduler.finish(refused.write(channel, 0, memoryview(VALUE), channel.now() + 5))
 
 
 def test_an_erased_row_is_one_without_a_key() -> None:

@@ -24,15 +24,15 @@ from host_shim.pool import BufferTooSmall, Pool, UnknownVolume, ValueTooLong
 from host_shim.registered_memory import Registrable
 from host_shim.transfer_wire import (
     Ioctl,
-    Registering,
     decode_done_untrusted,
     decode_registered_untrusted,
+    encode_register,
     encode_transfer,
     encode_unregister,
     ioctl_command,
 )
-from tests.support.memory_pool import SUITES, MemoryPool, PoolAgent, key_of
-from tests.support.session_door import SessionDoor
+from tests.support.engines.session_door import SessionDoor
+from tests.support.pool.memory_pool import SUITES, MemoryPool, PoolAgent, key_of
 
 PIECE = 1 << 20
 ROOM = 6 * PIECE
@@ -225,8 +225,8 @@ class Session:
         return answer
 
     def register(self) -> int:
-        data = Registering(self.theirs.descriptor, self.theirs.size).encode()
-        return decode_registered_untrusted(self.call(Ioctl.REGISTER, data)).region
+        data = encode_register(self.theirs.descriptor, self.theirs.size)
+        return decode_registered_untrusted(self.call(Ioctl.REGISTER, data))[0]
 
     def load(self, *parts: tuple[int, int, int], ticket: int | None = None) -> tuple[int, int]:
         asked = encode_transfer("v", key_of(1), ticket, parts)
@@ -328,10 +328,10 @@ def test_threads_that_register_at_one_time(memory: RegisteredMemory) -> None:
                 def register(
                     one: Registrable, handle: int = handle, together: threading.Barrier = together
                 ) -> int:
-                    data = memoryview(Registering(one.descriptor, one.size).encode())
+                    data = memoryview(encode_register(one.descriptor, one.size))
                     together.wait()
                     asked = door.face.ioctl(caller, CONTROL_ROOT + 1, handle, command, data)
-                    return decode_registered_untrusted(settle(asked, agent.lanes)).region
+                    return decode_registered_untrusted(settle(asked, agent.channel))[0]
 
                 assert sorted(threads.map(register, made)) == list(range(1, 9))
                 door.close(handle)
@@ -375,10 +375,10 @@ def test_nonsense(session: Session, which: Ioctl) -> None:
 
 
 def test_not_on_other_files(session: Session) -> None:
-    face, lanes = session.door.face, session.door._lanes
-    status = settle(face.open(Caller(), CONTROL_ROOT + 2, 0), lanes).handle
+    face, channel = session.door.face, session.door._channel
+    status = settle(face.open(Caller(), CONTROL_ROOT + 2, 0), channel).handle
     for ino, handle in ((CONTROL_ROOT + 2, status), (CONTROL_ROOT, 99)):
         with pytest.raises(FsError) as refused:
-            settle(face.ioctl(Caller(), ino, handle, ioctl_command(Ioctl.LOAD, 48), memoryview(b"")), lanes)
+            settle(face.ioctl(Caller(), ino, handle, ioctl_command(Ioctl.LOAD, 48), memoryview(b"")), channel)
         assert refused.value.errno == errno.ENOTTY
-    settle(face.release(CONTROL_ROOT + 2, status), lanes)
+    settle(face.release(CONTROL_ROOT + 2, status), channel)

@@ -12,12 +12,12 @@ from agent.pool.format.directory import SLOTS_PER_SET
 from agent.pool.format.slot import HEADER_BYTES
 from agent.pool.maintenance.replication import DOUBT_SECONDS, Kept, keep_two, work_off
 from agent.pool.maintenance.scrub import PAUSE_SECONDS, Scrubber, ScrubCounters, look_into_reports
-from agent.pool.read.get import Reading
+from agent.pool.read.get import SlotReader
 from agent.pool.volume.replication_backlog import OWED_MAX, ReplicationBacklog
 from agent.pool.volume.settings import Timing
 from agent.pool.write.delete_and_pin import delete
-from tests.support.memory_lanes import MemoryPending
-from tests.support.memory_pool import MemoryPool, PoolAgent, key_of
+from tests.support.pool.memory_channel import MemoryPending
+from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of
 
 LENGTH = 150_000
 YOUNG_SECONDS = 2 * Timing().write_deadline
@@ -40,7 +40,7 @@ def two_copies(
 
 
 def copy_all(agent: PoolAgent) -> None:
-    while agent.lanes.run(work_off([agent.volume], agent.lanes)):
+    while agent.channel.run(work_off([agent.volume], agent.channel)):
         pass
 
 
@@ -73,12 +73,12 @@ def test_each_value_lies_in_two_namespaces_and_either_serves_it(suite: str) -> N
 def test_values_of_many_units_are_copied_in_pieces() -> None:
     value = bytes(range(256)) * 10_000
     pool, agent = two_copies(value_bytes=4 << 20, unit_bytes=1 << 18)
-    from agent.pool.write.put import Writing
+    from agent.pool.write.put import SlotWriter
 
-    writing = Writing(agent.volume, key_of(0), length=len(value))
+    writing = SlotWriter(agent.volume, key_of(0), length=len(value))
     for at in range(0, len(value), 1 << 20):
         piece = memoryview(value)[at : at + (1 << 20)]
-        agent.lanes.run(writing.write(agent.lanes, at, piece, agent.deadline()))
+        agent.channel.run(writing.write(agent.channel, at, piece, agent.deadline()))
     copy_all(agent)
     [(first, _), (second, _)] = places(agent, 0)
     for away in (first, second):
@@ -90,16 +90,16 @@ def test_values_of_many_units_are_copied_in_pieces() -> None:
 @pytest.mark.parametrize("at", [100, HEADER_BYTES + 70_000])
 def test_a_bad_copy_is_not_served_and_is_mended(at: int) -> None:
     pool, agent = two_copies(4)
-    agent.lanes.clock += YOUNG_SECONDS + 1
+    agent.channel.clock += YOUNG_SECONDS + 1
     good = {number: sorted(places(agent, number)) for number in range(4)}
     namespace, slot = places(agent, 2)[0]
     pool.namespaces[namespace].flip(slot + at)
     assert agent.get(key_of(2)) == value_of(2)
     assert agent.tally.other_copy_reads == 1
     counters = Scrubber([agent.volume]).counters
-    agent.lanes.run(look_into_reports([agent.volume], agent.lanes, counters))
-    agent.lanes.clock += PAUSE_SECONDS
-    agent.lanes.run(look_into_reports([agent.volume], agent.lanes, counters))
+    agent.channel.run(look_into_reports([agent.volume], agent.channel, counters))
+    agent.channel.clock += PAUSE_SECONDS
+    agent.channel.run(look_into_reports([agent.volume], agent.channel, counters))
     assert counters.slots_bad == 1
     assert agent.tally.copies_made == 5
     assert sorted(places(pool_reader(pool, 2), 2)) == good[2], "in its first place again, which was free"
@@ -117,7 +117,7 @@ def pool_reader(pool: MemoryPool, number: int) -> PoolAgent:
 
 def test_a_later_range_comes_from_the_other_copy() -> None:
     pool, agent = two_copies(1)
-    reading = Reading(agent.volume, key_of(0))
+    reading = SlotReader(agent.volume, key_of(0))
     assert agent.read(reading, 65_536, 0) == value_of(0)[:65_536]
     first = reading.namespace
     pool.namespaces[first].down = True
@@ -130,7 +130,7 @@ def test_a_later_range_that_no_other_copy_has_is_no_eviction(how: str, cause: st
     pool = MemoryPool((1, 1), value_bytes=LENGTH // 4096 * 4096 + 4096, copies=2)
     agent = pool.agent()
     agent.put(key_of(0), value_of(0))
-    reading = Reading(agent.volume, key_of(0))
+    reading = SlotReader(agent.volume, key_of(0))
     assert agent.read(reading, 65_536, 0) == value_of(0)[:65_536]
     setattr(pool.namespaces[reading.namespace], how, True)
     assert agent.read(reading, 65_536, 65_536) is MissCause[cause]
@@ -144,10 +144,10 @@ def test_a_scrub_makes_the_copies_that_are_missing() -> None:
     copy_all(agent)
     assert agent.tally.copies_made == 0
     pool.namespaces[1].down = False
-    agent.lanes.clock += YOUNG_SECONDS + 1
+    agent.channel.clock += YOUNG_SECONDS + 1
     scrubber = Scrubber([agent.volume])
     while not scrubber.counters.passes:
-        agent.lanes.run(scrubber.advance(agent.lanes))
+        agent.channel.run(scrubber.advance(agent.channel))
     assert agent.tally.copies_made == 6
     pool.namespaces[0].down = True
     for number in range(6):
@@ -184,7 +184,7 @@ def test_a_delete_in_the_midst_of_a_copy_stands(whose: str, step: int) -> None:
     agent.put(key_of(0), value_of(0))
     agent.age_directories()
     pseudonym = agent.volume.placement.pseudonym(key_of(0))
-    steps = keep_two(agent.volume, agent.lanes, pseudonym)
+    steps = keep_two(agent.volume, agent.channel, pseudonym)
     finished = False
     try:
         wanted = next(steps)
@@ -193,7 +193,7 @@ def test_a_delete_in_the_midst_of_a_copy_stands(whose: str, step: int) -> None:
     except StopIteration:
         finished = True
     deleter = agent if whose == "this agent's" else pool.agent()
-    deleting = delete(deleter.volume, deleter.lanes, key_of(0), deleter.lanes.now() + 5)
+    deleting = delete(deleter.volume, deleter.channel, key_of(0), deleter.channel.now() + 5)
     waits_for_us = False
     if not finished:
         deleted, waits_for_us = _drive_unless_locked(deleting)
@@ -201,7 +201,7 @@ def test_a_delete_in_the_midst_of_a_copy_stands(whose: str, step: int) -> None:
         if waits_for_us:
             assert _finish(deleting, deleted.lock.acquire(blocking=False))
     else:
-        assert deleter.lanes.run(deleting)
+        assert deleter.channel.run(deleting)
     for reader in (agent, pool.agent()):
         assert isinstance(reader.get(key_of(0)), MissCause)
     for _, _, directory in pool.directories():
@@ -239,20 +239,20 @@ def test_copies_make_room_only_where_both_sets_are_full() -> None:
     assert agent.tally.copies_made == SLOTS_PER_SET
     assert agent.tally.evictions == 0
     for number in range(SLOTS_PER_SET, SLOTS_PER_SET + 10):
-        agent.lanes.clock += 1
+        agent.channel.clock += 1
         assert agent.put(key_of(number), value_of(number)[:65_536]).stored
     copy_all(agent)
     for number in range(SLOTS_PER_SET, SLOTS_PER_SET + 10):
         assert len(places(agent, number)) == 2
     pseudonym = agent.volume.placement.pseudonym(key_of(SLOTS_PER_SET))
-    assert agent.lanes.run(keep_two(agent.volume, agent.lanes, pseudonym)) is Kept.TWO
+    assert agent.channel.run(keep_two(agent.volume, agent.channel, pseudonym)) is Kept.TWO
 
 
 def test_one_namespace_is_no_place_for_two_copies() -> None:
     _, agent = two_copies(5, sets=(4,))
     assert agent.tally.copies_made == 0
-    assert agent.volume.owed.not_made == 5, "it is said"
-    agent.lanes.clock += YOUNG_SECONDS + 1
+    assert agent.volume.replication_backlog.not_made == 5, "it is said"
+    agent.channel.clock += YOUNG_SECONDS + 1
     assert scrubbed(agent).copies_missing == 5
     assert agent.get(key_of(3)) == value_of(3)
 
@@ -261,13 +261,13 @@ def scrubbed(agent: PoolAgent) -> ScrubCounters:
     """A whole pass of a scrub."""
     scrubber = Scrubber([agent.volume])
     while not scrubber.counters.passes:
-        agent.lanes.run(scrubber.advance(agent.lanes))
+        agent.channel.run(scrubber.advance(agent.channel))
     return scrubber.counters
 
 
 def test_a_namespace_that_is_larger_than_all_others_takes_no_key_for_itself() -> None:
     pool, agent = two_copies(60, sets=(12, 2), value_bytes=65_536)
-    assert (agent.tally.copies_made, agent.volume.owed.not_made) == (60, 0)
+    assert (agent.tally.copies_made, agent.volume.replication_backlog.not_made) == (60, 0)
     assert all(len({place for place, _ in places(agent, number)}) == 2 for number in range(60))
     pool.namespaces[0].down = True
     assert pool.agent().get(key_of(0)) == value_of(0)[:65_536]
@@ -275,14 +275,14 @@ def test_a_namespace_that_is_larger_than_all_others_takes_no_key_for_itself() ->
 
 def test_copies_that_wait_for_a_join_to_be_settled_are_counted() -> None:
     pool = MemoryPool((2, 2, 2), value_bytes=65_536, copies=2)
-    pool.settings = replace(pool.settings, settled=2)
+    pool.settings = replace(pool.settings, settled_extents=2)
     agent = pool.agent()
     for number in range(20):
         agent.put(key_of(number), value_of(number)[:65_536])
     copy_all(agent)
-    assert (agent.tally.copies_made, agent.volume.owed.not_made) == (0, 20)
-    agent.volume.follow(replace(pool.settings, settled=0))
-    agent.lanes.clock += YOUNG_SECONDS + 1
+    assert (agent.tally.copies_made, agent.volume.replication_backlog.not_made) == (0, 20)
+    agent.volume.change(layout=agent.volume.layout(replace(pool.settings, settled_extents=0)))
+    agent.channel.clock += YOUNG_SECONDS + 1
     scrubbed(agent)
     assert agent.tally.copies_made > 10, "of those that lie where they belong"
 
@@ -297,7 +297,7 @@ def test_what_was_deleted_does_not_come_back_where_its_original_cannot_be_seen(
     deleter = pool.agent()
     agent.put(key_of(0), value_of(0))
     namespace, _, directory = agent.where(key_of(0))
-    other, write = pool.namespaces[1 - namespace], agent.lanes.write
+    other, write = pool.namespaces[1 - namespace], agent.channel.write
     deleted: list[bool] = []
 
     def deletes_before(target: int, offset: int, parts: Any, *, more: bool = False) -> MemoryPending:
@@ -308,15 +308,15 @@ def test_what_was_deleted_does_not_come_back_where_its_original_cannot_be_seen(
             pool.namespaces[namespace].down, other.down = True, whole_shelf
         return pending
 
-    monkeypatch.setattr(agent.lanes, "write", deletes_before)
+    monkeypatch.setattr(agent.channel, "write", deletes_before)
     copy_all(agent)
-    monkeypatch.setattr(agent.lanes, "write", write)
+    monkeypatch.setattr(agent.channel, "write", write)
     assert deleted == [True]
-    assert agent.volume.owed.doubtful == whole_shelf
+    assert agent.volume.replication_backlog.doubtful == whole_shelf
     other.down = False
-    agent.lanes.clock += DOUBT_SECONDS
+    agent.channel.clock += DOUBT_SECONDS
     copy_all(agent)
-    assert agent.volume.owed.doubtful == 0
+    assert agent.volume.replication_backlog.doubtful == 0
     pool.namespaces[namespace].down = False
     for reader in (agent, pool.agent()):
         reader.age_directories()
@@ -327,9 +327,9 @@ def test_a_volume_of_one_copy_owes_nothing() -> None:
     pool = MemoryPool((1, 1))
     agent = pool.agent()
     agent.put(key_of(0), b"value")
-    assert len(agent.volume.owed) == 0
+    assert len(agent.volume.replication_backlog) == 0
     pseudonym = agent.volume.placement.pseudonym(key_of(0))
-    assert agent.lanes.run(keep_two(agent.volume, agent.lanes, pseudonym)) is Kept.NONE
+    assert agent.channel.run(keep_two(agent.volume, agent.channel, pseudonym)) is Kept.NONE
 
 
 def test_what_is_owed_is_bounded() -> None:

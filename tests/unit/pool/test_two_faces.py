@@ -11,7 +11,7 @@ import pytest
 from agent.attach.map_history import MapHistory, opens
 from agent.attach.map_watch import EVERY_SECONDS, MapWatch
 from agent.errors import G35Error
-from agent.inline.root_keys import HeldRootKey
+from agent.inline.root_keys import RootKey
 from agent.inline.secrets import SecretKey
 from agent.pool.map.document import EPOCHS_AHEAD_MAX, PoolMap, VolumeWish, plan_pool
 from agent.pool.map.inspect import write_superblock
@@ -22,10 +22,10 @@ from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Volume
-from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
-from tests.support.memory_pool import nguid_of
+from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
+from tests.support.pool.memory_pool import nguid_of
 
-ROOT = HeldRootKey(SecretKey(b"\x11" * 32), "a test")
+ROOT = RootKey(SecretKey(b"\x11" * 32), "a test")
 SIZE = 32 << 20
 NGUIDS = [nguid_of(number) for number in range(3)]
 
@@ -59,7 +59,7 @@ class Serving:
 
     def __init__(self, state: Path) -> None:
         self.pool_map = planned()
-        self.lanes = MemoryLanes([MemoryNamespace(SIZE) for _ in NGUIDS])
+        self.channel = MemoryChannel([MemoryNamespace(SIZE) for _ in NGUIDS])
         self.show(self.pool_map, 0, 1, 2)
         self.seen = MapHistory(state)
         cache = DirectoryCache(16 << 20)
@@ -91,13 +91,13 @@ class Serving:
 
     def show(self, pool_map: PoolMap, *numbers: int) -> None:
         for number in numbers:
-            self.lanes.run(write_superblock(self.lanes, number, NGUIDS[number], pool_map))
+            self.channel.run(write_superblock(self.channel, number, NGUIDS[number], pool_map))
 
     def look(self) -> list[str]:
         """At each namespace; the names of the volumes that are served on."""
         for _ in NGUIDS:
-            self.lanes.clock += 2 * EVERY_SECONDS
-            self.lanes.run(self.watch.look(self.lanes))
+            self.channel.clock += 2 * EVERY_SECONDS
+            self.channel.run(self.watch.look(self.channel))
         return [each.settings.name for each in self.volumes if not each.erased]
 
 
@@ -240,6 +240,6 @@ def test_a_copy_that_says_nothing_new_is_read_once(tmp_path: Path) -> None:
     agent.show(newest, 0, 1)
     agent.look()
     agent.look()
-    before = agent.lanes.namespaces[2].reads
+    before = agent.channel.namespaces[2].reads
     agent.look()
-    assert agent.lanes.namespaces[2].reads - before == 1, "its first block"
+    assert agent.channel.namespaces[2].reads - before == 1, "its first block"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from agent.pool.flush_tracking import RUNS_MAX, UnflushedWrites, flush_written
 from agent.pool.maintenance.rebalance import WALK_AGAIN_SECONDS, Rebalancer
-from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
+from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
 from tests.unit.pool.test_joining import Joined
 
 HERE, THERE = bytes(range(1, 17)), bytes(range(2, 18))
@@ -61,18 +61,18 @@ def test_answered_writes_are_not_kept() -> None:
 
 def test_only_what_was_written_is_flushed_and_a_failure_leaves_it_as_it_was() -> None:
     namespaces = [MemoryNamespace(1 << 30) for _ in range(3)]
-    lanes = MemoryLanes(namespaces)
-    assert lanes.run(flush_written(lanes, range(3))) == {}
+    channel = MemoryChannel(namespaces)
+    assert channel.run(flush_written(channel, range(3))) == {}
     assert [each.flushes for each in namespaces] == [1, 1, 1]
     for namespace in (0, 1):
-        lanes.write(namespace, 0, [bytes(4096)])
+        channel.write(namespace, 0, [bytes(4096)])
     namespaces[1].down = True
-    assert set(lanes.run(flush_written(lanes, range(3)))) == {1}
-    assert set(lanes.run(flush_written(lanes, range(3)))) == {1}
+    assert set(channel.run(flush_written(channel, range(3)))) == {1}
+    assert set(channel.run(flush_written(channel, range(3)))) == {1}
     namespaces[1].down, namespaces[1].hung = False, True
-    assert lanes.run(flush_written(lanes, range(3))) == {1: "abandoned"}
+    assert channel.run(flush_written(channel, range(3))) == {1: "abandoned"}
     namespaces[1].hung = False
-    assert lanes.run(flush_written(lanes, range(3))) == {}
+    assert channel.run(flush_written(channel, range(3))) == {}
     assert [each.flushes for each in namespaces] == [2, 5, 1]
 
 
@@ -80,7 +80,7 @@ def test_a_block_of_a_file_is_cleared_only_when_its_copy_is_flushed() -> None:
     joined = Joined()
     joined.fill(60)
     agent = joined.agent
-    agent.volume.follow(replace(joined.after, kind="files"))
+    agent.volume.change(layout=agent.volume.layout(replace(joined.after, kind="files")))
     wrong = joined.misplaced(agent)
     pseudonyms = {agent.volume.placement.pseudonym(key) for key in wrong}
     newcomer = joined.pool.namespaces[-1]
@@ -95,7 +95,7 @@ def test_a_block_of_a_file_is_cleared_only_when_its_copy_is_flushed() -> None:
     assert newcomer.writes, "they were copied"
     assert old_places() == len(wrong)
     newcomer.unflushable = False
-    agent.lanes.clock += WALK_AGAIN_SECONDS
+    agent.channel.clock += WALK_AGAIN_SECONDS
     joined.move_all(agent)
     assert old_places() < len(wrong) / 2
     joined.check(joined.other())
@@ -174,15 +174,15 @@ def test_a_copy_that_is_in_doubt_is_made_again_before_the_old_one_is_cleared() -
     joined.fill(60)
     agent = joined.agent
     settings = replace(joined.after, kind="files")
-    agent.volume.follow(settings)
+    agent.volume.change(layout=agent.volume.layout(settings))
     newcomer, extent = joined.pool.namespaces[-1], settings.extents[-1]
     mover = Rebalancer([agent.volume], 1 << 30)
     while not mover.moves.values:
-        agent.lanes.run(mover.turn(agent.lanes))
-        agent.lanes.clock += 0.5
+        agent.channel.run(mover.turn(agent.channel))
+        agent.channel.clock += 0.5
     directories = {extent.offset + number * settings.set_bytes for number in range(extent.sets)}
     newcomer.new_session({at: block for at, block in newcomer.blocks.items() if at in directories})
     for _ in range(100):
-        agent.lanes.run(mover.turn(agent.lanes))
-        agent.lanes.clock += 0.5
+        agent.channel.run(mover.turn(agent.channel))
+        agent.channel.clock += 0.5
     joined.check(joined.other())

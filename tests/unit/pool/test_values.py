@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from agent.pool.counters import MissCause
 from agent.pool.errors import BadPut, PutRefused, TooLong
 from agent.pool.format.directory import SLOTS_PER_SET, TIME_MAX
-from agent.pool.read.get import Reading
-from agent.pool.write.put import Writing
+from agent.pool.read.get import SlotReader
+from agent.pool.write.put import SlotWriter
 from host_shim.pool import Pool
-from tests.support.memory_pool import SUITES, MemoryPool, PoolAgent, key_of
-from tests.support.session_door import SessionDoor
+from tests.support.engines.session_door import SessionDoor
+from tests.support.pool.memory_pool import SUITES, MemoryPool, PoolAgent, key_of
 
 CAPACITY = 5 * 65536 + 4096
 UNITS = [1 << 16, 1 << 17, 1 << 18, 1 << 20]
@@ -58,7 +58,7 @@ def test_any_range_is_a_slice(suite: str, unit_bytes: int, seed: int) -> None:
         agent.put(key_of(length), BLOB[:length])
     for round_ in range(150):
         length = rng.choice(lengths)
-        reading = Reading(agent.volume, key_of(length))
+        reading = SlotReader(agent.volume, key_of(length))
         for _ in range(rng.randint(1, 4)):
             edge = rng.choice([0, unit_bytes, length, rng.randrange(length)])
             offset = max(0, edge + rng.choice([0, 0, -1, 1, -rng.randrange(9000)]))
@@ -78,15 +78,15 @@ def test_hypothesis_ranges(length: int, offset: int, size: int) -> None:
 
 def write_in_pieces(
     agent: PoolAgent, key: bytes, value: bytes, cuts: list[int], *, announced: bool
-) -> Writing:
-    writing = Writing(agent.volume, key, length=len(value) if announced else None)
+) -> SlotWriter:
+    writing = SlotWriter(agent.volume, key, length=len(value) if announced else None)
     done = False
     for start, end in zip([0, *cuts], [*cuts, len(value)], strict=True):
         assert not done
-        steps = writing.write(agent.lanes, start, memoryview(value)[start:end], agent.deadline())
-        done = agent.lanes.run(steps)
+        steps = writing.write(agent.channel, start, memoryview(value)[start:end], agent.deadline())
+        done = agent.channel.run(steps)
     assert done == announced
-    agent.lanes.run(writing.finish(agent.lanes, agent.deadline()))
+    agent.channel.run(writing.finish(agent.channel, agent.deadline()))
     return writing
 
 
@@ -120,10 +120,10 @@ def test_whole_units_may_come_in_any_order(seed: int) -> None:
     for number in range(10):
         order = [*range(0, CAPACITY, 65536)]
         rng.shuffle(order)
-        writing = Writing(agent.volume, key_of(number), length=CAPACITY)
+        writing = SlotWriter(agent.volume, key_of(number), length=CAPACITY)
         done = [
-            agent.lanes.run(
-                writing.write(agent.lanes, at, memoryview(BLOB)[at : at + 65536], agent.deadline())
+            agent.channel.run(
+                writing.write(agent.channel, at, memoryview(BLOB)[at : at + 65536], agent.deadline())
             )
             for at in order
         ]
@@ -136,19 +136,19 @@ def test_bytes_out_of_shape_are_refused_and_store_nothing() -> None:
     view = memoryview(BLOB)
 
     def run(*pieces: tuple[int, int], length: int | None = None) -> None:
-        writing = Writing(agent.volume, key_of(9), length=length)
+        writing = SlotWriter(agent.volume, key_of(9), length=length)
 
         def put() -> None:
             for start, end in pieces:
-                agent.lanes.run(writing.write(agent.lanes, start, view[start:end], agent.deadline()))
-            agent.lanes.run(writing.finish(agent.lanes, agent.deadline()))
+                agent.channel.run(writing.write(agent.channel, start, view[start:end], agent.deadline()))
+            agent.channel.run(writing.finish(agent.channel, agent.deadline()))
 
         with pytest.raises(BadPut):
             put()
-        agent.lanes.run(writing.drop(agent.lanes))
+        writing.drop()
         assert not writing.stored
         with pytest.raises(BadPut):
-            agent.lanes.run(writing.finish(agent.lanes, agent.deadline()))
+            agent.channel.run(writing.finish(agent.channel, agent.deadline()))
 
     run((100, 200))
     run((0, 65536), (65536 * 2, 65536 * 3))
@@ -159,10 +159,10 @@ def test_bytes_out_of_shape_are_refused_and_store_nothing() -> None:
     with pytest.raises(TooLong):
         agent.put(key_of(9), BLOB + b"x")
     with pytest.raises(TooLong):
-        Writing(agent.volume, key_of(9), length=0)
-    writing = Writing(agent.volume, key_of(9), length=10)
+        SlotWriter(agent.volume, key_of(9), length=0)
+    writing = SlotWriter(agent.volume, key_of(9), length=10)
     with pytest.raises(TooLong):
-        agent.lanes.run(writing.write(agent.lanes, 5, view[:6], agent.deadline()))
+        agent.channel.run(writing.write(agent.channel, 5, view[:6], agent.deadline()))
     assert agent.get(key_of(9)) is MissCause.NEVER_STORED
     assert agent.put(key_of(9), BLOB).stored, "what was given up took no slot for good"
     for cached in agent.cache.snapshot():
@@ -174,19 +174,19 @@ def test_what_failed_does_not_finish_well() -> None:
     """After a refused piece nothing more is taken, and the close says so again."""
     pool = MemoryPool((1,), value_bytes=CAPACITY)
     agent = pool.agent()
-    writing = Writing(agent.volume, key_of(1))
+    writing = SlotWriter(agent.volume, key_of(1))
     view = memoryview(BLOB)
-    agent.lanes.run(writing.write(agent.lanes, 0, view[:65536], agent.deadline()))
+    agent.channel.run(writing.write(agent.channel, 0, view[:65536], agent.deadline()))
     pool.namespaces[0].broken = True
     with pytest.raises(PutRefused):
-        agent.lanes.run(writing.write(agent.lanes, 65536, view[65536:131072], agent.deadline()))
+        agent.channel.run(writing.write(agent.channel, 65536, view[65536:131072], agent.deadline()))
     pool.namespaces[0].broken = False
     for steps in (
-        writing.write(agent.lanes, 131072, view[131072:196608], agent.deadline()),
-        writing.finish(agent.lanes, agent.deadline()),
+        writing.write(agent.channel, 131072, view[131072:196608], agent.deadline()),
+        writing.finish(agent.channel, agent.deadline()),
     ):
         with pytest.raises(PutRefused):
-            agent.lanes.run(steps)
+            agent.channel.run(steps)
     assert not writing.stored
     assert agent.get(key_of(1)) is MissCause.NEVER_STORED
 
@@ -203,8 +203,8 @@ def test_the_first_write_wins() -> None:
 
 def test_an_empty_value_stores_nothing() -> None:
     agent = agent_with()
-    writing = Writing(agent.volume, key_of(1))
-    agent.lanes.run(writing.finish(agent.lanes, agent.deadline()))
+    writing = SlotWriter(agent.volume, key_of(1))
+    agent.channel.run(writing.finish(agent.channel, agent.deadline()))
     assert agent.get(key_of(1)) is MissCause.NEVER_STORED
 
 
@@ -217,7 +217,7 @@ def test_a_pin_without_a_time_lasts_as_long_as_the_volume_keeps_values(
     with Pool("", sessions=1, parallel=1, files=SessionDoor(agent)) as pool:
         kv = pool.volume("v")
         assert kv.put(key_of(0), b"wanted")
-        began = int(agent.lanes.wall())
+        began = int(agent.channel.wall())
         assert kv.pin([key_of(0), key_of(1)], ttl) == [True, False]
         pseudonym = agent.volume.placement.pseudonym(key_of(0))
         (found,) = agent.volume.find(agent.volume.borrow_sets(pseudonym), pseudonym)

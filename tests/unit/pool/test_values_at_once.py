@@ -14,8 +14,8 @@ from agent.pool.prestage.readahead import Readahead
 from agent.pool.steps import settle
 from host_shim.control_wire import AT_ONCE_BYTES, value_xattr
 from host_shim.pool import BufferTooSmall, Pool, UnknownVolume
-from tests.support.memory_pool import SUITES, MemoryPool, PoolAgent, key_of
-from tests.support.session_door import SessionDoor
+from tests.support.engines.session_door import SessionDoor
+from tests.support.pool.memory_pool import SUITES, MemoryPool, PoolAgent, key_of
 
 SESSION, STATUS = CONTROL_ROOT + 1, CONTROL_ROOT + 2
 BLOB = random.Random(35).randbytes(2 * AT_ONCE_BYTES)
@@ -75,7 +75,7 @@ def test_a_flipped_bit_is_a_miss() -> None:
 def test_an_erased_volume_is_none() -> None:
     agent = agent_with()
     agent.put(key_of(1), b"value")
-    agent.volume.erased = True
+    agent.volume.change(erased=True)
     with Pool("/nowhere", files=SessionDoor(agent)) as client, pytest.raises(UnknownVolume):
         client.volume("v").get_into(key_of(1), bytearray(10))
 
@@ -109,5 +109,5 @@ def test_other_names_and_files(ino: int, name: bytes, refusal: int) -> None:
     door = SessionDoor(agent)
     room = memoryview(bytearray(10))
     with pytest.raises(FsError) as refused:
-        settle(door.face.getxattr(Caller(), ino, name, room), agent.lanes)
+        settle(door.face.getxattr(Caller(), ino, name, room), agent.channel)
     assert refused.value.errno == refusal

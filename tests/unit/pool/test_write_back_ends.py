@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from agent.pool.access import ServedVolume
+from agent.pool.access import serve
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
 from agent.pool.write.write_back import Waiting, WriteBack
-from tests.support.memory_pool import MemoryPool, PoolAgent, key_of
+from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of
 
 ROOM = 1 << 16
 
@@ -16,7 +16,7 @@ ROOM = 1 << 16
 @pytest.fixture
 def agent() -> PoolAgent:
     agent = MemoryPool().agent()
-    agent.served = ServedVolume(agent.volume, back=WriteBack(agent.volume, ROOM))
+    agent.served = serve(agent.volume, back=WriteBack(agent.volume, ROOM))
     return agent
 
 
@@ -26,16 +26,16 @@ def waiting(agent: PoolAgent) -> WriteBack:
 
 
 def put(agent: PoolAgent, value: bytes) -> Waiting:
-    writing = agent.served.writing(key_of(7), length=len(value))
-    assert agent.lanes.run(writing.write(agent.lanes, 0, memoryview(value), agent.deadline()))
+    writing = agent.served.writer(key_of(7), length=len(value))
+    assert agent.channel.run(writing.write(agent.channel, 0, memoryview(value), agent.deadline()))
     found = waiting(agent).find(writing.pseudonym)
     assert found is not None
     return found
 
 
 def get(agent: PoolAgent) -> bytes | MissCause:
-    reading, into = agent.served.reading(key_of(7)), bytearray(16384)
-    count = agent.lanes.run(reading.read(agent.lanes, 0, memoryview(into), agent.deadline(0.05)))
+    reading, into = agent.served.reader(key_of(7)), bytearray(16384)
+    count = agent.channel.run(reading.read(agent.channel, 0, memoryview(into), agent.deadline(0.05)))
     reading.close()
     return reading.cause if reading.cause is not None else bytes(into[:count])
 
@@ -45,17 +45,17 @@ def test_the_end_of_a_value_leaves_a_later_one_of_its_key(agent: PoolAgent, end:
     back = waiting(agent)
     first = put(agent, b"1" * 100)
     assert back.oldest() is first, "the thread that stores has picked it up"
-    assert agent.lanes.run(agent.served.delete(agent.lanes, key_of(7), agent.deadline()))
+    assert agent.channel.run(agent.served.delete(agent.channel, key_of(7), agent.deadline()))
     second = put(agent, b"2" * 9000)
     if end == "given up":
-        back.give_up(first, agent.lanes)
+        back.give_up(first, agent.channel)
     elif end == "given up while idle":
-        assert back.give_up_idle(first, agent.lanes)
+        assert back.give_up_idle(first, agent.channel)
     else:
-        assert agent.lanes.run(back.store(agent.lanes, first, agent.deadline()))
+        assert agent.channel.run(back.store(agent.channel, first, agent.deadline()))
     assert get(agent) == b"2" * 9000
     assert (back.bytes_held, back.lost, agent.tally.puts_lost) == (9000, 0, 0), "the first was deleted"
-    assert agent.lanes.run(back.store(agent.lanes, second, agent.deadline()))
+    assert agent.channel.run(back.store(agent.channel, second, agent.deadline()))
     assert (back.bytes_held, len(back)) == (0, 0)
     assert get(agent) == b"2" * 9000
 
@@ -63,9 +63,9 @@ def test_the_end_of_a_value_leaves_a_later_one_of_its_key(agent: PoolAgent, end:
 def test_a_value_that_is_being_removed_is_not_given_up(agent: PoolAgent) -> None:
     back, value = waiting(agent), put(agent, b"1" * 100)
     with value.lock:
-        assert not back.give_up_idle(value, agent.lanes)
+        assert not back.give_up_idle(value, agent.channel)
     assert back.lost == 0
-    assert back.give_up_idle(value, agent.lanes)
+    assert back.give_up_idle(value, agent.channel)
     assert (back.lost, back.bytes_held) == (1, 0)
 
 
@@ -94,7 +94,7 @@ def full_beside_one_that_is_away() -> tuple[MemoryPool, PoolAgent, WriteBack, Wa
     agent = pool.agent()
     for number in range(1000, 1000 + 128):
         agent.put(key_of(number), b"old")
-    agent.served = ServedVolume(agent.volume, back=WriteBack(agent.volume, ROOM))
+    agent.served = serve(agent.volume, back=WriteBack(agent.volume, ROOM))
     back, value = waiting(agent), put(agent, b"new")
     pool.namespaces[1].down = True
     agent.age_directories()
@@ -104,11 +104,11 @@ def full_beside_one_that_is_away() -> tuple[MemoryPool, PoolAgent, WriteBack, Wa
 def test_a_full_set_beside_an_enclosure_that_is_away_is_waited_for() -> None:
     """Nothing is evicted meanwhile; that there is no slot is no reason to lose what was acknowledged."""
     pool, agent, back, value = full_beside_one_that_is_away()
-    assert not agent.lanes.run(back.store(agent.lanes, value, agent.deadline()))
+    assert not agent.channel.run(back.store(agent.channel, value, agent.deadline()))
     assert get(agent) == b"new", "it is served from memory"
     pool.namespaces[1].down = False
     agent.age_directories()
-    assert agent.lanes.run(back.store(agent.lanes, value, agent.deadline()))
+    assert agent.channel.run(back.store(agent.channel, value, agent.deadline()))
     assert (back.lost, len(back), agent.tally.puts_lost) == (0, 0, 0)
     assert get(agent) == b"new"
 
@@ -116,6 +116,6 @@ def test_a_full_set_beside_an_enclosure_that_is_away_is_waited_for() -> None:
 def test_one_that_outlives_its_time_is_given_up_and_why_is_known() -> None:
     _, agent, back, value = full_beside_one_that_is_away()
     back.keep_seconds = 0.0
-    assert agent.lanes.run(back.store(agent.lanes, value, agent.deadline()))
+    assert agent.channel.run(back.store(agent.channel, value, agent.deadline()))
     assert (back.lost, len(back)) == (1, 0)
     assert "no slot for this key that may be used while an enclosure is away" in back.last_refusal

@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.pool.access import ServedVolume
+from agent.pool.access import serve
 from agent.pool.counters import MissCause
 from agent.pool.errors import BadPut, PutRefused, TooLong
-from agent.pool.prestage.prefetcher import stage
 from agent.pool.read.recompute_gate import PROBE_SECONDS, TRUSTED_BYTES, RecomputeGate
-from agent.pool.volume.bandwidth import Bandwidth, WaitingRoom
+from agent.pool.volume.bandwidth import Bandwidth
+from agent.pool.volume.volume import TenantShare
 from agent.pool.write import write_back
 from agent.pool.write.admission import SecondUse
-from agent.pool.write.write_back import VALUE_COST, BackWriting, Storing, WriteBack
+from agent.pool.write.write_back import VALUE_COST, BackWriter, Storing, WriteBack
 from host_shim.control_wire import Operation, Outcome, Request, data_offset
 from host_shim.pool import Pool
-from tests.support.memory_pool import MemoryPool, PoolAgent, key_of
-from tests.support.session_door import SessionDoor
+from tests.support.engines.session_door import SessionDoor
+from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of, stage_now
 
 MIB = 1 << 20
 
@@ -33,20 +33,20 @@ def value_of(number: int, size: int = 9000) -> bytes:
 
 def put(agent: PoolAgent, number: int, size: int = 9000) -> object:
     value = value_of(number, size)
-    writing = agent.served.writing(key_of(number), length=size)
-    assert agent.lanes.run(writing.write(agent.lanes, 0, memoryview(value), agent.deadline()))
+    writing = agent.served.writer(key_of(number), length=size)
+    assert agent.channel.run(writing.write(agent.channel, 0, memoryview(value), agent.deadline()))
     return writing
 
 
 def get(agent: PoolAgent, number: int) -> bytes | MissCause:
-    reading, into = agent.served.reading(key_of(number), agent.prestage), bytearray(16384)
-    count = agent.lanes.run(reading.read(agent.lanes, 0, memoryview(into), agent.deadline(0.05)))
+    reading, into = agent.served.reader(key_of(number), agent.prestage), bytearray(16384)
+    count = agent.channel.run(reading.read(agent.channel, 0, memoryview(into), agent.deadline(0.05)))
     reading.close()
     return reading.cause if reading.cause is not None else bytes(into[:count])
 
 
 def writes(agent: PoolAgent) -> int:
-    return sum(each.writes for each in agent.lanes.namespaces)
+    return sum(each.writes for each in agent.channel.namespaces)
 
 
 # -- write-back -------------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ def writes(agent: PoolAgent) -> int:
 @pytest.fixture
 def back() -> PoolAgent:
     agent = MemoryPool().agent()
-    agent.served = ServedVolume(agent.volume, back=WriteBack(agent.volume, 3 * (9000 + VALUE_COST)))
+    agent.served = serve(agent.volume, back=WriteBack(agent.volume, 3 * (9000 + VALUE_COST)))
     return agent
 
 
@@ -63,7 +63,7 @@ def store_all(agent: PoolAgent) -> None:
     assert agent.served.back is not None
     storing = Storing([agent.served.back], threading.Event())
     storing.stop()
-    storing.work(agent.lanes, agent.lanes)
+    storing.work(agent.channel, agent.channel)
 
 
 def test_a_put_is_acknowledged_from_memory_and_stored_after_it(back: PoolAgent) -> None:
@@ -88,14 +88,14 @@ def test_without_room_a_put_goes_through(back: PoolAgent) -> None:
 
 def test_an_agent_that_dies_loses_what_it_had_yet_to_store(back: PoolAgent) -> None:
     put(back, 1)
-    another = PoolAgent(back.lanes.namespaces, back.volume.settings)
+    another = PoolAgent(back.channel.namespaces, back.volume.settings)
     assert another.get(key_of(1)) is MissCause.NEVER_STORED
 
 
 def test_the_first_put_of_a_key_stays(back: PoolAgent) -> None:
     put(back, 1)
-    again = back.served.writing(key_of(1), length=4)
-    assert back.lanes.run(again.write(back.lanes, 0, memoryview(b"else"), back.deadline()))
+    again = back.served.writer(key_of(1), length=4)
+    assert back.channel.run(again.write(back.channel, 0, memoryview(b"else"), back.deadline()))
     assert again.already_there
     assert get(back, 1) == value_of(1)
     assert back.served.back is not None
@@ -124,13 +124,13 @@ def test_a_client_sees_what_waits_as_it_sees_what_is_stored(back: PoolAgent) -> 
 
 def test_values_longer_than_a_workers_buffer_are_stored_in_pieces() -> None:
     agent = MemoryPool(value_bytes=3 * MIB, unit_bytes=MIB).agent()
-    agent.served = ServedVolume(agent.volume, back=WriteBack(agent.volume, 4 * MIB))
+    agent.served = serve(agent.volume, back=WriteBack(agent.volume, 4 * MIB))
     size = 2 * MIB + 5000
     value = value_of(7, size)
-    writing = agent.served.writing(key_of(7), length=size)
+    writing = agent.served.writer(key_of(7), length=size)
     for at in range(0, size, 300_000):
-        agent.lanes.run(
-            writing.write(agent.lanes, at, memoryview(value)[at : at + 300_000], agent.deadline())
+        agent.channel.run(
+            writing.write(agent.channel, at, memoryview(value)[at : at + 300_000], agent.deadline())
         )
     assert writing.finished
     store_all(agent)
@@ -144,15 +144,15 @@ def test_what_flash_does_not_take_is_tried_again_and_given_up_in_the_end(
 ) -> None:
     monkeypatch.setattr(write_back, "RETRY_SECONDS", 0.0)
     put(back, 1)
-    for namespace in back.lanes.namespaces:
+    for namespace in back.channel.namespaces:
         namespace.down = True
     waiting = back.served.back
     assert waiting is not None
     value = waiting.oldest()
     assert value is not None
-    assert not back.lanes.run(waiting.store(back.lanes, value, back.deadline()))
+    assert not back.channel.run(waiting.store(back.channel, value, back.deadline()))
     assert get(back, 1) == value_of(1), "it still waits"
-    back.lanes.clock += waiting.keep_seconds
+    back.channel.clock += waiting.keep_seconds
     store_all(back)
     assert (back.tally.puts_lost, waiting.bytes_held) == (1, 0)
     assert get(back, 1) is MissCause.ENCLOSURE_DOWN
@@ -163,16 +163,16 @@ def test_what_flash_does_not_take_is_tried_again_and_given_up_in_the_end(
 @pytest.mark.expects_log("1 acknowledged values could not be stored")
 def test_an_erased_volume_serves_nothing_that_waits(back: PoolAgent) -> None:
     put(back, 1)
-    reading = back.served.reading(key_of(1))
-    half = back.served.writing(key_of(2), length=9000)
-    back.volume.forget_secret()
+    reading = back.served.reader(key_of(1))
+    half = back.served.writer(key_of(2), length=9000)
+    back.volume.change(erased=True)
     into = memoryview(bytearray(9000))
-    assert back.lanes.run(reading.read(back.lanes, 0, into, back.deadline())) == 0
+    assert back.channel.run(reading.read(back.channel, 0, into, back.deadline())) == 0
     assert reading.cause is MissCause.WRONG_KEY
     assert bytes(into) == bytes(9000)
     assert isinstance(get(back, 1), MissCause)
     with pytest.raises(PutRefused):
-        back.lanes.run(half.write(back.lanes, 0, memoryview(bytes(9000)), back.deadline()))
+        back.channel.run(half.write(back.channel, 0, memoryview(bytes(9000)), back.deadline()))
     store_all(back)
     assert back.tally.puts_lost == 1
 
@@ -181,22 +181,22 @@ def test_half_a_value_is_not_kept(back: PoolAgent) -> None:
     waiting = back.served.back
     assert waiting is not None
     for spoil in ("drop", "finish", "hole", "long"):
-        writing = back.served.writing(key_of(1), length=9000)
-        assert isinstance(writing, BackWriting)
-        back.lanes.run(writing.write(back.lanes, 0, memoryview(bytes(4096)), back.deadline()))
+        writing = back.served.writer(key_of(1), length=9000)
+        assert isinstance(writing, BackWriter)
+        back.channel.run(writing.write(back.channel, 0, memoryview(bytes(4096)), back.deadline()))
         assert waiting.bytes_held == 9000
         if spoil == "drop":
-            back.lanes.run(writing.drop(back.lanes))
+            writing.drop()
         elif spoil == "finish":
             with pytest.raises(BadPut):
-                back.lanes.run(writing.finish(back.lanes, back.deadline()))
+                back.channel.run(writing.finish(back.channel, back.deadline()))
         elif spoil == "hole":
             with pytest.raises(BadPut):
-                back.lanes.run(writing.write(back.lanes, 8192, memoryview(bytes(8)), back.deadline()))
+                back.channel.run(writing.write(back.channel, 8192, memoryview(bytes(8)), back.deadline()))
         else:
             with pytest.raises(TooLong):
-                back.lanes.run(writing.write(back.lanes, 4096, memoryview(bytes(9000)), back.deadline()))
-            back.lanes.run(writing.drop(back.lanes))
+                back.channel.run(writing.write(back.channel, 4096, memoryview(bytes(9000)), back.deadline()))
+            writing.drop()
         assert (len(waiting), waiting.bytes_held) == (0, 0)
 
 
@@ -223,28 +223,28 @@ def test_a_bug_while_storing_costs_that_value_and_no_other(
 
 def test_a_time_to_live_counts_from_the_put(back: PoolAgent) -> None:
     for number, seconds in ((1, 10), (2, 100)):
-        writing = back.served.writing(key_of(number), length=9000, ttl_seconds=seconds)
-        back.lanes.run(writing.write(back.lanes, 0, memoryview(value_of(number)), back.deadline()))
-    back.lanes.clock += 9
+        writing = back.served.writer(key_of(number), length=9000, ttl_seconds=seconds)
+        back.channel.run(writing.write(back.channel, 0, memoryview(value_of(number)), back.deadline()))
+    back.channel.clock += 9
     assert get(back, 1) == value_of(1)
-    back.lanes.clock += 2
+    back.channel.clock += 2
     assert get(back, 1) is MissCause.EXPIRED
     keys = [key_of(1), key_of(2)]
-    causes = back.lanes.run(back.served.lookup(back.lanes, keys, back.deadline()))
+    causes = back.channel.run(back.served.lookup(back.channel, keys, back.deadline()))
     assert causes == [MissCause.EXPIRED, None]
     put(back, 1)
     assert back.tally.puts_already_there == 0, "what has expired is in nobody's way"
     store_all(back)
     assert get(back, 2) == value_of(2)
-    back.lanes.clock += 90
+    back.channel.clock += 90
     assert get(back, 2) is MissCause.EXPIRED, "it was not born again on flash"
     assert get(back, 1) == value_of(1)
 
 
 def test_what_has_expired_is_not_stored(back: PoolAgent) -> None:
-    writing = back.served.writing(key_of(1), length=9000, ttl_seconds=10)
-    back.lanes.run(writing.write(back.lanes, 0, memoryview(value_of(1)), back.deadline()))
-    back.lanes.clock += 10
+    writing = back.served.writer(key_of(1), length=9000, ttl_seconds=10)
+    back.channel.run(writing.write(back.channel, 0, memoryview(value_of(1)), back.deadline()))
+    back.channel.clock += 10
     store_all(back)
     assert (writes(back), back.tally.puts_lost, back.tally.puts) == (0, 0, 0)
 
@@ -255,9 +255,9 @@ def test_a_second_put_that_goes_through_does_not_replace_one_that_waits(
 ) -> None:
     for number in range(3):
         put(back, number)
-    other = back.served.writing(key_of(1), length=length)
-    back.lanes.run(other.write(back.lanes, 0, memoryview(bytes(9000)), back.deadline()))
-    back.lanes.run(other.finish(back.lanes, back.deadline()))
+    other = back.served.writer(key_of(1), length=length)
+    back.channel.run(other.write(back.channel, 0, memoryview(bytes(9000)), back.deadline()))
+    back.channel.run(other.finish(back.channel, back.deadline()))
     assert (other.finished, other.already_there, other.stored, other.received) == (True, True, False, 9000)
     assert back.tally.puts_already_there == 1
     store_all(back)
@@ -287,19 +287,19 @@ def test_a_put_that_is_refused_leaves_no_room_taken(back: PoolAgent) -> None:
 
 def test_a_delete_or_pin_with_the_enclosure_away_leaves_what_waits(back: PoolAgent) -> None:
     put(back, 1)
-    for namespace in back.lanes.namespaces:
+    for namespace in back.channel.namespaces:
         namespace.down = True
     with pytest.raises(PutRefused):
-        back.lanes.run(back.served.delete(back.lanes, key_of(1), back.deadline()))
+        back.channel.run(back.served.delete(back.channel, key_of(1), back.deadline()))
     assert get(back, 1) == value_of(1)
-    until = int(back.lanes.wall()) + 100
-    assert back.lanes.run(back.served.pin(back.lanes, key_of(1), until, back.deadline()))
+    until = int(back.channel.wall()) + 100
+    assert back.channel.run(back.served.pin(back.channel, key_of(1), until, back.deadline()))
 
 
-class OneSeat(WaitingRoom):
+class OneSeat(threading.BoundedSemaphore):
     """Nobody may wait here."""
 
-    def enter(self) -> bool:
+    def acquire(self, *_: object, **__: object) -> bool:
         raise AssertionError("the thread of all tenants waits for one of them")
 
 
@@ -308,20 +308,21 @@ class OneSeat(WaitingRoom):
 def test_one_tenants_limit_holds_nobody_else_up(back: PoolAgent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_back, "RETRY_SECONDS", 0.0)
     other = MemoryPool().agent()
-    other.served = ServedVolume(other.volume, back=WriteBack(other.volume, 3 * 9000))
-    back.volume.bandwidth = Bandwidth(OneSeat(1), 1000)
-    back.volume.bandwidth.charge(back.lanes, 1 << 20)
+    other.served = serve(other.volume, back=WriteBack(other.volume, 3 * 9000))
+    bandwidth = Bandwidth(OneSeat(1), 1000)
+    back.volume.change(tenant=TenantShare(None, bandwidth))
+    bandwidth.charge(back.channel, 1 << 20)
     put(back, 1)
     put(other, 2)
     assert back.served.back is not None
     storing = Storing([back.served.back, other.served.back], threading.Event())
-    assert not storing._oldest(0, back.lanes, back.lanes)
-    assert storing._oldest(1, other.lanes, other.lanes)
+    assert not storing._oldest(0, back.channel, back.channel)
+    assert storing._oldest(1, other.channel, other.channel)
     assert get(other, 2) == value_of(2)
     assert len(back.served.back) == 1
-    back.lanes.clock += back.served.back.keep_seconds
+    back.channel.clock += back.served.back.keep_seconds
     storing.stop()
-    storing.work(back.lanes, back.lanes)
+    storing.work(back.channel, back.channel)
     assert back.tally.puts_lost == 1
 
 
@@ -330,7 +331,7 @@ def test_one_tenants_limit_holds_nobody_else_up(back: PoolAgent, monkeypatch: py
 
 def test_a_full_volume_makes_room_for_the_second_use_alone() -> None:
     agent = MemoryPool(sets=(1, 1)).agent()
-    agent.served = ServedVolume(agent.volume, admission=SecondUse())
+    agent.served = serve(agent.volume, admission=SecondUse())
     stored = 0
     for number in range(400):
         if number > 300 and agent.tally.puts_declined:
@@ -351,19 +352,19 @@ def test_a_full_volume_makes_room_for_the_second_use_alone() -> None:
 
 def test_a_declined_put_is_taken_whole_however_it_comes() -> None:
     agent = MemoryPool(sets=(1, 1)).agent()
-    agent.served = ServedVolume(agent.volume, admission=SecondUse())
+    agent.served = serve(agent.volume, admission=SecondUse())
     for number in range(130):
         put(agent, number)
     declined = agent.tally.puts_declined
     before = writes(agent)
-    in_pieces = agent.served.writing(key_of(1000), length=9000)
+    in_pieces = agent.served.writer(key_of(1000), length=9000)
     for at in range(0, 9000, 4096):
         part = memoryview(value_of(1000))[at : at + 4096]
-        done = agent.lanes.run(in_pieces.write(agent.lanes, at, part, agent.deadline()))
+        done = agent.channel.run(in_pieces.write(agent.channel, at, part, agent.deadline()))
         assert done == (at + len(part) == 9000)
-    file = agent.served.writing(key_of(1001))
-    agent.lanes.run(file.write(agent.lanes, 0, memoryview(value_of(1001)), agent.deadline()))
-    agent.lanes.run(file.finish(agent.lanes, agent.deadline()))
+    file = agent.served.writer(key_of(1001))
+    agent.channel.run(file.write(agent.channel, 0, memoryview(value_of(1001)), agent.deadline()))
+    agent.channel.run(file.finish(agent.channel, agent.deadline()))
     for writing in (in_pieces, file):
         assert (writing.finished, writing.stored, writing.already_there, writing.received) == (
             True, False, False, 9000,
@@ -462,11 +463,11 @@ def test_a_value_that_is_read_in_pieces_counts_what_came() -> None:
     agent = MemoryPool(value_bytes=1 << 20).agent()
     agent.put(key_of(1), value_of(1, MIB))
     gate = measured(1e9)
-    agent.served = ServedVolume(agent.volume, gate=gate)
-    reading = agent.served.reading(key_of(1))
+    agent.served = serve(agent.volume, gate=gate)
+    reading = agent.served.reader(key_of(1))
     for at in range(0, MIB, MIB // 8):
         into = memoryview(bytearray(MIB // 8))
-        assert agent.lanes.run(reading.read(agent.lanes, at, into, agent.deadline())) == MIB // 8
+        assert agent.channel.run(reading.read(agent.channel, at, into, agent.deadline())) == MIB // 8
         assert gate._under_way == 0
         assert gate._fetched_ever == 8 * MIB + 1 + at + MIB // 8
 
@@ -482,15 +483,15 @@ def test_a_gated_get_is_late_without_a_read_and_memory_is_served_all_the_same() 
     for number in range(3):
         agent.put(key_of(number), value_of(number))
     assert agent.prestage is not None
-    assert agent.lanes.run(stage(agent.volume, agent.prestage, agent.lanes, key_of(2)))
-    agent.lanes.clock = 100.0
-    agent.served = ServedVolume(agent.volume, gate=measured(1e6))
-    reads = sum(each.reads for each in agent.lanes.namespaces)
+    assert agent.channel.run(stage_now(agent.volume, agent.prestage, agent.channel, key_of(2)))
+    agent.channel.clock = 100.0
+    agent.served = serve(agent.volume, gate=measured(1e6))
+    reads = sum(each.reads for each in agent.channel.namespaces)
     assert get(agent, 0) is MissCause.LATE
-    assert sum(each.reads for each in agent.lanes.namespaces) == reads
+    assert sum(each.reads for each in agent.channel.namespaces) == reads
     assert get(agent, 2) == value_of(2), "it waits in memory"
     assert get(agent, 99) is MissCause.NEVER_STORED, "what is not there has no length to judge by"
     assert (agent.tally.gets_gated, agent.tally.misses[MissCause.LATE]) == (1, 1)
-    agent.lanes.clock += PROBE_SECONDS
+    agent.channel.clock += PROBE_SECONDS
     assert get(agent, 0) == value_of(0), "the one that is let through"
     assert agent.tally.gets_hit + agent.tally.gets_missed == 4

@@ -9,15 +9,16 @@ from typing import cast
 
 import pytest
 
-from agent.remote import channel as lanes_module
-from agent.remote.channel import CONNECT_WAIT_SECONDS, WorkerLanes
+from agent.remote import queue_slot
+from agent.remote.channel import CONNECT_WAIT_SECONDS, WorkerChannel
 from agent.remote.connect_attempt import ConnectAttempt
 from agent.remote.enclosure import Enclosure
 from agent.remote.fabric import Fabric
 from agent.remote.queue_slot import SILENT_SECONDS
 from nvmeof.errors import ConnectionLost
+from nvmeof.host.namespaces import NamespaceInfo
 from nvmeof.transport import HostQueue
-from nvmeof.transport.base import ControllerInfo, NamespaceInfo
+from nvmeof.transport.base import ControllerInfo
 
 PATIENCE = 10.0
 
@@ -49,7 +50,7 @@ class FakeQueue:
 
 
 class FakeInfo:
-    """As much of a controller as lanes look at."""
+    """As much of a controller as a channel looks at."""
 
     io_queues = 8
     max_queue_entries = 32
@@ -90,11 +91,11 @@ def test_a_try_that_fails_is_over_without_a_queue() -> None:
     assert connecting.queue is None
 
 
-def lanes_of(enclosure: Enclosure) -> WorkerLanes:
+def channel_of(enclosure: Enclosure) -> WorkerChannel:
     fabric = Fabric([enclosure])
     enclosure.namespaces = (NamespaceInfo(1, bytes(range(1, 17)), 1 << 20, 4096),)
     fabric.adopt([bytes(range(1, 17))])
-    return WorkerLanes(fabric, 1)
+    return WorkerChannel(fabric, 1)
 
 
 def test_a_hanging_connect_costs_one_request_a_moment(
@@ -107,25 +108,25 @@ def test_a_hanging_connect_costs_one_request_a_moment(
         made.append(FakeQueue())
         return cast(HostQueue, made[-1])
 
-    monkeypatch.setattr(lanes_module, "connect_io_queue", connect)
+    monkeypatch.setattr(queue_slot, "connect_io_queue", connect)
     enclosure = Enclosure("jbof-0", cast(ControllerInfo, FakeInfo()), epoch=1)
-    lanes = lanes_of(enclosure)
-    buffer = lanes.receive_buffer(4096)
+    channel = channel_of(enclosure)
+    buffer = channel.receive_buffer(4096)
     began = time.monotonic()
-    first = lanes.read(0, 0, buffer)
+    first = channel.read(0, 0, buffer)
     assert time.monotonic() - began < CONNECT_WAIT_SECONDS + 1.0
     assert first.done
     assert first.unreachable
     began = time.monotonic()
     for _ in range(20):
-        assert lanes.read(0, 0, buffer).unreachable
+        assert channel.read(0, 0, buffer).unreachable
     assert time.monotonic() - began < 1.0
     gate.set()
-    lanes.connect_ahead(PATIENCE)
+    channel.connect_ahead(PATIENCE)
     assert len(made) == 1, "one try, however many requests"
     assert made[0].registered == 2
     enclosure.epoch += 1
-    lanes.close()
+    channel.close()
     assert made[0].closed.is_set()
 
 
@@ -138,15 +139,15 @@ def test_a_queue_of_a_session_that_is_over_is_not_used(
         gate.wait(PATIENCE)
         return cast(HostQueue, queue)
 
-    monkeypatch.setattr(lanes_module, "connect_io_queue", connect)
+    monkeypatch.setattr(queue_slot, "connect_io_queue", connect)
     enclosure = Enclosure("jbof-0", cast(ControllerInfo, FakeInfo()), epoch=1)
-    lanes = lanes_of(enclosure)
-    lanes.connect_ahead(0.0)
+    channel = channel_of(enclosure)
+    channel.connect_ahead(0.0)
     enclosure.epoch = 2
     gate.set()
-    lanes.connect_ahead(PATIENCE)
+    channel.connect_ahead(PATIENCE)
     assert queue.closed.wait(PATIENCE)
-    lanes.close()
+    channel.close()
 
 
 def test_a_new_session_is_tried_at_once_after_a_try_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,16 +159,16 @@ def test_a_new_session_is_tried_at_once_after_a_try_that_failed(monkeypatch: pyt
             raise ConnectionLost("its port is down")
         return queue
 
-    monkeypatch.setattr(lanes_module, "connect_io_queue", connect)
+    monkeypatch.setattr(queue_slot, "connect_io_queue", connect)
     enclosure = Enclosure("jbof-0", cast(ControllerInfo, FakeInfo()), epoch=1)
-    lanes = lanes_of(enclosure)
-    lanes.connect_ahead(PATIENCE)
-    lanes.connect_ahead(PATIENCE)
+    channel = channel_of(enclosure)
+    channel.connect_ahead(PATIENCE)
+    channel.connect_ahead(PATIENCE)
     assert len(answers) == 1, "not again with the session that it failed with"
     enclosure.epoch = 2
-    lanes.connect_ahead(PATIENCE)
+    channel.connect_ahead(PATIENCE)
     assert not answers
-    lanes.close()
+    channel.close()
 
 
 def test_a_try_of_an_old_session_holds_up_no_new_one(
@@ -180,17 +181,17 @@ def test_a_try_of_an_old_session_holds_up_no_new_one(
             gate.wait(PATIENCE)
         return cast(HostQueue, old if session is first else new)
 
-    monkeypatch.setattr(lanes_module, "connect_io_queue", connect)
+    monkeypatch.setattr(queue_slot, "connect_io_queue", connect)
     first = cast(ControllerInfo, FakeInfo())
     enclosure = Enclosure("jbof-0", first, epoch=1)
-    lanes = lanes_of(enclosure)
-    lanes.connect_ahead(0.0)
+    channel = channel_of(enclosure)
+    channel.connect_ahead(0.0)
     enclosure.session, enclosure.epoch = cast(ControllerInfo, FakeInfo()), 2
-    lanes.connect_ahead(PATIENCE)
+    channel.connect_ahead(PATIENCE)
     assert new.registered == 2
     gate.set()
     assert old.closed.wait(PATIENCE)
-    lanes.close()
+    channel.close()
 
 
 def test_a_queue_that_fell_silent_is_connected_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,23 +202,23 @@ def test_a_queue_that_fell_silent_is_connected_anew(monkeypatch: pytest.MonkeyPa
         made.append(FakeQueue())
         return cast(HostQueue, made[-1])
 
-    monkeypatch.setattr(lanes_module, "connect_io_queue", connect)
+    monkeypatch.setattr(queue_slot, "connect_io_queue", connect)
     enclosure = Enclosure("jbof-0", cast(ControllerInfo, FakeInfo()), epoch=1)
-    lanes = lanes_of(enclosure)
-    lanes.connect_ahead(PATIENCE)
+    channel = channel_of(enclosure)
+    channel.connect_ahead(PATIENCE)
     (first,) = made
     first.since = time.monotonic() - SILENT_SECONDS / 2
-    lanes.connect_ahead(PATIENCE)
+    channel.connect_ahead(PATIENCE)
     assert made == [first], "not yet"
     first.since, first.silent = time.monotonic() - SILENT_SECONDS, False
-    lanes.connect_ahead(PATIENCE)
+    channel.connect_ahead(PATIENCE)
     assert made == [first], "it answers others"
     first.silent = True
-    lanes.connect_ahead(PATIENCE)
+    channel.connect_ahead(PATIENCE)
     assert first.closed.is_set()
     assert len(made) == 2
     assert enclosure.complaints == 0
-    lanes.close()
+    channel.close()
 
 
 def test_without_a_thread_it_is_a_try_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from agent.remote.enclosure import Enclosure, Route
 from agent.remote.fabric import Fabric
 from agent.remote.health import Health
-from tests.support.memory_pool import nguid_of
+from tests.support.pool.memory_pool import nguid_of
 
 
 def test_namespaces_of_one_enclosure_are_judged_together() -> None:

@@ -17,7 +17,8 @@ from agent.remote.fence import COMMAND_SECONDS, GRAIN, LOST_SECONDS, MOST_PLACES
 from agent.remote.paths import in_order, path_failed
 from agent.telemetry.snapshot import _enclosures
 from nvmeof.host import commands
-from nvmeof.transport.base import ControllerInfo, NamespaceInfo
+from nvmeof.host.namespaces import NamespaceInfo
+from nvmeof.transport.base import ControllerInfo
 from nvmeof.wire.ana import AnaState
 from nvmeof.wire.status import Status
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from emulator.roce.nic.verbs import GSI_QKEY, GSI_QPN
 from emulator.roce.wire.bth import psn_difference
 from emulator.roce.wire.cm_ip import IpCmHeader, PortSpace, decode_ip_cm_untrusted, port_of
 from emulator.roce.wire.cm_messages import (
@@ -28,18 +29,12 @@ from emulator.roce.wire.cm_path import NO_PATH, CmPath
 from emulator.roce.wire.cm_reject import RejectReason
 from emulator.roce.wire.extended import Aeth, AethKind, AtomicEth, NakCode, Reth
 from emulator.roce.wire.flow import Flow, ip_and_udp_headers, packed_address
-from emulator.roce.wire.icrc import icrc_of, ip_id_of
-from emulator.roce.wire.mad import GSI_Q_KEY, GSI_QUEUE_PAIR
+from emulator.roce.wire.icrc import icrc_of
 from emulator.roce.wire.malformed import Cause, MalformedPacket
 from emulator.roce.wire.opcodes import Opcode, Service, class_of
-from emulator.roce.wire.packet import (
-    Packet,
-    decode_packet_untrusted,
-    decode_transport_untrusted,
-    encode_headers,
-    encode_packet,
-)
-from tests.support.roce_captures import LARGE, VECTORS, Captured, read_packets, small_captures
+from emulator.roce.wire.packet import Packet, decode_transport_untrusted
+from tests.support.roce.captures import LARGE, VECTORS, Captured, read_packets, small_captures
+from tests.support.roce.packets import decode_packet_untrusted, encode_headers, encode_packet, ip_id_of
 
 ONE, TWO = packed_address("192.168.77.1"), packed_address("192.168.77.2")
 
@@ -58,7 +53,7 @@ def check_kernel_packet(captured: Captured) -> Packet:
     without_checksum = slice(None, -2) if flow.is_ipv6 else slice(None)
     headers = ip_and_udp_headers(flow, datagram, captured.ip_id)
     assert headers[without_checksum] == captured.headers[without_checksum]
-    if packet.queue_pair == GSI_QUEUE_PAIR:
+    if packet.queue_pair == GSI_QPN:
         message, transaction = decode_cm_untrusted(packet.payload)
         assert encode_cm(message, transaction) == packet.payload
     return packet
@@ -117,9 +112,9 @@ def test_a_connection_request_of_the_kernel() -> None:
     assert captured.flow == Flow(TWO, ONE, 55410)
     packet = decode_packet_untrusted(captured.datagram, captured.flow)
     assert packet.opcode is Opcode.UD_SEND_ONLY
-    assert (packet.queue_pair, packet.psn, packet.acknowledge) == (GSI_QUEUE_PAIR, 23, True)
+    assert (packet.queue_pair, packet.psn, packet.acknowledge) == (GSI_QPN, 23, True)
     assert (packet.solicited, packet.migration, packet.p_key) == (False, False, 0xFFFF)
-    assert packet.deth == (GSI_Q_KEY, GSI_QUEUE_PAIR)
+    assert packet.deth == (GSI_QKEY, GSI_QPN)
     message, transaction = decode_cm_untrusted(packet.payload)
     assert transaction == 0x2_F684_527A
     assert isinstance(message, ConnectRequest)

@@ -15,21 +15,18 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
+from emulator.roce.nic.verbs import GSI_QPN
 from emulator.roce.wire import cm_messages as cm
 from emulator.roce.wire.cm_ip import decode_ip_cm_untrusted
 from emulator.roce.wire.extended import Aeth, AtomicEth, Deth, Reth
 from emulator.roce.wire.flow import flow_of
 from emulator.roce.wire.icrc import icrc_of
-from emulator.roce.wire.mad import GSI_QUEUE_PAIR, MAD_BYTES, Attribute
+from emulator.roce.wire.mad import MAD_BYTES, Attribute
 from emulator.roce.wire.malformed import Cause, MalformedPacket
-from emulator.roce.wire.opcodes import HEADER_BYTES, MAX_PACKET, MAX_PAYLOAD, Opcode, class_of
-from emulator.roce.wire.packet import (
-    Packet,
-    decode_packet_untrusted,
-    decode_transport_untrusted,
-    encode_packet,
-)
-from tests.support.roce_captures import read_packets, small_captures
+from emulator.roce.wire.opcodes import MAX_PACKET, MAX_PAYLOAD, Opcode, class_of
+from emulator.roce.wire.packet import Packet, decode_transport_untrusted
+from tests.support.roce.captures import read_packets, small_captures
+from tests.support.roce.packets import decode_packet_untrusted, encode_packet
 
 FUZZ = max(50_000, int(os.environ.get("G35_FUZZ", "0")))
 FLOW = flow_of("192.168.77.2", "192.168.77.1", 0xC0DE)
@@ -109,7 +106,7 @@ def test_hostile_management_datagrams(seed: int) -> None:
     rng, outcomes = random.Random(seed + 1), Counter[str]()
     captured = [each for file in small_captures() for each in read_packets(file) if each.by_kernel]
     packets = [decode_transport_untrusted(each.datagram) for each in captured]
-    kernel = [bytes(packet.payload) for packet in packets if packet.queue_pair == GSI_QUEUE_PAIR]
+    kernel = [bytes(packet.payload) for packet in packets if packet.queue_pair == GSI_QPN]
     for _ in range(FUZZ // 5):
         raw = bytearray(rng.choice(kernel))
         for _ in range(rng.randint(1, 8)):
@@ -167,7 +164,7 @@ def packets(draw: st.DrawFn) -> Packet:
 def test_a_packet_survives_the_wire(packet: Packet, ip_id: int) -> None:
     raw = encode_packet(packet, FLOW, ip_id)
     assert len(raw) % 4 == 0
-    assert len(raw) >= HEADER_BYTES[packet.opcode] + 4
+    assert len(raw) >= class_of(packet.opcode).header_bytes + 4
     assert decode_packet_untrusted(raw, FLOW, ip_id) == packet
     assert decode_packet_untrusted(memoryview(raw), FLOW) == packet
 

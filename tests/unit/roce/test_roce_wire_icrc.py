@@ -15,13 +15,13 @@ from emulator.roce.wire.icrc import (
     burst_prefixes,
     crc32,
     icrc_of,
-    ip_id_of,
     prefix_crc,
     solved_ip_id,
 )
 from emulator.roce.wire.malformed import Cause, MalformedPacket
 from emulator.roce.wire.opcodes import Opcode
-from emulator.roce.wire.packet import Packet, check_icrc_untrusted, decode_packet_untrusted, encode_packet
+from emulator.roce.wire.packet import Packet
+from tests.support.roce.packets import check_icrc_untrusted, decode_packet_untrusted, encode_packet, ip_id_of
 
 FOUR = flow_of("192.0.2.1", "198.51.100.2", 0xC0DE)
 SIX = flow_of("2001:db8::1", "2001:db8:1::2", 0xC0DE)

@@ -7,11 +7,13 @@ import zlib
 
 import pytest
 
+from emulator.roce.nic.gid import gid_of, ip_of
 from emulator.roce.wire.extended import Deth
-from emulator.roce.wire.flow import address_of, flow_of, gid_of, is_multicast, packed_address
+from emulator.roce.wire.flow import flow_of, is_multicast
 from emulator.roce.wire.malformed import Cause, MalformedPacket
 from emulator.roce.wire.opcodes import Opcode
-from emulator.roce.wire.packet import Packet, check_icrc_untrusted, decode_packet_untrusted, encode_packet
+from emulator.roce.wire.packet import Packet
+from tests.support.roce.packets import check_icrc_untrusted, decode_packet_untrusted, encode_packet
 
 FLOW = flow_of("192.0.2.1", "239.1.2.3", 0xC0DE)
 PACKET = Packet(
@@ -55,6 +57,6 @@ def test_which_addresses_are_groups(address: str, group: bool) -> None:
 
 
 def test_the_gid_of_a_group_is_its_address() -> None:
-    gid = gid_of(packed_address("239.1.2.3"))
+    gid = gid_of("239.1.2.3")
     assert gid == bytes(10) + b"\xff\xff\xef\x01\x02\x03"
-    assert address_of(gid) == packed_address("239.1.2.3")
+    assert ip_of(gid) == "239.1.2.3"

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from emulator.roce.wire.flow import flow_of
-from emulator.roce.wire.icrc import ip_id_of
 from emulator.roce.wire.opcodes import Opcode
-from emulator.roce.wire.packet import Packet, encode_packet
+from emulator.roce.wire.packet import Packet
 from emulator.roce.wire.pcap import FILE_HEADER, RECORD_HEADER, PcapWriter
-from tests.support.roce_captures import VECTORS, read_packets
+from tests.support.roce.captures import VECTORS, read_packets
+from tests.support.roce.packets import encode_packet, ip_id_of
 
 FLOW = flow_of("192.0.2.1", "198.51.100.2", 0xC0DE)
 SIX = flow_of("2001:db8::1", "2001:db8::2", 0xC0DE)

@@ -30,7 +30,7 @@ from emulator.roce.nic.verbs import (
     WorkCompletion,
 )
 from emulator.roce.nic.work_requests import ReceiveRequest, SendRequest
-from tests.support.roce_ends import ALL_ACCESS, Pair
+from tests.support.roce.ends import ALL_ACCESS, Pair
 
 SMALL = Limits(
     max_qp=1, max_cq=1, max_cqe=8, max_pd=2, max_ah=1, max_srq=1, max_qp_wr=16, max_sge=4, max_inline_data=64

@@ -22,7 +22,7 @@ from emulator.roce.nic.verbs import (
     QpType,
     VerbsError,
 )
-from tests.support.roce_ends import TO_INIT, TO_RTR, TO_RTS
+from tests.support.roce.ends import TO_INIT, TO_RTR, TO_RTS
 
 FROM_ANYWHERE = {QpState.RESET, QpState.ERR}
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import pyverbs_inventory
+from tests.support.roce import pyverbs_inventory
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "pyverbs_44.json"
 
@@ -127,5 +127,5 @@ def test_attributes_that_do_not_exist_cannot_be_set() -> None:
 )
 def test_the_inventory_is_that_of_the_installed_pyverbs() -> None:
     assert pyverbs_inventory.inventory() == inventory(), (
-        "make it anew: python -m tests.support.pyverbs_inventory > tests/vectors/pyverbs_44.json"
+        "make it anew: python -m tests.support.roce.pyverbs_inventory > tests/vectors/pyverbs_44.json"
     )

@@ -11,8 +11,8 @@ from agent.config.configuration import Configuration, parse_configuration
 from agent.errors import ConfigError
 from agent.fs.files.options import FilesOptions
 from agent.s3.credentials import new_credentials_file, read_credentials_file
-from agent.s3.opening import make_s3_door
-from tests.support.inline_runner import inline_runner
+from agent.s3.make_door import make_s3_door
+from tests.support.pool.inline_runner import inline_runner
 
 TENANT = {"tenant": "default", "credentials": "/etc/g35/s3.credentials", "buckets": ["blocks"]}
 

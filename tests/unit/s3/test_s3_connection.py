@@ -8,7 +8,7 @@ from typing import cast
 import trio
 import trio.testing
 
-from agent.fs.complaints import Complaints
+from agent.host_os.complaints import Complaints
 from agent.s3.answers import Answer, Send
 from agent.s3.body import Body
 from agent.s3.chunked import UNSIGNED_TRAILER
@@ -17,7 +17,7 @@ from agent.s3.counters import S3Counters
 from agent.s3.requests import Hosts, S3Request
 from agent.s3.service import S3Service
 from agent.s3.shares import Shares
-from tests.support.s3_served import KEY, signed_head
+from tests.support.engines.s3_served import KEY, signed_head
 
 PIECE = 1 << 20
 IDLE_SECONDS = 60.0

@@ -7,12 +7,19 @@ from xml.etree import ElementTree
 import pytest
 
 from agent.s3.errors import S3Error
-from agent.s3.xml_in import SLICE_BYTES, RowsReader, read_rows
+from agent.s3.xml_in import SLICE_BYTES, RowsReader
 from agent.s3.xml_out import document, error, http_time, iso_time
 
 BOMB = b"""<?xml version="1.0"?><!DOCTYPE lolz [<!ENTITY a "lol"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;">]>
 <Delete><Object><Key>&b;</Key></Object></Delete>"""
 OUTSIDE = b"""<!DOCTYPE x [<!ENTITY e SYSTEM "file:///etc/passwd">]><Delete><Object><Key>&e;</Key></Object></Delete>"""
+
+
+def read_rows(document: bytes, root: str, row: str) -> tuple[list[dict[str, str]], dict[str, str]]:
+    reader = RowsReader(root, row)
+    for _ in reader.read(document):
+        pass
+    return reader.rows, reader.leaves
 
 
 def test_rows_and_leaves_are_read_with_a_namespace_and_without() -> None:

@@ -12,11 +12,11 @@ from agent.pool.map.document import tenant_id
 from agent.pool.volume.volume import Volume
 from agent.s3.credentials import new_credentials_file
 from agent.s3.door import S3Door
-from agent.s3.opening import make_s3_door
+from agent.s3.make_door import make_s3_door
 from agent.s3.store import FileWriter
-from tests.support.inline_runner import InlineRunner
-from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
-from tests.support.memory_pool import PoolAgent, volume_settings
+from tests.support.pool.inline_runner import InlineRunner
+from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
+from tests.support.pool.memory_pool import PoolAgent, volume_settings
 
 HERE, ELSEWHERE = "aa" * 16, "bb" * 16
 
@@ -40,9 +40,9 @@ def test_objects_of_another_pool_are_left_alone(tmp_path: Path, expects_log: Cal
 
     def door(pool_id: str, not_served: dict[str, str]) -> S3Door:
         volumes = [volume(number, tenant) for number, tenant in enumerate(tenants)]
-        lanes = MemoryLanes(media)
+        channel = MemoryChannel(media)
         return make_s3_door(
-            section, volumes, tmp_path, FilesOptions(), lambda: lanes, lambda _: InlineRunner(),
+            section, volumes, tmp_path, FilesOptions(), lambda: channel, lambda _: InlineRunner(),
             pool_id=pool_id, not_served=not_served,
         )  # fmt: skip
 

@@ -202,7 +202,7 @@ def test_an_index_takes_no_more_of_the_disk_than_it_may_and_what_is_there_can_be
     assert refused.value.code == "InsufficientStorage"
     for key in stored:
         for file in index.remove("blocks", key):
-            index.gone(file)
+            index.forget(file)
     index.announce("again")
     index.close()
     assert path.stat().st_size < most + 100_000

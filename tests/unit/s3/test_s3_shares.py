@@ -14,7 +14,7 @@ import trio.testing
 from agent.s3.errors import S3Error
 from agent.s3.shares import Place, Shares
 from agent.s3.workers import Workers
-from tests.support.inline_runner import inline_runner
+from tests.support.pool.inline_runner import inline_runner
 
 
 def test_half_of_the_places_are_owed_in_equal_shares() -> None:

@@ -14,8 +14,8 @@ from agent.fs.interface import Caller, FsError
 from agent.s3.errors import S3Error
 from agent.s3.index import Piece, StoredObject
 from agent.s3.store import TIDY_FILES, FileWriter, LostObject, ObjectReader, ObjectStore
-from tests.support.inline_runner import InlineRunner
-from tests.support.memory_blocks import MemoryBlockStore
+from tests.support.pool.inline_runner import InlineRunner
+from tests.support.pool.memory_blocks import MemoryBlockStore
 
 CAPACITIES = (512, 2048)
 RUN = InlineRunner()

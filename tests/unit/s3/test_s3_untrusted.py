@@ -15,7 +15,7 @@ from agent.s3.errors import S3Error
 from agent.s3.listing import _from_token
 from agent.s3.requests import Hosts, byte_range, http_request, s3_request
 from agent.s3.signature import ALGORITHM, Signer, verify
-from agent.s3.xml_in import read_rows
+from agent.s3.xml_in import RowsReader
 
 KEY = AccessKey("G35TESTONE", SecretKey(b"the secret of the first tenant"), "one")
 NAMES = st.sampled_from(
@@ -39,6 +39,13 @@ TARGETS = st.one_of(
     st.binary(max_size=60).map(lambda rest: b"/" + rest),
     st.lists(WORDS_OF_SIGNATURES, max_size=10).map(lambda words: b"/blocks/a?" + "".join(words).encode()),
 )
+
+
+def read_rows(document: bytes, root: str, row: str) -> tuple[list[dict[str, str]], dict[str, str]]:
+    reader = RowsReader(root, row)
+    for _ in reader.read(document):
+        pass
+    return reader.rows, reader.leaves
 
 
 @given(

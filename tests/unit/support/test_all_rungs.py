@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.all_rungs import CALM, LAB, TESTS, after_the_lab, beside_the_lab
+from tests.support.rungs.all_rungs import CALM, LAB, TESTS, after_the_lab, beside_the_lab
 
 
 def test_every_test_file_is_in_one_stream() -> None:

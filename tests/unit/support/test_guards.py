@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.support import processes as process_support
-from tests.support.leaks import Holdings
-from tests.support.log_watch import LogWatch
+from tests.support.rungs.leaks import Holdings
+from tests.support.rungs.log_watch import LogWatch
 from tests.support.waiting import wait_until
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.packet_capture import (
+from tests.support.lab.packet_capture import (
     FILE_HEADER,
     FLAG_SYN,
     LINKTYPE_ETHERNET,

@@ -7,10 +7,9 @@ from collections.abc import Generator
 from typing import Any
 
 from agent.pool.steps import Acquire, Wait
-from agent.remote.health import Health
-from agent.remote.outstanding import Outstanding
-from tests.support.sim_flash import SimPending
-from tests.support.step_scheduler import Sleep, StepScheduler
+from agent.remote.health import Health, Outstanding
+from tests.support.sim.sim_flash import SimPending
+from tests.support.sim.step_scheduler import Sleep, StepScheduler
 
 Steps = Generator[Any, bool, Any]
 

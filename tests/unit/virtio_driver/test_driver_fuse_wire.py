@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from agent.bench.virtio_driver import fuse_wire as wire
-from agent.bench.virtio_driver.fuse_wire import FuseReplyError, Listed, Node
+from agent.bench.virtio_driver.fuse_wire import FuseReplyError, Node
+from tests.support.fs import guest_requests as requests
+from tests.support.fs.guest_requests import Listed
 
 VECTORS: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[2] / "vectors" / "fuse_abi.json").read_text()
@@ -21,15 +23,15 @@ LAYOUTS = {
     "OutHeader": wire.OUT_HEADER,
     "InitOut": wire.INIT_OUT,
     "OpenIn": wire.OPEN_IN,
-    "CreateIn": wire.CREATE_IN,
-    "MkdirIn": wire.MKDIR_IN,
+    "CreateIn": requests.CREATE_IN,
+    "MkdirIn": requests.MKDIR_IN,
     "ReadIn": wire.READ_IN,
     "WriteIn": wire.WRITE_IN,
     "ReleaseIn": wire.RELEASE_IN,
-    "GetattrIn": wire.GETATTR_IN,
-    "ForgetIn": wire.FORGET_IN,
-    "BatchForgetIn": wire.BATCH_FORGET_IN,
-    "ForgetOne": wire.FORGET_ONE,
+    "GetattrIn": requests.GETATTR_IN,
+    "ForgetIn": requests.FORGET_IN,
+    "BatchForgetIn": requests.BATCH_FORGET_IN,
+    "ForgetOne": requests.FORGET_ONE,
     "OpenOut": wire.OPEN_OUT,
     "WriteOut": wire.WRITE_OUT,
 }
@@ -49,7 +51,7 @@ def test_entries_and_attributes() -> None:
         entry["fields"][0], entry["fields"][7], entry["fields"][15]
     )
     attributes = VECTORS["AttrOut"]
-    assert wire.decode_attributes(bytes.fromhex(attributes["plain"])) == Node(
+    assert requests.decode_attributes(bytes.fromhex(attributes["plain"])) == Node(
         attributes["fields"][2], attributes["fields"][3], attributes["fields"][11]
     )
 
@@ -61,12 +63,12 @@ def test_folders() -> None:
     ]
     whole = b"".join(lines)
     found = [Listed(b"abc", 7, 1), Listed(b"12345678", 8, 2)]
-    assert list(wire.decode_entries(whole, plus=False)) == found
+    assert list(requests.decode_entries(whole, plus=False)) == found
     for cut in (1, 23, 25, 26):
         with pytest.raises(FuseReplyError):
-            list(wire.decode_entries(lines[0][:cut], plus=False))
+            list(requests.decode_entries(lines[0][:cut], plus=False))
     with pytest.raises(FuseReplyError):
-        list(wire.decode_entries(bytes(wire.ENTRY_BYTES - 1), plus=True))
+        list(requests.decode_entries(bytes(wire.ENTRY_BYTES - 1), plus=True))
 
 
 def test_answers() -> None:

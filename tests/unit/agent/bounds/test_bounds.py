@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from agent.host_os.bounds import ALL, CATALOGUE, SHARED, Bound, Bounds, Limit
+from agent.host_os.per_user_bounds import ALL, CATALOGUE, SHARED, Bound, Bounds, Limit
 
 
 def limit_of(share: str = SHARED, most: int = 1024) -> Limit:

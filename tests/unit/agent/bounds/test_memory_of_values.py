@@ -8,13 +8,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from agent.pool.access import AnyReading, ServedVolume
+from agent.pool.access import serve
 from agent.pool.format.slot import HEADER_BYTES
-from agent.pool.prestage.prefetcher import stage
-from agent.pool.read.memory_reading import MemoryReading
 from agent.pool.read.prestage_cache import PrestageCache
+from agent.pool.read.reader import MemoryReader, Reader
 from agent.pool.write.write_back import VALUE_COST, WriteBack
-from tests.support.memory_pool import MemoryPool, PoolAgent, key_of
+from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of, stage_now
 
 
 @contextmanager
@@ -31,20 +30,20 @@ def grown() -> Iterator[list[int]]:
 
 
 def put(agent: PoolAgent, number: int, value: bytes) -> None:
-    writing = agent.served.writing(key_of(number), length=len(value))
-    agent.lanes.run(writing.write(agent.lanes, 0, memoryview(value), agent.deadline()))
+    writing = agent.served.writer(key_of(number), length=len(value))
+    agent.channel.run(writing.write(agent.channel, 0, memoryview(value), agent.deadline()))
 
 
-def read(agent: PoolAgent, reading: AnyReading) -> bytes:
+def read(agent: PoolAgent, reading: Reader) -> bytes:
     into = bytearray(16384)
-    count = agent.lanes.run(reading.read(agent.lanes, 0, memoryview(into), agent.deadline()))
+    count = agent.channel.run(reading.read(agent.channel, 0, memoryview(into), agent.deadline()))
     return bytes(into[:count])
 
 
 def test_values_of_a_byte_that_wait_for_flash_take_no_more_memory_than_they_may() -> None:
     agent = MemoryPool((64, 64)).agent()
     back = WriteBack(agent.volume, 1 << 20)
-    agent.served = ServedVolume(agent.volume, back=back)
+    agent.served = serve(agent.volume, back=back)
     most = back.bytes_max // (1 + VALUE_COST)
     with grown() as found:
         for number in range(most):
@@ -58,12 +57,12 @@ def test_values_of_a_byte_that_wait_for_flash_take_no_more_memory_than_they_may(
 def test_a_waiting_value_that_is_open_counts_until_it_is_closed() -> None:
     agent = MemoryPool().agent()
     back = WriteBack(agent.volume, 22_000)
-    agent.served = ServedVolume(agent.volume, back=back)
+    agent.served = serve(agent.volume, back=back)
     put(agent, 1, b"1" * 9000)
-    first, second = agent.served.reading(key_of(1)), agent.served.reading(key_of(1))
+    first, second = agent.served.reader(key_of(1)), agent.served.reader(key_of(1))
     waiting = back.oldest()
     assert waiting is not None
-    assert agent.lanes.run(back.store(agent.lanes, waiting, agent.deadline()))
+    assert agent.channel.run(back.store(agent.channel, waiting, agent.deadline()))
     assert (len(back), back.bytes_held) == (0, 9000)
     first.close()
     first.close()
@@ -86,7 +85,7 @@ def staged() -> PoolAgent:
     for number in range(12):
         agent.put(key_of(number), b"value")
     for number in range(8):
-        assert agent.lanes.run(stage(agent.volume, agent.prestage, agent.lanes, key_of(number)))
+        assert agent.channel.run(stage_now(agent.volume, agent.prestage, agent.channel, key_of(number)))
     return agent
 
 
@@ -98,7 +97,7 @@ def test_short_values_that_wait_opened_count_as_their_slots(staged: PoolAgent) -
         another = PrestageCache(cache.budget_bytes, waits_open=True)
         with grown() as found:
             for number in [*range(12), *range(12)]:
-                assert staged.lanes.run(stage(staged.volume, another, staged.lanes, key_of(number)))
+                assert staged.channel.run(stage_now(staged.volume, another, staged.channel, key_of(number)))
                 assert another.bytes_held <= another.budget_bytes
     assert found[0] < another.budget_bytes
 
@@ -106,16 +105,16 @@ def test_short_values_that_wait_opened_count_as_their_slots(staged: PoolAgent) -
 def test_opened_values_that_readers_keep_are_half_of_what_may_wait_at_the_most(staged: PoolAgent) -> None:
     cache = staged.prestage
     assert cache is not None
-    readings = [staged.served.reading(key_of(number), cache) for number in range(8)]
-    assert [isinstance(each, MemoryReading) for each in readings] == [True] * 4 + [False] * 4
+    readings = [staged.served.reader(key_of(number), cache) for number in range(8)]
+    assert [isinstance(each, MemoryReader) for each in readings] == [True] * 4 + [False] * 4
     assert all(read(staged, each) == b"value" for each in readings), "from flash, where not from memory"
     for number in range(8):
         cache.discard(staged.volume.settings.volume_id, staged.volume.placement.pseudonym(key_of(number)))
     assert cache.bytes_held == cache.budget_bytes // 2, "of which readers have all"
     for number in range(8, 12):
-        assert staged.lanes.run(stage(staged.volume, cache, staged.lanes, key_of(number)))
+        assert staged.channel.run(stage_now(staged.volume, cache, staged.channel, key_of(number)))
     assert cache.bytes_held == cache.budget_bytes
     for each in readings:
         each.close()
     assert cache.bytes_held == cache.budget_bytes // 2
-    assert isinstance(staged.served.reading(key_of(8), cache), MemoryReading)
+    assert isinstance(staged.served.reader(key_of(8), cache), MemoryReader)

@@ -7,6 +7,7 @@ import os
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import pytest
@@ -21,9 +22,9 @@ from agent.fs.files.staging import StagingMemory
 from agent.fs.files.suspects import Suspects
 from agent.fs.files.unsynced import BLOCKS_MAX, Unsynced
 from agent.fs.interface import FACE_FILES, FACE_SHIFT, Caller, FsError
-from agent.host_os.bounds import CATALOGUE, Bounds
+from agent.host_os.per_user_bounds import CATALOGUE, Bounds
 from agent.inline.suites import Place
-from agent.pool.access import ServedVolume
+from agent.pool.access import serve
 from agent.pool.prestage.prefetcher import Prefetcher
 from agent.pool.prestage.readahead import CHAIN_MAX, Readahead
 from agent.pool.read.prestage_cache import PrestageCache
@@ -34,11 +35,11 @@ from agent.pool.volume.replication_backlog import DOUBTFUL_MAX, OWED_MAX, NamedC
 from agent.pool.write.admission import SecondUse
 from agent.pool.write.write_back import WriteBack
 from agent.remote.fence import Fence
-from agent.service.watched_memory import of_volume, watch_memory
-from tests.support.inline_runner import InlineRunner
-from tests.support.kv_flash import kv_volume
-from tests.support.memory_blocks import MemoryBlockStore
-from tests.support.memory_pool import MemoryPool, PoolAgent
+from agent.service.watched_memory import watch_memory
+from tests.support.pool.inline_runner import InlineRunner
+from tests.support.pool.memory_blocks import MemoryBlockStore
+from tests.support.pool.memory_pool import MemoryPool, PoolAgent
+from tests.support.sim.kv_flash import kv_volume
 
 RUN = InlineRunner()
 SMALLER = 1 << 14
@@ -62,12 +63,12 @@ def agent() -> PoolAgent:
 
 
 def of(table: str, add: Callable[[int], object], volume: Any) -> Walk:
-    return Walk(add, lambda: of_volume(volume)[table], CATALOGUE[table].most)
+    return Walk(add, lambda: volume.table_sizes()[table], CATALOGUE[table].most)
 
 
 def kept_units() -> Walk:
     volume = agent().volume
-    return of("kept-units", lambda at: volume.kept_units.keep(at, 0, volume.unit_buffers.borrow()), volume)
+    return of("kept-units", lambda at: volume.unit_cache.keep(at, 0, volume.unit_buffers.borrow()), volume)
 
 
 def spare_units() -> Walk:
@@ -90,7 +91,7 @@ def proven_headers() -> Walk:
 
 def unsettled_keys() -> Walk:
     volume = agent().volume
-    return of("unsettled-keys", lambda at: volume.unsettled.note(name(at), 0.0), volume)
+    return of("unsettled-keys", lambda at: volume.in_doubt_writes.note(name(at), 0.0), volume)
 
 
 def kv_keys() -> Walk:
@@ -102,7 +103,9 @@ def kv_keys() -> Walk:
 def damaged_slots() -> Walk:
     volume = agent().volume
     return of(
-        "damaged-slots", lambda at: volume.damage.refused_a_write(cast(Any, SlotAt(0, at, 0)), 1), volume
+        "damaged-slots",
+        lambda at: volume.media_errors.refused_a_write(cast(Any, SlotAt(0, at, 0)), 1),
+        volume,
     )
 
 
@@ -111,9 +114,9 @@ def owed_copies() -> Walk:
 
     def add(at: int) -> None:
         if at >= DOUBTFUL_MAX:
-            volume.owed.note(name(at))
+            volume.replication_backlog.note(name(at))
         else:  # beyond that nobody makes one (replication.py)
-            volume.owed.doubt(NamedCopy(0, at, 0, name(at), at), 0.0)
+            volume.replication_backlog.doubt(NamedCopy(0, at, 0, name(at), at), 0.0)
 
     return of("owed-copies", add, volume)
 
@@ -155,7 +158,7 @@ def fenced_places() -> Walk:
 
 def file_blocks() -> Walk:
     pool = agent()
-    store = PoolBlockStore([pool.volume], lambda: pool.lanes)
+    store = PoolBlockStore([pool.volume], lambda: pool.channel)
 
     def add(at: int) -> None:
         store._unsynced.add(name(at), Unsynced(at, at, 4096, (0, 1)))
@@ -231,17 +234,20 @@ def test_the_agent_shows_them_all_and_what_they_hold() -> None:
     pool, bounds = agent(), Bounds()
     back = WriteBack(pool.volume, 1 << 20)
     assert back.set_aside(500)
-    pool.volume.unsettled.note(name(1), 0.0)
+    pool.volume.in_doubt_writes.note(name(1), 0.0)
     kv = kv_volume((1 << 24,))
     kv.uses.note(name(1), 1)
     cache = PrestageCache(1 << 20)
+    policies = SimpleNamespace(
+        served=[serve(pool.volume, admission=SecondUse(), back=back), serve(kv)],
+        prestage=cache,
+        prefetcher=Prefetcher(cache, cast(Any, None)),
+        readahead=Readahead(lambda _volume, _key: None),
+    )
     watch_memory(
         bounds,
-        [ServedVolume(pool.volume, admission=SecondUse(), back=back), ServedVolume(kv)],
+        cast(Any, policies),
         DirectoryCache(0),
-        cache,
-        Prefetcher(cache, cast(Any, None)),
-        Readahead(lambda _volume, _key: None),
         RegisteredMemory(0),
         1 << 20,
         Fence(),

@@ -23,18 +23,18 @@ from agent.fs.files.face import FilesFace
 from agent.fs.interface import FACE_FILES, FACE_SHIFT, Caller, FsError
 from agent.fs.kv_face import KV_ROOT, KvFace
 from agent.fs.virtiofs.guest_view import HANDLES_MAX, NODES_MAX, GuestView
-from agent.host_os.bounds import CATALOGUE, RESERVE_PART, Bounds
+from agent.host_os.per_user_bounds import CATALOGUE, RESERVE_PART, Bounds
 from agent.pool.format.slot import UNITS_MAX
 from agent.pool.steps import settle
 from agent.s3.shares import Shares
-from agent.s3.strangers import CONNECTIONS, KNOWN, Stranger
+from agent.s3.unproven_clients import CONNECTIONS, KNOWN, UnprovenClient
 from host_shim.control_wire import ANSWERS_MAX, FLAG_NO_ANSWER, KEYS_MAX, Operation, Request, data_offset
 from host_shim.pool import Pool
-from tests.support.inline_runner import InlineRunner
-from tests.support.memory_blocks import MemoryBlockStore
-from tests.support.memory_filesystem import MemoryFileSystem
-from tests.support.memory_pool import MemoryPool, PoolAgent
-from tests.support.session_door import SessionDoor, refuse_prestage
+from tests.support.engines.session_door import SessionDoor, refuse_prestage
+from tests.support.fs.memory_filesystem import MemoryFileSystem
+from tests.support.pool.inline_runner import InlineRunner
+from tests.support.pool.memory_blocks import MemoryBlockStore
+from tests.support.pool.memory_pool import MemoryPool, PoolAgent
 from tests.unit.agent.bounds.test_tables_of_the_pool import WALKS as TABLES
 
 OWNER, USER, OTHER = Caller(0), Caller(1000), Caller(1001)
@@ -71,22 +71,22 @@ def key(number: int) -> bytes:
 class Kv:
     def __init__(self, bounds: Bounds, agent: PoolAgent | None = None) -> None:
         self.agent = agent or MemoryPool((64, 64), value_bytes=4096).agent()
-        self.face = KvFace([self.agent.served], lambda: self.agent.lanes, bounds=bounds)
-        self.folder = settle(self.face.lookup(OWNER, KV_ROOT, b"v"), self.agent.lanes).attributes.ino
+        self.face = KvFace([self.agent.served], lambda: self.agent.channel, bounds=bounds)
+        self.folder = settle(self.face.lookup(OWNER, KV_ROOT, b"v"), self.agent.channel).attributes.ino
 
     def look(self, caller: Caller, number: int) -> int:
         name = key(number).hex().encode()
-        return settle(self.face.lookup(caller, self.folder, name), self.agent.lanes).attributes.ino
+        return settle(self.face.lookup(caller, self.folder, name), self.agent.channel).attributes.ino
 
     def read(self, caller: Caller, number: int) -> None:
         ino = self.look(caller, 0)
-        handle = settle(self.face.open(caller, ino, os.O_RDONLY), self.agent.lanes).handle
+        handle = settle(self.face.open(caller, ino, os.O_RDONLY), self.agent.channel).handle
         into = memoryview(bytearray(9))
-        assert settle(self.face.read(ino, handle, 0, into), self.agent.lanes) >= 5
+        assert settle(self.face.read(ino, handle, 0, into), self.agent.channel) >= 5
 
     def write(self, caller: Caller, number: int) -> None:
         settle(
-            self.face.create(caller, self.folder, b"new %d" % number, 0o644, os.O_WRONLY), self.agent.lanes
+            self.face.create(caller, self.folder, b"new %d" % number, 0o644, os.O_WRONLY), self.agent.channel
         )
 
 
@@ -95,17 +95,17 @@ class Control:
         self.agent = agent or MemoryPool().agent()
         self.face = ControlFace(
             [self.agent.served],
-            lambda: self.agent.lanes,
+            lambda: self.agent.channel,
             lambda: {"a": "b" * 30_000},
             refuse_prestage,
             bounds=bounds,
         )
 
     def session(self, caller: Caller) -> int:
-        return settle(self.face.open(caller, SESSION, os.O_RDWR), self.agent.lanes).handle
+        return settle(self.face.open(caller, SESSION, os.O_RDWR), self.agent.channel).handle
 
     def ask(self, session: int, request: Request) -> None:
-        settle(self.face.write(SESSION, session, 0, memoryview(request.encode())), self.agent.lanes)
+        settle(self.face.write(SESSION, session, 0, memoryview(request.encode())), self.agent.channel)
 
 
 @contextmanager
@@ -143,7 +143,7 @@ def sessions(bounds: Bounds, tmp_path: Path) -> Iterator[Walk]:
 @contextmanager
 def status_files(bounds: Bounds, tmp_path: Path) -> Iterator[Walk]:
     control = Control(bounds)
-    yield lambda caller, _: settle(control.face.open(caller, STATUS, os.O_RDONLY), control.agent.lanes)
+    yield lambda caller, _: settle(control.face.open(caller, STATUS, os.O_RDONLY), control.agent.channel)
 
 
 @contextmanager
@@ -157,7 +157,7 @@ def tickets(bounds: Bounds, tmp_path: Path) -> Iterator[Walk]:
 
     yield bind
     for session in sessions.values():
-        settle(control.face.release(SESSION, session), control.agent.lanes)
+        settle(control.face.release(SESSION, session), control.agent.channel)
     assert bounds.of(CATALOGUE["tickets"]).held == 0
 
 
@@ -180,7 +180,7 @@ test_begun_puts.py, test_directory_cache.py, test_registered_memory.py."""
 
 def test_every_limit_of_the_product_is_walked(repository: Path) -> None:
     for path in (repository / "agent").rglob("*.py"):
-        if "Limit(" in path.read_text(encoding="utf-8") and path.name != "bounds.py":
+        if "Limit(" in path.read_text(encoding="utf-8") and path.name != "per_user_bounds.py":
             importlib.import_module(".".join(path.relative_to(repository).with_suffix("").parts))
     assert set(CATALOGUE) == {*WALKS, *ELSEWHERE, *CONFIGURED, *TABLES}
 
@@ -217,7 +217,7 @@ def test_one_costs_no_more_memory_than_is_said(name: str, tmp_path: Path) -> Non
 def test_a_put_that_waits_for_its_last_unit_costs_no_more_memory_than_is_said() -> None:
     size, count = UNITS_MAX << 16, 100
     agent = MemoryPool((2, 2), value_bytes=size).agent()
-    for namespace in agent.lanes.namespaces:
+    for namespace in agent.channel.namespaces:
         namespace.store = lambda offset, parts: None  # type: ignore[method-assign]
     control = Control(Bounds(), agent)
     session, data = control.session(OWNER), memoryview(bytes((UNITS_MAX - 1) << 16))
@@ -225,7 +225,7 @@ def test_a_put_that_waits_for_its_last_unit_costs_no_more_memory_than_is_said() 
     def walk(number: int) -> None:
         request = Request(Operation.PUT, 1, "v", (key(number),), number, 0, FLAG_NO_ANSWER, (size,))
         control.ask(session, request)
-        settle(control.face.write(SESSION, session, data_offset(number), data), agent.lanes)
+        settle(control.face.write(SESSION, session, data_offset(number), data), agent.channel)
 
     for number in range(50):  # directories are read
         walk(number)
@@ -255,7 +255,9 @@ def test_a_value_of_as_many_units_as_may_be_costs_no_more_memory_than_is_said(na
             request = Request(Operation.GET, 1, "v", (key(0),), number, flags=FLAG_NO_ANSWER)
             control.ask(session, request)
             offset = data_offset(number)
-            assert settle(control.face.read(SESSION, session, offset, memoryview(bytearray(9))), agent.lanes)
+            assert settle(
+                control.face.read(SESSION, session, offset, memoryview(bytearray(9))), agent.channel
+            )
 
     for number in range(40):  # units that are kept have a bound of their own
         walk(OWNER, number)
@@ -283,23 +285,23 @@ def test_a_ticket_for_writing_costs_little_until_bytes_come(tmp_path: Path) -> N
 
 def test_an_idle_engine_leaves_its_tickets_to_another_of_its_user() -> None:
     control = Control(Bounds())
-    lanes, bound = control.agent.lanes, control.face._tickets
+    channel, bound = control.agent.channel, control.face._tickets
 
     def bind(session: int) -> None:
         control.ask(session, Request(Operation.GET, 1, "v", (key(1),) * KEYS_MAX, flags=FLAG_NO_ANSWER))
 
     def read(session: int, ticket: int) -> None:
-        settle(control.face.read(SESSION, session, data_offset(ticket), memoryview(bytearray(9))), lanes)
+        settle(control.face.read(SESSION, session, data_offset(ticket), memoryview(bytearray(9))), channel)
 
     idle = [control.session(USER) for _ in range(20)]
     count, refused = until_refused(lambda at: bind(idle[at]), len(idle))
     assert (count, refused) == (14, "EAGAIN"), "nobody is idle yet"
-    lanes.clock += TICKETS_IDLE_SECONDS / 2
+    channel.clock += TICKETS_IDLE_SECONDS / 2
     bind(idle[0])
     another = control.session(USER)
     with pytest.raises(FsError):
         bind(another)
-    lanes.clock += TICKETS_IDLE_SECONDS / 2 + 1
+    channel.clock += TICKETS_IDLE_SECONDS / 2 + 1
     bind(another)
     assert bound.held == 2 * KEYS_MAX, "those of who has bound lately stay"
     read(idle[0], KEYS_MAX - 1)
@@ -309,7 +311,7 @@ def test_an_idle_engine_leaves_its_tickets_to_another_of_its_user() -> None:
     bind(idle[1])
     read(idle[1], 0)
     for session in (*idle, another):
-        settle(control.face.release(SESSION, session), lanes)
+        settle(control.face.release(SESSION, session), channel)
     assert bound.held == 0
 
 
@@ -318,16 +320,16 @@ def test_a_session_that_was_closed_meanwhile_binds_no_tickets() -> None:
     session = control.session(USER)
     request = Request(Operation.GET, 1, "v", (key(1),), flags=FLAG_NO_ANSWER)
     asking = control.face.write(SESSION, session, 0, memoryview(request.encode()))
-    settle(control.face.release(SESSION, session), control.agent.lanes)
+    settle(control.face.release(SESSION, session), control.agent.channel)
     with pytest.raises(FsError):
-        settle(asking, control.agent.lanes)
+        settle(asking, control.agent.channel)
     assert control.face._tickets.held == 0
 
 
 def test_a_reader_of_the_status_takes_no_session_from_an_engine() -> None:
     control = Control(Bounds())
-    lanes = control.agent.lanes
-    opened, refused = until_refused(lambda _: settle(control.face.open(USER, STATUS, 0), lanes), 2000)
+    channel = control.agent.channel
+    opened, refused = until_refused(lambda _: settle(control.face.open(USER, STATUS, 0), channel), 2000)
     assert refused == "ENFILE"
     assert opened < 256
     for _ in range(CATALOGUE["sessions"].most):
@@ -345,11 +347,11 @@ def test_answers_that_nobody_reads_are_bounded_in_bytes_and_freed_as_they_are_re
     assert asked < ANSWERS_MAX
     assert bound.held <= SESSION_ANSWER_BYTES + USUAL_ANSWER_BYTES + (32 << 10)
     into = memoryview(bytearray(1 << 20))
-    while settle(control.face.read(SESSION, session, 0, into), control.agent.lanes):
+    while settle(control.face.read(SESSION, session, 0, into), control.agent.channel):
         pass
     assert bound.held == 0
     control.ask(session, stats)
-    settle(control.face.release(SESSION, session), control.agent.lanes)
+    settle(control.face.release(SESSION, session), control.agent.channel)
     assert bound.held == 0
 
 
@@ -381,18 +383,18 @@ def test_guests_share_what_all_doors_have_and_one_is_one_holder() -> None:
 def test_a_peer_of_s3_has_half_until_it_shows_a_key() -> None:
     bound = Bounds().of(CONNECTIONS, 64, {KNOWN})
     held = []
-    while (stranger := Stranger(bound, "192.0.2.1")).comes_in():
+    while (stranger := UnprovenClient(bound, "192.0.2.1")).enter():
         held.append(stranger)
     assert len(held) == 28
-    other = Stranger(bound, "192.0.2.2")
-    assert other.comes_in()
+    other = UnprovenClient(bound, "192.0.2.2")
+    assert other.enter()
     for stranger in held:
-        stranger.is_known_now()
-        stranger.is_known_now()
-    again = Stranger(bound, "192.0.2.1")
-    assert again.comes_in(), "those with a key are their tenant's"
+        stranger.identify()
+        stranger.identify()
+    again = UnprovenClient(bound, "192.0.2.1")
+    assert again.enter(), "those with a key are their tenant's"
     for each in (*held, other, again):
-        each.goes()
+        each.leave()
     assert bound.held == 0
 
 
@@ -428,17 +430,17 @@ def test_values_that_kernels_remember_make_room_and_what_is_open_stays() -> None
     for number in range(MOST):
         kv.agent.put(key(number), b"value")
     kept = kv.look(USER, 0)
-    handle = settle(kv.face.open(USER, kept, os.O_RDONLY), kv.agent.lanes).handle
+    handle = settle(kv.face.open(USER, kept, os.O_RDONLY), kv.agent.channel).handle
     seen = {number: kv.look(USER, number) for number in range(1, MOST)}
     assert bound.held <= (MOST - MOST // RESERVE_PART) // 2
-    assert settle(kv.face.getattr(USER, kept, handle), kv.agent.lanes).size == 5
+    assert settle(kv.face.getattr(USER, kept, handle), kv.agent.channel).size == 5
     into = memoryview(bytearray(9))
-    assert settle(kv.face.read(kept, handle, 0, into), kv.agent.lanes) == 5
+    assert settle(kv.face.read(kept, handle, 0, into), kv.agent.channel) == 5
     with pytest.raises(FsError):
-        settle(kv.face.getattr(USER, seen[1], None), kv.agent.lanes)
+        settle(kv.face.getattr(USER, seen[1], None), kv.agent.channel)
     kv.face.forget(seen[1], 1)
     assert kv.look(USER, 1) not in seen.values(), "a new number, for the kernel looks the name up again"
-    settle(kv.face.release(kept, handle), kv.agent.lanes)
+    settle(kv.face.release(kept, handle), kv.agent.channel)
     for ino in list(kv.face._values):
         kv.face.forget(ino, 99)
     assert bound.held == 0

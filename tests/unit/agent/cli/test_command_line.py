@@ -11,7 +11,7 @@ import pytest
 
 from agent.cli import main as command_line
 from agent.errors import BugError, ConfigError, Fault, G35Error, PeerError, UserError
-from tests.support import cli_reference
+from tests.support.rungs import cli_reference
 
 
 def _exit_code(*words: str) -> int:

@@ -11,7 +11,7 @@ from agent.cli.main import main
 from agent.config.configuration import parse_configuration
 from agent.enclosure_control.description import parse_description
 from agent.errors import ConfigError, UserError, did_you_mean
-from agent.replay.running import _check_volume
+from agent.replay.run_replay import _check_volume
 from emulator.jbof.cli import app
 
 

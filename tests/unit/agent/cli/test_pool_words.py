@@ -9,12 +9,12 @@ import pytest
 
 from agent.cli.pool_verb import _of_another_pool, carried, pool_in
 from agent.host_os.presence import serving_processes, set_mark
-from agent.inline.root_keys import HeldRootKey
+from agent.inline.root_keys import RootKey
 from agent.inline.secrets import SecretKey
 from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
 from agent.pool.map.inspect import Content, Inspection
 from agent.pool.map.superblock import Superblock
-from tests.support.memory_pool import nguid_of
+from tests.support.pool.memory_pool import nguid_of
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_a_mark_is_seen_for_as_long_as_it_is_set() -> None:
 
 
 def test_pools_that_cannot_be_gone_by_are_shown_before_they_are_refused() -> None:
-    root = HeldRootKey(SecretKey(bytes(32)), "a test")
+    root = RootKey(SecretKey(bytes(32)), "a test")
     wish = VolumeWish(name="kv", value_bytes=1 << 16, share=1.0)
     one, other = (plan_pool([(nguid_of(0), 32 << 20)], [wish], root) for _ in range(2))
 

@@ -20,13 +20,13 @@ from agent.replay.latencies import Latencies, merged
 from agent.replay.lru import LruBaseline
 from agent.replay.player import Player, Schedule
 from agent.replay.report import Report, readable_bytes
-from agent.replay.running import ReplayOptions, run_replay
+from agent.replay.run_replay import ReplayOptions, run_replay
 from agent.replay.tally import Cause, Tally, cause_of, total
+from agent.replay.trace_generator import encode_line, made_trace
 from agent.replay.trace_lines import TraceRequest
-from agent.replay.trace_making import encode_line, made_trace
 from host_shim.control_wire import Operation, Outcome
-from host_shim.pool import Pool
-from tests.support.scripted_agent import ScriptedAgent
+from host_shim.pool import CLOSE_SECONDS, Pool
+from tests.support.engines.scripted_agent import ScriptedAgent
 from tests.support.waiting import wait_until
 
 CONTENT = BlockContent(4096)
@@ -274,18 +274,12 @@ def test_an_agent_that_dies_at_the_very_end_makes_a_replay_fail(tmp_path: Path) 
     assert report.troubles() == ["no agent answers behind the mount any more"]
 
 
-class ImpatientPool(Pool):
-    """One that does not wait for calls under way when it is closed."""
-
-    def close(self, seconds: float = 0.1) -> bool:
-        return super().close(seconds)
-
-
 @pytest.mark.parametrize("when", ["at the start", "amid a call"])
 def test_an_agent_that_hangs_ends_a_replay_and_is_named(
     when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.replay.running._LAST_JOIN_SECONDS", 0.1)
+    """At the start within the time that every verb waits; and at its end it waits for no hung call."""
+    monkeypatch.setattr("agent.replay.run_replay.LOOK_SECONDS", 0.2)
     agent = ScriptedAgent()
     goes_on = threading.Event()
     hung = agent.pwrite
@@ -297,12 +291,12 @@ def test_an_agent_that_hangs_ends_a_replay_and_is_named(
 
     agent.pwrite = hanging  # type: ignore[method-assign]
     lines = [encode_line(request) for request in made_trace(1, 100)]
+    hung_seconds = 0.2 if when == "amid a call" else 60.0
+    began = time.monotonic()
     try:
-        with pytest.raises(AgentHangs, match="stopped or it hangs"):
-            run_replay(
-                _options(tmp_path, lines, hung_seconds=0.2),
-                lambda options: ImpatientPool(options.mount, sessions=options.concurrency + 1, files=agent),
-            )
+        with pytest.raises(AgentHangs, match=r"not answered for 0\.2 s: it is stopped or it hangs"):
+            run_replay(_options(tmp_path, lines, hung_seconds=hung_seconds), _opener(agent))
+        assert time.monotonic() - began < CLOSE_SECONDS
     finally:
         goes_on.set()
         wait_until(lambda: not any(one.name.startswith(("player", "asks")) for one in threading.enumerate()))
@@ -319,7 +313,7 @@ def test_no_mount_no_replay(tmp_path: Path) -> None:
 def test_a_dead_mount_is_told_with_its_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = ScriptedAgent()
     agent.kill()
-    monkeypatch.setattr("agent.replay.running.is_mounted", lambda _mount: True)
+    monkeypatch.setattr("agent.replay.run_replay.is_mounted", lambda _mount: True)
     with pytest.raises(UserError, match="no g35 agent answers") as refused:
         run_replay(_options(tmp_path, ["{}"]), _opener(agent))
     assert "its agent has ended: the next start" in refused.value.advice
@@ -328,8 +322,8 @@ def test_a_dead_mount_is_told_with_its_cure(tmp_path: Path, monkeypatch: pytest.
 def test_a_session_of_another_user_is_no_dead_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = ScriptedAgent()
     agent.kill()
-    monkeypatch.setattr("agent.replay.running.is_mounted", lambda _mount: True)
-    monkeypatch.setattr("agent.replay.running.os.access", lambda *_: False)
+    monkeypatch.setattr("agent.replay.run_replay.is_mounted", lambda _mount: True)
+    monkeypatch.setattr("agent.replay.run_replay.os.access", lambda *_: False)
     options = _options(tmp_path, ["{}"])
     (options.mount / ".g35").mkdir(parents=True)
     (options.mount / ".g35/session").touch()

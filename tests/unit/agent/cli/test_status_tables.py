@@ -24,7 +24,7 @@ NAME = "n" * 60 + "-end"
 
 def snapshot() -> dict[str, Any]:
     """A snapshot in which everything is as long as it may get."""
-    causes = {cause.name.lower(): LARGE + cause for cause in MissCause}
+    causes = {cause.name.lower(): LARGE + cause.value for cause in MissCause}
     return {
         "uptime_s": 1e7,
         "mount": "/mnt/" + "m" * 60,
@@ -74,7 +74,7 @@ def snapshot() -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("width", [80, 100, 200])
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
 def test_nothing_is_cut_off(width: int) -> None:
     shown = io.StringIO()
     found = snapshot()
@@ -103,6 +103,18 @@ def test_nothing_is_cut_off(width: int) -> None:
         f"refused: AccessDenied 2, NoSuchKey {LARGE + 30}",
     ):  # fmt: skip
         assert said in whole
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80])
+def test_a_name_of_the_length_that_names_have_stands_in_one_piece(width: int) -> None:
+    found = snapshot()
+    names = ["files-large", "tenant-of-the-blue-team", "jbof-rack-12.example.net"]
+    for kind, name in zip(("volumes", "tenants", "enclosures"), names, strict=True):
+        found[kind][0]["name"] = name
+    shown = io.StringIO()
+    Console(file=shown, width=width).print(tables(found, None))
+    assert [shown.getvalue().count(name) for name in names] == [3, 2, 1]
+    assert "aes-256-xts+crc64" in shown.getvalue()
 
 
 def test_of_members_nothing_is_said_where_there_is_nothing_to_be_said() -> None:
@@ -134,8 +146,8 @@ def test_a_live_page_has_the_lines_of_its_screen(height: int) -> None:
     console.print(fitted(tables(snapshot(), None), console), end="")
     lines = shown.getvalue().splitlines()
     assert len(lines) == height
-    assert lines[0].startswith("pool")
-    assert "lines more: a higher window, or g35 status" in lines[-1]
+    assert lines[0].startswith("4079 of 4096 namespaces reached")
+    assert "lines more: g35 status" in lines[-1]
 
 
 def test_a_live_page_in_a_pipe_is_each_look_once(

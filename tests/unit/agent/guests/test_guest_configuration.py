@@ -13,7 +13,7 @@ import trio
 from agent.config.configuration import Configuration, VirtioFsSection, parse_configuration
 from agent.errors import ConfigError, G35Error
 from agent.fs.virtiofs.door import listen
-from agent.service.agent import MOUNT_DOOR
+from agent.service.doors import MOUNT_DOOR
 from agent.service.run import _until_over
 
 
@@ -85,7 +85,7 @@ class Ending:
 
 class TestDoorsThatEnd:
     async def serve(self, stop: trio.Event, **doors: Ending) -> None:
-        named: Any = [(name.replace("_", "-"), door) for name, door in doors.items()]
+        named: Any = {name.replace("_", "-"): door for name, door in doors.items()}
         await _until_over(named, stop)
 
     def test_the_mount(self) -> None:

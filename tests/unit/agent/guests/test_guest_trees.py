@@ -20,20 +20,20 @@ from agent.fs.files.face import FilesFace
 from agent.fs.files.options import FilesOptions
 from agent.fs.interface import ROOT_INODE, Caller, FsError
 from agent.fs.virtiofs.guest_view import GuestView
-from agent.host_os.bounds import Bounds
-from agent.pool.access import ServedVolume
+from agent.host_os.per_user_bounds import Bounds
+from agent.pool.access import ServedVolume, serve
 from agent.pool.map.document import tenant_id
 from agent.pool.prestage.readahead import INACTIVE, Readahead
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.steps import settle
 from agent.remote.enclosure import Enclosure
 from agent.remote.fabric import Fabric
-from agent.service.guest_doors import guest_tree
+from agent.service.doors import guest_tree
 from agent.telemetry import snapshot
 from agent.tenancy.visibility import Members
-from tests.support.inline_runner import InlineRunner
-from tests.support.memory_blocks import MemoryBlockStore
-from tests.support.memory_pool import MemoryPool
+from tests.support.pool.inline_runner import InlineRunner
+from tests.support.pool.memory_blocks import MemoryBlockStore
+from tests.support.pool.memory_pool import MemoryPool
 
 ROOT = Caller()
 RUN = InlineRunner()
@@ -46,12 +46,13 @@ class Pool:
     prestage: PrestageCache
     sources: snapshot.Sources
     start_prestage: Any = None
-    continuer: Readahead = INACTIVE
+    readahead: Readahead = INACTIVE
+    registered: None = None
     bounds: Bounds = field(default_factory=Bounds)
 
     @property
     def served(self) -> list[ServedVolume]:
-        return [ServedVolume(each) for each in self.volumes]
+        return [serve(each) for each in self.volumes]
 
     @property
     def members(self) -> Members:
@@ -67,8 +68,9 @@ def pool(tmp_path: Path) -> Iterator[Pool]:
     files = FilesFace(tmp_path / "files.sqlite", MemoryBlockStore((512, 8192)), FilesOptions(cache_seconds=0))
     prestage = PrestageCache(1 << 20)
     sources = snapshot.Sources(
-        "pool", 1, "/mnt", "fuse", [agent.volume], Fabric([Enclosure("shelf")]), agent.cache, prestage,
-        lambda: [agent.lanes.tallies], lambda: None,
+        pool_id="pool", map_version=lambda: 1, mount="/mnt", door="fuse", volumes=[agent.volume],
+        fabric=Fabric([Enclosure("shelf")]), directories=agent.cache, prestage=prestage,
+        tallies=lambda: [agent.channel.tallies], files=lambda: None,
     )  # fmt: skip
     yield Pool([agent.volume], files, prestage, sources)
     files.close()

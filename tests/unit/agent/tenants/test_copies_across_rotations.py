@@ -14,10 +14,10 @@ from agent.pool.maintenance import replication
 from agent.pool.maintenance.migrate import Outcome, copy_value
 from agent.pool.maintenance.replication import Kept, keep_two
 from agent.pool.map.document import VolumeWish, plan_pool
-from agent.pool.steps import Lanes, Steps
+from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.key_transition import QUIET_SECONDS, SETTLE_SECONDS
-from tests.support.memory_lanes import MemoryNamespace
-from tests.support.memory_pool import key_of, nguid_of
+from tests.support.pool.memory_channel import MemoryNamespace
+from tests.support.pool.memory_pool import key_of, nguid_of
 from tests.unit.agent.tenants.test_key_rotation import ROOT, SIZE, STEP, Shelf, value_of
 from tests.unit.agent.tenants.test_rotation_ends import Watching, publish
 from tests.unit.pool.test_joining import Joined, _one_misplaced, _volume
@@ -62,7 +62,7 @@ def shelf(tmp_path: Path) -> TwoCopies:
 
 def keep(agent: Watching, number: int) -> Kept:
     pseudonym = agent.volume.placement.pseudonym(key_of(number))
-    return agent.lanes.run(keep_two(agent.volume, agent.lanes, pseudonym))
+    return agent.channel.run(keep_two(agent.volume, agent.channel, pseudonym))
 
 
 def stop_before(monkeypatch: pytest.MonkeyPatch, name: str, meanwhile: Callable[[], None]) -> None:
@@ -77,6 +77,7 @@ def stop_before(monkeypatch: pytest.MonkeyPatch, name: str, meanwhile: Callable[
     monkeypatch.setattr(replication, name, stopped)
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("step", ["_copy_over", "_name", "_is_still_wanted"])
 def test_who_is_stopped_while_a_second_copy_is_made_names_none_under_a_key_that_is_gone(
     shelf: TwoCopies, monkeypatch: pytest.MonkeyPatch, step: str
@@ -87,7 +88,7 @@ def test_who_is_stopped_while_a_second_copy_is_made_names_none_under_a_key_that_
 
     def meanwhile() -> None:
         shelf.rotate_by(other)
-        stopped.lanes.clock += QUIET_SECONDS
+        stopped.channel.clock += QUIET_SECONDS
 
     stop_before(monkeypatch, step, meanwhile)
     kept = keep(stopped, 1)
@@ -103,6 +104,7 @@ def test_who_is_stopped_while_a_second_copy_is_made_names_none_under_a_key_that_
     assert shelf.served_with_one_away(1) == [True, True]
 
 
+@pytest.mark.interpreted
 def test_a_copy_under_a_key_that_is_gone_is_no_copy_and_another_is_made(
     shelf: TwoCopies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,23 +152,23 @@ def test_which_epochs_are_gone() -> None:
 def test_what_is_moved_under_a_key_that_is_gone_stays_where_it_was() -> None:
     joined = Joined()
     joined.fill(80)
-    agent, volume, lanes = _volume(joined)
+    agent, volume, channel = _volume(joined)
     key, old = _one_misplaced(joined, agent)
     answers: list[MissCause | None] = [MissCause.WRONG_KEY, MissCause.LATE, None]
 
-    def ask(lanes: Lanes, namespace: int, deadline: float) -> Steps[MissCause | None]:
+    def ask(channel: IoChannel, namespace: int, deadline: float) -> Steps[MissCause | None]:
         yield from ()
         return answers[0]
 
     volume.map_age.watch(ask)
     before = _named(joined)
     while answers[0] is not None:
-        assert lanes.run(copy_value(volume, lanes, old, agent.deadline())) is Outcome.TROUBLE
+        assert channel.run(copy_value(volume, channel, old, agent.deadline())) is Outcome.TROUBLE
         assert _named(joined) == before, "it is named where it was, and there alone"
         assert agent.get(key) == joined.values[key]
         del answers[0]
     assert not any(cached.reserved or cached.writer.locked() for cached in agent.cache.snapshot())
-    assert lanes.run(copy_value(volume, lanes, old, agent.deadline())) is Outcome.COPIED
+    assert channel.run(copy_value(volume, channel, old, agent.deadline())) is Outcome.COPIED
     assert len(_named(joined)) == len(before) + 1
 
 

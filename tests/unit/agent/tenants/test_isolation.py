@@ -13,27 +13,27 @@ from typing import Any
 
 import pytest
 
-from agent.bench.rank_statistics import auc
+from agent.bench.tenant_probes import auc
 from agent.errors import ConfigError
 from agent.fs.control.face import CONTROL_ROOT, ControlFace
 from agent.fs.interface import Caller, FsError
 from agent.fs.kv_face import KV_ROOT, KvFace
-from agent.pool.access import ServedVolume
+from agent.pool.access import serve
 from agent.pool.map.document import tenant_id
-from agent.pool.read.get import Reading
+from agent.pool.read.get import SlotReader
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.steps import settle
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.settings import Timing, VolumeExtent, VolumeSettings
 from agent.pool.volume.volume import Volume
-from agent.pool.write.put import Writing
+from agent.pool.write.put import SlotWriter
 from agent.remote.enclosure import Enclosure
 from agent.remote.fabric import Fabric
 from agent.telemetry import snapshot
 from agent.tenancy.visibility import Audience, Members
 from host_shim.control_wire import Operation, Outcome, Request, decode_answer_untrusted
-from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
-from tests.support.memory_pool import fixed_secret, nguid_of
+from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
+from tests.support.pool.memory_pool import fixed_secret, nguid_of
 
 CALLER = Caller()
 VALUE = b"a value of blue" * 40
@@ -51,11 +51,11 @@ def settings_of(name: str, tenant: str, number: int, kind: str = "kv") -> Volume
 
 
 class Shared:
-    """One agent's pool with a volume of each of two tenants: lanes, directories and prestaging are shared."""
+    """One agent's pool with one volume a tenant: they share channel, directories and prestaging."""
 
     def __init__(self, stored: int = 100) -> None:
         self.namespaces = [MemoryNamespace(1 << 40) for _ in range(2)]
-        self.lanes = MemoryLanes(self.namespaces)
+        self.channel = MemoryChannel(self.namespaces)
         self.cache, self.prestage = DirectoryCache(64 << 20), PrestageCache(1 << 20)
         self.volumes = [
             Volume(settings_of(name, name, number), fixed_secret(number), self.cache, Timing())
@@ -63,37 +63,41 @@ class Shared:
         ]
         self.blue, self.red = self.volumes
         sources = snapshot.Sources(
-            "pool", 1, "/mnt", "fuse", self.volumes, Fabric([Enclosure("shelf")]), self.cache, self.prestage,
-            lambda: [self.lanes.tallies], lambda: {"open_files": 3}, lambda: {"fuse": {"bytes_read": 1}},
+            pool_id="pool", map_version=lambda: 1, mount="/mnt", door="fuse", volumes=self.volumes,
+            fabric=Fabric([Enclosure("shelf")]), directories=self.cache, prestage=self.prestage,
+            tallies=lambda: [self.channel.tallies], files=lambda: {"open_files": 3},
+            doors=lambda: {"fuse": {"bytes_read": 1}},
         )  # fmt: skip
         audience = Audience("agent", tenants=("red",))
-        own = audience.key_value([ServedVolume(each) for each in self.volumes])
+        own = audience.key_value([serve(each) for each in self.volumes])
         self.status = lambda: snapshot.take(audience.sources(sources, own))
-        self.kv = KvFace(own, lambda: self.lanes, self.prestage)
+        self.kv = KvFace(own, lambda: self.channel, self.prestage)
         self.control = ControlFace(
-            own, lambda: self.lanes, self.status, lambda *_: Outcome.STARTED, self.prestage
+            own, lambda: self.channel, self.status, lambda *_: Outcome.STARTED, self.prestage
         )
         dice = random.Random(35)
         self.stored = [dice.randbytes(16) for _ in range(stored)]
         for key in self.stored:
             self.put(self.blue, key)
-        self.handle = settle(self.control.open(CALLER, CONTROL_ROOT + 1, 0), self.lanes).handle
+        self.handle = settle(self.control.open(CALLER, CONTROL_ROOT + 1, 0), self.channel).handle
 
     def put(self, volume: Volume, key: bytes) -> None:
-        writing = Writing(volume, key, length=len(VALUE))
-        assert self.lanes.run(writing.write(self.lanes, 0, memoryview(VALUE), self.lanes.now() + 5)), "stored"
+        writing = SlotWriter(volume, key, length=len(VALUE))
+        assert self.channel.run(writing.write(self.channel, 0, memoryview(VALUE), self.channel.now() + 5)), (
+            "stored"
+        )
 
     def get(self, volume: Volume, key: bytes) -> int:
-        reading, into = Reading(volume, key, self.prestage), memoryview(bytearray(16384))
-        return self.lanes.run(reading.read(self.lanes, 0, into, self.lanes.now() + 1))
+        reading, into = SlotReader(volume, key, self.prestage), memoryview(bytearray(16384))
+        return self.channel.run(reading.read(self.channel, 0, into, self.channel.now() + 1))
 
     def ask(self, operation: Operation, volume: str, key: bytes) -> bytes:
         """The answer of red's session, byte for byte."""
         lengths = (len(VALUE),) if operation is Operation.PUT else ()
         asked = Request(operation, 7, volume, (key,), lengths=lengths).encode()
-        settle(self.control.write(CONTROL_ROOT + 1, self.handle, 0, memoryview(asked)), self.lanes)
+        settle(self.control.write(CONTROL_ROOT + 1, self.handle, 0, memoryview(asked)), self.channel)
         room = memoryview(bytearray(65536))
-        count = settle(self.control.read(CONTROL_ROOT + 1, self.handle, 0, room), self.lanes)
+        count = settle(self.control.read(CONTROL_ROOT + 1, self.handle, 0, room), self.channel)
         return bytes(room[:count])
 
     def work(self, what: Callable[[], Any]) -> tuple[Any, tuple[int, ...]]:
@@ -106,7 +110,7 @@ class Shared:
         return (
             *(each.reads for each in self.namespaces),
             *(each.writes for each in self.namespaces),
-            self.lanes.tallies[""].flash_bytes_read,
+            self.channel.tallies[""].flash_bytes_read,
         )
 
 
@@ -116,7 +120,7 @@ def shared() -> Shared:
 
 
 def test_a_door_shows_the_volumes_of_its_tenants(shared: Shared) -> None:
-    listed = settle(shared.kv.readdir(KV_ROOT, 0, 2), shared.lanes)
+    listed = settle(shared.kv.readdir(KV_ROOT, 0, 2), shared.channel)
     assert [entry.name for entry in listed] == [b"red"]
     said = shared.status()
     assert [volume["name"] for volume in said["volumes"]] == ["red"]
@@ -126,7 +130,7 @@ def test_a_door_shows_the_volumes_of_its_tenants(shared: Shared) -> None:
     assert not {"flash_bytes_read", "flash_bytes_written"} & set(said["totals"])
     assert said["files"] is None
     assert said["doors"] == {}
-    total = settle(shared.kv.statfs(KV_ROOT), shared.lanes)
+    total = settle(shared.kv.statfs(KV_ROOT), shared.channel)
     assert total.blocks == shared.red.settings.slots * 4
 
 
@@ -223,23 +227,23 @@ def test_the_measure_is_right() -> None:
 
 
 def test_an_erased_volume_is_as_one_that_there_is_not(shared: Shared) -> None:
-    key, lanes = random.Random(1).randbytes(16), shared.lanes
+    key, channel = random.Random(1).randbytes(16), shared.channel
     shared.put(shared.red, key)
-    folder = settle(shared.kv.lookup(CALLER, KV_ROOT, b"red"), lanes).attributes.ino
-    value = settle(shared.kv.lookup(CALLER, folder, key.hex().encode()), lanes).attributes.ino
-    reader = settle(shared.kv.open(CALLER, value, os.O_RDONLY), lanes).handle
+    folder = settle(shared.kv.lookup(CALLER, KV_ROOT, b"red"), channel).attributes.ino
+    value = settle(shared.kv.lookup(CALLER, folder, key.hex().encode()), channel).attributes.ino
+    reader = settle(shared.kv.open(CALLER, value, os.O_RDONLY), channel).handle
     into = memoryview(bytearray(100))
-    assert settle(shared.kv.read(value, reader, 0, into), lanes) == 100
-    made, opened = settle(shared.kv.create(CALLER, folder, b"new", 0o644, os.O_WRONLY), lanes)
+    assert settle(shared.kv.read(value, reader, 0, into), channel) == 100
+    made, opened = settle(shared.kv.create(CALLER, folder, b"new", 0o644, os.O_WRONLY), channel)
     writer, new = opened.handle, made.attributes.ino
-    assert settle(shared.kv.write(new, writer, 0, memoryview(b"half")), lanes) == 4
+    assert settle(shared.kv.write(new, writer, 0, memoryview(b"half")), channel) == 4
     assert shared.ask(Operation.EXISTS, "red", key) != shared.ask(Operation.EXISTS, "grey", key)
 
-    shared.red.forget_secret()
+    shared.red.change(erased=True)
     for operation in (Operation.GET, Operation.EXISTS, Operation.DELETE):
         assert shared.ask(operation, "red", key) == shared.ask(operation, "grey", key)
-    assert list(settle(shared.kv.readdir(KV_ROOT, 0, 2), lanes)) == []
-    assert settle(shared.kv.statfs(KV_ROOT), lanes).blocks == 0
+    assert list(settle(shared.kv.readdir(KV_ROOT, 0, 2), channel)) == []
+    assert settle(shared.kv.statfs(KV_ROOT), channel).blocks == 0
     assert shared.status()["volumes"] == []
     for code, gone in (
         (errno.ENOENT, lambda: shared.kv.lookup(CALLER, KV_ROOT, b"red")),
@@ -253,10 +257,10 @@ def test_an_erased_volume_is_as_one_that_there_is_not(shared: Shared) -> None:
         (errno.EIO, lambda: shared.kv.flush(new, writer)),
     ):
         with pytest.raises(FsError) as caught:
-            settle(gone(), lanes)
+            settle(gone(), channel)
         assert caught.value.errno == code
-    settle(shared.kv.release(value, reader), lanes)
-    settle(shared.kv.release(new, writer), lanes)
+    settle(shared.kv.release(value, reader), channel)
+    settle(shared.kv.release(new, writer), channel)
 
 
 # -- who a door is for ------------------------------------------------------------------------------
@@ -270,9 +274,8 @@ class Named:
 
 
 def test_files_are_shown_where_all_of_their_volumes_are_the_doors_own() -> None:
-    kv, blocks = Named(settings_of("a", "red", 0)), Named(settings_of("b", "blue", 1, "files"))
-    served = ServedVolume(kv)
-    volumes: list[Any] = [served, ServedVolume(blocks)]
+    served, blocks = Named(settings_of("a", "red", 0)), Named(settings_of("b", "blue", 1, "files"))
+    volumes: list[Any] = [served, blocks]
     assert Audience("agent").shows_files(volumes)
     assert not Audience("agent", ("red",)).shows_files(volumes)
     assert Audience("agent", ("blue", "red")).shows_files(volumes)

@@ -10,7 +10,7 @@ import pytest
 
 from agent.errors import ConfigError
 from agent.inline.key_use import FILE, GCM_WRITES_MAX, RETRY_WRITES, KeyUseBook, writes_max
-from agent.inline.root_keys import HeldRootKey
+from agent.inline.root_keys import RootKey
 from agent.inline.secrets import SecretKey
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
@@ -24,18 +24,18 @@ from agent.pool.map.key_epochs import (
     without_earlier_keys,
 )
 from agent.pool.map.tenant_changes import with_tenant, without_key
-from agent.pool.read.get import Reading
+from agent.pool.read.get import SlotReader
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.key_transition import SETTLE_SECONDS
 from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Volume
 from agent.pool.write.delete_and_pin import delete
-from agent.pool.write.put import Writing
+from agent.pool.write.put import SlotWriter
 from agent.tenancy.key_rotation import KeyRotation
-from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
-from tests.support.memory_pool import key_of, nguid_of
+from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
+from tests.support.pool.memory_pool import key_of, nguid_of
 
-ROOT = HeldRootKey(SecretKey(b"\x22" * 32), "a test")
+ROOT = RootKey(SecretKey(b"\x22" * 32), "a test")
 SIZE = 48 << 20
 NUMBERS = {nguid_of(number).hex(): number for number in range(2)}
 STEP = 0.5
@@ -79,7 +79,7 @@ class Shelf:
         for number in range(200):
             pseudonym = agent.volume.placement.pseudonym(key_of(number))
             sets = agent.volume.borrow_sets(pseudonym)
-            agent.lanes.run(agent.volume.load(agent.lanes, sets, agent.lanes.now() + 1))
+            agent.channel.run(agent.volume.load(agent.channel, sets, agent.channel.now() + 1))
             for hit in agent.volume.find(sets, pseudonym):
                 offset = agent.volume.slot_offset(hit.cached, hit.slot)
                 header = self.namespaces[hit.cached.namespace].blocks[offset]
@@ -92,7 +92,7 @@ class Shelf:
 class Agent:
     def __init__(self, shelf: Shelf, chunk: int = 100) -> None:
         self.shelf = shelf
-        self.lanes = MemoryLanes(shelf.namespaces)
+        self.channel = MemoryChannel(shelf.namespaces)
         entry = shelf.pool_map.volumes[0]
         self.volume = Volume(
             shelf.pool_map.settings(entry),
@@ -101,17 +101,17 @@ class Agent:
             Timing(),
         )
         self.keys = KeyRotation(
-            shelf.pool_map, [self.volume], ROOT, KeyUseBook(shelf.state, chunk), self.lanes.now
+            shelf.pool_map, [self.volume], ROOT, KeyUseBook(shelf.state, chunk), self.channel.now
         )
 
     def put(self, number: int, *, may_evict: bool = True) -> None:
         value = value_of(number)
-        writing = Writing(self.volume, key_of(number), length=len(value), may_evict=may_evict)
-        assert self.lanes.run(writing.write(self.lanes, 0, memoryview(value), self.lanes.now() + 5))
+        writing = SlotWriter(self.volume, key_of(number), length=len(value), may_evict=may_evict)
+        assert self.channel.run(writing.write(self.channel, 0, memoryview(value), self.channel.now() + 5))
 
     def get(self, number: int) -> bytes | MissCause:
-        reading, into = Reading(self.volume, key_of(number)), bytearray(1 << 18)
-        count = self.lanes.run(reading.read(self.lanes, 0, memoryview(into), self.lanes.now() + 1))
+        reading, into = SlotReader(self.volume, key_of(number)), bytearray(1 << 18)
+        count = self.channel.run(reading.read(self.channel, 0, memoryview(into), self.channel.now() + 1))
         return bytes(into[:count]) if reading.cause is None else reading.cause
 
     def set_of(self, number: int) -> tuple[int, int]:
@@ -128,8 +128,8 @@ class Agent:
     def pass_time(self, seconds: float) -> None:
         """As upkeep does: a look every half of a second."""
         for _ in range(int(seconds / STEP)):
-            self.lanes.clock += STEP
-            self.lanes.run(self.keys.look(self.lanes))
+            self.channel.clock += STEP
+            self.channel.run(self.keys.look(self.channel))
 
     @property
     def row(self) -> dict[str, object]:
@@ -137,7 +137,7 @@ class Agent:
 
     def left(self) -> int:
         volume = self.shelf.pool_map.volumes[0]
-        return self.lanes.run(left_under_earlier(self.lanes, volume, NUMBERS))
+        return self.channel.run(left_under_earlier(self.channel, volume, NUMBERS))
 
 
 @pytest.mark.parametrize("suite", ["aes-256-gcm", "aes-256-xts+crc64"])
@@ -213,7 +213,7 @@ def test_full_sets_of_a_cache_are_sealed_over_themselves(tmp_path: Path) -> None
     agent = Agent(shelf)
     slots = agent.volume.settings.slots
     for number in range(2 * slots):
-        agent.lanes.clock += 0.1
+        agent.channel.clock += 0.1
         agent.put(number)
     assert agent.volume.occupancy.taken == slots
     stored = [number for number in range(2 * slots) if agent.has(number)]
@@ -228,9 +228,10 @@ def test_full_sets_of_a_cache_are_sealed_over_themselves(tmp_path: Path) -> None
 def test_blocks_of_files_wait_for_a_free_slot(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path, kind="files", share=0.4)
     agent = Agent(shelf)
+    agent.volume.change(files_elsewhere=False)
     stored = []
     for number in range(4 * agent.volume.settings.slots):
-        agent.lanes.clock += 0.1
+        agent.channel.clock += 0.1
         try:
             agent.put(number, may_evict=False)
         except PutRefused:
@@ -245,7 +246,7 @@ def test_blocks_of_files_wait_for_a_free_slot(tmp_path: Path) -> None:
     gone = list({agent.set_of(number): number for number in stored}.values())
     assert len(gone) == agent.volume.settings.slots // SLOTS_PER_SET
     for number in gone:
-        assert agent.lanes.run(delete(agent.volume, agent.lanes, key_of(number), agent.lanes.now() + 5))
+        assert agent.channel.run(delete(agent.volume, agent.channel, key_of(number), agent.channel.now() + 5))
     kept = [number for number in stored if number not in gone]
     agent.pass_time(60)
     assert agent.left() == 0
@@ -274,14 +275,14 @@ def test_what_does_not_open_is_dropped_from_a_cache(tmp_path: Path) -> None:
 def test_what_was_begun_under_a_key_that_is_gone_is_refused(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
     agent = Agent(shelf)
-    writing = Writing(agent.volume, key_of(1))
-    agent.lanes.run(writing.write(agent.lanes, 0, memoryview(b"half"), agent.lanes.now() + 5))
+    writing = SlotWriter(agent.volume, key_of(1))
+    agent.channel.run(writing.write(agent.channel, 0, memoryview(b"half"), agent.channel.now() + 5))
     shelf.rotate()
     agent.keys.follow(shelf.pool_map)
     agent.pass_time(10)
     agent.keys.follow(shelf.end())
     with pytest.raises(PutRefused, match="its key was dropped"):
-        agent.lanes.run(writing.finish(agent.lanes, agent.lanes.now() + 5))
+        agent.channel.run(writing.finish(agent.channel, agent.channel.now() + 5))
     assert agent.get(1) is MissCause.NEVER_STORED
 
 

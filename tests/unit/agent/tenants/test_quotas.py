@@ -10,32 +10,32 @@ import pytest
 from pydantic import ValidationError
 
 from agent.errors import ConfigError
-from agent.inline.root_keys import HeldRootKey
+from agent.inline.root_keys import RootKey
 from agent.inline.secrets import SecretKey
-from agent.pool.access import ServedVolume
+from agent.pool.access import serve
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
 from agent.pool.map.document import MapTenant, PoolMap, VolumeWish, plan_pool, tenant_id
 from agent.pool.map.tenant_changes import find_tenant, with_limits, with_tenant, without_key
-from agent.pool.read.get import Reading
+from agent.pool.read.get import SlotReader
 from agent.pool.read.prestage_cache import PrestageCache
-from agent.pool.volume.bandwidth import BURST_SECONDS, Bandwidth, TokenBucket, WaitingRoom
+from agent.pool.volume.bandwidth import BURST_SECONDS, Bandwidth, TokenBucket
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.quota import Limits, Measured, Quota
 from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Volume
 from agent.pool.write.delete_and_pin import delete, pin
-from agent.pool.write.put import Writing
+from agent.pool.write.put import SlotWriter
 from agent.remote.enclosure import Enclosure
 from agent.remote.fabric import Fabric
 from agent.sizes import parse_size
 from agent.telemetry import metrics, snapshot
 from agent.tenancy.limits import TenantLimits
 from agent.tenancy.visibility import Audience
-from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
-from tests.support.memory_pool import key_of, nguid_of
+from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
+from tests.support.pool.memory_pool import key_of, nguid_of
 
-ROOT = HeldRootKey(SecretKey(b"\x11" * 32), "a test")
+ROOT = RootKey(SecretKey(b"\x11" * 32), "a test")
 SIZE = 48 << 20
 VALUE = b"blue" * 100
 
@@ -68,7 +68,7 @@ class Shelf:
 class Agent:
     def __init__(self, shelf: Shelf, workers: int, cache_bytes: int) -> None:
         self.shelf = shelf
-        self.lanes = MemoryLanes(shelf.namespaces)
+        self.channel = MemoryChannel(shelf.namespaces)
         self.cache = DirectoryCache(cache_bytes)
         self.volumes = {
             each.name: Volume(
@@ -79,13 +79,13 @@ class Agent:
         self.tenants = TenantLimits(shelf.pool_map, list(self.volumes.values()), workers, ROOT, shelf.state)
 
     def put(self, volume: str, number: int, value: bytes = VALUE, *, may_evict: bool = True) -> None:
-        self.lanes.clock += 0.1
-        writing = Writing(self.volumes[volume], key_of(number), length=len(value), may_evict=may_evict)
-        assert self.lanes.run(writing.write(self.lanes, 0, memoryview(value), self.lanes.now() + 5))
+        self.channel.clock += 0.1
+        writing = SlotWriter(self.volumes[volume], key_of(number), length=len(value), may_evict=may_evict)
+        assert self.channel.run(writing.write(self.channel, 0, memoryview(value), self.channel.now() + 5))
 
     def get(self, volume: str, number: int) -> bytes | MissCause:
-        reading, into = Reading(self.volumes[volume], key_of(number)), bytearray(1 << 16)
-        count = self.lanes.run(reading.read(self.lanes, 0, memoryview(into), self.lanes.now() + 0.05))
+        reading, into = SlotReader(self.volumes[volume], key_of(number)), bytearray(1 << 16)
+        count = self.channel.run(reading.read(self.channel, 0, memoryview(into), self.channel.now() + 0.05))
         return bytes(into[:count]) if reading.cause is None else reading.cause
 
     def stored(self, volume: str, numbers: range) -> int:
@@ -93,7 +93,7 @@ class Agent:
 
     def look(self, times: int = 4) -> None:
         for _ in range(times):
-            self.lanes.run(self.tenants.look(self.lanes))
+            self.channel.run(self.tenants.look(self.channel))
 
     def row(self, name: str = "blue") -> dict[str, object]:
         return next(row for row in self.tenants.snapshot() if row["name"] == name)
@@ -145,15 +145,15 @@ def test_deleting_makes_room_and_pins_are_kept(shelf: Shelf) -> None:
     agent = shelf.agent()
     agent.put("blue", 1)
     agent.put("blue", 2)
-    volume, lanes = agent.volumes["blue"], agent.lanes
-    until = int(lanes.wall()) + 1000
+    volume, channel = agent.volumes["blue"], agent.channel
+    until = int(channel.wall()) + 1000
     for number in (1, 2):
-        assert lanes.run(pin(volume, lanes, key_of(number), until, lanes.now() + 1))
+        assert channel.run(pin(volume, channel, key_of(number), until, channel.now() + 1))
     with pytest.raises(PutRefused, match="quota") as refused:
         agent.put("blue", 3)
     assert refused.value.cause is None, "the host is told ENOSPC"
     assert agent.row()["quota_puts_refused"] == 1
-    assert lanes.run(delete(volume, lanes, key_of(1), lanes.now() + 1))
+    assert channel.run(delete(volume, channel, key_of(1), channel.now() + 1))
     agent.put("blue", 3)
     assert [agent.get("blue", number) for number in (2, 3)] == [VALUE, VALUE]
 
@@ -184,10 +184,10 @@ def test_a_put_that_fails_leaves_nothing_set_aside(shelf: Shelf) -> None:
             agent.put("blue", number)
     for namespace in shelf.namespaces:
         namespace.broken = False
-    writing = Writing(agent.volumes["blue"], key_of(20))
-    agent.lanes.run(writing.write(agent.lanes, 0, memoryview(VALUE), agent.lanes.now() + 5))
+    writing = SlotWriter(agent.volumes["blue"], key_of(20))
+    agent.channel.run(writing.write(agent.channel, 0, memoryview(VALUE), agent.channel.now() + 5))
     assert agent.row()["slots_known_taken"] == 2
-    agent.lanes.run(writing.drop(agent.lanes))
+    writing.drop()
     assert agent.row()["slots_known_taken"] == 1
 
 
@@ -236,7 +236,7 @@ def test_the_count_holds_when_directories_are_forgotten(shelf: Shelf) -> None:
     assert agent.row()["slots_known_taken"] == 300
     agent.look()
     assert agent.row()["slots_known_taken"] == 300
-    assert agent.lanes.tally("blue").evictions == 0
+    assert agent.channel.tally("blue").evictions == 0
 
 
 def test_threads_together_do_not_set_aside_more_than_there_is(shelf: Shelf) -> None:
@@ -282,22 +282,22 @@ def test_over_its_bandwidth_a_tenant_waits_and_its_neighbour_does_not(shelf: She
     value = random.Random(1).randbytes(size)
     for number in range(30):
         agent.put("blue", number, value)
-    began = agent.lanes.now()
+    began = agent.channel.now()
     for number in range(30, 60):
-        agent.lanes.clock -= 0.1
+        agent.channel.clock -= 0.1
         agent.put("blue", number, value)
-    took = agent.lanes.now() - began
+    took = agent.channel.now() - began
     assert took == pytest.approx(3.0, abs=0.5), "30 values at 10 a second"
     assert agent.row()["bandwidth_waits"]
-    before = agent.lanes.now()
-    agent.lanes.clock -= 0.1
+    before = agent.channel.now()
+    agent.channel.clock -= 0.1
     agent.put("red", 1, value)
-    assert agent.lanes.now() == pytest.approx(before), "red waits for nothing"
+    assert agent.channel.now() == pytest.approx(before), "red waits for nothing"
     # A read has a twentieth of a second: what blue owes is not paid by then.
     assert agent.get("red", 1) == value
     causes = [agent.get("blue", 59) for _ in range(5)]
     assert MissCause.LATE in causes
-    assert agent.lanes.tally("blue").misses[MissCause.LATE] == agent.row()["bandwidth_late"]
+    assert agent.channel.tally("blue").misses[MissCause.LATE] == agent.row()["bandwidth_late"]
 
 
 def test_a_put_that_cannot_be_in_time_is_refused_as_late(shelf: Shelf) -> None:
@@ -313,18 +313,20 @@ def test_a_put_that_cannot_be_in_time_is_refused_as_late(shelf: Shelf) -> None:
 
 
 def test_seats_for_waiting_are_few() -> None:
-    lanes, waiting = MemoryLanes([]), WaitingRoom(1)
-    one, other = Bandwidth(waiting, 1000), Bandwidth(waiting, 1000)
+    channel, seats = MemoryChannel([]), threading.BoundedSemaphore(1)
+    one, other = Bandwidth(seats, 1000), Bandwidth(seats, 1000)
     for each in (one, other):
-        each.charge(lanes, 1000)
-    steps = one.admit(lanes, lanes.now() + 100)
+        each.charge(channel, 1000)
+    steps = one.admit(channel, channel.now() + 100)
     next(steps)
-    assert lanes.run(other.admit(lanes, lanes.now() + 100)) is False, "the seat is taken: late at once"
+    assert channel.run(other.admit(channel, channel.now() + 100)) is False, "the seat is taken: late at once"
     assert other.late == 1
     steps.close()
-    assert lanes.run(other.admit(lanes, lanes.now() + 100)) is True
+    assert channel.run(other.admit(channel, channel.now() + 100)) is True
     assert other.waits == 1
-    assert lanes.run(Bandwidth(WaitingRoom(0)).admit(lanes, lanes.now())) is True, "no limit, no seat needed"
+    assert channel.run(Bandwidth(threading.BoundedSemaphore(0)).admit(channel, channel.now())) is True, (
+        "no limit, no seat needed"
+    )
 
 
 # -- the map, and what is said --------------------------------------------------------------------------
@@ -435,8 +437,9 @@ def test_status_and_metrics_tell_of_tenants_and_a_door_of_its_own_only(shelf: Sh
     agent.get("blue", 1)
     volumes = list(agent.volumes.values())
     sources = snapshot.Sources(
-        "pool", 1, "/mnt", "fuse", volumes, Fabric([Enclosure("shelf")]), agent.cache, PrestageCache(0),
-        lambda: [agent.lanes.tallies], lambda: None, tenants=agent.tenants.snapshot,
+        pool_id="pool", map_version=lambda: 1, mount="/mnt", door="fuse", volumes=volumes,
+        fabric=Fabric([Enclosure("shelf")]), directories=agent.cache, prestage=PrestageCache(0),
+        tallies=lambda: [agent.channel.tallies], files=lambda: None, tenants=agent.tenants.snapshot,
     )  # fmt: skip
     whole = snapshot.take(sources)
     assert [row["name"] for row in whole["tenants"]] == ["blue", "red"]
@@ -453,6 +456,6 @@ def test_status_and_metrics_tell_of_tenants_and_a_door_of_its_own_only(shelf: Sh
 
     for tenant, seen in (("red", ["red"]), ("blue", [])):
         audience = Audience("agent", tenants=(tenant,))
-        own = audience.key_value([ServedVolume(each) for each in volumes])
+        own = audience.key_value([serve(each) for each in volumes])
         said = snapshot.take(audience.sources(sources, own))
         assert [row["name"] for row in said["tenants"]] == seen, "blue has files that this door does not show"

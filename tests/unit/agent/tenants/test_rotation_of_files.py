@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.attach.map_watch import EVERY_SECONDS
-from agent.config.scrub_section import ScrubSection
+from agent.config.configuration import ScrubSection
 from agent.fs.files.face import FilesFace
 from agent.fs.files.options import FilesOptions
 from agent.fs.files.pool_store import PoolBlockStore
@@ -18,10 +18,10 @@ from agent.pool.format.directory import DIRECTORY_BYTES, Directory, Entry
 from agent.pool.map.commit import replace_map
 from agent.pool.map.tenant_changes import without_key
 from agent.pool.volume.key_transition import MAP_AGE_SECONDS, SETTLE_SECONDS
-from agent.remote.channel import WorkerLanes
+from agent.remote.channel import WorkerChannel
 from agent.service.repair import Repair
 from agent.tenancy.key_rotation import LEFTOVERS_SECONDS
-from tests.support.files_calls import FaceCalls
+from tests.support.fs.files_calls import FaceCalls
 from tests.unit.agent.tenants.test_key_rotation import NUMBERS, STEP, Shelf
 from tests.unit.agent.tenants.test_rotation_ends import Watching, publish
 
@@ -35,22 +35,23 @@ class Serving(Watching):
 
     def __init__(self, shelf: Shelf, folder: Path) -> None:
         super().__init__(shelf)
+        self.volume.change(files_elsewhere=True)
         folder.mkdir(exist_ok=True)
-        store = PoolBlockStore([self.volume], lambda: self.lanes)
+        store = PoolBlockStore([self.volume], lambda: self.channel)
         options = FilesOptions(staging_bytes=8 * BLOCK, workers=4, cache_seconds=0)
-        self.face = FilesFace(folder / "files.sqlite", store, options, clock=self.lanes.now)
-        self.files = FaceCalls(self.face, self.lanes)
+        self.face = FilesFace(folder / "files.sqlite", store, options, clock=self.channel.now)
+        self.files = FaceCalls(self.face, self.channel)
         self.keys.unnamed = self.face.orphans
         section = ScrubSection.model_validate({})
         self.keeping = Repair(
-            section, [self.volume], _no_lanes, list, lambda _: self.face.gauges().is_anything
+            section, [self.volume], _no_channel, list, lambda _: self.face.gauges().is_anything
         )
 
     def pass_time(self, seconds: float) -> None:
         for _ in range(int(seconds / STEP)):
             super().pass_time(STEP)
-            self.lanes.run(self.keeping.look(self.lanes))
-            while self.lanes.run(self.face.collect()):
+            self.channel.run(self.keeping.look(self.channel))
+            while self.channel.run(self.face.collect()):
                 pass
 
     def errno_of(self, name: str) -> int:
@@ -59,7 +60,7 @@ class Serving(Watching):
         return refused.value.errno or 0
 
 
-def _no_lanes() -> WorkerLanes:
+def _no_channel() -> WorkerChannel:
     raise AssertionError("nothing is scrubbed")
 
 
@@ -95,7 +96,7 @@ def seal_anew(other: Serving) -> None:
     """By an agent of an earlier release, say, or one with files of its own there; what the blocks have left
     is used for others since."""
     before = {(place, slot) for place, slot, _ in named(other)}
-    other.volume.left_to_others = False
+    other.volume.change(files_elsewhere=False)
     other.pass_time(30)
     assert other.left() == 0
     for (namespace, offset), slot in before - {(place, slot) for place, slot, _ in named(other)}:
@@ -112,7 +113,7 @@ def test_a_block_under_a_key_that_is_not_known_yet_is_not_lost(
     stopped, other = agents
     publish(shelf, shelf.rotate())
     seal_anew(other)
-    stopped.lanes.clock += MAP_AGE_SECONDS + SETTLE_SECONDS
+    stopped.channel.clock += MAP_AGE_SECONDS + SETTLE_SECONDS
     for number in range(20):
         assert stopped.errno_of(f"file{number}") == errno.EIO
     handle = stopped.files.open("file7", 1)  # O_WRONLY
@@ -125,7 +126,7 @@ def test_a_block_under_a_key_that_is_not_known_yet_is_not_lost(
     stopped.pass_time(EVERY_SECONDS + STEP)
     assert are_whole(stopped, *range(20))
     publish(shelf, shelf.end())
-    stopped.lanes.clock += MAP_AGE_SECONDS
+    stopped.channel.clock += MAP_AGE_SECONDS
     assert are_whole(stopped, *range(20)), "the key that it knows opens all"
 
 
@@ -133,10 +134,10 @@ def test_a_map_on_one_namespace_only_costs_no_file(shelf: Shelf, agents: tuple[S
     behind, other = agents
     shelf.rotate()
     [second] = [{nguid: number} for nguid, number in NUMBERS.items() if number == 1]
-    assert set(behind.lanes.run(replace_map(behind.lanes, shelf.pool_map, second))) <= set(NUMBERS)
+    assert set(behind.channel.run(replace_map(behind.channel, shelf.pool_map, second))) <= set(NUMBERS)
     seal_anew(other)
     # It looks, in time, where there is nothing new.
-    behind.volume.map_age.note(behind.lanes.now())
+    behind.volume.map_age.note(behind.channel.now())
     assert {behind.errno_of(f"file{number}") for number in range(20)} == {errno.EIO}
     shelf.namespaces[1].down = True
     assert {behind.errno_of(f"file{number}") for number in range(20)} == {errno.EIO}
@@ -215,7 +216,7 @@ def test_an_agent_without_files_writes_no_directory_of_files(
     # Once it has a file, it keeps what lies there.
     other.files.put("own", b"x" * 100)
     other.pass_time(STEP)
-    assert not other.volume.left_to_others
+    assert not other.volume.files_elsewhere
 
 
 @pytest.mark.parametrize("kind", ["zeros", "another key"])

@@ -12,17 +12,17 @@ import pytest
 from agent.attach import map_history
 from agent.attach.map_history import AGAIN_SECONDS, FILE, MapHistory, remembered_pool
 from agent.errors import ConfigError, G35Error
-from agent.inline.root_keys import HeldRootKey
+from agent.inline.root_keys import RootKey
 from agent.inline.secrets import SecretKey
 from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
 from agent.pool.map.key_epochs import with_new_data_keys, without_earlier_keys
 from agent.pool.map.tenant_changes import with_tenant, without_key
-from tests.support.memory_pool import nguid_of
+from tests.support.pool.memory_pool import nguid_of
 
-ROOT = HeldRootKey(SecretKey(bytes(32)), "a test")
+ROOT = RootKey(SecretKey(bytes(32)), "a test")
 
 
-def planned(root: HeldRootKey = ROOT) -> PoolMap:
+def planned(root: RootKey = ROOT) -> PoolMap:
     wish = VolumeWish(name="kv", value_bytes=1 << 16, share=1.0, tenant="blue")
     return plan_pool([(nguid_of(0), 32 << 20)], [wish], root)
 
@@ -68,7 +68,7 @@ def test_a_pool_of_which_nothing_opened_takes_nothing_out_of_the_notes(
     old = planned()
     noted(tmp_path, without_key(old, "blue"))
     seen = MapHistory(tmp_path)
-    bogus = planned(HeldRootKey(SecretKey(b"\x66" * 32), "somebody's"))
+    bogus = planned(RootKey(SecretKey(b"\x66" * 32), "somebody's"))
     seen.note(bogus, ())
     assert remembered_pool(tmp_path) == old.pool_id
     assert list(json.loads((tmp_path / FILE).read_text())["pools"]) == [old.pool_id]

@@ -13,16 +13,16 @@ import pytest
 
 from agent.attach.map_watch import EVERY_SECONDS
 from agent.inline.scatter import Buffer
-from agent.pool.access import ServedVolume
+from agent.pool.access import serve
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
 from agent.pool.map.tenant_changes import without_key
 from agent.pool.steps import Acquire, Steps, Wait
 from agent.pool.volume.key_transition import MAP_AGE_SECONDS, QUIET_SECONDS
-from agent.pool.write.put import Writing
+from agent.pool.write.put import SlotWriter
 from agent.pool.write.write_back import WriteBack
-from tests.support.memory_lanes import MemoryLanes, MemoryPending, T
-from tests.support.memory_pool import key_of
+from tests.support.pool.memory_channel import MemoryChannel, MemoryPending, T
+from tests.support.pool.memory_pool import key_of
 from tests.unit.agent.tenants.test_key_rotation import STEP, Shelf, value_of
 from tests.unit.agent.tenants.test_rotation_ends import Watching, publish
 
@@ -31,7 +31,7 @@ class SlowPending(MemoryPending):
     ready_at = 0.0
 
 
-class SlowLanes(MemoryLanes):
+class SlowChannel(MemoryChannel):
     """Every answer takes `seconds`; those to reads of the pool map never come while `map_is_silent`."""
 
     seconds = 0.0
@@ -75,25 +75,25 @@ class SlowLanes(MemoryLanes):
 class Slow(Watching):
     def __init__(self, shelf: Shelf) -> None:
         super().__init__(shelf)
-        self.lanes: SlowLanes = SlowLanes(shelf.namespaces)
+        self.channel: SlowChannel = SlowChannel(shelf.namespaces)
 
     @property
     def refused(self) -> int:
-        return self.lanes.tally("v").puts_refused
+        return self.channel.tally("v").puts_refused
 
     def put_back(self, number: int) -> None:
         """A put that write-back acknowledges."""
         value = value_of(number)
-        writing = self.served.writing(key_of(number), length=len(value))
-        assert self.lanes.run(writing.write(self.lanes, 0, memoryview(value), self.lanes.now() + 5))
-        assert not isinstance(writing, Writing)
+        writing = self.served.writer(key_of(number), length=len(value))
+        assert self.channel.run(writing.write(self.channel, 0, memoryview(value), self.channel.now() + 5))
+        assert not isinstance(writing, SlotWriter)
 
     def store_oldest(self) -> bool:
         back = self.served.back
         assert back is not None
         value = back.oldest()
         assert value is not None
-        return self.lanes.run(back.store(self.lanes, value, self.lanes.now() + 5))
+        return self.channel.run(back.store(self.channel, value, self.channel.now() + 5))
 
 
 @pytest.fixture
@@ -106,11 +106,11 @@ def shelf(tmp_path: Path) -> Shelf:
 @pytest.mark.expects_log("volume v was erased")
 def test_an_enclosure_that_takes_a_second_and_more_takes_puts_and_tells_of_the_map(shelf: Shelf) -> None:
     agent = Slow(shelf)
-    agent.lanes.seconds = 1.2
+    agent.channel.seconds = 1.2
     agent.put(1)
     assert agent.refused == 0
     agent.pass_time(2)
-    assert agent.volume.map_age.is_fresh(agent.lanes.now())
+    assert agent.volume.map_age.is_fresh(agent.channel.now())
     publish(shelf, without_key(shelf.pool_map, "blue"))
     agent.pass_time(3)
     assert agent.volume.erased
@@ -118,14 +118,14 @@ def test_an_enclosure_that_takes_a_second_and_more_takes_puts_and_tells_of_the_m
 
 def test_a_map_that_is_not_read_in_time_makes_a_put_late_and_it_is_counted(shelf: Shelf) -> None:
     agent = Slow(shelf)
-    agent.lanes.map_is_silent = True
-    began = agent.lanes.now()
+    agent.channel.map_is_silent = True
+    began = agent.channel.now()
     with pytest.raises(PutRefused, match="could not be read") as refused:
         agent.put(1)
     assert refused.value.cause is MissCause.LATE
-    assert agent.lanes.now() - began == pytest.approx(5), "it was waited for until the put's deadline"
+    assert agent.channel.now() - began == pytest.approx(5), "it was waited for until the put's deadline"
     assert agent.refused == 1
-    agent.lanes.map_is_silent = False
+    agent.channel.map_is_silent = False
     agent.put(1)
     assert agent.has(1)
 
@@ -134,7 +134,7 @@ def test_a_put_under_a_dropped_key_is_counted(shelf: Shelf) -> None:
     agent = Slow(shelf)
     agent.pass_time(2)
     publish(shelf, shelf.rotate())
-    agent.lanes.clock += 10 * MAP_AGE_SECONDS
+    agent.channel.clock += 10 * MAP_AGE_SECONDS
     with pytest.raises(PutRefused, match="its key was dropped") as refused:
         agent.put(1)
     assert refused.value.cause is MissCause.WRONG_KEY
@@ -144,19 +144,19 @@ def test_a_put_under_a_dropped_key_is_counted(shelf: Shelf) -> None:
 @pytest.mark.parametrize("trouble", ["rotated", "silent"])
 def test_what_write_back_has_acknowledged_is_tried_again(shelf: Shelf, trouble: str) -> None:
     agent = Slow(shelf)
-    agent.served = ServedVolume(agent.volume, back=WriteBack(agent.volume, 1 << 20))
+    agent.served = serve(agent.volume, back=WriteBack(agent.volume, 1 << 20))
     agent.pass_time(2)
     agent.put_back(1)
     if trouble == "rotated":
         publish(shelf, shelf.rotate())
         publish(shelf, shelf.end())
     else:
-        agent.lanes.map_is_silent = True
-    agent.lanes.clock += QUIET_SECONDS  # The agent was stopped, or its upkeep held up.
+        agent.channel.map_is_silent = True
+    agent.channel.clock += QUIET_SECONDS  # The agent was stopped, or its upkeep held up.
     assert not agent.store_oldest(), "it waits on"
-    agent.lanes.map_is_silent = False
+    agent.channel.map_is_silent = False
     agent.pass_time(EVERY_SECONDS + STEP)
     assert agent.store_oldest()
-    assert (agent.served.back.lost, agent.refused, agent.lanes.tally("v").puts_lost) == (0, 0, 0)
+    assert (agent.served.back.lost, agent.refused, agent.channel.tally("v").puts_lost) == (0, 0, 0)
     assert agent.has(1)
     assert Watching(shelf).has(1)

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import typer
 
-from emulator.lab.cli import FOLDER_HELP, checked_folder
+from emulator.lab.cli import FOLDER_HELP, OF_THE_GUEST, checked_folder, hiding_folder, start_folder
 from emulator.lab.device_socket import NoDeviceError, cannot_connect, require_socket
 from emulator.lab.host_cli import socket_of
-from emulator.lab.start_folder import OF_THE_GUEST, hiding_folder, start_folder
 
 REPOSITORY = Path(__file__).parents[4]
 
@@ -50,7 +49,7 @@ def test_a_link_below_tmp_is_as_hidden_as_what_it_leads_to(
 ) -> None:
     (tmp_path / "own/inner").mkdir(parents=True)
     (tmp_path / "seen").mkdir()
-    monkeypatch.setattr("emulator.lab.start_folder.OF_THE_GUEST", (str(tmp_path / "own"),))
+    monkeypatch.setattr("emulator.lab.cli.OF_THE_GUEST", (str(tmp_path / "own"),))
     (tmp_path / "own/out").symlink_to(tmp_path / "seen")
     (tmp_path / "in").symlink_to(tmp_path / "own/inner")
     assert start_folder(tmp_path / "seen") == tmp_path / "seen"

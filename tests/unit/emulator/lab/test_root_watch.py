@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from emulator.lab.root_watch import WATCHED, RootWatch
+from emulator.lab.machine import WATCHED, RootWatch
 
 
 def test_a_root_that_stands_still_is_not_blamed() -> None:

@@ -25,14 +25,13 @@ from agent.fs.interface import (
     FsError,
     LockOwner,
     Opened,
-    RefusesAll,
 )
 from agent.fs.virtiofs import guest_view
 from agent.fs.virtiofs.guest_books import GuestBooks
 from agent.fs.virtiofs.guest_view import GuestView
 from agent.pool.steps import Outcome, Runner, settle
-from tests.support.inline_runner import InlineRunner
-from tests.support.memory_filesystem import MemoryFileSystem
+from tests.support.fs.memory_filesystem import MemoryFileSystem
+from tests.support.pool.inline_runner import InlineRunner
 
 ROOT = Caller()
 RUN = InlineRunner()
@@ -111,7 +110,7 @@ class TestTwoGuests:
         refused(errno.EBADF, lambda: view.read(ino, handle, 0, memoryview(bytearray(1))))
 
 
-class Values(RefusesAll):
+class Values(FileSystem):
     """A face of one value, whose number and handles are another process's business."""
 
     def __init__(self, first: int, content: bytes = b"a value") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from typing import NamedTuple
 
 import pytest
 
@@ -11,11 +12,18 @@ from agent.fs.fuse.requests import ReadIn, WriteIn
 from agent.fs.interface import FACE_FILES, FACE_KV, FACE_SHIFT
 from agent.fs.virtiofs.device import takes_scattered
 from agent.fs.virtiofs.request_buffers import DIRECT_RUN_BYTES_LEAST, RequestBuffers
-from agent.inline.scatter import Scatter
+from agent.inline.scatter import Scatter, Target
 
 VALUE = FACE_KV << FACE_SHIFT | 99_999
 FILE = FACE_FILES << FACE_SHIFT | 7
 TRANSFER = 1 << 20
+
+
+class Taken(NamedTuple):
+    message: memoryview
+    received: int
+    data: memoryview
+    room: Target
 
 
 def memory(size: int, fill: int = 0) -> memoryview:
@@ -47,7 +55,7 @@ def buffers() -> RequestBuffers:
 
 def test_arguments_are_ours_before_anybody_looks(buffers: RequestBuffers) -> None:
     chain = read_of(4096)
-    taken = buffers.take(chain, runs(16, 4096))
+    taken = Taken(*buffers.take(chain, runs(16, 4096)))
     chain[1][:] = bytes(40)
     assert taken.received == 80
     assert ReadIn.decode_untrusted(taken.message, 40).size == 4096
@@ -56,7 +64,7 @@ def test_arguments_are_ours_before_anybody_looks(buffers: RequestBuffers) -> Non
 
 def test_a_read_into_one_run_is_in_the_guests_memory(buffers: RequestBuffers) -> None:
     writable = runs(16, 8192)
-    taken = buffers.take(read_of(8192), writable)
+    taken = Taken(*buffers.take(read_of(8192), writable))
     assert isinstance(taken.room, memoryview)
     assert taken.room.obj is writable[1].obj
     taken.room[:5] = b"value"
@@ -69,7 +77,7 @@ def test_a_read_into_one_run_is_in_the_guests_memory(buffers: RequestBuffers) ->
 def test_a_read_into_long_runs_is_scattered_and_not_copied(buffers: RequestBuffers) -> None:
     long = DIRECT_RUN_BYTES_LEAST
     writable = runs(16, long, 2 * long)
-    taken = buffers.take(read_of(3 * long), writable)
+    taken = Taken(*buffers.take(read_of(3 * long), writable))
     assert isinstance(taken.room, Scatter)
     assert taken.room.runs == writable[1:]
     assert buffers.put([answer(3 * long)]) == 16 + 3 * long
@@ -81,7 +89,7 @@ def test_a_read_into_long_runs_is_scattered_and_not_copied(buffers: RequestBuffe
 )
 def test_short_runs_and_files_are_copied_and_counted(buffers: RequestBuffers, node: int, size: int) -> None:
     writable = runs(16, size, size)
-    taken = buffers.take(read_of(2 * size, node), writable)
+    taken = Taken(*buffers.take(read_of(2 * size, node), writable))
     assert isinstance(taken.room, memoryview)
     taken.room[:] = b"\xaa" * (2 * size)
     assert buffers.put([answer(size + 1), taken.room[: size + 1]]) == 17 + size
@@ -93,7 +101,7 @@ def test_short_runs_and_files_are_copied_and_counted(buffers: RequestBuffers, no
 def test_the_data_of_a_write_lie_where_the_guest_has_them(buffers: RequestBuffers) -> None:
     head = request(Opcode.WRITE, WriteIn(1, 0, 6000, 0).encode())
     data = memory(6000, 9)
-    taken = buffers.take([head[:40], head[40:], data], runs(24))
+    taken = Taken(*buffers.take([head[:40], head[40:], data], runs(24)))
     assert taken.data.obj is data.obj
     assert len(taken.message) == 80
     assert taken.received == 6080
@@ -103,14 +111,14 @@ def test_the_data_of_a_write_lie_where_the_guest_has_them(buffers: RequestBuffer
 def test_scattered_data_of_a_write_are_gathered_and_counted(buffers: RequestBuffers) -> None:
     head = request(Opcode.WRITE, WriteIn(1, 0, 300, 0).encode())
     whole = memoryview(bytearray(bytes(head) + b"a" * 100))
-    taken = buffers.take([whole, memory(200, 9)], runs(24))
+    taken = Taken(*buffers.take([whole, memory(200, 9)], runs(24)))
     assert bytes(taken.data) == b"a" * 100 + b"\x09" * 200
     assert buffers.bytes_copied == 300
 
 
 def test_a_write_longer_than_a_transfer_is_cut(buffers: RequestBuffers) -> None:
     head = request(Opcode.WRITE, WriteIn(1, 0, 2 * TRANSFER, 0).encode())
-    taken = buffers.take([head, memory(TRANSFER), memory(TRANSFER)], runs(24))
+    taken = Taken(*buffers.take([head, memory(TRANSFER), memory(TRANSFER)], runs(24)))
     assert len(taken.data) == TRANSFER
 
 
@@ -118,7 +126,7 @@ def test_headers_in_odd_pieces(buffers: RequestBuffers) -> None:
     whole = request(Opcode.LOOKUP, b"name\0")
     pieces = [whole[at : at + 7] for at in range(0, len(whole), 7)]
     writable = runs(3, 10, 40)
-    taken = buffers.take(pieces, writable)
+    taken = Taken(*buffers.take(pieces, writable))
     assert bytes(taken.message) == bytes(whole)
     assert buffers.put([answer(37), b"b" * 37]) == 53
     assert OutHeader.decode_untrusted(b"".join(writable)).unique == 77
@@ -132,8 +140,8 @@ def test_too_little_room(buffers: RequestBuffers, sizes: tuple[int, ...]) -> Non
 
 
 def test_a_request_that_is_none(buffers: RequestBuffers) -> None:
-    taken = buffers.take([memory(39, 1)], runs(16))
+    taken = Taken(*buffers.take([memory(39, 1)], runs(16)))
     assert (taken.received, len(taken.message)) == (39, 39)
-    assert buffers.take([], []).received == 0
+    assert buffers.take([], [])[1] == 0
     refusal = OutHeader(16, -errno.EIO, 0).encode()
     assert buffers.put([refusal]) is None

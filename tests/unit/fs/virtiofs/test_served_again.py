@@ -8,7 +8,7 @@ import pytest
 
 from agent.fs.fuse.abi import InHeader, Opcode, OutHeader
 from agent.fs.fuse.requests import Rename2In
-from agent.fs.virtiofs.served_again import acknowledged, as_done_before, is_given_back, refused_again
+from agent.fs.virtiofs.request_service import acknowledged, as_done_before, is_given_back, refused_again
 
 
 def message(opcode: Opcode, body: bytes = b"name\0") -> memoryview:

@@ -1,0 +1,88 @@
+"""What the verbs on a pool share: a channel (connect, do the work, hang up), options, and guards.
+
+Ctrl-C ends a verb as a crash would: requests under way are waited for shortly, and the next call of the verb
+completes or undoes the rest.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import trio
+import typer
+
+from agent.attach.connect import connected
+from agent.attach.inspect_namespaces import WITH_ALL, unreached
+from agent.cli.trio_run import run_unwrapped
+from agent.config.configuration import Configuration
+from agent.errors import G35Error, UserError
+from agent.host_os.presence import serving_processes
+from agent.membership.join import Seen, members_missing
+from agent.pool.map.document import PoolMap
+from agent.pool.map.inspect import Inspection
+from agent.remote.channel import VerbChannel, WorkerChannel
+from agent.remote.fabric import Fabric
+
+T = TypeVar("T")
+Config = Annotated[Path, typer.Option("--config", help="The TOML file with the enclosures.")]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+END_SECONDS = 2.0
+"""How long the end of a verb waits for the request that is under way; it may be one to a dead enclosure."""
+
+
+def with_channel(configuration: Configuration, work: Callable[[Fabric, WorkerChannel], T]) -> T:
+    """Connect, and do blocking work on a channel of its own thread."""
+
+    async def main() -> T:
+        async with connected(configuration, 1) as supervisor:
+            fabric = supervisor.fabric
+            channel = VerbChannel(fabric, 1)
+            ended = threading.Event()
+
+            def on_thread() -> T:
+                try:
+                    channel.connect_ahead()
+                    return work(fabric, channel)
+                finally:
+                    channel.close()
+                    ended.set()
+
+            try:
+                return await trio.to_thread.run_sync(on_thread, abandon_on_cancel=True)
+            finally:
+                channel.stop()
+                with trio.CancelScope(shield=True), trio.move_on_after(END_SECONDS):
+                    while not ended.is_set():  # noqa: ASYNC110 - an abandoned thread cannot tell trio
+                        await trio.sleep(0.02)
+
+    return run_unwrapped(main)
+
+
+def refuse_served(inspections: Iterable[Inspection]) -> None:
+    """Raises UserError where a pool that lies there is served by an agent of this machine.
+
+    That would go on writing into what is another pool's by then, until it finds out
+    (agent/attach/map_watch.py). An agent elsewhere cannot be seen from here.
+    """
+    pools = {each.superblock.pool_map.pool_id for each in inspections if each.superblock is not None}
+    processes = serving_processes(pools)
+    if processes:
+        raise UserError(
+            f"the pool there is being served, by process {', '.join(map(str, processes))}; "
+            "it was not touched",
+            "end the agent first: g35 unmount, or g35 down",
+        )
+
+
+def want_all(pool_map: PoolMap, seen: Seen, fabric: Fabric) -> None:
+    """Raises G35Error where a namespace of the pool is not reached."""
+    missing = members_missing(pool_map, seen)
+    if missing:
+        raise G35Error(
+            f"{len(missing)} of the pool's {len(pool_map.namespaces)} namespaces are not reached; "
+            f"not connected: {unreached(fabric)}",
+            WITH_ALL,
+        )

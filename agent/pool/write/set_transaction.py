@@ -1,0 +1,207 @@
+"""The set transaction: one change of a directory on flash. Every writer but a put's own commit makes it so.
+
+It has four guarantees, which its users do not repeat:
+
+1. **One writer.** It holds the writer of each of its sets from `lock` to the end of its `with` block. Several
+   are taken in the order of their places, so two transactions never wait for each other.
+2. **The truth.** `begin` reads the directories again and has each proven whole, so an image drops no entry
+   that flash has, and brings none back. With `reload=False` it reads only a directory in doubt. That does for
+   a new entry in a reserved slot: an entry of another agent may be lost then, as it may by a put.
+3. **The entry as it was.** `clear` leaves an entry that is another one by now, or whose slot a put has
+   reserved. Those who `erase` or `write` ask `is_named` first.
+4. **A fence.** A write without an answer may land late. So its slots cool down, and an entry that it may
+   bring is disproven; no delete of that key succeeds meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from agent.pool.counters import MissCause
+from agent.pool.format.directory import Directory, Entry
+from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.steps import Acquire, IoChannel, Pending, Steps, wait_for
+from agent.pool.volume.directory_cache import COOLDOWN_SECONDS, CachedSet
+from agent.pool.volume.volume import Volume
+from agent.pool.volume.writable_directory import load_writable, prove
+
+
+class SetTransaction:
+    """A change of `sets`, mostly of one, within a `with` block. All calls but `lock` and `begin` need the
+    writers."""
+
+    __slots__ = ("_channel", "_held", "_sets", "_volume", "writable")
+
+    def __init__(self, volume: Volume, channel: IoChannel, *sets: CachedSet) -> None:
+        self._volume: Final = volume
+        self._channel: Final = channel
+        self._sets: Final = sets
+        self._held: Final[list[CachedSet]] = []
+        self.writable: Final[list[CachedSet]] = []
+        """The sets whose directories `load` has read and found whole."""
+
+    def __enter__(self) -> SetTransaction:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Give the writers back, as the end of a `with` block does."""
+        for cached in self._held:
+            cached.end_write()
+
+    def lock(self, deadline: float) -> Steps[bool]:
+        """Take the writers. False: not by the deadline."""
+        for cached in sorted(self._sets, key=lambda each: (each.namespace, each.offset)):
+            if not (yield Acquire(cached.writer, deadline)):
+                return False
+            self._held.append(cached)
+        return True
+
+    def begin(self, deadline: float, *, reload: bool = True) -> Steps[MissCause | None]:
+        """Take the writers and read the directories. None: all sets may be written; otherwise why not."""
+        if not (yield from self.lock(deadline)):
+            return MissCause.LATE
+        if reload:
+            return (yield from self.load(deadline))
+        return (yield from prove(self._volume, self._channel, self._sets, deadline, holds_writers=True))
+
+    def load(self, deadline: float) -> Steps[MissCause | None]:
+        """Read the directories. None: all sets may be written; otherwise why not all of them."""
+        return (
+            yield from load_writable(self._volume, self._channel, self._sets, deadline, came=self.writable)
+        )
+
+    def write(
+        self,
+        cached: CachedSet,
+        image: bytes,
+        slots: Collection[int],
+        deadline: float,
+        *,
+        added: Entry | None = None,
+        beside: Pending | None = None,
+    ) -> Steps[MissCause | None]:
+        """Write an image in which `slots` changed, and wait for it, and for a write `beside` it. None: it is
+        on flash.
+
+        `added` is the entry that it names in its one slot."""
+        channel, failure, may_land = self._channel, None, False
+        pending = channel.write(cached.namespace, cached.offset, [image])
+        for each in (beside, pending):
+            if each is not None:
+                cause = yield from wait_for(channel, each, deadline)
+                failure = failure or cause
+                may_land |= cause is not None and cause is not MissCause.ENCLOSURE_DOWN
+        if failure is not None:
+            for slot in slots:
+                if added is not None:
+                    self._volume.in_doubt_writes.write_failed(cached, slot, added, channel.now())
+                if may_land:
+                    cached.cool_down(slot, channel.now())
+        return failure
+
+    def name(
+        self, cached: CachedSet, slot: int, entry: Entry, deadline: float, beside: Pending | None = None
+    ) -> Steps[MissCause | None]:
+        """Name a value in its reserved slot, instead of any older entry of its key.
+
+        Readers here find it once it is on flash.
+        """
+        with cached.guard:
+            assert cached.directory is not None
+            image = cached.directory.copy()
+        _install(image, slot, entry)
+        cause = yield from self.write(cached, image.image(), (slot,), deadline, added=entry, beside=beside)
+        if cause is None:
+            with cached.guard:
+                if cached.directory is not None:
+                    _install(cached.directory, slot, entry)
+                cached.disproven.pop(slot, None)
+        return cause
+
+    def clear(
+        self,
+        cached: CachedSet,
+        slot: int,
+        entry: Entry,
+        deadline: float,
+        *,
+        ghost: bytes | None = None,
+        is_ours: bool = False,
+    ) -> Steps[bool]:
+        """Take an entry from the directory, and leave its slot as it is. False: it is another entry by now,
+        or flash may have it still. `is_ours`: the caller has reserved the slot."""
+        with cached.guard:
+            if not is_named(cached, slot, entry, is_ours=is_ours):
+                return False
+            assert cached.directory is not None
+            cached.directory.clear(slot, ghost=ghost)
+            image = cached.directory.image()
+        return (yield from self.write(cached, image, (slot,), deadline)) is None
+
+    def erase(self, cached: CachedSet, slots: Collection[int]) -> SlotErase:
+        """Send the writes that free slots, entry and header; `SlotErase.end` waits for them."""
+        return SlotErase(self._volume, self._channel, cached, slots)
+
+
+class SlotErase:
+    """An erase of slots of one set, header and entry, on its way to flash. The set's writer is held
+    meanwhile.
+
+    The header is zeroed with the entry, so an agent with an old directory finds nothing either. Zeros that
+    land late would destroy a newer value. So the slot cools down (takes no value) from before the zeros are
+    sent until they are on flash, or for COOLDOWN_SECONDS after a write without an answer. An entry that flash
+    shows in that time is no value to a put (agent/pool/write/put.py), for it may be cleared yet.
+    """
+
+    def __init__(self, volume: Volume, channel: IoChannel, cached: CachedSet, slots: Collection[int]) -> None:
+        self._channel = channel
+        self._cached = cached
+        self._cooling_before: dict[int, float] = {}
+        until = channel.now() + COOLDOWN_SECONDS
+        with cached.guard:
+            directory = cached.directory
+            assert directory is not None
+            for slot in slots:
+                self._cooling_before[slot] = cached.cooldown_until.get(slot, 0.0)
+                cached.cooldown_until[slot] = until
+                directory.clear(slot)
+            image = directory.image()
+        self._writes = [
+            channel.write(cached.namespace, volume.slot_offset(cached, slot), [bytes(HEADER_BYTES)])
+            for slot in slots
+        ]
+        self._writes.append(channel.write(cached.namespace, cached.offset, [image]))
+
+    def end(self, deadline: float) -> Steps[MissCause | None]:
+        """None once all of it is on flash; otherwise why that is not known."""
+        failure: MissCause | None = None
+        for pending in self._writes:
+            cause = yield from wait_for(self._channel, pending, deadline)
+            failure = failure or cause
+        for slot, until in self._cooling_before.items():
+            if failure is not None:
+                self._cached.cool_down(slot, self._channel.now())
+            else:
+                self._cached.restore_cooldown(slot, until, self._channel.now())
+        return failure
+
+
+def is_named(cached: CachedSet, slot: int, entry: Entry, *, is_ours: bool = False) -> bool:
+    """Whether a slot is still named for this write of this key, and no other caller has reserved it."""
+    directory = cached.directory
+    present = directory.entry(slot) if directory is not None else None
+    return present is not None and is_same_write(present, entry) and (is_ours or slot not in cached.reserved)
+
+
+def is_same_write(one: Entry, other: Entry) -> bool:
+    return (one.pseudonym, one.generation) == (other.pseudonym, other.generation)
+
+
+def _install(directory: Directory, slot: int, entry: Entry) -> None:
+    for older in directory.find_all(entry.pseudonym):
+        directory.clear(older)
+    directory.install(slot, entry._replace(ghost=directory.ghost(slot)))

@@ -1,0 +1,106 @@
+"""Plain English, as far as a program can judge it: in documents, docstrings and comments."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.rungs.tree import ROOMS, text_files
+
+LONGEST_SENTENCE = 40
+"""Words. docs/contributing.md asks for 25 as a rule."""
+OLD_TEXT = ("CHANGELOG.md", "docs/decisions/")
+"""What was written at a time and stays as it was."""
+
+_CODE_BLOCK = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+_CODE = re.compile(r"`+[^`]*`+")
+_LINE_START = re.compile(r"^\s*(?:[*-] |\d+\. |#+ |>)")
+_COLUMNS = re.compile(r"\S {2,}\S")
+"""A row of a layout: words in columns."""
+_END = re.compile(r"(?<=[.!?:;])[)\"']*\s+")
+_MANNERED = re.compile(r"\bAs of (?:`|the |a )|\b[Ww]hoever\b|\b[Ww]hat came\b")
+
+
+def blocks(text: str) -> Iterator[str]:
+    """Paragraphs, list items, headings and table cells."""
+    paragraph: list[str] = []
+    for line in [*_CODE_BLOCK.sub("", text).splitlines(), ""]:
+        if line.startswith("    ") and not paragraph:
+            continue  # a picture, or code
+        is_table = line.lstrip().startswith("|") or _COLUMNS.search(line) is not None
+        if not line.strip() or is_table or _LINE_START.match(line):
+            yield " ".join(paragraph)
+            paragraph = []
+        if is_table:
+            yield from line.split("|")
+        elif line.strip():
+            paragraph.append(line.strip())
+
+
+def sentences(text: str) -> Iterator[str]:
+    for block in blocks(text):
+        plain = _CODE.sub("x", _LINK.sub(r"\1", block))
+        yield from _END.split(plain)
+
+
+def faults(text: str) -> list[str]:
+    long = [s for s in sentences(text) if len(s.split()) > LONGEST_SENTENCE]
+    return [s[:90] for s in long] + [found[0] for found in _MANNERED.finditer(text)]
+
+
+def prose_of(program: str) -> str:
+    """Docstrings (with those of constants) and comments of their own lines; neighbours are one paragraph."""
+    found = []
+    for node in ast.walk(ast.parse(program)):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
+            found.append("\n" + inspect.cleandoc(node.value.value) + "\n")
+    last = 0
+    for token in tokenize.generate_tokens(io.StringIO(program).readline):
+        if token.type == tokenize.COMMENT and not token.line[: token.start[1]].strip():
+            if token.start[0] != last + 1:
+                found.append("")
+            found.append(token.string.removeprefix("#"))
+            last = token.start[0]
+    return "\n".join(found)
+
+
+def test_a_long_sentence_is_found_and_a_table_cell_is_one_by_itself() -> None:
+    long = " ".join(["word"] * 41)
+    assert faults(f"A start. {long}.\n") == [f"{long}."[:90]]
+    assert not faults(f"| {long[:100]} | {long[:100]} |\n* {long[:120]}\n* {long[:120]}\n")
+    assert faults("As of `Volume`.") == ["As of `"]
+
+
+def _of_suffix(repository: Path, suffix: str) -> list[tuple[str, str]]:
+    return [
+        (name, text)
+        for name, text in text_files(repository)
+        if name.endswith(suffix) and not name.startswith(OLD_TEXT)
+    ]
+
+
+def test_documents(repository: Path) -> None:
+    found = {name: faults(text) for name, text in _of_suffix(repository, ".md")}
+    assert not {name: wrong for name, wrong in found.items() if wrong}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_docstrings_and_comments(repository: Path, room: str) -> None:
+    found = {
+        name: faults(prose_of(text))
+        for name, text in _of_suffix(repository, ".py")
+        if name.split("/")[0] == room
+    }
+    assert not {name: wrong for name, wrong in found.items() if wrong}

@@ -1,0 +1,217 @@
+"""A channel over plain memory: the pool's steps run on it without a fabric, a thread or a clock.
+
+Faults are set per namespace: `down` (no way there), `hung` (never answers), `broken` (a status). Every
+read and write is counted, so that a test can say how many round trips an operation took.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from agent.inline.scatter import Buffer
+from agent.pool.counters import Tally
+from agent.pool.flush_tracking import UnflushedWrites
+from agent.pool.steps import Acquire, Pending, Steps
+
+T = TypeVar("T")
+
+UNFLUSHED = UnflushedWrites()
+"""Of all namespaces of a test process, whichever channel leads there."""
+_NGUIDS = itertools.count(1)
+
+
+@dataclass
+class MemoryNamespace:
+    size: int
+    blocks: dict[int, bytes] = field(default_factory=dict)
+    down: bool = False
+    hung: bool = False
+    broken: bool = False
+    unreadable: set[int] = field(default_factory=set)
+    """Blocks, by byte offset, whose reads end with Unrecovered Read Error until they are written."""
+    unwritable: set[int] = field(default_factory=set)
+    """Blocks whose writes end with Write Fault."""
+    unflushable: bool = False
+    suspect: bool = False
+    reads: int = 0
+    writes: int = 0
+    flushes: int = 0
+    key: bytes = field(default_factory=lambda: next(_NGUIDS).to_bytes(16, "big"))
+    began: int = 0
+    """The session that it is reached by; see `new_session`."""
+    bytes_written: int = 0
+
+    def new_session(self, blocks: dict[int, bytes] | None = None) -> None:
+        """The session ends and another begins; with `blocks`, because power was lost that left these."""
+        self.began = UNFLUSHED.session_began()
+        if blocks is not None:
+            self.blocks = dict(blocks)
+
+    def load(self, offset: int, into: memoryview) -> None:
+        for at in range(0, len(into), 4096):
+            into[at : at + 4096] = self.blocks.get(offset + at, bytes(4096))
+
+    def store(self, offset: int, parts: Sequence[Buffer]) -> None:
+        data = b"".join(bytes(part) for part in parts)
+        assert offset % 4096 == 0
+        assert len(data) % 4096 == 0
+        for at in range(0, len(data), 4096):
+            self.blocks[offset + at] = data[at : at + 4096]
+            self.unreadable.discard(offset + at)
+        self.bytes_written += len(data)
+
+    def flip(self, byte: int, bit: int = 0) -> None:
+        at = byte // 4096 * 4096
+        block = bytearray(self.blocks.get(at, bytes(4096)))
+        block[byte % 4096] ^= 1 << bit
+        self.blocks[at] = bytes(block)
+
+
+class WorkerBuffer:
+    """One worker's buffer: the same memory every time, as in a worker, and never clean."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def take(self, size: int) -> memoryview:
+        if len(self._bytes) < size:
+            self._bytes = bytearray(size)
+        view = memoryview(self._bytes)[:size]
+        view[:] = b"\xa5" * size
+        return view
+
+
+@dataclass
+class MemoryPending:
+    done: bool = False
+    received: int = 0
+    fault: str | None = None
+    unreachable: bool = False
+
+
+class MemoryChannel:
+    """One worker's channel; `clock` moves only when a test moves it, or when a wait runs to its deadline."""
+
+    def __init__(self, namespaces: Sequence[MemoryNamespace]) -> None:
+        self.namespaces = namespaces
+        self.tallies: dict[str, Tally] = {"": Tally()}
+        self.clock = 1000.0
+        self._looks = 0
+        self.epoch = 1_800_000_000.0
+        self.round_trips = 0
+        self.before_wait: Callable[[], None] | None = None
+        self._receive = WorkerBuffer()
+        self._send = WorkerBuffer()
+
+    def read(self, namespace: int, offset: int, into: memoryview) -> MemoryPending:
+        target = self.namespaces[namespace]
+        target.reads += 1
+        self.tallies[""].flash_bytes_read += len(into)
+        pending = self._start(target)
+        if not target.unreadable.isdisjoint(range(offset, offset + len(into), 4096)):
+            pending.fault = pending.fault or "Unrecovered Read Error"
+        if pending.done and pending.fault is None:
+            target.load(offset, into)
+            pending.received = len(into)
+        return pending
+
+    def write(
+        self, namespace: int, offset: int, parts: Sequence[Buffer], *, more: bool = False
+    ) -> MemoryPending:
+        target = self.namespaces[namespace]
+        target.writes += 1
+        pending = self._start(target)
+        size = sum(map(len, parts))
+        if not target.unwritable.isdisjoint(range(offset, offset + size, 4096)):
+            pending.fault = pending.fault or "Write Fault"
+        if pending.done and pending.fault is None:
+            target.store(offset, parts)
+        UNFLUSHED.wrote(target.key, pending, UNFLUSHED.sessions)
+        return pending
+
+    def flush(self, namespace: int) -> MemoryPending:
+        target = self.namespaces[namespace]
+        target.flushes += 1
+        pending = self._start(target)
+        if target.unflushable:
+            pending.done, pending.fault = True, pending.fault or "Internal Error"
+        return pending
+
+    def unflushed(self, namespace: int) -> int | None:
+        return UNFLUSHED.mark(self.namespaces[namespace].key)
+
+    def flushed(self, namespace: int, mark: int, flush: Pending) -> None:
+        target = self.namespaces[namespace]
+        UNFLUSHED.flushed(target.key, mark, target.began)
+
+    def written(self) -> int:
+        return UNFLUSHED.number
+
+    def is_unflushed(self, namespace: int, first: int, last: int) -> bool:
+        return UNFLUSHED.is_open(self.namespaces[namespace].key, first, last)
+
+    def doubtful(self, namespace: int) -> int:
+        return UNFLUSHED.doubtful(self.namespaces[namespace].key)
+
+    def _start(self, target: MemoryNamespace) -> MemoryPending:
+        if target.down:
+            return MemoryPending(done=True, fault="no way there", unreachable=True)
+        if target.broken:
+            return MemoryPending(done=True, fault="Unrecovered Read Error")
+        return MemoryPending(done=not target.hung)
+
+    def abandon(self, pending: MemoryPending) -> None:
+        pending.done = True
+        pending.fault = pending.fault or "abandoned"
+
+    def receive_buffer(self, size: int) -> memoryview:
+        return self._receive.take(size)
+
+    def send_buffer(self, size: int) -> memoryview:
+        return self._send.take(size)
+
+    def trusts(self, namespace: int) -> bool:
+        return not self.namespaces[namespace].suspect
+
+    def tally(self, volume: str) -> Tally:
+        tally = self.tallies.get(volume)
+        if tally is None:
+            tally = self.tallies[volume] = Tally()
+        return tally
+
+    def now(self) -> float:
+        return self.clock
+
+    def wall(self) -> float:
+        # No two writes of a real agent fall into one microsecond, and generations rely on that.
+        self._looks += 1
+        return self.epoch + self.clock + self._looks * 1e-6
+
+    def run(self, steps: Steps[T]) -> T:
+        """Drive steps to their end; a wait that nothing will answer ends at its deadline at once."""
+        try:
+            wanted = next(steps)
+            while True:
+                if isinstance(wanted, Acquire):
+                    answer = wanted.lock.acquire(blocking=False)
+                else:
+                    answer = wanted.pending.done
+                if not answer:
+                    self.clock = max(self.clock, wanted.deadline)
+                wanted = steps.send(answer)
+        except StopIteration as finished:
+            return finished.value
+
+
+def rest_of(steps: Steps[T], answer: bool) -> Steps[T]:
+    """What is left of steps that wait for an answer, which is this."""
+    while True:
+        try:
+            wanted = steps.send(answer)
+        except StopIteration as end:
+            left: T = end.value
+            return left
+        answer = yield wanted

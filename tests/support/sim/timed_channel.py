@@ -1,0 +1,50 @@
+"""What channels in virtual time have in common, whatever their namespaces are: clock, buffers, tallies.
+
+Nothing here sits in a volatile cache, so no write is ever in doubt; what fsync asks is another's test.
+"""
+
+from __future__ import annotations
+
+from agent.pool.counters import Tally
+from agent.pool.steps import Pending
+from tests.support.pool.memory_channel import WorkerBuffer
+from tests.support.sim.step_scheduler import StepScheduler
+
+EPOCH = 1_800_000_000.0
+
+
+class TimedChannel:
+    """One worker's. A worker runs one operation at a time, and its buffers are its own."""
+
+    def __init__(self, scheduler: StepScheduler) -> None:
+        self._scheduler = scheduler
+        self._receive, self._send = WorkerBuffer(), WorkerBuffer()
+        self.tallies: dict[str, Tally] = {"": Tally()}
+        self.skew = 0.0
+        """Seconds that this agent's wall clock is off."""
+
+    def receive_buffer(self, size: int) -> memoryview:
+        return self._receive.take(size)
+
+    def send_buffer(self, size: int) -> memoryview:
+        return self._send.take(size)
+
+    def flushed(self, namespace: int, mark: int, flush: Pending) -> None: ...
+
+    def written(self) -> int:
+        return 0
+
+    def is_unflushed(self, namespace: int, first: int, last: int) -> bool:
+        return False
+
+    def doubtful(self, namespace: int) -> int:
+        return 0
+
+    def tally(self, volume: str) -> Tally:
+        return self.tallies.setdefault(volume, Tally())
+
+    def now(self) -> float:
+        return self._scheduler.now
+
+    def wall(self) -> float:
+        return EPOCH + self._scheduler.now + self.skew

@@ -1,0 +1,75 @@
+"""What a verb says where it cannot start an agent, or may not end one."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent.cli import main as command_line
+from agent.cli import mount_verb, run_demo
+from agent.cli.up import up_verb
+from agent.cli.up.layout import Layout
+
+
+def test_a_state_folder_that_is_a_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for state in (file, file / "below"):
+        assert command_line.main(["up", "--state", str(state)]) == 1
+        said = capsys.readouterr().err
+        assert f"--state {state}: " in said
+        assert "is a file, not a folder" in said
+
+
+def test_the_mount_of_another_user_is_said_to_be_theirs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(_pid: int, _signal: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(mount_verb, "read_status", lambda _mount: {"pid": os.getpid()})
+    monkeypatch.setattr(os, "kill", kill)
+    assert command_line.main(["unmount", "/mnt/a pool"]) == 1
+    said = capsys.readouterr().err
+    owner = pwd.getpwuid(os.geteuid()).pw_name
+    assert f"user {owner} runs the agent behind /mnt/a pool" in said
+    assert "sudo g35 unmount '/mnt/a pool'" in said
+
+
+@pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="g35 run wants /dev/fuse")
+def test_the_logs_of_a_run_that_did_not_come_up_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = "import sys; open(sys.argv[1] + '/agent.log', 'w').write('no room')"
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(run_demo, "_g35", lambda *words: [sys.executable, "-c", program, str(words[2])])
+    assert command_line.main(["run"]) == 1
+    said = capsys.readouterr().err
+    (log,) = tmp_path.glob("g35-run-*/agent.log")
+    assert f"logs stay in {log.parent}" in said
+    assert log.read_text() == "no room"
+
+
+def test_a_detached_pool_gets_every_folder_by_its_whole_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It starts in the root folder, where a path as it was typed names another place."""
+    started: list[list[str]] = []
+
+    def detach(command: list[str], log: Path, _keep: tuple[int, ...]) -> object:
+        log.write_text("ready\n")
+        started.append(command)
+        return object()
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(up_verb, "detach", detach)
+    monkeypatch.setattr(sys, "argv", ["g35", "up", "--detach", "--pcap", "packets", "--state=here"])
+    monkeypatch.setenv("G35_UP_LOCK", "")
+    layout = Layout(tmp_path / "here")
+    layout.make_folder()
+    up_verb._detached(layout, layout.take_lock(), {"--mount": None, "--pcap": Path("packets")})
+    assert started[0][-3:] == ["--state=here", "--pcap", str(tmp_path / "packets")]

@@ -1,0 +1,45 @@
+"""What the answer to one request says of its namespace, and how long it is waited for."""
+
+from __future__ import annotations
+
+from agent.remote.health import LATE_BEFORE_PAUSE, Health, Outstanding
+
+
+def test_a_suspect_is_read_with_less_patience_and_written_with_as_much_as_ever() -> None:
+    health = Health()
+    health.patience = 0.003
+    assert Outstanding(health, 10.0, is_read=True).wait_until(10.05) == 10.003
+    assert Outstanding(health, 10.0, is_read=True).wait_until(10.001) == 10.001
+    assert Outstanding(health, 10.0, is_read=False).wait_until(10.05) == 10.05
+
+
+def test_an_answer_counts_once() -> None:
+    health = Health()
+    asked = Outstanding(health, 10.0, is_read=True)
+    asked.wait_until(10.05)
+    asked.answered(10.001, failed=False)
+    asked.answered(10.004, failed=True)
+    assert (health.answers, health.errors, sum(health.reads_took)) == (1, 0, 1)
+
+
+def test_a_lost_way_says_nothing_of_the_namespace() -> None:
+    health = Health()
+    Outstanding(health, 10.0, is_read=True).answered(10.001, failed=True, lost=True)
+    assert (health.answers, health.errors) == (0, 0)
+
+
+def test_only_what_was_waited_for_to_the_end_is_late() -> None:
+    """The rest of a value whose header proved wrong is given up at once, time and again."""
+    health = Health()
+    for number in range(3 * LATE_BEFORE_PAUSE):
+        asked = Outstanding(health, float(number), is_read=True)
+        asked.given_up(number + 0.001)  # nobody ever waited for it
+        asked.wait_until(number + 0.05)
+        asked.given_up(number + 0.01)
+    assert health.late_answers == 0
+    assert not health.is_paused
+    for number in range(LATE_BEFORE_PAUSE):
+        asked = Outstanding(health, float(number), is_read=True)
+        asked.given_up(asked.wait_until(number + 0.05))
+    assert health.late_answers == LATE_BEFORE_PAUSE
+    assert health.is_paused
