@@ -91,10 +91,9 @@ class QueueSlot:
                 enclosure.complain(self.epoch)
                 queue.close()
             tried = self.epoch == epoch and now < self._next_try
-            if session is None or tried or self._queue_id > session.io_queues:
+            if session is None or tried or self._queue_id > session.facts.io_queues:
                 return False
-            depth = min(QUEUE_DEPTH, session.max_queue_entries)
-            connect = partial(connect_io_queue, session, self._queue_id, depth, CONNECT_SECONDS)
+            connect = partial(connect_io_queue, session, self._queue_id, QUEUE_DEPTH, CONNECT_SECONDS)
         self.epoch, self.began, self._waited_for = epoch, began, False
         self._connecting = ConnectAttempt(connect, f"{enclosure.name}-{self._queue_id}")
         return True

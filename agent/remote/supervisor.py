@@ -314,12 +314,12 @@ class Supervisor:
         enclosure.began = self.fabric.unflushed.session_began()
         enclosure.epoch += 1
         enclosure.session = controller.info
-        enclosure.nqn = controller.info.subsystem_nqn
+        enclosure.nqn = controller.info.config.subsystem_nqn
         self._note_access(enclosure, controller.access)
         enclosure.fault = ""
         self.fabric.refresh()
         log.info("enclosure %s: connected, %d namespaces", enclosure.name, len(enclosure.namespaces))
-        granted = controller.info.io_queues
+        granted = controller.info.facts.io_queues
         if granted < self.queues_in_use:
             log.warning(
                 "enclosure %s grants %d I/O queues of the %d in use: what the others ask of it misses; "

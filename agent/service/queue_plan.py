@@ -91,7 +91,7 @@ def granted_workers(fabric: Fabric, wanted: int, extra: int = EXTRA_QUEUES) -> i
     for enclosure in fabric.enclosures:
         if enclosure.session is None:
             continue
-        granted = enclosure.session.io_queues
+        granted = enclosure.session.facts.io_queues
         if granted <= extra:
             raise G35Error(
                 f"enclosure {enclosure.name} grants {granted} I/O queues to a host, "

@@ -106,10 +106,12 @@ class ControllerFacts:
     cntlid: int
     identify: IdentifyController
     capabilities: Capabilities
-    version: int
     io_queues: int
+    """I/O queues that it granted; queue ids are 1 to this."""
     max_transfer: int
+    """Bytes that one command may move (MDTS); a large number where there is no limit."""
     in_capsule_bytes: int
+    """Data that a command capsule of an I/O queue may carry."""
     access: Access = field(default_factory=lambda: NO_ACCESS_REPORT)
     """How it reached its namespaces at that time (ANA)."""
 
@@ -253,7 +255,6 @@ def bring_up(config: SessionConfig) -> Procedure[tuple[ControllerFacts, dict[int
     """From Connect on the admin queue to a live controller, with its namespaces (none for discovery)."""
     cntlid = yield from join(config, 0, ADMIN_QUEUE_DEPTH, DYNAMIC_CONTROLLER)
     capabilities = decode_capabilities((yield from _property(Property.CAP)))
-    version = yield from _property(Property.VS)
     yield from _enable(capabilities)
     data = yield from data_of(commands.identify(IdentifyCns.CONTROLLER))
     identify = decode_identify_controller_untrusted(data)
@@ -279,7 +280,6 @@ def bring_up(config: SessionConfig) -> Procedure[tuple[ControllerFacts, dict[int
         cntlid=cntlid,
         identify=identify,
         capabilities=capabilities,
-        version=version,
         io_queues=io_queues,
         max_transfer=min(page << identify.mdts, UNLIMITED_TRANSFER) if identify.mdts else UNLIMITED_TRANSFER,
         in_capsule_bytes=identify.ioccsz * 16 - 64 if io else 0,

@@ -47,8 +47,9 @@ def transport_named(name: str) -> Transport:
 def connect_io_queue(
     info: ControllerInfo, qid: int, depth: int, timeout_s: float = CONNECT_TIMEOUT_S
 ) -> HostQueue:
-    """Connect an I/O queue by the transport that leads to the controller.
+    """Connect I/O queue `qid`, 1 to `info.facts.io_queues`. Blocks; may be called in any thread.
 
-    Blocks; may be called in any thread. Raises `ConnectionLost`, or `ConnectRefused`.
+    The queue may turn out less deep than asked, where the controller allows no more. Raises
+    `ConnectionLost`, or `ConnectRefused`.
     """
     return transport_named(info.transport).connect_io_queue(info, qid, depth, timeout_s)

@@ -10,11 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from nvmeof.authentication.secret import Credentials
 from nvmeof.errors import LocalProtocolError
-from nvmeof.host.bring_up import SessionConfig
+from nvmeof.host.bring_up import ControllerFacts, SessionConfig
 from nvmeof.host.command import Command
-from nvmeof.wire.identify import IdentifyController
+from nvmeof.tcp.pdu import NO_DIGESTS, Digests
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,40 +43,24 @@ class ControllerInfo:
     """What an I/O queue needs to know of the controller that it belongs to. Safe to hand to any thread."""
 
     address: Address
-    subsystem_nqn: str
-    host_nqn: str
-    host_id: bytes
-    cntlid: int
-    identify: IdentifyController
-    max_transfer: int
-    """Bytes that one command may move (MDTS); a large number where there is no limit."""
-    max_queue_entries: int
-    """CAP.MQES + 1."""
-    io_queues: int
-    """I/O queues that the controller granted; queue ids are 1 to this."""
-    header_digest: bool = False
-    data_digest: bool = False
-    in_capsule_bytes: int = 0
-    """Data that a command capsule of an I/O queue may carry."""
+    config: SessionConfig
+    """The names of both ends, and what an I/O queue authenticates with."""
+    facts: ControllerFacts
     transport: str = "tcp"
     """Which transport leads there: the name of its module here."""
+    digests: Digests = NO_DIGESTS
+    """TCP: those of I/O queues."""
     verbs: VerbsChoice | None = None
     """RDMA: whose verbs lead there."""
-    credentials: Credentials | None = None
-    """What an I/O queue authenticates with."""
-
-    @property
-    def queue_config(self) -> SessionConfig:
-        """What the Connect of an I/O queue says."""
-        return SessionConfig(self.subsystem_nqn, self.host_nqn, self.host_id, 0, credentials=self.credentials)
 
     def queue_depth(self, qid: int, wanted: int) -> int:
         """How deep I/O queue `qid` may be, at most `wanted`. Raises `LocalProtocolError`: no such queue."""
-        if not 1 <= qid <= self.io_queues:
-            raise LocalProtocolError(f"queue {qid} of {self.io_queues}")
-        most = self.max_queue_entries - 1
-        if self.identify.maxcmd:
-            most = min(most, self.identify.maxcmd)
+        facts = self.facts
+        if not 1 <= qid <= facts.io_queues:
+            raise LocalProtocolError(f"queue {qid} of {facts.io_queues}")
+        most = facts.capabilities.max_queue_entries
+        if facts.identify.maxcmd:
+            most = min(most, facts.identify.maxcmd)
         return max(1, min(wanted, most))
 
 
@@ -87,14 +70,6 @@ class HostQueue(Protocol):
     A command ends exactly once. When the connection dies, whatever is in flight ends at once, with `lost`;
     the queue is then over (`alive` is False) and its owner connects a new one.
     """
-
-    @property
-    def depth(self) -> int:
-        """Commands that may be in flight."""
-
-    @property
-    def in_flight(self) -> int:
-        """Commands without an answer, abandoned ones included."""
 
     @property
     def max_transfer(self) -> int:

@@ -105,23 +105,8 @@ class Controller:
     @property
     def info(self) -> ControllerInfo:
         """What `connect_io_queue` needs."""
-        facts, config = self.facts, self._session.config
         assert self._link is not None
-        return self._link.complete(
-            ControllerInfo(
-                address=self.address,
-                subsystem_nqn=config.subsystem_nqn,
-                host_nqn=config.host_nqn,
-                host_id=config.host_id,
-                cntlid=facts.cntlid,
-                identify=facts.identify,
-                max_transfer=facts.max_transfer,
-                max_queue_entries=facts.capabilities.max_queue_entries + 1,
-                io_queues=facts.io_queues,
-                in_capsule_bytes=facts.in_capsule_bytes,
-                credentials=config.credentials,
-            )
-        )
+        return self._link.complete(ControllerInfo(self.address, self._session.config, self.facts))
 
     def namespaces(self) -> list[NamespaceInfo]:
         """The active namespaces as last seen, by id. Renewed by itself when the controller tells."""
@@ -322,7 +307,7 @@ async def opened(
     """Connect a controller and bring it up; shut it down at the end of the block.
 
     `connect` makes the link to an address by a time of `time.monotonic()`. `io_queues` are asked for;
-    `info.io_queues` are granted. `credentials` serve where the controller asks the host to authenticate.
+    `facts.io_queues` are granted. `credentials` serve where the controller asks the host to authenticate.
 
     Raises `ConnectionLost`, `ConnectRefused`, `RemoteProtocolError` when it cannot be brought up. When the
     connection is lost later, nothing is raised in the block: `controller.ended` is set, `controller.error`

@@ -121,7 +121,7 @@ class RdmaHostQueue:
     """`HostQueue` over a queue pair, which it owns. All calls come from one thread."""
 
     def __init__(self, info: ControllerInfo, qid: int, depth: int) -> None:
-        self.max_transfer = info.max_transfer
+        self.max_transfer = info.facts.max_transfer
         self.depth = depth
         self.alive = True
         self._info = info
@@ -232,14 +232,14 @@ class RdmaHostQueue:
 
     def connect(self, deadline: float) -> None:
         """Connect the queue pair and the queue. Raises `ConnectionLost`, `ConnectRefused`."""
-        info = self._info
+        info, facts = self._info, self._info.facts
         assert info.verbs is not None
-        inside = min(info.in_capsule_bytes, MOST_IN_CAPSULE) if info.identify.sgls & SGLS_OFFSET else 0
+        inside = min(facts.in_capsule_bytes, MOST_IN_CAPSULE) if facts.identify.sgls & SGLS_OFFSET else 0
         link = RdmaLink(info.verbs, load_verbs(info.verbs.provider))
-        steps = link_up(link, info.address, self._qid, info.cntlid, self.depth, inside, deadline)
+        steps = link_up(link, info.address, self._qid, facts.cntlid, self.depth, inside, deadline)
         linked = self._linked = _blocking(steps, link, deadline)
         try:
-            for command in each_command(join(info.queue_config, self._qid, self.depth + 1, info.cntlid)):
+            for command in each_command(join(info.config, self._qid, self.depth + 1, facts.cntlid)):
                 self.submit(command)
                 if not self.wait(command, deadline):
                     self._die("no answer in time")  # by which it is lost: the procedure says what that means
@@ -279,11 +279,7 @@ class RdmaHostQueue:
 def connect_io_queue(
     info: ControllerInfo, qid: int, depth: int, timeout_s: float = CONNECT_TIMEOUT_S
 ) -> RdmaHostQueue:
-    """Connect I/O queue `qid` (1 to `info.io_queues`) of a live controller. Blocks; call it in any thread.
-
-    The queue may turn out less deep than asked, where the controller allows no more. Raises
-    `ConnectionLost`, or `ConnectRefused`.
-    """
+    """See `nvmeof.transport.connect_io_queue`."""
     queue = RdmaHostQueue(info, qid, info.queue_depth(qid, depth))
     try:
         queue.connect(time.monotonic() + timeout_s)

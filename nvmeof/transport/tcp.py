@@ -89,8 +89,7 @@ class TcpAdminLink:
         return self._queue.fail(reason)
 
     def complete(self, info: ControllerInfo) -> ControllerInfo:
-        header, data = self._digests
-        return replace(info, transport="tcp", header_digest=header, data_digest=data)
+        return replace(info, transport="tcp", digests=self._digests)
 
     async def close(self) -> None:
         with suppress(trio.BrokenResourceError):

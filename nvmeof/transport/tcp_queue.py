@@ -33,7 +33,6 @@ from nvmeof.host.command import Command
 from nvmeof.host.procedure import each_command
 from nvmeof.host.tcp_queue import TcpQueue
 from nvmeof.limits import CONNECT_TIMEOUT_S
-from nvmeof.tcp.pdu import Digests
 from nvmeof.transport.base import ControllerInfo
 from nvmeof.transport.socket_options import set_options
 
@@ -272,23 +271,15 @@ class TcpHostQueue:
 def connect_io_queue(
     info: ControllerInfo, qid: int, depth: int, timeout_s: float = CONNECT_TIMEOUT_S
 ) -> TcpHostQueue:
-    """Connect I/O queue `qid` (1 to `info.io_queues`) of a live controller. Blocks; call it in any thread.
-
-    The queue may turn out less deep than asked, where the controller allows no more. Raises
-    `ConnectionLost`, or `ConnectRefused`.
-    """
+    """See `nvmeof.transport.connect_io_queue`."""
     depth = info.queue_depth(qid, depth)
     deadline = time.monotonic() + timeout_s
     sock = open_socket(info.address.host, info.address.port, timeout_s)
-    queue = TcpQueue(
-        depth,
-        digests=Digests(info.header_digest, info.data_digest),
-        in_capsule_bytes=info.in_capsule_bytes,
-    )
-    connection = TcpHostQueue(sock, queue, info.max_transfer)
+    queue = TcpQueue(depth, digests=info.digests, in_capsule_bytes=info.facts.in_capsule_bytes)
+    connection = TcpHostQueue(sock, queue, info.facts.max_transfer)
     try:
         connection.wait_until_ready(deadline)
-        for command in each_command(join(info.queue_config, qid, depth + 1, info.cntlid)):
+        for command in each_command(join(info.config, qid, depth + 1, info.facts.cntlid)):
             connection.submit(command)
             if not connection.wait(command, deadline):
                 connection.give_up(f"no answer within {timeout_s:g} s")

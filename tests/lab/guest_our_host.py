@@ -111,7 +111,7 @@ def test_identify(target: KernelTarget) -> None:
             (found.nsid, found.nguid, found.size_bytes, found.lba_bytes) for found in controller.namespaces()
         ] == [(1, nguid.bytes, 16 << 20, 4096), (7, small.bytes, 4 << 20, 512)]
         assert controller.facts.cntlid == controller.identify.cntlid
-        assert controller.info.io_queues >= 1
+        assert controller.facts.io_queues >= 1
 
     with_controller(target, check)
 
@@ -125,7 +125,7 @@ def test_in_capsule_size_is_honoured(target: KernelTarget, inline_bytes: int | N
 
         async def check_size(controller: Controller) -> None:
             if inline_bytes is not None:
-                assert controller.info.in_capsule_bytes == inline_bytes
+                assert controller.facts.in_capsule_bytes == inline_bytes
 
         def write_around_it(queue: HostQueue) -> None:
             for blocks in (1, 2, 4, 5, 8):

@@ -22,7 +22,7 @@ from emulator.roce.pyverbs.cmid import CMID
 from emulator.roce.pyverbs.qp_attributes import QPAttr
 from nvmeof.errors import ConnectionLost, LocalProtocolError, NvmeofError
 from nvmeof.host import commands
-from nvmeof.host.bring_up import SessionConfig, connect_command
+from nvmeof.host.bring_up import connect_command
 from nvmeof.rdma.work import BindWindow, Send
 from nvmeof.transport.base import Address, ControllerInfo, VerbsChoice
 from nvmeof.transport.rdma import connect_io_queue, open_controller
@@ -307,7 +307,7 @@ class RawQueue:
 def raw(info: ControllerInfo) -> Iterator[RawQueue]:
     link = RdmaLink(VERBS, load_verbs(EMULATED))
     deadline = soon()
-    steps = link_up(link, info.address, 7, info.cntlid, 4, 4096, deadline)
+    steps = link_up(link, info.address, 7, info.facts.cntlid, 4, 4096, deadline)
     while True:
         try:
             next(steps)
@@ -315,8 +315,7 @@ def raw(info: ControllerInfo) -> Iterator[RawQueue]:
             queue = RawQueue(end.value)
             break
         link.wait_event(deadline)
-    config = SessionConfig(info.subsystem_nqn, HOST, HOST_ID, 0)
-    command = connect_command(config, 7, 5, info.cntlid)
+    command = connect_command(info.config, 7, 5, info.facts.cntlid)
     queue.linked.queue.submit(command, 0.0)
     queue.linked.post()
     queue.settle(lambda: command.done)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -52,8 +53,7 @@ class FakeQueue:
 class FakeInfo:
     """As much of a controller as a channel looks at."""
 
-    io_queues = 8
-    max_queue_entries = 32
+    facts = SimpleNamespace(io_queues=8)
 
 
 @pytest.fixture

@@ -19,7 +19,9 @@ def fabric(**granted: int | None) -> Fabric:
         [
             Enclosure(
                 name,
-                session=None if queues is None else cast(Any, SimpleNamespace(io_queues=queues)),
+                session=None
+                if queues is None
+                else cast(Any, SimpleNamespace(facts=SimpleNamespace(io_queues=queues))),
             )
             for name, queues in granted.items()
         ]
