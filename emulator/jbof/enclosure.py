@@ -30,13 +30,13 @@ from emulator.jbof.tcp_listener import TcpListener
 from nvmeof.authentication.secret import Credentials
 from nvmeof.controller.rdma_queue import RdmaSettings
 from nvmeof.controller.settings import NAMESPACE_ID_LIMIT, ControllerSettings
-from nvmeof.controller.subsystem import AnyNamespace, KvNamespace, Namespace, Port, PortAccess, Subsystem
+from nvmeof.controller.subsystem import AnyNamespace, KvNamespace, Namespace, PortAccess, Subsystem
 from nvmeof.controller.target import Target
 from nvmeof.controller.tcp_rules import TcpSettings
 from nvmeof.errors import NvmeofError
 from nvmeof.transport import TRANSPORTS
 from nvmeof.wire.ana import AnaState
-from nvmeof.wire.log_page import AddressFamily, TransportType
+from nvmeof.wire.log_page import AddressFamily, DiscoveryEntry, TransportType
 from nvmeof.wire.rdma import RDMA_ADDRESS
 
 log = logging.getLogger(__name__)
@@ -486,15 +486,17 @@ class Enclosure:
         }
 
 
-def log_entry(transport: str, address: str, port: int, subsystem_nqn: str | None, port_id: int = 1) -> Port:
+def log_entry(
+    transport: str, address: str, port: int, subsystem_nqn: str | None, port_id: int = 1
+) -> DiscoveryEntry:
     """The entry of a listener in the discovery log, for one subsystem or (None) for all."""
     is_rdma = transport == "rdma"
-    return Port(
+    return DiscoveryEntry(
         address,
         str(port),
+        subsystem_nqn or "",
         transport_type=TransportType.RDMA if is_rdma else TransportType.TCP,
         address_family=AddressFamily.IPV6 if ":" in address else AddressFamily.IPV4,
         port_id=port_id,
         tsas=RDMA_ADDRESS if is_rdma else bytes(256),
-        subsystem_nqn=subsystem_nqn,
     )

@@ -17,7 +17,7 @@ from nvmeof.rdma.buffers import RegisteredBuffers
 from nvmeof.rdma.work import Done
 from nvmeof.transport.rdma_pair import ACK_TIMEOUT, Domain, QueuePair, verbs_errors
 from nvmeof.transport.verbs_provider import Verbs
-from nvmeof.wire.rdma import ConnectAccept, ConnectRequest
+from nvmeof.wire.rdma import ConnectRequest, encode_connect_accept
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class RdmaConnection:
             self.post()
             self.pair.modify(self.cmid, states.IBV_QPS_RTR)
             self.pair.modify(self.cmid, states.IBV_QPS_RTS, timeout=ACK_TIMEOUT)
-            private = ConnectAccept(entries).encode()
+            private = encode_connect_accept(entries)
             answer = verbs.cmid.ConnParam(
                 resources=0,
                 depth=reads,

@@ -29,11 +29,11 @@ from nvmeof.rdma.work import Access
 from nvmeof.transport.rdma_pair import Domain, poll, verbs_errors
 from nvmeof.transport.verbs_provider import Verbs, load_verbs
 from nvmeof.wire.rdma import (
-    ConnectReject,
     ConnectRequest,
     RejectStatus,
     UnacceptableRequest,
     decode_connect_request_untrusted,
+    encode_connect_reject,
 )
 
 log = logging.getLogger(__name__)
@@ -286,7 +286,7 @@ class RdmaListener:
     def _reject(self, cmid: Any, status: RejectStatus) -> None:
         self.refused += 1
         try:
-            cmid.reject(ConnectReject(status).encode())
+            cmid.reject(encode_connect_reject(status))
             cmid.close()
         except self._verbs.error as error:
             log.debug("rejecting: %s", error)

@@ -36,9 +36,9 @@ from nvmeof.wire.properties import (
     SHUTDOWN_COMPLETE,
     VERSION_1_4,
     Capabilities,
+    Configuration,
     ControllerStatus,
     Shutdown,
-    decode_configuration,
 )
 from nvmeof.wire.sqe import AdminOpcode
 
@@ -172,7 +172,7 @@ class Controller:
     @property
     def all_command_sets(self) -> bool:
         """The host asked for namespaces of every command set; one that did not sees those of blocks alone."""
-        return decode_configuration(self.configuration).command_set == CONFIGURE_ALL_SETS
+        return Configuration.decode(self.configuration).command_set == CONFIGURE_ALL_SETS
 
     @property
     def namespaces(self) -> list[AnyNamespace]:
@@ -182,12 +182,12 @@ class Controller:
 
     @property
     def status(self) -> int:
-        ready = decode_configuration(self.configuration).enable and not self._fatal
+        ready = Configuration.decode(self.configuration).enable and not self._fatal
         return ControllerStatus(ready=ready, fatal=self._fatal, shutdown=self._shutdown_status).encode()
 
     def configure(self, value: int) -> None:
         """Write CC: enable, disable, shut down. One that cannot be is a fatal status (CSTS.CFS)."""
-        old, new = decode_configuration(self.configuration), decode_configuration(value)
+        old, new = Configuration.decode(self.configuration), Configuration.decode(value)
         self.configuration = value
         if new.enable and not old.enable:
             self._shutdown_status = 0

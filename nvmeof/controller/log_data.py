@@ -17,12 +17,12 @@ from nvmeof.wire.log_page import (
     EFFECT_CONTENT_CHANGE,
     EFFECT_SUPPORTED,
     ERROR_ENTRY,
-    CommandEffects,
     DiscoveryLog,
     LogPage,
     LogPageRequest,
-    SmartLog,
     encode_changed_namespaces,
+    encode_command_effects,
+    encode_smart_log,
 )
 from nvmeof.wire.sqe import IoOpcode
 from nvmeof.wire.status import Status
@@ -75,7 +75,7 @@ def _errors(target: Target, controller: Controller, wanted: LogPageRequest) -> b
 
 
 def _smart(target: Target, controller: Controller, wanted: LogPageRequest) -> bytes:
-    return SmartLog(temperature=_ROOM_TEMPERATURE_K, error_entries=controller.error_count).encode()
+    return encode_smart_log(_ROOM_TEMPERATURE_K, controller.error_count)
 
 
 def _firmware(target: Target, controller: Controller, wanted: LogPageRequest) -> bytes:
@@ -104,7 +104,7 @@ def _effects(target: Target, controller: Controller, wanted: LogPageRequest) -> 
     effects = {CommandSet.NVM: _IO_EFFECTS, CommandSet.KEY_VALUE: _KV_EFFECTS}.get(wanted.csi)  # type: ignore[call-overload]
     if effects is None:
         raise Refusal(Status.INVALID_FIELD)
-    return CommandEffects(_ADMIN_EFFECTS, effects).encode()
+    return encode_command_effects(_ADMIN_EFFECTS, effects)
 
 
 def _discovery(target: Target, controller: Controller, wanted: LogPageRequest) -> bytes:

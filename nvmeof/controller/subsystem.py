@@ -10,7 +10,6 @@ to a port, and every controller reports the state of the port by which its host 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
@@ -18,7 +17,6 @@ from nvmeof.authentication.secret import Credentials
 from nvmeof.controller.storage import KvStorage, Storage
 from nvmeof.wire.ana import ANA_STATUS, AnaState
 from nvmeof.wire.fabrics import DISCOVERY_NQN, encode_nqn
-from nvmeof.wire.log_page import AddressFamily, TransportType
 
 
 class _Attached:
@@ -85,22 +83,6 @@ class PortAccess:
     def refusal(self, port_id: int) -> int:
         """The status of commands that come by a port; 0 where they are served."""
         return ANA_STATUS.get(self.state(port_id), 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Port:
-    """Where a target listens. `service` is the port, as text; `tsas` is particular to the transport.
-
-    `subsystem_nqn`: the discovery log names it for that subsystem alone; None: for all.
-    """
-
-    address: str
-    service: str
-    transport_type: int = TransportType.TCP
-    address_family: int = AddressFamily.IPV4
-    port_id: int = 1
-    tsas: bytes = bytes(256)
-    subsystem_nqn: str | None = None
 
 
 class Subsystem:

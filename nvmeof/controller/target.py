@@ -9,6 +9,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
@@ -16,10 +17,10 @@ from nvmeof.authentication.secret import Credentials
 from nvmeof.controller.controller import Controller
 from nvmeof.controller.guest_connections import GuestConnections
 from nvmeof.controller.settings import NAMESPACE_ID_LIMIT, ControllerSettings
-from nvmeof.controller.subsystem import AnyNamespace, Port, Subsystem
+from nvmeof.controller.subsystem import AnyNamespace, Subsystem
 from nvmeof.wire.ana import AnaState
 from nvmeof.wire.fabrics import DISCOVERY_NQN
-from nvmeof.wire.log_page import DiscoveryEntry, SubsystemType
+from nvmeof.wire.log_page import DiscoveryEntry
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class Target:
         self.discovery = Subsystem(DISCOVERY_NQN, serial="discovery", model="g35 discovery")
         self._subsystems: dict[str, Subsystem] = {}
         self._controllers: dict[int, Controller] = {}
-        self._ports: list[Port] = []
+        self._ports: list[DiscoveryEntry] = []
         self.guests = GuestConnections(self.settings.max_guests, self.settings.max_guests_of_a_peer)
         """Connections that are of no NVM subsystem's host yet, discovery controllers included."""
         self.unproven = GuestConnections(self.settings.max_unproven, self.settings.max_unproven)
@@ -101,13 +102,13 @@ class Target:
         with self.lock:
             return self.discovery if nqn == DISCOVERY_NQN else self._subsystems.get(nqn)
 
-    def add_port(self, port: Port) -> None:
-        """List one more way to reach the target in the discovery log."""
+    def add_port(self, port: DiscoveryEntry) -> None:
+        """List one more way to reach the target in the discovery log, to one subsystem or to all."""
         with self.lock:
             self._ports.append(port)
             self._discovery_changed()
 
-    def remove_port(self, port: Port) -> None:
+    def remove_port(self, port: DiscoveryEntry) -> None:
         """Take it out of the log again. KeyError if it is not there."""
         with self.lock:
             if port not in self._ports:
@@ -116,7 +117,7 @@ class Target:
             self._discovery_changed()
 
     @property
-    def ports(self) -> list[Port]:
+    def ports(self) -> list[DiscoveryEntry]:
         with self.lock:
             return list(self._ports)
 
@@ -242,19 +243,10 @@ class Target:
         """(generation, entries that `host_nqn` may see)."""
         with self.lock:
             entries = [
-                DiscoveryEntry(
-                    transport_type=port.transport_type,
-                    address_family=port.address_family,
-                    subsystem_type=SubsystemType.NVM,
-                    address=port.address,
-                    service=port.service,
-                    subsystem_nqn=subsystem.nqn,
-                    port_id=port.port_id,
-                    tsas=port.tsas,
-                )
+                replace(port, subsystem_nqn=subsystem.nqn)
                 for subsystem in self._subsystems.values()
                 if subsystem.allows(host_nqn)
                 for port in self._ports
-                if port.subsystem_nqn in (None, subsystem.nqn)
+                if port.subsystem_nqn in ("", subsystem.nqn)
             ]
             return self._discovery_generation, entries

@@ -58,8 +58,6 @@ from nvmeof.wire.properties import (
     ControllerStatus,
     Property,
     Shutdown,
-    decode_capabilities,
-    decode_controller_status,
 )
 from nvmeof.wire.status import FabricsStatus, describe
 
@@ -199,7 +197,7 @@ def _property(offset: Property) -> Procedure[int]:
 def _status_within(timeout_s: float, is_reached: Callable[[ControllerStatus], bool]) -> Procedure[bool]:
     """Read CSTS again and again; whether it came to hold in time."""
     left = timeout_s
-    while not is_reached(decode_controller_status((yield from _property(Property.CSTS)))):
+    while not is_reached(ControllerStatus.decode((yield from _property(Property.CSTS)))):
         if left <= 0:
             return False
         yield Pause(POLL_S)
@@ -231,7 +229,7 @@ def _configuration(capabilities: Capabilities, shutdown: Shutdown = Shutdown.NON
 
 def _enable(capabilities: Capabilities) -> Procedure[None]:
     timeout = max(capabilities.timeout * 0.5, READY_TIMEOUT_LEAST_S)
-    status = decode_controller_status((yield from _property(Property.CSTS)))
+    status = ControllerStatus.decode((yield from _property(Property.CSTS)))
     if status.ready:
         yield from done(commands.property_set(Property.CC, Configuration(enable=False).encode()))
         yield from _wait_ready(False, timeout)
@@ -254,7 +252,7 @@ def _check(identify: IdentifyController, cntlid: int, *, io: bool) -> None:
 def bring_up(config: SessionConfig) -> Procedure[tuple[ControllerFacts, dict[int, NamespaceInfo]]]:
     """From Connect on the admin queue to a live controller, with its namespaces (none for discovery)."""
     cntlid = yield from join(config, 0, ADMIN_QUEUE_DEPTH, DYNAMIC_CONTROLLER)
-    capabilities = decode_capabilities((yield from _property(Property.CAP)))
+    capabilities = Capabilities.decode((yield from _property(Property.CAP)))
     yield from _enable(capabilities)
     data = yield from data_of(commands.identify(IdentifyCns.CONTROLLER))
     identify = decode_identify_controller_untrusted(data)

@@ -12,7 +12,7 @@ from typing import Final
 from nvmeof.errors import CommandFailed, ConnectionLost
 from nvmeof.tcp.crc32c import Buffer
 from nvmeof.wire.sqe import AdminOpcode
-from nvmeof.wire.status import Status, describe
+from nvmeof.wire.status import describe
 
 CID_COUNT: Final = 0xFFFF
 """Ids are dealt in turn from 0 to FFFEh, so that an id comes again as late as it can. FFFFh has a meaning
@@ -136,7 +136,3 @@ class Command:
         self.lost = True
         self.why_lost = reason
         self.done = True
-
-
-def succeeded(command: Command) -> bool:
-    return command.done and command.status == Status.SUCCESS

@@ -11,12 +11,12 @@ from typing import Final
 from nvmeof.host.command import Command
 from nvmeof.tcp.crc32c import Buffer
 from nvmeof.wire.authentication import MAX_MESSAGE_BYTES
-from nvmeof.wire.fabrics import Authentication, Connect, ConnectData, PropertyAccess
+from nvmeof.wire.fabrics import Authentication, Connect, ConnectData, FabricsType, PropertyAccess
 from nvmeof.wire.features import Feature, encode_queue_count
 from nvmeof.wire.identify import IDENTIFY_BYTES
 from nvmeof.wire.log_page import LogPageRequest
 from nvmeof.wire.properties import PROPERTY_BYTES, Property
-from nvmeof.wire.sqe import AdminOpcode, IoOpcode, Sqe
+from nvmeof.wire.sqe import AdminOpcode, IoOpcode
 
 AUTHENTICATION_SEND: Final = "authentication send"
 AUTHENTICATION_RECEIVE: Final = "authentication receive"
@@ -128,33 +128,39 @@ def abort(qid: int, cid: int) -> Command:
 
 
 def _fabrics(
-    name: str, sqe: Sqe, *, data_in: memoryview | None = None, data_out: Sequence[Buffer] = ()
+    name: str,
+    kind: FabricsType,
+    fields: Connect | PropertyAccess | Authentication,
+    *,
+    data_in: memoryview | None = None,
+    data_out: Sequence[Buffer] = (),
 ) -> Command:
     """Data to the controller travel in the capsule."""
     return Command(
-        name, sqe.opcode, sqe.nsid, sqe.cdw10, sqe.cdw11, sqe.cdw12, sqe.cdw13,
+        name, AdminOpcode.FABRICS, kind, *fields.dwords(),
         data_in=data_in, data_out=data_out, in_capsule=bool(data_out),
     )  # fmt: skip
 
 
 def connect(fields: Connect, data: ConnectData) -> Command:
     """Connect a queue; bits 15:0 of `result` are the controller id."""
-    return _fabrics("connect", fields.sqe(), data_out=(data.encode(),))
+    return _fabrics("connect", FabricsType.CONNECT, fields, data_out=(data.encode(),))
 
 
 def property_get(offset: Property) -> Command:
     """Read a property; its value is `result`."""
-    return _fabrics("property get", PropertyAccess(offset, PROPERTY_BYTES[offset]).sqe())
+    return _fabrics("property get", FabricsType.PROPERTY_GET, PropertyAccess(offset, PROPERTY_BYTES[offset]))
 
 
 def property_set(offset: Property, value: int) -> Command:
-    return _fabrics("property set", PropertyAccess(offset, PROPERTY_BYTES[offset], value).sqe())
+    fields = PropertyAccess(offset, PROPERTY_BYTES[offset], value)
+    return _fabrics("property set", FabricsType.PROPERTY_SET, fields)
 
 
 def authentication_send(message: bytes) -> Command:
     """Send an authentication message of `wire/authentication.py`."""
     fields = Authentication(receive=False, length=len(message))
-    return _fabrics(AUTHENTICATION_SEND, fields.sqe(), data_out=(message,))
+    return _fabrics(AUTHENTICATION_SEND, FabricsType.AUTHENTICATION_SEND, fields, data_out=(message,))
 
 
 def authentication_receive() -> Command:
@@ -165,6 +171,6 @@ def authentication_receive() -> Command:
     """
     fields = Authentication(receive=True, length=MAX_MESSAGE_BYTES)
     data_in = memoryview(bytearray(MAX_MESSAGE_BYTES))
-    command = _fabrics(AUTHENTICATION_RECEIVE, fields.sqe(), data_in=data_in)
+    command = _fabrics(AUTHENTICATION_RECEIVE, FabricsType.AUTHENTICATION_RECEIVE, fields, data_in=data_in)
     command.may_be_short = True
     return command

@@ -134,11 +134,6 @@ class TcpQueue:
         return len(self._commands)
 
     @property
-    def digests(self) -> Digests:
-        """The agreed ones."""
-        return self._digests
-
-    @property
     def mid_pdu(self) -> bool:
         """The stream must not end here."""
         return self._receiver.mid_pdu

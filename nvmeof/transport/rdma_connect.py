@@ -24,10 +24,10 @@ from nvmeof.transport.rdma_pair import ACK_TIMEOUT, Domain, QueuePair, poll, ver
 from nvmeof.transport.verbs_provider import Verbs
 from nvmeof.transport.verbs_waiting import Completions
 from nvmeof.wire.rdma import (
-    ConnectAccept,
     ConnectRequest,
     decode_connect_accept_untrusted,
     decode_connect_reject_untrusted,
+    describe_reject,
 )
 
 log = logging.getLogger(__name__)
@@ -117,8 +117,11 @@ class RdmaLink:
         self.pair.modify(self._cmid, verbs.enums.IBV_QPS_INIT)
         return self.domain
 
-    def connect(self, request: ConnectRequest, deadline: float) -> Waiting[ConnectAccept]:
-        """Connect; receives are posted. Raises `ConnectionLost`, with the controller's reason if any."""
+    def connect(self, request: ConnectRequest, deadline: float) -> Waiting[int]:
+        """Connect; receives are posted. The entries of the controller's receive queue.
+
+        Raises `ConnectionLost`, with the controller's reason if any.
+        """
         verbs, cm, states = self._verbs, self._verbs.cm_enums, self._verbs.enums
         assert self.pair is not None
         private = request.encode()
@@ -174,15 +177,13 @@ class RdmaLink:
         cm = self._verbs.cm_enums
         if kind == cm.RDMA_CM_EVENT_REJECTED:
             try:
-                refused = decode_connect_reject_untrusted(private)
+                status = decode_connect_reject_untrusted(private)
             except MalformedPdu:
-                return "it refuses without a reason, as where nobody listens"
+                status = 0
             # Without a consumer behind it a rejection has no private data, or only zeros.
-            return (
-                f"it refuses: {refused.reason}"
-                if refused.status
-                else "it refuses without a reason, as where nobody listens"
-            )
+            if not status:
+                return "it refuses without a reason, as where nobody listens"
+            return f"it refuses: {describe_reject(status)}"
         return {
             cm.RDMA_CM_EVENT_ADDR_ERROR: "no RDMA device leads there",
             cm.RDMA_CM_EVENT_ROUTE_ERROR: "there is no route",

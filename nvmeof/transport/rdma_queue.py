@@ -99,8 +99,8 @@ def link_up(
         queue.start()
         linked = Linked(link, queue, buffers)
         linked.post()
-        accept = yield from link.connect(ConnectRequest(qid, receives, depth + 1, cntlid), deadline)
-        queue.limit_depth(accept.controller_receive_entries)
+        entries = yield from link.connect(ConnectRequest(qid, receives, depth + 1, cntlid), deadline)
+        queue.limit_depth(entries)
         return linked
     except BaseException:
         link.close()

@@ -20,11 +20,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from nvmeof.errors import MalformedPdu, exactly
-from nvmeof.wire.sgl import SglDescriptor, in_capsule
-from nvmeof.wire.sgl import transport as transport_sgl
-from nvmeof.wire.sqe import AdminOpcode, Sqe
-
-FABRICS_OPCODE = AdminOpcode.FABRICS
+from nvmeof.wire.sqe import Sqe
 
 DISCOVERY_NQN = "nqn.2014-08.org.nvmexpress.discovery"
 MAX_NQN_BYTES = 223
@@ -63,17 +59,9 @@ class Connect:
     cattr: int = 0
     recfmt: int = 0
 
-    def sqe(self, cid: int = 0, sgl: SglDescriptor | None = None) -> Sqe:
-        """The command; its data is in the capsule unless `sgl` says otherwise."""
-        return Sqe(
-            FABRICS_OPCODE,
-            cid,
-            FabricsType.CONNECT,
-            in_capsule(CONNECT_DATA.size) if sgl is None else sgl,
-            cdw10=self.recfmt | self.qid << 16,
-            cdw11=self.sqsize | self.cattr << 16,
-            cdw12=self.kato,
-        )
+    def dwords(self) -> tuple[int, ...]:
+        """Command dwords from 10 on."""
+        return self.recfmt | self.qid << 16, self.sqsize | self.cattr << 16, self.kato
 
 
 def decode_connect(sqe: Sqe) -> Connect:
@@ -134,18 +122,10 @@ class PropertyAccess:
     size: int
     value: int | None = None
 
-    def sqe(self, cid: int = 0) -> Sqe:
-        """The command; it has no data."""
-        return Sqe(
-            FABRICS_OPCODE,
-            cid,
-            FabricsType.PROPERTY_GET if self.value is None else FabricsType.PROPERTY_SET,
-            transport_sgl(0),
-            cdw10=1 if self.size == 8 else 0,
-            cdw11=self.offset,
-            cdw12=(self.value or 0) & 0xFFFF_FFFF,
-            cdw13=(self.value or 0) >> 32,
-        )
+    def dwords(self) -> tuple[int, ...]:
+        """Command dwords from 10 on. The command has no data."""
+        value = self.value or 0
+        return 1 if self.size == 8 else 0, self.offset, value & 0xFFFF_FFFF, value >> 32
 
 
 def decode_property_access(sqe: Sqe) -> PropertyAccess:
@@ -166,18 +146,9 @@ class Authentication:
     spsp0: int = 1
     spsp1: int = 1
 
-    def sqe(self, cid: int = 0, sgl: SglDescriptor | None = None) -> Sqe:
-        """The command; a Send has its data in the capsule unless `sgl` says otherwise."""
-        if sgl is None:
-            sgl = transport_sgl(self.length) if self.receive else in_capsule(self.length)
-        return Sqe(
-            FABRICS_OPCODE,
-            cid,
-            FabricsType.AUTHENTICATION_RECEIVE if self.receive else FabricsType.AUTHENTICATION_SEND,
-            sgl,
-            cdw10=self.spsp0 << 8 | self.spsp1 << 16 | self.secp << 24,
-            cdw11=self.length,
-        )
+    def dwords(self) -> tuple[int, ...]:
+        """Command dwords from 10 on."""
+        return self.spsp0 << 8 | self.spsp1 << 16 | self.secp << 24, self.length
 
 
 def decode_authentication(sqe: Sqe) -> Authentication:

@@ -103,16 +103,10 @@ SMART = struct.Struct("<xHB172xQ328x")
 assert SMART.size == 512
 
 
-@dataclass(frozen=True, slots=True)
-class SmartLog:
-    """Health. Temperature is in kelvin; the spare capacity is all there (100 per cent)."""
-
-    temperature: int
-    error_entries: int = 0
-
-    def encode(self) -> bytes:
-        """512 bytes. The count of error entries has 16 bytes, of which 8 are used."""
-        return SMART.pack(self.temperature, 100, self.error_entries)
+def encode_smart_log(temperature: int, error_entries: int) -> bytes:
+    """Health. Temperature is in kelvin; the spare capacity is all there (100 per cent). The count of error
+    entries has 16 bytes, of which 8 are used."""
+    return SMART.pack(temperature, 100, error_entries)
 
 
 # --- 04: changed namespaces ----------------------------------------
@@ -137,17 +131,9 @@ EFFECT_SUPPORTED = 1 << 0
 EFFECT_CONTENT_CHANGE = 1 << 1
 
 
-@dataclass(frozen=True, slots=True)
-class CommandEffects:
+def encode_command_effects(admin: Mapping[int, int], io: Mapping[int, int]) -> bytes:
     """By opcode, the effects of each command that is supported."""
-
-    admin: Mapping[int, int]
-    io: Mapping[int, int]
-
-    def encode(self) -> bytes:
-        return EFFECTS.pack(
-            *(self.admin.get(i, 0) for i in range(256)), *(self.io.get(i, 0) for i in range(256))
-        )
+    return EFFECTS.pack(*(admin.get(i, 0) for i in range(256)), *(io.get(i, 0) for i in range(256)))
 
 
 # --- 70: discovery ----------------------------------------
@@ -182,15 +168,16 @@ class SubsystemType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class DiscoveryEntry:
-    """One way to one subsystem. `port_id` names the port, `tsas` is transport specific (256 bytes)."""
+    """One way to one subsystem. `service` is the port, as text; `port_id` names it for the target, `tsas` is
+    transport specific (256 bytes). A target lists a way to all its subsystems without a `subsystem_nqn`."""
 
-    transport_type: int
-    address_family: int
-    subsystem_type: int
     address: str
     service: str
-    subsystem_nqn: str
-    port_id: int = 0
+    subsystem_nqn: str = ""
+    transport_type: int = TransportType.TCP
+    address_family: int = AddressFamily.IPV4
+    subsystem_type: int = SubsystemType.NVM
+    port_id: int = 1
     tsas: bytes = bytes(256)
 
     def encode(self) -> bytes:
@@ -239,8 +226,8 @@ def decode_discovery_entry_untrusted(data: bytes | bytearray | memoryview) -> Di
     exactly(data, DISCOVERY_ENTRY.size, "a discovery entry")
     kind, family, subtype, port, _, _, service, nqn, address, tsas = DISCOVERY_ENTRY.unpack(data)
     return DiscoveryEntry(
-        kind, family, subtype, _padded(address, "the address"), _padded(service, "the service"),
-        _padded(nqn, "the NQN"), port, tsas,
+        _padded(address, "the address"), _padded(service, "the service"), _padded(nqn, "the NQN"),
+        kind, family, subtype, port, tsas,
     )  # fmt: skip
 
 

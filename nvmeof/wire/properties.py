@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, TypeAlias
+from typing import ClassVar, Self, TypeAlias
 
 
 class Property(IntEnum):
@@ -34,42 +34,36 @@ VERSION_1_4 = 0x0001_0400
 Bits: TypeAlias = Mapping[str, tuple[int, int]]
 """By field of a record: its lowest bit in the register, and how many bits it has."""
 
-CAP_BITS: Bits = {
-    "max_queue_entries": (0, 16), "timeout": (24, 8), "command_sets": (37, 8), "min_page_size": (48, 4),
-}  # fmt: skip
-CAP_CQR = 1 << 16
-"""Queues are contiguous."""
-CC_BITS: Bits = {
-    "enable": (0, 1), "command_set": (4, 3), "page_size": (7, 4), "arbitration": (11, 3), "shutdown": (14, 2),
-    "sq_entry_size": (16, 4), "cq_entry_size": (20, 4),
-}  # fmt: skip
-CSTS_BITS: Bits = {"ready": (0, 1), "fatal": (1, 1), "shutdown": (2, 2)}
 
+class _Register:
+    """A record of the fields of a register."""
 
-def _encoded(record: object, bits: Bits) -> int:
-    return sum(int(getattr(record, name)) << low for name, (low, _) in bits.items())
+    __slots__ = ()
+    BITS: ClassVar[Bits]
 
+    def encode(self) -> int:
+        return sum(int(getattr(self, name)) << low for name, (low, _) in self.BITS.items())
 
-def _decoded(value: int, bits: Bits) -> dict[str, Any]:
-    fields = {name: (value >> low & (1 << width) - 1, width) for name, (low, width) in bits.items()}
-    return {name: field if width > 1 else bool(field) for name, (field, width) in fields.items()}
+    @classmethod
+    def decode(cls, value: int) -> Self:
+        fields = {name: (value >> low & (1 << width) - 1, width) for name, (low, width) in cls.BITS.items()}
+        return cls(**{name: field if width > 1 else bool(field) for name, (field, width) in fields.items()})
 
 
 @dataclass(frozen=True, slots=True)
-class Capabilities:
+class Capabilities(_Register):
     """CAP. `max_queue_entries` is 0's based (MQES), `timeout` counts 500 ms, `min_page_size` is MPSMIN."""
+
+    BITS: ClassVar[Bits] = {
+        "max_queue_entries": (0, 16), "contiguous_queues": (16, 1), "timeout": (24, 8),
+        "command_sets": (37, 8), "min_page_size": (48, 4),
+    }  # fmt: skip
 
     max_queue_entries: int
     timeout: int = 0
     command_sets: int = 1
     min_page_size: int = 0
-
-    def encode(self) -> int:
-        return _encoded(self, CAP_BITS) | CAP_CQR
-
-
-def decode_capabilities(value: int) -> Capabilities:
-    return Capabilities(**_decoded(value, CAP_BITS))
+    contiguous_queues: bool = True
 
 
 class Shutdown(IntEnum):
@@ -91,8 +85,13 @@ SHUTDOWN_COMPLETE = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Configuration:
+class Configuration(_Register):
     """CC. Entry sizes are powers of two: 6 is 64 bytes, 4 is 16 bytes."""
+
+    BITS: ClassVar[Bits] = {
+        "enable": (0, 1), "command_set": (4, 3), "page_size": (7, 4), "arbitration": (11, 3),
+        "shutdown": (14, 2), "sq_entry_size": (16, 4), "cq_entry_size": (20, 4),
+    }  # fmt: skip
 
     enable: bool
     shutdown: int = Shutdown.NONE
@@ -102,25 +101,13 @@ class Configuration:
     sq_entry_size: int = 6
     cq_entry_size: int = 4
 
-    def encode(self) -> int:
-        return _encoded(self, CC_BITS)
-
-
-def decode_configuration(value: int) -> Configuration:
-    return Configuration(**_decoded(value, CC_BITS))
-
 
 @dataclass(frozen=True, slots=True)
-class ControllerStatus:
+class ControllerStatus(_Register):
     """CSTS."""
+
+    BITS: ClassVar[Bits] = {"ready": (0, 1), "fatal": (1, 1), "shutdown": (2, 2)}
 
     ready: bool
     fatal: bool = False
     shutdown: int = 0
-
-    def encode(self) -> int:
-        return _encoded(self, CSTS_BITS)
-
-
-def decode_controller_status(value: int) -> ControllerStatus:
-    return ControllerStatus(**_decoded(value, CSTS_BITS))

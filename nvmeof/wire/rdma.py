@@ -64,31 +64,22 @@ class ConnectRequest:
         return REQUEST.pack(0, self.qid, self.host_receive_entries, self.host_send_entries - 1, self.cntlid)
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectAccept:
+def encode_connect_accept(controller_receive_entries: int) -> bytes:
     """Private data of a REP."""
-
-    controller_receive_entries: int
-
-    def encode(self) -> bytes:
-        return ACCEPT.pack(0, self.controller_receive_entries)
+    return ACCEPT.pack(0, controller_receive_entries)
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectReject:
-    """Private data of a REJ; a status that we do not know is kept as its number."""
+def encode_connect_reject(status: RejectStatus) -> bytes:
+    """Private data of a REJ."""
+    return REJECT.pack(0, status)
 
-    status: int
 
-    def encode(self) -> bytes:
-        return REJECT.pack(0, self.status)
-
-    @property
-    def reason(self) -> str:
-        try:
-            return RejectStatus(self.status).name.lower().replace("_", " ")
-        except ValueError:
-            return f"status {self.status}"
+def describe_reject(status: int) -> str:
+    """A status of a controller in plain words, or as its number where we do not know it."""
+    try:
+        return RejectStatus(status).name.lower().replace("_", " ")
+    except ValueError:
+        return f"status {status}"
 
 
 class UnacceptableRequest(MalformedPdu):
@@ -113,14 +104,14 @@ def decode_connect_request_untrusted(data: bytes | memoryview) -> ConnectRequest
     return ConnectRequest(qid, receive_entries, send_entries + 1, cntlid)
 
 
-def decode_connect_accept_untrusted(data: bytes | memoryview) -> ConnectAccept:
-    """The answer of a controller that accepts; padded as above."""
-    return ConnectAccept(_answer(data, ACCEPT, "an accept"))
+def decode_connect_accept_untrusted(data: bytes | memoryview) -> int:
+    """The receive entries of a controller that accepts; padded as above."""
+    return _answer(data, ACCEPT, "an accept")
 
 
-def decode_connect_reject_untrusted(data: bytes | memoryview) -> ConnectReject:
-    """The answer of a controller that refuses. Without private data the reason is unknown: `MalformedPdu`."""
-    return ConnectReject(_answer(data, REJECT, "a reject"))
+def decode_connect_reject_untrusted(data: bytes | memoryview) -> int:
+    """The status of a controller that refuses. Without private data the reason is unknown: `MalformedPdu`."""
+    return _answer(data, REJECT, "a reject")
 
 
 def _answer(data: bytes | memoryview, layout: struct.Struct, name: str) -> int:

@@ -11,14 +11,8 @@ One record serves all three; fields that a kind does not have are 0.
 
 from __future__ import annotations
 
-import struct
 from enum import IntEnum
 from typing import Final, NamedTuple
-
-SGL: Final = struct.Struct("<QQ")
-SGL_IN: Final = struct.Struct("<QII")
-"""The same to read: a number of more than 62 bits is many times as slow to work with, compiled."""
-assert SGL.size == SGL_IN.size == 16
 
 SGL_IN_CAPSULE: Final = 0x01 << 56
 """The high half of a descriptor of data in the capsule, less their length."""
@@ -60,12 +54,9 @@ class SglDescriptor(NamedTuple):
             return self.address, identifier | self.key << 24 | self.length
         return self.address, identifier | self.length
 
-    def encode(self) -> bytes:
-        return SGL.pack(*self.words())
-
 
 def from_words(address: int, low: int, high: int) -> SglDescriptor:
-    """The descriptor of what `SGL_IN` reads. Every value decodes: an odd kind is for the command to judge."""
+    """The descriptor of its three words in an entry (`sqe.py`). Every value decodes: an odd kind is for the command to judge."""
     kind = high >> 28
     subtype = high >> 24 & 0xF
     length, key = low, 0
@@ -73,20 +64,3 @@ def from_words(address: int, low: int, high: int) -> SglDescriptor:
         length, key = low & 0xFF_FFFF, low >> 24 | (high & 0xFF_FFFF) << 8
     # A named tuple's own way to be made is interpreted, and every command has one.
     return tuple.__new__(SglDescriptor, (address, length, kind, subtype, key))
-
-
-def in_capsule(length: int, offset: int = 0) -> SglDescriptor:
-    """Data that travel in the command capsule, `offset` bytes into its data."""
-    return SglDescriptor(offset, length, SglKind.DATA_BLOCK, SUBTYPE_OFFSET)
-
-
-def transport(length: int) -> SglDescriptor:
-    """Data that the transport moves by its own means (TCP: data PDUs); also "no data" with length 0."""
-    return SglDescriptor(0, length, SglKind.TRANSPORT, SUBTYPE_TRANSPORT)
-
-
-def keyed(address: int, length: int, key: int, *, invalidate: bool = False) -> SglDescriptor:
-    """Data in registered memory of the host (RDMA). `length` is under 2^24."""
-    return SglDescriptor(
-        address, length, SglKind.KEYED, SUBTYPE_INVALIDATE if invalidate else SUBTYPE_ADDRESS, key
-    )

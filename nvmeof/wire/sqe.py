@@ -22,7 +22,7 @@ from nvmeof.wire.sgl import SglDescriptor, from_words
 
 SQE: Final = struct.Struct("<BBHIIIQQQ6I")
 _SQE_IN: Final = struct.Struct("<BBHIIIQQII6I")
-"""The same to read, as `sgl.SGL_IN`."""
+"""The same to read: a number of more than 62 bits is many times as slow to work with, compiled."""
 assert SQE.size == _SQE_IN.size == 64
 
 FLAGS_SGL: Final = 0x40

@@ -222,10 +222,11 @@ def run_procedure(admin: AdminHost, procedure: Procedure[DiscoveryLog]) -> Disco
 
 
 def test_discovery() -> None:
-    from nvmeof.controller.subsystem import Port, Subsystem
+    from nvmeof.controller.subsystem import Subsystem
+    from nvmeof.wire.log_page import DiscoveryEntry
 
     bench = Bench()
-    bench.target.add_port(Port("192.0.2.1", "4420"))
+    bench.target.add_port(DiscoveryEntry("192.0.2.1", "4420"))
     admin = live(bench, SessionConfig(DISCOVERY_NQN, HOST, HOST_ID, keep_alive_s=10.0))
     assert admin.session.facts is not None
     assert admin.session.facts.io_queues == 0

@@ -19,9 +19,9 @@ from nvmeof.wire.identify import (
     decode_namespace_list_untrusted,
 )
 from nvmeof.wire.properties import Property
-from nvmeof.wire.sgl import transport
 from nvmeof.wire.sqe import AdminOpcode, Sqe
 from nvmeof.wire.status import Status
+from tests.support.nvme.entries import transport
 from tests.support.nvme.heap_storage import HeapStorage
 from tests.support.nvme.raw_host import RawHost, make_target
 

@@ -27,7 +27,7 @@ from nvmeof.tcp.pdu import (
 )
 from nvmeof.wire.fabrics import FabricsType, decode_connect_data_untrusted
 from nvmeof.wire.log_page import LogPage
-from nvmeof.wire.properties import decode_configuration
+from nvmeof.wire.properties import Configuration
 from nvmeof.wire.sqe import AdminOpcode, Sqe
 from nvmeof.wire.status import Status
 from tests.support.lab.packet_capture import Connection, read_connections
@@ -67,7 +67,7 @@ def is_connect(sqe: Sqe) -> bool:
 
 def is_shutdown(sqe: Sqe) -> bool:
     is_set = sqe.opcode == AdminOpcode.FABRICS and sqe.fctype == FabricsType.PROPERTY_SET
-    return is_set and decode_configuration(sqe.cdw12).shutdown != 0
+    return is_set and Configuration.decode(sqe.cdw12).shutdown != 0
 
 
 def offers_differ(sqe: Sqe, qid: int) -> bool:

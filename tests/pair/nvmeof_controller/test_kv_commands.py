@@ -34,9 +34,9 @@ from nvmeof.wire.kv import (
 )
 from nvmeof.wire.log_page import LogPage
 from nvmeof.wire.properties import Property
-from nvmeof.wire.sgl import transport
 from nvmeof.wire.sqe import AdminOpcode, IoOpcode, Sqe
 from nvmeof.wire.status import Status
+from tests.support.nvme.entries import transport
 from tests.support.nvme.heap_storage import HeapStorage
 from tests.support.nvme.nvme_ends import HOST, HOST_ID, SUBSYSTEM, AdminHost, Bench, io_queue
 from tests.support.nvme.raw_host import ENABLE, RawHost, make_target, open_admin

@@ -35,6 +35,7 @@ from nvmeof.wire.cqe import Cqe
 from nvmeof.wire.fabrics import Connect, ConnectData, PropertyAccess
 from nvmeof.wire.properties import Property
 from nvmeof.wire.sqe import Sqe
+from tests.support.nvme.entries import fabrics_entry
 from tests.support.nvme.pdu_stream import take_pdu
 
 SUBSYSTEM = "nqn.2026-01.io.g35:test"
@@ -179,15 +180,15 @@ class RawHost:
         cattr: int = 4,
         recfmt: int = 0,
     ) -> Cqe:
-        sqe = Connect(qid, sqsize, kato, cattr, recfmt).sqe(cid=7)
+        sqe = fabrics_entry(Connect(qid, sqsize, kato, cattr, recfmt), cid=7)
         data = ConnectData(host_id, cntlid, subsystem, host).encode()
         return self.command(sqe, data)[0]
 
     def property_set(self, offset: int, value: int) -> int:
-        return self.status(PropertyAccess(offset, 4, value).sqe(cid=8))
+        return self.status(fabrics_entry(PropertyAccess(offset, 4, value), cid=8))
 
     def property_get(self, offset: int, size: int = 4) -> int:
-        return self.command(PropertyAccess(offset, size).sqe(cid=9))[0].result
+        return self.command(fabrics_entry(PropertyAccess(offset, size), cid=9))[0].result
 
 
 def open_admin(target: Target, **connecting: object) -> tuple[RawHost, int]:

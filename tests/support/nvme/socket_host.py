@@ -13,6 +13,7 @@ from nvmeof.controller.tcp_rules import TcpSettings
 from nvmeof.tcp.pdu import CapsuleCmd, Digests, ICReq, encode_header, encode_pdu
 from nvmeof.wire.cqe import Cqe, decode_cqe_untrusted
 from nvmeof.wire.fabrics import Connect, ConnectData
+from tests.support.nvme.entries import fabrics_entry
 from tests.support.nvme.raw_host import HOST, HOST_ID, SUBSYSTEM, make_target, open_admin
 
 
@@ -30,7 +31,7 @@ def io_queue(
     ):
         sock.sendall(encode_header(ICReq(data_digest=data_digest)))
         assert exactly(sock, 128)[0] == 1
-        sqe = Connect(1, 31, 0, cattr=4).sqe(0)
+        sqe = fabrics_entry(Connect(1, 31, 0, cattr=4), 0)
         digests = Digests(False, data_digest)
         sock.sendall(b"".join(encode_pdu(CapsuleCmd(sqe, len(data)), digests, data=(data,))))
         assert answer(sock).status == 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -87,8 +88,7 @@ def pieces(command: Command) -> list[tuple[int, bytes]]:
 class PathInfo:
     """As much of a controller as a channel looks at, and the state of the path to it."""
 
-    io_queues = 8
-    max_queue_entries = 32
+    facts = SimpleNamespace(io_queues=8)
 
     def __init__(self, flash: Flash, dice: random.Random) -> None:
         self.flash = flash

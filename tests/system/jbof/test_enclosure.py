@@ -34,11 +34,11 @@ from nvmeof.transport.tcp import (
 from nvmeof.transport.tcp_queue import TcpHostQueue
 from nvmeof.wire.cqe import decode_cqe_untrusted
 from nvmeof.wire.fabrics import Connect, ConnectData
-from nvmeof.wire.sgl import transport
 from nvmeof.wire.sqe import IoOpcode, Sqe
 from nvmeof.wire.status import Status
 from tests.support.nvme import more_commands
 from tests.support.nvme.enclosure_process import EnclosureProcess
+from tests.support.nvme.entries import fabrics_entry, transport
 from tests.support.nvme.transport_ways import discover
 from tests.support.processes import Processes
 from tests.support.waiting import wait_until
@@ -295,7 +295,7 @@ def raw_connection(ready: dict[str, Any], *, kato: int = 0) -> socket.socket:
     sock.sendall(encode_header(ICReq()))
     assert sock.recv(128, socket.MSG_WAITALL)[0] == 1
     data = ConnectData(HOST_ID, 0xFFFF, ready["nqn"], HOST).encode()
-    sqe = Connect(0, 31, kato, cattr=4).sqe(0)
+    sqe = fabrics_entry(Connect(0, 31, kato, cattr=4), 0)
     sock.sendall(b"".join(encode_pdu(CapsuleCmd(sqe, len(data)), data=(data,))))
     answer = sock.recv(24, socket.MSG_WAITALL)
     assert answer[0] == 5

@@ -25,8 +25,8 @@ from emulator.jbof.medium import MemoryMedium
 from emulator.jbof.page_sender import LEAST_BYTES, PIPE_BYTES, PageSender, pays_here
 from nvmeof.tcp.crc32c import Buffer, crc32c
 from nvmeof.tcp.pdu import CapsuleCmd, encode_pdu
-from nvmeof.wire.sgl import transport
 from nvmeof.wire.sqe import IoOpcode, Sqe
+from tests.support.nvme.entries import transport
 from tests.support.nvme.socket_host import exactly, io_queue
 
 SIZE = 8 << 20

@@ -21,8 +21,8 @@ from nvmeof.tcp.pdu import CapsuleCmd, ICReq, encode_pdu
 from nvmeof.transport import connect_io_queue
 from nvmeof.transport.tcp import open_controller
 from nvmeof.wire.fabrics import DISCOVERY_NQN, Connect, ConnectData
-from nvmeof.wire.sgl import in_capsule
 from tests.support.nvme.enclosure_process import EnclosureProcess
+from tests.support.nvme.entries import fabrics_entry, in_capsule
 from tests.support.nvme.nvme_ends import HOST, HOST_ID
 from tests.support.nvme.transport_ways import Way
 from tests.support.waiting import wait_until
@@ -36,7 +36,7 @@ RIGHT = Credentials(new_secret())
 
 def connect_capsule(subsystem: str) -> bytes:
     data = ConnectData(HOST_ID, 0xFFFF, subsystem, HOST).encode()
-    sqe = Connect(0, 31, 600_000).sqe(cid=1)._replace(sgl=in_capsule(len(data)))
+    sqe = fabrics_entry(Connect(0, 31, 600_000), cid=1)._replace(sgl=in_capsule(len(data)))
     return b"".join(encode_pdu(CapsuleCmd(sqe, len(data)), data=(data,)))
 
 

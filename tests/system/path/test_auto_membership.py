@@ -29,7 +29,8 @@ from agent.pool.steps import wait_for
 from agent.remote.channel import WorkerChannel
 from agent.remote.fabric import Fabric
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings
-from nvmeof.controller.subsystem import Port, Subsystem
+from nvmeof.controller.subsystem import Subsystem
+from nvmeof.wire.log_page import DiscoveryEntry
 from tests.support.processes import Processes
 from tests.support.waiting import wait_until
 
@@ -263,7 +264,7 @@ share = 0.9
         assert status()["membership"] == "auto"
         nqn = two.settings.subsystem_nqn
         one.target.add_subsystem(Subsystem(nqn, serial="s"))
-        one.target.add_port(Port("127.0.0.1", str(two.port), subsystem_nqn=nqn))
+        one.target.add_port(DiscoveryEntry("127.0.0.1", str(two.port), subsystem_nqn=nqn))
         wait_until(lambda: status()["namespaces"] == 3, 30, "the newcomer to join")
         wait_until(lambda: status()["joins"] == 1, 30, "the join to be over")
         assert status()["joined_namespaces"] == 1

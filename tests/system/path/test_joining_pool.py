@@ -9,7 +9,8 @@ from typing import Any
 
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings
 from host_shim.pool import Pool
-from nvmeof.controller.subsystem import Port, Subsystem
+from nvmeof.controller.subsystem import Subsystem
+from nvmeof.wire.log_page import DiscoveryEntry
 from tests.support.processes import Processes
 from tests.support.waiting import wait_until
 
@@ -68,7 +69,7 @@ def test_a_drive_joins_and_values_move_while_they_are_read(processes: Processes,
             assert (status()["namespaces"], status()["newcomers"]) == (2, {})
             nqn = two.settings.subsystem_nqn
             one.target.add_subsystem(Subsystem(nqn, serial="s"))
-            one.target.add_port(Port("127.0.0.1", str(two.port), subsystem_nqn=nqn))
+            one.target.add_port(DiscoveryEntry("127.0.0.1", str(two.port), subsystem_nqn=nqn))
             wait_until(lambda: len(status()["newcomers"]) == 1, 20, "the agent to see the newcomer")
             assert status()["namespaces"] == 2, "it is not used before somebody says so"
             code, said = g35("pool", "add")

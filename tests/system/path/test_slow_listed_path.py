@@ -9,7 +9,7 @@ from pathlib import Path
 
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings
 from host_shim.pool import Pool, UnknownVolume
-from nvmeof.controller.subsystem import Port
+from nvmeof.wire.log_page import DiscoveryEntry
 from tests.support.processes import Processes
 from tests.support.waiting import wait_until
 
@@ -71,7 +71,7 @@ def test_erased_tenants_are_dropped_in_time_while_a_slow_copy_is_looked_into(
         with Enclosure(like_it) as copy, Pool(tmp_path / "mnt") as pool:
             for drive in copy.drives:
                 drive.set_faults(extra_latency_s=ANSWER_SECONDS)
-            own.target.add_port(Port("127.0.0.1", str(copy.port), subsystem_nqn=nqn))
+            own.target.add_port(DiscoveryEntry("127.0.0.1", str(copy.port), subsystem_nqn=nqn))
             wait_until(lambda: any(each.stats().get("read_commands", 0) for each in copy.drives), 20)
             for name in TENANTS:
                 erased = processes.g35(

@@ -19,7 +19,7 @@ from agent.remote.channel import WorkerChannel
 from agent.remote.fabric import Fabric
 from agent.remote.supervisor import Supervisor
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings
-from nvmeof.controller.subsystem import Port, Subsystem
+from nvmeof.controller.subsystem import Subsystem
 from nvmeof.errors import NvmeofError
 from nvmeof.transport.discovery import PIECE_BYTES, follow_discovery
 from nvmeof.transport.reconnect import ReconnectPolicy
@@ -77,13 +77,13 @@ def test_every_change_of_the_log_is_heard_over_one_connection() -> None:
                 )
                 await until(lambda: heard.names() == {own}, "the first log")
                 many = PIECE_BYTES // DISCOVERY_ENTRY.size + 3
-                shelf.target.add_port(Port("127.0.0.1", "4776"))
+                shelf.target.add_port(DiscoveryEntry("127.0.0.1", "4776"))
                 for number in range(many):
                     shelf.target.add_subsystem(Subsystem(f"nqn.x:{number}", serial="s"))
                 await until(lambda: len(heard.names()) == many + 1, "all")
                 shelf.target.remove_subsystem("nqn.x:7")
                 await until(lambda: "nqn.x:7" not in heard.names(), "one less")
-                extra = Port("127.0.0.1", "4777")
+                extra = DiscoveryEntry("127.0.0.1", "4777")
                 shelf.target.add_port(extra)
                 await until(lambda: any(e.service == "4777" for e in heard.logs[-1]), "the port")
                 shelf.target.remove_port(extra)
@@ -121,7 +121,7 @@ def test_a_controller_that_tells_nothing_is_asked() -> None:
                     follow_discovery, opener, heard.listed, heard.unreachable, ReconnectPolicy(), 0.05
                 )
                 await until(lambda: heard.logs, "the first log")
-                shelf.target.add_port(Port("127.0.0.1", "4776"))
+                shelf.target.add_port(DiscoveryEntry("127.0.0.1", "4776"))
                 shelf.target.add_subsystem(Subsystem("nqn.x:silent", serial="s"))
                 await until(lambda: "nqn.x:silent" in heard.names(), "it was asked")
                 nursery.cancel_scope.cancel()
@@ -158,7 +158,7 @@ def test_a_copy_of_a_shelf_that_discovery_lists_displaces_nothing(
                     assert copy.drives[0].nguid == drive.nguid
                     nqn = copy.settings.subsystem_nqn
                     own.target.add_subsystem(Subsystem(nqn, serial="s"))
-                    own.target.add_port(Port("127.0.0.1", str(copy.port), subsystem_nqn=nqn))
+                    own.target.add_port(DiscoveryEntry("127.0.0.1", str(copy.port), subsystem_nqn=nqn))
                     await until(lambda: fabric.contested, "the copy is seen")
                     assert used() == ["own"]
                     await until(lambda: "left out" in caplog.text, "the log says so")
@@ -210,7 +210,7 @@ def test_enclosures_by_discovery_come_go_and_come_back(caplog: pytest.LogCapture
                     fabric.adopt([nguid])
                     nqn = two.settings.subsystem_nqn
                     one.target.add_subsystem(Subsystem(nqn, serial="s"))
-                    there = Port("127.0.0.1", str(two.port), subsystem_nqn=nqn)
+                    there = DiscoveryEntry("127.0.0.1", str(two.port), subsystem_nqn=nqn)
                     one.target.add_port(there)
                     await until(lambda: fabric.routes[0] is not None, "a route to the discovered enclosure")
                     one.target.remove_port(there)

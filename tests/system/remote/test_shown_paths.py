@@ -21,7 +21,7 @@ from agent.remote.fabric import Fabric
 from agent.remote.path_prober import PathProber
 from agent.remote.supervisor import Supervisor
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings
-from nvmeof.controller.subsystem import Port
+from nvmeof.wire.log_page import DiscoveryEntry
 from tests.support.nvme.nvme_ends import HOST, HOST_ID
 
 DRIVES = {"drives": 1, "kv_drives": 1, "drive_bytes": 16 << 20}
@@ -80,7 +80,7 @@ def test_a_second_port_becomes_a_path_and_a_copy_of_the_same_name_does_not(tmp_p
             named = EnclosureSection(name="own", address="127.0.0.1", port=own.ports[0], nqn=nqn)
             with Enclosure(EnclosureSettings(name="own", folder=tmp_path / "copy", **DRIVES)) as copy:
                 assert [each.nguid for each in copy.drives] == [each.nguid for each in own.drives]
-                own.target.add_port(Port("127.0.0.1", str(copy.port), subsystem_nqn=nqn))
+                own.target.add_port(DiscoveryEntry("127.0.0.1", str(copy.port), subsystem_nqn=nqn))
                 await follow(named, DiscoverySection(name="pod", address="127.0.0.1", port=own.port), own)
                 assert [drive.stats().get("write_commands", 0) for drive in copy.drives] == [0, 0]
                 assert copy.drives[1].stats()["used_bytes"] == 0

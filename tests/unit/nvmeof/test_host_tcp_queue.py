@@ -72,7 +72,7 @@ def test_initialization_says_what_we_want() -> None:
     peer.initialize()
     link.run()
     assert queue.ready
-    assert queue.digests == BOTH
+    assert queue._digests == BOTH
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from nvmeof.errors import MalformedPdu
 from nvmeof.wire import rdma
 from nvmeof.wire.log_page import TransportType, decode_discovery_entry_untrusted
-from nvmeof.wire.sgl import SglDescriptor, in_capsule, keyed, transport
+from nvmeof.wire.sgl import SglDescriptor
 from nvmeof.wire.sqe import decode_sqe_untrusted
 from nvmeof.wire.status import Status
+from tests.support.nvme.entries import in_capsule, keyed, transport
 
 U16 = st.integers(0, 0xFFFF)
 
@@ -34,14 +35,14 @@ def test_request(raw: str, record: rdma.ConnectRequest) -> None:
 
 def test_accept_and_reject() -> None:
     data = bytes.fromhex("0000 2000").ljust(32, b"\0")  # Linux 6.1, nvmet
-    assert rdma.decode_connect_accept_untrusted(data) == rdma.ConnectAccept(32)
-    assert rdma.ConnectAccept(32).encode() == data
+    assert rdma.decode_connect_accept_untrusted(data) == 32
+    assert rdma.encode_connect_accept(32) == data
     for status in rdma.RejectStatus:
-        reject = rdma.ConnectReject(status)
-        assert reject.encode() == bytes([0, 0, status, 0])
-        assert rdma.decode_connect_reject_untrusted(reject.encode().ljust(148, b"\0")) == reject
-        assert reject.reason == status.name.lower().replace("_", " ")
-    assert rdma.ConnectReject(99).reason == "status 99"
+        reject = rdma.encode_connect_reject(status)
+        assert reject == bytes([0, 0, status, 0])
+        assert rdma.decode_connect_reject_untrusted(reject.ljust(148, b"\0")) == status
+        assert rdma.describe_reject(status) == status.name.lower().replace("_", " ")
+    assert rdma.describe_reject(99) == "status 99"
 
 
 def test_what_a_request_that_is_wrong_is_answered_with() -> None:

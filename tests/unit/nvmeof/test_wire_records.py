@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from nvmeof.errors import MalformedPdu
 from nvmeof.wire import cqe, fabrics, features, identify, log_page, properties, sgl, sqe
 from nvmeof.wire.status import FabricsStatus, Status, describe
+from tests.support.nvme.entries import fabrics_entry, in_capsule, keyed, transport
 
 U8 = st.integers(0, 0xFF)
 U16 = st.integers(0, 0xFFFF)
@@ -24,9 +25,9 @@ BOOL = st.booleans()
 NQN = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=55)
 
 SGLS = st.one_of(
-    st.builds(sgl.in_capsule, U32, U32),
-    st.builds(sgl.transport, U32),
-    st.builds(sgl.keyed, U64, st.integers(0, 0xFFFFFF), U32, invalidate=BOOL),
+    st.builds(in_capsule, U32, U32),
+    st.builds(transport, U32),
+    st.builds(keyed, U64, st.integers(0, 0xFFFFFF), U32, invalidate=BOOL),
 )
 SQES = st.builds(sqe.Sqe, U8, U16, U32, SGLS, *[U32] * 6, cdw2=U32, cdw3=U32, metadata_pointer=U64, flags=U8)
 CQES = st.builds(cqe.Cqe, U16, st.integers(0, 0x7FF), U64, U16, U16, BOOL)
@@ -46,7 +47,7 @@ def test_cqe(entry: cqe.Cqe) -> None:
 
 @given(SGLS)
 def test_sgl(descriptor: sgl.SglDescriptor) -> None:
-    assert sgl.from_words(*sgl.SGL_IN.unpack(descriptor.encode())) == descriptor
+    assert sqe.decode_sqe_untrusted(sqe.Sqe(2, sgl=descriptor).encode()).sgl == descriptor
 
 
 def test_sqe_golden() -> None:
@@ -65,7 +66,7 @@ def test_sqe_golden() -> None:
         cdw2=0x778899AA,
         cdw3=0xBBCCDDEE,
         metadata_pointer=0x0102030405060708,
-        sgl=sgl.in_capsule(0x1000, 0x1112131415161718),
+        sgl=in_capsule(0x1000, 0x1112131415161718),
         cdw10=0x20212223,
         cdw11=0x24252627,
         cdw12=0x28292A2B,
@@ -76,7 +77,7 @@ def test_sqe_golden() -> None:
     assert entry.encode() == raw
     assert entry.slba == 0x2425262720212223
     assert entry.blocks == 0x2A2B + 1
-    assert entry.sgl.in_capsule
+    assert entry.in_capsule
 
 
 def test_cqe_golden() -> None:
@@ -95,10 +96,13 @@ def test_cqe_golden() -> None:
 
 
 def test_sgl_golden() -> None:
-    keyed = sgl.keyed(0x1122334455667788, 0xABCDEF, 0x01020304, invalidate=True)
-    assert keyed.encode().hex() == "8877665544332211" + "efcdab" + "04030201" + "4f"
-    assert sgl.transport(0x1000).encode().hex() == "00" * 8 + "00100000" + "000000" + "5a"
-    assert sgl.in_capsule(1024).encode().hex() == "00" * 8 + "00040000" + "000000" + "01"
+    def encoded(descriptor: sgl.SglDescriptor) -> str:
+        return sqe.Sqe(2, sgl=descriptor).encode()[24:40].hex()
+
+    memory = keyed(0x1122334455667788, 0xABCDEF, 0x01020304, invalidate=True)
+    assert encoded(memory) == "8877665544332211" + "efcdab" + "04030201" + "4f"
+    assert encoded(transport(0x1000)) == "00" * 8 + "00100000" + "000000" + "5a"
+    assert encoded(in_capsule(1024)) == "00" * 8 + "00040000" + "000000" + "01"
 
 
 @given(st.lists(st.builds(sqe.DatasetRange, U64, U32, U32), min_size=1, max_size=256))
@@ -109,7 +113,7 @@ def test_dataset_ranges(ranges: list[sqe.DatasetRange]) -> None:
 @given(U16, U16, U32, U8, U16, U16)
 def test_connect(qid: int, sqsize: int, kato: int, cattr: int, recfmt: int, cid: int) -> None:
     fields = fabrics.Connect(qid, sqsize, kato, cattr, recfmt)
-    entry = fields.sqe(cid)
+    entry = fabrics_entry(fields, cid)
     assert (entry.opcode, entry.fctype, entry.cid) == (0x7F, 1, cid)
     assert fabrics.decode_connect(sqe.decode_sqe_untrusted(entry.encode())) == fields
     raw = entry.encode()
@@ -139,7 +143,7 @@ def test_property_access(offset: int, size: int, value: int | None) -> None:
     if value is not None and size == 4:
         value &= 0xFFFF_FFFF
     access = fabrics.PropertyAccess(offset, size, value)
-    entry = sqe.decode_sqe_untrusted(access.sqe(7).encode())
+    entry = sqe.decode_sqe_untrusted(fabrics_entry(access, 7).encode())
     assert fabrics.decode_property_access(entry) == access
     assert entry.fctype == (fabrics.FabricsType.PROPERTY_GET if value is None else 0)
 
@@ -147,7 +151,7 @@ def test_property_access(offset: int, size: int, value: int | None) -> None:
 @given(BOOL, U32, U8, U8, U8)
 def test_authentication(receive: bool, length: int, secp: int, spsp0: int, spsp1: int) -> None:
     fields = fabrics.Authentication(receive, length, secp, spsp0, spsp1)
-    raw = fields.sqe().encode()
+    raw = fabrics_entry(fields).encode()
     assert fabrics.decode_authentication(sqe.decode_sqe_untrusted(raw)) == fields
     assert raw[41:48] == bytes((spsp0, spsp1, secp)) + length.to_bytes(4, "little")
 
@@ -290,7 +294,7 @@ def test_error_entry() -> None:
 
 
 def test_smart_log() -> None:
-    raw = log_page.SmartLog(298, 16).encode()
+    raw = log_page.encode_smart_log(298, 16)
     assert len(raw) == 512
     assert struct.unpack_from("<BHB", raw) == (0, 298, 100)
     assert int.from_bytes(raw[176:192], "little") == 16
@@ -304,7 +308,7 @@ def test_changed_namespaces(ids: set[int]) -> None:
 
 
 def test_command_effects() -> None:
-    raw = log_page.CommandEffects({0x06: 1, 0xFF: 9}, {0x01: 3}).encode()
+    raw = log_page.encode_command_effects({0x06: 1, 0xFF: 9}, {0x01: 3})
     found = {opcode: value for opcode, (value,) in enumerate(struct.iter_unpack("<I", raw)) if value}
     assert found == {0x06: 1, 0xFF: 9, 256 + 0x01: 3}
     assert len(raw) == 4096
@@ -313,7 +317,7 @@ def test_command_effects() -> None:
 def test_discovery_log() -> None:
     entries = tuple(
         log_page.DiscoveryEntry(
-            3, 1, 2, f"192.0.2.{n}", "4420", f"nqn.2026-01.io.g35:{n}", n, bytes([n]) * 256
+            f"192.0.2.{n}", "4420", f"nqn.2026-01.io.g35:{n}", 3, 1, 2, n, bytes([n]) * 256
         )
         for n in range(1, 4)
     )
@@ -347,15 +351,15 @@ def test_async_event(kind: int, information: int, page: int) -> None:
 
 def test_properties() -> None:
     capabilities = properties.Capabilities(1023, 15, 0x41, 1)
-    assert properties.decode_capabilities(capabilities.encode()) == capabilities
+    assert properties.Capabilities.decode(capabilities.encode()) == capabilities
     assert capabilities.encode() == 1023 | 1 << 16 | 15 << 24 | 0x41 << 37 | 1 << 48
     configuration = properties.Configuration(True, 1, 6, 3, 2, 6, 4)
-    assert properties.decode_configuration(configuration.encode()) == configuration
+    assert properties.Configuration.decode(configuration.encode()) == configuration
     status = properties.ControllerStatus(True, True, 2)
-    assert properties.decode_controller_status(status.encode()) == status
+    assert properties.ControllerStatus.decode(status.encode()) == status
     # What Linux writes to enable a controller.
-    assert properties.decode_configuration(0x0046_0001).sq_entry_size == 6
-    assert properties.decode_configuration(0x0046_0001).enable
+    assert properties.Configuration.decode(0x0046_0001).sq_entry_size == 6
+    assert properties.Configuration.decode(0x0046_0001).enable
 
 
 # --- bad bytes ----------------------------------------------------------------------

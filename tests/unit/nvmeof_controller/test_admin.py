@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from nvmeof.controller.settings import ControllerSettings
-from nvmeof.controller.subsystem import Namespace, Port, Subsystem
+from nvmeof.controller.subsystem import Namespace, Subsystem
 from nvmeof.wire.fabrics import DISCOVERY_NQN, Authentication, PropertyAccess
 from nvmeof.wire.features import (
     AEC_NAMESPACE_CHANGED,
@@ -26,19 +26,20 @@ from nvmeof.wire.identify import (
 )
 from nvmeof.wire.log_page import (
     ERROR_ENTRY,
+    DiscoveryEntry,
     LogPage,
     LogPageRequest,
     TransportType,
     decode_discovery_log_untrusted,
 )
 from nvmeof.wire.properties import (
+    Capabilities,
+    ControllerStatus,
     Property,
-    decode_capabilities,
-    decode_controller_status,
 )
-from nvmeof.wire.sgl import transport
 from nvmeof.wire.sqe import AdminOpcode, IoOpcode, Sqe
 from nvmeof.wire.status import Status
+from tests.support.nvme.entries import fabrics_entry, transport
 from tests.support.nvme.heap_storage import HeapStorage
 from tests.support.nvme.raw_host import (
     ENABLE,
@@ -71,17 +72,17 @@ def test_properties() -> None:
     target, _ = make_target(HeapStorage())
     host = RawHost(target)
     host.connect()
-    capabilities = decode_capabilities(host.property_get(Property.CAP, 8))
+    capabilities = Capabilities.decode(host.property_get(Property.CAP, 8))
     assert capabilities.max_queue_entries == 1023
     assert capabilities.command_sets == 0x41
     assert host.property_get(Property.VS) == 0x10400
     assert host.property_get(Property.CC) == 0
-    assert not decode_controller_status(host.property_get(Property.CSTS)).ready
+    assert not ControllerStatus.decode(host.property_get(Property.CSTS)).ready
     # As Linux does it: first the configuration, then the same with the enable bit.
     assert host.property_set(Property.CC, ENABLE & ~1) == 0
-    assert not decode_controller_status(host.property_get(Property.CSTS)).ready
+    assert not ControllerStatus.decode(host.property_get(Property.CSTS)).ready
     assert host.property_set(Property.CC, ENABLE) == 0
-    assert decode_controller_status(host.property_get(Property.CSTS)).ready
+    assert ControllerStatus.decode(host.property_get(Property.CSTS)).ready
     assert host.property_get(Property.CC) == ENABLE
 
 
@@ -99,15 +100,15 @@ def test_properties() -> None:
 def test_properties_that_are_not_there(access: PropertyAccess) -> None:
     target, _ = make_target(HeapStorage())
     host, _ = open_admin(target)
-    assert host.status(access.sqe()) == Status.INVALID_FIELD
+    assert host.status(fabrics_entry(access)) == Status.INVALID_FIELD
 
 
 def test_properties_belong_to_the_admin_queue() -> None:
     target, _ = make_target(HeapStorage())
     _, io = open_io(target)
-    assert io.status(PropertyAccess(Property.VS, 4).sqe()) == Status.INVALID_OPCODE
-    assert io.status(PropertyAccess(Property.CC, 4, 0).sqe()) == Status.INVALID_OPCODE
-    assert io.status(Authentication(receive=True, length=0).sqe()) == Status.INVALID_OPCODE
+    assert io.status(fabrics_entry(PropertyAccess(Property.VS, 4))) == Status.INVALID_OPCODE
+    assert io.status(fabrics_entry(PropertyAccess(Property.CC, 4, 0))) == Status.INVALID_OPCODE
+    assert io.status(fabrics_entry(Authentication(receive=True, length=0))) == Status.INVALID_OPCODE
 
 
 @pytest.mark.parametrize(
@@ -118,21 +119,21 @@ def test_a_configuration_that_cannot_be_is_a_fatal_status(value: int) -> None:
     host = RawHost(target)
     host.connect()
     assert host.property_set(Property.CC, value) == 0
-    status = decode_controller_status(host.property_get(Property.CSTS))
+    status = ControllerStatus.decode(host.property_get(Property.CSTS))
     assert status.fatal
     assert not status.ready
     assert host.status(identify(1)) == Status.COMMAND_SEQUENCE_ERROR
     # Disabling clears it.
     host.property_set(Property.CC, 0)
     host.property_set(Property.CC, ENABLE)
-    assert decode_controller_status(host.property_get(Property.CSTS)).ready
+    assert ControllerStatus.decode(host.property_get(Property.CSTS)).ready
 
 
 def test_shutdown_is_complete_at_once_and_ends_io() -> None:
     target, _ = make_target(HeapStorage())
     admin, io = open_io(target)
     assert admin.property_set(Property.CC, ENABLE | 1 << 14) == 0
-    assert decode_controller_status(admin.property_get(Property.CSTS)).shutdown == 2
+    assert ControllerStatus.decode(admin.property_get(Property.CSTS)).shutdown == 2
     assert io.status(Sqe(IoOpcode.FLUSH, 1, 1, transport(0))) == Status.COMMAND_SEQUENCE_ERROR
 
 
@@ -453,7 +454,7 @@ def test_without_keep_alive_a_host_may_be_silent_for_ever() -> None:
 def test_discovery_shows_a_host_what_it_may_use() -> None:
     target, _ = make_target(HeapStorage())
     target.add_subsystem(Subsystem("nqn.2026-01.io.g35:private", serial="p", allowed_hosts=["nqn.friend"]))
-    target.add_port(Port("127.0.0.1", "4420"))
+    target.add_port(DiscoveryEntry("127.0.0.1", "4420"))
     host, _ = open_admin(target, subsystem=DISCOVERY_NQN)
     log = decode_discovery_log_untrusted(host.command(log_page(LogPage.DISCOVERY, 2048))[1])
     (entry,) = log.entries

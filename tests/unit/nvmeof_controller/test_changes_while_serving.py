@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nvmeof.controller.subsystem import Namespace, Port, Subsystem
+from nvmeof.controller.subsystem import Namespace, Subsystem
 from nvmeof.controller.target import Target
+from nvmeof.wire.log_page import DiscoveryEntry
 from tests.support.nvme.heap_storage import HeapStorage
 
 NQN, OTHER = "nqn.2026-01.io.g35:one", "nqn.2026-01.io.g35:other"
@@ -24,20 +25,20 @@ def shown(target: Target, host: str = "nqn.host") -> list[tuple[str, str]]:
 
 
 def test_a_port_is_listed_for_its_subsystem_and_no_longer_than_it_is_there(target: Target) -> None:
-    target.add_port(Port("127.0.0.1", "1"))
-    target.add_port(Port("127.0.0.1", "2", subsystem_nqn=NQN))
+    target.add_port(DiscoveryEntry("127.0.0.1", "1"))
+    target.add_port(DiscoveryEntry("127.0.0.1", "2", subsystem_nqn=NQN))
     assert sorted(shown(target)) == [(NQN, "1"), (NQN, "2"), (OTHER, "1")]
     generation, _ = target.discovery_log("nqn.host")
-    target.remove_port(Port("127.0.0.1", "1"))
+    target.remove_port(DiscoveryEntry("127.0.0.1", "1"))
     assert shown(target) == [(NQN, "2")]
     assert target.discovery_log("nqn.host")[0] > generation
     with pytest.raises(KeyError):
-        target.remove_port(Port("127.0.0.1", "1"))
+        target.remove_port(DiscoveryEntry("127.0.0.1", "1"))
     assert [port.service for port in target.ports] == ["2"]
 
 
 def test_hosts_that_are_let_in_no_more_see_nothing(target: Target) -> None:
-    target.add_port(Port("127.0.0.1", "1", subsystem_nqn=NQN))
+    target.add_port(DiscoveryEntry("127.0.0.1", "1", subsystem_nqn=NQN))
     [one, _] = target.subsystems
     target.set_allowed_hosts(one, ["nqn.friend"])
     assert (shown(target), shown(target, "nqn.friend")) == ([], [(NQN, "1")])

@@ -9,9 +9,9 @@ import pytest
 from nvmeof.controller.settings import ControllerSettings
 from nvmeof.wire.fabrics import CONNECT_DATA, DISCOVERY_NQN, Connect, FabricsType
 from nvmeof.wire.properties import Property
-from nvmeof.wire.sgl import transport
 from nvmeof.wire.sqe import AdminOpcode, Sqe
 from nvmeof.wire.status import FabricsStatus, Status
+from tests.support.nvme.entries import fabrics_entry, transport
 from tests.support.nvme.heap_storage import HeapStorage
 from tests.support.nvme.raw_host import (
     ENABLE,
@@ -77,9 +77,9 @@ def test_a_name_without_an_end_or_without_a_letter_is_refused(field: int) -> Non
     data[512 : 512 + len(HOST)] = HOST.encode()
     data[16:18] = b"\xff\xff"
     data[field : field + 256] = b"n" * 256
-    assert host.status(Connect(0, 31).sqe(), bytes(data)) == FabricsStatus.CONNECT_INVALID_PARAMETERS
+    assert host.status(fabrics_entry(Connect(0, 31)), bytes(data)) == FabricsStatus.CONNECT_INVALID_PARAMETERS
     data[field : field + 256] = bytes(256)
-    assert host.status(Connect(0, 31).sqe(), bytes(data)) == FabricsStatus.CONNECT_INVALID_PARAMETERS
+    assert host.status(fabrics_entry(Connect(0, 31)), bytes(data)) == FabricsStatus.CONNECT_INVALID_PARAMETERS
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_connect_data_may_be_asked_for_instead_of_sent_in_the_capsule() -> None:
     from tests.support.nvme.raw_host import HOST_ID
 
     target, _ = make_target(HeapStorage())
-    sqe = Connect(0, 31, cattr=4).sqe(3, transport(1024))
+    sqe = fabrics_entry(Connect(0, 31, cattr=4), 3, transport(1024))
     data = ConnectData(HOST_ID, 0xFFFF, SUBSYSTEM, HOST).encode()
     assert RawHost(target).status(sqe, data) == 0
 

@@ -14,9 +14,9 @@ from nvmeof.tcp.pdu import CapsuleCmd, encode_pdu
 from nvmeof.wire.cqe import Cqe, decode_cqe_untrusted
 from nvmeof.wire.fabrics import PropertyAccess
 from nvmeof.wire.properties import Property
-from nvmeof.wire.sgl import keyed, transport
 from nvmeof.wire.sqe import AdminOpcode, IoOpcode, Sqe
 from nvmeof.wire.status import Status
+from tests.support.nvme.entries import fabrics_entry, keyed, transport
 from tests.support.nvme.heap_storage import HeapStorage
 from tests.support.nvme.raw_host import RawHost, make_target, open_admin, open_io
 from tests.support.nvme.rdma_ends import RdmaBench, RdmaPair
@@ -206,7 +206,7 @@ def test_over_rdma_too() -> None:
     receives = len(host.receives)
     host.send(Sqe(AdminOpcode.ASYNC_EVENT_REQUEST, 900, 0, keyed(0, 0, 0)))
     assert len(host.receives) == receives - 1
-    asking = PropertyAccess(Property.CSTS, 4).sqe(cid=900)
+    asking = fabrics_entry(PropertyAccess(Property.CSTS, 4), cid=900)
     host.send(asking._replace(sgl=keyed(0, 0, 0)))
     answer = host.answer()
     assert (answer.cid, answer.status, answer.result) == (900, 0, 1)

@@ -8,9 +8,10 @@ from nvmeof.controller.settings import ControllerSettings
 from nvmeof.controller.storage import StorageError
 from nvmeof.controller.subsystem import Namespace
 from nvmeof.tcp.pdu import R2T, C2HData, CapsuleCmd, CapsuleResp, H2CData, encode_header
-from nvmeof.wire.sgl import SglDescriptor, in_capsule, keyed, transport
+from nvmeof.wire.sgl import SglDescriptor
 from nvmeof.wire.sqe import AdminOpcode, DatasetRange, IoOpcode, Sqe
 from nvmeof.wire.status import Status
+from tests.support.nvme.entries import in_capsule, keyed, transport
 from tests.support.nvme.heap_storage import HeapStorage
 from tests.support.nvme.raw_host import RawHost, make_target, open_io
 

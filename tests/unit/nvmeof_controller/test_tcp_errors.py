@@ -26,9 +26,9 @@ from nvmeof.tcp.pdu import (
 from nvmeof.wire.cqe import Cqe
 from nvmeof.wire.fabrics import Connect, ConnectData
 from nvmeof.wire.properties import Property
-from nvmeof.wire.sgl import in_capsule, transport
 from nvmeof.wire.sqe import IoOpcode, Sqe
 from nvmeof.wire.status import Status
+from tests.support.nvme.entries import fabrics_entry, in_capsule, transport
 from tests.support.nvme.heap_storage import HeapStorage
 from tests.support.nvme.raw_host import (
     ENABLE,
@@ -221,7 +221,7 @@ def a_session() -> bytes:
     return b"".join(
         [
             encode_header(ICReq()),
-            *encode_pdu(CapsuleCmd(Connect(0, 31, cattr=4).sqe(0), 1024), data=(data,)),
+            *encode_pdu(CapsuleCmd(fabrics_entry(Connect(0, 31, cattr=4), 0), 1024), data=(data,)),
             encode_header(CapsuleCmd(flush())),
         ]
     )

@@ -11,12 +11,10 @@ from agent.errors import ConfigError
 from agent.remote import discovery
 from agent.remote.discovery import Discovered, enclosures_in, itself
 from nvmeof.wire.fabrics import DISCOVERY_NQN
-from nvmeof.wire.log_page import AddressFamily, DiscoveryEntry, SubsystemType, TransportType
+from nvmeof.wire.log_page import DiscoveryEntry, SubsystemType
 
 POD = DiscoverySection(name="pod", address="10.0.0.1", data_digest=True)
-ENTRY = DiscoveryEntry(
-    TransportType.TCP, AddressFamily.IPV4, SubsystemType.NVM, "10.0.0.2", "4420", "nqn.x:one"
-)
+ENTRY = DiscoveryEntry("10.0.0.2", "4420", "nqn.x:one")
 
 
 def test_an_entry_is_an_enclosure_as_if_it_were_configured() -> None:

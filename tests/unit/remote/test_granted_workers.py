@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -13,15 +13,17 @@ from agent.remote.fabric import Fabric
 from agent.service.queue_plan import EXTRA_QUEUES, granted_workers
 
 
+def granting(queues: int) -> Any:
+    return SimpleNamespace(facts=SimpleNamespace(io_queues=queues))
+
+
 def fabric(**granted: int | None) -> Fabric:
     """Enclosures by name, and the I/O queues that each grants; None: not connected."""
     return Fabric(
         [
             Enclosure(
                 name,
-                session=None
-                if queues is None
-                else cast(Any, SimpleNamespace(facts=SimpleNamespace(io_queues=queues))),
+                session=None if queues is None else granting(queues),
             )
             for name, queues in granted.items()
         ]
