@@ -288,8 +288,3 @@ def give_up(target: Target, controller: Controller, queue: ServedQueue, now: flo
     with target.lock:
         target.unproven.leave(queue)
         target.authentications.fail(who, authentication.failure or "", now)
-
-
-def not_proven() -> Refusal:
-    """What a command other than these gets on a queue that has yet to authenticate."""
-    return Refusal(FabricsStatus.AUTHENTICATION_REQUIRED)

@@ -139,9 +139,6 @@ class _LoanScratch(Scratch):
             self.loan = self._borrow(length)
         return self.loan.view[:length]
 
-    def holds(self, view: memoryview) -> bool:
-        return self.loan is not None and view.obj is self.loan.view.obj
-
 
 class RdmaControllerQueue:
     """See the module's docstring. Used by one thread; `wake` is called from any."""

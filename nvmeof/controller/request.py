@@ -57,7 +57,6 @@ class Request:
         self.direction = Direction.NONE
         self.length = 0
         self.window: memoryview | None = None
-        self.accepted = 0
         self.namespace: Namespace | None = None
         self.kv: KvNamespace | None = None
         self.key = b""

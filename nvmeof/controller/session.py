@@ -28,7 +28,6 @@ from nvmeof.controller.fabrics_commands import (
     execute_fabrics,
     give_up,
     is_authentication,
-    not_proven,
 )
 from nvmeof.controller.io_commands import accept_io, begin_io, execute_io, open_window
 from nvmeof.controller.request import Direction, Outcome, Refusal, Request
@@ -39,7 +38,7 @@ from nvmeof.controller.target import Target
 from nvmeof.wire.fabrics import FabricsType
 from nvmeof.wire.log_page import TransportType
 from nvmeof.wire.sqe import FLAGS_FUSE, FLAGS_PSDT, FLAGS_SGL, AdminOpcode, Sqe
-from nvmeof.wire.status import Status
+from nvmeof.wire.status import FabricsStatus, Status
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +117,7 @@ class QueueSession(ServedQueue):
             if sqe.flags & FLAGS_FUSE or sqe.flags & FLAGS_PSDT != FLAGS_SGL:
                 raise Refusal(Status.INVALID_FIELD)
             if self.unproven and not is_authentication(sqe):
-                raise not_proven()
+                raise Refusal(FabricsStatus.AUTHENTICATION_REQUIRED)
             if sqe.opcode == AdminOpcode.FABRICS:
                 with self.target.lock:
                     begin_fabrics(request, self, connected=controller is not None)

@@ -44,10 +44,8 @@ class Namespace(_Attached):
 class KvNamespace(_Attached):
     """A namespace of the Key Value command set. In its sizes a byte stands for a block."""
 
-    def __init__(
-        self, nsid: int, storage: KvStorage, nguid: bytes | None = None, uuid: bytes | None = None
-    ) -> None:
-        super().__init__(nsid, nguid or storage.nguid, uuid)
+    def __init__(self, nsid: int, storage: KvStorage) -> None:
+        super().__init__(nsid, storage.nguid, None)
         self.storage = storage
         self.lba_bytes = 1
         self.block_count = storage.capacity_bytes

@@ -45,8 +45,6 @@ class NamespaceInfo:
     """Present on a namespace of the KV command set: its bounds. It has no logical blocks (`lba_bytes` 1)."""
     used_bytes: int = field(default=0, compare=False)
     """The size of its values at the last look; of a KV namespace only."""
-    eui64: bytes = field(default=bytes(8), repr=False)
-    uuid: bytes | None = field(default=None, repr=False)
     ana_group: int = 0
     """Its ANA group; 0 where the controller does not report asymmetric access."""
 
@@ -90,8 +88,6 @@ def look_at_namespace(nsid: int) -> Procedure[NamespaceInfo | None]:
         lba_bytes=lba_bytes,
         kv=kv,
         used_bytes=used_bytes,
-        eui64=names.eui64 or namespace.eui64,
-        uuid=names.uuid,
         ana_group=namespace.anagrpid,
     )
 

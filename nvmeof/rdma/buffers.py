@@ -119,17 +119,6 @@ class RegisteredBuffers:
         else:
             self._registrar.deregister(region)
 
-    def close(self) -> None:
-        """Deregister everything but the loans; a loan that comes back later is kept as spare."""
-        for region in self._regions:
-            self._registrar.deregister(region)
-        for spare in self._spare.values():
-            for region in spare:
-                self._registrar.deregister(region)
-        self._regions.clear()
-        self._spare.clear()
-        self._spare_bytes = 0
-
 
 def gather(parts: Sequence[Buffer], into: memoryview) -> None:
     at = 0

@@ -119,17 +119,11 @@ class Controller:
 
     # --- what one may do with it ---------------------------------------------
 
-    async def admin(self, command: Command) -> Command:
-        """Run an admin command to its end. Raises `CommandFailed` and `ConnectionLost`.
-
-        An I/O command is aborted by `admin(commands.abort(qid, command.cid))`.
-        """
-        await self._until_done(command)
-        command.check()
-        return command
-
     async def perform(self, procedure: Procedure[T]) -> T:
-        """Run a procedure of admin commands to its result."""
+        """Run a procedure of admin commands to its result. Raises `CommandFailed` and `ConnectionLost`.
+
+        A single one is `procedure.done(command)`.
+        """
         while True:
             try:
                 step = next(procedure)
@@ -311,7 +305,7 @@ async def opened(
 
     Raises `ConnectionLost`, `ConnectRefused`, `RemoteProtocolError` when it cannot be brought up. When the
     connection is lost later, nothing is raised in the block: `controller.ended` is set, `controller.error`
-    says why, and `admin` raises `ConnectionLost`.
+    says why, and `perform` raises `ConnectionLost`.
     """
     where = Address(address, port)
     config = SessionConfig(subsystem_nqn, host_nqn, host_id, keep_alive_s, io_queues, credentials)

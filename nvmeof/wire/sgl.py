@@ -56,7 +56,10 @@ class SglDescriptor(NamedTuple):
 
 
 def from_words(address: int, low: int, high: int) -> SglDescriptor:
-    """The descriptor of its three words in an entry (`sqe.py`). Every value decodes: an odd kind is for the command to judge."""
+    """The descriptor of its three words in an entry (`sqe.py`).
+
+    Every value decodes: an odd kind is for the command to judge.
+    """
     kind = high >> 28
     subtype = high >> 24 & 0xF
     length, key = low, 0

@@ -13,6 +13,7 @@ import trio
 from nvmeof.errors import ConnectionLost, ConnectRefused
 from nvmeof.host import commands
 from nvmeof.host.command import Command
+from nvmeof.host.procedure import done
 from nvmeof.transport.base import HostQueue
 from nvmeof.transport.tcp import NO_DIGESTS, Controller, Digests, connect_io_queue, open_controller
 from nvmeof.wire.status import Status
@@ -239,7 +240,7 @@ def test_the_controller_is_kept_alive(target: KernelTarget) -> None:
         with trio.move_on_after(2.3 * KEEP_ALIVE_S) as scope:
             await controller.ended.wait()
         assert scope.cancelled_caught, f"lost: {controller.error}"
-        await controller.admin(commands.identify(1))
+        await controller.perform(done(commands.identify(1)))
 
     with_controller(target, stay, keep_alive_s=KEEP_ALIVE_S)
     assert not [line for line in set(kernel_log().splitlines()) - before if "keep-alive timer" in line]

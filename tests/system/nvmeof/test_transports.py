@@ -26,6 +26,7 @@ from nvmeof.errors import (
 from nvmeof.host import commands
 from nvmeof.host.command import Command
 from nvmeof.host.controller_session import Change
+from nvmeof.host.procedure import done
 from nvmeof.transport import HostQueue, connect_io_queue
 from nvmeof.transport.reconnect import Connected, Disconnected, GivenUp, ReconnectPolicy, keep_controller
 from nvmeof.transport.tcp import Controller, open_controller
@@ -106,7 +107,7 @@ class Attached:
 
     def admin(self, command: Command) -> Command:
         """Run an admin command to its end."""
-        return trio.from_thread.run(self.controller.admin, command, trio_token=self._token)
+        return trio.from_thread.run(self.controller.perform, done(command), trio_token=self._token)
 
     def queue(self, qid: int = 1, depth: int = 16) -> HostQueue:
         return connect_io_queue(self.controller.info, qid, depth, 10.0)
@@ -276,7 +277,7 @@ def test_admin(way: Way, enclosure: Enclosure) -> None:
             assert found[1].size_bytes == DRIVE
             assert found[1].nguid != found[2].nguid
             with pytest.raises(CommandFailed) as caught:
-                await controller.admin(commands.identify(0x99))
+                await controller.perform(done(commands.identify(0x99)))
             assert caught.value.status == Status.INVALID_FIELD
             async with trio.open_nursery() as nursery:
                 for _ in range(100):
@@ -291,7 +292,7 @@ def test_admin(way: Way, enclosure: Enclosure) -> None:
                 await controller.reset()
             assert controller.error is None
             with pytest.raises(ConnectionLost):
-                await controller.admin(commands.keep_alive())
+                await controller.perform(done(commands.keep_alive()))
 
     trio.run(main)
 
@@ -304,7 +305,7 @@ def test_cancelled_admin_commands_keep_their_place(way: Way, enclosure: Enclosur
             for _ in range(30):
                 with trio.move_on_after(0.005):
                     # The controller holds these until something happens.
-                    await controller.admin(commands.async_event_request())
+                    await controller.perform(done(commands.async_event_request()))
             assert not controller.ended.is_set()
 
     trio.run(main)
@@ -397,7 +398,7 @@ def test_the_keeper_connects_again_and_gives_up_in_the_end(way: Way) -> None:
                 with trio.fail_after(20):
                     first = await keeper.events.receive()
                     assert isinstance(first, Connected)
-                    await first.controller.admin(commands.identify(IdentifyCns.CONTROLLER))
+                    await first.controller.perform(done(commands.identify(IdentifyCns.CONTROLLER)))
 
                     await keeper.reset()
                     assert isinstance(await keeper.events.receive(), Disconnected)

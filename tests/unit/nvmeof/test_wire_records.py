@@ -77,7 +77,7 @@ def test_sqe_golden() -> None:
     assert entry.encode() == raw
     assert entry.slba == 0x2425262720212223
     assert entry.blocks == 0x2A2B + 1
-    assert entry.in_capsule
+    assert entry.sgl.in_capsule
 
 
 def test_cqe_golden() -> None:
