@@ -486,15 +486,13 @@ class Enclosure:
         }
 
 
-def log_entry(
-    transport: str, address: str, port: int, subsystem_nqn: str | None, port_id: int = 1
-) -> DiscoveryEntry:
+def log_entry(transport: str, address: str, port: int, nqn: str | None, port_id: int = 1) -> DiscoveryEntry:
     """The entry of a listener in the discovery log, for one subsystem or (None) for all."""
     is_rdma = transport == "rdma"
     return DiscoveryEntry(
         address,
         str(port),
-        subsystem_nqn or "",
+        nqn or "",
         transport_type=TransportType.RDMA if is_rdma else TransportType.TCP,
         address_family=AddressFamily.IPV6 if ":" in address else AddressFamily.IPV4,
         port_id=port_id,
