@@ -4,15 +4,14 @@ Source: `include/uapi/linux/fuse.h` of Linux (protocol 7.28 of Linux 4.20 up to 
 is `fuse_in_header`, the arguments of its opcode (requests.py), then names, values or data. A reply is
 `fuse_out_header` and its body (replies.py). Fields are in the byte order of the machine, padded to 64 bits.
 Padding (`x` in a layout) is zero when sent and ignored when received: newer kernels give it a meaning.
+The words behind a layout name its fields, in their order.
 """
 
 from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar, Self, TypeAlias, TypeVar, dataclass_transform
+from typing import Any, Final, TypeAlias
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -29,37 +28,12 @@ class FuseFormatError(ValueError):
     """The peer's fault: these bytes are not the message that they should be."""
 
 
-class WireRecord:
-    """A structure of fuse.h. See `laid_out`."""
-
-    __slots__: tuple[str, ...] = ()
-    LAYOUT: ClassVar[struct.Struct]
-
-    @classmethod
-    def decode_untrusted(cls, buffer: Buffer, offset: int = 0) -> Self:
-        """The record at `offset`; `FuseFormatError` where the buffer ends before it does."""
-        try:
-            return cls(*cls.LAYOUT.unpack_from(buffer, offset))
-        except struct.error as error:
-            raise FuseFormatError(f"{cls.__name__} is truncated: {error}") from None
-
-    def encode(self) -> bytes:
-        """The bytes of the record; `struct.error` where a value does not fit its field (a bug of ours)."""
-        return self.LAYOUT.pack(*(getattr(self, name) for name in self.__slots__))
-
-
-R = TypeVar("R", bound=WireRecord)
-
-
-@dataclass_transform(frozen_default=True)
-def laid_out(layout: str) -> Callable[[type[R]], type[R]]:
-    """A record whose fields lie in this layout, in the same order (vectors: test_fuse_abi.py)."""
-
-    def made(record: type[R]) -> type[R]:
-        record.LAYOUT = struct.Struct(layout)
-        return dataclass(frozen=True, slots=True)(record)
-
-    return made
+def decode_untrusted(layout: struct.Struct, buffer: Buffer, offset: int = 0) -> tuple[Any, ...]:
+    """The fields of a structure at `offset`; `FuseFormatError` where the buffer ends before they do."""
+    try:
+        return layout.unpack_from(buffer, offset)
+    except struct.error as error:
+        raise FuseFormatError(f"its header or arguments are truncated: {error}") from None
 
 
 class Opcode(enum.IntEnum):
@@ -122,21 +96,15 @@ class InitFlag(enum.IntFlag):
     set."""
 
     ASYNC_READ = 1 << 0
-    POSIX_LOCKS = 1 << 1
     ATOMIC_O_TRUNC = 1 << 3
-    EXPORT_SUPPORT = 1 << 4
     BIG_WRITES = 1 << 5
-    DONT_MASK = 1 << 6
-    FLOCK_LOCKS = 1 << 10
     AUTO_INVAL_DATA = 1 << 12
     DO_READDIRPLUS = 1 << 13
     READDIRPLUS_AUTO = 1 << 14
     ASYNC_DIO = 1 << 15
-    WRITEBACK_CACHE = 1 << 16
     PARALLEL_DIROPS = 1 << 18
     MAX_PAGES = 1 << 22
     HANDLE_KILLPRIV_V2 = 1 << 28
-    SETXATTR_EXT = 1 << 29
     INIT_EXT = 1 << 30
     DIRECT_IO_ALLOW_MMAP = 1 << 36
 
@@ -175,59 +143,23 @@ WRITE_KILL_SUIDGID = 1 << 2
 OPEN_KILL_SUIDGID = 1 << 0
 
 
-@laid_out("=IIQQIIIH2x")
-class InHeader(WireRecord):
-    """fuse_in_header: len, opcode, unique, nodeid, uid, gid, pid, total_extlen (units of 8 bytes), pad."""
-
-    length: int
-    opcode: int
-    unique: int
-    nodeid: int
-    uid: int
-    gid: int
-    pid: int
-    extension_words: int = 0
-
-
-@laid_out("=IiQ")
-class OutHeader(WireRecord):
-    """fuse_out_header: len (header included), error (0 or a negative errno above -512), unique."""
-
-    length: int
-    error: int
-    unique: int
-
-
-@laid_out("=IIII")
-class InitIn(WireRecord):
-    """fuse_init_in as far as every kernel sends it; since 7.36 `flags2` and 44 spare bytes follow."""
-
-    major: int
-    minor: int
-    max_readahead: int
-    flags: int
-
-
-INIT_FLAGS2 = struct.Struct("=I")
+IN_HEADER: Final = struct.Struct("=IIQQIIIH2x")
+"""fuse_in_header: length, opcode, unique, node, uid, gid, pid, length of extensions (in units of 8 bytes)."""
+OUT_HEADER: Final = struct.Struct("=IiQ")
+"""fuse_out_header: length (header included), error (0 or a negative errno above -512), unique."""
+INIT_IN: Final = struct.Struct("=IIII")
+"""fuse_init_in as far as every kernel sends it: major, minor, max_readahead, flags. Since 7.36 `flags2` and
+44 spare bytes follow."""
+INIT_FLAGS2: Final = struct.Struct("=I")
 """fuse_init_in.flags2, at offset 16 of the arguments."""
+INIT_OUT: Final = struct.Struct("=IIIIHHIIHHI28x")
+"""fuse_init_out: major, minor, max_readahead, flags, max_background, congestion_threshold, max_write,
+time_granularity, max_pages, map_alignment, flags2."""
+
+IN_HEADER_BYTES: Final[int] = IN_HEADER.size
+OUT_HEADER_BYTES: Final[int] = OUT_HEADER.size
 
 
-@laid_out("=IIIIHHIIHHI28x")
-class InitOut(WireRecord):
-    """fuse_init_out: 36 bytes of fields and 28 spare ones."""
-
-    major: int
-    minor: int
-    max_readahead: int
-    flags: int
-    max_background: int
-    congestion_threshold: int
-    max_write: int
-    time_granularity: int
-    max_pages: int
-    map_alignment: int
-    flags2: int
-
-
-IN_HEADER_BYTES = InHeader.LAYOUT.size
-OUT_HEADER_BYTES = OutHeader.LAYOUT.size
+def encode_answer(error: int, unique: int) -> bytes:
+    """A reply without a body: success, or an errno (positive)."""
+    return OUT_HEADER.pack(OUT_HEADER_BYTES, -error, unique)

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from agent.fs.fuse.abi import Buffer, FuseFormatError
-from agent.fs.fuse.replies import NOT_LOOKED_UP, Body, GetxattrOut, dirent_bytes, encode_dirent
+from agent.fs.fuse.replies import GETXATTR_OUT, NOT_LOOKED_UP, Body, dirent_bytes, encode_dirent
 from agent.fs.interface import NAME_BYTES_MAX, DirectoryEntry, FsError
 
-_GETXATTR_OUT: Final = GetxattrOut.LAYOUT
+_GETXATTR_OUT: Final = GETXATTR_OUT
 
 
 def decode_names_untrusted(buffer: Buffer, count: int) -> tuple[list[bytes], int]:

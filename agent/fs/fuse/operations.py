@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import errno
 import stat
+import struct
 from collections.abc import Callable
-from typing import Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from agent.fs.fuse.abi import (
     FSYNC_DATA_ONLY,
@@ -29,27 +30,27 @@ from agent.fs.fuse.names import (
     pack_names,
     sized,
 )
-from agent.fs.fuse.replies import AttrOfFile, AttrOut, Body, EntryOut, IoctlOut, OpenOut, StatfsOut
+from agent.fs.fuse.replies import ATTR_OUT, ATTRIBUTES, ENTRY_OUT, IOCTL_OUT, OPEN_OUT, STATFS_OUT, Body
 from agent.fs.fuse.requests import (
+    CREATE_IN,
+    FALLOCATE_IN,
+    FLUSH_IN,
+    FORGET_IN,
+    FSYNC_IN,
+    GETATTR_IN,
+    GETXATTR_IN,
+    IOCTL_IN,
+    LINK_IN,
+    MKDIR_IN,
+    MKNOD_IN,
+    OPEN_IN,
+    READ_IN,
+    RELEASE_IN,
+    RENAME2_IN,
+    RENAME_IN,
+    SETATTR_IN,
+    SETXATTR_IN,
     XATTR_BYTES_MAX,
-    CreateIn,
-    FallocateIn,
-    FlushIn,
-    ForgetIn,
-    FsyncIn,
-    GetattrIn,
-    GetxattrIn,
-    IoctlIn,
-    LinkIn,
-    MkdirIn,
-    MknodIn,
-    OpenIn,
-    ReadIn,
-    ReleaseIn,
-    Rename2In,
-    RenameIn,
-    SetattrIn,
-    SetxattrIn,
     decode_forgets_untrusted,
 )
 from agent.fs.interface import (
@@ -74,8 +75,10 @@ TARGET_BYTES_MAX: Final = 4095  # of a symbolic link: PATH_MAX less its NUL
 SECOND_NS: Final = 1_000_000_000
 VALID_SECONDS_MAX: Final = 1 << 31
 
-_GETXATTR_IN: Final = GetxattrIn.LAYOUT
-_IOCTL_DONE: Final = IoctlOut(result=0, flags=0).encode()
+# Of the most frequent requests: a name of another module is looked up at every use.
+_GETXATTR_IN: Final = GETXATTR_IN
+_IOCTL_IN: Final = IOCTL_IN
+_IOCTL_DONE: Final = IOCTL_OUT.pack(0, 0)
 CAPABILITY_XATTR: Final = b"security.capability"
 
 
@@ -115,6 +118,13 @@ class Request:
         settle(outcome, self.runner)
         return b""
 
+    def fields(self, layout: struct.Struct) -> tuple[Any, ...]:
+        """The arguments that every request of its opcode has."""
+        try:
+            return layout.unpack_from(self.arguments)
+        except struct.error as error:
+            raise FuseFormatError(f"its arguments are truncated: {error}") from None
+
     def name(self, offset: int = 0) -> bytes:
         """The name behind `offset` bytes of arguments."""
         return checked_name(name_at(self.arguments, offset))
@@ -144,7 +154,7 @@ def encode_attributes(attributes: Attributes) -> bytes:
     atime, atime_ns = divmod(attributes.atime_ns, SECOND_NS)
     mtime, mtime_ns = divmod(attributes.mtime_ns, SECOND_NS)
     ctime, ctime_ns = divmod(attributes.ctime_ns, SECOND_NS)
-    return AttrOfFile.LAYOUT.pack(
+    return ATTRIBUTES.pack(
         attributes.ino,
         attributes.size,
         attributes.blocks,
@@ -172,7 +182,7 @@ def encode_opened(opened: Opened) -> bytes:
         | opened.no_flush * OpenFlag.NOFLUSH.value
         | opened.parallel_direct_writes * OpenFlag.PARALLEL_DIRECT_WRITES.value
     )
-    return OpenOut.LAYOUT.pack(opened.handle, flags)
+    return OPEN_OUT.pack(opened.handle, flags)
 
 
 class FuseOperations:
@@ -180,7 +190,7 @@ class FuseOperations:
 
     def __init__(self, tree: Tree, attribute_seconds: float) -> None:
         self._face = face_of(tree)
-        self._attribute_head = AttrOut.LAYOUT.pack(*seconds_and_ns(attribute_seconds))
+        self._attribute_head = ATTR_OUT.pack(*seconds_and_ns(attribute_seconds))
         # We tell the kernel that we clear set-id bits after a write (HANDLE_KILLPRIV_V2): without it the
         # kernel asks for an extended attribute before every buffered write. Only nodes that were shown
         # with such a bit can need it, so these are remembered, until the kernel forgets them.
@@ -226,7 +236,7 @@ class FuseOperations:
         entry_valid, entry_valid_ns = seconds_and_ns(entry.entry_seconds)
         attr_valid, attr_valid_ns = seconds_and_ns(entry.attribute_seconds)
         self._note_set_id(attributes)
-        head = EntryOut.LAYOUT.pack(
+        head = ENTRY_OUT.pack(
             attributes.ino, entry.generation, entry_valid, attr_valid, entry_valid_ns, attr_valid_ns
         )
         return head + encode_attributes(attributes)
@@ -263,24 +273,27 @@ class FuseOperations:
         self._face(node).forget(node, lookups)
 
     def _forget(self, request: Request) -> Body:
-        self.forget(request.node, ForgetIn.decode_untrusted(request.arguments).lookups)
+        (lookups,) = request.fields(FORGET_IN)
+        self.forget(request.node, lookups)
         return b""
 
     def _batch_forget(self, request: Request) -> Body:
-        for one in decode_forgets_untrusted(request.arguments):
-            self.forget(one.nodeid, one.lookups)
+        for node, lookups in decode_forgets_untrusted(request.arguments):
+            self.forget(node, lookups)
         return b""
 
     def _getattr(self, request: Request) -> Body:
-        asked = GetattrIn.decode_untrusted(request.arguments)
-        handle = asked.handle if asked.flags & GETATTR_FH else None
+        flags, number = request.fields(GETATTR_IN)
+        handle = number if flags & GETATTR_FH else None
         return self._attributes(request.settle(request.face.getattr(request.caller(), request.node, handle)))
 
     def _setattr(self, request: Request) -> Body:
-        asked = SetattrIn.decode_untrusted(request.arguments)
-        valid = SetattrValid(asked.valid & 0xFFF)
-        handle = asked.handle if valid & SetattrValid.FH else None
-        mode = stat.S_IMODE(asked.mode) if valid & SetattrValid.MODE else None
+        (
+            bits, number, size, atime, mtime, _, atime_ns, mtime_ns, _, mode_asked, uid, gid,
+        ) = request.fields(SETATTR_IN)  # fmt: skip
+        valid = SetattrValid(bits & 0xFFF)
+        handle = number if valid & SetattrValid.FH else None
+        mode = stat.S_IMODE(mode_asked) if valid & SetattrValid.MODE else None
         clears = valid & (SetattrValid.UID | SetattrValid.GID | SetattrValid.KILL_SUIDGID)
         if mode is None and clears and request.node in self.set_id_nodes:
             mode = self._mode_without_set_id(request.node, handle, request.runner)
@@ -290,11 +303,11 @@ class FuseOperations:
         sets_mtime = valid & SetattrValid.MTIME and not touch_mtime
         changes = SetAttributes(
             mode=mode,
-            uid=asked.uid if valid & SetattrValid.UID else None,
-            gid=asked.gid if valid & SetattrValid.GID else None,
-            size=checked_offset(asked.size) if valid & SetattrValid.SIZE else None,
-            atime_ns=time_ns(asked.atime, asked.atime_ns) if sets_atime else None,
-            mtime_ns=time_ns(asked.mtime, asked.mtime_ns) if sets_mtime else None,
+            uid=uid if valid & SetattrValid.UID else None,
+            gid=gid if valid & SetattrValid.GID else None,
+            size=checked_offset(size) if valid & SetattrValid.SIZE else None,
+            atime_ns=time_ns(atime, atime_ns) if sets_atime else None,
+            mtime_ns=time_ns(mtime, mtime_ns) if sets_mtime else None,
             touch_atime=touch_atime,
             touch_mtime=touch_mtime,
         )
@@ -313,15 +326,14 @@ class FuseOperations:
         return self._entry(request.settle(made))
 
     def _mknod(self, request: Request) -> Body:
-        asked = MknodIn.decode_untrusted(request.arguments)
-        name = request.name(MknodIn.LAYOUT.size)
-        made = request.face.mknod(request.caller(asked.umask), request.node, name, asked.mode, asked.rdev)
+        mode, rdev, umask = request.fields(MKNOD_IN)
+        name = request.name(MKNOD_IN.size)
+        made = request.face.mknod(request.caller(umask), request.node, name, mode, rdev)
         return self._entry(request.settle(made))
 
     def _mkdir(self, request: Request) -> Body:
-        asked = MkdirIn.decode_untrusted(request.arguments)
-        name = request.name(MkdirIn.LAYOUT.size)
-        made = request.face.mkdir(request.caller(asked.umask), request.node, name, asked.mode)
+        mode, umask = request.fields(MKDIR_IN)
+        made = request.face.mkdir(request.caller(umask), request.node, request.name(MKDIR_IN.size), mode)
         return self._entry(request.settle(made))
 
     def _unlink(self, request: Request) -> Body:
@@ -331,12 +343,12 @@ class FuseOperations:
         return request.done(request.face.rmdir(request.caller(), request.node, request.name()))
 
     def _rename(self, request: Request) -> Body:
-        asked = RenameIn.decode_untrusted(request.arguments)
-        return self._move(request, RenameIn.LAYOUT.size, asked.new_parent, 0)
+        (new_parent,) = request.fields(RENAME_IN)
+        return self._move(request, RENAME_IN.size, new_parent, 0)
 
     def _rename2(self, request: Request) -> Body:
-        asked = Rename2In.decode_untrusted(request.arguments)
-        return self._move(request, Rename2In.LAYOUT.size, asked.new_parent, asked.flags)
+        new_parent, flags = request.fields(RENAME2_IN)
+        return self._move(request, RENAME2_IN.size, new_parent, flags)
 
     def _move(self, request: Request, names_at: int, new_parent: int, flags: int) -> Body:
         (name, new_name), _ = decode_names_untrusted(request.arguments[names_at:], 2)
@@ -346,50 +358,46 @@ class FuseOperations:
         return request.done(moved)
 
     def _link(self, request: Request) -> Body:
-        node = LinkIn.decode_untrusted(request.arguments).old_nodeid
-        name = request.name(LinkIn.LAYOUT.size)
+        (node,) = request.fields(LINK_IN)
+        name = request.name(LINK_IN.size)
         return self._entry(request.settle(self._face(node).link(request.caller(), node, request.node, name)))
 
     # Open files
 
     def _open(self, request: Request) -> Body:
-        asked = OpenIn.decode_untrusted(request.arguments)
-        if asked.open_flags & OPEN_KILL_SUIDGID and request.node in self.set_id_nodes:
+        flags, open_flags = request.fields(OPEN_IN)
+        if open_flags & OPEN_KILL_SUIDGID and request.node in self.set_id_nodes:
             self.clear_set_id(request.node, None, request.runner)
-        return encode_opened(request.settle(request.face.open(request.caller(), request.node, asked.flags)))
+        return encode_opened(request.settle(request.face.open(request.caller(), request.node, flags)))
 
     def _create(self, request: Request) -> Body:
-        asked = CreateIn.decode_untrusted(request.arguments)
-        name = request.name(CreateIn.LAYOUT.size)
-        caller = request.caller(asked.umask)
-        made = request.face.create(caller, request.node, name, asked.mode, asked.flags)
+        flags, mode, umask, _ = request.fields(CREATE_IN)
+        name = request.name(CREATE_IN.size)
+        made = request.face.create(request.caller(umask), request.node, name, mode, flags)
         entry, opened = request.settle(made)
         return self._entry(entry) + encode_opened(opened)
 
     def _flush(self, request: Request) -> Body:
-        asked = FlushIn.decode_untrusted(request.arguments)
-        by = LockOwner(asked.owner, request.pid)
-        return request.done(request.face.flush(request.node, asked.handle, by))
+        handle, owner = request.fields(FLUSH_IN)
+        return request.done(request.face.flush(request.node, handle, LockOwner(owner, request.pid)))
 
     def _release(self, request: Request) -> Body:
-        asked = ReleaseIn.decode_untrusted(request.arguments)
-        return request.done(request.face.release(request.node, asked.handle))
+        handle = request.fields(RELEASE_IN)[0]
+        return request.done(request.face.release(request.node, handle))
 
     def _fsync(self, request: Request) -> Body:
-        asked = FsyncIn.decode_untrusted(request.arguments)
-        data_only = bool(asked.flags & FSYNC_DATA_ONLY)
-        return request.done(request.face.fsync(request.node, asked.handle, data_only))
+        handle, flags = request.fields(FSYNC_IN)
+        return request.done(request.face.fsync(request.node, handle, bool(flags & FSYNC_DATA_ONLY)))
 
     def _fallocate(self, request: Request) -> Body:
-        asked = FallocateIn.decode_untrusted(request.arguments)
-        checked_offset(asked.offset + asked.length)
-        done = request.face.fallocate(request.node, asked.handle, asked.mode, asked.offset, asked.length)
-        return request.done(done)
+        handle, offset, length, mode = request.fields(FALLOCATE_IN)
+        checked_offset(offset + length)
+        return request.done(request.face.fallocate(request.node, handle, mode, offset, length))
 
     # Directories
 
     def _opendir(self, request: Request) -> Body:
-        flags = OpenIn.decode_untrusted(request.arguments).flags
+        flags = request.fields(OPEN_IN)[0]
         opened = request.face.opendir(request.caller(), request.node, flags)
         return encode_opened(request.settle(opened))
 
@@ -404,25 +412,24 @@ class FuseOperations:
         return self._listed(request, look_up)
 
     def _listed(self, request: Request, look_up: Callable[[bytes], bytes] | None) -> Body:
-        asked = ReadIn.decode_untrusted(request.arguments)
-        room = request.room[: asked.size]
-        entries = request.face.readdir(request.node, asked.handle, checked_offset(asked.offset))
+        handle, offset, size = request.fields(READ_IN)
+        room = request.room[:size]
+        entries = request.face.readdir(request.node, handle, checked_offset(offset))
         return room[: pack_names(request.settle(entries), room, look_up)]
 
     def _releasedir(self, request: Request) -> Body:
-        handle = ReleaseIn.decode_untrusted(request.arguments).handle
+        handle = request.fields(RELEASE_IN)[0]
         return request.done(request.face.releasedir(request.node, handle))
 
     def _fsyncdir(self, request: Request) -> Body:
-        asked = FsyncIn.decode_untrusted(request.arguments)
-        data_only = bool(asked.flags & FSYNC_DATA_ONLY)
-        return request.done(request.face.fsyncdir(request.node, asked.handle, data_only))
+        handle, flags = request.fields(FSYNC_IN)
+        return request.done(request.face.fsyncdir(request.node, handle, bool(flags & FSYNC_DATA_ONLY)))
 
     # The whole, and extended attributes
 
     def _statfs(self, request: Request) -> Body:
         found = request.settle(request.face.statfs(request.node))
-        return StatfsOut.LAYOUT.pack(
+        return STATFS_OUT.pack(
             found.blocks,
             found.blocks_free,
             found.blocks_available,
@@ -434,18 +441,18 @@ class FuseOperations:
         )
 
     def _setxattr(self, request: Request) -> Body:
-        asked = SetxattrIn.decode_untrusted(request.arguments)
-        rest = request.arguments[SetxattrIn.LAYOUT.size :]
+        size, flags = request.fields(SETXATTR_IN)
+        rest = request.arguments[SETXATTR_IN.size :]
         (name,), value_at = decode_names_untrusted(rest, 1)
-        value = bytes(rest[value_at : value_at + asked.size])
-        if len(value) != asked.size:
+        value = bytes(rest[value_at : value_at + size])
+        if len(value) != size:
             raise FuseFormatError("the value of an extended attribute is cut short")
         checked_xattr_name(name)
         if name == CAPABILITY_XATTR:
             # With HANDLE_KILLPRIV_V2 we would have to drop it at every write; the mount is nosuid, so it
             # could never count.
             raise FsError(errno.EOPNOTSUPP)
-        done = request.face.setxattr(request.caller(), request.node, name, value, asked.flags)
+        done = request.face.setxattr(request.caller(), request.node, name, value, flags)
         return request.done(done)
 
     def _getxattr(self, request: Request) -> Body:
@@ -462,7 +469,7 @@ class FuseOperations:
         return sized(cast(Body, request.settle(found)), size)
 
     def _listxattr(self, request: Request) -> Body:
-        room = GetxattrIn.decode_untrusted(request.arguments).size
+        (room,) = request.fields(GETXATTR_IN)
         names = request.settle(request.face.listxattr(request.caller(), request.node))
         return sized(b"".join(name + b"\0" for name in names), room)
 
@@ -471,15 +478,15 @@ class FuseOperations:
         return request.done(request.face.removexattr(request.caller(), request.node, name))
 
     def _ioctl(self, request: Request) -> Body:
-        arguments, layout = request.arguments, IoctlIn.LAYOUT  # no record in between: gets come by this one
-        if len(arguments) < layout.size:
+        arguments = request.arguments
+        if len(arguments) < _IOCTL_IN.size:
             raise FuseFormatError("IOCTL is truncated")
-        handle, flags, command, _, in_size, out_size = layout.unpack_from(arguments)
+        handle, flags, command, _, in_size, out_size = _IOCTL_IN.unpack_from(arguments)
         if flags:  # a directory's, or of a program with another size of pointers
             raise FsError(errno.ENOTTY)
-        if len(arguments) != layout.size + in_size:
+        caller, data = request.caller(), arguments[_IOCTL_IN.size :]
+        if len(data) != in_size:
             raise FuseFormatError("the data of an ioctl are cut short")
-        caller, data = request.caller(), arguments[layout.size :]
         body: bytes = request.settle(request.face.ioctl(caller, request.node, handle, command, data))
         if len(body) > out_size:
             raise FsError(errno.EINVAL, "the caller has no room for the answer")

@@ -1,6 +1,6 @@
 """The FUSE kernel protocol, part two: the arguments that follow `fuse_in_header`. Read abi.py first.
 
-One record for each structure of `include/uapi/linux/fuse.h` that has a file system's operation behind it.
+One layout for each structure of `include/uapi/linux/fuse.h` that has a file system's operation behind it.
 Behind the arguments come, as the opcode has it, one or two names that each end in a NUL byte, the value of
 an extended attribute, or the data of a WRITE. Fields that we don't need (lock owner and open flags of
 a READ) are skipped as padding where they stand.
@@ -8,211 +8,69 @@ a READ) are skipped as padding where they stand.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
+from typing import Any, Final
 
-from agent.fs.fuse.abi import IN_HEADER_BYTES, Buffer, FuseFormatError, WireRecord, laid_out
+from agent.fs.fuse.abi import IN_HEADER_BYTES, Buffer, FuseFormatError, decode_untrusted
 
+FORGET_IN: Final = struct.Struct("=Q")
+"""fuse_forget_in: lookups."""
+BATCH_FORGET_IN: Final = struct.Struct("=I4x")
+"""fuse_batch_forget_in: how many FORGET_ONE follow."""
+FORGET_ONE: Final = struct.Struct("=QQ")
+"""fuse_forget_one: node, lookups."""
+GETATTR_IN: Final = struct.Struct("=I4xQ")
+"""fuse_getattr_in: flags, handle, which counts with GETATTR_FH in the flags."""
+SETATTR_IN: Final = struct.Struct("=I4xQQ8xqqqIIII4xII4x")
+"""fuse_setattr_in: valid (of SetattrValid), handle, size; seconds of atime, mtime, ctime (signed: a time may
+lie before 1970); nanoseconds of the three; mode, uid, gid."""
+MKNOD_IN: Final = struct.Struct("=III4x")
+"""fuse_mknod_in: mode, rdev, umask."""
+MKDIR_IN: Final = struct.Struct("=II")
+"""fuse_mkdir_in: mode, umask."""
+RENAME_IN: Final = struct.Struct("=Q")
+"""fuse_rename_in: new parent."""
+RENAME2_IN: Final = struct.Struct("=QI4x")
+"""fuse_rename2_in: new parent, flags of renameat2(2)."""
+LINK_IN: Final = struct.Struct("=Q")
+"""fuse_link_in: old node; the header's node is the new parent."""
+OPEN_IN: Final = struct.Struct("=II")
+"""fuse_open_in: flags of open(2), and flags with OPEN_KILL_SUIDGID."""
+CREATE_IN: Final = struct.Struct("=IIII")
+"""fuse_create_in: flags of open(2), mode, umask, open flags."""
+READ_IN: Final = struct.Struct("=QQI20x")
+"""fuse_read_in, for READ and READDIR: handle, offset, size."""
+WRITE_IN: Final = struct.Struct("=QQIIQ8x")
+"""fuse_write_in: handle, offset, size (of the data that follow), flags, owner. The flags have
+WRITE_KILL_SUIDGID, and WRITE_LOCKOWNER where `owner` counts."""
+RELEASE_IN: Final = struct.Struct("=QII8x")
+"""fuse_release_in, for RELEASE and RELEASEDIR: handle, flags of open(2), release flags."""
+FLUSH_IN: Final = struct.Struct("=Q8xQ")
+"""fuse_flush_in: handle, lock owner: one number for each table of open files."""
+FSYNC_IN: Final = struct.Struct("=QI4x")
+"""fuse_fsync_in, for FSYNC and FSYNCDIR: handle, flags with FSYNC_DATA_ONLY."""
+FALLOCATE_IN: Final = struct.Struct("=QQQI4x")
+"""fuse_fallocate_in: handle, offset, length, mode."""
+SETXATTR_IN: Final = struct.Struct("=II")
+"""fuse_setxattr_in without SETXATTR_EXT, which we don't ask for: size, flags; name and value follow."""
+GETXATTR_IN: Final = struct.Struct("=I4x")
+"""fuse_getxattr_in, for GETXATTR (a name follows) and LISTXATTR: size; 0 asks how much there is."""
+IOCTL_IN: Final = struct.Struct("=QIIQII")
+"""fuse_ioctl_in: handle, flags (IOCTL_DIR, IOCTL_COMPAT and the like), command, argument, size of the data
+that follow, size of the room for an answer."""
 
-@laid_out("=Q")
-class ForgetIn(WireRecord):
-    """fuse_forget_in."""
-
-    lookups: int
-
-
-@laid_out("=I4x")
-class BatchForgetIn(WireRecord):
-    """fuse_batch_forget_in: a count, then as many `ForgetOne`."""
-
-    count: int
-
-
-@laid_out("=QQ")
-class ForgetOne(WireRecord):
-    """fuse_forget_one."""
-
-    nodeid: int
-    lookups: int
-
-
-@laid_out("=I4xQ")
-class GetattrIn(WireRecord):
-    """fuse_getattr_in: `handle` counts with GETATTR_FH in `flags`."""
-
-    flags: int
-    handle: int
-
-
-@laid_out("=I4xQQ8xqqqIIII4xII4x")
-class SetattrIn(WireRecord):
-    """fuse_setattr_in; `valid` is of SetattrValid. Seconds are signed: a time may lie before 1970."""
-
-    valid: int
-    handle: int
-    size: int
-    atime: int
-    mtime: int
-    ctime: int
-    atime_ns: int
-    mtime_ns: int
-    ctime_ns: int
-    mode: int
-    uid: int
-    gid: int
-
-
-@laid_out("=III4x")
-class MknodIn(WireRecord):
-    """fuse_mknod_in."""
-
-    mode: int
-    rdev: int
-    umask: int
-
-
-@laid_out("=II")
-class MkdirIn(WireRecord):
-    """fuse_mkdir_in."""
-
-    mode: int
-    umask: int
-
-
-@laid_out("=Q")
-class RenameIn(WireRecord):
-    """fuse_rename_in."""
-
-    new_parent: int
-
-
-@laid_out("=QI4x")
-class Rename2In(WireRecord):
-    """fuse_rename2_in; `flags` are those of renameat2(2)."""
-
-    new_parent: int
-    flags: int
-
-
-@laid_out("=Q")
-class LinkIn(WireRecord):
-    """fuse_link_in; the header's nodeid is the new parent."""
-
-    old_nodeid: int
-
-
-@laid_out("=II")
-class OpenIn(WireRecord):
-    """fuse_open_in: the flags of open(2), and OPEN_KILL_SUIDGID in `open_flags`."""
-
-    flags: int
-    open_flags: int
-
-
-@laid_out("=IIII")
-class CreateIn(WireRecord):
-    """fuse_create_in."""
-
-    flags: int
-    mode: int
-    umask: int
-    open_flags: int
-
-
-@laid_out("=QQI20x")
-class ReadIn(WireRecord):
-    """fuse_read_in, for READ and READDIR."""
-
-    handle: int
-    offset: int
-    size: int
-
-
-@laid_out("=QQIIQ8x")
-class WriteIn(WireRecord):
-    """fuse_write_in; `size` bytes of data follow. `flags` has WRITE_KILL_SUIDGID, and WRITE_LOCKOWNER where
-    `owner` counts."""
-
-    handle: int
-    offset: int
-    size: int
-    flags: int
-    owner: int = 0
-
-
-@laid_out("=QII8x")
-class ReleaseIn(WireRecord):
-    """fuse_release_in, for RELEASE and RELEASEDIR."""
-
-    handle: int
-    flags: int
-    release_flags: int
-
-
-@laid_out("=Q8xQ")
-class FlushIn(WireRecord):
-    """fuse_flush_in; `owner` is the lock owner: one number for each table of open files."""
-
-    handle: int
-    owner: int = 0
-
-
-@laid_out("=QI4x")
-class FsyncIn(WireRecord):
-    """fuse_fsync_in, for FSYNC and FSYNCDIR; `flags` has FSYNC_DATA_ONLY."""
-
-    handle: int
-    flags: int
-
-
-@laid_out("=QQQI4x")
-class FallocateIn(WireRecord):
-    """fuse_fallocate_in."""
-
-    handle: int
-    offset: int
-    length: int
-    mode: int
-
-
-@laid_out("=II")
-class SetxattrIn(WireRecord):
-    """fuse_setxattr_in without SETXATTR_EXT, which we don't ask for: name and value follow."""
-
-    size: int
-    flags: int
-
-
-@laid_out("=QIIQII")
-class IoctlIn(WireRecord):
-    """fuse_ioctl_in; `in_size` bytes of data follow. `flags` has IOCTL_DIR, IOCTL_COMPAT and the like."""
-
-    handle: int
-    flags: int
-    command: int
-    argument: int
-    in_size: int
-    out_size: int
-
-
-XATTR_BYTES_MAX = 1 << 16
+XATTR_BYTES_MAX: Final = 1 << 16
 """XATTR_SIZE_MAX: how long the value of an extended attribute may be."""
-
-
-@laid_out("=I4x")
-class GetxattrIn(WireRecord):
-    """fuse_getxattr_in, for GETXATTR (a name follows) and LISTXATTR; a size of 0 asks how much there is."""
-
-    size: int
-
-
-WRITE_HEAD_BYTES = IN_HEADER_BYTES + WriteIn.LAYOUT.size
+WRITE_HEAD_BYTES: Final[int] = IN_HEADER_BYTES + WRITE_IN.size
 """80: where the data of a WRITE begins. A door that reads into `page - 80` finds them on the page."""
 
 
-def decode_forgets_untrusted(body: Buffer) -> Iterator[ForgetOne]:
-    """The entries of a BATCH_FORGET, refused as a whole where the count promises more than there is."""
-    count = BatchForgetIn.decode_untrusted(body).count
-    first, each = BatchForgetIn.LAYOUT.size, ForgetOne.LAYOUT.size
-    if len(body) < first + count * each:
+def decode_forgets_untrusted(body: Buffer) -> Iterator[tuple[Any, ...]]:
+    """Node and lookups of a BATCH_FORGET's entries, refused where the count promises more than there is."""
+    (count,) = decode_untrusted(BATCH_FORGET_IN, body)
+    first = BATCH_FORGET_IN.size
+    end = first + count * FORGET_ONE.size
+    if len(body) < end:
         raise FuseFormatError("a BATCH_FORGET is shorter than its count")
-    return (ForgetOne.decode_untrusted(body, first + index * each) for index in range(count))
+    return FORGET_ONE.iter_unpack(body[first:end])

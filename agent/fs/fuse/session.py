@@ -25,24 +25,26 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias, cast
 
 from agent.fs.fuse.abi import (
+    IN_HEADER,
     INIT_FLAGS2,
+    INIT_IN,
+    INIT_OUT,
     MAJOR,
     MINOR,
     MINOR_LEAST,
+    OUT_HEADER,
     PAGE_BYTES,
     WRITE_KILL_SUIDGID,
     WRITE_LOCKOWNER,
     FuseFormatError,
-    InHeader,
     InitFlag,
-    InitIn,
-    InitOut,
     Opcode,
-    OutHeader,
+    decode_untrusted,
+    encode_answer,
 )
 from agent.fs.fuse.operations import OFFSET_MAX, FuseOperations, Request
-from agent.fs.fuse.replies import AttrOfFile, EntryOut, OpenOut, WriteOut, looked_up_in
-from agent.fs.fuse.requests import ReadIn, WriteIn
+from agent.fs.fuse.replies import ATTRIBUTES, ENTRY_OUT, OPEN_OUT, WRITE_OUT, looked_up_in
+from agent.fs.fuse.requests import READ_IN, WRITE_IN
 from agent.fs.interface import FsError, LockOwner, Tree, face_of
 from agent.host_os.complaints import Complaints
 from agent.inline.scatter import Target
@@ -87,14 +89,14 @@ NO_ANSWER: Final = frozenset({Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.NOTIFY_
 GIVES_ENTRY: Final = frozenset({Opcode.LOOKUP, Opcode.SYMLINK, Opcode.MKNOD, Opcode.MKDIR, Opcode.LINK})
 
 # Needed for every request, and of modules that are not compiled, where each would be looked up by its name.
-_IN_HEADER: Final = InHeader.LAYOUT
-_OUT_HEADER: Final = OutHeader.LAYOUT
-_READ_IN: Final = ReadIn.LAYOUT
-_WRITE_IN: Final = WriteIn.LAYOUT
-_WRITE_OUT: Final = WriteOut.LAYOUT
-IN_HEADER_BYTES: Final[int] = InHeader.LAYOUT.size
-OUT_HEADER_BYTES: Final[int] = OutHeader.LAYOUT.size
-WRITE_HEAD_BYTES: Final[int] = InHeader.LAYOUT.size + WriteIn.LAYOUT.size
+_IN_HEADER: Final = IN_HEADER
+_OUT_HEADER: Final = OUT_HEADER
+_READ_IN: Final = READ_IN
+_WRITE_IN: Final = WRITE_IN
+_WRITE_OUT: Final = WRITE_OUT
+IN_HEADER_BYTES: Final[int] = IN_HEADER.size
+OUT_HEADER_BYTES: Final[int] = OUT_HEADER.size
+WRITE_HEAD_BYTES: Final[int] = IN_HEADER.size + WRITE_IN.size
 _NO_ROOM: Final = memoryview(bytearray())
 _READ: Final[int] = Opcode.READ.value
 _WRITE: Final[int] = Opcode.WRITE.value
@@ -103,7 +105,7 @@ _INIT: Final[int] = Opcode.INIT.value
 _DESTROY: Final[int] = Opcode.DESTROY.value
 _KILL_SUIDGID: Final[int] = WRITE_KILL_SUIDGID
 _LOCKOWNER: Final[int] = WRITE_LOCKOWNER
-ENTRY_BYTES: Final = EntryOut.LAYOUT.size + AttrOfFile.LAYOUT.size
+ENTRY_BYTES: Final = ENTRY_OUT.size + ATTRIBUTES.size
 
 
 class SessionState(enum.Enum):
@@ -334,41 +336,40 @@ class FuseSession:
         ]
 
     def _init(self, arguments: memoryview, runner: Runner) -> bytes:
-        offered = InitIn.decode_untrusted(arguments)
-        if offered.major < MAJOR or (offered.major == MAJOR and offered.minor < MINOR_LEAST):
+        major, minor, _, flags = decode_untrusted(INIT_IN, arguments)
+        if major < MAJOR or (major == MAJOR and minor < MINOR_LEAST):
             # At a bounded rate, because a guest may say INIT as often as it likes.
-            spoken = f"{offered.major}.{offered.minor}"
+            spoken = f"{major}.{minor}"
             self.complaints.peer("INIT", f"the kernel speaks FUSE {spoken}; we need {MAJOR}.{MINOR_LEAST}")
             raise FsError(errno.EPROTO)
-        if offered.major > MAJOR:
+        if major > MAJOR:
             # The kernel asks again in the version that we name here.
-            return InitOut(MAJOR, MINOR, 0, 0, 0, 0, 0, 0, 0, 0, 0).encode()
-        flags = offered.flags
-        if flags & InitFlag.INIT_EXT and len(arguments) >= InitIn.LAYOUT.size + INIT_FLAGS2.size:
-            flags |= INIT_FLAGS2.unpack_from(arguments, InitIn.LAYOUT.size)[0] << 32
+            return INIT_OUT.pack(MAJOR, MINOR, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+        if flags & InitFlag.INIT_EXT and len(arguments) >= INIT_IN.size + INIT_FLAGS2.size:
+            flags |= INIT_FLAGS2.unpack_from(arguments, INIT_IN.size)[0] << 32
         agreed = self._wanted & flags
         if not agreed & InitFlag.MAX_PAGES:
             raise FsError(errno.EPROTO)
         self.begin_anew(runner)
         limits = self._limits
-        self.negotiated = Negotiated(min(MINOR, offered.minor), InitFlag(agreed), limits.transfer_bytes)
+        self.negotiated = Negotiated(min(MINOR, minor), InitFlag(agreed), limits.transfer_bytes)
         if self._agreed is not None:
             self._agreed(self.negotiated)
         self._become(SessionState.LIVE)
         self.initialised.set()
-        return InitOut(
-            major=MAJOR,
-            minor=self.negotiated.minor,
-            max_readahead=limits.read_ahead_bytes,
-            flags=agreed & 0xFFFF_FFFF,
-            max_background=limits.background,
-            congestion_threshold=limits.background * 3 // 4,
-            max_write=limits.transfer_bytes,
-            time_granularity=1,
-            max_pages=limits.transfer_bytes // PAGE_BYTES,
-            map_alignment=0,
-            flags2=agreed >> 32,
-        ).encode()
+        return INIT_OUT.pack(
+            MAJOR,
+            self.negotiated.minor,
+            limits.read_ahead_bytes,
+            agreed & 0xFFFF_FFFF,
+            limits.background,
+            limits.background * 3 // 4,  # from so many on the kernel slows its writers down
+            limits.transfer_bytes,
+            1,  # granularity of times: a nanosecond
+            limits.transfer_bytes // PAGE_BYTES,
+            0,  # nothing is mapped
+            agreed >> 32,
+        )
 
     def _refuse(self, opcode: int, unique: int, code: int) -> Reply | None:
         if opcode in NO_ANSWER:
@@ -384,29 +385,28 @@ class FuseSession:
 
     def refusal_of(self, request: memoryview) -> Reply:
         """EIO for a request whose reply the kernel would not take."""
-        unique = InHeader.LAYOUT.unpack_from(request)[2]
-        return [_OUT_HEADER.pack(OUT_HEADER_BYTES, -errno.EIO, unique)]
+        return [encode_answer(errno.EIO, IN_HEADER.unpack_from(request)[2])]
 
     def reply_was_lost(self, request: memoryview, reply: Reply, runner: Runner) -> None:
         """Nobody waited for this reply any more: give back the reference or the handle that it carried."""
-        opcode, node = InHeader.LAYOUT.unpack_from(request)[1:4:2]
+        opcode, node = IN_HEADER.unpack_from(request)[1:4:2]
         if len(reply) < 2:
             return
         body = reply[1]
         try:
             if opcode in GIVES_ENTRY or opcode == Opcode.CREATE:
-                entry_node = EntryOut.LAYOUT.unpack_from(body)[0]
+                entry_node = ENTRY_OUT.unpack_from(body)[0]
                 if opcode == Opcode.CREATE:
-                    handle = OpenOut.LAYOUT.unpack_from(body, ENTRY_BYTES)[0]
+                    handle = OPEN_OUT.unpack_from(body, ENTRY_BYTES)[0]
                     settle(self._face(entry_node).release(entry_node, handle), runner)
                 self._operations.forget(entry_node, 1)
             elif opcode == Opcode.READDIRPLUS:
                 for entry_node in looked_up_in(body):
                     self._operations.forget(entry_node, 1)
             elif opcode == Opcode.OPEN:
-                settle(self._face(node).release(node, OpenOut.LAYOUT.unpack_from(body)[0]), runner)
+                settle(self._face(node).release(node, OPEN_OUT.unpack_from(body)[0]), runner)
             elif opcode == Opcode.OPENDIR:
-                settle(self._face(node).releasedir(node, OpenOut.LAYOUT.unpack_from(body)[0]), runner)
+                settle(self._face(node).releasedir(node, OPEN_OUT.unpack_from(body)[0]), runner)
         except FsError:
             return
         except BaseException as bug:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from agent.fs.fuse.abi import IN_HEADER_BYTES, OUT_HEADER_BYTES, InHeader, Opcode, OutHeader
+from agent.fs.fuse.abi import IN_HEADER, IN_HEADER_BYTES, Opcode, encode_answer
 from agent.fs.fuse.session import WANTED_BY_GUESTS, FuseLimits, FuseSession
 from agent.fs.interface import FACE_FILES, FACE_SHIFT, Tree
 from agent.fs.virtiofs import surroundings
@@ -172,15 +172,15 @@ class Device:
             if received < IN_HEADER_BYTES:
                 self.complaints.peer("a high-priority request", "shorter than its header")
                 return 0
-            header = InHeader.decode_untrusted(message)
-            if header.opcode in _FORGETS:
+            _, opcode, unique, *_ = IN_HEADER.unpack_from(message)
+            if opcode in _FORGETS:
                 if chain.again and is_given_back(message, received):
                     return 0
                 session.answer(message, received, data, room, runner)
                 return 0
-            if header.opcode == Opcode.INTERRUPT:
+            if opcode == Opcode.INTERRUPT:
                 return 0  # a file system may ignore it; every operation of ours ends by its own deadline
-            self.complaints.peer("a high-priority request", f"opcode {header.opcode}")
-            return buffers.put([OutHeader(OUT_HEADER_BYTES, -errno.EIO, header.unique).encode()]) or 0
+            self.complaints.peer("a high-priority request", f"opcode {opcode}")
+            return buffers.put([encode_answer(errno.EIO, unique)]) or 0
 
         return serve

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from agent.fs.fuse.abi import IN_HEADER_BYTES, OUT_HEADER_BYTES, InHeader, Opcode, OutHeader
+from agent.fs.fuse.abi import IN_HEADER, IN_HEADER_BYTES, OUT_HEADER, OUT_HEADER_BYTES, Opcode
 from agent.fs.fuse.requests import WRITE_HEAD_BYTES
 from agent.fs.fuse.session import Reply
 from agent.host_os.payload_memory import payload_memory
@@ -29,7 +29,7 @@ run by run 198 us at 4 KiB, 152 at 8 KiB, 131 at 16 KiB; opened aside and copied
 GuestRequest: TypeAlias = tuple[memoryview, int, memoryview, Target]
 """What `FuseSession.answer` is given: message, bytes received, data, room."""
 
-_HEADER: Final = InHeader.LAYOUT
+_HEADER: Final = IN_HEADER
 _WRITE: Final[int] = Opcode.WRITE.value
 _READ: Final[int] = Opcode.READ.value
 
@@ -104,7 +104,7 @@ class RequestBuffers:
     def put(self, reply: Reply) -> int | None:
         """Put a reply into the chain; how many bytes were written, None where it has no room for them."""
         header = reply[0]
-        total: int = OutHeader.LAYOUT.unpack_from(header)[0]
+        total: int = OUT_HEADER.unpack_from(header)[0]
         body = reply[1] if len(reply) > 1 else None
         if total - OUT_HEADER_BYTES > self._body_bytes or sum(map(len, self._header_runs)) < OUT_HEADER_BYTES:
             return None

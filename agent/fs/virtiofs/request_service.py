@@ -17,8 +17,8 @@ from __future__ import annotations
 import errno
 from typing import Final
 
-from agent.fs.fuse.abi import IN_HEADER_BYTES, OUT_HEADER_BYTES, InHeader, Opcode, OutHeader
-from agent.fs.fuse.requests import Rename2In
+from agent.fs.fuse.abi import IN_HEADER, IN_HEADER_BYTES, OUT_HEADER, Opcode, encode_answer
+from agent.fs.fuse.requests import RENAME2_IN
 from agent.fs.fuse.session import FuseSession, Reply
 from agent.fs.virtiofs.device_queue import Chain
 from agent.fs.virtiofs.request_buffers import RequestBuffers
@@ -69,29 +69,33 @@ class RequestService:
 
 def refused_again(message: memoryview, received: int) -> Reply | None:
     """The answer to a request that must not be carried out a second time; None for any other."""
-    if received < IN_HEADER_BYTES + Rename2In.LAYOUT.size:
+    if received < IN_HEADER_BYTES + RENAME2_IN.size:
         return None
-    header = InHeader.decode_untrusted(message)
-    if header.opcode != Opcode.RENAME2:
+    opcode, unique = _opcode_and_unique(message)
+    if opcode != Opcode.RENAME2:
         return None
-    if not Rename2In.decode_untrusted(message, IN_HEADER_BYTES).flags & RENAME_EXCHANGE:
-        return None
-    return [OutHeader(OUT_HEADER_BYTES, -errno.EIO, header.unique).encode()]
+    _, flags = RENAME2_IN.unpack_from(message, IN_HEADER_BYTES)
+    return [encode_answer(errno.EIO, unique)] if flags & RENAME_EXCHANGE else None
 
 
 def is_given_back(message: memoryview, received: int) -> bool:
     """Whether a request gives a reference back, which must not be counted twice."""
-    return received >= IN_HEADER_BYTES and InHeader.decode_untrusted(message).opcode in _GIVES_BACK
+    return received >= IN_HEADER_BYTES and _opcode_and_unique(message)[0] in _GIVES_BACK
 
 
 def acknowledged(message: memoryview) -> Reply:
     """Success, without anything being done."""
-    return [OutHeader(OUT_HEADER_BYTES, 0, InHeader.decode_untrusted(message).unique).encode()]
+    return [encode_answer(0, _opcode_and_unique(message)[1])]
 
 
 def as_done_before(message: memoryview, reply: Reply) -> Reply:
     """The answer to a request that was carried out again, if it says that there was nothing left to do."""
-    answer = OutHeader.decode_untrusted(reply[0])
-    if answer.error != -errno.ENOENT or InHeader.decode_untrusted(message).opcode not in _REMOVES:
+    _, error, unique = OUT_HEADER.unpack_from(reply[0])
+    if error != -errno.ENOENT or _opcode_and_unique(message)[0] not in _REMOVES:
         return reply
-    return [OutHeader(OUT_HEADER_BYTES, 0, answer.unique).encode()]
+    return [encode_answer(0, unique)]
+
+
+def _opcode_and_unique(message: memoryview) -> tuple[int, int]:
+    _, opcode, unique, *_ = IN_HEADER.unpack_from(message)
+    return opcode, unique

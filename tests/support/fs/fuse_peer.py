@@ -6,11 +6,10 @@ import os
 import stat
 from dataclasses import dataclass
 
-from agent.fs.fuse.abi import InHeader, InitIn, Opcode, OutHeader
-from agent.fs.fuse.replies import OpenOut
-from agent.fs.fuse.requests import WRITE_HEAD_BYTES, CreateIn
+from agent.fs.fuse.abi import Opcode
+from agent.fs.fuse.requests import WRITE_HEAD_BYTES
 from agent.fs.fuse.session import FuseSession
-from tests.support.fs.fuse_records import EntryOut
+from tests.support.fs.fuse_records import CreateIn, EntryOut, InHeader, InitIn, OpenOut, OutHeader
 from tests.support.pool.inline_runner import InlineRunner
 
 KERNEL_MINOR = 45

@@ -18,7 +18,8 @@ from pathlib import Path
 from types import TracebackType
 
 from agent.fs.doors.mounting import MountOptions, mount, unmount
-from agent.fs.fuse.abi import InHeader, Opcode, OutHeader
+from agent.fs.fuse.abi import Opcode
+from tests.support.fs.fuse_records import InHeader, OutHeader
 
 FILE = 2
 _ATTRIBUTES = struct.Struct("=QQQQQQIIIIIIIIII")

@@ -7,12 +7,11 @@ import errno
 import pytest
 
 from agent.fs.fuse.abi import Opcode
-from agent.fs.fuse.requests import GetattrIn, LinkIn, OpenIn, RenameIn
 from agent.fs.fuse.session import FuseSession
 from agent.fs.interface import FACE_SHIFT, Attributes, Caller, FileSystem, RootFileSystem
 from agent.pool.steps import Outcome
 from tests.support.fs.fuse_peer import FusePeer
-from tests.support.fs.fuse_records import AttrOut
+from tests.support.fs.fuse_records import AttrOut, GetattrIn, LinkIn, OpenIn, RenameIn
 
 ONE, OTHER, NOBODYS = 1 << FACE_SHIFT | 1, 2 << FACE_SHIFT | 1, 9 << FACE_SHIFT | 1
 

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent.fs.fuse import abi, replies, requests
-from agent.fs.fuse.abi import FuseFormatError, InitIn, WireRecord
+from agent.fs.fuse.abi import FuseFormatError
 from agent.fs.fuse.names import decode_names_untrusted
-from agent.fs.fuse.replies import AttrOfFile, dirent_bytes, encode_dirent
-from agent.fs.fuse.requests import BatchForgetIn, ForgetOne, decode_forgets_untrusted
+from agent.fs.fuse.replies import dirent_bytes, encode_dirent
+from agent.fs.fuse.requests import decode_forgets_untrusted
 from tests.support.fs import fuse_records
+from tests.support.fs.fuse_records import (
+    AttrOfFile,
+    AttrOut,
+    BatchForgetIn,
+    DirentHead,
+    EntryOut,
+    ForgetOne,
+    InitIn,
+    SetxattrIn,
+)
 
 VECTORS: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[2] / "vectors" / "fuse_abi.json").read_text()
@@ -24,29 +35,31 @@ WITHOUT_VECTOR = {"InitIn", "SetxattrIn"}
 
 
 def record_type(name: str) -> Any:
-    for module in (fuse_records, abi, requests, replies):
-        if hasattr(module, name):
-            return getattr(module, name)
-    raise AssertionError(f"no record {name}")
+    return getattr(fuse_records, name)
 
 
 def record_of(name: str) -> Any:
     kind, fields = record_type(name), list(VECTORS[name]["fields"])
-    if name in ("AttrOut", "EntryOut"):
-        head = getattr(replies, name)
+    if kind in (AttrOut, EntryOut):
+        head = kind.HEAD
         own = len(dataclasses.fields(head))
         fields = [head(*fields[:own]), AttrOfFile(*fields[own:])]
     return kind(*fields)
 
 
-def test_every_record_has_a_vector() -> None:
-    records = {
-        name
+def test_every_layout_has_a_record_and_every_record_a_vector() -> None:
+    layouts = {
+        value
         for module in (abi, requests, replies)
-        for name, value in vars(module).items()
-        if isinstance(value, type) and issubclass(value, WireRecord) and value is not WireRecord
+        for value in vars(module).values()
+        if isinstance(value, struct.Struct) and value is not abi.INIT_FLAGS2
     }
-    assert records - WITHOUT_VECTOR == set(VECTORS)
+    records = {
+        value for value in vars(fuse_records).values() if isinstance(value, type) and hasattr(value, "LAYOUT")
+    }
+    assert {record.LAYOUT for record in records} == layouts
+    wholes = {AttrOut.HEAD: AttrOut, EntryOut.HEAD: EntryOut}
+    assert {wholes.get(record, record).__name__ for record in records} == {*VECTORS, *WITHOUT_VECTOR}
 
 
 @pytest.mark.parametrize("name", VECTORS)
@@ -73,7 +86,7 @@ def test_refuses_every_truncation(name: str) -> None:
 
 def test_the_short_forms() -> None:
     assert InitIn(7, 45, 0x01020304, 0x05060708).encode() == bytes.fromhex("070000002d0000000403020108070605")
-    assert requests.SetxattrIn(0x01020304, 0x05060708).encode() == bytes.fromhex("0403020108070605")
+    assert SetxattrIn(0x01020304, 0x05060708).encode() == bytes.fromhex("0403020108070605")
 
 
 def test_names_end_in_nul() -> None:
@@ -85,7 +98,7 @@ def test_names_end_in_nul() -> None:
 
 def test_a_batch_of_forgets_is_as_long_as_its_count() -> None:
     whole = BatchForgetIn(2).encode() + ForgetOne(5, 1).encode() + ForgetOne(6, 9).encode()
-    assert list(decode_forgets_untrusted(whole)) == [ForgetOne(5, 1), ForgetOne(6, 9)]
+    assert list(decode_forgets_untrusted(whole)) == [(5, 1), (6, 9)]
     for length in range(len(whole)):
         with pytest.raises(FuseFormatError):
             decode_forgets_untrusted(whole[:length])
@@ -98,6 +111,6 @@ def test_a_directory_entry_is_padded_to_eight(length: int) -> None:
     encoded = encode_dirent(5, 6, 0o040755, b"n" * length)
     assert len(encoded) == dirent_bytes(b"n" * length)
     assert len(encoded) % 8 == 0
-    assert replies.DirentHead.decode_untrusted(encoded) == replies.DirentHead(5, 6, length, 4)
+    assert DirentHead.decode_untrusted(encoded) == DirentHead(5, 6, length, 4)
     assert encoded[24 : 24 + length] == b"n" * length
     assert not any(encoded[24 + length :])

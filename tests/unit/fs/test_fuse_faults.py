@@ -20,13 +20,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.fs.fuse import requests
-from agent.fs.fuse.abi import InHeader, Opcode
+from agent.fs.fuse.abi import Opcode
 from agent.fs.fuse.session import NO_ANSWER, FuseSession, errno_for_kernel
 from agent.fs.interface import NOBODY, Attributes, Caller, DirectoryEntry, Entry, FsError, LockOwner
 from agent.host_os.complaints import Complaints
 from agent.pool.steps import Acquire, Outcome, Steps
+from tests.support.fs import fuse_records
 from tests.support.fs.fuse_peer import FusePeer
+from tests.support.fs.fuse_records import InHeader
 from tests.support.fs.memory_filesystem import FaultyFileSystem, MemoryFileSystem
 from tests.support.pool.inline_runner import InlineRunner
 
@@ -43,15 +44,15 @@ class TestFaults:
         made, opened = peer.create(b"f")
         for name in ("getattr", "statfs", "read", "write", "forget", "create"):
             faulty.faults[name] = lambda: fault
-        assert peer.ask(Opcode.GETATTR, requests.GetattrIn(0, 0).encode()).errno == errno.EIO
+        assert peer.ask(Opcode.GETATTR, fuse_records.GetattrIn(0, 0).encode()).errno == errno.EIO
         assert peer.ask(Opcode.STATFS).errno == errno.EIO
         assert (
-            peer.ask(Opcode.READ, requests.ReadIn(opened.handle, 0, 9).encode(), made.nodeid).errno
+            peer.ask(Opcode.READ, fuse_records.ReadIn(opened.handle, 0, 9).encode(), made.nodeid).errno
             == errno.EIO
         )
-        data = requests.WriteIn(opened.handle, 0, 1, 0).encode() + b"x"
+        data = fuse_records.WriteIn(opened.handle, 0, 1, 0).encode() + b"x"
         assert peer.ask(Opcode.WRITE, data, made.nodeid).errno == errno.EIO
-        assert peer.raw(peer.request(Opcode.FORGET, requests.ForgetIn(1).encode(), made.nodeid)) is None
+        assert peer.raw(peer.request(Opcode.FORGET, fuse_records.ForgetIn(1).encode(), made.nodeid)) is None
         assert faulty.raised == 5
         faulty.faults.clear()
         assert peer.ask(Opcode.STATFS).errno == 0
@@ -80,8 +81,8 @@ class TestFaults:
 
         peer = FusePeer(FuseSession(Counts()))
         peer.init()
-        assert peer.ask(Opcode.READ, requests.ReadIn(1, 0, 9).encode()).errno == errno.EIO
-        assert peer.ask(Opcode.WRITE, requests.WriteIn(1, 0, 9, 0).encode() + bytes(9)).errno == errno.EIO
+        assert peer.ask(Opcode.READ, fuse_records.ReadIn(1, 0, 9).encode()).errno == errno.EIO
+        assert peer.ask(Opcode.WRITE, fuse_records.WriteIn(1, 0, 9, 0).encode() + bytes(9)).errno == errno.EIO
 
     @pytest.mark.expects_log("answered EIO")
     def test_values_that_do_not_fit_their_fields(self) -> None:
@@ -98,8 +99,8 @@ class TestFaults:
         peer = FusePeer(FuseSession(Boundless()))
         peer.init()
         assert peer.ask(Opcode.LOOKUP, b"a\0").errno == errno.EIO
-        assert peer.ask(Opcode.GETATTR, requests.GetattrIn(0, 0).encode()).errno == errno.EIO
-        assert peer.ask(Opcode.READDIR, requests.ReadIn(0, 0, 4096).encode()).errno == errno.EIO
+        assert peer.ask(Opcode.GETATTR, fuse_records.GetattrIn(0, 0).encode()).errno == errno.EIO
+        assert peer.ask(Opcode.READDIR, fuse_records.ReadIn(0, 0, 4096).encode()).errno == errno.EIO
 
     def test_steps_are_run_to_their_end(self) -> None:
         class Stepping(MemoryFileSystem):
@@ -114,12 +115,12 @@ class TestFaults:
 
         peer = FusePeer(FuseSession(Stepping()))
         peer.init()
-        assert peer.ask(Opcode.READ, requests.ReadIn(1, 0, 100).encode()).body == b"done"
+        assert peer.ask(Opcode.READ, fuse_records.ReadIn(1, 0, 100).encode()).body == b"done"
 
     def test_a_lost_reply_gives_back_what_it_carried(
         self, peer: FusePeer, filesystem: MemoryFileSystem
     ) -> None:
-        body = requests.CreateIn(os.O_RDWR, stat.S_IFREG, 0, 0).encode() + b"f\0"
+        body = fuse_records.CreateIn(os.O_RDWR, stat.S_IFREG, 0, 0).encode() + b"f\0"
         request = memoryview(peer.request(Opcode.CREATE, body))
         reply = peer.session.answer(request, len(request), memoryview(b""), peer.room, peer.runner)
         assert reply is not None
@@ -152,34 +153,34 @@ class TestComplaints:
 NAME = b"some name\0"
 WELL_FORMED: dict[Opcode, bytes] = {
     Opcode.LOOKUP: NAME,
-    Opcode.FORGET: requests.ForgetIn(1).encode(),
-    Opcode.GETATTR: requests.GetattrIn(0, 0).encode(),
-    Opcode.SETATTR: requests.SetattrIn(1, 0, 0, 0, 0, 0, 0, 0, 0, 0o755, 0, 0).encode(),
+    Opcode.FORGET: fuse_records.ForgetIn(1).encode(),
+    Opcode.GETATTR: fuse_records.GetattrIn(0, 0).encode(),
+    Opcode.SETATTR: fuse_records.SetattrIn(1, 0, 0, 0, 0, 0, 0, 0, 0, 0o755, 0, 0).encode(),
     Opcode.SYMLINK: NAME + NAME,
-    Opcode.MKNOD: requests.MknodIn(stat.S_IFIFO, 0, 0).encode() + NAME,
-    Opcode.MKDIR: requests.MkdirIn(0o755, 0).encode() + NAME,
+    Opcode.MKNOD: fuse_records.MknodIn(stat.S_IFIFO, 0, 0).encode() + NAME,
+    Opcode.MKDIR: fuse_records.MkdirIn(0o755, 0).encode() + NAME,
     Opcode.UNLINK: NAME,
     Opcode.RMDIR: NAME,
-    Opcode.RENAME: requests.RenameIn(1).encode() + NAME + NAME,
-    Opcode.RENAME2: requests.Rename2In(1, 0).encode() + NAME + NAME,
-    Opcode.LINK: requests.LinkIn(1).encode() + NAME,
-    Opcode.OPEN: requests.OpenIn(0, 0).encode(),
-    Opcode.READ: requests.ReadIn(1, 0, 4096).encode(),
-    Opcode.WRITE: requests.WriteIn(1, 0, 10, 0).encode() + bytes(10),
-    Opcode.RELEASE: requests.ReleaseIn(1, 0, 0).encode(),
-    Opcode.FSYNC: requests.FsyncIn(1, 0).encode(),
-    Opcode.SETXATTR: requests.SetxattrIn(4, 0).encode() + b"user.x\0abcd",
-    Opcode.GETXATTR: requests.GetxattrIn(0).encode() + b"user.x\0",
-    Opcode.LISTXATTR: requests.GetxattrIn(0).encode(),
+    Opcode.RENAME: fuse_records.RenameIn(1).encode() + NAME + NAME,
+    Opcode.RENAME2: fuse_records.Rename2In(1, 0).encode() + NAME + NAME,
+    Opcode.LINK: fuse_records.LinkIn(1).encode() + NAME,
+    Opcode.OPEN: fuse_records.OpenIn(0, 0).encode(),
+    Opcode.READ: fuse_records.ReadIn(1, 0, 4096).encode(),
+    Opcode.WRITE: fuse_records.WriteIn(1, 0, 10, 0).encode() + bytes(10),
+    Opcode.RELEASE: fuse_records.ReleaseIn(1, 0, 0).encode(),
+    Opcode.FSYNC: fuse_records.FsyncIn(1, 0).encode(),
+    Opcode.SETXATTR: fuse_records.SetxattrIn(4, 0).encode() + b"user.x\0abcd",
+    Opcode.GETXATTR: fuse_records.GetxattrIn(0).encode() + b"user.x\0",
+    Opcode.LISTXATTR: fuse_records.GetxattrIn(0).encode(),
     Opcode.REMOVEXATTR: b"user.x\0",
-    Opcode.FLUSH: requests.FlushIn(1).encode(),
-    Opcode.OPENDIR: requests.OpenIn(0, 0).encode(),
-    Opcode.READDIR: requests.ReadIn(1, 0, 4096).encode(),
-    Opcode.RELEASEDIR: requests.ReleaseIn(1, 0, 0).encode(),
-    Opcode.FSYNCDIR: requests.FsyncIn(1, 0).encode(),
-    Opcode.CREATE: requests.CreateIn(0, stat.S_IFREG, 0, 0).encode() + NAME,
-    Opcode.BATCH_FORGET: requests.BatchForgetIn(1).encode() + requests.ForgetOne(5, 1).encode(),
-    Opcode.FALLOCATE: requests.FallocateIn(1, 0, 1, 0).encode(),
+    Opcode.FLUSH: fuse_records.FlushIn(1).encode(),
+    Opcode.OPENDIR: fuse_records.OpenIn(0, 0).encode(),
+    Opcode.READDIR: fuse_records.ReadIn(1, 0, 4096).encode(),
+    Opcode.RELEASEDIR: fuse_records.ReleaseIn(1, 0, 0).encode(),
+    Opcode.FSYNCDIR: fuse_records.FsyncIn(1, 0).encode(),
+    Opcode.CREATE: fuse_records.CreateIn(0, stat.S_IFREG, 0, 0).encode() + NAME,
+    Opcode.BATCH_FORGET: fuse_records.BatchForgetIn(1).encode() + fuse_records.ForgetOne(5, 1).encode(),
+    Opcode.FALLOCATE: fuse_records.FallocateIn(1, 0, 1, 0).encode(),
 }
 
 

@@ -8,11 +8,17 @@ import stat
 
 import pytest
 
-from agent.fs.fuse.abi import InHeader, InitFlag, InitIn, InitOut, Opcode
-from agent.fs.fuse.replies import DirentHead, OpenOut, StatfsOut, WriteOut
-from agent.fs.fuse.requests import (
+from agent.fs.fuse.abi import InitFlag, Opcode
+from agent.fs.fuse.session import WANTED, FuseLimits, FuseSession
+from agent.fs.interface import Caller, Opened
+from agent.pool.steps import Outcome
+from tests.support.fs.fuse_peer import Answer, FusePeer
+from tests.support.fs.fuse_records import (
+    AttrOut,
     BatchForgetIn,
     CreateIn,
+    DirentHead,
+    EntryOut,
     FallocateIn,
     FlushIn,
     ForgetIn,
@@ -20,24 +26,25 @@ from agent.fs.fuse.requests import (
     FsyncIn,
     GetattrIn,
     GetxattrIn,
+    InHeader,
+    InitIn,
+    InitOut,
     IoctlIn,
     LinkIn,
     MkdirIn,
     MknodIn,
     OpenIn,
+    OpenOut,
     ReadIn,
     ReleaseIn,
     Rename2In,
     RenameIn,
     SetattrIn,
     SetxattrIn,
+    StatfsOut,
     WriteIn,
+    WriteOut,
 )
-from agent.fs.fuse.session import WANTED, FuseLimits, FuseSession
-from agent.fs.interface import Caller, Opened
-from agent.pool.steps import Outcome
-from tests.support.fs.fuse_peer import Answer, FusePeer
-from tests.support.fs.fuse_records import AttrOut, EntryOut
 from tests.support.fs.memory_filesystem import MemoryFileSystem
 
 

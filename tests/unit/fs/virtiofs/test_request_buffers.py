@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import pytest
 
-from agent.fs.fuse.abi import InHeader, Opcode, OutHeader
-from agent.fs.fuse.requests import ReadIn, WriteIn
+from agent.fs.fuse.abi import Opcode
 from agent.fs.interface import FACE_FILES, FACE_KV, FACE_SHIFT
 from agent.fs.virtiofs.device import takes_scattered
 from agent.fs.virtiofs.request_buffers import DIRECT_RUN_BYTES_LEAST, RequestBuffers
 from agent.inline.scatter import Scatter, Target
+from tests.support.fs.fuse_records import InHeader, OutHeader, ReadIn, WriteIn
 
 VALUE = FACE_KV << FACE_SHIFT | 99_999
 FILE = FACE_FILES << FACE_SHIFT | 7

@@ -6,9 +6,9 @@ import errno
 
 import pytest
 
-from agent.fs.fuse.abi import InHeader, Opcode, OutHeader
-from agent.fs.fuse.requests import Rename2In
+from agent.fs.fuse.abi import Opcode
 from agent.fs.virtiofs.request_service import acknowledged, as_done_before, is_given_back, refused_again
+from tests.support.fs.fuse_records import InHeader, OutHeader, Rename2In
 
 
 def message(opcode: Opcode, body: bytes = b"name\0") -> memoryview:
