@@ -50,7 +50,7 @@ SERVICES: Final = {QpType.RC: Service.RC, QpType.UC: Service.UC, QpType.UD: Serv
 
 _INLINE: Final = int(SendFlags.INLINE)
 
-_OPCODES: Final[dict[QpType, dict[int, SendOpcode]]] = {
+OPCODES: Final[dict[QpType, dict[int, SendOpcode]]] = {
     QpType.RC: {int(opcode): opcode for opcode in SendOpcode},
     QpType.UC: {
         int(opcode): opcode for opcode in (*UNRELIABLE_SHAPES, SendOpcode.LOCAL_INV, SendOpcode.BIND_MW)
@@ -260,7 +260,7 @@ class QueuePair(QpContext):
             self.post_send(request)
 
     def _check_send(self, request: SendRequest) -> None:
-        opcode = _OPCODES[self.type].get(request.opcode)
+        opcode = OPCODES[self.type].get(request.opcode)
         if opcode is None:
             raise VerbsError(errno.EINVAL, f"{self.type.name} does not do opcode {int(request.opcode)}")
         request.opcode = opcode

@@ -13,6 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
 
@@ -210,6 +211,11 @@ class DeviceObject(PyverbsCM, Generic[_Thing]):
         with asking(self.device, self.REFUSED):
             if not self.device.closed:
                 getattr(self.device.nic, self.DESTROY)(native)
+
+
+def reads(path: str, doc: str) -> Any:
+    """An attribute that only shows another one, `native.lkey` or the like."""
+    return property(attrgetter(path), doc=doc)
 
 
 def inc_rkey(rkey: int) -> int:

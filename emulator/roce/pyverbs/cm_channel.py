@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from emulator.roce.cm.events import CmEventType
-from emulator.roce.pyverbs.base import PyverbsObject
+from emulator.roce.pyverbs.base import PyverbsObject, reads
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError
 from emulator.roce.runtime.channel import EventChannel
 from emulator.roce.runtime.errors import DeviceClosed
@@ -54,10 +54,7 @@ class CMEventChannel(PyverbsObject):
         if getattr(self, "_events", None) is not None:
             self._events.close()
 
-    @property
-    def events(self) -> EventChannel[ChannelEvent]:
-        """The row itself: a driving thread counts it after every burst. Not in pyverbs."""
-        return self._events
+    events = reads("_events", "The row itself: a driving thread counts it after every burst. Not in pyverbs.")
 
     @property
     def fd(self) -> int:
@@ -101,13 +98,7 @@ class CMEventChannel(PyverbsObject):
     def discard(self, unwanted: Callable[[ChannelEvent], bool]) -> None:
         """Drop events that wait. Not in pyverbs."""
         with self._lock:
-            kept = []
-            while len(self._events):
-                one = self._events.pop()
-                if one is not None and not unwanted(one):
-                    kept.append(one)
-            for one in kept:
-                self._events.push(one)
+            self._events.discard(unwanted)
 
     def take(self, *, wait: bool) -> ChannelEvent | None:
         """The next event; without `wait`, None where there is none. Not in pyverbs.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import socket
 from dataclasses import InitVar, dataclass, field
-from typing import Final
+from typing import Any, ClassVar, Final
 
 from emulator.roce.cm.events import ConnectionParameters
 from emulator.roce.nic.verbs import Address, VerbsError
 from emulator.roce.pyverbs import cm_enums as cm
-from emulator.roce.pyverbs.base import PyverbsObject, listing
+from emulator.roce.pyverbs.base import PyverbsObject, listing, reads
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError
 
 AS_MANY_AS_POSSIBLE: Final = 0xFF
@@ -106,10 +106,7 @@ class ConnParam(PyverbsObject):
     def __post_init__(self, qp_num: int, data_len: int) -> None:
         self.qpn, self._data_len = qp_num, data_len
 
-    @property
-    def private_data(self) -> bytes:
-        """What goes to the peer with the message."""
-        return self._private_data
+    private_data: ClassVar[Any] = reads("_private_data", "What goes to the peer with the message.")
 
     def set_private_data(self, data: bytes) -> None:
         """Take up to `data_len` bytes; with none on either side nothing changes, as in pyverbs."""

@@ -24,6 +24,7 @@ from emulator.roce.pyverbs.base import (
     close_children,
     close_or_defer,
     listing,
+    reads,
 )
 from emulator.roce.pyverbs.pyverbs_error import PyverbsError, PyverbsRDMAError, PyverbsUserError
 from emulator.roce.pyverbs.work_completion import (
@@ -112,16 +113,6 @@ class CompChannel(PyverbsCM):
             raise PyverbsRDMAError("Received event on an unexpected CQ", 0)
         expected_cq.num_events += 1
 
-    def drop(self, queue: CompletionQueue) -> None:
-        """Take back the events of a queue that goes. With the device's lock held. Not in pyverbs."""
-        kept = []
-        while len(self.events):
-            event = self.events.pop()
-            if event is not None and event is not queue:
-                kept.append(event)
-        for event in kept:
-            self.events.push(event)
-
 
 class AnyCQ(DeviceObject[CompletionQueue]):
     """What both kinds of completion queue have. `num_events` counts events taken and not acknowledged."""
@@ -164,14 +155,11 @@ class AnyCQ(DeviceObject[CompletionQueue]):
         super().close()
         if channel is not None and not channel.events.closed:
             with self.device.turn():
-                channel.drop(queue)
+                channel.events.discard(lambda event: event is queue)
         self.channel = None
         self.num_events = 0
 
-    @property
-    def cqe(self) -> int:
-        """Entries."""
-        return self.native.entries
+    cqe = reads("native.entries", "Entries.")
 
     def req_notify(self, solicited_only: bool = False) -> None:
         """One event for the next completion, or for the next that was solicited or failed. In pyverbs only a
@@ -196,10 +184,7 @@ class CQ(AnyCQ):
     ) -> None:
         super().__init__(context, channel, cqe, comp_vector, "Failed to create a CQ")
 
-    @property
-    def comp_channel(self) -> CompChannel | None:
-        """Where events go."""
-        return self.channel
+    comp_channel = reads("channel", "Where events go.")
 
     def resize(self, cqe: int) -> None:
         """Change the number of entries. EINVAL where it does not hold what is in it."""

@@ -17,7 +17,7 @@ from emulator.roce.nic.memory import Bind, MemoryRegion, MemoryWindow
 from emulator.roce.nic.verbs import Access, MwType
 from emulator.roce.pyverbs import enums as e
 from emulator.roce.pyverbs import mem_alloc
-from emulator.roce.pyverbs.base import DeviceObject, PyverbsCM, asking, listing
+from emulator.roce.pyverbs.base import DeviceObject, PyverbsCM, asking, listing, reads
 from emulator.roce.pyverbs.pd import PD, DomainUser
 from emulator.roce.pyverbs.pyverbs_error import PyverbsError, PyverbsRDMAError, PyverbsUserError
 
@@ -164,20 +164,9 @@ class MR(DeviceObject[MemoryRegion]):
         """The address of byte 0; 0 when closed."""
         return self._buf if self._native is not None else 0
 
-    @property
-    def lkey(self) -> int:
-        """The key for SGEs."""
-        return self.native.lkey
-
-    @property
-    def rkey(self) -> int:
-        """The key for the peer."""
-        return self.native.rkey
-
-    @property
-    def length(self) -> int:
-        """Bytes."""
-        return self.native.length
+    lkey = reads("native.lkey", "The key for SGEs.")
+    rkey = reads("native.rkey", "The key for the peer.")
+    length = reads("native.length", "Bytes.")
 
     @property
     def handle(self) -> int:

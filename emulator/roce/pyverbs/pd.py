@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from emulator.roce.nic.memory import ProtectionDomain
 from emulator.roce.pyverbs import cm_devices
-from emulator.roce.pyverbs.base import Children, DeviceObject, PyverbsCM, PyverbsObject
+from emulator.roce.pyverbs.base import Children, DeviceObject, PyverbsCM, PyverbsObject, reads
 from emulator.roce.pyverbs.device import Context
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
 
@@ -86,15 +86,8 @@ class PD(DeviceObject[ProtectionDomain]):
             raise PyverbsUserError(f"Cannot create PD from {type(creator)}")
         self.ctx.pds.add(self)
 
-    @property
-    def handle(self) -> int:
-        """A number of this domain."""
-        return self.native.handle
-
-    @property
-    def pd(self) -> ProtectionDomain:
-        """In pyverbs the C structure."""
-        return self.native
+    handle = reads("native.handle", "A number of this domain.")
+    pd = reads("native", "In pyverbs the C structure.")
 
     def advise_mr(self, advise: int, flags: int, sg_list: Sequence[PyverbsCM]) -> NoReturn:
         """Memory is not paged in on demand here, so no advice is taken (EOPNOTSUPP)."""

@@ -10,7 +10,8 @@ import errno
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from emulator.roce.nic.verbs import QpType, SendFlags, SendOpcode, Sge, VerbsError
+from emulator.roce.nic.queue_pair import OPCODES
+from emulator.roce.nic.verbs import SendFlags, SendOpcode, Sge, VerbsError
 from emulator.roce.nic.work import ATOMIC_BYTES
 from emulator.roce.nic.work_requests import SendRequest
 from emulator.roce.pyverbs import enums as e
@@ -27,31 +28,12 @@ if TYPE_CHECKING:
     from emulator.roce.pyverbs.mr import MW, MWBindInfo
     from emulator.roce.pyverbs.pd import PD
 
-_GRANTED_BY: Final[dict[SendOpcode, int]] = {
-    SendOpcode.RDMA_WRITE: e.IBV_QP_EX_WITH_RDMA_WRITE,
-    SendOpcode.RDMA_WRITE_WITH_IMM: e.IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM,
-    SendOpcode.SEND: e.IBV_QP_EX_WITH_SEND,
-    SendOpcode.SEND_WITH_IMM: e.IBV_QP_EX_WITH_SEND_WITH_IMM,
-    SendOpcode.RDMA_READ: e.IBV_QP_EX_WITH_RDMA_READ,
-    SendOpcode.ATOMIC_CMP_AND_SWP: e.IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP,
-    SendOpcode.ATOMIC_FETCH_AND_ADD: e.IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD,
-    SendOpcode.LOCAL_INV: e.IBV_QP_EX_WITH_LOCAL_INV,
-    SendOpcode.BIND_MW: e.IBV_QP_EX_WITH_BIND_MW,
-    SendOpcode.SEND_WITH_INV: e.IBV_QP_EX_WITH_SEND_WITH_INV,
-    SendOpcode.ATOMIC_WRITE: e.IBV_QP_EX_WITH_ATOMIC_WRITE,
+_GRANTED_BY: Final = {
+    opcode: int(e.ibv_qp_create_send_ops_flags[f"IBV_QP_EX_WITH_{opcode.name}"]) for opcode in SendOpcode
 }
-_UD_OPS: Final = e.IBV_QP_EX_WITH_SEND | e.IBV_QP_EX_WITH_SEND_WITH_IMM
-_UC_OPS: Final = (
-    _UD_OPS
-    | e.IBV_QP_EX_WITH_RDMA_WRITE
-    | e.IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
-    | e.IBV_QP_EX_WITH_LOCAL_INV
-    | e.IBV_QP_EX_WITH_BIND_MW
-)
+"""The flag by which a program asks for each opcode."""
 _SUPPORTED: Final = {
-    QpType.RC: sum(_GRANTED_BY.values()),
-    QpType.UC: int(_UC_OPS),
-    QpType.UD: int(_UD_OPS),
+    kind: sum(_GRANTED_BY[opcode] for opcode in opcodes.values()) for kind, opcodes in OPCODES.items()
 }
 
 

@@ -18,6 +18,7 @@ from emulator.roce.pyverbs.base import (
     asking,
     inc_rkey,
     listing,
+    reads,
     refusal,
     refusing,
 )
@@ -26,7 +27,7 @@ from emulator.roce.pyverbs.pd import PD
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError
 from emulator.roce.pyverbs.qp_attributes import ECE, QPAttr, QPInitAttr, QPInitAttrEx
 from emulator.roce.pyverbs.utils import GID, gid_bytes, qp_state_to_str, qp_type_to_str
-from emulator.roce.pyverbs.wr import FLAGS, RecvWR, SendWR
+from emulator.roce.pyverbs.wr import FLAGS, RecvWR, SendWR, post_chain
 
 if TYPE_CHECKING:
     from emulator.roce.pyverbs.cq import CQ, CQEX
@@ -135,10 +136,7 @@ class QP(DeviceObject[QueuePair]):
         """An `ibv_qp_state`: always the device's own, in libibverbs the last one that was asked for."""
         return int(self.native.state)
 
-    @property
-    def qp_num(self) -> int:
-        """The number that the peer sends to."""
-        return self.native.number
+    qp_num = reads("native.number", "The number that the peer sends to.")
 
     def _give_back(self, native: QueuePair) -> None:
         # It leaves all groups; what was posted and is not complete is gone.
@@ -224,19 +222,8 @@ class QP(DeviceObject[QueuePair]):
 
     def post_send(self, wr: SendWR, bad_wr: SendWR | None = None) -> None:
         """Post a request and those chained to it. Those before one that is refused are posted."""
-        pair = self.native
-        one: SendWR | None = wr
         with self.device.turn():
-            while one is not None:
-                try:
-                    if not one.supported:
-                        raise VerbsError(errno.EINVAL, f"opcode {one.opcode}, flags {one.send_flags:#x}")
-                    pair.post_send(one.request())
-                except VerbsError as error:
-                    if bad_wr is not None:
-                        bad_wr.become(one)
-                    raise refusal("Failed to post send", error) from error
-                one = one.next_wr
+            post_chain(wr, bad_wr, self.native.post_send, "Failed to post send")
 
     def bind_mw(self, mw: MW, mw_bind: MWBind) -> None:
         """Bind a window of type 1 under the next key that it can have; its `rkey` is that key then."""

@@ -8,14 +8,14 @@ from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
 from emulator.roce.nic.shared_receive import SharedReceiveQueue
-from emulator.roce.nic.verbs import Sge, VerbsError
+from emulator.roce.nic.verbs import Sge
 from emulator.roce.nic.verbs import SrqAttr as SrqMask
 from emulator.roce.pyverbs import enums as e
-from emulator.roce.pyverbs.base import Children, DeviceObject, PyverbsCM, PyverbsObject, asking, refusal
+from emulator.roce.pyverbs.base import Children, DeviceObject, PyverbsCM, PyverbsObject, asking
 from emulator.roce.pyverbs.device import Context
 from emulator.roce.pyverbs.pd import PD
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError
-from emulator.roce.pyverbs.wr import SGE, RecvWR, elements
+from emulator.roce.pyverbs.wr import SGE, RecvWR, elements, post_chain
 
 if TYPE_CHECKING:
     from emulator.roce.pyverbs.cq import CQ, CQEX
@@ -45,12 +45,9 @@ class SrqInitAttr(PyverbsObject):
 
 
 @dataclass(slots=True, eq=False)
-class SrqInitAttrEx(PyverbsObject):
+class SrqInitAttrEx(SrqAttr):
     """struct ibv_srq_init_attr_ex."""
 
-    max_wr: int = 100
-    max_sge: int = 1
-    srq_limit: int = 0
     comp_mask: int = field(default=0, init=False)
     srq_type: int = field(default=e.IBV_SRQT_BASIC, init=False)
     max_num_tags: int = field(default=0, init=False)
@@ -130,17 +127,8 @@ class SRQ(DeviceObject[SharedReceiveQueue]):
 
     def post_recv(self, wr: RecvWR, bad_wr: RecvWR | None = None) -> None:
         """Post a receive and those chained to it. Those before one that is refused are posted."""
-        queue = self.native
-        one: RecvWR | None = wr
         with self.device.turn():
-            while one is not None:
-                try:
-                    queue.post_recv(one.request())
-                except VerbsError as error:
-                    if bad_wr is not None:
-                        bad_wr.become(one)
-                    raise refusal("Failed to post receive to SRQ.", error) from error
-                one = one.next_wr
+            post_chain(wr, bad_wr, self.native.post_recv, "Failed to post receive to SRQ.")
 
     def post_srq_ops(self, wr: OpsWr, bad_wr: OpsWr | None = None) -> NoReturn:
         """There is no tag matching (EOPNOTSUPP)."""

@@ -141,7 +141,6 @@ def test_a_request_that_was_handed_over_is_not_changed_any_more() -> None:
     assert (posted.wr_id, len(posted.sges), posted.rkey) == (1, 2, 0)
     again = wr.request()
     assert (again.wr_id, len(again.sges), again.rkey, again.remote_address) == (2, 1, 5, 6)
-    assert wr.request() is again
     wr.send_flags = e.IBV_SEND_INLINE
     assert wr.request() is not wr.request()
 
