@@ -1,18 +1,24 @@
-"""`pyverbs.device`: the list of devices, and a device once it is opened.
+"""`pyverbs.device`: the list of devices, and a device once it is opened: what it is and what it can do.
 
 Devices are the NICs of `emulator.roce.runtime`'s registry: those that were added in this process and those
-that the environment variable G35_ROCE_DEVICES names. Each has one port with one GID.
+that the environment variable G35_ROCE_DEVICES names. Each has one port with one GID. All attributes of
+pyverbs exist; those that a RoCE device in software lacks are 0.
 """
+
+# One idea in one file: pyverbs' module, with its records and the words for what is in them.
 
 from __future__ import annotations
 
 import errno
+import struct
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import InitVar, dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 
 from emulator.roce.nic.gid import gid_of
+from emulator.roce.nic.verbs import Mtu
 from emulator.roce.pyverbs import enums as e
 from emulator.roce.pyverbs.base import (
     Children,
@@ -21,53 +27,383 @@ from emulator.roce.pyverbs.base import (
     close_children,
     close_deferred,
     close_or_defer,
-)
-from emulator.roce.pyverbs.device_attributes import (
-    AllocDmAttr,
-    AsyncEvent,
-    CQModerationCaps,
-    DeviceAttr,
-    DeviceAttrEx,
-    GIDEntry,
-    ODPCaps,
-    PacketPacingCaps,
-    PCIAtomicCaps,
-    PortAttr,
-    QueryDeviceExInput,
-    RSSCaps,
-    TMCaps,
-    TSOCaps,
-)
-from emulator.roce.pyverbs.device_words import (
-    guid_format,
-    guid_to_hex,
-    phys_state_to_str,
-    port_state_to_str,
-    speed_to_str,
-    str_from_flags,
-    translate_device_caps,
-    translate_event_type,
-    translate_gid_type,
-    translate_link_layer,
-    translate_mtu,
-    translate_node_type,
-    translate_port_cap_flags,
-    translate_port_cap_flags2,
-    translate_transport_type,
-    width_to_str,
+    listing,
 )
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
-from emulator.roce.pyverbs.utils import GID
+from emulator.roce.pyverbs.utils import GID, be64toh, gid_str
 from emulator.roce.runtime import registry
 from emulator.roce.runtime.device import guid_of
 from emulator.roce.runtime.errors import CannotOpen, DeviceClosed, NoSuchDevice
 from emulator.roce.wire.bth import DEFAULT_P_KEY
 
 if TYPE_CHECKING:
+    from emulator.roce.nic.nic import Nic
     from emulator.roce.runtime.device import Device as OpenedDevice
 
 PORTS = 1
 COMPLETION_VECTORS = 1
+
+VENDOR_ID: Final = 0xFFFFFF
+"""No vendor's: what rxe says, too."""
+
+PAGE_SIZES: Final = 0xFFFFF000
+"""Every power of two from 4 KiB on."""
+
+ATOMIC_WRITE_CAPABILITY: Final = 1 << 40
+"""IB_UVERBS_DEVICE_ATOMIC_WRITE (`rdma/ib_user_verbs.h`), for which pyverbs has no name."""
+
+CAPABILITIES: Final = (
+    e.IBV_DEVICE_UD_AV_PORT_ENFORCE
+    | e.IBV_DEVICE_CURR_QP_STATE_MOD
+    | e.IBV_DEVICE_SYS_IMAGE_GUID
+    | e.IBV_DEVICE_RC_RNR_NAK_GEN
+    | e.IBV_DEVICE_SRQ_RESIZE
+    | e.IBV_DEVICE_MEM_WINDOW
+    | e.IBV_DEVICE_MEM_MGT_EXTENSIONS
+    | e.IBV_DEVICE_MEM_WINDOW_TYPE_2B
+)
+
+LINK_UP: Final = 5
+"""Physical port state (IBTA 14.2.5.6)."""
+
+
+# --- words --------------------------------------------------------------------------------------------
+
+_TRANSPORTS: Final = ("IB", "IWARP", "USNIC", "USNIC UDP")
+_NODES: Final = {1: "CA", 2: "Switch", 3: "Router", 4: "RNIC", 5: "USNIC", 6: "USNIC UDP"}
+_PORT_STATES: Final = ("NOP", "Down", "Init", "Armed", "Active", "Defer")
+_PHYSICAL: Final = {
+    1: "Sleep", 2: "Polling", 3: "Disabled", 4: "Port configuration training", 5: "Link up",
+    6: "Link error recovery", 7: "Phy test",
+}  # fmt: skip
+_LINK_LAYERS: Final = ("Unspecified", "InfiniBand", "Ethernet")
+_GID_TYPES: Final[dict[int, str]] = {
+    e.IBV_GID_TYPE_IB: "IB",
+    e.IBV_GID_TYPE_ROCE_V1: "RoCEv1",
+    e.IBV_GID_TYPE_ROCE_V2: "RoCEv2",
+}
+_WIDTHS: Final = {1: "1X", 2: "4X", 4: "8X", 16: "2X"}
+_SPEEDS: Final = {0: 0.0, 1: 2.5, 2: 5.0, 4: 5.0, 8: 10.0, 16: 14.0, 32: 25.0, 64: 50.0, 128: 100.0}
+"""Gbit/s by the code of IBTA 14.2.5.6."""
+
+
+def _one_of(words: tuple[str, ...], number: int, otherwise: str) -> str:
+    return words[number] if 0 <= number < len(words) else otherwise
+
+
+def str_from_flags(flags: int, dictionary: Mapping[int, str]) -> str:
+    """The words of all bits that are set, each on a line of its own."""
+    return "\n  " + "".join(f"{word}\n  " for bit, word in dictionary.items() if flags & bit)
+
+
+def _named(flags: int, members: Iterable[IntEnum]) -> str:
+    return str_from_flags(flags, {int(member): member.name for member in members})
+
+
+def translate_gid_type(gid_type: int) -> str:
+    return _GID_TYPES.get(gid_type, f"Unknown gid_type ({gid_type})")
+
+
+def guid_format(num: int) -> str:
+    """Groups of four digits of a GUID that is a big-endian number read in this machine's order."""
+    return struct.pack("=Q", num).hex(":", 2)
+
+
+def guid_to_hex(node_guid: int) -> str:
+    return f"{node_guid:x}"
+
+
+def translate_transport_type(transport_type: int) -> str:
+    return _one_of(_TRANSPORTS, transport_type, "Unknown")
+
+
+def translate_node_type(node_type: int) -> str:
+    return _NODES.get(node_type, "Unknown")
+
+
+def port_state_to_str(port_state: int) -> str:
+    if 0 <= port_state < len(_PORT_STATES):
+        return f"{_PORT_STATES[port_state]} ({port_state})"
+    return f"Invalid state ({port_state})"
+
+
+def translate_mtu(mtu: int) -> str:
+    return f"{128 << mtu} ({mtu})" if 1 <= mtu <= 5 else f"Invalid MTU ({mtu})"
+
+
+def translate_link_layer(ll: int) -> str:
+    return _one_of(_LINK_LAYERS, ll, f"Invalid link layer ({ll})")
+
+
+def translate_port_cap_flags(flags: int) -> str:
+    return _named(flags, e.ibv_port_cap_flags)
+
+
+def translate_port_cap_flags2(flags: int) -> str:
+    return _named(flags, e.ibv_port_cap_flags2)
+
+
+def translate_device_caps(flags: int) -> str:
+    return _named(flags, e.ibv_device_cap_flags)
+
+
+def phys_state_to_str(phys: int) -> str:
+    return f"{_PHYSICAL[phys]} ({phys})" if phys in _PHYSICAL else "Invalid physical state"
+
+
+def width_to_str(width: int) -> str:
+    return f"{_WIDTHS[width]} ({width})" if width in _WIDTHS else "Invalid width"
+
+
+def speed_to_str(speed: int) -> str:
+    return f"{_SPEEDS[speed]} Gbps ({speed})" if speed in _SPEEDS else "Invalid speed"
+
+
+def translate_event_type(event_type: int) -> str:
+    """The name of an `ibv_event_type`."""
+    try:
+        return e.ibv_event_type(event_type).name
+    except ValueError:
+        return f"Unknown event_type ({event_type})"
+
+
+# --- attributes ---------------------------------------------------------------------------------------
+
+
+class _Record(PyverbsObject):
+    """Attributes that begin as 0."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        for name in type(self).__slots__:
+            setattr(self, name, 0)
+
+    def _listing(self, shown: Mapping[str, Callable[[Any], str]]) -> str:
+        """All attributes line by line, as `shown` says or as numbers."""
+        return listing(
+            (name.replace("_", " "), shown.get(name, str)(getattr(self, name))) for name in self.__slots__
+        )
+
+    def fill(self, **values: int) -> None:
+        """Set several."""
+        for name, value in values.items():
+            setattr(self, name, value)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
+class DeviceAttr(_Record):
+    """struct ibv_device_attr."""
+
+    __slots__ = (
+        "atomic_caps", "device_cap_flags", "fw_version", "hw_ver", "local_ca_ack_delay", "max_ah", "max_cq",
+        "max_cqe", "max_ee", "max_ee_init_rd_atom", "max_ee_rd_atom", "max_fmr", "max_map_per_fmr",
+        "max_mcast_grp", "max_mcast_qp_attach", "max_mr", "max_mr_size", "max_mw", "max_pd", "max_pkeys",
+        "max_qp", "max_qp_init_rd_atom", "max_qp_rd_atom", "max_qp_wr", "max_raw_ethy_qp", "max_raw_ipv6_qps",
+        "max_rdd", "max_res_rd_atom", "max_sge", "max_sge_rd", "max_srq", "max_srq_sge", "max_srq_wr",
+        "node_guid", "page_size_cap", "phys_port_cnt", "sys_image_guid", "vendor_id", "vendor_part_id",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fw_version = ""
+
+    @classmethod
+    def of(cls, nic: Nic) -> DeviceAttr:
+        """What this device says. Not in pyverbs."""
+        attr, limits = cls(), nic.limits
+        for name in set(cls.__slots__) & set(type(limits).__slots__):
+            setattr(attr, name, getattr(limits, name))
+        attr.fill(
+            node_guid=be64toh(nic.guid), sys_image_guid=be64toh(nic.guid), page_size_cap=PAGE_SIZES,
+            vendor_id=VENDOR_ID, device_cap_flags=int(CAPABILITIES), max_sge_rd=limits.max_sge,
+            max_qp_init_rd_atom=limits.max_qp_rd_atom, max_res_rd_atom=limits.max_qp_rd_atom * limits.max_qp,
+            atomic_caps=e.IBV_ATOMIC_HCA, max_pkeys=1, local_ca_ack_delay=15, phys_port_cnt=1,
+        )  # fmt: skip
+        attr.fw_version = "0.0.0"
+        return attr
+
+    def __str__(self) -> str:
+        shown = {
+            "node_guid": guid_format, "sys_image_guid": guid_format, "max_mr_size": hex, "page_size_cap": hex,
+            "vendor_id": hex, "device_cap_flags": translate_device_caps,
+        }  # fmt: skip
+        return self._listing(shown)
+
+
+class TSOCaps(_Record):
+    """struct ibv_tso_caps."""
+
+    __slots__ = ("max_tso", "supported_qpts")
+
+
+class RSSCaps(_Record):
+    """struct ibv_rss_caps."""
+
+    __slots__ = (
+        "max_rwq_indirection_table_size", "max_rwq_indirection_tables", "rx_hash_fields_mask",
+        "rx_hash_function", "supported_qpts",
+    )  # fmt: skip
+
+
+class PacketPacingCaps(_Record):
+    """struct ibv_packet_pacing_caps."""
+
+    __slots__ = ("qp_rate_limit_max", "qp_rate_limit_min", "supported_qpts")
+
+
+class TMCaps(_Record):
+    """struct ibv_tm_caps."""
+
+    __slots__ = ("flags", "max_num_tags", "max_ops", "max_rndv_hdr_size", "max_sge")
+
+
+class CQModerationCaps(_Record):
+    """struct ibv_cq_moderation_caps."""
+
+    __slots__ = ("max_cq_count", "max_cq_period")
+
+
+class PCIAtomicCaps(_Record):
+    """struct ibv_pci_atomic_caps."""
+
+    __slots__ = ("compare_swap", "fetch_add", "swap")
+
+
+class ODPCaps(_Record):
+    """struct ibv_odp_caps: no memory is paged in on demand."""
+
+    __slots__ = ("general_caps", "rc_odp_caps", "uc_odp_caps", "ud_odp_caps", "xrc_odp_caps")
+
+    _WORDS: ClassVar = {int(bit): bit.name for bit in e.ibv_odp_transport_cap_bits}
+
+    def __str__(self) -> str:
+        return "".join(
+            f"{name.replace('_', ' ')}: {str_from_flags(getattr(self, name), self._WORDS)}\n"
+            for name in self.__slots__
+        )
+
+
+class DeviceAttrEx(_Record):
+    """struct ibv_device_attr_ex."""
+
+    __slots__ = (
+        "comp_mask", "completion_timestamp_mask", "cq_mod_caps", "device_cap_flags_ex", "hca_core_clock",
+        "max_dm_size", "max_wq_type_rq", "odp_caps", "orig_attr", "packet_pacing_caps", "pci_atomic_caps",
+        "phys_port_cnt_ex", "raw_packet_caps", "rss_caps", "tm_caps", "tso_caps",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.orig_attr = DeviceAttr()
+        self.odp_caps, self.tso_caps, self.pci_atomic_caps = ODPCaps(), TSOCaps(), PCIAtomicCaps()
+        self.rss_caps, self.packet_pacing_caps = RSSCaps(), PacketPacingCaps()
+        self.tm_caps, self.cq_mod_caps = TMCaps(), CQModerationCaps()
+
+    @classmethod
+    def of(cls, nic: Nic) -> DeviceAttrEx:
+        """What this device says. Not in pyverbs."""
+        attr = cls()
+        attr.orig_attr = DeviceAttr.of(nic)
+        attr.fill(device_cap_flags_ex=int(CAPABILITIES) | ATOMIC_WRITE_CAPABILITY, phys_port_cnt_ex=1)
+        return attr
+
+
+@dataclass(slots=True, eq=False)
+class QueryDeviceExInput(PyverbsObject):
+    """struct ibv_query_device_ex_input."""
+
+    comp_mask: int
+
+
+class PortAttr(_Record):
+    """struct ibv_port_attr."""
+
+    __slots__ = (
+        "active_mtu", "active_speed", "active_width", "bad_pkey_cntr", "flags", "gid_tbl_len",
+        "init_type_reply", "lid", "link_layer", "lmc", "max_msg_sz", "max_mtu", "max_vl_num", "phys_state",
+        "pkey_tbl_len", "port_cap_flags", "port_cap_flags2", "qkey_viol_cntr", "sm_lid", "sm_sl", "state",
+        "subnet_timeout",
+    )  # fmt: skip
+
+    @classmethod
+    def of(cls, nic: Nic) -> PortAttr:
+        """What this device says of its one port. Not in pyverbs."""
+        attr = cls()
+        flags = e.IBV_PORT_CM_SUP | e.IBV_PORT_IP_BASED_GIDS
+        attr.fill(
+            state=e.IBV_PORT_ACTIVE, max_mtu=int(Mtu.MTU_4096), active_mtu=int(nic.port_mtu),
+            gid_tbl_len=1, port_cap_flags=flags, max_msg_sz=nic.limits.max_message, pkey_tbl_len=1,
+            max_vl_num=1, active_width=1, active_speed=1, phys_state=LINK_UP,
+            link_layer=e.IBV_LINK_LAYER_ETHERNET, flags=e.IBV_QPF_GRH_REQUIRED,
+        )  # fmt: skip
+        return attr
+
+    def __str__(self) -> str:
+        shown = {
+            "state": port_state_to_str, "max_mtu": translate_mtu, "active_mtu": translate_mtu, "lmc": hex,
+            "link_layer": translate_link_layer, "max_msg_sz": hex, "port_cap_flags": translate_port_cap_flags,
+            "port_cap_flags2": translate_port_cap_flags2, "active_width": width_to_str,
+            "active_speed": speed_to_str, "phys_state": phys_state_to_str,
+        }  # fmt: skip
+        return self._listing(shown)
+
+
+@dataclass(slots=True, eq=False)
+class GIDEntry(PyverbsObject):
+    """struct ibv_gid_entry."""
+
+    subnet_prefix: InitVar[int] = 0
+    interface_id: InitVar[int] = 0
+    gid_index: int = 0
+    port_num: int = 0
+    gid_type: int = 0
+    ndev_ifindex: int = 0
+    gid_subnet_prefix: int = field(default=0, init=False)
+    gid_interface_id: int = field(default=0, init=False)
+
+    def __post_init__(self, subnet_prefix: int, interface_id: int) -> None:
+        self.gid_subnet_prefix, self.gid_interface_id = subnet_prefix, interface_id
+
+    def gid_str(self) -> str:
+        """The GID in text."""
+        return gid_str(self.gid_subnet_prefix, self.gid_interface_id)
+
+    def __str__(self) -> str:
+        return listing(
+            [
+                ("GID", self.gid_str()), ("GID Index", self.gid_index), ("Port number", self.port_num),
+                ("GID type", translate_gid_type(self.gid_type)), ("Ndev ifindex", self.ndev_ifindex),
+            ]
+        )  # fmt: skip
+
+
+@dataclass(slots=True, eq=False)
+class AsyncEvent(PyverbsObject):
+    """struct ibv_async_event."""
+
+    event_type: int = 0
+
+    def ack(self) -> None:
+        """Nothing waits for it here."""
+
+    def __str__(self) -> str:
+        return listing([("Event Type", translate_event_type(self.event_type))])
+
+
+@dataclass(slots=True, eq=False)
+class AllocDmAttr(PyverbsObject):
+    """struct ibv_alloc_dm_attr."""
+
+    length: int
+    log_align_req: int = 0
+    comp_mask: int = 0
+
+
+# --- devices ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -308,14 +644,3 @@ class DM(PyverbsCM):
     def handle(self) -> int:
         """There is none."""
         return 0
-
-
-__all__ = [
-    "DM", "AllocDmAttr", "AsyncEvent", "CQModerationCaps", "Context", "Device", "DeviceAttr", "DeviceAttrEx",
-    "GIDEntry", "ODPCaps", "PCIAtomicCaps", "PacketPacingCaps", "PortAttr", "QueryDeviceExInput", "RSSCaps",
-    "TMCaps", "TSOCaps", "get_device_list", "guid_format", "guid_to_hex", "phys_state_to_str",
-    "port_state_to_str", "rdma_get_devices", "speed_to_str", "str_from_flags", "translate_device_caps",
-    "translate_event_type", "translate_gid_type", "translate_link_layer", "translate_mtu",
-    "translate_node_type", "translate_port_cap_flags", "translate_port_cap_flags2",
-    "translate_transport_type", "width_to_str",
-]  # fmt: skip
