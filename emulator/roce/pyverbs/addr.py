@@ -20,8 +20,8 @@ from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserErr
 from emulator.roce.pyverbs.utils import GID, NO_GID, gid_bytes, gid_text
 
 if TYPE_CHECKING:
+    from emulator.roce.pyverbs.cq import WC
     from emulator.roce.pyverbs.pd import PD
-    from emulator.roce.pyverbs.work_completion import WC
 
 
 class GRH(PyverbsObject):

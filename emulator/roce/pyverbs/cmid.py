@@ -39,13 +39,12 @@ from emulator.roce.pyverbs.base import (
 )
 from emulator.roce.pyverbs.cm_channel import ChannelEvent, CMEventChannel
 from emulator.roce.pyverbs.cm_records import AddrInfo, ConnParam, JoinMCAttrEx, checked_flags, group_in
-from emulator.roce.pyverbs.cq import CQ
+from emulator.roce.pyverbs.cq import CQ, WC
 from emulator.roce.pyverbs.device import Context
 from emulator.roce.pyverbs.mr import MR
 from emulator.roce.pyverbs.pd import PD, DomainUser
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
 from emulator.roce.pyverbs.qp import ECE, QP, QPAttr, QPInitAttr
-from emulator.roce.pyverbs.work_completion import WC
 from emulator.roce.pyverbs.wr import SGE, RecvWR, SendWR
 from emulator.roce.runtime import registry
 from emulator.roce.runtime.errors import DeviceClosed

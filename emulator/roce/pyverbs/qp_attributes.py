@@ -20,7 +20,7 @@ from emulator.roce.nic.verbs import (
 from emulator.roce.pyverbs import enums as e
 from emulator.roce.pyverbs.addr import AHAttr
 from emulator.roce.pyverbs.base import PyverbsCM, PyverbsObject, listing
-from emulator.roce.pyverbs.cq import CQ, CQEX
+from emulator.roce.pyverbs.cq import CQ, CQEX, flags_to_str
 from emulator.roce.pyverbs.pyverbs_error import PyverbsUserError
 from emulator.roce.pyverbs.utils import (
     access_flags_to_str,
@@ -29,7 +29,6 @@ from emulator.roce.pyverbs.utils import (
     qp_state_to_str,
     qp_type_to_str,
 )
-from emulator.roce.pyverbs.work_completion import flags_to_str
 
 if TYPE_CHECKING:
     from emulator.roce.pyverbs.pd import PD

@@ -12,8 +12,8 @@ from emulator.roce.nic.work_requests import ReceiveRequest, SendRequest
 from emulator.roce.pyverbs import enums as e
 from emulator.roce.pyverbs import mem_alloc
 from emulator.roce.pyverbs.base import PyverbsCM, inc_rkey, listing, refusal
+from emulator.roce.pyverbs.cq import swapped
 from emulator.roce.pyverbs.pyverbs_error import PyverbsUserError
-from emulator.roce.pyverbs.work_completion import swapped
 
 if TYPE_CHECKING:
     from emulator.roce.pyverbs.addr import AH

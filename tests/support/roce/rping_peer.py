@@ -14,6 +14,7 @@ from typing import Final
 
 from emulator.roce.pyverbs.cm_enums import RAI_PASSIVE, RDMA_PS_TCP
 from emulator.roce.pyverbs.cmid import CMID, AddrInfo
+from emulator.roce.pyverbs.cq import WC
 from emulator.roce.pyverbs.enums import (
     IBV_ACCESS_LOCAL_WRITE,
     IBV_ACCESS_REMOTE_READ,
@@ -24,7 +25,6 @@ from emulator.roce.pyverbs.enums import (
 from emulator.roce.pyverbs.mr import MR
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError
 from emulator.roce.pyverbs.qp import QPCap, QPInitAttr
-from emulator.roce.pyverbs.work_completion import WC
 
 INFO: Final = struct.Struct(">QII")
 ACCESS: Final = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE

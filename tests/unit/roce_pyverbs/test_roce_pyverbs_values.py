@@ -18,10 +18,10 @@ from emulator.roce.pyverbs import enums as e
 from emulator.roce.pyverbs.addr import GID, AHAttr, GlobalRoute, sender_gid
 from emulator.roce.pyverbs.base import inc_rkey
 from emulator.roce.pyverbs.cmid import AddrInfo, ConnParam
+from emulator.roce.pyverbs.cq import swapped
 from emulator.roce.pyverbs.pyverbs_error import PyverbsError, PyverbsRDMAError, PyverbsUserError
 from emulator.roce.pyverbs.qp import QPAttr, QPCap, QPInitAttr
 from emulator.roce.pyverbs.utils import gid_str, gid_str_to_array
-from emulator.roce.pyverbs.work_completion import swapped
 from emulator.roce.pyverbs.wr import SGE, RecvWR, SendWR
 
 MAPPED = "0000:0000:0000:0000:0000:ffff:7f00:0002"
