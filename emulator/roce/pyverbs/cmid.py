@@ -34,13 +34,13 @@ from emulator.roce.pyverbs.base import (
     close_children,
     close_deferred,
     close_or_defer,
+    reads,
     refusal,
     refusing,
 )
 from emulator.roce.pyverbs.cm_channel import ChannelEvent, CMEventChannel
 from emulator.roce.pyverbs.cm_records import AddrInfo, ConnParam, JoinMCAttrEx, checked_flags, group_in
 from emulator.roce.pyverbs.cq import CQ, WC
-from emulator.roce.pyverbs.device import Context
 from emulator.roce.pyverbs.mr import MR
 from emulator.roce.pyverbs.pd import PD, DomainUser
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
@@ -71,7 +71,9 @@ class CMEvent(PyverbsObject):
     connection, as in librdmacm; what the program gets is ESTABLISHED.
     """
 
-    __slots__ = ("_acknowledged", "_happened", "_id", "_type")
+    __slots__ = (
+        "_acknowledged", "_id", "_type", "connection", "group", "listener", "param", "private_data", "status",
+    )  # fmt: skip
 
     def __init__(self, channel: CMEventChannel) -> None:
         self._acknowledged = True
@@ -82,8 +84,19 @@ class CMEvent(PyverbsObject):
             happened = channel.take(wait=False)
         if happened is None:
             raise PyverbsRDMAError("Failed to create CMEvent", errno.EAGAIN)
-        self._happened = happened
         self._acknowledged = False
+        event = happened.event
+        self.status = happened.status
+        """A negative errno, or with REJECTED the reason that the peer gave. Not in pyverbs."""
+        self.private_data = event.private_data if event is not None else b""
+        """The private data of the peer's message."""
+        self.param = event.parameters if event is not None else None
+        """What the peer asks for, with a CONNECT_REQUEST or CONNECT_RESPONSE. Not in pyverbs."""
+        self.group = event.group if event is not None else ""
+        """The address of the multicast group that it is about, if any. Not in pyverbs."""
+        self.connection = event.connection if event is not None else None
+        """What the connection manager knows it by. Not in pyverbs."""
+        self.listener = event.listener if event is not None else None
         self._id = happened.cmid if isinstance(happened.cmid, CMID) else _owner(self.connection)
         self._type = happened.type
         if self._id is not None:
@@ -108,36 +121,9 @@ class CMEvent(PyverbsObject):
         return "" if self._acknowledged else cm.rdma_cm_event_type(self.event_type).name
 
     @property
-    def private_data(self) -> bytes:
-        """The private data of the peer's message."""
-        event = self._happened.event
-        return event.private_data if event is not None else b""
-
-    @property
-    def status(self) -> int:
-        """A negative errno, or with REJECTED the reason that the peer gave. Not in pyverbs."""
-        return self._happened.status
-
-    @property
-    def param(self) -> ConnectionParameters | None:
-        """What the peer asks for, with a CONNECT_REQUEST or CONNECT_RESPONSE. Not in pyverbs."""
-        return self._happened.event.parameters if self._happened.event is not None else None
-
-    @property
-    def group(self) -> str:
-        """The address of the multicast group that it is about, if any. Not in pyverbs."""
-        return self._happened.event.group if self._happened.event is not None else ""
-
-    @property
-    def connection(self) -> Connection | None:
-        """What the connection manager knows it by. Not in pyverbs."""
-        return self._happened.event.connection if self._happened.event is not None else None
-
-    @property
     def listen_id(self) -> CMID | None:
         """With a CONNECT_REQUEST, the CMID that listens. Not in pyverbs."""
-        event = self._happened.event
-        return _owner(event.listener) if event is not None else None
+        return _owner(self.listener)
 
     @property
     def id(self) -> CMID | None:
@@ -288,10 +274,7 @@ class CMID(DomainUser):
         """The device's port; 0 before it is known."""
         return 1 if self._device is not None else 0
 
-    @property
-    def context(self) -> Context | None:
-        """The `Context` of its device, once it is known."""
-        return self.ctx
+    context = reads("ctx", "The `Context` of its device, once it is known.")
 
     @property
     def src_port(self) -> int:

@@ -9,7 +9,7 @@ from emulator.roce.pyverbs import enums as e
 from emulator.roce.pyverbs.base import PyverbsCM, PyverbsObject, not_here
 
 if TYPE_CHECKING:
-    from emulator.roce.pyverbs.queue_pair import QP
+    from emulator.roce.pyverbs.qp import QP
     from emulator.roce.pyverbs.spec import Spec
 
 

@@ -42,6 +42,12 @@ _CREATE_FLAGS: Final = {
     16: "PCI write end padding",
 }  # fmt: skip
 
+_AS_THEY_ARE: Final = (
+    "qkey", "rq_psn", "sq_psn", "pkey_index", "max_rd_atomic", "max_dest_rd_atomic", "min_rnr_timer",
+    "port_num", "timeout", "rnr_retry",
+)  # fmt: skip
+"""Attributes that the device has under the same name, with the same values."""
+
 _CAPS: Final = ("max_send_wr", "max_recv_wr", "max_send_sge", "max_recv_sge", "max_inline_data")
 
 
@@ -257,21 +263,12 @@ class QPAttr(PyverbsObject):
                 state=QpState(self.qp_state) if mask & QpAttr.STATE else QpState.RESET,
                 current_state=QpState(self.cur_qp_state) if mask & QpAttr.CUR_STATE else QpState.RESET,
                 path_mtu=Mtu(self.path_mtu) if mask & QpAttr.PATH_MTU else Mtu.MTU_256,
-                qkey=self.qkey,
-                rq_psn=self.rq_psn,
-                sq_psn=self.sq_psn,
                 dest_qpn=self.dest_qp_num,
                 access=Access(self.qp_access_flags),
                 av=vector,
-                pkey_index=self.pkey_index,
                 enable_sqd_notify=bool(self.en_sqd_async_notify),
-                max_rd_atomic=self.max_rd_atomic,
-                max_dest_rd_atomic=self.max_dest_rd_atomic,
-                min_rnr_timer=self.min_rnr_timer,
-                port_num=self.port_num,
-                timeout=self.timeout,
                 retry_count=self.retry_cnt,
-                rnr_retry=self.rnr_retry,
+                **{name: getattr(self, name) for name in _AS_THEY_ARE},
             )
         except ValueError as error:
             raise VerbsError(errno.EINVAL, str(error)) from error
@@ -280,15 +277,13 @@ class QPAttr(PyverbsObject):
     def of(cls, given: QpAttributes) -> QPAttr:
         """From what the device gives. Not in pyverbs."""
         attr = cls(int(given.state), int(given.current_state), given.port_num, int(given.path_mtu))
-        attr.qkey, attr.rq_psn, attr.sq_psn = given.qkey, given.rq_psn, given.sq_psn
+        for name in _AS_THEY_ARE:
+            setattr(attr, name, getattr(given, name))
         attr.dest_qp_num, attr.qp_access_flags = given.dest_qpn, int(given.access)
         attr._cap = QPCap(*_bounds(given.capabilities))
         attr._ah_attr = AHAttr.of(given.av)
-        attr.pkey_index = given.pkey_index
         attr.en_sqd_async_notify, attr.sq_draining = int(given.enable_sqd_notify), int(given.sq_draining)
-        attr.max_rd_atomic, attr.max_dest_rd_atomic = given.max_rd_atomic, given.max_dest_rd_atomic
-        attr.min_rnr_timer, attr.timeout = given.min_rnr_timer, given.timeout
-        attr.retry_cnt, attr.rnr_retry = given.retry_count, given.rnr_retry
+        attr.retry_cnt = given.retry_count
         return attr
 
     def __str__(self) -> str:
