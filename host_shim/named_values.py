@@ -196,32 +196,40 @@ class NamedValues:
         wanted = [index for index, value in enumerate(values) if _fits(value)]
         if len(wanted) < len(values):
             self._complain(ValueTooLong(f"a block is empty, or longer than {VALUE_BYTES_MAX - LABEL_BYTES}"))
+
+        def move(session: Session) -> None:
+            bound = self._bound(session, wanted, names, values)
+
+            def write(ticket: int) -> None:
+                if session.dead:
+                    return
+                at = bound[ticket]
+                label = self._label()
+                label[:] = label_of(names[at], _length(values[at]))
+                try:
+                    session.write_parts(ticket, [label, *values[at]])
+                except OSError:
+                    return  # what this value's enclosure says of it; the others go on
+                stored[at] = True
+
+            self._pool._share(write, len(bound))
+
+        self._on_session(move)
+        return stored
+
+    def _on_session(self, move: Callable[[Session], None]) -> None:
+        """Call `move` with a session, if there is an agent. What the pool refuses is logged."""
         try:
             with self._pool._lender.lend() as session:
                 self.agent_seen = session is not None
                 if session is None:
                     self._warn_of_no_pool()
-                    return stored
+                    return
                 lent = session
-
-                def write(ticket: int) -> None:
-                    if lent.dead:
-                        return
-                    at = wanted[ticket]
-                    label = self._label()
-                    label[:] = label_of(names[at], _length(values[at]))
-                    try:
-                        lent.write_parts(ticket, [label, *values[at]])
-                    except OSError:
-                        return  # what this value's enclosure says of it; the others go on
-                    stored[at] = True
-
-                wanted = self._bound(session, wanted, names, values)
-                self._pool._share(write, len(wanted))
+                move(lent)
             self.agent_seen = not lent.dead
         except (OSError, RuntimeError) as refused:
             self._complain(refused)
-        return stored
 
     def _bound(
         self,
@@ -254,29 +262,22 @@ class NamedValues:
     ) -> list[int | None]:
         found: list[int | None] = [None] * len(names)
         strange: list[bytes] = []
-        try:
-            with self._pool._lender.lend() as session:
-                self.agent_seen = session is not None
-                if session is None:
-                    self._warn_of_no_pool()
-                    return found
-                lent = session
 
-                def read(ticket: int) -> None:
-                    if lent.dead:
-                        return
-                    label = self._label()
-                    length, proved = _read_one(lent, ticket, names[ticket], label, rooms[ticket])
-                    if proved and (not exact or length == _length(rooms[ticket])):
-                        found[ticket] = length
-                    elif proved is not None:
-                        strange.append(names[ticket])
+        def move(session: Session) -> None:
+            def read(ticket: int) -> None:
+                if session.dead:
+                    return
+                label = self._label()
+                length, proved = _read_one(session, ticket, names[ticket], label, rooms[ticket])
+                if proved and (not exact or length == _length(rooms[ticket])):
+                    found[ticket] = length
+                elif proved is not None:
+                    strange.append(names[ticket])
 
-                session.bind_reads(self._volume.name, [key_of_long_name(name) for name in names])
-                self._pool._share(read, len(names))
-            self.agent_seen = not lent.dead  # a value that was whole before carries its proof
-        except (OSError, RuntimeError) as refused:
-            self._complain(refused)
+            session.bind_reads(self._volume.name, [key_of_long_name(name) for name in names])
+            self._pool._share(read, len(names))
+
+        self._on_session(move)  # after an agent's end too: a value that was whole before carries its proof
         if strange:
             self.forget(strange)
         return found

@@ -454,7 +454,9 @@ class Volume:
             raise unknown_volume(self.name, session.stats()) from None
         if refused.errno in _REFUSALS:
             return None
-        raise _wrong_use(refused, self.name) from None
+        if refused.errno in (errno.EFBIG, errno.EMSGSIZE):
+            raise ValueTooLong(f"a value is longer than the slots of volume {self.name!r}") from None
+        raise refused from None
 
 
 def _judged(length: int, room: int, outcome: Outcome | None) -> Fetched:
@@ -484,13 +486,6 @@ def unknown_volume(name: str, stats: dict[str, Any]) -> UnknownVolume:
     near = difflib.get_close_matches(name, [each for each in kinds if kinds[each] == "kv"], 1)
     meant = f" (did you mean {near[0]}?)" if near else ""
     return UnknownVolume(f"the pool has no volume {name!r}{meant}")
-
-
-def _wrong_use(refused: OSError, volume: str) -> Exception:
-    """What an errno of the agent means to the caller; it has not to do with the state of the pool."""
-    if refused.errno in (errno.EFBIG, errno.EMSGSIZE):
-        return ValueTooLong(f"a value is longer than the slots of volume {volume!r}")
-    return refused
 
 
 def _same_count(keys: Sequence[bytes], buffers: Sequence[object]) -> None:

@@ -13,7 +13,7 @@ import mmap
 import os
 import threading
 from collections.abc import Sequence
-from typing import Final, Protocol, TypeAlias, runtime_checkable
+from typing import Final, Protocol, TypeAlias
 
 from host_shim.control_wire import MalformedControl, Outcome
 from host_shim.transfer_wire import (
@@ -142,7 +142,6 @@ class RegisteredMemory:
             self._by_address = ((), ())
 
 
-@runtime_checkable
 class IoctlFiles(Protocol):
     """The system call on a session's open file: `data` goes in, what the agent answers comes back in it."""
 

@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from host_shim.control_wire import (
     ANSWER_BYTES_MAX,
@@ -72,7 +72,7 @@ class SessionDead(Exception):
     """There is no agent behind this session any more."""
 
 
-class Files(Protocol):
+class Files(IoctlFiles, Protocol):
     """The system calls of a session; tests put a scripted agent here."""
 
     def open(self, path: str) -> int: ...
@@ -81,21 +81,11 @@ class Files(Protocol):
 
     def pwrite(self, descriptor: int, data: bytes | memoryview, offset: int) -> int: ...
 
-    def preadv(self, descriptor: int, into: memoryview, offset: int) -> int: ...
-
-
-@runtime_checkable
-class PartFiles(Files, Protocol):
-    """`Files` that move one value from or to several places by one call."""
-
     def pwritev(self, descriptor: int, parts: Sequence[memoryview], offset: int) -> int: ...
 
+    def preadv(self, descriptor: int, into: memoryview, offset: int) -> int: ...
+
     def preadv_parts(self, descriptor: int, parts: Sequence[memoryview], offset: int) -> int: ...
-
-
-@runtime_checkable
-class AtOnceFiles(Files, Protocol):
-    """`Files` that read a whole value by one call."""
 
     def fgetxattr(self, descriptor: int, name: bytes, into: memoryview) -> int: ...
 
@@ -160,11 +150,8 @@ class Session:
 
     def __init__(self, path: str, files: Files, memory: RegisteredMemory | None = None) -> None:
         self._files = files
-        self._transfers = (
-            Transfers(files, memory) if memory is not None and isinstance(files, IoctlFiles) else None
-        )
-        self._part_files = files if isinstance(files, PartFiles) else None
-        self._at_once = files if isinstance(files, AtOnceFiles) else None
+        self._transfers = None if memory is None else Transfers(files, memory)
+        self._gives_at_once = True
         self._next_id = 0
         self._room: dict[str, int] | None = None
         self.dead = False
@@ -217,25 +204,16 @@ class Session:
             if refused.errno != errno.EAGAIN:
                 raise
             # The agent has no room for more tickets. Closing this session frees those that it has.
-            self.dead = True
-            raise SessionDead(str(refused)) from None
+            raise self._ended(refused) from None
 
     def bind_writes(
         self, volume: str, keys: Sequence[bytes], lengths: Sequence[int], ttl_seconds: int
     ) -> None:
         """From now on the value of the i-th key, of the i-th length, is written at ticket i."""
-        self._send(
-            Request(
-                Operation.PUT,
-                self._new_id(),
-                volume,
-                tuple(keys),
-                0,
-                ttl_seconds,
-                FLAG_NO_ANSWER,
-                tuple(lengths),
-            ).encode()
+        asked = Request(
+            Operation.PUT, self._new_id(), volume, tuple(keys), 0, ttl_seconds, FLAG_NO_ANSWER, tuple(lengths)
         )
+        self._send(asked.encode())
 
     def _move(
         self,
@@ -255,8 +233,7 @@ class Session:
         try:
             return self._transfers.move(self._descriptor, which, buffers, volume, key, ticket, ttl_seconds)
         except MalformedControl as nonsense:
-            self.dead = True
-            raise SessionDead(str(nonsense)) from None
+            raise self._ended(nonsense) from None
         except OSError as error:
             if error.errno == errno.EIO:
                 if which is Ioctl.STORE:
@@ -287,11 +264,11 @@ class Session:
             if length > len(into):
                 raise OSError(errno.ERANGE, os.strerror(errno.ERANGE))
             return length
-        files, name = self._at_once, value_xattr(volume, key)
-        if files is None or len(into) > AT_ONCE_BYTES or b"\0" in name:
+        name = value_xattr(volume, key)
+        if not self._gives_at_once or len(into) > AT_ONCE_BYTES or b"\0" in name:
             return None
         try:
-            return files.fgetxattr(self._descriptor, name, into)
+            return self._files.fgetxattr(self._descriptor, name, into)
         except OSError as error:
             if error.errno in (errno.ENODATA, errno.EIO):
                 return 0
@@ -302,7 +279,7 @@ class Session:
             seen = self._seen(error)
             if self.dead:
                 raise seen from None
-            self._at_once = None
+            self._gives_at_once = False
             return None
 
     def read_parts(self, ticket: int, parts: Sequence[memoryview]) -> int:
@@ -310,18 +287,11 @@ class Session:
         length = self._move(Ioctl.LOAD, parts, ticket)
         if length is not None:
             return min(length, sum(map(len, parts)))
-        files, done = self._part_files, 0
-        if files is None:
-            for part in parts:
-                got = self.read(ticket, part, done)
-                done += got
-                if got < len(part):
-                    break
-            return done
+        done = 0
         for start in range(0, len(parts), PARTS_MAX):
             some = parts[start : start + PARTS_MAX]
             try:
-                got = files.preadv_parts(self._descriptor, some, data_offset(ticket) + done)
+                got = self._files.preadv_parts(self._descriptor, some, data_offset(ticket) + done)
             except OSError as error:
                 if error.errno == errno.EIO:
                     return 0
@@ -339,10 +309,10 @@ class Session:
         """`write` of a value that lies in several places; its length is that of all parts."""
         if self._move(Ioctl.STORE, parts, ticket) is not None:
             return
-        files, done = self._part_files, 0
-        if files is not None and len(parts) <= PARTS_MAX:
+        done = 0
+        if len(parts) <= PARTS_MAX:
             try:
-                done = files.pwritev(self._descriptor, parts, data_offset(ticket))
+                done = self._files.pwritev(self._descriptor, parts, data_offset(ticket))
             except OSError as error:
                 if error.errno == errno.EIO:
                     raise
@@ -379,11 +349,9 @@ class Session:
         try:
             found = outcomes(body)
         except MalformedControl as nonsense:
-            self.dead = True
-            raise SessionDead(str(nonsense)) from None
+            raise self._ended(nonsense) from None
         if len(found) != count:
-            self.dead = True
-            raise SessionDead(f"{len(found)} outcomes for {count} keys")
+            raise self._ended(f"{len(found)} outcomes for {count} keys")
         return found
 
     def _new_id(self) -> int:
@@ -396,8 +364,7 @@ class Session:
         except OSError as error:
             raise self._seen(error) from None
         if written != len(request):
-            self.dead = True
-            raise SessionDead(f"the agent took {written} of the request's {len(request)} bytes")
+            raise self._ended(f"the agent took {written} of the request's {len(request)} bytes")
 
     def _exchange(self, request: Request, room: int) -> bytes:
         """Send a request and read its answer, of up to `room` bytes; the answer's body."""
@@ -410,20 +377,19 @@ class Session:
             self.dead = True  # the answer may still be waiting, and would be taken for the next one's
             raise self._seen(error) from None
         except MalformedControl as nonsense:
-            self.dead = True
-            raise SessionDead(str(nonsense)) from None
+            raise self._ended(nonsense) from None
         if answer.request_id != request.request_id or answer.operation != request.operation:
-            self.dead = True
-            raise SessionDead(f"answer {answer.request_id} to request {request.request_id}")
+            raise self._ended(f"answer {answer.request_id} to request {request.request_id}")
         if answer.errno:
             raise OSError(answer.errno, os.strerror(answer.errno))
         return answer.body
 
     def _seen(self, error: OSError) -> Exception:
-        if error.errno in AGENT_GONE:
-            self.dead = True
-            return SessionDead(str(error))
-        return error
+        return self._ended(error) if error.errno in AGENT_GONE else error
+
+    def _ended(self, why: object) -> SessionDead:
+        self.dead = True
+        return SessionDead(str(why))
 
 
 class Loan:

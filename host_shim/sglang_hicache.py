@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolHitPolicy, PoolName, PoolTransferResult
 
@@ -26,6 +26,9 @@ _log = logging.getLogger(__name__)
 
 _KV = "kv"
 """SGLang's own name of the pool that v1 calls are about."""
+
+_Move: TypeAlias = Callable[[Sequence[bytes], Sequence[list[memoryview]]], Sequence[object]]
+"""`load` or `store` of `NamedValues`: a length or True for each value that it moved."""
 
 
 class G35HiCache(HiCacheStorage):  # type: ignore[misc]
@@ -53,11 +56,11 @@ class G35HiCache(HiCacheStorage):  # type: ignore[misc]
 
     def batch_get_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
         """Load pages into the host memory pool; which of them are there whole."""
-        return self._load(_KV, keys, self._pages(self.mem_pool_host, keys, host_indices))
+        return self._moved(self._values.load, _KV, keys, self._pages(self.mem_pool_host, keys, host_indices))
 
     def batch_set_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
         """Store pages out of the host memory pool; which of them are on flash."""
-        return self._store(_KV, keys, self._pages(self.mem_pool_host, keys, host_indices))
+        return self._moved(self._values.store, _KV, keys, self._pages(self.mem_pool_host, keys, host_indices))
 
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> Any:
         """A page as a tensor: `target_location`, filled. None for a miss."""
@@ -68,7 +71,9 @@ class G35HiCache(HiCacheStorage):  # type: ignore[misc]
         if not keys or target_locations is None or len(target_locations) != len(keys):
             return [None] * len(keys)
         rooms = [_tensor_memory(each) for each in target_locations]
-        whole = self._load(_KV, keys, [None if room is None else [room] for room in rooms])
+        whole = self._moved(
+            self._values.load, _KV, keys, [None if room is None else [room] for room in rooms]
+        )
         return [tensor if well else None for tensor, well in zip(target_locations, whole, strict=True)]
 
     def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool:
@@ -83,7 +88,11 @@ class G35HiCache(HiCacheStorage):  # type: ignore[misc]
         # A copy that contiguous() made lives no longer than somebody has it, and a view has only its address.
         whole = [None if value is None else value.contiguous() for value in values]
         memories = [_tensor_memory(value) for value in whole]
-        return all(self._store(_KV, keys, [None if each is None else [each] for each in memories]))
+        return all(
+            self._moved(
+                self._values.store, _KV, keys, [None if each is None else [each] for each in memories]
+            )
+        )
 
     def batch_exists_v2(self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None) -> Any:
         """How long a prefix can be restored when other pools (states, windows) need their pages, too."""
@@ -109,16 +118,10 @@ class G35HiCache(HiCacheStorage):  # type: ignore[misc]
         return PoolTransferResult(max(restorable, default=0), hits, sorted(restorable))
 
     def batch_get_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[Any, list[bool]]:
-        return {
-            each.name: self._load(_text(each.name), each.keys or [], self._pages_v2(each))
-            for each in transfers
-        }
+        return self._moved_v2(self._values.load, transfers)
 
     def batch_set_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[Any, list[bool]]:
-        return {
-            each.name: self._store(_text(each.name), each.keys or [], self._pages_v2(each))
-            for each in transfers
-        }
+        return self._moved_v2(self._values.store, transfers)
 
     def clear(self) -> bool:
         """Not done: the pool does not list what it holds, and other engines' blocks are in it."""
@@ -139,23 +142,22 @@ class G35HiCache(HiCacheStorage):  # type: ignore[misc]
         shard = self._replicated if self._is_mla and pool == _KV else self._sharded
         return [name_of("sglang", key, pool, layout, dtype, page, *shard) for key in keys]
 
-    def _load(self, pool: str, keys: Sequence[str], rooms: Sequence[list[memoryview] | None]) -> list[bool]:
-        """Which pages came, of exactly the length of their room; a page without a room is a miss."""
-        usable = [(key, room) for key, room in zip(keys, rooms, strict=True) if room is not None]
+    def _moved(
+        self, move: _Move, pool: str, keys: Sequence[str], memories: Sequence[list[memoryview] | None]
+    ) -> list[bool]:
+        """Which pages were loaded or stored whole; a page that has no memory is a miss."""
+        usable = [(key, memory) for key, memory in zip(keys, memories, strict=True) if memory is not None]
         names = self._names(pool, [key for key, _ in usable])
-        found = iter(self._values.load(names, [room for _, room in usable]))
-        return [room is not None and next(found) is not None for room in rooms]
+        done = iter(move(names, [memory for _, memory in usable]))
+        return [memory is not None and bool(next(done)) for memory in memories]
 
-    def _store(self, pool: str, keys: Sequence[str], values: Sequence[list[memoryview] | None]) -> list[bool]:
-        usable = [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
-        names = self._names(pool, [key for key, _ in usable])
-        stored = iter(self._values.store(names, [value for _, value in usable]))
-        return [value is not None and next(stored) for value in values]
-
-    def _pages_v2(self, transfer: Any) -> list[list[memoryview] | None]:
-        return self._pages(
-            self._host_pools.get(_text(transfer.name)), transfer.keys or [], transfer.host_indices
-        )
+    def _moved_v2(self, move: _Move, transfers: Sequence[Any]) -> dict[Any, list[bool]]:
+        moved = {}
+        for each in transfers:
+            pool, keys = _text(each.name), each.keys or []
+            pages = self._pages(self._host_pools.get(pool), keys, each.host_indices)
+            moved[each.name] = self._moved(move, pool, keys, pages)
+        return moved
 
     def _pages(self, host_pool: Any, keys: Sequence[str], indices: Any) -> list[list[memoryview] | None]:
         """The memory of each key's page, piece by piece; None where SGLang cannot say where it lies."""

@@ -18,7 +18,6 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from host_shim.connector_jobs import JobRunner
 from host_shim.named_values import NamedValues
@@ -28,22 +27,12 @@ PIECE_BLOCKS = 4
 """Blocks that a thread moves at a time: one round trip for the names, then that many values."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """What became of a job: `done` are the keys that were stored or loaded, whole."""
-
-    job_id: int
-    is_load: bool
-    success: bool
-    keys: tuple[bytes, ...]
-    done: tuple[bytes, ...]
-    seconds: float
-
-
-class _Job:
+class Job:
     """One job. `lock` guards all that follows it; the engine's memory is touched only with it held."""
 
-    __slots__ = ("chunks", "done", "is_load", "job_id", "keys", "left", "lock", "open", "started", "until")
+    __slots__ = (
+        "chunks", "done", "is_load", "job_id", "keys", "left", "lock", "open", "seconds", "started", "until",
+    )  # fmt: skip
 
     def __init__(self, job_id: int, is_load: bool, keys: Sequence[bytes], chunks: Sequence[int]) -> None:
         self.job_id = job_id
@@ -52,10 +41,18 @@ class _Job:
         self.chunks = chunks
         self.started = 0.0
         self.until = 0.0
+        self.seconds = 0.0
+        """Its duration, once it was reported."""
         self.lock = threading.Lock()
         self.open = True
         self.left = 0
-        self.done: list[bytes] = []
+        self.done: tuple[bytes, ...] = ()
+        """The keys that were stored or loaded, whole."""
+
+    @property
+    def success(self) -> bool:
+        """Whether all were."""
+        return len(self.done) == len(self.keys)
 
 
 class TierJobs:
@@ -91,18 +88,18 @@ class TierJobs:
         self._clock = clock
         self._runner = JobRunner("g35-tier", threads)
         self._own = threading.local()
-        self._jobs: dict[int, _Job] = {}
+        self._jobs: dict[int, Job] = {}
         self._piece_done = threading.Condition()
 
     def store(self, job_id: int, keys: Sequence[bytes], chunks: Sequence[int]) -> None:
         """Store chunk `chunks[i]` under `keys[i]`; see `finished`."""
-        self._begin(_Job(job_id, False, keys, chunks), self._store_deadline, self._store_piece)
+        self._begin(Job(job_id, False, keys, chunks), self._store_deadline, self._store_piece)
 
     def load(self, job_id: int, keys: Sequence[bytes], chunks: Sequence[int]) -> None:
         """Load `keys[i]` into chunk `chunks[i]`; see `finished`."""
-        self._begin(_Job(job_id, True, keys, chunks), self._load_deadline, self._load_piece)
+        self._begin(Job(job_id, True, keys, chunks), self._load_deadline, self._load_piece)
 
-    def finished(self) -> list[Finished]:
+    def finished(self) -> list[Job]:
         """Jobs that ended since the last call, each once; those past their deadline end here, failed."""
         now = self._clock()
         return [self._report(job, now) for job in list(self._jobs.values()) if self._over(job, now)]
@@ -129,7 +126,7 @@ class TierJobs:
         self._runner.close(seconds)
         self._primary.release()
 
-    def _begin(self, job: _Job, deadline: float, work: Callable[[_Job, int, int], list[bytes]]) -> None:
+    def _begin(self, job: Job, deadline: float, work: Callable[[Job, int, int], list[bytes]]) -> None:
         job.started = self._clock()
         job.until = job.started + deadline
         starts = range(0, len(job.keys), PIECE_BLOCKS)
@@ -140,7 +137,7 @@ class TierJobs:
             if not self._runner.submit(piece, urgent=job.is_load):
                 self._count(job, [])
 
-    def _piece(self, job: _Job, start: int, work: Callable[[_Job, int, int], list[bytes]]) -> None:
+    def _piece(self, job: Job, start: int, work: Callable[[Job, int, int], list[bytes]]) -> None:
         done: list[bytes] = []
         try:
             if job.open and self._clock() < job.until:
@@ -148,15 +145,15 @@ class TierJobs:
         finally:
             self._count(job, done)
 
-    def _count(self, job: _Job, done: list[bytes]) -> None:
+    def _count(self, job: Job, done: list[bytes]) -> None:
         with job.lock:
             if job.open:
-                job.done += done
+                job.done += tuple(done)
         with self._piece_done:
             job.left = max(0, job.left - 1)
             self._piece_done.notify_all()
 
-    def _store_piece(self, job: _Job, start: int, end: int) -> list[bytes]:
+    def _store_piece(self, job: Job, start: int, end: int) -> list[bytes]:
         keys = job.keys[start:end]
         there = self._values.exists([self._name_of_key(key) for key in keys])
         missing = [index for index, known in enumerate(there) if not known]
@@ -173,7 +170,7 @@ class TierJobs:
         now_there = self._values.store(names, [[buffer] for buffer in buffers[: len(missing)]])
         return stored + [keys[index] for index, good in zip(missing, now_there, strict=True) if good]
 
-    def _load_piece(self, job: _Job, start: int, end: int) -> list[bytes]:
+    def _load_piece(self, job: Job, start: int, end: int) -> list[bytes]:
         keys = job.keys[start:end]
         buffers = self._buffers()[: len(keys)]
         lengths = self._values.load([self._name_of_key(key) for key in keys], [[each] for each in buffers])
@@ -203,7 +200,7 @@ class TierJobs:
             self._own.buffers = found
         return found
 
-    def _over(self, job: _Job, now: float) -> bool:
+    def _over(self, job: Job, now: float) -> bool:
         if not job.left:
             return True
         if now <= job.until or not job.lock.acquire(blocking=False):
@@ -212,15 +209,12 @@ class TierJobs:
         job.lock.release()
         return True
 
-    def _shut(self, job: _Job) -> None:
+    def _shut(self, job: Job) -> None:
         with job.lock:
             job.open = False
         with self._piece_done:
             job.left = 0
 
-    def _report(self, job: _Job, now: float) -> Finished:
-        del self._jobs[job.job_id]
-        done = tuple(job.done)
-        return Finished(
-            job.job_id, job.is_load, len(done) == len(job.keys), job.keys, done, max(0.0, now - job.started)
-        )
+    def _report(self, job: Job, now: float) -> Job:
+        job.seconds = max(0.0, now - job.started)
+        return self._jobs.pop(job.job_id)

@@ -10,7 +10,7 @@ import errno
 import json
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from host_shim.control_wire import (
@@ -44,7 +44,36 @@ class _OpenFile:
     tickets: dict[int, _Ticket] = field(default_factory=dict)
 
 
-class ScriptedAgent:
+class PlainFiles:
+    """Calls on several parts by those on one, and neither values by one request nor registered memory."""
+
+    def pwrite(self, descriptor: int, data: bytes | memoryview, offset: int) -> int:
+        raise NotImplementedError
+
+    def preadv(self, descriptor: int, into: memoryview, offset: int) -> int:
+        raise NotImplementedError
+
+    def pwritev(self, descriptor: int, parts: Sequence[memoryview], offset: int) -> int:
+        return self.pwrite(descriptor, b"".join(parts), offset)
+
+    def preadv_parts(self, descriptor: int, parts: Sequence[memoryview], offset: int) -> int:
+        whole = memoryview(bytearray(sum(map(len, parts))))
+        length = self.preadv(descriptor, whole, offset)
+        at = 0
+        for part in parts:
+            piece = whole[at : min(length, at + len(part))]
+            part[: len(piece)] = piece
+            at += len(piece)
+        return length
+
+    def fgetxattr(self, descriptor: int, name: bytes, into: memoryview) -> int:
+        raise OSError(errno.EOPNOTSUPP, "no values by one request")
+
+    def ioctl(self, descriptor: int, command: int, data: bytearray) -> None:
+        raise OSError(errno.ENOTTY, "no registered memory")
+
+
+class ScriptedAgent(PlainFiles):
     """Implements `host_shim.session.Files` by answering as an agent would."""
 
     def __init__(self, volumes: tuple[str, ...] = ("kv",), slot_bytes: int = 1 << 20) -> None:

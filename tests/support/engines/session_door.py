@@ -14,6 +14,7 @@ from agent.pool.access import ServedVolume
 from agent.pool.prestage.readahead import INACTIVE, Readahead
 from agent.pool.steps import settle
 from host_shim.control_wire import Outcome
+from tests.support.engines.scripted_agent import PlainFiles
 from tests.support.pool.memory_pool import PoolAgent
 
 _SESSION = CONTROL_ROOT + 1
@@ -23,7 +24,7 @@ def refuse_prestage(_volume: ServedVolume, _key: bytes, _milliseconds: int = 0) 
     return Outcome.REFUSED
 
 
-class SessionDoor:
+class SessionDoor(PlainFiles):
     """Implements `host_shim.session.Files`; one request at a time, as a worker serves them."""
 
     def __init__(
