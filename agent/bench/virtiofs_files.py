@@ -8,9 +8,11 @@ place; any other goes by way of one that is borrowed for the call.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import threading
+from collections.abc import Sequence
 from typing import Final
 
 from agent.bench.virtio_driver.guest_memory import Room
@@ -80,6 +82,28 @@ class VirtiofsFiles:
             if taken < len(part):
                 break
         return done
+
+    def preadv_parts(self, descriptor: int, parts: Sequence[memoryview], offset: int) -> int:
+        """As preadv(2) into several places."""
+        done = 0
+        for part in parts:
+            got = self.preadv(descriptor, part, offset + done)
+            done += got
+            if got < len(part):
+                break
+        return done
+
+    def pwritev(self, descriptor: int, parts: Sequence[memoryview], offset: int) -> int:
+        """As pwritev(2)."""
+        return self.pwrite(descriptor, b"".join(parts), offset)
+
+    def fgetxattr(self, descriptor: int, name: bytes, into: memoryview) -> int:
+        """Refused: values move at tickets, as `preadv` and `pwrite`."""
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    def ioctl(self, descriptor: int, command: int, data: bytearray) -> None:
+        """Refused: a guest has no memory that the agent could map by a descriptor."""
+        raise OSError(errno.ENOTTY, os.strerror(errno.ENOTTY))
 
     def _read_by_loan(self, descriptor: int, into: memoryview, offset: int) -> int:
         node, handle = self._files[descriptor]

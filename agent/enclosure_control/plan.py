@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from agent.enclosure_control.description import Description, NullSection
+from agent.enclosure_control.description import Description
 from agent.enclosure_control.plan_checks import (
     Conflicts,
     missing_names,
@@ -24,15 +24,14 @@ from agent.enclosure_control.plan_checks import (
 )
 from agent.enclosure_control.plan_keys import ASIDE, plan_keys
 from agent.enclosure_control.plan_subsystems import SubsystemPlan
-from agent.enclosure_control.records import Key, LvolStore, Present
+from agent.enclosure_control.records import Bdev, Key, LvolStore, Present
 from agent.enclosure_control.steps import (
     MIB,
     AttachNvme,
     CreateAio,
     CreateLvol,
     CreateLvolStore,
-    CreateMalloc,
-    CreateNull,
+    CreateMemory,
     CreateTransport,
     DeleteBdev,
     DeleteSubsystem,
@@ -124,27 +123,23 @@ class _Planner:
     def _bdevs(self) -> set[str]:
         """Names of new bdevs and NVMe controllers that may carry a store already."""
         fresh = set()
-        for memory in (*self.description.malloc, *self.description.null):
-            is_null = isinstance(memory, NullSection)
-            kind, create = ("null", CreateNull) if is_null else ("malloc", CreateMalloc)
-            there = self.present.bdev(memory.name)
+        memory = [("malloc", each) for each in self.description.malloc]
+        memory += [("null", each) for each in self.description.null]
+        for kind, each in memory:
+            there = self._bdev(each.name, kind, each.block_size)
             if there is None:
-                blocks = memory.size // memory.block_size
-                self.steps.append(create(memory.name, memory.block_size, blocks, memory.uuid))
+                blocks = each.size // each.block_size
+                self.steps.append(CreateMemory(kind, each.name, each.block_size, blocks, each.uuid))
                 continue
-            self._same(f"bdev {memory.name}", "kind", there.kind, kind)
-            self._same(f"bdev {memory.name}", "size", there.size, memory.size)
-            self._same(f"bdev {memory.name}", "block_size", there.block_size, memory.block_size)
-            self._same(f"bdev {memory.name}", "uuid", there.uuid, memory.uuid)
+            self._same(f"bdev {each.name}", "size", there.size, each.size)
+            self._same(f"bdev {each.name}", "uuid", there.uuid, each.uuid)
         for file in self.description.aio:
-            there = self.present.bdev(file.name)
+            there = self._bdev(file.name, "aio", file.block_size)
             if there is None:
                 self.steps.append(CreateAio(file.name, file.file, file.block_size))
                 fresh.add(file.name)
                 continue
-            self._same(f"bdev {file.name}", "kind", there.kind, "aio")
             self._same(f"bdev {file.name}", "file", there.filename, file.file)
-            self._same(f"bdev {file.name}", "block_size", there.block_size, file.block_size)
         attached = {each.name: each for each in self.present.nvme}
         for ssd in self.description.nvme:
             controller = attached.get(ssd.name)
@@ -156,6 +151,14 @@ class _Planner:
                 self._same(f"NVMe controller {ssd.name}", "address", controller.address, ssd.place)
                 self._same(f"NVMe controller {ssd.name}", "nqn", controller.subnqn or None, ssd.nqn)
         return fresh
+
+    def _bdev(self, name: str, kind: str, block_size: int) -> Bdev | None:
+        """The bdev of that name, if there is one; of another kind or block size it is a conflict."""
+        there = self.present.bdev(name)
+        if there is not None:
+            self._same(f"bdev {name}", "kind", there.kind, kind)
+            self._same(f"bdev {name}", "block_size", there.block_size, block_size)
+        return there
 
     def _same(
         self, what: str, name: str, has: object, wanted: object, remedy: str = _WRITE_OR_RENAME
@@ -265,13 +268,7 @@ class _Planner:
         Without its key that controller's next connection would fail. An enclosure tells no users by name, and
         an old version not even their number.
         """
-        names = [
-            name
-            for subsystem in self.before.subsystems
-            for host in subsystem.hosts
-            for name in (host.key, host.controller_key)
-        ]
-        return key.users is None or key.users > names.count(key.name)
+        return key.users is None or key.users > self.before.keys_of_hosts().count(key.name)
 
 
 def _rounded(size: int, store: LvolStore | None) -> int:

@@ -20,8 +20,7 @@ from agent.enclosure_control.steps import (
     CreateAio,
     CreateLvol,
     CreateLvolStore,
-    CreateMalloc,
-    CreateNull,
+    CreateMemory,
     CreateTransport,
     DeleteSubsystem,
     RemoveNamespace,
@@ -88,7 +87,7 @@ def missing_names(steps: Iterable[Step], present: Present) -> Conflicts:
                 check.transports.add(trtype)
             case AddKey(name):
                 check.keys.add(name)
-            case CreateMalloc() | CreateNull():
+            case CreateMemory():
                 check.bdevs |= {step.name, step.uuid or step.name}
             case CreateAio():
                 check.examined = True

@@ -34,13 +34,7 @@ class KeyPlan:
 def plan_keys(description: Description, present: Present) -> KeyPlan:
     """The steps that make the keyring as described."""
     there = {each.name: each for each in present.keys}
-    named = {
-        name
-        for subsystem in present.subsystems
-        for host in subsystem.hosts
-        for name in (host.key, host.controller_key)
-        if name is not None
-    }
+    named = set(present.keys_of_hosts())
     new: list[Step] = []
     aside: list[Step] = []
     proper: list[Step] = []

@@ -194,6 +194,11 @@ class Present:
         """All names and aliases that are no UUIDs."""
         return [name for each in self.bdevs for name in (each.name, *each.aliases) if name != each.uuid]
 
+    def keys_of_hosts(self) -> list[str | None]:
+        """Names of keys, once for each host of each subsystem that has one."""
+        hosts = [host for each in self.subsystems for host in each.hosts]
+        return [key for host in hosts for key in (host.key, host.controller_key)]
+
     def name_of(self, name: str) -> str:
         """The own name of a bdev that `name` may call by another; `name` itself where there is none."""
         found = self.bdev(name)

@@ -8,7 +8,7 @@ where those are plain values. No step carries a secret.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple, dataclass_transform
 
 from agent.enclosure_control.records import Address, Host, Namespace
 from agent.sizes import size_text
@@ -27,12 +27,15 @@ class RpcCall(NamedTuple):
     params: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass_transform(frozen_default=True)
 class Step:
-    """One change. `TEXT` is a format string over the step."""
+    """One change. `TEXT` is a format string over the step. Every step is a frozen dataclass."""
 
     METHOD: ClassVar[str]
     TEXT: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True)(cls)
 
     def __str__(self) -> str:
         return self.TEXT.format(self)
@@ -43,14 +46,13 @@ class Step:
 
     def params(self) -> dict[str, Any]:
         """The parameters; None leaves one out."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
+        return {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
 
 
 def _given(params: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in params.items() if value is not None}
 
 
-@dataclass(frozen=True, slots=True)
 class CreateTransport(Step):
     """Make a transport; `options` are SPDK's, by name."""
 
@@ -63,7 +65,6 @@ class CreateTransport(Step):
         return {"trtype": self.trtype, **dict(self.options)}
 
 
-@dataclass(frozen=True, slots=True)
 class AddKey(Step):
     """Register a key file under a name."""
 
@@ -73,7 +74,6 @@ class AddKey(Step):
     path: str
 
 
-@dataclass(frozen=True, slots=True)
 class RemoveKey(Step):
     """Forget a key; hosts that use it keep what they have."""
 
@@ -82,8 +82,11 @@ class RemoveKey(Step):
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class _OfMemory(Step):
+class CreateMemory(Step):
+    """Make a bdev of memory; `kind` is malloc, or null: it forgets what is written and reads as zeros."""
+
+    TEXT = "create {0.kind} bdev {0.name} of {0.size}"
+    kind: str
     name: str
     block_size: int
     num_blocks: int
@@ -93,24 +96,11 @@ class _OfMemory(Step):
     def size(self) -> str:
         return size_text(self.block_size * self.num_blocks)
 
-
-@dataclass(frozen=True, slots=True)
-class CreateMalloc(_OfMemory):
-    """Make memory into a bdev."""
-
-    METHOD = "bdev_malloc_create"
-    TEXT = "create malloc bdev {0.name} of {0.size}"
+    def call(self) -> RpcCall:
+        params = self.params()
+        return RpcCall(f"bdev_{params.pop('kind')}_create", _given(params))
 
 
-@dataclass(frozen=True, slots=True)
-class CreateNull(_OfMemory):
-    """Make a bdev that forgets what is written and reads as zeros."""
-
-    METHOD = "bdev_null_create"
-    TEXT = "create null bdev {0.name} of {0.size}"
-
-
-@dataclass(frozen=True, slots=True)
 class CreateAio(Step):
     """Make a file into a bdev."""
 
@@ -121,7 +111,6 @@ class CreateAio(Step):
     block_size: int
 
 
-@dataclass(frozen=True, slots=True)
 class AttachNvme(Step):
     """Become a host of an NVMe controller."""
 
@@ -142,7 +131,6 @@ class AttachNvme(Step):
         return {"name": self.name, **place, "subnqn": self.subnqn, "hostnqn": self.hostnqn, **keys}
 
 
-@dataclass(frozen=True, slots=True)
 class DeleteBdev(Step):
     """Take a bdev away; `kind` is malloc, null, aio or nvme (the controller with all its bdevs)."""
 
@@ -154,7 +142,6 @@ class DeleteBdev(Step):
         return RpcCall(_DELETIONS[self.kind], {"name": self.name})
 
 
-@dataclass(frozen=True, slots=True)
 class WaitForExamine(Step):
     """Let the enclosure look for what new bdevs carry. A new plan follows."""
 
@@ -162,7 +149,6 @@ class WaitForExamine(Step):
     TEXT = "wait until the new bdevs are examined"
 
 
-@dataclass(frozen=True, slots=True)
 class CreateLvolStore(Step):
     """Make a store of logical volumes; the contents of the bdev are lost."""
 
@@ -176,7 +162,6 @@ class CreateLvolStore(Step):
         return {"bdev_name": self.bdev, "lvs_name": self.name, "cluster_sz": self.cluster_size}
 
 
-@dataclass(frozen=True, slots=True)
 class CreateLvol(Step):
     """Make a logical volume."""
 
@@ -196,7 +181,6 @@ class CreateLvol(Step):
         return {"lvol_name": self.name, "size_in_mib": self.size_in_mib, **thin, "lvs_name": self.store}
 
 
-@dataclass(frozen=True, slots=True)
 class ResizeLvol(Step):
     """Let a logical volume grow."""
 
@@ -210,7 +194,6 @@ class ResizeLvol(Step):
         return size_text(self.size_in_mib * MIB)
 
 
-@dataclass(frozen=True, slots=True)
 class CreateSubsystem(Step):
     """Make a subsystem, without namespaces, listeners and hosts."""
 
@@ -224,7 +207,6 @@ class CreateSubsystem(Step):
     ana_reporting: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class DeleteSubsystem(Step):
     """Take a subsystem away with all that is in it; bdevs stay."""
 
@@ -233,7 +215,6 @@ class DeleteSubsystem(Step):
     nqn: str
 
 
-@dataclass(frozen=True, slots=True)
 class SetAllowAnyHost(Step):
     """Let every host in, or named hosts alone."""
 
@@ -245,7 +226,6 @@ class SetAllowAnyHost(Step):
         return f"{self.nqn}: {'let any host in' if self.allow_any_host else 'let in named hosts alone'}"
 
 
-@dataclass(frozen=True, slots=True)
 class AddNamespace(Step):
     """Offer a bdev as a namespace."""
 
@@ -260,7 +240,6 @@ class AddNamespace(Step):
         return {"nqn": self.nqn, "namespace": {"nsid": new.nsid, "bdev_name": new.bdev, **_given(names)}}
 
 
-@dataclass(frozen=True, slots=True)
 class RemoveNamespace(Step):
     """Offer it no more; the bdev and its contents stay."""
 
@@ -270,7 +249,6 @@ class RemoveNamespace(Step):
     nsid: int
 
 
-@dataclass(frozen=True, slots=True)
 class _OfListener(Step):
     nqn: str
     place: Address
@@ -279,7 +257,6 @@ class _OfListener(Step):
         return {"nqn": self.nqn, "listen_address": self.place.params()}
 
 
-@dataclass(frozen=True, slots=True)
 class AddListener(_OfListener):
     """Listen at one more address."""
 
@@ -287,7 +264,6 @@ class AddListener(_OfListener):
     TEXT = "{0.nqn}: listen at {0.place}"
 
 
-@dataclass(frozen=True, slots=True)
 class RemoveListener(_OfListener):
     """Listen there no more."""
 
@@ -295,7 +271,6 @@ class RemoveListener(_OfListener):
     TEXT = "{0.nqn}: do not listen at {0.place}"
 
 
-@dataclass(frozen=True, slots=True)
 class _OfHost(Step):
     nqn: str
     host: Host
@@ -305,7 +280,6 @@ class _OfHost(Step):
         return {"nqn": self.nqn, "host": self.host.nqn, **keys}
 
 
-@dataclass(frozen=True, slots=True)
 class SetKeys(_OfHost):
     """Give other keys to a host that may connect; its connections stay."""
 
@@ -313,7 +287,6 @@ class SetKeys(_OfHost):
     TEXT = "{0.nqn}: set the keys of host {0.host.nqn}"
 
 
-@dataclass(frozen=True, slots=True)
 class AddHost(_OfHost):
     """Let a host in."""
 
@@ -323,7 +296,6 @@ class AddHost(_OfHost):
         return f"{self.nqn}: allow host {self.host.nqn}" + (" with a key" if self.host.key else "")
 
 
-@dataclass(frozen=True, slots=True)
 class RemoveHost(Step):
     """Let a host in no more."""
 

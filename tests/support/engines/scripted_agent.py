@@ -25,6 +25,7 @@ from host_shim.control_wire import (
     decode_value_xattr_untrusted,
     ticket_at,
 )
+from host_shim.session import Files
 
 
 @dataclass(slots=True)
@@ -44,14 +45,8 @@ class _OpenFile:
     tickets: dict[int, _Ticket] = field(default_factory=dict)
 
 
-class PlainFiles:
+class PlainFiles(Files):
     """Calls on several parts by those on one, and neither values by one request nor registered memory."""
-
-    def pwrite(self, descriptor: int, data: bytes | memoryview, offset: int) -> int:
-        raise NotImplementedError
-
-    def preadv(self, descriptor: int, into: memoryview, offset: int) -> int:
-        raise NotImplementedError
 
     def pwritev(self, descriptor: int, parts: Sequence[memoryview], offset: int) -> int:
         return self.pwrite(descriptor, b"".join(parts), offset)

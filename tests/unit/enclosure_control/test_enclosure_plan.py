@@ -31,7 +31,7 @@ from agent.enclosure_control.steps import (
     CreateAio,
     CreateLvol,
     CreateLvolStore,
-    CreateMalloc,
+    CreateMemory,
     CreateSubsystem,
     CreateTransport,
     DeleteBdev,
@@ -72,7 +72,7 @@ def test_what_is_as_described_takes_no_step() -> None:
 def test_a_bare_target_gets_everything_and_its_listeners_last() -> None:
     kinds = [type(step).__name__ for step in steps_of(TEXT, Present())]
     assert kinds == [
-        "CreateTransport", "AddKey", "CreateMalloc", "CreateAio", "CreateSubsystem", "AddNamespace",
+        "CreateTransport", "AddKey", "CreateMemory", "CreateAio", "CreateSubsystem", "AddNamespace",
         "AddNamespace", "AddHost", "AddListener",
     ]  # fmt: skip
 
@@ -264,7 +264,7 @@ def test_calls_are_those_of_the_schema() -> None:
         "nqn": NQN, "namespace": {"nsid": 3, "bdev_name": "B", "nguid": NGUID.upper()},
     }  # fmt: skip
     assert AddKey("k", "/f").call().method == "keyring_file_add_key"
-    assert CreateMalloc("m", 512, 8, None).call().params == {
+    assert CreateMemory("malloc", "m", 512, 8, None).call().params == {
         "name": "m", "block_size": 512, "num_blocks": 8,
     }  # fmt: skip
     assert CreateSubsystem(NQN, None, None, None, True).call().params == {

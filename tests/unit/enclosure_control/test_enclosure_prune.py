@@ -8,7 +8,7 @@ import pytest
 
 from agent.enclosure_control.plan import PlanConflict, plan
 from agent.enclosure_control.records import Bdev, Host, Key, Namespace, NvmeController, Present, Subsystem
-from agent.enclosure_control.steps import CreateNull, RemoveKey
+from agent.enclosure_control.steps import CreateMemory, RemoveKey
 from tests.support.nvme.described_shelf import (
     AIO,
     AS_DESCRIBED,
@@ -84,7 +84,7 @@ def test_a_null_bdev_is_made_as_memory_is_and_ana_is_asked_for_once() -> None:
         'serial = "S1"', 'serial = "S1"\nana_reporting = true'
     )
     steps = steps_of(text, Present())
-    assert CreateNull("Malloc0", 4096, 256, None) in steps
+    assert CreateMemory("null", "Malloc0", 4096, 256, None) in steps
     calls = [step.call() for step in steps]
     assert ("bdev_null_create", {"name": "Malloc0", "block_size": 4096, "num_blocks": 256}) in [
         (call.method, call.params) for call in calls
