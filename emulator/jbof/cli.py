@@ -95,38 +95,13 @@ fault = typer.Typer(
 app.add_typer(fault, name="fault")
 
 
-class Media(StrEnum):
-    """Where the drives keep their bytes."""
-
-    FILES = "files"
-    MEMORY = "memory"
-
-
-class HashName(StrEnum):
-    """Hashes of DH-HMAC-CHAP."""
-
-    SHA256 = "sha256"
-    SHA384 = "sha384"
-    SHA512 = "sha512"
-
-
-class GroupName(StrEnum):
-    """Diffie-Hellman groups of DH-HMAC-CHAP."""
-
-    NULL = "null"
-    FFDHE2048 = "ffdhe2048"
-    FFDHE3072 = "ffdhe3072"
-    FFDHE4096 = "ffdhe4096"
-    FFDHE6144 = "ffdhe6144"
-    FFDHE8192 = "ffdhe8192"
-
-
-class TransportName(StrEnum):
-    """How hosts reach the enclosure."""
-
-    TCP = "tcp"
-    RDMA = "rdma"
-
+Media = StrEnum("Media", "FILES MEMORY")
+"""Where the drives keep their bytes."""
+TransportName = StrEnum("TransportName", "TCP RDMA")
+"""How hosts reach the enclosure."""
+HashName = StrEnum("HashName", "SHA256 SHA384 SHA512")
+GroupName = StrEnum("GroupName", "NULL FFDHE2048 FFDHE3072 FFDHE4096 FFDHE6144 FFDHE8192")
+"""Hashes and Diffie-Hellman groups of DH-HMAC-CHAP."""
 
 _DESCRIPTORS: Final = 16384
 """For connections of several listeners, drives in folders and sockets of clients."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import random
 import threading
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from emulator.jbof.drive_model import DriveModel, DriveModelSettings
@@ -37,6 +37,11 @@ _COMMAND_COUNTER: Final = {operation: f"{operation.value}_commands" for operatio
 
 class DriveConditions:
     """See the module's docstring. `number` is its place in the enclosure, from 0; its NSID is one more."""
+
+    size_bytes: int
+    """Its capacity."""
+    reach: int
+    """The offsets of faults are below it."""
 
     def __init__(
         self,
@@ -144,6 +149,17 @@ class DriveConditions:
         injected = self._common_counters.faults_injected
         injected[kind] = injected.get(kind, 0) + 1
 
-    def _identity(self) -> dict[str, Any]:
-        """The first fields of `stats`."""
-        return {"drive": self.number, "nsid": self.number + 1, "nguid": self.nguid.hex()}
+    def stats(self) -> dict[str, Any]:
+        """Counters and state as JSON (`docs/reference`)."""
+        with self._lock:
+            described, counters, faults = (
+                self._described(),
+                asdict(self._common_counters),
+                self.faults.as_json(),
+            )
+        identity = {"drive": self.number, "nsid": self.number + 1, "nguid": self.nguid.hex()}
+        return {**identity, **described, "faults": faults, **counters}
+
+    def _described(self) -> dict[str, Any]:
+        """The medium, as a part of `stats`."""
+        raise NotImplementedError

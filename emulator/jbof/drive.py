@@ -6,7 +6,7 @@ flight may see either.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 from emulator.jbof.conditions import CommonCounters, DriveConditions
@@ -52,6 +52,7 @@ class Drive(DriveConditions):
             raise ValueError(f"a drive of {medium.size} bytes is no whole number of {lba_bytes}-byte blocks")
         self.counters = DriveCounters()
         super().__init__(number, self.counters, nguid=nguid, model=model, seed=seed)
+        self.size_bytes = self.reach = medium.size
         self.medium = medium
         self.lba_bytes = lba_bytes
         self.block_count = medium.size // lba_bytes
@@ -171,29 +172,9 @@ class Drive(DriveConditions):
         if offset < 0 or length <= 0 or offset + length > self.medium.size:
             raise ValueError(f"bytes {offset}..{offset + length} are not in a drive of {self.medium.size}")
 
-    @property
-    def size_bytes(self) -> int:
-        """Its capacity."""
-        return self.medium.size
-
-    @property
-    def reach(self) -> int:
-        """The range of faults, in bytes."""
-        return self.medium.size
-
-    def stats(self) -> dict[str, Any]:
-        """Counters and state as JSON (`docs/reference`)."""
-        with self._lock:
-            counters = asdict(self.counters)
-            faults = self.faults.as_json()
-        return {
-            **self._identity(),
-            "size": self.medium.size,
-            "lba_bytes": self.lba_bytes,
-            "used_bytes": self.medium.used_bytes(),
-            "faults": faults,
-            **counters,
-        }
+    def _described(self) -> dict[str, Any]:
+        used = self.medium.used_bytes()
+        return {"size": self.size_bytes, "lba_bytes": self.lba_bytes, "used_bytes": used}
 
     def close(self) -> None:
         self.medium.close()

@@ -8,7 +8,7 @@ every value) is in memory.
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 from emulator.jbof.conditions import CommonCounters, DriveConditions
@@ -61,7 +61,8 @@ class KvDrive(DriveConditions):
             raise ValueError("the longest value has 1 byte to 4 GiB less one")
         self.counters = KvCounters()
         super().__init__(number, self.counters, nguid=nguid, model=model, seed=seed)
-        self.capacity_bytes = capacity_bytes
+        self.size_bytes = self.capacity_bytes = capacity_bytes
+        self.reach = value_max
         self.format = KvFormat(KEY_BYTES_MAX, value_max, min(capacity_bytes // UNIT_BYTES, 0xFFFF_FFFF))
         self._values = values
         self._lengths = values.lengths()
@@ -166,16 +167,6 @@ class KvDrive(DriveConditions):
 
     # --- for the control socket ---------------------------------------------------------------------------
 
-    @property
-    def size_bytes(self) -> int:
-        """Its capacity."""
-        return self.capacity_bytes
-
-    @property
-    def reach(self) -> int:
-        """The range of faults, in bytes: offsets are within a value."""
-        return self.format.value_max
-
     def flip_at_rest(self, offset: int, length: int, bits: int) -> list[int]:
         """Flip `bits` bits in a range of one random value; the offsets of the changed bytes.
 
@@ -203,21 +194,13 @@ class KvDrive(DriveConditions):
         """A drive without addresses cannot do it: ValueError."""
         self.zero_at_rest(offset, length)
 
-    def stats(self) -> dict[str, Any]:
-        """Counters and state as JSON (`docs/reference`)."""
-        with self._lock:
-            counters = asdict(self.counters)
-            faults = self.faults.as_json()
-            keys, used = len(self._lengths), self._used
+    def _described(self) -> dict[str, Any]:
         return {
-            **self._identity(),
             "command_set": "kv",
-            "size": self.capacity_bytes,
+            "size": self.size_bytes,
             "value_max": self.format.value_max,
-            "keys": keys,
-            "used_bytes": used,
-            "faults": faults,
-            **counters,
+            "keys": len(self._lengths),
+            "used_bytes": self._used,
         }
 
     def close(self) -> None:

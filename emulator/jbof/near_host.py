@@ -51,17 +51,6 @@ class Processors:
 class NearHost:
     """Of one connection, for its thread alone."""
 
-    __slots__ = (
-        "_allowed",
-        "_apart",
-        "_bound_for",
-        "_bound_to",
-        "_incoming",
-        "_look_in",
-        "_moved",
-        "_processors",
-    )
-
     def __init__(self, incoming: Callable[[], int], processors: Processors | None = None) -> None:
         """`incoming`: the processor where the last packet came in."""
         self._incoming = incoming
