@@ -1,7 +1,7 @@
 """The GPU host: a guest with the virtio-fs device of a running agent, mounted.
 
-    with GpuHost("ls /mnt/g35", socket_path, image=image) as host:
-        result = host.guest.wait(60)
+    with gpu_host("ls /mnt/g35", socket_path, image=image) as guest:
+        result = guest.wait(60)
 
 On a DPU the agent runs on the card and the server sees a PCIe device; here the agent runs on this machine
 and the guest sees one. Its kernel is Debian's as it is, its driver virtiofs.
@@ -10,8 +10,8 @@ and the guest sees one. Its kernel is Debian's as it is, its driver virtiofs.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,56 +37,35 @@ class GpuHostShape:
     reboots: bool = False
 
 
-class GpuHost:
-    """One guest and its device. A context manager: leaving it ends both, and the agent goes on.
+@contextmanager
+def gpu_host(
+    command: Sequence[str] | str,
+    socket_path: Path,
+    *,
+    image: LabImage,
+    accelerator: str = "tcg",
+    shape: GpuHostShape = GpuHostShape(),
+    folder: Path = REPOSITORY,
+    interactive: bool = False,
+    tell: Callable[[str], None] = lambda sentence: None,
+) -> Iterator[Guest]:
+    """One guest and its device. The end of the block ends the machine, then its device; the agent goes on.
 
-    `command`, `folder`, `environment`, `files` and `interactive` are as for `Guest`. Raises NoDeviceError
-    where no agent listens at `socket_path`; nothing has been started then.
+    `command`, `folder` and `interactive` are as for `Guest`. Raises NoDeviceError where no agent listens at
+    `socket_path`; nothing has been started then.
     """
-
-    def __init__(
-        self,
-        command: Sequence[str] | str,
-        socket_path: Path,
-        *,
-        image: LabImage,
-        accelerator: str = "tcg",
-        shape: GpuHostShape = GpuHostShape(),
-        folder: Path = REPOSITORY,
-        environment: Mapping[str, str] | None = None,
-        files: Mapping[str, str] | None = None,
-        interactive: bool = False,
-        tell: Callable[[str], None] = lambda sentence: None,
-    ) -> None:
-        with ExitStack() as undo:
-            relay = undo.enter_context(
-                DeviceRelay(socket_path, request_queues=shape.cores, queue_size=QUEUE_SIZE, tell=tell)
-            )
-            device = FileSystemDevice(shape.tag, relay.qemu_end.fileno(), relay.request_queues, QUEUE_SIZE)
-            self.guest = undo.enter_context(
-                Guest(
-                    mounting_script(command, shape),
-                    image=image,
-                    accelerator=accelerator,
-                    folder=folder,
-                    environment=environment,
-                    files=files,
-                    interactive=interactive,
-                    hardware=Hardware(shape.memory_mib, shape.cores, (device,), shape.reboots),
-                )
-            )
+    with DeviceRelay(socket_path, request_queues=shape.cores, queue_size=QUEUE_SIZE, tell=tell) as relay:
+        device = FileSystemDevice(shape.tag, relay.qemu_end.fileno(), relay.request_queues, QUEUE_SIZE)
+        with Guest(
+            mounting_script(command, shape),
+            image=image,
+            accelerator=accelerator,
+            folder=folder,
+            interactive=interactive,
+            hardware=Hardware(shape.memory_mib, shape.cores, (device,), shape.reboots),
+        ) as guest:
             relay.qemu_end.close()  # QEMU has it; with QEMU the device shall end
-            self._undo = undo.pop_all()
-
-    def __enter__(self) -> GpuHost:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the machine, then its device."""
-        self._undo.close()
+            yield guest
 
 
 def mounting_script(command: Sequence[str] | str, shape: GpuHostShape) -> str:

@@ -25,7 +25,7 @@ from emulator.lab.cli import (
     wait_on_terminal,
 )
 from emulator.lab.device_socket import require_socket
-from emulator.lab.gpu_host import GpuHost, GpuHostShape
+from emulator.lab.gpu_host import GpuHostShape, gpu_host
 
 MEMORY_MIB_MIN = 512
 MEMORY_MIB_MAX = 64 << 10
@@ -93,7 +93,7 @@ def host(
         require_socket(place)
         image = prepared_image()
         accelerator = choose_accelerator(image)
-        with GpuHost(
+        with gpu_host(
             command or "exec /bin/bash --login",
             place,
             image=image,
@@ -102,17 +102,17 @@ def host(
             folder=start,
             interactive=not command,
             tell=_tell,
-        ) as gpu_host:
+        ) as guest:
             if not command:
-                wait_on_terminal(gpu_host.guest, THE_GUEST)
+                wait_on_terminal(guest, THE_GUEST)
                 return
             if told.is_terminal:
                 told.print(f"booting {THE_GUEST}")
             try:
-                status = gpu_host.guest.wait(timeout, print_raw).status
+                status = guest.wait(timeout, print_raw).status
             finally:
                 if results is not None:
-                    gpu_host.guest.copy_results(results)
+                    guest.copy_results(results)
         raise typer.Exit(status)
 
 

@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from emulator.lab.accelerator import ACCELERATOR_OPTIONS, ENDS_WITH_US, QEMU, choose_accelerator
 from emulator.lab.cache import REPOSITORY
@@ -193,9 +192,7 @@ class Guest:
     def __enter__(self) -> Guest:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     @property
@@ -312,9 +309,7 @@ def run_in_guest(
     timeout_s: float,
     *,
     folder: Path = REPOSITORY,
-    environment: Mapping[str, str] | None = None,
     on_output: Callable[[str], None] | None = None,
-    progress: Callable[[str], None] = lambda step: None,
     results: Path | None = None,
 ) -> GuestResult:
     """Prepare the lab if need be, boot it, run `command` (argument vector, or text of a script) in it.
@@ -322,12 +317,8 @@ def run_in_guest(
     The files that the command leaves in /run/g35/results are copied into the folder `results`.
     Raises LabUnavailableError, GuestTimedOutError, GuestDiedError. A status other than 0 is a result.
     """
-    image = prepare(progress)
-    accelerator = choose_accelerator(image)
-    progress(f"booting {image.release} ({accelerator})")
-    with Guest(
-        command, image=image, accelerator=accelerator, folder=folder, environment=environment
-    ) as guest:
+    image = prepare(lambda step: None)
+    with Guest(command, image=image, accelerator=choose_accelerator(image), folder=folder) as guest:
         try:
             return guest.wait(timeout_s, on_output)
         finally:

@@ -17,7 +17,7 @@ import pytest
 
 from agent.cli.run_demo import SAMPLE
 from emulator.lab.accelerator import choose_accelerator
-from emulator.lab.gpu_host import GpuHost, GpuHostShape
+from emulator.lab.gpu_host import GpuHostShape, gpu_host
 from emulator.lab.image import LabImage
 from tests.lab.gpu_host_steps import content_of, key_of
 from tests.support.lab.guest_calls import GuestCalls
@@ -114,22 +114,22 @@ def test_a_guest_that_resets_itself_and_one_that_is_killed_while_it_writes(
     pool: PoolUp, lab_image: LabImage
 ) -> None:
     agent = pool.pid("agent-process")
-    with GpuHost(
+    with gpu_host(
         RESETS_ITSELF,
         socket_of(pool),
         image=lab_image,
         accelerator=choose_accelerator(lab_image),
         shape=GpuHostShape(memory_mib=1024, reboots=True),
-    ) as host:
-        files = host.guest.exchange
+    ) as guest:
+        files = guest.exchange
 
         def reached(name: str) -> bool:
-            assert host.guest.running(), host.guest.output() + host.guest.console()
+            assert guest.running(), guest.output() + guest.console()
             return (files / name).exists()
 
         wait_until(lambda: reached("writing"), BOOT_S, "the second life of the guest to write")
         assert (files / "second").exists()
-        assert (files / "verified").exists(), host.guest.output()
+        assert (files / "verified").exists(), guest.output()
         content = (files / "content").read_bytes()
     assert pool.pid("agent-process") == agent, "the agent has lived through both"
     assert (pool.mount / "fs/before-the-reset").read_bytes() == content
