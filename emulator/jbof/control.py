@@ -28,7 +28,7 @@ def answer(enclosure: Enclosure, line: bytes) -> tuple[dict[str, Any], bool]:
     """The answer to one line, and whether to kill the process after it."""
     try:
         request = decode_request_untrusted(line)
-        return {"ok": True, **request.carry_out(enclosure)}, isinstance(request, KillRequest)
+        return {"ok": True, **(request.carry_out(enclosure) or {})}, isinstance(request, KillRequest)
     except KeyError as error:
         return {"ok": False, "error": f"there is no drive {error}"}, False
     except (ValueError, EnclosureError, OSError) as error:

@@ -52,7 +52,7 @@ class Access(StrEnum):
 
 
 class Request(BaseModel, ABC):
-    """`carry_out` returns what the answer has beside `ok`.
+    """`carry_out` returns what the answer has beside `ok`, if anything.
 
     It raises ValueError, KeyError (no such drive), EnclosureError and OSError, which the caller is told.
     """
@@ -60,7 +60,7 @@ class Request(BaseModel, ABC):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @abstractmethod
-    def carry_out(self, enclosure: Enclosure) -> dict[str, Any]: ...
+    def carry_out(self, enclosure: Enclosure) -> dict[str, Any] | None: ...
 
 
 class _OfDrives(Request):
@@ -140,9 +140,8 @@ class ZeroRequest(Request):
     offset: _Offset
     length: _Length
 
-    def carry_out(self, enclosure: Enclosure) -> dict[str, Any]:
+    def carry_out(self, enclosure: Enclosure) -> None:
         enclosure.drive(self.drive).zero_at_rest(self.offset, self.length)
-        return {}
 
 
 class CopyRequest(ZeroRequest):
@@ -150,9 +149,8 @@ class CopyRequest(ZeroRequest):
 
     source: _Offset
 
-    def carry_out(self, enclosure: Enclosure) -> dict[str, Any]:
+    def carry_out(self, enclosure: Enclosure) -> None:
         enclosure.drive(self.drive).copy_at_rest(self.source, self.offset, self.length)
-        return {}
 
 
 class FullRequest(_OfDrives):
@@ -191,9 +189,8 @@ class RemoveRequest(Request):
 
     drive: _OneDrive
 
-    def carry_out(self, enclosure: Enclosure) -> dict[str, Any]:
+    def carry_out(self, enclosure: Enclosure) -> None:
         enclosure.remove_drive(self.drive)
-        return {}
 
 
 class AddRequest(Request):
@@ -219,9 +216,8 @@ class PortRequest(Request):
     number: _PortNumber
     up: bool = Field(False, description="Serve it again, or cut it off.")
 
-    def carry_out(self, enclosure: Enclosure) -> dict[str, Any]:
+    def carry_out(self, enclosure: Enclosure) -> None:
         enclosure.set_port_up(self.number, self.up)
-        return {}
 
 
 class AccessRequest(Request):
@@ -230,16 +226,15 @@ class AccessRequest(Request):
     number: _PortNumber
     state: Access = Field(description=f"The new state: {', '.join(Access)}.")
 
-    def carry_out(self, enclosure: Enclosure) -> dict[str, Any]:
+    def carry_out(self, enclosure: Enclosure) -> None:
         enclosure.set_access(self.number, AnaState[self.state.name])
-        return {}
 
 
 class KillRequest(Request):
     """SIGKILL for the whole enclosure."""
 
-    def carry_out(self, enclosure: Enclosure) -> dict[str, Any]:
-        return {}  # The server kills after its answer.
+    def carry_out(self, enclosure: Enclosure) -> None:
+        """The server kills after its answer."""
 
 
 VERBS: Final[dict[str, type[Request]]] = {

@@ -44,7 +44,6 @@ class TcpListener:
     ) -> None:
         self._target = target
         self._settings = settings
-        self.address = address
         self.port_id = port_id
         self.accepted = 0
         self.refused = 0

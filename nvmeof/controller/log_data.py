@@ -17,7 +17,6 @@ from nvmeof.wire.log_page import (
     EFFECT_CONTENT_CHANGE,
     EFFECT_SUPPORTED,
     ERROR_ENTRY,
-    DiscoveryLog,
     LogPage,
     LogPageRequest,
     encode_changed_namespaces,
@@ -108,8 +107,7 @@ def _effects(target: Target, controller: Controller, wanted: LogPageRequest) -> 
 
 
 def _discovery(target: Target, controller: Controller, wanted: LogPageRequest) -> bytes:
-    generation, entries = target.discovery_log(controller.host_nqn)
-    return DiscoveryLog(generation, entries).encode()
+    return target.discovery_log(controller.host_nqn).encode()
 
 
 _Builder = Callable[[Target, Controller, LogPageRequest], bytes]

@@ -7,7 +7,7 @@ The transport's part, for each command that arrives:
         session.accept(request, offset, piece, scratch) for each piece from the host ...
     outcome = session.execute(request, now, scratch)
 
-and whenever it is woken or a deadline passes: `take_completions`, `ready`, `check(now)`.
+and whenever it is woken or a deadline passes: `take_completions`, `ready`, `reason_to_end(now, connect_by)`.
 
 A session belongs to one thread, that of its connection. Other threads reach it only as a `ServedQueue`.
 """
@@ -228,29 +228,23 @@ class QueueSession(ServedQueue):
             earliest = min(earliest, self.authentication.deadline)
         return earliest
 
-    def check(self, now: float) -> None:
-        """Let time pass: a host that was silent for longer than its keep-alive time loses its controller.
+    def reason_to_end(self, now: float, connect_by: float) -> str | None:
+        """Let time pass; why the connection has to end now, or None. Connect had to come by `connect_by`.
 
-        A host that authenticates is silent for as long as its arithmetic takes; that has a time of its own.
+        A host that was silent for longer than its keep-alive time loses its controller. One that
+        authenticates is silent for as long as its arithmetic takes; that has a time of its own.
         """
         controller = self.controller
-        if self.qid != 0 or controller is None or controller.ended is not None or self.unproven:
-            return
-        if now >= controller.expires_at:
+        if controller is None:
+            return "no Connect within the time for it" if now >= connect_by else self.close_reason
+        is_live_admin = self.qid == 0 and controller.ended is None and not self.unproven
+        if is_live_admin and now >= controller.expires_at:
             with self.target.lock:
                 controller.end("keep-alive timeout")
-
-    def reason_to_end(self, now: float, connect_by: float) -> str | None:
-        """Let time pass; why the connection has to end now, or None. Connect had to come by `connect_by`."""
-        if self.controller is not None:
-            self.check(now)
-        elif now >= connect_by:
-            return "no Connect within the time for it"
         authentication = self.authentication
         if authentication is not None and now >= authentication.deadline:
             authentication.expire()
-            assert self.controller is not None
-            give_up(self.target, self.controller, self, now)
+            give_up(self.target, controller, self, now)
             self.close("no authentication within the time for it")
         return self.close_reason
 

@@ -20,7 +20,7 @@ from nvmeof.controller.settings import NAMESPACE_ID_LIMIT, ControllerSettings
 from nvmeof.controller.subsystem import AnyNamespace, Subsystem
 from nvmeof.wire.ana import AnaState
 from nvmeof.wire.fabrics import DISCOVERY_NQN
-from nvmeof.wire.log_page import DiscoveryEntry
+from nvmeof.wire.log_page import DiscoveryEntry, DiscoveryLog
 
 log = logging.getLogger(__name__)
 
@@ -239,8 +239,8 @@ class Target:
 
     # --- discovery ----------------------------------------------------------------------------------------
 
-    def discovery_log(self, host_nqn: str) -> tuple[int, list[DiscoveryEntry]]:
-        """(generation, entries that `host_nqn` may see)."""
+    def discovery_log(self, host_nqn: str) -> DiscoveryLog:
+        """The entries that `host_nqn` may see."""
         with self.lock:
             entries = [
                 replace(port, subsystem_nqn=subsystem.nqn)
@@ -249,4 +249,4 @@ class Target:
                 for port in self._ports
                 if port.subsystem_nqn in ("", subsystem.nqn)
             ]
-            return self._discovery_generation, entries
+            return DiscoveryLog(self._discovery_generation, entries)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from nvmeof.host.command import Command
 from nvmeof.host.commands import whole_bytes
 from nvmeof.tcp.crc32c import Buffer
-from nvmeof.wire.kv import KvOpcode, StoreOption, key_dwords, options_dword
+from nvmeof.wire.kv import KvOpcode, StoreOption, key_dwords
 
 
 def _keyed(
@@ -30,7 +30,7 @@ def _keyed(
     """ValueError for a key of more than 16 bytes."""
     cdw2, cdw3, cdw14, cdw15 = key_dwords(key)
     command = Command(
-        name, opcode, nsid, size, options_dword(key, options), 0, 0, cdw14, cdw15,
+        name, opcode, nsid, size, len(key) | options << 8, 0, 0, cdw14, cdw15,
         data_in=data_in, data_out=data_out,
     )  # fmt: skip
     command.cdw2, command.cdw3 = cdw2, cdw3

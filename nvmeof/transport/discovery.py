@@ -64,7 +64,7 @@ async def follow_discovery(
     controller went away or was not reached: it is tried again, and its last log counts. Neither may block.
     """
     async with keep_controller(opener, policy) as keeper:
-        told: tuple[int, list[DiscoveryEntry]] | None = None
+        told: DiscoveryLog | None = None
         due = False
         wait_s = ask_anyway_s
         while True:
@@ -74,7 +74,7 @@ async def follow_discovery(
                 wait_s = READ_AGAIN_S if found is None else math.inf if _tells(keeper) else ask_anyway_s
                 if found is not None and found != told:
                     told = found
-                    listed(found[1])
+                    listed(found.entries)
             with trio.move_on_after(wait_s) as waiting:
                 match await keeper.events.receive():
                     case Connected():
@@ -98,15 +98,14 @@ def _tells(keeper: Keeper) -> bool:
     return controller is not None and controller.identify.oaes & AEC_DISCOVERY_CHANGED != 0
 
 
-async def _read(keeper: Keeper) -> tuple[int, list[DiscoveryEntry]] | None:
-    """(generation, entries); None where that failed, which the log says once a try."""
+async def _read(keeper: Keeper) -> DiscoveryLog | None:
+    """The log; None where that failed, which the log says once a try."""
     assert keeper.controller is not None
     try:
-        found = await keeper.controller.perform(read_discovery_log())
+        return await keeper.controller.perform(read_discovery_log())
     except NvmeofError as error:
         log.info("a discovery log was not read, and is read again: %s", error)
         return None
-    return found.generation, list(found.entries)
 
 
 def read_discovery_log() -> Procedure[DiscoveryLog]:

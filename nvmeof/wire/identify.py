@@ -176,15 +176,14 @@ class IdentifyNamespace:
     formats: tuple[LbaFormat, ...] = (LbaFormat(12),)
 
     @property
-    def format(self) -> LbaFormat:
+    def format_index(self) -> int:
         """The format in use (FLBAS 3:0 and, with more than 16 formats, 6:5)."""
-        index = self.flbas & 0xF | (self.flbas >> 1 & 0x30 if len(self.formats) > 16 else 0)
-        return self.formats[index]
+        return self.flbas & 0xF | (self.flbas >> 1 & 0x30 if len(self.formats) > 16 else 0)
 
     @property
     def lba_bytes(self) -> int:
         """Bytes of data in one logical block."""
-        return 1 << self.format.data_shift
+        return 1 << self.formats[self.format_index].data_shift
 
     def encode(self) -> bytes:
         s = self
@@ -210,7 +209,7 @@ def decode_identify_namespace_untrusted(data: bytes | bytearray | memoryview) ->
     )
     names = [name for name in IdentifyNamespace.__dataclass_fields__ if name != "formats"]
     namespace = IdentifyNamespace(**dict(zip(names, values, strict=True)), formats=formats)
-    index = namespace.flbas & 0xF | (namespace.flbas >> 1 & 0x30 if count > 16 else 0)
+    index = namespace.format_index
     if index >= count or namespace.formats[index].data_shift > 24:
         raise MalformedPdu(f"LBA format {index} of {count} cannot be in use")
     return namespace

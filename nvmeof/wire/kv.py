@@ -62,22 +62,13 @@ def key_dwords(key: bytes) -> tuple[int, int, int, int]:
     return low, second, third, high
 
 
-def options_dword(key: bytes, options: int = 0) -> int:
-    return len(key) | options << 8
-
-
-def key_length(sqe: Sqe) -> int:
-    """What the command says of its key, 0 to 255: whether it can be is for the controller."""
-    return sqe.cdw11 & 0xFF
-
-
 def options(sqe: Sqe) -> int:
     return sqe.cdw11 >> 8 & 0xFF
 
 
 def decode_key_untrusted(sqe: Sqe) -> bytes:
     """The key of a command; empty where its length is 0. MalformedPdu for one of more than 16 bytes."""
-    length = key_length(sqe)
+    length = sqe.cdw11 & 0xFF
     if length > KEY_BYTES_MAX:
         raise MalformedPdu(f"a key of {length} bytes")
     return _KEY.pack(sqe.cdw2, sqe.cdw3, sqe.cdw14, sqe.cdw15)[:length]

@@ -21,17 +21,17 @@ def target() -> Target:
 
 
 def shown(target: Target, host: str = "nqn.host") -> list[tuple[str, str]]:
-    return [(entry.subsystem_nqn, entry.service) for entry in target.discovery_log(host)[1]]
+    return [(entry.subsystem_nqn, entry.service) for entry in target.discovery_log(host).entries]
 
 
 def test_a_port_is_listed_for_its_subsystem_and_no_longer_than_it_is_there(target: Target) -> None:
     target.add_port(DiscoveryEntry("127.0.0.1", "1"))
     target.add_port(DiscoveryEntry("127.0.0.1", "2", subsystem_nqn=NQN))
     assert sorted(shown(target)) == [(NQN, "1"), (NQN, "2"), (OTHER, "1")]
-    generation, _ = target.discovery_log("nqn.host")
+    generation = target.discovery_log("nqn.host").generation
     target.remove_port(DiscoveryEntry("127.0.0.1", "1"))
     assert shown(target) == [(NQN, "2")]
-    assert target.discovery_log("nqn.host")[0] > generation
+    assert target.discovery_log("nqn.host").generation > generation
     with pytest.raises(KeyError):
         target.remove_port(DiscoveryEntry("127.0.0.1", "1"))
     assert [port.service for port in target.ports] == ["2"]
