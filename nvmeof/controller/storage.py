@@ -79,9 +79,8 @@ class Scratch:
 class Medium(Protocol):
     """The medium of one namespace. Called by many connection threads at once; does its own locking."""
 
-    @property
-    def nguid(self) -> bytes:
-        """16 bytes, the same for as long as the medium exists."""
+    nguid: bytes
+    """16 bytes, the same for as long as the medium exists."""
 
     def admit(self, operation: Operation, offset: int, length: int, now: float) -> float:
         """Take note of a command whose payload is here, and say when it may end.
@@ -100,13 +99,10 @@ class Medium(Protocol):
 class Storage(Medium, Protocol):
     """The medium of a namespace of logical blocks."""
 
-    @property
-    def lba_bytes(self) -> int:
-        """Bytes in a logical block: 512 or 4096."""
-
-    @property
-    def block_count(self) -> int:
-        """Logical blocks in the namespace."""
+    lba_bytes: int
+    """Bytes in a logical block: 512 or 4096."""
+    block_count: int
+    """Logical blocks in the namespace."""
 
     def used_blocks(self) -> int:
         """Logical blocks that take up room at present (NUSE)."""
@@ -130,9 +126,8 @@ class Storage(Medium, Protocol):
 class Staged(Protocol):
     """A value on its way in, of the length that was said. Used by one thread."""
 
-    @property
-    def window(self) -> memoryview | None:
-        """Where the value may be received directly, or None: receive elsewhere and call `put`."""
+    window: memoryview | None
+    """Where the value may be received directly, or None: receive elsewhere and call `put`."""
 
     def put(self, offset: int, data: memoryview) -> None:
         """Take a piece that was not received into the window. Raises StorageError."""
@@ -150,13 +145,10 @@ class KvStorage(Medium, Protocol):
     Keys have 1 to 16 bytes. Methods raise StorageError, with KEY_NOT_FOUND where there is no such key.
     """
 
-    @property
-    def capacity_bytes(self) -> int:
-        """The most that all values together may take up (NSZE)."""
-
-    @property
-    def format(self) -> KvFormat:
-        """Bounds of keys and values."""
+    capacity_bytes: int
+    """The most that all values together may take up (NSZE)."""
+    format: KvFormat
+    """Bounds of keys and values."""
 
     def used_bytes(self) -> int:
         """The size of all values at present (NUSE)."""
