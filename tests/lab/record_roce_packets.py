@@ -136,7 +136,7 @@ class Peer:
 
     def receive(self) -> Packet:
         datagram, address = self.socket.recvfrom(65536)
-        return decode_packet_untrusted(datagram, self.out.reversed(address[1]))
+        return decode_packet_untrusted(datagram, Flow(self.out.destination, self.out.source, address[1]))
 
     def serve(self, count: int) -> list[Packet]:
         """Receive that many request packets and answer them."""

@@ -154,9 +154,7 @@ class Connection:
 
     def resolve_route(self) -> None:
         """rdma_resolve_route: ROUTE_RESOLVED follows; the kernel routes the packets."""
-        self._expect("resolve a route", CmState.IDLE)
-        if not self.remote_ip:
-            raise VerbsError(errno.EINVAL, "the address has not been resolved")
+        self._expect_resolved("resolve a route")
         self._tell(CmEventType.ROUTE_RESOLVED)
 
     def disconnect(self, now: float) -> None:
@@ -190,16 +188,11 @@ class Connection:
 
     def connect(self, parameters: ConnectionParameters, now: float) -> None:
         """Send a REQ. CONNECT_RESPONSE, REJECTED or UNREACHABLE follows."""
-        self._expect("connect", CmState.IDLE)
-        if not self.remote_ip:
-            raise VerbsError(errno.EINVAL, "the address has not been resolved")
+        self._expect_resolved("connect")
         manager = self.manager
         self._take(parameters, REQ_CONSUMER_BYTES)
         self.responder_resources = parameters.responder_resources
         self.initiator_depth = parameters.initiator_depth
-        if not self.local_port:
-            self.local_port = manager.ephemeral_port()
-        header = IpCmHeader(packed_address(manager.ip), packed_address(self.remote_ip), self.local_port)
         request = ConnectRequest(
             local_id=self.local_id,
             service_id=service_id(self.port_space, self.remote_port),
@@ -217,7 +210,7 @@ class Connection:
             max_cm_retries=manager.times.tries,
             end_to_end_flow_control=parameters.flow_control,
             srq=parameters.srq,
-            private_data=header.encode() + parameters.private_data,
+            private_data=self._ip_header() + parameters.private_data,
         )
         self._become(CmState.REQ_SENT)
         self._transaction = manager.new_transaction()
@@ -280,12 +273,7 @@ class Connection:
 
     def begin(self, request: ConnectRequest, transaction: int, ip: str, listener: Listener) -> None:
         """A REQ that was found fit makes this a passive connection; its user hears of it."""
-        self.active = False
-        self.listener = listener
-        self.port_space, self.local_port = listener.port_space, listener.port
-        self.remote_port = int.from_bytes(request.private_data[2:4], "big")
-        self.remote_ip = ip
-        self.remote_id = request.local_id
+        private = self._be_asked(request.local_id, request.private_data, transaction, ip, listener)
         self.remote_qpn = request.queue_pair
         self.remote_guid = request.ca_guid
         self.sq_psn = request.starting_psn
@@ -296,14 +284,24 @@ class Connection:
         self.rnr_retry_count = request.rnr_retry_count
         self.responder_resources = request.initiator_depth
         self.initiator_depth = request.responder_resources
-        self._transaction = transaction
         self._tries = request.max_cm_retries
         ours = self.manager.times.response_exponent
         self._wait_s = exponential_seconds(min(request.local_response_timeout, ours))
         self._become(CmState.REQ_RECEIVED)
-        private = request.private_data[IP_CM_BYTES:]
         told = replace(ConnectionParameters.told_by(request, private), retry_count=request.retry_count)
         self._tell(CmEventType.CONNECT_REQUEST, private_data=private, parameters=told, listener=listener)
+
+    def _be_asked(
+        self, remote_id: int, private_data: bytes, transaction: int, ip: str, listener: Listener
+    ) -> bytes:
+        """This side is passive; its consumer's part of the private data of the request."""
+        self.active = False
+        self.listener = listener
+        self.port_space, self.local_port = listener.port_space, listener.port
+        self.remote_port = int.from_bytes(private_data[2:4], "big")
+        self.remote_ip, self.remote_id = ip, remote_id
+        self._transaction = transaction
+        return private_data[IP_CM_BYTES:]
 
     def repeated_request(self) -> None:
         """The REQ that began this connection, once more."""
@@ -412,7 +410,7 @@ class Connection:
         elif self.state is CmState.DREQ_SENT:
             self._wait_out(now)
             self._tell(CmEventType.DISCONNECTED, status=-errno.ETIMEDOUT)
-        elif self.state in (CmState.REQ_SENT, CmState.REP_SENT):
+        else:
             kind = MessageKind.OTHER if self.state is CmState.REQ_SENT else MessageKind.REQ
             self._send_reject(RejectReason.TIMEOUT, kind)
             self._close()
@@ -423,6 +421,17 @@ class Connection:
     def _expect(self, what: str, *states: CmState) -> None:
         if self.state not in states:
             raise VerbsError(errno.EINVAL, f"a connection that is {self.state.value} cannot {what}")
+
+    def _expect_resolved(self, what: str) -> None:
+        self._expect(what, CmState.IDLE)
+        if not self.remote_ip:
+            raise VerbsError(errno.EINVAL, "the address has not been resolved")
+
+    def _ip_header(self) -> bytes:
+        """What comes first in the private data of a request; with a port of our own."""
+        own = self.manager.ip
+        self.local_port = self.local_port or self.manager.ephemeral_port(self.port_space)
+        return IpCmHeader(packed_address(own), packed_address(self.remote_ip), self.local_port).encode()
 
     def _become(self, state: CmState) -> None:
         if state not in LEGAL[self.state]:

@@ -27,6 +27,7 @@ from emulator.roce.nic.verbs import (
     QpAttributes,
     QpCapabilities,
     QpState,
+    QpType,
     SendFlags,
     Sge,
     VerbsError,
@@ -66,9 +67,8 @@ class GeneralServices:
         self._region = nic.reg_mr(self._pd, self._memory, 0, Access.LOCAL_WRITE)
         self._arrived = nic.create_cq(SLOTS)
         self._sent = nic.create_cq(MAX_SENDS)
-        self._qp = nic.create_gsi_qp(
-            self._pd, self._sent, self._arrived, QpCapabilities(MAX_SENDS, SLOTS, 1, 1, MAD_BYTES)
-        )
+        bounds = QpCapabilities(MAX_SENDS, SLOTS, 1, 1, MAD_BYTES)
+        self._qp = nic.create_qp(self._pd, QpType.UD, self._sent, self._arrived, bounds, gsi=True)
         for state, mask in _READY:
             self._qp.modify(QpAttributes(state=state, port_num=1, qkey=GSI_QKEY), mask)
         self._handles: dict[str, AddressHandle] = {}

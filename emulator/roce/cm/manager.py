@@ -162,8 +162,6 @@ class ConnectionManager(ConnectionServices):
 
     def take_output(self) -> list[tuple[str, bytes]]:
         """Address and management datagram of each message that is to be sent."""
-        if not self._output:
-            return []
         output, self._output = self._output, []
         return output
 
@@ -270,16 +268,20 @@ class ConnectionManager(ConnectionServices):
                 transaction, ip, information,
             )  # fmt: skip
             return
+        if self._has_room(listener):
+            connection = Connection(self, listener.sink, self._unused_id())
+            self._connections[connection.local_id] = connection
+            self._by_request[ip, request.local_id] = connection
+            self._by_queue_pair[request.ca_guid, request.queue_pair] = connection
+            connection.begin(request, transaction, ip, listener)
+
+    def _has_room(self, listener: Listener) -> bool:
         if listener.waiting >= listener.backlog:
             # As a TCP listener does: the request comes again when there may be room.
             self.counters["backlog full"] += 1
-            return
+            return False
         listener.waiting += 1
-        connection = Connection(self, listener.sink, self._unused_id())
-        self._connections[connection.local_id] = connection
-        self._by_request[ip, request.local_id] = connection
-        self._by_queue_pair[request.ca_guid, request.queue_pair] = connection
-        connection.begin(request, transaction, ip, listener)
+        return True
 
     def _refusal(self, request: ConnectRequest) -> RejectReason | None:
         """The fault of a request by itself, for any listener."""
@@ -289,12 +291,10 @@ class ConnectionManager(ConnectionServices):
             return RejectReason.PRIMARY_GID_REJECTED
         if not Mtu.MTU_256 <= request.path_mtu <= self.mtu:
             return RejectReason.INVALID_PATH_MTU
-        if request.queue_pair < 2 or port_of(request.service_id) is None:
-            return (
-                RejectReason.INVALID_SERVICE_ID
-                if port_of(request.service_id) is None
-                else RejectReason.NO_QUEUE_PAIR
-            )
+        if port_of(request.service_id) is None:
+            return RejectReason.INVALID_SERVICE_ID
+        if request.queue_pair < 2:
+            return RejectReason.NO_QUEUE_PAIR
         try:
             header = decode_ip_cm_untrusted(request.private_data)
         except MalformedPacket as error:
@@ -339,14 +339,11 @@ class ConnectionManager(ConnectionServices):
             answer = ServiceReply(request.request_id, status, service_id=request.service_id)
             self.send(encode_cm(answer, transaction), ip)
             return
-        if listener.waiting >= listener.backlog:
-            self.counters["backlog full"] += 1
-            return
-        listener.waiting += 1
-        service = ServiceResolution(self, listener.sink, self._unused_id())
-        self._connections[service.local_id] = service
-        self._by_request[ip, request.request_id] = service
-        service.begin_service(request, transaction, ip, listener)
+        if self._has_room(listener):
+            service = ServiceResolution(self, listener.sink, self._unused_id())
+            self._connections[service.local_id] = service
+            self._by_request[ip, request.request_id] = service
+            service.begin_service(request, transaction, ip, listener)
 
     def _service_reply(self, reply: ServiceReply, ip: str) -> None:
         service = self._connections.get(reply.request_id)

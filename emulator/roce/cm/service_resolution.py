@@ -23,9 +23,10 @@ from emulator.roce.cm.states import CmState
 from emulator.roce.nic.multicast import MULTICAST_QPN
 from emulator.roce.nic.verbs import VerbsError
 from emulator.roce.wire.bth import LOW_24_BITS
-from emulator.roce.wire.cm_ip import IP_CM_BYTES, IpCmHeader, PortSpace, service_id
+from emulator.roce.wire.cm_ip import IP_CM_BYTES, service_id
 from emulator.roce.wire.cm_messages import (
     PRIVATE_BYTES,
+    MessageKind,
     ServiceReply,
     ServiceRequest,
     SidrStatus,
@@ -53,9 +54,7 @@ class ServiceResolution(Connection):
         """rdma_join_multicast: MULTICAST_JOIN follows, or MULTICAST_ERROR where `attach` raises VerbsError.
         A member that only sends has no `attach`. EINVAL for what is no group, ENOMEM for too many.
         """
-        self._expect("join a multicast group", CmState.IDLE)
-        if not self.remote_ip:
-            raise VerbsError(errno.EINVAL, "the address has not been resolved")
+        self._expect_resolved("join a multicast group")
         try:
             fits = is_multicast(group) and len(packed_address(group)) == len(packed_address(self.manager.ip))
         except ValueError as error:
@@ -82,19 +81,14 @@ class ServiceResolution(Connection):
 
     def connect(self, parameters: ConnectionParameters, now: float) -> None:
         """Send a SIDR_REQ. ESTABLISHED or UNREACHABLE follows."""
-        self._expect("ask for a service", CmState.IDLE)
-        if not self.remote_ip:
-            raise VerbsError(errno.EINVAL, "the address has not been resolved")
+        self._expect_resolved("ask for a service")
         check_private(parameters.private_data, _MOST_PRIVATE)
         manager = self.manager
         self.local_qpn = parameters.qp_num
-        if not self.local_port:
-            self.local_port = manager.ephemeral_port(PortSpace.UDP)
-        header = IpCmHeader(packed_address(manager.ip), packed_address(self.remote_ip), self.local_port)
         request = ServiceRequest(
             self.local_id,
             service_id(self.port_space, self.remote_port),
-            private_data=header.encode() + parameters.private_data,
+            private_data=self._ip_header() + parameters.private_data,
         )
         self._become(CmState.SIDR_SENT)
         self._ask(request, manager.new_transaction(), now, manager.times.tries)
@@ -116,15 +110,8 @@ class ServiceResolution(Connection):
 
     def begin_service(self, request: ServiceRequest, transaction: int, ip: str, listener: Listener) -> None:
         """A SIDR_REQ that was found fit; the listener's user hears of it."""
-        self.active = False
-        self.listener = listener
-        self.port_space, self.local_port = listener.port_space, listener.port
-        self.remote_port = int.from_bytes(request.private_data[2:4], "big")
-        self.remote_ip = ip
-        self.remote_id = request.request_id
-        self._transaction = transaction
+        private = self._be_asked(request.request_id, request.private_data, transaction, ip, listener)
         self._become(CmState.SIDR_RECEIVED)
-        private = request.private_data[IP_CM_BYTES:]
         told = ConnectionParameters(private_data=private)
         self._tell(CmEventType.CONNECT_REQUEST, private_data=private, parameters=told, listener=listener)
 
@@ -183,13 +170,5 @@ class ServiceResolution(Connection):
         elif self.state is not CmState.CLOSED:
             self._close()
 
-    def time_over(self, now: float) -> None:
-        """The deadline has passed: ask again, or give up."""
-        self.deadline = None
-        if self._tries > 0:
-            self._tries -= 1
-            self.manager.send(self._again, self.remote_ip)
-            self._set_deadline(now + self._wait_s)
-        else:
-            self._close()
-            self._tell(CmEventType.UNREACHABLE, status=-errno.ETIMEDOUT)
+    def _send_reject(self, reason: int, kind: MessageKind, private_data: bytes = b"") -> None:
+        """A question that is given up needs no word to the peer."""

@@ -83,8 +83,5 @@ class TappedLink:
         flow = flow_of(source.ip, destination.ip, source.port)
         now = time.time()
         peer = destination.ip if source.ip == self._link.address.ip else source.ip
-        if self._link.numbers_segments(peer):
-            self._writer.write_burst(flow, data, segment_size, now)
-            return
-        for start in range(0, len(data), segment_size):
-            self._writer.write(flow, data[start : start + segment_size], now)
+        numbered = self._link.numbers_segments(peer)
+        self._writer.write_burst(flow, data, segment_size, now, numbered=numbered)

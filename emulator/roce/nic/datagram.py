@@ -123,7 +123,7 @@ class DatagramService:
         if packet.deth.q_key != qp.attributes.qkey:
             counters[Count.WRONG_QKEY] += 1
             return
-        request = qp.take_receive()
+        request = qp.receives.take()
         if request is None:
             counters[Count.NO_RECEIVE] += 1
             return

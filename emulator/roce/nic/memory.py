@@ -3,8 +3,9 @@
 Every byte that the device reads or writes for a program is reached through a `Span`: a range of a region
 that was checked against its key, domain, access rights and bounds when the work began, and whose region is
 looked at again at each use. A region that has been deregistered has no memory any more, so it is never
-touched again, whatever is still under way (IBTA 10.6). What a window opens is reached through a `Grant`, one
-for each time that it is bound, which has no memory any more once it is invalidated, freed or bound anew.
+touched again, whatever is still under way (IBTA 10.6). What a window opens is reached through a `Backing` of
+its own, one for each time that it is bound, which has no memory any more once it is invalidated, freed or
+bound anew.
 
 Keys are 32 bits: 24 of table index and 8 that change with every use of a place (10.6.3), so that a stale key
 misses. L_Key and R_Key of a region are the same number, as with rxe.
@@ -16,7 +17,7 @@ import errno
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,21 +70,30 @@ class AddressHandle:
     av: AddressVector
 
 
-class Backing(Protocol):
-    """Something with bytes: None once they are not to be touched any more."""
+class Backing:
+    """The bytes of a region, of a window for as long as it stays bound, or of a request that brought them
+    along. None once they are not to be touched any more."""
 
-    array: Bytes | None
-    view: memoryview | None
+    __slots__ = ("array", "view")
+
+    def __init__(self, view: memoryview) -> None:
+        self.view: memoryview | None = view
+        self.array: Bytes | None = np.frombuffer(view, np.uint8) if view.nbytes else _NOTHING
+
+    def forget(self) -> None:
+        """Let go of the memory for good."""
+        self.array = self.view = None
 
 
-class MemoryRegion:
+class MemoryRegion(Backing):
     """`length` bytes that both sides call `address`, `address + 1`, ... (struct ibv_mr)."""
 
-    __slots__ = ("access", "address", "array", "length", "lkey", "pd", "rights", "view", "windows")
+    __slots__ = ("access", "address", "length", "lkey", "pd", "rights", "windows")
 
     def __init__(
         self, pd: ProtectionDomain, view: memoryview, address: int, access: Access, key: int
     ) -> None:
+        super().__init__(view)
         self.pd = pd
         self.address = 0 if access & Access.ZERO_BASED else address
         self.length = view.nbytes
@@ -92,8 +102,6 @@ class MemoryRegion:
         """The same as a plain number: to combine flags of an enum costs ten times as much."""
         self.lkey = key
         self.windows = 0
-        self.view: memoryview | None = view
-        self.array: Bytes | None = np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
 
     @property
     def rkey(self) -> int:
@@ -107,24 +115,6 @@ class MemoryRegion:
         if offset < 0 or offset + length > self.length:
             raise ProtectionFault("outside the region")
         return offset
-
-    def forget(self) -> None:
-        """Let go of the memory for good."""
-        self.array = self.view = None
-
-
-class Grant:
-    """The memory of a region for as long as a window stays bound to it."""
-
-    __slots__ = ("array", "view")
-
-    def __init__(self, region: MemoryRegion) -> None:
-        self.array = region.array
-        self.view = region.view
-
-    def forget(self) -> None:
-        """Let go of the memory for good."""
-        self.array = self.view = None
 
 
 class MemoryWindow:
@@ -142,7 +132,7 @@ class MemoryWindow:
         self.type = kind
         self.rkey = key
         self.region: MemoryRegion | None = None
-        self.grant: Grant | None = None
+        self.grant: Backing | None = None
         """There is one while it is bound."""
         self.address = self.offset = self.length = self.qpn = 0
         self.access = Access(0)
@@ -166,16 +156,6 @@ class Bind:
     address: int
     length: int
     access: Access
-
-
-class InlineData:
-    """Bytes that a request brought with it."""
-
-    __slots__ = ("array", "view")
-
-    def __init__(self, data: bytes) -> None:
-        self.view: memoryview | None = memoryview(data)
-        self.array: Bytes | None = np.frombuffer(data, np.uint8)
 
 
 class Span(NamedTuple):
@@ -393,7 +373,8 @@ class KeyTable:
         offset = region.offset_of(bind.address, bind.length)
         window.unbind()
         region.windows += 1
-        window.region, window.grant = region, Grant(region)
+        assert region.view is not None
+        window.region, window.grant = region, Backing(region.view)
         window.offset, window.length = offset, bind.length
         window.address = 0 if asked & _ZERO_BASED else bind.address
         window.access = bind.access

@@ -239,39 +239,13 @@ class Nic(DeviceServices):
         *,
         signal_all: bool = False,
         srq: SharedReceiveQueue | None = None,
+        gsi: bool = False,
     ) -> QueuePair:
-        """ibv_create_qp. The number is one that no queue pair of this device had of late."""
-        while True:
-            self._next_qpn = max(2, (self._next_qpn + self._rng.randrange(1, 64)) & LOW_24_BITS)
-            if self._next_qpn != MULTICAST_QPN and self._next_qpn not in self._qps:
-                break
-        return self._make_qp(self._next_qpn, pd, kind, send_cq, recv_cq, capabilities, signal_all, srq)
-
-    def create_gsi_qp(
-        self,
-        pd: ProtectionDomain,
-        send_cq: CompletionQueue,
-        recv_cq: CompletionQueue,
-        capabilities: QpCapabilities,
-    ) -> QueuePair:
-        """QP1. EBUSY where there is one."""
-        if GSI_QPN in self._qps:
+        """ibv_create_qp. The number is one that no queue pair of this device had of late; with `gsi` it is
+        QP1, and EBUSY where there is one."""
+        number = GSI_QPN if gsi else self._new_number()
+        if gsi and GSI_QPN in self._qps:
             raise VerbsError(errno.EBUSY, "QP1 is in use")
-        qp = self._make_qp(GSI_QPN, pd, QpType.UD, send_cq, recv_cq, capabilities, False, None)
-        qp.attributes.qkey = GSI_QKEY
-        return qp
-
-    def _make_qp(
-        self,
-        number: int,
-        pd: ProtectionDomain,
-        kind: QpType,
-        send_cq: CompletionQueue,
-        recv_cq: CompletionQueue,
-        capabilities: QpCapabilities,
-        signal_all: bool,
-        srq: SharedReceiveQueue | None,
-    ) -> QueuePair:
         self._known(pd, self._pds, "protection domain")
         self._known(send_cq, self._cqs, "completion queue")
         self._known(recv_cq, self._cqs, "completion queue")
@@ -298,14 +272,22 @@ class Nic(DeviceServices):
         recv_cq.users += 1
         if srq is not None:
             srq.users += 1
+        if gsi:
+            qp.attributes.qkey = GSI_QKEY
         return qp
+
+    def _new_number(self) -> int:
+        while True:
+            self._next_qpn = max(2, (self._next_qpn + self._rng.randrange(1, 64)) & LOW_24_BITS)
+            if self._next_qpn != MULTICAST_QPN and self._next_qpn not in self._qps:
+                return self._next_qpn
 
     def destroy_qp(self, qp: QueuePair) -> None:
         """ibv_destroy_qp: what is queued is not completed any more. EBUSY while it is attached to a group."""
         self._known_qp(qp)
         self._unused(len(self.groups.groups_of(qp)), "queue pair")
         del self._qps[qp.number]
-        qp.abandon()
+        qp.reset()
         qp.pd.users -= 1
         qp.send_cq.users -= 1
         qp.recv_cq.users -= 1
@@ -382,11 +364,6 @@ class Nic(DeviceServices):
         kept = [qp for qp in self.ready if qp.datagrams is not None]
         self.ready.clear()
         self.ready.extend(kept)
-
-    @property
-    def has_output(self) -> bool:
-        """Whether `next_burst` may have something."""
-        return bool(self.ready)
 
     def next_burst(self, now: float) -> Burst | None:
         """The next packets to send, queue pair by queue pair in turn; None when there is nothing now. They

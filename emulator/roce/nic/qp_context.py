@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 
 from emulator.roce.nic.completion import CompletionQueue
 from emulator.roce.nic.device_services import DeviceServices
-from emulator.roce.nic.memory import InlineData, ProtectionDomain, Span, SpanList
+from emulator.roce.nic.memory import Backing, ProtectionDomain, Span, SpanList
 from emulator.roce.nic.path import Path
 from emulator.roce.nic.shared_receive import ReceiveQueue, SharedReceiveQueue
 from emulator.roce.nic.verbs import (
@@ -68,17 +68,13 @@ class QpContext(ABC):
         """The memory of a send request. ProtectionFault where it may not be used so."""
         data = request.inline
         if data is not None:
-            return SpanList((Span(InlineData(data), 0, len(data)),) if data else ())
+            return SpanList((Span(Backing(memoryview(data)), 0, len(data)),) if data else ())
         return self.keys.local(self.pd, request.sges, write=write)
 
     def scatter_of(self, request: ReceiveRequest) -> SpanList:
         """The memory of a receive. ProtectionFault where it may not be written."""
         pd = self.srq.pd if self.srq is not None else self.pd
         return self.keys.local(pd, request.sges, write=True)
-
-    def take_receive(self) -> ReceiveRequest | None:
-        """The receive request for the next message."""
-        return self.receives.take()
 
     def complete_send(self, request: SendRequest, status: WcStatus, length: int = 0) -> None:
         """Complete a send request."""

@@ -148,7 +148,7 @@ class QueuePair(QpContext):
         )
         self._check_values(attributes, mask)
         if target is QpState.RESET:
-            self._reset()
+            self.reset()
             return
         if target is QpState.ERR:
             self.enter_error()
@@ -187,7 +187,8 @@ class QueuePair(QpContext):
             if mask & flag and not 0 <= getattr(attributes, _FIELDS[flag]) <= most:
                 raise VerbsError(errno.EINVAL, f"{_FIELDS[flag]} is beyond {most}")
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
+        """The queue pair is reset or destroyed: what was posted completes and is sent no more."""
         self.state = QpState.RESET
         self.attributes = QpAttributes(capabilities=self.capabilities)
         self._path = None
@@ -200,10 +201,6 @@ class QueuePair(QpContext):
         if self.datagrams is not None:
             self.datagrams.start(0)
         self.keys.unbind_windows_of(self.number)
-
-    def abandon(self) -> None:
-        """The queue pair is destroyed: it completes and sends nothing any more."""
-        self._reset()
 
     def enter_error(self) -> None:
         """All queued requests complete with WR_FLUSH_ERR, once."""
@@ -311,7 +308,7 @@ class QueuePair(QpContext):
                 raise VerbsError(errno.EINVAL, f"{len(request.sges)} scatter entries are too many")
             self._flush_receive(request)
             return
-        self._own_receives.post(request)
+        self._own_receives.post_recv(request)
 
     def schedule(self) -> None:
         """There may be something to send."""

@@ -182,7 +182,7 @@ class Responder:
             self.responses.acknowledge(self.expected - 1, self._messages)
 
     def _take_receive(self) -> ReceiveRequest:
-        request = self._qp.take_receive()
+        request = self._qp.receives.take()
         if request is None:
             raise NotReady
         self._receive = request

@@ -22,8 +22,8 @@ class ReceiveQueue:
     def __len__(self) -> int:
         return len(self.row)
 
-    def post(self, request: ReceiveRequest) -> None:
-        """Put one in. EINVAL for too many entries, ENOMEM for a full queue."""
+    def post_recv(self, request: ReceiveRequest) -> None:
+        """Put one in: ibv_post_srq_recv. EINVAL for too many entries, ENOMEM for a full queue."""
         if len(request.sges) > self.max_sge:
             raise VerbsError(errno.EINVAL, f"{len(request.sges)} scatter entries, {self.max_sge} at most")
         if len(self.row) >= self.max_wr:
@@ -54,10 +54,6 @@ class SharedReceiveQueue(ReceiveQueue):
         self.users = 0
         self._most = most
         self._on_limit = on_limit
-
-    def post_recv(self, request: ReceiveRequest) -> None:
-        """ibv_post_srq_recv of one request. EINVAL and ENOMEM as for any receive."""
-        self.post(request)
 
     def take(self) -> ReceiveRequest | None:
         request = super().take()

@@ -94,13 +94,12 @@ class Device:
         times: CmTimes | None = None,
         pcap: Path | None = None,
         check_icrc_in_full: bool = False,
-        chance: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
         self.ip = ip
         self.clock = clock
-        chance = chance if chance is not None else random.Random()
+        chance = random.Random()
         try:
             self.mtu = Mtu.of(mtu) if mtu is not None else path_mtu_at(ip)
             link: Link = self._open_link(ip, check_icrc_in_full)

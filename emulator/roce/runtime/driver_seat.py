@@ -99,24 +99,6 @@ class _Waiter:
         self.gate.acquire()
 
 
-class Turn:
-    """`with seat.turn():` holds the lock, and sends the engine's packets on leaving."""
-
-    __slots__ = ("_seat",)
-
-    def __init__(self, seat: Seat) -> None:
-        self._seat = seat
-
-    def __enter__(self) -> None:
-        self._seat.enter()
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            self._seat.leave_turn()
-        finally:
-            self._seat.lock.release()
-
-
 class Hold:
     """`with seat.hold():` holds the lock, for calls that send nothing and end no thread's wait."""
 
@@ -130,6 +112,18 @@ class Hold:
 
     def __exit__(self, *_: object) -> None:
         self._seat.lock.release()
+
+
+class Turn(Hold):
+    """`with seat.turn():` holds the lock, and sends the engine's packets on leaving."""
+
+    __slots__ = ()
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._seat.leave_turn()
+        finally:
+            self._seat.lock.release()
 
 
 class Seat:

@@ -21,8 +21,6 @@ import struct
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from emulator.roce.wire import opcodes
-
 RETH: Final = struct.Struct(">QII")
 AETH: Final = struct.Struct(">I")
 ATOMIC_ETH: Final = struct.Struct(">QIQQ")
@@ -30,13 +28,6 @@ ATOMIC_ACK_ETH: Final = struct.Struct(">Q")
 IMM_DT: Final = struct.Struct(">I")
 IETH: Final = struct.Struct(">I")
 DETH: Final = struct.Struct(">II")
-assert RETH.size == opcodes.RETH_BYTES
-assert AETH.size == opcodes.AETH_BYTES
-assert ATOMIC_ETH.size == opcodes.ATOMIC_ETH_BYTES
-assert ATOMIC_ACK_ETH.size == opcodes.ATOMIC_ACK_ETH_BYTES
-assert IMM_DT.size == opcodes.IMM_DT_BYTES
-assert IETH.size == opcodes.IETH_BYTES
-assert DETH.size == opcodes.DETH_BYTES
 
 # These records are made for every packet, so they are tuples: half the cost of a frozen data class.
 

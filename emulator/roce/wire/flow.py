@@ -53,10 +53,6 @@ class Flow(NamedTuple):
     def is_ipv6(self) -> bool:
         return len(self.source) == 16
 
-    def reversed(self, source_port: int) -> Flow:
-        """The way back, whose source port is the answering side's own choice."""
-        return Flow(self.destination, self.source, source_port)
-
     def __repr__(self) -> str:
         ends = (f"{text_address(self.source)}:{self.source_port}", text_address(self.destination))
         return f"Flow({' -> '.join(ends)}:{self.destination_port})"

@@ -9,6 +9,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final, NamedTuple, TypeAlias
 
+from emulator.roce.wire.extended import AETH, ATOMIC_ACK_ETH, ATOMIC_ETH, DETH, IETH, IMM_DT, RETH
+
 
 class Service(IntEnum):
     """Transport service: bits 7..5 of the opcode."""
@@ -78,13 +80,6 @@ class Operation(IntEnum):
 
 
 BTH_BYTES: Final = 12
-RETH_BYTES: Final = 16
-AETH_BYTES: Final = 4
-ATOMIC_ETH_BYTES: Final = 28
-ATOMIC_ACK_ETH_BYTES: Final = 8
-IMM_DT_BYTES: Final = 4
-IETH_BYTES: Final = 4
-DETH_BYTES: Final = 8
 
 
 class OpcodeClass(NamedTuple):
@@ -112,13 +107,13 @@ class OpcodeClass(NamedTuple):
 
 
 _SIZES: Final = {
-    "deth": DETH_BYTES,
-    "reth": RETH_BYTES,
-    "aeth": AETH_BYTES,
-    "atomic": ATOMIC_ETH_BYTES,
-    "atomic_ack": ATOMIC_ACK_ETH_BYTES,
-    "immediate": IMM_DT_BYTES,
-    "invalidate": IETH_BYTES,
+    "deth": DETH.size,
+    "reth": RETH.size,
+    "aeth": AETH.size,
+    "atomic": ATOMIC_ETH.size,
+    "atomic_ack": ATOMIC_ACK_ETH.size,
+    "immediate": IMM_DT.size,
+    "invalidate": IETH.size,
 }
 """The extended headers, in the order in which they follow each other."""
 
@@ -154,21 +149,17 @@ _TABLE: Final[dict[Opcode, tuple[Operation, tuple[bool, bool], str]]] = {
     _O.SEND_LAST_WITH_INVALIDATE: (_P.SEND, _LAST, "invalidate"),
     _O.SEND_ONLY_WITH_INVALIDATE: (_P.SEND, _ONLY, "invalidate"),
     _O.ATOMIC_WRITE: (_P.ATOMIC_WRITE, _ONLY, "reth"),
-    _O.UC_SEND_FIRST: (_P.SEND, _FIRST, ""),
-    _O.UC_SEND_MIDDLE: (_P.SEND, _MIDDLE, ""),
-    _O.UC_SEND_LAST: (_P.SEND, _LAST, ""),
-    _O.UC_SEND_LAST_WITH_IMMEDIATE: (_P.SEND, _LAST, "immediate"),
-    _O.UC_SEND_ONLY: (_P.SEND, _ONLY, ""),
-    _O.UC_SEND_ONLY_WITH_IMMEDIATE: (_P.SEND, _ONLY, "immediate"),
-    _O.UC_WRITE_FIRST: (_P.WRITE, _FIRST, "reth"),
-    _O.UC_WRITE_MIDDLE: (_P.WRITE, _MIDDLE, ""),
-    _O.UC_WRITE_LAST: (_P.WRITE, _LAST, ""),
-    _O.UC_WRITE_LAST_WITH_IMMEDIATE: (_P.WRITE, _LAST, "immediate"),
-    _O.UC_WRITE_ONLY: (_P.WRITE, _ONLY, "reth"),
-    _O.UC_WRITE_ONLY_WITH_IMMEDIATE: (_P.WRITE, _ONLY, "reth immediate"),
     _O.UD_SEND_ONLY: (_P.SEND, _ONLY, "deth"),
     _O.UD_SEND_ONLY_WITH_IMMEDIATE: (_P.SEND, _ONLY, "deth immediate"),
 }
+_TABLE.update(
+    {
+        Opcode(opcode | Service.UC << SERVICE_SHIFT): row
+        for opcode, row in _TABLE.items()
+        if row[0] in (_P.SEND, _P.WRITE) and opcode < _O.READ_REQUEST
+    }
+)
+"""UC has the SENDs and WRITEs of RC, but for those that invalidate."""
 assert len(_TABLE) == len(Opcode)
 
 _ANSWERS: Final = (Operation.READ_RESPONSE, Operation.ACKNOWLEDGE, Operation.ATOMIC_ACKNOWLEDGE)

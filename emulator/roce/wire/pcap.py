@@ -3,7 +3,7 @@
 A pcap file (draft-ietf-opsawg-pcap), little-endian, of link type 101: each record is a bare IP packet.
 
     file    0..3 magic   4..5 major (2)   6..7 minor (4)   8..15 zero   16..19 snap length   20..23 link type
-    record  0..3 seconds   4..7 micro- or nanoseconds (by the magic)   8..11 and 12..15 bytes, here the same
+    record  0..3 seconds   4..7 nanoseconds   8..11 and 12..15 bytes, here the same
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ FILE_HEADER: Final = struct.Struct("<IHHiIII")
 RECORD_HEADER: Final = struct.Struct("<IIII")
 assert (FILE_HEADER.size, RECORD_HEADER.size) == (24, 16)
 
-MAGIC_MICROSECONDS: Final = 0xA1B2_C3D4
 MAGIC_NANOSECONDS: Final = 0xA1B2_3C4D
 LINK_TYPE_RAW: Final = 101
 SNAP_LENGTH: Final = 262_144
@@ -32,18 +31,14 @@ class PcapWriter:
     An OSError of the file goes to the caller.
     """
 
-    def __init__(
-        self, file: BinaryIO, *, nanoseconds: bool = True, max_bytes: int = DEFAULT_FILE_BYTES
-    ) -> None:
+    def __init__(self, file: BinaryIO, *, max_bytes: int = DEFAULT_FILE_BYTES) -> None:
         self._file = file
-        self._ticks = 1_000_000_000 if nanoseconds else 1_000_000
         self._room = max_bytes - FILE_HEADER.size
         self.written = 0
         """Packets in the file."""
         self.left_out = 0
         """Packets that would have made the file larger than allowed."""
-        magic = MAGIC_NANOSECONDS if nanoseconds else MAGIC_MICROSECONDS
-        file.write(FILE_HEADER.pack(magic, 2, 4, 0, 0, SNAP_LENGTH, LINK_TYPE_RAW))
+        file.write(FILE_HEADER.pack(MAGIC_NANOSECONDS, 2, 4, 0, 0, SNAP_LENGTH, LINK_TYPE_RAW))
 
     def write(self, flow: Flow, datagram: Buffer, when: float, ip_id: int = 0) -> None:
         """One packet: a UDP payload of `flow` at `when`, in seconds since 1970 for a time that makes sense.
@@ -56,7 +51,7 @@ class PcapWriter:
             self.left_out += 1
             return
         self._room -= RECORD_HEADER.size + len(packet)
-        seconds, fraction = divmod(round(when * self._ticks), self._ticks)
+        seconds, fraction = divmod(round(when * 1e9), 1_000_000_000)
         self._file.write(
             RECORD_HEADER.pack(seconds & 0xFFFF_FFFF, fraction, len(packet), len(packet)) + packet
         )

@@ -12,6 +12,7 @@ from emulator.roce.nic.verbs import (
     QpAttributes,
     QpCapabilities,
     QpState,
+    QpType,
     SendOpcode,
     VerbsError,
     WcFlags,
@@ -106,7 +107,7 @@ def test_there_is_one_qp1(network: MemoryNetwork) -> None:
     a = Post(network, "10.0.0.1", gsi=True)
     assert a.qp.number == 1
     with pytest.raises(VerbsError, match="QP1 is in use"):
-        a.nic.create_gsi_qp(a.pd, a.cq, a.cq, QpCapabilities())
+        a.nic.create_qp(a.pd, QpType.UD, a.cq, a.cq, QpCapabilities(), gsi=True)
 
 
 def test_gids_are_addresses() -> None:

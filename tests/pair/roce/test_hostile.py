@@ -203,7 +203,7 @@ def test_from_somebody_else() -> None:
 
 def test_before_it_is_ready() -> None:
     victim = Victim()
-    victim.end.qp._reset()
+    victim.end.qp.reset()
     victim.hear_bytes(_good(victim))
     assert victim.counted[Count.NOT_READY] == 1
 

@@ -358,7 +358,7 @@ def test_a_connection_that_ends_gives_its_share_back() -> None:
     assert path.in_flight >= path.budget
     pair.a.qp.modify(QpAttributes(state=QpState.ERR), QpAttr.STATE)
     pair.a.nic.destroy_qp(other.qp)
-    assert pair.a.nic.has_output
+    assert pair.a.nic.ready
     assert pair.run_until(1, third)[0].status is WcStatus.SUCCESS
     assert path.in_flight == 0
 

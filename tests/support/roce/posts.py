@@ -35,10 +35,7 @@ class Post:
         self.pd = self.nic.alloc_pd()
         self.cq = self.nic.create_cq(64)
         caps = QpCapabilities(16, 16, 2, 2, 256)
-        if gsi:
-            self.qp = self.nic.create_gsi_qp(self.pd, self.cq, self.cq, caps)
-        else:
-            self.qp = self.nic.create_qp(self.pd, QpType.UD, self.cq, self.cq, caps)
+        self.qp = self.nic.create_qp(self.pd, QpType.UD, self.cq, self.cq, caps, gsi=gsi)
         self.memory = GuardedMemory(1 << 16)
         self.region = self.nic.reg_mr(self.pd, self.memory.view, 0, ALL_ACCESS)
         attributes = QpAttributes(port_num=1, qkey=GSI_QKEY if gsi else QKEY)

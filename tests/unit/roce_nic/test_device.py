@@ -183,7 +183,7 @@ def test_close_lets_go_of_everything() -> None:
     pair.a.post(SendOpcode.SEND)
     pair.a.nic.close()
     assert pair.a.region.view is None
-    assert not pair.a.nic.has_output
+    assert not pair.a.nic.ready
     assert pair.a.nic.deadline() is None
     pair.a.nic.receive(memoryview(b"\0" * 64), 64, ("10.0.0.2", 4791), 0.0)
 
