@@ -8,6 +8,8 @@ REQ, REP and DREQ are sent again until an answer comes; RTU, DREP and REJ are se
 they answer comes again. So each loss, and each duplicate, gets an answer.
 """
 
+# One idea in one file: the life of a connection, whichever side began it.
+
 from __future__ import annotations
 
 import errno

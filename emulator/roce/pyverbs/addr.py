@@ -15,7 +15,7 @@ from emulator.roce.nic.memory import AddressHandle
 from emulator.roce.nic.verbs import GRH_BYTES, AddressVector, VerbsError
 from emulator.roce.pyverbs import enums as e
 from emulator.roce.pyverbs import mem_alloc
-from emulator.roce.pyverbs.base import DeviceObject, PyverbsObject, listing
+from emulator.roce.pyverbs.base import DeviceObject, PyverbsObject, listing, shown
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
 from emulator.roce.pyverbs.utils import GID, NO_GID, gid_bytes, gid_text
 
@@ -47,13 +47,11 @@ class GRH(PyverbsObject):
     dgid = gid_text("_dgid")
     sgid = gid_text("_sgid")
 
-    def __str__(self) -> str:
-        return listing(
-            [
-                ("DGID", self.dgid), ("SGID", self.sgid), ("version tclass flow", self.version_tclass_flow),
-                ("paylen", self.paylen), ("next header", self.next_hdr), ("hop limit", self.hop_limit),
-            ]
-        )  # fmt: skip
+    __str__ = shown(
+        "",
+        ("DGID", "dgid"), ("SGID", "sgid"), ("version tclass flow", "version_tclass_flow"),
+        ("paylen", "paylen"), ("next header", "next_hdr"), ("hop limit", "hop_limit"),
+    )  # fmt: skip
 
 
 class GlobalRoute(PyverbsObject):
@@ -77,13 +75,11 @@ class GlobalRoute(PyverbsObject):
 
     dgid = gid_text("raw_dgid")
 
-    def __str__(self) -> str:
-        return listing(
-            [
-                ("DGID", self.dgid), ("flow label", self.flow_label), ("sgid index", self.sgid_index),
-                ("hop limit", self.hop_limit), ("traffic class", self.traffic_class),
-            ]
-        )  # fmt: skip
+    __str__ = shown(
+        "",
+        ("DGID", "dgid"), ("flow label", "flow_label"), ("sgid index", "sgid_index"),
+        ("hop limit", "hop_limit"), ("traffic class", "traffic_class"),
+    )  # fmt: skip
 
 
 def _of_route(name: str, doc: str) -> Any:

@@ -226,3 +226,16 @@ def inc_rkey(rkey: int) -> int:
 def listing(pairs: Iterable[tuple[str, object]], indent: str = "") -> str:
     """One line for each pair, name and value in two columns: what `str()` of the records shows."""
     return "".join(f"{indent}{name:22}: {value!s:<20}\n" for name, value in pairs)
+
+
+def shown(title: str, *lines: tuple[str, str] | tuple[str, str, Callable[[Any], object]]) -> Any:
+    """The `__str__` of a record: `title`, and a line for each attribute: pyverbs' name for it, the attribute,
+    and the function that puts its value into words."""
+
+    def text(record: object) -> str:
+        return title + listing(
+            (name, (words[0] if words else str)(getattr(record, attribute)))
+            for name, attribute, *words in lines
+        )
+
+    return text

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 from emulator.roce.cm.events import ConnectionParameters
 from emulator.roce.nic.verbs import Address, VerbsError
 from emulator.roce.pyverbs import cm_enums as cm
-from emulator.roce.pyverbs.base import PyverbsObject, listing, reads
+from emulator.roce.pyverbs.base import PyverbsObject, reads, shown
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError
 
 AS_MANY_AS_POSSIBLE: Final = 0xFF
@@ -126,14 +126,11 @@ class ConnParam(PyverbsObject):
             self.rnr_retry, bool(self.srq),
         )  # fmt: skip
 
-    def __str__(self) -> str:
-        return "Connection parameters: \n" + listing(
-            [
-                ("responder resources", self.resources), ("initiator depth", self.depth),
-                ("flow control", self.flow_control), ("retry count", self.retry),
-                ("rnr retry count", self.rnr_retry), ("srq", self.srq), ("qp number", self.qpn),
-            ]
-        )  # fmt: skip
+    __str__ = shown(
+        "Connection parameters: \n",
+        ("responder resources", "resources"), ("initiator depth", "depth"), ("flow control", "flow_control"),
+        ("retry count", "retry"), ("rnr retry count", "rnr_retry"), ("srq", "srq"), ("qp number", "qpn"),
+    )  # fmt: skip
 
 
 @dataclass(slots=True, eq=False)

@@ -24,8 +24,8 @@ from emulator.roce.pyverbs.base import (
     asking,
     close_children,
     close_or_defer,
-    listing,
     reads,
+    shown,
 )
 from emulator.roce.pyverbs.pyverbs_error import PyverbsError, PyverbsRDMAError, PyverbsUserError
 from emulator.roce.runtime.channel import EventChannel
@@ -132,17 +132,13 @@ class WC(PyverbsObject):
     sl: int = 0
     dlid_path_bits: int = 0
 
-    def __str__(self) -> str:
-        return listing(
-            [
-                ("WR ID", self.wr_id), ("status", cqe_status_to_str(self.status)),
-                ("opcode", cqe_opcode_to_str(self.opcode)), ("vendor error", self.vendor_err),
-                ("byte length", self.byte_len), ("QP num", self.qp_num), ("source QP", self.src_qp),
-                ("WC flags", cqe_flags_to_str(self.wc_flags)), ("pkey index", self.pkey_index),
-                ("slid", self.slid), ("sl", self.sl), ("imm_data", self.imm_data),
-                ("dlid path bits", self.dlid_path_bits),
-            ]
-        )  # fmt: skip
+    __str__ = shown(
+        "",
+        ("WR ID", "wr_id"), ("status", "status", cqe_status_to_str), ("opcode", "opcode", cqe_opcode_to_str),
+        ("vendor error", "vendor_err"), ("byte length", "byte_len"), ("QP num", "qp_num"),
+        ("source QP", "src_qp"), ("WC flags", "wc_flags", cqe_flags_to_str), ("pkey index", "pkey_index"),
+        ("slid", "slid"), ("sl", "sl"), ("imm_data", "imm_data"), ("dlid path bits", "dlid_path_bits"),
+    )  # fmt: skip
 
 
 def swapped(number: int) -> int:
@@ -351,8 +347,7 @@ class CQ(AnyCQ):
         """Acknowledge events that were taken."""
         self.num_events -= num_events
 
-    def __str__(self) -> str:
-        return "CQ\n" + listing([("Handle", id(self.native)), ("CQEs", self.cqe)])
+    __str__ = shown("CQ\n", ("Handle", "native", id), ("CQEs", "cqe"))
 
 
 @dataclass(slots=True, eq=False)
@@ -379,13 +374,11 @@ class CqInitAttrEx(PyverbsObject):
         None, _set_context, doc="The caller's own; it can be set, and not read."
     )
 
-    def __str__(self) -> str:
-        return listing(
-            [
-                ("Number of CQEs", self.cqe), ("WC flags", create_wc_flags_to_str(self.wc_flags)),
-                ("comp mask", self.comp_mask), ("flags", self.flags),
-            ]
-        )  # fmt: skip
+    __str__ = shown(
+        "",
+        ("Number of CQEs", "cqe"), ("WC flags", "wc_flags", create_wc_flags_to_str),
+        ("comp mask", "comp_mask"), ("flags", "flags"),
+    )  # fmt: skip
 
 
 class CQEX(AnyCQ):
@@ -493,5 +486,4 @@ class CQEX(AnyCQ):
         """There is no tag matching."""
         return WcTmInfo()
 
-    def __str__(self) -> str:
-        return "Extended CQ:\n" + listing([("Handle", id(self.native)), ("CQEs", self.cqe)])
+    __str__ = shown("Extended CQ:\n", ("Handle", "native", id), ("CQEs", "cqe"))

@@ -28,6 +28,7 @@ from emulator.roce.pyverbs.base import (
     close_deferred,
     close_or_defer,
     listing,
+    shown,
 )
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
 from emulator.roce.pyverbs.utils import GID, be64toh, gid_str
@@ -390,8 +391,7 @@ class AsyncEvent(PyverbsObject):
     def ack(self) -> None:
         """Nothing waits for it here."""
 
-    def __str__(self) -> str:
-        return listing([("Event Type", translate_event_type(self.event_type))])
+    __str__ = shown("", ("Event Type", "event_type", translate_event_type))
 
 
 @dataclass(slots=True, eq=False)

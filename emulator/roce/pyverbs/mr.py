@@ -17,7 +17,7 @@ from emulator.roce.nic.memory import Bind, MemoryRegion, MemoryWindow
 from emulator.roce.nic.verbs import Access, MwType
 from emulator.roce.pyverbs import enums as e
 from emulator.roce.pyverbs import mem_alloc
-from emulator.roce.pyverbs.base import DeviceObject, PyverbsCM, asking, listing, reads
+from emulator.roce.pyverbs.base import DeviceObject, PyverbsCM, asking, reads, shown
 from emulator.roce.pyverbs.pd import PD, DomainUser
 from emulator.roce.pyverbs.pyverbs_error import PyverbsError, PyverbsRDMAError, PyverbsUserError
 
@@ -173,13 +173,10 @@ class MR(DeviceObject[MemoryRegion]):
         """A number of this region."""
         return self.native.lkey >> 8
 
-    def __str__(self) -> str:
-        return "MR:\n" + listing(
-            [
-                ("lkey", self.lkey), ("rkey", self.rkey), ("length", self.length), ("buf", self.buf),
-                ("handle", self.handle),
-            ]
-        )  # fmt: skip
+    __str__ = shown(
+        "MR:\n",
+        ("lkey", "lkey"), ("rkey", "rkey"), ("length", "length"), ("buf", "buf"), ("handle", "handle"),
+    )  # fmt: skip
 
 
 @dataclass(slots=True, eq=False)
@@ -197,10 +194,10 @@ class MWBindInfo(PyverbsCM):
         access = int(self.mw_access_flags) & _NOT_LOCAL_WRITE
         return Bind(self.mr.native, self.addr, self.length, Access(access))
 
-    def __str__(self) -> str:
-        return "MWBindInfo:\n" + listing(
-            [("Addr", self.addr), ("Length", self.length), ("MW access flags", int(self.mw_access_flags))]
-        )
+    __str__ = shown(
+        "MWBindInfo:\n",
+        ("Addr", "addr"), ("Length", "length"), ("MW access flags", "mw_access_flags", int),
+    )  # fmt: skip
 
 
 @dataclass(slots=True, eq=False)
@@ -211,8 +208,15 @@ class MWBind(PyverbsCM):
     send_flags: int
     wr_id: int = 0
 
-    def __str__(self) -> str:
-        return "MWBind:\n" + listing([("WR id", self.wr_id), ("Send flags", int(self.send_flags))])
+    __str__ = shown("MWBind:\n", ("WR id", "wr_id"), ("Send flags", "send_flags", int))
+
+
+def mwtype2str(mw_type: int) -> str:
+    """The name of an `ibv_mw_type`."""
+    try:
+        return e.ibv_mw_type(mw_type).name
+    except ValueError:
+        return f"Unknown MW type ({mw_type})"
 
 
 class MW(DeviceObject[MemoryWindow]):
@@ -248,10 +252,7 @@ class MW(DeviceObject[MemoryWindow]):
         """An `ibv_mw_type`."""
         return int(self.native.type)
 
-    def __str__(self) -> str:
-        return "MW:\n" + listing(
-            [("Rkey", self.rkey), ("Handle", self.handle), ("MW Type", mwtype2str(self.type))]
-        )
+    __str__ = shown("MW:\n", ("Rkey", "rkey"), ("Handle", "handle"), ("MW Type", "type", mwtype2str))
 
 
 class DMMR(MR):
@@ -288,14 +289,6 @@ class DmaBufMR(MR):
     def offset(self) -> int:
         """There is none."""
         return 0
-
-
-def mwtype2str(mw_type: int) -> str:
-    """The name of an `ibv_mw_type`."""
-    try:
-        return e.ibv_mw_type(mw_type).name
-    except ValueError:
-        return f"Unknown MW type ({mw_type})"
 
 
 def is_memory(address: int, length: int, access: int) -> bool:

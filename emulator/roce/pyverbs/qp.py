@@ -24,10 +24,10 @@ from emulator.roce.pyverbs.base import (
     DeviceObject,
     asking,
     inc_rkey,
-    listing,
     reads,
     refusal,
     refusing,
+    shown,
 )
 from emulator.roce.pyverbs.device import Context
 from emulator.roce.pyverbs.pd import PD
@@ -276,13 +276,11 @@ class QP(DeviceObject[QueuePair]):
         """0: nobody may rely on the order in which bytes of a message land."""
         return 0
 
-    def __str__(self) -> str:
-        return listing(
-            [
-                ("QP type", qp_type_to_str(self.qp_type)), ("  number", self.qp_num),
-                ("  state", qp_state_to_str(self.qp_state)),
-            ]
-        )  # fmt: skip
+    __str__ = shown(
+        "",
+        ("QP type", "qp_type", qp_type_to_str), ("  number", "qp_num"),
+        ("  state", "qp_state", qp_state_to_str),
+    )  # fmt: skip
 
 
 class QPEx(QP):

@@ -19,7 +19,7 @@ from emulator.roce.nic.verbs import (
 )
 from emulator.roce.pyverbs import enums as e
 from emulator.roce.pyverbs.addr import AHAttr
-from emulator.roce.pyverbs.base import PyverbsCM, PyverbsObject, listing
+from emulator.roce.pyverbs.base import PyverbsCM, PyverbsObject, listing, shown
 from emulator.roce.pyverbs.cq import CQ, CQEX, flags_to_str
 from emulator.roce.pyverbs.pyverbs_error import PyverbsUserError
 from emulator.roce.pyverbs.utils import (
@@ -326,13 +326,10 @@ class ECE(PyverbsCM):
     options: int = 0
     comp_mask: int = 0
 
-    def __str__(self) -> str:
-        return "ECE:\n" + listing(
-            [
-                ("Vendor ID", hex(self.vendor_id)), ("Options", hex(self.options)),
-                ("Comp Mask", hex(self.comp_mask)),
-            ]
-        )  # fmt: skip
+    __str__ = shown(
+        "ECE:\n",
+        ("Vendor ID", "vendor_id", hex), ("Options", "options", hex), ("Comp Mask", "comp_mask", hex),
+    )  # fmt: skip
 
 
 @dataclass(slots=True, eq=False)

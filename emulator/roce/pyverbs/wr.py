@@ -11,7 +11,7 @@ from emulator.roce.nic.verbs import SendFlags, SendOpcode, Sge, VerbsError
 from emulator.roce.nic.work_requests import ReceiveRequest, SendRequest
 from emulator.roce.pyverbs import enums as e
 from emulator.roce.pyverbs import mem_alloc
-from emulator.roce.pyverbs.base import PyverbsCM, inc_rkey, listing, refusal
+from emulator.roce.pyverbs.base import PyverbsCM, inc_rkey, refusal, shown
 from emulator.roce.pyverbs.cq import swapped
 from emulator.roce.pyverbs.pyverbs_error import PyverbsUserError
 
@@ -38,8 +38,7 @@ class SGE(PyverbsCM):
         """Bytes from `offset` of the element on, wherever its address leads."""
         return mem_alloc.read(self.addr, length, offset)
 
-    def __str__(self) -> str:
-        return listing([("Address", hex(self.addr)), ("Length", self.length), ("Key", hex(self.lkey))])
+    __str__ = shown("", ("Address", "addr", hex), ("Length", "length"), ("Key", "lkey", hex))
 
 
 def elements(num_sge: int, sg: Sequence[SGE] | None) -> tuple[Sge, ...]:
@@ -80,8 +79,12 @@ class RecvWR(PyverbsCM):
             other.wr_id, other.num_sge, other._sges, other.next_wr,
         )  # fmt: skip
 
-    def __str__(self) -> str:
-        return listing([("WR ID", self.wr_id), ("Num SGE", self.num_sge)])
+    __str__ = shown("", ("WR ID", "wr_id"), ("Num SGE", "num_sge"))
+
+
+def send_flags_to_str(flags: int) -> str:
+    """Names of the flags, each followed by a space."""
+    return "".join(f"{flag.name} " for flag in e.ibv_send_flags if flags & flag)
 
 
 class SendWR(PyverbsCM):
@@ -161,13 +164,11 @@ class SendWR(PyverbsCM):
     def set_qp_type_xrc(self, remote_srqn: int) -> None:
         """There are no XRC queue pairs here, so there is none to be told the receive queue."""
 
-    def __str__(self) -> str:
-        return listing(
-            [
-                ("WR ID", self.wr_id), ("Num SGE", self.num_sge), ("Opcode", int(self.opcode)),
-                ("Send flags", send_flags_to_str(self.send_flags)), ("Imm Data", self.imm_data),
-            ]
-        )  # fmt: skip
+    __str__ = shown(
+        "",
+        ("WR ID", "wr_id"), ("Num SGE", "num_sge"), ("Opcode", "opcode", int),
+        ("Send flags", "send_flags", send_flags_to_str), ("Imm Data", "imm_data"),
+    )  # fmt: skip
 
 
 def post_chain(first: Any, bad: Any, post: Callable[[Any], None], refused: str) -> None:
@@ -182,11 +183,6 @@ def post_chain(first: Any, bad: Any, post: Callable[[Any], None], refused: str) 
                 bad.become(one)
             raise refusal(refused, error) from error
         one = one.next_wr
-
-
-def send_flags_to_str(flags: int) -> str:
-    """Names of the flags, each followed by a space."""
-    return "".join(f"{flag.name} " for flag in e.ibv_send_flags if flags & flag)
 
 
 __all__ = ["SGE", "RecvWR", "SendWR", "inc_rkey", "send_flags_to_str"]
