@@ -35,7 +35,7 @@ class VhostUserFormatError(ValueError):
 
 
 class Request(IntEnum):
-    """What the front-end asks, as far as it concerns a file system. QEMU's names begin with VHOST_USER_."""
+    """What the front-end asks of a device like ours. QEMU's names begin with VHOST_USER_."""
 
     GET_FEATURES = 1
     SET_FEATURES = 2
@@ -43,7 +43,6 @@ class Request(IntEnum):
     RESET_OWNER = 4
     SET_MEM_TABLE = 5
     SET_LOG_BASE = 6
-    SET_LOG_FD = 7
     SET_VRING_NUM = 8
     SET_VRING_ADDR = 9
     SET_VRING_BASE = 10
@@ -55,15 +54,12 @@ class Request(IntEnum):
     SET_PROTOCOL_FEATURES = 16
     GET_QUEUE_NUM = 17
     SET_VRING_ENABLE = 18
-    SET_BACKEND_REQ_FD = 21
     GET_INFLIGHT_FD = 31
     SET_INFLIGHT_FD = 32
     RESET_DEVICE = 34
     GET_MAX_MEM_SLOTS = 36
     ADD_MEM_REG = 37
     REM_MEM_REG = 38
-    SET_STATUS = 39
-    GET_STATUS = 40
 
 
 class HeaderFlag(IntFlag):
@@ -84,18 +80,13 @@ class Feature(IntFlag):
 
 
 class ProtocolFeature(IntFlag):
-    """VHOST_USER_PROTOCOL_F_*."""
+    """VHOST_USER_PROTOCOL_F_*, as far as the device offers them."""
 
     MQ = 1 << 0
-    LOG_SHMFD = 1 << 1
     REPLY_ACK = 1 << 3
-    BACKEND_REQ = 1 << 5
-    CONFIG = 1 << 9
-    BACKEND_SEND_FD = 1 << 10
     INFLIGHT_SHMFD = 1 << 12
     RESET_DEVICE = 1 << 13
     CONFIGURE_MEM_SLOTS = 1 << 15
-    STATUS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,16 +262,6 @@ class InflightArea(PayloadRecord):
     queue_size: int
 
 
-@dataclass(frozen=True, slots=True)
-class LogArea(PayloadRecord):
-    """SET_LOG_BASE: where pages written are noted during migration."""
-
-    LAYOUT = struct.Struct("<QQ")
-
-    mmap_size: int
-    mmap_offset: int
-
-
 assert Header.LAYOUT.size == 12
 assert U64.LAYOUT.size == VringFd.LAYOUT.size == VringState.LAYOUT.size == 8
 assert VringAddress.LAYOUT.size == OneRegion.LAYOUT.size + Region.LAYOUT.size == 40
@@ -288,9 +269,7 @@ assert InflightArea.LAYOUT.size == 24
 
 HEADER_BYTES = Header.LAYOUT.size
 
-Payload: TypeAlias = (
-    U64 | VringFd | VringState | VringAddress | OneRegion | RegionTable | InflightArea | LogArea | None
-)
+Payload: TypeAlias = U64 | VringFd | VringState | VringAddress | OneRegion | RegionTable | InflightArea | None
 
 _STATE_REQUESTS = (
     Request.SET_VRING_NUM,
@@ -304,14 +283,12 @@ PAYLOADS: dict[Request, type[PayloadRecord] | type[OneRegion] | type[RegionTable
     Request.SET_MEM_TABLE: RegionTable,
     Request.ADD_MEM_REG: OneRegion,
     Request.REM_MEM_REG: OneRegion,
-    Request.SET_LOG_BASE: LogArea,
     Request.SET_VRING_ADDR: VringAddress,
     Request.SET_VRING_KICK: VringFd,
     Request.SET_VRING_CALL: VringFd,
     Request.SET_VRING_ERR: VringFd,
     Request.GET_INFLIGHT_FD: InflightArea,
     Request.SET_INFLIGHT_FD: InflightArea,
-    Request.SET_STATUS: U64,
     **dict.fromkeys(_STATE_REQUESTS, VringState),
 }
 """What a request of the front-end carries; those that are not listed carry nothing that we look at."""
@@ -321,7 +298,6 @@ REPLIES: dict[Request, type[U64] | type[VringState] | type[InflightArea]] = {
     Request.GET_PROTOCOL_FEATURES: U64,
     Request.GET_QUEUE_NUM: U64,
     Request.GET_MAX_MEM_SLOTS: U64,
-    Request.GET_STATUS: U64,
     Request.GET_VRING_BASE: VringState,
     Request.GET_INFLIGHT_FD: InflightArea,
 }
@@ -329,12 +305,9 @@ REPLIES: dict[Request, type[U64] | type[VringState] | type[InflightArea]] = {
 
 FDS_MAX: dict[Request, int] = {
     Request.SET_MEM_TABLE: REGIONS_MAX,
-    Request.SET_LOG_BASE: 1,
-    Request.SET_LOG_FD: 1,
     Request.SET_VRING_KICK: 1,
     Request.SET_VRING_CALL: 1,
     Request.SET_VRING_ERR: 1,
-    Request.SET_BACKEND_REQ_FD: 1,
     Request.SET_INFLIGHT_FD: 1,
     Request.ADD_MEM_REG: 1,
     Request.REM_MEM_REG: 1,

@@ -31,7 +31,7 @@ class BackEndGone(ConnectionError):
 
 
 class Connection:
-    """One connection to a back-end. `channel` is what the back-end may send its own requests to."""
+    """One connection to a back-end."""
 
     def __init__(self, path: Path | str, seconds: float = ANSWER_SECONDS) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -41,12 +41,6 @@ class Connection:
         except OSError as error:
             self._socket.close()
             raise BackEndGone(f"nobody serves {path}: {error}") from None
-        self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-
-    @property
-    def channel(self) -> int:
-        """The end to give to the back-end."""
-        return self._theirs.fileno()
 
     def run(self, conversation: Conversation[T]) -> T:
         """Send what a conversation says and answer it, to its end.
@@ -85,8 +79,7 @@ class Connection:
 
     def close(self) -> None:
         """As QEMU ends when it is killed: the device is told nothing."""
-        for each in (self._socket, self._ours, self._theirs):
-            each.close()
+        self._socket.close()
 
     def __enter__(self) -> Connection:
         return self

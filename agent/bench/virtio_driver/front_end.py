@@ -39,8 +39,6 @@ FEATURES = Feature.VERSION_1 | Feature.PROTOCOL_FEATURES | Feature.RING_INDIRECT
 PROTOCOL_FEATURES = (
     ProtocolFeature.MQ
     | ProtocolFeature.REPLY_ACK
-    | ProtocolFeature.BACKEND_REQ
-    | ProtocolFeature.BACKEND_SEND_FD
     | ProtocolFeature.INFLIGHT_SHMFD
     | ProtocolFeature.CONFIGURE_MEM_SLOTS
 )
@@ -104,9 +102,9 @@ class FrontEnd:
         self.queues_offered = 0
         self.inflight: tuple[InflightArea, int] | None = None
 
-    def starting(self, channel: int | None = None) -> Conversation[None]:
-        """Everything up to enabled rings. `channel`: our end's peer for requests of the back-end, if any."""
-        yield from self._agree(channel)
+    def starting(self) -> Conversation[None]:
+        """Everything up to enabled rings."""
+        yield from self._agree()
         yield from self._name_fds()
         yield Outgoing(Request.SET_FEATURES, U64(self.features).encode())
         yield from self._share_inflight()
@@ -143,7 +141,7 @@ class FrontEnd:
 
     # The parts, in their order.
 
-    def _agree(self, channel: int | None) -> Conversation[None]:
+    def _agree(self) -> Conversation[None]:
         offered = yield from _ask(Request.GET_FEATURES)
         if not offered & Feature.PROTOCOL_FEATURES or not offered & Feature.VERSION_1:
             raise BackEndFault(f"the back-end offers features {offered:#x}: no VERSION_1, or no protocol's")
@@ -162,8 +160,6 @@ class FrontEnd:
             slots = yield from _ask(Request.GET_MAX_MEM_SLOTS)
             if slots < len(self._memory.regions):
                 raise BackEndFault(f"the back-end takes {slots} regions of memory")
-        if channel is not None and self.has(ProtocolFeature.BACKEND_REQ):
-            yield self._acknowledged(Request.SET_BACKEND_REQ_FD, b"", channel)
         yield Outgoing(Request.SET_OWNER)
 
     def _name_fds(self) -> Conversation[None]:

@@ -87,11 +87,6 @@ class Call:
         self.unique = unique
         self.waiter = Waiter()
 
-    @property
-    def is_answered(self) -> bool:
-        """Whether the answer is there, as far as anybody has looked."""
-        return self.waiter.finished
-
     def finish(self, timeout: float = WAIT_SECONDS) -> int:
         """Bytes behind the header of the answer. OSError is the device's refusal, with its errno.
 
@@ -99,9 +94,9 @@ class Call:
         """
         return self._settle(timeout)[0]
 
-    def body(self, timeout: float = WAIT_SECONDS) -> bytes:
+    def body(self) -> bytes:
         """The answer's body, where it is short enough for the desk."""
-        return self._settle(timeout, wanted=True)[1]
+        return self._settle(WAIT_SECONDS, wanted=True)[1]
 
     def _settle(self, timeout: float, wanted: bool = False) -> tuple[int, bytes]:
         written = self.queue.wait(self.waiter, timeout)
@@ -119,7 +114,7 @@ class FuseClient:
 
     def __init__(self, memory: GuestMemory, queues: Sequence[RequestQueue], *, pages: bool = True) -> None:
         self._memory = memory
-        self._urgent, self._queues = queues[0], list(queues[1:])
+        self.urgent, self._queues = queues[0], list(queues[1:])
         self._pages = pages
         self._uniques = itertools.count(2, 2)
         self._desks: list[_Desk] = []
@@ -231,24 +226,6 @@ class FuseClient:
             _descriptor(desk.table, 48, desk.address + _BODY_AT, room, _WRITE, 0)
         count = 4 if room else 3
         return self._submit(desk, opcode, node, len(arguments), count, wire.OUT_HEADER_BYTES + room, queue)
-
-    def ask_urgently(
-        self, opcode: Opcode, node: int, arguments: bytes, timeout: float = WAIT_SECONDS
-    ) -> None:
-        """A request on the high-priority queue. It has no answer; this waits until its chain came back."""
-        unique = next(self._uniques)
-        message = wire.encode_request(opcode, unique, node, arguments)
-        if len(message) > _REPLY_AT:
-            raise ValueError(f"a message of {len(message)} bytes on the high-priority queue")
-        desk = self._take_desk()
-        desk.laid = None
-        desk.view[: len(message)] = message
-        waiter = Waiter()
-        self._urgent.submit([(desk.address, len(message))], [], waiter)
-        written = self._urgent.wait(waiter, timeout)
-        self._desks.append(desk)
-        if written:
-            raise FuseReplyError(f"{opcode.name}, which has no answer, was answered with {written} bytes")
 
     def _submit(
         self, desk: _Desk, opcode: Opcode, node: int, arguments: int, count: int, room: int,

@@ -94,11 +94,6 @@ class Node:
     mode: int
 
 
-def encode_request(opcode: int, unique: int, node: int, body: bytes, behind: int = 0) -> bytes:
-    """Header and body; `behind`: bytes of data that follow in other buffers. As root and process 1."""
-    return IN_HEADER.pack(IN_HEADER_BYTES + len(body) + behind, opcode, unique, node, 0, 0, 1, 0, 0) + body
-
-
 def encode_init() -> bytes:
     return INIT_IN.pack(MAJOR, MINOR, 128 << 10, INIT_FLAGS, INIT_FLAGS2)
 

@@ -76,7 +76,7 @@ class Machine:
     def _connected(self) -> Connection:
         connection = Connection(self.path)
         try:
-            connection.run(self.front_end.starting(connection.channel))
+            connection.run(self.front_end.starting())
         except BaseException:
             connection.close()
             raise

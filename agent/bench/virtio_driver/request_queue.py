@@ -13,12 +13,11 @@ import os
 import select
 import threading
 import time
-from collections.abc import Sequence
 from typing import Final
 
 from agent.bench.virtio_driver.faults import DeviceSilent
 from agent.bench.virtio_driver.guest_memory import GuestMemory
-from agent.bench.virtio_driver.ring import DriverRing, Span
+from agent.bench.virtio_driver.ring import DriverRing
 
 WAIT_SECONDS: Final = 30.0
 """How long a request may take before the driver gives up on the device."""
@@ -68,16 +67,6 @@ class RequestQueue:
         if kick:
             self.kick_now()
 
-    def submit(
-        self, readable: Sequence[Span], writable: Sequence[Span], waiter: Waiter, *, indirect: bool = False
-    ) -> None:
-        """The same by its buffers; they take descriptors of the ring, or a table made for this once."""
-        with self._lock:
-            self.ring.add(readable, writable, waiter, indirect=indirect)
-            kick = self.ring.publish()
-        if kick:
-            self.kick_now()
-
     def kick_now(self) -> None:
         """Kick, wanted or not."""
         self.kicks += 1
@@ -110,11 +99,6 @@ class RequestQueue:
                         self._followers.remove(waiter)
                         raise DeviceSilent(f"queue {self.index}: no answer within {timeout:g} s")
 
-    def reap(self) -> int:
-        """Take the answers, without waiting; how many requests that finished."""
-        with self._lock:
-            return self._take()
-
     def close(self) -> None:
         """Close the eventfds."""
         for descriptor in (self.kick, self.call, self.error):
@@ -145,12 +129,10 @@ class RequestQueue:
             if self._followers:
                 self._followers.pop(0).bell.release()
 
-    def _take(self) -> int:
-        found = self.ring.take_used()
-        for waiter, written in found:
+    def _take(self) -> None:
+        for waiter, written in self.ring.take_used():
             waiter.written = written
             waiter.finished = True
             if waiter in self._followers:
                 self._followers.remove(waiter)
                 waiter.bell.release()
-        return len(found)

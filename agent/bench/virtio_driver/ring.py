@@ -1,11 +1,11 @@
 """The driver's side of a split virtqueue (virtio 1.2, 2.7): chains in, used buffers out. No I/O.
 
-    ring.add([(address, length)], [(address, length)], mark)     # a chain: what it reads, what it writes
+    ring.add_table(address, count, room, mark)     # a chain whose descriptors lie there, laid out before
     if ring.publish(): kick()
     for mark, written in ring.take_used(): ...
 
-A chain of several descriptors takes as many of the table, or, as an *indirect* one, a single descriptor that
-names a table. `add_table` adds a table that is laid out once and never changes.
+A chain takes a single descriptor of the ring, which names its table (an *indirect* one), or, where that was
+not agreed on, as many as it has.
 
 The ring checks the device: a chain that it was never given, that comes back twice, or with more bytes than
 its buffers have, is a `DeviceFault`. Not thread-safe (request_queue.py has a lock).
@@ -14,9 +14,9 @@ its buffers have, is a `DeviceFault`. Not thread-safe (request_queue.py has a lo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Generic, TypeAlias, TypeVar
+from typing import Final, Generic, TypeVar
 
-from agent.bench.virtio_driver.guest_memory import GuestMemory, Room
+from agent.bench.virtio_driver.guest_memory import GuestMemory
 from agent.virtio.memory_barrier import full_fence
 from agent.virtio.split_ring import (
     AVAILABLE_ALIGNMENT,
@@ -43,14 +43,7 @@ from agent.virtio.split_ring import (
 )
 
 Mark = TypeVar("Mark")
-Span: TypeAlias = "tuple[int, int]"
-"""A buffer: its guest-physical address and its length."""
 
-CHAIN_BYTES_MAX: Final = 1 << 32
-"""All that a chain describes, by virtio 1.2, 2.7.5.2.1."""
-
-NEXT: Final[int] = DescriptorFlag.NEXT.value
-WRITE: Final[int] = DescriptorFlag.WRITE.value
 INDIRECT: Final[int] = DescriptorFlag.INDIRECT.value
 _DESCRIPTOR: Final = DESCRIPTOR
 _USED_HEAD: Final = 4
@@ -63,22 +56,6 @@ class DeviceFault(Exception):
 
 class RingFull(Exception):
     """Our own fault: more was added than there are free descriptors (`free` says how many)."""
-
-
-def encode_table(readable: Sequence[Span], writable: Sequence[Span]) -> bytes:
-    """The descriptors of a chain, one behind the other in a table that begins with them.
-
-    Raises ValueError for a chain without descriptors or with an empty one.
-    """
-    last = len(readable) + len(writable) - 1
-    if last < 0 or not all(length for _, length in (*readable, *writable)):
-        raise ValueError("a chain has at least one descriptor, and each describes at least one byte")
-    made = bytearray((last + 1) * DESCRIPTOR_BYTES)
-    for index, (address, length) in enumerate((*readable, *writable)):
-        flags = (NEXT if index < last else 0) | (WRITE if index >= len(readable) else 0)
-        following = index + 1 if index < last else 0
-        _DESCRIPTOR.pack_into(made, index * DESCRIPTOR_BYTES, address, length, flags, following)
-    return bytes(made)
 
 
 class DriverRing(Generic[Mark]):
@@ -109,7 +86,6 @@ class DriverRing(Generic[Mark]):
         self._avail_event = avail_event_word(size)
         self._free = list(range(size - 1, -1, -1))
         self._chains: dict[int, tuple[Mark, Sequence[int], int]] = {}
-        self._own_tables: dict[int, Room] = {}
         self._next = self._told = self._seen = index
         self._available[IDX_WORD] = self._used[IDX_WORD] = index
         self._available[self._used_event] = self._used[self._avail_event] = index
@@ -128,25 +104,6 @@ class DriverRing(Generic[Mark]):
     def used_index(self) -> int:
         """How far the device says that it is: where a ring starts again after the device was gone."""
         return self._used[IDX_WORD]
-
-    def add(
-        self, readable: Sequence[Span], writable: Sequence[Span], mark: Mark, *, indirect: bool = False
-    ) -> int:
-        """Give the device a chain; it sees it with the next `publish`. The head of the chain.
-
-        Raises RingFull, and ValueError for what the standard forbids a driver.
-        """
-        count = len(readable) + len(writable)
-        if sum(length for _, length in (*readable, *writable)) > CHAIN_BYTES_MAX or count > self.size:
-            raise ValueError("a chain has at most 2^32 bytes, and as many descriptors as the queue")
-        if len(self._free) < (1 if indirect else count):
-            raise RingFull(f"{count} descriptors are wanted, {len(self._free)} are free")
-        room = sum(length for _, length in writable)
-        if indirect:
-            table = self._table_of(self._free[-1], count)
-            table.view[: count * DESCRIPTOR_BYTES] = encode_table(readable, writable)
-            return self.add_table(table.address, count, room, mark)
-        return self._add_direct(encode_table(readable, writable), count, room, mark)
 
     def _add_direct(self, encoded: bytes | memoryview, count: int, room: int, mark: Mark) -> int:
         """The descriptors of a table of its own, put into free places of the ring's."""
@@ -226,9 +183,3 @@ class DriverRing(Generic[Mark]):
         self._chains[head] = (mark, taken, room)
         self._available[RING_WORD + (self._next & self._mask)] = head
         self._next = (self._next + 1) & INDEX_MASK
-
-    def _table_of(self, head: int, count: int) -> Room:
-        table = self._own_tables.get(head)
-        if table is None or table.size < count * DESCRIPTOR_BYTES:
-            table = self._own_tables[head] = self._memory.room(self.size * DESCRIPTOR_BYTES, 16)
-        return table

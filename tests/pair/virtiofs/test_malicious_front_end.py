@@ -104,7 +104,7 @@ class Guest:
     def ask(self, opcode: int, node: int, body: bytes, room: int) -> int:
         """A well-made request on ring 1, which must be answered now; its errno."""
         self.unique += 2
-        message = wire.encode_request(opcode, self.unique, node, body)
+        message = requests.encode_request(opcode, self.unique, node, body)
         self.view[REQUESTS_AT : REQUESTS_AT + len(message)] = message
         rows = [(GUEST + REQUESTS_AT, len(message), 1, 1), (GUEST + ANSWERS_AT, 16 + room, 2, 0)]
         self.lay(4096 + TABLE, rows)
@@ -236,7 +236,7 @@ def a_request(chance: random.Random, guest: Guest) -> bytes:
     """One that the file system would take, or nearly."""
     guest.unique += 2
     node = chance.choice((1, 1, 2, 3, 4, extreme(chance, 8)))
-    message = wire.encode_request(chance.choice(OPCODES), guest.unique, node, chance.choice(BODIES))
+    message = requests.encode_request(chance.choice(OPCODES), guest.unique, node, chance.choice(BODIES))
     return scrambled(chance, message) if chance.random() < 0.4 else message
 
 

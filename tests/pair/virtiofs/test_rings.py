@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.bench.virtio_driver.ring import Span
+from tests.support.fs.driver_chains import Span, add
 from tests.support.fs.ring_pair import RingPair
 
 SIZES = st.lists(st.integers(1, 300), max_size=4)
@@ -162,12 +162,12 @@ def test_adjacent_pages_come_as_one_run() -> None:
         spans: list[Span] = [(room.address + at, 4096) for at in range(0, 1 << 18, 4096)]
         header = pair.memory.room(64).address
         sent = object()
-        pair.driver.add([(header, 40)], spans, sent, indirect=True)  # type: ignore[arg-type]
+        add(pair.driver, [(header, 40)], spans, sent, indirect=True)  # type: ignore[arg-type]
         pair.driver.publish()
         chain = pair.device.pop()
         assert chain is not None
         assert [len(run) for run in chain.writable] == [1 << 18]
-        pair.driver.add([(header, 40)], spans[::-1], sent, indirect=True)  # type: ignore[arg-type]
+        add(pair.driver, [(header, 40)], spans[::-1], sent, indirect=True)  # type: ignore[arg-type]
         pair.driver.publish()
         scattered = pair.device.pop()
         assert scattered is not None

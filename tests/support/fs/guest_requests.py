@@ -11,7 +11,8 @@ from typing import Final
 from agent.bench.virtio_driver import fuse_wire as wire
 from agent.bench.virtio_driver.fuse_client import BODY_BYTES, Call, FuseClient, handle_in
 from agent.bench.virtio_driver.fuse_wire import FuseReplyError, Node, Opcode
-from agent.bench.virtio_driver.request_queue import WAIT_SECONDS
+from agent.bench.virtio_driver.request_queue import WAIT_SECONDS, Waiter
+from tests.support.fs.driver_chains import submit
 
 CREATE_IN: Final = struct.Struct("<IIII")
 MKDIR_IN: Final = struct.Struct("<II")
@@ -78,18 +79,38 @@ def entries(client: FuseClient, node: int, *, plus: bool = False) -> list[Listed
 
 def forget(client: FuseClient, node: int, lookups: int = 1, timeout: float = WAIT_SECONDS) -> None:
     """FORGET."""
-    client.ask_urgently(Opcode.FORGET, node, FORGET_IN.pack(lookups), timeout)
+    ask_urgently(client, Opcode.FORGET, node, FORGET_IN.pack(lookups), timeout)
 
 
 def forget_many(client: FuseClient, nodes: Sequence[tuple[int, int]]) -> None:
     """BATCH_FORGET of (node, lookups)."""
     ones = b"".join(FORGET_ONE.pack(*each) for each in nodes)
-    client.ask_urgently(Opcode.BATCH_FORGET, 0, BATCH_FORGET_IN.pack(len(nodes), 0) + ones)
+    ask_urgently(client, Opcode.BATCH_FORGET, 0, BATCH_FORGET_IN.pack(len(nodes), 0) + ones)
 
 
 def interrupt(client: FuseClient, call: Call) -> None:
     """INTERRUPT of a request under way."""
-    client.ask_urgently(Opcode.INTERRUPT, 0, INTERRUPT_IN.pack(call.unique))
+    ask_urgently(client, Opcode.INTERRUPT, 0, INTERRUPT_IN.pack(call.unique))
+
+
+def encode_request(opcode: int, unique: int, node: int, body: bytes) -> bytes:
+    """Header and body, as root and process 1."""
+    return wire.IN_HEADER.pack(wire.IN_HEADER_BYTES + len(body), opcode, unique, node, 0, 0, 1, 0, 0) + body
+
+
+def ask_urgently(
+    client: FuseClient, opcode: Opcode, node: int, arguments: bytes, timeout: float = WAIT_SECONDS
+) -> None:
+    """A request on the high-priority queue. It has no answer; this waits until its chain came back."""
+    message = encode_request(opcode, next(client._uniques), node, arguments)
+    desk, urgent, waiter = client._take_desk(), client.urgent, Waiter()
+    desk.laid = None
+    desk.view[: len(message)] = message
+    submit(urgent, [(desk.address, len(message))], [], waiter)
+    written = urgent.wait(waiter, timeout)
+    client._desks.append(desk)
+    if written:
+        raise FuseReplyError(f"{opcode.name}, which has no answer, was answered with {written} bytes")
 
 
 def decode_attributes(body: bytes) -> Node:

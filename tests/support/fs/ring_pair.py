@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from agent.bench.virtio_driver.guest_memory import GuestMemory
-from agent.bench.virtio_driver.ring import DriverRing, Span
+from agent.bench.virtio_driver.ring import DriverRing
 from agent.fs.virtiofs.device_queue import Chain, DeviceQueue
 from agent.virtio.inflight import queue_bytes
 from agent.virtio.memory_table import MappedRegion, MemoryTable
 from agent.virtio.vhost_user import Region
+from tests.support.fs.driver_chains import Span, add
 
 
 def table_of(memory: GuestMemory) -> MemoryTable:
@@ -82,7 +83,7 @@ class RingPair:
             address, view = self._room(where + len(spans) + len(sent.writable), size)
             view[:] = b"\xee" * size
             sent.writable.append((address, size))
-        self.driver.add(spans, sent.writable, sent, indirect=indirect)
+        add(self.driver, spans, sent.writable, sent, indirect=indirect)
         if self.driver.publish():
             self.kicks += 1
         return sent

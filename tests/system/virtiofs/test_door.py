@@ -21,6 +21,7 @@ from agent.errors import G35Error
 from agent.fs.virtiofs.door import listen
 from agent.fs.virtiofs.guest_books import GuestBooks
 from agent.virtio.vhost_user import Feature, ProtocolFeature
+from tests.support.fs.driver_chains import submit
 from tests.support.fs.guest_requests import (
     attributes_of,
     create,
@@ -253,7 +254,7 @@ def test_a_queue_with_a_broken_ring_stops_and_the_others_go_on(path: Path) -> No
     with started(path) as machine:
         node, handle = create(machine.client, 1, b"here")
         broken, sound = machine.queues[1:]
-        broken.submit([(0x10, 40)], [], Waiter())  # no guest memory
+        submit(broken, [(0x10, 40)], [], Waiter())  # no guest memory
         room = machine.memory.room(8192)
         room.view[:] = contents(8192)
         client = machine.client
@@ -322,7 +323,7 @@ def test_requests_made_while_there_is_no_device(tmp_path: Path, tree: MemoryFile
             machine.client.init()
             machine.lose()
         calls = [machine.client.start(3, 1, bytes(16), 104) for _ in range(10)]
-        assert not any(call.queue.reap() for call in calls)
+        assert not any(call.queue.ring.take_used() for call in calls)
         with served(path, tree, books=GuestBooks(tmp_path / "books")):
             machine.start(patience=10)
             assert all(len(call.body()) == 104 for call in calls)
