@@ -113,7 +113,6 @@ class Opened:
     keep_cache: bool = False
     parallel_direct_writes: bool = False
     no_flush: bool = False
-    non_seekable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

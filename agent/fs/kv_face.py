@@ -234,11 +234,8 @@ class KvFace(FileSystem):
             if value.lookups <= 0:
                 self._drop_node(ino, value)
 
-    def unlink(self, caller: Caller, parent: int, name: bytes) -> Outcome[None]:
-        return self._unlink(self._volume(parent), _key(name))
-
-    def _unlink(self, volume: ServedVolume, key: bytes) -> Steps[None]:
-        channel = self._channel()
+    def unlink(self, caller: Caller, parent: int, name: bytes) -> Steps[None]:
+        volume, key, channel = self._volume(parent), _key(name), self._channel()
         if self._prestage is not None:
             self._prestage.discard(volume.settings.volume_id, volume.pseudonym(key))
         try:
@@ -374,13 +371,10 @@ class KvFace(FileSystem):
             raise FsError(errno.ENFILE)
         return Entry(self._file(ino, 0)), Opened(handle, direct_io=True)
 
-    def read(self, ino: int, handle: int, offset: int, into: memoryview) -> Outcome[int]:
+    def read(self, ino: int, handle: int, offset: int, into: memoryview) -> Steps[int]:
         reader = self._readers.get(handle)
         if reader is None:
             raise FsError(errno.EBADF, "a value being written is read after it is closed")
-        return self._read(reader, offset, into)
-
-    def _read(self, reader: _Reader, offset: int, into: memoryview) -> Steps[int]:
         reading, channel = reader.reading, self._channel()
         if reader.is_another:
             return 0
@@ -397,13 +391,9 @@ class KvFace(FileSystem):
 
     def write(
         self, ino: int, handle: int, offset: int, data: memoryview, by: LockOwner = NOBODY
-    ) -> Outcome[int]:
-        return self._write(self._writer(handle), ino, offset, data, by)
-
-    def _write(
-        self, writer: ValueWriter, ino: int, offset: int, data: memoryview, holder: LockOwner
     ) -> Steps[int]:
-        yield from writer.write(self._channel(), offset, data, holder)
+        writer = self._writer(handle)
+        yield from writer.write(self._channel(), offset, data, by)
         self._show(writer, ino)
         return len(data)
 

@@ -132,30 +132,6 @@ def _row(limit: Limit, most: int, held: int, holders: int, most_of_one: int, ref
     }
 
 
-class Watched:
-    """A limit that its table keeps by itself."""
-
-    def __init__(
-        self, limit: Limit, most: int, held: Callable[[], Mapping[str, int]], refusals: Callable[[], int]
-    ) -> None:
-        self.limit: Final = limit
-        self._most = most
-        self._held = held
-        self._refusals = refusals
-
-    def snapshot(self) -> dict[str, Any]:
-        held = self._held()
-        values = [each for each in held.values() if each]
-        return _row(
-            self.limit, self._most, sum(values), len(values), max(values, default=0), self._refusals()
-        )
-
-
-def no_refusals() -> int:
-    """Of a table that lets go of something in the place of refusing."""
-    return 0
-
-
 class Bounds:
     """All bounds of one agent. Safe from any thread."""
 
@@ -163,7 +139,7 @@ class Bounds:
         """`owners`: users for whom a part of what is shared is kept."""
         self._owners = frozenset(owners)
         self._bounds: dict[str, Bound] = {}
-        self._watched: dict[str, Watched] = {}
+        self._watched: dict[str, Callable[[], dict[str, Any]]] = {}
         self._lock = threading.Lock()
 
     def of(self, limit: Limit, most: int = 0, owners: Iterable[Holder] | None = None) -> Bound:
@@ -181,15 +157,22 @@ class Bounds:
         self,
         limit: Limit,
         held: Callable[[], Mapping[str, int]],
-        refusals: Callable[[], int] = no_refusals,
+        refusals: Callable[[], int] = lambda: 0,
         most: int = 0,
     ) -> None:
-        """Show a table that keeps its own limit: how much each holder has, and how often one was refused."""
+        """Show a table that keeps its own limit: how much each holder has, and how often one was refused;
+        never, where the table lets go of something instead."""
+
+        def row() -> dict[str, Any]:
+            values = [each for each in held().values() if each]
+            most_of_one = max(values, default=0)
+            return _row(limit, most or limit.most, sum(values), len(values), most_of_one, refusals())
+
         with self._lock:
-            self._watched[limit.name] = Watched(limit, most or limit.most, held, refusals)
+            self._watched[limit.name] = row
 
     def snapshot(self) -> list[dict[str, Any]]:
         with self._lock:
             counted, watched = list(self._bounds.values()), list(self._watched.values())
-        rows = [each.snapshot() for each in counted] + [each.snapshot() for each in watched]
+        rows = [each.snapshot() for each in counted] + [row() for row in watched]
         return sorted(rows, key=lambda row: str(row["name"]))

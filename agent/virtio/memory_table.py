@@ -58,19 +58,6 @@ class MemoryTable:
             for each in ordered
         ]
 
-    @property
-    def regions(self) -> tuple[MappedRegion, ...]:
-        return tuple(self._regions)
-
-    def view(self, address: int, length: int) -> memoryview:
-        """`length` bytes at a guest address, where they lie in one region; else AddressError."""
-        at = bisect_right(self._bases, address) - 1
-        if at >= 0:
-            base, end, memory = self._spans[at]
-            if address + length <= end:
-                return memory[address - base : address - base + length]
-        raise AddressError(f"{length} bytes at guest address {address:#x} lie in no region")
-
     def runs(self, address: int, length: int) -> list[memoryview]:
         """`length` bytes at a guest address; several views where they cross from one region to the next."""
         found: list[memoryview] = []

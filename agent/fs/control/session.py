@@ -91,13 +91,10 @@ class Ticket:
         reading = self.reading
         if reading is None:
             with self.lock:
-                reading = self._begun(prestage)
+                reading = self.reading
+                if reading is None:
+                    reading = self.reading = self.volume.reader(self.key, prestage)
         return reading
-
-    def _begun(self, prestage: PrestageCache | None) -> Reader:
-        if self.reading is None:
-            self.reading = self.volume.reader(self.key, prestage)
-        return self.reading
 
     def put(self, channel: IoChannel, within: int, data: memoryview) -> Steps[None]:
         """Take bytes of the value that is written. Raises FsError, also for a ticket not bound for that."""
@@ -108,7 +105,11 @@ class Ticket:
             raise FsError(errno.EIO)
         try:
             # Made with the first bytes: it costs more than the ticket, and a client may send nothing.
-            writing = self._begun_writing()
+            writing = self.writing
+            if writing is None:
+                writing = self.writing = self.volume.writer(
+                    self.key, length=self.length, ttl_seconds=self.ttl_seconds
+                )
             yield from writing.write(channel, within, data, deadline)
         except BadPut as bad:
             self.refused = Outcome.REFUSED
@@ -118,14 +119,6 @@ class Ticket:
             raise FsError(errno_of(refused), str(refused)) from None
         finally:
             self.lock.release()
-
-    def _begun_writing(self) -> Writer:
-        writing = self.writing
-        if writing is None:
-            writing = self.writing = self.volume.writer(
-                self.key, length=self.length, ttl_seconds=self.ttl_seconds
-            )
-        return writing
 
     def drop(self) -> None:
         """Nobody goes on with it: a put that is not whole is given up."""

@@ -18,13 +18,13 @@ import shlex
 import shutil
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from agent.errors import G35Error
+from agent.host_os.hung_agent import AgentHangs, asked
 
 log = logging.getLogger(__name__)
 
@@ -188,19 +188,13 @@ def set_read_ahead(mountpoint: Path, read_ahead_bytes: int) -> None:
 
 def probe(mountpoint: Path) -> int | None:
     """The errno of a stat of the mount point, 0 where it answers, None where nothing comes in time."""
-    answers: list[int] = []
-
-    def ask() -> None:
-        try:
-            os.stat(mountpoint)
-            answers.append(0)
-        except OSError as error:
-            answers.append(error.errno or errno.EIO)
-
-    asker = threading.Thread(target=ask, name="mount-probe", daemon=True)
-    asker.start()
-    asker.join(PROBE_SECONDS)
-    return answers[0] if answers else None
+    try:
+        asked(mountpoint, lambda: os.stat(mountpoint), PROBE_SECONDS)
+    except AgentHangs:
+        return None
+    except OSError as error:
+        return error.errno or errno.EIO
+    return 0
 
 
 def _mount_by_syscall(mountpoint: Path, options: MountOptions) -> int:

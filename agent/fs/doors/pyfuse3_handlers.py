@@ -169,7 +169,6 @@ class Handlers(pyfuse3.Operations):
             fh=self._new_handle(ino, opened),
             direct_io=opened.direct_io,
             keep_cache=opened.keep_cache,
-            nonseekable=opened.non_seekable,
         )
 
     async def _settled(self, doing: str, operation: Callable[[], Outcome[T]]) -> T:

@@ -288,12 +288,13 @@ class FilesFace(FileSystem):
         if node is None or live is not None:
             node = inodes.find(self._database, ino)
         if live is not None:
+            size, mtime_ns, staged_bytes = live
             node = replace(
                 node,
-                size=live.size,
-                mtime_ns=node.mtime_ns if live.mtime_ns is None else live.mtime_ns,
-                ctime_ns=max(node.ctime_ns, live.mtime_ns or 0),
-                stored=node.stored + live.staged_bytes,
+                size=size,
+                mtime_ns=node.mtime_ns if mtime_ns is None else mtime_ns,
+                ctime_ns=max(node.ctime_ns, mtime_ns or 0),
+                stored=node.stored + staged_bytes,
             )
         return node.attributes()
 

@@ -84,15 +84,6 @@ class Handle:
     was_read: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Live:
-    """What of an open file the database does not know yet: size, time of the last write, staged bytes."""
-
-    size: int
-    mtime_ns: int | None
-    staged_bytes: int
-
-
 class OpenFiles:
     """The table of open files, of handles and of lookup counts."""
 
@@ -184,14 +175,17 @@ class OpenFiles:
         with self.state:
             return list(self._files.values())
 
-    def live(self, ino: int) -> Live | None:
-        """What getattr must lay over the database's row; read it *before* the row (see face.py)."""
+    def live(self, ino: int) -> tuple[int, int | None, int] | None:
+        """Of an open file what the database does not know yet: size, time of the last write, staged bytes.
+
+        Read it *before* the row (see face.py).
+        """
         with self.state:
             file = self._files.get(ino)
             if file is None:
                 return None
             dirty = sum(block.length for block in file.staged.values() if block.dirty)
-            return Live(file.size, file.mtime_ns, dirty)
+            return file.size, file.mtime_ns, dirty
 
     def looked_up(self, ino: int) -> None:
         """The kernel was given one more reference to the inode."""

@@ -15,10 +15,9 @@ from typing import NamedTuple
 from agent.fs.files.block_store import StoreUnavailable
 from agent.pool.counters import MissCause
 from agent.pool.read.get import SlotReader
-from agent.pool.steps import Acquire, IoChannel, Steps
-from agent.pool.volume.directory_cache import CachedSet
+from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.volume import Volume
-from agent.pool.volume.writable_directory import load_writable
+from agent.pool.write.set_transaction import SetTransaction
 
 log = logging.getLogger(__name__)
 
@@ -110,20 +109,14 @@ def stands(volume: Volume, channel: IoChannel, block_id: bytes, length: int) -> 
     seconds = volume.timing.write_deadline
     pseudonym = volume.placement.pseudonym(block_id)
     sets = volume.borrow_sets(pseudonym)
-    held: list[CachedSet] = []
     try:
-        # As in a delete (agent/pool/write/delete_and_pin.py): no image of ours is under way while they are
-        # read.
         deadline = channel.now() + seconds
-        for cached in sorted(sets, key=lambda each: (each.namespace, each.offset)):
-            if not (yield Acquire(cached.writer, deadline)):
+        with SetTransaction(volume, channel, *sets) as locked:
+            if not (yield from locked.lock(deadline)):
                 raise StoreUnavailable("block unavailable: the directory is being written all the time")
-            held.append(cached)
-        trouble = yield from load_writable(volume, channel, sets, deadline)
-        found = any(each.cached.fault is None for each in volume.find(sets, pseudonym))
+            trouble = yield from locked.load(deadline)
+            found = any(each.cached.fault is None for each in volume.find(sets, pseudonym))
     finally:
-        for cached in held:
-            cached.end_write()
         volume.give_back_sets(sets)
     if not found:
         if trouble is not None:

@@ -114,7 +114,6 @@ class OpenFlag(enum.IntFlag):
 
     DIRECT_IO = 1 << 0
     KEEP_CACHE = 1 << 1
-    NONSEEKABLE = 1 << 2
     NOFLUSH = 1 << 5
     PARALLEL_DIRECT_WRITES = 1 << 6
 

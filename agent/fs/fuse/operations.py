@@ -79,6 +79,8 @@ VALID_SECONDS_MAX: Final = 1 << 31
 _GETXATTR_IN: Final = GETXATTR_IN
 _IOCTL_IN: Final = IOCTL_IN
 _IOCTL_DONE: Final = IOCTL_OUT.pack(0, 0)
+_VALID_FOR_NO_TIME: Final = ATTR_OUT.pack(0, 0)
+"""Of an answer to GETATTR or SETATTR: the kernel asks again."""
 CAPABILITY_XATTR: Final = b"security.capability"
 
 
@@ -178,7 +180,6 @@ def encode_opened(opened: Opened) -> bytes:
     flags = (
         opened.direct_io * OpenFlag.DIRECT_IO.value
         | opened.keep_cache * OpenFlag.KEEP_CACHE.value
-        | opened.non_seekable * OpenFlag.NONSEEKABLE.value
         | opened.no_flush * OpenFlag.NOFLUSH.value
         | opened.parallel_direct_writes * OpenFlag.PARALLEL_DIRECT_WRITES.value
     )
@@ -188,9 +189,8 @@ def encode_opened(opened: Opened) -> bytes:
 class FuseOperations:
     """The table from opcode to handler, over one file system."""
 
-    def __init__(self, tree: Tree, attribute_seconds: float) -> None:
+    def __init__(self, tree: Tree) -> None:
         self._face = face_of(tree)
-        self._attribute_head = ATTR_OUT.pack(*seconds_and_ns(attribute_seconds))
         # We tell the kernel that we clear set-id bits after a write (HANDLE_KILLPRIV_V2): without it the
         # kernel asks for an extended attribute before every buffered write. Only nodes that were shown
         # with such a bit can need it, so these are remembered, until the kernel forgets them.
@@ -243,7 +243,7 @@ class FuseOperations:
 
     def _attributes(self, attributes: Attributes) -> bytes:
         self._note_set_id(attributes)
-        return self._attribute_head + encode_attributes(attributes)
+        return _VALID_FOR_NO_TIME + encode_attributes(attributes)
 
     def _note_set_id(self, attributes: Attributes) -> None:
         if attributes.mode & (stat.S_ISUID | stat.S_ISGID) and not stat.S_ISDIR(attributes.mode):

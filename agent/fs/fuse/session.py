@@ -56,6 +56,9 @@ Reply: TypeAlias = "list[bytes | memoryview]"
 
 TRANSFER_BYTES: Final = 1 << 20
 """The largest READ and WRITE: 256 pages, which is what Linux allows (fs.fuse.max_pages_limit)."""
+READ_AHEAD_BYTES: Final = 1 << 20
+BACKGROUND: Final = 64
+"""How many requests of read-ahead and other asynchronous ones the kernel may have under way."""
 
 WANTED: Final = (
     InitFlag.ASYNC_READ
@@ -124,15 +127,6 @@ _LIVE: Final = SessionState.LIVE
 
 
 @dataclass(frozen=True, slots=True)
-class FuseLimits:
-    """What is negotiated at INIT. `background` bounds the kernel's read-ahead and asynchronous requests."""
-
-    transfer_bytes: int = TRANSFER_BYTES
-    read_ahead_bytes: int = TRANSFER_BYTES
-    background: int = 64
-
-
-@dataclass(frozen=True, slots=True)
 class Negotiated:
     """What INIT agreed on."""
 
@@ -156,35 +150,27 @@ class FuseSession:
         self,
         tree: Tree,
         *,
-        limits: FuseLimits | None = None,
-        attribute_seconds: float = 0.0,
+        transfer_bytes: int = TRANSFER_BYTES,
         complaints: Complaints | None = None,
         wanted: InitFlag = WANTED,
         begins_anew: Callable[[Runner], None] | None = None,
         agreed: Callable[[Negotiated], None] | None = None,
     ) -> None:
-        """`attribute_seconds`: how long the kernel may believe an answer to GETATTR or SETATTR.
-
-        `begins_anew` is called before an INIT and after a DESTROY: the kernel that was there gives nothing
-        back any more. `agreed` hears the outcome of INIT.
-        """
+        """`begins_anew` is called before an INIT and after a DESTROY: the kernel that was there gives nothing
+        back any more. `agreed` hears the outcome of INIT."""
         self._wanted = wanted
         self._begins_anew = begins_anew
         self._agreed = agreed
         self._traffic: dict[Runner, Traffic] = {}
         self._face = face_of(tree)
-        self._operations = FuseOperations(tree, attribute_seconds)
+        self._operations = FuseOperations(tree)
         self._table = self._operations.table
-        self._limits = limits or FuseLimits()
+        self.transfer_bytes: Final = transfer_bytes
+        """The size that `room` and `data` need."""
         self.state = SessionState.NEW
         self.complaints = complaints or Complaints(log)
         self.negotiated: Negotiated | None = None
         self.initialised = threading.Event()
-
-    @property
-    def transfer_bytes(self) -> int:
-        """The size that `room` and `data` need."""
-        return self._limits.transfer_bytes
 
     def traffic(self) -> Traffic:
         """What all workers have moved. Each counts for itself, so the sum may be a moment old."""
@@ -351,8 +337,7 @@ class FuseSession:
         if not agreed & InitFlag.MAX_PAGES:
             raise FsError(errno.EPROTO)
         self.begin_anew(runner)
-        limits = self._limits
-        self.negotiated = Negotiated(min(MINOR, minor), InitFlag(agreed), limits.transfer_bytes)
+        self.negotiated = Negotiated(min(MINOR, minor), InitFlag(agreed), self.transfer_bytes)
         if self._agreed is not None:
             self._agreed(self.negotiated)
         self._become(SessionState.LIVE)
@@ -360,13 +345,13 @@ class FuseSession:
         return INIT_OUT.pack(
             MAJOR,
             self.negotiated.minor,
-            limits.read_ahead_bytes,
+            READ_AHEAD_BYTES,
             agreed & 0xFFFF_FFFF,
-            limits.background,
-            limits.background * 3 // 4,  # from so many on the kernel slows its writers down
-            limits.transfer_bytes,
+            BACKGROUND,
+            BACKGROUND * 3 // 4,  # from so many on the kernel slows its writers down
+            self.transfer_bytes,
             1,  # granularity of times: a nanosecond
-            limits.transfer_bytes // PAGE_BYTES,
+            self.transfer_bytes // PAGE_BYTES,
             0,  # nothing is mapped
             agreed >> 32,
         )

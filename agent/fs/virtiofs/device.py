@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from agent.fs.fuse.abi import IN_HEADER, IN_HEADER_BYTES, Opcode, encode_answer
-from agent.fs.fuse.session import WANTED_BY_GUESTS, FuseLimits, FuseSession
+from agent.fs.fuse.session import TRANSFER_BYTES, WANTED_BY_GUESTS, FuseSession
 from agent.fs.interface import FACE_FILES, FACE_SHIFT, Tree
 from agent.fs.virtiofs import surroundings
 from agent.fs.virtiofs.back_end import PeerError, QueueSetup
@@ -61,7 +61,7 @@ class Device:
         make_runner: Callable[[int], Runner],
         *,
         sealed_memory: bool = True,
-        limits: FuseLimits | None = None,
+        transfer_bytes: int = TRANSFER_BYTES,
         books: GuestBooks | None = None,
     ) -> None:
         """`books`: what the guest held when an earlier process ended; with INIT in them it goes on."""
@@ -72,7 +72,7 @@ class Device:
         self.complaints = Complaints(log)
         self.session = FuseSession(
             self.view,
-            limits=limits,
+            transfer_bytes=transfer_bytes,
             complaints=self.complaints,
             wanted=WANTED_BY_GUESTS,
             begins_anew=self.view.give_everything_back,

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from agent.errors import G35Error
 from agent.fs.doors.door import GRACE_SECONDS, MakeRunner
-from agent.fs.fuse.session import FuseLimits
 from agent.fs.interface import Tree
 from agent.fs.virtiofs.back_end import BackEnd, PeerError
 from agent.fs.virtiofs.device import Device
@@ -52,7 +51,6 @@ class VirtioFsDoor:
         make_runner: MakeRunner,
         *,
         sealed_memory: bool = True,
-        limits: FuseLimits | None = None,
         books: GuestBooks | None = None,
         name: str = "virtiofs",
     ) -> None:
@@ -62,7 +60,7 @@ class VirtioFsDoor:
             raise ValueError(f"request_queues must be 1 to {REQUEST_QUEUES_MAX}")
         self.path = path
         self.device = Device(
-            name, tree, request_queues, make_runner, sealed_memory=sealed_memory, limits=limits, books=books
+            name, tree, request_queues, make_runner, sealed_memory=sealed_memory, books=books
         )
         self._name = name
         self._listener: socket.socket | None = None

@@ -99,14 +99,6 @@ class OpenFile:
     """Counts what was written, so that a flush knows whether more came while it went on."""
 
 
-@dataclass(slots=True)
-class _Held:
-    nodes: dict[int, Node] = field(default_factory=dict)
-    files: dict[Handle, OpenFile] = field(default_factory=dict)
-    opens: int = 0
-    """The sum of the files' `times`."""
-
-
 class GuestBooks:
     """The books of one device. Safe from any thread."""
 
@@ -117,7 +109,10 @@ class GuestBooks:
         """
         self.epoch = 0
         self.negotiated: Negotiated | None = None
-        self._held = _Held()
+        self.nodes: dict[int, Node] = {}
+        self.files: dict[Handle, OpenFile] = {}
+        self.opens = 0
+        """How often files and folders are open, all together: the sum of their `times`."""
         self._lock = threading.Lock()
         self._path = path
         self._identity = identity
@@ -136,19 +131,6 @@ class GuestBooks:
                     "while no guest is running",
                 ) from None
 
-    @property
-    def nodes(self) -> dict[int, Node]:
-        return self._held.nodes
-
-    @property
-    def files(self) -> dict[Handle, OpenFile]:
-        return self._held.files
-
-    @property
-    def opens(self) -> int:
-        """How often files and folders are open, all together."""
-        return self._held.opens
-
     # -- what happens ---------------------------------------------------------------------------
 
     def agreed(self, negotiated: Negotiated) -> None:
@@ -163,9 +145,9 @@ class GuestBooks:
 
     def told(self, ino: int, parent: int, name: bytes) -> None:
         with self._lock:
-            node = self._held.nodes.get(ino)
+            node = self.nodes.get(ino)
             if node is None:
-                self._held.nodes[ino] = Node(1, parent, name)
+                self.nodes[ino] = Node(1, parent, name)
             else:
                 node.lookups += 1
             self._note(_Kind.TOLD, 1, ino, parent, name)
@@ -173,43 +155,43 @@ class GuestBooks:
     def forgot(self, ino: int, count: int) -> int:
         """The guest gives back `count` references; how many of them it had. None are left of all it had."""
         with self._lock:
-            node = self._held.nodes.get(ino)
+            node = self.nodes.get(ino)
             if node is None:
                 return 0
             given_back = min(count, node.lookups, NUMBER_MAX)
             node.lookups -= given_back
             if not node.lookups:
-                del self._held.nodes[ino]
+                del self.nodes[ino]
             self._note(_Kind.FORGOT, given_back, ino)
             return given_back
 
     def opened(self, ino: int, handle: int, flags: int, *, is_folder: bool = False) -> None:
         with self._lock:
-            file = self._held.files.get((ino, handle))
+            file = self.files.get((ino, handle))
             if file is None:
-                self._held.files[ino, handle] = OpenFile(flags, is_folder)
+                self.files[ino, handle] = OpenFile(flags, is_folder)
             else:
                 file.times += 1
-            self._held.opens += 1
+            self.opens += 1
             self._note(_Kind.OPENED, flags & 0x7FFF_FFFF | is_folder << 31, ino, b=handle)
 
     def closed(self, ino: int, handle: int) -> bool:
         """One of the times that it was opened is over; False where it was not open."""
         with self._lock:
-            file = self._held.files.get((ino, handle))
+            file = self.files.get((ino, handle))
             if file is None:
                 return False
             file.times -= 1
-            self._held.opens -= 1
+            self.opens -= 1
             if not file.times:
-                del self._held.files[ino, handle]
+                del self.files[ino, handle]
             self._note(_Kind.CLOSED, 0, ino, b=handle)
             return True
 
     def wrote(self, ino: int, handle: int) -> None:
         """Data are about to be written, or have just been: before a write, because the process may end in
         it, and after it, because a flush that was going on meanwhile may or may not have seen the data."""
-        file = self._held.files.get((ino, handle))
+        file = self.files.get((ino, handle))
         if file is None:
             return
         with self._lock:
@@ -220,12 +202,12 @@ class GuestBooks:
 
     def writes(self, ino: int, handle: int) -> int:
         """What `settled` wants to know from before a flush."""
-        file = self._held.files.get((ino, handle))
+        file = self.files.get((ino, handle))
         return 0 if file is None else file.writes
 
     def settled(self, ino: int, handle: int, writes: int) -> None:
         """What had been written when `writes` was asked for is kept, and all, unless more came since."""
-        file = self._held.files.get((ino, handle))
+        file = self.files.get((ino, handle))
         if file is None:
             return
         with self._lock:
@@ -236,12 +218,16 @@ class GuestBooks:
     def clear(self) -> tuple[dict[int, Node], dict[Handle, OpenFile]]:
         """The guest holds nothing any more; what it held until now."""
         with self._lock:
-            held, self._held = self._held, _Held()
+            nodes, files = self.nodes, self.files
+            self._hold_nothing()
             self.negotiated = None
             if self._map is not None:
                 self._write_header()
                 self._note(_Kind.NOTHING)
-            return held.nodes, held.files
+            return nodes, files
+
+    def _hold_nothing(self) -> None:
+        self.nodes, self.files, self.opens = {}, {}, 0
 
     def close(self) -> None:
         """Keep the file for a successor."""
@@ -325,13 +311,13 @@ class GuestBooks:
 
     def _content(self) -> bytes:
         parts = [self._header(int(self.negotiated is not None))]
-        for ino, node in self._held.nodes.items():
+        for ino, node in self.nodes.items():
             left = node.lookups
             while left:
                 number = min(left, NUMBER_MAX)
                 parts.append(record(_Kind.TOLD, number, ino, node.parent, node.name[:NAME_BYTES_MAX]))
                 left -= number
-        for (ino, handle), file in self._held.files.items():
+        for (ino, handle), file in self.files.items():
             number = file.flags & 0x7FFF_FFFF | file.is_folder << 31
             parts.append(record(_Kind.OPENED, number, ino, handle))
             if file.times > 1:
@@ -384,9 +370,8 @@ class GuestBooks:
             at = end
 
     def _again(self, kind: int, number: int, a: int, b: int, name: bytes) -> bool:
-        held = self._held
         if kind == _Kind.TOLD:
-            node = held.nodes.setdefault(a, Node(0, b, name))
+            node = self.nodes.setdefault(a, Node(0, b, name))
             node.lookups += number
         elif kind == _Kind.FORGOT:
             self.forgot(a, number)
@@ -395,16 +380,16 @@ class GuestBooks:
         elif kind == _Kind.CLOSED:
             self.closed(a, b)
         elif kind == _Kind.TIMES:
-            file = held.files.get((a, b))
+            file = self.files.get((a, b))
             if file is not None:
-                held.opens += number - file.times
+                self.opens += number - file.times
                 file.times = number
         elif kind in (_Kind.DIRTY, _Kind.CLEAN):
-            file = held.files.get((a, b))
+            file = self.files.get((a, b))
             if file is not None:
                 file.dirty = kind == _Kind.DIRTY
         elif kind == _Kind.NOTHING:
-            self._held = _Held()
+            self._hold_nothing()
         else:
             return False
         return True

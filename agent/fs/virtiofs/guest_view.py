@@ -185,6 +185,13 @@ class GuestView(FileSystem):
 
     # -- FileSystem: names and nodes ------------------------------------------------------------
 
+    def _makes(
+        self, parent: int, name: bytes, operation: Callable[[FileSystem, int], Outcome[Entry]]
+    ) -> Outcome[Entry]:
+        """An operation in a folder that tells the guest of a node."""
+        self._may_look_up()
+        return then(operation(self._face(parent), self._node(parent)), self._told(parent, name))
+
     def lookup(self, caller: Caller, parent: int, name: bytes) -> Outcome[Entry]:
         self._may_look_up()
         return then(
@@ -220,20 +227,13 @@ class GuestView(FileSystem):
         return self._on(ino, lambda node: self._face(ino).readlink(caller, node))
 
     def symlink(self, caller: Caller, parent: int, name: bytes, target: bytes) -> Outcome[Entry]:
-        self._may_look_up()
-        made = self._face(parent).symlink(caller, self._node(parent), name, target)
-        return then(made, self._told(parent, name))
+        return self._makes(parent, name, lambda face, node: face.symlink(caller, node, name, target))
 
     def mknod(self, caller: Caller, parent: int, name: bytes, mode: int, rdev: int) -> Outcome[Entry]:
-        self._may_look_up()
-        made = self._face(parent).mknod(caller, self._node(parent), name, mode, rdev)
-        return then(made, self._told(parent, name))
+        return self._makes(parent, name, lambda face, node: face.mknod(caller, node, name, mode, rdev))
 
     def mkdir(self, caller: Caller, parent: int, name: bytes, mode: int) -> Outcome[Entry]:
-        self._may_look_up()
-        return then(
-            self._face(parent).mkdir(caller, self._node(parent), name, mode), self._told(parent, name)
-        )
+        return self._makes(parent, name, lambda face, node: face.mkdir(caller, node, name, mode))
 
     def unlink(self, caller: Caller, parent: int, name: bytes) -> Outcome[None]:
         return self._face(parent).unlink(caller, self._node(parent), name)

@@ -14,7 +14,6 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
-from agent.fs.fuse.session import FuseLimits
 from agent.fs.virtiofs.back_end import BackEnd, PeerError, QueueSetup
 from agent.fs.virtiofs.device import Device
 from agent.fs.virtiofs.device_queue import BadRing, DeviceQueue
@@ -65,8 +64,7 @@ class InlineDevice(Device):
 
     def __init__(self, queues: int) -> None:
         self.tree = MemoryFileSystem(capacity=4 << 20)
-        limits = FuseLimits(transfer_bytes=TRANSFER_BYTES)
-        super().__init__("fuzzed", self.tree, queues - 1, inline_runner, limits=limits)
+        super().__init__("fuzzed", self.tree, queues - 1, inline_runner, transfer_bytes=TRANSFER_BYTES)
         self.bugs: list[BaseException] = []
         self.complaints.peer = lambda doing, why: None  # type: ignore[method-assign]
         self.complaints.bug = lambda doing, error: self.bugs.append(error)  # type: ignore[method-assign]

@@ -9,7 +9,7 @@ import stat
 import pytest
 
 from agent.fs.fuse.abi import InitFlag, Opcode
-from agent.fs.fuse.session import WANTED, FuseLimits, FuseSession
+from agent.fs.fuse.session import WANTED, FuseSession
 from agent.fs.interface import Caller, Opened
 from agent.pool.steps import Outcome
 from tests.support.fs.fuse_peer import Answer, FusePeer
@@ -61,14 +61,14 @@ def setattr_body(**fields: int) -> bytes:
 
 class TestInit:
     def test_agrees_on_what_both_know(self, filesystem: MemoryFileSystem) -> None:
-        session = FuseSession(filesystem, limits=FuseLimits(background=48))
+        session = FuseSession(filesystem)
         told = InitOut.decode_untrusted(FusePeer(session).init().body)
         assert (told.major, told.minor) == (7, 39)
         assert told.flags | told.flags2 << 32 == WANTED
         assert told.max_write == 1 << 20
         assert told.max_pages == 256
         assert told.max_readahead == 1 << 20
-        assert (told.max_background, told.congestion_threshold, told.time_granularity) == (48, 36, 1)
+        assert (told.max_background, told.congestion_threshold, told.time_granularity) == (64, 48, 1)
         assert session.initialised.is_set()
         assert session.negotiated is not None
 
@@ -329,12 +329,12 @@ class TestFiles:
     def test_how_an_opened_file_is_described(self) -> None:
         class Describes(MemoryFileSystem):
             def open(self, caller: Caller, ino: int, flags: int) -> Outcome[Opened]:
-                return Opened(77, True, True, True, True, True)
+                return Opened(77, True, True, True, True)
 
         peer = FusePeer(FuseSession(Describes()))
         peer.init()
         told = OpenOut.decode_untrusted(peer.ask(Opcode.OPEN, OpenIn(0, 0).encode()).body)
-        assert (told.handle, told.flags) == (77, 0b1100111)
+        assert (told.handle, told.flags) == (77, 0b1100011)
 
     def test_statfs(self, peer: FusePeer) -> None:
         told = StatfsOut.decode_untrusted(peer.ask(Opcode.STATFS).body)

@@ -174,7 +174,7 @@ def test_an_fsync_says_that_a_value_is_whole_where_nobody_tells_how_it_was_close
     files.flush(file, NOBODY, Closing.UNTOLD)
     assert files.agent.get(KEY) == VALUE
     # And one that goes on after its fsync has not said it.
-    assert files.agent.channel.run(files.face._unlink(files.agent.served, KEY)) is None
+    settle(files.face.unlink(CALLER, files.folder, NAME), files.agent.channel)
     file = files.create()
     files.write(file, 0, VALUE[:70_000], NOBODY)
     settle(files.face.fsync(*file, False), files.agent.channel)
