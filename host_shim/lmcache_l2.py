@@ -192,8 +192,6 @@ class G35L2Adapter(L2AdapterInterface):  # type: ignore[misc]
             result = failed
             try:
                 result = work()
-            except Exception:
-                _log.exception("a task of LMCache failed in g35's adapter")
             finally:
                 lane.finish(task, result)
 

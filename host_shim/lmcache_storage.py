@@ -281,8 +281,6 @@ class G35StorageBackend(StoragePluginInterface):  # type: ignore[misc]
             try:
                 if not future.cancelled():
                     result = work()
-            except Exception:
-                _log.exception("a task of LMCache failed in g35's storage plug-in")
             finally:
                 end(result)
 

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Sequence
 from typing import Final, Protocol, TypeAlias
 
-from host_shim.control_wire import MalformedControl, Outcome
+from host_shim.control_wire import MalformedControl, Outcome, outcomes
 from host_shim.transfer_wire import (
     PARTS_MAX,
     SET_LOCK,
@@ -192,7 +192,10 @@ class Transfers:
         data = encode_transfer(volume, key, ticket, parts, ttl_seconds)
         self._call(descriptor, which, data, places)
         outcome, moved = decode_done_untrusted(data)
-        return moved if outcome == _HIT else _miss(outcome)
+        if outcome == _HIT:
+            return moved
+        outcomes((outcome,))  # raises MalformedControl for what is none
+        return 0
 
     def _number(self, descriptor: int, memory: Registrable) -> int | None:
         try:
@@ -222,12 +225,3 @@ class Transfers:
                     if known is not None:
                         memory.wait_for(known[1])
             raise
-
-
-def _miss(outcome: int) -> int:
-    """0, where it is an outcome at all. Raises MalformedControl."""
-    try:
-        Outcome(outcome)
-    except ValueError as unknown:
-        raise MalformedControl(str(unknown)) from None
-    return 0

@@ -74,10 +74,6 @@ def secret_finder(fabric: FabricSection) -> SecretFinder:
     return find
 
 
-def no_secrets(section: EnclosureSection) -> Credentials | None:
-    return None
-
-
 class Supervisor:
     """Keeps every enclosure connected, of the configuration and of discovery, while `run` runs."""
 
@@ -88,7 +84,7 @@ class Supervisor:
         host_id: bytes,
         io_queues: int,
         verbs: VerbsChoice | None = None,
-        secrets: SecretFinder = no_secrets,
+        secrets: SecretFinder = lambda section: None,
         discovery: Sequence[DiscoverySection] = (),
     ) -> None:
         sections = [path for section in sections for path in section.each_path()]

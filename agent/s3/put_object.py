@@ -33,7 +33,7 @@ PART_BYTES_MIN: Final = 5 << 20
 OBJECT_BYTES_MAX: Final = 5 << 40
 HEADERS_BYTES_MAX: Final = 4096
 KEPT: Final = ("content-type", "cache-control", "content-disposition", "content-language", "expires")
-Commit: TypeAlias = Callable[[Runner, Piece], list[str]]
+Commit: TypeAlias = Callable[[Piece], list[str]]
 """Makes a file visible; the files that become spare. Raises S3Error."""
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -53,7 +53,7 @@ class ObjectWrites:
         only_new = _only_new(request.headers)
         await self._workers.ask(store, lambda: store.index.check_bucket(request.bucket))
 
-        def commit(runner: Runner, piece: Piece) -> list[str]:
+        def commit(piece: Piece) -> list[str]:
             new = StoredObject(
                 request.key, piece.size, body.checks.md5, time.time_ns(), 0, headers, body.checks.checksum
             )
@@ -71,7 +71,7 @@ class ObjectWrites:
             message = f"The parts of this upload have {announced}, and this one {body.checks.algorithm}."
             raise S3Error("InvalidRequest", message)
 
-        def commit(runner: Runner, piece: Piece) -> list[str]:
+        def commit(piece: Piece) -> list[str]:
             part = Part(number, piece, body.checks.md5, time.time_ns(), body.checks.checksum)
             return store.index.put_part(name, part)
 
@@ -80,19 +80,33 @@ class ObjectWrites:
 
     async def _into_file(self, store: ObjectStore, body: Body, commit: Commit) -> None:
         """Write the body to a file and commit it. A body of one piece is one job."""
+        writer: FileWriter | None = None
+
+        def add(piece: memoryview, runner: Runner) -> None:
+            nonlocal writer
+            body.checks.update(piece)
+            if body.is_over:
+                body.check()
+            if writer is None:
+                writer = FileWriter(store, runner)
+            writer.write(runner, piece)
+            if body.is_over:
+                spare = commit(writer.finish(runner))
+                committed, writer = writer, None
+                committed.keep(runner)
+                store.discard(runner, spare)
+
         with await self._transfers.take(store):
-            file, is_first, is_last = _BodyFile(store, body, commit), True, False
+            is_first = True
             try:
-                while not is_last:
+                while not body.is_over:
                     piece = await body.next_piece(self._body_max)
-                    is_last = body.is_over
-                    job = partial(file.end if is_last else file.add, piece or memoryview(b""))
-                    await self._workers.run(store, job, first=is_first)
+                    await self._workers.run(store, partial(add, piece or memoryview(b"")), first=is_first)
                     is_first = False
                 self._counters.bytes_written += body.length
             finally:
-                if file.is_left_over:
-                    await self._workers.run(store, file.drop)
+                if writer is not None:
+                    await self._workers.run(store, writer.drop)
 
     async def begin_upload(self, store: ObjectStore, request: S3Request) -> Answer:
         headers = _kept_headers(request.headers)
@@ -148,45 +162,6 @@ class ObjectWrites:
 
         await self._workers.run(store, abort, first=True)
         return Answer(204)
-
-
-class _BodyFile:
-    """A body on its way into a file."""
-
-    def __init__(self, store: ObjectStore, body: Body, commit: Commit) -> None:
-        self._store = store
-        self._body = body
-        self._commit = commit
-        self._writer: FileWriter | None = None
-
-    @property
-    def is_left_over(self) -> bool:
-        """Whether the file was begun and not committed."""
-        return self._writer is not None
-
-    def drop(self, runner: Runner) -> None:
-        if self._writer is not None:
-            self._writer.drop(runner)
-
-    def add(self, piece: memoryview, runner: Runner) -> None:
-        self._body.checks.update(piece)
-        self._write(piece, runner)
-
-    def end(self, piece: memoryview, runner: Runner) -> None:
-        """Write the last piece, check the body, commit the file."""
-        self._body.checks.update(piece)
-        self._body.check()
-        writer = self._write(piece, runner)
-        spare = self._commit(runner, writer.finish(runner))
-        self._writer = None
-        writer.keep(runner)
-        self._store.discard(runner, spare)
-
-    def _write(self, piece: memoryview, runner: Runner) -> FileWriter:
-        if self._writer is None:
-            self._writer = FileWriter(self._store, runner)
-        self._writer.write(runner, piece)
-        return self._writer
 
 
 def _need_length(body: Body) -> None:

@@ -193,7 +193,7 @@ def test_more_tasks_than_may_wait_fail_at_once(agent: HeldAgent, module: ModuleT
 
 
 def test_a_bug_in_a_task_is_a_failed_task(adapter: Any, expects_log: Callable[..., None]) -> None:
-    expects_log("a task of LMCache failed")
+    expects_log("work of g35-lmcache-load failed")
     assert load(adapter, [object()], [3]) == [None]  # type: ignore[list-item]
 
 
