@@ -281,7 +281,7 @@ def test_admin(way: Way, enclosure: Enclosure) -> None:
             assert caught.value.status == Status.INVALID_FIELD
             async with trio.open_nursery() as nursery:
                 for _ in range(100):
-                    nursery.start_soon(controller.admin, commands.identify(IdentifyCns.CONTROLLER))
+                    nursery.start_soon(controller.perform, done(commands.identify(IdentifyCns.CONTROLLER)))
             enclosure.remove_drive(1)
             with trio.fail_after(10):
                 async for event in controller.events:
