@@ -13,14 +13,14 @@ from typing import Annotated
 import typer
 
 from agent.cli.temporary_folder import KeptFolder, temporary_folder
-from agent.cli.up.up_arguments import Media, TransportName, check_captures, drive_size_option
+from agent.cli.up.up_arguments import Media, Transport, check_captures, drive_size_option
 from agent.errors import UserError
 
 SAMPLE = Path(__file__).parents[1] / "replay" / "sample_trace.jsonl"
 _DOWN_SECONDS = 60.0
-_WAYS = {
-    TransportName.RDMA: "NVMe/RDMA (RoCEv2 by emulated NICs, on loopback)",
-    TransportName.TCP: "NVMe/TCP",
+_WAYS: dict[Transport, str] = {
+    "rdma": "NVMe/RDMA (RoCEv2 by emulated NICs, on loopback)",
+    "tcp": "NVMe/TCP",
 }
 
 
@@ -38,12 +38,12 @@ def run(
         str, typer.Option(callback=drive_size_option, help="Size of each of the four drives.")
     ] = "640M",
     transport: Annotated[
-        TransportName, typer.Option(help="NVMe/RDMA over emulated NICs, or NVMe/TCP, which is faster here.")
-    ] = TransportName.RDMA,
+        Transport, typer.Option(help="NVMe/RDMA over emulated NICs, or NVMe/TCP, which is faster here.")
+    ] = "rdma",
     pcap: Annotated[
         Path | None, typer.Option(help="RDMA: a folder for a capture of each emulated NIC's packets.")
     ] = None,
-    media: Annotated[Media, typer.Option(help="Keep the drives in memory or in files.")] = Media.MEMORY,
+    media: Annotated[Media, typer.Option(help="Keep the drives in memory or in files.")] = "memory",
 ) -> None:
     """Bring enclosures, agent and mount up, replay a trace through them, and take all down again."""
     from agent.cli.replay_verb import show_table
@@ -58,15 +58,9 @@ def run(
     with temporary_folder("g35-run-") as state:
         slot_bytes = max(-(-512 * per_token // 4096) * 4096, 64 << 10)
         up = [
-            "--transport",
-            transport.value,
-            "--media",
-            media.value,
-            "--drive-size",
-            drive_size,
-            "--value-size",
-            str(slot_bytes),
-        ]
+            "--transport", transport, "--media", media, "--drive-size", drive_size,
+            "--value-size", str(slot_bytes),
+        ]  # fmt: skip
         if pcap is not None:
             up += ["--pcap", str(pcap.absolute())]
         with _pool_up(state, transport, up):
@@ -98,7 +92,7 @@ def _say(what: str) -> None:
 
 
 @contextmanager
-def _pool_up(state: Path, transport: TransportName, options: list[str]) -> Iterator[None]:
+def _pool_up(state: Path, transport: Transport, options: list[str]) -> Iterator[None]:
     """A pool for as long as the block runs."""
     if shutil.which("fusermount3") is None and not Path("/dev/fuse").exists():
         raise UserError("there is no /dev/fuse here, so nothing can be mounted", "see `make setup`")

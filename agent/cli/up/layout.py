@@ -1,4 +1,4 @@
-"""The state folder of `g35 up`: what lies where, and the configuration that it writes for the agent.
+"""The state folder of `g35 up`: what lies where.
 
 lock           locked for as long as a `g35 up` lives; in it, that one's process id
 up.json        what is served: process id, the mount; present while the pool is up
@@ -22,21 +22,12 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Sequence, Set
+from collections.abc import Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from agent.errors import G35Error, UserError
-from agent.fs.doors.mounting import is_mounted, may_mount
-
-PRESTAGE_MEMORY = "256M"
-S3_BUCKET = "kvcache"
-S3_BUCKET_ADDRESS = "127.0.0.2"
-"""A second address on loopback, at which clients that want the bucket in the host find that bucket."""
-DIRECTORY_FRESH_MS = 1000
-"""With one agent on the pool, what it remembers of a directory is what is there; another one that somebody
-sets on it all the same is seen as late as this."""
+from agent.fs.doors.mounting import is_mounted
 
 
 def default_state() -> Path:
@@ -190,86 +181,3 @@ def is_alive(pid: int) -> bool:
             return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def _bracketed(enclosure: dict[str, Any]) -> str:
-    address = str(enclosure["address"])
-    return f"[{address}]" if ":" in address else address
-
-
-def agent_toml(
-    layout: Layout, mount: Path, ready: Sequence[dict[str, Any]], options: AgentOptions, s3_port: int = 0
-) -> str:
-    """The agent's configuration for the enclosures that announced themselves in `ready`."""
-    sections: list[tuple[str, dict[str, Any]]] = [
-        ("[agent]", {
-            "mount": str(mount),
-            "state": str(layout.agent_state),
-            "key_file": str(layout.key),
-            "door": options.door,
-            # Others may enter a mount of root's; anybody else's takes a permission of the machine's for that.
-            "allow_other": may_mount(),
-            "workers": options.workers,
-            "read_deadline_ms": options.read_deadline_ms,
-            "directory_fresh_ms": 0 if options.shared else DIRECTORY_FRESH_MS,
-            "metrics": options.metrics,
-            "cpus": options.cpus,
-            "stay_awake": options.stay_awake,
-        }),
-        ("[prestage]", {"memory": options.prestage_memory, "learn": options.learn}),
-        ("[fabric]", {"verbs_provider": "emulator.roce.pyverbs"}),
-        ("[pool]", {"allow_plain": options.suite == "plain+crc64"}),
-    ]  # fmt: skip
-    if options.virtiofs:
-        sections.append(("[virtiofs]", {"socket": str(layout.virtiofs_socket)}))
-    if options.s3:
-        listen = [f"127.0.0.1:{s3_port}", f"{S3_BUCKET_ADDRESS}:{s3_port}"]
-        credentials = str(layout.s3_credentials)
-        tenant = {"tenant": "default", "credentials": credentials, "buckets": [S3_BUCKET]}
-        sections.append(("[s3]", {"listen": listen, "hosts": [f"{S3_BUCKET_ADDRESS}={S3_BUCKET}"]}))
-        sections.append(("[[s3.tenants]]", tenant))
-    if options.write != "through" or options.prefill_tokens_per_s:
-        names = ("write", "prefill_tokens_per_s", "bytes_per_token")
-        policy = {name: getattr(options, name) for name in names}
-        sections.append(("[[policies]]", {"volume": "kv", **policy}))
-    for number, enclosure in enumerate(ready):
-        others = [f"{_bracketed(enclosure)}:{port}" for port in enclosure.get("ports", [])[1:]]
-        place = {name: enclosure[name] for name in ("address", "port", "nqn")}
-        section = {"name": f"jbof-{number}", "transport": options.transport, **place}
-        sections.append(("[[enclosures]]", section | ({"paths": others} if others else {})))
-    volumes = [("kv", "kv", options.value_size, 0.75 if options.files else 1.0)]
-    if options.files:
-        volumes += [("files-small", "files", "64K", 0.04), ("files-large", "files", "1M", 0.18)]
-    for name, kind, value_size, share in volumes:
-        section = {"name": name, "kind": kind, "value_size": value_size}
-        sections.append(("[[volumes]]", section | {"suite": options.suite, "share": share}))
-    # A string, a number, a truth value and a list of them are written in TOML as they are in JSON.
-    written = [
-        "\n".join([header, *(f"{name} = {json.dumps(value)}" for name, value in section.items())])
-        for header, section in sections
-    ]
-    return "\n\n".join(["# Written by `g35 up` at every start; edit nothing here.", *written]) + "\n"
-
-
-@dataclass(frozen=True, slots=True)
-class AgentOptions:
-    """What the user of `g35 up` chooses about the agent and its volumes."""
-
-    transport: str
-    door: str
-    workers: int
-    value_size: str
-    suite: str
-    read_deadline_ms: float
-    metrics: str
-    files: bool
-    shared: bool = False
-    virtiofs: bool = False
-    learn: bool = False
-    prestage_memory: str = PRESTAGE_MEMORY
-    s3: bool = False
-    write: str = "through"
-    prefill_tokens_per_s: float = 0.0
-    bytes_per_token: str = "0"
-    stay_awake: str = "auto"
-    cpus: tuple[int, ...] = ()

@@ -7,12 +7,14 @@ import sys
 from pathlib import Path
 from shlex import quote
 
-from agent.cli.up.layout import S3_BUCKET, AgentOptions, Layout, default_state
+from agent.cli.up.agent_toml import S3_BUCKET
+from agent.cli.up.layout import Layout, default_state
+from agent.cli.up.up_arguments import UpOptions
 
 _SAMPLE = Path(__file__).parents[2] / "replay" / "sample_trace.jsonl"
 
 
-def ready_message(layout: Layout, mount: Path, options: AgentOptions, s3_was: str = "") -> str:
+def ready_message(layout: Layout, mount: Path, options: UpOptions, s3_was: str = "") -> str:
     """Lines for people; the last one is `ready` by itself, which programs wait for.
 
     `s3_was`: the port of S3 the last time, which clients may have in their settings.

@@ -1,90 +1,46 @@
-"""What the words of `g35 up` may be. Everything is checked before anything is made.
+"""The options of `g35 up`, and what their words may be. Everything is checked before anything is made.
 
 A word that is wrong raises `typer.BadParameter` (exit code 2), which names the option and what is allowed.
 """
 
 from __future__ import annotations
 
-import os
-import tomllib
-import uuid
 from collections.abc import Callable
-from enum import StrEnum
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Literal, TypeAlias, cast
 
 import typer
 
-from agent.cli.up.layout import AgentOptions, Layout, agent_toml
-from agent.config.configuration import parse_configuration, parse_size
+from agent.config.configuration import PATHS_MAX, parse_size
 from agent.errors import ConfigError
-from agent.inline.root_keys import RootKey
-from agent.inline.secrets import SecretKey
-from agent.pool.map.document import VALUE_BYTES_MAX, VALUE_BYTES_MIN, PoolMap, plan_pool
-from agent.pool.map.superblock import MAP_BYTES_MAX
+from agent.host_os.cpu_idle import StayAwake
+from agent.pool.map.document import VALUE_BYTES_MAX, VALUE_BYTES_MIN, SuiteName
 from agent.sizes import typed_size
 from agent.telemetry.listen_address import parse_listen_address
 
-NAMESPACES_MAX = 4096
-"""In one pool; docs/limits.md."""
+ENCLOSURES_MAX = 64
+DRIVES_MAX = 256
 DRIVE_BYTES_MAX = 1 << 50
-_MIB = 1 << 20
-_NO_FOLDER = Path("/nonexistent")
-"""For a configuration that is only planned with."""
+READ_DEADLINE_MS = {"tcp": 50.0, "rdma": 500.0}
+"""An emulated NIC takes milliseconds for a block, on busy cores tens of them; a real one would not."""
+
+Transport: TypeAlias = Literal["tcp", "rdma"]
+"""The transports that an enclosure here can serve: NVMe/TCP, or NVMe/RDMA over emulated NICs."""
+Door: TypeAlias = Literal["fuse", "pyfuse3"]
+"""How the kernel's FUSE requests are served."""
+Write: TypeAlias = Literal["through", "back", "second-use"]
+"""When a put into `kv` is acknowledged."""
+Media: TypeAlias = Literal["files", "memory"]
+"""Where the drives of the enclosures keep their bytes."""
 
 
-class TransportName(StrEnum):
-    """The transports that an enclosure here can serve: NVMe/TCP, or NVMe/RDMA over emulated NICs."""
-
-    TCP = "tcp"
-    RDMA = "rdma"
-
-
-def check_captures(transport: TransportName) -> None:
+def check_captures(transport: Transport) -> None:
     """Refuse `--pcap` where there is no emulated NIC whose packets could be captured."""
-    if transport is not TransportName.RDMA:
+    if transport != "rdma":
         raise typer.BadParameter(
             "captures are of emulated RDMA NICs: it wants --transport rdma", param_hint="--pcap"
         )
-
-
-class Suite(StrEnum):
-    """Cipher suites of a new pool; the names are those of `agent.inline.suites`."""
-
-    GCM = "aes-256-gcm"
-    XTS = "aes-256-xts+crc64"
-    PLAIN = "plain+crc64"
-
-
-class StayAwakeName(StrEnum):
-    """Which requests keep processors from sleeping (agent/host_os/cpu_idle.py)."""
-
-    NEVER = "never"
-    SHORT = "short"
-    AUTO = "auto"
-    ALWAYS = "always"
-
-
-class DoorName(StrEnum):
-    """How the kernel's FUSE requests are served."""
-
-    FUSE = "fuse"
-    PYFUSE3 = "pyfuse3"
-
-
-class Write(StrEnum):
-    """When a put into `kv` is acknowledged."""
-
-    THROUGH = "through"
-    BACK = "back"
-    SECOND_USE = "second-use"
-
-
-class Media(StrEnum):
-    """Where the drives of the enclosures keep their bytes."""
-
-    FILES = "files"
-    MEMORY = "memory"
 
 
 def _size_between(least: int, most: int) -> Callable[[str], str]:
@@ -106,7 +62,7 @@ def _size_between(least: int, most: int) -> Callable[[str], str]:
 
 
 value_size_option = _size_between(VALUE_BYTES_MIN, VALUE_BYTES_MAX)
-drive_size_option = _size_between(_MIB, DRIVE_BYTES_MAX)
+drive_size_option = _size_between(1 << 20, DRIVE_BYTES_MAX)
 memory_option = _size_between(0, 1 << 44)
 
 
@@ -133,79 +89,107 @@ def metrics_option(text: str) -> str:
     return text
 
 
-def check_gate(prefill_tokens_per_s: float, bytes_per_token: str) -> None:
-    """Refuse one of the gate's two figures without the other."""
-    if (prefill_tokens_per_s > 0) != (parse_size(bytes_per_token) != 0):
-        raise typer.BadParameter(
-            "--prefill-tokens-per-s and --bytes-per-token go together", param_hint="--bytes-per-token"
-        )
+@dataclass(frozen=True)
+class UpOptions:
+    """What the user of `g35 up` chooses."""
 
+    transport: Annotated[Transport, typer.Option(help="NVMe-oF transport.")] = "tcp"
+    enclosures: Annotated[int, typer.Option(min=1, max=ENCLOSURES_MAX, help="How many enclosures.")] = 2
+    drives: Annotated[int, typer.Option(min=1, max=DRIVES_MAX, help="Drives in each.")] = 2
+    drive_size: Annotated[str, typer.Option(callback=drive_size_option, help="Size of each drive.")] = "1G"
+    media: Annotated[Media, typer.Option(help="Sparse files survive a restart; memory is faster.")] = "files"
+    prefault: Annotated[
+        bool, typer.Option(help="Allocate the memory of drives at once; for measurements.")
+    ] = False
+    mount: Annotated[
+        Path | None,
+        typer.Option(parser=Path, metavar="<path>", help="Where to mount; default: mnt in the state."),
+    ] = None
+    state: Annotated[Path | None, typer.Option(help="Folder for drives, keys and logs.")] = None
+    value_size: Annotated[
+        str,
+        typer.Option(
+            callback=value_size_option, help="Slots of the volume `kv` take values up to this; 64K to 16M."
+        ),
+    ] = "1M"
+    suite: Annotated[SuiteName, typer.Option(help="Cipher suite of a new pool.")] = "aes-256-gcm"
+    door: Annotated[Door, typer.Option(help="fuse, or pyfuse3 for the reference door.")] = "fuse"
+    workers: Annotated[
+        int, typer.Option(min=0, max=64, help="Threads of the agent; 0: one for each core, at least 2.")
+    ] = 0
+    read_deadline_ms: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1, max=60_000, help="A later /kv read is a miss; default: 50, over emulated RDMA 500."
+        ),
+    ] = None
+    ports: Annotated[
+        int,
+        typer.Option(
+            min=1, max=PATHS_MAX + 1, help="TCP ports of each enclosure: as many paths to its drives."
+        ),
+    ] = 1
+    shared: Annotated[
+        bool, typer.Option(help="Other agents use the pool, too: read flash for each key that seems absent.")
+    ] = False
+    files: Annotated[bool, typer.Option(help="A new pool has /fs; without it, /kv has all the room.")] = True
+    virtiofs: Annotated[
+        bool, typer.Option("--virtiofs", help="Serve the pool as a virtio-fs device, too; see g35 host.")
+    ] = False
+    learn: Annotated[
+        bool, typer.Option("--learn", help="Read the likely continuation of a prefix ahead.")
+    ] = False
+    write: Annotated[
+        Write, typer.Option(help="When a put into `kv` is acknowledged; see docs/prestaging.md.")
+    ] = "through"
+    prefill_tokens_per_s: Annotated[
+        float,
+        typer.Option(
+            min=0, max=1e9, help="Tokens a second that the engine computes: slower gets are misses at once."
+        ),
+    ] = 0.0
+    bytes_per_token: Annotated[
+        str,
+        typer.Option(callback=token_option, help="Bytes of a token, for --prefill-tokens-per-s."),
+    ] = "0"
+    s3: Annotated[
+        bool, typer.Option("--s3", help="Serve S3 clients on loopback, too; says where the access key is.")
+    ] = False
+    prestage_memory: Annotated[
+        str,
+        typer.Option(callback=memory_option, help="Memory for prestaged values; 0: none."),
+    ] = "256M"
+    stay_awake: Annotated[
+        StayAwake,
+        typer.Option(help="Which requests keep processors from sleeping; it takes root."),
+    ] = "auto"
+    metrics: Annotated[
+        str,
+        typer.Option(
+            callback=metrics_option,
+            help="Loopback address and port of the Prometheus metrics, such as 127.0.0.1:9035.",
+        ),
+    ] = ""
+    pcap: Annotated[
+        Path | None, typer.Option(help="RDMA: a folder for a capture of each emulated NIC's packets.")
+    ] = None
+    restart: Annotated[bool, typer.Option(help="Restart processes that die.")] = True
+    detach_: Annotated[bool, typer.Option("--detach", help="Return once it is up; see g35 down.")] = False
 
-def check_room(enclosures: int, drives: int, drive_size: str, options: AgentOptions) -> None:
-    """Refuse drives on which the pool of `options` could not be laid out."""
-    count = enclosures * drives
-    if count > NAMESPACES_MAX:
-        raise typer.BadParameter(
-            f"{enclosures} enclosures of {drives} drives are {count} namespaces; "
-            f"{NAMESPACES_MAX} is the most",
-            param_hint="--drives",
-        )
-    size = int(cast(int, parse_size(drive_size)))
-    try:
-        planned = _planned(count, size, options)
-    except ConfigError as error:
-        least = _least_size(count, options)
-        raise typer.BadParameter(
-            f"drives of {drive_size} have no room for the volumes: {error}; with these options the least is "
-            f"{typed_size(least)}",
-            param_hint="--drive-size",
-        ) from None
-    if len(planned.encode()) > MAP_BYTES_MAX:
-        raise typer.BadParameter(
-            f"the pool map of {count} namespaces would be longer than {MAP_BYTES_MAX} bytes; take fewer",
-            param_hint="--drives",
-        )
+    @property
+    def deadline_ms(self) -> float:
+        """`read_deadline_ms`, with the transport's default."""
+        return READ_DEADLINE_MS[self.transport] if self.read_deadline_ms is None else self.read_deadline_ms
 
-
-def _planned(count: int, size: int, options: AgentOptions) -> PoolMap:
-    """The map of the pool that a format would make; thrown away."""
-    nowhere: dict[str, Any] = {"address": "127.0.0.1", "port": 4420, "nqn": "nqn.2014-08.org.nvmexpress:none"}
-    text = agent_toml(Layout(_NO_FOLDER), _NO_FOLDER, [nowhere], options)
-    configuration = parse_configuration(tomllib.loads(text), "the configuration")
-    wishes = [each.wish() for each in configuration.volumes]
-    nobodys = RootKey(SecretKey(bytes(32)), "no key")
-    return plan_pool([(uuid.uuid4().bytes, size) for _ in range(count)], wishes, nobodys)
-
-
-def _least_size(count: int, options: AgentOptions) -> int:
-    """The smallest drives, in whole MiB, that the pool fits on: found by trying, for it depends on all."""
-    too_small, enough = 0, 1
-    while not _fits(count, enough * _MIB, options):
-        too_small, enough = enough, 2 * enough
-    while enough - too_small > 1:
-        middle = (too_small + enough) // 2
-        if _fits(count, middle * _MIB, options):
-            enough = middle
-        else:
-            too_small = middle
-    return enough * _MIB
-
-
-def _fits(count: int, size: int, options: AgentOptions) -> bool:
-    try:
-        _planned(count, size, options)
-    except ConfigError:
-        return False
-    return True
-
-
-def agent_cpus(transport: str) -> tuple[int, ...]:
-    """One of two where the agent's NIC is emulated; empty, which is all, everywhere else.
-
-    The work of an emulated NIC is done under one interpreter lock, so the agent's threads gain little from a
-    second processor, and hand that lock to each other sooner on one. And on two processors that are busy
-    Linux looks for an idle one no more when it wakes a thread: it waited half a millisecond behind
-    the enclosure while the other processor had nothing to do (docs/decisions/0036-processors-of-an-agent.md).
-    """
-    allowed = sorted(os.sched_getaffinity(0))
-    return tuple(allowed[:1]) if transport == "rdma" and len(allowed) == 2 else ()
+    def check(self) -> None:
+        """Refuse options that do not go together."""
+        if (self.prefill_tokens_per_s > 0) != (parse_size(self.bytes_per_token) != 0):
+            raise typer.BadParameter(
+                "--prefill-tokens-per-s and --bytes-per-token go together", param_hint="--bytes-per-token"
+            )
+        if self.s3 and not self.files:
+            raise typer.BadParameter("objects lie in the volumes of /fs: it wants --files", param_hint="--s3")
+        if self.ports > 1 and self.transport != "tcp":
+            raise typer.BadParameter("several ports of an enclosure are of TCP", param_hint="--ports")
+        if self.pcap is not None:
+            check_captures(self.transport)

@@ -16,204 +16,56 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
 
+from agent.cli.record_options import options_of
 from agent.cli.status_document import read_status
+from agent.cli.up.agent_toml import agent_toml, check_room
 from agent.cli.up.children import Child, detach, told_by
-from agent.cli.up.layout import (
-    PRESTAGE_MEMORY,
-    AgentOptions,
-    Layout,
-    Running,
-    agent_toml,
-    default_state,
-    is_alive,
-)
+from agent.cli.up.layout import Layout, Running, default_state, is_alive
 from agent.cli.up.made_with import Formatted, options_of_before
 from agent.cli.up.rdma_addresses import free_address_from
 from agent.cli.up.ready_message import ready_message
-from agent.cli.up.up_arguments import (
-    DoorName,
-    Media,
-    StayAwakeName,
-    Suite,
-    TransportName,
-    Write,
-    agent_cpus,
-    check_captures,
-    check_gate,
-    check_room,
-    drive_size_option,
-    memory_option,
-    metrics_option,
-    token_option,
-    value_size_option,
-)
-from agent.config.configuration import PATHS_MAX
+from agent.cli.up.up_arguments import UpOptions
 from agent.errors import G35Error
 from agent.fs.doors.mounting import clear_dead_mount
 from agent.inline.secrets import create_root_key
 from agent.s3.credentials import new_credentials_file
 
-ENCLOSURES_MAX = 64
-DRIVES_MAX = 256
 TEND_SECONDS = 0.2
 FREE_PORT_TRIES = 100
-READ_DEADLINE_MS = {TransportName.TCP: 50.0, TransportName.RDMA: 500.0}
-"""An emulated NIC takes milliseconds for a block, on busy cores tens of them; a real one would not."""
 _LOCK_FROM_PARENT = "G35_UP_LOCK"
 """In the environment of a detached `g35 up`: the descriptor of the folder's lock, taken by its parent."""
 
 
-def up(
-    context: typer.Context,
-    transport: Annotated[TransportName, typer.Option(help="NVMe-oF transport.")] = TransportName.TCP,
-    enclosures: Annotated[int, typer.Option(min=1, max=ENCLOSURES_MAX, help="How many enclosures.")] = 2,
-    drives: Annotated[int, typer.Option(min=1, max=DRIVES_MAX, help="Drives in each.")] = 2,
-    drive_size: Annotated[str, typer.Option(callback=drive_size_option, help="Size of each drive.")] = "1G",
-    media: Annotated[
-        Media, typer.Option(help="Sparse files survive a restart; memory is faster.")
-    ] = Media.FILES,
-    prefault: Annotated[
-        bool, typer.Option(help="Allocate the memory of drives at once; for measurements.")
-    ] = False,
-    mount: Annotated[
-        Path | None,
-        typer.Option(parser=Path, metavar="<path>", help="Where to mount; default: mnt in the state."),
-    ] = None,
-    state: Annotated[Path | None, typer.Option(help="Folder for drives, keys and logs.")] = None,
-    value_size: Annotated[
-        str,
-        typer.Option(
-            callback=value_size_option, help="Slots of the volume `kv` take values up to this; 64K to 16M."
-        ),
-    ] = "1M",
-    suite: Annotated[Suite, typer.Option(help="Cipher suite of a new pool.")] = Suite.GCM,
-    door: Annotated[DoorName, typer.Option(help="fuse, or pyfuse3 for the reference door.")] = DoorName.FUSE,
-    workers: Annotated[
-        int, typer.Option(min=0, max=64, help="Threads of the agent; 0: one for each core, at least 2.")
-    ] = 0,
-    read_deadline_ms: Annotated[
-        float | None,
-        typer.Option(
-            min=0.1, max=60_000, help="A later /kv read is a miss; default: 50, over emulated RDMA 500."
-        ),
-    ] = None,
-    ports: Annotated[
-        int,
-        typer.Option(
-            min=1, max=PATHS_MAX + 1, help="TCP ports of each enclosure: as many paths to its drives."
-        ),
-    ] = 1,
-    shared: Annotated[
-        bool, typer.Option(help="Other agents use the pool, too: read flash for each key that seems absent.")
-    ] = False,
-    files: Annotated[bool, typer.Option(help="A new pool has /fs; without it, /kv has all the room.")] = True,
-    virtiofs: Annotated[
-        bool, typer.Option("--virtiofs", help="Serve the pool as a virtio-fs device, too; see g35 host.")
-    ] = False,
-    learn: Annotated[
-        bool, typer.Option("--learn", help="Read the likely continuation of a prefix ahead.")
-    ] = False,
-    write: Annotated[
-        Write, typer.Option(help="When a put into `kv` is acknowledged; see docs/prestaging.md.")
-    ] = Write.THROUGH,
-    prefill_tokens_per_s: Annotated[
-        float,
-        typer.Option(
-            min=0, max=1e9, help="Tokens a second that the engine computes: slower gets are misses at once."
-        ),
-    ] = 0.0,
-    bytes_per_token: Annotated[
-        str,
-        typer.Option(callback=token_option, help="Bytes of a token, for --prefill-tokens-per-s."),
-    ] = "0",
-    s3: Annotated[
-        bool, typer.Option("--s3", help="Serve S3 clients on loopback, too; says where the access key is.")
-    ] = False,
-    prestage_memory: Annotated[
-        str,
-        typer.Option(callback=memory_option, help="Memory for prestaged values; 0: none."),
-    ] = PRESTAGE_MEMORY,
-    stay_awake: Annotated[
-        StayAwakeName,
-        typer.Option(help="Which requests keep processors from sleeping; it takes root."),
-    ] = StayAwakeName.AUTO,
-    metrics: Annotated[
-        str,
-        typer.Option(
-            callback=metrics_option,
-            help="Loopback address and port of the Prometheus metrics, such as 127.0.0.1:9035.",
-        ),
-    ] = "",
-    pcap: Annotated[
-        Path | None, typer.Option(help="RDMA: a folder for a capture of each emulated NIC's packets.")
-    ] = None,
-    restart: Annotated[bool, typer.Option(help="Restart processes that die.")] = True,
-    detach_: Annotated[bool, typer.Option("--detach", help="Return once it is up; see g35 down.")] = False,
-) -> None:
+@options_of(UpOptions)
+def up(context: typer.Context, options: UpOptions) -> None:
     """Start a whole pool on this machine. Prints `ready` once it is mounted; Ctrl-C ends it."""
-    layout = Layout((state or default_state()).absolute())
-    where = (mount or layout.default_mount).absolute()
-    if media is Media.FILES:
-        asked = {
-            "enclosures": enclosures, "drives": drives, "drive_size": drive_size,
-            "value_size": value_size, "suite": suite.value, "files": files,
-        }  # fmt: skip
-        before = options_of_before(layout, asked, partial(_is_given, context))
-        enclosures, drives, drive_size = before["enclosures"], before["drives"], before["drive_size"]
-        value_size, suite, files = before["value_size"], Suite(before["suite"]), before["files"]
-    options = AgentOptions(
-        transport.value,
-        door.value,
-        workers,
-        value_size,
-        suite.value,
-        READ_DEADLINE_MS[transport] if read_deadline_ms is None else read_deadline_ms,
-        metrics,
-        files,
-        shared,
-        virtiofs,
-        learn,
-        prestage_memory,
-        s3,
-        write.value,
-        prefill_tokens_per_s,
-        bytes_per_token,
-        stay_awake.value,
-        agent_cpus(transport.value),
-    )
-    check_gate(prefill_tokens_per_s, bytes_per_token)
-    if s3 and not files:
-        raise typer.BadParameter("objects lie in the volumes of /fs: it wants --files", param_hint="--s3")
-    if media is Media.MEMORY or not layout.has_drives():
-        check_room(enclosures, drives, drive_size, options)
+    layout = Layout((options.state or default_state()).absolute())
+    where = (options.mount or layout.default_mount).absolute()
+    if options.media == "files":
+        options = UpOptions(**options_of_before(layout, vars(options), partial(_is_given, context)))
+    options.check()
+    if options.media == "memory" or not layout.has_drives():
+        check_room(options)
     layout.make_folder()
-    if pcap is not None:
-        check_captures(transport)
+    if options.pcap is not None:
         # The emulated NICs of all processes look here (docs/roce.md); the agent knows nothing of them.
-        pcap.mkdir(parents=True, exist_ok=True)
-        os.environ["G35_ROCE_PCAP"] = str(pcap.absolute() / "{device}.pcap")
+        options.pcap.mkdir(parents=True, exist_ok=True)
+        os.environ["G35_ROCE_PCAP"] = str(options.pcap.absolute() / "{device}.pcap")
     lock = int(os.environ.pop(_LOCK_FROM_PARENT, "-1"))
     if lock < 0:
         lock = layout.take_lock()
-    s3_was = layout.s3_port.read_text().strip() if s3 and layout.s3_port.exists() else ""
-    if detach_:
-        _detached(layout, lock, {"--state": layout.state, "--mount": mount, "--pcap": pcap})
+    s3_was = layout.s3_port.read_text().strip() if options.s3 and layout.s3_port.exists() else ""
+    if options.detach_:
+        _detached(layout, lock, {"--state": layout.state, "--mount": options.mount, "--pcap": options.pcap})
         print(ready_message(layout, where, options, s3_was), flush=True)
         return
-    drives_each = ["--drives", str(drives), "--drive-size", drive_size]
-    if prefault and media is Media.MEMORY:
-        drives_each.append("--prefault")
-    if ports > 1:
-        if transport is not TransportName.TCP:
-            raise typer.BadParameter("several ports of an enclosure are of TCP", param_hint="--ports")
-        drives_each += ["--ports", str(ports)]
     there = layout.files()
-    pool = _Pool(layout, where, options, drives_each, enclosures, media, ports)
+    pool = _Pool(layout, where, options)
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: stop.set())
@@ -226,7 +78,7 @@ def up(
             is_up = True
             print(ready_message(layout, where, options, s3_was), flush=True)
         while not stop.wait(TEND_SECONDS) and not pool.was_unmounted():
-            if restart:
+            if options.restart:
                 pool.tend()
     finally:
         pool.stop()
@@ -271,11 +123,7 @@ class _Pool:
 
     _layout: Layout
     _mount: Path
-    _options: AgentOptions
-    _drives: list[str]
-    _count: int
-    _media: Media
-    _ports: int
+    _options: UpOptions
     _enclosures: list[Child] = field(default_factory=list)
     _agent: Child | None = None
     _formatted: bool = False
@@ -286,8 +134,8 @@ class _Pool:
     def start(self, stop: threading.Event) -> None:
         """Bring everything up in its order; returns early once `stop` is set."""
         layout = self._layout
-        are_new = self._media is Media.MEMORY or not layout.has_drives()
-        for number in range(self._count):
+        are_new = self._options.media == "memory" or not layout.has_drives()
+        for number in range(self._options.enclosures):
             self._enclosures.append(self._enclosure(number))
         for child in self._enclosures:
             child.start()
@@ -295,7 +143,7 @@ class _Pool:
             child.wait_ready(stop)
         if stop.is_set():
             return
-        ready = [self._announced(number) for number in range(self._count)]
+        ready = [self._announced(number) for number in range(self._options.enclosures)]
         if not layout.key.exists():
             create_root_key(layout.key)
         s3_port = 0
@@ -326,7 +174,7 @@ class _Pool:
         )  # fmt: skip
         self._agent.start()
         self._agent.wait_ready(stop)
-        layout.write_running(Running(os.getpid(), str(self._mount), self._count))
+        layout.write_running(Running(os.getpid(), str(self._mount), self._options.enclosures))
 
     def remove_what_it_made(self, before: Set[Path]) -> None:
         """After a start that failed: leave nothing in the state folder that was not there `before`.
@@ -376,13 +224,13 @@ class _Pool:
         self._layout.remove_leftovers()
 
     def _enclosure(self, number: int) -> Child:
-        layout = self._layout
+        layout, options = self._layout, self._options
         ready = layout.enclosure(number, "json")
         # A second start, and one after a kill, listens where the agent looks for it.
         port_file = layout.enclosure(number, "port")
-        if self._options.transport == "tcp":
-            port = _free_port_from(port_file, self._ports, self._given)
-            self._given.update(range(port, port + self._ports))
+        if options.transport == "tcp":
+            port = _free_port_from(port_file, options.ports, self._given)
+            self._given.update(range(port, port + options.ports))
             where = ["--port", str(port)]
         else:
             address = free_address_from(layout.enclosure(number, "address"))
@@ -390,10 +238,15 @@ class _Pool:
         ready.unlink(missing_ok=True)
         command = [
             sys.executable, "-P", "-m", "emulator.jbof",
-            "--name", f"jbof-{number}", *where, *self._drives,
+            "--name", f"jbof-{number}", *where,
+            "--drives", str(options.drives), "--drive-size", options.drive_size,
             "--control", str(layout.enclosure(number, "sock")), "--ready-file", str(ready),
         ]  # fmt: skip
-        if self._media is Media.FILES:
+        if options.ports > 1:
+            command += ["--ports", str(options.ports)]
+        if options.prefault and options.media == "memory":
+            command.append("--prefault")
+        if options.media == "files":
             command += ["--folder", str(layout.drives(number))]
         return Child(
             f"enclosure jbof-{number}",
@@ -430,7 +283,7 @@ class _Pool:
         if formatted.returncode:
             if not stop.is_set():
                 raise G35Error(f"cannot format the pool: {told_by(formatted.stderr, formatted.returncode)}")
-        elif self._media is Media.FILES:
+        elif self._options.media == "files":
             options = self._options
             Formatted(options.value_size, options.suite, options.files).write(self._layout)
 

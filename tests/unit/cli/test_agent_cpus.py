@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from agent.cli.agent_verb import stay_on
-from agent.cli.up.up_arguments import agent_cpus
+from agent.cli.up.agent_toml import agent_cpus
 from agent.errors import ConfigError
 
 

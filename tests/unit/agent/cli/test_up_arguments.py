@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from agent.cli import main as command_line
-from agent.cli.up.layout import AgentOptions, Layout, agent_toml
-from agent.cli.up.up_arguments import check_room
+from agent.cli.up.agent_toml import agent_toml, check_room
+from agent.cli.up.layout import Layout
+from agent.cli.up.up_arguments import UpOptions
 from agent.config.configuration import parse_configuration
 
 
@@ -58,33 +59,25 @@ def test_a_wrong_word_is_2_and_nothing_is_made(
     assert not (tmp_path / "state").exists()
 
 
-def options(**changed: object) -> AgentOptions:
-    standard: dict[str, object] = {
-        "transport": "tcp", "door": "fuse", "workers": 4, "value_size": "1M", "suite": "aes-256-gcm",
-        "read_deadline_ms": 50.0, "metrics": "", "files": True,
-    }  # fmt: skip
-    return AgentOptions(**{**standard, **changed})  # type: ignore[arg-type]
-
-
 def test_the_least_size_that_is_said_is_enough() -> None:
     from typer import BadParameter
 
     with pytest.raises(BadParameter, match="the least is") as refused:
-        check_room(1, 1, "16M", options())
+        check_room(UpOptions(enclosures=1, drives=1, drive_size="16M"))
     least = str(refused.value).rpartition(" ")[2]
-    check_room(1, 1, least, options())
-    check_room(1, 1, "1G", options(value_size="64K", files=False))
+    check_room(UpOptions(enclosures=1, drives=1, drive_size=least))
+    check_room(UpOptions(enclosures=1, drives=1, value_size="64K", files=False))
 
 
 def test_more_namespaces_than_a_pool_can_have() -> None:
     from typer import BadParameter
 
     with pytest.raises(BadParameter, match="4096 is the most"):
-        check_room(64, 256, "1G", options())
+        check_room(UpOptions(enclosures=64, drives=256))
 
 
 def test_the_policy_and_the_s3_door_that_are_asked_for_are_configured(tmp_path: Path) -> None:
-    chosen = options(s3=True, write="second-use", prefill_tokens_per_s=4000.0, bytes_per_token="70272")
+    chosen = UpOptions(s3=True, write="second-use", prefill_tokens_per_s=4000.0, bytes_per_token="70272")
     nowhere = {"address": "127.0.0.1", "port": 4420, "nqn": "nqn.2014-08.org.nvmexpress:one"}
     text = agent_toml(Layout(tmp_path), tmp_path / "mnt", [nowhere], chosen, 9036)
     found = parse_configuration(tomllib.loads(text), "the configuration")
@@ -94,6 +87,6 @@ def test_the_policy_and_the_s3_door_that_are_asked_for_are_configured(tmp_path: 
     assert found.s3.bucket_of_host == {"127.0.0.2": "kvcache"}
     assert found.s3.tenants[0].credentials == tmp_path / "s3.credentials"
     bare = parse_configuration(
-        tomllib.loads(agent_toml(Layout(tmp_path), tmp_path, [nowhere], options())), ""
+        tomllib.loads(agent_toml(Layout(tmp_path), tmp_path, [nowhere], UpOptions())), ""
     )
     assert (bare.policies, bare.s3.listen) == ((), ())

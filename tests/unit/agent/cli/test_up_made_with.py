@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from agent.cli.up.layout import AgentOptions, Layout
+from agent.cli.up.layout import Layout
 from agent.cli.up.made_with import Formatted, options_of_before
 from agent.cli.up.ready_message import ready_message
+from agent.cli.up.up_arguments import UpOptions
 from agent.errors import G35Error, UserError
 
 DEFAULTS: dict[str, Any] = {
@@ -81,8 +82,7 @@ def test_a_damaged_note_is_an_error_with_advice(layout: Layout, text: str) -> No
 
 
 def test_ready_says_the_mount_what_to_try_and_how_to_end(tmp_path: Path) -> None:
-    options = AgentOptions("tcp", "fuse", 0, "1M", "aes-256-gcm", 50.0, "", True)
-    lines = ready_message(Layout(tmp_path), tmp_path / "mnt", options).splitlines()
+    lines = ready_message(Layout(tmp_path), tmp_path / "mnt", UpOptions()).splitlines()
     assert lines[0] == f"mounted at {tmp_path}/mnt; keys, logs and drives are in {tmp_path}"
     assert f"  g35 status --state {tmp_path}" in lines
     assert f"  g35 down --state {tmp_path}" in lines

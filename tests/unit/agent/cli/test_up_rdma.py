@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 
 from agent.cli.up import rdma_addresses
-from agent.cli.up.layout import AgentOptions, Layout, agent_toml
+from agent.cli.up.agent_toml import agent_toml
+from agent.cli.up.layout import Layout
 from agent.cli.up.rdma_addresses import free_address_from
+from agent.cli.up.up_arguments import UpOptions
 from agent.config.configuration import parse_configuration
 from agent.errors import ConfigError, G35Error
 from nvmeof.transport.base import VerbsChoice
 from nvmeof.transport.verbs_provider import ROCE_PORT, VerbsUnavailable
 
-OPTIONS = AgentOptions("rdma", "fuse", 2, "1M", "aes-256-gcm", 50.0, "", True)
+OPTIONS = UpOptions("rdma", workers=2, read_deadline_ms=50.0)
 READY = {"address": "127.9.8.7", "port": 4420, "nqn": "nqn.2026-01.io.g35:jbof-0"}
 
 

@@ -6,17 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli.up.layout import AgentOptions, Layout
+from agent.cli.up.layout import Layout
 from agent.cli.up.ready_message import ready_message
+from agent.cli.up.up_arguments import UpOptions
 
 
 @pytest.mark.parametrize(("was", "said"), [("", False), ("9036", False), ("9037", True)])
 def test_a_port_that_another_program_took_is_said(tmp_path: Path, was: str, said: bool) -> None:
     layout = Layout(tmp_path)
     layout.s3_port.write_text("9036\n")
-    options = AgentOptions(
-        "tcp", "fuse", 1, "1M", "aes-256-gcm", 50.0, "", True, s3=True,
-    )  # fmt: skip
-    printed = ready_message(layout, tmp_path / "mnt", options, was)
+    printed = ready_message(layout, tmp_path / "mnt", UpOptions(s3=True), was)
     assert "http://127.0.0.1:9036," in printed
     assert ("9037 is another program's" in printed) is said

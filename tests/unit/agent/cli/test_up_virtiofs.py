@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 import typer
 
-from agent.cli.up.layout import AgentOptions, Layout, agent_toml, default_state
+from agent.cli.up.agent_toml import agent_toml
+from agent.cli.up.layout import Layout, default_state
+from agent.cli.up.up_arguments import UpOptions
 from agent.config.configuration import parse_configuration
 from emulator.lab.host_cli import default_socket, socket_of
 
-OPTIONS = AgentOptions("tcp", "fuse", 2, "1M", "aes-256-gcm", 50.0, "", True, virtiofs=True)
+OPTIONS = UpOptions(virtiofs=True)
 READY = {"address": "127.0.0.1", "port": 4420, "nqn": "nqn.2026-01.io.g35:jbof-0"}
 
 

@@ -1,0 +1,29 @@
+"""The fields of a record as the options of a verb, so that an option is stated once."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import typer
+
+R = TypeVar("R")
+
+
+def options_of(record: type[R]) -> Callable[[Callable[[typer.Context, R], None]], Callable[..., None]]:
+    """Make a verb of a function that takes the record. Each field is an option, as typer has them."""
+
+    def made(verb: Callable[[typer.Context, R], None]) -> Callable[..., None]:
+        @functools.wraps(verb)
+        def command(context: typer.Context, **words: Any) -> None:
+            verb(context, record(**words))
+
+        context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+        fields = inspect.signature(record, eval_str=True).parameters.values()
+        options = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in fields]
+        command.__signature__ = inspect.Signature([context, *options])  # type: ignore[attr-defined]
+        return command
+
+    return made
