@@ -11,7 +11,7 @@ import os
 import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from agent.enclosure_control import records
 from agent.enclosure_control.description import Description
@@ -36,20 +36,10 @@ _MAKE_KEY: Final = "make one with `g35 key make-dhchap`"
 _LISTENER_ADVICE: Final = "is that an address of the enclosure's machine, and is the port free there?"
 
 
-class Caller(Protocol):
-    """Carries calls out; see `RpcClient`."""
-
-    def call(self, method: str, params: dict[str, Any] | None = None) -> Any: ...
-
-    def is_local(self) -> bool: ...
-
-    def close(self) -> None: ...
-
-
 class RpcTarget:
     """One enclosure by its RPC. Raises the errors of `RpcClient.call`."""
 
-    def __init__(self, client: Caller) -> None:
+    def __init__(self, client: RpcClient) -> None:
         self.client = client
 
     @classmethod

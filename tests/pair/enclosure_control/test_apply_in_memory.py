@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from agent.enclosure_control.apply import ApplyFailed, apply, planned
 from agent.enclosure_control.description import Description, parse_description
 from agent.enclosure_control.plan import PlanConflict
+from agent.enclosure_control.rpc_client import RpcClient
 from agent.enclosure_control.rpc_errors import RpcError
 from agent.enclosure_control.rpc_target import RpcTarget
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings
@@ -20,10 +22,11 @@ from emulator.jbof.rpc.dispatch import Dispatcher
 NQNS = ("nqn.2026-01.io.g35:a", "nqn.2026-01.io.g35:b")
 
 
-class InMemory:
+class InMemory(RpcClient):
     """Calls as JSON text to a dispatcher; `fuse` is how many more changes are carried out."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
+        super().__init__(Path("nowhere"))
         self._dispatcher = dispatcher
         self.changes = 0
         self.fuse = 1 << 30
@@ -39,12 +42,6 @@ class InMemory:
         if "error" in answer:
             raise RpcError(method, answer["error"]["code"], answer["error"]["message"])
         return answer["result"]
-
-    def is_local(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        pass
 
 
 @st.composite

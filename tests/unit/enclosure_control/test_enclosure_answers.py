@@ -11,6 +11,7 @@ from agent.cli.enclosure_verb import _row
 from agent.config.configuration import load_configuration
 from agent.enclosure_control import records
 from agent.enclosure_control.description import load_description
+from agent.enclosure_control.rpc_client import RpcClient
 from agent.enclosure_control.rpc_errors import RpcAnswerError, RpcError
 from agent.enclosure_control.rpc_target import RpcTarget
 from agent.enclosure_control.steps import AddKey, AddListener, AddNamespace, AttachNvme, CreateSubsystem
@@ -50,15 +51,16 @@ def test_counters_beyond_all_measure(ticks: int) -> None:
         records.bdev_stats(answer)
 
 
-class Answering:
+class Answering(RpcClient):
     """Answers by method; a refusal is raised."""
 
     def __init__(self, **answers: Any) -> None:
+        super().__init__(Path("nowhere"))
         self.answers = answers
         self.asked: list[str] = []
         self.local = False
 
-    def call(self, method: str, _params: dict[str, Any] | None = None) -> Any:
+    def call(self, method: str, params: dict[str, Any] | None = None) -> Any:
         self.asked.append(method)
         answer = self.answers[method]
         if isinstance(answer, Exception):
@@ -67,9 +69,6 @@ class Answering:
 
     def is_local(self) -> bool:
         return self.local
-
-    def close(self) -> None:
-        pass
 
 
 def test_a_key_that_was_removed_is_not_there_although_it_is_listed() -> None:
