@@ -13,7 +13,8 @@ from agent.bench.sites import PoolShape, PoolSite, Sites
 from agent.errors import G35Error, UserError
 from agent.pool.format.directory import SLOTS_PER_SET
 from agent.pool.map.document import DATA_START, set_size
-from agent.replay.run_replay import ReplayOptions, run_replay
+from agent.replay.replay_options import ReplayOptions
+from agent.replay.run_replay import run_replay
 from agent.replay.trace_lines import BLOCK_TOKENS, TraceFile
 from host_shim.block_key import key_of
 
@@ -108,7 +109,9 @@ def replay_record(site: PoolSite, path: Path, requests: int, **options: Any) -> 
     """The record of a replay with blocks of TRACE_VALUE_BYTES. Raises G35Error where it failed."""
     tokens = TRACE_VALUE_BYTES // BLOCK_TOKENS
     report = run_replay(
-        ReplayOptions(path, site.mount, requests=requests, bytes_per_token=tokens, progress=False, **options)
+        ReplayOptions(
+            path, site.mount, requests=requests, bytes_per_token=tokens, json_output=True, **options
+        )
     )
     if report.troubles():
         raise G35Error(f"the replay of {path.name} failed: {'; '.join(report.troubles())}")

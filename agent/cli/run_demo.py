@@ -15,6 +15,7 @@ import typer
 from agent.cli.temporary_folder import KeptFolder, temporary_folder
 from agent.cli.up.up_arguments import Media, Transport, check_captures, drive_size_option
 from agent.errors import UserError
+from agent.replay.replay_options import ReplayOptions
 
 SAMPLE = Path(__file__).parents[1] / "replay" / "sample_trace.jsonl"
 _DOWN_SECONDS = 60.0
@@ -47,7 +48,7 @@ def run(
 ) -> None:
     """Bring enclosures, agent and mount up, replay a trace through them, and take all down again."""
     from agent.cli.replay_verb import show_table
-    from agent.replay.run_replay import ReplayOptions, run_replay
+    from agent.replay.run_replay import run_replay
 
     if pcap is not None:
         check_captures(transport)

@@ -8,9 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from agent.errors import UserError, did_you_mean
 from agent.fs.doors.mounting import dead_mount_advice, is_mounted
@@ -20,44 +19,18 @@ from agent.replay.content import BlockContent
 from agent.replay.course import Course
 from agent.replay.lru import LruBaseline
 from agent.replay.player import Player, Schedule
+from agent.replay.replay_options import ReplayOptions
 from agent.replay.report import FromMemory, Report
 from agent.replay.tally import Tally, total
 from agent.replay.trace_lines import BLOCK_TOKENS, TraceFile
-from agent.sizes import readable_bytes
+from agent.sizes import parse_size, readable_bytes
 from host_shim.control_wire import VALUE_BYTES_MAX
 from host_shim.pool import CLOSE_SECONDS, Pool, UnknownVolume, ValueTooLong
 
 _LOOK_SECONDS = 0.1
 _LAST_JOIN_SECONDS = 5.0
 """How long the end of a replay waits for calls under way."""
-AGENT_WAIT_SECONDS = 10.0
 _CHOOSE = "`g35 status` shows the volumes; choose one by --volume"
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayOptions:
-    """What is to be played, and how. See `g35 replay --help`."""
-
-    trace: Path
-    mount: Path
-    volume: str = "kv"
-    requests: int = 0
-    bytes_per_token: int = 2048
-    concurrency: int = 4
-    time_scale: float = 0.0
-    seed: int = 0
-    strict: bool = False
-    prestage: bool = True
-    lru_bytes: int | None = None
-    progress: bool = True
-    agent_wait: float = AGENT_WAIT_SECONDS
-    """How long, in seconds, an agent that has died may take to come back; then the replay ends."""
-    hung_seconds: float = HUNG_SECONDS
-    """How long a call may take before the agent counts as hung, which ends the replay."""
-
-    @property
-    def value_bytes(self) -> int:
-        return BLOCK_TOKENS * self.bytes_per_token
 
 
 def open_pool(options: ReplayOptions) -> Pool:
@@ -75,7 +48,7 @@ def run_replay(options: ReplayOptions, opener: Callable[[ReplayOptions], Pool] =
         )
     trace = TraceFile(options.trace, options.strict, options.requests)
     requests = iter(trace)
-    look_seconds = min(LOOK_SECONDS, options.hung_seconds)
+    look_seconds = min(LOOK_SECONDS, HUNG_SECONDS)
     with _opened(opener, options) as pool:
         if not asked(options.mount, pool.alive, look_seconds):
             advice = "start one with `g35 up`, or name another --mount"
@@ -101,7 +74,7 @@ def run_replay(options: ReplayOptions, opener: Callable[[ReplayOptions], Pool] =
                 schedule,
                 prestage=options.prestage,
                 absence=absence,
-                hung_seconds=options.hung_seconds,
+                hung_seconds=HUNG_SECONDS,
             )
             for _ in range(options.concurrency)
         ]
@@ -170,7 +143,7 @@ def _play(
                 course.watch(time.monotonic() - began, sums)
                 show(sums)
                 if any(player.clock.hangs for player in players):
-                    raise AgentHangs(options.mount, options.hung_seconds)
+                    raise AgentHangs(options.mount, HUNG_SECONDS)
     finally:
         schedule.stopping.set()
         hangs = any(player.clock.hangs for player in players)
@@ -192,7 +165,7 @@ class _Show(Protocol):
 @contextmanager
 def _progress(options: ReplayOptions, trace: TraceFile, absence: Absence) -> Iterator[_Show]:
     """A bar on standard error, where somebody looks at it; what is said meanwhile goes above it."""
-    if not options.progress or not sys.stderr.isatty():
+    if options.json_output or not sys.stderr.isatty():
         yield lambda sums: None
         return
     from rich.console import Console
@@ -257,8 +230,9 @@ def _from_memory(volume: str, before: dict[str, Any], after: dict[str, Any]) -> 
 
 def _baseline(options: ReplayOptions, stats: dict[str, Any]) -> LruBaseline | None:
     """An LRU of as many bytes as the volume has, or as --lru-bytes says."""
-    capacity = options.lru_bytes
-    if capacity is None:
+    if options.lru_bytes:
+        capacity = cast(int, parse_size(options.lru_bytes))
+    else:
         sizes = [
             volume["slots"] * volume["value_bytes"]
             for volume in stats.get("volumes", ())

@@ -190,7 +190,8 @@ def get_values(name: str, count: int, size: int) -> dict[str, int]:
 
 def replay(trace: str, requests: int) -> dict[str, Any]:
     """The first requests of a trace, as `g35 replay` plays them and `--json` says it."""
-    from agent.replay.run_replay import ReplayOptions, run_replay
+    from agent.replay.replay_options import ReplayOptions
+    from agent.replay.run_replay import run_replay
 
     options = ReplayOptions(
         trace=Path(trace),
@@ -199,7 +200,7 @@ def replay(trace: str, requests: int) -> dict[str, Any]:
         bytes_per_token=512,
         concurrency=2,
         agent_wait=60.0,
-        progress=False,
+        json_output=True,
     )
     report = run_replay(options)
     return {"good": report.good, **report.record()}

@@ -19,8 +19,9 @@ from agent.replay.course import SAMPLES_MAX, Course, Sample, draw
 from agent.replay.latencies import Latencies, merged
 from agent.replay.lru import LruBaseline
 from agent.replay.player import Player, Schedule
+from agent.replay.replay_options import ReplayOptions
 from agent.replay.report import Report, readable_bytes
-from agent.replay.run_replay import ReplayOptions, run_replay
+from agent.replay.run_replay import run_replay
 from agent.replay.tally import Cause, Tally, cause_of, total
 from agent.replay.trace_generator import encode_line, made_trace
 from agent.replay.trace_lines import TraceRequest
@@ -154,7 +155,7 @@ def test_every_outcome_has_a_cause(outcome: Outcome | None) -> None:
 def _options(tmp_path: Path, lines: list[str], **wishes: object) -> ReplayOptions:
     trace = tmp_path / "trace.jsonl"
     trace.write_text("\n".join(lines) + "\n")
-    standard = {"mount": tmp_path, "bytes_per_token": 8, "progress": False}
+    standard = {"mount": tmp_path, "bytes_per_token": 8, "json_output": True}
     return ReplayOptions(trace=trace, **{**standard, **wishes})  # type: ignore[arg-type]
 
 
@@ -165,7 +166,7 @@ def _opener(agent: ScriptedAgent) -> Callable[[ReplayOptions], Pool]:
 @pytest.mark.parametrize("concurrency", [1, 8])
 def test_a_whole_replay_adds_up(tmp_path: Path, concurrency: int) -> None:
     lines = [encode_line(request) for request in made_trace(1, 200)]
-    options = _options(tmp_path, [*lines, "broken"], concurrency=concurrency, lru_bytes=1 << 30)
+    options = _options(tmp_path, [*lines, "broken"], concurrency=concurrency, lru_bytes="1G")
     report = run_replay(options, _opener(ScriptedAgent()))
     assert report.good
     record = report.record()
@@ -292,10 +293,11 @@ def test_an_agent_that_hangs_ends_a_replay_and_is_named(
     agent.pwrite = hanging  # type: ignore[method-assign]
     lines = [encode_line(request) for request in made_trace(1, 100)]
     hung_seconds = 0.2 if when == "amid a call" else 60.0
+    monkeypatch.setattr("agent.replay.run_replay.HUNG_SECONDS", hung_seconds)
     began = time.monotonic()
     try:
         with pytest.raises(AgentHangs, match=r"not answered for 0\.2 s: it is stopped or it hangs"):
-            run_replay(_options(tmp_path, lines, hung_seconds=hung_seconds), _opener(agent))
+            run_replay(_options(tmp_path, lines), _opener(agent))
         assert time.monotonic() - began < CLOSE_SECONDS
     finally:
         goes_on.set()
