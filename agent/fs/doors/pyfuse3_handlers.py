@@ -12,7 +12,8 @@ import queue
 import stat
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar, cast
+from concurrent.futures import Future
+from typing import Any, TypeVar, cast
 
 import pyfuse3
 import trio
@@ -38,18 +39,6 @@ from agent.pool.steps import Outcome, Runner, settle
 T = TypeVar("T")
 
 
-class Job(Generic[T]):
-    """One operation on its way to a slot's thread, and its result on the way back."""
-
-    __slots__ = ("done", "failure", "operation", "value")
-
-    def __init__(self, operation: Callable[[Slot], T]) -> None:
-        self.operation = operation
-        self.done = trio.Event()
-        self.value: T | None = None
-        self.failure: BaseException | None = None
-
-
 class Slot:
     """A thread with what one operation under way needs for itself: a runner and a read buffer.
 
@@ -58,42 +47,50 @@ class Slot:
 
     def __init__(self, index: int, make_runner: Callable[[int], Runner], buffer_bytes: int) -> None:
         self.buffer = memoryview(bytearray(buffer_bytes))
-        self.failure: BaseException | None = None
         self._index = index
         self._make_runner = make_runner
-        self._jobs: queue.SimpleQueue[tuple[trio.lowlevel.TrioToken, Job[Any]] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[Slot], Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=f"pyfuse3-{index}", daemon=True)
         self._thread.start()
 
     def settle(self, outcome: Outcome[T]) -> T:
         return settle(outcome, self._runner)
 
-    def submit(self, job: Job[Any]) -> None:
-        """Run it in this slot's thread; called on the loop's thread, where `job.done` is set."""
-        self._jobs.put((trio.lowlevel.current_trio_token(), job))
+    async def run(self, operation: Callable[[Slot], T]) -> T:
+        """What an operation comes to in this slot's thread."""
+        result: Future[T] = Future()
+        ended, token = trio.Event(), trio.lowlevel.current_trio_token()
 
-    def close(self, timeout: float) -> bool:
-        """End the thread after its last job; False where it did not end in time."""
+        def tell(_: object) -> None:
+            with contextlib.suppress(trio.RunFinishedError):
+                token.run_sync_soon(ended.set)
+
+        result.add_done_callback(tell)
+        self._jobs.put((result, operation))
+        with trio.CancelScope(shield=True):
+            await ended.wait()
+        return result.result()
+
+    def close(self, timeout: float) -> None:
+        """End the thread after its last job, if that ends in time."""
         self._jobs.put(None)
         self._thread.join(timeout)
-        return not self._thread.is_alive()
 
     def _work(self) -> None:
+        failure: BaseException | None = None
         try:
             self._runner = self._make_runner(self._index)
-        except BaseException as failure:
+        except BaseException as refused:
             # Each operation that comes here answers EIO for it, rather than waiting for ever.
-            self.failure = failure
+            failure = refused
         while (taken := self._jobs.get()) is not None:
-            token, job = taken
+            result, operation = taken
             try:
-                if self.failure is not None:
-                    raise RuntimeError("the runner could not be made") from self.failure
-                job.value = job.operation(self)
-            except BaseException as failure:
-                job.failure = failure
-            with contextlib.suppress(trio.RunFinishedError):
-                token.run_sync_soon(job.done.set)
+                if failure is not None:
+                    raise RuntimeError("the runner could not be made") from failure
+                result.set_result(operation(self))
+            except BaseException as bug:
+                result.set_exception(bug)
 
 
 class Handlers(pyfuse3.Operations):
@@ -126,17 +123,11 @@ class Handlers(pyfuse3.Operations):
         try:
             await self._free.acquire()
             slot = self._slots.pop()
-            job = Job(operation)
             try:
-                slot.submit(job)
-                with trio.CancelScope(shield=True):
-                    await job.done.wait()
+                return await slot.run(operation)
             finally:
                 self._slots.append(slot)
                 self._free.release()
-            if job.failure is not None:
-                raise job.failure
-            return cast(T, job.value)
         except FsError as refusal:
             raise pyfuse3.FUSEError(errno_for_kernel(refusal.errno)) from None
         except trio.Cancelled:

@@ -103,7 +103,7 @@ class Surroundings(Protocol):
     def stop(self, index: int) -> int | None:
         """End a queue's thread; the available idx to go on from, None where it did not run."""
 
-    def reset(self) -> None:
+    def end_session(self) -> None:
         """The guest began anew: what it had looked up and opened is void."""
 
 
@@ -433,7 +433,7 @@ class BackEnd:
             self._stop(index)
             queue.enabled = False
             queue.base = 0
-        self._surroundings.reset()
+        self._surroundings.end_session()
 
 
 def _answer(request: Request, payload: U64 | VringState) -> Reply:

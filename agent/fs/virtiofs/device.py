@@ -155,9 +155,6 @@ class Device:
         worker = self._workers.pop(index, None)
         return None if worker is None else worker.stop()
 
-    def reset(self) -> None:
-        self.end_session()
-
     # -- requests -------------------------------------------------------------------------------
 
     def _requests(self, index: int) -> Serve:

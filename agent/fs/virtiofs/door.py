@@ -148,21 +148,21 @@ class VirtioFsDoor:
     def _converse(self, listener: socket.socket, link: FrontEndLink, back_end: BackEnd) -> None:
         """Serve messages until the door is to stop. Raises what ends the connection otherwise."""
         poller = _poll_of(link.fileno(), listener.fileno(), self._stop_event)
-        poller.register(link.connection, 0)  # for its end, of which the kernel tells a reader
+        poller.register(link.connection.fileno(), 0)  # for its end, of which the kernel tells a reader
         last_words_until: float | None = None
         while True:
             ready = [descriptor for descriptor, _ in poller.poll(_milliseconds_until(last_words_until))]
             if self._stop_event in ready:
                 signal(self._stop_event)  # for `_next_front_end`, too
                 return
-            if link.connection in ready:
+            if link.connection.fileno() in ready:
                 # It has hung up. What it said before is served; and who connects now is no second.
-                poller.unregister(link.connection)
+                poller.unregister(link.connection.fileno())
                 with contextlib.suppress(KeyError):  # it was already, if too many were turned away
                     poller.unregister(listener)
                 last_words_until = time.monotonic() + LAST_WORDS_SECONDS
             for _ in range(MESSAGES_A_TURN):
-                message = link.receive()
+                message = link.next_message()
                 if message is None:
                     break
                 reply = back_end.handle(*message)

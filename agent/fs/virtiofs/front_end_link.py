@@ -36,15 +36,14 @@ class FrontEndGone(Exception):
     """The connection has ended."""
 
 
-class FrontEndLink:
-    """One connection."""
+class FrontEndLink(MessageReceiver):
+    """One connection. `fileno` is to be watched for messages, `connection` for its end."""
 
     def __init__(self, connection: socket.socket) -> None:
         """Raises PeerError where its messages cannot be received; the connection is closed then."""
         connection.setblocking(False)
-        self._socket = connection
         try:
-            self._receiver = MessageReceiver(
+            super().__init__(
                 connection,
                 header_bytes=HEADER_BYTES,
                 payload_bytes_max=PAYLOAD_BYTES_MAX,
@@ -53,19 +52,10 @@ class FrontEndLink:
         except (ForeignRefused, OSError) as failure:
             raise PeerError(f"nothing is taken from it: {failure}") from None
 
-    def fileno(self) -> int:
-        """To be watched for messages; not the socket's own."""
-        return self._receiver.fileno()
-
-    @property
-    def connection(self) -> int:
-        """The socket's own, to be watched for its end."""
-        return self._socket.fileno()
-
-    def receive(self) -> Message | None:
+    def next_message(self) -> Message | None:
         """The next message, None while it is not whole. Raises FrontEndGone, and PeerError for no message."""
         try:
-            received = self._receiver.receive()
+            received = self.receive()
         except ForeignRefused as refused:
             raise PeerError(str(refused)) from None
         except StrangerGone as gone:
@@ -84,7 +74,7 @@ class FrontEndLink:
         """Raises FrontEndGone where it does not take the reply: replies are short, and it has asked."""
         fds = [] if reply.fd is None else [reply.fd]
         try:
-            if socket.send_fds(self._socket, [reply.data], fds) != len(reply.data):
+            if socket.send_fds(self.connection, [reply.data], fds) != len(reply.data):
                 raise FrontEndGone("it reads no replies")
         except BlockingIOError:
             raise FrontEndGone("it reads no replies") from None
@@ -93,6 +83,3 @@ class FrontEndLink:
         finally:
             for fd in fds:
                 os.close(fd)
-
-    def close(self) -> None:
-        self._receiver.close()
