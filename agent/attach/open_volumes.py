@@ -6,7 +6,7 @@ import logging
 
 from agent.config.configuration import Configuration
 from agent.errors import G35Error
-from agent.inline.root_keys import RootKey
+from agent.inline.secrets import RootKey
 from agent.pool.kv.volume import KvVolume
 from agent.pool.map.document import PoolMap
 from agent.pool.volume.directory_cache import DirectoryCache

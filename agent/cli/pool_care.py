@@ -21,7 +21,7 @@ from agent.cli.pool_channel import AsJson, Config, with_channel
 from agent.cli.tables import folding_table, table_console
 from agent.config.configuration import load_configuration
 from agent.errors import G35Error, UserError
-from agent.inline.root_keys import root_key_in
+from agent.inline.secrets import root_key_in
 from agent.membership.join import numbers_of
 from agent.pool.maintenance.bad_slots import Quarantined, release, survey
 from agent.pool.maintenance.replication import DOUBT_SECONDS, work_off

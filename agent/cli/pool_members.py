@@ -13,7 +13,7 @@ from agent.attach.map_history import map_seal
 from agent.cli.pool_channel import Config, refuse_served, want_all, with_channel
 from agent.config.configuration import load_configuration
 from agent.errors import G35Error, UserError
-from agent.inline.root_keys import root_key_in
+from agent.inline.secrets import root_key_in
 from agent.membership.join import (
     complete_map,
     join,

@@ -19,7 +19,7 @@ from agent.cli.tables import folding_table, table_console
 from agent.config.configuration import load_configuration
 from agent.errors import G35Error, UserError
 from agent.fs.files.pool_of_names import names_another
-from agent.inline.root_keys import root_key_in
+from agent.inline.secrets import root_key_in
 from agent.membership.join import numbers_of
 from agent.pool.format.directory import KEY_BYTES, SLOTS_PER_SET
 from agent.pool.format.slot import HEADER_BYTES

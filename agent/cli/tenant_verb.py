@@ -17,7 +17,7 @@ from agent.cli.pool_channel import AsJson, Config, want_all, with_channel
 from agent.cli.tables import folding_table, print_tables
 from agent.config.configuration import Configuration, load_configuration
 from agent.errors import G35Error, UserError, did_you_mean
-from agent.inline.root_keys import RootKey, root_key_in
+from agent.inline.secrets import RootKey, root_key_in
 from agent.membership.join import numbers_of
 from agent.pool.map.commit import Change, Guard, change_map, simply
 from agent.pool.map.document import TENANTS_MAX, MapTenant, PoolMap

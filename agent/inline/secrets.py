@@ -3,7 +3,13 @@
 A `SecretKey` has no repr, no str, no telling equality and no pickle: it cannot end up in a log line by
 accident. One key wraps another (RFC 5649, AES key wrap with padding) under a key that is derived from it for
 one purpose and context; unwrapping with a wrong key, or in another context, fails as a whole and yields
-nothing. What wraps what: agent/inline/root_keys.py.
+nothing. What wraps what:
+
+    root key  ──wraps──►  key of each tenant  ──wraps──►  secret of each volume
+
+What is wrapped lies in the pool map, on flash; the contexts: agent/pool/map/document.py. Nobody asks more of
+the root key than to wrap and unwrap. So a PKCS#11 token (C_WrapKey, C_UnwrapKey) or Vault's transit engine
+could stand behind the calls of `RootKey`.
 
 The root key file is text, one line, mode 0600:
 
@@ -140,3 +146,28 @@ def load_root_key(path: Path) -> SecretKey:
     if prefix != _PREFIX or len(key) != ROOT_KEY_BYTES or hashlib.sha256(key).hexdigest()[:8] != check:
         raise damaged
     return SecretKey(key)
+
+
+class RootKey:
+    """A root key in the memory of this process. A subclass may leave it where it is."""
+
+    def __init__(self, key: SecretKey, origin: str) -> None:
+        self._key = key
+        self._origin = origin
+
+    def wrap(self, purpose: Purpose, context: bytes, secret: SecretKey) -> bytes:
+        """`secret`, safe to lie on flash, bound to its purpose and to whose it is."""
+        return wrap_secret(self._key, purpose, context, secret)
+
+    def unwrap(self, purpose: Purpose, context: bytes, wrapped: bytes) -> SecretKey:
+        """The secret again. Raises WrongKey where another key, purpose or context wrapped it."""
+        return unwrap_secret(self._key, purpose, context, wrapped)
+
+    def describe(self) -> str:
+        """Which key it is, for people; nothing secret."""
+        return f"{self._origin} (fingerprint {self._key.fingerprint().hex()})"
+
+
+def root_key_in(path: Path) -> RootKey:
+    """The root key in a file. Raises ConfigError for a missing, exposed or damaged one."""
+    return RootKey(load_root_key(path), str(path))

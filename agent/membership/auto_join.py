@@ -28,7 +28,7 @@ from agent.attach.map_watch import MapWatch
 from agent.config.configuration import PoolSection
 from agent.errors import G35Error
 from agent.host_os.worker_thread import OwnThread
-from agent.inline.root_keys import RootKey
+from agent.inline.secrets import RootKey
 from agent.membership.join import (
     Seen,
     complete_map,

@@ -27,7 +27,7 @@ from agent.fs.files.pool_of_names import NamesElsewhere
 from agent.fs.files.pool_store import store_for
 from agent.fs.virtiofs.door import VirtioFsDoor
 from agent.host_os.per_user_bounds import Bounds
-from agent.inline.root_keys import RootKey
+from agent.inline.secrets import RootKey
 from agent.membership.auto_join import AutoJoin, membership_status
 from agent.pool.maintenance.rebalance import Rebalancer
 from agent.pool.map.document import PoolMap

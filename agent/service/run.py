@@ -20,7 +20,7 @@ from agent.errors import G35Error
 from agent.fs.doors.mounting import MountError
 from agent.host_os.cpu_idle import keep_awake
 from agent.host_os.presence import set_mark
-from agent.inline.root_keys import root_key_in
+from agent.inline.secrets import root_key_in
 from agent.pool.map.document import PoolMap
 from agent.pool.map.inspect import newest_map
 from agent.pool.map.seal import MapSeal

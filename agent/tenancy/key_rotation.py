@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent.inline.key_use import KeyUseBook, writes_max
-from agent.inline.root_keys import RootKey
-from agent.inline.secrets import SecretKey
+from agent.inline.secrets import RootKey, SecretKey
 from agent.pool.format.occupancy import SetPlace
 from agent.pool.format.slot import SlotCodec
 from agent.pool.maintenance.orphans import Unnamed, clear_leftovers

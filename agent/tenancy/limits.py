@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.inline.key_use import KeyUseBook
-from agent.inline.root_keys import RootKey
+from agent.inline.secrets import RootKey
 from agent.pool.maintenance.orphans import Unnamed
 from agent.pool.maintenance.usage_survey import Census
 from agent.pool.map.document import MapTenant, PoolMap

@@ -17,8 +17,7 @@ from agent.cli.up.up_arguments import Transport, UpOptions
 from agent.config.configuration import parse_configuration, parse_size
 from agent.errors import ConfigError
 from agent.fs.doors.mounting import may_mount
-from agent.inline.root_keys import RootKey
-from agent.inline.secrets import SecretKey
+from agent.inline.secrets import RootKey, SecretKey
 from agent.pool.map.document import PoolMap, plan_pool
 from agent.pool.map.superblock import MAP_BYTES_MAX
 from agent.sizes import typed_size

@@ -5,7 +5,7 @@ their extents; a key's place follows from it and from the volume's secret alone.
 change, and the greatest version is in force. `seal`: seal.py.
 
 The root key wraps the tenants' keys, a tenant's key wraps the secrets of its volumes
-(agent/inline/root_keys.py). Each is wrapped for a context, made of the fields of its row, and opens in that
+(agent/inline/secrets.py). Each is wrapped for a context, made of the fields of its row, and opens in that
 context alone. So a map that was edited without the root key opens nothing under another name, tenant, face,
 cipher, size or epoch. Namespaces, extents, copies, limits and that a key is gone are in no context: an
 attacker can take away by them, and gives nothing. An agent remembers which epochs are over
@@ -25,9 +25,9 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from agent.errors import ConfigError
-from agent.inline.root_keys import RootKey
 from agent.inline.secrets import (
     Purpose,
+    RootKey,
     SecretKey,
     WrongKey,
     new_tenant_key,

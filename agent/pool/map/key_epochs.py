@@ -14,8 +14,7 @@ import os
 from collections.abc import Callable, Mapping
 
 from agent.errors import ConfigError, G35Error
-from agent.inline.root_keys import RootKey
-from agent.inline.secrets import SecretKey
+from agent.inline.secrets import RootKey, SecretKey
 from agent.pool.format.directory import DIRECTORY_BYTES, left_in, taken_in
 from agent.pool.map.document import MapVolume, PoolMap, set_size, tenant_key, wrapped_for
 from agent.pool.map.inspect import WRITES_IN_FLIGHT

@@ -16,8 +16,7 @@ import hashlib
 from collections.abc import Iterable
 
 from agent.errors import ConfigError, G35Error
-from agent.inline.root_keys import RootKey
-from agent.inline.secrets import Purpose, SecretKey, WrongKey
+from agent.inline.secrets import Purpose, RootKey, SecretKey, WrongKey
 from agent.pool.map.document import PoolMap
 
 WITHOUT_SEAL = "a pool map without the root key's seal"

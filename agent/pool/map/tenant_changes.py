@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from pydantic import BaseModel, ValidationError
 
 from agent.errors import ConfigError, G35Error, did_you_mean
-from agent.inline.root_keys import RootKey
-from agent.inline.secrets import new_volume_secret
+from agent.inline.secrets import RootKey, new_volume_secret
 from agent.pool.format.slot import HEADER_BYTES
 from agent.pool.map.document import (
     TENANTS_MAX,

@@ -9,8 +9,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from agent.inline.root_keys import RootKey
-from agent.inline.secrets import SecretKey
+from agent.inline.secrets import RootKey, SecretKey
 from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
 from agent.pool.map.seal import MapSeal
 from agent.pool.map.superblock import LAYOUT_VERSION, MAGIC, Superblock

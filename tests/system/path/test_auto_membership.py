@@ -16,8 +16,7 @@ from agent.attach.connect import connected
 from agent.attach.inspect_namespaces import look_round
 from agent.config.configuration import Configuration, PoolSection
 from agent.errors import G35Error
-from agent.inline.root_keys import RootKey
-from agent.inline.secrets import SecretKey
+from agent.inline.secrets import RootKey, SecretKey
 from agent.membership import auto_join
 from agent.membership.auto_join import REST_SECONDS, AutoJoin, Patience
 from agent.membership.join import unsettled

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from agent.inline.root_keys import RootKey, root_key_in
-from agent.inline.secrets import SecretKey
+from agent.inline.secrets import RootKey, SecretKey, root_key_in
 from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
 from agent.pool.map.inspect import COPY_BYTES
 from agent.pool.map.seal import MapSeal

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent.inline.root_keys import RootKey, root_key_in
-from agent.inline.secrets import Purpose, SecretKey, WrongKey
+from agent.inline.secrets import Purpose, RootKey, SecretKey, WrongKey, root_key_in
 from agent.inline.suites import Place
 from agent.pool.format.slot import HEADER_BYTES, MAGIC, OpenSlot, SlotCodec
 from agent.pool.map.document import PoolMap

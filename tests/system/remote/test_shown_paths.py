@@ -11,8 +11,7 @@ import pytest
 import trio
 
 from agent.config.configuration import DiscoverySection, EnclosureSection
-from agent.inline.root_keys import RootKey
-from agent.inline.secrets import SecretKey
+from agent.inline.secrets import RootKey, SecretKey
 from agent.pool.map.document import VolumeWish, plan_pool
 from agent.pool.map.inspect import write_superblock
 from agent.pool.map.kv_superblock import write_kv_superblock

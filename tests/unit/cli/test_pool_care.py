@@ -15,8 +15,7 @@ from agent.cli.pool_care import told
 from agent.cli.pool_verb import short_of_second_copies
 from agent.config.configuration import ScrubSection
 from agent.errors import ConfigError
-from agent.inline.root_keys import RootKey
-from agent.inline.secrets import SecretKey
+from agent.inline.secrets import RootKey, SecretKey
 from agent.pool.maintenance.bad_slots import Quarantined
 from agent.pool.maintenance.scrub import ScrubCounters
 from agent.pool.map.document import VolumeWish, plan_pool

@@ -10,8 +10,7 @@ import pytest
 from agent.cli import pool_members
 from agent.cli.pool_channel import want_all
 from agent.errors import G35Error, UserError
-from agent.inline.root_keys import RootKey
-from agent.inline.secrets import SecretKey
+from agent.inline.secrets import RootKey, SecretKey
 from agent.membership.join import newcomers_in, pool_of
 from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
 from agent.pool.map.inspect import Content, Inspection

@@ -11,8 +11,7 @@ import pytest
 from agent.cli import tenant_verb
 from agent.cli.tenant_verb import holds_earlier_key, refuse_to_shrink
 from agent.errors import ConfigError, G35Error, UserError
-from agent.inline.root_keys import RootKey
-from agent.inline.secrets import SecretKey
+from agent.inline.secrets import RootKey, SecretKey
 from agent.pool.map.commit import replace_map
 from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
 from agent.pool.map.inspect import inspect, newest_map

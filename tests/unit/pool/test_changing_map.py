@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from agent.errors import G35Error
-from agent.inline.root_keys import RootKey
-from agent.inline.secrets import SecretKey
+from agent.inline.secrets import RootKey, SecretKey
 from agent.membership.join import join, settle
 from agent.pool.kv.commands import RESERVED_KEY
 from agent.pool.map import commit

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from agent.errors import G35Error
-from agent.inline.root_keys import RootKey
-from agent.inline.secrets import SecretKey
+from agent.inline.secrets import RootKey, SecretKey
 from agent.membership.join import Seen, complete_map, join, newcomers_in, numbers_of, why_not
 from agent.pool.map import claims, commit
 from agent.pool.map.claims import Taken, claim_head, claimed_by, heads_of, want_unchanged

@@ -15,8 +15,7 @@ from agent.attach import map_history
 from agent.attach.map_history import FILE, MapHistory
 from agent.attach.map_watch import EVERY_SECONDS, MapWatch
 from agent.errors import ConfigError, G35Error
-from agent.inline.root_keys import RootKey
-from agent.inline.secrets import SecretKey
+from agent.inline.secrets import RootKey, SecretKey
 from agent.pool.map.commit import replace_map
 from agent.pool.map.document import (
     MapVolume,

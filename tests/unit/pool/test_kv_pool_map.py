@@ -8,8 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from agent.errors import ConfigError, G35Error
-from agent.inline.root_keys import RootKey
-from agent.inline.secrets import SecretKey
+from agent.inline.secrets import RootKey, SecretKey
 from agent.pool.kv.commands import RESERVED_KEY, KvChannel
 from agent.pool.map.document import PoolMap, VolumeWish, decode_pool_map_untrusted, plan_pool
 from agent.pool.map.inspect import Content

@@ -12,8 +12,7 @@ import pytest
 from agent.attach.map_history import FILE, MapHistory
 from agent.attach.map_watch import EVERY_SECONDS, MapWatch
 from agent.errors import G35Error
-from agent.inline.root_keys import RootKey
-from agent.inline.secrets import SecretKey
+from agent.inline.secrets import RootKey, SecretKey
 from agent.pool.map import commit
 from agent.pool.map.commit import change_map, simply
 from agent.pool.map.document import (

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from agent.attach.map_history import MapHistory, opens
 from agent.attach.map_watch import EVERY_SECONDS, MapWatch
 from agent.errors import ConfigError
-from agent.inline.root_keys import RootKey
-from agent.inline.secrets import SecretKey
+from agent.inline.secrets import RootKey, SecretKey
 from agent.pool.map.document import (
     NAMESPACE_BYTES_MAX,
     SETS_MAX,

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.errors import ConfigError, G35Error
-from agent.inline.root_keys import RootKey
-from agent.inline.secrets import SecretKey
+from agent.inline.secrets import RootKey, SecretKey
 from agent.pool.map.document import (
     DATA_START,
     PoolMap,

@@ -11,9 +11,8 @@ import pytest
 
 from agent.attach.map_watch import EVERY_SECONDS, MapWatch
 from agent.errors import ConfigError
-from agent.inline.root_keys import RootKey
 from agent.inline.scatter import Buffer
-from agent.inline.secrets import Purpose, SecretKey, WrongKey, unwrap_secret
+from agent.inline.secrets import Purpose, RootKey, SecretKey, WrongKey, unwrap_secret
 from agent.inline.suites import Place
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused

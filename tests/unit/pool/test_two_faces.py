@@ -11,8 +11,7 @@ import pytest
 from agent.attach.map_history import MapHistory, opens
 from agent.attach.map_watch import EVERY_SECONDS, MapWatch
 from agent.errors import G35Error
-from agent.inline.root_keys import RootKey
-from agent.inline.secrets import SecretKey
+from agent.inline.secrets import RootKey, SecretKey
 from agent.pool.map.document import EPOCHS_AHEAD_MAX, PoolMap, VolumeWish, plan_pool
 from agent.pool.map.inspect import write_superblock
 from agent.pool.map.key_epochs import with_new_data_keys, without_earlier_keys

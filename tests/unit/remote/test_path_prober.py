@@ -7,8 +7,7 @@ from typing import cast
 import pytest
 
 from agent.errors import G35Error
-from agent.inline.root_keys import RootKey
-from agent.inline.secrets import SecretKey
+from agent.inline.secrets import RootKey, SecretKey
 from agent.pool.map.document import VolumeWish, plan_pool
 from agent.pool.map.inspect import superblock_copies_are, write_superblock
 from agent.pool.map.superblock import BLOCK_BYTES, PROOF_OFFSET

@@ -9,8 +9,7 @@ import pytest
 
 from agent.cli.pool_verb import _of_another_pool, carried, pool_in
 from agent.host_os.presence import serving_processes, set_mark
-from agent.inline.root_keys import RootKey
-from agent.inline.secrets import SecretKey
+from agent.inline.secrets import RootKey, SecretKey
 from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
 from agent.pool.map.inspect import Content, Inspection
 from agent.pool.map.superblock import Superblock

@@ -10,8 +10,7 @@ import pytest
 
 from agent.errors import ConfigError
 from agent.inline.key_use import FILE, GCM_WRITES_MAX, RETRY_WRITES, KeyUseBook, writes_max
-from agent.inline.root_keys import RootKey
-from agent.inline.secrets import SecretKey
+from agent.inline.secrets import RootKey, SecretKey
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
 from agent.pool.format.directory import SLOTS_PER_SET

@@ -10,8 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from agent.errors import ConfigError
-from agent.inline.root_keys import RootKey
-from agent.inline.secrets import SecretKey
+from agent.inline.secrets import RootKey, SecretKey
 from agent.pool.access import serve
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused

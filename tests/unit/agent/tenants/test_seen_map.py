@@ -12,8 +12,7 @@ import pytest
 from agent.attach import map_history
 from agent.attach.map_history import AGAIN_SECONDS, FILE, MapHistory, remembered_pool
 from agent.errors import ConfigError, G35Error
-from agent.inline.root_keys import RootKey
-from agent.inline.secrets import SecretKey
+from agent.inline.secrets import RootKey, SecretKey
 from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
 from agent.pool.map.key_epochs import with_new_data_keys, without_earlier_keys
 from agent.pool.map.tenant_changes import with_tenant, without_key
