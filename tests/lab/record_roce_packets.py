@@ -25,9 +25,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from emulator.roce.nic.gid import gid_of
 from emulator.roce.wire.extended import Aeth, AethKind, AtomicEth, Deth, NakCode, Reth
-from emulator.roce.wire.flow import Flow, packed_address
+from emulator.roce.wire.flow import Flow, gid_of, packed_address
 from emulator.roce.wire.opcodes import Opcode, Operation, class_of
 from emulator.roce.wire.packet import Packet
 from tests.support.roce.packets import decode_packet_untrusted, encode_packet

@@ -20,7 +20,6 @@ from emulator.roce.cm.events import CmEventType, ConnectionParameters, check_pri
 from emulator.roce.cm.limits import MAX_SERVICE_WAIT_S, MRA_EXPONENT, REQ_CONSUMER_BYTES
 from emulator.roce.cm.services import ConnectionServices
 from emulator.roce.cm.states import LEGAL, CmState
-from emulator.roce.nic.gid import gid_of
 from emulator.roce.nic.verbs import Mtu, VerbsError
 from emulator.roce.wire.cm_ip import IP_CM_BYTES, IpCmHeader, PortSpace, service_id
 from emulator.roce.wire.cm_messages import (
@@ -39,7 +38,7 @@ from emulator.roce.wire.cm_messages import (
 from emulator.roce.wire.cm_path import CmPath
 from emulator.roce.wire.cm_reject import RejectReason
 from emulator.roce.wire.extended import exponential_seconds
-from emulator.roce.wire.flow import packed_address
+from emulator.roce.wire.flow import gid_of, packed_address
 from emulator.roce.wire.mad import Attribute
 
 EventSink = Callable[["CmEvent"], None]

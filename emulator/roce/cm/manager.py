@@ -29,10 +29,10 @@ from emulator.roce.cm.limits import (
 from emulator.roce.cm.service_resolution import ServiceResolution
 from emulator.roce.cm.services import ConnectionServices
 from emulator.roce.cm.states import CmState
-from emulator.roce.nic.gid import gid_of
 from emulator.roce.nic.verbs import Mtu, VerbsError
 from emulator.roce.wire.cm_ip import PortSpace, decode_ip_cm_untrusted, port_of
 from emulator.roce.wire.cm_messages import (
+    CmMessage,
     ConnectReject,
     ConnectReply,
     ConnectRequest,
@@ -50,7 +50,7 @@ from emulator.roce.wire.cm_messages import (
     encode_cm,
 )
 from emulator.roce.wire.cm_reject import RejectReason
-from emulator.roce.wire.flow import packed_address
+from emulator.roce.wire.flow import gid_of, packed_address
 from emulator.roce.wire.malformed import MalformedPacket
 
 _ID_BITS: Final = 32
@@ -230,11 +230,11 @@ class ConnectionManager(ConnectionServices):
         self.counters["unknown connection"] += 1
         match message:
             case ConnectReply():
-                self._reject(
-                    message.local_id, MessageKind.REP, RejectReason.INVALID_COMMUNICATION_ID, transaction, ip
-                )
+                reason = RejectReason.INVALID_COMMUNICATION_ID
+                refusal = ConnectReject(0, message.local_id, MessageKind.REP, reason)
+                self._answer(refusal, transaction, ip)
             case DisconnectRequest():
-                self.send(encode_cm(DisconnectReply(message.remote_id, message.local_id), transaction), ip)
+                self._answer(DisconnectReply(message.remote_id, message.local_id), transaction, ip)
 
     # --- requests ----------------------------------------------------------------------
 
@@ -263,10 +263,9 @@ class ConnectionManager(ConnectionServices):
         if refusal is not None or listener is None:
             self.counters["refused"] += 1
             information = bytes([self.mtu << 4]) if refusal is RejectReason.INVALID_PATH_MTU else b""
-            self._reject(
-                request.local_id, MessageKind.REQ, refusal or RejectReason.INVALID_SERVICE_ID,
-                transaction, ip, information,
-            )  # fmt: skip
+            reason = refusal or RejectReason.INVALID_SERVICE_ID
+            answer = ConnectReject(0, request.local_id, MessageKind.REQ, reason, information)
+            self._answer(answer, transaction, ip)
             return
         if self._has_room(listener):
             connection = Connection(self, listener.sink, self._unused_id())
@@ -308,10 +307,9 @@ class ConnectionManager(ConnectionServices):
         if connection.state is CmState.REQ_SENT:
             key = (reply.ca_guid, reply.queue_pair)
             if key in self._by_queue_pair or reply.queue_pair < 2:
-                self._reject(
-                    reply.local_id, MessageKind.REP, RejectReason.STALE_CONNECTION, transaction, ip,
-                    local_id=connection.local_id,
-                )  # fmt: skip
+                reason = RejectReason.STALE_CONNECTION
+                refusal = ConnectReject(connection.local_id, reply.local_id, MessageKind.REP, reason)
+                self._answer(refusal, transaction, ip)
                 return False
             self._by_queue_pair[key] = connection
         return connection.reply_received(reply, transaction)
@@ -337,7 +335,7 @@ class ConnectionManager(ConnectionServices):
         if status is not SidrStatus.VALID or listener is None:
             self.counters["refused"] += 1
             answer = ServiceReply(request.request_id, status, service_id=request.service_id)
-            self.send(encode_cm(answer, transaction), ip)
+            self._answer(answer, transaction, ip)
             return
         if self._has_room(listener):
             service = ServiceResolution(self, listener.sink, self._unused_id())
@@ -354,17 +352,7 @@ class ConnectionManager(ConnectionServices):
         elif not service.reply_to_service(reply):
             self.counters["out of state"] += 1
 
-    def _reject(
-        self,
-        remote_id: int,
-        kind: MessageKind,
-        reason: RejectReason,
-        transaction: int,
-        ip: str,
-        information: bytes = b"",
-        local_id: int = 0,
-    ) -> None:
-        message = ConnectReject(local_id, remote_id, kind, reason, information)
+    def _answer(self, message: CmMessage, transaction: int, ip: str) -> None:
         self.send(encode_cm(message, transaction), ip)
 
     # --- for connections -----------------------------------------------------------------

@@ -74,14 +74,11 @@ class TappedLink:
     def _write(self, source: Address, destination: Address, data: memoryview, segment_size: int) -> None:
         if self._has_ended:
             return
-        try:
-            self._write_all(source, destination, data, segment_size)
-        except OSError as why:
-            self._end(why)
-
-    def _write_all(self, source: Address, destination: Address, data: memoryview, segment_size: int) -> None:
         flow = flow_of(source.ip, destination.ip, source.port)
         now = time.time()
         peer = destination.ip if source.ip == self._link.address.ip else source.ip
         numbered = self._link.numbers_segments(peer)
-        self._writer.write_burst(flow, data, segment_size, now, numbered=numbered)
+        try:
+            self._writer.write_burst(flow, data, segment_size, now, numbered=numbered)
+        except OSError as why:
+            self._end(why)

@@ -318,7 +318,7 @@ class UdpLink:
         except (OSError, TypeError):
             return 0  # an address with a zone; memory that is read-only
         if not sent and outbox.error == errno.ECONNREFUSED:
-            # As in `_one`.
+            # As in `_call`.
             self._read_errors(outbox.error)
         taken = min(size, sent * most)
         self.counters.bursts_sent += sent
@@ -344,55 +344,43 @@ class UdpLink:
     def _send_now(self, data: memoryview, segment_size: int, destination: Address) -> int:
         """Bytes that need no further thought: sent, or lost and counted."""
         size = len(data)
-        if size <= segment_size:
-            return self._one(data, destination)
-        if self._offload and destination.ip not in self._no_offload:
-            return self._many(data, segment_size, destination)
+        if size <= segment_size or (self._offload and destination.ip not in self._no_offload):
+            return self._call(data, segment_size, destination)
         sent = 0
         while sent < size:
             part = data[sent : sent + segment_size]
-            if not self._one(part, destination):
+            if not self._call(part, segment_size, destination):
                 break
             sent += len(part)
         return sent
 
-    def _one(self, data: memoryview, destination: Address, again: bool = True) -> int:
+    def _call(self, data: memoryview, segment_size: int, destination: Address, again: bool = True) -> int:
+        """One datagram, or several with segmentation offload, by one call."""
+        many = len(data) > segment_size
         try:
-            self._socket.sendto(data, destination)
+            if many:
+                control = self._controls.get(segment_size)
+                if control is None:
+                    if len(self._controls) >= MAX_SEGMENTS:
+                        self._controls.clear()
+                    control = [(SOL_UDP, UDP_SEGMENT, _SIZE.pack(segment_size))]
+                    self._controls[segment_size] = control
+                self._socket.sendmsg([data], control, 0, destination)
+            else:
+                self._socket.sendto(data, destination)
         except BlockingIOError:
             return 0
         except OSError as error:
             if again and error.errno == errno.ECONNREFUSED:
                 # It is about an earlier datagram, and maybe another peer; this one was not sent.
                 self._read_errors(error.errno or 0)
-                return self._one(data, destination, again=False)
-            self._lost(error)
-        else:
-            self.counters.bursts_sent += 1
-            self.counters.bytes_sent += len(data)
-        return len(data)
-
-    def _many(self, data: memoryview, segment_size: int, destination: Address, again: bool = True) -> int:
-        control = self._controls.get(segment_size)
-        if control is None:
-            if len(self._controls) >= MAX_SEGMENTS:
-                self._controls.clear()
-            control = [(SOL_UDP, UDP_SEGMENT, _SIZE.pack(segment_size))]
-            self._controls[segment_size] = control
-        try:
-            self._socket.sendmsg([data], control, 0, destination)
-        except BlockingIOError:
-            return 0
-        except OSError as error:
-            if again and error.errno == errno.ECONNREFUSED:
-                self._read_errors(error.errno or 0)
-                return self._many(data, segment_size, destination, again=False)
-            if error.errno in _OFFLOAD_REFUSED:
+                return self._call(data, segment_size, destination, again=False)
+            if many and error.errno in _OFFLOAD_REFUSED:
                 self._empty_error_queue()
                 self.counters.offload_refused += 1
                 self._without_offload(destination.ip)
-            else:
-                self._lost(error)
+            elif error.errno != errno.EBADF:
+                self._read_errors(error.errno or 0)
         else:
             self.counters.bursts_sent += 1
             self.counters.bytes_sent += len(data)
@@ -404,10 +392,6 @@ class UdpLink:
         self._no_offload.add(ip)
         if self.on_no_offload is not None:
             self.on_no_offload(ip)
-
-    def _lost(self, error: OSError) -> None:
-        if error.errno != errno.EBADF:
-            self._read_errors(error.errno or 0)
 
     def close(self) -> None:
         """See `Link`."""

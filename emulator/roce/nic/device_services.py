@@ -11,9 +11,10 @@ from typing import Final
 from emulator.roce.nic.counters import Count
 from emulator.roce.nic.memory import KeyTable
 from emulator.roce.nic.packets_out import VOLLEY_BURSTS, PacketWriter, rows_of
-from emulator.roce.nic.path import Path, incoming_flow
+from emulator.roce.nic.path import Path
 from emulator.roce.nic.retry import RetryClock
 from emulator.roce.nic.verbs import AddressVector, AsyncEvent, Limits, Mtu, VerbsError
+from emulator.roce.wire.flow import flow_of
 
 WINDOW_BYTES: Final = 320 << 10
 """Bytes that one connection has under way. Small, because they must fit into the peer's socket buffer (416
@@ -92,7 +93,7 @@ class DeviceServices:
         if av.port_num != 1 or av.sgid_index != 0:
             raise VerbsError(errno.EINVAL, f"there is no port {av.port_num} or GID {av.sgid_index}")
         try:
-            incoming_flow(self.address, av.ip, 0)
+            flow_of(av.ip, self.address)
         except ValueError as error:
             raise VerbsError(errno.EINVAL, f"no way to {av.ip!r}: {error}") from error
 

@@ -27,15 +27,7 @@ from emulator.roce.nic.verbs import Access, AddressVector, Limits, MwType, Sge, 
 Bytes: TypeAlias = NDArray[np.uint8]
 Memory: TypeAlias = "bytes | bytearray | memoryview"
 
-KNOWN_ACCESS: Final = (
-    Access.LOCAL_WRITE
-    | Access.REMOTE_WRITE
-    | Access.REMOTE_READ
-    | Access.REMOTE_ATOMIC
-    | Access.MW_BIND
-    | Access.ZERO_BASED
-    | Access.RELAXED_ORDERING
-)
+KNOWN_ACCESS: Final = Access(sum(Access))
 REMOTE_ACCESS: Final = Access.REMOTE_WRITE | Access.REMOTE_READ | Access.REMOTE_ATOMIC
 WINDOW_ACCESS: Final = REMOTE_ACCESS | Access.ZERO_BASED
 

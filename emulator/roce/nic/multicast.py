@@ -11,10 +11,9 @@ import os
 from collections.abc import Callable
 from typing import Final
 
-from emulator.roce.nic.gid import ip_of
 from emulator.roce.nic.queue_pair import QueuePair
 from emulator.roce.nic.verbs import Limits, QpType, VerbsError
-from emulator.roce.wire.flow import is_multicast, packed_address
+from emulator.roce.wire.flow import ip_of, is_multicast, packed_address
 
 MULTICAST_QPN: Final = 0xFFFFFF
 """The destination queue pair of every multicast packet (IBTA 9.6.1.2); no queue pair has this number."""

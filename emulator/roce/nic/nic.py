@@ -31,12 +31,10 @@ from typing import Final
 from emulator.roce.nic.completion import CompletionQueue
 from emulator.roce.nic.counters import Count
 from emulator.roce.nic.device_services import WINDOW_BYTES, DeviceServices
-from emulator.roce.nic.gid import gid_of
 from emulator.roce.nic.memory import AddressHandle, Memory, MemoryRegion, MemoryWindow, ProtectionDomain
 from emulator.roce.nic.multicast import MULTICAST_QPN, MulticastGroups
 from emulator.roce.nic.packets_in import RowReader, identification_of
 from emulator.roce.nic.packets_out import MAX_BURST, ROW_OVERHEAD, VOLLEY_BURSTS
-from emulator.roce.nic.path import incoming_flow
 from emulator.roce.nic.queue_pair import SERVICES, QueuePair
 from emulator.roce.nic.shared_receive import SharedReceiveQueue
 from emulator.roce.nic.verbs import (
@@ -56,7 +54,7 @@ from emulator.roce.nic.verbs import (
     VerbsError,
 )
 from emulator.roce.wire.bth import BTH, DEFAULT_P_KEY, LOW_24_BITS, MIGRATION_REQUEST
-from emulator.roce.wire.flow import Flow
+from emulator.roce.wire.flow import Flow, flow_of, gid_of
 from emulator.roce.wire.malformed import Cause, MalformedPacket
 from emulator.roce.wire.opcodes import ICRC_BYTES, SERVICE_SHIFT, Opcode, Service, class_of
 from emulator.roce.wire.packet import decode_transport_untrusted
@@ -65,15 +63,7 @@ TURN_BURSTS: Final = VOLLEY_BURSTS
 """Bursts that a queue pair sends before it is the next one's turn: rows that follow each other are taken as
 one by the receiver (`UdpLink`)."""
 
-_ROW_OPCODES: Final = frozenset(
-    {
-        Opcode.SEND_MIDDLE,
-        Opcode.WRITE_MIDDLE,
-        Opcode.READ_RESPONSE_MIDDLE,
-        Opcode.UC_SEND_MIDDLE,
-        Opcode.UC_WRITE_MIDDLE,
-    }
-)
+_ROW_OPCODES: Final = frozenset(opcode for opcode in Opcode if opcode.name.endswith("_MIDDLE"))
 _NO_FLAGS: Final = ~MIGRATION_REQUEST & 0xFF
 
 _ACKNOWLEDGEMENT: Final = struct.Struct(">BBHIII")
@@ -411,7 +401,7 @@ class Nic(DeviceServices):
         own address or for a multicast group. The memory is the caller's again afterwards."""
         self.now = now
         try:
-            flow = incoming_flow(group or self.address, source[0], source[1])
+            flow = flow_of(source[0], group or self.address, source[1])
         except ValueError:
             self.counters[Count.STRANGE_SOURCE] += 1
             return

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 
 from emulator.roce.nic.verbs import ROCE_PORT, Address
-from emulator.roce.wire.flow import Flow, flow_of
+from emulator.roce.wire.flow import flow_of
 
 
 class Path:
@@ -61,9 +60,3 @@ class Share:
             path.in_flight += size
         if before is not None:
             before.wake()
-
-
-@lru_cache(maxsize=1024)
-def incoming_flow(own: str, ip: str, port: int) -> Flow:
-    """The flow of a datagram that came from `ip` and `port`. ValueError for mixed address families."""
-    return flow_of(ip, own, port)

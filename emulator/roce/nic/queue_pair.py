@@ -40,7 +40,7 @@ from emulator.roce.nic.verbs import (
     WcStatus,
     WorkCompletion,
 )
-from emulator.roce.nic.work import ATOMIC_BYTES, ATOMICS, UNRELIABLE_SHAPES
+from emulator.roce.nic.work import ATOMIC_BYTES, ATOMICS, MESSAGES, UNRELIABLE_SHAPES
 from emulator.roce.nic.work_requests import ReceiveRequest, SendRequest
 from emulator.roce.wire.bth import LOW_24_BITS
 from emulator.roce.wire.opcodes import Service
@@ -57,16 +57,6 @@ OPCODES: Final[dict[QpType, dict[int, SendOpcode]]] = {
     },
     QpType.UD: {int(opcode): opcode for opcode in (SendOpcode.SEND, SendOpcode.SEND_WITH_IMM)},
 }
-_MAY_BE_INLINE: Final = frozenset(
-    {
-        SendOpcode.SEND,
-        SendOpcode.SEND_WITH_IMM,
-        SendOpcode.SEND_WITH_INV,
-        SendOpcode.RDMA_WRITE,
-        SendOpcode.RDMA_WRITE_WITH_IMM,
-    }
-)
-
 _BOUNDS: Final = {
     QpAttr.TIMEOUT: ("timeout", 31),
     QpAttr.RETRY_CNT: ("retry_count", 7),
@@ -275,7 +265,7 @@ class QueuePair(QpContext):
             if length != ATOMIC_BYTES or request.remote_address % ATOMIC_BYTES:
                 raise VerbsError(errno.EINVAL, "an atomic write is 8 bytes at a multiple of 8")
         elif int(request.flags) & _INLINE:
-            if opcode not in _MAY_BE_INLINE or length > self.capabilities.max_inline_data:
+            if opcode not in MESSAGES or length > self.capabilities.max_inline_data:
                 raise VerbsError(errno.EINVAL, f"{length} bytes of {opcode.name} cannot be inline")
         elif request.inline is not None:
             raise VerbsError(errno.EINVAL, "inline data without the flag")

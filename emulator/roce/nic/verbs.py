@@ -259,8 +259,7 @@ class Sge(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AddressVector:
-    """struct ibv_ah_attr for RoCEv2: where datagrams go. `ip` is the peer's address as text (see
-    `gid.py`)."""
+    """struct ibv_ah_attr for RoCEv2: where datagrams go. `ip` is the peer's address as text."""
 
     ip: str
     port_num: int = 1

@@ -35,36 +35,19 @@ class Shape(NamedTuple):
     """Immediate data or an R_Key in the last packet."""
 
 
+def _message(completion: WcOpcode, kind: str, more: str = "") -> Shape:
+    """A SEND or a WRITE, of which the last packet may have `more`."""
+    names = ("FIRST", "MIDDLE", f"LAST{more}", f"ONLY{more}")
+    first, middle, last, only = (Opcode[f"{kind}_{name}"] for name in names)
+    return Shape(completion, first, middle, last, only, write=kind == "WRITE", trailer=more != "")
+
+
 SHAPES: Final[dict[SendOpcode, Shape]] = {
-    _S.SEND: Shape(WcOpcode.SEND, _O.SEND_FIRST, _O.SEND_MIDDLE, _O.SEND_LAST, _O.SEND_ONLY),
-    _S.SEND_WITH_IMM: Shape(
-        WcOpcode.SEND,
-        _O.SEND_FIRST,
-        _O.SEND_MIDDLE,
-        _O.SEND_LAST_WITH_IMMEDIATE,
-        _O.SEND_ONLY_WITH_IMMEDIATE,
-        trailer=True,
-    ),
-    _S.SEND_WITH_INV: Shape(
-        WcOpcode.SEND,
-        _O.SEND_FIRST,
-        _O.SEND_MIDDLE,
-        _O.SEND_LAST_WITH_INVALIDATE,
-        _O.SEND_ONLY_WITH_INVALIDATE,
-        trailer=True,
-    ),
-    _S.RDMA_WRITE: Shape(
-        WcOpcode.RDMA_WRITE, _O.WRITE_FIRST, _O.WRITE_MIDDLE, _O.WRITE_LAST, _O.WRITE_ONLY, write=True
-    ),
-    _S.RDMA_WRITE_WITH_IMM: Shape(
-        WcOpcode.RDMA_WRITE,
-        _O.WRITE_FIRST,
-        _O.WRITE_MIDDLE,
-        _O.WRITE_LAST_WITH_IMMEDIATE,
-        _O.WRITE_ONLY_WITH_IMMEDIATE,
-        write=True,
-        trailer=True,
-    ),
+    _S.SEND: _message(WcOpcode.SEND, "SEND"),
+    _S.SEND_WITH_IMM: _message(WcOpcode.SEND, "SEND", "_WITH_IMMEDIATE"),
+    _S.SEND_WITH_INV: _message(WcOpcode.SEND, "SEND", "_WITH_INVALIDATE"),
+    _S.RDMA_WRITE: _message(WcOpcode.RDMA_WRITE, "WRITE"),
+    _S.RDMA_WRITE_WITH_IMM: _message(WcOpcode.RDMA_WRITE, "WRITE", "_WITH_IMMEDIATE"),
     _S.RDMA_READ: Shape(WcOpcode.RDMA_READ, *(_O.READ_REQUEST,) * 4, answered=True),
     _S.ATOMIC_CMP_AND_SWP: Shape(WcOpcode.COMP_SWAP, *(_O.COMPARE_SWAP,) * 4, answered=True),
     _S.ATOMIC_FETCH_AND_ADD: Shape(WcOpcode.FETCH_ADD, *(_O.FETCH_ADD,) * 4, answered=True),
@@ -90,7 +73,7 @@ LOCAL_COMPLETION: Final = {_S.LOCAL_INV: WcOpcode.LOCAL_INV, _S.BIND_MW: WcOpcod
 """Requests that send nothing."""
 
 MESSAGES: Final = frozenset({opcode for opcode, shape in SHAPES.items() if not shape.answered})
-"""Requests that an acknowledgement completes."""
+"""Requests that an acknowledgement completes; their payload may be inline."""
 
 NAK_STATUS: Final = {
     NakCode.INVALID_REQUEST: WcStatus.REM_INV_REQ_ERR,

@@ -10,7 +10,6 @@ import errno
 from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from emulator.roce.nic.gid import gid_of, ip_of
 from emulator.roce.nic.memory import AddressHandle
 from emulator.roce.nic.verbs import GRH_BYTES, AddressVector, VerbsError
 from emulator.roce.pyverbs import enums as e
@@ -18,6 +17,7 @@ from emulator.roce.pyverbs import mem_alloc
 from emulator.roce.pyverbs.base import DeviceObject, PyverbsObject, listing, shown
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
 from emulator.roce.pyverbs.utils import GID, NO_GID, gid_bytes, gid_text
+from emulator.roce.wire.flow import gid_of, ip_of
 
 if TYPE_CHECKING:
     from emulator.roce.pyverbs.cq import WC

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Final
 from emulator.roce.cm.attributes import queue_pair_attributes
 from emulator.roce.cm.events import CmEventType, ConnectionParameters
 from emulator.roce.cm.service_resolution import UDP_QKEY, ServiceResolution
-from emulator.roce.nic.gid import gid_of
 from emulator.roce.nic.verbs import Address, AddressVector, QpAttr, QpAttributes, QpState, VerbsError
 from emulator.roce.pyverbs import cm_devices
 from emulator.roce.pyverbs import cm_enums as cm
@@ -49,6 +48,7 @@ from emulator.roce.pyverbs.wr import SGE, RecvWR, SendWR
 from emulator.roce.runtime import registry
 from emulator.roce.runtime.errors import DeviceClosed
 from emulator.roce.wire.cm_ip import PortSpace
+from emulator.roce.wire.flow import gid_of
 
 if TYPE_CHECKING:
     from emulator.roce.cm.connection import Connection, Listener

@@ -17,7 +17,6 @@ from dataclasses import InitVar, dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 
-from emulator.roce.nic.gid import gid_of
 from emulator.roce.nic.verbs import Mtu
 from emulator.roce.pyverbs import enums as e
 from emulator.roce.pyverbs.base import (
@@ -36,6 +35,7 @@ from emulator.roce.runtime import registry
 from emulator.roce.runtime.device import guid_of
 from emulator.roce.runtime.errors import CannotOpen, DeviceClosed, NoSuchDevice
 from emulator.roce.wire.bth import DEFAULT_P_KEY
+from emulator.roce.wire.flow import gid_of
 
 if TYPE_CHECKING:
     from emulator.roce.nic.nic import Nic

@@ -11,7 +11,6 @@ import errno
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from emulator.roce.nic.gid import gid_of
 from emulator.roce.nic.queue_pair import OPCODES, QueuePair
 from emulator.roce.nic.states import MOVES
 from emulator.roce.nic.verbs import QpAttr, QpState, QpType, SendFlags, SendOpcode, Sge, VerbsError
@@ -43,6 +42,7 @@ from emulator.roce.pyverbs.qp_attributes import (
 )
 from emulator.roce.pyverbs.utils import GID, gid_bytes, qp_state_to_str, qp_type_to_str
 from emulator.roce.pyverbs.wr import FLAGS, SGE, RecvWR, SendWR, elements, post_chain
+from emulator.roce.wire.flow import gid_of
 
 if TYPE_CHECKING:
     from emulator.roce.pyverbs.addr import AH

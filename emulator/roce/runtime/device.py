@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import ipaddress
 import random
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +31,7 @@ from emulator.roce.nic.device_services import MAX_EVENTS
 from emulator.roce.nic.nic import Nic
 from emulator.roce.nic.verbs import AsyncEvent, Limits, Mtu
 from emulator.roce.runtime.channel import EventChannel
-from emulator.roce.runtime.driver_seat import Hold, Seat, Turn
+from emulator.roce.runtime.driver_seat import Seat
 from emulator.roce.runtime.errors import CannotOpen
 from emulator.roce.wire.flow import packed_address
 
@@ -131,8 +130,16 @@ class Device:
         """Asynchronous events of the device, behind a descriptor."""
         self.endpoint.on_async_event = self._keep_event
         self.nic.on_gone = self._forget_events_of
-        self._seat = Seat(self.endpoint, link, name, clock)
-        self._seat.start()
+        seat = self._seat = Seat(self.endpoint, link, name, clock)
+        self.lock = seat.lock
+        """The lock of a turn: to look without sending anything. Otherwise take a `turn()`."""
+        self.turn = seat.turn
+        """`with device.turn():` round each call of `nic` and `cm`; not to be nested."""
+        self.hold = seat.hold
+        """`with device.hold():` round calls that cause nothing to be sent and end nobody's wait."""
+        self.drive_until, self.drive_once = seat.drive_until, seat.drive_once
+        """Wait until a condition holds; receive without waiting, for programs that poll in a loop."""
+        seat.start()
 
     def _open_link(self, ip: str, check_in_full: bool) -> Link:
         link = RawCheckedLink(ip) if check_in_full else UdpLink(ip)
@@ -152,31 +159,9 @@ class Device:
         return f"<Device {self.name} at {self.ip}{', closed' if self.closed else ''}>"
 
     @property
-    def lock(self) -> threading.Lock:
-        """The lock of a turn: to look without sending anything. Otherwise take a `turn()`."""
-        return self._seat.lock
-
-    @property
     def closed(self) -> bool:
         """Whether it is closed."""
         return self._seat.closed
-
-    def turn(self) -> Turn:
-        """`with device.turn():` round each call of `nic` and `cm`; not to be nested."""
-        return self._seat.turn()
-
-    def hold(self) -> Hold:
-        """`with device.hold():` round calls that cause nothing to be sent and end nobody's wait."""
-        return self._seat.hold()
-
-    def drive_until(self, condition: Callable[[], object], deadline: float | None = None) -> bool:
-        """Wait until `condition()`, at most until `deadline` of `clock`; whether it holds. `DeviceClosed`
-        where the device is closed before or meanwhile."""
-        return self._seat.drive_until(condition, deadline)
-
-    def drive_once(self) -> None:
-        """Receive without waiting: for programs that poll in a loop."""
-        self._seat.drive_once()
 
     def close(self) -> None:
         """End connections, queue pairs, threads and the socket; waiting threads get `DeviceClosed`.

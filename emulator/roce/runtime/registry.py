@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -98,13 +98,7 @@ class Registry:
         with self._lock:
             device, users = self._open.get(entry.ip, (None, 0))
             if device is None or device.closed:
-                device = Device(
-                    entry.name,
-                    entry.ip,
-                    mtu=entry.mtu,
-                    pcap=entry.pcap,
-                    check_icrc_in_full=entry.check_icrc_in_full,
-                )
+                device = Device(**asdict(entry))
                 users = 0
             self._open[entry.ip] = device, users + 1
         return device

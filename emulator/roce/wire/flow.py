@@ -41,6 +41,13 @@ MAX_CACHED_FLOWS: Final = 1024
 """Pairs of addresses as text, and ports, of which the flow is remembered; about 0.5 MiB."""
 
 
+MAX_CACHED_GIDS: Final = 256
+
+GID_BYTES: Final = 16
+_MAPPED: Final = bytes(10) + b"\xff\xff"
+"""A GID is an IPv6 address; IPv4 is mapped, ::ffff:a.b.c.d (IBTA annex A17)."""
+
+
 class Flow(NamedTuple):
     """Addresses of 4 (IPv4) or 16 (IPv6) bytes each, in network order, and the UDP ports."""
 
@@ -70,6 +77,21 @@ def packed_address(text: str) -> bytes:
 def text_address(packed: bytes) -> str:
     """An address of 4 or 16 bytes as it is written."""
     return socket.inet_ntop(socket.AF_INET6 if len(packed) == 16 else socket.AF_INET, packed)
+
+
+@lru_cache(maxsize=MAX_CACHED_GIDS)
+def gid_of(ip: str) -> bytes:
+    """The 16 bytes of the GID of an address as text. ValueError where it is none."""
+    address = packed_address(ip)
+    return _MAPPED + address if len(address) == 4 else address
+
+
+@lru_cache(maxsize=MAX_CACHED_GIDS)
+def ip_of(gid: bytes) -> str:
+    """The address of a GID, as text. ValueError where `gid` is not 16 bytes."""
+    if len(gid) != GID_BYTES:
+        raise ValueError(f"a GID has 16 bytes, not {len(gid)}")
+    return text_address(gid[12:] if gid.startswith(_MAPPED) else gid)
 
 
 def is_multicast(text: str) -> bool:

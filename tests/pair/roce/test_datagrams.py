@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from emulator.roce.nic.counters import Count
-from emulator.roce.nic.gid import gid_of, ip_of
 from emulator.roce.nic.verbs import (
     GRH_BYTES,
     QpAttr,
@@ -18,6 +17,7 @@ from emulator.roce.nic.verbs import (
     WcFlags,
     WcStatus,
 )
+from emulator.roce.wire.flow import gid_of, ip_of
 from tests.support.roce.memory_network import MemoryNetwork
 from tests.support.roce.posts import Post
 from tests.support.roce.weather import CALM

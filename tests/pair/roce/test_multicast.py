@@ -8,7 +8,6 @@ import random
 import pytest
 
 from emulator.roce.nic.counters import Count
-from emulator.roce.nic.gid import gid_of
 from emulator.roce.nic.multicast import MULTICAST_QPN
 from emulator.roce.nic.nic import Nic
 from emulator.roce.nic.verbs import (
@@ -24,7 +23,7 @@ from emulator.roce.nic.verbs import (
     WcStatus,
 )
 from emulator.roce.wire.extended import Deth
-from emulator.roce.wire.flow import flow_of
+from emulator.roce.wire.flow import flow_of, gid_of
 from emulator.roce.wire.malformed import Cause
 from emulator.roce.wire.opcodes import Opcode
 from emulator.roce.wire.packet import Packet

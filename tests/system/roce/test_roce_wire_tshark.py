@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from emulator.roce.nic.gid import gid_of
 from emulator.roce.nic.verbs import GSI_QKEY, GSI_QPN
 from emulator.roce.wire.cm_ip import IpCmHeader, PortSpace, service_id
 from emulator.roce.wire.cm_messages import (
@@ -28,7 +27,7 @@ from emulator.roce.wire.cm_messages import (
 from emulator.roce.wire.cm_path import CmPath
 from emulator.roce.wire.cm_reject import RejectReason
 from emulator.roce.wire.extended import Aeth, AtomicEth, Deth, NakCode, Reth, nak_syndrome, rnr_syndrome
-from emulator.roce.wire.flow import flow_of, text_address
+from emulator.roce.wire.flow import flow_of, gid_of, text_address
 from emulator.roce.wire.opcodes import Opcode, class_of
 from emulator.roce.wire.packet import Packet
 from emulator.roce.wire.pcap import PcapWriter

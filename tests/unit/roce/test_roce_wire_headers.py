@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulator.roce.nic.gid import gid_of, ip_of
 from emulator.roce.wire import bth, extended
 from emulator.roce.wire.extended import Aeth, AethKind, AtomicEth, Deth, NakCode, Reth
-from emulator.roce.wire.flow import flow_of, packed_address, text_address
+from emulator.roce.wire.flow import flow_of, gid_of, ip_of, packed_address, text_address
 from emulator.roce.wire.malformed import Cause, MalformedPacket
 from emulator.roce.wire.opcodes import (
     MAX_PACKET,

@@ -7,9 +7,8 @@ import zlib
 
 import pytest
 
-from emulator.roce.nic.gid import gid_of, ip_of
 from emulator.roce.wire.extended import Deth
-from emulator.roce.wire.flow import flow_of, is_multicast
+from emulator.roce.wire.flow import flow_of, gid_of, ip_of, is_multicast
 from emulator.roce.wire.malformed import Cause, MalformedPacket
 from emulator.roce.wire.opcodes import Opcode
 from emulator.roce.wire.packet import Packet
