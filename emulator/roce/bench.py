@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Final
 
 from emulator.roce.cm.attributes import queue_pair_attributes
@@ -256,7 +257,7 @@ def udp_gso(seconds: float = SECONDS) -> Record:
     return Record("udp_gso", received / took / (1 << 30), "GiB/s")
 
 
-def _one_sided(name: str, opcode: SendOpcode, seconds: float) -> Record:
+def _one_sided(name: str, opcode: SendOpcode, seconds: float = SECONDS) -> Record:
     with _connected() as (party, rkey, address):
         qp = party.qp
 
@@ -292,14 +293,8 @@ def _one_sided(name: str, opcode: SendOpcode, seconds: float) -> Record:
     return Record(name, done * MIB / took / (1 << 30), "GiB/s")
 
 
-def roce_write_1m(seconds: float = SECONDS) -> Record:
-    """RDMA WRITEs of 1 MiB."""
-    return _one_sided("roce_write_1m", SendOpcode.RDMA_WRITE, seconds)
-
-
-def roce_read_1m(seconds: float = SECONDS) -> Record:
-    """RDMA READs of 1 MiB."""
-    return _one_sided("roce_read_1m", SendOpcode.RDMA_READ, seconds)
+roce_write_1m = partial(_one_sided, "roce_write_1m", SendOpcode.RDMA_WRITE)
+roce_read_1m = partial(_one_sided, "roce_read_1m", SendOpcode.RDMA_READ)
 
 
 def roce_send_64b_p50_us(seconds: float = SECONDS) -> Record:

@@ -12,7 +12,16 @@ from typing import Final
 from emulator.roce.cm.connection import Connection
 from emulator.roce.cm.service_resolution import UDP_QKEY, ServiceResolution
 from emulator.roce.cm.states import CmState
-from emulator.roce.nic.verbs import Access, AddressVector, QpAttr, QpAttributes, QpState, VerbsError
+from emulator.roce.nic.states import mask_to
+from emulator.roce.nic.verbs import (
+    Access,
+    AddressVector,
+    QpAttr,
+    QpAttributes,
+    QpState,
+    QpType,
+    VerbsError,
+)
 
 RNR_TIMER: Final = 24
 """41 ms: the wait that a peer gets when no receive is posted. Linux leaves 0, which is 655 ms. A program
@@ -38,7 +47,6 @@ def queue_pair_attributes(connection: Connection, state: QpState) -> tuple[QpAtt
                 if connection.responder_resources:
                     access |= Access.REMOTE_READ | Access.REMOTE_ATOMIC
             attributes = QpAttributes(state=state, access=access, pkey_index=0, port_num=1)
-            return attributes, QpAttr.STATE | QpAttr.ACCESS_FLAGS | QpAttr.PKEY_INDEX | QpAttr.PORT
         case QpState.RTR if agreed:
             attributes = QpAttributes(
                 state=state,
@@ -49,11 +57,6 @@ def queue_pair_attributes(connection: Connection, state: QpState) -> tuple[QpAtt
                 max_dest_rd_atomic=connection.responder_resources,
                 min_rnr_timer=RNR_TIMER,
             )
-            mask = (
-                QpAttr.STATE | QpAttr.AV | QpAttr.PATH_MTU | QpAttr.DEST_QPN | QpAttr.RQ_PSN
-                | QpAttr.MAX_DEST_RD_ATOMIC | QpAttr.MIN_RNR_TIMER
-            )  # fmt: skip
-            return attributes, mask
         case QpState.RTS if agreed:
             attributes = QpAttributes(
                 state=state,
@@ -63,25 +66,17 @@ def queue_pair_attributes(connection: Connection, state: QpState) -> tuple[QpAtt
                 max_rd_atomic=connection.initiator_depth,
                 timeout=connection.ack_exponent,
             )
-            mask = (
-                QpAttr.STATE | QpAttr.SQ_PSN | QpAttr.RETRY_CNT | QpAttr.RNR_RETRY
-                | QpAttr.MAX_QP_RD_ATOMIC | QpAttr.TIMEOUT
-            )  # fmt: skip
-            return attributes, mask
-    raise _unknown(connection, state)
+        case _:
+            raise _unknown(connection, state)
+    return attributes, mask_to(QpType.RC, state)
 
 
 def _datagram_attributes(service: ServiceResolution, state: QpState) -> tuple[QpAttributes, QpAttr]:
     """A datagram queue pair needs nothing of its peers, so it may go all the way at once."""
     attributes = QpAttributes(state=state, pkey_index=0, port_num=1, qkey=UDP_QKEY, sq_psn=service.rq_psn)
-    match state:
-        case QpState.INIT:
-            return attributes, QpAttr.STATE | QpAttr.PKEY_INDEX | QpAttr.PORT | QpAttr.QKEY
-        case QpState.RTR:
-            return attributes, QpAttr.STATE
-        case QpState.RTS:
-            return attributes, QpAttr.STATE | QpAttr.SQ_PSN
-    raise _unknown(service, state)
+    if state not in (QpState.INIT, QpState.RTR, QpState.RTS):
+        raise _unknown(service, state)
+    return attributes, mask_to(QpType.UD, state)
 
 
 def _unknown(connection: Connection, state: QpState) -> VerbsError:

@@ -25,6 +25,7 @@ from emulator.roce.wire.cm_ip import IP_CM_BYTES, IpCmHeader, PortSpace, service
 from emulator.roce.wire.cm_messages import (
     PRIVATE_BYTES,
     CmMessage,
+    CmPath,
     ConnectReject,
     ConnectReply,
     ConnectRequest,
@@ -33,10 +34,9 @@ from emulator.roce.wire.cm_messages import (
     MessageKind,
     MessageReceipt,
     ReadyToUse,
+    RejectReason,
     encode_cm,
 )
-from emulator.roce.wire.cm_path import CmPath
-from emulator.roce.wire.cm_reject import RejectReason
 from emulator.roce.wire.extended import exponential_seconds
 from emulator.roce.wire.flow import gid_of, packed_address
 from emulator.roce.wire.mad import Attribute

@@ -13,6 +13,7 @@ from typing import Final
 from emulator.roce.cm.manager import ConnectionManager
 from emulator.roce.nic.memory import AddressHandle
 from emulator.roce.nic.nic import Nic
+from emulator.roce.nic.states import mask_to
 from emulator.roce.nic.verbs import (
     GRH_BYTES,
     GSI_QKEY,
@@ -23,7 +24,6 @@ from emulator.roce.nic.verbs import (
     AsyncEvent,
     Burst,
     EventType,
-    QpAttr,
     QpAttributes,
     QpCapabilities,
     QpState,
@@ -45,12 +45,6 @@ MAX_SENDS: Final = 1024
 MAX_HANDLES: Final = 1024
 """Addresses that were written to and are remembered."""
 
-_READY: Final = (
-    (QpState.INIT, QpAttr.STATE | QpAttr.PKEY_INDEX | QpAttr.PORT | QpAttr.QKEY),
-    (QpState.RTR, QpAttr.STATE),
-    (QpState.RTS, QpAttr.STATE | QpAttr.SQ_PSN),
-)
-
 
 class GeneralServices:
     """The receives and sends of queue pair 1."""
@@ -69,8 +63,9 @@ class GeneralServices:
         self._sent = nic.create_cq(MAX_SENDS)
         bounds = QpCapabilities(MAX_SENDS, SLOTS, 1, 1, MAD_BYTES)
         self._qp = nic.create_qp(self._pd, QpType.UD, self._sent, self._arrived, bounds, gsi=True)
-        for state, mask in _READY:
-            self._qp.modify(QpAttributes(state=state, port_num=1, qkey=GSI_QKEY), mask)
+        for state in (QpState.INIT, QpState.RTR, QpState.RTS):
+            attributes = QpAttributes(state=state, port_num=1, qkey=GSI_QKEY)
+            self._qp.modify(attributes, mask_to(QpType.UD, state))
         self._handles: dict[str, AddressHandle] = {}
         self._arrived.on_entry = self._has_arrived
         for slot in range(SLOTS):

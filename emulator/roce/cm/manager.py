@@ -16,7 +16,7 @@ import errno
 import heapq
 import itertools
 import random
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from emulator.roce.cm.connection import Connection, EventSink, Listener
 from emulator.roce.cm.limits import (
@@ -41,6 +41,7 @@ from emulator.roce.wire.cm_messages import (
     MessageKind,
     MessageReceipt,
     ReadyToUse,
+    RejectReason,
     ServiceReply,
     ServiceRequest,
     SidrStatus,
@@ -49,11 +50,8 @@ from emulator.roce.wire.cm_messages import (
     decode_cm_untrusted,
     encode_cm,
 )
-from emulator.roce.wire.cm_reject import RejectReason
 from emulator.roce.wire.flow import gid_of, packed_address
 from emulator.roce.wire.malformed import MalformedPacket
-
-_ID_BITS: Final = 32
 
 _OfConnection: TypeAlias = (
     ConnectReply | ConnectReject | ReadyToUse | MessageReceipt | DisconnectRequest | DisconnectReply
@@ -386,6 +384,6 @@ class ConnectionManager(ConnectionServices):
 
     def _unused_id(self) -> int:
         while True:
-            number = self._chance.getrandbits(_ID_BITS)
+            number = self._chance.getrandbits(32)
             if number and number not in self._connections:
                 return number

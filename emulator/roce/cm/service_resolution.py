@@ -27,12 +27,12 @@ from emulator.roce.wire.cm_ip import IP_CM_BYTES, service_id
 from emulator.roce.wire.cm_messages import (
     PRIVATE_BYTES,
     MessageKind,
+    RejectReason,
     ServiceReply,
     ServiceRequest,
     SidrStatus,
     encode_cm,
 )
-from emulator.roce.wire.cm_reject import RejectReason
 from emulator.roce.wire.flow import is_multicast, packed_address
 from emulator.roce.wire.mad import Attribute
 

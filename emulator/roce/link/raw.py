@@ -55,11 +55,9 @@ class RawCheckedLink(UdpLink):
 
     @property
     def receive_buffer_bytes(self) -> int:
-        """See `Link`."""
         return self._raw.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
 
     def fileno(self) -> int:
-        """See `Link`."""
         return self._raw.fileno()
 
     def receive(self) -> Received | None:
@@ -83,7 +81,7 @@ class RawCheckedLink(UdpLink):
         version, _, identification, flags, source, _, source_port, port, udp_bytes = HEADERS.unpack_from(
             packet
         )
-        if version != 0x45 or port != self._address.port:
+        if version != 0x45 or port != self.address.port:
             return None  # for another socket; or with options, of which RoCE knows nothing
         if len(packet) > MAX_PACKET_BYTES:
             self.counters.not_checkable += 1
@@ -93,7 +91,7 @@ class RawCheckedLink(UdpLink):
             self.counters.wrong_icrc += 1
             return None
         peer = Address(socket.inet_ntoa(source), source_port)
-        flow = flow_of(peer.ip, self._address.ip, source_port)
+        flow = flow_of(peer.ip, self.address.ip, source_port)
         right = icrc_of(payload[:-ICRC_BYTES], flow, identification)
         if flags != DONT_FRAGMENT or right != int.from_bytes(payload[-ICRC_BYTES:], "little"):
             self.counters.wrong_icrc += 1
@@ -109,6 +107,5 @@ class RawCheckedLink(UdpLink):
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
     def close(self) -> None:
-        """See `Link`."""
         self._raw.close()
         super().close()

@@ -3,23 +3,82 @@
 It captures each sent and received datagram by itself, with the identification of its ICRC as far as a socket
 knows it. A socket does not show that of an arriving datagram, so the capture has the one that an emulated
 peer sends. Packets of a kernel may thus appear with a wrong identification and a wrong ICRC.
+
+A pcap file (draft-ietf-opsawg-pcap), little-endian, of link type 101: each record is a bare IP packet.
+
+    file    0..3 magic   4..5 major (2)   6..7 minor (4)   8..15 zero   16..19 snap length   20..23 link type
+    record  0..3 seconds   4..7 nanoseconds   8..11 and 12..15 bytes, here the same
 """
 
 from __future__ import annotations
 
 import logging
+import struct
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from emulator.roce.link.base import Link, Received
 from emulator.roce.nic.verbs import Address, Burst
-from emulator.roce.wire.flow import flow_of
-from emulator.roce.wire.pcap import PcapWriter
+from emulator.roce.wire.flow import Buffer, Flow, flow_of, ip_and_udp_headers
 
 log = logging.getLogger(__name__)
 
+FILE_HEADER: Final = struct.Struct("<IHHiIII")
+RECORD_HEADER: Final = struct.Struct("<IIII")
+assert (FILE_HEADER.size, RECORD_HEADER.size) == (24, 16)
+
+MAGIC_NANOSECONDS: Final = 0xA1B2_3C4D
+LINK_TYPE_RAW: Final = 101
+SNAP_LENGTH: Final = 262_144
+
+DEFAULT_FILE_BYTES: Final = 1 << 30
 BUFFER_BYTES: Final = 1 << 20
+
+
+class PcapWriter:
+    """Writes packets of a link into a file, which the caller opens and closes.
+
+    It stops at `max_bytes` of file; `left_out` counts later packets. Not locked: one thread at a time.
+    An OSError of the file goes to the caller.
+    """
+
+    def __init__(self, file: BinaryIO, *, max_bytes: int = DEFAULT_FILE_BYTES) -> None:
+        self._file = file
+        self._room = max_bytes - FILE_HEADER.size
+        self.written = 0
+        """Packets in the file."""
+        self.left_out = 0
+        """Packets that would have made the file larger than allowed."""
+        file.write(FILE_HEADER.pack(MAGIC_NANOSECONDS, 2, 4, 0, 0, SNAP_LENGTH, LINK_TYPE_RAW))
+
+    def write(self, flow: Flow, datagram: Buffer, when: float, ip_id: int = 0) -> None:
+        """One packet: a UDP payload of `flow` at `when`, in seconds since 1970 for a time that makes sense.
+
+        `ip_id` is the identification of the IPv4 header, for which the ICRC was made.
+        """
+        packet = ip_and_udp_headers(flow, datagram, ip_id) + bytes(datagram)
+        if self._room < RECORD_HEADER.size + len(packet):
+            self._room = 0
+            self.left_out += 1
+            return
+        self._room -= RECORD_HEADER.size + len(packet)
+        seconds, fraction = divmod(round(when * 1e9), 1_000_000_000)
+        self._file.write(
+            RECORD_HEADER.pack(seconds & 0xFFFF_FFFF, fraction, len(packet), len(packet)) + packet
+        )
+        self.written += 1
+
+    def write_burst(
+        self, flow: Flow, burst: Buffer, segment_bytes: int, when: float, *, numbered: bool = True
+    ) -> None:
+        """A row of equally long datagrams, of which the last may be shorter, as one call moves it.
+
+        Segment i has identification i, as the kernel numbers them (see `icrc.py`); where not `numbered`, 0.
+        """
+        view = memoryview(burst)
+        for index, start in enumerate(range(0, len(view), segment_bytes)):
+            self.write(flow, view[start : start + segment_bytes], when, index if numbered else 0)
 
 
 class TappedLink:
@@ -39,11 +98,9 @@ class TappedLink:
         return getattr(self._link, name)
 
     def pending(self) -> Received | None:
-        """See `Link`."""
         return self._captured(self._link.pending())
 
     def receive(self) -> Received | None:
-        """See `Link`."""
         return self._captured(self._link.receive())
 
     def _captured(self, received: Received | None) -> Received | None:

@@ -99,7 +99,7 @@ _OFFLOAD_REFUSED: Final = {errno.EINVAL, errno.EIO, errno.EMSGSIZE, errno.EOPNOT
 
 
 class UdpLink:
-    """The UDP port 4791 of one address. `offload` False sends every datagram by itself.
+    """The UDP port 4791 of one address. `offload` False sends every datagram by itself. See `Link`.
 
     Raises OSError where the address cannot be bound (it is not this machine's, another NIC or the kernel's
     rxe has the port).
@@ -135,7 +135,7 @@ class UdpLink:
             raise
         self._groups_first = False
         self._descriptor = self._socket.fileno()
-        self._address = Address(bound[0], bound[1])
+        self.address = Address(bound[0], bound[1])
         self._numbers = offload and not self._ipv6 and not ipaddress.ip_address(ip).is_loopback
 
     def _configure(self, sock: socket.socket) -> None:
@@ -156,12 +156,7 @@ class UdpLink:
                 sock.setsockopt(socket.SOL_SOCKET, plain, SOCKET_BUFFER_BYTES)
 
     def __repr__(self) -> str:
-        return f"<UdpLink {self._address.ip} port {self._address.port}>"
-
-    @property
-    def address(self) -> Address:
-        """See `Link`."""
-        return self._address
+        return f"<UdpLink {self.address.ip} port {self.address.port}>"
 
     @property
     def receive_buffer_bytes(self) -> int:
@@ -170,15 +165,12 @@ class UdpLink:
 
     @property
     def backlog(self) -> int:
-        """See `Link`."""
         return len(self._waiting)
 
     def pending(self) -> Received | None:
-        """See `Link`."""
         return self._next() if self._held else None
 
     def fileno(self) -> int:
-        """See `Link`."""
         return self._socket.fileno()
 
     def numbers_segments(self, ip: str) -> bool:
@@ -207,7 +199,6 @@ class UdpLink:
         return received
 
     def groups_fileno(self) -> int:
-        """See `Link`."""
         return self._groups.fileno()
 
     def join(self, group: str) -> None:
@@ -215,7 +206,6 @@ class UdpLink:
         self._groups.join(group)
 
     def leave(self, group: str) -> None:
-        """See `Link`."""
         self._groups.leave(group)
 
     def _next(self) -> Received:
@@ -289,7 +279,6 @@ class UdpLink:
     # --- sending ---------------------------------------------------------------
 
     def send(self, burst: Burst) -> None:
-        """See `Link`."""
         data, segment_size, destination = burst
         size = len(data)
         most, done = size, 0
@@ -326,7 +315,6 @@ class UdpLink:
         return taken
 
     def flush(self) -> None:
-        """See `Link`."""
         while self._waiting:
             data, segment_size, destination = self._waiting[0]
             sent = self._send_now(memoryview(data), segment_size, destination)
@@ -394,7 +382,6 @@ class UdpLink:
             self.on_no_offload(ip)
 
     def close(self) -> None:
-        """See `Link`."""
         self._waiting.clear()
         self._held.clear()
         self._descriptor = -1

@@ -24,8 +24,8 @@ class MulticastGroups:
     receive: with the first member, and after the last. `on_join` raises OSError where it cannot."""
 
     def __init__(self, address: str, limits: Limits) -> None:
-        self.on_join: Callable[[str], None] | None = None
-        self.on_leave: Callable[[str], None] | None = None
+        self.on_join: Callable[[str], None] = _nothing
+        self.on_leave: Callable[[str], None] = _nothing
         self._address_bytes = len(packed_address(address))
         self._limits = limits
         self._members: dict[str, list[QueuePair]] = {}
@@ -81,8 +81,6 @@ class MulticastGroups:
         return group
 
     def _join(self, group: str) -> None:
-        if self.on_join is None:
-            return
         try:
             self.on_join(group)
         except OSError as error:
@@ -91,5 +89,8 @@ class MulticastGroups:
 
     def _leave(self, group: str) -> None:
         del self._members[group]
-        if self.on_leave is not None:
-            self.on_leave(group)
+        self.on_leave(group)
+
+
+def _nothing(group: str) -> None:
+    """A device without a network."""

@@ -193,7 +193,6 @@ class QueuePair(QpContext):
         self.keys.unbind_windows_of(self.number)
 
     def enter_error(self) -> None:
-        """All queued requests complete with WR_FLUSH_ERR, once."""
         if self.state is QpState.ERR:
             return
         self.state = QpState.ERR
@@ -201,7 +200,6 @@ class QueuePair(QpContext):
         self._flush()
 
     def responder_failed(self) -> None:
-        """Like `enter_error`, but answers that wait, above all the NAK, still go out."""
         self.state = QpState.ERR
         self._flush()
 
@@ -217,7 +215,6 @@ class QueuePair(QpContext):
             self.tell(EventType.QP_LAST_WQE_REACHED)
 
     def send_queue_failed(self) -> None:
-        """An unreliable request could not be sent: sends end, receives go on (SQE, IBTA 10.3.1.6)."""
         self.state = QpState.SQE
         self.sender.flush()
 
@@ -301,7 +298,6 @@ class QueuePair(QpContext):
         self._own_receives.post_recv(request)
 
     def schedule(self) -> None:
-        """There may be something to send."""
         if not self.scheduled:
             self.scheduled = True
             self._ready.append(self)

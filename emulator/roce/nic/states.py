@@ -92,6 +92,12 @@ MOVES: Final[dict[QpType, dict[tuple[QpState, QpState], Move]]] = {
 """Moves to RESET and to ERR are not listed: they are legal from everywhere but ERR from RESET, and set
 nothing else."""
 
+
+def mask_to(kind: QpType, state: QpState) -> QpAttr:
+    """What the move to INIT, RTR or RTS, from the state before it, must name."""
+    return MOVES[kind][QpState(state - 1), state].required | QpAttr.STATE
+
+
 _CURRENT: Final = frozenset({_S.RTR, _S.RTS, _S.SQD, _S.SQE})
 
 MAY_POST_RECEIVE: Final = frozenset({_S.INIT, _S.RTR, _S.RTS, _S.SQD, _S.SQE, _S.ERR})

@@ -13,7 +13,7 @@ from emulator.roce.nic.verbs import SendOpcode, WcOpcode, WcStatus
 from emulator.roce.nic.work_requests import SendRequest
 from emulator.roce.wire.bth import LOW_24_BITS, psn_difference
 from emulator.roce.wire.extended import NakCode
-from emulator.roce.wire.opcodes import SERVICE_SHIFT, Opcode, Service
+from emulator.roce.wire.opcodes import Opcode
 
 _O: Final = Opcode
 _S: Final = SendOpcode
@@ -39,7 +39,7 @@ def _message(completion: WcOpcode, kind: str, more: str = "") -> Shape:
     """A SEND or a WRITE, of which the last packet may have `more`."""
     names = ("FIRST", "MIDDLE", f"LAST{more}", f"ONLY{more}")
     first, middle, last, only = (Opcode[f"{kind}_{name}"] for name in names)
-    return Shape(completion, first, middle, last, only, write=kind == "WRITE", trailer=more != "")
+    return Shape(completion, first, middle, last, only, write=kind.endswith("WRITE"), trailer=more != "")
 
 
 SHAPES: Final[dict[SendOpcode, Shape]] = {
@@ -55,17 +55,11 @@ SHAPES: Final[dict[SendOpcode, Shape]] = {
 }
 
 
-def _unreliable(shape: Shape) -> Shape:
-    first, middle, last, only = (
-        Opcode(code | Service.UC << SERVICE_SHIFT)
-        for code in (shape.first, shape.middle, shape.last, shape.only)
-    )
-    return shape._replace(first=first, middle=middle, last=last, only=only)
-
-
 UNRELIABLE_SHAPES: Final[dict[SendOpcode, Shape]] = {
-    opcode: _unreliable(SHAPES[opcode])
-    for opcode in (_S.SEND, _S.SEND_WITH_IMM, _S.RDMA_WRITE, _S.RDMA_WRITE_WITH_IMM)
+    _S.SEND: _message(WcOpcode.SEND, "UC_SEND"),
+    _S.SEND_WITH_IMM: _message(WcOpcode.SEND, "UC_SEND", "_WITH_IMMEDIATE"),
+    _S.RDMA_WRITE: _message(WcOpcode.RDMA_WRITE, "UC_WRITE"),
+    _S.RDMA_WRITE_WITH_IMM: _message(WcOpcode.RDMA_WRITE, "UC_WRITE", "_WITH_IMMEDIATE"),
 }
 """The same over an unreliable connection, as far as there are opcodes for it (IBTA table 38)."""
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeAlias, TypeVar
 
 from emulator.roce.nic.verbs import VerbsError
 from emulator.roce.pyverbs.pyverbs_error import PyverbsError, PyverbsRDMAError, PyverbsUserError
@@ -27,14 +27,6 @@ _Thing = TypeVar("_Thing")
 
 LOG_LEVEL: Final = logging.INFO
 LOG_FORMAT: Final = "[%(levelname)s] %(asctime)s %(filename)s:%(lineno)s: %(message)s"
-
-
-class Resource(Protocol):
-    """An object of a device that has to be given back."""
-
-    @property
-    def device(self) -> Device: ...
-    def close(self) -> None: ...
 
 
 class PyverbsObject:
@@ -67,6 +59,24 @@ class PyverbsCM(PyverbsObject):
         """Give everything back. Closing twice is fine."""
 
 
+class EventRow:
+    """Events that wait in a channel; it is there with and without any. None of this is in pyverbs 44."""
+
+    __slots__ = ()
+    events: Any
+
+    @property
+    def fd(self) -> int:
+        """For select and poll: readable while there are any."""
+        return int(self.events.fileno())
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    def __bool__(self) -> bool:
+        return True
+
+
 Children: TypeAlias = weakref.WeakSet[PyverbsCM]
 """A family of objects that go before their parent. Each child registers itself with its parents."""
 
@@ -85,11 +95,11 @@ def close_children(*families: Children) -> None:
 LOCK_WAIT_S: Final = 0.05
 """How long an unreferenced object waits for its device's lock."""
 
-_deferred: deque[Resource] = deque()
+_deferred: deque[Any] = deque()
 """Unreferenced objects that could not be closed at once. Bounded by the tables of the devices."""
 
 
-def close_or_defer(forgotten: Resource) -> None:
+def close_or_defer(forgotten: Any) -> None:
     """The program dropped its last reference: close the object, as pyverbs does, now or with a later call.
 
     The interpreter may finalize it anywhere, even in a thread that holds the device's lock. So the wait for

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from emulator.roce.cm.events import CmEventType
-from emulator.roce.pyverbs.base import PyverbsObject, reads
+from emulator.roce.pyverbs.base import EventRow, PyverbsObject
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError
 from emulator.roce.runtime.channel import EventChannel
 from emulator.roce.runtime.errors import DeviceClosed
@@ -37,42 +37,28 @@ class ChannelEvent(NamedTuple):
     status: int = 0
 
 
-class CMEventChannel(PyverbsObject):
+class CMEventChannel(EventRow, PyverbsObject):
     """A row of events behind a file descriptor, readable while there are any."""
 
-    __slots__ = ("_events", "_lock", "devices")
+    __slots__ = ("_lock", "devices", "events")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._events: EventChannel[ChannelEvent] = EventChannel()
+        self.events: EventChannel[ChannelEvent] = EventChannel()
+        """The row itself: a driving thread counts it after every burst. Not in pyverbs."""
         # The descriptor of librdmacm blocks; a program that wants EAGAIN sets O_NONBLOCK on it.
-        os.set_blocking(self._events.fileno(), True)
+        os.set_blocking(self.events.fileno(), True)
         self.devices: set[Device] = set()
         """The sources of its events."""
 
     def __del__(self) -> None:
-        if getattr(self, "_events", None) is not None:
-            self._events.close()
-
-    events = reads("_events", "The row itself: a driving thread counts it after every burst. Not in pyverbs.")
-
-    @property
-    def fd(self) -> int:
-        """For select and poll. Not in pyverbs."""
-        return self._events.fileno()
-
-    def __len__(self) -> int:
-        """Events that wait. Not in pyverbs."""
-        return len(self._events)
-
-    def __bool__(self) -> bool:
-        """A channel is there with and without events."""
-        return True
+        if getattr(self, "events", None) is not None:
+            self.events.close()
 
     def close(self) -> None:
         """Close the descriptor; events that wait are lost, and a waiting thread gets EBADF."""
         with self._lock:
-            self._events.close()
+            self.events.close()
         for device in tuple(self.devices):
             if not device.closed:
                 with device.turn():
@@ -82,12 +68,12 @@ class CMEventChannel(PyverbsObject):
     def happened(self, event: CmEvent) -> None:
         """The sink of connections: with their device's lock held. Not in pyverbs."""
         with self._lock:
-            self._events.push(ChannelEvent(event.type, None, event, event.status))
+            self.events.push(ChannelEvent(event.type, None, event, event.status))
 
     def tell(self, cmid: PyverbsObject, kind: CmEventType, status: int = 0) -> None:
         """An event of a CMID that has no connection. Not in pyverbs."""
         with self._lock:
-            self._events.push(ChannelEvent(kind, cmid, None, status))
+            self.events.push(ChannelEvent(kind, cmid, None, status))
 
     def forget(self, connection: Connection | None, cmid: PyverbsObject) -> None:
         """Drop the events of an id that is destroyed (rdma_destroy_id). Not in pyverbs."""
@@ -98,7 +84,7 @@ class CMEventChannel(PyverbsObject):
     def discard(self, unwanted: Callable[[ChannelEvent], bool]) -> None:
         """Drop events that wait. Not in pyverbs."""
         with self._lock:
-            self._events.discard(unwanted)
+            self.events.discard(unwanted)
 
     def take(self, *, wait: bool) -> ChannelEvent | None:
         """The next event; without `wait`, None where there is none. Not in pyverbs.
@@ -107,10 +93,10 @@ class CMEventChannel(PyverbsObject):
         """
         while True:
             with self._lock:
-                if self._events.closed:
+                if self.events.closed:
                     raise PyverbsRDMAError("Failed to create CMEvent", errno.EBADF)
-                if len(self._events):
-                    return self._events.pop()
+                if len(self.events):
+                    return self.events.pop()
             if not wait:
                 return None
             self._wait()
@@ -120,12 +106,12 @@ class CMEventChannel(PyverbsObject):
         devices = tuple(self.devices)
         if len(devices) == 1:
             try:
-                devices[0].drive_until(lambda: len(self._events) or self._events.closed, None)
+                devices[0].drive_until(lambda: len(self.events) or self.events.closed, None)
                 return
             except DeviceClosed:
                 self.devices.discard(devices[0])
         with self._lock:
-            if self._events.closed:
+            if self.events.closed:
                 return
             poll = select.poll()
             poll.register(self.fd, select.POLLIN)
@@ -135,4 +121,4 @@ class CMEventChannel(PyverbsObject):
     def blocking(self) -> bool:
         """Whether the descriptor blocks. Not in pyverbs."""
         with self._lock:
-            return not self._events.closed and os.get_blocking(self.fd)
+            return not self.events.closed and os.get_blocking(self.fd)

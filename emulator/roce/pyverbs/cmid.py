@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import errno
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from emulator.roce.cm.attributes import queue_pair_attributes
@@ -665,8 +666,10 @@ class CMID(DomainUser):
             group, service = group_in(addr), self._service()
             receives = flags != cm.RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER
             with self.opened().turn():
-                attach = self._attach if receives and self.qp is not None else None
-                service.join_multicast(group, None if attach is None else lambda: attach(group))
+                nic, attach = self.opened().nic, None
+                if receives and self.qp is not None:
+                    attach = partial(nic.attach_mcast, self.qp.native, gid_of(group))
+                service.join_multicast(group, attach)
         self._complete(refused, CmEventType.MULTICAST_JOIN)
 
     def leave_multicast(self, addr: AddrInfo) -> None:
@@ -675,8 +678,11 @@ class CMID(DomainUser):
         with refusing("Failed to leave multicast"):
             group, service = group_in(addr), self._service()
             with self.opened().turn():
+                nic = self.opened().nic
                 if service.leave_multicast(group) and self.qp is not None:
-                    self._detach(group)
+                    pair = self.qp.native
+                    if group in nic.groups.groups_of(pair):
+                        nic.detach_mcast(pair, gid_of(group))
         self._channel.discard(
             lambda one: one.event is not None and (one.event.connection, one.event.group) == (service, group)
         )
@@ -686,16 +692,6 @@ class CMID(DomainUser):
         if not isinstance(connection, ServiceResolution):
             raise VerbsError(errno.EINVAL, "only RDMA_PS_UDP has multicast groups")
         return connection
-
-    def _attach(self, group: str) -> None:
-        assert self.qp is not None
-        self.opened().nic.attach_mcast(self.qp.native, gid_of(group))
-
-    def _detach(self, group: str) -> None:
-        assert self.qp is not None
-        nic, pair = self.opened().nic, self.qp.native
-        if group in nic.groups.groups_of(pair):
-            nic.detach_mcast(pair, gid_of(group))
 
     # --- options ------------------------------------------------------------------------------------------
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 import errno
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from emulator.roce.nic.completion import CompletionQueue
-from emulator.roce.nic.verbs import VerbsError, WcFlags, WorkCompletion
+from emulator.roce.nic.verbs import VerbsError, WcFlags, WcStatus, WorkCompletion
 from emulator.roce.pyverbs import enums as e
 from emulator.roce.pyverbs.base import (
     Children,
     DeviceObject,
+    EventRow,
     PyverbsCM,
     PyverbsObject,
     asking,
@@ -188,7 +189,7 @@ class WcTmInfo(PyverbsObject):
 # --- queues and channels -------------------------------------------------------------------------------
 
 
-class CompChannel(PyverbsCM):
+class CompChannel(EventRow, PyverbsCM):
     """A row of completion events behind a file descriptor, readable while there are any."""
 
     __slots__ = ("context", "cqs", "device", "events")
@@ -206,18 +207,6 @@ class CompChannel(PyverbsCM):
         events = getattr(self, "events", None)
         if events is not None and not events.closed:
             close_or_defer(self)
-
-    def __len__(self) -> int:
-        """Events that wait. Not in pyverbs."""
-        return len(self.events)
-
-    def __bool__(self) -> bool:
-        return True
-
-    @property
-    def fd(self) -> int:
-        """For select and poll. Not in pyverbs 44 (it came with 57)."""
-        return self.events.fileno()
 
     def close(self) -> None:
         """Close the queues that report here, and the descriptor."""
@@ -367,11 +356,10 @@ class CqInitAttrEx(PyverbsObject):
     def __post_init__(self, channel: CompChannel | None) -> None:
         self.comp_channel = channel
 
-    def _set_context(self, val: object) -> None:
-        self._context = val
-
     cq_context: ClassVar[Any] = property(
-        None, _set_context, doc="The caller's own; it can be set, and not read."
+        None,
+        lambda attr, val: setattr(attr, "_context", val),
+        doc="The caller's own; it can be set, and not read.",
     )
 
     __str__ = shown(
@@ -379,6 +367,15 @@ class CqInitAttrEx(PyverbsObject):
         ("Number of CQEs", "cqe"), ("WC flags", "wc_flags", create_wc_flags_to_str),
         ("comp mask", "comp_mask"), ("flags", "flags"),
     )  # fmt: skip
+
+
+def _read(name: str) -> Callable[[CQEX], int]:
+    """A method that reads one field of the current completion."""
+
+    def read(self: CQEX) -> int:
+        return int(getattr(self.current(), name))
+
+    return read
 
 
 class CQEX(AnyCQ):
@@ -401,7 +398,6 @@ class CQEX(AnyCQ):
         super().__init__(context, attr.comp_channel, attr.cqe, attr.comp_vector, refused)
 
     def close(self) -> None:
-        """See `AnyCQ.close`."""
         super().close()
         self._current = None
 
@@ -427,7 +423,8 @@ class CQEX(AnyCQ):
     def end_poll(self) -> None:
         """The fields of the last completion are still there until the next."""
 
-    def _read(self) -> WorkCompletion:
+    def current(self) -> WorkCompletion:
+        """The completion that was polled last. Not in pyverbs."""
         if self._current is None:
             raise PyverbsError("no completion has been polled")
         return self._current
@@ -439,7 +436,7 @@ class CQEX(AnyCQ):
 
     @status.setter
     def status(self, val: int) -> None:
-        self._read().status = type(self._read().status)(val)
+        self.current().status = WcStatus(val)
 
     @property
     def wr_id(self) -> int:
@@ -448,32 +445,15 @@ class CQEX(AnyCQ):
 
     @wr_id.setter
     def wr_id(self, val: int) -> None:
-        self._read().wr_id = val
+        self.current().wr_id = val
 
-    def read_opcode(self) -> int:
-        return int(self._read().opcode)
-
-    def read_vendor_err(self) -> int:
-        return self._read().vendor_err
-
-    def read_byte_len(self) -> int:
-        return self._read().byte_len
+    read_opcode, read_vendor_err, read_byte_len = _read("opcode"), _read("vendor_err"), _read("byte_len")
+    read_qp_num, read_src_qp, read_wc_flags = _read("qp_num"), _read("src_qp"), _read("flags")
+    read_sl = _read("service_level")
 
     def read_imm_data(self) -> int:
         """Big-endian immediate data, or the R_Key that was invalidated."""
-        return immediate(self._read())
-
-    def read_qp_num(self) -> int:
-        return self._read().qp_num
-
-    def read_src_qp(self) -> int:
-        return self._read().src_qp
-
-    def read_wc_flags(self) -> int:
-        return int(self._read().flags)
-
-    def read_sl(self) -> int:
-        return self._read().service_level
+        return immediate(self.current())
 
     def _zero(self) -> int:
         """RoCE has no LIDs. The others are never granted (`wc_flags` refuses them), so never written."""

@@ -27,6 +27,7 @@ from emulator.roce.pyverbs.base import (
     close_deferred,
     close_or_defer,
     listing,
+    reads,
     shown,
 )
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from emulator.roce.runtime.device import Device as OpenedDevice
 
 PORTS = 1
-COMPLETION_VECTORS = 1
 
 VENDOR_ID: Final = 0xFFFFFF
 """No vendor's: what rxe says, too."""
@@ -505,15 +505,9 @@ class Context(PyverbsCM):
         """Its CMID is closed, and with it everything that was made of the device. Not in pyverbs."""
         self._device = None
 
-    @property
-    def context(self) -> OpenedDevice:
-        """As `device`: in pyverbs the C structure."""
-        return self.device
-
-    @property
-    def num_comp_vectors(self) -> int:
-        """Completion vectors; they are all the same."""
-        return COMPLETION_VECTORS
+    context = reads("device", "As `device`: in pyverbs the C structure.")
+    num_comp_vectors: ClassVar[int] = 1
+    """Completion vectors; they are all the same."""
 
     @property
     def cmd_fd(self) -> int:
@@ -640,7 +634,5 @@ class DM(PyverbsCM):
         """There is no memory to copy from (EOPNOTSUPP)."""
         raise PyverbsRDMAError("Failed to copy from dm", errno.EOPNOTSUPP)
 
-    @property
-    def handle(self) -> int:
-        """There is none."""
-        return 0
+    handle: ClassVar[int] = 0
+    """There is none."""

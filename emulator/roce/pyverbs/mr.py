@@ -11,7 +11,7 @@ import ctypes
 import errno
 import mmap
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from emulator.roce.nic.memory import Bind, MemoryRegion, MemoryWindow
 from emulator.roce.nic.verbs import Access, MwType
@@ -281,14 +281,9 @@ class DmaBufMR(MR):
     ) -> None:
         raise PyverbsRDMAError(f"Failed to register a dma-buf MR. length: {length}", errno.EOPNOTSUPP)
 
-    @property
-    def dmabuf(self) -> None:
-        """There is none."""
-
-    @property
-    def offset(self) -> int:
-        """There is none."""
-        return 0
+    dmabuf: ClassVar[None] = None
+    offset: ClassVar[int] = 0
+    """There is none."""
 
 
 def is_memory(address: int, length: int, access: int) -> bool:

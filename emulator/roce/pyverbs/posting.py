@@ -26,8 +26,9 @@ SendRow: TypeAlias = tuple[int, int, int, tuple[int, int, int] | None, int, int,
 the key to invalidate, or of the window that is bound) and address; what is bound: the window, and to what
 (`MWBindInfo`)."""
 
-_OPCODES: Final[dict[int, SendOpcode]] = {int(opcode): opcode for opcode in SendOpcode}
-_FLAGS: Final[dict[int, SendFlags]] = {bits: SendFlags(bits) for bits in range(16)}
+OPCODES: Final[dict[int, SendOpcode]] = {int(opcode): opcode for opcode in SendOpcode}
+FLAGS: Final[dict[int, SendFlags]] = {bits: SendFlags(bits) for bits in range(16)}
+"""Every combination of send flags that the device knows; to look one up is cheaper than to make one."""
 _SEND_WITH_INV: Final = int(SendOpcode.SEND_WITH_INV)
 _LOCAL_INV: Final = int(SendOpcode.LOCAL_INV)
 _BIND_MW: Final = int(SendOpcode.BIND_MW)
@@ -36,7 +37,7 @@ _BIND_MW: Final = int(SendOpcode.BIND_MW)
 def request_of(row: SendRow) -> SendRequest:
     """The device's own record. VerbsError for unknown opcodes or flags."""
     number, wr_id, bits, memory, key, address, window, bind = row
-    opcode, flags = _OPCODES.get(number), _FLAGS.get(bits)
+    opcode, flags = OPCODES.get(number), FLAGS.get(bits)
     if opcode is None or flags is None:
         raise VerbsError(errno.EINVAL, f"opcode {number}, flags {bits:#x}")
     request = SendRequest(wr_id, opcode, flags)

@@ -19,16 +19,9 @@ class PyverbsRDMAError(PyverbsError):
 
     def __init__(self, msg: str, error_code: int = -1) -> None:
         super().__init__(msg, error_code)
-        self._error_code = error_code
-
-    @property
-    def error_code(self) -> int:
+        self.error_code = error_code
         """The errno, -1 where there is none."""
-        return self._error_code
 
 
 class PyverbsUserError(PyverbsError):
     """The caller's arguments made no sense before any device was asked."""
-
-    def __init__(self, msg: str) -> None:
-        super().__init__(msg)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from emulator.roce.nic.queue_pair import OPCODES, QueuePair
-from emulator.roce.nic.states import MOVES
+from emulator.roce.nic.states import mask_to
 from emulator.roce.nic.verbs import QpAttr, QpState, QpType, SendFlags, SendOpcode, Sge, VerbsError
 from emulator.roce.nic.work import ATOMIC_BYTES
 from emulator.roce.nic.work_requests import SendRequest
@@ -30,6 +30,7 @@ from emulator.roce.pyverbs.base import (
 )
 from emulator.roce.pyverbs.device import Context
 from emulator.roce.pyverbs.pd import PD
+from emulator.roce.pyverbs.posting import FLAGS
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
 from emulator.roce.pyverbs.qp_attributes import (
     ECE,
@@ -41,7 +42,7 @@ from emulator.roce.pyverbs.qp_attributes import (
     _copy_caps,
 )
 from emulator.roce.pyverbs.utils import GID, gid_bytes, qp_state_to_str, qp_type_to_str
-from emulator.roce.pyverbs.wr import FLAGS, SGE, RecvWR, SendWR, elements, post_chain
+from emulator.roce.pyverbs.wr import SGE, RecvWR, SendWR, elements, post_chain
 from emulator.roce.wire.flow import gid_of
 
 if TYPE_CHECKING:
@@ -54,11 +55,6 @@ SUPPORTED_COMP_MASK: Final = (
     e.IBV_QP_INIT_ATTR_PD | e.IBV_QP_INIT_ATTR_CREATE_FLAGS | e.IBV_QP_INIT_ATTR_SEND_OPS_FLAGS
 )
 
-_STEPS: Final = {
-    "INIT": (QpState.RESET, QpState.INIT),
-    "RTR": (QpState.INIT, QpState.RTR),
-    "RTS": (QpState.RTR, QpState.RTS),
-}
 _GRANTED_BY: Final = {
     opcode: int(e.ibv_qp_create_send_ops_flags[f"IBV_QP_EX_WITH_{opcode.name}"]) for opcode in SendOpcode
 }
@@ -172,7 +168,7 @@ class QP(DeviceObject[QueuePair]):
 
     def _get_comp_mask(self, dst: str) -> int:
         """What a move to INIT, RTR or RTS must name."""
-        return int(MOVES[self.native.type][_STEPS[dst]].required | QpAttr.STATE)
+        return int(mask_to(self.native.type, QpState[dst]))
 
     def _modify(self, qp_attr: QPAttr, mask: int, refused: str) -> None:
         wanted = QpAttr(mask)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from emulator.roce.pyverbs import enums as e
 from emulator.roce.pyverbs.base import PyverbsCM, PyverbsObject, not_here
@@ -57,20 +57,15 @@ class WQ(PyverbsCM):
 
     def add_ref(self, obj: object) -> None:
         """There is no queue to hold it."""
-        raise not_here("WQ")
 
     def modify(self, wq_attr: WQAttr) -> None:
         """There is no queue to change."""
-        raise not_here("WQ")
 
     def post_recv(self, wr: RecvWR, bad_wr: RecvWR | None = None) -> None:
         """There is no queue to post to."""
-        raise not_here("WQ")
 
-    @property
-    def wqn(self) -> int:
-        """There is none."""
-        return 0
+    wqn: ClassVar[int] = 0
+    """There is none."""
 
 
 class RwqIndTableInitAttr(PyverbsObject):
@@ -105,7 +100,6 @@ class RwqIndTable(PyverbsCM):
 
     def add_ref(self, obj: object) -> None:
         """There is no table to hold it."""
-        raise not_here("RwqIndTable")
 
     @property
     def wqs(self) -> list[WQ]:

@@ -21,9 +21,6 @@ from emulator.roce.wire.flow import packed_address
 ENVIRONMENT: Final = "G35_ROCE_DEVICES"
 ENVIRONMENT_PCAP: Final = "G35_ROCE_PCAP"
 
-EXAMPLE: Final = "roce0=127.0.0.2,roce1=127.0.0.3"
-"""Of the variable, for errors."""
-
 MAX_DEVICES: Final = 256
 
 
@@ -43,78 +40,81 @@ class DeviceEntry:
 def known_devices(entries: list[DeviceEntry]) -> str:
     """For errors: which devices there are, and how to name others."""
     names = ", ".join(f"{entry.name} ({entry.ip})" for entry in entries) or "none"
-    return f'known are: {names}. {ENVIRONMENT} names devices, as in {ENVIRONMENT}="{EXAMPLE}"'
+    example = f'{ENVIRONMENT}="roce0=127.0.0.2,roce1=127.0.0.3"'
+    return f"known are: {names}. {ENVIRONMENT} names devices, as in {example}"
 
 
-class Registry:
-    """Names, and what is open. Its methods may be called from any thread."""
+_lock: Final = threading.Lock()
+_added: Final[dict[str, DeviceEntry]] = {}
+_open: Final[dict[str, tuple[Device, int]]] = {}
+"""Devices by address, and how many have each open. The functions may be called from any thread."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._added: dict[str, DeviceEntry] = {}
-        self._open: dict[str, tuple[Device, int]] = {}
 
-    def add(
-        self,
-        name: str,
-        ip: str,
-        *,
-        mtu: int | None = None,
-        pcap: Path | None = None,
-        check_icrc_in_full: bool = False,
-    ) -> DeviceEntry:
-        """Make a device known; one of this name is replaced. ValueError for no address, or too many."""
-        packed_address(ip)
-        entry = DeviceEntry(name, ip, mtu, pcap or _capture_of(name), check_icrc_in_full)
-        with self._lock:
-            if len(self._added) >= MAX_DEVICES and name not in self._added:
-                raise ValueError(f"{MAX_DEVICES} devices are known")
-            self._added[name] = entry
-        return entry
+def add_device(
+    name: str,
+    ip: str,
+    *,
+    mtu: int | None = None,
+    pcap: Path | None = None,
+    check_icrc_in_full: bool = False,
+) -> DeviceEntry:
+    """Make a device known; one of this name is replaced. ValueError for no address, or too many."""
+    packed_address(ip)
+    entry = DeviceEntry(name, ip, mtu, pcap or _capture_of(name), check_icrc_in_full)
+    with _lock:
+        if len(_added) >= MAX_DEVICES and name not in _added:
+            raise ValueError(f"{MAX_DEVICES} devices are known")
+        _added[name] = entry
+    return entry
 
-    def remove(self, name: str) -> None:
-        """Forget a device that was added; an open one stays open."""
-        with self._lock:
-            self._added.pop(name, None)
 
-    def entries(self) -> list[DeviceEntry]:
-        """All devices: those of the environment, then those that were added. ValueError for a variable that
-        makes no sense."""
-        with self._lock:
-            known = {entry.name: entry for entry in _from_environment()} | self._added
-        return list(known.values())
+def remove_device(name: str) -> None:
+    """Forget a device that was added; an open one stays open."""
+    with _lock:
+        _added.pop(name, None)
 
-    def find(self, name_or_ip: str) -> DeviceEntry:
-        """The device of this name or address. `NoSuchDevice` where there is none."""
-        entries = self.entries()
-        for entry in entries:
-            if name_or_ip in (entry.name, entry.ip):
-                return entry
-        raise NoSuchDevice(f"no device {name_or_ip!r}; {known_devices(entries)}")
 
-    def open(self, name_or_ip: str) -> Device:
-        """Open a device, or share the open one. `NoSuchDevice`, `CannotOpen`."""
-        entry = self.find(name_or_ip)
-        with self._lock:
-            device, users = self._open.get(entry.ip, (None, 0))
-            if device is None or device.closed:
-                device = Device(**asdict(entry))
-                users = 0
-            self._open[entry.ip] = device, users + 1
-        return device
+def devices() -> list[DeviceEntry]:
+    """All devices: those of the environment, then those that were added. ValueError for a variable that
+    makes no sense."""
+    with _lock:
+        known = {entry.name: entry for entry in _from_environment()} | _added
+    return list(known.values())
 
-    def release(self, device: Device) -> None:
-        """One user fewer; the last one closes the device."""
-        with self._lock:
-            opened, users = self._open.get(device.ip, (None, 0))
-            if opened is not device:
-                return
-            if users > 1:
-                self._open[device.ip] = device, users - 1
-                return
-            del self._open[device.ip]
-            # Under the lock: the next `open` shall find its port free.
-            device.close()
+
+def find_device(name_or_ip: str) -> DeviceEntry:
+    """The device of this name or address. `NoSuchDevice` where there is none."""
+    entries = devices()
+    for entry in entries:
+        if name_or_ip in (entry.name, entry.ip):
+            return entry
+    raise NoSuchDevice(f"no device {name_or_ip!r}; {known_devices(entries)}")
+
+
+def open_device(name_or_ip: str) -> Device:
+    """Open a device, or share the open one. `NoSuchDevice`, `CannotOpen`."""
+    entry = find_device(name_or_ip)
+    with _lock:
+        device, users = _open.get(entry.ip, (None, 0))
+        if device is None or device.closed:
+            device = Device(**asdict(entry))
+            users = 0
+        _open[entry.ip] = device, users + 1
+    return device
+
+
+def release_device(device: Device) -> None:
+    """One user fewer; the last one closes the device."""
+    with _lock:
+        opened, users = _open.get(device.ip, (None, 0))
+        if opened is not device:
+            return
+        if users > 1:
+            _open[device.ip] = device, users - 1
+            return
+        del _open[device.ip]
+        # Under the lock: the next `open` shall find its port free.
+        device.close()
 
 
 def capture_into(folder: Path) -> None:
@@ -138,13 +138,3 @@ def _from_environment() -> list[DeviceEntry]:
         packed_address(ip)
         entries.append(DeviceEntry(name, ip, pcap=_capture_of(name)))
     return entries
-
-
-_registry: Final = Registry()
-
-add_device = _registry.add
-remove_device = _registry.remove
-devices = _registry.entries
-find_device = _registry.find
-open_device = _registry.open
-release_device = _registry.release

@@ -5,7 +5,6 @@
     packet.py                        one whole packet: from UDP payload to record
     bit_fields.py                    records whose fields say where their bits are
     mad.py, cm_*.py                  management datagrams and the connection manager's messages in them
-    pcap.py                          captures that Wireshark reads
 
 Everything that touches bytes of the network ends in `_untrusted` and raises `MalformedPacket` alone.
 """

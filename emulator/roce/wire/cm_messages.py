@@ -16,17 +16,101 @@ from enum import IntEnum
 from typing import Annotated, Any, Final, TypeAlias
 
 from emulator.roce.wire.bit_fields import Bits, Bytes, Flag, Layout
-from emulator.roce.wire.cm_path import NO_PATH, PATH, PATH_BYTES, CmPath
-from emulator.roce.wire.cm_reject import reject_reason
+from emulator.roce.wire.flow import GID_BYTES
 from emulator.roce.wire.mad import Attribute, ManagementDatagram, decode_mad_untrusted
 from emulator.roce.wire.malformed import Cause, MalformedPacket
+
+NO_LID: Final = 0xFFFF
+"""RoCE has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class CmPath:
+    """The path of a connection as REQ describes it, primary and alternate alike (12.6.5).
+
+    "Local" is the sender of the REQ; GIDs have 16 bytes.
+    """
+
+    local_gid: Annotated[bytes, Bytes(4, GID_BYTES)]
+    remote_gid: Annotated[bytes, Bytes(20, GID_BYTES)]
+    local_lid: Annotated[int, Bits(0, 16)] = NO_LID
+    remote_lid: Annotated[int, Bits(2, 16)] = NO_LID
+    flow_label: Annotated[int, Bits(36, 20)] = 0
+    packet_rate: Annotated[int, Bits(39, 6, 5)] = 0
+    traffic_class: Annotated[int, Bits(40, 8)] = 0
+    hop_limit: Annotated[int, Bits(41, 8)] = 64
+    service_level: Annotated[int, Bits(42, 4)] = 0
+    subnet_local: Annotated[bool, Flag(42, 3)] = False
+    local_ack_timeout: Annotated[int, Bits(43, 5)] = 0
+    """The sender's, coded (`ack_timeout_seconds`): the receiver's queue pair waits for ACKs so long."""
+
+    def encode(self) -> bytes:
+        """44 bytes. ValueError for fields that do not fit."""
+        if len(self.local_gid) != GID_BYTES or len(self.remote_gid) != GID_BYTES:
+            raise ValueError("a GID has 16 bytes")
+        return PATH.encode(self)
+
+
+PATH: Final = Layout(CmPath)
+
+NO_PATH: Final = CmPath(bytes(GID_BYTES), bytes(GID_BYTES), 0, 0, hop_limit=0)
+"""All zero: there is no alternate path."""
+
+
+class RejectReason(IntEnum):
+    """The reason of a REJ (12.6.7.2). A number that is not here is kept as it came."""
+
+    NO_QUEUE_PAIR = 1
+    NO_EE_CONTEXT = 2
+    NO_RESOURCES = 3
+    TIMEOUT = 4
+    """Sent after all tries of a REP remained without an answer; the peer forgets the connection."""
+    UNSUPPORTED_REQUEST = 5
+    INVALID_COMMUNICATION_ID = 6
+    INVALID_COMMUNICATION_INSTANCE = 7
+    INVALID_SERVICE_ID = 8
+    """No listener there."""
+    INVALID_TRANSPORT_SERVICE_TYPE = 9
+    STALE_CONNECTION = 10
+    """The receiver knows this queue pair of the sender, in a connection that is not over for it yet."""
+    RDC_DOES_NOT_EXIST = 11
+    PRIMARY_GID_REJECTED = 12
+    PRIMARY_LID_REJECTED = 13
+    INVALID_PRIMARY_SERVICE_LEVEL = 14
+    INVALID_PRIMARY_TRAFFIC_CLASS = 15
+    INVALID_PRIMARY_HOP_LIMIT = 16
+    INVALID_PRIMARY_PACKET_RATE = 17
+    ALTERNATE_GID_REJECTED = 18
+    ALTERNATE_LID_REJECTED = 19
+    INVALID_ALTERNATE_SERVICE_LEVEL = 20
+    INVALID_ALTERNATE_TRAFFIC_CLASS = 21
+    INVALID_ALTERNATE_HOP_LIMIT = 22
+    INVALID_ALTERNATE_PACKET_RATE = 23
+    PORT_AND_CM_REDIRECTION = 24
+    PORT_REDIRECTION = 25
+    INVALID_PATH_MTU = 26
+    """The additional information is one byte: in its upper four bits, the largest MTU that is accepted."""
+    INSUFFICIENT_RESPONDER_RESOURCES = 27
+    CONSUMER_DEFINED = 28
+    """The application said no; its reason is in the private data (NVMe/RDMA's is)."""
+    INVALID_RNR_RETRY = 29
+    DUPLICATE_LOCAL_COMMUNICATION_ID = 30
+    INVALID_CLASS_VERSION = 31
+    INVALID_PRIMARY_FLOW_LABEL = 32
+    INVALID_ALTERNATE_FLOW_LABEL = 33
+    VENDOR_OPTION_NOT_SUPPORTED = 35
+
+
+def reject_reason(number: int) -> int:
+    """The `RejectReason` of a number where it is one, else the number."""
+    return RejectReason(number) if number in RejectReason._value2member_map_ else number
 
 
 class _Path(Bytes):
     """A path, which has a layout of its own."""
 
     def __init__(self, byte: int) -> None:
-        super().__init__(byte, PATH_BYTES)
+        super().__init__(byte, PATH.size)
 
     def number(self, value: Any) -> int:
         return super().number(value.encode())

@@ -12,8 +12,7 @@ from emulator.roce.cm.limits import CmTimes
 from emulator.roce.cm.states import LEGAL, CmState
 from emulator.roce.nic.verbs import Access, Mtu, QpState, VerbsError
 from emulator.roce.wire.cm_ip import PortSpace
-from emulator.roce.wire.cm_messages import ConnectReject, ConnectReply, ConnectRequest
-from emulator.roce.wire.cm_reject import RejectReason
+from emulator.roce.wire.cm_messages import ConnectReject, ConnectReply, ConnectRequest, RejectReason
 from tests.support.roce.connection_managers import FIRST, PORT, SECOND, CmEnd, CmPair
 
 

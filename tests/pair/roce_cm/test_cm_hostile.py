@@ -16,6 +16,7 @@ from emulator.roce.nic.verbs import Address, VerbsError
 from emulator.roce.wire.cm_ip import IpCmHeader
 from emulator.roce.wire.cm_messages import (
     CmMessage,
+    CmPath,
     ConnectReject,
     ConnectReply,
     ConnectRequest,
@@ -23,14 +24,13 @@ from emulator.roce.wire.cm_messages import (
     DisconnectRequest,
     MessageReceipt,
     ReadyToUse,
+    RejectReason,
     ServiceReply,
     ServiceRequest,
     TransportType,
     decode_cm_untrusted,
     encode_cm,
 )
-from emulator.roce.wire.cm_path import CmPath
-from emulator.roce.wire.cm_reject import RejectReason
 from tests.support.roce.connection_managers import FIRST, SECOND, CmPair
 
 STRANGER = "10.0.0.9"

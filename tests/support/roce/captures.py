@@ -1,7 +1,7 @@
 """Read RoCEv2 packets out of pcap files, plain or gzip: the golden captures, and what our own writer wrote.
 
 Layouts: draft-ietf-opsawg-pcap (little-endian, micro- or nanoseconds), link types 1 (Ethernet) and 101 (bare
-IP), IPv4 without options and IPv6, UDP. The reader is made apart from `emulator.roce.wire.pcap`.
+IP), IPv4 without options and IPv6, UDP. The reader is made apart from `emulator.roce.link.tap`.
 """
 
 from __future__ import annotations

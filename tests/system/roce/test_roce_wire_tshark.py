@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from emulator.roce.link.tap import PcapWriter
 from emulator.roce.nic.verbs import GSI_QKEY, GSI_QPN
 from emulator.roce.wire.cm_ip import IpCmHeader, PortSpace, service_id
 from emulator.roce.wire.cm_messages import (
     CmMessage,
+    CmPath,
     ConnectReject,
     ConnectReply,
     ConnectRequest,
@@ -22,15 +24,13 @@ from emulator.roce.wire.cm_messages import (
     MessageKind,
     MessageReceipt,
     ReadyToUse,
+    RejectReason,
     encode_cm,
 )
-from emulator.roce.wire.cm_path import CmPath
-from emulator.roce.wire.cm_reject import RejectReason
 from emulator.roce.wire.extended import Aeth, AtomicEth, Deth, NakCode, Reth, nak_syndrome, rnr_syndrome
 from emulator.roce.wire.flow import flow_of, gid_of, text_address
 from emulator.roce.wire.opcodes import Opcode, class_of
 from emulator.roce.wire.packet import Packet
-from emulator.roce.wire.pcap import PcapWriter
 from tests.support.roce.packets import encode_packet
 
 FOUR = flow_of("192.0.2.1", "198.51.100.2", 0xC0DE)

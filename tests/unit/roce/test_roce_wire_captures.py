@@ -14,7 +14,9 @@ from emulator.roce.nic.verbs import GSI_QKEY, GSI_QPN
 from emulator.roce.wire.bth import psn_difference
 from emulator.roce.wire.cm_ip import IpCmHeader, PortSpace, decode_ip_cm_untrusted, port_of
 from emulator.roce.wire.cm_messages import (
+    NO_PATH,
     CmMessage,
+    CmPath,
     ConnectReject,
     ConnectReply,
     ConnectRequest,
@@ -22,11 +24,10 @@ from emulator.roce.wire.cm_messages import (
     DisconnectRequest,
     MessageKind,
     ReadyToUse,
+    RejectReason,
     decode_cm_untrusted,
     encode_cm,
 )
-from emulator.roce.wire.cm_path import NO_PATH, CmPath
-from emulator.roce.wire.cm_reject import RejectReason
 from emulator.roce.wire.extended import Aeth, AethKind, AtomicEth, NakCode, Reth
 from emulator.roce.wire.flow import Flow, ip_and_udp_headers, packed_address
 from emulator.roce.wire.icrc import icrc_of

@@ -17,8 +17,7 @@ from emulator.roce.wire.cm_ip import (
     port_of,
     service_id,
 )
-from emulator.roce.wire.cm_path import NO_PATH, CmPath
-from emulator.roce.wire.cm_reject import RejectReason, reject_reason
+from emulator.roce.wire.cm_messages import NO_PATH, CmPath, RejectReason, reject_reason
 from emulator.roce.wire.mad import DATA_BYTES, MAD_BYTES, Attribute, ManagementDatagram, decode_mad_untrusted
 from emulator.roce.wire.malformed import Cause, MalformedPacket
 

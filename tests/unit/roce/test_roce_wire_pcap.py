@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+from emulator.roce.link.tap import FILE_HEADER, RECORD_HEADER, PcapWriter
 from emulator.roce.wire.flow import flow_of
 from emulator.roce.wire.opcodes import Opcode
 from emulator.roce.wire.packet import Packet
-from emulator.roce.wire.pcap import FILE_HEADER, RECORD_HEADER, PcapWriter
 from tests.support.roce.captures import VECTORS, read_packets
 from tests.support.roce.packets import encode_packet, ip_id_of
 
