@@ -27,7 +27,7 @@ from agent.pool.map.kv_superblock import inspect_kv
 from agent.pool.map.reconcile import Opens, agreed, with_key_ends
 from agent.pool.map.replicas import name_in, name_of
 from agent.pool.map.seal import WITHOUT_SEAL, MapSeal
-from agent.pool.map.superblock import BLOCK_BYTES, NoSuperblock, map_version_of, pool_id_of
+from agent.pool.map.superblock import BLOCK_BYTES, NoSuperblock, head_of
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.steps import IoChannel, Steps, wait_for
 from agent.pool.volume.key_transition import slept_seconds
@@ -247,11 +247,11 @@ class MapWatch:
             if cause is not None:
                 return cause
             try:
-                if (pool_id := pool_id_of(block)) != known.pool_id:
-                    return AnotherPool(pool_id)
-                map_version_of(block)
+                pool_id = head_of(block).pool_id
             except NoSuperblock:
                 return MissCause.CORRUPT
+            if pool_id != known.pool_id:
+                return AnotherPool(pool_id)
             mark = name_in(bytes(block))
             if mark in same or mark in others:
                 return _Found(known if mark in same else others[mark], mark)

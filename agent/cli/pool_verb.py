@@ -32,10 +32,11 @@ from agent.pool.map.inspect import (
     clear_directories,
     newest_map,
     sets_of,
-    write_superblock,
 )
-from agent.pool.map.kv_superblock import clear_keys, write_kv_superblock
+from agent.pool.map.kv_superblock import clear_keys
+from agent.pool.map.replicas import KEY_PLACES, write_superblock
 from agent.pool.map.seal import MapSeal
+from agent.pool.map.superblock import COPY_OFFSETS
 from agent.remote.channel import WorkerChannel
 from agent.remote.fabric import Fabric
 
@@ -118,8 +119,8 @@ def format_pool(
         for look in unchanged.values():
             channel.run(look())
         for nguid, _, inspection in seen:
-            write = write_superblock if inspection.kv is None else write_kv_superblock
-            channel.run(write(channel, numbers[nguid.hex()], nguid, pool_map))
+            places = COPY_OFFSETS if inspection.kv is None else KEY_PLACES
+            channel.run(write_superblock(channel, numbers[nguid.hex()], nguid, pool_map, places))
         return pool_map
 
     pool_map = with_channel(configuration, work)

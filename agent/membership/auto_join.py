@@ -45,9 +45,8 @@ from agent.pool.maintenance.rebalance import Rebalancer
 from agent.pool.map.commit import change_map, simply
 from agent.pool.map.document import PoolMap
 from agent.pool.map.inspect import NOT_BLANK, Content, newest_map
-from agent.pool.map.replicas import mark_at, name_in, name_of
+from agent.pool.map.replicas import mark_at, name_in, name_of, places_on
 from agent.pool.map.seal import MapSeal
-from agent.pool.map.superblock import COPY_OFFSETS
 from agent.pool.volume.volume import PoolVolume, in_sets
 from agent.remote.channel import WorkerChannel
 from agent.remote.fabric import Fabric
@@ -294,9 +293,9 @@ class AutoJoin:
         for number, member in enumerate(pool_map.namespaces):
             if self.view.routes[number] is None:
                 continue
-            for which in range(1 if member.kind == "kv" else len(COPY_OFFSETS)):
+            for place in places_on(member):
                 try:
-                    mark = channel.run(mark_at(channel, number, member, which))
+                    mark = channel.run(mark_at(channel, number, place))
                 except G35Error:
                     break
                 if name_in(mark) != name:

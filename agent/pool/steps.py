@@ -178,11 +178,8 @@ def what_came(channel: IoChannel, pending: Pending, came: bool) -> MissCause | N
     return fault_cause(pending)
 
 
-def write_and_flush(
-    channel: IoChannel, namespace: int, offset: int, data: bytes, seconds: float
-) -> Steps[str | None]:
-    """Write, and wait until it is on flash, so many seconds for each of the two; else why it may not be."""
-    pending = channel.write(namespace, offset, [data])
+def until_flushed(channel: IoChannel, namespace: int, pending: Pending, seconds: float) -> Steps[str | None]:
+    """Wait for a write, then for a flush, so many seconds for each; else why it may not be on flash."""
     cause = yield from wait_for(channel, pending, channel.now() + seconds)
     if cause is None:
         pending = channel.flush(namespace)

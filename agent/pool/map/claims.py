@@ -38,7 +38,7 @@ from collections.abc import Mapping, Sequence, Set
 from agent.errors import G35Error
 from agent.pool.counters import MissCause
 from agent.pool.map.superblock import BLOCK_BYTES, COPY_OFFSETS, HEAD_BYTES, MAGIC, MAP_IO_SECONDS
-from agent.pool.steps import IoChannel, Steps, wait_for, write_and_flush
+from agent.pool.steps import IoChannel, Steps, until_flushed, wait_for
 
 CLAIM_MAGIC = b"g35claim"
 LAYOUT_VERSION = 1
@@ -202,7 +202,8 @@ def _head(channel: IoChannel, nguid: bytes, number: int, which: int) -> Steps[by
 
 def _write(channel: IoChannel, nguid: bytes, number: int, which: int, head: bytes) -> Steps[None]:
     block = head.ljust(BLOCK_BYTES, b"\0")
-    fault = yield from write_and_flush(channel, number, COPY_OFFSETS[which], block, MAP_IO_SECONDS)
+    pending = channel.write(number, COPY_OFFSETS[which], [block])
+    fault = yield from until_flushed(channel, number, pending, MAP_IO_SECONDS)
     if fault is not None:
         raise G35Error(
             f"cannot write the claim on namespace {nguid.hex()}: {fault}",

@@ -31,12 +31,18 @@ from typing import TypeAlias
 
 from agent.errors import G35Error
 from agent.pool.map.document import MapNamespace, PoolMap
-from agent.pool.map.inspect import superblock_copies_are, write_superblock_copy
-from agent.pool.map.kv_superblock import write_kv_superblock
 from agent.pool.map.reconcile import agreed, counting
-from agent.pool.map.replicas import Copy, kv_copy_is, mark_at, name_in, name_of, read_copies
+from agent.pool.map.replicas import (
+    Copy,
+    mark_at,
+    name_in,
+    name_of,
+    places_on,
+    read_copies,
+    superblock_copies_are,
+    write_superblock,
+)
 from agent.pool.map.seal import MapSeal
-from agent.pool.map.superblock import COPY_OFFSETS
 from agent.pool.map.tenant_changes import version_after
 from agent.pool.steps import IoChannel, Steps
 
@@ -214,7 +220,7 @@ def _guard(
 
     def guard() -> Steps[None]:
         if first is not None:
-            mark = yield from mark_at(channel, numbers[first.nguid], first, 0)
+            mark = yield from mark_at(channel, numbers[first.nguid], places_on(first)[0])
             if mark != copies[first.nguid][0].mark:
                 raise Overtaken(False)
 
@@ -263,43 +269,29 @@ def replace_map(
             left[member.nguid] = "it does not answer"
             continue
         try:
-            for which in range(1 if member.kind == "kv" else len(COPY_OFFSETS)):
+            for which, place in enumerate(places_on(member)):
                 if before is not None:
-                    mark = yield from mark_at(channel, number, member, which)
+                    mark = yield from mark_at(channel, number, place)
                     is_new = mark != before[which].mark and name_in(mark) != ours
                     if is_new and (yield from is_anothers(number, member, which)):
                         raise Overtaken(wrote)
                 wrote = True
-                yield from _write(channel, number, member, which, pool_map)
+                yield from write_superblock(channel, number, bytes.fromhex(member.nguid), pool_map, [place])
         except G35Error as failed:
             left[member.nguid] = str(failed)
     for member in pool_map.namespaces:
         if member.nguid in left:
             continue
-        number, nguid = numbers[member.nguid], bytes.fromhex(member.nguid)
-        if member.kind == "kv":
-            is_whole = yield from kv_copy_is(channel, number, nguid, pool_map)
-        else:
-            is_whole = yield from superblock_copies_are(channel, number, nguid, pool_map)
-        if is_whole:
+        number, nguid, places = numbers[member.nguid], bytes.fromhex(member.nguid), places_on(member)
+        if (yield from superblock_copies_are(channel, number, nguid, pool_map, places)):
             continue
         left[member.nguid] = "what was written is not read back"
         for which, copy in enumerate(() if expected is None else expected[member.nguid]):
             try:
-                mark = yield from mark_at(channel, number, member, which)
+                mark = yield from mark_at(channel, number, places[which])
             except G35Error:
                 continue
             is_new = name_in(mark) != ours and not (is_last_try and mark == copy.mark)
             if is_new and (yield from is_anothers(number, member, which)):
                 raise Overtaken(True)
     return left
-
-
-def _write(
-    channel: IoChannel, number: int, member: MapNamespace, which: int, pool_map: PoolMap
-) -> Steps[None]:
-    nguid = bytes.fromhex(member.nguid)
-    if member.kind == "kv":
-        yield from write_kv_superblock(channel, number, nguid, pool_map)
-    else:
-        yield from write_superblock_copy(channel, number, nguid, pool_map, COPY_OFFSETS[which])

@@ -21,12 +21,11 @@ from agent.pool.map.superblock import (
     COPY_BYTES,
     COPY_OFFSETS,
     MAP_IO_SECONDS,
-    WRITTEN_BYTES,
     NoSuperblock,
     Superblock,
     decode_superblock_untrusted,
 )
-from agent.pool.steps import IoChannel, Steps, wait_for, write_and_flush
+from agent.pool.steps import IoChannel, Steps, wait_for
 from nvmeof.wire.kv import KvFormat
 
 PROBE_BYTES = 1 << 20
@@ -191,39 +190,6 @@ def _none_of_ours(inspections: Sequence[Inspection]) -> G35Error:
         "no namespace carries a pool",
         "format one (g35 pool format), or check that the configuration names the right enclosures",
     )
-
-
-def write_superblock(channel: IoChannel, namespace: int, nguid: bytes, pool_map: PoolMap) -> Steps[None]:
-    """Write both copies, the second after the first is on flash. All of their room is written, so that no
-    erased key of a longer earlier map stays. Raises G35Error."""
-    for offset in COPY_OFFSETS:
-        yield from write_superblock_copy(channel, namespace, nguid, pool_map, offset)
-
-
-def write_superblock_copy(
-    channel: IoChannel, namespace: int, nguid: bytes, pool_map: PoolMap, offset: int
-) -> Steps[None]:
-    """Write the copy at one of COPY_OFFSETS, and wait until it is on flash. Raises G35Error."""
-    data = Superblock(nguid, pool_map).encode().ljust(WRITTEN_BYTES, b"\0")
-    fault = yield from write_and_flush(channel, namespace, offset, data, MAP_IO_SECONDS)
-    if fault is not None:
-        raise G35Error(
-            f"cannot write the superblock of namespace {nguid.hex()}: {fault}",
-            "look at the enclosure; the pool is not usable until every namespace has its superblock",
-        )
-
-
-def superblock_copies_are(channel: IoChannel, namespace: int, nguid: bytes, pool_map: PoolMap) -> Steps[bool]:
-    """Whether both copies, read back to their ends, are this map and nothing else."""
-    wanted = Superblock(nguid, pool_map).encode().ljust(WRITTEN_BYTES, b"\0")
-    for offset in COPY_OFFSETS:
-        data = memoryview(bytearray(WRITTEN_BYTES))
-        cause = yield from wait_for(
-            channel, channel.read(namespace, offset, data), channel.now() + MAP_IO_SECONDS
-        )
-        if cause is not None or bytes(data) != wanted:
-            return False
-    return True
 
 
 def _no_guard() -> Steps[None]:

@@ -10,13 +10,11 @@ from collections.abc import Callable
 
 from agent.errors import G35Error
 from agent.pool.kv.commands import RESERVED_KEY, KvChannel, kv_channel
-from agent.pool.map.document import PoolMap
 from agent.pool.map.inspect import Content, Inspection
 from agent.pool.map.superblock import (
     COPY_BYTES,
     MAP_IO_SECONDS,
     NoSuperblock,
-    Superblock,
     decode_superblock_untrusted,
 )
 from agent.pool.steps import IoChannel, Steps, wait_for
@@ -84,18 +82,3 @@ def clear_keys(channel: IoChannel, namespace: int, advance: Callable[[int], None
                         "look at the enclosure and format again",
                     )
             advance(len(batch))
-
-
-def write_kv_superblock(channel: IoChannel, namespace: int, nguid: bytes, pool_map: PoolMap) -> Steps[None]:
-    """Store the superblock, and flush it. Raises G35Error where that fails."""
-    data = Superblock(nguid, pool_map).encode()
-    pending = kv_channel(channel).kv_store(namespace, RESERVED_KEY, [data])
-    cause = yield from wait_for(channel, pending, channel.now() + MAP_IO_SECONDS)
-    if cause is None:
-        cause = yield from wait_for(channel, channel.flush(namespace), channel.now() + MAP_IO_SECONDS)
-        if cause is None:
-            return
-    raise G35Error(
-        f"cannot write the superblock of namespace {nguid.hex()}: {pending.fault or 'no answer'}",
-        "look at the enclosure; the pool is not usable until every namespace has its superblock",
-    )

@@ -1,13 +1,15 @@
 """The copies of the pool map one by one: the content of each, and a mark that tells whether it has changed.
 
-A namespace of blocks has two (superblock.py), one of keys has one, under its reserved key. The mark is the
-head of the superblock, which has the version and the hash of the map in it.
+A namespace of blocks has two (superblock.py), one of keys has one, under its reserved key. A copy lies at a
+place: an offset, or that key. The mark is the head of the superblock, which has the version and the hash of
+the map in it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from agent.errors import G35Error
 from agent.pool.counters import MissCause
@@ -19,12 +21,20 @@ from agent.pool.map.superblock import (
     COPY_OFFSETS,
     HEAD_BYTES,
     MAP_IO_SECONDS,
+    WRITTEN_BYTES,
     NoSuperblock,
     Superblock,
     decode_superblock_untrusted,
-    map_bytes_of,
+    head_of,
 )
-from agent.pool.steps import IoChannel, Steps, wait_for
+from agent.pool.steps import IoChannel, Pending, Steps, until_flushed, wait_for
+
+CopyPlace: TypeAlias = int | bytes
+KEY_PLACES: Sequence[CopyPlace] = (RESERVED_KEY,)
+
+
+def places_on(member: MapNamespace) -> Sequence[CopyPlace]:
+    return KEY_PLACES if member.kind == "kv" else COPY_OFFSETS
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +61,21 @@ def read_copies(
     """The content of each copy of a namespace; none where there is no answer. `known` maps marks of maps,
     without the NGUID, to maps that were read before, and grows."""
     try:
-        if member.kind == "kv":
-            data = yield from _kv_superblock(channel, number)
-            return (Copy(data[:HEAD_BYTES], _decoded(data, member)),)
         copies = []
-        for offset in COPY_OFFSETS:
-            head = yield from _block(channel, number, offset)
+        for place in places_on(member):
+            head = yield from _read(channel, number, place)
+            if isinstance(place, bytes):
+                copies.append(Copy(head[:HEAD_BYTES], _decoded(head, member)))
+                continue
             try:
-                size = map_bytes_of(head)
+                size = head_of(head).map_bytes
             except NoSuperblock:
                 copies.append(Copy(head[:HEAD_BYTES], None))
                 continue
             name = head[:32] + name_in(head)
             if name not in known or head[32:48].hex() != member.nguid:
                 rest = memoryview(bytearray(size + -size % BLOCK_BYTES))
-                reading = channel.read(number, offset + BLOCK_BYTES, rest)
+                reading = channel.read(number, place + BLOCK_BYTES, rest)
                 cause = yield from wait_for(channel, reading, channel.now() + MAP_IO_SECONDS)
                 if cause not in (None, MissCause.CORRUPT):
                     return ()
@@ -80,46 +90,71 @@ def read_copies(
     return tuple(copies)
 
 
-def mark_at(channel: IoChannel, number: int, member: MapNamespace, which: int) -> Steps[bytes]:
+def mark_at(channel: IoChannel, number: int, place: CopyPlace) -> Steps[bytes]:
     """The mark that lies in a copy now. Raises G35Error where it cannot be read."""
-    if member.kind == "kv":
-        data = yield from _kv_superblock(channel, number)
+    return (yield from _read(channel, number, place))[:HEAD_BYTES]
+
+
+def write_superblock(
+    channel: IoChannel,
+    number: int,
+    nguid: bytes,
+    pool_map: PoolMap,
+    places: Sequence[CopyPlace] = COPY_OFFSETS,
+) -> Steps[None]:
+    """Write the copies at `places`, each after the one before is on flash. Raises G35Error."""
+    for place in places:
+        data = _encoded(nguid, pool_map, place)
+        if isinstance(place, bytes):
+            pending: Pending = kv_channel(channel).kv_store(number, place, [data])
+        else:
+            pending = channel.write(number, place, [data])
+        fault = yield from until_flushed(channel, number, pending, MAP_IO_SECONDS)
+        if fault is not None:
+            raise G35Error(
+                f"cannot write the superblock of namespace {nguid.hex()}: {fault}",
+                "look at the enclosure; the pool is not usable until every namespace has its superblock",
+            )
+
+
+def superblock_copies_are(
+    channel: IoChannel,
+    number: int,
+    nguid: bytes,
+    pool_map: PoolMap,
+    places: Sequence[CopyPlace] = COPY_OFFSETS,
+) -> Steps[bool]:
+    """Whether the copies at `places`, read back to their ends, are this map and nothing else."""
+    for place in places:
+        try:
+            data = yield from _read(channel, number, place, WRITTEN_BYTES)
+        except G35Error:
+            return False
+        if data != _encoded(nguid, pool_map, place):
+            return False
+    return True
+
+
+def _encoded(nguid: bytes, pool_map: PoolMap, place: CopyPlace) -> bytes:
+    """A copy as it is written: all of its room, so that no erased key of a longer earlier map stays."""
+    data = Superblock(nguid, pool_map).encode()
+    return data if isinstance(place, bytes) else data.ljust(WRITTEN_BYTES, b"\0")
+
+
+def _read(channel: IoChannel, number: int, place: CopyPlace, size: int = BLOCK_BYTES) -> Steps[bytes]:
+    """The first `size` bytes of a copy, all of one under a key; nothing where there is none, or the medium is
+    bad, which a write may mend. Raises G35Error where there is no answer."""
+    data = memoryview(bytearray(COPY_BYTES if isinstance(place, bytes) else size))
+    if isinstance(place, bytes):
+        pending: Pending = kv_channel(channel).kv_retrieve(number, place, data)
     else:
-        data = yield from _block(channel, number, COPY_OFFSETS[which])
-    return data[:HEAD_BYTES]
-
-
-def kv_copy_is(channel: IoChannel, number: int, nguid: bytes, pool_map: PoolMap) -> Steps[bool]:
-    """Whether the copy of a namespace of keys is this map and nothing else."""
-    try:
-        data = yield from _kv_superblock(channel, number)
-    except G35Error:
-        return False
-    return data == Superblock(nguid, pool_map).encode()
-
-
-def _block(channel: IoChannel, number: int, offset: int) -> Steps[bytes]:
-    """Nothing where the medium is bad: a write may mend it. Raises G35Error where there is no answer."""
-    block = memoryview(bytearray(BLOCK_BYTES))
-    reading = channel.read(number, offset, block)
-    cause = yield from wait_for(channel, reading, channel.now() + MAP_IO_SECONDS)
+        pending = channel.read(number, place, data)
+    cause = yield from wait_for(channel, pending, channel.now() + MAP_IO_SECONDS)
     if cause is MissCause.CORRUPT:
         return b""
     if cause is not None:
-        raise G35Error(f"cannot read a superblock: {reading.fault or 'no answer'}", "look at the enclosure")
-    return bytes(block)
-
-
-def _kv_superblock(channel: IoChannel, number: int) -> Steps[bytes]:
-    """All of it; nothing where there is none, or the medium is bad."""
-    data = memoryview(bytearray(COPY_BYTES))
-    pending = kv_channel(channel).kv_retrieve(number, RESERVED_KEY, data)
-    cause = yield from wait_for(channel, pending, channel.now() + MAP_IO_SECONDS)
-    if pending.missing or cause is MissCause.CORRUPT:
-        return b""
-    if cause is not None:
         raise G35Error(f"cannot read a superblock: {pending.fault or 'no answer'}", "look at the enclosure")
-    return bytes(data[: pending.received])
+    return bytes(data[: pending.received] if isinstance(place, bytes) else data)
 
 
 def _decoded(data: bytes, member: MapNamespace) -> PoolMap | None:

@@ -22,6 +22,7 @@ import hashlib
 import hmac
 import struct
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from agent.pool.map.document import DATA_START, VERSION_MAX, PoolMap, decode_pool_map_untrusted
 
@@ -85,50 +86,42 @@ class Superblock:
         return head.ljust(BLOCK_BYTES, b"\0") + document + bytes(padding)
 
 
-def map_bytes_of(header: memoryview | bytes) -> int:
-    """How many bytes of map follow a header block. Raises NoSuperblock where it is none of ours."""
+class Head(NamedTuple):
+    """What a header block says of the map that follows."""
+
+    pool_id: str
+    nguid: bytes
+    version: int
+    map_bytes: int
+    digest: bytes
+
+
+def head_of(header: memoryview | bytes) -> Head:
+    """The fields of a header block. Raises NoSuperblock where it is none of ours."""
     if bytes(header[:8]) != MAGIC:
         raise NoSuperblock("blank" if not any(header) else "something that is not g35's")
     if hashlib.sha256(header[:96]).digest() != bytes(header[96:128]):
         raise NoSuperblock("a damaged superblock")
-    fields = _HEADER.unpack_from(header)
-    if fields[1] != LAYOUT_VERSION:
-        raise NoSuperblock(f"{ANOTHER_LAYOUT} {fields[1]}, which this version does not read: format it anew")
-    length: int = fields[6]
+    _, layout, _, pool_id, nguid, version, length, _, digest, _ = _HEADER.unpack_from(header)
+    if layout != LAYOUT_VERSION:
+        raise NoSuperblock(f"{ANOTHER_LAYOUT} {layout}, which this version does not read: format it anew")
     if not 0 < length <= MAP_BYTES_MAX:
         raise NoSuperblock("a damaged superblock")
-    return length
-
-
-def map_version_of(header: memoryview | bytes) -> int:
-    """The version of the map that follows a header block. Raises NoSuperblock where it is none of ours."""
-    map_bytes_of(header)
-    version: int = _HEADER.unpack_from(header)[5]
-    if not 1 <= version <= VERSION_MAX:
-        raise NoSuperblock("a damaged superblock")
-    return version
-
-
-def pool_id_of(header: memoryview | bytes) -> str:
-    """The pool, as hex, that a header block is of. Raises NoSuperblock where it is none of ours."""
-    map_bytes_of(header)
-    pool_id: bytes = _HEADER.unpack_from(header)[3]
-    return pool_id.hex()
+    return Head(pool_id.hex(), nguid, version, length, digest)
 
 
 def decode_superblock_untrusted(data: memoryview | bytes) -> Superblock:
     """A copy out of its bytes. Raises NoSuperblock, and nothing else."""
     if len(data) < BLOCK_BYTES:
         raise NoSuperblock("a namespace shorter than a superblock")
-    length = map_bytes_of(data[:BLOCK_BYTES])
-    _, _, _, pool_id, nguid, version, _, _, digest, _ = _HEADER.unpack_from(data)
-    document = bytes(data[BLOCK_BYTES : BLOCK_BYTES + length])
-    if not hmac.compare_digest(hashlib.sha256(document).digest(), digest):
+    head = head_of(data[:BLOCK_BYTES])
+    document = bytes(data[BLOCK_BYTES : BLOCK_BYTES + head.map_bytes])
+    if not hmac.compare_digest(hashlib.sha256(document).digest(), head.digest):
         raise NoSuperblock("a damaged superblock")
     try:
         pool_map = decode_pool_map_untrusted(document)
     except ValueError as error:
         raise NoSuperblock(str(error)) from None
-    if pool_map.version != version or pool_map.pool_id != pool_id.hex():
+    if (pool_map.version, pool_map.pool_id) != (head.version, head.pool_id):
         raise NoSuperblock("a damaged superblock")
-    return Superblock(nguid, pool_map)
+    return Superblock(head.nguid, pool_map)

@@ -30,10 +30,10 @@ from agent.pool.errors import PutRefused
 from agent.pool.kv.volume import KvVolume
 from agent.pool.map.commit import Change, change_map, simply
 from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
-from agent.pool.map.inspect import Inspection, inspect, newest_map, write_superblock
+from agent.pool.map.inspect import Inspection, inspect, newest_map
 from agent.pool.map.key_epochs import rotating, with_new_data_keys, without_earlier_keys
-from agent.pool.map.kv_superblock import inspect_kv, write_kv_superblock
-from agent.pool.map.replicas import read_copies
+from agent.pool.map.kv_superblock import inspect_kv
+from agent.pool.map.replicas import KEY_PLACES, read_copies, write_superblock
 from agent.pool.map.seal import MapSeal
 from agent.pool.map.superblock import COPY_OFFSETS
 from agent.pool.map.tenant_changes import find_tenant, with_limits, with_tenant, without_key
@@ -171,8 +171,10 @@ class ForgedPool:
         self._verb_seal = MapSeal(ROOT, own=first.pool_id)
         self.maps = [first]
         for number in range(4):
-            write = write_kv_superblock if number in ON_KEYS else write_superblock
-            self._verb.channel.run(write(self._verb.channel, number, NGUIDS[number], first))
+            places = KEY_PLACES if number in ON_KEYS else COPY_OFFSETS
+            self._verb.channel.run(
+                write_superblock(self._verb.channel, number, NGUIDS[number], first, places)
+            )
         self.agents: list[AgentOfPool] = []
         for number in range(2):
             state = folder / f"state-{number}"

@@ -13,8 +13,7 @@ import trio
 from agent.config.configuration import DiscoverySection, EnclosureSection
 from agent.inline.secrets import RootKey, SecretKey
 from agent.pool.map.document import VolumeWish, plan_pool
-from agent.pool.map.inspect import write_superblock
-from agent.pool.map.kv_superblock import write_kv_superblock
+from agent.pool.map.replicas import KEY_PLACES, write_superblock
 from agent.remote.channel import WorkerChannel
 from agent.remote.fabric import Fabric
 from agent.remote.path_prober import PathProber
@@ -54,7 +53,7 @@ def lay_out(fabric: Fabric) -> None:
     channel.connect_ahead(20.0)
     try:
         channel.run(write_superblock(channel, 0, blocks, pool_map))
-        channel.run(write_kv_superblock(channel, 1, keys, pool_map))
+        channel.run(write_superblock(channel, 1, keys, pool_map, KEY_PLACES))
     finally:
         channel.close()
 

@@ -16,9 +16,10 @@ from agent.pool.kv.commands import RESERVED_KEY
 from agent.pool.map import commit
 from agent.pool.map.commit import ROUNDS_MAX, change_map, replace_map, simply
 from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
-from agent.pool.map.inspect import inspect, newest_map, write_superblock
+from agent.pool.map.inspect import inspect, newest_map
 from agent.pool.map.key_epochs import with_new_data_keys, without_earlier_keys
 from agent.pool.map.reconcile import agreed
+from agent.pool.map.replicas import write_superblock
 from agent.pool.map.tenant_changes import with_limits, with_tenant, without_key
 from agent.pool.steps import IoChannel, Steps
 from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace

@@ -13,7 +13,8 @@ from agent.membership.join import Seen, complete_map, join, newcomers_in, number
 from agent.pool.map import claims, commit
 from agent.pool.map.claims import Taken, claim_head, claimed_by, heads_of, want_unchanged
 from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
-from agent.pool.map.inspect import Content, Inspection, inspect, newest_map, write_superblock
+from agent.pool.map.inspect import Content, Inspection, inspect, newest_map
+from agent.pool.map.replicas import write_superblock
 from agent.pool.map.superblock import COPY_OFFSETS
 from agent.pool.steps import Steps
 from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace

@@ -25,7 +25,8 @@ from agent.pool.counters import MissCause
 from agent.pool.maintenance.migrate import Old, Outcome, clear_old, copy_value, is_misplaced
 from agent.pool.maintenance.rebalance import FOLLOW_SECONDS, GRACE_SECONDS, WALK_AGAIN_SECONDS, Rebalancer
 from agent.pool.map.document import DATA_START, PoolMap, VolumeWish, plan_pool
-from agent.pool.map.inspect import Content, Inspection, inspect, newest_map, write_superblock
+from agent.pool.map.inspect import Content, Inspection, inspect, newest_map
+from agent.pool.map.replicas import write_superblock
 from agent.pool.volume.volume import Volume
 from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of, nguid_of, volume_settings

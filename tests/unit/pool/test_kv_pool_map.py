@@ -12,7 +12,8 @@ from agent.inline.secrets import RootKey, SecretKey
 from agent.pool.kv.commands import RESERVED_KEY, KvChannel
 from agent.pool.map.document import PoolMap, VolumeWish, decode_pool_map_untrusted, plan_pool
 from agent.pool.map.inspect import Content
-from agent.pool.map.kv_superblock import clear_keys, inspect_kv, write_kv_superblock
+from agent.pool.map.kv_superblock import clear_keys, inspect_kv
+from agent.pool.map.replicas import KEY_PLACES, write_superblock
 from agent.remote.channel import WorkerChannel
 from agent.remote.fabric import Fabric
 from tests.support.pool.memory_pool import nguid_of
@@ -94,7 +95,7 @@ class Flash:
         return self.scheduler.finish(inspect_kv(self.channel, 0, nguid))
 
     def write(self, pool_map: PoolMap) -> None:
-        self.scheduler.finish(write_kv_superblock(self.channel, 0, KEYS[0][0], pool_map))
+        self.scheduler.finish(write_superblock(self.channel, 0, KEYS[0][0], pool_map, KEY_PLACES))
 
 
 def test_blank_foreign_pool_and_unreadable_are_told_apart() -> None:

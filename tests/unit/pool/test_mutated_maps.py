@@ -27,9 +27,8 @@ from agent.pool.map.document import (
     decode_pool_map_untrusted,
     plan_pool,
 )
-from agent.pool.map.inspect import write_superblock
 from agent.pool.map.reconcile import agreed, with_key_ends
-from agent.pool.map.replicas import name_of
+from agent.pool.map.replicas import name_of, write_superblock
 from agent.pool.map.superblock import MAP_BYTES_MAX
 from agent.pool.map.tenant_changes import with_limits
 from agent.pool.read.prestage_cache import PrestageCache

@@ -23,14 +23,15 @@ from agent.pool.map.document import (
     set_size,
     tenant_id,
 )
-from agent.pool.map.inspect import Content, Inspection, inspect, newest_map, with_strangers, write_superblock
+from agent.pool.map.inspect import Content, Inspection, inspect, newest_map, with_strangers
+from agent.pool.map.replicas import write_superblock
 from agent.pool.map.superblock import (
     BLOCK_BYTES,
     COPY_OFFSETS,
     NoSuperblock,
     Superblock,
     decode_superblock_untrusted,
-    map_bytes_of,
+    head_of,
 )
 from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
 from tests.support.pool.memory_pool import nguid_of
@@ -77,7 +78,7 @@ def test_golden_superblock() -> None:
     assert hashlib.sha256(data).hexdigest() == golden["sha256"]
     assert len(data) % BLOCK_BYTES == 0
     assert decode_superblock_untrusted(data) == SAMPLE
-    assert map_bytes_of(data[:BLOCK_BYTES]) == len(SAMPLE.pool_map.encode())
+    assert head_of(data[:BLOCK_BYTES]).map_bytes == len(SAMPLE.pool_map.encode())
 
 
 def test_every_flipped_bit_that_counts_is_noticed() -> None:

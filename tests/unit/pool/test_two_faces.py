@@ -13,9 +13,9 @@ from agent.attach.map_watch import EVERY_SECONDS, MapWatch
 from agent.errors import G35Error
 from agent.inline.secrets import RootKey, SecretKey
 from agent.pool.map.document import EPOCHS_AHEAD_MAX, PoolMap, VolumeWish, plan_pool
-from agent.pool.map.inspect import write_superblock
 from agent.pool.map.key_epochs import with_new_data_keys, without_earlier_keys
 from agent.pool.map.reconcile import agreed, is_on_most, with_key_ends
+from agent.pool.map.replicas import write_superblock
 from agent.pool.map.tenant_changes import with_limits, with_tenant, without_key
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.volume.directory_cache import DirectoryCache

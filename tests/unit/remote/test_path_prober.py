@@ -9,7 +9,7 @@ import pytest
 from agent.errors import G35Error
 from agent.inline.secrets import RootKey, SecretKey
 from agent.pool.map.document import VolumeWish, plan_pool
-from agent.pool.map.inspect import superblock_copies_are, write_superblock
+from agent.pool.map.replicas import superblock_copies_are, write_superblock
 from agent.pool.map.superblock import BLOCK_BYTES, PROOF_OFFSET
 from agent.remote import path_prober
 from agent.remote.channel import WorkerChannel
