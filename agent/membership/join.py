@@ -43,7 +43,7 @@ from agent.pool.map.key_epochs import count_in_directories
 from agent.pool.map.seal import MapSeal
 from agent.pool.map.tenant_changes import next_map
 from agent.pool.steps import IoChannel, Steps
-from agent.pool.volume.placement import Extent, Placement
+from agent.pool.volume.placement import Placement
 
 
 def unsettled(pool_map: PoolMap) -> list[MapVolume]:
@@ -225,11 +225,8 @@ def misplaced_values(
     """(values in all sets, those at old placements) of a volume, by the directories on flash. Raises
     G35Error."""
     settings = pool_map.settings(volume)
-    placement = Placement(
-        SecretKey(secret.reveal()[:32]),
-        [Extent(extent.namespace, extent.nguid, extent.sets) for extent in settings.extents],
-        apart=settings.copies > 1,
-    )
+    placement_key = SecretKey(secret.reveal()[:32])
+    placement = Placement(placement_key, settings.extents, apart=settings.copies > 1)
     namespaces = {extent.nguid.hex(): extent.namespace for extent in settings.extents}
     values = 0
 

@@ -70,9 +70,7 @@ class ServedVolume(ABC):
         """One value to be read."""
 
     @abstractmethod
-    def writer(
-        self, key: bytes, *, length: int | None = None, ttl_seconds: int = 0, may_evict: bool = True
-    ) -> Writer:
+    def writer(self, key: bytes, *, length: int | None = None, ttl_seconds: int = 0) -> Writer:
         """One value to be written. Raises TooLong."""
 
     @abstractmethod
@@ -104,10 +102,8 @@ class _OnKv(ServedVolume):
     def reader(self, key: bytes, prestage: PrestageCache | None = None) -> Reader:
         return KvReader(self._volume, key)
 
-    def writer(
-        self, key: bytes, *, length: int | None = None, ttl_seconds: int = 0, may_evict: bool = True
-    ) -> Writer:
-        return KvWriter(self._volume, key, length=length, ttl_seconds=ttl_seconds, may_evict=may_evict)
+    def writer(self, key: bytes, *, length: int | None = None, ttl_seconds: int = 0) -> Writer:
+        return KvWriter(self._volume, key, length=length, ttl_seconds=ttl_seconds)
 
     def lookup(
         self, channel: IoChannel, keys: Sequence[bytes], deadline: float
@@ -158,9 +154,7 @@ class _InSets(ServedVolume):
             return SlotReader(volume, key, prestage)
         return GatedReader(volume, key, prestage, self.gate)
 
-    def writer(
-        self, key: bytes, *, length: int | None = None, ttl_seconds: int = 0, may_evict: bool = True
-    ) -> Writer:
+    def writer(self, key: bytes, *, length: int | None = None, ttl_seconds: int = 0) -> Writer:
         volume, back = self._volume, self.back
         fits = length is not None and 0 < length <= volume.settings.value_bytes
         if back is not None and length is not None and fits and back.set_aside(length):
@@ -169,10 +163,8 @@ class _InSets(ServedVolume):
             # It would be on flash first, and the first put would be the second.
             return AlreadyWaiting(volume, key, length=length)
         if self.admission is None:
-            return SlotWriter(volume, key, length=length, ttl_seconds=ttl_seconds, may_evict=may_evict)
-        return SecondUseWriter(
-            volume, key, self.admission, length=length, ttl_seconds=ttl_seconds, may_evict=may_evict
-        )
+            return SlotWriter(volume, key, length=length, ttl_seconds=ttl_seconds)
+        return SecondUseWriter(volume, key, self.admission, length=length, ttl_seconds=ttl_seconds)
 
     def _waiting(self, key: bytes) -> Waiting | None:
         """The value of a key that was acknowledged and is not on flash yet."""

@@ -20,8 +20,7 @@ from agent.pool.volume.in_doubt_writes import KEYS_MAX
 from agent.pool.volume.media_errors import REPORTS_MAX, SUSPECTS_MAX
 from agent.pool.volume.partial_puts import BEGUN_BYTES
 from agent.pool.volume.replication_backlog import DOUBTFUL_MAX, OWED_MAX
-from agent.pool.volume.unit_buffers import SPARE_MAX
-from agent.pool.volume.unit_cache import KEPT_UNITS_MAX
+from agent.pool.volume.unit_buffers import KEPT_UNITS_MAX, SPARE_MAX
 from agent.pool.volume.volume import PoolVolume
 from agent.pool.write.admission import SEEN_MAX
 from agent.remote.fence import MOST_PLACES, Fence

@@ -22,22 +22,12 @@ SEEN_MAX: Final = 4096
 """Salts of headers that were seen once. A scan of more values does not push out often read headers."""
 
 
-class _Kept(Generic[T]):
-    __slots__ = ("header", "nguid", "proven", "slot")
-
-    def __init__(self, header: bytes, place: Place, proven: T) -> None:
-        self.header = header
-        self.nguid = place.nguid
-        self.slot = place.slot
-        self.proven = proven
-
-
 class HeaderCache(Generic[T]):
     """What headers have proven, by the salt of their write. Safe from any thread: each step is atomic under
     the interpreter's lock, and a race costs a header's second proof."""
 
     def __init__(self, kept_max: int = KEPT_MAX, seen_max: int = SEEN_MAX) -> None:
-        self._kept: dict[bytes, _Kept[T]] = {}
+        self._kept: dict[bytes, tuple[bytes, Place, T]] = {}
         self._seen: dict[bytes, None] = {}
         self._kept_max = kept_max
         self._seen_max = seen_max
@@ -48,9 +38,10 @@ class HeaderCache(Generic[T]):
     def find(self, salt: bytes, header: bytes, place: Place) -> T | None:
         """What this very header has proven at this very place; None: not remembered."""
         kept = self._kept.get(salt)
-        if kept is None or kept.slot != place.slot or kept.nguid != place.nguid or kept.header != header:
+        if kept is None:
             return None
-        return kept.proven
+        known, where, proven = kept
+        return proven if where.slot == place.slot and where.nguid == place.nguid and known == header else None
 
     def keep(self, salt: bytes, header: bytes, place: Place, proven: T) -> None:
         """It has proven itself. The oldest make room."""
@@ -60,7 +51,7 @@ class HeaderCache(Generic[T]):
             return
         if salt not in self._kept:
             _make_room(self._kept, self._kept_max)
-        self._kept[salt] = _Kept(header, place, proven)
+        self._kept[salt] = (header, place, proven)
 
 
 def _make_room(kept: dict[bytes, T], most: int) -> None:

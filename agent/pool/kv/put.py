@@ -32,18 +32,11 @@ class KvWriter(Writer):
     """One value for a volume on KV namespaces, being written."""
 
     def __init__(
-        self,
-        volume: KvVolume,
-        key: bytes,
-        *,
-        length: int | None = None,
-        ttl_seconds: int = 0,
-        may_evict: bool = True,
+        self, volume: KvVolume, key: bytes, *, length: int | None = None, ttl_seconds: int = 0
     ) -> None:
         super().__init__(volume, key, length=length, ttl_seconds=ttl_seconds)
         self._volume: Final = volume
         self.namespace: Final = volume.namespace_of(self.pseudonym)
-        self._may_evict = may_evict
         self._pieces = bytearray()
         self._ranges: list[tuple[int, int]] = []
 
@@ -142,8 +135,6 @@ class KvWriter(Writer):
     def _make_room(self, channel: IoChannel, room: int, deadline: float) -> Steps[None]:
         volume = self._volume
         volume.accounts[self.namespace].is_full()
-        if not self._may_evict:
-            raise PutRefused(f"volume {volume.settings.name} has no room for this key")
         made = yield from make_room(
             volume, kv_channel(channel), self.namespace, self.pseudonym, room, deadline
         )

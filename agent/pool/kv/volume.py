@@ -26,8 +26,8 @@ from agent.pool.format.slot import HEADER_BYTES
 from agent.pool.kv.commands import KvChannel, KvPending, kv_channel
 from agent.pool.steps import IoChannel, Steps, wait_for
 from agent.pool.volume.partial_puts import PartialPuts
-from agent.pool.volume.placement import Extent, Placement
-from agent.pool.volume.settings import Timing, VolumeSettings
+from agent.pool.volume.placement import Placement
+from agent.pool.volume.settings import Timing, VolumeExtent, VolumeSettings
 from agent.pool.volume.volume import LOADS_IN_FLIGHT, PoolVolume
 
 REMEMBERED_KEYS: Final = 1 << 16
@@ -103,10 +103,9 @@ class KvVolume(PoolVolume):
         settings: VolumeSettings,
         secret: SecretKey,
         timing: Timing,
-        lba_bytes: int = 4096,
         partial_puts: PartialPuts | None = None,
     ) -> None:
-        super().__init__(settings, secret, timing, lba_bytes, partial_puts)
+        super().__init__(settings, secret, timing, partial_puts)
         self._nguids = {each.namespace: each.nguid for each in settings.shares}
         self.accounts = {each.namespace: Account(each.bytes) for each in settings.shares}
         self.uses = _Memory()
@@ -117,8 +116,8 @@ class KvVolume(PoolVolume):
 
     def _place_keys(self, placement_key: SecretKey) -> Placement:
         shares = self.settings.shares
-        extents = [Extent(each.namespace, each.nguid, max(1, each.bytes >> 20)) for each in shares]
-        return Placement(placement_key, extents)
+        mebibytes = [VolumeExtent(each.namespace, each.nguid, 0, max(1, each.bytes >> 20)) for each in shares]
+        return Placement(placement_key, mebibytes)
 
     def namespace_of(self, pseudonym: bytes) -> int:
         """Where a key belongs (an index into the pool map)."""

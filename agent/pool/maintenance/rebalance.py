@@ -17,11 +17,12 @@ from typing import NamedTuple
 
 from agent.pool.flush_tracking import flush_written
 from agent.pool.format.directory import DIRECTORY_BYTES
+from agent.pool.format.occupancy import SetPlace
 from agent.pool.format.slot import HEADER_BYTES
 from agent.pool.maintenance.migrate import Old, Outcome, clear_old, copy_value, is_misplaced
 from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.directory_cache import CachedSet, SlotState
-from agent.pool.volume.volume import PoolVolume, Volume, in_sets
+from agent.pool.volume.volume import PoolVolume, Volume, all_sets, in_sets
 
 TURN_SECONDS = 0.25
 """The longest turn, but for one value: upkeep has other work."""
@@ -84,8 +85,8 @@ class Rebalancer:
         self._rate = rate
         self._tokens = 0.0
         self._counted_at: float | None = None
-        self._walk: Iterator[tuple[Volume, int, int]] | None = None
-        self._at: tuple[Volume, int, int] | None = None
+        self._walk: Iterator[tuple[Volume, SetPlace]] | None = None
+        self._at: tuple[Volume, SetPlace] | None = None
         self._found = 0
         self._next_walk = float("-inf")
         self._waiting: deque[_Waiting] = deque()
@@ -116,17 +117,11 @@ class Rebalancer:
                 self._at = None
                 self.moves.sets_walked += 1
 
-    @staticmethod
-    def _places(moving: list[Volume]) -> Iterator[tuple[Volume, int, int]]:
-        for volume in moving:
-            for place in volume.settings.set_places(volume.settings.old_extents):
-                yield volume, *place
-
     def _next_set(self, now: float, moving: list[Volume]) -> bool:
         if self._walk is None:
             if now < self._next_walk:
                 return False
-            self._walk, self._found, self.moves.sets_walked = self._places(moving), 0, 0
+            self._walk, self._found, self.moves.sets_walked = all_sets(moving, old=True), 0, 0
         self._at = next(self._walk, None)
         if self._at is None:
             self.moves.walks += 1
@@ -135,11 +130,9 @@ class Rebalancer:
             self._walk, self._next_walk = None, now + (soon if self._waiting else WALK_AGAIN_SECONDS)
         return self._at is not None
 
-    def _look_at(
-        self, channel: IoChannel, volume: Volume, namespace: int, offset: int, end: float
-    ) -> Steps[bool]:
+    def _look_at(self, channel: IoChannel, volume: Volume, place: SetPlace, end: float) -> Steps[bool]:
         """Move the misplaced values of a set. False: look again, for time or bandwidth is over."""
-        cached = volume.cache.borrow(namespace, offset, volume.occupancy)
+        cached = volume.cache.borrow(*place, volume.occupancy)
         try:
             self._tokens -= DIRECTORY_COST
             trouble = yield from volume.load(channel, [cached], channel.now() + VALUE_SECONDS)

@@ -30,13 +30,14 @@ from agent.pool.format.directory import (
     is_quarantined,
     quarantine_entry,
 )
+from agent.pool.format.occupancy import SetPlace
 from agent.pool.maintenance.cross_check import is_vouched_for
 from agent.pool.maintenance.replication import Kept, keep_two
 from agent.pool.maintenance.slot_look import READ_SECONDS, Finding, look_at
 from agent.pool.steps import IoChannel, Steps, wait_for
 from agent.pool.volume.directory_cache import LEGAL, CachedSet, SlotState
 from agent.pool.volume.media_errors import STRIKES, SlotAt
-from agent.pool.volume.volume import Volume
+from agent.pool.volume.volume import Volume, all_sets
 from agent.pool.volume.writable_directory import pause
 from agent.pool.write.set_transaction import SetTransaction
 
@@ -252,7 +253,7 @@ class Scrubber:
         self.counters = ScrubCounters() if counters is None else counters
         self.sets_done = 0
         """Of the pass under way."""
-        self._walk: Iterator[tuple[Volume, int, int]] | None = None
+        self._walk: Iterator[tuple[Volume, SetPlace]] | None = None
         self._set: _SetAtHand | None = None
         self._met: dict[int, _Met] = {}
         """By namespace, of the pass under way."""
@@ -265,11 +266,6 @@ class Scrubber:
     @property
     def is_between_passes(self) -> bool:
         return self._walk is None
-
-    def _places(self) -> Iterator[tuple[Volume, int, int]]:
-        for volume in self._volumes:
-            for place in volume.settings.set_places(volume.settings.extents):
-                yield volume, *place
 
     def advance(self, channel: IoChannel) -> Steps[int]:
         """One slot, or one directory, further; how many bytes were read. After the last the pass is over."""
@@ -287,12 +283,13 @@ class Scrubber:
 
     def _begin_set(self, channel: IoChannel) -> Steps[None]:
         if self._walk is None:
-            self._walk, self.sets_done, self._met = self._places(), 0, {}
-        volume, namespace, offset = next(self._walk, (None, 0, 0))
-        if volume is None:
+            self._walk, self.sets_done, self._met = all_sets(self._volumes), 0, {}
+        found = next(self._walk, None)
+        if found is None:
             self._walk = None
             self.counters.passes += 1
             return
+        volume, (namespace, offset) = found
         if volume.erased or not channel.trusts(namespace):
             self._skip()
             return

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from agent.pool.format.directory import DIRECTORY_BYTES, taken_in
 from agent.pool.format.occupancy import SetPlace
 from agent.pool.steps import IoChannel, Pending, Steps, wait_for
-from agent.pool.volume.volume import LOADS_IN_FLIGHT, Volume
+from agent.pool.volume.volume import LOADS_IN_FLIGHT, Volume, all_sets
 
 SETS_PER_LOOK = 128
 """Half a MiB of directories, 8,192 slots."""
@@ -32,19 +32,13 @@ class Census:
     def look(self, channel: IoChannel, volumes: Sequence[Volume]) -> Steps[None]:
         """Look at the next sets of `volumes`. A set that could not be read keeps its number."""
         if volumes != self._volumes:
-            self._volumes, self._rest, self.passes = volumes, _places(volumes), 0
+            self._volumes, self._rest, self.passes = volumes, all_sets(volumes), 0
         batch = list(itertools.islice(self._rest, SETS_PER_LOOK))
         if len(batch) < SETS_PER_LOOK:
-            self._rest = _places(volumes)
+            self._rest = all_sets(volumes)
             self.passes += 1
         for start in range(0, len(batch), LOADS_IN_FLIGHT):
             yield from _look_at(channel, batch[start : start + LOADS_IN_FLIGHT])
-
-
-def _places(volumes: Sequence[Volume]) -> Iterator[tuple[Volume, SetPlace]]:
-    for volume in volumes:
-        for place in volume.settings.set_places(volume.settings.extents):
-            yield volume, place
 
 
 def _look_at(channel: IoChannel, batch: list[tuple[Volume, SetPlace]]) -> Steps[None]:

@@ -22,6 +22,7 @@ from agent.pool.counters import MissCause
 from agent.pool.format.slot import HEADER_BYTES
 from agent.pool.read.prestage_cache import SWEEP_SECONDS, OpenValue, PrestageCache
 from agent.pool.steps import IoChannel, Runner, Steps, wait_for
+from agent.pool.volume.bandwidth import TokenBucket
 from agent.pool.volume.volume import Volume
 
 log = logging.getLogger(__name__)
@@ -106,28 +107,6 @@ class _Item(NamedTuple):
     until: float | None = None
 
 
-class Allowance:
-    """Bytes that may be moved at a rate (bytes a second; 0: no bound), a second's worth ahead at most."""
-
-    def __init__(self, rate: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._rate = rate
-        self._clock = clock
-        self._left = float(rate)
-        self._at = clock()
-
-    def take(self, size: int) -> bool:
-        """Whether so many bytes may be moved now. Not more than one thread at a time may ask."""
-        if not self._rate:
-            return True
-        now = self._clock()
-        self._left = min(float(self._rate), self._left + (now - self._at) * self._rate)
-        self._at = now
-        if self._left < min(size, self._rate):
-            return False
-        self._left -= size
-        return True
-
-
 class Prefetcher:
     """The threads and their queues. `make_channel` is called once in each thread.
 
@@ -143,7 +122,7 @@ class Prefetcher:
     ) -> None:
         self._cache = cache
         self._make_channel = make_channel
-        self._allowance = Allowance(guess_rate)
+        self._allowance = TokenBucket(guess_rate, time.monotonic(), 1.0) if guess_rate else None
         self._announced: deque[_Item] = deque()
         self._guesses: deque[_Item] = deque()
         self._changed = threading.Condition()
@@ -234,7 +213,8 @@ class Prefetcher:
 
     def _is_in_time(self, item: _Item) -> bool:
         if item.key is None:
-            return self._allowance.take(item.volume.settings.slot_bytes)
+            size = item.volume.settings.slot_bytes
+            return self._allowance is None or self._allowance.take(size, time.monotonic())
         return item.until is None or time.monotonic() <= item.until
 
     def _work(self, number: int) -> None:

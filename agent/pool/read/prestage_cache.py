@@ -186,23 +186,14 @@ class PrestageCache:
         guessed: bool = False,
         clear: OpenValue | None = None,
     ) -> bool:
-        """`add` of what was expected, opened where that is given. False where its get came meanwhile: then it
-        is not kept.
-        """
+        """Stage a slot that was expected, opened where that is given. False, and not kept: its get came
+        meanwhile, or it alone is larger than the room for its kind."""
         with self._lock:
             if self._expected.pop((volume_id, pseudonym), None) is None:
                 self._count(volume_id).late_bytes += len(slot)
                 return False
-        kept = slot if clear is None else memoryview(b"")
-        return self._add((volume_id, pseudonym), _Staged(generation, kept, self._clock(), guessed, clear))
-
-    def add(
-        self, volume_id: bytes, pseudonym: bytes, generation: int, slot: memoryview, *, guessed: bool = False
-    ) -> bool:
-        """Stage a slot. False where it alone is larger than the room for its kind."""
-        return self._add((volume_id, pseudonym), _Staged(generation, slot, self._clock(), guessed))
-
-    def _add(self, place: _Place, staged: _Staged) -> bool:
+        place, kept = (volume_id, pseudonym), slot if clear is None else memoryview(b"")
+        staged = _Staged(generation, kept, self._clock(), guessed, clear)
         size, room_for_guesses = staged.size, self.budget_bytes // 2
         if size > (room_for_guesses if staged.guessed else self.budget_bytes):
             return False

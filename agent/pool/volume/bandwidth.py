@@ -17,11 +17,12 @@ BURST_SECONDS: Final = 0.25
 
 
 class TokenBucket:
-    """Bytes that may be moved, at `rate` a second. It may go into debt. `now` is in seconds."""
+    """Bytes that may be moved, at `rate` a second; `burst` seconds' worth ahead at most. It may go into debt.
+    `now` is in seconds."""
 
-    def __init__(self, rate: int, now: float) -> None:
+    def __init__(self, rate: int, now: float, burst: float = BURST_SECONDS) -> None:
         self.rate = rate
-        self._tokens = self._most = rate * BURST_SECONDS
+        self._tokens = self._most = rate * burst
         self._at = now
 
     def _fill(self, now: float) -> None:
@@ -36,6 +37,15 @@ class TokenBucket:
     def charge(self, size: int, now: float) -> None:
         self._fill(now)
         self._tokens -= size
+
+    def take(self, size: int, now: float) -> bool:
+        """Whether so many bytes may be moved now; then they are charged. More than a burst goes out of one
+        that is full. For one thread at a time."""
+        self._fill(now)
+        if self._tokens < min(size, self._most):
+            return False
+        self._tokens -= size
+        return True
 
 
 class Bandwidth:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -28,6 +27,7 @@ from numpy.typing import NDArray
 
 from agent.inline.block_cipher import BlockCipher
 from agent.inline.secrets import SecretKey
+from agent.pool.volume.settings import VolumeExtent
 
 FEW_MEMBERS: Final = 12
 """Up to so many namespaces are ranked one by one. It is part of the placement: all agents do alike."""
@@ -47,15 +47,6 @@ def _candidate(namespace: int, set_number: int) -> Candidate:
     return tuple.__new__(Candidate, (namespace, set_number))
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """The part of one namespace that belongs to a volume, as far as placement cares."""
-
-    namespace: int
-    nguid: bytes
-    sets: int
-
-
 def _mixed(value: int) -> int:
     """The finaliser of SplitMix64 (Steele, Lea and Flood 2014): every bit of the input moves every bit."""
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
@@ -71,7 +62,9 @@ def _member_seed(nguid: bytes) -> int:
 class Placement:
     """Candidates of keys in one volume. Immutable; a changed pool map makes a new one."""
 
-    def __init__(self, placement_key: SecretKey, extents: Sequence[Extent], *, apart: bool = False) -> None:
+    def __init__(
+        self, placement_key: SecretKey, extents: Sequence[VolumeExtent], *, apart: bool = False
+    ) -> None:
         """`apart`: the two sets of a key lie in two namespaces wherever there are two: for a volume of two
         copies."""
         self._apart = apart
@@ -87,7 +80,7 @@ class Placement:
         half = sum(extent.sets for extent in extents) / 2
         self._dominant = most if extents[most].sets > half and not self._apart else -1
 
-    def over(self, extents: Sequence[Extent]) -> Placement:
+    def over(self, extents: Sequence[VolumeExtent]) -> Placement:
         """The placement of the same volume over other extents."""
         return Placement(self._key, extents, apart=self._apart)
 

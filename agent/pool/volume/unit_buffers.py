@@ -2,17 +2,24 @@
 
 A unit needs a buffer where a range of the host ends inside it (agent/pool/read/get.py), and where a value
 arrives in pieces (agent/pool/write/put.py). Hosts with page-aligned buffers seldom do either.
+
+A buffer of the GPU host seldom begins at a page; the kernel then cuts a read of 1 MiB in two, and the second
+request would fetch and open the last unit again. So an opened unit waits in plain text until it was read to
+its end (`UnitCache`). The oldest is dropped first.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from typing import Final
 
 from agent.host_os.payload_memory import payload_memory
 
 SPARE_MAX: Final = 16
 """Buffers that wait for their next use; one unit each."""
+KEPT_UNITS_MAX: Final = 32
+"""Of at most 1 MiB each: 32 MiB a volume, and only where hosts read into buffers that begin amid a page."""
 
 
 class UnitBuffers:
@@ -38,6 +45,52 @@ class UnitBuffers:
         with self._lock:
             if len(self._spare) < SPARE_MAX:
                 self._spare.append(buffer)
+
+
+class UnitCache:
+    """Opened units by reader, one each. Safe from any thread."""
+
+    def __init__(self, buffers: UnitBuffers) -> None:
+        self._buffers = buffers
+        self._units: OrderedDict[int, tuple[int, memoryview]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._units)
+
+    def keep(self, reader: int, number: int, buffer: memoryview) -> None:
+        """Keep a buffer with one opened unit for a reader (by its number), instead of what it kept before."""
+        with self._lock:
+            gone = [self._units.pop(reader, None)]
+            self._units[reader] = (number, buffer)
+            if len(self._units) > KEPT_UNITS_MAX:
+                gone.append(self._units.popitem(last=False)[1])
+        for kept in gone:
+            if kept is not None:
+                self._buffers.give_back(kept[1])
+
+    def take(self, reader: int, number: int) -> memoryview | None:
+        """The buffer, if this very unit is kept for the reader; it is the caller's to give back or keep."""
+        with self._lock:
+            kept = self._units.get(reader)
+            if kept is None or kept[0] != number:
+                return None
+            del self._units[reader]
+            return kept[1]
+
+    def drop_all(self) -> None:
+        """Nothing may be read on; the memory goes, too, and is not given to other readers."""
+        with self._lock:
+            self._units.clear()
+
+    def drop(self, reader: int) -> None:
+        """The reader is gone."""
+        if not self._units:  # as mostly: reads of whole values keep nothing
+            return
+        with self._lock:
+            kept = self._units.pop(reader, None)
+        if kept is not None:
+            self._buffers.give_back(kept[1])
 
 
 class Tail:

@@ -11,7 +11,7 @@ it: the thread that makes the agent calls that, later the upkeep thread (tests/r
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -19,7 +19,7 @@ from agent.inline.secrets import SecretKey, new_volume_secret
 from agent.inline.suites import Place
 from agent.pool.counters import MissCause
 from agent.pool.format.directory import DIRECTORY_BYTES, SLOTS_PER_SET, Entry
-from agent.pool.format.occupancy import Occupancy
+from agent.pool.format.occupancy import Occupancy, SetPlace
 from agent.pool.format.slot import SlotCodec
 from agent.pool.steps import IoChannel, Pending, Steps, wait_for
 from agent.pool.volume.bandwidth import Bandwidth
@@ -30,12 +30,11 @@ from agent.pool.volume.key_locks import KeyLocks
 from agent.pool.volume.key_transition import GRACE_SECONDS, Ask, InForce, KeyTransition, MapAge
 from agent.pool.volume.media_errors import MediaErrors
 from agent.pool.volume.partial_puts import PartialPuts
-from agent.pool.volume.placement import Candidate, Extent, Placement
+from agent.pool.volume.placement import Candidate, Placement
 from agent.pool.volume.quota import Quota
 from agent.pool.volume.replication_backlog import ReplicationBacklog
-from agent.pool.volume.settings import Timing, VolumeExtent, VolumeSettings
-from agent.pool.volume.unit_buffers import UnitBuffers
-from agent.pool.volume.unit_cache import UnitCache
+from agent.pool.volume.settings import Timing, VolumeSettings
+from agent.pool.volume.unit_buffers import UnitBuffers, UnitCache
 
 LOADS_IN_FLIGHT: Final = 16
 """Directory reads that one batch keeps under way; more would only queue at the drive."""
@@ -115,7 +114,6 @@ class PoolVolume(ABC):
         settings: VolumeSettings,
         secret: SecretKey,
         timing: Timing,
-        lba_bytes: int,
         partial_puts: PartialPuts | None,
     ) -> None:
         """`partial_puts`: those of all volumes of an agent; None: it has its own."""
@@ -132,7 +130,6 @@ class PoolVolume(ABC):
         self.erased = False
         """Its tenant was erased: every get is a miss, every put is refused."""
         self._on_erasure: list[Callable[[], None]] = []
-        self._lba_bytes = lba_bytes
         self._use(secret)
 
     def change(self, *, tenant: TenantShare | None = None, erased: bool = False) -> None:
@@ -152,7 +149,6 @@ class PoolVolume(ABC):
             SecretKey(secret.reveal()[32:]),
             settings.suite,
             settings.unit_bytes,
-            self._lba_bytes,
             epoch=epoch,
             others=others,
         )
@@ -211,10 +207,9 @@ class Volume(PoolVolume):
         secret: SecretKey,
         cache: DirectoryCache,
         timing: Timing,
-        lba_bytes: int = 4096,
         partial_puts: PartialPuts | None = None,
     ) -> None:
-        super().__init__(settings, secret, timing, lba_bytes, partial_puts)
+        super().__init__(settings, secret, timing, partial_puts)
         self.cache = cache
         self.occupancy = Occupancy()
         self.media_errors = MediaErrors()
@@ -299,16 +294,16 @@ class Volume(PoolVolume):
         """Where values lay before namespaces joined, until all have moved."""
 
     def _place_keys(self, placement_key: SecretKey) -> Placement:
-        return Placement(placement_key, _extents_of(self.settings.extents), apart=self.settings.copies > 1)
+        return Placement(placement_key, self.settings.extents, apart=self.settings.copies > 1)
 
     def _old_placement(self, settings: VolumeSettings) -> Placement | None:
         if not settings.settled_extents:
             return None
-        return self.placement.over(_extents_of(settings.extents[: settings.settled_extents]))
+        return self.placement.over(settings.old_extents)
 
     def layout(self, settings: VolumeSettings) -> Layout:
         """The layout for other settings of the same volume. Nothing is changed."""
-        placement = self.placement.over(_extents_of(settings.extents))
+        placement = self.placement.over(settings.extents)
         return Layout(settings, placement, self._old_placement(settings))
 
     def _take_layout(self, layout: Layout) -> None:
@@ -491,8 +486,12 @@ class Volume(PoolVolume):
         return self.settings.slots, self.occupancy.taken
 
 
-def _extents_of(extents: Sequence[VolumeExtent]) -> list[Extent]:
-    return [Extent(extent.namespace, extent.nguid, extent.sets) for extent in extents]
+def all_sets(volumes: Iterable[Volume], *, old: bool = False) -> Iterator[tuple[Volume, SetPlace]]:
+    """Every set of some volumes; of `old` extents, which were there before others joined."""
+    for volume in volumes:
+        settings = volume.settings
+        for place in settings.set_places(settings.old_extents if old else settings.extents):
+            yield volume, place
 
 
 def in_sets(volumes: Iterable[PoolVolume]) -> list[Volume]:

@@ -62,16 +62,9 @@ class SecondUseWriter(SlotWriter):
     """A put that is taken and forgotten where it would evict for a key that is new."""
 
     def __init__(
-        self,
-        volume: Volume,
-        key: bytes,
-        admission: SecondUse,
-        *,
-        length: int | None,
-        ttl_seconds: int,
-        may_evict: bool,
+        self, volume: Volume, key: bytes, admission: SecondUse, *, length: int | None, ttl_seconds: int
     ) -> None:
-        super().__init__(volume, key, length=length, ttl_seconds=ttl_seconds, may_evict=may_evict)
+        super().__init__(volume, key, length=length, ttl_seconds=ttl_seconds)
         self._admission = admission
 
     def _take(self, channel: IoChannel, offset: int, data: memoryview, deadline: float) -> Steps[None]:

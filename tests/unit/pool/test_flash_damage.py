@@ -19,6 +19,7 @@ from agent.pool.format.directory import DIRECTORY_BYTES, ENTRY_BYTES
 from agent.pool.format.slot import HEADER_BYTES
 from agent.pool.read.get import SlotReader
 from tests.support.pool.memory_pool import SUITES, MemoryPool, PoolAgent, key_of, stage_now
+from tests.support.pool.staged import add_staged
 
 LENGTH = 150_000
 CAPACITY = 3 * 65536
@@ -277,11 +278,11 @@ def test_prestaged_bytes_prove_themselves_too() -> None:
         assert served_right_or_missed(agent, 0) is None
     assert agent.prestage.bytes_held == 0
     staged_blank = memoryview(bytearray(HEADER_BYTES + 151_552))
-    agent.prestage.add(pool.settings.volume_id, pseudonym, _generation(agent), staged_blank)
+    add_staged(agent.prestage, pool.settings.volume_id, pseudonym, _generation(agent), staged_blank)
     assert agent.get(key_of(0)) == value_of(0)
     reading = SlotReader(agent.volume, key_of(0), agent.prestage)
     assert agent.read(reading, 65536, 0) == value_of(0)[:65536]
-    agent.prestage.add(pool.settings.volume_id, pseudonym, _generation(agent), staged_blank)
+    add_staged(agent.prestage, pool.settings.volume_id, pseudonym, _generation(agent), staged_blank)
     assert agent.read(reading, 65536, 65536) == value_of(0)[65536:131072]
 
 

@@ -306,8 +306,6 @@ def test_a_full_volume_lets_the_oldest_of_a_few_go() -> None:
     assert world.tally.evictions == 200 - len(there)
     gone = next(number for number in range(200) if number not in there)
     assert world.get(key_of(gone)) is MissCause.EVICTED
-    with pytest.raises(PutRefused, match="no room"):
-        world.put(key_of(900), value_of(900, UNIT), may_evict=False)
 
 
 def test_usage_counts_what_is_stored() -> None:

@@ -12,14 +12,16 @@ from hypothesis import strategies as st
 
 from agent.pool.access import serve
 from agent.pool.prestage.predictor import COUNT_MAX, SUCCESSORS_MAX, Successors
-from agent.pool.prestage.prefetcher import GUESSES_MAX, Allowance, Prefetcher, stage
+from agent.pool.prestage.prefetcher import GUESSES_MAX, Prefetcher, stage
 from agent.pool.prestage.readahead import Readahead, Trail
 from agent.pool.read.prestage_cache import PrestageCache
+from agent.pool.volume.bandwidth import TokenBucket
 from agent.pool.write.admission import SecondUse
 from host_shim.control_wire import Outcome
 from host_shim.pool import Pool
 from tests.support.engines.session_door import SessionDoor
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of, stage_now
+from tests.support.pool.staged import add_staged
 from tests.support.waiting import wait_until
 
 A, B, C, D, E = (bytes([letter]) * 16 for letter in b"ABCDE")
@@ -76,11 +78,11 @@ def test_the_table_keeps_to_its_bounds(chains: list[list[int]]) -> None:
 def test_guesses_have_half_of_the_room_and_push_out_none_that_was_announced() -> None:
     cache = PrestageCache(4 * len(SLOT))
     for key in (A, B):
-        assert cache.add(VOLUME, key, 1, SLOT)
+        assert add_staged(cache, VOLUME, key, 1, SLOT)
     for key in (C, D, E):
-        assert cache.add(VOLUME, key, 1, SLOT, guessed=True)
+        assert add_staged(cache, VOLUME, key, 1, SLOT, guessed=True)
     assert [cache.holds(VOLUME, key) for key in (A, B, C, D, E)] == [True, True, False, True, True]
-    assert not cache.add(VOLUME, C, 1, memoryview(bytes(3 * len(SLOT))), guessed=True)
+    assert not add_staged(cache, VOLUME, C, 1, memoryview(bytes(3 * len(SLOT))), guessed=True)
     assert cache.counts(VOLUME).wasted_bytes == len(SLOT)
 
 
@@ -93,8 +95,8 @@ def test_what_came_of_it_is_counted() -> None:
         assert cache.expect(VOLUME, key) is None
     for _ in range(2):
         assert cache.find(VOLUME, A, 1) is not None
-    assert cache.add(VOLUME, C, 1, SLOT), "B goes, unserved"
-    assert cache.add(VOLUME, D, 1, SLOT), "A goes, served"
+    assert add_staged(cache, VOLUME, C, 1, SLOT), "B goes, unserved"
+    assert add_staged(cache, VOLUME, D, 1, SLOT), "A goes, served"
     assert cache.expect(VOLUME, E)
     for _ in range(2):
         assert cache.find(VOLUME, E, 1) is None, "the get came first, and is counted once"
@@ -108,16 +110,13 @@ def test_what_came_of_it_is_counted() -> None:
 
 
 def test_a_rate_is_kept() -> None:
-    now = [100.0]
-    allowance = Allowance(1000, lambda: now[0])
-    assert [allowance.take(600), allowance.take(600)] == [True, False]
-    now[0] += 0.3
-    assert allowance.take(600)
-    now[0] += 60.0
-    assert [allowance.take(999), allowance.take(999)] == [True, False], "a second's worth ahead at most"
-    assert all(Allowance(0).take(1 << 40) for _ in range(9))
-    now[0] += 2.0
-    assert allowance.take(5000), "one that is longer than a second's worth gets through, too"
+    bucket = TokenBucket(1000, 100.0, 1.0)
+    assert [bucket.take(600, 100.0), bucket.take(600, 100.0)] == [True, False]
+    assert bucket.take(600, 100.3)
+    assert [bucket.take(999, 160.3), bucket.take(999, 160.3)] == [True, False], (
+        "a second's worth ahead at most"
+    )
+    assert bucket.take(5000, 162.3), "one that is longer than a second's worth gets through, too"
 
 
 @pytest.fixture

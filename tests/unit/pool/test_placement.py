@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from agent.inline.secrets import SecretKey
-from agent.pool.volume.placement import Candidate, Extent, Placement
+from agent.pool.volume.placement import Candidate, Placement
+from agent.pool.volume.settings import VolumeExtent
 
 KEYS = 20_000
 
@@ -20,7 +21,10 @@ KEYS = 20_000
 def placement(sets: Sequence[int], key: bytes = b"k" * 32) -> Placement:
     return Placement(
         SecretKey(key),
-        [Extent(n, random.Random(f"member {n}").randbytes(16), count) for n, count in enumerate(sets)],
+        [
+            VolumeExtent(n, random.Random(f"member {n}").randbytes(16), 0, count)
+            for n, count in enumerate(sets)
+        ],
     )
 
 
@@ -66,7 +70,7 @@ def test_namespaces_with_related_nguids_are_told_apart() -> None:
     nguids = [bytes(8) + bytes([n]) * 8 for n in range(1, 5)] + [
         bytes([n]) * 8 + bytes(8) for n in range(1, 5)
     ]
-    table = Placement(SecretKey(b"k" * 32), [Extent(n, nguid, 4) for n, nguid in enumerate(nguids)])
+    table = Placement(SecretKey(b"k" * 32), [VolumeExtent(n, nguid, 0, 4) for n, nguid in enumerate(nguids)])
     pairs = {tuple(sorted(each.namespace for each in table.candidates(key))) for key in pseudonyms(2000)}
     assert len(pairs) == 8 * 7 // 2
 
@@ -97,7 +101,7 @@ def test_a_leaving_namespace_moves_only_what_lay_there() -> None:
 
 
 def test_order_of_the_namespaces_does_not_matter() -> None:
-    extents = [Extent(n, random.Random(f"member {n}").randbytes(16), 4 + n) for n in range(6)]
+    extents = [VolumeExtent(n, random.Random(f"member {n}").randbytes(16), 0, 4 + n) for n in range(6)]
     one = Placement(SecretKey(b"k" * 32), extents)
     other = Placement(SecretKey(b"k" * 32), extents[::-1])
     for each in pseudonyms(2000):
@@ -153,7 +157,8 @@ def _firsts_of_eviction(sets: Sequence[int], seed: int) -> float:
     """How full the volume is, in slots, when a key first finds both of its sets full."""
     rng = random.Random(f"{sets} {seed}")
     table = Placement(
-        SecretKey(rng.randbytes(32)), [Extent(n, rng.randbytes(16), count) for n, count in enumerate(sets)]
+        SecretKey(rng.randbytes(32)),
+        [VolumeExtent(n, rng.randbytes(16), 0, count) for n, count in enumerate(sets)],
     )
     taken: collections.Counter[Candidate] = collections.Counter()
     stored = 0

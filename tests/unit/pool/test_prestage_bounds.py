@@ -11,6 +11,7 @@ from agent.pool.prestage import prefetcher as prestaging
 from agent.pool.prestage.prefetcher import Prefetcher
 from agent.pool.read.prestage_cache import MAX_AGE_SECONDS, SWEEP_SECONDS, OpenValue, PrestageCache
 from tests.support.pool.memory_pool import MemoryPool, key_of, stage_now
+from tests.support.pool.staged import add_staged
 from tests.support.waiting import wait_until
 
 VOLUME, ONE, TWO = b"v" * 16, b"1" * 16, b"2" * 16
@@ -28,7 +29,7 @@ def test_what_waits_too_long_is_not_served() -> None:
     clock = Clock()
     cache = PrestageCache(1 << 20, max_age=30.0, clock=clock)
     slot = memoryview(bytes(4096))
-    assert cache.add(VOLUME, ONE, 7, slot)
+    assert add_staged(cache, VOLUME, ONE, 7, slot)
     clock.now += 29.0
     assert cache.holds(VOLUME, ONE)
     assert cache.find(VOLUME, ONE, 7) is slot, "being asked for does not make it younger"
@@ -37,7 +38,7 @@ def test_what_waits_too_long_is_not_served() -> None:
     assert cache.bytes_held == 4096
     assert cache.find(VOLUME, ONE, 7) is None
     assert cache.bytes_held == 0
-    assert cache.add(VOLUME, ONE, 7, slot)
+    assert add_staged(cache, VOLUME, ONE, 7, slot)
     assert cache.holds(VOLUME, ONE)
 
 
@@ -45,9 +46,9 @@ def test_what_waits_too_long_is_not_served() -> None:
 def test_what_nobody_asks_for_goes_when_it_is_too_old(waits_open: bool) -> None:
     clock = Clock()
     cache = PrestageCache(1 << 20, max_age=30.0, clock=clock, waits_open=waits_open)
-    assert cache.add(VOLUME, ONE, 7, memoryview(bytes(4096)))
+    assert add_staged(cache, VOLUME, ONE, 7, memoryview(bytes(4096)))
     clock.now += 20.0
-    assert cache.add(VOLUME, TWO, 7, memoryview(bytes(4096)))
+    assert add_staged(cache, VOLUME, TWO, 7, memoryview(bytes(4096)))
     cache.sweep()
     assert cache.bytes_held == 8192
     clock.now += 10.0 + SWEEP_SECONDS
@@ -60,7 +61,7 @@ def test_an_idle_prestager_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prestaging, "SWEEP_SECONDS", 0.01)
     agent, clock = MemoryPool().agent(), Clock()
     cache = PrestageCache(1 << 20, clock=clock)
-    assert cache.add(VOLUME, ONE, 7, memoryview(bytes(4096)))
+    assert add_staged(cache, VOLUME, ONE, 7, memoryview(bytes(4096)))
     prestager = Prefetcher(cache, lambda _number: (agent.channel, agent.channel), threads=1)
     prestager.start()
     try:
@@ -88,12 +89,12 @@ def test_a_delete_elsewhere_is_outlived_by_no_more_than_that_age() -> None:
 def test_the_one_asked_for_longest_ago_makes_room() -> None:
     cache = PrestageCache(2 * 4096)
     for key in (ONE, TWO):
-        assert cache.add(VOLUME, key, 1, memoryview(bytes(4096)))
+        assert add_staged(cache, VOLUME, key, 1, memoryview(bytes(4096)))
     assert cache.find(VOLUME, ONE, 1) is not None
-    assert cache.add(VOLUME, b"3" * 16, 1, memoryview(bytes(4096)))
+    assert add_staged(cache, VOLUME, b"3" * 16, 1, memoryview(bytes(4096)))
     assert cache.holds(VOLUME, ONE)
     assert not cache.holds(VOLUME, TWO)
-    assert not cache.add(VOLUME, TWO, 1, memoryview(bytes(3 * 4096)))
+    assert not add_staged(cache, VOLUME, TWO, 1, memoryview(bytes(3 * 4096)))
 
 
 @pytest.mark.expects_log("prestage-0 is still reading and is left behind")
@@ -129,6 +130,6 @@ def test_what_comes_for_a_volume_that_was_erased_meanwhile_is_not_kept() -> None
     cache.discard_volume(volume_id)
     assert cache.expect(volume_id, b"expected".ljust(16)), "asked for by one that has yet to notice"
     assert not cache.bring(volume_id, b"expected".ljust(16), 1, slot, clear=clear)
-    assert not cache.add(volume_id, b"added".ljust(16), 1, slot)
+    assert not add_staged(cache, volume_id, b"added".ljust(16), 1, slot)
     assert cache.bytes_held == 0
-    assert cache.add(b"\1" * 16, b"another's".ljust(16), 1, slot)
+    assert add_staged(cache, b"\1" * 16, b"another's".ljust(16), 1, slot)

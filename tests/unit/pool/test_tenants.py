@@ -46,6 +46,7 @@ from agent.pool.write.delete_and_pin import delete
 from agent.pool.write.put import SlotWriter
 from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
 from tests.support.pool.memory_pool import key_of, nguid_of
+from tests.support.pool.staged import add_staged
 from tests.support.sim.kv_flash import KvSimPending, SimKvChannel, SimKvNamespace
 from tests.support.sim.step_scheduler import StepScheduler
 
@@ -356,7 +357,7 @@ def test_an_agent_drops_what_was_erased_and_nothing_else() -> None:
     for volume in ("blue", "red"):
         flash.put(volume, key_of(1))
         settings = flash.volumes[volume].settings
-        assert prestage.add(settings.volume_id, key_of(1), 1, memoryview(bytes(4096)))
+        assert add_staged(prestage, settings.volume_id, key_of(1), 1, memoryview(bytes(4096)))
     blue, channel = flash.volumes["blue"], flash.channel
     half_read, half_written = SlotReader(blue, key_of(1)), SlotWriter(blue, key_of(2), length=len(VALUE))
     into = memoryview(bytearray(64))
