@@ -40,14 +40,13 @@ def examine(volume: Volume, channel: IoChannel, block_id: bytes) -> Steps[bytes 
         against = [ABSENT]
         suspects: dict[int, set[int]] = {}
         for each in found:
-            place = _place_of(each)
-            look = yield from look_at(volume, channel, place, each.entry)
+            look = yield from look_at(volume, channel, each)
             if look.finding is Finding.GOOD:
                 each.cached.bear_out(each.slot)
                 return None
             if look.finding is Finding.UNKNOWN:
                 raise Undecided("an enclosure does not answer")
-            where = _WHERE.pack(*place, each.entry.generation)
+            where = _WHERE.pack(*_place_of(each), each.entry.generation)
             against.append(where + look.finding.name.encode() + look.wrong)
             suspects.setdefault(id(each.cached), set()).add(each.slot)
         for cached in sets:

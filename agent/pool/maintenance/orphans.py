@@ -15,8 +15,7 @@ from typing import TypeAlias
 from agent.pool.maintenance.rekey import IO_SECONDS, MAY_COME_BACK, Unopened
 from agent.pool.maintenance.scrub import is_young
 from agent.pool.steps import IoChannel, Steps
-from agent.pool.volume.directory_cache import CachedSet
-from agent.pool.volume.volume import Volume
+from agent.pool.volume.volume import Found, Volume
 from agent.pool.write.set_transaction import SetTransaction
 from agent.pool.write.slot_copy import SlotVerifier
 
@@ -43,30 +42,28 @@ def clear_leftovers(
 
 
 def _clear(volume: Volume, channel: IoChannel, leftover: Unopened) -> Steps[bool]:
-    place, slot, entry = leftover
     deadline = channel.now() + volume.timing.write_deadline
-    cached = volume.cache.borrow(*place, volume.occupancy)
+    cached = volume.cache.borrow(*leftover.place, volume.occupancy)
+    found = Found(cached, leftover.slot, leftover.entry)
     try:
         with SetTransaction(volume, channel, cached) as change:
             if (yield from change.begin(deadline)) is not None:
                 return False
-            if not (yield from _certainly_does_not_open(volume, channel, cached, leftover, deadline)):
+            if not (yield from _certainly_does_not_open(volume, channel, found, deadline)):
                 return False
-            return (yield from change.clear(cached, slot, entry, deadline))
+            return (yield from change.clear(found, deadline))
     finally:
         volume.give_back_sets([cached])
 
 
 def _certainly_does_not_open(
-    volume: Volume, channel: IoChannel, cached: CachedSet, leftover: Unopened, deadline: float
+    volume: Volume, channel: IoChannel, found: Found, deadline: float
 ) -> Steps[bool]:
     """Whether the slot does not open between two looks that found the map of this agent the newest."""
     before = yield from _map_in_force(volume, channel, deadline)
     if before is None:
         return False
-    with SlotVerifier(
-        volume, channel, cached, leftover.slot, leftover.entry, io_seconds=IO_SECONDS
-    ) as reader:
+    with SlotVerifier(volume, channel, found, io_seconds=IO_SECONDS) as reader:
         cause = yield from reader.verify()
     if cause is None or cause in MAY_COME_BACK:
         return False

@@ -19,10 +19,10 @@ from agent.pool.flush_tracking import flush_written
 from agent.pool.format.directory import DIRECTORY_BYTES
 from agent.pool.format.occupancy import SetPlace
 from agent.pool.format.slot import HEADER_BYTES
-from agent.pool.maintenance.migrate import Old, Outcome, clear_old, copy_value, is_misplaced
+from agent.pool.maintenance.migrate import Migration, Outcome, is_misplaced
 from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.directory_cache import CachedSet, SlotState
-from agent.pool.volume.volume import PoolVolume, Volume, all_sets, in_sets
+from agent.pool.volume.volume import Found, PoolVolume, Volume, all_sets, in_sets
 
 TURN_SECONDS = 0.25
 """The longest turn, but for one value: upkeep has other work."""
@@ -60,7 +60,7 @@ class Moves:
 
 class _Waiting(NamedTuple):
     volume: Volume
-    old: Old
+    old: Found
     due: float
     written: int
     """The number of the last write before it was copied."""
@@ -150,7 +150,7 @@ class Rebalancer:
         finally:
             volume.cache.give_back(cached)
 
-    def _misplaced(self, volume: Volume, cached: CachedSet) -> list[Old]:
+    def _misplaced(self, volume: Volume, cached: CachedSet) -> list[Found]:
         waiting = {
             (each.old.cached.namespace, each.old.cached.offset, each.old.slot) for each in self._waiting
         }
@@ -158,18 +158,18 @@ class Rebalancer:
             assert cached.directory is not None
             entries = list(cached.directory)
         return [
-            Old(cached, slot, entry)
+            Found(cached, slot, entry)
             for slot, entry in entries
             if entry.length
             and (cached.namespace, cached.offset, slot) not in waiting
             and is_misplaced(volume, cached, entry.pseudonym)
         ]
 
-    def _move(self, channel: IoChannel, volume: Volume, old: Old) -> Steps[None]:
+    def _move(self, channel: IoChannel, volume: Volume, old: Found) -> Steps[None]:
         size = HEADER_BYTES + volume.codec.padded(old.entry.length)
         self._tokens -= size
         written = channel.written()
-        outcome = yield from copy_value(volume, channel, old, channel.now() + VALUE_SECONDS)
+        outcome = yield from Migration(volume, channel, old, channel.now() + VALUE_SECONDS).copy()
         if outcome is Outcome.COPIED:
             self.moves.values += 1
             self.moves.bytes += size
@@ -192,13 +192,13 @@ class Rebalancer:
             # The set was given back meanwhile, and the place may have another `CachedSet` now.
             cached = volume.cache.borrow(old.cached.namespace, old.cached.offset, volume.occupancy)
             try:
-                deadline = channel.now() + VALUE_SECONDS
-                outcome = yield from clear_old(volume, channel, old._replace(cached=cached), deadline)
+                old = Found(cached, old.slot, old.entry)
+                outcome = yield from Migration(volume, channel, old, channel.now() + VALUE_SECONDS).clear()
                 self._found += outcome is not Outcome.GONE
             finally:
                 volume.cache.give_back(cached)
 
-    def _is_on_flash(self, channel: IoChannel, volume: Volume, old: Old, written: int) -> Steps[bool]:
+    def _is_on_flash(self, channel: IoChannel, volume: Volume, old: Found, written: int) -> Steps[bool]:
         """Whether the copy is durable: fsync(2) may have said so of the old one, and no other agent flushes
         this agent's writes."""
         places = {place.namespace for place in volume.placement.candidates(old.entry.pseudonym)}

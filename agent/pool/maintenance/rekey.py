@@ -29,7 +29,7 @@ from agent.pool.format.directory import (
 from agent.pool.format.occupancy import SetPlace
 from agent.pool.steps import IoChannel, Steps, wait_for
 from agent.pool.volume.directory_cache import COOLDOWN_SECONDS, CachedSet
-from agent.pool.volume.volume import Volume
+from agent.pool.volume.volume import Found, Volume
 from agent.pool.write.set_transaction import SetTransaction, is_named
 from agent.pool.write.slot_allocation import release, reserve
 from agent.pool.write.slot_copy import SlotCopy, SlotVerifier
@@ -72,213 +72,211 @@ def reseal_set(volume: Volume, channel: IoChannel, place: SetPlace, counts: Rese
         directory = cached.directory
         assert directory is not None
         epoch = volume.codec.epoch
-        left = [(slot, entry) for slot, entry in directory if entry.length and not is_under(entry, epoch)]
+        left = [
+            Found(cached, slot, entry)
+            for slot, entry in directory
+            if entry.length and not is_under(entry, epoch)
+        ]
+        rekey = _SetRekey(volume, channel, cached, counts)
         if volume.settings.kind == "files":
-            yield from _reseal_blocks(volume, channel, cached, left, counts)
+            yield from rekey.reseal_blocks(left)
             return len(left)
-        for slot, entry in left:
+        for found in left:
             if volume.erased:
                 break
-            sealed = yield from _reseal(volume, channel, cached, slot, entry, counts)
+            sealed = yield from rekey.reseal(found)
             if sealed is not None:
-                yield from _name_all(volume, channel, cached, [sealed], counts)
+                yield from rekey.name_all([sealed])
         return len(left)
     finally:
         volume.give_back_sets([cached])
-
-
-def _reseal_blocks(
-    volume: Volume, channel: IoChannel, cached: CachedSet, left: list[tuple[int, Entry]], counts: ResealCounts
-) -> Steps[None]:
-    """Seal blocks of files anew, some at a time, with two flushes each time.
-
-    fsync(2) may have said that the old ones are durable. So the new ones are before a directory names them,
-    and that directory is before the old slots take another value.
-    """
-    while left and not volume.erased:
-        some = _at_once(channel, cached)
-        batch, left = left[:some], left[some:]
-        if not batch or not (yield from _reseal_some(volume, channel, cached, batch, counts)):
-            counts.left += len(left)
-            return
-
-
-def _at_once(channel: IoChannel, cached: CachedSet) -> int:
-    with cached.guard:
-        directory = cached.directory
-        if directory is None:
-            return 0
-        free = len(directory.free_slots() - cached.unavailable(channel.now()))
-    return min(BLOCKS_AT_ONCE, (free + 1) // 2)
-
-
-def _reseal_some(
-    volume: Volume,
-    channel: IoChannel,
-    cached: CachedSet,
-    batch: list[tuple[int, Entry]],
-    counts: ResealCounts,
-) -> Steps[bool]:
-    """False: the enclosure does not flush, so the rest waits."""
-    sealed: list[_Sealed] = []
-    flushed = False
-    try:
-        for slot, entry in batch:
-            done = yield from _reseal(volume, channel, cached, slot, entry, counts)
-            if done is not None:
-                sealed.append(done)
-        if not sealed:
-            return True
-        flushed = not (yield from flush_written(channel, {cached.namespace}))
-    finally:
-        if not flushed:
-            counts.left += len(sealed)
-            _release(volume, cached, sealed)
-    if not flushed:
-        return False
-    cooling = yield from _name_all(volume, channel, cached, sealed, counts)
-    if (yield from flush_written(channel, {cached.namespace})):
-        return False  # The old slots keep cooling down.
-    for slot, until in cooling.items():
-        cached.restore_cooldown(slot, until, channel.now())
-    return True
 
 
 @dataclass(frozen=True, slots=True)
 class _Sealed:
     """A value that was sealed anew and is named in its old slot still. Its new one is reserved."""
 
-    slot: int
-    entry: Entry
+    old: Found
     target: int
     epoch: int
 
 
-def _release(volume: Volume, cached: CachedSet, sealed: Sequence[_Sealed]) -> None:
-    for each in sealed:
-        release(volume, cached, each.target)
+class _SetRekey:
+    """One set whose values are sealed anew."""
 
+    def __init__(self, volume: Volume, channel: IoChannel, cached: CachedSet, counts: ResealCounts) -> None:
+        self._volume: Final = volume
+        self._channel: Final = channel
+        self._cached: Final = cached
+        self._counts: Final = counts
 
-def _name_all(
-    volume: Volume, channel: IoChannel, cached: CachedSet, sealed: Sequence[_Sealed], counts: ResealCounts
-) -> Steps[dict[int, float]]:
-    """Name values in their new slots, which are released. The old slots, which cool down from then on, and
-    until when they were to cool down for other reasons."""
-    cooling: dict[int, float] = {}
-    try:
-        for each in sealed:
-            before = cached.cooldown_until.get(each.slot, 0.0)
-            moved = yield from _rename(volume, channel, cached, each)
-            if moved:
-                cooling[each.slot] = before
-            counts.resealed += moved
-            counts.left += not moved
-    finally:
-        _release(volume, cached, sealed)
-    return cooling
+    def reseal_blocks(self, left: list[Found]) -> Steps[None]:
+        """Seal blocks of files anew, some at a time, with two flushes each time.
 
+        fsync(2) may have said that the old ones are durable. So the new ones are before a directory names
+        them, and that directory is before the old slots take another value.
+        """
+        while left and not self._volume.erased:
+            some = self._at_once()
+            batch, left = left[:some], left[some:]
+            if not batch or not (yield from self._reseal_some(batch)):
+                self._counts.left += len(left)
+                return
 
-def _reseal(
-    volume: Volume, channel: IoChannel, cached: CachedSet, slot: int, entry: Entry, counts: ResealCounts
-) -> Steps[_Sealed | None]:
-    """Open a value, and seal it into another slot. None, and counted, where that is not done.
+    def _at_once(self) -> int:
+        with self._cached.guard:
+            directory = self._cached.directory
+            if directory is None:
+                return 0
+            free = len(directory.free_slots() - self._cached.unavailable(self._channel.now()))
+        return min(BLOCKS_AT_ONCE, (free + 1) // 2)
 
-    All of it is open before any of it is written, for it may be sealed over itself.
-    """
-    with SlotVerifier(volume, channel, cached, slot, entry, io_seconds=IO_SECONDS, whole=True) as reader:
-        cause = yield from reader.verify()
-        if cause is not None:
-            dropped = False
-            if cause not in MAY_COME_BACK and volume.settings.kind == "kv":
-                dropped = yield from _drop(volume, channel, cached, slot, entry)
-            elif cause not in MAY_COME_BACK and len(counts.unopened) < UNOPENED_MAX:
-                counts.unopened.append(Unopened((cached.namespace, cached.offset), slot, entry))
-            counts.dropped += dropped
-            counts.left += not dropped
-            return None
-        target = _reserve(volume, channel, cached, slot)
-        if target is None:
-            counts.left += 1
-            return None
-        codec, is_sealed = volume.codec, False
-        done = _Sealed(slot, entry, target, codec.epoch)
+    def _reseal_some(self, batch: list[Found]) -> Steps[bool]:
+        """False: the enclosure does not flush, so the rest waits."""
+        channel, cached = self._channel, self._cached
+        sealed: list[_Sealed] = []
+        flushed = False
         try:
-            if not codec.is_used_up:
-                copy = SlotCopy(reader, cached, target, codec, entry.generation)
-                is_sealed = (yield from copy.write()) is None
+            for found in batch:
+                done = yield from self.reseal(found)
+                if done is not None:
+                    sealed.append(done)
+            if not sealed:
+                return True
+            flushed = not (yield from flush_written(channel, {cached.namespace}))
         finally:
-            if not is_sealed:
+            if not flushed:
+                self._counts.left += len(sealed)
+                self._release(sealed)
+        if not flushed:
+            return False
+        cooling = yield from self.name_all(sealed)
+        if (yield from flush_written(channel, {cached.namespace})):
+            return False  # The old slots keep cooling down.
+        for slot, until in cooling.items():
+            cached.restore_cooldown(slot, until, channel.now())
+        return True
+
+    def _release(self, sealed: Sequence[_Sealed]) -> None:
+        for each in sealed:
+            release(self._volume, self._cached, each.target)
+
+    def name_all(self, sealed: Sequence[_Sealed]) -> Steps[dict[int, float]]:
+        """Name values in their new slots, which are released. The old slots, which cool down from then on,
+        and until when they were to cool down for other reasons."""
+        cooling: dict[int, float] = {}
+        try:
+            for each in sealed:
+                before = self._cached.cooldown_until.get(each.old.slot, 0.0)
+                moved = yield from self._rename(each)
+                if moved:
+                    cooling[each.old.slot] = before
+                self._counts.resealed += moved
+                self._counts.left += not moved
+        finally:
+            self._release(sealed)
+        return cooling
+
+    def reseal(self, old: Found) -> Steps[_Sealed | None]:
+        """Open a value, and seal it into another slot. None, and counted, where that is not done.
+
+        All of it is open before any of it is written, for it may be sealed over itself.
+        """
+        volume, cached, counts = self._volume, self._cached, self._counts
+        with SlotVerifier(volume, self._channel, old, io_seconds=IO_SECONDS, whole=True) as reader:
+            cause = yield from reader.verify()
+            if cause is not None:
+                dropped = False
+                if cause not in MAY_COME_BACK and volume.settings.kind == "kv":
+                    dropped = yield from self._drop(old)
+                elif cause not in MAY_COME_BACK and len(counts.unopened) < UNOPENED_MAX:
+                    place = (cached.namespace, cached.offset)
+                    counts.unopened.append(Unopened(place, old.slot, old.entry))
+                counts.dropped += dropped
+                counts.left += not dropped
+                return None
+            target = self._reserve(old.slot)
+            if target is None:
                 counts.left += 1
-                _release(volume, cached, [done])
-        return done if is_sealed else None
+                return None
+            codec, is_sealed = volume.codec, False
+            done = _Sealed(old, target, codec.epoch)
+            try:
+                if not codec.is_used_up:
+                    copy = SlotCopy(reader, cached, target, codec, old.entry.generation)
+                    is_sealed = (yield from copy.write()) is None
+            finally:
+                if not is_sealed:
+                    counts.left += 1
+                    self._release([done])
+            return done if is_sealed else None
 
-
-def _reserve(volume: Volume, channel: IoChannel, cached: CachedSet, slot: int) -> int | None:
-    """Reserve a free slot of the set, or the value's own where it is a cache's."""
-    with cached.guard:
-        directory = cached.directory
-        if directory is None or directory.in_doubt:
-            return None
-        taken = cached.unavailable(channel.now())
-        choice = choose_slot(directory, taken, channel.wall())
-        entry = directory.entry(slot)
-    if choice is None or choice.victim is not None:
-        if volume.settings.kind != "kv" or slot in taken:
-            return None
-        choice = Choice(slot, entry, 0.0, 0)
-    return choice.slot if reserve(volume, channel, cached, choice, keep=True) else None
-
-
-def _drop(volume: Volume, channel: IoChannel, cached: CachedSet, slot: int, entry: Entry) -> Steps[bool]:
-    """Take out the entry of a value that does not open. False: it is as it was, or another one."""
-    with SetTransaction(volume, channel, cached) as change:
-        if (yield from change.begin(channel.now() + IO_SECONDS)) is not None:
-            return False
-        until = channel.now() + IO_SECONDS
-        return (yield from change.clear(cached, slot, entry, until, ghost=entry.pseudonym))
-
-
-def _rename(volume: Volume, channel: IoChannel, cached: CachedSet, sealed: _Sealed) -> Steps[bool]:
-    """Name the value in its new slot, and free the old one. False: it is as it was, or was changed by
-    somebody else meanwhile, whose change stays."""
-    slot, entry, target = sealed.slot, sealed.entry, sealed.target
-    with SetTransaction(volume, channel, cached) as change:
-        if (yield from change.begin(channel.now() + IO_SECONDS)) is not None:
-            return False
-        if not (yield from _is_ours(channel, cached, target, entry, slot)):
-            return False
+    def _reserve(self, slot: int) -> int | None:
+        """Reserve a free slot of the set, or the value's own where it is a cache's."""
+        volume, channel, cached = self._volume, self._channel, self._cached
         with cached.guard:
             directory = cached.directory
-            present = directory.entry(slot) if directory is not None else None
-            if directory is None or present is None:
-                return False
-            if not is_named(cached, slot, entry, is_ours=slot == target):
-                return False
-            if cached.cooldown_until.get(target, 0.0) > channel.now():
-                return False
-            if target != slot:
-                # A reader may be there: leave it for a moment. A block's slot waits for the directory's
-                # flush.
-                moment = READERS_SECONDS if volume.settings.kind == "kv" else COOLDOWN_SECONDS
-                cached.cooldown_until[slot] = channel.now() + moment
-            directory.clear(slot)
-            # Hits and pins are those of now, and the ghost is the slot's own.
-            flags = present.flags & 0xFF | flags_of(sealed.epoch)
-            renamed = present._replace(flags=flags, ghost=directory.ghost(target))
-            directory.install(target, renamed)
-            image = directory.image()
-        until = channel.now() + IO_SECONDS
-        return (yield from change.write(cached, image, (target,), until, added=renamed)) is None
+            if directory is None or directory.in_doubt:
+                return None
+            taken = cached.unavailable(channel.now())
+            choice = choose_slot(directory, taken, channel.wall())
+            entry = directory.entry(slot)
+        if choice is None or choice.victim is not None:
+            if volume.settings.kind != "kv" or slot in taken:
+                return None
+            choice = Choice(slot, entry, 0.0, 0)
+        return choice.slot if reserve(volume, channel, cached, choice, keep=True) else None
 
+    def _drop(self, old: Found) -> Steps[bool]:
+        """Take out the entry of a value that does not open. False: it is as it was, or another one."""
+        with SetTransaction(self._volume, self._channel, self._cached) as change:
+            if (yield from change.begin(self._channel.now() + IO_SECONDS)) is not None:
+                return False
+            until = self._channel.now() + IO_SECONDS
+            return (yield from change.clear(old, until, ghost=old.entry.pseudonym))
 
-def _is_ours(channel: IoChannel, cached: CachedSet, target: int, entry: Entry, slot: int) -> Steps[bool]:
-    """Whether no other agent has named a value in `target` meanwhile. The remembered directory keeps our view
-    of reserved slots, so flash is asked."""
-    block = channel.receive_buffer(DIRECTORY_BYTES)
-    reading = channel.read(cached.namespace, cached.offset, block)
-    if (yield from wait_for(channel, reading, channel.now() + IO_SECONDS)) is not None:
-        return False
-    found = Entry(*ENTRY.unpack_from(block, target * ENTRY.size)[:10])
-    if target != slot:
-        return found.pseudonym == FREE
-    return (found.pseudonym, found.generation) == (entry.pseudonym, entry.generation)
+    def _rename(self, sealed: _Sealed) -> Steps[bool]:
+        """Name the value in its new slot, and free the old one. False: it is as it was, or was changed by
+        somebody else meanwhile, whose change stays."""
+        volume, channel, cached = self._volume, self._channel, self._cached
+        slot, target = sealed.old.slot, sealed.target
+        with SetTransaction(volume, channel, cached) as change:
+            if (yield from change.begin(channel.now() + IO_SECONDS)) is not None:
+                return False
+            if not (yield from self._is_ours(sealed)):
+                return False
+            with cached.guard:
+                directory = cached.directory
+                present = directory.entry(slot) if directory is not None else None
+                if directory is None or present is None:
+                    return False
+                if not is_named(sealed.old, is_ours=slot == target):
+                    return False
+                if cached.cooldown_until.get(target, 0.0) > channel.now():
+                    return False
+                if target != slot:
+                    # A reader may be there: leave it for a moment. A block's slot waits for the directory's
+                    # flush.
+                    moment = READERS_SECONDS if volume.settings.kind == "kv" else COOLDOWN_SECONDS
+                    cached.cooldown_until[slot] = channel.now() + moment
+                directory.clear(slot)
+                # Hits and pins are those of now, and the ghost is the slot's own.
+                flags = present.flags & 0xFF | flags_of(sealed.epoch)
+                renamed = present._replace(flags=flags, ghost=directory.ghost(target))
+                directory.install(target, renamed)
+                image = directory.image()
+            until = channel.now() + IO_SECONDS
+            return (yield from change.write(cached, image, (target,), until, added=renamed)) is None
+
+    def _is_ours(self, sealed: _Sealed) -> Steps[bool]:
+        """Whether no other agent has named a value in the new slot meanwhile. The remembered directory keeps
+        our view of reserved slots, so flash is asked."""
+        channel, cached, entry = self._channel, self._cached, sealed.old.entry
+        block = channel.receive_buffer(DIRECTORY_BYTES)
+        reading = channel.read(cached.namespace, cached.offset, block)
+        if (yield from wait_for(channel, reading, channel.now() + IO_SECONDS)) is not None:
+            return False
+        found = Entry(*ENTRY.unpack_from(block, sealed.target * ENTRY.size)[:10])
+        if sealed.target != sealed.old.slot:
+            return found.pseudonym == FREE
+        return (found.pseudonym, found.generation) == (entry.pseudonym, entry.generation)

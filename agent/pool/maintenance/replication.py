@@ -174,11 +174,8 @@ def _reserve(
 
 def _copy_over(copy: _Copy, deadline: float) -> Steps[bool]:
     """Read the original, seal it for its other place, write it, and name it."""
-    original = copy.original
-    with SlotVerifier(
-        copy.volume, copy.channel, original.cached, original.slot, original.entry, deadline
-    ) as reader:
-        sealed = SlotCopy(reader, copy.target, copy.slot, copy.codec, original.entry.generation)
+    with SlotVerifier(copy.volume, copy.channel, copy.original, deadline) as reader:
+        sealed = SlotCopy(reader, copy.target, copy.slot, copy.codec, reader.entry.generation)
         if (yield from sealed.send()) is not None:
             return False
         return (yield from _name(copy, sealed, deadline))

@@ -37,7 +37,7 @@ from agent.pool.maintenance.slot_look import READ_SECONDS, Finding, look_at
 from agent.pool.steps import IoChannel, Steps, wait_for
 from agent.pool.volume.directory_cache import LEGAL, CachedSet, SlotState
 from agent.pool.volume.media_errors import STRIKES, SlotAt
-from agent.pool.volume.volume import Volume, all_sets
+from agent.pool.volume.volume import Found, Volume, all_sets
 from agent.pool.volume.writable_directory import pause
 from agent.pool.write.set_transaction import SetTransaction
 
@@ -162,11 +162,12 @@ def _settle_slot(
         failed = cached.disproven.get(place.slot) == entry.generation
         if is_quarantined(entry) or (is_young(volume, entry, channel.wall()) and not failed):
             return False
-        first = yield from look_at(volume, channel, place, entry)
+        found = Found(cached, place.slot, entry)
+        first = yield from look_at(volume, channel, found)
         counters.bytes_read += first.bytes_read
         if first.finding in _HARMLESS:
             return False
-        look = yield from look_at(volume, channel, place, entry)
+        look = yield from look_at(volume, channel, found)
         counters.bytes_read += look.bytes_read
         finding = look.finding
         # Nothing opens once the tenant was erased, so `erased` is asked after the look.
@@ -318,8 +319,8 @@ class Scrubber:
 
     def _look(self, channel: IoChannel, at_hand: _SetAtHand) -> Steps[None]:
         slot, entry = at_hand.due.pop()
-        place = SlotAt(at_hand.namespace, at_hand.offset, slot)
-        look = yield from look_at(at_hand.volume, channel, place, entry)
+        found = Found(CachedSet(at_hand.namespace, at_hand.offset), slot, entry)
+        look = yield from look_at(at_hand.volume, channel, found)
         finding = look.finding
         self.counters.bytes_read += look.bytes_read
         if finding in (Finding.UNKNOWN, Finding.OTHER_KEY) or at_hand.volume.erased:

@@ -11,11 +11,8 @@ import hashlib
 from typing import NamedTuple
 
 from agent.pool.counters import MissCause
-from agent.pool.format.directory import Entry
 from agent.pool.steps import IoChannel, Steps
-from agent.pool.volume.directory_cache import CachedSet
-from agent.pool.volume.media_errors import SlotAt
-from agent.pool.volume.volume import Volume
+from agent.pool.volume.volume import Found, Volume
 from agent.pool.write.slot_copy import SlotVerifier
 
 READ_SECONDS = 1.0
@@ -42,10 +39,9 @@ class Look(NamedTuple):
     bytes_read: int
 
 
-def look_at(volume: Volume, channel: IoChannel, place: SlotAt, entry: Entry) -> Steps[Look]:
+def look_at(volume: Volume, channel: IoChannel, found: Found) -> Steps[Look]:
     """Read a slot and open all of it."""
-    where = CachedSet(place.namespace, place.offset)
-    with SlotVerifier(volume, channel, where, place.slot, entry, io_seconds=READ_SECONDS) as reader:
+    with SlotVerifier(volume, channel, found, io_seconds=READ_SECONDS) as reader:
         cause = yield from reader.verify()
         wrong = b""
         if reader.wrong is not None:

@@ -17,7 +17,7 @@ from agent.pool.format.directory import Choice, choose_slot
 from agent.pool.format.occupancy import SetPlace
 from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.directory_cache import CachedSet
-from agent.pool.volume.volume import Volume
+from agent.pool.volume.volume import Found, Volume
 from agent.pool.write.set_transaction import SetTransaction
 from agent.pool.write.slot_allocation import count_eviction, ghost_of
 
@@ -122,7 +122,7 @@ def _evict_from(volume: Volume, channel: IoChannel, cached: CachedSet, deadline:
         if choice is None or choice.victim is None:
             return False
         ghost = ghost_of(choice)
-        gone = yield from change.clear(cached, choice.slot, choice.victim, deadline, ghost=ghost)
+        gone = yield from change.clear(Found(cached, choice.slot, choice.victim), deadline, ghost=ghost)
         if gone:
             count_eviction(volume, channel, choice)
         return gone

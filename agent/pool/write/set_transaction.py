@@ -23,7 +23,7 @@ from agent.pool.format.directory import Directory, Entry
 from agent.pool.format.slot import HEADER_BYTES
 from agent.pool.steps import Acquire, IoChannel, Pending, Steps, wait_for
 from agent.pool.volume.directory_cache import COOLDOWN_SECONDS, CachedSet
-from agent.pool.volume.volume import Volume
+from agent.pool.volume.volume import Found, Volume
 from agent.pool.volume.writable_directory import load_writable, prove
 
 
@@ -123,24 +123,18 @@ class SetTransaction:
         return cause
 
     def clear(
-        self,
-        cached: CachedSet,
-        slot: int,
-        entry: Entry,
-        deadline: float,
-        *,
-        ghost: bytes | None = None,
-        is_ours: bool = False,
+        self, found: Found, deadline: float, *, ghost: bytes | None = None, is_ours: bool = False
     ) -> Steps[bool]:
         """Take an entry from the directory, and leave its slot as it is. False: it is another entry by now,
         or flash may have it still. `is_ours`: the caller has reserved the slot."""
+        cached = found.cached
         with cached.guard:
-            if not is_named(cached, slot, entry, is_ours=is_ours):
+            if not is_named(found, is_ours=is_ours):
                 return False
             assert cached.directory is not None
-            cached.directory.clear(slot, ghost=ghost)
+            cached.directory.clear(found.slot, ghost=ghost)
             image = cached.directory.image()
-        return (yield from self.write(cached, image, (slot,), deadline)) is None
+        return (yield from self.write(cached, image, (found.slot,), deadline)) is None
 
     def erase(self, cached: CachedSet, slots: Collection[int]) -> SlotErase:
         """Send the writes that free slots, entry and header; `SlotErase.end` waits for them."""
@@ -190,15 +184,13 @@ class SlotErase:
         return failure
 
 
-def is_named(cached: CachedSet, slot: int, entry: Entry, *, is_ours: bool = False) -> bool:
+def is_named(found: Found, *, is_ours: bool = False) -> bool:
     """Whether a slot is still named for this write of this key, and no other caller has reserved it."""
-    directory = cached.directory
+    directory, slot, entry = found.cached.directory, found.slot, found.entry
     present = directory.entry(slot) if directory is not None else None
-    return present is not None and is_same_write(present, entry) and (is_ours or slot not in cached.reserved)
-
-
-def is_same_write(one: Entry, other: Entry) -> bool:
-    return (one.pseudonym, one.generation) == (other.pseudonym, other.generation)
+    if present is None or (present.pseudonym, present.generation) != (entry.pseudonym, entry.generation):
+        return False
+    return is_ours or slot not in found.cached.reserved
 
 
 def _install(directory: Directory, slot: int, entry: Entry) -> None:

@@ -18,7 +18,7 @@ from agent.pool.format.directory import Entry, flags_of
 from agent.pool.format.slot import HEADER_BYTES, OpenSlot, SlotCodec, SlotSealer
 from agent.pool.steps import IoChannel, Steps, wait_for
 from agent.pool.volume.directory_cache import CachedSet
-from agent.pool.volume.volume import Volume
+from agent.pool.volume.volume import Found, Volume
 
 PIECE_BYTES: Final = UNIT_BYTES_MAX
 """Read and written at a time: whole units. A worker's buffer holds a header and more than that."""
@@ -35,9 +35,7 @@ class SlotVerifier:
         self,
         volume: Volume,
         channel: IoChannel,
-        cached: CachedSet,
-        slot: int,
-        entry: Entry,
+        found: Found,
         deadline: float = math.inf,
         *,
         io_seconds: float = math.inf,
@@ -45,16 +43,16 @@ class SlotVerifier:
     ) -> None:
         self.volume: Final = volume
         self.channel: Final = channel
-        self.cached: Final = cached
-        self.slot: Final = slot
-        self.entry: Final = entry
+        self.found: Final = found
+        self.entry: Final = found.entry
         self.opened: OpenSlot | None = None
         """What the header has proven."""
         self.wrong: memoryview | None = None
         """The bytes that did not prove themselves; None where all did, or a read failed."""
         self.bytes_read = 0
-        fits = 0 < entry.length <= volume.settings.value_bytes
-        self.size: Final[int] = volume.codec.padded(entry.length) if fits else 0
+        length = found.entry.length
+        fits = 0 < length <= volume.settings.value_bytes
+        self.size: Final[int] = volume.codec.padded(length) if fits else 0
         self._deadline: Final = deadline
         self._io_seconds: Final = io_seconds
         self._is_whole: Final = whole
@@ -105,23 +103,23 @@ class SlotVerifier:
 
     def _read(self, at: int, size: int) -> Steps[MissCause | None]:
         volume, channel, opened = self.volume, self.channel, self.opened
-        lead = HEADER_BYTES if opened is None else 0
+        cached, slot, lead = self.found.cached, self.found.slot, HEADER_BYTES if opened is None else 0
         buffer = channel.receive_buffer(lead + size)
-        offset = volume.slot_offset(self.cached, self.slot) + HEADER_BYTES + at - lead
-        pending = channel.read(self.cached.namespace, offset, buffer)
+        offset = volume.slot_offset(cached, slot) + HEADER_BYTES + at - lead
+        pending = channel.read(cached.namespace, offset, buffer)
         cause = yield from wait_for(channel, pending, self.deadline)
         self.bytes_read += len(buffer)
         if cause is not None:
             return cause
         if opened is None:
             self.wrong = buffer[:HEADER_BYTES]
-            key, place = volume.placement.key_of(self.entry.pseudonym), volume.place(self.cached, self.slot)
-            found = volume.codec.open(self.wrong, key, place, self.entry.generation)
-            if isinstance(found, MissCause):
-                return found
-            if found.length != self.entry.length:
+            key, place = volume.placement.key_of(self.entry.pseudonym), volume.place(cached, slot)
+            proven = volume.codec.open(self.wrong, key, place, self.entry.generation)
+            if isinstance(proven, MissCause):
+                return proven
+            if proven.length != self.entry.length:
                 return MissCause.CORRUPT
-            opened = self.opened = found
+            opened = self.opened = proven
         start, unit = at if self._is_whole else 0, volume.codec.unit_bytes
         for within in range(0, size, unit):
             end = min(within + unit, size)

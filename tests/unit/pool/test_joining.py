@@ -22,12 +22,12 @@ from agent.membership.join import (
     with_namespaces,
 )
 from agent.pool.counters import MissCause
-from agent.pool.maintenance.migrate import Old, Outcome, clear_old, copy_value, is_misplaced
+from agent.pool.maintenance.migrate import Migration, Outcome, is_misplaced
 from agent.pool.maintenance.rebalance import FOLLOW_SECONDS, GRACE_SECONDS, WALK_AGAIN_SECONDS, Rebalancer
 from agent.pool.map.document import DATA_START, PoolMap, VolumeWish, plan_pool
 from agent.pool.map.inspect import Content, Inspection, inspect, newest_map
 from agent.pool.map.replicas import write_superblock
-from agent.pool.volume.volume import Volume
+from agent.pool.volume.volume import Found, Volume
 from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of, nguid_of, volume_settings
 
@@ -319,11 +319,11 @@ def test_bandwidth_is_bounded_and_none_is_none() -> None:
     assert moved <= mover.moves.bytes + mover.moves.values * 3 * 4096
 
 
-def _one_misplaced(joined: Joined, agent: PoolAgent) -> tuple[bytes, Old]:
+def _one_misplaced(joined: Joined, agent: PoolAgent) -> tuple[bytes, Found]:
     key = joined.misplaced(agent)[0]
     cached, pseudonym = joined._lies(agent, key)
     slot = cached.directory.find(pseudonym)
-    return key, Old(agent.cache.borrow(cached.namespace, cached.offset), slot, cached.directory.entry(slot))
+    return key, Found(agent.cache.borrow(cached.namespace, cached.offset), slot, cached.directory.entry(slot))
 
 
 def _volume(joined: Joined) -> tuple[PoolAgent, Volume, MemoryChannel]:
@@ -338,13 +338,13 @@ def test_a_newcomer_that_fails_leaves_the_value_where_it_is(fault: str) -> None:
     agent, volume, channel = _volume(joined)
     key, old = _one_misplaced(joined, agent)
     setattr(joined.pool.namespaces[2], fault, True)
-    assert channel.run(copy_value(volume, channel, old, agent.deadline())) is Outcome.TROUBLE
+    assert channel.run(Migration(volume, channel, old, agent.deadline()).copy()) is Outcome.TROUBLE
     assert agent.get(key) == joined.values[key]
     assert not any(cached.reserved or cached.writer.locked() for cached in agent.cache.snapshot())
     setattr(joined.pool.namespaces[2], fault, False)
     channel.clock += 61
-    assert channel.run(copy_value(volume, channel, old, agent.deadline())) is Outcome.COPIED
-    assert channel.run(clear_old(volume, channel, old, agent.deadline())) is Outcome.GONE
+    assert channel.run(Migration(volume, channel, old, agent.deadline()).copy()) is Outcome.COPIED
+    assert channel.run(Migration(volume, channel, old, agent.deadline()).clear()) is Outcome.GONE
     assert agent.get(key) == joined.values[key]
 
 
@@ -367,8 +367,8 @@ def test_a_mover_that_is_killed_leaves_a_value_that_is_found(keeps: int) -> None
     for each in joined.pool.namespaces:
         each.store = lambda offset, parts, each=each: store(each, offset, parts)  # type: ignore[method-assign,misc]
     try:
-        channel.run(copy_value(volume, channel, old, agent.deadline()))
-        channel.run(clear_old(volume, channel, old, agent.deadline()))
+        channel.run(Migration(volume, channel, old, agent.deadline()).copy())
+        channel.run(Migration(volume, channel, old, agent.deadline()).clear())
     except Crash:
         pass
     for each in joined.pool.namespaces:
@@ -387,13 +387,13 @@ def test_what_does_not_prove_itself_is_not_moved() -> None:
     agent, volume, channel = _volume(joined)
     key, old = _one_misplaced(joined, agent)
     joined.pool.namespaces[old.cached.namespace].flip(volume.slot_offset(old.cached, old.slot) + 4096 + 5)
-    assert channel.run(copy_value(volume, channel, old, agent.deadline())) is Outcome.TROUBLE
+    assert channel.run(Migration(volume, channel, old, agent.deadline()).copy()) is Outcome.TROUBLE
     assert agent.get(key) is MissCause.CORRUPT
     # And one whose slot was given away since is only an entry: it goes.
     joined.pool.namespaces[old.cached.namespace].store(
         volume.slot_offset(old.cached, old.slot), [bytes(4096)]
     )
-    assert channel.run(copy_value(volume, channel, old, agent.deadline())) is Outcome.GONE
+    assert channel.run(Migration(volume, channel, old, agent.deadline()).copy()) is Outcome.GONE
 
 
 def test_a_drive_that_brings_another_slots_bytes_once_costs_no_value() -> None:
@@ -413,8 +413,8 @@ def test_a_drive_that_brings_another_slots_bytes_once_costs_no_value() -> None:
             into[:4096] = headers.pop()
 
     drive.load = load  # type: ignore[method-assign]
-    assert channel.run(copy_value(volume, channel, old, agent.deadline())) is Outcome.TROUBLE
-    assert channel.run(copy_value(volume, channel, old, agent.deadline())) is Outcome.COPIED
+    assert channel.run(Migration(volume, channel, old, agent.deadline()).copy()) is Outcome.TROUBLE
+    assert channel.run(Migration(volume, channel, old, agent.deadline()).copy()) is Outcome.COPIED
     assert agent.get(key) == joined.values[key]
 
 
@@ -427,13 +427,13 @@ def test_a_slot_that_another_agent_has_refilled_is_left_as_it_is(when: str) -> N
     _, old = _one_misplaced(joined, agent)
     at = volume.slot_offset(old.cached, old.slot)
     if when == "after it was copied":
-        assert channel.run(copy_value(volume, channel, old, agent.deadline())) is Outcome.COPIED
+        assert channel.run(Migration(volume, channel, old, agent.deadline()).copy()) is Outcome.COPIED
     sealer = volume.codec.seal(key_of(9999), old.entry.generation + 1, volume.place(old.cached, old.slot))
     sealer.seal(0, memoryview(b"ten bytes!"), memoryview(bytearray(4096)))
     header = bytes(sealer.header(10, expiry=0, stored_us=1))
     joined.pool.namespaces[old.cached.namespace].store(at, [header])
-    step = copy_value if when == "before it is copied" else clear_old
-    assert channel.run(step(volume, channel, old, agent.deadline())) is Outcome.GONE
+    move = Migration(volume, channel, old, agent.deadline())
+    assert channel.run(move.copy() if when == "before it is copied" else move.clear()) is Outcome.GONE
     assert joined.pool.namespaces[old.cached.namespace].blocks[at] == header
 
 

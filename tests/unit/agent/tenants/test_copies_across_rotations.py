@@ -11,7 +11,7 @@ import pytest
 from agent.pool.counters import MissCause
 from agent.pool.format.directory import DIRECTORY_BYTES, Directory, Entry, flags_of, is_under_dropped
 from agent.pool.maintenance import replication
-from agent.pool.maintenance.migrate import Outcome, copy_value
+from agent.pool.maintenance.migrate import Migration, Outcome
 from agent.pool.maintenance.replication import Kept, keep_two
 from agent.pool.map.document import VolumeWish, plan_pool
 from agent.pool.steps import IoChannel, Steps
@@ -163,12 +163,12 @@ def test_what_is_moved_under_a_key_that_is_gone_stays_where_it_was() -> None:
     volume.map_age.watch(ask)
     before = _named(joined)
     while answers[0] is not None:
-        assert channel.run(copy_value(volume, channel, old, agent.deadline())) is Outcome.TROUBLE
+        assert channel.run(Migration(volume, channel, old, agent.deadline()).copy()) is Outcome.TROUBLE
         assert _named(joined) == before, "it is named where it was, and there alone"
         assert agent.get(key) == joined.values[key]
         del answers[0]
     assert not any(cached.reserved or cached.writer.locked() for cached in agent.cache.snapshot())
-    assert channel.run(copy_value(volume, channel, old, agent.deadline())) is Outcome.COPIED
+    assert channel.run(Migration(volume, channel, old, agent.deadline()).copy()) is Outcome.COPIED
     assert len(_named(joined)) == len(before) + 1
 
 
