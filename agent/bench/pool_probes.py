@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from agent.bench.contents import STEPS, Contents, pages
@@ -24,7 +25,7 @@ from agent.bench.rounds import (
     together,
     together_clocked,
 )
-from agent.bench.sites import IN_FLIGHT, PoolShape, PoolSite, Sites
+from agent.bench.sites import IN_FLIGHT, PoolShape, Sites
 from agent.errors import G35Error
 from host_shim.block_key import key_of
 from host_shim.pool import Volume
@@ -64,39 +65,34 @@ class KvSite(Protocol):
     def volume(self) -> Volume: ...
 
 
-class GetProbe:
-    """Gets, each thread with values of its own.
+@dataclass
+class PoolProbe:
+    """Work on a pool of its shape. `registered`: with values in buffers of `Pool.memory`."""
 
-    `registered`: into buffers of `Pool.memory`. `median_only`: the median of their times, not a rate.
-    """
+    sites: Sites
+    shape: PoolShape
+    batch: int = BATCH
+    in_flight: int = IN_FLIGHT
+    registered: bool = False
 
-    def __init__(
-        self,
-        sites: Sites,
-        shape: PoolShape,
-        batch: int = BATCH,
-        in_flight: int = IN_FLIGHT,
-        *,
-        registered: bool = False,
-        median_only: bool = False,
-    ) -> None:
-        self._sites, self._shape, self._batch, self._in_flight = sites, shape, batch, in_flight
-        self._registered = registered
-        self._median_only = median_only
-        self.site: PoolSite
-        self._gets: Gets
+
+@dataclass
+class GetProbe(PoolProbe):
+    """Gets, each thread with values of its own. `median_only`: the median of their times, not a rate."""
+
+    median_only: bool = False
 
     def prepare(self) -> None:
-        self.site = self._sites.pool(self._shape)
-        contents = Contents(self._shape.value_bytes)
-        store(self.site, contents, "get", values_got(self._shape.value_bytes))
-        new_buffer = self.site.memory if self._registered else pages
-        self._gets = Gets(self.site, contents, self._batch, new_buffer, self._in_flight)
+        self.site = self.sites.pool(self.shape)
+        contents = Contents(self.shape.value_bytes)
+        store(self.site, contents, "get", values_got(self.shape.value_bytes))
+        new_buffer = self.site.memory if self.registered else pages
+        self._gets = Gets(self.site, contents, self.batch, new_buffer, self.in_flight)
 
     def round(self, seconds: float) -> Sample:
-        timed = self._gets.timed(seconds, LATENCIES_MIN if self._median_only else 0)
+        timed = self._gets.timed(seconds, LATENCIES_MIN if self.median_only else 0)
         self._gets.compare_last()
-        return median_time(timed) if self._median_only else rate(timed)
+        return median_time(timed) if self.median_only else rate(timed)
 
 
 class Gets:
@@ -173,26 +169,14 @@ class _Reader:
                 raise G35Error(f"wrong bytes in value {number}")
 
 
-class PutProbe:
-    """Puts, out of buffers of `Pool.memory` where they are `registered`."""
-
-    def __init__(
-        self,
-        sites: Sites,
-        shape: PoolShape,
-        batch: int = BATCH,
-        in_flight: int = IN_FLIGHT,
-        *,
-        registered: bool = False,
-    ) -> None:
-        self._sites, self._shape, self._batch, self._in_flight = sites, shape, batch, in_flight
-        self._registered = registered
-        self._puts: Puts
+@dataclass
+class PutProbe(PoolProbe):
+    """Puts."""
 
     def prepare(self) -> None:
-        site, size = self._sites.pool(self._shape), self._shape.value_bytes
-        contents = Contents(size, site.memory if self._registered else None)
-        self._puts = Puts(site, contents, pages(size), batch=self._batch, in_flight=self._in_flight)
+        site, size = self.sites.pool(self.shape), self.shape.value_bytes
+        contents = Contents(size, site.memory if self.registered else None)
+        self._puts = Puts(site, contents, pages(size), batch=self.batch, in_flight=self.in_flight)
 
     def round(self, seconds: float) -> Sample:
         return rate(self._puts.timed(seconds))

@@ -44,7 +44,7 @@ class PrestagedProbe(GetProbe):
         """Bring all values into memory, and wait until they are there."""
         self.site.volume.prestage(self._keys)
         end = time.monotonic() + STAGED_SECONDS
-        while self.site.status()["memory"]["prestaged_bytes"] < len(self._keys) * self._shape.value_bytes:
+        while self.site.status()["memory"]["prestaged_bytes"] < len(self._keys) * self.shape.value_bytes:
             if time.monotonic() > end:
                 raise G35Error(f"the values were not in memory after {STAGED_SECONDS:.0f} s")
             time.sleep(0.01)

@@ -7,10 +7,11 @@ on the pool's site, whose counters must agree with the agent's.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent.bench.client_process import LineClient, cost
+from agent.bench.client_process import LineClient, cost, speed
 from agent.bench.contents import Contents
 from agent.bench.pool_probes import shape_for, store, values_got
 from agent.bench.rounds import Sample
@@ -29,20 +30,22 @@ def shape_of(value_bytes: int) -> PoolShape:
     return PoolShape(value_bytes, usual.drive_bytes, virtiofs=True)
 
 
-class ClientOfPool:
-    """One way into the pool, and its client."""
+@dataclass
+class ClientProbe:
+    """Gets or puts by one way into the pool: their speed, or the client's CPU seconds for each GiB."""
 
-    def __init__(self, sites: Sites, way: str, value_bytes: int) -> None:
-        self._sites, self._way, self._value_bytes = sites, way, value_bytes
-        self.site: PoolSite
-        self._client: LineClient
+    sites: Sites
+    way: str
+    value_bytes: int
+    verb: str
+    figure: Callable[[dict[str, Any]], Sample]
 
     def prepare(self) -> None:
         """Start what is needed, store the values, and have the client compare each byte of them."""
-        self.site = self._sites.pool(shape_of(self._value_bytes))
-        store(self.site, Contents(self._value_bytes), "get", values_got(self._value_bytes))
-        path = self.site.mount if self._way == MOUNT else self.site.virtiofs_socket
-        self._client = self._sites.client(self._way, path, self._value_bytes)
+        self.site = self.sites.pool(shape_of(self.value_bytes))
+        store(self.site, Contents(self.value_bytes), "get", values_got(self.value_bytes))
+        path = self.site.mount if self.way == MOUNT else self.site.virtiofs_socket
+        self._client = self.sites.client(self.way, path, self.value_bytes)
         self.ask("compare")
 
     def ask(self, verb: str, seconds: float = 0.0) -> dict[str, Any]:
@@ -52,18 +55,8 @@ class ClientOfPool:
         self.site.misses += answer["misses"]
         return answer
 
-
-class ClientProbe(ClientOfPool):
-    """Speed of gets or puts by one way, or their cost: CPU seconds of the client for each GiB."""
-
-    def __init__(
-        self, sites: Sites, way: str, value_bytes: int, verb: str, figure: Callable[[dict[str, Any]], Sample]
-    ) -> None:
-        super().__init__(sites, way, value_bytes)
-        self._verb, self._figure = verb, figure
-
     def round(self, seconds: float) -> Sample:
-        return self._figure(self.ask(self._verb, seconds))
+        return self.figure(self.ask(self.verb, seconds))
 
 
 class FileCpuProbe:
@@ -92,7 +85,7 @@ def copies_per_byte(sites: Sites, value_bytes: int, way: str) -> Counted:
 
     Opening a sealed unit is no copy: what is counted is what was moved once more than that.
     """
-    pool = ClientOfPool(sites, way, value_bytes)
+    pool = ClientProbe(sites, way, value_bytes, "get", speed)
     pool.prepare()
     before = _door_counters(pool.site, way)
     asked = pool.ask("get", COPIES_SECONDS)
