@@ -47,7 +47,7 @@ def is_misplaced(volume: Volume, cached: CachedSet, pseudonym: bytes) -> bool:
 
 
 class Migration:
-    """The two steps of a move from `old`, an entry at an earlier place. Each is a transaction of the old set."""
+    """The two steps of a move from `old`, an entry at an earlier place, each a transaction of the old set."""
 
     def __init__(self, volume: Volume, channel: IoChannel, old: Found, deadline: float) -> None:
         self._volume, self._channel, self._old, self._deadline = volume, channel, old, deadline
@@ -133,7 +133,7 @@ class Migration:
             return _expired(reader, (yield from reader.verify())) is None
 
     def _copy(self, reader: SlotVerifier, lacking: Sequence[CachedSet]) -> Steps[Outcome]:
-        """Copy the value to the emptier set, into a slot that costs no live value; trusted namespaces first."""
+        """Copy the value to the emptier set, into a slot without a live value; trusted namespaces first."""
         volume, channel, deadline = self._volume, self._channel, self._deadline
         best = best_choice(lacking, channel, reader.entry.pseudonym)
         if best is None or is_eviction(best[1]) or not reserve(volume, channel, *best):
