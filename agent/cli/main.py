@@ -18,6 +18,7 @@ try:
     import importlib.util
     import os
     import re
+    import signal
     import traceback
     from collections.abc import Sequence
     from dataclasses import dataclass
@@ -103,7 +104,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _become(words[0], words[1:])
         if arguments is None and words and words[0] in WITH_KEYS:
             keep_memory_private()
-        _application(words[0] if words else "")(args=words, prog_name="g35")
+        application = _application(words[0] if words else "")
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # agent/__init__.py, while we were loading
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        application(args=words, prog_name="g35")
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except G35Error as error:

@@ -109,13 +109,7 @@ class Child:
         process, self._process = self._process, None
         if process is None:
             return
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        end_process(process, STOP_SECONDS)
         self._pid_file.unlink(missing_ok=True)
 
 
@@ -148,6 +142,17 @@ def told_by(words: str, status: int | None) -> str:
         return "; ".join([last[:500], *hints[:1]])
     said = lines[-1][:500] if lines else "it said nothing"
     return f"it ended with {_told(status)}: {said}" if status and (status < 0 or not lines) else said
+
+
+def end_process(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """SIGTERM, and SIGKILL for one that has not ended in `seconds`."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def detach(command: Sequence[str], log: Path, keep: Sequence[int] = ()) -> subprocess.Popen[bytes]:

@@ -6,17 +6,15 @@ import contextlib
 import itertools
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -24,7 +22,8 @@ from rich.console import Console
 from agent.cli.record_options import options_of
 from agent.cli.status_document import read_status
 from agent.cli.up.agent_toml import agent_toml, check_room
-from agent.cli.up.children import Child, detach, told_by
+from agent.cli.up.children import Child, detach, end_process, told_by
+from agent.cli.up.interrupts import Interrupts
 from agent.cli.up.layout import Layout, Running, default_state, is_alive
 from agent.cli.up.made_with import Formatted, options_of_before
 from agent.cli.up.rdma_addresses import free_address_from
@@ -36,6 +35,9 @@ from agent.inline.secrets import create_root_key
 from agent.s3.credentials import new_credentials_file
 
 TEND_SECONDS = 0.2
+DETACHED_LOOK_SECONDS = 0.05
+DETACHED_END_SECONDS = 45.0
+"""For a process that ends an agent and all enclosures in their order."""
 FREE_PORT_TRIES = 100
 _LOCK_FROM_PARENT = "G35_UP_LOCK"
 """In the environment of a detached `g35 up`: the descriptor of the folder's lock, taken by its parent."""
@@ -44,6 +46,12 @@ _LOCK_FROM_PARENT = "G35_UP_LOCK"
 @options_of(UpOptions)
 def up(context: typer.Context, options: UpOptions) -> None:
     """Start a whole pool on this machine. Prints `ready` once it is mounted; Ctrl-C ends it."""
+    interrupts = Interrupts()
+    with interrupts.noted():
+        _up(context, options, interrupts)
+
+
+def _up(context: typer.Context, options: UpOptions, interrupts: Interrupts) -> None:
     layout = Layout((options.state or default_state()).absolute())
     where = (options.mount or layout.default_mount).absolute()
     if options.media == "files":
@@ -61,18 +69,19 @@ def up(context: typer.Context, options: UpOptions) -> None:
         lock = layout.take_lock()
     s3_was = layout.s3_port.read_text().strip() if options.s3 and layout.s3_port.exists() else ""
     if options.detach_:
-        _detached(layout, lock, {"--state": layout.state, "--mount": options.mount, "--pcap": options.pcap})
+        folders = {"--state": layout.state, "--mount": options.mount, "--pcap": options.pcap}
+        if not _detached(layout, lock, folders, interrupts.stop):
+            _leave_unserved(interrupts)
         print(ready_message(layout, where, options, s3_was), flush=True)
         return
     there = layout.files()
     pool = _Pool(layout, where, options)
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: stop.set())
+    stop = interrupts.stop
     layout.sign_lock(lock)
     is_up = False
     try:
-        pool.start(stop)
+        if not stop.is_set():
+            pool.start(stop)
         if not stop.is_set():
             pool.warn_of_what_is_away()
             is_up = True
@@ -85,6 +94,14 @@ def up(context: typer.Context, options: UpOptions) -> None:
         if not is_up:
             pool.remove_what_it_made(there)
         layout.sign_off(lock)
+    if not is_up:
+        _leave_unserved(interrupts)
+
+
+def _leave_unserved(interrupts: Interrupts) -> NoReturn:
+    """The end of a start that a signal has cut short: nothing was served, so it has not worked."""
+    print("interrupted before the pool was up; nothing of it runs", file=sys.stderr)
+    raise typer.Exit(interrupts.exit_code)
 
 
 def _is_given(context: typer.Context, option: str) -> bool:
@@ -93,8 +110,11 @@ def _is_given(context: typer.Context, option: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _detached(layout: Layout, lock: int, folders: Mapping[str, Path | None]) -> None:
-    """Run the same command again without --detach, in a session of its own, and wait for its `ready`."""
+def _detached(layout: Layout, lock: int, folders: Mapping[str, Path | None], stop: threading.Event) -> bool:
+    """Run the same command again without --detach, in a session of its own, and wait for its `ready`.
+
+    Whether that came. Once `stop` is set, it ends the process, which a Ctrl-C at the terminal does not reach.
+    """
     words = [word for word in sys.argv[1:] if word != "--detach"]
     for (
         option,
@@ -105,16 +125,17 @@ def _detached(layout: Layout, lock: int, folders: Mapping[str, Path | None]) -> 
     os.environ[_LOCK_FROM_PARENT] = str(lock)
     process = detach([sys.executable, "-P", "-m", "agent.cli", *words], layout.log, (lock,))
     os.close(lock)
-    while True:
+    while not stop.wait(DETACHED_LOOK_SECONDS):
         said = layout.log.read_text(errors="replace").splitlines()
         if "ready" in said:
             for line in itertools.takewhile(lambda line: not line.startswith("mounted at "), said):
                 print(line, file=sys.stderr)
-            return
+            return True
         if process.poll() is not None:
             why = told_by("\n".join(said), process.returncode)
             raise G35Error(f"the pool did not come up: {why}", f"its words are in {layout.log}")
-        time.sleep(0.05)
+    end_process(process, DETACHED_END_SECONDS)
+    return False
 
 
 @dataclass

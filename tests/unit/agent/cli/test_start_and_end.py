@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -71,5 +72,7 @@ def test_a_detached_pool_gets_every_folder_by_its_whole_path(
     monkeypatch.setenv("G35_UP_LOCK", "")
     layout = Layout(tmp_path / "here")
     layout.make_folder()
-    up_verb._detached(layout, layout.take_lock(), {"--mount": None, "--pcap": Path("packets")})
+    up_verb._detached(
+        layout, layout.take_lock(), {"--mount": None, "--pcap": Path("packets")}, threading.Event()
+    )
     assert started[0][-3:] == ["--state=here", "--pcap", str(tmp_path / "packets")]

@@ -1,0 +1,44 @@
+"""The signals that ask `g35 up` to end: they are noted, and looked for where it waits."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupts:
+    """Whether somebody has asked for the end, and by which signal first."""
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+        self._first = 0
+
+    @property
+    def exit_code(self) -> int:
+        """Of a start that the signal has cut short."""
+        return EXIT_INTERRUPTED if self._first == signal.SIGINT else EXIT_FAILED
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note the signals while the block runs.
+
+        A KeyboardInterrupt would be raised wherever Python happens to be: a destructor or a callback of a
+        library swallows it, and the start would go on as if nobody had pressed anything.
+        """
+        before = {number: signal.signal(number, self._note) for number in _ENDING}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self._first = self._first or number
+        self.stop.set()
