@@ -27,6 +27,8 @@ NAMESPACES_MAX = 4096
 _MIB = 1 << 20
 _NO_FOLDER = Path("/nonexistent")
 """For a configuration that is only planned with."""
+REBALANCE = "64M"
+"""Bytes a second that move to drives which `g35 pool add` took in: no other agent would move them."""
 S3_BUCKET = "kvcache"
 S3_BUCKET_ADDRESS = "127.0.0.2"
 """A second address on loopback, at which clients that want the bucket in the host find that bucket."""
@@ -61,7 +63,7 @@ def agent_toml(
         }),
         ("[prestage]", {"memory": options.prestage_memory, "learn": options.learn}),
         ("[fabric]", {"verbs_provider": "emulator.roce.pyverbs"}),
-        ("[pool]", {"allow_plain": options.suite == "plain+crc64"}),
+        ("[pool]", {"allow_plain": options.suite == "plain+crc64", "rebalance": REBALANCE}),
     ]  # fmt: skip
     if options.virtiofs:
         sections.append(("[virtiofs]", {"socket": str(layout.virtiofs_socket)}))

@@ -35,6 +35,12 @@ class Formatted:
         partial.replace(layout.made_with)
 
 
+def check_media(layout: Layout, media: str) -> None:
+    """Refuse drives in memory where the pool lies in files: it would be hidden behind an empty one."""
+    if media == "memory" and layout.has_drives():
+        raise _was_made_with(layout, "--media files", "--media memory")
+
+
 def options_of_before(
     layout: Layout, asked: Mapping[str, Any], given: Callable[[str], bool]
 ) -> dict[str, Any]:
@@ -47,12 +53,15 @@ def options_of_before(
         if not given(name):
             found[name] = before
         elif name not in _COUNTS and not _same(name, before, asked[name]):
-            raise UserError(
-                f"the pool in {layout.state} was made with {_typed(name, before)}, "
-                f"not with {_typed(name, asked[name])}",
-                f"leave {_typed(name, asked[name])} out, or make another pool with another --state",
-            )
+            raise _was_made_with(layout, _typed(name, before), _typed(name, asked[name]))
     return found
+
+
+def _was_made_with(layout: Layout, before: str, asked: str) -> UserError:
+    return UserError(
+        f"the pool in {layout.state} was made with {before}, not with {asked}",
+        f"leave {asked} out, or make another pool with another --state",
+    )
 
 
 def _before(layout: Layout) -> dict[str, Any]:

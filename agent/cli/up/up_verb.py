@@ -14,20 +14,21 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any, NoReturn
 
 import typer
-from rich.console import Console
 
 from agent.cli.record_options import options_of
 from agent.cli.status_document import read_status
 from agent.cli.up.agent_toml import agent_toml, check_room
 from agent.cli.up.children import Child, detach, end_process, told_by
+from agent.cli.up.dead_names import set_aside
 from agent.cli.up.interrupts import Interrupts
 from agent.cli.up.layout import Layout, Running, default_state, is_alive
-from agent.cli.up.made_with import Formatted, options_of_before
+from agent.cli.up.made_with import Formatted, check_media, options_of_before
 from agent.cli.up.rdma_addresses import free_address_from
-from agent.cli.up.ready_message import ready_message
+from agent.cli.up.ready_message import TYPED_COMMAND, ready_message, typed_command
 from agent.cli.up.up_arguments import UpOptions
 from agent.errors import G35Error
 from agent.fs.doors.mounting import clear_dead_mount
@@ -54,6 +55,7 @@ def up(context: typer.Context, options: UpOptions) -> None:
 def _up(context: typer.Context, options: UpOptions, interrupts: Interrupts) -> None:
     layout = Layout((options.state or default_state()).absolute())
     where = (options.mount or layout.default_mount).absolute()
+    check_media(layout, options.media)
     if options.media == "files":
         options = UpOptions(**options_of_before(layout, vars(options), partial(_is_given, context)))
     options.check()
@@ -123,6 +125,7 @@ def _detached(layout: Layout, lock: int, folders: Mapping[str, Path | None], sto
         if path is not None:
             words += [option, str(path.absolute())]
     os.environ[_LOCK_FROM_PARENT] = str(lock)
+    os.environ[TYPED_COMMAND] = typed_command()
     process = detach([sys.executable, "-P", "-m", "agent.cli", *words], layout.log, (lock,))
     os.close(lock)
     while not stop.wait(DETACHED_LOOK_SECONDS):
@@ -150,7 +153,7 @@ class _Pool:
     _formatted: bool = False
     _mount_is_new: bool = False
     _given: set[int] = field(default_factory=set)
-    _console: Console = field(default_factory=lambda: Console(stderr=True))
+    _set_aside: set[Path] = field(default_factory=set)
 
     def start(self, stop: threading.Event) -> None:
         """Bring everything up in its order; returns early once `stop` is set."""
@@ -178,6 +181,8 @@ class _Pool:
         self._format_if_blank(stop, are_new)
         if stop.is_set():
             return
+        if are_new:
+            self._set_dead_names_aside()
         clear_dead_mount(self._mount)
         if not self._mount.exists():
             self._mount.mkdir(parents=True)
@@ -207,7 +212,13 @@ class _Pool:
             with contextlib.suppress(OSError):
                 self._mount.rmdir()
         if not (self._formatted and any(path.parent.name.startswith("drives-") for path in before)):
-            self._layout.remove_new(before)
+            self._layout.remove_new(before | self._set_aside)
+
+    def _set_dead_names_aside(self) -> None:
+        for path, renamed in set_aside(self._layout):
+            self._set_aside.add(renamed)
+            if path.name.endswith("files.sqlite"):
+                _say(f"{path} names files of a pool that is gone: it is set aside as {renamed.name}")
 
     def was_unmounted(self) -> bool:
         """Somebody has unmounted the pool, which ended the agent and so ends all of it."""
@@ -217,14 +228,18 @@ class _Pool:
         """A pool that was made with more drives than there are now serves only what is there."""
         pool = read_status(self._mount)["pool"]
         if pool["namespaces_away"]:
-            self._console.print(
+            _say(
                 f"warning: {pool['namespaces_away']} of the pool's {pool['namespaces']} namespaces are away; "
                 "were --enclosures and --drives larger when it was made?"
             )
         if newcomers := pool.get("newcomers"):
-            self._console.print(
-                f"warning: {len(newcomers)} drives are not in the pool: g35 pool add takes them in, "
-                "a smaller --enclosures or --drives leaves them out"
+            config = f"--config {quote(str(self._layout.configuration))}"
+            _say(
+                f"warning: {len(newcomers)} drives are not in the pool; "
+                "a smaller --enclosures or --drives leaves them out\n"
+                f"this takes them in:\n  {typed_command()} pool add {config}\n"
+                f"this ends the move to them, once the agent has moved what belongs there:\n"
+                f"  {typed_command()} pool settle {config}"
             )
 
     def tend(self) -> None:
@@ -232,7 +247,7 @@ class _Pool:
         for child in [*self._enclosures, *([self._agent] if self._agent is not None else [])]:
             happened = child.tend()
             if happened is not None:
-                self._console.print(happened)
+                _say(happened)
 
     def stop(self) -> None:
         """The agent first, so that nobody reads from an enclosure that is going."""
@@ -314,6 +329,11 @@ class _Pool:
         except (FileNotFoundError, ValueError):
             return False
         return is_alive(pid)
+
+
+def _say(what: str) -> None:
+    """To the user, in lines as they are: a command in them can be copied."""
+    print(what, file=sys.stderr, flush=True)
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:

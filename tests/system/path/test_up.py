@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import signal
 import subprocess
 from collections.abc import Callable
@@ -183,6 +184,57 @@ def test_fewer_drives_than_the_pool_has_are_said(
     assert "1 of the pool's 2 namespaces are away" in " ".join(again.process.output.split())
     assert again.status()["pool"]["namespaces_away"] == 1
     assert again.down() == 0
+
+
+def test_drives_that_come_later_join_by_the_commands_that_up_prints(
+    make_pool: Callable[..., PoolUp], processes: Processes
+) -> None:
+    pool_up = make_pool("--drives", "1", "--enclosures", "1")
+    for number in range(20):
+        (pool_up.mount / f"kv/kv/{number}").write_bytes(bytes([number]) * 70_000)
+    assert pool_up.down() == 0
+    again = PoolUp(processes, pool_up.state, "--drives", "3", "--enclosures", "1", "--drive-size", "256M")
+    add, settle = (
+        shlex.split(line)[1:] for line in again.process.output.splitlines() if line.startswith("  g35 pool ")
+    )
+    joining = processes.g35(*add)
+    assert joining.process.wait(60) == 0, joining.output
+    assert "2 namespace(s) more" in joining.output
+
+    def settled() -> bool:
+        settling = processes.g35(*settle)
+        return settling.process.wait(60) == 0 and "settled: " in settling.output
+
+    wait_until(settled, 60, "the values to have moved")
+    assert again.status()["pool"]["moves_values"] > 0
+    assert (again.mount / "kv/kv/7").read_bytes() == bytes([7]) * 70_000
+    assert again.down() == 0
+
+
+def test_a_new_pool_in_memory_serves_fs_and_keeps_the_names_of_the_dead_one(
+    make_pool: Callable[..., PoolUp], processes: Processes, tmp_path: Path
+) -> None:
+    pool_up = make_pool("--drives", "1", "--enclosures", "1", "--media", "memory")
+    (pool_up.mount / "fs/file").write_bytes(b"dies with the pool")
+    pool = pool_up.status()["pool"]["id"]
+    assert pool_up.down() == 0
+    names = pool_up.state / "agent/files.sqlite"
+    aside = names.with_name(f"files.sqlite.of-{pool}")
+    said = f"{names} names files of a pool that is gone: it is set aside as {aside.name}"
+
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/file").touch()
+    words = ("--media", "memory", "--drives", "1", "--enclosures", "1", "--drive-size", "256M")
+    failing = processes.g35("up", "--state", pool_up.state, "--mount", tmp_path / "full", *words)
+    assert failing.process.wait(60) == 1
+    assert said in failing.output.splitlines()
+    assert aside.exists(), "a start that failed takes only away what it made"
+
+    pool_up.start_again()
+    assert not list((pool_up.mount / "fs").iterdir())
+    (pool_up.mount / "fs/file").write_bytes(b"of the new one")
+    assert aside.exists()
+    assert pool_up.down() == 0
 
 
 def test_a_value_that_is_too_long_leaves_nothing(make_pool: Callable[..., PoolUp]) -> None:

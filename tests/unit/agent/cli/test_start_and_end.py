@@ -70,6 +70,7 @@ def test_a_detached_pool_gets_every_folder_by_its_whole_path(
     monkeypatch.setattr(up_verb, "detach", detach)
     monkeypatch.setattr(sys, "argv", ["g35", "up", "--detach", "--pcap", "packets", "--state=here"])
     monkeypatch.setenv("G35_UP_LOCK", "")
+    monkeypatch.setenv("G35_UP_COMMAND", "")
     layout = Layout(tmp_path / "here")
     layout.make_folder()
     up_verb._detached(

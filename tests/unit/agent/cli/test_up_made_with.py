@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent.cli.up.layout import Layout
-from agent.cli.up.made_with import Formatted, options_of_before
+from agent.cli.up.made_with import Formatted, check_media, options_of_before
 from agent.cli.up.ready_message import ready_message
 from agent.cli.up.up_arguments import UpOptions
 from agent.errors import G35Error, UserError
@@ -61,6 +61,14 @@ def test_an_option_that_differs_is_named(layout: Layout, name: str, value: objec
         options_of_before(layout, {**DEFAULTS, name: value}, lambda given: given == name)
     assert said in str(refused.value)
     assert "another --state" in refused.value.advice
+
+
+def test_memory_does_not_hide_a_pool_in_files(layout: Layout, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="with --media files, not with --media memory") as refused:
+        check_media(layout, "memory")
+    assert "leave --media memory out" in refused.value.advice
+    check_media(layout, "files")
+    check_media(Layout(tmp_path / "empty"), "memory")
 
 
 def test_another_number_of_drives_is_taken_as_typed(layout: Layout) -> None:
