@@ -18,6 +18,7 @@ from rich.text import Text
 
 from agent.cli.status_document import read_status
 from agent.cli.tables import folding_table, print_tables
+from agent.cli.up.folder_trouble import told_of_owner
 from agent.cli.up.layout import Layout, default_state
 from agent.errors import G35Error
 from agent.sizes import readable_bytes, readable_seconds
@@ -88,7 +89,8 @@ def _mount(state: Path | None, mount: Path | None) -> Path:
     if mount is not None:
         return mount
     layout = Layout((state or default_state()).absolute())
-    running = layout.running()
+    with told_of_owner(layout.state):
+        running = layout.running()
     if running is None:
         if left := layout.mounts_left():
             return left[0]  # reading there tells of a dead mount, and of its cure

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from agent.cli.up.folder_trouble import told_of_owner
 from agent.cli.up.layout import Layout, default_state, is_alive
 from agent.errors import G35Error
 from agent.fs.doors.mounting import clear_dead_mount
@@ -24,9 +25,10 @@ def down(
 ) -> None:
     """Unmount and end the pool that `g35 up` started. The data on its drives stay."""
     layout = Layout((state or default_state()).absolute())
-    if not layout.state.is_dir():
-        raise G35Error(f"there is no state folder {layout.state}", "name the one that g35 up was given")
-    lock, was_up = _end_who_holds_it(layout)
+    with told_of_owner(layout.state):
+        if not layout.state.is_dir():
+            raise G35Error(f"there is no state folder {layout.state}", "name the one that g35 up was given")
+        lock, was_up = _end_who_holds_it(layout)
     try:
         cleared = _clear(layout)
     finally:

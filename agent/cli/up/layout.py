@@ -33,7 +33,10 @@ from agent.fs.doors.mounting import is_mounted
 def default_state() -> Path:
     """Where `g35 up` keeps its things unless --state says otherwise (XDG Base Directory 0.8)."""
     base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local/state") / "g35"
+    try:
+        return (Path(base) if base else Path.home() / ".local/state") / "g35"
+    except RuntimeError:
+        raise UserError("this user has no home folder", "--state takes the folder for the pool") from None
 
 
 @dataclass(frozen=True, slots=True)

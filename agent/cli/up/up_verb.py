@@ -24,6 +24,7 @@ from agent.cli.status_document import read_status
 from agent.cli.up.agent_toml import agent_toml, check_room
 from agent.cli.up.children import Child, detach, end_process, told_by
 from agent.cli.up.dead_names import set_aside
+from agent.cli.up.folder_trouble import told_of_full_disk, told_of_owner
 from agent.cli.up.interrupts import Interrupts
 from agent.cli.up.layout import Layout, Running, default_state, is_alive
 from agent.cli.up.made_with import Formatted, check_media, options_of_before
@@ -47,13 +48,13 @@ _LOCK_FROM_PARENT = "G35_UP_LOCK"
 @options_of(UpOptions)
 def up(context: typer.Context, options: UpOptions) -> None:
     """Start a whole pool on this machine. Prints `ready` once it is mounted; Ctrl-C ends it."""
-    interrupts = Interrupts()
-    with interrupts.noted():
-        _up(context, options, interrupts)
-
-
-def _up(context: typer.Context, options: UpOptions, interrupts: Interrupts) -> None:
     layout = Layout((options.state or default_state()).absolute())
+    interrupts = Interrupts()
+    with interrupts.noted(), told_of_owner(layout.state), told_of_full_disk(layout.state):
+        _up(context, options, layout, interrupts)
+
+
+def _up(context: typer.Context, options: UpOptions, layout: Layout, interrupts: Interrupts) -> None:
     where = (options.mount or layout.default_mount).absolute()
     check_media(layout, options.media)
     if options.media == "files":
@@ -83,7 +84,8 @@ def _up(context: typer.Context, options: UpOptions, interrupts: Interrupts) -> N
     is_up = False
     try:
         if not stop.is_set():
-            pool.start(stop)
+            with told_of_full_disk(layout.state):  # before what it made is removed, which makes room
+                pool.start(stop)
         if not stop.is_set():
             pool.warn_of_what_is_away()
             is_up = True

@@ -99,10 +99,28 @@ _TRIGGERS = (
 class MetadataUnusable(G35Error):
     """The metadata file is not ours, is of another version, or cannot be opened. The operator's to mend."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(
-            message, "is the disk of agent.state full, or the file another program's? See g35 doctor"
-        )
+    def __init__(self, message: str, advice: str = "") -> None:
+        doubt = "is the disk of agent.state full, or the file another program's? See g35 doctor"
+        super().__init__(message, advice or doubt)
+
+    @classmethod
+    def of(cls, path: Path, fault: sqlite3.Error | FsError) -> MetadataUnusable:
+        """What SQLite or the disk says of the file at `path`."""
+        if _means_full_disk(path, fault):
+            return cls(f"{path}: the disk that has it is full", "make some room on it, and start again")
+        return cls(f"{path}: {fault}")
+
+
+def _means_full_disk(path: Path, fault: sqlite3.Error | FsError) -> bool:
+    if isinstance(fault, FsError):
+        return fault.errno == errno.ENOSPC
+    code: int = getattr(fault, "sqlite_errorcode", 0) & 0xFF
+    if code != sqlite3.SQLITE_IOERR:
+        return code == sqlite3.SQLITE_FULL
+    try:
+        return os.statvfs(path.parent).f_bavail == 0  # no room for the shared memory beside the file
+    except OSError:
+        return False
 
 
 class Database:
@@ -117,7 +135,7 @@ class Database:
         try:
             self._writer = self._connect()
         except sqlite3.Error as fault:
-            raise MetadataUnusable(f"{path}: {fault}") from fault
+            raise MetadataUnusable.of(path, fault) from fault
         try:
             self._prepare(home)
             # The number of this opening is part of each version that it gives out; were it lost with the
@@ -125,7 +143,7 @@ class Database:
             self.sync()
         except (sqlite3.Error, FsError) as fault:
             self._writer.close()
-            raise MetadataUnusable(f"{path}: {fault}") from fault
+            raise MetadataUnusable.of(path, fault) from fault
         except BaseException:
             self._writer.close()
             raise
@@ -168,7 +186,8 @@ class Database:
             known = dict(writer.execute("SELECT name, value FROM facts"))
             writer.execute("COMMIT")
         except BaseException:
-            writer.execute("ROLLBACK")
+            if writer.in_transaction:  # SQLite has ended it by itself where the disk is full
+                writer.execute("ROLLBACK")
             raise
         self.file_system_id: bytes = known["file_system_id"]
         self.opening: int = known["openings"]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from agent.errors import Fault
 from agent.fs.files import inodes, schema
 from agent.fs.files.options import FilesOptions
+from agent.fs.files.pool_of_names import PoolOfNames
 from agent.fs.files.schema import MetadataUnusable
 from agent.fs.interface import FsError
 from tests.unit.files.conftest import BLOCK, World, refused
@@ -90,8 +93,27 @@ def test_a_full_disk_is_the_worlds_fault(world: World, monkeypatch: pytest.Monke
             with pytest.raises(MetadataUnusable) as told:
                 world.start()
         assert told.value.fault is Fault.WORLD
-        assert "full" in told.value.advice
+        assert "full" in f"{told.value}; {told.value.advice}"
     world.start()
+
+
+@pytest.mark.parametrize("of_sqlite", [sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE])
+def test_a_full_disk_is_named_where_sqlite_has_ended_the_transaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_sqlite: int
+) -> None:
+    def full(writer: sqlite3.Connection, *_: object) -> None:
+        writer.execute("ROLLBACK")
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorcode = of_sqlite
+        raise error
+
+    monkeypatch.setattr(schema, "settle_home", full)
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=0))
+    file = tmp_path / "files.sqlite"
+    with pytest.raises(MetadataUnusable) as told:
+        schema.Database(file, PoolOfNames("aa" * 16))
+    assert str(told.value) == f"{file}: the disk that has it is full"
+    assert "make some room" in told.value.advice
 
 
 def full_refusal() -> None:
