@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli.up.layout import S3_BUCKET, S3_BUCKET_ADDRESS
+from agent.cli.up.agent_toml import S3_BUCKET, S3_BUCKET_ADDRESS
 from tests.support.engines.engine_environments import engine_python, run_in_engine
 from tests.support.pool_up import PoolUp
 from tests.support.processes import Processes
