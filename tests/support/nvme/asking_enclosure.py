@@ -50,4 +50,6 @@ class AskingEnclosure:
 def join_queue(controller: Controller, credentials: Credentials) -> None:
     """A queue that authenticates with these, on this thread: one of trio's would stay for longer than the
     whole test takes."""
-    connect_io_queue(replace(controller.info, credentials=credentials), 1, 8, PATIENCE_S)
+    info = controller.info
+    info = replace(info, config=replace(info.config, credentials=credentials))
+    connect_io_queue(info, 1, 8, PATIENCE_S)
