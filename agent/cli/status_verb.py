@@ -26,7 +26,9 @@ from agent.sizes import readable_bytes, readable_seconds
 NAMED_MAX = 8
 """Namespaces of a kind that are shown; all are in the JSON."""
 
-State = Annotated[Path | None, typer.Option(help="The state folder that was given to g35 up.")]
+State = Annotated[
+    Path | None, typer.Option(readable=False, help="The state folder that was given to g35 up.")
+]
 # Without a parser Click would look at it, and wait for ever for an agent that hangs.
 Mount = Annotated[
     Path | None,

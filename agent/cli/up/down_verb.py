@@ -21,7 +21,9 @@ CHILDREN_SECONDS = 5.0
 
 
 def down(
-    state: Annotated[Path | None, typer.Option(help="The state folder that was given to g35 up.")] = None,
+    state: Annotated[
+        Path | None, typer.Option(readable=False, help="The state folder that was given to g35 up.")
+    ] = None,
 ) -> None:
     """Unmount and end the pool that `g35 up` started. The data on its drives stay."""
     layout = Layout((state or default_state()).absolute())

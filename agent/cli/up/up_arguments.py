@@ -105,7 +105,9 @@ class UpOptions:
         Path | None,
         typer.Option(parser=Path, metavar="<path>", help="Where to mount; default: mnt in the state."),
     ] = None
-    state: Annotated[Path | None, typer.Option(help="Folder for drives, keys and logs.")] = None
+    state: Annotated[Path | None, typer.Option(readable=False, help="Folder for drives, keys and logs.")] = (
+        None
+    )
     value_size: Annotated[
         str,
         typer.Option(
