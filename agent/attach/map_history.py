@@ -134,6 +134,10 @@ class MapHistory:
                 f"erase that tenant again (g35 tenant erase), or {remedy}",
             )
 
+    def is_behind(self, pool_map: PoolMap) -> bool:
+        """Whether this agent has seen a later map on most namespaces."""
+        return pool_map.version < self._pools.get(pool_map.pool_id, _Seen()).version
+
     def believed(self, pool_map: PoolMap) -> PoolMap:
         """The same map; with the version that was seen, where its own is too far ahead of that: the pool's
         own map has to count as a later one."""

@@ -6,8 +6,10 @@ any more, and those that the map lacks; it uses namespaces that joined. Volumes 
 the agent's next start.
 
 A version takes no key, so a greater one is not the last word. The end of a key counts from every copy,
-whatever its version (`with_key_ends` in agent/pool/map/reconcile.py). Once all namespaces were seen with
-other maps than the agent's, it goes by what these agree on.
+whatever its version (`with_key_ends` in agent/pool/map/reconcile.py). Once all namespaces of the agent's map
+were seen without it, the agent goes by what they agree on: the map was an overtaken writer's, or nobody's. An
+old map that is played back looks the same, so an agent never goes back behind a map that it has seen on most
+namespaces.
 """
 
 from __future__ import annotations
@@ -80,13 +82,15 @@ class MapWatch:
         confirm: Callable[[PoolMap], None] = lambda _: None,
         opens: Opens = lambda _, __: True,
         seal: MapSeal | None = None,
+        is_behind: Callable[[PoolMap], bool] = lambda _: False,
     ) -> None:
         """`remember` gets each newer map once it is followed. `grow` gets the NGUIDs where more follow those
         of before; without it newcomers wait for the next start. `distrust` is asked first, for the ids of
         volumes to which a map gives keys that no root key made (map_history.py). `taken` gets a namespace
         (NGUID) and the other pool that it carries now, "" once it carries this one again. `confirm` gets a
         followed map once most namespaces carry it. `opens`: whether the root key opens a volume. `seal`:
-        which copies count; without it all do."""
+        which copies count; without it all do. `is_behind`: whether a map is older than one that most
+        namespaces have carried."""
         self._seal = seal
         self._known = _Known(pool_map, frozenset({name_of(pool_map)}), {})
         self._confirm = confirm
@@ -94,8 +98,9 @@ class MapWatch:
         self._seen_with: set[int] = set()
         """Numbers of the namespaces that carry the map in force."""
         self._is_confirmed = False
-        self._elsewhere: dict[int, _Found] = {}
-        """What the others carry, as each was last seen."""
+        self._elsewhere: dict[int, _Found | None] = {}
+        """What the others carry, as each was last seen; None where it is no map of this pool."""
+        self._is_behind, self._said_behind = is_behind, False
         self._grow = grow
         self._distrust = distrust
         self._remember = remember
@@ -135,16 +140,18 @@ class MapWatch:
         until = now + LOOK_SECONDS
         found = yield from self._map_at(channel, number, member, until, until + 2 * LOOK_SECONDS)
         if isinstance(found, MissCause):
-            if found is MissCause.CORRUPT:
-                yield from self._look_for_map(channel, number, member)
+            if found is MissCause.CORRUPT and (yield from self._lacks_map(channel, number, member)):
+                self._elsewhere[number] = None
             return
         self.note_taken(number, found.pool_id if isinstance(found, AnotherPool) else known.pool_id)
         if isinstance(found, AnotherPool):
+            self._elsewhere[number] = None
             return
         self._note_map(member.nguid, "")
         if found.pool_map is known:
             self._elsewhere.pop(number, None)
             self._seen_with.add(number)
+            self._said_behind = False
         elif not known.version < found.pool_map.version <= known.version + VERSIONS_AHEAD_MAX:
             self._compare(number, found)
         elif forged := self._distrust(found.pool_map):
@@ -173,17 +180,38 @@ class MapWatch:
         if is_too_far:
             return
         self._elsewhere[number] = found
-        left = agreed(each.pool_map for each in self._elsewhere.values())
-        carriers = {self.pool_map.namespaces[each].nguid for each in self._elsewhere}
-        if carriers.issuperset(each.nguid for each in left.namespaces) and not self._distrust(left):
-            is_same = left.version == self.pool_map.version
-            log.warning(
-                "no namespace carries pool map %d any more, by which this agent served: it goes on by what "
-                "their copies lead to, %s",
+        left = agreed(each.pool_map for each in self._elsewhere.values() if each is not None)
+        members = self._members()
+        # Those too that only the map in force has: a map from before they joined does not name them.
+        are_all_seen = len(self._elsewhere) == len(members)
+        if not are_all_seen or not {each.nguid for each in left.namespaces} <= {*members}:
+            return
+        if self._distrust(left):
+            return
+        if self._is_behind(left):
+            self._say_behind(left)
+            return
+        is_same = left.version == self.pool_map.version
+        log.warning(
+            "no namespace carries pool map %d any more, by which this agent served: it goes on by what "
+            "their copies lead to, %s",
+            self.pool_map.version,
+            "another map of that version" if is_same else f"map {left.version}",
+        )
+        self._follow(left, {each.mark for each in self._elsewhere.values() if each is not None})
+
+    def _say_behind(self, left: PoolMap) -> None:
+        if not self._said_behind:
+            self._said_behind = True
+            log.error(
+                "no namespace carries pool map %d any more, by which this agent serves. Their copies lead to "
+                "map %d, which is older than one that most of them have carried: it goes on by map %d. "
+                "Somebody has put back what the enclosures once held: look at who writes to them, and bring "
+                "back the namespaces that carry the newer map",
                 self.pool_map.version,
-                "another map of that version" if is_same else f"map {left.version}",
+                left.version,
+                self.pool_map.version,
             )
-            self._follow(left, {each.mark for each in self._elsewhere.values()})
 
     def _refuse(self, number: int, found: _Found, forged: Collection[str]) -> None:
         """A greater version with keys or settings that the root key never made: no map of this pool.
@@ -302,8 +330,8 @@ class MapWatch:
                 return None
         return known.version if self.pool_map is known else None
 
-    def _look_for_map(self, channel: IoChannel, number: int, member: MapNamespace) -> Steps[None]:
-        """What was read is no map; look at all of its copies."""
+    def _lacks_map(self, channel: IoChannel, number: int, member: MapNamespace) -> Steps[bool]:
+        """What was read is no map; look at all of its copies. Whether none of them counts."""
         nguid = bytes.fromhex(member.nguid)
         if member.kind == "kv":
             found = yield from inspect_kv(channel, number, nguid, LOOK_SECONDS)
@@ -311,8 +339,11 @@ class MapWatch:
             found = yield from inspect(channel, number, nguid, member.bytes, channel.now() + LOOK_SECONDS)
         if found.content in (Content.BLANK, Content.FOREIGN):
             self._note_map(member.nguid, found.detail or "it is blank")
-        elif found.content is Content.POOL and self._counting_map(found) is None:
+            return True
+        if found.content is Content.POOL and self._counting_map(found) is None:
             self._note_map(member.nguid, WITHOUT_SEAL)
+            return True
+        return False
 
     def _note_map(self, nguid: str, lacks: str) -> None:
         """`lacks`: what is there instead of the map; empty where it is there."""
@@ -396,6 +427,7 @@ class MapWatch:
         self._known = _Known(newer, frozenset(marks), {})
         if not is_known:
             self._elsewhere, self._seen_with, self._is_confirmed = {}, set(), False
+            self._said_behind = False
 
     def _members(self) -> list[str]:
         return [each.nguid for each in self.pool_map.namespaces]

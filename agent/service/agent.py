@@ -112,6 +112,7 @@ class Agent:
             functools.partial(self._note, is_on_most=True),
             functools.partial(opens, root),
             seal,
+            self._history.is_behind,
         )
         for number, pool_id in taken.items():
             self.watch.note_taken(number, pool_id)

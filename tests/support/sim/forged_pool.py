@@ -112,6 +112,7 @@ class AgentOfPool:
             confirm=functools.partial(self.note, is_on_most=True),
             opens=functools.partial(opens, ROOT),
             seal=self.seal,
+            is_behind=self.seen.is_behind,
         )
 
     def follow(self, newer: PoolMap) -> None:

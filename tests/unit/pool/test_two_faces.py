@@ -82,6 +82,7 @@ class Serving:
             distrust=lambda newer: self.seen.distrusted(self.volumes, ROOT, newer),
             confirm=self.note,
             opens=functools.partial(opens, ROOT),
+            is_behind=self.seen.is_behind,
         )
 
     def note(self, pool_map: PoolMap, *, is_on_most: bool = True) -> None:
