@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -40,5 +40,5 @@ class Answer:
     length: int | None = None
 
 
-def xml_answer(name: str, content: xml_out.Content) -> Answer:
-    return Answer(200, [("content-type", "application/xml")], xml_out.document(name, content))
+def xml_answer(name: str, content: xml_out.Content, rows: Sequence[bytes] = ()) -> Answer:
+    return Answer(200, [("content-type", "application/xml")], xml_out.document(name, content, rows))

@@ -11,6 +11,7 @@ import trio
 from agent.s3.checks import BodyChecks
 from agent.s3.chunked import WORDS, ChunkDecoder
 from agent.s3.errors import S3Error
+from agent.s3.rests import Rests
 from agent.s3.signature import UNSIGNED, Signer
 from agent.s3.xml_in import DOCUMENT_BYTES_MAX, RowsReader
 
@@ -99,11 +100,10 @@ class Body:
         """After the last piece: compare the data with the client's checksums. Raises S3Error."""
         self.checks.finish(self._decoder.trailers if self._decoder is not None else {})
 
-    async def rows(self, root: str, row: str) -> RowsReader:
+    async def rows(self, root: str, row: str, rests: Rests) -> RowsReader:
         """The rows of an XML body, checked. Raises S3Error."""
         document, reader = await self._all(DOCUMENT_BYTES_MAX), RowsReader(root, row)
-        for _ in reader.read(document):
-            await trio.lowlevel.checkpoint()
+        await rests.work(reader.read(document))
         return reader
 
     async def nothing(self) -> None:

@@ -214,7 +214,11 @@ class Connection:
             if length is None:
                 length = len(answer.body) if stream is None else stream.length
             head = self._head_of(answer.status, answer.headers, length)
-            if stream is None or stream.length <= TOGETHER_BYTES_MAX:
+            if stream is None and len(answer.body) > TOGETHER_BYTES_MAX:
+                await self._send_all(head)
+                for each in self._http.send_with_data_passthrough(h11.Data(data=answer.body)) or ():
+                    await self._send_all(each)
+            elif stream is None or stream.length <= TOGETHER_BYTES_MAX:
                 together = [head, answer.body]
                 if stream is not None:
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from agent.errors import G35Error
 from agent.s3.errors import S3Error
@@ -32,6 +32,8 @@ COMPLETED_MAX: Final = 1000
 WAL_BYTES_KEPT: Final = 64 << 20
 NAMES_BYTES: Final = 2 << 30
 """The default bound of an index on disk: some 4 million objects of the usual kind."""
+_ROWS_MAX: Final = 64
+"""Read at once from a listing with a delimiter, of which a common prefix skips the rest."""
 
 _TABLES: Final = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -103,11 +105,20 @@ class Upload:
     """The announced checksum of its parts, if any."""
 
 
+class ListedObject(NamedTuple):
+    """What a listing says of an object."""
+
+    key: str
+    size: int
+    etag: str
+    changed_ns: int
+
+
 @dataclass(slots=True)
 class Listing:
     """A page of a bucket, in order. `after`: the beginning of the next page; empty at the end."""
 
-    objects: list[StoredObject] = field(default_factory=list)
+    objects: list[ListedObject] = field(default_factory=list)
     prefixes: list[str] = field(default_factory=list)
     after: str = ""
 
@@ -250,15 +261,18 @@ class Index:
             at = last.find(delimiter.encode(), len(start))
             if at >= 0 and at + len(delimiter.encode()) == len(last):
                 start, last = _past(last) or b"\xff" * 8, b""
+        read = _ROWS_MAX
         while True:
             wanted = most + 1 - len(page.objects) - len(page.prefixes)
-            rows = self._rows(bucket, start, last, end, min(wanted, 64) if delimiter else wanted)
+            if delimiter:
+                wanted = min(wanted, read)
+            rows = self._rows(bucket, start, last, end, wanted)
             for row in rows:
                 at = -1 if not delimiter else row[0].find(delimiter.encode(), len(prefix.encode()))
                 if len(page.objects) + len(page.prefixes) == most:
                     return page
                 if at < 0:
-                    page.objects.append(_object(row))
+                    page.objects.append(ListedObject(row[0].decode(), *row[1:]))
                     page.after = row[0].decode()
                     last = row[0]
                     continue
@@ -266,18 +280,23 @@ class Index:
                 page.prefixes.append(common.decode())
                 page.after = common.decode()
                 start, last = _past(common) or b"\xff" * 8, b""
+                # The rows behind it were read in vain, and the next one may begin another prefix.
+                read = 2
                 break
             else:
-                if len(rows) < (min(wanted, 64) if delimiter else wanted):
+                if len(rows) < wanted:
                     page.after = ""
                     return page
+                read = min(read * 4, _ROWS_MAX)
 
     def _rows(self, bucket: str, start: bytes, after: bytes, end: bytes | None, most: int) -> list[Any]:
-        where, arguments = "bucket = ? AND key >= ? AND key > ?", [bucket, start, after]
+        # One lower bound: of two, SQLite seeks the first and reads all rows up to the other.
+        where, arguments = "bucket = ? AND key > ?", [bucket, after]
+        if after < start:
+            where, arguments = "bucket = ? AND key >= ?", [bucket, start]
         if end is not None:
             where, arguments = where + " AND key < ?", [*arguments, end]
-        columns = "key, size, etag, changed_ns, id, extra"
-        statement = f"SELECT {columns} FROM objects WHERE {where} ORDER BY key LIMIT ?"
+        statement = f"SELECT key, size, etag, changed_ns FROM objects WHERE {where} ORDER BY key LIMIT ?"
         return self._ask(statement, *arguments, most)
 
     # -- uploads --------------------------------------------------------------------------------
@@ -302,11 +321,19 @@ class Index:
             raise _no_upload()
         return _upload(rows[0])
 
-    def uploads(self, bucket: str) -> list[Upload]:
-        """All of a bucket, by key and name."""
+    def uploads(
+        self, bucket: str, prefix: str = "", after: str = "", name: str = "", most: int = UPLOADS_MAX
+    ) -> list[Upload]:
+        """Up to `most`, by key and name, behind the upload `name` of the key `after`, or behind that key."""
         self.check_bucket(bucket)
-        statement = "SELECT name, key, made_ns, extra FROM uploads WHERE bucket = ? ORDER BY key, name"
-        return [_upload(row) for row in self._ask(statement, bucket)]
+        start, end, last = prefix.encode(), _past(prefix.encode()), after.encode()
+        where = "bucket = ? AND key >= ? AND (key > ? OR (? AND key = ? AND name > ?))"
+        arguments: list[object] = [bucket, start, last, bool(name), last, name]
+        if end is not None:
+            where, arguments = where + " AND key < ?", [*arguments, end]
+        columns = "name, key, made_ns, extra"
+        statement = f"SELECT {columns} FROM uploads WHERE {where} ORDER BY key, name LIMIT ?"
+        return [_upload(row) for row in self._ask(statement, *arguments, most)]
 
     def old_uploads(self, before_ns: int) -> list[str]:
         """Names of those that were begun before."""
@@ -324,9 +351,11 @@ class Index:
             tx.execute("DELETE FROM spare WHERE file = ?", (part.piece.file,))
             return _spare_within(tx, [file for (file,) in old])
 
-    def parts(self, upload: str) -> list[Part]:
+    def parts(self, upload: str, after: int = 0, most: int = PARTS_MAX) -> list[Part]:
+        """Up to `most`, in order, behind the number `after`."""
         columns = "number, file, size, etag, changed_ns, checksum"
-        rows = self._ask(f"SELECT {columns} FROM parts WHERE upload = ? ORDER BY number", upload)
+        where = "upload = ? AND number > ? ORDER BY number LIMIT ?"
+        rows = self._ask(f"SELECT {columns} FROM parts WHERE {where}", upload, after, most)
         return [Part(row[0], Piece(row[1], row[2]), *row[3:]) for row in rows]
 
     def complete_upload(

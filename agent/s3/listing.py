@@ -5,33 +5,36 @@ from __future__ import annotations
 import base64
 import binascii
 import time
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
-
-import trio
+from xml.sax.saxutils import escape
 
 from agent.pool.steps import Runner
 from agent.s3.answers import Answer, xml_answer
 from agent.s3.body import Body
 from agent.s3.errors import S3Error
-from agent.s3.index import BUCKETS_MAX, Listing, StoredObject
+from agent.s3.index import BUCKETS_MAX, ListedObject, Part, Upload
 from agent.s3.requests import KEY_BYTES_MAX, Operation, S3Request, check_key, whole_number
+from agent.s3.rests import STEP_ROWS, Rests
 from agent.s3.shares import Shares
 from agent.s3.store import ObjectStore
 from agent.s3.workers import Workers
-from agent.s3.xml_out import UNFIT, Content, Element, iso_time, shown
+from agent.s3.xml_out import UNFIT, Content, Element, iso_time, shown, written
 
 ROWS_MAX: Final = 1000
 """Keys of a listing, and of a DeleteObjects."""
+_OWNER: Final = "<Owner><ID>g35</ID><DisplayName>g35</DisplayName></Owner>"
 
 
 class Listings:
     """The operations of this file, for all tenants."""
 
-    def __init__(self, workers: Workers, region: str, transfers: Shares) -> None:
+    def __init__(self, workers: Workers, region: str, transfers: Shares, rests: Rests) -> None:
         self._workers = workers
         self._transfers = transfers
         self._region = region
+        self._rests = rests
 
     async def buckets(self, store: ObjectStore, request: S3Request) -> Answer:
         wanted = request.parameters
@@ -53,7 +56,7 @@ class Listings:
     async def create_bucket(self, store: ObjectStore, request: S3Request, body: Body) -> Answer:
         if body.length:
             with await self._transfers.take(store):
-                wanted = (await body.rows("CreateBucketConfiguration", "")).leaves
+                wanted = (await body.rows("CreateBucketConfiguration", "", self._rests)).leaves
             if wanted.keys() - {"LocationConstraint"}:
                 raise S3Error("NotImplemented", "A bucket has a region here, and nothing else.")
             if wanted.get("LocationConstraint", "") not in ("", self._region):
@@ -80,10 +83,12 @@ class Listings:
         return xml_answer("LocationConstraint", "" if self._region == "us-east-1" else self._region)
 
     async def page(self, store: ObjectStore, request: S3Request) -> Answer:
-        """Of objects, parts or uploads. A worker writes it: a large one takes a while."""
-        others = {Operation.LIST_PARTS: _parts, Operation.LIST_UPLOADS: _uploads}
-        make = others.get(request.operation, _objects)
-        return await self._workers.ask(store, partial(make, store, request))
+        """Of objects, parts or uploads. A worker writes it, a few rows at a time."""
+        if request.operation is Operation.LIST_PARTS:
+            return await self._parts(store, request)
+        if request.operation is Operation.LIST_UPLOADS:
+            return await self._uploads(store, request)
+        return await self._objects(store, request)
 
     async def delete(self, store: ObjectStore, request: S3Request) -> Answer:
         job = partial(_remove, store, request.bucket, request.key)
@@ -92,7 +97,7 @@ class Listings:
 
     async def delete_several(self, store: ObjectStore, request: S3Request, body: Body) -> Answer:
         with await self._transfers.take(store):
-            document = await body.rows("Delete", "Object")
+            document = await body.rows("Delete", "Object", self._rests)
         if document.leaves.keys() - {"Quiet"} or any(row.keys() - {"Key"} for row in document.rows):
             raise S3Error("NotImplemented", "Objects are deleted by their keys alone, without a condition.")
         keys = [row.get("Key", "") for row in document.rows]
@@ -100,9 +105,9 @@ class Listings:
             raise S3Error("MalformedXML", f"A request has 1 to {ROWS_MAX} keys.")
         for key in keys:
             check_key(key)
-        # The checks and the answer of 1,000 keys take the loop 2 ms each, with a turn of others between.
+        # The checks of 1,000 keys take the loop 2 ms.
         await self._workers.ask(store, lambda: store.index.check_bucket(request.bucket))
-        done: list[Element] = []
+        done: list[bytes] = []
         slow: S3Error | None = None
         for key in keys:
             # A job for each, so that others have their turn. After one time-out all others are refused.
@@ -112,104 +117,135 @@ class Listings:
                 job = partial(_remove, store, request.bucket, key)
                 await self._workers.run(store, job, first=True)
                 if document.leaves.get("Quiet", "").strip() != "true":
-                    done.append(("Deleted", [("Key", key)]))
+                    done.append(written([("Deleted", [("Key", key)])]).encode())
             except S3Error as refused:
                 if refused.code == "SlowDown":
                     slow = refused
                 why: Content = [("Key", key), ("Code", refused.code), ("Message", refused.message)]
-                done.append(("Error", why))
-        await trio.lowlevel.checkpoint()
-        return xml_answer("DeleteResult", done)
+                done.append(written([("Error", why)]).encode())
+        return xml_answer("DeleteResult", (), done)
 
+    async def _objects(self, store: ObjectStore, request: S3Request) -> Answer:
+        wanted, encoding = request.parameters, _encoding(request)
+        first = request.operation is Operation.LIST_OBJECTS_V1
+        prefix, delimiter = wanted.get("prefix", ""), wanted.get("delimiter", "")
+        start, token = (
+            wanted.get("marker" if first else "start-after", ""),
+            wanted.get("continuation-token", ""),
+        )
+        if max(len(each.encode()) for each in (prefix, delimiter, start)) > KEY_BYTES_MAX:
+            raise S3Error("InvalidArgument", "A prefix, a delimiter or a start is too long.")
+        if not encoding:
+            prefix, delimiter, start = map(_fit, (prefix, delimiter, start))
+        after = _from_token(token) if token and not first else start
+        most = whole_number(wanted, "max-keys", ROWS_MAX, ROWS_MAX)
+        owner = first or wanted.get("fetch-owner") == "true"
 
-def _objects(store: ObjectStore, request: S3Request) -> Answer:
-    wanted, encoding = request.parameters, _encoding(request)
-    first = request.operation is Operation.LIST_OBJECTS_V1
-    prefix, delimiter = wanted.get("prefix", ""), wanted.get("delimiter", "")
-    start, token = (
-        wanted.get("marker" if first else "start-after", ""),
-        wanted.get("continuation-token", ""),
-    )
-    if max(len(each.encode()) for each in (prefix, delimiter, start)) > KEY_BYTES_MAX:
-        raise S3Error("InvalidArgument", "A prefix, a delimiter or a start is too long.")
-    if not encoding:
-        prefix, delimiter, start = map(_fit, (prefix, delimiter, start))
-    after = _from_token(token) if token and not first else start
-    most = whole_number(wanted, "max-keys", ROWS_MAX, ROWS_MAX)
-    page = store.index.list_page(request.bucket, prefix, delimiter, after, most)
-    head: list[Element] = [("Name", request.bucket), ("Prefix", shown(prefix, encoding))]
-    if delimiter:
-        head.append(("Delimiter", shown(delimiter, encoding)))
-    head += [("MaxKeys", most), ("IsTruncated", bool(page.after))]
-    if encoding:
-        head.append(("EncodingType", encoding))
-    if first:
-        head.append(("Marker", shown(start, encoding)))
-        if page.after:
-            head.append(("NextMarker", shown(page.after, encoding)))
-    else:
-        head.append(("KeyCount", len(page.objects) + len(page.prefixes)))
-        if token:
-            head.append(("ContinuationToken", token))
-        elif start:
-            head.append(("StartAfter", shown(start, encoding)))
-        if page.after:
-            head.append(("NextContinuationToken", _to_token(page.after)))
-    owner = first or wanted.get("fetch-owner") == "true"
-    return xml_answer("ListBucketResult", head + _rows(page, encoding, owner))
+        def step(after: str, most: int) -> _Rows:
+            page = store.index.list_page(request.bucket, prefix, delimiter, after, most)
+            objects = "".join([_object_row(each, encoding, owner) for each in page.objects])
+            prefixes = written(
+                [("CommonPrefixes", [("Prefix", shown(each, encoding))]) for each in page.prefixes]
+            )
+            count = len(page.objects) + len(page.prefixes)
+            return _Rows(objects.encode(), prefixes.encode(), count, page.after)
 
+        objects: list[bytes] = []
+        prefixes: list[bytes] = []
+        count = 0
+        while True:
+            # A job for each step, so that others have their turn.
+            rows = await self._workers.ask(store, partial(step, after, min(STEP_ROWS, most - count)))
+            objects.append(rows.objects)
+            prefixes.append(rows.prefixes)
+            count, after = count + rows.count, rows.after
+            if not after or count == most:
+                break
+        head: list[Element] = [("Name", request.bucket), ("Prefix", shown(prefix, encoding))]
+        if delimiter:
+            head.append(("Delimiter", shown(delimiter, encoding)))
+        head += [("MaxKeys", most), ("IsTruncated", bool(after))]
+        if encoding:
+            head.append(("EncodingType", encoding))
+        if first:
+            head.append(("Marker", shown(start, encoding)))
+            if after:
+                head.append(("NextMarker", shown(after, encoding)))
+        else:
+            head.append(("KeyCount", count))
+            if token:
+                head.append(("ContinuationToken", token))
+            elif start:
+                head.append(("StartAfter", shown(start, encoding)))
+            if after:
+                head.append(("NextContinuationToken", _to_token(after)))
+        return xml_answer("ListBucketResult", head, objects + prefixes)
 
-def _parts(store: ObjectStore, request: S3Request) -> Answer:
-    name = request.parameters["uploadId"]
-    most = whole_number(request.parameters, "max-parts", ROWS_MAX, ROWS_MAX)
-    after = whole_number(request.parameters, "part-number-marker", 0, 10**9)
-    store.index.upload(request.bucket, request.key, name)
-    left = [part for part in store.index.parts(name) if part.number > after]
-    rows: list[Element] = [
-        ("Bucket", request.bucket), ("Key", request.key), ("UploadId", name), ("MaxParts", most),
-        ("PartNumberMarker", after), ("IsTruncated", len(left) > most),
-    ]  # fmt: skip
-    if len(left) > most > 0:
-        rows.append(("NextPartNumberMarker", left[most - 1].number))
-    for part in left[:most]:
-        fields: list[Element] = [
-            ("PartNumber", part.number), ("LastModified", iso_time(part.changed_ns)),
-            ("ETag", f'"{part.etag}"'), ("Size", part.piece.size),
+    async def _parts(self, store: ObjectStore, request: S3Request) -> Answer:
+        name = request.parameters["uploadId"]
+        most = whole_number(request.parameters, "max-parts", ROWS_MAX, ROWS_MAX)
+        marker = whole_number(request.parameters, "part-number-marker", 0, 10**9)
+        await self._workers.ask(store, lambda: store.index.upload(request.bucket, request.key, name))
+
+        def step(after: int, most: int) -> tuple[bytes, list[int], bool]:
+            found = store.index.parts(name, after, most + 1)
+            rows = written([_part_row(part) for part in found[:most]])
+            return rows.encode(), [part.number for part in found[:most]], len(found) > most
+
+        rows: list[bytes] = []
+        count, last, more = 0, marker, True
+        while more:
+            row, numbers, more = await self._workers.ask(
+                store, partial(step, last, min(STEP_ROWS, most - count))
+            )
+            rows.append(row)
+            count, last = count + len(numbers), numbers[-1] if numbers else last
+            if count == most:
+                break
+        head: list[Element] = [
+            ("Bucket", request.bucket), ("Key", request.key), ("UploadId", name), ("MaxParts", most),
+            ("PartNumberMarker", marker), ("IsTruncated", more),
         ]  # fmt: skip
-        algorithm, _, value = part.checksum.partition(":")
-        if algorithm:
-            fields.append(("Checksum" + algorithm.upper(), value))
-        rows.append(("Part", fields))
-    return xml_answer("ListPartsResult", rows)
+        if more and most:
+            head.append(("NextPartNumberMarker", last))
+        return xml_answer("ListPartsResult", head, rows)
 
+    async def _uploads(self, store: ObjectStore, request: S3Request) -> Answer:
+        wanted, encoding = request.parameters, _encoding(request)
+        prefix, marker, name = (wanted.get(each, "") for each in ("prefix", "key-marker", "upload-id-marker"))
+        if wanted.get("delimiter"):
+            raise S3Error("NotImplemented", "Uploads are listed without a delimiter here.")
+        if not encoding:
+            prefix, marker = _fit(prefix), _fit(marker)
+        most = whole_number(wanted, "max-uploads", ROWS_MAX, ROWS_MAX)
 
-def _uploads(store: ObjectStore, request: S3Request) -> Answer:
-    wanted, encoding = request.parameters, _encoding(request)
-    prefix, after, name = (wanted.get(each, "") for each in ("prefix", "key-marker", "upload-id-marker"))
-    if wanted.get("delimiter"):
-        raise S3Error("NotImplemented", "Uploads are listed without a delimiter here.")
-    if not encoding:
-        prefix, after = _fit(prefix), _fit(after)
-    most = whole_number(wanted, "max-uploads", ROWS_MAX, ROWS_MAX)
-    left = [
-        each
-        for each in store.index.uploads(request.bucket)
-        if each.key.startswith(prefix)
-        and (each.key > after or (name and (each.key, each.name) > (after, name)))
-    ]
-    rows: list[Element] = [
-        ("Bucket", request.bucket), ("KeyMarker", shown(after, encoding)), ("UploadIdMarker", _fit(name)),
-        ("Prefix", shown(prefix, encoding)), ("MaxUploads", most), ("IsTruncated", len(left) > most > 0),
-    ]  # fmt: skip
-    if encoding:
-        rows.append(("EncodingType", encoding))
-    if len(left) > most > 0:
-        last = left[most - 1]
-        rows += [("NextKeyMarker", shown(last.key, encoding)), ("NextUploadIdMarker", last.name)]
-    for each in left[:most]:
-        key, begun = shown(each.key, encoding), iso_time(each.made_ns)
-        rows.append(("Upload", [("Key", key), ("UploadId", each.name), ("Initiated", begun)]))
-    return xml_answer("ListMultipartUploadsResult", rows)
+        def step(after: str, name: str, most: int) -> tuple[bytes, list[Upload], bool]:
+            found = store.index.uploads(request.bucket, prefix, after, name, most + 1)
+            rows = written([_upload_row(each, encoding) for each in found[:most]])
+            return rows.encode(), found[:most], len(found) > most
+
+        rows: list[bytes] = []
+        count, last, last_name, more = 0, marker, name, True
+        while more:
+            row, found, more = await self._workers.ask(
+                store, partial(step, last, last_name, min(STEP_ROWS, most - count))
+            )
+            rows.append(row)
+            if found:
+                count, last, last_name = count + len(found), found[-1].key, found[-1].name
+            if count == most:
+                break
+        more = more and most > 0
+        head: list[Element] = [
+            ("Bucket", request.bucket), ("KeyMarker", shown(marker, encoding)),
+            ("UploadIdMarker", _fit(name)),
+            ("Prefix", shown(prefix, encoding)), ("MaxUploads", most), ("IsTruncated", more),
+        ]  # fmt: skip
+        if encoding:
+            head.append(("EncodingType", encoding))
+        if more:
+            head += [("NextKeyMarker", shown(last, encoding)), ("NextUploadIdMarker", last_name)]
+        return xml_answer("ListMultipartUploadsResult", head, rows)
 
 
 def _encoding(request: S3Request) -> str:
@@ -230,20 +266,40 @@ def _remove(store: ObjectStore, bucket: str, key: str, runner: Runner) -> None:
     store.discard(runner, store.index.remove(bucket, key))
 
 
-def _rows(page: Listing, encoding: str, owner: bool) -> list[Element]:
-    def row(each: StoredObject) -> Element:
-        fields: list[Element] = [
-            ("Key", shown(each.key, encoding)), ("LastModified", iso_time(each.changed_ns)),
-            ("ETag", f'"{each.etag}"'), ("Size", each.size), ("StorageClass", "STANDARD"),
-        ]  # fmt: skip
-        if owner:
-            fields.append(("Owner", [("ID", "g35"), ("DisplayName", "g35")]))
-        return ("Contents", fields)
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """A step of a listing of objects, written, and where the next one begins: empty at the end."""
 
-    prefixes: list[Element] = [
-        ("CommonPrefixes", [("Prefix", shown(each, encoding))]) for each in page.prefixes
-    ]
-    return [*map(row, page.objects), *prefixes]
+    objects: bytes
+    prefixes: bytes
+    count: int
+    after: str
+
+
+def _object_row(each: ListedObject, encoding: str, owner: bool) -> str:
+    # In one piece, because a listing has a thousand of them. An ETag of ours has nothing to escape.
+    return (
+        f"<Contents><Key>{escape(shown(each.key, encoding))}</Key>"
+        f"<LastModified>{iso_time(each.changed_ns)}</LastModified>"
+        f'<ETag>"{each.etag}"</ETag><Size>{each.size}</Size><StorageClass>STANDARD</StorageClass>'
+        f"{_OWNER if owner else ''}</Contents>"
+    )
+
+
+def _part_row(part: Part) -> Element:
+    fields: list[Element] = [
+        ("PartNumber", part.number), ("LastModified", iso_time(part.changed_ns)),
+        ("ETag", f'"{part.etag}"'), ("Size", part.piece.size),
+    ]  # fmt: skip
+    algorithm, _, value = part.checksum.partition(":")
+    if algorithm:
+        fields.append(("Checksum" + algorithm.upper(), value))
+    return ("Part", fields)
+
+
+def _upload_row(each: Upload, encoding: str) -> Element:
+    key, begun = shown(each.key, encoding), iso_time(each.made_ns)
+    return ("Upload", [("Key", key), ("UploadId", each.name), ("Initiated", begun)])
 
 
 def _to_token(after: str) -> str:

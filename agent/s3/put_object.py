@@ -23,6 +23,7 @@ from agent.s3.errors import S3Error
 from agent.s3.index import PARTS_MAX, Part, Piece, StoredObject, Upload
 from agent.s3.part_checksums import FULL, whole_checksum
 from agent.s3.requests import S3Request
+from agent.s3.rests import Rests
 from agent.s3.shares import Shares
 from agent.s3.store import FileWriter, ObjectStore
 from agent.s3.workers import Workers
@@ -41,11 +42,14 @@ _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 class ObjectWrites:
     """The writing operations, for all tenants."""
 
-    def __init__(self, workers: Workers, counters: S3Counters, transfers: Shares, body_max: int) -> None:
+    def __init__(
+        self, workers: Workers, counters: S3Counters, transfers: Shares, body_max: int, rests: Rests
+    ) -> None:
         self._workers = workers
         self._counters = counters
         self._transfers = transfers
         self._body_max = body_max
+        self._rests = rests
 
     async def put(self, store: ObjectStore, request: S3Request, body: Body) -> Answer:
         _need_length(body)
@@ -121,7 +125,7 @@ class ObjectWrites:
 
     async def complete_upload(self, store: ObjectStore, request: S3Request, body: Body) -> Answer:
         with await self._transfers.take(store):
-            rows = (await body.rows("CompleteMultipartUpload", "Part")).rows
+            rows = (await body.rows("CompleteMultipartUpload", "Part", self._rests)).rows
         name, only_new = _upload_name(request), _only_new(request.headers)
 
         def complete(runner: Runner, etag: str) -> str:

@@ -2,7 +2,8 @@
 
 A job is a function that may block: on the fabric and on a cipher, in a thread with a channel (`run`), or on
 the index alone (`ask`), in a thread that never waits for an enclosure. So a hung drive delays reads and
-writes of objects, and no listing. A connection has one or two jobs at a time, so the number of connections
+writes of objects, and no listing. A listing is many short questions, after which that thread rests. A
+connection has one or two jobs at a time, so the number of connections
 bounds the queues. Tenants take turns in a queue. The first job of a request waits for a limited time.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Any, Final, TypeVar
@@ -21,6 +23,7 @@ from agent.errors import G35Error
 from agent.fs.doors.door import MakeRunner
 from agent.pool.steps import Runner, Steps
 from agent.s3.errors import S3Error
+from agent.s3.rests import rest_after
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +168,9 @@ class Workers:
     def _look_up(self) -> None:
         runner = _NoRunner()
         while (question := self._questions.take()) is not None:
+            began = time.thread_time()
             question.work(runner)
+            rest_after(began)
 
 
 class _NoRunner:

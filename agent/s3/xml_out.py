@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from email.utils import formatdate
+from functools import lru_cache
 from typing import Final, TypeAlias, Union
 from urllib.parse import quote
 from xml.sax.saxutils import escape
@@ -20,18 +21,20 @@ Element: TypeAlias = tuple[str, Content]
 """A name, and text or further elements."""
 
 
-def document(name: str, content: Content, *, bare: bool = False) -> bytes:
-    """A whole document; `bare` without S3's namespace, as errors are."""
+def document(name: str, content: Content, rows: Sequence[bytes] = (), *, bare: bool = False) -> bytes:
+    """A whole document, with `rows` already written; `bare` without S3's namespace, as errors are."""
     root = name if bare else f'{name} xmlns="{NAMESPACE}"'
-    return f"{_DECLARATION}<{root}>{_inner(content)}</{name}>".encode()
+    head = f"{_DECLARATION}<{root}>{written(content)}"
+    return b"".join([head.encode(), *rows, f"</{name}>".encode()])
 
 
-def _inner(content: Content) -> str:
+def written(content: Content) -> str:
+    """Content as it is in a document."""
     if isinstance(content, bool):
         return "true" if content else "false"
     if isinstance(content, str | int):
         return escape(str(content))
-    return "".join(f"<{name}>{_inner(inner)}</{name}>" for name, inner in content)
+    return "".join(f"<{name}>{written(inner)}</{name}>" for name, inner in content)
 
 
 def error(code: str, message: str, resource: str, request_id: str) -> bytes:
@@ -47,8 +50,13 @@ def shown(text: str, encoding: str) -> str:
 
 
 def iso_time(nanoseconds: int) -> str:
-    moment = datetime.fromtimestamp(nanoseconds // 1_000_000_000, UTC)
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{nanoseconds // 1_000_000 % 1000:03d}Z"
+    return f"{_second(nanoseconds // 1_000_000_000)}.{nanoseconds // 1_000_000 % 1000:03d}Z"
+
+
+@lru_cache(256)
+def _second(seconds: int) -> str:
+    """Objects that were written together share it."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def http_time(nanoseconds: int) -> str:

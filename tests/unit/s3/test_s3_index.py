@@ -206,3 +206,20 @@ def test_an_index_takes_no_more_of_the_disk_than_it_may_and_what_is_there_can_be
     index.announce("again")
     index.close()
     assert path.stat().st_size < most + 100_000
+
+
+@pytest.mark.parametrize("delimiter", ["", "/"])
+def test_a_page_far_into_a_bucket_costs_no_more_than_the_first(index: Index, delimiter: str) -> None:
+    for number in range(1000):
+        put(index, f"{number:04d}", f"file {number}")
+    steps: list[int] = []
+
+    def count() -> int:
+        steps[-1] += 1
+        return 0
+
+    index._connection.set_progress_handler(count, 10)
+    for after in ("", "0900"):
+        steps.append(0)
+        assert len(index.list_page("blocks", "", delimiter, after, 50).objects) == 50
+    assert steps[1] <= 1.5 * steps[0]

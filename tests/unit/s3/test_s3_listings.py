@@ -1,0 +1,214 @@
+"""Listings: the bytes of the answers, and the work that goes into one step of them."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import trio
+
+from agent.s3.body import Body
+from agent.s3.index import Index, Listing, Part, Piece, StoredObject, Upload
+from agent.s3.listing import Listings
+from agent.s3.requests import Operation, S3Request
+from agent.s3.rests import STEP_ROWS, Rests, rest_after
+from agent.s3.shares import Shares
+from agent.s3.workers import Workers
+from agent.s3.xml_in import RowsReader
+from tests.support.pool.inline_runner import inline_runner
+
+T = TypeVar("T")
+
+MOMENT = 1_369_353_600_123_000_000
+KEYS = [
+    *(f"{letter}/{n:03d}/é<&>\"'{'z' * (n % 5) * 50}" for letter in "ab" for n in range(130)),
+    *(f"top {n:03d}+%" for n in range(70)),
+    "a/",
+    "x\n",
+]
+SHAPES = ({}, {"encoding-type": "url"}, {"fetch-owner": "true"})
+PAGES: tuple[dict[str, str], ...] = (
+    {}, {"delimiter": "/"}, {"delimiter": "/", "prefix": "a/"}, {"delimiter": "z", "prefix": "b/"},
+    {"max-keys": "0"}, {"max-keys": "1"}, {"max-keys": "50"}, {"max-keys": "101", "delimiter": "+"},
+    {"prefix": "top", "start-after": "top 010", "marker": "top 010"}, {"prefix": "none"},
+    {"start-after": "a/", "marker": "a/", "delimiter": "/"},
+    {"continuation-token": "YS8wMDAv", "delimiter": "/", "prefix": "a/"},
+    {"continuation-token": "YS8wMDAv", "max-keys": "332"}, {"max-keys": "331"},
+)  # fmt: skip
+PARTS: tuple[dict[str, str], ...] = (
+    {}, {"max-parts": "0"}, {"max-parts": "49"}, {"max-parts": "50"}, {"max-parts": "51"},
+    {"part-number-marker": "100"}, {"part-number-marker": "388"},
+    {"part-number-marker": "385", "max-parts": "1"}, {"max-parts": "130"}, {"max-parts": "129"},
+)  # fmt: skip
+UPLOADS: tuple[dict[str, str], ...] = (
+    {}, {"max-uploads": "0"}, {"max-uploads": "50"}, {"max-uploads": "129"}, {"max-uploads": "130"},
+    {"prefix": "b/"}, {"prefix": "a/00"}, {"key-marker": KEYS[30]},
+    {"key-marker": KEYS[30], "upload-id-marker": "up020", "max-uploads": "60"}, {"key-marker": "zz"},
+    {"upload-id-marker": "up003"}, {"prefix": "a/0", "key-marker": "a/05"},
+)  # fmt: skip
+GOLDEN = {
+    Operation.LIST_OBJECTS: "4db1430aaf48ce4d67c75717b11375a735c7c989ccfb5192794bf8e2d533cc89",
+    Operation.LIST_OBJECTS_V1: "1df60e6e094e03e54e4659043eb9a27e2625309dbc928afa26d481096e5c51dc",
+    Operation.LIST_PARTS: "75741df34386b3928cc8d364b5a2bfa87b8e5b5ce8d58a39b0f8bab9e8dc7863",
+    Operation.LIST_UPLOADS: "c679db73f6e4cb1d5df48ef875196ee47dd589ca4d82afdcbb5d5ed2f93eeed1",
+}
+"""Digests of the answers that were written in one step, each, from elements."""
+
+
+class Store:
+    """As much of a store as a listing needs."""
+
+    def __init__(self, index: Index) -> None:
+        self.index = index
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[Index]:
+    made = Index(tmp_path / "index.sqlite")
+    made.make_bucket("blocks", 1)
+    for n, key in enumerate(KEYS):
+        new = StoredObject(key, n, f"{n:032x}", MOMENT + n * 700_000_000, 0, {"content-type": "x"}, "")
+        made.put("blocks", new, [Piece(f"f{n}", n)])
+    for n in range(130):
+        made.begin_upload("blocks", Upload(f"up{n:03d}", KEYS[n // 2 * 3], MOMENT + n, {}))
+        checksum = "crc32:AAAA" if n % 2 else ""
+        made.put_part("up000", Part(n * 3 + 1, Piece(f"p{n}", n), f"{n:032x}", MOMENT + n, checksum))
+    yield made
+    made.close()
+
+
+def with_listings(index: Index, work: Callable[[Listings, Any], Awaitable[T]]) -> T:
+    async def main() -> T:
+        workers, store = Workers(1, inline_runner), Store(index)
+        workers.start()
+        try:
+            return await work(Listings(workers, "eu-west-1", Shares(1, [store]), Rests()), store)
+        finally:
+            workers.stop()
+
+    return trio.run(main)
+
+
+def bodies(index: Index, operation: Operation, key: str, queries: list[Mapping[str, str]]) -> list[bytes]:
+    async def work(listings: Listings, store: Any) -> list[bytes]:
+        requests = [S3Request({}, operation, "blocks", key, query) for query in queries]
+        return [(await listings.page(store, request)).body for request in requests]
+
+    return with_listings(index, work)
+
+
+def queries_of(operation: Operation) -> list[Mapping[str, str]]:
+    if operation is Operation.LIST_PARTS:
+        return [{"uploadId": "up000", **page} for page in PARTS]
+    if operation is Operation.LIST_UPLOADS:
+        return [{**shape, **page} for shape in SHAPES[:2] for page in UPLOADS]
+    return [{**shape, **page} for shape in SHAPES for page in PAGES]
+
+
+@pytest.mark.parametrize("operation", GOLDEN)
+def test_answers_that_are_written_in_steps_are_those_that_were_written_in_one(
+    index: Index, operation: Operation
+) -> None:
+    key = KEYS[0] if operation is Operation.LIST_PARTS else ""
+    digest = hashlib.sha256()
+    for body in bodies(index, operation, key, queries_of(operation)):
+        digest.update(hashlib.sha256(body).digest())
+    assert digest.hexdigest() == GOLDEN[operation]
+
+
+def test_a_row_of_a_listing_is_written_as_s3_has_it(index: Index) -> None:
+    [body] = bodies(index, Operation.LIST_OBJECTS_V1, "", [{"prefix": "b/000/"}])
+    assert body.endswith(
+        b"<Contents><Key>b/000/\xc3\xa9&lt;&amp;&gt;\"'</Key><LastModified>2013-05-24T00:01:31.123Z"
+        b'</LastModified><ETag>"00000000000000000000000000000082"</ETag><Size>130</Size>'
+        b"<StorageClass>STANDARD</StorageClass><Owner><ID>g35</ID><DisplayName>g35</DisplayName></Owner>"
+        b"</Contents></ListBucketResult>"
+    )
+
+
+def test_no_step_of_a_listing_has_more_than_its_rows(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    ask, list_page = Index._ask, Index.list_page
+
+    def counted(self: Index, statement: str, *arguments: object) -> list[Any]:
+        found = ask(self, statement, *arguments)
+        asked.append(len(found))
+        return found
+
+    def page(self: Index, *arguments: Any) -> Listing:
+        found = list_page(self, *arguments)
+        asked.append(len(found.objects) + len(found.prefixes))
+        return found
+
+    monkeypatch.setattr(Index, "_ask", counted)
+    monkeypatch.setattr(Index, "list_page", page)
+    for operation in GOLDEN:
+        key = KEYS[0] if operation is Operation.LIST_PARTS else ""
+        bodies(index, operation, key, queries_of(operation))
+    assert STEP_ROWS <= max(asked) <= STEP_ROWS + 1
+
+
+def test_a_thread_rests_for_as_long_as_it_worked(monkeypatch: pytest.MonkeyPatch) -> None:
+    rests: list[float] = []
+    monkeypatch.setattr("agent.s3.rests.time.sleep", rests.append)
+    began = time.thread_time()
+    rest_after(began)
+    assert rests == []
+    while time.thread_time() < began + 0.002:
+        pass
+    rest_after(began)
+    assert 0.002 <= rests[0] < 0.02
+
+
+def test_an_event_loop_takes_one_step_at_a_time_and_rests_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    at: list[str] = []
+
+    async def sleep(seconds: float) -> None:
+        at.append("rest")
+        assert seconds >= 0.001
+        await trio.lowlevel.checkpoint()
+
+    def steps() -> Iterator[None]:
+        for _ in range(3):
+            began = time.thread_time()
+            while time.thread_time() < began + 0.001:
+                pass
+            at.append("step")
+            yield
+
+    async def main() -> None:
+        rests = Rests()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(rests.work, steps())
+            nursery.start_soon(rests.work, steps())
+
+    monkeypatch.setattr("agent.s3.rests.trio.sleep", sleep)
+    trio.run(main)
+    assert at == ["step", "rest"] * 6
+
+
+def test_a_removal_of_many_keys_is_answered_as_it_was(index: Index) -> None:
+    class Document(Body):
+        """A body that was read."""
+
+        def __init__(self) -> None:
+            pass
+
+        async def rows(self, root: str, row: str, rests: Rests) -> RowsReader:
+            reader = RowsReader(root, row)
+            await rests.work(
+                reader.read(b"<Delete>" + b"<Object><Key>no&amp;</Key></Object>" * 2 + b"</Delete>")
+            )
+            return reader
+
+    async def work(listings: Listings, store: Any) -> bytes:
+        store.discard = lambda runner, files: None
+        request = S3Request({}, Operation.DELETE_OBJECTS, "blocks", "", {})
+        return (await listings.delete_several(store, request, Document())).body
+
+    body = with_listings(index, work)
+    assert body.endswith(b'2006-03-01/">' + b"<Deleted><Key>no&amp;</Key></Deleted>" * 2 + b"</DeleteResult>")
