@@ -115,15 +115,14 @@ class MapHistory:
 
     def refuse(self, pool_map: PoolMap) -> None:
         """Raises G35Error where this agent has seen a successor of this map, or after a part of it."""
-        seen = self._pools.get(pool_map.pool_id, _Seen())
         remedy = (
             "bring back the namespaces that carry the newer map; if there are none any more, remove "
             f"{self._file}"
         )
-        if seen.version > pool_map.version:
+        if self.is_behind(pool_map):
             raise G35Error(
                 f"the pool map that is there has version {pool_map.version}, and this agent has seen "
-                f"{seen.version}: a tenant may have been erased since",
+                f"{self._seen_version(pool_map)}: a tenant may have been erased since",
                 remedy,
             )
         for over in self.over(pool_map):
@@ -136,12 +135,15 @@ class MapHistory:
 
     def is_behind(self, pool_map: PoolMap) -> bool:
         """Whether this agent has seen a later map on most namespaces."""
-        return pool_map.version < self._pools.get(pool_map.pool_id, _Seen()).version
+        return pool_map.version < self._seen_version(pool_map)
+
+    def _seen_version(self, pool_map: PoolMap) -> int:
+        return self._pools.get(pool_map.pool_id, _Seen()).version
 
     def believed(self, pool_map: PoolMap) -> PoolMap:
         """The same map; with the version that was seen, where its own is too far ahead of that: the pool's
         own map has to count as a later one."""
-        seen = self._pools.get(pool_map.pool_id, _Seen()).version
+        seen = self._seen_version(pool_map)
         if not seen or pool_map.version <= seen + VERSIONS_AHEAD_MAX:
             return pool_map
         log.warning(

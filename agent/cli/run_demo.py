@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from agent.cli.temporary_folder import KeptFolder, temporary_folder
+from agent.cli.up.children import end_process
 from agent.cli.up.up_arguments import Media, Transport, check_captures, drive_size_option
 from agent.errors import UserError
 from agent.replay.replay_options import ReplayOptions
@@ -108,10 +109,5 @@ def _pool_up(state: Path, transport: Transport, options: list[str]) -> Iterator[
             )
         yield
     finally:
-        process.terminate()
-        try:
-            process.wait(_DOWN_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end_process(process, _DOWN_SECONDS)
         process.stdout.close()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import binascii
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, Generic, TypeVar
 from xml.sax.saxutils import escape
 
 from agent.pool.steps import Runner
@@ -24,7 +25,21 @@ from agent.s3.xml_out import UNFIT, Content, Element, iso_time, shown, written
 
 ROWS_MAX: Final = 1000
 """Keys of a listing, and of a DeleteObjects."""
+At = TypeVar("At")
+"""A place in a listing."""
 _OWNER: Final = "<Owner><ID>g35</ID><DisplayName>g35</DisplayName></Owner>"
+
+
+@dataclass(slots=True)
+class _Rows(Generic[At]):
+    """Rows of a listing, written: those of `first` come before all of `then`."""
+
+    first: list[bytes]
+    then: list[bytes]
+    count: int
+    at: At
+    """Where the next ones begin, if there are `more`."""
+    more: bool
 
 
 class Listings:
@@ -141,45 +156,35 @@ class Listings:
         most = whole_number(wanted, "max-keys", ROWS_MAX, ROWS_MAX)
         owner = first or wanted.get("fetch-owner") == "true"
 
-        def step(after: str, most: int) -> _Rows:
-            page = store.index.list_page(request.bucket, prefix, delimiter, after, most)
+        def step(at: str, most: int) -> _Rows[str]:
+            page = store.index.list_page(request.bucket, prefix, delimiter, at, most)
             objects = "".join([_object_row(each, encoding, owner) for each in page.objects])
             prefixes = written(
                 [("CommonPrefixes", [("Prefix", shown(each, encoding))]) for each in page.prefixes]
             )
             count = len(page.objects) + len(page.prefixes)
-            return _Rows(objects.encode(), prefixes.encode(), count, page.after)
+            return _Rows([objects.encode()], [prefixes.encode()], count, page.after, bool(page.after))
 
-        objects: list[bytes] = []
-        prefixes: list[bytes] = []
-        count = 0
-        while True:
-            # A job for each step, so that others have their turn.
-            rows = await self._workers.ask(store, partial(step, after, min(STEP_ROWS, most - count)))
-            objects.append(rows.objects)
-            prefixes.append(rows.prefixes)
-            count, after = count + rows.count, rows.after
-            if not after or count == most:
-                break
+        page = await self._in_steps(store, step, after, most)
         head: list[Element] = [("Name", request.bucket), ("Prefix", shown(prefix, encoding))]
         if delimiter:
             head.append(("Delimiter", shown(delimiter, encoding)))
-        head += [("MaxKeys", most), ("IsTruncated", bool(after))]
+        head += [("MaxKeys", most), ("IsTruncated", page.more)]
         if encoding:
             head.append(("EncodingType", encoding))
         if first:
             head.append(("Marker", shown(start, encoding)))
-            if after:
-                head.append(("NextMarker", shown(after, encoding)))
+            if page.more:
+                head.append(("NextMarker", shown(page.at, encoding)))
         else:
-            head.append(("KeyCount", count))
+            head.append(("KeyCount", page.count))
             if token:
                 head.append(("ContinuationToken", token))
             elif start:
                 head.append(("StartAfter", shown(start, encoding)))
-            if after:
-                head.append(("NextContinuationToken", _to_token(after)))
-        return xml_answer("ListBucketResult", head, objects + prefixes)
+            if page.more:
+                head.append(("NextContinuationToken", _to_token(page.at)))
+        return xml_answer("ListBucketResult", head, page.first + page.then)
 
     async def _parts(self, store: ObjectStore, request: S3Request) -> Answer:
         name = request.parameters["uploadId"]
@@ -187,28 +192,20 @@ class Listings:
         marker = whole_number(request.parameters, "part-number-marker", 0, 10**9)
         await self._workers.ask(store, lambda: store.index.upload(request.bucket, request.key, name))
 
-        def step(after: int, most: int) -> tuple[bytes, list[int], bool]:
-            found = store.index.parts(name, after, most + 1)
+        def step(at: int, most: int) -> _Rows[int]:
+            found = store.index.parts(name, at, most + 1)
             rows = written([_part_row(part) for part in found[:most]])
-            return rows.encode(), [part.number for part in found[:most]], len(found) > most
+            last = found[:most][-1].number if found[:most] else at
+            return _Rows([rows.encode()], [], len(found[:most]), last, len(found) > most)
 
-        rows: list[bytes] = []
-        count, last, more = 0, marker, True
-        while more:
-            row, numbers, more = await self._workers.ask(
-                store, partial(step, last, min(STEP_ROWS, most - count))
-            )
-            rows.append(row)
-            count, last = count + len(numbers), numbers[-1] if numbers else last
-            if count == most:
-                break
+        page = await self._in_steps(store, step, marker, most)
         head: list[Element] = [
             ("Bucket", request.bucket), ("Key", request.key), ("UploadId", name), ("MaxParts", most),
-            ("PartNumberMarker", marker), ("IsTruncated", more),
+            ("PartNumberMarker", marker), ("IsTruncated", page.more),
         ]  # fmt: skip
-        if more and most:
-            head.append(("NextPartNumberMarker", last))
-        return xml_answer("ListPartsResult", head, rows)
+        if page.more and most:
+            head.append(("NextPartNumberMarker", page.at))
+        return xml_answer("ListPartsResult", head, page.first)
 
     async def _uploads(self, store: ObjectStore, request: S3Request) -> Answer:
         wanted, encoding = request.parameters, _encoding(request)
@@ -219,23 +216,14 @@ class Listings:
             prefix, marker = _fit(prefix), _fit(marker)
         most = whole_number(wanted, "max-uploads", ROWS_MAX, ROWS_MAX)
 
-        def step(after: str, name: str, most: int) -> tuple[bytes, list[Upload], bool]:
-            found = store.index.uploads(request.bucket, prefix, after, name, most + 1)
+        def step(at: tuple[str, str], most: int) -> _Rows[tuple[str, str]]:
+            found = store.index.uploads(request.bucket, prefix, *at, most + 1)
             rows = written([_upload_row(each, encoding) for each in found[:most]])
-            return rows.encode(), found[:most], len(found) > most
+            last = (found[:most][-1].key, found[:most][-1].name) if found[:most] else at
+            return _Rows([rows.encode()], [], len(found[:most]), last, len(found) > most)
 
-        rows: list[bytes] = []
-        count, last, last_name, more = 0, marker, name, True
-        while more:
-            row, found, more = await self._workers.ask(
-                store, partial(step, last, last_name, min(STEP_ROWS, most - count))
-            )
-            rows.append(row)
-            if found:
-                count, last, last_name = count + len(found), found[-1].key, found[-1].name
-            if count == most:
-                break
-        more = more and most > 0
+        page = await self._in_steps(store, step, (marker, name), most)
+        more = page.more and most > 0
         head: list[Element] = [
             ("Bucket", request.bucket), ("KeyMarker", shown(marker, encoding)),
             ("UploadIdMarker", _fit(name)),
@@ -244,8 +232,22 @@ class Listings:
         if encoding:
             head.append(("EncodingType", encoding))
         if more:
-            head += [("NextKeyMarker", shown(last, encoding)), ("NextUploadIdMarker", last_name)]
-        return xml_answer("ListMultipartUploadsResult", head, rows)
+            last_key, last_name = page.at
+            head += [("NextKeyMarker", shown(last_key, encoding)), ("NextUploadIdMarker", last_name)]
+        return xml_answer("ListMultipartUploadsResult", head, page.first)
+
+    async def _in_steps(
+        self, store: ObjectStore, step: Callable[[At, int], _Rows[At]], at: At, most: int
+    ) -> _Rows[At]:
+        """Up to `most` rows behind `at`, a job for each few of them, so that others have their turn."""
+        page = _Rows[At]([], [], 0, at, True)
+        while True:
+            rows = await self._workers.ask(store, partial(step, page.at, min(STEP_ROWS, most - page.count)))
+            page.first += rows.first
+            page.then += rows.then
+            page.count, page.at, page.more = page.count + rows.count, rows.at, rows.more
+            if not page.more or page.count == most:
+                return page
 
 
 def _encoding(request: S3Request) -> str:
@@ -264,16 +266,6 @@ def _fit(text: str) -> str:
 
 def _remove(store: ObjectStore, bucket: str, key: str, runner: Runner) -> None:
     store.discard(runner, store.index.remove(bucket, key))
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """A step of a listing of objects, written, and where the next one begins: empty at the end."""
-
-    objects: bytes
-    prefixes: bytes
-    count: int
-    after: str
 
 
 def _object_row(each: ListedObject, encoding: str, owner: bool) -> str:

@@ -3,8 +3,8 @@
 A job is a function that may block: on the fabric and on a cipher, in a thread with a channel (`run`), or on
 the index alone (`ask`), in a thread that never waits for an enclosure. So a hung drive delays reads and
 writes of objects, and no listing. A listing is many short questions, after which that thread rests. A
-connection has one or two jobs at a time, so the number of connections
-bounds the queues. Tenants take turns in a queue. The first job of a request waits for a limited time.
+connection has one or two jobs at a time, so the number of connections bounds the queues. Tenants take turns
+in a queue. The first job of a request waits for a limited time.
 """
 
 from __future__ import annotations

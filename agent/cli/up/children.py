@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import AnyStr
 
 from agent.errors import G35Error
 
@@ -144,7 +145,7 @@ def told_by(words: str, status: int | None) -> str:
     return f"it ended with {_told(status)}: {said}" if status and (status < 0 or not lines) else said
 
 
-def end_process(process: subprocess.Popen[bytes], seconds: float) -> None:
+def end_process(process: subprocess.Popen[AnyStr], seconds: float) -> None:
     """SIGTERM, and SIGKILL for one that has not ended in `seconds`."""
     if process.poll() is None:
         process.terminate()

@@ -120,10 +120,8 @@ def _detached(layout: Layout, lock: int, folders: Mapping[str, Path | None], sto
     Whether that came. Once `stop` is set, it ends the process, which a Ctrl-C at the terminal does not reach.
     """
     words = [word for word in sys.argv[1:] if word != "--detach"]
-    for (
-        option,
-        path,
-    ) in folders.items():  # the last of an option counts; the process starts in the root folder
+    for option, path in folders.items():
+        # The last of an option counts, and the process starts in the root folder.
         if path is not None:
             words += [option, str(path.absolute())]
     os.environ[_LOCK_FROM_PARENT] = str(lock)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from agent.remote.enclosure import Enclosure
 from agent.remote.fabric import Fabric
 from nvmeof.host.namespaces import NamespaceInfo
+from tests.support.nvme.fabric_of_one import NGUID, pool_on, used
 from tests.support.pool.memory_pool import nguid_of
 
-NGUID, OTHER = nguid_of(1), nguid_of(2)
+OTHER = nguid_of(2)
 
 
 def shelf(name: str, *, discovered: bool = False, nqn: str = "") -> Enclosure:
@@ -15,17 +16,6 @@ def shelf(name: str, *, discovered: bool = False, nqn: str = "") -> Enclosure:
     return Enclosure(
         name, session=object(), nqn=nqn or f"nqn.{name}", namespaces=seen, discovered=discovered  # type: ignore[arg-type]
     )  # fmt: skip
-
-
-def used(fabric: Fabric) -> list[str]:
-    fabric.refresh()
-    return [way.enclosure.name for way in fabric.ways[0]]
-
-
-def pool_on(*enclosures: Enclosure) -> Fabric:
-    fabric = Fabric(enclosures)
-    fabric.adopt([NGUID])
-    return fabric
 
 
 def come(fabric: Fabric, enclosure: Enclosure) -> None:

@@ -6,9 +6,8 @@ from agent.remote.enclosure import Enclosure
 from agent.remote.fabric import Fabric
 from agent.remote.verified_paths import Unproven
 from nvmeof.host.namespaces import NamespaceInfo
-from tests.support.pool.memory_pool import nguid_of
+from tests.support.nvme.fabric_of_one import NGUID, pool_on, used
 
-NGUID = nguid_of(1)
 SEEN = (NamespaceInfo(1, NGUID, 1 << 20, 4096),)
 
 
@@ -20,17 +19,6 @@ def path(name: str, *, discovered: bool = True, connected: bool = True) -> Enclo
 
 def named(name: str, *, connected: bool = True) -> Enclosure:
     return path(name, discovered=False, connected=connected)
-
-
-def used(fabric: Fabric) -> list[str]:
-    fabric.refresh()
-    return [way.enclosure.name for way in fabric.ways[0]]
-
-
-def pool_on(*enclosures: Enclosure) -> Fabric:
-    fabric = Fabric(enclosures)
-    fabric.adopt([NGUID])
-    return fabric
 
 
 def only_question(fabric: Fabric) -> Unproven:
