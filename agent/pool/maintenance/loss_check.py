@@ -33,8 +33,7 @@ class Undecided(Exception):
 def examine(volume: Volume, channel: IoChannel, block_id: bytes) -> Steps[bytes | None]:
     """The evidence against a block; None: all of it is there. Raises Undecided."""
     pseudonym = volume.placement.pseudonym(block_id)
-    sets = volume.borrow_sets(pseudonym)
-    try:
+    with volume.borrowed(pseudonym) as sets:
         yield from _read_directories(volume, channel, sets)
         found = volume.find(sets, pseudonym)
         against = [ABSENT]
@@ -56,8 +55,6 @@ def examine(volume: Volume, channel: IoChannel, block_id: bytes) -> Steps[bytes 
             if not vouched:
                 raise Undecided("an enclosure fails other blocks as well")
         return b"".join(against)
-    finally:
-        volume.give_back_sets(sets)
 
 
 def _read_directories(volume: Volume, channel: IoChannel, sets: tuple[CachedSet, ...]) -> Steps[None]:
@@ -76,11 +73,8 @@ def _read_directories(volume: Volume, channel: IoChannel, sets: tuple[CachedSet,
 def set_aside(volume: Volume, channel: IoChannel, block_id: bytes) -> Steps[None]:
     """The block is given up: clear its entries, and set its slot aside where the medium is to blame."""
     pseudonym = volume.placement.pseudonym(block_id)
-    sets = volume.borrow_sets(pseudonym)
-    try:
+    with volume.borrowed(pseudonym) as sets:
         places = [_place_of(each) for each in volume.find(sets, pseudonym)]
-    finally:
-        volume.give_back_sets(sets)
     for place in places:
         yield from settle(
             volume, channel, place.namespace, place.offset, [place.slot], ScrubCounters(), is_given_up=True

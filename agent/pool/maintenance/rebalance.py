@@ -132,8 +132,7 @@ class Rebalancer:
 
     def _look_at(self, channel: IoChannel, volume: Volume, place: SetPlace, end: float) -> Steps[bool]:
         """Move the misplaced values of a set. False: look again, for time or bandwidth is over."""
-        cached = volume.cache.borrow(*place, volume.occupancy)
-        try:
+        with volume.borrowed_at(place) as (cached,):
             self._tokens -= DIRECTORY_COST
             trouble = yield from volume.load(channel, [cached], channel.now() + VALUE_SECONDS)
             if trouble is not None or cached.directory is None or cached.in_doubt:
@@ -147,8 +146,6 @@ class Rebalancer:
                 else:
                     yield from self._move(channel, volume, old)
             return True
-        finally:
-            volume.cache.give_back(cached)
 
     def _misplaced(self, volume: Volume, cached: CachedSet) -> list[Found]:
         waiting = {
@@ -190,13 +187,10 @@ class Rebalancer:
                     self._found += 1
                     continue
             # The set was given back meanwhile, and the place may have another `CachedSet` now.
-            cached = volume.cache.borrow(old.cached.namespace, old.cached.offset, volume.occupancy)
-            try:
+            with volume.borrowed_at((old.cached.namespace, old.cached.offset)) as (cached,):
                 old = Found(cached, old.slot, old.entry)
                 outcome = yield from Migration(volume, channel, old, channel.now() + VALUE_SECONDS).clear()
                 self._found += outcome is not Outcome.GONE
-            finally:
-                volume.cache.give_back(cached)
 
     def _is_on_flash(self, channel: IoChannel, volume: Volume, old: Found, written: int) -> Steps[bool]:
         """Whether the copy is durable: fsync(2) may have said so of the old one, and no other agent flushes

@@ -116,9 +116,8 @@ def settle(
         if vouched is not None:
             log.warning("namespace %d fails other slots as well: nothing was removed there", namespace)
         return
-    cached = volume.cache.borrow(namespace, offset, volume.occupancy)
     mended: list[bytes] = []
-    try:
+    with volume.borrowed_at((namespace, offset)) as (cached,):
         deadline = channel.now() + volume.timing.write_deadline
         with SetTransaction(volume, channel, cached) as change:
             if (yield from change.begin(deadline)) is not None:
@@ -136,8 +135,6 @@ def settle(
             cause = yield from change.write(cached, image, changed, channel.now() + READ_SECONDS)
             if cause is not None:
                 log.warning("a directory could not be written, and keeps what is bad: %s", cause.name.lower())
-    finally:
-        volume.cache.give_back(cached)
     for pseudonym in mended:
         yield from keep_two(volume, channel, pseudonym)
 
