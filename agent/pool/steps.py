@@ -120,6 +120,21 @@ class Acquire:
         self.deadline: Final = deadline
 
 
+class Held:
+    """A lock that was acquired, and that the end of a `with` block releases."""
+
+    __slots__ = ("lock",)
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self.lock: Final = lock
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+
+
 Steps: TypeAlias = Generator[Wait | Acquire, bool, T]
 Outcome: TypeAlias = T | Steps[T]
 """What an operation may return: its value at once, or the steps that lead to it."""

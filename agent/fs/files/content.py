@@ -129,8 +129,7 @@ class Content:
         return True
 
     def _read_again(self, file: OpenFile, position: int, start: int, into: memoryview) -> Steps[None]:
-        yield from self._reclaimer.hold(file.gate)
-        try:
+        with (yield from self._reclaimer.hold(file.gate)):
             with self._open_files.state:
                 block = file.staged.get(position)
                 if block is not None:
@@ -139,8 +138,6 @@ class Content:
             sealed = block_rows.sealed_at(self._database, file.ino, position)
             if not (yield from self._fetch(file, position, sealed, start, into)):
                 raise self._suspected(file, position, sealed)
-        finally:
-            file.gate.release()
 
     def _suspected(self, file: OpenFile, position: int, sealed: SealedBlock | None) -> FsError:
         if sealed is not None:
@@ -156,8 +153,7 @@ class Content:
         """
         if offset + len(data) > FILE_BYTES_MAX:
             raise FsError(errno.EFBIG)
-        yield from self._reclaimer.hold(file.gate)
-        try:
+        with (yield from self._reclaimer.hold(file.gate)):
             if file.failed:
                 # An older block could not be sealed. Better to hear it now than from close(2).
                 yield from self._sealer.seal_all(file)
@@ -174,8 +170,6 @@ class Content:
                 done += len(part)
             yield from self._sealer.settle_overdraft(file)
             return done
-        finally:
-            file.gate.release()
 
     def _write_part(
         self, file: OpenFile, position: int, start: int, part: memoryview, now_ns: int
@@ -265,11 +259,8 @@ class Content:
         """Cut the file, or let it end in a hole. Committed at once."""
         if not 0 <= size <= FILE_BYTES_MAX:
             raise FsError(errno.EINVAL if size < 0 else errno.EFBIG)
-        yield from self._reclaimer.hold(file.gate)
-        try:
+        with (yield from self._reclaimer.hold(file.gate)):
             self._set_size(file, size, now_ns)
-        finally:
-            file.gate.release()
         yield from self._reclaimer.tidy()
 
     def _set_size(self, file: OpenFile, size: int, now_ns: int) -> None:
@@ -296,13 +287,10 @@ class Content:
 
     def punch(self, file: OpenFile, offset: int, length: int, now_ns: int) -> Steps[None]:
         """Make a range read as zero; whole blocks in it give their room back."""
-        yield from self._reclaimer.hold(file.gate)
-        try:
+        with (yield from self._reclaimer.hold(file.gate)):
             end = min(offset + length, file.size)
             if offset < end:
                 yield from self._punch(file, offset, end, now_ns)
-        finally:
-            file.gate.release()
         yield from self._reclaimer.tidy()
 
     def _punch(self, file: OpenFile, offset: int, end: int, now_ns: int) -> Steps[None]:
@@ -358,8 +346,7 @@ class Content:
         end = offset + length
         if end > FILE_BYTES_MAX:
             raise FsError(errno.EFBIG)
-        yield from self._reclaimer.hold(file.gate)
-        try:
+        with (yield from self._reclaimer.hold(file.gate)):
             first, last = offset // file.block_bytes, (end - 1) // file.block_bytes
             with self._open_files.state:
                 have = sum(first <= position <= last for position in file.staged)
@@ -375,8 +362,6 @@ class Content:
                 yield from self._sealer.admit(missing * per_block)
             if end > file.size and not keep_size:
                 self._set_size(file, end, now_ns)
-        finally:
-            file.gate.release()
 
     # Making it last.
 
@@ -388,12 +373,9 @@ class Content:
         """
         if not file.pending and not file.staged:
             return
-        yield from self._reclaimer.hold(file.gate)
-        try:
+        with (yield from self._reclaimer.hold(file.gate)):
             if not self._is_unlinked(file):
                 yield from self._sealer.seal_all(file)
-        finally:
-            file.gate.release()
         yield from self._reclaimer.tidy()
 
     def sync(self, file: OpenFile) -> Steps[None]:

@@ -319,13 +319,10 @@ class FilesFace(FileSystem):
             if changes.size is not None:
                 yield from self._content.resize(file, changes.size, self._wall_ns())
             # With the gate, so that no seal commits the time of an older write over a time set here.
-            yield from self._reclaimer.hold(file.gate)
-            try:
+            with (yield from self._reclaimer.hold(file.gate)):
                 if self._set_columns(ino, changes):
                     with self._open_files.state:
                         file.mtime_ns = None
-            finally:
-                file.gate.release()
             return self._attributes(ino)
         finally:
             yield from self._content.let_go(file)

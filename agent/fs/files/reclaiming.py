@@ -24,7 +24,7 @@ from agent.fs.files.open_files import OpenFile, OpenFiles
 from agent.fs.files.options import FilesCounters, FilesOptions
 from agent.fs.files.schema import Database
 from agent.fs.interface import FsError
-from agent.pool.steps import Acquire, Steps
+from agent.pool.steps import Acquire, Held, Steps
 
 log = logging.getLogger(__name__)
 
@@ -73,12 +73,13 @@ class Reclaimer:
         self._complained = False
         self._was_slow = False
 
-    def hold(self, lock: threading.Lock) -> Steps[None]:
+    def hold(self, lock: threading.Lock) -> Steps[Held]:
         """Acquire a lock that may be held across waits; EIO when its holder outlasts all patience."""
-        if lock.acquire(blocking=False):
-            return
-        if not (yield Acquire(lock, self.clock() + self._options.patience_seconds)):
+        if not lock.acquire(blocking=False) and not (
+            yield Acquire(lock, self.clock() + self._options.patience_seconds)
+        ):
             raise FsError(errno.EIO, "another operation on this file does not end")
+        return Held(lock)
 
     def start(self) -> int:
         """What a killed predecessor left: announced blocks and files without a name; how many files."""
@@ -152,8 +153,7 @@ class Reclaimer:
         Without a limit everything is tried, also what was refused a moment ago.
         """
         before = self._deleted
-        yield from self.hold(self._sweep_gate)
-        try:
+        with (yield from self.hold(self._sweep_gate)):
             left, self._was_slow, slow_seconds = limit, False, 0.0
             if left is None and not self._is_ahead():
                 self._begin_lap()
@@ -168,8 +168,6 @@ class Reclaimer:
                 if left is not None:
                     left -= len(batch)
             return self._deleted != before
-        finally:
-            self._sweep_gate.release()
 
     def _is_ahead(self) -> bool:
         return block_rows.doomed_backlog(self._database, 1, self._swept_to)[0] > 0

@@ -142,15 +142,12 @@ class Suspects:
         """The block is lost, and so is the file that has it, if it has it still. Raises FsError."""
         file = self._open_files.pin(ino)
         try:
-            yield from self._reclaimer.hold(file.gate)
-            try:
+            with (yield from self._reclaimer.hold(file.gate)):
                 with self._open_files.state:
                     is_staged = position in file.staged
                 if is_staged or not self._is_current(ino, position, block):
                     return False
                 self._reclaimer.lose(file)
                 return True
-            finally:
-                file.gate.release()
         finally:
             yield from self._let_go(file)

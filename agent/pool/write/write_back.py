@@ -25,7 +25,7 @@ from typing import Final
 
 from agent.pool.counters import MissCause
 from agent.pool.errors import BadPut, PutRefused
-from agent.pool.steps import Acquire, IoChannel, Runner, Steps
+from agent.pool.steps import Acquire, Held, IoChannel, Runner, Steps
 from agent.pool.volume.volume import Volume
 from agent.pool.write.delete_and_pin import delete, pin
 from agent.pool.write.put import SlotWriter
@@ -181,7 +181,7 @@ class WriteBack:
         """Bring a value to flash, if that is still to be done. False where it could not be and waits on."""
         if not (yield Acquire(value.lock, deadline)):
             return False
-        try:
+        with Held(value.lock):
             if value.over:
                 return True
             if value.has_expired(channel.wall()):
@@ -208,8 +208,6 @@ class WriteBack:
                 yield from pin(self.volume, channel, value.key, value.pinned_until, deadline)
             self._remove(value)
             return True
-        finally:
-            value.lock.release()
 
     def _write(self, channel: IoChannel, value: Waiting, deadline: float) -> Steps[None]:
         length = len(value.data)
@@ -228,24 +226,20 @@ class WriteBack:
         """
         if not (yield Acquire(value.lock, deadline)):
             raise PutRefused("the value is being stored", MissCause.LATE)
-        try:
+        with Held(value.lock):
             was_there = not value.over and not value.has_expired(channel.wall())
             there = yield from delete(self.volume, channel, value.key, deadline)
             self._remove(value)
             return was_there or there
-        finally:
-            value.lock.release()
 
     def pin(self, value: Waiting, until: int, deadline: float) -> Steps[bool]:
         """Have a value pinned when it is stored. False where it does not wait any more."""
         if not (yield Acquire(value.lock, deadline)):
             raise PutRefused("the value is being stored", MissCause.LATE)
-        try:
+        with Held(value.lock):
             if not value.over:
                 value.pinned_until = until
             return not value.over
-        finally:
-            value.lock.release()
 
     def give_up(self, value: Waiting, channel: IoChannel) -> None:
         """It was acknowledged, and will not be stored. The caller holds its lock."""
@@ -258,11 +252,9 @@ class WriteBack:
         """As `give_up`; False where somebody is storing or removing it just now."""
         if not value.lock.acquire(blocking=False):
             return False
-        try:
+        with Held(value.lock):
             self.give_up(value, channel)
             return True
-        finally:
-            value.lock.release()
 
     def _remove(self, value: Waiting) -> None:
         value.over = True
