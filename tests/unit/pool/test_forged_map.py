@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 from collections.abc import Callable
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from agent.attach import map_history
 from agent.attach.map_history import FILE, MapHistory
 from agent.attach.map_watch import EVERY_SECONDS, MapWatch
 from agent.errors import ConfigError, G35Error
@@ -28,12 +26,14 @@ from agent.pool.map.document import (
 )
 from agent.pool.map.inspect import inspect, newest_map
 from agent.pool.map.key_epochs import with_new_data_keys, without_earlier_keys
+from agent.pool.map.seal import MapSeal
 from agent.pool.map.superblock import Superblock
 from agent.pool.map.tenant_changes import with_limits, with_tenant, without_key
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Volume
+from agent.remote.fabric import Fabric
 from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
 from tests.support.pool.memory_pool import nguid_of
 
@@ -179,10 +179,10 @@ class Serving:
             self.pool_map,
             list(self.volumes.values()),
             PrestageCache(0),
-            lambda newer: self.seen.note(newer, opened),
-            grow=lambda _: None,
-            distrust=lambda newer: self.seen.distrusted(self.volumes.values(), ROOT, newer),
-            opens=functools.partial(map_history.opens, ROOT),
+            self.seen,
+            ROOT,
+            Fabric(()),
+            MapSeal(ROOT),
         )
 
     def _open(self, volume: MapVolume, cache: DirectoryCache) -> Volume:

@@ -26,12 +26,14 @@ from agent.pool.map.document import (
 from agent.pool.map.inspect import Content, inspect, newest_map
 from agent.pool.map.reconcile import agreed, counting
 from agent.pool.map.replicas import write_superblock
+from agent.pool.map.seal import MapSeal
 from agent.pool.map.superblock import BLOCK_BYTES, Superblock, head_of
 from agent.pool.map.tenant_changes import next_map, with_limits, without_key
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Volume
+from agent.remote.fabric import Fabric
 from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
 from tests.support.pool.memory_pool import nguid_of
 
@@ -77,12 +79,7 @@ class Pool:
         ]
         self.seen.note(pool_map, self.opened)
         self.watch = MapWatch(
-            pool_map,
-            self.volumes,
-            PrestageCache(0),
-            lambda newer: self.seen.note(newer, self.opened),
-            grow=lambda _: None,
-            distrust=lambda newer: self.seen.distrusted(self.volumes, ROOT, newer),
+            pool_map, self.volumes, PrestageCache(0), self.seen, ROOT, Fabric(()), MapSeal(ROOT)
         )
 
     def write(self, number: int, pool_map: PoolMap) -> None:

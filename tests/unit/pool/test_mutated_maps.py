@@ -29,12 +29,14 @@ from agent.pool.map.document import (
 )
 from agent.pool.map.reconcile import agreed, with_key_ends
 from agent.pool.map.replicas import name_of, write_superblock
+from agent.pool.map.seal import MapSeal
 from agent.pool.map.superblock import MAP_BYTES_MAX
 from agent.pool.map.tenant_changes import with_limits
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Volume
+from agent.remote.fabric import Fabric
 from agent.tenancy.limits import TenantLimits
 from agent.tenancy.visibility import Audience, Members
 from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
@@ -72,24 +74,16 @@ class Serving:
             for each in PLANNED.volumes
         ]
         self.tenants = TenantLimits(PLANNED, self.volumes, 2, ROOT, state)
-        self.grown: list[list[bytes]] = []
         self.watch = MapWatch(
             PLANNED,
             self.volumes,
             PrestageCache(0),
-            self.follow,
-            grow=lambda nguids: self.grown.append(list(nguids)),
-            distrust=lambda newer: self.seen.distrusted(self.volumes, ROOT, newer),
-            confirm=lambda newer: self.seen.note(newer, self.served()),
-            opens=functools.partial(opens, ROOT),
+            self.seen,
+            ROOT,
+            Fabric(()),
+            MapSeal(ROOT),
+            self.tenants.follow,
         )
-
-    def follow(self, newer: PoolMap) -> None:
-        self.tenants.follow(newer)
-        self.seen.note(newer, self.served(), is_on_most=False)
-
-    def served(self) -> list[str]:
-        return [each.settings.volume_id.hex() for each in self.volumes if not each.erased]
 
     def show(self, pool_map: PoolMap, *, first: int = 0) -> None:
         for number, nguid in enumerate(NGUIDS[first:], first):

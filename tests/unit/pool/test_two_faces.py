@@ -3,12 +3,11 @@ say of keys that are over counts, and a map that nobody carries any more is left
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 
 import pytest
 
-from agent.attach.map_history import MapHistory, opens
+from agent.attach.map_history import MapHistory
 from agent.attach.map_watch import EVERY_SECONDS, MapWatch
 from agent.errors import G35Error
 from agent.inline.secrets import RootKey, SecretKey
@@ -16,11 +15,13 @@ from agent.pool.map.document import EPOCHS_AHEAD_MAX, PoolMap, VolumeWish, plan_
 from agent.pool.map.key_epochs import with_new_data_keys, without_earlier_keys
 from agent.pool.map.reconcile import agreed, is_on_most, with_key_ends
 from agent.pool.map.replicas import write_superblock
+from agent.pool.map.seal import MapSeal
 from agent.pool.map.tenant_changes import with_limits, with_tenant, without_key
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Volume
+from agent.remote.fabric import Fabric
 from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
 from tests.support.pool.memory_pool import nguid_of
 
@@ -68,21 +69,15 @@ class Serving:
         ]
         self.note(self.pool_map)
         self.followed: list[PoolMap] = []
-
-        def follow(newer: PoolMap) -> None:
-            self.followed.append(newer)
-            self.note(newer, is_on_most=False)
-
         self.watch = MapWatch(
             self.pool_map,
             self.volumes,
             PrestageCache(0),
-            follow,
-            grow=lambda _: None,
-            distrust=lambda newer: self.seen.distrusted(self.volumes, ROOT, newer),
-            confirm=self.note,
-            opens=functools.partial(opens, ROOT),
-            is_behind=self.seen.is_behind,
+            self.seen,
+            ROOT,
+            Fabric(()),
+            MapSeal(ROOT),
+            self.followed.append,
         )
 
     def note(self, pool_map: PoolMap, *, is_on_most: bool = True) -> None:
