@@ -61,11 +61,11 @@ class Listings:
         left = [(name, made) for name, made in found if name.startswith(prefix) and name > after]
         rows = [("Bucket", [("Name", name), ("CreationDate", iso_time(made))]) for name, made in left[:most]]
         owner = [("ID", "g35"), ("DisplayName", "g35")]
-        head: list[Element] = [("Owner", owner), ("Buckets", rows)]
-        if len(left) > most:
-            head.append(("ContinuationToken", _to_token(left[most - 1][0])))
-        if prefix:
-            head.append(("Prefix", _fit(prefix)))
+        following = _to_token(left[most - 1][0]) if len(left) > most else None
+        head: list[Element] = [
+            ("Owner", owner), ("Buckets", rows), ("ContinuationToken", following),
+            ("Prefix", _fit(prefix) if prefix else None),
+        ]  # fmt: skip
         return xml_answer("ListAllMyBucketsResult", head)
 
     async def create_bucket(self, store: ObjectStore, request: S3Request, body: Body) -> Answer:
@@ -166,24 +166,18 @@ class Listings:
             return _Rows([objects.encode()], [prefixes.encode()], count, page.after, bool(page.after))
 
         page = await self._in_steps(store, step, after, most)
-        head: list[Element] = [("Name", request.bucket), ("Prefix", shown(prefix, encoding))]
-        if delimiter:
-            head.append(("Delimiter", shown(delimiter, encoding)))
-        head += [("MaxKeys", most), ("IsTruncated", page.more)]
-        if encoding:
-            head.append(("EncodingType", encoding))
+        head: list[Element] = [
+            ("Name", request.bucket), ("Prefix", shown(prefix, encoding)),
+            ("Delimiter", shown(delimiter, encoding) or None), ("MaxKeys", most), ("IsTruncated", page.more),
+            ("EncodingType", encoding or None),
+        ]  # fmt: skip
         if first:
             head.append(("Marker", shown(start, encoding)))
-            if page.more:
-                head.append(("NextMarker", shown(page.at, encoding)))
+            head.append(("NextMarker", shown(page.at, encoding) if page.more else None))
         else:
-            head.append(("KeyCount", page.count))
-            if token:
-                head.append(("ContinuationToken", token))
-            elif start:
-                head.append(("StartAfter", shown(start, encoding)))
-            if page.more:
-                head.append(("NextContinuationToken", _to_token(page.at)))
+            head += [("KeyCount", page.count), ("ContinuationToken", token or None)]
+            head.append(("StartAfter", None if token or not start else shown(start, encoding)))
+            head.append(("NextContinuationToken", _to_token(page.at) if page.more else None))
         return xml_answer("ListBucketResult", head, page.first + page.then)
 
     async def _parts(self, store: ObjectStore, request: S3Request) -> Answer:
@@ -202,9 +196,8 @@ class Listings:
         head: list[Element] = [
             ("Bucket", request.bucket), ("Key", request.key), ("UploadId", name), ("MaxParts", most),
             ("PartNumberMarker", marker), ("IsTruncated", page.more),
+            ("NextPartNumberMarker", page.at if page.more and most else None),
         ]  # fmt: skip
-        if page.more and most:
-            head.append(("NextPartNumberMarker", page.at))
         return xml_answer("ListPartsResult", head, page.first)
 
     async def _uploads(self, store: ObjectStore, request: S3Request) -> Answer:
@@ -228,9 +221,8 @@ class Listings:
             ("Bucket", request.bucket), ("KeyMarker", shown(marker, encoding)),
             ("UploadIdMarker", _fit(name)),
             ("Prefix", shown(prefix, encoding)), ("MaxUploads", most), ("IsTruncated", more),
+            ("EncodingType", encoding or None),
         ]  # fmt: skip
-        if encoding:
-            head.append(("EncodingType", encoding))
         if more:
             last_key, last_name = page.at
             head += [("NextKeyMarker", shown(last_key, encoding)), ("NextUploadIdMarker", last_name)]

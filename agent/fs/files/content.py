@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 from agent.fs.files import block_rows
@@ -47,25 +48,21 @@ SUSPECT_BLOCKS: Final = Limit(
 )  # fmt: skip
 
 
+@dataclass(eq=False)
 class Content:
     """What the face does with the bytes of a pinned file."""
 
-    def __init__(
-        self,
-        database: Database,
-        store: BlockStore,
-        open_files: OpenFiles,
-        staging: Staging,
-        reclaimer: Reclaimer,
-        sealer: Sealer,
-    ) -> None:
-        self._database = database
-        self._store = store
-        self._open_files = open_files
-        self._staging = staging
-        self._reclaimer = reclaimer
-        self._sealer = sealer
-        self.suspects: Final = Suspects(database, store, open_files, reclaimer, self.let_go, reclaimer.clock)
+    _database: Database
+    _store: BlockStore
+    _open_files: OpenFiles
+    _staging: Staging
+    _reclaimer: Reclaimer
+    _sealer: Sealer
+
+    def __post_init__(self) -> None:
+        self.suspects = Suspects(
+            self._database, self._store, self._open_files, self._reclaimer, self.let_go, self._reclaimer.clock
+        )
 
     def watch(self, bounds: Bounds, files_max: int) -> None:
         """Show what these tables hold: they keep their bounds by themselves."""

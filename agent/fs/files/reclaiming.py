@@ -16,6 +16,7 @@ import logging
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from agent.fs.files import block_rows, directories
 from agent.fs.files.block_rows import DoomedBlock
@@ -44,34 +45,26 @@ REFUSED_SECONDS = 1.0
 CANDIDATES = 64
 
 
+@dataclass(slots=True, eq=False)
 class Reclaimer:
     """Reaps, evicts and deletes. See face.py for the locks."""
 
-    def __init__(
-        self,
-        database: Database,
-        store: BlockStore,
-        open_files: OpenFiles,
-        options: FilesOptions,
-        counters: FilesCounters,
-        clock: Callable[[], float],
-        wall_ns: Callable[[], int],
-    ) -> None:
-        self._database = database
-        self._store = store
-        self._open_files = open_files
-        self._options = options
-        self._counters = counters
-        self.clock = clock
-        self._wall_ns = wall_ns
-        self._sweep_gate = threading.Lock()
-        self._swept_to = 0
-        self._deleted = 0
-        # Of this lap: blocks that could not be deleted, their bytes, and when the next may begin for them.
-        self._kept = self._kept_bytes = 0
-        self._again_at: float | None = None
-        self._complained = False
-        self._was_slow = False
+    _database: Database
+    _store: BlockStore
+    _open_files: OpenFiles
+    _options: FilesOptions
+    _counters: FilesCounters
+    clock: Callable[[], float]
+    _wall_ns: Callable[[], int]
+    _sweep_gate: threading.Lock = field(default_factory=threading.Lock)
+    _swept_to: int = 0
+    _deleted: int = 0
+    # Of this lap: blocks that could not be deleted, their bytes, and when the next may begin for them.
+    _kept: int = 0
+    _kept_bytes: int = 0
+    _again_at: float | None = None
+    _complained: bool = False
+    _was_slow: bool = False
 
     def hold(self, lock: threading.Lock) -> Steps[Held]:
         """Acquire a lock that may be held across waits; EIO when its holder outlasts all patience."""

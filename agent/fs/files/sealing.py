@@ -15,6 +15,7 @@ import errno
 import itertools
 import logging
 import sqlite3
+from dataclasses import dataclass
 from typing import Final
 
 from agent.fs.files import block_rows
@@ -49,25 +50,19 @@ NAMES_DRAWN: Final = 256
 find none; with one of 8, none ever."""
 
 
+@dataclass(eq=False)
 class Sealer:
     """Seals, admits and finds memory. The caller holds the gate of the file it names."""
 
-    def __init__(
-        self,
-        database: Database,
-        store: BlockStore,
-        open_files: OpenFiles,
-        staging: Staging,
-        reclaimer: Reclaimer,
-        counters: FilesCounters,
-    ) -> None:
-        self._database = database
-        self._store = store
-        self._open_files = open_files
-        self._staging = staging
-        self._reclaimer = reclaimer
-        self._counters = counters
-        self._versions = itertools.count(database.opening * VERSIONS_PER_OPENING)
+    _database: Database
+    _store: BlockStore
+    _open_files: OpenFiles
+    _staging: Staging
+    _reclaimer: Reclaimer
+    _counters: FilesCounters
+
+    def __post_init__(self) -> None:
+        self._versions = itertools.count(self._database.opening * VERSIONS_PER_OPENING)
 
     def put(self, file: OpenFile, position: int, data: memoryview) -> Steps[None]:
         """Store `data` as the file's block at `position` and make it current.

@@ -17,6 +17,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final
 
 from agent.fs.files import block_rows
@@ -41,38 +42,31 @@ TURN_SECONDS: Final = 0.5
 """A turn of who cleans up begins no further look after that; one look takes the store's deadlines at most."""
 
 
+@dataclass(slots=True)
 class _Suspicion:
-    __slots__ = ("against", "block", "due", "looks", "undecided")
-
-    def __init__(self, block: SealedBlock, due: float) -> None:
-        self.block = block
-        self.due = due
-        self.looks = self.undecided = 0
-        self.against: bytes | None = None
+    block: SealedBlock
+    due: float
+    looks: int = 0
+    undecided: int = 0
+    against: bytes | None = None
 
 
+@dataclass(slots=True, eq=False)
 class Suspects:
-    """The suspects of one face. Safe from any thread; one at a time looks into them."""
+    """The suspects of one face. Safe from any thread; one at a time looks into them.
 
-    def __init__(
-        self,
-        database: Database,
-        store: BlockStore,
-        open_files: OpenFiles,
-        reclaimer: Reclaimer,
-        let_go: Callable[[OpenFile], Steps[None]],
-        clock: Callable[[], float],
-    ) -> None:
-        """`let_go` undoes a pin of a file. `clock` in seconds."""
-        self._database = database
-        self._store = store
-        self._open_files = open_files
-        self._reclaimer = reclaimer
-        self._let_go = let_go
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._found: OrderedDict[tuple[int, int], _Suspicion] = OrderedDict()
-        """By inode and position in the file; the one that is due first comes first."""
+    `_let_go` undoes a pin of a file. `_clock` in seconds.
+    """
+
+    _database: Database
+    _store: BlockStore
+    _open_files: OpenFiles
+    _reclaimer: Reclaimer
+    _let_go: Callable[[OpenFile], Steps[None]]
+    _clock: Callable[[], float]
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _found: OrderedDict[tuple[int, int], _Suspicion] = field(default_factory=OrderedDict)
+    """By inode and position in the file; the one that is due first comes first."""
 
     def __len__(self) -> int:
         return len(self._found)
