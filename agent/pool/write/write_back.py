@@ -21,6 +21,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from agent.pool.counters import MissCause
@@ -44,25 +45,23 @@ TELL_SECONDS: Final = 10.0
 """How often the log tells of values that were lost, at the most."""
 
 
+@dataclass(slots=True, eq=False)
 class Waiting:
     """One value that is acknowledged and not on flash. A thread that stores or removes it holds `lock`."""
 
-    __slots__ = ("data", "expires", "key", "lock", "over", "pinned_until", "pseudonym", "readers", "since")
-
-    def __init__(self, key: bytes, pseudonym: bytes, data: memoryview, expires: int, since: float) -> None:
-        self.key = key
-        self.pseudonym = pseudonym
-        self.data = data
-        self.expires = expires
-        """In seconds since the epoch, counted from the put; 0: never."""
-        self.since = since
-        self.pinned_until = 0
-        """The pin that it gets on flash; what waits is not evicted."""
-        self.lock = threading.Lock()
-        self.over = False
-        """It is on flash, was removed, or was given up."""
-        self.readers = 0
-        """Those who have it open: its memory is held for as long. Changed by `WriteBack`."""
+    key: bytes
+    pseudonym: bytes
+    data: memoryview
+    expires: int
+    """In seconds since the epoch, counted from the put; 0: never."""
+    since: float
+    pinned_until: int = 0
+    """The pin that it gets on flash; what waits is not evicted."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    over: bool = False
+    """It is on flash, was removed, or was given up."""
+    readers: int = 0
+    """Those who have it open: its memory is held for as long. Changed by `WriteBack`."""
 
     def has_expired(self, wall: float) -> bool:
         return bool(self.expires) and self.expires <= wall
