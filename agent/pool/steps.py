@@ -18,6 +18,7 @@ import threading
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar, cast
 
+from agent.errors import G35Error
 from agent.inline.scatter import Buffer
 from agent.pool.counters import MissCause
 
@@ -144,6 +145,14 @@ class Runner(Protocol):
     """Drives steps to their end: the loop that a worker, a test or the simulator brings along."""
 
     def run(self, steps: Steps[T]) -> T: ...
+
+
+class NoRunner:
+    """In place of a channel, where nothing has to wait, or none could be had: the caller hears of it."""
+
+    def run(self, steps: Steps[T]) -> T:
+        steps.close()
+        raise G35Error("this thread has no channel", "see the log, and start the agent again")
 
 
 _KNOWN: Final[dict[type, bool]] = {}

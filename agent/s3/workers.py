@@ -19,9 +19,8 @@ from typing import Any, Final, TypeVar
 
 import trio
 
-from agent.errors import G35Error
 from agent.fs.doors.door import MakeRunner
-from agent.pool.steps import Runner, Steps
+from agent.pool.steps import NoRunner, Runner
 from agent.s3.errors import S3Error
 from agent.s3.rests import rest_after
 
@@ -161,21 +160,13 @@ class Workers:
             runner = self._make_runner(number)
         except Exception:
             log.exception("a thread of the S3 door has no channel; what it is given fails")
-            runner = _NoRunner()
+            runner = NoRunner()
         while (job := self._jobs.take()) is not None:
             job.work(runner)
 
     def _look_up(self) -> None:
-        runner = _NoRunner()
+        runner = NoRunner()
         while (question := self._questions.take()) is not None:
             began = time.thread_time()
             question.work(runner)
             rest_after(began)
-
-
-class _NoRunner:
-    """In place of a channel that could not be had, or is not wanted: the caller must hear of it."""
-
-    def run(self, steps: Steps[T]) -> T:
-        steps.close()
-        raise G35Error("this thread has no channel", "see the log, and start the agent again")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable
-from typing import TypeVar
 
 from agent.fs.fuse.abi import IN_HEADER, IN_HEADER_BYTES, Opcode, encode_answer
 from agent.fs.fuse.session import TRANSFER_BYTES, WANTED_BY_GUESTS, FuseSession
@@ -25,24 +24,15 @@ from agent.fs.virtiofs.request_buffers import RequestBuffers
 from agent.fs.virtiofs.request_service import RequestService, is_given_back
 from agent.host_os.complaints import Complaints
 from agent.host_os.foreign_descriptors import close_descriptor
-from agent.pool.steps import Runner, Steps
+from agent.pool.steps import NoRunner, Runner
 from agent.virtio.memory_table import MemoryTable
 from agent.virtio.vhost_user import Feature
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 HIGH_PRIORITY = 0
 """The queue for FORGET and INTERRUPT; requests have the others."""
 _FORGETS = frozenset({Opcode.FORGET.value, Opcode.BATCH_FORGET.value})
-
-
-class _NoRunner:
-    """FORGET waits for nothing; whatever else came by the high-priority queue was refused before."""
-
-    def run(self, steps: Steps[T]) -> T:
-        raise RuntimeError("an operation on the high-priority queue wants to wait")
 
 
 def takes_scattered(node: int) -> bool:
@@ -162,7 +152,7 @@ class Device:
 
     def _high_priority(self) -> Serve:
         session, buffers = self.session, self._buffers[HIGH_PRIORITY]
-        runner = _NoRunner()
+        runner = NoRunner()  # FORGET waits for nothing, and whatever else comes is refused
 
         def serve(chain: Chain) -> int:
             message, received, data, room = buffers.take(chain.readable, chain.writable)
