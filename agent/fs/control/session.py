@@ -63,25 +63,26 @@ class Ahead:
             continuer.reads(volume.in_sets, key)
 
 
-@dataclass(slots=True, eq=False)
 class Ticket:
-    """A bound key: a value being read, or one being written. FsError where that would be too long."""
+    """A bound key: a value being read, or one being written."""
 
-    volume: ServedVolume
-    key: bytes
-    ahead: Ahead | None
-    length: int = 0
-    """Of a value to be written; 0 for one to be read."""
-    ttl_seconds: int = 0
-    writing: Writer | None = None
-    reading: Reader | None = None
-    refused: Outcome | None = None
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    __slots__ = ("ahead", "key", "length", "lock", "reading", "refused", "ttl_seconds", "volume", "writing")
 
-    def __post_init__(self) -> None:
-        most = self.volume.settings.value_bytes
-        if self.length > most:
-            raise FsError(errno.EFBIG, f"{self.length} bytes; a value has {most} at most")
+    def __init__(
+        self, volume: ServedVolume, key: bytes, ahead: Ahead | None, length: int = 0, ttl_seconds: int = 0
+    ) -> None:
+        """`length`: of a value to be written; 0 for one to be read. Raises FsError where it is too long."""
+        if length > volume.settings.value_bytes:
+            raise FsError(errno.EFBIG, f"{length} bytes; a value has {volume.settings.value_bytes} at most")
+        self.volume = volume
+        self.key = key
+        self.length = length
+        self.ttl_seconds = ttl_seconds
+        self.writing: Writer | None = None
+        self.reading: Reader | None = None
+        self.refused: Outcome | None = None
+        self.ahead = ahead
+        self.lock = threading.Lock()
 
     def to_read(self, prestage: PrestageCache | None) -> Reader:
         """The reading, begun with the first call. Raises FsError for a ticket that is none to read."""
