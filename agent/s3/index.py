@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from agent.errors import G35Error
+from agent.fs.files.schema import whole_or_not
 from agent.s3.errors import S3Error
 
 SCHEMA_VERSION: Final = 1
@@ -147,15 +148,14 @@ class Index:
         # As with /fs: a killed process loses nothing that was committed (agent/fs/files/schema.py).
         run("PRAGMA synchronous = NORMAL")
         run(f"PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
-        run("BEGIN EXCLUSIVE")
-        if version == 0:
-            for statement in _TABLES.split(";"):
-                run(statement)
-            run("INSERT INTO facts VALUES ('openings', 0), ('objects', 0)")
-            run(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        run(_COMPLETED)
-        run("UPDATE facts SET value = value + 1 WHERE name = 'openings'")
-        run("COMMIT")
+        with whole_or_not(self._connection, "EXCLUSIVE"):
+            if version == 0:
+                for statement in _TABLES.split(";"):
+                    run(statement)
+                run("INSERT INTO facts VALUES ('openings', 0), ('objects', 0)")
+                run(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            run(_COMPLETED)
+            run("UPDATE facts SET value = value + 1 WHERE name = 'openings'")
         self.opening: int = run("SELECT value FROM facts WHERE name = 'openings'").fetchone()[0]
 
     def close(self) -> None:
@@ -166,14 +166,8 @@ class Index:
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
             try:
-                self._connection.execute("BEGIN IMMEDIATE")
-                try:
+                with whole_or_not(self._connection):
                     yield self._connection
-                    self._connection.execute("COMMIT")
-                except BaseException:
-                    if self._connection.in_transaction:
-                        self._connection.execute("ROLLBACK")
-                    raise
             except sqlite3.Error as fault:
                 raise S3Error("ServiceUnavailable", f"The index cannot be written: {fault}.") from fault
 
