@@ -6,7 +6,8 @@ A file is cut into blocks of its block size. A block is a hole, or staged (stagi
 Reads take no gate: they copy staged bytes under `OpenFiles.state`, ask the database where the rest lies, and
 fetch it straight into the caller's buffer. A block that is overwritten meanwhile can be deleted under a
 reader; then the reader looks once more, with the gate held, when nothing can move. If the store misses the
-block then as well, the reader gets EIO, and the block is a suspect (suspects.py): no reader removes anything.
+block then as well, the reader gets EIO, and the block is a suspect (suspect_blocks.py): no reader removes
+anything.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from agent.fs.files.reclaiming import Reclaimer
 from agent.fs.files.schema import Database
 from agent.fs.files.sealing import Sealer
 from agent.fs.files.staging import StagedBlock, Staging, fill_zero
-from agent.fs.files.suspects import SUSPECTS_MAX, Suspects
+from agent.fs.files.suspect_blocks import SUSPECTS_MAX, Suspects
 from agent.fs.interface import FsError
 from agent.host_os.per_user_bounds import ALL, Bounds, Limit
 from agent.pool.steps import Steps

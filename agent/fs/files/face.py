@@ -7,7 +7,7 @@ block_rows.py for how a crash is survived. The rooms:
     content        read, write, resize, punch, flush, last close
     sealing        staged block -> stored block -> current version; room in the store and in memory
     reclaiming     inodes nobody can reach, doomed blocks, eviction of whole files
-    suspects       blocks that did not prove themselves to a reader, and when a file is given up
+    suspect_blocks blocks that did not prove themselves to a reader, and when a file is given up
     staging        buffers for blocks being written, and their bound
     open_files     open files, handles, lookup counts
     directories, inodes, extended_attributes, block_rows, schema: the tables of the metadata

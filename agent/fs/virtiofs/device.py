@@ -14,7 +14,7 @@ from collections.abc import Callable
 from agent.fs.fuse.abi import IN_HEADER, IN_HEADER_BYTES, Opcode, encode_answer
 from agent.fs.fuse.session import TRANSFER_BYTES, WANTED_BY_GUESTS, FuseSession
 from agent.fs.interface import FACE_FILES, FACE_SHIFT, Tree
-from agent.fs.virtiofs import surroundings
+from agent.fs.virtiofs import front_end_descriptors
 from agent.fs.virtiofs.back_end import PeerError, QueueSetup
 from agent.fs.virtiofs.device_queue import BadRing, Chain, DeviceQueue
 from agent.fs.virtiofs.guest_books import GuestBooks
@@ -76,7 +76,7 @@ class Device:
         self._buffers = [
             RequestBuffers(self.session.transfer_bytes, takes_scattered) for _ in range(self.queue_count)
         ]
-        self._calls = [surroundings.Call() for _ in range(self.queue_count)]
+        self._calls = [front_end_descriptors.Call() for _ in range(self.queue_count)]
 
     @property
     def bytes_copied(self) -> int:
@@ -101,16 +101,16 @@ class Device:
     # -- Surroundings ---------------------------------------------------------------------------
 
     def map_memory(self, fd: int, offset: int, size: int) -> memoryview:
-        return surroundings.map_memory(fd, offset, size, must_be_sealed=self._sealed_memory)
+        return front_end_descriptors.map_memory(fd, offset, size, must_be_sealed=self._sealed_memory)
 
     def make_memory(self, size: int) -> int:
-        return surroundings.make_memory(size)
+        return front_end_descriptors.make_memory(size)
 
     def close_fd(self, fd: int) -> None:
         close_descriptor(fd)
 
     def check_event(self, fd: int) -> None:
-        surroundings.check_event(fd)
+        front_end_descriptors.check_event(fd)
 
     def use_call(self, index: int, fd: int | None) -> None:
         self._calls[index].use(fd)

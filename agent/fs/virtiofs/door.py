@@ -23,9 +23,9 @@ from agent.fs.doors.door import GRACE_SECONDS, MakeRunner
 from agent.fs.interface import Tree
 from agent.fs.virtiofs.back_end import BackEnd, PeerError
 from agent.fs.virtiofs.device import Device
+from agent.fs.virtiofs.front_end_descriptors import signal
 from agent.fs.virtiofs.front_end_link import FrontEndGone, FrontEndLink
 from agent.fs.virtiofs.guest_books import GuestBooks
-from agent.fs.virtiofs.surroundings import signal
 from agent.host_os.foreign_descriptors import close_unread, turn_away
 
 log = logging.getLogger(__name__)

@@ -3,9 +3,9 @@
 A cache drops a value that does not prove itself, for that is a miss. A block of a file is a user's data, and
 a path or an enclosure that damages bytes looks, to one read, like a medium that has lost them. So nothing is
 given up here. `examine` returns the evidence against a block as bytes, which are equal only for the very same
-findings; the database of file names asks several times with time between (agent/fs/files/suspects.py). No
-evidence is: no answer, a directory in doubt (agent/pool/volume/writable_directory.py), and a namespace that
-fails a cross-check.
+findings; the database of file names asks several times with time between
+(agent/fs/files/suspect_blocks.py). No evidence is: no answer, a directory in doubt
+(agent/pool/volume/writable_directory.py), and a namespace that fails a cross-check.
 """
 
 from __future__ import annotations

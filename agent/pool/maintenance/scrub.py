@@ -10,7 +10,7 @@ be under way. Neither is a set without one slot that opens, or a namespace that 
 (cross_check.py): that tells of the drive, or of us, and not of its ranges.
 
 A bad block of a file stays: a reader that meets it reports it, and the database of file names decides
-(agent/fs/files/suspects.py). Where another agent writes such blocks, a scrub writes nothing
+(agent/fs/files/suspect_blocks.py). Where another agent writes such blocks, a scrub writes nothing
 (`Volume.files_elsewhere`): two agents that write one directory may lose an entry of each other's, which is a
 hit in /kv and a block in /fs.
 """
@@ -215,7 +215,7 @@ def look_into_reports(
             if place is None or volume.erased:
                 break
             if volume.settings.kind == "files" and volume.media_errors.strikes(place) < STRIKES:
-                continue  # A block stays, and its reader has reported it (agent/fs/files/suspects.py).
+                continue  # A block stays, and its reader has reported it (agent/fs/files/suspect_blocks.py).
             if channel.trusts(place.namespace):
                 yield from settle(volume, channel, place.namespace, place.offset, [place.slot], counters)
 
