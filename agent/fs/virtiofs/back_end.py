@@ -206,9 +206,10 @@ class BackEnd:
         except VhostUserFormatError as broken:
             raise PeerError(f"{Request(header.request).name}: {broken}") from None
         try:
-            return handler(message, fds)
+            answer: Reply | None = handler(message, fds)
         except AddressError as outside:
             raise PeerError(f"{Request(header.request).name}: {outside}") from None
+        return answer
 
     def end(self) -> None:
         """The connection is over: stop what runs and let go of all that it had brought."""

@@ -26,7 +26,6 @@ from agent.pool.map.document import (
 )
 from agent.pool.map.inspect import inspect, newest_map
 from agent.pool.map.key_epochs import with_new_data_keys, without_earlier_keys
-from agent.pool.map.seal import MapSeal
 from agent.pool.map.superblock import Superblock
 from agent.pool.map.tenant_changes import with_limits, with_tenant, without_key
 from agent.pool.read.prestage_cache import PrestageCache
@@ -36,6 +35,7 @@ from agent.pool.volume.volume import Volume
 from agent.remote.fabric import Fabric
 from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
 from tests.support.pool.memory_pool import nguid_of
+from tests.support.pool.no_seal import EveryCopyCounts
 
 ROOT = RootKey(SecretKey(b"\x11" * 32), "a test")
 SIZE = 32 << 20
@@ -182,7 +182,7 @@ class Serving:
             self.seen,
             ROOT,
             Fabric(()),
-            MapSeal(ROOT),
+            EveryCopyCounts(ROOT),
         )
 
     def _open(self, volume: MapVolume, cache: DirectoryCache) -> Volume:

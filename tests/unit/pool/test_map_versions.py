@@ -26,7 +26,6 @@ from agent.pool.map.document import (
 from agent.pool.map.inspect import Content, inspect, newest_map
 from agent.pool.map.reconcile import agreed, counting
 from agent.pool.map.replicas import write_superblock
-from agent.pool.map.seal import MapSeal
 from agent.pool.map.superblock import BLOCK_BYTES, Superblock, head_of
 from agent.pool.map.tenant_changes import next_map, with_limits, without_key
 from agent.pool.read.prestage_cache import PrestageCache
@@ -36,6 +35,7 @@ from agent.pool.volume.volume import Volume
 from agent.remote.fabric import Fabric
 from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
 from tests.support.pool.memory_pool import nguid_of
+from tests.support.pool.no_seal import EveryCopyCounts
 
 ROOT = RootKey(SecretKey(b"\x11" * 32), "a test")
 SIZE = 32 << 20
@@ -79,7 +79,7 @@ class Pool:
         ]
         self.seen.note(pool_map, self.opened)
         self.watch = MapWatch(
-            pool_map, self.volumes, PrestageCache(0), self.seen, ROOT, Fabric(()), MapSeal(ROOT)
+            pool_map, self.volumes, PrestageCache(0), self.seen, ROOT, Fabric(()), EveryCopyCounts(ROOT)
         )
 
     def write(self, number: int, pool_map: PoolMap) -> None:

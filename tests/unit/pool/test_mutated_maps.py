@@ -9,6 +9,7 @@ import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -29,7 +30,6 @@ from agent.pool.map.document import (
 )
 from agent.pool.map.reconcile import agreed, with_key_ends
 from agent.pool.map.replicas import name_of, write_superblock
-from agent.pool.map.seal import MapSeal
 from agent.pool.map.superblock import MAP_BYTES_MAX
 from agent.pool.map.tenant_changes import with_limits
 from agent.pool.read.prestage_cache import PrestageCache
@@ -41,6 +41,7 @@ from agent.tenancy.limits import TenantLimits
 from agent.tenancy.visibility import Audience, Members
 from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
 from tests.support.pool.memory_pool import nguid_of
+from tests.support.pool.no_seal import EveryCopyCounts
 
 ROOT = RootKey(SecretKey(b"\x11" * 32), "a test")
 SIZE = 32 << 20
@@ -81,7 +82,7 @@ class Serving:
             self.seen,
             ROOT,
             Fabric(()),
-            MapSeal(ROOT),
+            EveryCopyCounts(ROOT),
             self.tenants.follow,
         )
 
@@ -277,22 +278,16 @@ def test_a_number_beyond_its_bound_or_in_other_clothes_is_no_map(edit: tuple[tup
     assert decoded(edited([edit], join=False)) is None
 
 
-class Refusing:
-    """Something of the agent that does not take a map."""
-
-    def __init__(self) -> None:
-        self.times = 0
-
-    def __call__(self, *_: object) -> Any:
-        self.times += 1
-        raise OverflowError("a bug")
+def refuse(*_: object) -> Any:
+    raise OverflowError("a bug")
 
 
-@pytest.mark.parametrize("part", ["distrust", "grow"])
-def test_nothing_is_changed_by_a_map_that_is_not_taken(tmp_path: Path, part: str) -> None:
+@pytest.mark.parametrize(("part", "name"), [("_history", "distrusted"), ("_fabric", "grow")])
+def test_nothing_is_changed_by_a_map_that_is_not_taken(tmp_path: Path, part: str, name: str) -> None:
+    """Something of the agent does not take it."""
     agent = Serving(tmp_path)
     before = [(each.settings, each.placement) for each in agent.volumes]
-    setattr(agent.watch, f"_{part}", Refusing())
+    setattr(agent.watch, part, SimpleNamespace(**{name: refuse}))
     newer = decoded(edited([], join=True))
     assert newer is not None
     agent.show(newer)

@@ -37,7 +37,6 @@ from agent.pool.map.document import (
 )
 from agent.pool.map.inspect import inspect, newest_map
 from agent.pool.map.key_epochs import slots_taken
-from agent.pool.map.seal import MapSeal
 from agent.pool.map.superblock import COPY_OFFSETS, Superblock
 from agent.pool.map.tenant_changes import with_tenant, without_key
 from agent.pool.read.get import SlotReader
@@ -50,6 +49,7 @@ from agent.pool.write.put import SlotWriter
 from agent.remote.fabric import Fabric
 from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
 from tests.support.pool.memory_pool import key_of, nguid_of
+from tests.support.pool.no_seal import EveryCopyCounts
 from tests.support.pool.staged import add_staged
 from tests.support.sim.kv_flash import KvSimPending, SimKvChannel, SimKvNamespace
 from tests.support.sim.step_scheduler import StepScheduler
@@ -80,7 +80,7 @@ def watch_over(
     """An agent's look at the pool map. `state`: its folder."""
     fabric, history = fabric or Fabric(()), MapHistory(state)
     prestage = prestage or PrestageCache(0)
-    return MapWatch(pool_map, volumes, prestage, history, ROOT, fabric, MapSeal(ROOT), followed)
+    return MapWatch(pool_map, volumes, prestage, history, ROOT, fabric, EveryCopyCounts(ROOT), followed)
 
 
 @dataclass

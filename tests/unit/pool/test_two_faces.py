@@ -15,7 +15,6 @@ from agent.pool.map.document import EPOCHS_AHEAD_MAX, PoolMap, VolumeWish, plan_
 from agent.pool.map.key_epochs import with_new_data_keys, without_earlier_keys
 from agent.pool.map.reconcile import agreed, is_on_most, with_key_ends
 from agent.pool.map.replicas import write_superblock
-from agent.pool.map.seal import MapSeal
 from agent.pool.map.tenant_changes import with_limits, with_tenant, without_key
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.volume.directory_cache import DirectoryCache
@@ -24,6 +23,7 @@ from agent.pool.volume.volume import Volume
 from agent.remote.fabric import Fabric
 from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
 from tests.support.pool.memory_pool import nguid_of
+from tests.support.pool.no_seal import EveryCopyCounts
 
 ROOT = RootKey(SecretKey(b"\x11" * 32), "a test")
 SIZE = 32 << 20
@@ -76,7 +76,7 @@ class Serving:
             self.seen,
             ROOT,
             Fabric(()),
-            MapSeal(ROOT),
+            EveryCopyCounts(ROOT),
             self.followed.append,
         )
 

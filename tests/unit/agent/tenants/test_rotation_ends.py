@@ -12,7 +12,6 @@ from agent.pool.errors import PutRefused
 from agent.pool.maintenance.rekey import ResealCounts, reseal_set
 from agent.pool.map.commit import replace_map
 from agent.pool.map.document import PoolMap
-from agent.pool.map.seal import MapSeal
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.steps import Acquire, Steps
 from agent.pool.volume.directory_cache import COOLDOWN_SECONDS
@@ -21,6 +20,7 @@ from agent.pool.volume.volume import Keys
 from agent.pool.write.put import SlotWriter
 from agent.remote.fabric import Fabric
 from tests.support.pool.memory_pool import key_of
+from tests.support.pool.no_seal import EveryCopyCounts
 from tests.unit.agent.tenants.test_key_rotation import NUMBERS, ROOT, STEP, Agent, Shelf, value_of
 
 
@@ -37,7 +37,7 @@ class Watching(Agent):
             MapHistory(shelf.state),
             ROOT,
             Fabric(()),
-            MapSeal(ROOT),
+            EveryCopyCounts(ROOT),
             self.keys.follow,
         )
 
