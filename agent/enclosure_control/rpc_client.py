@@ -1,32 +1,182 @@
-"""Calls to SPDK's JSON-RPC over its Unix socket: a deadline on the wall clock, and a bound on the answer.
+"""Calls to SPDK's JSON-RPC over its Unix socket, each with a deadline on the wall clock.
 
-Nothing says how long an answer is: it ends where its JSON does. So it is decoded whenever it may be whole.
+The client of the `spdk` package makes and sends the requests. This file adds:
+
+* a deadline on the monotonic clock for the whole call; the package's time-out counts processor time;
+* a bound on the answer, `ANSWER_BYTES_MAX`;
+* the code of an error as a number (`RpcError.code`);
+* pieces that end between characters: one that two pieces share hangs the package's client.
+
+The seam is the client's `sock`: `_Wire` looks like a socket to it and keeps the deadline.
 """
 
 from __future__ import annotations
 
 import codecs
-import itertools
 import json
+import logging
 import os
 import socket
 import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
+
+from spdk.rpc.client import JSONRPCClient, JSONRPCException
 
 from agent.enclosure_control.rpc_errors import RpcAnswerError, RpcError, RpcTimeout, RpcUnreachable
-
-T = TypeVar("T")
 
 TIMEOUT_S: Final = 10.0
 ANSWER_BYTES_MAX: Final = 16 << 20
 """Of one answer. A listing of 1,024 block devices is about 1 MiB."""
 
 _PIECE_BYTES: Final = 256 << 10
+_NEVER_S: Final = 1e9
+_CHECKED: Final = 1 << 20
+"""Up to here an answer is checked on arrival; a fault behind it shows at the deadline."""
 _PEER: Final = struct.Struct("iII")
 """struct ucred: process, user, group (SO_PEERCRED, unix(7))."""
+
+
+class _Wire:
+    """A connected Unix socket, as far as the package's client uses one."""
+
+    def __init__(self, path: Path, method: Callable[[], str], deadline: float) -> None:
+        self._path = path
+        self._method = method
+        self.deadline = deadline
+        self._text = codecs.getincrementaldecoder("utf-8")()
+        self._received = 0
+        self._said = ""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.settimeout(self._left())
+            self._socket.connect(str(path))
+        except TimeoutError:
+            self._socket.close()
+            raise self._too_late() from None
+        except OSError as error:
+            self._socket.close()
+            raise RpcUnreachable(
+                f"no enclosure answers at {path}: {error.strerror or error}",
+                "is it running, and is that its RPC socket?",
+            ) from None
+
+    def next_call(self, deadline: float) -> None:
+        self.deadline = deadline
+        self._received = 0
+        self._said = ""
+
+    def peer(self) -> int:
+        """The process at the other end. Raises OSError."""
+        credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        process: int = _PEER.unpack(credentials)[0]
+        return process
+
+    def _left(self) -> float:
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise self._too_late()
+        return left
+
+    def _too_late(self) -> RpcTimeout:
+        return RpcTimeout(
+            f"{self._method()}: no answer from {self._path} in time",
+            "the enclosure hangs, or needs longer (--timeout); look with `g35 enclosure diff` what was done",
+        )
+
+    # The package's client calls the following. None may raise TimeoutError or ValueError: the client takes
+    # these for its own time-out and for an incomplete answer.
+
+    def settimeout(self, seconds: float) -> None:
+        """The client's idea of the time that is left; the deadline decides instead."""
+
+    def sendall(self, data: bytes) -> None:
+        self._socket.settimeout(self._left())
+        try:
+            self._socket.sendall(data)
+        except TimeoutError:
+            raise self._too_late() from None
+        except OSError as error:
+            raise self._broken(error) from None
+
+    def recv(self, _count: int) -> bytes:
+        """Some of the answer, ending between characters, and where possible at the end of an object.
+
+        The client tries to decode the whole after each piece, so a piece that ends within an object costs a
+        pass over all of it.
+        """
+        whole = ""
+        while not whole or whole[-1] not in "}]\n":
+            self._socket.settimeout(self._left())
+            try:
+                piece = self._socket.recv(_PIECE_BYTES)
+            except TimeoutError:
+                raise self._too_late() from None
+            except OSError as error:
+                raise self._broken(error) from None
+            if not piece:
+                return whole.encode()
+            self._received += len(piece)
+            if self._received > ANSWER_BYTES_MAX:
+                raise RpcAnswerError(f"{self._method()}: the answer is longer than {ANSWER_BYTES_MAX} bytes")
+            try:
+                whole += self._text.decode(piece)
+            except UnicodeDecodeError:
+                raise RpcAnswerError(f"{self._method()}: the answer is not UTF-8") from None
+            if (self._said + whole[:_CHECKED]).lstrip()[:1] not in ("", "{", "["):
+                raise self._no_json()
+        if len(self._said) < _CHECKED:
+            self._said += whole
+            if _is_no_json(self._said.lstrip()):
+                raise self._no_json()
+        return whole.encode()
+
+    def _no_json(self) -> RpcAnswerError:
+        return RpcAnswerError(
+            f"{self._method()}: the answer is no JSON", "is that the RPC socket of an SPDK target?"
+        )
+
+    def _broken(self, error: OSError) -> RpcUnreachable:
+        return RpcUnreachable(
+            f"{self._method()}: the connection to {self._path} broke: {error.strerror or error}",
+            "the enclosure may have ended, or have more clients than it serves; "
+            "look with `g35 enclosure diff` what was done",
+        )
+
+    def shutdown(self, _how: int) -> None:
+        """`close` does it."""
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _is_no_json(text: str) -> bool:
+    """Whether no continuation makes an answer of `text`. The client would wait for one until the deadline."""
+    try:
+        json.JSONDecoder().raw_decode(text)
+    except json.JSONDecodeError as error:
+        # Incomplete JSON is wrong at its end, or at the beginning of a string without an end.
+        return error.pos < len(text.rstrip()) and not error.msg.startswith("Unterminated")
+    except ValueError:
+        return True  # An integer of more digits than Python reads.
+    except RecursionError:
+        return False  # The client says so itself.
+    return False
+
+
+class _Client(JSONRPCClient):  # type: ignore[misc]  # the package is not typed
+    def __init__(self, wire: _Wire) -> None:
+        self._given = wire
+        super().__init__("enclosure", timeout=_NEVER_S)
+        # The library prints by itself: every client adds one more handler to a logger.
+        logger: logging.Logger = self.get_logger()
+        for handler in list(logger.handlers):
+            logger.removeHandler(handler)
+
+    def _connect(self, addr: str, port: int | None) -> None:
+        self.sock = self._given
 
 
 class RpcClient:
@@ -40,21 +190,15 @@ class RpcClient:
         self.path = path
         self.timeout_s = timeout_s
         self._method = ""
-        self._deadline = 0.0
-        self._numbers = itertools.count(1)
-        self._socket: socket.socket | None = None
+        self._wire: _Wire | None = None
+        self._client: _Client | None = None
 
     def call(self, method: str, params: dict[str, Any] | None = None) -> Any:
         """The result. Raises RpcError, RpcTimeout, RpcUnreachable or RpcAnswerError."""
-        self._method, self._deadline = method, time.monotonic() + self.timeout_s
-        request = {"jsonrpc": "2.0", "method": method, "id": next(self._numbers)}
+        deadline = time.monotonic() + self.timeout_s
+        self._method = method
         try:
-            self._connect()
-            said = json.dumps(request | ({"params": params} if params else {})).encode()
-            self._moved(lambda connection: connection.sendall(said))
-            response = self._answer()
-            if not isinstance(response, dict) or response.get("id") != request["id"]:
-                raise RpcAnswerError(f"{method}: an answer to something that was not asked")
+            response = self._exchange(method, params, deadline)
         except BaseException:
             self.close()
             raise
@@ -72,11 +216,10 @@ class RpcClient:
 
         False where that cannot be told: a process such as ssh may forward the socket of another machine.
         """
-        if self._socket is None:
+        if self._wire is None:
             return False
         try:
-            credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-            folder = Path("/proc", str(_PEER.unpack(credentials)[0]))
+            folder = Path("/proc", str(self._wire.peer()))
             words = (folder / "cmdline").read_bytes().split(b"\0")
             name = (folder / "comm").read_text()
         except OSError:
@@ -85,89 +228,27 @@ class RpcClient:
         known = name.startswith("reactor_") or os.path.basename(words[0]) in (b"nvmf_tgt", b"spdk_tgt")
         return known or b"emulator.jbof" in words
 
-    def _connect(self) -> None:
-        if self._socket is not None:
-            return
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.settimeout(self.timeout_s)
+    def _exchange(self, method: str, params: dict[str, Any] | None, deadline: float) -> dict[str, Any]:
+        if self._wire is None or self._client is None:
+            self._wire = _Wire(self.path, lambda: self._method, deadline)
+            self._client = _Client(self._wire)
+        self._wire.next_call(deadline)
         try:
-            self._socket.connect(str(self.path))
-        except TimeoutError:
-            raise self._too_late() from None
-        except OSError as error:
+            number = self._client.send(method, params)
+            response = self._client.recv()
+        except JSONRPCException:
             raise RpcUnreachable(
-                f"no enclosure answers at {self.path}: {error.strerror or error}",
-                "is it running, and is that its RPC socket?",
+                f"{method}: the enclosure at {self.path} closed the connection without an answer",
+                "it may have ended, or have more clients than it serves; its log says more",
             ) from None
-
-    def _moved(self, move: Callable[[socket.socket], T]) -> T:
-        """What sending or receiving came to, by the deadline."""
-        left = self._deadline - time.monotonic()
-        if left <= 0 or self._socket is None:
-            raise self._too_late()
-        self._socket.settimeout(left)
-        try:
-            return move(self._socket)
-        except TimeoutError:
-            raise self._too_late() from None
-        except OSError as error:
-            raise RpcUnreachable(
-                f"{self._method}: the connection to {self.path} broke: {error.strerror or error}",
-                "the enclosure may have ended, or have more clients than it serves; "
-                "look with `g35 enclosure diff` what was done",
-            ) from None
-
-    def _answer(self) -> Any:
-        text, decoder, received = "", codecs.getincrementaldecoder("utf-8")(), 0
-        while True:
-            piece = self._moved(lambda connection: connection.recv(_PIECE_BYTES))
-            if not piece:
-                raise RpcUnreachable(
-                    f"{self._method}: the enclosure at {self.path} closed the connection without an answer",
-                    "it may have ended, or have more clients than it serves; its log says more",
-                )
-            received += len(piece)
-            if received > ANSWER_BYTES_MAX:
-                raise RpcAnswerError(f"{self._method}: the answer is longer than {ANSWER_BYTES_MAX} bytes")
-            try:
-                text = (text + decoder.decode(piece)).lstrip()
-                if (answer := _decoded(text)) is not None:
-                    return answer
-            except UnicodeDecodeError:
-                raise RpcAnswerError(f"{self._method}: the answer is not UTF-8") from None
-            except RecursionError:
-                raise RpcAnswerError(f"{self._method}: the answer is nested too deeply") from None
-            except ValueError:
-                raise RpcAnswerError(
-                    f"{self._method}: the answer is no JSON", "is that the RPC socket of an SPDK target?"
-                ) from None
-
-    def _too_late(self) -> RpcTimeout:
-        return RpcTimeout(
-            f"{self._method}: no answer from {self.path} in time",
-            "the enclosure hangs, or needs longer (--timeout); look with `g35 enclosure diff` what was done",
-        )
+        except RecursionError:
+            raise RpcAnswerError(f"{method}: the answer is nested too deeply") from None
+        if not isinstance(response, dict) or response.get("id") != number:
+            raise RpcAnswerError(f"{method}: an answer to something that was not asked")
+        return response
 
     def close(self) -> None:
         """Close the connection; the next call makes another."""
-        connection, self._socket = self._socket, None
-        if connection is not None:
-            connection.close()
-
-
-def _decoded(text: str) -> Any:
-    """The object or list that `text` begins with; None where more is to come. Raises ValueError for no JSON.
-
-    A text that does not end as an object may is not tried: each try is a pass over all of it.
-    """
-    if text[:1] not in ("", "{", "["):
-        raise ValueError("neither an object nor a list")
-    if text[-1:] not in ("}", "]", "\n"):
-        return None
-    try:
-        return json.JSONDecoder().raw_decode(text)[0]
-    except json.JSONDecodeError as error:
-        # Incomplete JSON is wrong at its end, or at the beginning of a string without an end.
-        if error.pos < len(text.rstrip()) and not error.msg.startswith("Unterminated"):
-            raise
-        return None
+        wire, self._wire, self._client = self._wire, None, None
+        if wire is not None:
+            wire.close()

@@ -1,10 +1,11 @@
-"""The deadline and the bounds of calls over JSON-RPC, against a peer that follows a script."""
+"""Our deadline and bounds around SPDK's JSON-RPC client, against a peer that follows a script."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import json
+import logging
 import socket
 import threading
 import time
@@ -130,7 +131,7 @@ def test_a_refusal_keeps_its_code_and_says_whose_fault_it_is(
     assert (caught.value.code, caught.value.fault) == (code, fault)
     assert caught.value.text == "the target's words"
     assert caught.value.advice
-    assert params == {"name": "x"}
+    assert params == {"name": "x"}, "the package's client writes into them"
 
 
 def silent(target: ScriptedTarget) -> Script:
@@ -213,9 +214,9 @@ def test_an_answer_that_is_none_is_the_peers_fault(
 )
 def test_what_may_go_on_is_not_taken_for_no_json(value: Any, indent: int | None, escaped: bool) -> None:
     text = json.dumps({"result": value}, indent=indent, ensure_ascii=escaped)
-    for end in range(1, len(text)):
-        assert rpc_client._decoded(text[:end]) is None
-    assert rpc_client._decoded(text) == {"result": value}
+    for end in range(1, len(text) + 1):
+        if text[end - 1] in "}]\n":
+            assert not rpc_client._is_no_json(text[:end])
 
 
 def test_a_refusal_cannot_write_to_the_terminal(target: ScriptedTarget, client: RpcClient) -> None:
@@ -239,7 +240,7 @@ def test_nobody_there(tmp_path: Path) -> None:
         RpcClient(tmp_path / "none").call("m")
 
 
-def test_a_refusal_prints_nothing(
+def test_the_packages_client_prints_nothing_and_leaves_no_handler(
     target: ScriptedTarget, client: RpcClient, capfd: pytest.CaptureFixture[str]
 ) -> None:
     target.script = refusing(-32601, "Method not found")
@@ -248,3 +249,4 @@ def test_a_refusal_prints_nothing(
             client.call("m")
         client.close()
     assert capfd.readouterr() == ("", "")
+    assert logging.getLogger("JSONRPCClient(enclosure)").handlers == []
