@@ -148,6 +148,9 @@ class Responder:
             self.responses.acknowledge(self.expected, self._messages, syndrome)
         except Refusal as refusal:
             self._refuse(refusal)
+        except ProtectionFault:  # of the memory that the peer named
+            code, status = NakCode.REMOTE_ACCESS_ERROR, WcStatus.LOC_ACCESS_ERR
+            self._refuse(Refusal(code, status, EventType.QP_ACCESS_ERR))
 
     def _nak(self, code: NakCode) -> None:
         self._count(Count.NAK_SENT)
@@ -242,10 +245,7 @@ class Responder:
             raise Refusal(NakCode.INVALID_REQUEST, event=EventType.QP_REQ_ERR)
         if packet.immediate is not None:
             self._take_receive()
-        try:
-            spans.place(offset, payload)
-        except ProtectionFault as fault:
-            raise self._access_error() from fault
+        spans.place(offset, payload)
         self._operation = Operation.WRITE
         self._spans, self._offset, self._total = spans, offset + len(payload), total
         self.expected += 1
@@ -262,17 +262,11 @@ class Responder:
                     solicited=packet.solicited,
                 )
 
-    def _access_error(self) -> Refusal:
-        return Refusal(NakCode.REMOTE_ACCESS_ERROR, WcStatus.LOC_ACCESS_ERR, EventType.QP_ACCESS_ERR)
-
     def _remote(self, rkey: int, address: int, length: int, need: int) -> SpanList:
         if not length:
             # Nothing is reached, so no key is looked at (IBTA 9.7.4.1.5).
             return EMPTY
-        try:
-            return self._qp.keys.remote(self._qp.pd, self._qp.number, rkey, address, length, need)
-        except ProtectionFault as fault:
-            raise self._access_error() from fault
+        return self._qp.keys.remote(self._qp.pd, self._qp.number, rkey, address, length, need)
 
     def _remember(self, resource: _Resource) -> None:
         most = self._qp.attributes.max_dest_rd_atomic
@@ -304,17 +298,14 @@ class Responder:
         psn = self.expected
         resource = _Resource(psn, psn + 1, address, rkey, ATOMIC_BYTES)
         self._remember(resource)
-        try:
-            spans.copy_out(0, memoryview(before))
-            original = int.from_bytes(before, "little")
-            after = original
-            if packet.opcode is Opcode.FETCH_ADD:
-                after = original + swap_or_add & _64_BITS
-            elif original == compare:
-                after = swap_or_add
-            spans.place(0, memoryview(after.to_bytes(ATOMIC_BYTES, "little")))
-        except ProtectionFault as fault:
-            raise self._access_error() from fault
+        spans.copy_out(0, memoryview(before))
+        original = int.from_bytes(before, "little")
+        after = original
+        if packet.opcode is Opcode.FETCH_ADD:
+            after = original + swap_or_add & _64_BITS
+        elif original == compare:
+            after = swap_or_add
+        spans.place(0, memoryview(after.to_bytes(ATOMIC_BYTES, "little")))
         resource.original = original
         self.expected += 1
         self._messages += 1
@@ -331,10 +322,7 @@ class Responder:
         spans = self._remote(rkey, address, length, _REMOTE_WRITE)
         psn = self.expected
         self._remember(_Resource(psn, psn + 1, address, rkey, length, 0))
-        try:
-            spans.place(0, payload)
-        except ProtectionFault as fault:
-            raise self._access_error() from fault
+        spans.place(0, payload)
         self.expected += 1
         self._messages += 1
         self.responses.answer(ReadAnswer(psn, psn + 1, EMPTY, 0, 0, self._messages))
@@ -374,7 +362,7 @@ class Responder:
             return
         try:
             spans = self._remote(rkey, address, length, _REMOTE_READ)
-        except Refusal:
+        except ProtectionFault:
             self._count(Count.NO_RESOURCE)
             return
         self.responses.answer(ReadAnswer(psn, end, spans, 0, length, self._messages, again=True))
