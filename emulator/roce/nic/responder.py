@@ -148,9 +148,6 @@ class Responder:
             self.responses.acknowledge(self.expected, self._messages, syndrome)
         except Refusal as refusal:
             self._refuse(refusal)
-        except ProtectionFault:  # of the memory that the peer named
-            code, status = NakCode.REMOTE_ACCESS_ERROR, WcStatus.LOC_ACCESS_ERR
-            self._refuse(Refusal(code, status, EventType.QP_ACCESS_ERR))
 
     def _nak(self, code: NakCode) -> None:
         self._count(Count.NAK_SENT)
@@ -171,16 +168,20 @@ class Responder:
             raise Refusal(NakCode.INVALID_REQUEST, event=EventType.QP_REQ_ERR)
         if _NEEDED[operation] & ~int(qp.attributes.access):
             raise Refusal(NakCode.INVALID_REQUEST, event=EventType.QP_REQ_ERR)
-        if operation is Operation.READ_REQUEST:
-            self._read(packet)
-        elif operation is Operation.ATOMIC:
-            self._atomic(packet)
-        elif operation is Operation.ATOMIC_WRITE:
-            self._atomic_write(packet)
-        elif operation is Operation.SEND:
-            self._send(packet, known)
-        else:
-            self._write(packet, known)
+        try:
+            if operation is Operation.READ_REQUEST:
+                self._read(packet)
+            elif operation is Operation.ATOMIC:
+                self._atomic(packet)
+            elif operation is Operation.ATOMIC_WRITE:
+                self._atomic_write(packet)
+            elif operation is Operation.SEND:
+                self._send(packet, known)
+            else:
+                self._write(packet, known)
+        except ProtectionFault as fault:  # of the memory that the peer named
+            code, status = NakCode.REMOTE_ACCESS_ERROR, WcStatus.LOC_ACCESS_ERR
+            raise Refusal(code, status, EventType.QP_ACCESS_ERR) from fault
         if packet.acknowledge and operation in (Operation.SEND, Operation.WRITE):
             self.responses.acknowledge(self.expected - 1, self._messages)
 
