@@ -33,6 +33,7 @@ from typing import Any, TypeAlias
 
 from host_shim.block_key import checked_key
 from host_shim.connector_jobs import JobRunner, share
+from host_shim.control_session import ONE_REQUEST_BYTES, Files, RealFiles, Session, SessionDead, SessionLender
 from host_shim.control_wire import (
     KEYS_MAX,
     SESSION_PATH,
@@ -43,7 +44,6 @@ from host_shim.control_wire import (
     Outcome,
 )
 from host_shim.registered_memory import RegisteredMemory
-from host_shim.session import ONE_REQUEST_BYTES, Files, RealFiles, Session, SessionDead, SessionLender
 from host_shim.unlocked_memory import new_memory
 
 __all__ = ["BufferTooSmall", "Fetched", "Pool", "UnknownVolume", "ValueTooLong", "Volume", "whole_seconds"]

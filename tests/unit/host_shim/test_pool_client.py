@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from host_shim.block_key import key_of
+from host_shim.control_session import AGENT_GONE
 from host_shim.control_wire import FLAG_NO_ANSWER, Operation, Outcome
 from host_shim.pool import BufferTooSmall, Pool, UnknownVolume, ValueTooLong, Volume, unknown_volume
-from host_shim.session import AGENT_GONE
 from tests.support.engines.scripted_agent import ScriptedAgent
 
 KEY, OTHER = key_of("one"), key_of("other")
