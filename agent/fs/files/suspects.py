@@ -26,6 +26,7 @@ from agent.fs.files.open_files import OpenFile, OpenFiles
 from agent.fs.files.reclaiming import Reclaimer
 from agent.fs.files.schema import Database
 from agent.fs.interface import FsError
+from agent.host_os.complaints import Complaints
 from agent.pool.steps import Steps
 
 log = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ class Suspects:
         self._let_go = let_go
         self._clock = clock
         self._lock = threading.Lock()
+        self._complaints = Complaints(log)
         self._found: OrderedDict[tuple[int, int], _Suspicion] = OrderedDict()
         """By inode and position in the file; the one that is due first comes first."""
 
@@ -90,7 +92,8 @@ class Suspects:
                 return
             self._found.pop(at, None)
             self._found[at] = _Suspicion(block, self._clock() + LOOK_SECONDS)
-        log.info("a block of the file with inode %d does not prove itself; it is looked into", file.ino)
+        what = "a block of a file does not prove itself, and is looked into"
+        self._complaints.world(what, f"inode {file.ino}", logging.INFO)
 
     def look(self) -> Steps[None]:
         """Have those examined that are due, for TURN_SECONDS."""
@@ -117,7 +120,7 @@ class Suspects:
         try:
             against = yield from self._store.examine(name, block.capacity)
         except StoreUnavailable as undecided:
-            log.info("a suspect block of the file with inode %d is left: %s", ino, undecided)
+            self._complaints.world("a suspect block is left", f"inode {ino}, {undecided}", logging.INFO)
             suspicion.undecided += 1
             suspicion.looks, suspicion.against = 0, None
             suspicion.due = self._clock() + LOOK_SECONDS

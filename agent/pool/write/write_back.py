@@ -378,8 +378,9 @@ class Storing:
         try:
             if runner.run(back.store(channel, value, channel.now() + back.volume.timing.write_deadline)):
                 return True
-        except Exception:
-            log.exception("a value of volume %s could not be stored", back.volume.settings.name)
+        except Exception as error:
+            what = f"storing an acknowledged value of volume {back.volume.settings.name}"
+            back.volume.complaints.bug(what, error, "could not be stored")
             return back.give_up_idle(value, channel)
         back.postpone(value)
         self._next_try[number] = 2 * time.monotonic() - began
