@@ -136,7 +136,8 @@ def play(seed: int, count: int) -> Counter[str]:
         code, got = one
         other_code, other_got = decoded(payload, length, pieces_of(chance, sent))
         # A piece that ends it passes nothing on.
-        assert code == other_code and other_got.startswith(got), f"case {number}"
+        assert code == other_code, f"case {number}"
+        assert other_got.startswith(got), f"case {number}"
         assert len(got) <= length
         if not code:
             assert len(got) == length
