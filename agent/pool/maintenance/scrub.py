@@ -111,9 +111,9 @@ def settle(
     if not vouched:
         counters.sets_skipped += 1
         if vouched is not None:
-            name = volume.nguid(namespace).hex()
+            name = _name(volume, namespace, offset)
             what = f"namespace {name} fails other slots as well, and nothing was removed there"
-            volume.complaints.world(what, f"the set at {offset}")
+            volume.media_errors.complaints.world(what, f"the set at {offset}")
         return
     cached = volume.cache.borrow(namespace, offset, volume.occupancy)
     mended: list[bytes] = []
@@ -134,14 +134,19 @@ def settle(
                 image = cached.directory.image()
             cause = yield from change.write(cached, image, changed, channel.now() + READ_SECONDS)
             if cause is not None:
-                volume.complaints.world(
-                    f"a directory could not be written in namespace {volume.nguid(namespace).hex()}",
+                volume.media_errors.complaints.world(
+                    f"a directory could not be written in namespace {_name(volume, namespace, offset)}",
                     f"the set at {offset} keeps its bad entries, {cause.name.lower()}",
                 )
     finally:
         volume.cache.give_back(cached)
     for pseudonym in mended:
         yield from keep_two(volume, channel, pseudonym)
+
+
+def _name(volume: Volume, namespace: int, offset: int) -> str:
+    """The NGUID of the namespace that has a set of the volume at `offset`."""
+    return volume.place(CachedSet(namespace, offset), 0).nguid.hex()
 
 
 def _settle_slot(
@@ -203,8 +208,8 @@ def _settle_slot(
             directory.install(place.slot, quarantine_entry(channel.wall()))
             volume.media_errors.forgive(place)
             counters.slots_quarantined += 1
-            volume.complaints.world(
-                f"a slot of namespace {volume.nguid(place.namespace).hex()} is set aside",
+            volume.media_errors.complaints.world(
+                f"a slot of namespace {_name(volume, place.namespace, place.offset)} is set aside",
                 f"its medium is bad, slot {place.slot} of the set at {place.offset}",
             )
         return True
@@ -368,8 +373,8 @@ class Scrubber:
 
     def _complain(self, at_hand: _SetAtHand, what: str, why: str) -> None:
         volume = at_hand.volume
-        name = volume.nguid(at_hand.namespace).hex()
-        volume.complaints.world(f"{what} namespace {name}, and nothing was removed there", why)
+        name = _name(volume, at_hand.namespace, at_hand.offset)
+        volume.media_errors.complaints.world(f"{what} namespace {name}, and nothing was removed there", why)
 
 
 class Pace:

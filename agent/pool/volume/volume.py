@@ -10,13 +10,11 @@ it: the thread that makes the agent calls that, later the upkeep thread (tests/r
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from agent.host_os.complaints import Complaints
 from agent.inline.secrets import SecretKey, new_volume_secret
 from agent.inline.suites import Place
 from agent.pool.counters import MissCause
@@ -37,8 +35,6 @@ from agent.pool.volume.quota import Quota
 from agent.pool.volume.replication_backlog import ReplicationBacklog
 from agent.pool.volume.settings import Timing, VolumeSettings
 from agent.pool.volume.unit_buffers import UnitBuffers, UnitCache
-
-log = logging.getLogger(__name__)
 
 LOADS_IN_FLIGHT: Final = 16
 """Directory reads that one batch keeps under way; more would only queue at the drive."""
@@ -128,7 +124,6 @@ class PoolVolume(ABC):
         self.unit_buffers = UnitBuffers(settings.unit_bytes)
         self.unit_cache = UnitCache(self.unit_buffers)
         self.in_doubt_writes = InDoubtWrites()
-        self.complaints = Complaints(log)
         # From here on `change` alone writes.
         self.bandwidth: Bandwidth | None = None
         """See `TenantShare`."""
@@ -330,10 +325,6 @@ class Volume(PoolVolume):
         """Where a set's directory lies, in bytes from the namespace's start."""
         extent = self._extents[candidate.namespace]
         return extent.offset + candidate.set_number * self.settings.set_bytes
-
-    def nguid(self, namespace: int) -> bytes:
-        """Of a namespace that the volume lies in, by its number in the pool map."""
-        return self._extents[namespace].nguid
 
     def slot_offset(self, cached: CachedSet, slot: int) -> int:
         return cached.offset + DIRECTORY_BYTES + slot * self.settings.slot_bytes

@@ -6,8 +6,8 @@ import pytest
 
 from agent.host_os.complaints import Complaints
 from agent.pool.maintenance.scrub import ScrubCounters, settle
+from agent.pool.volume.media_errors import log
 from agent.pool.volume.settings import Timing
-from agent.pool.volume.volume import log
 from tests.support.pool.memory_pool import EXTENT_AT, MemoryPool, key_of, nguid_of
 
 
@@ -22,7 +22,7 @@ def test_a_namespace_that_fails_all_reads_is_said_by_its_name_in_one_line(
     agent.channel.clock += 2 * Timing().write_deadline + 1
     pool.namespaces[0].unreadable |= set(pool.namespaces[0].blocks)
     counters, now = ScrubCounters(), [0.0]
-    monkeypatch.setattr(agent.volume, "complaints", Complaints(log, clock=lambda: now[0]))
+    monkeypatch.setattr(agent.volume.media_errors, "complaints", Complaints(log, clock=lambda: now[0]))
     for _ in range(400):
         agent.channel.run(settle(agent.volume, agent.channel, 0, EXTENT_AT, [0], counters))
     assert counters.sets_skipped == 400
