@@ -80,6 +80,8 @@ class Connection:
         try:
             while await self._serve_one(idle_seconds):
                 idle_seconds = self._idle_seconds
+        except BrokenOff:
+            pass  # a client that takes no refusal
         finally:
             if self._place is not None:
                 self._place.give_back()
@@ -129,6 +131,7 @@ class Connection:
         is_head, resource = request.method == b"HEAD", "/"
         self._receiving_seconds, self._sending_seconds = 0.0, 0.0
         self._body_bytes = self._body_events = self._body_chunks = self._sent_bytes = 0
+        began = time.thread_time()
         try:
             try:
                 http = http_request(request.method, request.target, list(request.headers))
@@ -139,6 +142,7 @@ class Connection:
                 wanted = s3_request(http, self._service.hosts)
                 resource = wanted.resource
                 body = Body(wanted.body_headers, signer, self._receive_body)
+                await self._service.rests.after_turn(began)
                 answer = await self._service.answer(wanted, signer.access_key.tenant, body)
             except S3Error as refusal:
                 await self._refuse(refusal, resource, is_head)
@@ -180,7 +184,7 @@ class Connection:
             await self._send_all(self._http.send(go_on))
         began = trio.current_time()
         left = self._idle_seconds + self._body_bytes / BODY_RATE_MIN - self._receiving_seconds
-        with trio.move_on_after(min(left, self._idle_seconds)):
+        with trio.move_on_after(_not_negative(min(left, self._idle_seconds))):
             while True:
                 event = self._http.next_event()
                 self._body_events += 1
@@ -287,11 +291,16 @@ class Connection:
             began = trio.current_time()
             self._sent_bytes += len(data)
             left = self._idle_seconds + self._sent_bytes / BODY_RATE_MIN - self._sending_seconds
-            with trio.move_on_after(min(left, self._idle_seconds + len(data) / BODY_RATE_MIN)):
+            with trio.move_on_after(_not_negative(min(left, self._idle_seconds + len(data) / BODY_RATE_MIN))):
                 await self._stream.send_all(data)
                 self._sending_seconds += trio.current_time() - began
                 return
             raise BrokenOff("the client takes nothing, or too little")
+
+
+def _not_negative(seconds: float) -> float:
+    """A time that is left. What comes at the last moment may be received a moment after it."""
+    return max(0.0, seconds)
 
 
 class _HeadTooLarge(Exception):

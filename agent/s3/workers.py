@@ -22,7 +22,7 @@ import trio
 from agent.fs.doors.door import MakeRunner
 from agent.pool.steps import NoRunner, Runner
 from agent.s3.errors import S3Error
-from agent.s3.rests import rest_after
+from agent.s3.rests import Rests
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +35,9 @@ QUEUE_SECONDS: Final = 20.0
 class _Job:
     """One call, with its result."""
 
-    def __init__(self, call: Callable[[Runner], object], whose: Hashable) -> None:
+    def __init__(self, call: Callable[[Runner], object], whose: Hashable, rests: bool = False) -> None:
         self.whose = whose
+        self.rests = rests
         self.done = trio.Event()
         self.value: Any = None
         self.error: BaseException | None = None
@@ -104,6 +105,7 @@ class Workers:
         self._jobs, self._questions = _Queue(), _Queue()
         self._make_runner = make_runner
         self._queue_seconds = queue_seconds
+        self.rests = Rests()
         self._threads = [
             threading.Thread(target=self._work, args=(number,), name=f"s3-{number}", daemon=True)
             for number in range(count)
@@ -121,14 +123,17 @@ class Workers:
         for thread in self._threads:
             thread.join()
 
-    async def run(self, whose: Hashable, job: Callable[[Runner], T], *, first: bool = False) -> T:
+    async def run(
+        self, whose: Hashable, job: Callable[[Runner], T], *, first: bool = False, rests: bool = False
+    ) -> T:
         """The job's result or exception; `whose` is the tenant for the turns.
 
         A job that has begun is waited for also when the caller is cancelled, because it has the caller's
         buffers; its own waits have deadlines. The `first` of a request raises S3Error where no thread begins
-        it in time; a later one is neither refused nor withdrawn, since it may have to close something.
+        it in time; a later one is neither refused nor withdrawn, since it may have to close something. After
+        one that `rests` the thread rests: a job of names, and not of bytes that a cipher works on.
         """
-        found: T = await self._done(self._jobs, _Job(job, whose), first)
+        found: T = await self._done(self._jobs, _Job(job, whose, rests), first)
         return found
 
     async def ask(self, whose: Hashable, question: Callable[[], T]) -> T:
@@ -162,11 +167,14 @@ class Workers:
             log.exception("a thread of the S3 door has no channel; what it is given fails")
             runner = NoRunner()
         while (job := self._jobs.take()) is not None:
+            began = time.thread_time()
             job.work(runner)
+            if job.rests:
+                self.rests.after(began)
 
     def _look_up(self) -> None:
         runner = NoRunner()
         while (question := self._questions.take()) is not None:
             began = time.thread_time()
             question.work(runner)
-            rest_after(began)
+            self.rests.after(began)

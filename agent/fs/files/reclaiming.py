@@ -25,6 +25,7 @@ from agent.fs.files.open_files import OpenFile, OpenFiles
 from agent.fs.files.options import FilesCounters, FilesOptions
 from agent.fs.files.schema import Database
 from agent.fs.interface import FsError
+from agent.host_os.complaints import Complaints
 from agent.pool.steps import Acquire, Held, Steps
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class Reclaimer:
     _kept_bytes: int = 0
     _again_at: float | None = None
     _complained: bool = False
+    _complaints: Complaints = field(default_factory=lambda: Complaints(log))
     _was_slow: bool = False
 
     def hold(self, lock: threading.Lock) -> Steps[Held]:
@@ -109,7 +111,7 @@ class Reclaimer:
         with self._database.transaction() as tx:
             directories.unlink_everywhere(tx, file.ino, self._wall_ns())
         self._counters.files_lost += 1
-        log.warning("file with inode %d lost a block and was removed", file.ino)
+        self._complaints.world("a file lost a block and was removed", f"inode {file.ino}")
 
     def tidy(self) -> Steps[None]:
         """Delete one batch if much is doomed: each operation that dooms blocks pays a little."""
@@ -192,7 +194,8 @@ class Reclaimer:
             self._complained = False
             log.info("the blocks that had to keep their room are freed")
         elif self._kept:
-            log.info("%d doomed blocks could not be deleted yet", self._kept)
+            what = "doomed blocks could not be deleted yet"
+            self._complaints.world(what, f"{self._kept} of them", logging.INFO)
 
     def _sweep_batch(self, batch: Sequence[DoomedBlock], patience: float) -> Steps[float]:
         """Delete those of a batch that can be; seconds that the others took, little over `patience`."""
@@ -248,7 +251,7 @@ class Reclaimer:
                         if not _evict(tx, ino, self._wall_ns()):
                             continue
                 self._counters.files_evicted += 1
-                log.info("file with inode %d was evicted to make room", ino)
+                self._complaints.world("a file was evicted to make room", f"inode {ino}", logging.INFO)
                 return True
             skip += len(rows)
 

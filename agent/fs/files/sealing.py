@@ -34,6 +34,7 @@ from agent.fs.files.reclaiming import Reclaimer
 from agent.fs.files.schema import Database
 from agent.fs.files.staging import StagedBlock, Staging
 from agent.fs.interface import FsError
+from agent.host_os.complaints import Complaints
 from agent.pool.steps import Steps
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class Sealer:
     _counters: FilesCounters
 
     def __post_init__(self) -> None:
+        self._complaints = Complaints(log)
         self._versions = itertools.count(self._database.opening * VERSIONS_PER_OPENING)
 
     def put(self, file: OpenFile, position: int, data: memoryview) -> Steps[None]:
@@ -279,7 +281,8 @@ class Sealer:
                 yield from self.seal(file, next(iter(file.staged.values())))
             except FsError as fault:
                 # The bytes stay staged; the next fsync or close tries again and reports.
-                log.info("inode %d: a staged block could not be sealed: %s", file.ino, fault)
+                what = "a staged block could not be sealed"
+                self._complaints.world(what, f"inode {file.ino}, {fault}", logging.INFO)
 
 
 def _store_size(tx: sqlite3.Connection, file: OpenFile, size: int) -> None:

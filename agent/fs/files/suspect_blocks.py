@@ -27,6 +27,7 @@ from agent.fs.files.open_files import OpenFile, OpenFiles
 from agent.fs.files.reclaiming import Reclaimer
 from agent.fs.files.schema import Database
 from agent.fs.interface import FsError
+from agent.host_os.complaints import Complaints
 from agent.pool.steps import Steps
 
 log = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ class Suspects:
     _let_go: Callable[[OpenFile], Steps[None]]
     _clock: Callable[[], float]
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _complaints: Complaints = field(default_factory=lambda: Complaints(log))
     _found: OrderedDict[tuple[int, int], _Suspicion] = field(default_factory=OrderedDict)
     """By inode and position in the file; the one that is due first comes first."""
 
@@ -84,7 +86,8 @@ class Suspects:
                 return
             self._found.pop(at, None)
             self._found[at] = _Suspicion(block, self._clock() + LOOK_SECONDS)
-        log.info("a block of the file with inode %d does not prove itself; it is looked into", file.ino)
+        what = "a block of a file does not prove itself, and is looked into"
+        self._complaints.world(what, f"inode {file.ino}", logging.INFO)
 
     def look(self) -> Steps[None]:
         """Have those examined that are due, for TURN_SECONDS."""
@@ -111,7 +114,7 @@ class Suspects:
         try:
             against = yield from self._store.examine(name, block.capacity)
         except StoreUnavailable as undecided:
-            log.info("a suspect block of the file with inode %d is left: %s", ino, undecided)
+            self._complaints.world("a suspect block is left", f"inode {ino}, {undecided}", logging.INFO)
             suspicion.undecided += 1
             suspicion.looks, suspicion.against = 0, None
             suspicion.due = self._clock() + LOOK_SECONDS

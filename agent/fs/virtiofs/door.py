@@ -131,11 +131,12 @@ class VirtioFsDoor:
             device.complaints.peer(f"the front-end of {self.path}", str(wrong))
             return
         back_end = BackEnd(device.queue_count, device)
-        log.info("a front-end has connected to %s", self.path)
+        # Who may connect may do so at any rate.
+        device.complaints.world(f"a front-end has connected to {self.path}", "it is served", logging.INFO)
         try:
             self._converse(listener, link, back_end)
         except FrontEndGone as gone:
-            log.info("the front-end of %s is gone: %s", self.path, gone)
+            device.complaints.world(f"the front-end of {self.path} is gone", str(gone), logging.INFO)
         except PeerError as wrong:
             device.complaints.peer(f"the front-end of {self.path}", str(wrong))
         finally:

@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from agent.host_os.complaints import Complaints
 from agent.pool.counters import MissCause
 from agent.pool.errors import BadPut, PutRefused
 from agent.pool.steps import Acquire, Held, IoChannel, Runner, Steps
@@ -318,6 +319,7 @@ class Storing:
         self._came = came
         self._stopping = threading.Event()
         self._next_try = [0.0] * len(self._backs)
+        self._complaints = Complaints(log)
         """After a try that failed its volume rests for as long as that took, and the others have a turn."""
         self._lost_told = 0
         self._lost_told_at = float("-inf")
@@ -369,8 +371,9 @@ class Storing:
         try:
             if runner.run(back.store(channel, value, channel.now() + back.volume.timing.write_deadline)):
                 return True
-        except Exception:
-            log.exception("a value of volume %s could not be stored", back.volume.settings.name)
+        except Exception as error:
+            what = f"storing an acknowledged value of volume {back.volume.settings.name}"
+            self._complaints.bug(what, error, "could not be stored")
             return back.give_up_idle(value, channel)
         back.postpone(value)
         self._next_try[number] = 2 * time.monotonic() - began
