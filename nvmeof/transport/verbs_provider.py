@@ -134,6 +134,13 @@ class Verbs:
             for device in self.device.get_device_list()
         ]
 
+    def require_device(self) -> None:
+        """Raises `VerbsUnavailable` where there is no device: librdmacm would write lines of its own."""
+        if not self.emulated and (why := why_unavailable(self.name)) is not None:
+            raise VerbsUnavailable(
+                f"{self.name}: {why}; g35 doctor says what it takes, and fabric.verbs_provider names another"
+            )
+
     # --- contexts: one for each device, for as long as somebody uses it ------------------------------------
 
     def open_context(self, device: str) -> Any:

@@ -74,6 +74,8 @@ def test_a_volume_that_the_pool_does_not_have() -> None:
 
 def test_nothing_near_is_nothing_said() -> None:
     assert did_you_mean("zzz", ["workers", "mount"]) == ""
+    assert did_you_mean("write", ["suite", "share"]) == "", "a word that rhymes"
+    assert did_you_mean("tpc", ["tcp", "rdma"]) == " (did you mean tcp?)"
 
 
 @pytest.mark.parametrize(
