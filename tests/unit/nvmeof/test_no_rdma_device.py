@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from nvmeof.transport import verbs_provider
@@ -25,3 +27,20 @@ def test_a_link_is_refused_before_its_event_channel_is_made(monkeypatch: pytest.
 
 def test_an_emulated_device_is_made_when_it_is_wanted() -> None:
     provider(emulated=True).require_device()
+
+
+def test_a_provider_that_sets_the_log_up_leaves_it_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyverbs 44 calls logging.basicConfig: lines of ours had its form."""
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+
+    def import_module(name: str) -> None:
+        root.addHandler(logging.NullHandler())
+        root.setLevel(logging.CRITICAL)
+        if name.endswith(".wr"):
+            raise ImportError("no rdma-core")
+
+    monkeypatch.setattr(verbs_provider.importlib, "import_module", import_module)
+    with pytest.raises(VerbsUnavailable, match="ImportError: no rdma-core"):
+        Verbs("a.provider")
+    assert (root.handlers, root.level) == (before, level)

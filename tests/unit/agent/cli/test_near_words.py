@@ -48,6 +48,7 @@ def test_an_unknown_word_of_an_enclosures_description() -> None:
     ("words", "said"),
     [
         (["sttaus"], "Did you mean 'status'?"),
+        (["STATUS"], "Did you mean 'status'?"),
         (["up", "--enclosrues", "2"], "--enclosures"),
         (["up", "--transport", "rmda"], "'rmda' is not one of 'tcp', 'rdma' (did you mean rdma?)."),
         (["config", "unit", "openrc"], "'openrc' is not one of"),
