@@ -483,8 +483,9 @@ def unknown_volume(name: str, stats: dict[str, Any]) -> UnknownVolume:
     kinds = {str(each["name"]): str(each.get("kind", "kv")) for each in stats.get("volumes", ())}
     if name in kinds:
         return UnknownVolume(f"volume {name!r} is of kind {kinds[name]}; blocks go into one of kind kv")
-    near = difflib.get_close_matches(name, [each for each in kinds if kinds[each] == "kv"], 1)
-    meant = f" (did you mean {near[0]}?)" if near else ""
+    known = {each.casefold(): each for each, kind in kinds.items() if kind == "kv"}
+    near = difflib.get_close_matches(name.casefold(), known, 1)
+    meant = f" (did you mean {known[near[0]]}?)" if near else ""
     return UnknownVolume(f"the pool has no volume {name!r}{meant}")
 
 

@@ -153,7 +153,7 @@ def listen_at(path: Path, backlog: int) -> socket.socket:
         listener.close()
         # Python refuses a path that is too long, without an errno.
         hint = "" if error.errno else "; take a shorter folder"
-        raise EnclosureError(f"cannot listen at {path}: {error}{hint}") from error
+        raise EnclosureError(f"cannot listen at {path}: {error.strerror or error}{hint}") from error
     except BaseException:
         listener.close()
         raise

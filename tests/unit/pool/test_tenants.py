@@ -366,7 +366,6 @@ def test_a_new_tenant_gets_room_that_nobody_has() -> None:
     for name, wrong in (
         ("green", wish("red", "green")),
         ("green", wish("green", "green", layout="kv")),
-        ("green", wish("green", "green", unit_bytes=100_000)),
     ):
         with pytest.raises(ConfigError):
             with_tenant(pool_map, name, [wrong], ROOT)
