@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -28,7 +27,7 @@ from agent.config.document_problems import (
     AbsolutePath,
     HostAddress,
     bare_address,
-    matching,
+    name_of_letters,
     parse_address,
     problems_in,
     toml_in,
@@ -62,13 +61,6 @@ SOCKET_PATH_BYTES_MAX = 107
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-def _named(most: int) -> AfterValidator:
-    return matching(
-        rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{most - 1}}}",
-        f"should have 1 to {most} letters, digits, '.', '_' and '-', and begin with a letter or a digit",
-    )
 
 
 class AgentSection(_Section):
@@ -158,7 +150,7 @@ def parse_path(text: str) -> tuple[str, int]:
 class EnclosureSection(_Section):
     """One enclosure: where its NVMe-oF subsystem listens."""
 
-    name: Annotated[str, _named(64)] = Field(description="Your name for it.")
+    name: Annotated[str, name_of_letters(64)] = Field(description="Your name for it.")
     transport: Literal["tcp", "rdma"] = Field("tcp", description="The NVMe-oF transport.")
     address: HostAddress = Field(description="IP address or host name, without a port.")
     port: int = Field(4420, ge=1, le=65_535, description="TCP port, or RDMA service port.")
@@ -218,7 +210,7 @@ class DiscoverySection(_Section):
     The agent stays connected to it, connects to what it lists, and follows when that changes.
     """
 
-    name: Annotated[str, _named(54)] = Field(
+    name: Annotated[str, name_of_letters(54)] = Field(
         description="Your name for it; the names of its enclosures begin with it."
     )
     transport: Literal["tcp", "rdma"] = Field("tcp", description="The transport to it, not to what it lists.")
