@@ -33,6 +33,7 @@ from agent.config.document_problems import (
     toml_in,
 )
 from agent.config.listen_address import parse_listen_address
+from agent.config.query_section import QuerySection, QueryTenantSection
 from agent.config.s3_section import S3Section, S3TenantSection
 from agent.errors import ConfigError, expected_there
 from agent.host_os.cpu_idle import StayAwake
@@ -492,6 +493,7 @@ class Configuration(_Section):
     pool: PoolSection = Field(default_factory=lambda: PoolSection.model_validate({}))
     scrub: ScrubSection = Field(default_factory=lambda: ScrubSection.model_validate({}))
     s3: S3Section = Field(default_factory=lambda: S3Section.model_validate({}))
+    query: QuerySection = Field(default_factory=lambda: QuerySection.model_validate({}))
     virtiofs: Annotated[tuple[VirtioFsSection, ...], BeforeValidator(_as_list)] = Field((), max_length=64)
 
     @model_validator(mode="after")
@@ -544,7 +546,13 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "virtiofs": VirtioFsSection,
     "s3": S3Section,
     "s3.tenants": S3TenantSection,
+    "query": QuerySection,
+    "query.tenants": QueryTenantSection,
 }
+REPEATED = (
+    "enclosures", "discovery", "volumes", "policies", "virtiofs", "s3.tenants", "query.tenants",
+)  # fmt: skip
+"""Sections that are tables of their own for each of something."""
 
 
 def parse_configuration(document: dict[str, Any], where: str) -> Configuration:
@@ -587,7 +595,7 @@ def reference_markdown() -> str:
         "Unknown keys are refused. This page is made by `g35 config reference`.",
     ]
     for name, section in SECTIONS.items():
-        repeated = name in ("enclosures", "discovery", "volumes", "policies", "virtiofs", "s3.tenants")
+        repeated = name in REPEATED
         lines += ["", f"## `{'[[' if repeated else '['}{name}{']]' if repeated else ']'}`", ""]
         lines += [
             (section.__doc__ or "").strip(),
