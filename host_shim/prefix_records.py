@@ -1,8 +1,8 @@
 """Why a prefix was not used: a record for each request of an engine.
 
-A connector says what a request asked for, what came of it, and when it is over. Engines that give their
-storage no name of the request ask questions instead: a question's record ends once all that it can bring has
-been moved, or when later questions need its room.
+A connector says what a request asked for, what the pool said, and when the request is over. Engines that give
+their storage no name of the request ask questions instead: a question's record ends once all that it can
+bring has been moved, or when later questions need its room.
 
 A record is finished on a thread of its own: there the agent is asked how fast flash is and how fast the
 engine computes (the recompute gate's figures), the record is counted, logged at debug, and sent to the

@@ -16,7 +16,7 @@ from agent.pool.kv.get import KvReader
 from agent.pool.kv.put import KvWriter, delete_key
 from agent.pool.kv.volume import KvVolume
 from agent.pool.read.get import SlotReader, remembered_length
-from agent.pool.read.leading_run import LeadingRun, extend_run
+from agent.pool.read.leading_run import LeadingRun, extend_run, places_of
 from agent.pool.read.prestage_cache import OpenValue, PrestageCache
 from agent.pool.read.reader import MemoryReader, Reader
 from agent.pool.read.recompute_gate import GatedReader, RecomputeGate
@@ -231,7 +231,7 @@ class _InSets(ServedVolume):
         for start in range(0, len(keys), LOOKED_UP_AT_ONCE):
             part = keys[start : start + LOOKED_UP_AT_ONCE]
             pseudonyms = volume.placement.pseudonyms(part)
-            places = volume.places_of(pseudonyms)
+            places = places_of(volume, pseudonyms)
             done = self._extend(run, prestage, pseudonyms, places, 0, len(part), channel.wall(), away)
             while done < len(part) and not run.has_ended():
                 # As for `exists`: a directory that was read since the question came is not read again.

@@ -122,7 +122,7 @@ def _namespaces(volume: ServedVolume) -> set[int]:
 
 
 def _nothing(prompt: Sequence[bytes]) -> LeadingRun:
-    """Of a volume that is not served to the tenant, whoever has it."""
+    """Of a volume that the tenant has not: another one's, or nobody's."""
     run = LeadingRun()
     run.hole = MissCause.NEVER_STORED if prompt else None
     return run

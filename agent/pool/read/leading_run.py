@@ -50,6 +50,16 @@ class LeadingRun:
         self.flash_bytes += size * count
 
 
+def places_of(volume: Volume, pseudonyms: Sequence[bytes]) -> list[list[tuple[int, int]]]:
+    """The sets of many keys, each as namespace and byte offset, for a look at what is remembered."""
+    if volume.old_placement is None:
+        return volume.placement.places(pseudonyms, volume.settings.set_bytes)
+    return [
+        [(place.namespace, volume.set_offset(place)) for place in volume.places(pseudonym)]
+        for pseudonym in pseudonyms
+    ]
+
+
 def extend_run(
     run: LeadingRun,
     volume: Volume,
@@ -64,7 +74,7 @@ def extend_run(
     """Go on with the run over `pseudonyms[start:end]`, as far as remembered directories name them. How many
     it grew by.
 
-    `places`: those of the pseudonyms (`Volume.places_of`). `away`: namespaces that cannot be read now; a
+    `places`: those of the pseudonyms (`places_of`). `away`: namespaces that cannot be read now; a
     value that lies there alone is the hole. `wall`: seconds since the epoch.
     """
     volume_id: Final = volume.settings.volume_id

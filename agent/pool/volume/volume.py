@@ -360,15 +360,6 @@ class Volume(PoolVolume):
             return (first,) if first == second else (first, second)
         return list(dict.fromkeys((first, second, *old.candidates(pseudonym))))
 
-    def places_of(self, pseudonyms: Sequence[bytes]) -> list[list[tuple[int, int]]]:
-        """The sets of many keys, each as namespace and byte offset, for a look at what is remembered."""
-        if self.old_placement is None:
-            return self.placement.places(pseudonyms, self.settings.set_bytes)
-        return [
-            [(place.namespace, self.set_offset(place)) for place in self.places(pseudonym)]
-            for pseudonym in pseudonyms
-        ]
-
     def write_targets(self, pseudonym: bytes, sets: Sequence[CachedSet]) -> Sequence[CachedSet]:
         """Those of a key's sets that a new value may go to: all, but for earlier places."""
         if self.old_placement is None:
