@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Final
 
+from agent.host_os.per_user_bounds import Holder
 from agent.pool.counters import MissCause
 from agent.pool.kv.get import KvReader
 from agent.pool.kv.put import KvWriter, delete_key
@@ -20,6 +21,7 @@ from agent.pool.read.prestage_cache import OpenValue, PrestageCache
 from agent.pool.read.reader import MemoryReader, Reader
 from agent.pool.read.recompute_gate import GatedReader, RecomputeGate
 from agent.pool.steps import IoChannel, Steps
+from agent.pool.volume.holds import Hold
 from agent.pool.volume.settings import Timing, VolumeSettings
 from agent.pool.volume.volume import PoolVolume, Volume
 from agent.pool.write.admission import SecondUse, SecondUseWriter
@@ -28,6 +30,7 @@ from agent.pool.write.put import SlotWriter
 from agent.pool.write.write_back import AlreadyWaiting, BackWriter, Waiting, WriteBack
 from agent.pool.write.writer import Writer
 
+IN_SETS_ONLY: Final = "a volume on KV namespaces has no values that are replaced or held"
 LOOKED_UP_AT_ONCE: Final = 256
 """Keys of one batch whose directories are in use at a time: none of them is forgotten meanwhile."""
 
@@ -90,6 +93,26 @@ class ServedVolume(ABC):
     @abstractmethod
     def pin(self, channel: IoChannel, key: bytes, until: int, deadline: float) -> Steps[bool | None]:
         """Keep a key from eviction; see `delete_and_pin.pin`."""
+
+    def replace(self, channel: IoChannel, key: bytes, data: bytes, deadline: float) -> Steps[None]:
+        """Store a short value, one unit at the most, over what the key has; see `replace.py`.
+
+        Raises PutRefused, also where a candidate set cannot be read, and TooLong. In sets of slots alone.
+        """
+        raise NotImplementedError(IN_SETS_ONLY)
+
+    def newest(self, channel: IoChannel, key: bytes, deadline: float) -> Steps[bytes | MissCause]:
+        """The value of a key by directories that are read now, or why it is not there; see `newest.py`. In
+        sets of slots alone."""
+        raise NotImplementedError(IN_SETS_ONLY)
+
+    def hold(
+        self, channel: IoChannel, keys: Sequence[bytes], deadline: float, holder: Holder = 0
+    ) -> Steps[Hold | MissCause]:
+        """Whether all keys (HELD_AT_ONCE at the most) are there, by directories that are read now; this
+        agent does not evict them until `Hold.let_go`. The cause of the first that is not there. In sets of
+        slots alone."""
+        raise NotImplementedError(IN_SETS_ONLY)
 
 
 class _OnKv(ServedVolume):
