@@ -2,7 +2,7 @@
 
 A hold is a promise of one agent: another agent may evict the key, and then its read is a miss. It names keys
 (pseudonyms), so a value may move meanwhile. Holds must not be able to stop a volume from taking new values: a
-holder's keys are bounded, and so is the part of a set that is held or pinned (agent/pool/write/hold.py).
+holder's keys are bounded, and so is the part of a set that is held or pinned (agent/pool/mutable/hold.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Holds:
     """The held keys of one volume. Safe from any thread."""
 
     def __init__(self) -> None:
-        self.bound: Final = Bound(HELD_KEYS, HELD_KEYS.most)
+        self.bound: Final = Bound(HELD_KEYS, HELD_KEYS.most, frozenset((0,)))
         self._counts: dict[bytes, int] = {}
         self._lock = threading.Lock()
 
@@ -38,8 +38,8 @@ class Holds:
         return self._counts
 
     def take(self, pseudonyms: Sequence[bytes], holder: Holder) -> Hold:
-        """Hold all of these, or none where the holder has no room for them."""
-        if not self.bound.take(holder, len(pseudonyms)):
+        """Hold all of these, which differ; or none where the holder has no room for them."""
+        if not pseudonyms or not self.bound.take(holder, len(pseudonyms)):
             return Hold(self, (), holder)
         with self._lock:
             for pseudonym in pseudonyms:

@@ -20,6 +20,7 @@ from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.holds import Hold
 from agent.pool.volume.volume import Found, Volume
 from agent.pool.write.delete_and_pin import PINNED_SLOTS_MAX
+from agent.pool.write.set_transaction import SetTransaction
 
 HELD_AT_ONCE: Final = 4096
 """Keys of one call."""
@@ -69,6 +70,7 @@ def _look(
         for sets in borrowed:
             for cached in sets:
                 wanted[id(cached)] = cached
+        before = {key: cached.writes for key, cached in wanted.items()}
         came: list[CachedSet] = []
         trouble = yield from volume.load(
             channel, list(wanted.values()), deadline, came=came, in_flight=LOADS_IN_FLIGHT
@@ -76,6 +78,8 @@ def _look(
         read = {id(cached) for cached in came}
         for pseudonym, sets in zip(pseudonyms, borrowed, strict=True):
             cause = _missing(volume, channel, pseudonym, sets, read, trouble)
+            if cause is not None and any(cached.was_written(before[id(cached)]) for cached in sets):
+                cause = yield from _missing_still(volume, channel, pseudonym, sets, deadline)
             if cause is not None:
                 return cause
         for pseudonym, sets in zip(pseudonyms, borrowed, strict=True):
@@ -106,6 +110,16 @@ def _missing(
         return cause
     away = any(id(cached) not in read for cached in sets)
     return volume.absence(sets, pseudonym, trouble if away else None)
+
+
+def _missing_still(
+    volume: Volume, channel: IoChannel, pseudonym: bytes, sets: Sequence[CachedSet], deadline: float
+) -> Steps[MissCause | None]:
+    """As `_missing`, with no write of this agent under way, which would hide what another agent wrote."""
+    with SetTransaction(volume, channel, *sets) as change:
+        trouble = yield from change.begin(deadline)
+        read = {id(cached) for cached in change.writable}
+        return _missing(volume, channel, pseudonym, sets, read, trouble)
 
 
 def _use(

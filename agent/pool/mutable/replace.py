@@ -13,7 +13,7 @@ older one must not come back, on any agent. Four rules hold that:
    of them again, leads to a miss.
 
 The generation of the new entry is greater than that of the older ones, also when this clock is behind. So
-while both are named, the newer one counts (agent/pool/read/newest.py).
+while both are named, the newer one counts (agent/pool/mutable/newest.py).
 
 Two agents that replace one key at once may both be acknowledged; one value stays. A directory of a third
 agent that was read before both, and is written after both, may take the key away: a miss.

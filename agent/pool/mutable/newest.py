@@ -5,8 +5,9 @@ are read each time, and the slot that the remembered ones name is asked beside t
 trip, and a second one only where another agent has replaced the value since.
 
 The entry with the greatest generation counts, and no other: an older value may be there while a newer one is
-being stored (agent/pool/write/replace.py), and is never served in place of one that is damaged or away. Where
-the slot holds another write by now, the value was replaced between the two reads; then both are done again.
+being stored (agent/pool/mutable/replace.py), and is never served in place of one that is damaged or away. Where
+the slot holds another write by now, the value was replaced between the two reads. Then both are done again,
+with the writers of the directories held, so that no write of this agent hides what another agent wrote.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from agent.pool.read.replica_choice import DOUBTFUL, doubt
 from agent.pool.steps import IoChannel, Pending, Steps, wait_for
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.volume import Found, Volume
+from agent.pool.write.set_transaction import SetTransaction
 
 ROUNDS: Final = 8
 """Looks at the directories, where the value is replaced again and again meanwhile."""
@@ -50,17 +52,27 @@ def _find(volume: Volume, channel: IoChannel, key: bytes, deadline: float) -> St
     pseudonym = volume.placement.pseudonym(key)
     sets = volume.borrow_sets(pseudonym)
     failed: tuple[Found, MissCause] | None = None
+    is_certain = False
     try:
         for _ in range(ROUNDS):
             ahead = _Slot(volume, channel, _top(sets, pseudonym))
             # With one enclosure hung there has to be time left for what the other one names.
             until = deadline if len(sets) == 1 else (channel.now() + deadline) / 2
-            trouble = yield from volume.load(channel, sets, until)
+            before = [cached.writes for cached in sets]
+            if is_certain:
+                with SetTransaction(volume, channel, *sets) as change:
+                    trouble = yield from change.begin(until)
+            else:
+                trouble = yield from volume.load(channel, sets, until)
             found = _top(sets, pseudonym)
             if found is None:
                 ahead.abandon()
+                crossed = any(each.was_written(at) for each, at in zip(sets, before, strict=True))
+                if crossed and not is_certain:
+                    is_certain = True
+                    continue
                 return volume.absence(sets, pseudonym, trouble)
-            if failed is not None and _same(found, failed[0]):
+            if is_certain and failed is not None and _same(found, failed[0]):
                 ahead.abandon()
                 doubt(volume, [failed])
                 return failed[1]
@@ -74,7 +86,7 @@ def _find(volume: Volume, channel: IoChannel, key: bytes, deadline: float) -> St
                 return value
             if value not in DOUBTFUL:
                 return value
-            failed = found, value
+            failed, is_certain = (found, value), True
         return MissCause.LATE
     finally:
         volume.give_back_sets(sets)
