@@ -18,7 +18,7 @@ from agent.pool.errors import BadPut
 from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.holds import Hold
-from agent.pool.volume.volume import Found, Volume
+from agent.pool.volume.volume import Volume
 from agent.pool.write.delete_and_pin import PINNED_SLOTS_MAX
 from agent.pool.write.set_transaction import SetTransaction
 
@@ -122,9 +122,7 @@ def _missing_still(
         return _missing(volume, channel, pseudonym, sets, read, trouble)
 
 
-def _use(
-    volume: Volume, channel: IoChannel, pseudonym: bytes, sets: Sequence[CachedSet], held: Hold
-) -> None:
+def _use(volume: Volume, channel: IoChannel, pseudonym: bytes, sets: Sequence[CachedSet], held: Hold) -> None:
     """Count the use of a key that is there, and hold it no longer where its set is crowded."""
     wall = channel.wall()
     for found in volume.find(sets, pseudonym):
