@@ -398,10 +398,8 @@ class Volume(PoolVolume):
     ) -> Steps[MissCause | None]:
         """Read the directories of `sets`, side by side. The worst that happened, None where all came.
 
-        The directory may be in doubt. A writer of a directory reads it by
-        agent/pool/volume/writable_directory.py.
-
-        Those that did are put into `came`: `fault` says the same, but may be another thread's by then.
+        A directory may be in doubt; its writers read it by writable_directory.py. Those that came are put
+        into `came`: `fault` says the same, but may be another thread's by then.
         """
         worst: MissCause | None = None
         for start in range(0, len(sets), in_flight):
