@@ -27,7 +27,7 @@ from agent.fs.close_cause import Closing, how_closed, same_process
 from agent.fs.interface import FsError, LockOwner
 from agent.pool.access import ServedVolume
 from agent.pool.errors import BadPut, PutRefused, TooLong
-from agent.pool.steps import Acquire, IoChannel, Steps
+from agent.pool.steps import Acquire, Held, IoChannel, Steps
 from agent.pool.write.writer import Writer
 
 Judge: TypeAlias = Callable[[LockOwner, int, bytes, int], Closing]
@@ -106,7 +106,7 @@ class ValueWriter:
         deadline = channel.now() + writing.volume.timing.write_deadline
         if not (yield Acquire(self._lock, deadline)):
             raise FsError(errno.EIO)
-        try:
+        with Held(self._lock):
             if self._failed:
                 raise FsError(self._failed, "the value was given up before")
             if writing.finished:
@@ -118,8 +118,6 @@ class ValueWriter:
                 # The bytes so far must not be sealed as if they were the whole value.
                 self._give_up(_errno_of_either(refused))
                 raise FsError(self._failed, str(refused)) from None
-        finally:
-            self._lock.release()
 
     def sync(self) -> None:
         """Somebody asked for an fsync. It stores nothing by itself: a program may write on after it."""
@@ -134,20 +132,18 @@ class ValueWriter:
         deadline = channel.now() + self.writing.volume.timing.write_deadline
         if not (yield Acquire(self._lock, deadline)):
             raise FsError(errno.EIO)
-        try:
+        with Held(self._lock):
             if self._failed:
                 raise FsError(self._failed, "a write was refused, or a writer died: nothing is stored")
             if self.writing.finished or self._completes(holder):
                 yield from self._finish(channel, deadline)
-        finally:
-            self._lock.release()
 
     def end(self, channel: IoChannel) -> Steps[None]:
         """Nobody has the file open any more (RELEASE). Nobody hears of an error either."""
         deadline = channel.now() + self.writing.volume.timing.write_deadline
         if not (yield Acquire(self._lock, deadline)):
             return  # an operation of the file is still under way, and the kernel has given it up
-        try:
+        with Held(self._lock):
             if self.writing.finished:
                 return
             if self._failed or self._unclosed or not self.writing.received:
@@ -157,8 +153,6 @@ class ValueWriter:
                 yield from self.writing.finish(channel, deadline)
             except (BadPut, PutRefused):
                 return  # it is counted as refused, and has given up its slot
-        finally:
-            self._lock.release()
 
     # -- how it is done -------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from agent.pool.format.occupancy import Occupancy, SetPlace
 from agent.pool.format.slot import SlotCodec
 from agent.pool.steps import IoChannel, Pending, Steps, wait_for
 from agent.pool.volume.bandwidth import Bandwidth
-from agent.pool.volume.directory_cache import CachedSet, DirectoryCache, damage_look_seconds
+from agent.pool.volume.directory_cache import Borrowed, CachedSet, DirectoryCache, damage_look_seconds
 from agent.pool.volume.hedging import Hedge
 from agent.pool.volume.holds import Holds
 from agent.pool.volume.in_doubt_writes import InDoubtWrites
@@ -336,6 +336,14 @@ class Volume(PoolVolume):
         extent = self._extents[cached.namespace]
         set_number = (cached.offset - extent.offset) // self.settings.set_bytes
         return Place(extent.nguid, set_number * SLOTS_PER_SET + slot)
+
+    def borrowed(self, pseudonym: bytes) -> Borrowed:
+        """The sets that a key may lie in, for as long as the block runs; see `borrow_sets`."""
+        return Borrowed(self.cache, self.borrow_sets(pseudonym))
+
+    def borrowed_at(self, place: SetPlace) -> Borrowed:
+        """The one set of a place, likewise."""
+        return Borrowed(self.cache, (self.cache.borrow(*place, self.occupancy),))
 
     def borrow_sets(self, pseudonym: bytes) -> tuple[CachedSet, ...]:
         """The sets that a key may lie in, one or two and those of before a join; give them back with
