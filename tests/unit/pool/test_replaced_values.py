@@ -112,6 +112,7 @@ def test_a_value_in_both_sets_is_taken_out_of_both() -> None:
     agents = [pool.agent(), pool.agent()]
     for number, agent in enumerate(agents):
         pool.namespaces[1 - number].down = True
+        agent.channel.clock += number
         agent.put(KEY, b"of agent %d" % number)
         pool.namespaces[1 - number].down = False
     assert len(named(pool, agents[0])) == 2
