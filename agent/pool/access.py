@@ -11,16 +11,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Final
 
+from agent.host_os.per_user_bounds import Holder
 from agent.pool.counters import MissCause
+from agent.pool.errors import BadPut
 from agent.pool.kv.get import KvReader
 from agent.pool.kv.put import KvWriter, delete_key
 from agent.pool.kv.volume import KvVolume
+from agent.pool.mutable.hold import hold
+from agent.pool.mutable.newest import newest
+from agent.pool.mutable.replace import replace
 from agent.pool.read.get import SlotReader, remembered_length
 from agent.pool.read.leading_run import LeadingRun, extend_run, places_of
 from agent.pool.read.prestage_cache import OpenValue, PrestageCache
 from agent.pool.read.reader import MemoryReader, Reader
 from agent.pool.read.recompute_gate import GatedReader, RecomputeGate
 from agent.pool.steps import IoChannel, Steps
+from agent.pool.volume.holds import Hold
 from agent.pool.volume.settings import Timing, VolumeSettings
 from agent.pool.volume.volume import PoolVolume, Volume
 from agent.pool.write.admission import SecondUse, SecondUseWriter
@@ -29,6 +35,7 @@ from agent.pool.write.put import SlotWriter
 from agent.pool.write.write_back import AlreadyWaiting, BackWriter, Waiting, WriteBack
 from agent.pool.write.writer import Writer
 
+IN_SETS_ONLY: Final = "a volume on KV namespaces has no values that are replaced or held"
 LOOKED_UP_AT_ONCE: Final = 256
 """Keys of one batch whose directories are in use at a time: none of them is forgotten meanwhile."""
 
@@ -102,6 +109,27 @@ class ServedVolume(ABC):
     @abstractmethod
     def pin(self, channel: IoChannel, key: bytes, until: int, deadline: float) -> Steps[bool | None]:
         """Keep a key from eviction; see `delete_and_pin.pin`."""
+
+    def replace(self, channel: IoChannel, key: bytes, data: bytes, deadline: float) -> Steps[None]:
+        """Store a short value, one unit at the most, over what the key has; see `replace.py`.
+
+        Raises PutRefused, also where a candidate set cannot be read, and TooLong. In sets of slots alone;
+        elsewhere BadPut, as the two below.
+        """
+        raise BadPut(IN_SETS_ONLY)
+
+    def newest(self, channel: IoChannel, key: bytes, deadline: float) -> Steps[bytes | MissCause]:
+        """The value of a key by directories that are read now, or why it is not there; see `newest.py`. A
+        value that waits to be written back is not seen. In sets of slots alone."""
+        raise BadPut(IN_SETS_ONLY)
+
+    def hold(
+        self, channel: IoChannel, keys: Sequence[bytes], deadline: float, holder: Holder = 0
+    ) -> Steps[Hold | MissCause]:
+        """Whether all keys (HELD_AT_ONCE at the most) are there, by directories that are read now; this
+        agent does not evict them until `Hold.let_go`. The cause of the first that is not there. In sets of
+        slots alone."""
+        raise BadPut(IN_SETS_ONLY)
 
 
 class _OnKv(ServedVolume):
@@ -297,6 +325,21 @@ class _InSets(ServedVolume):
         if waiting is not None and self.back is not None:
             return (yield from self.back.delete(channel, waiting, deadline))
         return (yield from delete(self._volume, channel, key, deadline))
+
+    def replace(self, channel: IoChannel, key: bytes, data: bytes, deadline: float) -> Steps[None]:
+        waiting = self._waiting(key)
+        if waiting is not None and self.back is not None:
+            # It would be on flash later, over the newer one.
+            yield from self.back.delete(channel, waiting, deadline)
+        yield from replace(self._volume, channel, key, data, deadline)
+
+    def newest(self, channel: IoChannel, key: bytes, deadline: float) -> Steps[bytes | MissCause]:
+        return newest(self._volume, channel, key, deadline)
+
+    def hold(
+        self, channel: IoChannel, keys: Sequence[bytes], deadline: float, holder: Holder = 0
+    ) -> Steps[Hold | MissCause]:
+        return hold(self._volume, channel, keys, deadline, holder)
 
     def pin(self, channel: IoChannel, key: bytes, until: int, deadline: float) -> Steps[bool | None]:
         waiting = self._waiting(key)

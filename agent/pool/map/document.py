@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 import struct
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
@@ -56,6 +56,14 @@ EPOCHS_AHEAD_MAX = 1 << 16
 VOLUMES_MAX = 64
 TENANTS_MAX = 64
 VALUE_BYTES_MIN, VALUE_BYTES_MAX = 1 << 16, 1 << 24
+NAMES_BYTES_MIN, NAMES_BYTES_MAX = 1 << 12, 1 << 14
+"""Of the slots for the names of a shared volume."""
+NAMES = "shared-names"
+"""The kind of the volumes that have them."""
+NAMES_PER_CHUNK = 2
+"""Slots for names that a shared volume has for each slot of its chunks."""
+NAMES_SUFFIX = ".names"
+"""What the second part of a shared volume is called after its first."""
 KV_VALUE_BYTES_MAX = 2 << 20
 """On KV namespaces: a slot is brought by one Retrieve, into a worker's buffer."""
 
@@ -89,8 +97,12 @@ class MapExtent(_Document):
     sets: int = Field(gt=0, le=SETS_MAX)
 
 
-def _check_units(value_bytes: int, unit_bytes: int) -> None:
-    """Raises ValueError where values of this capacity cannot be sealed in units of that size."""
+def _check_sizes(kind: str, value_bytes: int, unit_bytes: int) -> None:
+    """Raises ValueError where values of this capacity are not for the kind of volume, or cannot be sealed in
+    units of that size."""
+    least, most = (NAMES_BYTES_MIN, NAMES_BYTES_MAX) if kind == NAMES else (VALUE_BYTES_MIN, VALUE_BYTES_MAX)
+    if not least <= value_bytes <= most:
+        raise ValueError(f"values of {value_bytes} bytes: a volume of kind {kind} takes {least} to {most}")
     if unit_bytes & (unit_bytes - 1):
         raise ValueError(f"units of {unit_bytes} bytes: it takes a power of two")
     if -(-value_bytes // unit_bytes) > UNITS_MAX:
@@ -98,13 +110,17 @@ def _check_units(value_bytes: int, unit_bytes: int) -> None:
 
 
 class MapVolume(_Document):
-    """One volume. `kind` says which face serves it: `kv`, or `files` for the blocks behind /fs."""
+    """One volume. `kind` says which face serves it: `kv`; `files` for the blocks behind /fs; `shared` for the
+    chunks behind /shared, and `shared-names` for the names that lead to them. A shared volume is one of each.
+    """
 
     name: VolumeName
     volume_id: Hex32
     tenant: Hex32
-    kind: Literal["kv", "files"]
-    value_bytes: int = Field(ge=VALUE_BYTES_MIN, le=VALUE_BYTES_MAX, multiple_of=4096)
+    kind: Literal["kv", "files", "shared", "shared-names"]
+    names_of: Hex32 | Literal[""] = ""
+    """The id of the shared volume whose names it has."""
+    value_bytes: int = Field(ge=NAMES_BYTES_MIN, le=VALUE_BYTES_MAX, multiple_of=4096)
     unit_bytes: int = Field(ge=UNIT_BYTES_MIN, le=1 << 20)
     suite: SuiteName
     ttl_seconds: int = Field(ge=0, lt=1 << 31)
@@ -122,7 +138,9 @@ class MapVolume(_Document):
 
     @model_validator(mode="after")
     def _can_be_sealed(self) -> MapVolume:
-        _check_units(self.value_bytes, self.unit_bytes)
+        _check_sizes(self.kind, self.value_bytes, self.unit_bytes)
+        if bool(self.names_of) != (self.kind == NAMES):
+            raise ValueError(f"volume {self.name} of kind {self.kind} has names of '{self.names_of}'")
         places = self.kv_namespaces or tuple(extent.nguid for extent in self.extents)
         if len(set(places)) != len(places):
             raise ValueError(f"volume {self.name} lies twice on one namespace")
@@ -187,6 +205,9 @@ class PoolMap(_Document):
             raise ValueError("a tenant is listed twice")
         if any(volume.tenant not in tenants for volume in self.volumes):
             raise ValueError("a volume belongs to nobody")
+        shared = sorted((each.volume_id, each.tenant) for each in self.volumes if each.kind == "shared")
+        if shared != sorted((each.names_of, each.tenant) for each in self.volumes if each.kind == NAMES):
+            raise ValueError("a shared volume has no names, or names of another tenant")
         kinds = {namespace.nguid: namespace.kind for namespace in self.namespaces}
         for volume in self.volumes:
             blocks = all(kinds.get(extent.nguid) != "kv" for extent in volume.extents)
@@ -235,6 +256,7 @@ class PoolMap(_Document):
             ),
             volume.settled,
             volume.copies,
+            bytes.fromhex(volume.names_of),
         )
 
     def tenant_of(self, volume: MapVolume) -> MapTenant:
@@ -292,8 +314,8 @@ class VolumeWish(_Document):
     """A volume as the operator asks for it; `share` is its part of the pool's bytes."""
 
     name: VolumeName
-    kind: Literal["kv", "files"] = "kv"
-    value_bytes: int = Field(ge=VALUE_BYTES_MIN, le=VALUE_BYTES_MAX, multiple_of=4096)
+    kind: Literal["kv", "files", "shared", "shared-names"] = "kv"
+    value_bytes: int = Field(ge=NAMES_BYTES_MIN, le=VALUE_BYTES_MAX, multiple_of=4096)
     unit_bytes: int = Field(1 << 18, ge=UNIT_BYTES_MIN, le=1 << 20)
     suite: SuiteName = "aes-256-gcm"
     ttl_seconds: int = Field(0, ge=0, lt=1 << 31)
@@ -304,10 +326,33 @@ class VolumeWish(_Document):
 
     @model_validator(mode="after")
     def _can_be_sealed(self) -> VolumeWish:
-        _check_units(self.value_bytes, self.unit_bytes)
+        _check_sizes(self.kind, self.value_bytes, self.unit_bytes)
         if self.copies > 1 and self.kind != "kv":
             raise ValueError("two copies are for key-value volumes")
         return self
+
+
+def parts_of(wishes: Iterable[VolumeWish]) -> list[VolumeWish]:
+    """The volumes to be made: of a shared one its chunks, and right behind them its names, which lie in some
+    of its share. Raises ConfigError where its name is too long for both."""
+    parts = []
+    for wish in wishes:
+        if wish.kind != "shared":
+            parts.append(wish)
+            continue
+        name = wish.name + NAMES_SUFFIX
+        try:
+            checked_name(name)
+        except ValueError as wrong:
+            raise ConfigError(
+                f"volume {wish.name} gets another one for its names: {wrong}", "take a shorter name"
+            ) from None
+        of_names, of_chunks = NAMES_PER_CHUNK * set_size(NAMES_BYTES_MAX), set_size(wish.value_bytes)
+        share = wish.share * of_names / (of_names + of_chunks)
+        sizes = {"value_bytes": NAMES_BYTES_MAX, "unit_bytes": UNIT_BYTES_MIN, "share": share}
+        parts.append(wish.model_copy(update={"share": wish.share - share}))
+        parts.append(wish.model_copy(update={"name": name, "kind": NAMES, **sizes}))
+    return parts
 
 
 def tenant_id(name: str) -> str:
@@ -327,10 +372,11 @@ def tenant_context(pool_id: str, tenant: MapTenant) -> bytes:
 
 def volume_context(pool_id: str, volume: MapVolume, epoch: int) -> bytes:
     """Pool, tenant, volume, sizes, time to live and epoch (little-endian); then kind, suite and name, a zero
-    byte between them, which none of them has."""
+    byte between them, which none of them has. At last, after another, whose names the volume has, if any."""
     ids = bytes.fromhex(pool_id), bytes.fromhex(volume.tenant), bytes.fromhex(volume.volume_id)
     fixed = _VOLUME.pack(*ids, volume.value_bytes, volume.unit_bytes, volume.ttl_seconds, epoch)
-    return fixed + b"\0".join(text.encode() for text in (volume.kind, volume.suite, volume.name))
+    texts = [volume.kind, volume.suite, volume.name, *([volume.names_of] if volume.names_of else [])]
+    return fixed + b"\0".join(text.encode() for text in texts)
 
 
 def new_tenant(
@@ -451,6 +497,7 @@ def _plan(
 ) -> PoolMap:
     if not members and not kv_members:
         raise ConfigError("a pool needs at least one namespace", "check the enclosures in the configuration")
+    volumes = parts_of(volumes)
     on_kv = [wish for wish in volumes if lies_on_kv(wish, blocks=bool(members))]
     in_sets = [wish for wish in volumes if wish not in on_kv]
     _check_layouts(on_kv, in_sets, members, kv_members)
@@ -461,14 +508,14 @@ def _plan(
     layout = ExtentLayout(members)
     extents = {wish.name: layout.by_share(wish) for wish in in_sets}
     tenants = {name: new_tenant(pool_id, name, root) for name in sorted({wish.tenant for wish in volumes})}
-    planned = []
+    planned: list[MapVolume] = []
     for wish in volumes:
         found: list[MapExtent] = []
         if wish in in_sets:
             # A share that is less than a set everywhere still gets one, from what the shares left over.
             found = extents[wish.name] or layout.one_set(wish)
         whole = () if found else tuple(nguid.hex() for nguid, _ in kv_members)
-        planned.append(new_volume(pool_id, wish, tenants[wish.tenant][1], tuple(found), whole))
+        planned.append(new_volume(pool_id, wish, tenants[wish.tenant][1], tuple(found), whole, planned))
     listed = [MapNamespace(nguid=nguid.hex(), bytes=size) for nguid, size in members]
     if on_kv:
         listed += [MapNamespace(nguid=nguid.hex(), bytes=size, kind="kv") for nguid, size in kv_members]
@@ -487,8 +534,10 @@ def new_volume(
     key: SecretKey,
     extents: tuple[MapExtent, ...],
     kv_namespaces: tuple[str, ...] = (),
+    made: Sequence[MapVolume] = (),
 ) -> MapVolume:
-    """A volume with a fresh id and secret, wrapped by `key`, its tenant's. Raises ConfigError."""
+    """A volume with a fresh id and secret, wrapped by `key`, its tenant's. `made`: those before it, the last
+    of which a volume of names belongs to. Raises ConfigError."""
     if wish.copies > 1 and len(extents) < 2:
         raise ConfigError(
             f"volume {wish.name} is to keep two copies, and lies on fewer than two namespaces of blocks",
@@ -496,6 +545,7 @@ def new_volume(
         )
     volume = MapVolume(
         volume_id=uuid.uuid4().hex,
+        names_of=made[-1].volume_id if wish.kind == NAMES else "",
         tenant=tenant_id(wish.tenant),
         wrapped_secret="00",
         extents=extents,
@@ -513,6 +563,13 @@ def _check_layouts(
     kv_members: list[tuple[bytes, int]],
 ) -> None:
     """Raises ConfigError where a volume has no namespaces of its kind, or cannot have them."""
+    for wish in on_kv:
+        if wish.kind != "kv":
+            what = "blocks" if wish.kind == "files" else "chunks"
+            raise ConfigError(
+                f"volume {wish.name} holds {what} of files, which do not lie on KV namespaces",
+                "add drives of logical blocks for it",
+            )
     if len(on_kv) > 1:
         names = ", ".join(wish.name for wish in on_kv)
         raise ConfigError(
@@ -520,11 +577,6 @@ def _check_layouts(
             'give the others layout = "sets" and namespaces of blocks, or drives of their own pool',
         )
     for wish in on_kv:
-        if wish.kind != "kv":
-            raise ConfigError(
-                f"volume {wish.name} holds blocks of files, which do not lie on KV namespaces",
-                "add drives of logical blocks for it",
-            )
         if not kv_members:
             raise ConfigError(f"there is no KV namespace for volume {wish.name}", 'take layout = "kv" away')
         if wish.value_bytes > KV_VALUE_BYTES_MAX:
