@@ -17,6 +17,7 @@ from agent.pool.kv.get import KvReader
 from agent.pool.kv.put import KvWriter, delete_key
 from agent.pool.kv.volume import KvVolume
 from agent.pool.read.get import SlotReader, remembered_length
+from agent.pool.mutable.newest import newest
 from agent.pool.read.prestage_cache import OpenValue, PrestageCache
 from agent.pool.read.reader import MemoryReader, Reader
 from agent.pool.read.recompute_gate import GatedReader, RecomputeGate
@@ -26,7 +27,9 @@ from agent.pool.volume.settings import Timing, VolumeSettings
 from agent.pool.volume.volume import PoolVolume, Volume
 from agent.pool.write.admission import SecondUse, SecondUseWriter
 from agent.pool.write.delete_and_pin import delete, pin
+from agent.pool.mutable.hold import hold
 from agent.pool.write.put import SlotWriter
+from agent.pool.mutable.replace import replace
 from agent.pool.write.write_back import AlreadyWaiting, BackWriter, Waiting, WriteBack
 from agent.pool.write.writer import Writer
 
@@ -102,8 +105,8 @@ class ServedVolume(ABC):
         raise NotImplementedError(IN_SETS_ONLY)
 
     def newest(self, channel: IoChannel, key: bytes, deadline: float) -> Steps[bytes | MissCause]:
-        """The value of a key by directories that are read now, or why it is not there; see `newest.py`. In
-        sets of slots alone."""
+        """The value of a key by directories that are read now, or why it is not there; see `newest.py`. A
+        value that waits to be written back is not seen. In sets of slots alone."""
         raise NotImplementedError(IN_SETS_ONLY)
 
     def hold(
@@ -235,6 +238,21 @@ class _InSets(ServedVolume):
         if waiting is not None and self.back is not None:
             return (yield from self.back.delete(channel, waiting, deadline))
         return (yield from delete(self._volume, channel, key, deadline))
+
+    def replace(self, channel: IoChannel, key: bytes, data: bytes, deadline: float) -> Steps[None]:
+        waiting = self._waiting(key)
+        if waiting is not None and self.back is not None:
+            # It would be on flash later, over the newer one.
+            yield from self.back.delete(channel, waiting, deadline)
+        yield from replace(self._volume, channel, key, data, deadline)
+
+    def newest(self, channel: IoChannel, key: bytes, deadline: float) -> Steps[bytes | MissCause]:
+        return newest(self._volume, channel, key, deadline)
+
+    def hold(
+        self, channel: IoChannel, keys: Sequence[bytes], deadline: float, holder: Holder = 0
+    ) -> Steps[Hold | MissCause]:
+        return hold(self._volume, channel, keys, deadline, holder)
 
     def pin(self, channel: IoChannel, key: bytes, until: int, deadline: float) -> Steps[bool | None]:
         waiting = self._waiting(key)

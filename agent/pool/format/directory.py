@@ -32,7 +32,7 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from agent.pool.format.occupancy import Occupancy
@@ -72,7 +72,8 @@ _U16: Final = struct.Struct("<H")
 _ENTRIES: Final = struct.Struct(f"{ENTRY_BYTES}s" * SLOTS_PER_SET)
 _PSEUDONYMS: Final = struct.Struct(f"{KEY_BYTES}s{ENTRY_BYTES - KEY_BYTES}x" * SLOTS_PER_SET)
 _EXPIRIES: Final = struct.Struct("<" + f"36xI{ENTRY_BYTES - 40}x" * SLOTS_PER_SET)
-assert _ENTRIES.size == _PSEUDONYMS.size == _EXPIRIES.size == DIRECTORY_BYTES
+_PINS: Final = struct.Struct("<" + f"40xI{ENTRY_BYTES - 44}x" * SLOTS_PER_SET)
+assert _ENTRIES.size == _PSEUDONYMS.size == _EXPIRIES.size == _PINS.size == DIRECTORY_BYTES
 
 
 class Entry(NamedTuple):
@@ -284,6 +285,15 @@ class Directory:
         self._repinned.add(slot)
         _U32.pack_into(self.raw, slot * ENTRY_BYTES + _PINNED_AT, until)
 
+    def count_kept(self, held: Collection[bytes], now: float) -> int:
+        """How many entries no eviction may take at `now`, seconds since the epoch: pinned ones, and those of
+        the keys in `held`."""
+        pins, keys = _PINS.unpack(self.raw), _PSEUDONYMS.unpack(self.raw)
+        return sum(
+            key in held or (pin > now and key != QUARANTINE_NAME)
+            for pin, key in zip(pins, keys, strict=True)
+        )
+
     def image(self) -> bytes:
         """The block as it is to be written: the same entries, each with its CRC made right. Raises
         InDoubt."""
@@ -344,9 +354,15 @@ def _choice(slot: int, victim: Entry | None, cost: float, free_slots: int) -> Ch
 
 
 def choose_slot(
-    directory: Directory, taken: frozenset[int] | set[int], now: float, start: int = 0
+    directory: Directory,
+    taken: frozenset[int] | set[int],
+    now: float,
+    start: int = 0,
+    held: Collection[bytes] = (),
+    own: bytes = FREE,
 ) -> Choice | None:
-    """The best slot of a set for a new value. `taken` are slots that writes under way have reserved.
+    """The best slot of a set for a new value. `taken` are slots that writes under way have reserved, `held`
+    the keys whose values stay until they expire, and `own` is one that stays even then.
 
     A free slot before an expired one before the entry with the greatest age / (1 + hits); pinned
     entries never. None where every slot is pinned or reserved, and of a directory in doubt: what looks free
@@ -376,9 +392,11 @@ def choose_slot(
         if slot in taken:
             continue
         expiry, pinned_until = fields[4], fields[5]
+        if fields[0] == own:
+            continue
         if expiry and expiry <= now:
             score = float("inf")
-        elif pinned_until > now:
+        elif pinned_until > now or fields[0] in held:
             continue
         else:
             score = max(0, now_us - fields[2]) / (1 + fields[6])

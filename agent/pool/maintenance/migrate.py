@@ -135,7 +135,7 @@ class Migration:
     def _copy(self, reader: SlotVerifier, lacking: Sequence[CachedSet]) -> Steps[Outcome]:
         """Copy the value to the emptier set, into a slot without a live value; trusted namespaces first."""
         volume, channel, deadline = self._volume, self._channel, self._deadline
-        best = best_choice(lacking, channel, reader.entry.pseudonym)
+        best = best_choice(lacking, channel, reader.entry.pseudonym, volume.holds.held)
         if best is None or is_eviction(best[1]) or not reserve(volume, channel, *best):
             return Outcome.NO_ROOM
         target, slot = best[0], best[1].slot

@@ -163,7 +163,7 @@ def _reserve(
     quota = volume.quota if volume.quota is not None and volume.quota.limits.of_room else None
     if quota is not None and not quota.set_aside(volume.settings.slot_bytes):
         return None
-    best = best_choice([target], channel, pseudonym)
+    best = best_choice([target], channel, pseudonym, volume.holds.held)
     if best is None or (is_eviction(best[1]) and not may_evict) or not reserve(volume, channel, *best):
         if quota is not None:
             quota.give_back(volume.settings.slot_bytes)

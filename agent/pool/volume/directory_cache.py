@@ -136,7 +136,7 @@ class CachedSet:
                 fresh = Directory(block)
                 if self.occupancy is not None:
                     self.occupancy.note_forgotten((self.namespace, self.offset), 0)
-            elif self.writes != writes or (self.writer.locked() and not holds_writer):
+            elif self.was_written(writes) if not holds_writer else self.writes != writes:
                 return 0
             else:
                 # Mostly flash says what we know. What is the same was checked when we first read it.
@@ -175,6 +175,11 @@ class CachedSet:
             self.damage_looks, self.damage_seen_at = self.damage_looks + 1, now
         if self.damage_looks >= DAMAGE_LOOKS:
             fresh.believe()
+
+    def was_written(self, writes: int) -> bool:
+        """Whether a write of ours has crossed a read that went out at `writes`. Then `accept` has left the
+        block alone, and what another agent wrote is not known."""
+        return self.writes != writes or self.writer.locked()
 
     def end_write(self) -> None:
         """Give `writer` back."""

@@ -2,7 +2,7 @@
 
 A hold is a promise of one agent: another agent may evict the key, and then its read is a miss. It names keys
 (pseudonyms), so a value may move meanwhile. Holds must not be able to stop a volume from taking new values: a
-holder's keys are bounded, and so is the part of a set that is held or pinned (agent/pool/write/hold.py).
+holder's keys are bounded, and so is the part of a set that is held or pinned (agent/pool/mutable/hold.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Holds:
     """The held keys of one volume. Safe from any thread."""
 
     def __init__(self) -> None:
-        self.bound: Final = Bound(HELD_KEYS, HELD_KEYS.most)
+        self.bound: Final = Bound(HELD_KEYS, HELD_KEYS.most, frozenset((0,)))
         self._counts: dict[bytes, int] = {}
         self._lock = threading.Lock()
 
@@ -38,13 +38,20 @@ class Holds:
         return self._counts
 
     def take(self, pseudonyms: Sequence[bytes], holder: Holder) -> Hold:
-        """Hold all of these, or none where the holder has no room for them."""
-        if not self.bound.take(holder, len(pseudonyms)):
+        """Hold all of these, which differ; or none where the holder has no room for them."""
+        if not pseudonyms or not self.bound.take(holder, len(pseudonyms)):
             return Hold(self, (), holder)
         with self._lock:
             for pseudonym in pseudonyms:
                 self._counts[pseudonym] = self._counts.get(pseudonym, 0) + 1
         return Hold(self, pseudonyms, holder)
+
+    def empty(self, pseudonyms: set[bytes]) -> list[bytes]:
+        """Take all out of a hold's keys; of two threads one gets them."""
+        with self._lock:
+            taken = list(pseudonyms)
+            pseudonyms.clear()
+            return taken
 
     def give_back(self, pseudonyms: Sequence[bytes], holder: Holder) -> None:
         with self._lock:
@@ -58,25 +65,31 @@ class Holds:
 
 
 class Hold:
-    """Keys that were all there, and stay as far as this agent can tell, until `let_go`. Safe from any
-    thread."""
+    """Keys that were all there, and stay as far as this agent can tell, until `let_go`.
 
-    __slots__ = ("_holder", "_holds", "_pseudonyms", "asked")
+    Any thread may let go; only the thread that takes the hold may `leave`, before it hands the hold on.
+    """
+
+    __slots__ = ("_holder", "_holds", "_pseudonyms")
 
     def __init__(self, holds: Holds, pseudonyms: Sequence[bytes], holder: Holder) -> None:
-        self.asked = 0
-        """How many keys were found; more than `kept` where there was no room to hold them."""
         self._holds: Final = holds
-        self._pseudonyms: tuple[bytes, ...] = tuple(pseudonyms)
+        self._pseudonyms: set[bytes] = set(pseudonyms)
         self._holder: Final = holder
 
     @property
     def kept(self) -> int:
-        """How many keys are held."""
+        """How many keys are held: fewer than were asked for, where there was no room to hold all."""
         return len(self._pseudonyms)
+
+    def leave(self, pseudonym: bytes) -> None:
+        """Hold this key no longer."""
+        if pseudonym in self._pseudonyms:
+            self._pseudonyms.remove(pseudonym)
+            self._holds.give_back([pseudonym], self._holder)
 
     def let_go(self) -> None:
         """The keys may be evicted again. A second call does nothing."""
-        pseudonyms, self._pseudonyms = self._pseudonyms, ()
+        pseudonyms = self._holds.empty(self._pseudonyms)
         if pseudonyms:
             self._holds.give_back(pseudonyms, self._holder)

@@ -25,6 +25,7 @@ from agent.pool.steps import IoChannel, Pending, Steps, wait_for
 from agent.pool.volume.bandwidth import Bandwidth
 from agent.pool.volume.directory_cache import CachedSet, DirectoryCache, damage_look_seconds
 from agent.pool.volume.hedging import Hedge
+from agent.pool.volume.holds import Holds
 from agent.pool.volume.in_doubt_writes import InDoubtWrites
 from agent.pool.volume.key_locks import KeyLocks
 from agent.pool.volume.key_transition import GRACE_SECONDS, Ask, InForce, KeyTransition, MapAge
@@ -214,6 +215,7 @@ class Volume(PoolVolume):
         self.occupancy = Occupancy()
         self.media_errors = MediaErrors()
         self.replication_backlog = ReplicationBacklog()
+        self.holds = Holds()
         self.hedge = Hedge() if settings.copies > 1 else None
         self.map_age = MapAge()
         # From here on `change` alone writes.
@@ -392,6 +394,7 @@ class Volume(PoolVolume):
         *,
         holds_writers: bool = False,
         came: list[CachedSet] | None = None,
+        in_flight: int = LOADS_IN_FLIGHT,
     ) -> Steps[MissCause | None]:
         """Read the directories of `sets`, side by side. The worst that happened, None where all came.
 
@@ -401,9 +404,9 @@ class Volume(PoolVolume):
         Those that did are put into `came`: `fault` says the same, but may be another thread's by then.
         """
         worst: MissCause | None = None
-        for start in range(0, len(sets), LOADS_IN_FLIGHT):
+        for start in range(0, len(sets), in_flight):
             batch: list[tuple[CachedSet, int, memoryview, Pending]] = []
-            for cached in sets[start : start + LOADS_IN_FLIGHT]:
+            for cached in sets[start : start + in_flight]:
                 block = memoryview(bytearray(DIRECTORY_BYTES))
                 writes = cached.writes
                 batch.append((cached, writes, block, channel.read(cached.namespace, cached.offset, block)))

@@ -15,6 +15,8 @@ PINNED_SLOTS_MAX: Final = SLOTS_PER_SET // 2
 """Of one set. Pins must not be able to stop a volume from taking new values."""
 
 NOT_REACHED: Final = "an enclosure that may hold the key does not answer"
+WRITTEN_ALL_THE_TIME: Final = "the directory is being written all the time"
+MAY_LAND: Final = "a write of the key was not answered and may still land"
 
 
 def delete(volume: Volume, channel: IoChannel, key: bytes, deadline: float) -> Steps[bool]:
@@ -45,9 +47,9 @@ def _delete(
     change = SetTransaction(volume, channel, *sets)
     try:
         if not (yield from change.lock(deadline)):
-            raise PutRefused("the directory is being written all the time", MissCause.LATE)
+            raise PutRefused(WRITTEN_ALL_THE_TIME, MissCause.LATE)
         if volume.in_doubt_writes.may_land(pseudonym, channel.now()):
-            raise PutRefused("a write of the key was not answered and may still land", MissCause.LATE)
+            raise PutRefused(MAY_LAND, MissCause.LATE)
         # With one enclosure hung there has to be time left to remove it from the other.
         until = (channel.now() + deadline) / 2 if stored_once else deadline
         trouble = yield from change.load(until)
@@ -100,7 +102,11 @@ def pin(volume: Volume, channel: IoChannel, key: bytes, until: int, deadline: fl
             directory = cached.directory
             if directory is None or directory.find(pseudonym) != found[0].slot:
                 return None
-            pinned = sum(entry.pinned_until > wall and not is_quarantined(entry) for _, entry in directory)
+            pinned = sum(
+                (entry.pinned_until > wall or entry.pseudonym in volume.holds.held)
+                and not is_quarantined(entry)
+                for _, entry in directory
+            )
             if until > wall and pinned >= PINNED_SLOTS_MAX and found[0].entry.pinned_until <= wall:
                 return False
             directory.pin(found[0].slot, min(until, TIME_MAX))

@@ -57,7 +57,7 @@ def room_for(
         quota.exchange(slot_bytes)
         caches = fullest_first(owners)
         is_fullest = not caches or _holds(caches[0]) <= _holds(volume)
-        if is_fullest and any(_victim(cached, channel) is not None for cached in sets):
+        if is_fullest and any(_victim(volume, cached, channel) is not None for cached in sets):
             quota.count(evicted=1)
             return Room.EXCHANGE
         freed = 0
@@ -94,7 +94,7 @@ def evict_one(volume: Volume, channel: IoChannel, deadline: float) -> Steps[bool
             yield from volume.load(channel, unread, deadline)
         best: tuple[float, CachedSet] | None = None
         for cached in borrowed:
-            victim = _victim(cached, channel)
+            victim = _victim(volume, cached, channel)
             if victim is not None and (best is None or victim.cost > best[0]):
                 best = (victim.cost, cached)
         if best is None:
@@ -104,25 +104,25 @@ def evict_one(volume: Volume, channel: IoChannel, deadline: float) -> Steps[bool
         volume.give_back_sets(borrowed)
 
 
-def _victim(cached: CachedSet, channel: IoChannel) -> Choice | None:
+def _victim(volume: Volume, cached: CachedSet, channel: IoChannel) -> Choice | None:
     with cached.guard:
         directory = cached.directory
         if directory is None or cached.fault is not None:
             return None
-        return choose_slot(
-            directory, cached.unavailable(channel.now()) | directory.free_slots(), channel.wall()
-        )
+        taken = cached.unavailable(channel.now()) | directory.free_slots()
+        return choose_slot(directory, taken, channel.wall(), held=volume.holds.held)
 
 
 def _evict_from(volume: Volume, channel: IoChannel, cached: CachedSet, deadline: float) -> Steps[bool]:
     with SetTransaction(volume, channel, cached) as change:
         if (yield from change.begin(deadline)) is not None:
             return False
-        choice = _victim(cached, channel)
+        choice = _victim(volume, cached, channel)
         if choice is None or choice.victim is None:
             return False
         ghost = ghost_of(choice)
-        gone = yield from change.clear(Found(cached, choice.slot, choice.victim), deadline, ghost=ghost)
+        victim = Found(cached, choice.slot, choice.victim)
+        gone = yield from change.clear(victim, deadline, ghost=ghost, evicts=ghost is not None)
         if gone:
             count_eviction(volume, channel, choice)
         return gone

@@ -199,7 +199,7 @@ class SlotWriter(Writer):
         """
         volume = self._volume
         for _ in range(RESERVE_TRIES):
-            best = best_choice(sets, channel, self.pseudonym, exchange=exchange)
+            best = self._best(channel, sets, exchange)
             evicts = best is None or is_eviction(best[1])
             if evicts and volume.partial_puts.make_way(volume.settings.volume_id, channel):
                 continue
@@ -212,12 +212,20 @@ class SlotWriter(Writer):
         why = f"volume {volume.settings.name} has no slot for this key that may be used{since}"
         self._turn_away(channel, PutRefused(why, passes=not everywhere))
 
+    def _best(
+        self, channel: IoChannel, sets: list[CachedSet], exchange: bool
+    ) -> tuple[CachedSet, Choice] | None:
+        return best_choice(sets, channel, self.pseudonym, self._volume.holds.held, exchange=exchange)
+
+    def _new_generation(self, wall: float) -> int:
+        return new_generation(wall)
+
     def _reserve_slot(self, channel: IoChannel, cached: CachedSet, choice: Choice) -> bool:
         volume, slot = self._volume, choice.slot
         if not reserve(volume, channel, cached, choice):
             return False
         codec = volume.sealing_codec(channel.now())
-        sealer = codec.seal(self.key, new_generation(channel.wall()), volume.place(cached, slot))
+        sealer = codec.seal(self.key, self._new_generation(channel.wall()), volume.place(cached, slot))
         self._reservation = Reservation(cached, slot, sealer, volume.slot_offset(cached, slot))
         self._enter(PutState.TAKING)
         return True
@@ -289,10 +297,8 @@ class SlotWriter(Writer):
         deadline: float,
     ) -> Steps[None]:
         """Write the last of the slot and its entry; both on flash is what acknowledges the put."""
-        cached, codec = reservation.cached, reservation.sealer.codec
-        doubt = yield from self._volume.vouches(channel, cached.namespace, codec, deadline)
-        if doubt is not None:
-            self._refuse(channel, PutRefused(words_for(doubt), doubt))
+        cached = reservation.cached
+        yield from self._vouched_for(channel, reservation, deadline)
         alone = cached.writer.acquire(blocking=False)
         try:
             if alone:
@@ -306,32 +312,53 @@ class SlotWriter(Writer):
                 if not alone:
                     self._fail(channel, slot_write, MissCause.LATE)
                 yield from self._prove(channel, cached, deadline)
-            image, entry = self._image(channel, reservation, length)
-            directory_write = channel.write(cached.namespace, cached.offset, [image.image()])
-            for pending in (slot_write, directory_write):
-                cause = yield from wait_for(channel, pending, deadline)
-                if cause is not None:
-                    yield from wait_for(
-                        channel, directory_write, min(deadline, channel.now() + ANSWER_SECONDS)
-                    )
-                    self._volume.in_doubt_writes.write_failed(cached, reservation.slot, entry, channel.now())
-                    self._fail(channel, pending, cause)
-            doubt = yield from self._volume.vouches(channel, cached.namespace, codec, deadline)
-            if doubt is not None:
-                cached.disprove(reservation.slot, entry.generation)
-                self._refuse(channel, PutRefused(words_for(doubt), doubt))
-            with cached.guard:
-                if cached.directory is not None:
-                    self._forget_others(cached.directory)
-                    cached.directory.take_over(reservation.slot, image)
-                    cached.loaded_at = max(cached.loaded_at, channel.now())
-                cached.disproven.pop(reservation.slot, None)
+            yield from self._name(channel, reservation, slot_write, length, deadline)
         finally:
             if alone:
                 cached.end_write()
         self._count_stored(channel, length)
+
+    def _count_stored(self, channel: IoChannel, length: int) -> None:
+        super()._count_stored(channel, length)
         if self._volume.settings.copies > 1:
             self._volume.replication_backlog.note(self.pseudonym)
+
+    def _vouched_for(
+        self, channel: IoChannel, reservation: Reservation, deadline: float, named: Entry | None = None
+    ) -> Steps[None]:
+        """What its key seals may be acknowledged; else the put is given up. `named`: its entry on flash."""
+        cached, codec = reservation.cached, reservation.sealer.codec
+        doubt = yield from self._volume.vouches(channel, cached.namespace, codec, deadline)
+        if doubt is not None:
+            if named is not None:
+                cached.disprove(reservation.slot, named.generation)
+            self._refuse(channel, PutRefused(words_for(doubt), doubt))
+
+    def _name(
+        self,
+        channel: IoChannel,
+        reservation: Reservation,
+        slot_write: Pending,
+        length: int,
+        deadline: float,
+    ) -> Steps[None]:
+        """Write the entry, whose set's writer is held, and wait for it and for the slot."""
+        cached = reservation.cached
+        image, entry = self._image(channel, reservation, length)
+        directory_write = channel.write(cached.namespace, cached.offset, [image.image()])
+        for pending in (slot_write, directory_write):
+            cause = yield from wait_for(channel, pending, deadline)
+            if cause is not None:
+                yield from wait_for(channel, directory_write, min(deadline, channel.now() + ANSWER_SECONDS))
+                self._volume.in_doubt_writes.write_failed(cached, reservation.slot, entry, channel.now())
+                self._fail(channel, pending, cause)
+        yield from self._vouched_for(channel, reservation, deadline, entry)
+        with cached.guard:
+            if cached.directory is not None:
+                self._forget_others(cached.directory)
+                cached.directory.take_over(reservation.slot, image)
+                cached.loaded_at = max(cached.loaded_at, channel.now())
+            cached.disproven.pop(reservation.slot, None)
 
     def _prove(self, channel: IoChannel, cached: CachedSet, deadline: float) -> Steps[None]:
         """The set, whose writer is held, may be written; else the put is given up."""

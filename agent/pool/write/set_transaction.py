@@ -123,13 +123,22 @@ class SetTransaction:
         return cause
 
     def clear(
-        self, found: Found, deadline: float, *, ghost: bytes | None = None, is_ours: bool = False
+        self,
+        found: Found,
+        deadline: float,
+        *,
+        ghost: bytes | None = None,
+        is_ours: bool = False,
+        evicts: bool = False,
     ) -> Steps[bool]:
         """Take an entry from the directory, and leave its slot as it is. False: it is another entry by now,
-        or flash may have it still. `is_ours`: the caller has reserved the slot."""
+        or flash may have it still. `is_ours`: the caller has reserved the slot. `evicts`: unless somebody
+        holds the key by now."""
         cached = found.cached
         with cached.guard:
             if not is_named(found, is_ours=is_ours):
+                return False
+            if evicts and found.entry.pseudonym in self._volume.holds.held:
                 return False
             assert cached.directory is not None
             cached.directory.clear(found.slot, ghost=ghost)
@@ -141,47 +150,68 @@ class SetTransaction:
         return SlotErase(self._volume, self._channel, cached, slots)
 
 
-class SlotErase:
-    """An erase of slots of one set, header and entry, on its way to flash. The set's writer is held
-    meanwhile.
+class HeaderErase:
+    """An erase of the headers of slots of one set, which another write of the caller takes from the
+    directory. The set's writer is held meanwhile.
 
-    The header is zeroed with the entry, so an agent with an old directory finds nothing either. Zeros that
-    land late would destroy a newer value. So the slot cools down (takes no value) from before the zeros are
-    sent until they are on flash, or for COOLDOWN_SECONDS after a write without an answer. An entry that flash
-    shows in that time is no value to a put (agent/pool/write/put.py), for it may be cleared yet.
+    An agent with an old directory finds nothing in such a slot. Zeros that land late would destroy a newer
+    value. So the slot cools down (takes no value) from the making of this object until the zeros are on
+    flash, or for COOLDOWN_SECONDS after a write without an answer. An entry that flash shows in that time is
+    no value to a put (agent/pool/write/put.py), for it may be cleared yet.
     """
 
     def __init__(self, volume: Volume, channel: IoChannel, cached: CachedSet, slots: Collection[int]) -> None:
+        self._volume = volume
         self._channel = channel
         self._cached = cached
         self._cooling_before: dict[int, float] = {}
+        self._writes: list[Pending] = []
         until = channel.now() + COOLDOWN_SECONDS
         with cached.guard:
-            directory = cached.directory
-            assert directory is not None
             for slot in slots:
                 self._cooling_before[slot] = cached.cooldown_until.get(slot, 0.0)
                 cached.cooldown_until[slot] = until
-                directory.clear(slot)
-            image = directory.image()
-        self._writes = [
-            channel.write(cached.namespace, volume.slot_offset(cached, slot), [bytes(HEADER_BYTES)])
-            for slot in slots
+
+    def send(self) -> None:
+        """Send the zeros; `end` waits for them."""
+        cached, volume = self._cached, self._volume
+        self._writes += [
+            self._channel.write(cached.namespace, volume.slot_offset(cached, slot), [bytes(HEADER_BYTES)])
+            for slot in self._cooling_before
         ]
-        self._writes.append(channel.write(cached.namespace, cached.offset, [image]))
 
     def end(self, deadline: float) -> Steps[MissCause | None]:
-        """None once all of it is on flash; otherwise why that is not known."""
+        """None once all that was sent is on flash; otherwise why that is not known."""
         failure: MissCause | None = None
         for pending in self._writes:
             cause = yield from wait_for(self._channel, pending, deadline)
             failure = failure or cause
-        for slot, until in self._cooling_before.items():
-            if failure is not None:
+        if failure is None:
+            self.restore()
+        else:
+            for slot in self._cooling_before:
                 self._cached.cool_down(slot, self._channel.now())
-            else:
-                self._cached.restore_cooldown(slot, until, self._channel.now())
         return failure
+
+    def restore(self) -> None:
+        """Nothing of it is under way: the slots cool down no longer than before."""
+        for slot, until in self._cooling_before.items():
+            self._cached.restore_cooldown(slot, until, self._channel.now())
+
+
+class SlotErase(HeaderErase):
+    """An erase of slots of one set, header and entry, on its way to flash."""
+
+    def __init__(self, volume: Volume, channel: IoChannel, cached: CachedSet, slots: Collection[int]) -> None:
+        super().__init__(volume, channel, cached, slots)
+        with cached.guard:
+            directory = cached.directory
+            assert directory is not None
+            for slot in slots:
+                directory.clear(slot)
+            image = directory.image()
+        self.send()
+        self._writes.append(channel.write(cached.namespace, cached.offset, [image]))
 
 
 def is_named(found: Found, *, is_ours: bool = False) -> bool:

@@ -6,10 +6,10 @@ a directory that is read again does not change it, and its set stays in the cach
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
-from agent.pool.format.directory import SLOTS_PER_SET, Choice, choose_slot
+from agent.pool.format.directory import FREE, SLOTS_PER_SET, Choice, choose_slot
 from agent.pool.format.slot import SlotSealer
 from agent.pool.steps import IoChannel
 from agent.pool.volume.directory_cache import LEGAL, CachedSet, SlotState
@@ -29,14 +29,23 @@ class Reservation:
 
 
 def best_choice(
-    sets: Sequence[CachedSet], channel: IoChannel, pseudonym: bytes, *, exchange: bool = False
+    sets: Sequence[CachedSet],
+    channel: IoChannel,
+    pseudonym: bytes,
+    held: Collection[bytes],
+    *,
+    exchange: bool = False,
+    replaces: bool = False,
 ) -> tuple[CachedSet, Choice] | None:
     """The slot that a key would take: in the emptier set, or of the victim that costs least where both are
-    full, or for `exchange`. None: all are taken.
+    full, or for `exchange`. None: all are taken. The values of the keys in `held` are no victims.
 
-    A namespace that is under suspicion takes what the other one has no room for, and no more.
+    A namespace that is under suspicion takes what the other one has no room for, and no more. `replaces`: the
+    key's own value is no victim either, and two agents that replace it at once seldom choose one free slot.
     """
+    own = pseudonym if replaces else FREE
     wall = channel.wall()
+    start = (int(wall * 1e6) if replaces else pseudonym[-1]) % SLOTS_PER_SET
     best: tuple[CachedSet, Choice] | None = None
     best_rank: tuple[bool, int, float] | None = None
     for cached in sets:
@@ -47,7 +56,7 @@ def best_choice(
                 taken = cached.unavailable(channel.now())
                 if exchange:
                     taken = taken | directory.free_slots()
-                choice = choose_slot(directory, taken, wall, pseudonym[-1] % SLOTS_PER_SET)
+                choice = choose_slot(directory, taken, wall, start, held, own)
         if choice is None:
             continue
         trusted = choice.free_slots > 0 and channel.trusts(cached.namespace)
@@ -77,6 +86,9 @@ def reserve(
             return False
         present, victim = directory.entry(choice.slot), choice.victim
         if (present and present.generation) != (victim and victim.generation):
+            return False
+        # Since the choice somebody may have begun to hold it.
+        if present is not None and not keep and is_eviction(choice) and present.pseudonym in volume.holds.held:
             return False
         if present is not None and not keep:
             directory.clear(choice.slot, ghost=ghost_of(choice))

@@ -1,0 +1,137 @@
+"""Hold: are all of these keys there, by directories that are read now? If so, this agent keeps them a while.
+
+The keys are held before the directories are read. So an eviction that is begun later leaves them alone, and
+one that was begun earlier has taken its key from the remembered directory by then (slot_allocation.py).
+
+Of one set no more than half is held or pinned. What is beyond that is found and touched, and not held; the
+same goes for a holder who has no room left (agent/pool/volume/holds.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from agent.host_os.per_user_bounds import Holder
+from agent.pool.counters import MissCause
+from agent.pool.errors import BadPut
+from agent.pool.steps import IoChannel, Steps
+from agent.pool.volume.directory_cache import CachedSet
+from agent.pool.volume.holds import Hold
+from agent.pool.volume.volume import Found, Volume
+from agent.pool.write.delete_and_pin import PINNED_SLOTS_MAX
+from agent.pool.write.set_transaction import SetTransaction
+
+HELD_AT_ONCE: Final = 4096
+"""Keys of one call."""
+LOOKED_AT_ONCE: Final = 256
+"""Keys of one call whose directories are in use at a time."""
+LOADS_IN_FLIGHT: Final = 32
+"""Directory reads under way: sixteen keys in one round trip. A queue takes 64 commands."""
+
+
+def hold(
+    volume: Volume, channel: IoChannel, keys: Sequence[bytes], deadline: float, holder: Holder
+) -> Steps[Hold | MissCause]:
+    """The keys, held until `Hold.let_go`; or why the first that is not there is not. Then none is held."""
+    if len(keys) > HELD_AT_ONCE:
+        raise BadPut(f"{len(keys)} keys are to be held; {HELD_AT_ONCE} at once are the most")
+    if volume.erased:
+        return MissCause.WRONG_KEY
+    pseudonyms = [volume.placement.pseudonym(key) for key in dict.fromkeys(keys)]
+    held = volume.holds.take(pseudonyms, holder)
+    is_held = False
+    try:
+        cause: MissCause | None = None
+        looked = 0
+        while cause is None and looked < len(pseudonyms):
+            part = pseudonyms[looked : looked + LOOKED_AT_ONCE]
+            cause = yield from _look(volume, channel, part, held, deadline)
+            looked += len(part)
+        tally = channel.tally(volume.settings.name)
+        tally.lookups += looked
+        tally.lookups_absent += cause is not None
+        if cause is not None:
+            return cause
+        is_held = True
+        return held
+    finally:
+        if not is_held:
+            held.let_go()
+
+
+def _look(
+    volume: Volume, channel: IoChannel, pseudonyms: Sequence[bytes], held: Hold, deadline: float
+) -> Steps[MissCause | None]:
+    """None where directories that are read now name all keys; else why not the first that is missing."""
+    borrowed = [volume.borrow_sets(pseudonym) for pseudonym in pseudonyms]
+    try:
+        wanted: dict[int, CachedSet] = {}
+        for sets in borrowed:
+            for cached in sets:
+                wanted[id(cached)] = cached
+        before = {key: cached.writes for key, cached in wanted.items()}
+        came: list[CachedSet] = []
+        trouble = yield from volume.load(
+            channel, list(wanted.values()), deadline, came=came, in_flight=LOADS_IN_FLIGHT
+        )
+        read = {id(cached) for cached in came}
+        for pseudonym, sets in zip(pseudonyms, borrowed, strict=True):
+            cause = _missing(volume, channel, pseudonym, sets, read, trouble)
+            if cause is not None and any(cached.was_written(before[id(cached)]) for cached in sets):
+                cause = yield from _missing_still(volume, channel, pseudonym, sets, deadline)
+            if cause is not None:
+                return cause
+        for pseudonym, sets in zip(pseudonyms, borrowed, strict=True):
+            _use(volume, channel, pseudonym, sets, held)
+        return None
+    finally:
+        for sets in borrowed:
+            volume.give_back_sets(sets)
+
+
+def _missing(
+    volume: Volume,
+    channel: IoChannel,
+    pseudonym: bytes,
+    sets: Sequence[CachedSet],
+    read: set[int],
+    trouble: MissCause | None,
+) -> MissCause | None:
+    """Why a key is not there; None where a set that was read now names it."""
+    found = volume.find([cached for cached in sets if id(cached) in read], pseudonym)
+    cause: MissCause | None = None
+    for each in found:
+        if each.is_live(channel):
+            return None
+        expiry = each.entry.expiry
+        cause = cause or (MissCause.EXPIRED if 0 < expiry <= channel.wall() else MissCause.EVICTED)
+    if cause is not None:
+        return cause
+    away = any(id(cached) not in read for cached in sets)
+    return volume.absence(sets, pseudonym, trouble if away else None)
+
+
+def _missing_still(
+    volume: Volume, channel: IoChannel, pseudonym: bytes, sets: Sequence[CachedSet], deadline: float
+) -> Steps[MissCause | None]:
+    """As `_missing`, with no write of this agent under way, which would hide what another agent wrote."""
+    with SetTransaction(volume, channel, *sets) as change:
+        trouble = yield from change.begin(deadline)
+        read = {id(cached) for cached in change.writable}
+        return _missing(volume, channel, pseudonym, sets, read, trouble)
+
+
+def _use(
+    volume: Volume, channel: IoChannel, pseudonym: bytes, sets: Sequence[CachedSet], held: Hold
+) -> None:
+    """Count the use of a key that is there, and hold it no longer where its set is crowded."""
+    wall = channel.wall()
+    for found in volume.find(sets, pseudonym):
+        with found.cached.guard:
+            directory = found.cached.directory
+            if directory is None or directory.find(pseudonym) != found.slot:
+                continue
+            directory.touch(found.slot, int(wall * 1e6))
+            if directory.count_kept(volume.holds.held, wall) > PINNED_SLOTS_MAX:
+                held.leave(pseudonym)
