@@ -439,9 +439,9 @@ class FileWriter:
     def _put(self, channel: IoChannel, key: bytes, data: memoryview, deadline: float) -> Steps[None]:
         writing = self.volume.chunks.writer(key, length=len(data))
         yield from writing.write(channel, 0, data, deadline)
-        if writing.already_there:
-            # The key is random, so this is another's chunk, or damage.
-            raise PutRefused("a chunk is there that nobody has written", MissCause.CORRUPT)
+        if not writing.stored:
+            # The key is random, so another's value lies there; or a policy keeps nothing of a first write.
+            raise PutRefused("the volume did not keep a chunk", MissCause.CORRUPT)
 
     def _load(
         self, channel: IoChannel, number: int, origin: bytes, size: int, into: memoryview, deadline: float

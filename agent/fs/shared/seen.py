@@ -25,15 +25,17 @@ Place = tuple[str, bytes]
 
 
 class NamesSeen:
-    """The names that one door shows. Safe from any thread."""
+    """The names of all volumes of one agent; a door shows those of its own. Safe from any thread."""
 
-    def __init__(self, most: int = SEEN.most) -> None:
+    def __init__(self, bounds: Bounds | None = None, most: int = SEEN.most) -> None:
         self._most = most
         self._names: OrderedDict[Place, bool] = OrderedDict()
         """Whether it is a folder; those first that were seen longest ago."""
         self._within: dict[Place, dict[bytes, None]] = {}
         """The last names of what is in a folder, in the order in which they came."""
         self._lock = threading.Lock()
+        if bounds is not None:
+            bounds.watch(SEEN, lambda: {"everybody": len(self)})
 
     def __len__(self) -> int:
         return len(self._names)
@@ -76,6 +78,3 @@ class NamesSeen:
         if not within:
             del self._within[volume, folder]
 
-
-def watch(bounds: Bounds, seen: NamesSeen) -> None:
-    bounds.watch(SEEN, lambda: {"everybody": len(seen)})

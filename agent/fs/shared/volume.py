@@ -42,7 +42,7 @@ class Writer(Protocol):
     """One chunk being written: agent/pool/write/writer.py."""
 
     @property
-    def already_there(self) -> bool: ...
+    def stored(self) -> bool: ...
 
     def write(self, channel: IoChannel, offset: int, data: memoryview, deadline: float) -> Steps[bool]: ...
 
@@ -108,7 +108,7 @@ class SharedVolume:
 
     @property
     def path_bytes_max(self) -> int:
-        """The longest path whose manifest has room for a run for each half of what is left."""
+        """The longest path that a manifest has room for."""
         return min(PATH_BYTES_MAX, self.names.settings.value_bytes - HEAD.size - RUN.size)
 
     @property
