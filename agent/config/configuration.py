@@ -240,17 +240,22 @@ class VolumeSection(_Section):
     """A volume that `g35 pool format` lays out, or `g35 tenant add`; read by nothing else."""
 
     name: VolumeName = Field(
-        description="Name under /kv, or among the volumes behind /fs: letters, digits, `.`, `_`, `-`."
+        description="Name under /kv or /shared, or among the volumes behind /fs: letters, digits, `.`, `_`, "
+        "`-`."
     )
-    kind: Literal["kv", "files"] = Field("kv", description="`kv` serves /kv, `files` holds blocks of /fs.")
+    kind: Literal["kv", "files", "shared"] = Field(
+        "kv",
+        description="`kv` serves /kv, `files` holds blocks of /fs. `shared` serves /shared; it becomes two "
+        "volumes, one for chunks of files and one, of some 4 % of the room, for their names.",
+    )
     value_size: Size = Field(
         1 << 20, ge=VALUE_BYTES_MIN, le=VALUE_BYTES_MAX, description="The largest value a slot takes."
     )
     unit_size: Size = Field(
         0,
-        description="Sealed at a time: 64K to 1M, a power of two. 0 chooses: for `kv` the whole value up "
-        "to 1M, because few long calls leave the cores to each other; for `files` at most 256K, because "
-        "programs read ranges.",
+        description="Sealed at a time: 64K to 1M, a power of two. 0 chooses: for `kv` and `shared` the whole "
+        "value up to 1M, because few long calls leave the cores to each other; for `files` at most 256K, "
+        "because programs read ranges.",
     )
     suite: SuiteName = Field("aes-256-gcm", description="How slots are sealed.")
     ttl_seconds: int = Field(0, ge=0, description="Values expire after this long; 0: never.")
@@ -270,7 +275,7 @@ class VolumeSection(_Section):
     )
 
     def _fitting_unit(self) -> int:
-        most = UNIT_BYTES_MAX if self.kind == "kv" else FILES_UNIT_BYTES
+        most = FILES_UNIT_BYTES if self.kind == "files" else UNIT_BYTES_MAX
         return max(UNIT_BYTES_MIN, min(most, 1 << (self.value_size - 1).bit_length()))
 
     def wish(self) -> VolumeWish:
@@ -308,11 +313,11 @@ class VirtioFsSection(_Section):
         description="The folder of /fs that the guest sees as its /fs; made if it is missing. Empty: no /fs.",
     )
     volumes: tuple[str, ...] = Field(
-        (), description="The key-value volumes that the guest sees; empty: all of them."
+        (), description="The key-value and shared volumes that the guest sees; empty: all of them."
     )
     tenants: tuple[TenantName, ...] = Field(
         (),
-        description="The device shows the key-value volumes of these tenants only, and /fs only where all "
+        description="The device shows the volumes of these tenants only, and /fs only where all "
         "volumes of blocks are theirs; empty: those of all.",
     )
     sealed_memory: bool = Field(

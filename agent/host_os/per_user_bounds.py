@@ -111,6 +111,11 @@ class Bound:
             self._held[heir] = self._held.get(heir, 0) + 1
             self._of_owners += (heir in self._owners) - (holder in self._owners)
 
+    def by_holder(self) -> dict[Holder, int]:
+        """How much each holder has now."""
+        with self._lock:
+            return dict(self._held)
+
     def snapshot(self) -> dict[str, Any]:
         with self._lock:
             most_of_one = max(self._held.values(), default=0)

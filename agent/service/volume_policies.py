@@ -90,13 +90,14 @@ def _served(
     """Every volume with what its policy says. Raises ConfigError."""
     wanted = {each.volume: each for each in policies}
     names = {each.settings.name for each in volumes}
-    caches = {each.settings.name: each for each in in_sets(volumes) if each.settings.kind == "kv"}
+    caches = {each.settings.name: each for each in in_sets(volumes) if each.settings.kind in ("kv", "shared")}
     for name in wanted:
         if name not in names:
             log.warning("policies names volume %s, which this pool does not serve", name)
         elif name not in caches:
             raise ConfigError(
-                f"policies names {name}, and there are none for volumes of files or on KV namespaces",
+                f"policies names {name}, and there are none for volumes of files or of names, or on KV "
+                "namespaces",
                 "take that table out",
             )
     # The memory for keys that were seen is shared.

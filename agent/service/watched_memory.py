@@ -10,12 +10,13 @@ from typing import Final
 from agent.fs.control.registered_memory import RegisteredMemory
 from agent.fs.files.pool_store import OPEN_BLOCKS_MAX, PoolBlockStore
 from agent.fs.files.unsynced import BLOCKS_MAX
-from agent.host_os.per_user_bounds import ALL, Bounds, Limit
+from agent.host_os.per_user_bounds import ALL, Bound, Bounds, Limit
 from agent.pool.format.header_cache import KEPT_MAX
 from agent.pool.kv.volume import REMEMBERED_KEYS
 from agent.pool.prestage.predictor import ENTRIES_MAX
 from agent.pool.prestage.prefetcher import GUESSES_MAX, WAITING_MAX
 from agent.pool.volume.directory_cache import DirectoryCache
+from agent.pool.volume.holds import HELD_KEYS
 from agent.pool.volume.in_doubt_writes import KEYS_MAX
 from agent.pool.volume.media_errors import REPORTS_MAX, SUSPECTS_MAX
 from agent.pool.volume.partial_puts import BEGUN_BYTES
@@ -127,6 +128,14 @@ def watch_memory(
     if backs:
         most = sum(back.bytes_max for back in backs)
         bounds.watch(BACK, lambda: {str(each): back.bytes_held for each, back in enumerate(backs)}, most=most)
+    holds = [each.in_sets.holds.bound for each in served if each.in_sets is not None]
+    if holds:
+        bounds.watch(
+            HELD_KEYS,
+            _held_by(holds),
+            lambda: sum(each.refusals for each in holds),
+            HELD_KEYS.most * len(holds),
+        )
     seen = [each.admission for each in served if each.admission is not None]
     if seen:
         bounds.watch(SECOND_USE, lambda: {"all": sum(map(len, seen))})
@@ -134,6 +143,19 @@ def watch_memory(
 
 def _counted(volumes: Sequence[PoolVolume], table: str) -> Callable[[], dict[str, int]]:
     return lambda: {str(number): volume.table_sizes()[table] for number, volume in enumerate(volumes)}
+
+
+def _held_by(bounds: Sequence[Bound]) -> Callable[[], dict[str, int]]:
+    """What each holder has of all of them."""
+
+    def held() -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for bound in bounds:
+            for holder, count in bound.by_holder().items():
+                counts[str(holder)] = counts.get(str(holder), 0) + count
+        return counts
+
+    return held
 
 
 def watch_blocks(bounds: Bounds, store: PoolBlockStore) -> None:

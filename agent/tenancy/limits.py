@@ -69,9 +69,9 @@ class TenantLimits:
             own = [volume for volume in volumes if volume.settings.tenant == identity]
             measured = [Measured(each.occupancy, each.settings.slot_bytes) for each in in_sets(own)]
             found = _Tenant(tenant.name, identity, own, Quota(measured), Bandwidth(seats))
-            caches = [each for each in found.in_sets if each.settings.kind == "kv"]
+            caches = [each for each in found.in_sets if each.settings.may_lose]
             for volume in own:
-                bandwidth = found.bandwidth if volume.settings.kind == "kv" else None
+                bandwidth = found.bandwidth if volume.settings.may_lose else None
                 volume.change(tenant=TenantShare(found.quota, bandwidth, caches))
             self._tenants.append(found)
         self.follow(pool_map)

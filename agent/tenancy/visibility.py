@@ -22,16 +22,24 @@ class Members:
 
     tenants: frozenset[bytes]
     """By id."""
-    key_value: frozenset[str]
-    """Volumes of the kind `kv`, by name."""
+    nameable: frozenset[str]
+    """Volumes of the kinds `kv` and `shared`, by name."""
 
     @classmethod
     def of(cls, pool_map: PoolMap) -> Members:
         ids = {each.tenant for each in pool_map.volumes} | {each.tenant_id for each in pool_map.tenants}
         return cls(
             frozenset(bytes.fromhex(each) for each in ids),
-            frozenset(each.name for each in pool_map.volumes if each.kind == "kv"),
+            frozenset(each.name for each in pool_map.volumes if each.kind in ("kv", "shared")),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class SharedParts:
+    """The two volumes that a shared one consists of. Its users know the first alone."""
+
+    chunks: ServedVolume
+    names: ServedVolume
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +60,12 @@ class Audience:
 
     def check(self, members: Members) -> None:
         """Raises ConfigError where the door names what the pool has not. What was erased is not missed."""
-        missing = set(self.volumes) - members.key_value
+        missing = set(self.volumes) - members.nameable
         if missing:
             raise ConfigError(
-                f"{self.where}.volumes names {', '.join(sorted(missing))}, no key-value volume of this pool",
-                f"it has {', '.join(sorted(members.key_value)) or 'none'}",
+                f"{self.where}.volumes names {', '.join(sorted(missing))}, no key-value or shared volume of "
+                "this pool",
+                f"it has {', '.join(sorted(members.nameable)) or 'none'}",
             )
         strangers = [name for name in self.tenants if _id_of(name) not in members.tenants]
         if strangers:
@@ -67,13 +76,19 @@ class Audience:
 
     def key_value(self, volumes: Sequence[ServedVolume]) -> list[ServedVolume]:
         """The key-value volumes that it shows."""
+        return [each for each in volumes if each.settings.kind == "kv" and self._shows(each)]
+
+    def shared(self, volumes: Sequence[ServedVolume]) -> list[SharedParts]:
+        """The shared volumes that it shows."""
+        names = {each.settings.names_of: each for each in volumes if each.settings.names_of}
         return [
-            volume
-            for volume in volumes
-            if volume.settings.kind == "kv"
-            and self._is_for(volume)
-            and (not self.volumes or volume.settings.name in self.volumes)
+            SharedParts(each, names[each.settings.volume_id])
+            for each in volumes
+            if each.settings.kind == "shared" and each.settings.volume_id in names and self._shows(each)
         ]
+
+    def _shows(self, volume: ServedVolume) -> bool:
+        return self._is_for(volume) and (not self.volumes or volume.settings.name in self.volumes)
 
     def shows_files(self, volumes: Sequence[ServedVolume]) -> bool:
         """Whether it may show /fs: there is one for all volumes of blocks, and so for all whose they are."""

@@ -187,7 +187,7 @@ class _SetRekey:
             cause = yield from reader.verify()
             if cause is not None:
                 dropped = False
-                if cause not in MAY_COME_BACK and volume.settings.kind == "kv":
+                if cause not in MAY_COME_BACK and volume.settings.may_lose:
                     dropped = yield from self._drop(old)
                 elif cause not in MAY_COME_BACK and len(counts.unopened) < UNOPENED_MAX:
                     place = (cached.namespace, cached.offset)
@@ -222,7 +222,7 @@ class _SetRekey:
             choice = choose_slot(directory, taken, channel.wall())
             entry = directory.entry(slot)
         if choice is None or choice.victim is not None:
-            if volume.settings.kind != "kv" or slot in taken:
+            if not volume.settings.may_lose or slot in taken:
                 return None
             choice = Choice(slot, entry, 0.0, 0)
         return choice.slot if reserve(volume, channel, cached, choice, keep=True) else None
@@ -257,7 +257,7 @@ class _SetRekey:
                 if target != slot:
                     # A reader may be there: leave it for a moment. A block's slot waits for the directory's
                     # flush.
-                    moment = READERS_SECONDS if volume.settings.kind == "kv" else COOLDOWN_SECONDS
+                    moment = READERS_SECONDS if volume.settings.may_lose else COOLDOWN_SECONDS
                     cached.cooldown_until[slot] = channel.now() + moment
                 directory.clear(slot)
                 # Hits and pins are those of now, and the ghost is the slot's own.

@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 import struct
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
@@ -56,6 +56,12 @@ EPOCHS_AHEAD_MAX = 1 << 16
 VOLUMES_MAX = 64
 TENANTS_MAX = 64
 VALUE_BYTES_MIN, VALUE_BYTES_MAX = 1 << 16, 1 << 24
+NAMES_BYTES_MIN, NAMES_BYTES_MAX = 1 << 12, 1 << 14
+"""Of the slots for the names of a shared volume."""
+NAMES_PER_CHUNK = 2
+"""Slots for names that a shared volume has for each slot of its chunks."""
+NAMES_SUFFIX = ".names"
+"""What the second part of a shared volume is called after its first."""
 KV_VALUE_BYTES_MAX = 2 << 20
 """On KV namespaces: a slot is brought by one Retrieve, into a worker's buffer."""
 
@@ -90,13 +96,17 @@ class MapExtent(_Document):
 
 
 class MapVolume(_Document):
-    """One volume. `kind` says which face serves it: `kv`, or `files` for the blocks behind /fs."""
+    """One volume. `kind` says which face serves it: `kv`; `files` for the blocks behind /fs; `shared` for the
+    chunks behind /shared, and `shared-names` for the names that lead to them. A shared volume is one of each.
+    """
 
     name: VolumeName
     volume_id: Hex32
     tenant: Hex32
-    kind: Literal["kv", "files"]
-    value_bytes: int = Field(ge=VALUE_BYTES_MIN, le=VALUE_BYTES_MAX, multiple_of=4096)
+    kind: Literal["kv", "files", "shared", "shared-names"]
+    names_of: Hex32 | Literal[""] = ""
+    """The id of the shared volume whose names it has."""
+    value_bytes: int = Field(ge=NAMES_BYTES_MIN, le=VALUE_BYTES_MAX, multiple_of=4096)
     unit_bytes: int = Field(ge=UNIT_BYTES_MIN, le=1 << 20)
     suite: SuiteName
     ttl_seconds: int = Field(ge=0, lt=1 << 31)
@@ -120,6 +130,11 @@ class MapVolume(_Document):
             raise ValueError(
                 f"values of {self.value_bytes} bytes take units of 1/{UNITS_MAX} of that, or more"
             )
+        most = NAMES_BYTES_MAX if self.kind == NAMES else VALUE_BYTES_MAX
+        if not least_value_bytes(self.kind) <= self.value_bytes <= most:
+            raise ValueError(f"volume {self.name} cannot have values of {self.value_bytes} bytes")
+        if bool(self.names_of) != (self.kind == NAMES):
+            raise ValueError(f"volume {self.name} has the names of no shared volume, or of one that it is not")
         places = self.kv_namespaces or tuple(extent.nguid for extent in self.extents)
         if len(set(places)) != len(places):
             raise ValueError(f"volume {self.name} lies twice on one namespace")
@@ -134,6 +149,14 @@ class MapVolume(_Document):
         if self.earlier_secret and not self.key_epoch:
             raise ValueError(f"volume {self.name} has an earlier key before its first")
         return self
+
+
+NAMES = "shared-names"
+
+
+def least_value_bytes(kind: str) -> int:
+    """The smallest slots, in bytes, that a volume of a kind may have."""
+    return NAMES_BYTES_MIN if kind == NAMES else VALUE_BYTES_MIN
 
 
 class MapTenant(_Document):
@@ -184,6 +207,9 @@ class PoolMap(_Document):
             raise ValueError("a tenant is listed twice")
         if any(volume.tenant not in tenants for volume in self.volumes):
             raise ValueError("a volume belongs to nobody")
+        shared = sorted((each.volume_id, each.tenant) for each in self.volumes if each.kind == "shared")
+        if shared != sorted((each.names_of, each.tenant) for each in self.volumes if each.kind == NAMES):
+            raise ValueError("a shared volume has no names, or names of another tenant")
         kinds = {namespace.nguid: namespace.kind for namespace in self.namespaces}
         for volume in self.volumes:
             blocks = all(kinds.get(extent.nguid) != "kv" for extent in volume.extents)
@@ -232,6 +258,7 @@ class PoolMap(_Document):
             ),
             volume.settled,
             volume.copies,
+            bytes.fromhex(volume.names_of),
         )
 
     def tenant_of(self, volume: MapVolume) -> MapTenant:
@@ -289,8 +316,8 @@ class VolumeWish(_Document):
     """A volume as the operator asks for it; `share` is its part of the pool's bytes."""
 
     name: VolumeName
-    kind: Literal["kv", "files"] = "kv"
-    value_bytes: int = Field(ge=VALUE_BYTES_MIN, le=VALUE_BYTES_MAX, multiple_of=4096)
+    kind: Literal["kv", "files", "shared", "shared-names"] = "kv"
+    value_bytes: int = Field(ge=NAMES_BYTES_MIN, le=VALUE_BYTES_MAX, multiple_of=4096)
     unit_bytes: int = 1 << 18
     suite: SuiteName = "aes-256-gcm"
     ttl_seconds: int = 0
@@ -298,6 +325,29 @@ class VolumeWish(_Document):
     tenant: TenantName = "default"
     layout: Layout = "auto"
     copies: Literal[1, 2] = 1
+
+
+def parts_of(wishes: Iterable[VolumeWish]) -> list[VolumeWish]:
+    """The volumes to be made: of a shared one its chunks, and right behind them its names, which lie in some
+    of its share. Raises ConfigError where its name is too long for both."""
+    parts = []
+    for wish in wishes:
+        if wish.kind != "shared":
+            parts.append(wish)
+            continue
+        name = wish.name + NAMES_SUFFIX
+        try:
+            checked_name(name)
+        except ValueError as wrong:
+            raise ConfigError(
+                f"volume {wish.name} gets another one for its names: {wrong}", "take a shorter name"
+            ) from None
+        of_names, of_chunks = NAMES_PER_CHUNK * set_size(NAMES_BYTES_MAX), set_size(wish.value_bytes)
+        share = wish.share * of_names / (of_names + of_chunks)
+        of_a_name = {"name": name, "kind": NAMES, "value_bytes": NAMES_BYTES_MAX, "unit_bytes": UNIT_BYTES_MIN}
+        parts.append(wish.model_copy(update={"share": wish.share - share}))
+        parts.append(wish.model_copy(update=of_a_name | {"share": share}))
+    return parts
 
 
 def tenant_id(name: str) -> str:
@@ -317,10 +367,11 @@ def tenant_context(pool_id: str, tenant: MapTenant) -> bytes:
 
 def volume_context(pool_id: str, volume: MapVolume, epoch: int) -> bytes:
     """Pool, tenant, volume, sizes, time to live and epoch (little-endian); then kind, suite and name, a zero
-    byte between them, which none of them has."""
+    byte between them, which none of them has. At last, after another, whose names the volume has, if any."""
     ids = bytes.fromhex(pool_id), bytes.fromhex(volume.tenant), bytes.fromhex(volume.volume_id)
     fixed = _VOLUME.pack(*ids, volume.value_bytes, volume.unit_bytes, volume.ttl_seconds, epoch)
-    return fixed + b"\0".join(text.encode() for text in (volume.kind, volume.suite, volume.name))
+    texts = [volume.kind, volume.suite, volume.name, *([volume.names_of] if volume.names_of else [])]
+    return fixed + b"\0".join(text.encode() for text in texts)
 
 
 def new_tenant(
@@ -431,6 +482,7 @@ def _plan(
 ) -> PoolMap:
     if not members and not kv_members:
         raise ConfigError("a pool needs at least one namespace", "check the enclosures in the configuration")
+    volumes = parts_of(volumes)
     on_kv = [wish for wish in volumes if lies_on_kv(wish, blocks=bool(members))]
     in_sets = [wish for wish in volumes if wish not in on_kv]
     _check_layouts(on_kv, in_sets, members, kv_members)
@@ -442,14 +494,14 @@ def _plan(
     layout = ExtentLayout(members)
     extents = {wish.name: layout.by_share(wish) for wish in in_sets}
     tenants = {name: new_tenant(pool_id, name, root) for name in sorted({wish.tenant for wish in volumes})}
-    planned = []
+    planned: list[MapVolume] = []
     for wish in volumes:
         found: list[MapExtent] = []
         if wish in in_sets:
             # A share that is less than a set everywhere still gets one, from what the shares left over.
             found = extents[wish.name] or layout.one_set(wish)
         whole = () if found else tuple(nguid.hex() for nguid, _ in kv_members)
-        planned.append(new_volume(pool_id, wish, tenants[wish.tenant][1], tuple(found), whole))
+        planned.append(new_volume(pool_id, wish, tenants[wish.tenant][1], tuple(found), whole, planned))
     listed = [MapNamespace(nguid=nguid.hex(), bytes=size) for nguid, size in members]
     if on_kv:
         listed += [MapNamespace(nguid=nguid.hex(), bytes=size, kind="kv") for nguid, size in kv_members]
@@ -468,8 +520,10 @@ def new_volume(
     key: SecretKey,
     extents: tuple[MapExtent, ...],
     kv_namespaces: tuple[str, ...] = (),
+    made: Sequence[MapVolume] = (),
 ) -> MapVolume:
-    """A volume with a fresh id and secret, wrapped by `key`, its tenant's. Raises ConfigError."""
+    """A volume with a fresh id and secret, wrapped by `key`, its tenant's. `made`: those before it, the last
+    of which a volume of names belongs to. Raises ConfigError."""
     if wish.copies > 1 and len(extents) < 2:
         raise ConfigError(
             f"volume {wish.name} is to keep two copies, and lies on fewer than two namespaces of blocks",
@@ -477,6 +531,7 @@ def new_volume(
         )
     volume = MapVolume(
         volume_id=uuid.uuid4().hex,
+        names_of=made[-1].volume_id if wish.kind == NAMES else "",
         tenant=tenant_id(wish.tenant),
         wrapped_secret="00",
         extents=extents,
@@ -503,7 +558,8 @@ def _check_layouts(
     for wish in on_kv:
         if wish.kind != "kv":
             raise ConfigError(
-                f"volume {wish.name} holds blocks of files, which do not lie on KV namespaces",
+                f"volume {wish.name} holds {'blocks' if wish.kind == 'files' else 'chunks'} of files, which do "
+                "not lie on KV namespaces",
                 "add drives of logical blocks for it",
             )
         if not kv_members:

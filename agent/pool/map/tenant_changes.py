@@ -25,6 +25,7 @@ from agent.pool.map.document import (
     VolumeWish,
     new_tenant,
     new_volume,
+    parts_of,
     wrapped_for,
 )
 from agent.pool.map.superblock import MAP_BYTES_MAX
@@ -118,10 +119,8 @@ def with_tenant(
             (bytes.fromhex(each.nguid), each.bytes) for each in pool_map.namespaces if each.kind != "kv"
         ]
         layout = ExtentLayout(members, pool_map.volumes)
-        fresh = []
-        for wish in wishes:
-            if wish.tenant != name:
-                continue
+        fresh: list[MapVolume] = []
+        for wish in parts_of(each for each in wishes if each.tenant == name):
             if wish.layout == "kv" or not members:
                 raise ConfigError(
                     f"volume {wish.name} would lie on KV namespaces, which are given away by a format only",
@@ -131,7 +130,7 @@ def with_tenant(
                 raise ConfigError(f"the pool has a volume {wish.name}", "name the tenant's volumes otherwise")
             extents = layout.by_share(wish) or layout.one_set(wish)
             try:
-                fresh.append(new_volume(pool_map.pool_id, wish, key, tuple(extents)))
+                fresh.append(new_volume(pool_map.pool_id, wish, key, tuple(extents), made=fresh))
             except ValidationError as error:
                 why = error.errors()[0]["msg"]
                 raise ConfigError(f"that makes no volume: {why}", "change it in the configuration") from None
@@ -143,10 +142,16 @@ def with_tenant(
         return pool_map, ()
     tenant, key = new_tenant(pool_map.pool_id, name, root, found)
     volumes, fresh = [], []
+    ids = {volume.volume_id: uuid.uuid4().hex for volume in volumes_of(pool_map, tenant)}
     for volume in pool_map.volumes:
         if volume.tenant == tenant.tenant_id:
             empty = volume.model_copy(
-                update={"volume_id": uuid.uuid4().hex, "earlier_secret": "", "key_epoch": 0}
+                update={
+                    "volume_id": ids[volume.volume_id],
+                    "names_of": ids.get(volume.names_of, ""),
+                    "earlier_secret": "",
+                    "key_epoch": 0,
+                }
             )
             wrapped = wrapped_for(pool_map.pool_id, empty, new_volume_secret(), key)
             fresh.append(empty.model_copy(update={"wrapped_secret": wrapped}))

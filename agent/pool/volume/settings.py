@@ -49,6 +49,13 @@ class VolumeSettings:
     (join.py). 0: none does."""
     copies: int = 1
     """2: each value in a slot of both its sets (replication.py)."""
+    names_of: bytes = b""
+    """Of the kind `shared-names`: the id of the shared volume whose names it has."""
+
+    @property
+    def may_lose(self) -> bool:
+        """Whether its values may be evicted, or dropped where they do not open: all but blocks of /fs."""
+        return self.kind != "files"
 
     @property
     def slot_bytes(self) -> int:

@@ -121,6 +121,11 @@ def owed_copies() -> Walk:
     return of("owed-copies", add, volume)
 
 
+def held_keys() -> Walk:
+    holds = agent().volume.holds
+    return Walk(lambda at: holds.take([name(at)], 0), lambda: len(holds), CATALOGUE["held-keys"].most)
+
+
 def second_use_keys() -> Walk:
     table = SecondUse(SMALLER)
     return Walk(lambda at: table.was_seen(name(at)), lambda: len(table), SMALLER)
@@ -181,7 +186,7 @@ def suspect_blocks() -> Walk:
 WALKS = {
     "kept-units": kept_units, "spare-units": spare_units, "proven-headers": proven_headers,
     "unsettled-keys": unsettled_keys, "kv-keys": kv_keys, "damaged-slots": damaged_slots,
-    "owed-copies": owed_copies, "second-use-keys": second_use_keys, "learned-keys": learned_keys,
+    "owed-copies": owed_copies, "held-keys": held_keys, "second-use-keys": second_use_keys, "learned-keys": learned_keys,
     "prestage-keys": prestage_keys, "fenced-places": fenced_places, "file-blocks": file_blocks,
     "suspect-blocks": suspect_blocks,
 }  # fmt: skip
@@ -237,6 +242,7 @@ def test_the_agent_shows_them_all_and_what_they_hold() -> None:
     pool.volume.in_doubt_writes.note(name(1), 0.0)
     kv = kv_volume((1 << 24,))
     kv.uses.note(name(1), 1)
+    pool.volume.holds.take([name(1), name(2)], "guest")
     cache = PrestageCache(1 << 20)
     policies = SimpleNamespace(
         served=[serve(pool.volume, admission=SecondUse(), back=back), serve(kv)],
@@ -258,4 +264,5 @@ def test_the_agent_shows_them_all_and_what_they_hold() -> None:
     assert rows["unsettled-keys"]["held"] == rows["kv-keys"]["held"] == 1
     assert rows["unsettled-keys"]["limit"] == 2 * CATALOGUE["unsettled-keys"].most
     assert rows["owed-copies"]["limit"] == OWED_MAX + DOUBTFUL_MAX, "of the volume that has such"
+    assert (rows["held-keys"]["held"], rows["held-keys"]["holders"]) == (2, 1)
     assert (rows["write-back-bytes"]["held"], rows["write-back-bytes"]["limit"]) == (500, 1 << 20)

@@ -1,0 +1,167 @@
+"""`hold`: keys that are all there, and that this agent does not evict meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from agent.pool.access import serve
+from agent.pool.counters import MissCause
+from agent.pool.errors import BadPut, PutRefused
+from agent.pool.mutable.hold import HELD_AT_ONCE
+from agent.pool.volume.holds import HELD_KEYS, Hold
+from agent.pool.write.delete_and_pin import PINNED_SLOTS_MAX
+from agent.pool.write.eviction import evict_one
+from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of
+from tests.unit.pool.test_costs import Timed
+
+
+def hold(agent: PoolAgent, numbers: Sequence[int], holder: int = 0) -> Hold | MissCause:
+    keys = [key_of(number) for number in numbers]
+    return agent.channel.run(agent.served.hold(agent.channel, keys, agent.deadline(), holder))
+
+
+def held(agent: PoolAgent, numbers: Sequence[int], holder: int = 0) -> Hold:
+    found = hold(agent, numbers, holder)
+    assert isinstance(found, Hold)
+    return found
+
+
+def stored(count: int = 64, sets: tuple[int, ...] = (1,)) -> tuple[MemoryPool, PoolAgent]:
+    pool = MemoryPool(sets, value_bytes=4096)
+    agent = pool.agent()
+    for number in range(count):
+        agent.put(key_of(number), b"value %d" % number)
+        agent.channel.clock += 1
+    return pool, agent
+
+
+def test_a_held_key_is_not_evicted_until_it_is_let_go() -> None:
+    _, agent = stored()
+    hold_of_the_oldest = held(agent, range(20))
+    assert hold_of_the_oldest.kept == 20
+    agent.channel.clock += 1000
+    for number in range(20, 64):
+        agent.get(key_of(number))
+    for number in range(100, 140):
+        agent.put(key_of(number), b"new")
+    assert all(agent.get(key_of(number)) == b"value %d" % number for number in range(20))
+    hold_of_the_oldest.let_go()
+    hold_of_the_oldest.let_go()
+    assert len(agent.volume.holds) == agent.volume.holds.bound.held == 0
+    agent.channel.clock += 1000
+    for number in range(200, 263):
+        agent.put(key_of(number), b"new")
+    assert sum(agent.get(key_of(number)) is MissCause.EVICTED for number in range(20)) > 10
+
+
+def test_an_eviction_for_the_quota_leaves_it_alone() -> None:
+    _, agent = stored(count=20)
+    kept = held(agent, range(20))
+    assert not agent.channel.run(evict_one(agent.volume, agent.channel, agent.deadline()))
+    kept.let_go()
+    assert agent.channel.run(evict_one(agent.volume, agent.channel, agent.deadline()))
+
+
+def test_one_missing_key_is_its_cause_and_nothing_is_held() -> None:
+    pool, agent = stored(count=5)
+    assert hold(agent, [0, 1, 7]) is MissCause.NEVER_STORED
+    assert len(agent.volume.holds) == 0
+    agent.put(key_of(9), b"short", ttl_seconds=1)
+    agent.channel.clock += 2
+    assert hold(agent, [0, 9]) is MissCause.EXPIRED
+    pool.namespaces[0].down = True
+    assert hold(agent, [0]) is MissCause.ENCLOSURE_DOWN, "what is remembered is no answer"
+    pool.namespaces[0].down, pool.namespaces[0].hung = False, True
+    assert hold(agent, [0]) is MissCause.LATE
+    assert len(agent.volume.holds) == 0
+
+
+def test_what_another_agent_took_away_is_missed_at_once() -> None:
+    pool, agent = stored(count=5)
+    assert pool.agent().delete(key_of(3))
+    assert hold(agent, range(5)) is MissCause.NEVER_STORED
+
+
+def test_holds_of_one_key_are_counted() -> None:
+    _, agent = stored()
+    first, second = held(agent, [0, 0, 1]), held(agent, [0])
+    assert (first.kept, second.kept) == (2, 1)
+    first.let_go()
+    agent.channel.clock += 1000
+    for number in range(1, 64):
+        agent.get(key_of(number))
+    agent.put(key_of(100), b"new")
+    assert agent.get(key_of(0)) == b"value 0"
+    second.let_go()
+
+
+def test_of_one_set_no_more_than_half_is_held_or_pinned() -> None:
+    _, agent = stored()
+    for number in range(10):
+        until = int(agent.channel.wall()) + 10_000
+        assert agent.channel.run(agent.served.pin(agent.channel, key_of(number), until, agent.deadline()))
+    kept = [held(agent, [number]) for number in range(10, 64)]
+    assert sum(each.kept for each in kept) == PINNED_SLOTS_MAX - 10
+    until = int(agent.channel.wall()) + 10_000
+    assert not agent.channel.run(agent.served.pin(agent.channel, key_of(63), until, agent.deadline()))
+    agent.put(key_of(100), b"new")
+    for each in kept:
+        each.let_go()
+
+
+def test_a_hold_counts_as_use() -> None:
+    _, agent = stored(count=2)
+    held(agent, [0]).let_go()
+    pseudonym = agent.volume.placement.pseudonym(key_of(0))
+    sets = agent.volume.borrow_sets(pseudonym)
+    assert agent.volume.find(sets, pseudonym)[0].entry.hits == 1
+    agent.volume.give_back_sets(sets)
+
+
+def test_a_user_leaves_as_much_room_to_others_as_he_has() -> None:
+    _, agent = stored(count=2)
+    most = HELD_KEYS.most
+    assert agent.volume.holds.take([n.to_bytes(16, "big") for n in range(most // 2)], 1000).kept == 0
+    assert agent.volume.holds.take([n.to_bytes(16, "big") for n in range(most // 4)], 1000).kept == most // 4
+    asked = held(agent, [0], 1000)
+    assert asked.kept == 1
+    assert held(agent, [1], 1001).kept == 1
+
+
+def test_more_keys_than_may_be_are_the_callers_fault() -> None:
+    _, agent = stored(count=1)
+    with pytest.raises(BadPut, match="at once"):
+        hold(agent, range(HELD_AT_ONCE + 1))
+    assert held(agent, []).kept == 0
+    agent.volume.change(erased=True)
+    assert hold(agent, [0]) is MissCause.WRONG_KEY
+
+
+def test_sixteen_keys_cost_one_round_trip_and_each_directory_one_read() -> None:
+    timed = Timed((4, 4), value_bytes=4096)
+    keys = [key_of(number) for number in range(16)]
+    for key in keys:
+        timed.took(timed.put(key, b"value"))
+    places = {
+        (each.namespace, each.set_number)
+        for key in keys
+        for each in timed.volume.placement.candidates(timed.volume.placement.pseudonym(key))
+    }
+    cost = timed.took(serve(timed.volume).hold(timed.channel, keys, 1e9))
+    assert cost == (1.0, len(places), 0)
+
+
+def test_a_put_is_refused_where_all_it_could_evict_is_kept() -> None:
+    _, agent = stored()
+    for number in range(PINNED_SLOTS_MAX):
+        until = int(agent.channel.wall()) + 10_000
+        agent.channel.run(agent.served.pin(agent.channel, key_of(number), until, agent.deadline()))
+    # Beyond what `hold` grants: the table itself holds whatever it is told.
+    rest = [agent.volume.placement.pseudonym(key_of(number)) for number in range(PINNED_SLOTS_MAX, 64)]
+    everything = agent.volume.holds.take(rest, 0)
+    with pytest.raises(PutRefused, match="no slot"):
+        agent.put(key_of(100), b"new")
+    everything.let_go()
+    agent.put(key_of(100), b"new")

@@ -1,0 +1,337 @@
+"""Values that change: `replace` and `newest`, on one agent and on several."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Generator
+from typing import Any, Final
+
+import pytest
+
+from agent.pool.counters import MissCause
+from agent.pool.errors import PutRefused, TooLong
+from agent.pool.format.directory import Directory
+from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.mutable.replace import GENERATION_MAX
+from agent.pool.volume.quota import Limits, Measured, Quota
+from agent.pool.volume.volume import TenantShare
+from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of
+from tests.unit.pool.test_costs import Timed
+
+KEY: Final = key_of(1)
+
+
+def replace(agent: PoolAgent, value: bytes, key: bytes = KEY) -> None:
+    agent.channel.run(agent.served.replace(agent.channel, key, value, agent.deadline()))
+
+
+def newest(agent: PoolAgent, key: bytes = KEY, seconds: float = 0.05) -> bytes | MissCause:
+    return agent.channel.run(agent.served.newest(agent.channel, key, agent.deadline(seconds)))
+
+
+def named(pool: MemoryPool, agent: PoolAgent, key: bytes = KEY) -> list[tuple[int, int, int, Directory]]:
+    """Where flash names a key: namespace, offset of the directory, slot, and the directory."""
+    pseudonym = agent.volume.placement.pseudonym(key)
+    return [
+        (namespace, offset, slot, directory)
+        for namespace, offset, directory in pool.directories()
+        for slot in directory.find_all(pseudonym)
+    ]
+
+
+def slot_at(pool: MemoryPool, offset: int, slot: int) -> int:
+    return offset + 4096 + slot * pool.settings.slot_bytes
+
+
+@pytest.mark.parametrize("suite", ["aes-256-gcm", "aes-256-xts+crc64", "plain+crc64"])
+def test_a_value_is_replaced_and_every_agent_has_the_newest(suite: str) -> None:
+    pool = MemoryPool((2, 2), suite=suite)
+    one, other = pool.agent(), pool.agent()
+    assert newest(one) is MissCause.NEVER_STORED
+    for number in range(5):
+        value = bytes([number + 1]) * (number * 3000 + 1)
+        replace((one, other)[number % 2], value)
+        assert newest(one) == newest(other) == value
+        assert len(named(pool, one)) == 1
+    assert one.get(KEY) == newest(one), "a plain get finds it, too"
+    assert one.delete(KEY)
+    assert newest(other) is MissCause.NEVER_STORED
+
+
+def test_a_value_longer_than_a_unit_or_a_slot_and_an_empty_one_are_refused() -> None:
+    agent = MemoryPool((1,), value_bytes=1 << 18).agent()
+    replace(agent, bytes(1 << 16))
+    for length in (0, (1 << 16) + 1, (1 << 18) + 1):
+        with pytest.raises(TooLong):
+            replace(agent, bytes(length))
+    short = MemoryPool((1,)).agent()
+    with pytest.raises(TooLong):
+        replace(short, bytes(16385))
+
+
+def test_the_older_slot_does_not_open_any_more() -> None:
+    pool = MemoryPool((2, 2))
+    one, stale = pool.agent(), pool.agent()
+    replace(one, b"old")
+    assert newest(stale) == b"old"
+    ((namespace, offset, slot, before),) = named(pool, one)
+    replace(one, b"new")
+    zeros = pool.slot_bytes(namespace, slot_at(pool, offset, slot), 1)[:HEADER_BYTES]
+    assert zeros == bytes(HEADER_BYTES)
+    # The directory of an agent that has not looked since goes over ours.
+    pool.namespaces[namespace].store(offset, [before.image()])
+    assert newest(pool.agent()) in (MissCause.EVICTED, b"new")
+    assert stale.get(KEY) in (MissCause.EVICTED, b"new")
+
+
+def test_the_entry_stays_in_its_set_and_one_directory_is_written() -> None:
+    pool = MemoryPool((2, 2))
+    agent = pool.agent()
+    replace(agent, b"old")
+    ((namespace, offset, slot, _),) = named(pool, agent)
+    before = [each.writes for each in pool.namespaces]
+    replace(agent, b"new")
+    ((now_at, now_in, new_slot, _),) = named(pool, agent)
+    assert (now_at, now_in) == (namespace, offset)
+    assert new_slot != slot
+    after = [each.writes for each in pool.namespaces]
+    assert after[namespace] - before[namespace] == 3, "slot, directory, the older header"
+    assert sum(after) - sum(before) == 3
+
+
+def test_a_value_in_both_sets_is_taken_out_of_both() -> None:
+    pool = MemoryPool((1, 1))
+    agents = [pool.agent(), pool.agent()]
+    for number, agent in enumerate(agents):
+        pool.namespaces[1 - number].down = True
+        agent.put(KEY, b"of agent %d" % number)
+        pool.namespaces[1 - number].down = False
+    assert len(named(pool, agents[0])) == 2
+    assert newest(pool.agent()) == b"of agent 1"
+    replace(agents[0], b"the one")
+    assert len(named(pool, agents[0])) == 1
+    assert newest(pool.agent()) == newest(agents[1]) == b"the one"
+
+
+@pytest.mark.parametrize("behind", [0.0, 3600.0])
+def test_the_newest_counts_although_a_clock_is_behind(behind: float) -> None:
+    pool = MemoryPool((1, 1))
+    ahead, late = pool.agent(), pool.agent()
+    late.channel.epoch -= behind
+    replace(ahead, b"first")
+    ((_, _, slot, directory),) = named(pool, ahead)
+    first = directory.entry(slot)
+    replace(late, b"second")
+    ((_, _, slot, directory),) = named(pool, ahead)
+    second = directory.entry(slot)
+    assert first is not None
+    assert second is not None
+    assert second.generation > first.generation
+    assert newest(ahead) == b"second"
+
+
+@pytest.mark.parametrize("generation", [GENERATION_MAX, (1 << 64) - 1])
+def test_a_generation_of_nobodys_clock_neither_counts_nor_stays(generation: int) -> None:
+    pool = MemoryPool((1, 1))
+    agent = pool.agent()
+    replace(agent, b"value")
+    ((namespace, offset, slot, directory),) = named(pool, agent)
+    entry = directory.entry(slot)
+    assert entry is not None
+    directory.install(slot, entry._replace(generation=generation))
+    pool.namespaces[namespace].store(offset, [directory.image()])
+    assert newest(pool.agent()) is MissCause.EVICTED
+    replace(agent, b"another")
+    assert newest(pool.agent()) == b"another"
+    assert len(named(pool, agent)) == 1
+
+
+def test_it_is_refused_while_a_set_cannot_be_read_and_the_older_value_stays() -> None:
+    pool = MemoryPool((1, 1))
+    agent = pool.agent()
+    replace(agent, b"old")
+    ((namespace, _, _, _),) = named(pool, agent)
+    for away in (namespace, 1 - namespace):
+        for fault in ("down", "hung", "broken"):
+            setattr(pool.namespaces[away], fault, True)
+            with pytest.raises(PutRefused) as refused:
+                replace(agent, b"new")
+            assert refused.value.cause is not None
+            setattr(pool.namespaces[away], fault, False)
+    assert newest(pool.agent()) == b"old"
+
+
+def test_the_newest_is_read_while_the_other_enclosure_is_away_or_silent() -> None:
+    pool = MemoryPool((1, 1))
+    agent = pool.agent()
+    replace(agent, b"value")
+    ((namespace, _, _, _),) = named(pool, agent)
+    for fault in ("down", "hung"):
+        setattr(pool.namespaces[1 - namespace], fault, True)
+        assert newest(pool.agent()) == b"value"
+        setattr(pool.namespaces[1 - namespace], fault, False)
+        setattr(pool.namespaces[namespace], fault, True)
+        cause = MissCause.ENCLOSURE_DOWN if fault == "down" else MissCause.LATE
+        assert newest(pool.agent()) is cause, "it may be there"
+        setattr(pool.namespaces[namespace], fault, False)
+
+
+def test_a_write_that_may_land_late_keeps_the_key_as_it_is_for_a_minute() -> None:
+    pool = MemoryPool((1, 1))
+    agent = pool.agent()
+    replace(agent, b"old")
+    ((namespace, _, _, _),) = named(pool, agent)
+
+    def hang() -> None:
+        pool.namespaces[namespace].hung = agent.channel.namespaces[namespace].writes > writes
+
+    writes = pool.namespaces[namespace].writes + 1
+    steps = agent.served.replace(agent.channel, KEY, b"new", agent.deadline())
+    _run(agent, steps, hang)
+    pool.namespaces[namespace].hung = False
+    with pytest.raises(PutRefused, match="may still land"):
+        replace(agent, b"newer")
+    assert newest(agent) == b"old"
+    agent.channel.clock += 61
+    replace(agent, b"newer")
+    assert newest(agent) == b"newer"
+
+
+def _run(agent: PoolAgent, steps: Generator[Any, bool, None], before: Callable[[], None]) -> None:
+    """Drive steps that are refused in the end; `before` each of them goes on."""
+    answer: bool | None = None
+    with pytest.raises(PutRefused):
+        while True:
+            before()
+            wanted = next(steps) if answer is None else steps.send(answer)
+            pending = getattr(wanted, "pending", None)
+            answer = pending.done if pending is not None else wanted.lock.acquire(blocking=False)
+            if not answer:
+                agent.channel.clock = max(agent.channel.clock, wanted.deadline)
+
+
+def test_whenever_the_agent_dies_the_key_has_the_older_value_or_the_new_one() -> None:
+    """Each write of a replace lands, or does not: no order of them is relied on but what was waited for."""
+    for point in range(12):
+        for lost in (False, True):
+            pool = MemoryPool((1, 1))
+            agent = pool.agent()
+            replace(agent, b"old")
+            steps = agent.served.replace(agent.channel, KEY, b"new", agent.deadline())
+            was = [dict(each.blocks) for each in pool.namespaces]
+            ended = False
+            for _ in range(point):
+                was = [dict(each.blocks) for each in pool.namespaces]
+                try:
+                    wanted = next(steps)
+                except StopIteration:
+                    ended = True
+                    break
+                if hasattr(wanted, "lock"):
+                    assert wanted.lock.acquire(blocking=False)
+            steps.close()
+            if lost and not ended:
+                # Nothing of the last submission has landed.
+                for namespace, blocks in zip(pool.namespaces, was, strict=True):
+                    namespace.blocks = blocks
+            found = newest(pool.agent())
+            assert found == b"new" if ended else found in (b"old", b"new")
+            replace(pool.agent(), b"after")
+            assert newest(pool.agent()) == b"after"
+
+
+def test_a_full_set_gives_up_another_value_and_never_the_keys_own() -> None:
+    pool = MemoryPool((1,), value_bytes=4096)
+    agent = pool.agent()
+    replace(agent, b"first")
+    agent.channel.clock += 100
+    for number in range(2, 65):
+        replace(agent, b"other", key_of(number))
+    # Its own entry is the oldest of all, and would be the victim.
+    replace(agent, b"second")
+    assert newest(agent) == b"second"
+    assert agent.tally.evictions == 1
+    replace(agent, b"third")
+    assert agent.tally.evictions == 1, "the older one has left its slot"
+
+
+def test_a_set_that_is_full_of_held_and_pinned_values_refuses() -> None:
+    pool = MemoryPool((1,), value_bytes=4096)
+    agent = pool.agent()
+    for number in range(1, 65):
+        replace(agent, b"value", key_of(number))
+    for number in range(33, 65):
+        until = int(agent.channel.wall()) + 100
+        agent.channel.run(agent.served.pin(agent.channel, key_of(number), until, agent.deadline()))
+    agent.volume.holds.take([agent.volume.placement.pseudonym(key_of(each)) for each in range(1, 33)], 0)
+    with pytest.raises(PutRefused, match="no slot"):
+        replace(agent, b"new")
+    assert newest(agent) == b"value"
+
+
+def test_a_tenant_at_its_quota_replaces_what_it_has_and_evicts_nothing() -> None:
+    pool = MemoryPool((1, 1))
+    agent = pool.agent()
+    quota = Quota([Measured(agent.volume.occupancy, pool.settings.slot_bytes)], Limits(slots=2))
+    agent.volume.change(tenant=TenantShare(quota, None, [agent.volume]))
+    replace(agent, b"one")
+    replace(agent, b"two", key_of(2))
+    for number in range(5):
+        replace(agent, b"again %d" % number)
+    assert newest(agent, key_of(2)) == b"two"
+    assert (agent.tally.evictions, quota.in_use()[0]) == (0, 2)
+    replace(agent, b"three", key_of(3))
+    assert (agent.tally.evictions, quota.in_use()[0]) == (1, 2)
+
+
+def test_newest_counts_as_a_get_and_touches() -> None:
+    agent = MemoryPool((1, 1)).agent()
+    replace(agent, b"value")
+    newest(agent)
+    newest(agent, key_of(2))
+    tally = agent.tally
+    assert (tally.gets_hit, tally.gets_missed, tally.bytes_read) == (1, 1, 5)
+    sets = agent.volume.borrow_sets(agent.volume.placement.pseudonym(KEY))
+    assert agent.volume.find(sets, agent.volume.placement.pseudonym(KEY))[0].entry.hits == 1
+    agent.volume.give_back_sets(sets)
+
+
+def test_damage_is_a_miss_and_an_older_value_is_no_answer() -> None:
+    pool = MemoryPool((1, 1))
+    agent = pool.agent()
+    replace(agent, b"value")
+    ((namespace, offset, slot, _),) = named(pool, agent)
+    pool.namespaces[namespace].flip(slot_at(pool, offset, slot) + HEADER_BYTES + 2)
+    assert newest(agent) is MissCause.CORRUPT
+    assert newest(pool.agent()) is MissCause.CORRUPT
+    replace(agent, b"again")
+    assert newest(pool.agent()) == b"again"
+
+
+def test_an_erased_volume_has_nothing_and_takes_nothing() -> None:
+    agent = MemoryPool((1, 1)).agent()
+    replace(agent, b"value")
+    agent.volume.change(erased=True)
+    assert newest(agent) is MissCause.WRONG_KEY
+    with pytest.raises(PutRefused):
+        replace(agent, b"new")
+
+
+def test_what_they_cost() -> None:
+    timed = Timed()
+    served = functools.partial(_served, timed)
+    assert timed.took(served().replace(timed.channel, KEY, b"v", 1e9)) == (2.0, 2, 2), "two directories, both"
+    assert timed.took(served().newest(timed.channel, KEY, 1e9)) == (1.0, 3, 0), "all in one round trip"
+    seconds, reads, writes = timed.took(served().replace(timed.channel, KEY, b"w", 1e9))
+    assert (seconds, reads, writes) == (4.0, 2, 3), "the slot, then its entry, then the older header"
+    other = timed.open()
+    assert timed.took(_served(timed, other).newest(timed.channel, KEY, 1e9)) == (2.0, 3, 0), "nothing known"
+    assert timed.took(_served(timed, other).newest(timed.channel, KEY, 1e9)) == (1.0, 3, 0)
+    timed.took(served().replace(timed.channel, KEY, b"x", 1e9))
+    assert timed.took(_served(timed, other).newest(timed.channel, KEY, 1e9)) == (2.0, 4, 0), "a wrong hint"
+
+
+def _served(timed: Timed, volume: Any = None) -> Any:
+    from agent.pool.access import serve
+
+    return serve(volume or timed.volume)
