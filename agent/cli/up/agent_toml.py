@@ -18,7 +18,7 @@ from agent.config.configuration import parse_configuration, parse_size
 from agent.errors import ConfigError
 from agent.fs.doors.mounting import may_mount
 from agent.inline.secrets import RootKey, SecretKey
-from agent.pool.map.document import PoolMap, plan_pool
+from agent.pool.map.document import PoolMap, plan_pool, set_size
 from agent.pool.map.superblock import MAP_BYTES_MAX
 from agent.sizes import typed_size
 
@@ -29,6 +29,8 @@ _NO_FOLDER = Path("/nonexistent")
 """For a configuration that is only planned with."""
 REBALANCE = "64M"
 """Bytes a second that move to drives which `g35 pool add` took in: no other agent would move them."""
+SHARED_SHARE = 0.2
+"""Of a new pool's room, for /shared; /kv has so much less."""
 S3_BUCKET = "kvcache"
 S3_BUCKET_ADDRESS = "127.0.0.2"
 """A second address on loopback, at which clients that want the bucket in the host find that bucket."""
@@ -85,6 +87,9 @@ def agent_toml(
     volumes = [("kv", "kv", options.value_size, 0.75 if options.files else 1.0)]
     if options.files:
         volumes += [("files-small", "files", "64K", 0.04), ("files-large", "files", "1M", 0.18)]
+        if has_shared(options):
+            volumes[0] = ("kv", "kv", options.value_size, 0.75 - SHARED_SHARE)
+            volumes.append(("shared", "shared", "1M", SHARED_SHARE))
     for name, kind, value_size, share in volumes:
         section = {"name": name, "kind": kind, "value_size": value_size}
         sections.append(("[[volumes]]", section | {"suite": options.suite, "share": share}))
@@ -94,6 +99,12 @@ def agent_toml(
         for header, section in sections
     ]
     return "\n\n".join(["# Written by `g35 up` at every start; edit nothing here.", *written]) + "\n"
+
+
+def has_shared(options: UpOptions) -> bool:
+    """Whether a new pool gets a volume for /shared: with /fs, where its share is a set of chunks or more."""
+    room = options.enclosures * options.drives * int(cast(int, parse_size(options.drive_size)))
+    return options.files and room * SHARED_SHARE >= set_size(1 << 20)
 
 
 def agent_cpus(transport: Transport) -> tuple[int, ...]:

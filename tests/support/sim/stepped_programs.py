@@ -7,7 +7,7 @@ from typing import Any
 
 from agent.errors import G35Error
 from agent.inline.scatter import Buffer
-from agent.pool.steps import Steps, Wait
+from agent.pool.steps import Acquire, Steps, Wait
 from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace, MemoryPending
 
 
@@ -16,7 +16,7 @@ class SteppedChannel(MemoryChannel):
 
     def __init__(self, namespaces: Sequence[MemoryNamespace]) -> None:
         super().__init__(namespaces)
-        self._asked: list[tuple[MemoryPending, Callable[[], MemoryPending]]] = []
+        self.asked: list[tuple[MemoryPending, Callable[[], MemoryPending]]] = []
 
     def read(self, namespace: int, offset: int, into: memoryview) -> MemoryPending:
         return self._later(lambda: super(SteppedChannel, self).read(namespace, offset, into))
@@ -27,15 +27,15 @@ class SteppedChannel(MemoryChannel):
         return self._later(lambda: super(SteppedChannel, self).write(namespace, offset, parts))
 
     def _later(self, happens: Callable[[], MemoryPending]) -> MemoryPending:
-        self._asked.append((pending := MemoryPending(), happens))
+        self.asked.append((pending := MemoryPending(), happens))
         return pending
 
     def happen(self) -> None:
         """All that was asked for since the last call."""
-        for pending, happens in self._asked:
+        for pending, happens in self.asked:
             done = happens()
             pending.done, pending.received, pending.fault = True, done.received, done.fault
-        self._asked.clear()
+        self.asked.clear()
 
 
 class Program:
@@ -58,6 +58,8 @@ class Program:
         self.taken += 1
         try:
             wanted = next(self._steps) if self.taken == 1 else self._steps.send(True)
+            while isinstance(wanted, Acquire):
+                wanted = self._steps.send(wanted.lock.acquire(blocking=False))
             assert isinstance(wanted, Wait)
         except StopIteration as end:
             self.ended, self.result = True, end.value

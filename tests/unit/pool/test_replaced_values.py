@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Generator
+import itertools
+from collections.abc import Sequence
 from typing import Any, Final
 
 import pytest
 
+from agent.inline.scatter import Buffer
+from agent.pool.access import serve
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused, TooLong
 from agent.pool.format.directory import Directory
@@ -15,7 +18,9 @@ from agent.pool.format.slot import HEADER_BYTES
 from agent.pool.mutable.replace import GENERATION_MAX
 from agent.pool.volume.quota import Limits, Measured, Quota
 from agent.pool.volume.volume import TenantShare
+from tests.support.pool.memory_channel import MemoryPending
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of
+from tests.support.sim.stepped_programs import Program, SteppedChannel
 from tests.unit.pool.test_costs import Timed
 
 KEY: Final = key_of(1)
@@ -176,18 +181,23 @@ def test_the_newest_is_read_while_the_other_enclosure_is_away_or_silent() -> Non
         setattr(pool.namespaces[namespace], fault, False)
 
 
-def test_a_write_that_may_land_late_keeps_the_key_as_it_is_for_a_minute() -> None:
+def test_a_write_that_may_land_late_keeps_the_key_as_it_is_for_a_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pool = MemoryPool((1, 1))
     agent = pool.agent()
     replace(agent, b"old")
-    ((namespace, _, _, _),) = named(pool, agent)
+    ((namespace, directory_at, _, _),) = named(pool, agent)
+    write = agent.channel.write
 
-    def hang() -> None:
-        pool.namespaces[namespace].hung = agent.channel.namespaces[namespace].writes > writes
+    def hangs(to: int, offset: int, parts: Sequence[Buffer], *, more: bool = False) -> MemoryPending:
+        pool.namespaces[to].hung = offset == directory_at
+        return write(to, offset, parts, more=more)
 
-    writes = pool.namespaces[namespace].writes + 1
-    steps = agent.served.replace(agent.channel, KEY, b"new", agent.deadline())
-    _run(agent, steps, hang)
+    monkeypatch.setattr(agent.channel, "write", hangs)
+    with pytest.raises(PutRefused, match="no answer"):
+        replace(agent, b"new")
+    monkeypatch.undo()
     pool.namespaces[namespace].hung = False
     with pytest.raises(PutRefused, match="may still land"):
         replace(agent, b"newer")
@@ -197,47 +207,27 @@ def test_a_write_that_may_land_late_keeps_the_key_as_it_is_for_a_minute() -> Non
     assert newest(agent) == b"newer"
 
 
-def _run(agent: PoolAgent, steps: Generator[Any, bool, None], before: Callable[[], None]) -> None:
-    """Drive steps that are refused in the end; `before` each of them goes on."""
-    answer: bool | None = None
-    with pytest.raises(PutRefused):
-        while True:
-            before()
-            wanted = next(steps) if answer is None else steps.send(answer)
-            pending = getattr(wanted, "pending", None)
-            answer = pending.done if pending is not None else wanted.lock.acquire(blocking=False)
-            if not answer:
-                agent.channel.clock = max(agent.channel.clock, wanted.deadline)
-
-
-def test_whenever_the_agent_dies_the_key_has_the_older_value_or_the_new_one() -> None:
-    """Each write of a replace lands, or does not: no order of them is relied on but what was waited for."""
-    for point in range(12):
-        for lost in (False, True):
-            pool = MemoryPool((1, 1))
-            agent = pool.agent()
-            replace(agent, b"old")
-            steps = agent.served.replace(agent.channel, KEY, b"new", agent.deadline())
-            was = [dict(each.blocks) for each in pool.namespaces]
-            ended = False
-            for _ in range(point):
-                was = [dict(each.blocks) for each in pool.namespaces]
-                try:
-                    wanted = next(steps)
-                except StopIteration:
-                    ended = True
-                    break
-                if hasattr(wanted, "lock"):
-                    assert wanted.lock.acquire(blocking=False)
-            steps.close()
-            if lost and not ended:
-                # Nothing of the last submission has landed.
-                for namespace, blocks in zip(pool.namespaces, was, strict=True):
-                    namespace.blocks = blocks
+@pytest.mark.parametrize("sets", [(1, 1), (1,)])
+def test_whenever_the_agent_dies_the_key_has_the_older_value_or_the_new_one(sets: tuple[int, ...]) -> None:
+    """Of the writes that are under way when it dies any part lands."""
+    points = 0
+    for point in itertools.count(1):
+        for landed in itertools.product((False, True), repeat=3):
+            pool = MemoryPool(sets)
+            replace(pool.agent(), b"old")
+            dying = SteppedChannel(pool.namespaces)
+            program = Program(dying, pool.agent().served.replace(dying, KEY, b"new", 1e9))
+            program.run(point)
+            points += bool(dying.asked)
+            for (pending, happens), lands in zip(dying.asked, landed, strict=False):
+                pending.done = lands and happens().done
             found = newest(pool.agent())
-            assert found == b"new" if ended else found in (b"old", b"new")
+            assert found == b"new" if program.ended else found in (b"old", b"new")
             replace(pool.agent(), b"after")
             assert newest(pool.agent()) == b"after"
+        if program.ended:
+            break
+    assert points >= 4 * 8
 
 
 def test_a_full_set_gives_up_another_value_and_never_the_keys_own() -> None:
@@ -332,6 +322,4 @@ def test_what_they_cost() -> None:
 
 
 def _served(timed: Timed, volume: Any = None) -> Any:
-    from agent.pool.access import serve
-
     return serve(volume or timed.volume)
