@@ -134,7 +134,9 @@ class UpOptions:
     shared: Annotated[
         bool, typer.Option(help="Other agents use the pool, too: read flash for each key that seems absent.")
     ] = False
-    files: Annotated[bool, typer.Option(help="A new pool has /fs and /shared; without, /kv has all the room.")] = True
+    files: Annotated[
+        bool, typer.Option(help="A new pool has /fs and /shared; without, /kv has all the room.")
+    ] = True
     virtiofs: Annotated[
         bool, typer.Option("--virtiofs", help="Serve the pool as a virtio-fs device, too; see g35 host.")
     ] = False

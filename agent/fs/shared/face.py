@@ -537,7 +537,9 @@ class SharedFace(FileSystem):
             ino, writer = written
             self._written_no_more(ino, writer)
             is_moved = not isinstance(found, MissCause)
-            yield from writer.move(channel, new_path, None if is_moved or isinstance(there, MissCause) else there)
+            yield from writer.move(
+                channel, new_path, None if is_moved or isinstance(there, MissCause) else there
+            )
             self._note_written(ino, writer)
 
     # -- opening --------------------------------------------------------------------------------

@@ -288,7 +288,9 @@ class FileWriter:
         """With the lock held: until a chunk, or none of them, is being stored."""
         while True:
             busy = (
-                self._in_flight.get(number) if number is not None else next(iter(self._in_flight.values()), None)
+                self._in_flight.get(number)
+                if number is not None
+                else next(iter(self._in_flight.values()), None)
             )
             if busy is None:
                 return
@@ -598,7 +600,13 @@ def pieces(offset: int, data: memoryview, chunk_bytes: int) -> Iterator[tuple[in
 
 
 def read_chunk(
-    channel: IoChannel, volume: SharedVolume, key: bytes, size: int, at: int, into: memoryview, deadline: float
+    channel: IoChannel,
+    volume: SharedVolume,
+    key: bytes,
+    size: int,
+    at: int,
+    into: memoryview,
+    deadline: float,
 ) -> Steps[None]:
     """Fill `into` from `at` of a chunk of `size` bytes. Raises FsError: never fewer bytes, never others."""
     reading = volume.chunks.reader(key)

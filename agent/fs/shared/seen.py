@@ -77,4 +77,3 @@ class NamesSeen:
         del within[name]
         if not within:
             del self._within[volume, folder]
-

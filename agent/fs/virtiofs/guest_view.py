@@ -216,9 +216,13 @@ class GuestView(FileSystem):
         self, caller: Caller, ino: int, changes: SetAttributes, handle: int | None
     ) -> Outcome[Attributes]:
         if handle is None:
-            return self._on(ino, lambda node: self._face(ino).setattr(self._named(caller), node, changes, None))
+            return self._on(
+                ino, lambda node: self._face(ino).setattr(self._named(caller), node, changes, None)
+            )
         return self._with(
-            ino, handle, lambda node, inner: self._face(ino).setattr(self._named(caller), node, changes, inner)
+            ino,
+            handle,
+            lambda node, inner: self._face(ino).setattr(self._named(caller), node, changes, inner),
         )
 
     def readlink(self, caller: Caller, ino: int) -> Outcome[bytes]:
@@ -228,7 +232,9 @@ class GuestView(FileSystem):
         return self._makes(parent, name, lambda face, node: face.symlink(caller, node, name, target))
 
     def mknod(self, caller: Caller, parent: int, name: bytes, mode: int, rdev: int) -> Outcome[Entry]:
-        return self._makes(parent, name, lambda face, node: face.mknod(self._named(caller), node, name, mode, rdev))
+        return self._makes(
+            parent, name, lambda face, node: face.mknod(self._named(caller), node, name, mode, rdev)
+        )
 
     def mkdir(self, caller: Caller, parent: int, name: bytes, mode: int) -> Outcome[Entry]:
         return self._makes(parent, name, lambda face, node: face.mkdir(self._named(caller), node, name, mode))

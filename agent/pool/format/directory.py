@@ -290,8 +290,7 @@ class Directory:
         the keys in `held`."""
         pins, keys = _PINS.unpack(self.raw), _PSEUDONYMS.unpack(self.raw)
         return sum(
-            key in held or (pin > now and key != QUARANTINE_NAME)
-            for pin, key in zip(pins, keys, strict=True)
+            key in held or (pin > now and key != QUARANTINE_NAME) for pin, key in zip(pins, keys, strict=True)
         )
 
     def image(self) -> bytes:

@@ -134,7 +134,9 @@ class MapVolume(_Document):
         if not least_value_bytes(self.kind) <= self.value_bytes <= most:
             raise ValueError(f"volume {self.name} cannot have values of {self.value_bytes} bytes")
         if bool(self.names_of) != (self.kind == NAMES):
-            raise ValueError(f"volume {self.name} has the names of no shared volume, or of one that it is not")
+            raise ValueError(
+                f"volume {self.name} has the names of no shared volume, or of one that it is not"
+            )
         places = self.kv_namespaces or tuple(extent.nguid for extent in self.extents)
         if len(set(places)) != len(places):
             raise ValueError(f"volume {self.name} lies twice on one namespace")
@@ -344,7 +346,12 @@ def parts_of(wishes: Iterable[VolumeWish]) -> list[VolumeWish]:
             ) from None
         of_names, of_chunks = NAMES_PER_CHUNK * set_size(NAMES_BYTES_MAX), set_size(wish.value_bytes)
         share = wish.share * of_names / (of_names + of_chunks)
-        of_a_name = {"name": name, "kind": NAMES, "value_bytes": NAMES_BYTES_MAX, "unit_bytes": UNIT_BYTES_MIN}
+        of_a_name = {
+            "name": name,
+            "kind": NAMES,
+            "value_bytes": NAMES_BYTES_MAX,
+            "unit_bytes": UNIT_BYTES_MIN,
+        }
         parts.append(wish.model_copy(update={"share": wish.share - share}))
         parts.append(wish.model_copy(update=of_a_name | {"share": share}))
     return parts

@@ -122,9 +122,7 @@ def _missing_still(
         return _missing(volume, channel, pseudonym, sets, read, trouble)
 
 
-def _use(
-    volume: Volume, channel: IoChannel, pseudonym: bytes, sets: Sequence[CachedSet], held: Hold
-) -> None:
+def _use(volume: Volume, channel: IoChannel, pseudonym: bytes, sets: Sequence[CachedSet], held: Hold) -> None:
     """Count the use of a key that is there, and hold it no longer where its set is crowded."""
     wall = channel.wall()
     for found in volume.find(sets, pseudonym):

@@ -110,7 +110,9 @@ class ReplacingWriter(SlotWriter):
         volume, quota = self._volume, self._volume.quota
         if quota is None or not quota.limits.of_room:
             return False
-        unread = [each for each in sets if each.fault or not volume.is_fresh(each, channel, PUT_FRESH_SECONDS)]
+        unread = [
+            each for each in sets if each.fault or not volume.is_fresh(each, channel, PUT_FRESH_SECONDS)
+        ]
         if unread:
             yield from volume.load(channel, unread, (channel.now() + deadline) / 2)
         if volume.find(sets, self.pseudonym):

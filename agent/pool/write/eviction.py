@@ -75,9 +75,7 @@ def room_for(
 
 def fullest_first(volumes: Sequence[Volume]) -> list[Volume]:
     """The caches that hold values, the fullest first. Volumes of files lose none."""
-    caches = [
-        each for each in volumes if each.settings.may_lose and not each.erased and each.occupancy.known
-    ]
+    caches = [each for each in volumes if each.settings.may_lose and not each.erased and each.occupancy.known]
     return sorted(caches, key=_holds, reverse=True)
 
 

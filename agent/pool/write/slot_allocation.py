@@ -88,7 +88,12 @@ def reserve(
         if (present and present.generation) != (victim and victim.generation):
             return False
         # Since the choice somebody may have begun to hold it.
-        if present is not None and not keep and is_eviction(choice) and present.pseudonym in volume.holds.held:
+        if (
+            present is not None
+            and not keep
+            and is_eviction(choice)
+            and present.pseudonym in volume.holds.held
+        ):
             return False
         if present is not None and not keep:
             directory.clear(choice.slot, ghost=ghost_of(choice))

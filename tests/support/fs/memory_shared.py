@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 from agent.fs.close_cause import Closing
 from agent.fs.interface import Attributes, Caller, Entry, FsError, LockOwner, SetAttributes
@@ -17,13 +18,14 @@ from agent.host_os.per_user_bounds import Bounds
 from agent.pool.access import serve
 from agent.pool.counters import MissCause
 from agent.pool.format.directory import DIRECTORY_BYTES, Directory
-from agent.pool.steps import Outcome, settle
+from agent.pool.steps import Outcome, Steps, settle
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.settings import Timing, VolumeExtent, VolumeSettings
 from agent.pool.volume.volume import Volume
 from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
 from tests.support.pool.memory_pool import EXTENT_AT, TENANT, fixed_secret, nguid_of
 
+T = TypeVar("T")
 CHUNK = 65_536
 CALLER = Caller(0, 0, 1)
 MAKER = LockOwner(11, CALLER.pid)
@@ -38,6 +40,14 @@ def settings_of(name: str, kind: str, value_bytes: int, first: int, sets: Sequen
     )
     volume_id = name.encode().ljust(16, b".")
     return VolumeSettings(name, TENANT, volume_id, kind, value_bytes, 65_536, "aes-256-gcm", 0, extents)
+
+
+class TickingChannel(MemoryChannel):
+    """Time goes by between two operations, so that no agent believes a directory that another has written."""
+
+    def run(self, steps: Steps[T]) -> T:
+        self.clock += 0.05
+        return super().run(steps)
 
 
 class SharedPool:
@@ -58,7 +68,7 @@ class Files:
     """One agent's face, driven as a door does, with paths instead of nodes."""
 
     def __init__(self, pool: SharedPool, bounds: Bounds | None = None) -> None:
-        self.channel = MemoryChannel(pool.namespaces)
+        self.channel = TickingChannel(pool.namespaces)
         cache = DirectoryCache(64 << 20)
         chunks = Volume(pool.chunks, fixed_secret(1), cache, Timing())
         names = Volume(pool.names, fixed_secret(2), cache, Timing())
@@ -180,9 +190,7 @@ class Files:
     def manifest(self, path: str) -> Manifest | None:
         """What lies under the path's key, whatever it says."""
         key = path_key(path.encode())
-        found = settle(
-            self.volume.names.newest(self.channel, key, self.channel.now() + 5), self.channel
-        )
+        found = settle(self.volume.names.newest(self.channel, key, self.channel.now() + 5), self.channel)
         return None if isinstance(found, MissCause) else decode_manifest_untrusted(found)
 
     def taken(self) -> int:

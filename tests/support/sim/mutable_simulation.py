@@ -226,7 +226,11 @@ class MutableSimulation(PoolSimulation):
         for number in range(self.keys):
             standing = self.standing.get(number)
             found = self.scheduler.finish(self._newest(agent, channel, number))
-            if standing and self._must_stand(agent, number) and found not in [each.value for each in standing]:
+            if (
+                standing
+                and self._must_stand(agent, number)
+                and found not in [each.value for each in standing]
+            ):
                 raise Wrong(f"key {number} has neither of the values that it may have")
             self.counts["checked at the end"] += bool(standing)
         for number in range(min(self.keys, 20)):

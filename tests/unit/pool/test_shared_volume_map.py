@@ -77,12 +77,20 @@ def test_a_pool_without_one_has_the_map_that_it_had() -> None:
     [
         lambda rows: [each for each in rows if each.kind != NAMES],
         lambda rows: [each for each in rows if each.kind != "shared"],
-        lambda rows: [each.model_copy(update={"names_of": "00" * 16} if each.names_of else {}) for each in rows],
+        lambda rows: [
+            each.model_copy(update={"names_of": "00" * 16} if each.names_of else {}) for each in rows
+        ],
         lambda rows: [each.model_copy(update={"names_of": ""}) for each in rows],
-        lambda rows: [each.model_copy(update={"kind": "kv"} if each.kind == "shared" else {}) for each in rows],
+        lambda rows: [
+            each.model_copy(update={"kind": "kv"} if each.kind == "shared" else {}) for each in rows
+        ],
         lambda rows: [each.model_copy(update={"kind": "kv"} if each.kind == NAMES else {}) for each in rows],
-        lambda rows: [each.model_copy(update={"value_bytes": 1 << 16} if each.names_of else {}) for each in rows],
-        lambda rows: [each.model_copy(update={"copies": 2} if each.kind == "shared" else {}) for each in rows],
+        lambda rows: [
+            each.model_copy(update={"value_bytes": 1 << 16} if each.names_of else {}) for each in rows
+        ],
+        lambda rows: [
+            each.model_copy(update={"copies": 2} if each.kind == "shared" else {}) for each in rows
+        ],
     ],
 )
 def test_a_map_whose_parts_do_not_belong_together_is_refused(edit: Any) -> None:
@@ -94,14 +102,19 @@ def test_a_map_whose_parts_do_not_belong_together_is_refused(edit: Any) -> None:
 
 def test_names_of_another_tenants_volume_are_refused_and_of_another_volume_do_not_open() -> None:
     two = planned(shared(share=0.3), shared(name="t", share=0.3))
-    swapped = {part(two, "s").volume_id: part(two, "t").volume_id, part(two, "t").volume_id: part(two, "s").volume_id}
+    swapped = {
+        part(two, "s").volume_id: part(two, "t").volume_id,
+        part(two, "t").volume_id: part(two, "s").volume_id,
+    }
     rows = [each.model_copy(update={"names_of": swapped.get(each.names_of, "")}) for each in two.volumes]
     changed = decode_pool_map_untrusted(two.model_copy(update={"volumes": tuple(rows)}).encode())
     with pytest.raises(ConfigError, match="does not open"):
         changed.secret(part(changed, "s.names"), ROOT)
     assert changed.secret(part(changed, "s"), ROOT)
     blue = planned(shared(share=0.3), shared(name="t", share=0.3, tenant="blue"))
-    rows = [each.model_copy(update={"names_of": swapped_of(blue).get(each.names_of, "")}) for each in blue.volumes]
+    rows = [
+        each.model_copy(update={"names_of": swapped_of(blue).get(each.names_of, "")}) for each in blue.volumes
+    ]
     with pytest.raises(ValueError, match="of another tenant"):
         decode_pool_map_untrusted(blue.model_copy(update={"volumes": tuple(rows)}).encode())
 
@@ -114,7 +127,11 @@ def swapped_of(pool_map: PoolMap) -> dict[str, str]:
 @pytest.mark.parametrize("kind", ["kv", "files", "shared"])
 def test_only_names_have_short_slots(kind: str) -> None:
     with pytest.raises(ConfigError, match="cannot have values of 16384 bytes"):
-        plan_pool(MEMBERS, [VolumeWish(name="v", kind=kind, value_bytes=1 << 14, unit_bytes=1 << 16, share=0.5)], ROOT)  # type: ignore[arg-type]
+        plan_pool(
+            MEMBERS,
+            [VolumeWish(name="v", kind=kind, value_bytes=1 << 14, unit_bytes=1 << 16, share=0.5)],
+            ROOT,
+        )  # type: ignore[arg-type]
 
 
 def test_a_tenant_gets_one_and_gets_it_back_empty_after_an_erasure() -> None:
