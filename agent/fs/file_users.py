@@ -1,8 +1,8 @@
 """Who writes a file that is being written, who has closed it, and whether it is whole by that.
 
-Both faces whose files are whole or absent ask this (value_writer.py, shared/file_writer.py); how one closing is
-judged is in close_cause.py, and why in docs/decisions/0041-whole-by-path.md. The lock owner of WRITE and FLUSH
-tells processes apart: one number for each table of open files, in a guest as well.
+Both faces whose files are whole or absent ask this (value_writer.py, shared/file_writer.py). How one closing
+is judged is in close_cause.py, and why in docs/decisions/0041-whole-by-path.md. The lock owner of WRITE and
+FLUSH tells processes apart: one number for each table of open files, in a guest as well.
 """
 
 from __future__ import annotations

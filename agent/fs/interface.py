@@ -1,8 +1,8 @@
 """What a file system offers to a door, whichever door it is.
 
-Three doors (/dev/fuse, pyfuse3, virtio-fs) call these operations; four faces (/kv, /fs, /shared, /.g35) implement
-them, and `RootFileSystem` joins the faces into one tree. No operation knows the FUSE wire format, no door a
-volume.
+Three doors (/dev/fuse, pyfuse3, virtio-fs) call these operations; four faces (/kv, /fs, /shared, /.g35)
+implement them, and `RootFileSystem` joins the faces into one tree. No operation knows the FUSE wire format,
+no door a volume.
 
 * Every operation returns its value, or the steps that lead to it (`agent.pool.steps.Outcome`), which a door
   settles on the worker that received the request.

@@ -16,8 +16,10 @@ from agent.pool.counters import MissCause
 from agent.pool.kv.get import KvReader
 from agent.pool.kv.put import KvWriter, delete_key
 from agent.pool.kv.volume import KvVolume
-from agent.pool.read.get import SlotReader, remembered_length
+from agent.pool.mutable.hold import hold
 from agent.pool.mutable.newest import newest
+from agent.pool.mutable.replace import replace
+from agent.pool.read.get import SlotReader, remembered_length
 from agent.pool.read.prestage_cache import OpenValue, PrestageCache
 from agent.pool.read.reader import MemoryReader, Reader
 from agent.pool.read.recompute_gate import GatedReader, RecomputeGate
@@ -27,9 +29,7 @@ from agent.pool.volume.settings import Timing, VolumeSettings
 from agent.pool.volume.volume import PoolVolume, Volume
 from agent.pool.write.admission import SecondUse, SecondUseWriter
 from agent.pool.write.delete_and_pin import delete, pin
-from agent.pool.mutable.hold import hold
 from agent.pool.write.put import SlotWriter
-from agent.pool.mutable.replace import replace
 from agent.pool.write.write_back import AlreadyWaiting, BackWriter, Waiting, WriteBack
 from agent.pool.write.writer import Writer
 

@@ -1,11 +1,11 @@
 """`/shared/<volume>/…`: files of any length that every agent of the pool sees, without metadata servers.
 
-The name of a file is a hash away from its manifest, and that from its chunks (manifest.py). Nothing else knows
-of a file, so there is no table to ask, to lock or to lose (docs/decisions/0051-shared-files.md).
+The name of a file is a hash away from its manifest, and that from its chunks (manifest.py). Nothing else
+knows of a file, so there is no table to ask, to lock or to lose (docs/decisions/0051-shared-files.md).
 
 * A lookup reads the manifest anew each time: a file is there for all once its writer has closed it.
-* An open asks for all chunks in one round trip and holds them. A file one of whose chunks went is ENOENT, and its
-  manifest goes: never a shorter file, never a hole (open_file.py).
+* An open asks for all chunks in one round trip and holds them. A file one of whose chunks went is ENOENT, and
+  its manifest goes: never a shorter file, never a hole (open_file.py).
 * A file that is written is there for its own process alone until it is closed (file_writer.py). What it
   replaces stays until then, and is another inode.
 * A folder is a manifest of its own. A listing shows the names that this agent has seen lately (seen.py).
@@ -73,11 +73,11 @@ FOLDER_SECONDS: Final = 1.0
 FOLDER_MODE: Final = 0o755
 READ_BYTES_HINT: Final = 1 << 20
 NAMES_ASKED: Final = 16
-"""Names that were seen in a folder, and are asked for again before it is removed."""
+"""Names that were seen in a folder, and are asked for again where it is removed, or is not there."""
 LOST: Final = frozenset({MissCause.EVICTED, MissCause.EXPIRED, MissCause.NEVER_STORED, MissCause.CORRUPT})
 """A file with a chunk that is gone by one of these causes does not come back."""
-AWAY: Final = frozenset(MissCause) - {MissCause.NEVER_STORED}
-"""Causes by which a folder that this agent knows names in may have lost its manifest alone."""
+UNSURE: Final = frozenset({MissCause.LATE, MissCause.ENCLOSURE_DOWN})
+"""Nobody says just now whether the name leads anywhere."""
 RENAME_NOREPLACE: Final = 1
 
 
@@ -179,16 +179,34 @@ class SharedFace(FileSystem):
         """A folder whose manifest was evicted, or is out of reach, while this agent knows of names in it.
 
         Raises FsError where there is none."""
-        if cause not in AWAY or not self._seen.within(volume.name, path):
+        if not self._seen.within(volume.name, path):
             self._seen.forget(volume.name, path)
             raise FsError(errno.ENOENT, f"no file or folder: {cause.name.lower()}")
         channel = self._channel()
         found = self._folder(path, FOLDER_MODE, *self._owner, wall_ns(channel))
-        try:
-            yield from self._put(channel, volume, found)
-        except FsError:
-            pass  # its enclosure is away; the folder is there as long as this agent remembers it
+        if cause in UNSURE:
+            return found
+        if not (yield from self._has_names(volume, path, [NAMES_ASKED])):
+            self._seen.forget(volume.name, path)
+            raise FsError(errno.ENOENT, f"no file or folder: {cause.name.lower()}")
+        yield from self._put(channel, volume, found)
         return found
+
+    def _has_names(self, volume: SharedVolume, path: bytes, asks: list[int]) -> Steps[bool]:
+        """Whether something is in a folder, of the names that were seen there; those that are not go.
+
+        `asks`: how many more are asked for. Where that is too few, something is."""
+        for name, is_folder in self._seen.within(volume.name, path):
+            if not asks[0]:
+                return True
+            asks[0] -= 1
+            inner = join(path, name)
+            if not isinstance((yield from self._newest(volume, inner)), MissCause):
+                return True
+            if is_folder and (yield from self._has_names(volume, inner, asks)):
+                return True
+            self._seen.forget(volume.name, inner)
+        return False
 
     def _newest(self, volume: SharedVolume, path: bytes) -> Steps[Manifest | MissCause]:
         """What a path leads to just now. Bytes that are no manifest of it are none."""
@@ -448,13 +466,7 @@ class SharedFace(FileSystem):
         found = yield from self._newest(volume, path)
         if not isinstance(found, MissCause) and not found.is_folder:
             raise FsError(errno.ENOTDIR)
-        within = self._seen.within(volume.name, path)
-        for each, _ in within[:NAMES_ASKED]:
-            inner = join(path, each)
-            if not isinstance((yield from self._newest(volume, inner)), MissCause):
-                raise FsError(errno.ENOTEMPTY)
-            self._seen.forget(volume.name, inner)
-        if len(within) > NAMES_ASKED:
+        if (yield from self._has_names(volume, path, [NAMES_ASKED])):
             raise FsError(errno.ENOTEMPTY)
         self._seen.forget(volume.name, path)
         if isinstance(found, MissCause):

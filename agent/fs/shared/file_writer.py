@@ -18,6 +18,7 @@ Chunks of a file that is dropped are deleted. Several threads may write whole ch
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
@@ -40,7 +41,7 @@ from agent.pool.steps import Acquire, IoChannel, Steps
 
 STAGED: Final = Limit(
     "shared-staged-bytes", "bytes of chunks of /shared that are written in part", 512 << 20,
-    by="user, guest", share=SHARED, refused="the file's oldest chunk is stored early, or ENOMEM", bytes_each=0,
+    by="user, guest", share=SHARED, refused="the file's oldest chunk is stored early; ENOMEM", bytes_each=0,
 )  # fmt: skip
 STAGED_CHUNKS_MAX: Final = 16
 """Of one file: so many may be filled at the same time, and then the oldest is stored as it is."""
@@ -259,10 +260,8 @@ class FileWriter:
             if self.users.unclosed:
                 self._fail(errno.EIO)
                 return
-            try:
+            with contextlib.suppress(FsError):  # nobody hears of it; the file is not there
                 yield from self._publish(channel, deadline)
-            except FsError:
-                pass  # nobody hears of it; the file is not there
             self._let_go()
         finally:
             self._lock.release()
@@ -551,9 +550,9 @@ class FileWriter:
         wrong = []
         for number in sorted(suspects):
             origin, size = self._origin(number)
-            if 0 <= number <= last and origin != HOLE:
-                if size != min(chunk_bytes, self.length - number * chunk_bytes):
-                    wrong.append(number)
+            wanted = min(chunk_bytes, self.length - number * chunk_bytes)
+            if 0 <= number <= last and origin != HOLE and size != wanted:
+                wrong.append(number)
         return wrong
 
     def _ask(self, channel: IoChannel, deadline: float) -> Steps[None]:

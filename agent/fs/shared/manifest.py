@@ -8,9 +8,10 @@
     12  gid u32                                            80  path, runs, content
     16  atime, ns u64, 24 zero u32
 
-Numbers are little-endian. A chunk lies under the key of its *origin* and its number. The origin of most is the
-identity of the file. A run names chunks that have another: those that an earlier content of the file left to
-this one, those that were written twice, and those that were never written (`HOLE`: zeros that nobody stores).
+Numbers are little-endian. A chunk lies under the key of its *origin* and its number. The origin of most is
+the identity of the file. A run names chunks that have another: those that an earlier content of the file left
+to this one, those that were written twice, and those that were never written (`HOLE`: zeros that nobody
+stores).
 
     run, 24 bytes: first chunk u32, number of chunks u32, origin (16 bytes)
 

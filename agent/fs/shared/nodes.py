@@ -1,7 +1,7 @@
 """The inodes of `/shared` that a kernel holds a reference to.
 
-An inode of a file is one content, which never changes: another content of the same name has another number. So
-what a kernel has cached of an inode stays true. A file that is being written has an inode of its own.
+An inode of a file is one content, which never changes: another content of the same name has another number.
+So what a kernel has cached of an inode stays true. A file that is being written has an inode of its own.
 """
 
 from __future__ import annotations

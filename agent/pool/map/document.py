@@ -134,9 +134,7 @@ class MapVolume(_Document):
         if not least_value_bytes(self.kind) <= self.value_bytes <= most:
             raise ValueError(f"volume {self.name} cannot have values of {self.value_bytes} bytes")
         if bool(self.names_of) != (self.kind == NAMES):
-            raise ValueError(
-                f"volume {self.name} has the names of no shared volume, or of one that it is not"
-            )
+            raise ValueError(f"volume {self.name} of kind {self.kind} has names of '{self.names_of}'")
         places = self.kv_namespaces or tuple(extent.nguid for extent in self.extents)
         if len(set(places)) != len(places):
             raise ValueError(f"volume {self.name} lies twice on one namespace")
@@ -346,14 +344,9 @@ def parts_of(wishes: Iterable[VolumeWish]) -> list[VolumeWish]:
             ) from None
         of_names, of_chunks = NAMES_PER_CHUNK * set_size(NAMES_BYTES_MAX), set_size(wish.value_bytes)
         share = wish.share * of_names / (of_names + of_chunks)
-        of_a_name = {
-            "name": name,
-            "kind": NAMES,
-            "value_bytes": NAMES_BYTES_MAX,
-            "unit_bytes": UNIT_BYTES_MIN,
-        }
+        sizes = {"value_bytes": NAMES_BYTES_MAX, "unit_bytes": UNIT_BYTES_MIN, "share": share}
         parts.append(wish.model_copy(update={"share": wish.share - share}))
-        parts.append(wish.model_copy(update=of_a_name | {"share": share}))
+        parts.append(wish.model_copy(update={"name": name, "kind": NAMES, **sizes}))
     return parts
 
 
@@ -556,6 +549,13 @@ def _check_layouts(
     kv_members: list[tuple[bytes, int]],
 ) -> None:
     """Raises ConfigError where a volume has no namespaces of its kind, or cannot have them."""
+    for wish in on_kv:
+        if wish.kind != "kv":
+            what = "blocks" if wish.kind == "files" else "chunks"
+            raise ConfigError(
+                f"volume {wish.name} holds {what} of files, which do not lie on KV namespaces",
+                "add drives of logical blocks for it",
+            )
     if len(on_kv) > 1:
         names = ", ".join(wish.name for wish in on_kv)
         raise ConfigError(
@@ -563,12 +563,6 @@ def _check_layouts(
             'give the others layout = "sets" and namespaces of blocks, or drives of their own pool',
         )
     for wish in on_kv:
-        if wish.kind != "kv":
-            raise ConfigError(
-                f"volume {wish.name} holds {'blocks' if wish.kind == 'files' else 'chunks'} of files, which do "
-                "not lie on KV namespaces",
-                "add drives of logical blocks for it",
-            )
         if not kv_members:
             raise ConfigError(f"there is no KV namespace for volume {wish.name}", 'take layout = "kv" away')
         if wish.value_bytes > KV_VALUE_BYTES_MAX:

@@ -18,7 +18,7 @@ from agent.pool.errors import BadPut
 from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.holds import Hold
-from agent.pool.volume.volume import Found, Volume
+from agent.pool.volume.volume import Volume
 from agent.pool.write.delete_and_pin import PINNED_SLOTS_MAX
 from agent.pool.write.set_transaction import SetTransaction
 

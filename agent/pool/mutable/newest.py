@@ -4,10 +4,10 @@ A get (get.py) believes a remembered directory for as long as its slot proves it
 are read each time, and the slot that the remembered ones name is asked beside them. So it costs one round
 trip, and a second one only where another agent has replaced the value since.
 
-The entry with the greatest generation counts, and no other: an older value may be there while a newer one is
-being stored (agent/pool/mutable/replace.py), and is never served in place of one that is damaged or away. Where
-the slot holds another write by now, the value was replaced between the two reads. Then both are done again,
-with the writers of the directories held, so that no write of this agent hides what another agent wrote.
+The entry with the greatest generation counts, and no other. An older value may be there while a newer one is
+being stored (replace.py), and is never served in place of one that is damaged or away. Where the slot holds
+another write by now, the value was replaced between the two reads. Then both are done again, with the writers
+of the directories held, so that no write of this agent hides what another agent wrote.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Replace: store a short value over what its key has. The newest value of a key is the only one.
 
-A put of a key that is there is acknowledged and forgotten, for values do not change. Here the value does, so an
-older one must not come back, on any agent. Four rules hold that:
+A put of a key that is there is acknowledged and forgotten, for values do not change. Here the value does, so
+an older one must not come back, on any agent. Four rules hold that:
 
 1. The directories of all sets that may have the key are read now, with their writers held, and proven whole.
    Where one cannot be, nothing is replaced: the enclosure that is away may have an older value.
@@ -44,8 +44,8 @@ LEFT: Final = "the enclosure did not take the older value away"
 def replace(volume: Volume, channel: IoChannel, key: bytes, data: bytes, deadline: float) -> Steps[None]:
     """Store `data`, of one unit at the most, over what the key has.
 
-    Raises TooLong for bytes that do not fit, and PutRefused. After that the key may have either value; where a
-    write was not answered, it is refused for 60 s, as a delete is.
+    Raises TooLong for bytes that do not fit, and PutRefused. After that the key may have either value; where
+    a write was not answered, it is refused for 60 s, as a delete is.
     """
     if len(data) > volume.codec.unit_bytes:
         most = min(volume.codec.unit_bytes, volume.settings.value_bytes)

@@ -343,7 +343,9 @@ def test_what_is_no_name_is_refused(files: Files, name: bytes) -> None:
         refused(errno.EINVAL, lambda action=action: settle(action(), files.channel))
 
 
-def test_paths_are_long_and_deep_to_a_bound(files: Files, others: Files) -> None:
+def test_paths_are_long_and_deep_to_a_bound() -> None:
+    pool = SharedPool(name_sets=(64, 64))
+    files, others = pool.agent(), pool.agent()
     node = files.root
     for _ in range(1000):
         made = settle(files.face.mkdir(CALLER, node, b"d", 0o755), files.channel)
