@@ -134,9 +134,7 @@ class UpOptions:
     shared: Annotated[
         bool, typer.Option(help="Other agents use the pool, too: read flash for each key that seems absent.")
     ] = False
-    files: Annotated[
-        bool, typer.Option(help="A new pool has /fs and /shared; without, /kv has all the room.")
-    ] = True
+    files: Annotated[bool, typer.Option(help="A new pool has /fs and /shared, and not /kv alone.")] = True
     virtiofs: Annotated[
         bool, typer.Option("--virtiofs", help="Serve the pool as a virtio-fs device, too; see g35 host.")
     ] = False

@@ -1,7 +1,7 @@
-"""Values that are replaced, in a whole pool in virtual time: agents that store one key at once, and all faults.
+"""Values that are replaced, in a whole pool in virtual time: agents that store one key at once, and faults.
 
-As the simulation of puts (pool_simulation.py), with `replace`, `newest`, `hold` and `delete`. The oracle knows
-when each value was given and when it was acknowledged. It checks
+As the simulation of puts (pool_simulation.py), with `replace`, `newest`, `hold` and `delete`. The oracle
+knows when each value was given and when it was acknowledged. It checks
 
 * always: what `newest` returns is, byte for byte, a value that was given to `replace` under that key;
 * with one agent, its crashes included, and flash that keeps what it is given: once a replace or a delete was
@@ -61,7 +61,7 @@ class MutableSimulation(PoolSimulation):
         self.changes: dict[int, list[Change]] = {}
         self.standing: dict[int, list[Change]] = {}
         """Changes of a key of which one must be there; none where nothing must be."""
-        self.damaged: set[SimNamespace] = set()
+        self.damaged: list[SimNamespace] = []
         self.stale_between_agents = 0
 
     def _served(self, agent: SimAgent) -> ServedVolume:
@@ -198,7 +198,7 @@ class MutableSimulation(PoolSimulation):
         newer = [each for each in changes if each.acknowledged < began and each.began > over]
         if not newer:
             return
-        if any(each in self.damaged for each in self._places(agent, number)):
+        if any(each is bad for each in self._places(agent, number) for bad in self.damaged):
             return
         if self.agents_count == 1:
             raise Wrong(f"key {number} has an older value again")
@@ -206,7 +206,7 @@ class MutableSimulation(PoolSimulation):
 
     def _hurt(self, sick: SimNamespace, name: str) -> None:
         if name in DAMAGING:
-            self.damaged.add(sick)
+            self.damaged.append(sick)
         super()._hurt(sick, name)
 
     # -- the end ----------------------------------------------------------------------------------

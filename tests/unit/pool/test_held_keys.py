@@ -123,8 +123,9 @@ def test_a_hold_counts_as_use() -> None:
 def test_a_user_leaves_as_much_room_to_others_as_he_has() -> None:
     _, agent = stored(count=2)
     most = HELD_KEYS.most
-    assert agent.volume.holds.take([n.to_bytes(16, "big") for n in range(most // 2)], 1000).kept == 0
-    assert agent.volume.holds.take([n.to_bytes(16, "big") for n in range(most // 4)], 1000).kept == most // 4
+    names = [number.to_bytes(16, "big") for number in range(1, 1 + most // 2)]
+    assert agent.volume.holds.take(names, 1000).kept == 0
+    assert agent.volume.holds.take(names[: most // 4], 1000).kept == most // 4
     asked = held(agent, [0], 1000)
     assert asked.kept == 1
     assert held(agent, [1], 1001).kept == 1

@@ -195,7 +195,7 @@ def test_a_write_that_may_land_late_keeps_the_key_as_it_is_for_a_minute(
         return write(to, offset, parts, more=more)
 
     monkeypatch.setattr(agent.channel, "write", hangs)
-    with pytest.raises(PutRefused, match="no answer"):
+    with pytest.raises(PutRefused, match="did not take it"):
         replace(agent, b"new")
     monkeypatch.undo()
     pool.namespaces[namespace].hung = False

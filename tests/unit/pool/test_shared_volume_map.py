@@ -21,7 +21,7 @@ from agent.pool.map.document import (
     plan_pool,
     set_size,
 )
-from agent.pool.map.reconcile import agree
+from agent.pool.map.reconcile import agreed
 from agent.pool.map.tenant_changes import with_tenant, without_key
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.settings import Timing
@@ -73,65 +73,58 @@ def test_a_pool_without_one_has_the_map_that_it_had() -> None:
 
 
 @pytest.mark.parametrize(
-    "edit",
+    ("kind", "changes"),
     [
-        lambda rows: [each for each in rows if each.kind != NAMES],
-        lambda rows: [each for each in rows if each.kind != "shared"],
-        lambda rows: [
-            each.model_copy(update={"names_of": "00" * 16} if each.names_of else {}) for each in rows
-        ],
-        lambda rows: [each.model_copy(update={"names_of": ""}) for each in rows],
-        lambda rows: [
-            each.model_copy(update={"kind": "kv"} if each.kind == "shared" else {}) for each in rows
-        ],
-        lambda rows: [each.model_copy(update={"kind": "kv"} if each.kind == NAMES else {}) for each in rows],
-        lambda rows: [
-            each.model_copy(update={"value_bytes": 1 << 16} if each.names_of else {}) for each in rows
-        ],
-        lambda rows: [
-            each.model_copy(update={"copies": 2} if each.kind == "shared" else {}) for each in rows
-        ],
+        (NAMES, {"names_of": "00" * 16}),
+        (NAMES, {"names_of": ""}),
+        (NAMES, {"kind": "kv"}),
+        (NAMES, {"kind": "kv", "names_of": ""}),
+        (NAMES, {"value_bytes": 1 << 16}),
+        ("shared", {"kind": "kv"}),
+        ("shared", {"copies": 2}),
+        ("shared", {"value_bytes": 1 << 14}),
+        ("kv", {"kind": "shared"}),
     ],
 )
-def test_a_map_whose_parts_do_not_belong_together_is_refused(edit: Any) -> None:
+def test_a_map_whose_parts_do_not_belong_together_is_refused(kind: str, changes: dict[str, Any]) -> None:
     pool_map = planned()
-    changed = pool_map.model_copy(update={"volumes": tuple(edit(pool_map.volumes))})
+    rows = [each.model_copy(update=changes if each.kind == kind else {}) for each in pool_map.volumes]
     with pytest.raises(ValueError, match="no pool map"):
-        decode_pool_map_untrusted(changed.encode())
+        decode_pool_map_untrusted(pool_map.model_copy(update={"volumes": tuple(rows)}).encode())
+
+
+@pytest.mark.parametrize("kind", ["shared", NAMES])
+def test_a_map_with_one_part_alone_is_refused(kind: str) -> None:
+    pool_map = planned()
+    rows = [each for each in pool_map.volumes if each.kind != kind]
+    with pytest.raises(ValueError, match="no pool map"):
+        decode_pool_map_untrusted(pool_map.model_copy(update={"volumes": tuple(rows)}).encode())
 
 
 def test_names_of_another_tenants_volume_are_refused_and_of_another_volume_do_not_open() -> None:
     two = planned(shared(share=0.3), shared(name="t", share=0.3))
-    swapped = {
-        part(two, "s").volume_id: part(two, "t").volume_id,
-        part(two, "t").volume_id: part(two, "s").volume_id,
-    }
-    rows = [each.model_copy(update={"names_of": swapped.get(each.names_of, "")}) for each in two.volumes]
-    changed = decode_pool_map_untrusted(two.model_copy(update={"volumes": tuple(rows)}).encode())
+    changed = decode_pool_map_untrusted(swapped(two).encode())
     with pytest.raises(ConfigError, match="does not open"):
         changed.secret(part(changed, "s.names"), ROOT)
     assert changed.secret(part(changed, "s"), ROOT)
     blue = planned(shared(share=0.3), shared(name="t", share=0.3, tenant="blue"))
-    rows = [
-        each.model_copy(update={"names_of": swapped_of(blue).get(each.names_of, "")}) for each in blue.volumes
-    ]
     with pytest.raises(ValueError, match="of another tenant"):
-        decode_pool_map_untrusted(blue.model_copy(update={"volumes": tuple(rows)}).encode())
+        decode_pool_map_untrusted(swapped(blue).encode())
 
 
-def swapped_of(pool_map: PoolMap) -> dict[str, str]:
+def swapped(pool_map: PoolMap) -> PoolMap:
+    """The map in which s and t have each other's names."""
     one, other = part(pool_map, "s").volume_id, part(pool_map, "t").volume_id
-    return {one: other, other: one}
+    ids = {one: other, other: one}
+    rows = [each.model_copy(update={"names_of": ids.get(each.names_of, "")}) for each in pool_map.volumes]
+    return pool_map.model_copy(update={"volumes": tuple(rows)})
 
 
 @pytest.mark.parametrize("kind", ["kv", "files", "shared"])
-def test_only_names_have_short_slots(kind: str) -> None:
+def test_only_names_have_short_slots(kind: Any) -> None:
+    wish = VolumeWish(name="v", kind=kind, value_bytes=1 << 14, unit_bytes=1 << 16, share=0.5)
     with pytest.raises(ConfigError, match="cannot have values of 16384 bytes"):
-        plan_pool(
-            MEMBERS,
-            [VolumeWish(name="v", kind=kind, value_bytes=1 << 14, unit_bytes=1 << 16, share=0.5)],
-            ROOT,
-        )  # type: ignore[arg-type]
+        plan_pool(MEMBERS, [wish], ROOT)
 
 
 def test_a_tenant_gets_one_and_gets_it_back_empty_after_an_erasure() -> None:
@@ -174,7 +167,7 @@ def test_namespaces_join_both_parts() -> None:
 def test_copies_of_a_map_with_one_agree_on_it() -> None:
     before = planned()
     after = with_tenant(before, "blue", [shared(name="blue", tenant="blue", share=0.3)], ROOT)[0]
-    assert agree([before, after]) == after
+    assert agreed([before, after]) == after
 
 
 def test_a_door_shows_a_shared_volume_as_one_by_its_own_name() -> None:

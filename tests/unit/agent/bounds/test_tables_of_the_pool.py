@@ -186,7 +186,8 @@ def suspect_blocks() -> Walk:
 WALKS = {
     "kept-units": kept_units, "spare-units": spare_units, "proven-headers": proven_headers,
     "unsettled-keys": unsettled_keys, "kv-keys": kv_keys, "damaged-slots": damaged_slots,
-    "owed-copies": owed_copies, "held-keys": held_keys, "second-use-keys": second_use_keys, "learned-keys": learned_keys,
+    "owed-copies": owed_copies, "held-keys": held_keys, "second-use-keys": second_use_keys,
+    "learned-keys": learned_keys,
     "prestage-keys": prestage_keys, "fenced-places": fenced_places, "file-blocks": file_blocks,
     "suspect-blocks": suspect_blocks,
 }  # fmt: skip
