@@ -68,6 +68,8 @@ WRITERS: Final = Limit(
 )  # fmt: skip
 RETRIES_MAX: Final = 1024
 """Opens for writing that are under way: see `_write_through_another`."""
+RETRY_SECONDS: Final = 5.0
+"""One that has not come by then was given up."""
 FOLDER_SECONDS: Final = 1.0
 """The kernel believes that a folder is there for so long."""
 FOLDER_MODE: Final = 0o755
@@ -130,7 +132,9 @@ class SharedFace(FileSystem):
         self._numbers = itertools.count(1)
         self._written: dict[tuple[str, bytes], list[int]] = {}
         """Inodes that are being written, by the volume and the path that each is to have."""
-        self._retries: OrderedDict[tuple[Holder, int, str, bytes], Node] = OrderedDict()
+        self._retries: OrderedDict[tuple[Holder, int, str, bytes], tuple[float, Node]] = OrderedDict()
+        """Nodes to be written, which the kernel is told of when it looks their names up again: until when,
+        by the thread that opens."""
         self._lock = threading.Lock()
 
     # -- names ----------------------------------------------------------------------------------
@@ -148,8 +152,8 @@ class SharedFace(FileSystem):
             return Entry(self._written_file(*written))
         retry = self._retry_of(caller, volume, path)
         if retry is not None:
-            ino, node = self._nodes.told(retry)
-            return Entry(self._attributes(ino, node))
+            ino = self._nodes.told_again(retry)
+            return Entry(self._attributes(ino, retry))
         return self._lookup(caller, volume, path)
 
     def _lookup_volume(self, ino: int) -> Steps[Entry]:
@@ -304,19 +308,25 @@ class SharedFace(FileSystem):
     def _retry_of(self, caller: Caller, volume: SharedVolume, path: bytes) -> Node | None:
         if not self._retries:
             return None
+        found = self._retries.get((caller.holder, caller.pid, volume.name, path))
+        return None if found is None or found[0] < time.monotonic() else found[1]
+
+    def _retried(self, caller: Caller, node: Node) -> None:
         with self._lock:
-            return self._retries.pop((caller.holder, caller.pid, volume.name, path), None)
+            self._retries.pop((caller.holder, caller.pid, node.volume.name, node.path), None)
 
     def _write_through_another(self, caller: Caller, node: Node, flags: int) -> None:
         """Have the kernel open a file for writing by an inode of its own: always raises ESTALE.
 
         What is written is another content, and an inode has one. At ESTALE the kernel looks the name up
-        once more (path_openat of fs/namei.c), and is told of the other inode then.
+        once more (path_openat of fs/namei.c), and is told of the other inode then. It may ask twice: whether
+        what it knows is right, and then what is.
         """
         base = None if flags & os.O_TRUNC else node.manifest
         written = Node(node.volume, node.path, caller.holder, base, node.manifest, is_written=True)
         with self._lock:
-            self._retries[caller.holder, caller.pid, node.volume.name, node.path] = written
+            until = time.monotonic() + RETRY_SECONDS
+            self._retries[caller.holder, caller.pid, node.volume.name, node.path] = until, written
             if len(self._retries) > RETRIES_MAX:
                 self._retries.popitem(last=False)
         raise FsError(errno.ESTALE, "to be looked up again, for it is to be written")
@@ -633,6 +643,7 @@ class SharedFace(FileSystem):
 
     def _open_written(self, caller: Caller, ino: int, node: Node, flags: int) -> Outcome[Opened]:
         writer = node.writer
+        self._retried(caller, node)
         if writer is None:
             writer = self._writer(caller, ino, node, node.manifest, node.replaced)
             return self._opened_writer(ino, node, writer, flags)

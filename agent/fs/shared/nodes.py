@@ -52,6 +52,8 @@ class Node:
     lookups: int = 1
     opens: int = 0
     cost: int = field(init=False)
+    ino: int = 0
+    """Of a file that is written: the number that it was told by last."""
 
     def __post_init__(self) -> None:
         self.cost = 1 + (0 if self.manifest is None else self.manifest.size >> 10)
@@ -134,6 +136,17 @@ class Nodes:
             if self._bound.take(newcomer.holder, newcomer.cost):
                 return True
         return False
+
+    def told_again(self, node: Node) -> int:
+        """A kernel is told of a node that it may have been told of, and has perhaps given back since: its
+        number. Raises FsError where there is no room."""
+        with self._lock:
+            if self._nodes.get(node.ino) is node:
+                node.lookups += 1
+            else:
+                node.lookups = 1
+                node.ino = self._add(node)
+            return node.ino
 
     def again(self, ino: int) -> None:
         """A kernel is told once more of a node by its number."""
