@@ -1,9 +1,9 @@
 """Every door of the configuration, and the tree that it shows.
 
 Tenants and guests are kept apart by the faces behind their doors, not by checks alone: each tree has faces
-`/kv`, `/shared` and `/.g35` of its own, over the volumes that it may show, and `/fs` from its folder on. All guests
-share the nodes of `/fs`, so in front of a guest's tree stands a `GuestView` that knows the nodes this guest
-was told of."""
+`/kv`, `/shared` and `/.g35` of its own, over the volumes that it may show, and `/fs` from its folder on. All
+guests share the nodes of `/fs`, so in front of a guest's tree stands a `GuestView` that knows the nodes this
+guest was told of."""
 
 from __future__ import annotations
 

@@ -45,7 +45,8 @@ from agent.fs.interface import (
 )
 from agent.fs.shared.discards import Discards
 from agent.fs.shared.file_writer import STAGED, FileWriter, wall_ns
-from agent.fs.shared.manifest import Kind, Manifest, ManifestError, decode_manifest_untrusted
+from agent.fs.shared.habits import Habits
+from agent.fs.shared.manifest import IDENTITY_BYTES, Kind, Manifest, ManifestError, decode_manifest_untrusted
 from agent.fs.shared.nodes import NODES_FROM, SHARED_ROOT, VOLUMES_FROM, Node, Nodes
 from agent.fs.shared.open_file import OpenFile, Prestage, hold_all
 from agent.fs.shared.paths import ROOT_PATH, chunk_key, join, path_key
@@ -56,7 +57,7 @@ from agent.host_os.per_user_bounds import SHARED, Bounds, Holder, Limit
 from agent.pool.counters import MissCause
 from agent.pool.errors import BadPut, PutRefused
 from agent.pool.read.prestage_cache import PrestageCache
-from agent.pool.steps import IoChannel, Outcome, Steps
+from agent.pool.steps import IoChannel, Outcome, Steps, beside
 
 OPEN_FILES: Final = Limit(
     "shared-open", "files of /shared that are open for reading", 65_536,
@@ -66,6 +67,8 @@ WRITERS: Final = Limit(
     "shared-writers", "files of /shared that are being written", 1024,
     by="user, guest", share=SHARED, refused="ENFILE", bytes_each=65_536,
 )  # fmt: skip
+HELD_AHEAD_MAX: Final = 256
+"""Chunks of a file that are held with its lookup, for a thread that opens what it looks up."""
 RETRIES_MAX: Final = 1024
 """Opens for writing that are under way: see `_write_through_another`."""
 RETRY_SECONDS: Final = 5.0
@@ -127,6 +130,7 @@ class SharedFace(FileSystem):
         self._owner = owner
         self._ahead = ahead
         self._nodes = Nodes(bounds, epoch)
+        self._habits = Habits()
         self._seen = seen or NamesSeen()
         self._handles: dict[int, _Handle] = {}
         self._numbers = itertools.count(1)
@@ -167,15 +171,49 @@ class SharedFace(FileSystem):
         return self._shown(ino, found)
 
     def _lookup(self, caller: Caller, volume: SharedVolume, path: bytes) -> Steps[Entry]:
-        found = yield from self._newest(volume, path)
+        found, held = yield from self._found_beside(caller, volume, path)
         if isinstance(found, MissCause):
+            self._habits.know_no_more(volume.name, path)
+            self._habits.missed(caller, (volume.name, path))
             found = yield from self._folder_again(caller, volume, path, found)
         self._seen.note(volume.name, path, is_folder=found.is_folder)
-        ino, _ = self._nodes.told(Node(volume, path, caller.holder, found))
+        try:
+            ino, _ = self._nodes.told(Node(volume, path, caller.holder, found))
+        except FsError:
+            _let_go(held)
+            raise
         if found.is_folder:
             return Entry(self._shown(ino, found), FOLDER_SECONDS, FOLDER_SECONDS)
+        self._habits.found(caller, ino)
+        self._habits.know(volume.name, found)
+        if held:
+            self._habits.hold(ino, held, self._channel().now())
         # The kernel may not remember the name: another agent may remove or replace the file.
         return Entry(self._shown(ino, found), 0.0, 1.0)
+
+    def _found_beside(
+        self, caller: Caller, volume: SharedVolume, path: bytes
+    ) -> Steps[tuple[Manifest | MissCause, Sequence[Hold]]]:
+        """What a path leads to; and in the same round trip what the caller will want next, as it does."""
+        channel, habits = self._channel(), self._habits
+        known = habits.known(volume.name, path)
+        if known is not None and 0 < known.chunks <= HELD_AHEAD_MAX and habits.opens(caller):
+            holding = hold_all(channel, volume, _keys(known), caller.holder)
+            found, held = yield from beside(self._newest(volume, path), holding)
+            if isinstance(held, MissCause):
+                return found, ()
+            if isinstance(found, MissCause) or found.identity != known.identity:
+                _let_go(held)
+                return found, ()
+            return found, held
+        if known is None and habits.creates(caller):
+            identity = os.urandom(IDENTITY_BYTES)
+            deadline = channel.now() + volume.timing.write_deadline
+            looking = volume.chunks.lookup(channel, [chunk_key(identity, 0)], deadline)
+            found, _ = yield from beside(self._newest(volume, path), looking)
+            habits.prepare((volume.name, path), identity)
+            return found, ()
+        return (yield from self._newest(volume, path)), ()
 
     def _folder_again(
         self, caller: Caller, volume: SharedVolume, path: bytes, cause: MissCause
@@ -304,6 +342,8 @@ class SharedFace(FileSystem):
 
     def _published(self, writer: FileWriter) -> None:
         self._seen.note(writer.volume.name, writer.path, is_folder=False)
+        if writer.manifest is not None:
+            self._habits.know(writer.volume.name, writer.manifest)
 
     def _retry_of(self, caller: Caller, volume: SharedVolume, path: bytes) -> Node | None:
         if not self._retries:
@@ -435,9 +475,7 @@ class SharedFace(FileSystem):
 
     def _touch(self, ino: int, node: Node) -> Steps[Attributes]:
         """Times are not kept, but a touch is a use: the chunks were asked for a moment ago."""
-        held = yield from self._hold(node.holder, node)
-        for each in held:
-            each.let_go()
+        _let_go((yield from self._hold(node.holder, node)))
         return self._attributes(ino, node)
 
     def statfs(self, ino: int) -> Outcome[StatFs]:
@@ -531,6 +569,7 @@ class SharedFace(FileSystem):
         if volume is not new_volume:
             raise FsError(errno.EXDEV)
         channel = self._channel()
+        self._habits.renamed(caller)
         written = self._written_by(caller, volume, path)
         found = yield from self._newest(volume, path)
         there = yield from self._newest(volume, new_path)
@@ -551,6 +590,8 @@ class SharedFace(FileSystem):
             moved = replace(found, path=new_path, ctime_ns=wall_ns(channel))
             yield from self._put(channel, volume, moved)
             self._seen.note(volume.name, new_path, is_folder=False)
+            self._habits.know(volume.name, moved)
+            self._habits.know_no_more(volume.name, path)
             yield from self._take_away(channel, volume, path)
             if not isinstance(there, MissCause):
                 self._discards.replaced(volume, there, moved)
@@ -574,8 +615,10 @@ class SharedFace(FileSystem):
             raise FsError(errno.EEXIST, "it is being written")
         node = Node(volume, path, caller.holder, is_written=True)
         ino, node = self._nodes.told(node)
+        self._habits.created(caller, (volume.name, path))
+        identity = self._habits.take_prepared((volume.name, path))
         try:
-            writer = self._writer(caller, ino, node, mode=mode & 0o7777 & ~caller.umask)
+            writer = self._writer(caller, ino, node, mode=mode & 0o7777 & ~caller.umask, identity=identity)
         except FsError:
             self._nodes.forget(ino, 1)
             raise
@@ -606,6 +649,7 @@ class SharedFace(FileSystem):
         base: Manifest | None = None,
         replaced: Manifest | None = None,
         mode: int | None = None,
+        identity: bytes | None = None,
     ) -> FileWriter:
         """Raises FsError where too many files are being written."""
         if not self._open_writers.take(caller.holder):
@@ -614,7 +658,7 @@ class SharedFace(FileSystem):
             mode = 0o644 if replaced is None else replaced.mode
         return FileWriter(
             node.volume, node.path, ino, caller, mode, time.time_ns(), self._staged, self._discards,
-            self._judge, base, replaced, self._published,
+            self._judge, base, replaced, self._published, identity,
         )  # fmt: skip
 
     def _opened_writer(self, ino: int, node: Node, writer: FileWriter, flags: int) -> Opened:
@@ -661,8 +705,10 @@ class SharedFace(FileSystem):
         if not self._open_files.take(caller.holder):
             raise FsError(errno.ENFILE, "too many files are open")
         self._discards.opened(manifest)
+        self._habits.opened(caller, ino)
+        held = self._habits.take_held(ino, self._channel().now())
         try:
-            held = yield from self._hold(caller.holder, node)
+            held = held or (yield from self._hold(caller.holder, node))
         except BaseException:
             self._discards.closed(manifest)
             self._open_files.give_back(caller.holder)
@@ -677,8 +723,7 @@ class SharedFace(FileSystem):
         """Hold every chunk of a file. Raises FsError where one is not there."""
         volume, manifest, channel = node.volume, node.manifest, self._channel()
         assert manifest is not None
-        keys = [chunk_key(origin, number) for origin, number in manifest.stored()]
-        held = yield from hold_all(channel, volume, keys, holder)
+        held = yield from hold_all(channel, volume, _keys(manifest), holder)
         if not isinstance(held, MissCause):
             return held
         if held in LOST:
@@ -766,6 +811,15 @@ class SharedFace(FileSystem):
             self._written_no_more(ino, writer)
             self._open_writers.give_back(writer.holder)
             node.writer, node.manifest, node.replaced = None, writer.manifest, writer.manifest
+
+
+def _keys(manifest: Manifest) -> list[bytes]:
+    return [chunk_key(origin, number) for origin, number in manifest.stored()]
+
+
+def _let_go(holds: Iterable[Hold]) -> None:
+    for each in holds:
+        each.let_go()
 
 
 _KEEP_SIZE: Final = 1

@@ -37,7 +37,7 @@ from agent.fs.value_writer import errno_of
 from agent.host_os.per_user_bounds import SHARED, Bound, Holder, Limit
 from agent.pool.counters import MissCause
 from agent.pool.errors import BadPut, PutRefused
-from agent.pool.steps import Acquire, IoChannel, Steps
+from agent.pool.steps import Acquire, IoChannel, Steps, beside
 
 STAGED: Final = Limit(
     "shared-staged-bytes", "bytes of chunks of /shared that are written in part", 512 << 20,
@@ -97,9 +97,10 @@ class FileWriter:
         base: Manifest | None = None,
         replaced: Manifest | None = None,
         published: Callable[[FileWriter], None] = lambda _: None,
+        identity: bytes | None = None,
     ) -> None:
         """`base`: the content that it begins with. `replaced`: what its name led to before, if that is
-        known."""
+        known. `identity`: of the content, where the directories of its first chunk were read already."""
         self.volume: Final = volume
         self.path = path
         self.holder: Final[Holder] = caller.holder
@@ -123,16 +124,18 @@ class FileWriter:
         self._in_flight: dict[int, threading.Lock] = {}
         """Chunks that are being stored from a buffer of their own."""
         self._staged: OrderedDict[int, Staged] = OrderedDict()
-        self._begin(base)
+        self._begin(base, identity)
         self.changed = base is None
         """Something is to be published."""
 
-    def _begin(self, base: Manifest | None) -> None:
+    def _begin(self, base: Manifest | None, identity: bytes | None = None) -> None:
         """The next content, from an earlier one."""
         self._base = base
         self._base_chunks = 0 if base is None else base.chunks
         self.length = 0 if base is None else base.length
-        self._origins = [os.urandom(IDENTITY_BYTES)]
+        self._last = -1
+        """The chunk that was stored last."""
+        self._origins = [identity or os.urandom(IDENTITY_BYTES)]
         """The first is the identity; the others are of chunks that were stored more than once."""
         self._stored: dict[int, tuple[bytes, int]] = {}
         """Origin and size of every chunk that this content has stored."""
@@ -408,7 +411,7 @@ class FileWriter:
                 origin = self._next_origin(number)
                 try:
                     failure = None
-                    yield from self._put(channel, chunk_key(origin, number), data, deadline)
+                    yield from self._put_beside(channel, origin, number, data, deadline)
                     break
                 except (PutRefused, BadPut) as refused:
                     failure = refused
@@ -436,6 +439,18 @@ class FileWriter:
         while len(self._origins) <= times:
             self._origins.append(os.urandom(IDENTITY_BYTES))
         return self._origins[times]
+
+    def _put_beside(
+        self, channel: IoChannel, origin: bytes, number: int, data: memoryview, deadline: float
+    ) -> Steps[None]:
+        """Store a chunk, and read the directories of the next one beside it, where that comes next."""
+        putting = self._put(channel, chunk_key(origin, number), data, deadline)
+        is_next, self._last = number == self._last + 1, number
+        if is_next and number + 1 not in self._times and len(data) == self.volume.chunk_bytes:
+            key = chunk_key(self._origins[0], number + 1)
+            yield from beside(putting, self.volume.chunks.lookup(channel, [key], deadline))
+            return
+        yield from putting
 
     def _put(self, channel: IoChannel, key: bytes, data: memoryview, deadline: float) -> Steps[None]:
         writing = self.volume.chunks.writer(key, length=len(data))
