@@ -104,7 +104,7 @@ class AgentSection(_Section):
     )
     tenants: tuple[TenantName, ...] = Field(
         (),
-        description="The mount shows the key-value volumes of these tenants only, and /fs only where all "
+        description="The mount shows the volumes of these tenants only, and /fs only where all "
         "volumes of blocks are theirs; empty: those of all.",
     )
     metrics: str = Field(

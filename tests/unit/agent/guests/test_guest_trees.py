@@ -138,7 +138,7 @@ def test_volumes_that_are_not_named_are_not_there(pool: Pool) -> None:
     assert b"others-own" not in text
     assert b'"v"' in text
     assert names_in(seeing, ROOT_INODE) == {b"kv", b".g35"}
-    with pytest.raises(ConfigError, match="no key-value volume"):
+    with pytest.raises(ConfigError, match="no key-value or shared volume"):
         guest(pool, volumes=("others",))
     bare = guest(pool, volumes=("was-erased",), subtree="")
     assert names_in(bare, find(bare, b"kv")) == set(), "a guest of an erased tenant does not stop the others"

@@ -289,5 +289,5 @@ def test_who_is_not_in_the_pool_is_refused_and_who_was_erased_is_not_missed() ->
     Audience("agent", ("erased",), ("its-volume",)).check(members)
     with pytest.raises(ConfigError, match="no tenant of this pool"):
         Audience("agent", ("typo",)).check(members)
-    with pytest.raises(ConfigError, match="no key-value volume"):
+    with pytest.raises(ConfigError, match="no key-value or shared volume"):
         Audience("virtiofs", (), ("typo",)).check(members)
