@@ -48,7 +48,7 @@ from agent.fs.shared.file_writer import STAGED, FileWriter, wall_ns
 from agent.fs.shared.habits import Habits
 from agent.fs.shared.manifest import IDENTITY_BYTES, Kind, Manifest, ManifestError, decode_manifest_untrusted
 from agent.fs.shared.nodes import NODES_FROM, SHARED_ROOT, VOLUMES_FROM, Node, Nodes
-from agent.fs.shared.open_file import OpenFile, Prestage, hold_all
+from agent.fs.shared.open_file import OpenFile, Prestage, ReadsUnderWay, hold_all
 from agent.fs.shared.paths import ROOT_PATH, chunk_key, join, path_key
 from agent.fs.shared.seen import NamesSeen
 from agent.fs.shared.volume import Hold, SharedVolume
@@ -131,6 +131,7 @@ class SharedFace(FileSystem):
         self._ahead = ahead
         self._nodes = Nodes(bounds, epoch)
         self._habits = Habits()
+        self._under_way = ReadsUnderWay()
         self._seen = seen or NamesSeen()
         self._handles: dict[int, _Handle] = {}
         self._numbers = itertools.count(1)
@@ -713,7 +714,7 @@ class SharedFace(FileSystem):
             self._discards.closed(manifest)
             self._open_files.give_back(caller.holder)
             raise
-        reading = OpenFile(node.volume, manifest, held, self._prestage, self._ahead)
+        reading = OpenFile(node.volume, manifest, held, self._prestage, self._ahead, self._under_way)
         handle = self._new_handle(ino, _Handle(node, caller.holder, reading=reading))
         # An inode that was written through has had other contents.
         direct_io = bool(flags & os.O_DIRECT) or node.is_written

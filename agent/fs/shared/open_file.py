@@ -27,6 +27,23 @@ READERS_MAX: Final = 4
 AHEAD: Final = 4
 """Chunks that are prestaged before the one that is read."""
 
+class ReadsUnderWay:
+    """How many reads of chunks a door has under way. Nothing is prestaged where it is more than one: readers
+    beside each other keep the queues busy, and prestaging would only take their processors."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self.count += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self.count -= 1
+
+
 Prestage = Callable[[SharedVolume, bytes], object]
 """Set out to bring a chunk into memory, by its key."""
 
@@ -57,12 +74,14 @@ class OpenFile:
         holds: Sequence[Hold],
         prestage: PrestageCache | None = None,
         ahead: Prestage | None = None,
+        under_way: ReadsUnderWay | None = None,
     ) -> None:
         self.volume: Final = volume
         self.manifest: Final = manifest
         self._holds = holds
         self._prestage = prestage
         self._ahead = ahead
+        self._under_way = under_way or ReadsUnderWay()
         self._next = 0
         """The chunk that a program reads next which reads the file from its beginning; -1: it does not."""
         self._readers: OrderedDict[int, Reader] = OrderedDict()
@@ -80,14 +99,16 @@ class OpenFile:
         deadline = channel.now() + self.volume.timing.write_deadline
         chunk_bytes = manifest.chunk_bytes
         number, at = divmod(offset, chunk_bytes)
-        if self._ahead is not None:
-            self._look_ahead(number, at)
-        if at + size <= chunk_bytes:
-            yield from self._read(channel, number, at, into if size == len(into) else into[:size], deadline)
+        with self._under_way:
+            if self._ahead is not None and self._under_way.count == 1:
+                self._look_ahead(number, at)
+            if at + size <= chunk_bytes:
+                part = into if size == len(into) else into[:size]
+                yield from self._read(channel, number, at, part, deadline)
+                return size
+            for number, at, part in pieces(offset, into[:size], chunk_bytes):
+                yield from self._read(channel, number, at, part, deadline)
             return size
-        for number, at, part in pieces(offset, into[:size], chunk_bytes):
-            yield from self._read(channel, number, at, part, deadline)
-        return size
 
     def _read(
         self, channel: IoChannel, number: int, at: int, into: memoryview, deadline: float
