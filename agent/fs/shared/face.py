@@ -12,6 +12,8 @@ knows of a file, so there is no table to ask, to lock or to lose (docs/decisions
 * A rename puts the manifest under the new name and takes the old one away. Of two that race one is whole.
 """
 
+# One idea in one file: the operations of the face; their tables and parts are in the other files here.
+
 from __future__ import annotations
 
 import errno
@@ -20,7 +22,6 @@ import os
 import stat
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -43,19 +44,20 @@ from agent.fs.interface import (
     check_same_face,
     folders,
 )
+from agent.fs.shared.chunks import wall_ns
 from agent.fs.shared.discards import Discards
-from agent.fs.shared.file_writer import STAGED, FileWriter, wall_ns
+from agent.fs.shared.file_writer import STAGED, FileWriter
 from agent.fs.shared.habits import Habits
-from agent.fs.shared.manifest import IDENTITY_BYTES, Kind, Manifest, ManifestError, decode_manifest_untrusted
+from agent.fs.shared.manifest import IDENTITY_BYTES, Manifest
+from agent.fs.shared.names import FOLDER_MODE, NAMES_ASKED, Names, folder
 from agent.fs.shared.nodes import NODES_FROM, SHARED_ROOT, VOLUMES_FROM, Node, Nodes
 from agent.fs.shared.open_file import OpenFile, Prestage, ReadsUnderWay, hold_all
 from agent.fs.shared.paths import ROOT_PATH, chunk_key, join, path_key
 from agent.fs.shared.seen import NamesSeen
 from agent.fs.shared.volume import Hold, SharedVolume
-from agent.fs.value_writer import errno_of
+from agent.fs.shared.written_files import WrittenFiles
 from agent.host_os.per_user_bounds import SHARED, Bounds, Holder, Limit
 from agent.pool.counters import MissCause
-from agent.pool.errors import BadPut, PutRefused
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.steps import IoChannel, Outcome, Steps, beside
 
@@ -69,20 +71,11 @@ WRITERS: Final = Limit(
 )  # fmt: skip
 HELD_AHEAD_MAX: Final = 256
 """Chunks of a file that are held with its lookup, for a thread that opens what it looks up."""
-RETRIES_MAX: Final = 1024
-"""Opens for writing that are under way: see `_write_through_another`."""
-RETRY_SECONDS: Final = 5.0
-"""One that has not come by then was given up."""
 FOLDER_SECONDS: Final = 1.0
 """The kernel believes that a folder is there for so long."""
-FOLDER_MODE: Final = 0o755
 READ_BYTES_HINT: Final = 1 << 20
-NAMES_ASKED: Final = 16
-"""Names that were seen in a folder, and are asked for again where it is removed, or is not there."""
 LOST: Final = frozenset({MissCause.EVICTED, MissCause.EXPIRED, MissCause.NEVER_STORED, MissCause.CORRUPT})
 """A file with a chunk that is gone by one of these causes does not come back."""
-UNSURE: Final = frozenset({MissCause.LATE, MissCause.ENCLOSURE_DOWN})
-"""Nobody says just now whether the name leads anywhere."""
 RENAME_NOREPLACE: Final = 1
 
 
@@ -135,11 +128,8 @@ class SharedFace(FileSystem):
         self._seen = seen or NamesSeen()
         self._handles: dict[int, _Handle] = {}
         self._numbers = itertools.count(1)
-        self._written: dict[tuple[str, bytes], list[int]] = {}
-        """Inodes that are being written, by the volume and the path that each is to have."""
-        self._retries: OrderedDict[tuple[Holder, int, str, bytes], tuple[float, Node]] = OrderedDict()
-        """Nodes to be written, which the kernel is told of when it looks their names up again: until when,
-        by the thread that opens."""
+        self._names = Names(channel, self._seen, owner)
+        self._written = WrittenFiles(self._nodes)
         self._lock = threading.Lock()
 
     # -- names ----------------------------------------------------------------------------------
@@ -151,11 +141,11 @@ class SharedFace(FileSystem):
                 raise FsError(errno.ENOENT)
             return self._lookup_volume(ino)
         volume, path = self._place(parent, name)
-        written = self._written_by(caller, volume, path)
+        written = self._written.by(caller, volume, path)
         if written is not None:
             self._nodes.again(written[0])
             return Entry(self._written_file(*written))
-        retry = self._retry_of(caller, volume, path)
+        retry = self._written.retry_of(caller, volume, path)
         if retry is not None:
             ino = self._nodes.told_again(retry)
             return Entry(self._attributes(ino, retry))
@@ -166,9 +156,9 @@ class SharedFace(FileSystem):
 
     def _volume_folder(self, ino: int) -> Steps[Attributes]:
         """The folder of a volume is there without a manifest; one tells its mode and owner."""
-        found = yield from self._newest(self._volumes[ino], ROOT_PATH)
+        found = yield from self._names.newest(self._volumes[ino], ROOT_PATH)
         if isinstance(found, MissCause):
-            found = self._folder(ROOT_PATH, FOLDER_MODE, *self._owner, 0)
+            found = folder(ROOT_PATH, FOLDER_MODE, *self._owner, 0)
         return self._shown(ino, found)
 
     def _lookup(self, caller: Caller, volume: SharedVolume, path: bytes) -> Steps[Entry]:
@@ -176,7 +166,7 @@ class SharedFace(FileSystem):
         if isinstance(found, MissCause):
             self._habits.know_no_more(volume.name, path)
             self._habits.missed(caller, (volume.name, path))
-            found = yield from self._folder_again(caller, volume, path, found)
+            found = yield from self._names.folder_again(volume, path, found)
         self._seen.note(volume.name, path, is_folder=found.is_folder)
         try:
             ino, _ = self._nodes.told(Node(volume, path, caller.holder, found))
@@ -200,7 +190,7 @@ class SharedFace(FileSystem):
         known = habits.known(volume.name, path)
         if known is not None and 0 < known.chunks <= HELD_AHEAD_MAX and habits.opens(caller):
             holding = hold_all(channel, volume, _keys(known), caller.holder)
-            found, held = yield from beside(self._newest(volume, path), holding)
+            found, held = yield from beside(self._names.newest(volume, path), holding)
             if isinstance(held, MissCause):
                 return found, ()
             if isinstance(found, MissCause) or found.identity != known.identity:
@@ -211,79 +201,10 @@ class SharedFace(FileSystem):
             identity = os.urandom(IDENTITY_BYTES)
             deadline = channel.now() + volume.timing.write_deadline
             looking = volume.chunks.lookup(channel, [chunk_key(identity, 0)], deadline)
-            found, _ = yield from beside(self._newest(volume, path), looking)
+            found, _ = yield from beside(self._names.newest(volume, path), looking)
             habits.prepare((volume.name, path), identity)
             return found, ()
-        return (yield from self._newest(volume, path)), ()
-
-    def _folder_again(
-        self, caller: Caller, volume: SharedVolume, path: bytes, cause: MissCause
-    ) -> Steps[Manifest]:
-        """A folder whose manifest was evicted, or is out of reach, while this agent knows of names in it.
-
-        Raises FsError where there is none."""
-        if not self._seen.within(volume.name, path):
-            self._seen.forget(volume.name, path)
-            raise FsError(errno.ENOENT, f"no file or folder: {cause.name.lower()}")
-        channel = self._channel()
-        found = self._folder(path, FOLDER_MODE, *self._owner, wall_ns(channel))
-        if cause in UNSURE:
-            return found
-        if not (yield from self._has_names(volume, path, [NAMES_ASKED])):
-            self._seen.forget(volume.name, path)
-            raise FsError(errno.ENOENT, f"no file or folder: {cause.name.lower()}")
-        yield from self._put(channel, volume, found)
-        return found
-
-    def _has_names(self, volume: SharedVolume, path: bytes, asks: list[int]) -> Steps[bool]:
-        """Whether something is in a folder, of the names that were seen there; those that are not go.
-
-        `asks`: how many more are asked for. Where that is too few, something is."""
-        for name, is_folder in self._seen.within(volume.name, path):
-            if not asks[0]:
-                return True
-            asks[0] -= 1
-            inner = join(path, name)
-            if not isinstance((yield from self._newest(volume, inner)), MissCause):
-                return True
-            if is_folder and (yield from self._has_names(volume, inner, asks)):
-                return True
-            self._seen.forget(volume.name, inner)
-        return False
-
-    def _newest(self, volume: SharedVolume, path: bytes) -> Steps[Manifest | MissCause]:
-        """What a path leads to just now. Bytes that are no manifest of it are none."""
-        channel = self._channel()
-        deadline = channel.now() + volume.timing.write_deadline
-        found = yield from volume.names.newest(channel, path_key(path), deadline)
-        if isinstance(found, MissCause):
-            return found
-        try:
-            manifest = decode_manifest_untrusted(found)
-        except ManifestError:
-            return MissCause.CORRUPT
-        if manifest.path != path or (not manifest.is_folder and manifest.chunk_bytes != volume.chunk_bytes):
-            return MissCause.WRONG_KEY
-        return manifest
-
-    def _put(self, channel: IoChannel, volume: SharedVolume, manifest: Manifest) -> Steps[None]:
-        """Make a name lead to this. Raises FsError."""
-        deadline = channel.now() + volume.timing.write_deadline
-        key = path_key(manifest.path)
-        try:
-            yield from volume.names.replace(channel, key, manifest.encode(), deadline)
-        except PutRefused as refused:
-            raise FsError(errno_of(refused), str(refused)) from None
-        except BadPut as bad:
-            raise FsError(errno.EIO, str(bad)) from None
-
-    def _take_away(self, channel: IoChannel, volume: SharedVolume, path: bytes) -> Steps[bool]:
-        """Make a name lead to nothing. Raises FsError."""
-        deadline = channel.now() + volume.timing.write_deadline
-        try:
-            return (yield from volume.names.delete(channel, path_key(path), deadline))
-        except PutRefused as refused:
-            raise FsError(errno.EIO, str(refused)) from None
+        return (yield from self._names.newest(volume, path)), ()
 
     def _place(self, parent: int, name: bytes) -> tuple[SharedVolume, bytes]:
         """The volume and the path of a name in a folder. Raises FsError."""
@@ -309,68 +230,10 @@ class SharedFace(FileSystem):
     def forget(self, ino: int, lookups: int) -> None:
         self._nodes.forget(ino, lookups)
 
-    # -- files that are being written --------------------------------------------------------------
-
-    def _written_by(self, caller: Caller, volume: SharedVolume, path: bytes) -> tuple[int, FileWriter] | None:
-        """A file that is being written under this path, and that the caller may know of: its own process,
-        or one of its guest."""
-        with self._lock:
-            inos = list(self._written.get((volume.name, path), ()))
-        for ino in reversed(inos):
-            node = self._nodes.find(ino)
-            if node is None or node.writer is None or node.writer.unlinked:
-                continue
-            same = bool(caller.guest) and node.writer.holder == caller.guest
-            if same or node.writer.users.is_maker(caller.pid):
-                return ino, node.writer
-        return None
-
-    def _is_written(self, volume: SharedVolume, path: bytes) -> bool:
-        return (volume.name, path) in self._written
-
-    def _note_written(self, ino: int, writer: FileWriter) -> None:
-        with self._lock:
-            self._written.setdefault((writer.volume.name, writer.path), []).append(ino)
-
-    def _written_no_more(self, ino: int, writer: FileWriter) -> None:
-        with self._lock:
-            place = (writer.volume.name, writer.path)
-            left = [each for each in self._written.get(place, ()) if each != ino]
-            if left:
-                self._written[place] = left
-            else:
-                self._written.pop(place, None)
-
     def _published(self, writer: FileWriter) -> None:
         self._seen.note(writer.volume.name, writer.path, is_folder=False)
         if writer.manifest is not None:
             self._habits.know(writer.volume.name, writer.manifest)
-
-    def _retry_of(self, caller: Caller, volume: SharedVolume, path: bytes) -> Node | None:
-        if not self._retries:
-            return None
-        found = self._retries.get((caller.holder, caller.pid, volume.name, path))
-        return None if found is None or found[0] < time.monotonic() else found[1]
-
-    def _retried(self, caller: Caller, node: Node) -> None:
-        with self._lock:
-            self._retries.pop((caller.holder, caller.pid, node.volume.name, node.path), None)
-
-    def _write_through_another(self, caller: Caller, node: Node, flags: int) -> None:
-        """Have the kernel open a file for writing by an inode of its own: always raises ESTALE.
-
-        What is written is another content, and an inode has one. At ESTALE the kernel looks the name up
-        once more (path_openat of fs/namei.c), and is told of the other inode then. It may ask twice: whether
-        what it knows is right, and then what is.
-        """
-        base = None if flags & os.O_TRUNC else node.manifest
-        written = Node(node.volume, node.path, caller.holder, base, node.manifest, is_written=True)
-        with self._lock:
-            until = time.monotonic() + RETRY_SECONDS
-            self._retries[caller.holder, caller.pid, node.volume.name, node.path] = until, written
-            if len(self._retries) > RETRIES_MAX:
-                self._retries.popitem(last=False)
-        raise FsError(errno.ESTALE, "to be looked up again, for it is to be written")
 
     # -- attributes -----------------------------------------------------------------------------
 
@@ -409,10 +272,6 @@ class SharedFace(FileSystem):
             READ_BYTES_HINT, found.atime_ns, found.mtime_ns, found.ctime_ns,
         )  # fmt: skip
 
-    @staticmethod
-    def _folder(path: bytes, mode: int, uid: int, gid: int, now_ns: int) -> Manifest:
-        return Manifest(Kind.FOLDER, path, mode, uid, gid, now_ns, now_ns, now_ns)
-
     def setattr(
         self, caller: Caller, ino: int, changes: SetAttributes, handle: int | None
     ) -> Outcome[Attributes]:
@@ -447,9 +306,9 @@ class SharedFace(FileSystem):
         """Mode and owner of a folder are kept: it has no content that another agent could replace."""
         channel = self._channel()
         now_ns = wall_ns(channel)
-        found = yield from self._newest(volume, path)
+        found = yield from self._names.newest(volume, path)
         if isinstance(found, MissCause) or not found.is_folder:
-            found = self._folder(path, FOLDER_MODE, *self._owner, now_ns)
+            found = folder(path, FOLDER_MODE, *self._owner, now_ns)
         changed = replace(
             found,
             mode=found.mode if changes.mode is None else changes.mode,
@@ -457,7 +316,7 @@ class SharedFace(FileSystem):
             gid=found.gid if changes.gid is None else changes.gid,
             ctime_ns=now_ns,
         )
-        yield from self._put(channel, volume, changed)
+        yield from self._names.put(channel, volume, changed)
         node = self._nodes.find(ino)
         if node is not None:
             node.manifest = changed
@@ -499,12 +358,12 @@ class SharedFace(FileSystem):
     def mkdir(self, caller: Caller, parent: int, name: bytes, mode: int) -> Steps[Entry]:
         volume, path = self._place(parent, name)
         channel = self._channel()
-        found = yield from self._newest(volume, path)
+        found = yield from self._names.newest(volume, path)
         if not isinstance(found, MissCause):
             raise FsError(errno.EEXIST)
         mode &= 0o7777 & ~caller.umask
-        made = self._folder(path, mode, caller.uid, caller.gid, wall_ns(channel))
-        yield from self._put(channel, volume, made)
+        made = folder(path, mode, caller.uid, caller.gid, wall_ns(channel))
+        yield from self._names.put(channel, volume, made)
         self._seen.note(volume.name, path, is_folder=True)
         ino, _ = self._nodes.told(Node(volume, path, caller.holder, made))
         return Entry(self._shown(ino, made), FOLDER_SECONDS, FOLDER_SECONDS)
@@ -512,15 +371,15 @@ class SharedFace(FileSystem):
     def rmdir(self, caller: Caller, parent: int, name: bytes) -> Steps[None]:
         volume, path = self._place(parent, name)
         channel = self._channel()
-        found = yield from self._newest(volume, path)
+        found = yield from self._names.newest(volume, path)
         if not isinstance(found, MissCause) and not found.is_folder:
             raise FsError(errno.ENOTDIR)
-        if (yield from self._has_names(volume, path, [NAMES_ASKED])):
+        if (yield from self._names.has_names(volume, path, [NAMES_ASKED])):
             raise FsError(errno.ENOTEMPTY)
         self._seen.forget(volume.name, path)
         if isinstance(found, MissCause):
             raise FsError(errno.ENOENT)
-        yield from self._take_away(channel, volume, path)
+        yield from self._names.take_away(channel, volume, path)
 
     def opendir(self, caller: Caller, ino: int, flags: int) -> Outcome[Opened]:
         if ino != SHARED_ROOT:
@@ -545,8 +404,8 @@ class SharedFace(FileSystem):
     def unlink(self, caller: Caller, parent: int, name: bytes) -> Steps[None]:
         volume, path = self._place(parent, name)
         channel = self._channel()
-        written = self._written_by(caller, volume, path)
-        found = yield from self._newest(volume, path)
+        written = self._written.by(caller, volume, path)
+        found = yield from self._names.newest(volume, path)
         self._seen.forget(volume.name, path)
         if isinstance(found, MissCause):
             if written is None:
@@ -554,7 +413,7 @@ class SharedFace(FileSystem):
         elif found.is_folder:
             raise FsError(errno.EISDIR)
         else:
-            yield from self._take_away(channel, volume, path)
+            yield from self._names.take_away(channel, volume, path)
             self._discards.replaced(volume, found)
         if written is not None:
             written[1].unlinked = True
@@ -571,9 +430,9 @@ class SharedFace(FileSystem):
             raise FsError(errno.EXDEV)
         channel = self._channel()
         self._habits.renamed(caller)
-        written = self._written_by(caller, volume, path)
-        found = yield from self._newest(volume, path)
-        there = yield from self._newest(volume, new_path)
+        written = self._written.by(caller, volume, path)
+        found = yield from self._names.newest(volume, path)
+        there = yield from self._names.newest(volume, new_path)
         if isinstance(found, MissCause) and written is None:
             self._seen.forget(volume.name, path)
             raise FsError(errno.ENOENT)
@@ -589,22 +448,22 @@ class SharedFace(FileSystem):
             return
         if not isinstance(found, MissCause):
             moved = replace(found, path=new_path, ctime_ns=wall_ns(channel))
-            yield from self._put(channel, volume, moved)
+            yield from self._names.put(channel, volume, moved)
             self._seen.note(volume.name, new_path, is_folder=False)
             self._habits.know(volume.name, moved)
             self._habits.know_no_more(volume.name, path)
-            yield from self._take_away(channel, volume, path)
+            yield from self._names.take_away(channel, volume, path)
             if not isinstance(there, MissCause):
                 self._discards.replaced(volume, there, moved)
         self._seen.forget(volume.name, path)
         if written is not None:
             ino, writer = written
-            self._written_no_more(ino, writer)
+            self._written.drop(ino, writer)
             is_moved = not isinstance(found, MissCause)
             yield from writer.move(
                 channel, new_path, None if is_moved or isinstance(there, MissCause) else there
             )
-            self._note_written(ino, writer)
+            self._written.note(ino, writer)
 
     # -- opening --------------------------------------------------------------------------------
 
@@ -612,7 +471,7 @@ class SharedFace(FileSystem):
         self, caller: Caller, parent: int, name: bytes, mode: int, flags: int
     ) -> Outcome[tuple[Entry, Opened]]:
         volume, path = self._place(parent, name)
-        if flags & os.O_EXCL and self._is_written(volume, path):
+        if flags & os.O_EXCL and self._written.has(volume, path):
             raise FsError(errno.EEXIST, "it is being written")
         node = Node(volume, path, caller.holder, is_written=True)
         ino, node = self._nodes.told(node)
@@ -665,7 +524,7 @@ class SharedFace(FileSystem):
     def _opened_writer(self, ino: int, node: Node, writer: FileWriter, flags: int) -> Opened:
         if node.writer is None:
             node.writer = writer
-            self._note_written(ino, writer)
+            self._written.note(ino, writer)
         writer.opens += 1
         handle = self._new_handle(ino, _Handle(node, writer.holder, writer=writer, may_write=_writes(flags)))
         return Opened(handle, direct_io=True, parallel_direct_writes=True)
@@ -683,12 +542,12 @@ class SharedFace(FileSystem):
         if node.is_written and (node.writer is not None or _writes(flags)):
             return self._open_written(caller, ino, node, flags)
         if _writes(flags):
-            self._write_through_another(caller, node, flags)
+            self._written.open_another(caller, node, flags)
         return self._open(caller, ino, node, flags)
 
     def _open_written(self, caller: Caller, ino: int, node: Node, flags: int) -> Outcome[Opened]:
         writer = node.writer
-        self._retried(caller, node)
+        self._written.retried(caller, node)
         if writer is None:
             writer = self._writer(caller, ino, node, node.manifest, node.replaced)
             return self._opened_writer(ino, node, writer, flags)
@@ -733,12 +592,12 @@ class SharedFace(FileSystem):
 
     def _clear_lost(self, channel: IoChannel, node: Node) -> Steps[None]:
         """Take away the name of a file that has lost a chunk, if it still leads there."""
-        found = yield from self._newest(node.volume, node.path)
+        found = yield from self._names.newest(node.volume, node.path)
         if isinstance(found, MissCause) or node.manifest is None or found.identity != node.manifest.identity:
             return
         self._seen.forget(node.volume.name, node.path)
         try:
-            yield from self._take_away(channel, node.volume, node.path)
+            yield from self._names.take_away(channel, node.volume, node.path)
         except FsError:
             return  # the next open finds the same
         self._discards.replaced(node.volume, found)
@@ -809,7 +668,7 @@ class SharedFace(FileSystem):
         try:
             yield from writer.end(self._channel())
         finally:
-            self._written_no_more(ino, writer)
+            self._written.drop(ino, writer)
             self._open_writers.give_back(writer.holder)
             node.writer, node.manifest, node.replaced = None, writer.manifest, writer.manifest
 

@@ -16,6 +16,8 @@ last and makes the file visible, under the name that the file has then.
 Chunks of a file that is dropped are deleted. Several threads may write whole chunks at the same time.
 """
 
+# One idea in one file: the life of one file from its first write to its manifest, which is one class.
+
 from __future__ import annotations
 
 import contextlib
@@ -29,6 +31,7 @@ from typing import Final
 from agent.fs.close_cause import how_closed
 from agent.fs.file_users import Closed, FileUsers, Judge
 from agent.fs.interface import Caller, FsError, LockOwner, SetAttributes
+from agent.fs.shared.chunks import Staged, pieces, read_chunk, wall_ns
 from agent.fs.shared.discards import Discards
 from agent.fs.shared.manifest import HOLE, IDENTITY_BYTES, Kind, Manifest, Run
 from agent.fs.shared.paths import chunk_key, path_key, split
@@ -50,34 +53,6 @@ PUT_TRIES: Final = 3
 ASKED_FROM: Final = 8
 """A file of more than this part of the volume is asked for before it is published: it may have evicted
 itself."""
-
-
-class Staged:
-    """One chunk in memory."""
-
-    __slots__ = ("buffer", "covered", "whole")
-
-    def __init__(self, size: int) -> None:
-        self.buffer: Final = bytearray(size)
-        self.covered: list[tuple[int, int]] = []
-        """The ranges that were written, in order."""
-        self.whole = False
-        """Every byte is known: it was stored before, or it was covered."""
-
-    def cover(self, begin: int, end: int) -> bool:
-        """A range was written. True where that covered the chunk."""
-        if self.whole:
-            return False
-        ranges = []
-        for first, last in self.covered:
-            if last < begin or first > end:
-                ranges.append((first, last))
-            else:
-                begin, end = min(begin, first), max(end, last)
-        ranges.append((begin, end))
-        self.covered = sorted(ranges)
-        self.whole = self.covered == [(0, len(self.buffer))]
-        return self.whole
 
 
 class FileWriter:
@@ -600,41 +575,6 @@ class FileWriter:
             count += 1
         if before != identity:
             yield Run(first, count, before)
-
-
-def pieces(offset: int, data: memoryview, chunk_bytes: int) -> Iterator[tuple[int, int, memoryview]]:
-    """A range of a file by chunks: the number of each, where in it the range begins, and that part of
-    `data`."""
-    at = 0
-    while at < len(data):
-        number, within = divmod(offset + at, chunk_bytes)
-        size = min(chunk_bytes - within, len(data) - at)
-        yield number, within, data[at : at + size]
-        at += size
-
-
-def read_chunk(
-    channel: IoChannel,
-    volume: SharedVolume,
-    key: bytes,
-    size: int,
-    at: int,
-    into: memoryview,
-    deadline: float,
-) -> Steps[None]:
-    """Fill `into` from `at` of a chunk of `size` bytes. Raises FsError: never fewer bytes, never others."""
-    reading = volume.chunks.reader(key)
-    try:
-        count = yield from reading.read(channel, at, into, deadline)
-        if count != len(into) or reading.length != size:
-            cause = "another length" if reading.cause is None else reading.cause.name.lower()
-            raise FsError(errno.EIO, f"a chunk of the file is lost: {cause}")
-    finally:
-        reading.close()
-
-
-def wall_ns(channel: IoChannel) -> int:
-    return int(channel.wall() * 1e9)
 
 
 def _time(before: int, told: int | None, touched: bool, now_ns: int) -> int:

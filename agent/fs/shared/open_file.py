@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from agent.fs.interface import FsError
-from agent.fs.shared.file_writer import pieces
+from agent.fs.shared.chunks import pieces
 from agent.fs.shared.manifest import HOLE, Manifest
 from agent.fs.shared.paths import chunk_key
 from agent.fs.shared.volume import HELD_AT_ONCE, Hold, Reader, SharedVolume
@@ -26,6 +26,7 @@ READERS_MAX: Final = 4
 """Chunks of one open file whose readers are kept: a program reads on in one, or in a few at once."""
 AHEAD: Final = 4
 """Chunks that are prestaged before the one that is read."""
+
 
 class ReadsUnderWay:
     """How many reads of chunks a door has under way. Nothing is prestaged where it is more than one: readers
