@@ -298,3 +298,69 @@ def test_statvfs_tells_the_volume_and_bounds_are_shown(two: Two, folder: str) ->
     wait_until(lambda: os.statvfs(two.one).f_bfree >= before.f_bfree, 30, "the room to come back")
     names = {"shared-open", "shared-writers", "shared-nodes", "shared-names", "shared-staged-bytes"}
     assert names <= set(rows())
+
+
+def test_the_reference_door_serves_the_same(processes: Processes, tmp_path: Path, seed: int) -> None:
+    pool = PoolUp(processes, tmp_path / "state", *SHARED_POOL, "--door", "pyfuse3")
+    try:
+        base = pool.mount / "shared/shared/a/b"
+        os.makedirs(base)
+        data = data_of(seed, 3 * MIB + 5)
+        write_direct(base / "f.tmp", data)
+        os.replace(base / "f.tmp", base / "f")
+        assert (base / "f").read_bytes() == read_direct(base / "f") == data
+        with open(base / "f", "r+b") as file:
+            file.seek(MIB)
+            file.write(b"over")
+        assert (base / "f").read_bytes() == data[:MIB] + b"over" + data[MIB + 4 :]
+        assert os.listdir(base) == ["f"]
+        shutil.rmtree(pool.mount / "shared/shared/a")
+        assert os.listdir(pool.mount / "shared/shared") == []
+    finally:
+        assert pool.down() == 0
+
+
+def test_a_pool_whose_agent_is_killed_has_what_was_closed(
+    processes: Processes, tmp_path: Path, seed: int
+) -> None:
+    pool = PoolUp(processes, tmp_path / "state", *SHARED_POOL)
+    try:
+        base = pool.mount / "shared/shared/a"
+        base.mkdir()
+        data = data_of(seed, 3 * MIB + 5)
+        (base / "closed").write_bytes(data)
+        descriptor = os.open(base / "open", os.O_WRONLY | os.O_CREAT)
+        os.write(descriptor, data)
+        old = pool.kill("agent-process")
+        with pytest.raises(OSError, match=""):
+            os.close(descriptor)
+        pool.wait_restarted("agent-process", old)
+        assert (base / "closed").read_bytes() == data
+        assert not (base / "open").exists()
+    finally:
+        assert pool.down() == 0
+
+
+def test_bits_that_flip_on_flash_are_never_served(processes: Processes, tmp_path: Path, seed: int) -> None:
+    pool = PoolUp(processes, tmp_path / "state", *SHARED_POOL)
+    try:
+        base = pool.mount / "shared/shared"
+        contents = {f"f{number}": data_of(seed + number, 2 * MIB + number) for number in range(8)}
+        for name, data in contents.items():
+            (base / name).write_bytes(data)
+        for enclosure in range(2):
+            pool.fault(enclosure, "flip", drive=0, on_read=True, bits=2, offset=MIB, probability=0.3)
+        failed = 0
+        for name, data in contents.items():
+            try:
+                with open(base / name, "rb", buffering=0) as file:
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                    assert file.read(4 * MIB) == data[: 4 * MIB]
+            except OSError as refused:
+                assert refused.errno in (errno.EIO, errno.ENOENT)
+                failed += 1
+        assert failed
+        for enclosure in range(2):
+            pool.fault(enclosure, "heal", drive=0)
+    finally:
+        assert pool.down() == 0
