@@ -12,15 +12,51 @@ from __future__ import annotations
 
 import difflib
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+_NEAR: Final = 0.62
+"""Of difflib's ratio: `tpc` is near to `tcp`, and `write` is not near to `suite`."""
+
+_EXPECTED: Final[Mapping[str, str]] = {
+    "missing": "is required",
+    "string_type": "should be text, in quotes",
+    "path_type": "should be a path, in quotes",
+    "int_type": "should be a whole number",
+    "int_parsing": "should be a whole number",
+    "int_parsing_size": "has too many digits",
+    "int_from_float": "should be a whole number",
+    "float_type": "should be a number",
+    "float_parsing": "should be a number",
+    "bool_type": "should be true or false",
+    "bool_parsing": "should be true or false",
+    "tuple_type": "should be a list, in square brackets",
+    "dict_type": "should be a table",
+    "model_type": "should be a table",
+    "model_attributes_type": "should be a table",
+    "string_pattern_mismatch": "does not have the form that it should have",
+}
+"""What a value should be, by pydantic's type of the error: its own words are of Python, not of TOML."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """` (did you mean X?)` where a known word is near to what was typed, whatever its case, for the end of a
     sentence."""
     words = {each.casefold(): each for each in known}
-    near = difflib.get_close_matches(word.casefold(), words, 1)
+    near = difflib.get_close_matches(word.casefold(), words, 1, _NEAR)
     return f" (did you mean {words[near[0]]}?)" if near else ""
+
+
+def expected_there(problem: Mapping[str, Any]) -> str:
+    """A row of pydantic's `ValidationError.errors()` in words for the author of the document."""
+    if words := _EXPECTED.get(problem["type"]):
+        return words
+    if problem["type"] == "too_long":
+        return f"should have at most {problem['ctx']['max_length']} entries"
+    text = str(problem["msg"])
+    for start in ("Value error, ", "Input ", "String "):
+        text = text.removeprefix(start)
+    return text
 
 
 def printable(text: str) -> str:

@@ -45,6 +45,11 @@ def readable_bytes(count: float) -> str:
     return f"{count:,.4g} TiB"
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 drive`, `2 drives`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def readable_seconds(seconds: float) -> str:
     """A time as people read it: `44 s`, `42 min 44 s`, `3 h 5 min`, `12 d 3 h`."""
     whole = int(seconds)

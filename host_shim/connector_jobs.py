@@ -68,13 +68,6 @@ class JobRunner:
             self._changed.notify()
         return True
 
-    def drain(self, seconds: float | None = None) -> bool:
-        """Wait until nothing waits and nothing runs; False where `seconds` were not enough."""
-        with self._changed:
-            return self._changed.wait_for(
-                lambda: not (self._urgent or self._rest or self._running), timeout=seconds
-            )
-
     def close(self, seconds: float = 5.0) -> bool:
         """Forget what waits, let end what runs, for `seconds` at most; False where a thread still runs."""
         with self._changed:

@@ -50,7 +50,7 @@ class ConnectorOptions:
         known = sorted(field.name for field in fields(cls))
         unknown = sorted(set(found) - set(known))
         if unknown:
-            near = [name for each in unknown for name in difflib.get_close_matches(each, known, 1)]
+            near = [name for each in unknown for name in difflib.get_close_matches(each.lower(), known, 1)]
             meant = f"; did you mean {', '.join(near)}?" if near else ""
             raise ValueError(
                 f"g35: unknown options {', '.join(unknown)}; there are {', '.join(known)}{meant}"

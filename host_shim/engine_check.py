@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import errno
 import importlib
 import importlib.metadata
 import json
+import mmap
 import os
 import secrets
 import select
@@ -102,8 +102,7 @@ def blocks_by_key(place: Place) -> Found:
 def files_by_path(place: Place) -> Found:
     """A file on /fs, written and read with O_DIRECT as the engines' file tiers do, then removed."""
     path = os.path.join(place.mount, "fs", f".g35-check-{secrets.token_hex(8)}")
-    page = memoryview(bytearray(3 * 4096))
-    page = page[-_address_of(page) % 4096 :][:4096]
+    page = memoryview(mmap.mmap(-1, 4096))
     page[:] = os.urandom(4096)
     expected = bytes(page)
     try:
@@ -120,11 +119,6 @@ def files_by_path(place: Place) -> Found:
     if page != expected:
         return Found("/fs", False, "a page that was written did not come back", "g35 status")
     return Found("/fs", True, "a page written and read with O_DIRECT")
-
-
-def _address_of(buffer: memoryview) -> int:
-    """The address of a buffer's first byte."""
-    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 
 
 def vllm_loads_the_tier(_place: Place) -> Found:

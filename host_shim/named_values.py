@@ -29,9 +29,9 @@ from typing import TypeAlias
 
 from host_shim.connector_jobs import within
 from host_shim.connector_options import ConnectorOptions
+from host_shim.control_session import Session
 from host_shim.control_wire import KEY_BYTES, KEYS_MAX, TICKETS_MAX, VALUE_BYTES_MAX
 from host_shim.pool import Buffer, Pool, UnknownVolume, ValueTooLong, whole_seconds
-from host_shim.session import Session
 
 _log = logging.getLogger(__name__)
 

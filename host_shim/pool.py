@@ -33,6 +33,7 @@ from typing import Any, TypeAlias
 
 from host_shim.block_key import checked_key
 from host_shim.connector_jobs import JobRunner, share
+from host_shim.control_session import ONE_REQUEST_BYTES, Files, RealFiles, Session, SessionDead, SessionLender
 from host_shim.control_wire import (
     KEYS_MAX,
     SESSION_PATH,
@@ -43,7 +44,6 @@ from host_shim.control_wire import (
     Outcome,
 )
 from host_shim.registered_memory import RegisteredMemory
-from host_shim.session import ONE_REQUEST_BYTES, Files, RealFiles, Session, SessionDead, SessionLender
 from host_shim.unlocked_memory import new_memory
 
 __all__ = ["BufferTooSmall", "Fetched", "Pool", "UnknownVolume", "ValueTooLong", "Volume", "whole_seconds"]
@@ -483,8 +483,9 @@ def unknown_volume(name: str, stats: dict[str, Any]) -> UnknownVolume:
     kinds = {str(each["name"]): str(each.get("kind", "kv")) for each in stats.get("volumes", ())}
     if name in kinds:
         return UnknownVolume(f"volume {name!r} is of kind {kinds[name]}; blocks go into one of kind kv")
-    near = difflib.get_close_matches(name, [each for each in kinds if kinds[each] == "kv"], 1)
-    meant = f" (did you mean {near[0]}?)" if near else ""
+    known = {each.casefold(): each for each, kind in kinds.items() if kind == "kv"}
+    near = difflib.get_close_matches(name.casefold(), known, 1)
+    meant = f" (did you mean {known[near[0]]}?)" if near else ""
     return UnknownVolume(f"the pool has no volume {name!r}{meant}")
 
 

@@ -71,9 +71,7 @@ class G35HiCache(HiCacheStorage):  # type: ignore[misc]
         if not keys or target_locations is None or len(target_locations) != len(keys):
             return [None] * len(keys)
         rooms = [_tensor_memory(each) for each in target_locations]
-        whole = self._moved(
-            self._values.load, _KV, keys, [None if room is None else [room] for room in rooms]
-        )
+        whole = self._moved(self._values.load, _KV, keys, rooms)
         return [tensor if well else None for tensor, well in zip(target_locations, whole, strict=True)]
 
     def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool:
@@ -87,12 +85,7 @@ class G35HiCache(HiCacheStorage):  # type: ignore[misc]
             return False
         # A copy that contiguous() made lives no longer than somebody has it, and a view has only its address.
         whole = [None if value is None else value.contiguous() for value in values]
-        memories = [_tensor_memory(value) for value in whole]
-        return all(
-            self._moved(
-                self._values.store, _KV, keys, [None if each is None else [each] for each in memories]
-            )
-        )
+        return all(self._moved(self._values.store, _KV, keys, [_tensor_memory(value) for value in whole]))
 
     def batch_exists_v2(self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None) -> Any:
         """How long a prefix can be restored when other pools (states, windows) need their pages, too."""
@@ -213,11 +206,12 @@ def _memory(address: int, size: int) -> memoryview:
     return view
 
 
-def _tensor_memory(tensor: Any) -> memoryview | None:
+def _tensor_memory(tensor: Any) -> list[memoryview] | None:
+    """A page of one piece; None for no tensor, or one that does not lie in one piece."""
     if tensor is None or not tensor.is_contiguous():
         return None
     size = tensor.numel() * tensor.element_size()
-    return _memory(tensor.data_ptr(), size) if size else None
+    return [_memory(tensor.data_ptr(), size)] if size else None
 
 
 def _text(name: Any) -> str:

@@ -178,11 +178,6 @@ def decode_registered_untrusted(data: bytes | bytearray | memoryview) -> tuple[i
     return region, locked_byte
 
 
-def encode_unregister(region: int) -> bytearray:
-    """The bytes of UNREGISTER."""
-    return bytearray(_UNREGISTER.pack(region))
-
-
 def decode_unregister_untrusted(data: bytes | bytearray | memoryview) -> int:
     """The number of the region that ends. Raises MalformedControl."""
     if len(data) != REGISTER_BYTES or any(data[4:]):

@@ -21,12 +21,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple
 
+from agent.attach.map_history import MapHistory, opens
+from agent.inline.secrets import RootKey
 from agent.pool.counters import MissCause
 from agent.pool.map.document import VERSIONS_AHEAD_MAX, MapNamespace, PoolMap
 from agent.pool.map.inspect import LOOK_SECONDS, Content, Inspection, inspect
 from agent.pool.map.key_epochs import has_keys_of
 from agent.pool.map.kv_superblock import inspect_kv
-from agent.pool.map.reconcile import Opens, agreed, with_key_ends
+from agent.pool.map.reconcile import agreed, with_key_ends
 from agent.pool.map.replicas import name_in, name_of
 from agent.pool.map.seal import WITHOUT_SEAL, MapSeal
 from agent.pool.map.superblock import BLOCK_BYTES, NoSuperblock, head_of
@@ -34,6 +36,7 @@ from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.steps import IoChannel, Steps, wait_for
 from agent.pool.volume.key_transition import slept_seconds
 from agent.pool.volume.volume import Layout, MapCheck, PoolVolume, Volume, in_sets
+from agent.remote.fabric import Fabric
 
 log = logging.getLogger(__name__)
 
@@ -75,40 +78,27 @@ class MapWatch:
         pool_map: PoolMap,
         volumes: Sequence[PoolVolume],
         prestage: PrestageCache,
-        remember: Callable[[PoolMap], None] = lambda _: None,
-        grow: Callable[[Sequence[bytes]], None] | None = None,
-        distrust: Callable[[PoolMap], Collection[str]] = lambda _: (),
-        taken: Callable[[bytes, str], None] = lambda _, __: None,
-        confirm: Callable[[PoolMap], None] = lambda _: None,
-        opens: Opens = lambda _, __: True,
-        seal: MapSeal | None = None,
-        is_behind: Callable[[PoolMap], bool] = lambda _: False,
+        history: MapHistory,
+        root: RootKey,
+        fabric: Fabric,
+        seal: MapSeal,
+        followed: Callable[[PoolMap], None] = lambda _: None,
     ) -> None:
-        """`remember` gets each newer map once it is followed. `grow` gets the NGUIDs where more follow those
-        of before; without it newcomers wait for the next start. `distrust` is asked first, for the ids of
-        volumes to which a map gives keys that no root key made (map_history.py). `taken` gets a namespace
-        (NGUID) and the other pool that it carries now, "" once it carries this one again. `confirm` gets a
-        followed map once most namespaces carry it. `opens`: whether the root key opens a volume. `seal`:
-        which copies count; without it all do. `is_behind`: whether a map is older than one that most
-        namespaces have carried."""
+        """`followed` gets each newer map, before the history does. The root key has opened the `volumes`."""
+        self._history, self._root, self._fabric, self._followed = history, root, fabric, followed
+        self._opens = functools.partial(opens, root)
         self._seal = seal
         self._known = _Known(pool_map, frozenset({name_of(pool_map)}), {})
-        self._confirm = confirm
-        self._opens = opens
         self._seen_with: set[int] = set()
         """Numbers of the namespaces that carry the map in force."""
         self._is_confirmed = False
         self._elsewhere: dict[int, _Found | None] = {}
         """What the others carry, as each was last seen; None where it is no map of this pool."""
-        self._is_behind, self._said_behind = is_behind, False
-        self._grow = grow
-        self._distrust = distrust
-        self._remember = remember
+        self._said_behind = False
         self._volumes = volumes
         self._prestage = prestage
         self._turn = itertools.cycle(range(len(pool_map.namespaces)))
         self._next_look = 0.0
-        self._tell_taken = taken
         self._taken: dict[int, str] = {}
         """Numbers of namespaces that carry another pool, and which."""
         self.without_map: dict[str, str] = {}
@@ -121,6 +111,15 @@ class MapWatch:
         for volume in in_sets(volumes):
             check = MapCheck(functools.partial(self._still_has_keys_of, volume), self.newest_version)
             volume.change(map_check=check)
+        self._note(pool_map, is_on_most=False)
+
+    def _note(self, pool_map: PoolMap, *, is_on_most: bool) -> None:
+        opened = [each.settings.volume_id.hex() for each in self._volumes if not each.erased]
+        has_seal = pool_map.pool_id in self._seal.pools
+        self._history.note(pool_map, opened, is_on_most=is_on_most, has_seal=has_seal)
+
+    def _distrust(self, newer: PoolMap) -> set[str]:
+        return self._history.distrusted(self._volumes, self._root, newer)
 
     @property
     def pool_map(self) -> PoolMap:
@@ -161,7 +160,7 @@ class MapWatch:
             self._seen_with.add(number)
         if not self._is_confirmed and 2 * len(self._seen_with) > len(self.pool_map.namespaces):
             self._is_confirmed = True
-            self._confirm(self.pool_map)
+            self._note(self.pool_map, is_on_most=True)
         for volume in in_sets(self._volumes):
             volume.map_age.note(now, slept)
 
@@ -188,7 +187,7 @@ class MapWatch:
             return
         if self._distrust(left):
             return
-        if self._is_behind(left):
+        if self._history.is_behind(left):
             self._say_behind(left)
             return
         is_same = left.version == self.pool_map.version
@@ -298,7 +297,7 @@ class MapWatch:
         if found.superblock is None:
             return None
         maps = found.maps or (found.superblock.pool_map,)
-        counting = maps if self._seal is None else self._seal.counting(maps)
+        counting = self._seal.counting(maps)
         return agreed(counting) if counting else None
 
     def _still_has_keys_of(
@@ -370,7 +369,7 @@ class MapWatch:
             return
         self._taken[number] = other
         nguid = self.pool_map.namespaces[number].nguid
-        self._tell_taken(bytes.fromhex(nguid), other)
+        self._fabric.note_taken(bytes.fromhex(nguid), other)
         if other:
             log.error(
                 "namespace %s carries pool %s now, and this agent serves %s: nothing is written there any "
@@ -410,8 +409,8 @@ class MapWatch:
         members = self._members_to_follow(newer)
         layouts = [] if members is None else self._layouts(newer)
         more = 0 if members is None else len(members) - len(self._members())
-        if members is not None and self._grow is not None and more > 0:
-            self._grow([bytes.fromhex(each) for each in members])
+        if members is not None and more > 0:
+            self._fabric.grow([bytes.fromhex(each) for each in members])
             log.info("%d namespaces have joined the pool", more)
         if members is not None and more:
             # Where there are fewer, their numbers stay good: somebody may be reading there.
@@ -422,7 +421,9 @@ class MapWatch:
                 volume.change(layout=layout)
         if members is None:
             newer = newer.model_copy(update={"namespaces": self.pool_map.namespaces})
-        self._remember(newer)
+        self._followed(newer)
+        # After that: the disk of the state folder may be full, or hang.
+        self._note(newer, is_on_most=False)
         # After that: a check by it must not meanwhile take keys for known that are not followed yet.
         self._known = _Known(newer, frozenset(marks), {})
         if not is_known:
@@ -437,7 +438,7 @@ class MapWatch:
         then. It has fewer where the known map was nobody's, and is left again."""
         before, now = self._members(), [each.nguid for each in newer.namespaces]
         shorter = min(len(before), len(now))
-        return None if self._grow is None or before[:shorter] != now[:shorter] else now
+        return None if before[:shorter] != now[:shorter] else now
 
     def _layouts(self, newer: PoolMap) -> list[tuple[Volume, Layout]]:
         """What the volumes that are served on do to go by the extents of another map."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from agent.bench import records
 from agent.bench.catalog import CATALOG, chosen, matching, unknown
 from agent.cli.tables import print_tables
 from agent.cli.temporary_folder import temporary_folder
+from agent.cli.up.interrupts import ended_by_signals
 from agent.errors import did_you_mean
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def bench(
     from agent.bench.run_bench import Wishes, run
 
     wishes = Wishes(chosen(names or []), seconds, trace, requests)
-    with _ended_by_signals(), temporary_folder("g35-bench-") as folder, _progress() as said:
+    with ended_by_signals(), temporary_folder("g35-bench-") as folder, _progress() as said:
         results = run(wishes, folder, said)
     _show(results, json_file)
     if results.troubles:
@@ -79,26 +79,14 @@ def _show(results: Results, json_file: Path | None) -> None:
 
 
 @contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the bench as Ctrl-C does, so that it takes everything down."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
 def _progress() -> Iterator[Said]:
     """A bar where somebody looks, a line for each step elsewhere. It draws between rounds, never in one."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description:34}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
+    shown = Progress(
+        *columns, console=console, transient=True, auto_refresh=False, disable=not console.is_terminal
+    )
+    with shown as progress:
         bar = progress.add_task("starting", total=1.0)
 
         def said(what: str, part: float) -> None:

@@ -13,14 +13,9 @@ from pathlib import Path
 from agent.bench.contents import Contents
 from agent.bench.one_file import OneFile
 from agent.fs.doors.make_door import make_door
-from agent.pool.steps import Steps, T
+from agent.pool.steps import NoRunner
 
 WORKERS = 4
-
-
-class _NoSteps:
-    def run(self, steps: Steps[T]) -> T:
-        raise AssertionError("nothing here has to wait")
 
 
 def main() -> None:
@@ -28,7 +23,7 @@ def main() -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    door = make_door("dev_fuse", OneFile(Contents(size).value(0)), mount, WORKERS, lambda _number: _NoSteps())
+    door = make_door("dev_fuse", OneFile(Contents(size).value(0)), mount, WORKERS, lambda _number: NoRunner())
     door.start()
     try:
         ready.write_text("ready\n")

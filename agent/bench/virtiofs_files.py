@@ -1,4 +1,4 @@
-"""host_shim's system calls through a virtio-fs device: `Files` (host_shim/session.py) without any mount.
+"""host_shim's system calls through a virtio-fs device: `Files` of its control_session.py without any mount.
 
     pool = Pool("", files=VirtiofsFiles(machine))      # a machine that is started, and its client, too
 

@@ -51,8 +51,15 @@ def doctor(
     """Check this machine: needs of the agent, tools of tests and lab, dead mounts."""
     for name in ("python", "mount", "volume", "options"):
         source = context.get_parameter_source(name)
-        if engine is None and source is not None and source.name == "COMMANDLINE":
+        if source is None or source.name != "COMMANDLINE":
+            continue
+        if engine is None:
             raise typer.BadParameter(f"--{name} is of an engine; --engine says which one")
+        if engine is Engine.NIXL and name in ("volume", "options"):
+            raise typer.BadParameter(
+                "NIXL goes by files of /fs: it has no volume of /kv, and no connector of ours",
+                param_hint=f"--{name}",
+            )
     findings = list(examine() if engine is None else engine_findings(engine, python, mount, volume, options))
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=1))

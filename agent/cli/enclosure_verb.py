@@ -19,14 +19,14 @@ from rich.text import Text
 from agent.cli.tables import folding_table, print_tables, table_console
 from agent.enclosure_control.apply import ApplyFailed, Target, apply, planned
 from agent.enclosure_control.configfs_target import ROOT, ConfigfsTarget
-from agent.enclosure_control.description import load_description
+from agent.enclosure_control.description import Description, load_description
 from agent.enclosure_control.plan import SIZES
 from agent.enclosure_control.records import BdevStats, Present
 from agent.enclosure_control.rpc_client import TIMEOUT_S
 from agent.enclosure_control.rpc_target import RpcTarget
 from agent.enclosure_control.steps import Step
 from agent.errors import UserError, printable
-from agent.sizes import size_text
+from agent.sizes import counted, size_text
 
 EXIT_DIFFERS = 3
 
@@ -63,7 +63,7 @@ def apply_description(
     timeout: Timeout = TIMEOUT_S,
 ) -> None:
     """Configure the enclosure as the file describes. Parts that match already stay untouched."""
-    wanted = load_description(description)
+    wanted = _wanted(description, prune)
     with _target(rpc, configfs, configfs_root, timeout) as target:
         if dry_run:
             found = planned(target, wanted, prune=prune)
@@ -79,7 +79,7 @@ def apply_description(
                 _say(f"not begun: {step}")
             raise
     _say_left_alone(applied.left_alone)
-    _say(f"{len(applied.done)} steps" if applied.done else "nothing to do")
+    _say(counted(len(applied.done), "step") if applied.done else "nothing to do")
 
 
 @app.command()
@@ -93,7 +93,7 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Show what `apply` would change. Exit code 3 if there is any change."""
-    wanted = load_description(description)
+    wanted = _wanted(description, prune)
     with _target(rpc, configfs, configfs_root, timeout) as target:
         found = planned(target, wanted, prune=prune)
         calls = target.show(found.steps)
@@ -148,6 +148,16 @@ def stats(rpc: Rpc = None, timeout: Timeout = TIMEOUT_S, as_json: AsJson = False
     for each in counters:
         _add_row(table, *_row(each))
     print_tables(table)
+
+
+def _wanted(file: Path, prune: bool) -> Description:
+    wanted = load_description(file)
+    if prune and not any(rows for _, rows in wanted):
+        raise UserError(
+            f"{file} describes nothing: --prune would remove all that the enclosure has",
+            "is it the right file? To empty an enclosure, describe no more than its transports",
+        )
+    return wanted
 
 
 @contextmanager

@@ -41,7 +41,7 @@ def new(file: Annotated[Path, typer.Argument(help="Where to write it; must not e
 @app.command()
 def check(file: Annotated[Path, typer.Argument(help="A key file.")]) -> None:
     """Say whether a key file is usable, and its fingerprint."""
-    print(f"{file}: usable, fingerprint {load_root_key(file).fingerprint().hex()}")
+    print(f"{file}: usable, fingerprint {load_root_key(file, 'check the path').fingerprint().hex()}")
 
 
 @app.command("make-dhchap")

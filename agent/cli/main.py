@@ -136,6 +136,12 @@ def _bug(error: Exception) -> G35Error:
 class _Verbs(TyperGroup):
     """A mistyped word among the values of an option is answered by the nearest known one, as verbs are."""
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """A verb in another case is near as well; a mistyped one is answered by typer."""
+        if args and args[0] not in self.commands and args[0].lower() in self.commands:
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {args[0].lower()!r}?")
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)

@@ -13,12 +13,12 @@ from typing import Annotated
 
 import typer
 
-from agent.cli.status_document import read_status
-from agent.cli.up.children import detach, told_by
+from agent.cli.status_document import DeadMount, read_status
+from agent.cli.up.children import detach, end_process, told_by
 from agent.cli.up.layout import is_alive
 from agent.config.configuration import load_configuration
 from agent.errors import G35Error, UserError
-from agent.fs.doors.mounting import is_mounted
+from agent.fs.doors.mounting import clear_dead_mount, is_mounted
 from agent.host_os.hung_agent import AgentHangs
 
 READY_SECONDS = 30.0
@@ -39,13 +39,20 @@ def mount(
         raise G35Error(f"an agent serves {settings.mount} already", f"g35 unmount {settings.mount}")
     settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     words = log or settings.state / "agent.log"
+    ready_file = settings.state.absolute() / "mounted.pid"
+    ready_file.unlink(missing_ok=True)
     command = [sys.executable, "-P", "-m", "agent.cli", "agent", "--config", str(config.absolute())]
-    process = detach(command, words)
-    while "ready" not in words.read_text(errors="replace").splitlines():
-        if process.poll() is not None:
-            said = told_by(words.read_text(errors="replace"), process.returncode)
-            raise G35Error(f"the agent did not start: {said}", f"its log is {words}")
-        time.sleep(0.05)
+    process = detach([*command, "--ready-file", str(ready_file)], words)
+    try:
+        while not ready_file.exists():
+            if process.poll() is not None:
+                said = told_by(words.read_text(errors="replace"), process.returncode)
+                raise G35Error(f"the agent did not start: {said}", f"its log is {words}")
+            time.sleep(0.05)
+    except KeyboardInterrupt:
+        # It has a session of its own, which a Ctrl-C at the terminal does not reach.
+        end_process(process, READY_SECONDS)
+        raise
     print(f"mounted at {settings.mount}, process {process.pid}")
 
 
@@ -54,15 +61,24 @@ def unmount(
         Path, typer.Argument(parser=Path, metavar="<path>", help="The mount of a running agent.")
     ],
 ) -> None:
-    """End the agent behind a mount, which seals what open files have staged and unmounts."""
-    pid = int(read_status(where)["pid"])
+    """End the agent behind a mount, which seals what open files have staged and unmounts.
+
+    A dead mount, whose agent has ended already, is cleared away.
+    """
+    try:
+        pid = int(read_status(where)["pid"])
+    except DeadMount:
+        clear_dead_mount(where)
+        print(f"unmounted {where}, whose agent had ended already")
+        return
     try:
         os.kill(pid, signal.SIGTERM)
     except PermissionError:
         owner = _user(os.stat(f"/proc/{pid}").st_uid)
         raise UserError(
             f"user {owner} runs the agent behind {where}, process {pid}; you may not end it",
-            f"run this as {owner} or as root: sudo g35 unmount {shlex.quote(str(where))}",
+            f"run this as {owner if owner == 'root' else f'{owner} or as root'}: "
+            f"sudo g35 unmount {shlex.quote(str(where))}",
         ) from None
     end = time.monotonic() + READY_SECONDS
     while is_alive(pid):

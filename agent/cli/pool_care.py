@@ -12,15 +12,14 @@ from typing import Annotated, Any
 
 import typer
 from pydantic import TypeAdapter
-from rich.progress import Progress
 
 from agent.attach.inspect_namespaces import look_round
 from agent.attach.map_history import map_seal
 from agent.attach.open_volumes import open_volumes
-from agent.cli.pool_channel import AsJson, Config, with_channel
-from agent.cli.tables import folding_table, table_console
+from agent.cli.pool_channel import AsJson, Config, size_option, with_channel
+from agent.cli.tables import folding_table, progress_bar, table_console
 from agent.config.configuration import load_configuration
-from agent.errors import G35Error, UserError
+from agent.errors import G35Error
 from agent.inline.secrets import root_key_in
 from agent.membership.join import numbers_of
 from agent.pool.maintenance.bad_slots import Quarantined, release, survey
@@ -32,7 +31,7 @@ from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.volume import Volume, in_sets
 from agent.remote.channel import WorkerChannel
 from agent.remote.fabric import Fabric
-from agent.sizes import Size
+from agent.sizes import Size, counted
 
 DIRECTORIES_BYTES = 1 << 20
 """Of directories that a scrub by hand remembers: those that it writes."""
@@ -44,7 +43,7 @@ _RATE: TypeAdapter[int] = TypeAdapter(Size)
 def scrub(
     config: Config,
     bandwidth: Annotated[
-        str, typer.Option(help="Bytes a second at the most, such as 500M; 0: no limit.")
+        str, typer.Option(callback=size_option, help="Bytes a second at the most, such as 500M; 0: no limit.")
     ] = "0",
     as_json: AsJson = False,
 ) -> None:
@@ -56,10 +55,7 @@ def scrub(
     configuration = load_configuration(config)
     root = root_key_in(configuration.agent.key_file)
     seal = map_seal(root, configuration.agent.state)
-    try:
-        rate = _RATE.validate_python(bandwidth)
-    except ValueError:
-        raise UserError(f"--bandwidth {bandwidth} is no size", "write for example 500M") from None
+    rate = _RATE.validate_python(bandwidth)
 
     def work(fabric: Fabric, channel: WorkerChannel) -> ScrubCounters:
         pool_map = newest_map([each for _, _, each in look_round(fabric, channel)], seal)
@@ -69,7 +65,7 @@ def scrub(
         own = in_sets(volumes)
         scrubber = Scrubber(own)
         pace = Pace(rate or 1 << 62, lambda: 0)
-        with Progress(transient=True) as progress:
+        with progress_bar() as progress:
             task = progress.add_task("scrub", total=scrubber.sets)
             while not scrubber.counters.passes:
                 read = channel.run(scrubber.advance(channel))
@@ -108,10 +104,10 @@ def told(counters: ScrubCounters) -> str:
         "values with one copy of two": counters.copies_missing,
     }
     return (
-        f"{counters.slots_checked} slots read ({counters.bytes_read / 2**20:.0f} MiB): "
+        f"{counted(counters.slots_checked, 'slot')} read ({counters.bytes_read / 2**20:.0f} MiB): "
         f"{counters.slots_bad} bad, {counters.slots_stale} stale, {counters.slots_quarantined} set aside; "
         + "".join(f"{count} {what}; " for what, count in seldom.items() if count)
-        + f"{counters.sets_skipped} sets skipped"
+        + f"{counted(counters.sets_skipped, 'set')} skipped"
     )
 
 
@@ -151,7 +147,7 @@ def quarantine(
     else:
         print_slots(found)
         if give_back:
-            print(f"{found['released']} slots were given back")
+            print(f"given back: {counted(found['released'], 'slot')}")
     if found["directories_unread"] or (give_back and found["released"] < len(found["slots"])):
         raise typer.Exit(1)
 
@@ -177,6 +173,7 @@ def print_slots(found: dict[str, Any]) -> None:
     if found["slots"]:
         console.print(table)
     more = len(found["slots"]) - LISTED_MAX
-    console.print(f"{len(found['slots'])} slots are set aside" + (f", {more} not shown" if more > 0 else ""))
+    more_of_them = f", {more} not shown" if more > 0 else ""
+    console.print(f"set aside: {counted(len(found['slots']), 'slot')}{more_of_them}")
     if found["directories_unread"]:
-        console.print(f"{found['directories_unread']} directories could not be read")
+        console.print(f"directories that could not be read: {found['directories_unread']}")

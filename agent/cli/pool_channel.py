@@ -25,10 +25,22 @@ from agent.pool.map.document import PoolMap
 from agent.pool.map.inspect import Inspection
 from agent.remote.channel import VerbChannel, WorkerChannel
 from agent.remote.fabric import Fabric
+from agent.sizes import parse_size
 
 T = TypeVar("T")
 Config = Annotated[Path, typer.Option("--config", help="The TOML file with the enclosures.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+
+
+def size_option(text: str | None) -> str | None:
+    """A size on the command line, such as 10G; the text stays, for its unit."""
+    try:
+        parse_size(text)
+    except ValueError as bad:
+        raise typer.BadParameter(f"{text!r} is no size: {bad}") from None
+    return text
+
+
 END_SECONDS = 2.0
 """How long the end of a verb waits for the request that is under way; it may be one to a dead enclosure."""
 

@@ -6,11 +6,11 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.progress import Progress
 
 from agent.attach.inspect_namespaces import look_round
 from agent.attach.map_history import map_seal
 from agent.cli.pool_channel import Config, refuse_served, want_all, with_channel
+from agent.cli.tables import progress_bar
 from agent.config.configuration import load_configuration
 from agent.errors import G35Error, UserError
 from agent.inline.secrets import root_key_in
@@ -65,7 +65,7 @@ def add(
             if inspection.claimants - {pool_map.pool_id} and nguid.hex() not in named:
                 print(f"namespace {nguid.hex()} is not added: {inspection.detail}", file=sys.stderr)
         if newcomers:
-            with Progress(transient=True) as progress:
+            with progress_bar() as progress:
                 task = progress.add_task("clearing directories", total=None)
                 pool_map = channel.run(
                     join(

@@ -6,16 +6,16 @@ import functools
 import json
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
-from rich.progress import Progress
 
 from agent.attach.inspect_namespaces import look_round, unreached
 from agent.attach.map_history import MapHistory
 from agent.cli import pool_care, pool_members
 from agent.cli.pool_channel import AsJson, Config, refuse_served, with_channel
-from agent.cli.tables import folding_table, table_console
+from agent.cli.tables import folding_table, progress_bar, table_console
 from agent.config.configuration import load_configuration
 from agent.errors import G35Error, UserError
 from agent.fs.files.pool_of_names import names_another
@@ -39,6 +39,7 @@ from agent.pool.map.seal import MapSeal
 from agent.pool.map.superblock import COPY_OFFSETS
 from agent.remote.channel import WorkerChannel
 from agent.remote.fabric import Fabric
+from agent.sizes import counted
 
 LOPSIDED_SHARE = 0.9
 """Of two copies' room: with less, it is said at the format."""
@@ -70,7 +71,8 @@ def format_pool(
     configuration = load_configuration(config)
     if not configuration.volumes:
         raise UserError(f"{config} describes no volume", "add at least one [[volumes]] section")
-    root = root_key_in(configuration.agent.key_file)
+    key_file = configuration.agent.key_file
+    root = root_key_in(key_file, f"for a new pool, make one: g35 key new {quote(str(key_file))}")
     seen_maps = MapHistory(configuration.agent.state)
 
     def work(fabric: Fabric, channel: WorkerChannel) -> PoolMap:
@@ -104,7 +106,7 @@ def format_pool(
             for nguid, _, inspection in seen
             if inspection.kv is None
         }  # fmt: skip
-        with Progress(transient=True) as progress:
+        with progress_bar() as progress:
             task = progress.add_task("clearing directories", total=sets_of(pool_map))
             for volume in pool_map.volumes:
                 advance = functools.partial(progress.advance, task)
@@ -131,7 +133,8 @@ def format_pool(
     for names in sorted(configuration.agent.state.glob("*files.sqlite")):
         if names_another(names, pool_map.pool_id):
             print(_of_another_pool(names), file=sys.stderr)
-    print(f"pool {pool_map.pool_id}: {len(pool_map.namespaces)} namespaces, {len(pool_map.volumes)} volumes")
+    members, volumes = len(pool_map.namespaces), len(pool_map.volumes)
+    print(f"pool {pool_map.pool_id}: {counted(members, 'namespace')}, {counted(volumes, 'volume')}")
 
 
 @app.command()
@@ -204,7 +207,8 @@ def not_looked_at(inspections: list[Inspection], away: str) -> G35Error | None:
         return None
     reasons = [f"not connected: {away}"] if away != "none" else []
     if unread:
-        reasons.append(f"{len(unread)} namespaces could not be read ({', '.join(sorted(set(unread)))})")
+        count = counted(len(unread), "namespace")
+        reasons.append(f"{count} could not be read ({', '.join(sorted(set(unread)))})")
     return G35Error(
         "no pool was seen, and not all was looked at" if inspections else "no namespace was reached",
         "; ".join(reasons) or "the enclosures that there are show none; add drives to them",
@@ -287,7 +291,8 @@ def _print_tables(shown: dict[str, Any], *, undecided: bool) -> None:
         table.add_row(row["nguid"], row["enclosure"], carries, f"{row['bytes'] / 2**30:.2f}")
     console.print(table)
     if (strange := _strange(shown)) > 0:
-        console.print(f"{strange} blank namespaces do not belong to the pool; g35 pool add takes them in")
+        words = "namespace does" if strange == 1 else "namespaces do"
+        console.print(f"{strange} blank {words} not belong to the pool; see g35 pool add")
     if shown["not_connected"] != "none":
         console.print(f"not connected: {shown['not_connected']}")
     if shown["pool"] is None:
@@ -302,7 +307,7 @@ def _print_tables(shown: dict[str, Any], *, undecided: bool) -> None:
             joined = 64 * sum(extent["sets"] for extent in volume["extents"][volume["settled"] :])
             slots += f", {joined} of them joined"
         if volume["kv_namespaces"]:
-            slots = f"on {len(volume['kv_namespaces'])} KV namespaces"
+            slots = f"on {counted(len(volume['kv_namespaces']), 'KV namespace')}"
         table.add_row(
             volume["name"], volume["kind"], volume["suite"], str(volume["value_bytes"] >> 10), slots,
             str(volume["copies"]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,16 +12,17 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
-from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
 from agent.cli.status_document import read_status
 from agent.cli.tables import folding_table, print_tables
+from agent.cli.top_screen import REST_LINES_LEAST, Scroll, fitted, follow_keys, typed_keys
 from agent.cli.up.folder_trouble import told_of_owner
+from agent.cli.up.interrupts import ended_by_signals
 from agent.cli.up.layout import Layout, default_state
 from agent.errors import G35Error
-from agent.sizes import readable_bytes, readable_seconds
+from agent.sizes import counted, readable_bytes, readable_seconds
 
 NAMED_MAX = 8
 """Namespaces of a kind that are shown; all are in the JSON."""
@@ -58,33 +59,53 @@ def top(
     every: Annotated[float, typer.Option(min=0.1, max=60.0, help="Seconds between looks.")] = 1.0,
     times: Annotated[int, typer.Option(min=0, help="Looks before it ends; 0: until Ctrl-C.")] = 0,
 ) -> None:
-    """Show the status live, with the rates of the last interval."""
+    """Show the status live, with the rates of the last interval.
+
+    On a low screen the health stays. Arrows, space, b, g and G scroll the rest; q ends, as Ctrl-C does.
+    """
     where = _mount(state, mount)
     earlier = read_status(where)
-    looks = 0
     console = Console()
-    screen = times == 0 and console.is_terminal
-
-    def page(now: dict[str, Any], before: dict[str, Any] | None) -> Group:
-        whole = tables(now, before)
-        return fitted(whole, console) if screen else whole
-
+    if times == 0 and console.is_terminal:
+        with ended_by_signals():
+            _on_screen(where, every, console, earlier)
+        return
     live = None
     if console.is_terminal:  # elsewhere, Live would print the last look once more
-        live = Live(page(earlier, None), console=console, screen=screen, refresh_per_second=4)
-    with live or nullcontext():
-        try:
-            while not times or looks < times:
-                time.sleep(every)
-                now = read_status(where)
-                if live is None:
-                    print_tables(tables(now, earlier))
-                else:
-                    live.update(page(now, earlier))
-                earlier = now
-                looks += 1
-        except KeyboardInterrupt:
-            pass
+        live = Live(tables(earlier, None), console=console, refresh_per_second=4)
+    looks = 0
+    with live or nullcontext(), suppress(KeyboardInterrupt):
+        while not times or looks < times:
+            time.sleep(every)
+            now = read_status(where)
+            if live is None:
+                print_tables(tables(now, earlier))
+            else:
+                live.update(tables(now, earlier))
+            earlier = now
+            looks += 1
+
+
+def _on_screen(where: Path, every: float, console: Console, earlier: dict[str, Any]) -> None:
+    """Show the status on the whole screen until Ctrl-C, or q."""
+    scroll = Scroll()
+    page: tuple[dict[str, Any], dict[str, Any] | None] = (earlier, None)
+    with typed_keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
+
+        def redraw() -> None:
+            now, before = page
+            rest = Group(*_traffic(now, before), *_room(now))
+            whole = fitted(health_that_fits(now, console), rest, console, scroll, has_keys=keys is not None)
+            live.update(whole, refresh=True)
+
+        with suppress(KeyboardInterrupt):
+            while True:
+                redraw()
+                if keys is None:
+                    time.sleep(every)
+                elif follow_keys(keys, scroll, redraw, every):
+                    return
+                page = (read_status(where), page[0])
 
 
 def _mount(state: Path | None, mount: Path | None) -> Path:
@@ -105,10 +126,30 @@ def tables(found: dict[str, Any], earlier: dict[str, Any] | None) -> Group:
     return Group(*_health(found), *_traffic(found, earlier), *_room(found))
 
 
-def _health(found: dict[str, Any]) -> list[RenderableType]:
-    """What an operator has to know first: what is away, what is not served, what waits for somebody."""
+def health_that_fits(found: dict[str, Any], console: Console) -> Group:
+    """The health, with fewer enclosures that are well where the screen has no room for all."""
+    most = max(1, console.height - 1 - REST_LINES_LEAST)
+    rows = len(found["enclosures"])
+    while True:
+        shown = Group(*_health(found, rows))
+        excess = len(console.render_lines(shown, console.options, pad=False)) - most
+        if excess <= 0 or rows <= 1:
+            return shown
+        rows -= max(1, min(excess, rows // 2))
+
+
+def _is_well(enclosure: dict[str, Any]) -> bool:
+    return enclosure["connected"] and not (enclosure["namespaces_paused"] or enclosure["namespaces_suspect"])
+
+
+def _health(found: dict[str, Any], rows: int | None = None) -> list[RenderableType]:
+    """What an operator has to know first: what is away, what is not served, what waits for somebody.
+
+    `rows`: of so many enclosures, those first that are not well; a line counts the others.
+    """
     pool = found["pool"]
-    reached = f"{pool['namespaces'] - pool['namespaces_away']} of {pool['namespaces']} namespaces reached"
+    there = pool["namespaces"]
+    reached = f"{there - pool['namespaces_away']} of {counted(there, 'namespace')} reached"
     up = readable_seconds(found["uptime_s"])
     # A line of its own for each: ids and paths are longer than half a terminal.
     lines = [f"{reached}; the agent is up for {up}"]
@@ -116,12 +157,18 @@ def _health(found: dict[str, Any]) -> list[RenderableType]:
     lines += [f"pool    {pool['id']}", f"mount   {found['mount']}"]
     columns = ("namespaces", "paused", "suspect", "reconnects")
     enclosures = folding_table("Enclosures", ("enclosure", "state"), columns)
-    for each in found["enclosures"]:
+    every = found["enclosures"]
+    listed = every if rows is None or rows >= len(every) else sorted(every, key=_is_well)[:rows]
+    for each in listed:
         enclosures.add_row(
             each["name"], escape(_state(each)), str(each["namespaces"]), str(each["namespaces_paused"]),
             str(each["namespaces_suspect"]), str(each["reconnects"]),
         )  # fmt: skip
-    return [Text("\n".join(lines), overflow="fold"), enclosures, *_members(pool)]
+    shown: list[RenderableType] = [Text("\n".join(lines), overflow="fold"), enclosures]
+    if more := len(every) - len(listed):
+        unwell = sum(not _is_well(each) for each in every) - sum(not _is_well(each) for each in listed)
+        shown.append(Text(f"{counted(more, 'enclosure')} more, {unwell} of them away, paused or suspect"))
+    return [*shown, *_members(pool)]
 
 
 def _traffic(found: dict[str, Any], earlier: dict[str, Any] | None) -> list[RenderableType]:
@@ -172,17 +219,6 @@ def _room(found: dict[str, Any]) -> list[RenderableType]:
     return [volumes, *of_tenants, *_s3(found["s3"])]
 
 
-def fitted(shown: Group, console: Console) -> Group:
-    """As many lines as the screen has; where some are left out, the last one says so."""
-    lines = console.render_lines(shown, console.options, pad=False)
-    if len(lines) <= console.height:
-        return shown
-    kept = console.height - 1
-    left_out = Text(f"… {len(lines) - kept} lines more: g35 status", no_wrap=True)
-    parts = [segment for line in lines[:kept] for segment in (*line, Segment.line())]
-    return Group(Segments(parts), left_out)
-
-
 def bounds_tables(rows: list[dict[str, Any]]) -> Group:
     """What others can raise: how much there is, how much one of them has, and how often one was refused."""
     counts = folding_table("Bounds", ("bound",), ("held", "limit", "most of one", "refused"))
@@ -213,8 +249,9 @@ def _s3(door: dict[str, Any] | None) -> list[Text]:
     where = ", ".join(f"{scheme}://{each}" for each in door["listen"])
     refused = ", ".join(f"{code} {count}" for code, count in sorted(door["refusals"].items())) or "none"
     moved = f"read {readable_bytes(door['bytes_read'])}, written {readable_bytes(door['bytes_written'])}"
-    counted = f"{door['objects']} objects, {sum(door['requests'].values())} requests, {moved}"
-    return [Text(f"S3 at {where}: {counted}; refused: {refused}", overflow="fold")]
+    requests = counted(sum(door["requests"].values()), "request")
+    done = f"{counted(door['objects'], 'object')}, {requests}, {moved}"
+    return [Text(f"S3 at {where}: {done}; refused: {refused}", overflow="fold")]
 
 
 def _members(pool: dict[str, Any]) -> list[Text]:
@@ -224,7 +261,7 @@ def _members(pool: dict[str, Any]) -> list[Text]:
         shown = sorted(newcomers.items())[:NAMED_MAX]
         first = ", ".join(f"{nguid} of {enclosure}" for nguid, enclosure in shown)
         more = " and more" if len(newcomers) > NAMED_MAX else ""
-        lines.append(f"not in the pool (g35 pool add): {len(newcomers)} namespaces: {first}{more}")
+        lines.append(f"not in the pool (g35 pool add): {counted(len(newcomers), 'namespace')}: {first}{more}")
     for nguid, why in sorted(pool.get("newcomers_refused", {}).items())[:NAMED_MAX]:
         lines.append(f"does not join by itself: {nguid}: {why}")
     if waiting_for := pool.get("waiting_for"):

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
+from rich.progress import Progress
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -26,7 +27,7 @@ class FoldingTable(Table):
     """A table whose text columns hold their longest word; on a terminal too narrow for it, a block a row."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        room = options.max_width - 3 * len(self.columns) + 1
+        room = options.max_width - 3 * (len(self.columns) - 1)
         unlimited = options.update_width(_PIPE_COLUMNS)
         most = []
         for column in self.columns:
@@ -36,14 +37,16 @@ class FoldingTable(Table):
             column.width = most[-1] if column.no_wrap else min(word, _WORD_MAX)
             room -= column.width
         if room < 0:
-            return self._blocks(console)
+            yield from self._blocks(console)
+            return
         for _ in range(room):
             narrow = [column for column, end in zip(self.columns, most, strict=True) if _width(column) < end]
             if not narrow:
                 break
             narrowest = min(narrow, key=_width)
             narrowest.width = _width(narrowest) + 1
-        return super().__rich_console__(console, options)
+        yield from super().__rich_console__(console, options)
+        yield Text()
 
     def _blocks(self, console: Console) -> RenderResult:
         """A block for each row: its name in a line, and a line for each other cell."""
@@ -66,7 +69,12 @@ def _width(column: Column) -> int:
 def folding_table(title: str, text: Sequence[str], numbers: Sequence[str] = (), head: bool = True) -> Table:
     """A table with the columns of `text`, which fold, and after them those of `numbers`, which do not."""
     table = FoldingTable(
-        title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, show_header=head
+        title=title or None,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,  # of this box they are an empty line before and after
+        show_header=head,
     )
     for name in text:
         table.add_column(name, overflow="fold")
@@ -79,6 +87,12 @@ def table_console() -> Console:
     """Standard output, as wide as its terminal (or COLUMNS) is, and wide enough for any row elsewhere."""
     console = Console()
     return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=_PIPE_COLUMNS)
+
+
+def progress_bar() -> Progress:
+    """A bar on the terminal of standard error, gone at its end; elsewhere nothing, not even an empty line."""
+    console = Console(stderr=True)
+    return Progress(console=console, transient=True, disable=not console.is_terminal)
 
 
 def print_tables(*shown: RenderableType) -> None:

@@ -13,7 +13,7 @@ import typer
 from agent.attach.inspect_namespaces import look_round
 from agent.attach.map_history import map_seal
 from agent.attach.map_watch import EVERY_SECONDS
-from agent.cli.pool_channel import AsJson, Config, want_all, with_channel
+from agent.cli.pool_channel import AsJson, Config, size_option, want_all, with_channel
 from agent.cli.tables import folding_table, print_tables
 from agent.config.configuration import Configuration, load_configuration
 from agent.errors import G35Error, UserError, did_you_mean
@@ -41,14 +41,20 @@ from agent.sizes import parse_size, size_text, unit_of
 Name = Annotated[str, typer.Argument(help="The tenant.")]
 
 QuotaBytes = Annotated[
-    str | None, typer.Option(help="Bytes of slots that it may take up in the pool, such as 10G; 0: no limit.")
+    str | None,
+    typer.Option(
+        callback=size_option, help="Bytes of slots that it may take up in the pool, such as 10G; 0: no limit."
+    ),
 ]
 QuotaSlots = Annotated[
     int | None, typer.Option(min=0, help="Slots that it may take up in the pool; 0: no limit.")
 ]
 Bandwidth = Annotated[
     str | None,
-    typer.Option(help="Bytes a second, such as 500M, that it may move through each agent; 0: no limit."),
+    typer.Option(
+        callback=size_option,
+        help="Bytes a second, such as 500M, that it may move through each agent; 0: no limit.",
+    ),
 ]
 
 app = typer.Typer(
@@ -462,14 +468,11 @@ def _replace(
 
 
 def _limits(quota_bytes: str | None, quota_slots: int | None, bandwidth: str | None) -> dict[str, int]:
-    """What was named on the command line. Raises UserError for what is no size."""
+    """What was named on the command line."""
     limits = {} if quota_slots is None else {"quota_slots": quota_slots}
     for key, text in (("quota_bytes", quota_bytes), ("bandwidth", bandwidth)):
         if text is not None:
-            try:
-                size = parse_size(text)
-            except ValueError as bad:
-                raise UserError(f"{text!r} is no size: {bad}") from None
+            size = parse_size(text)
             assert isinstance(size, int)
             limits[key] = size
     return limits

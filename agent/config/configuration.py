@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -23,9 +24,18 @@ from pydantic import (
     model_validator,
 )
 
-from agent.config.document_problems import parse_address, problems_in, toml_in
+from agent.config.document_problems import (
+    AbsolutePath,
+    HostAddress,
+    bare_address,
+    matching,
+    parse_address,
+    problems_in,
+    toml_in,
+)
+from agent.config.listen_address import parse_listen_address
 from agent.config.s3_section import S3Section, S3TenantSection
-from agent.errors import ConfigError
+from agent.errors import ConfigError, expected_there
 from agent.host_os.cpu_idle import StayAwake
 from agent.inline.suites import UNIT_BYTES_MAX
 from agent.pool.format.slot import UNIT_BYTES_MIN
@@ -54,16 +64,23 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def _named(most: int) -> AfterValidator:
+    return matching(
+        rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{most - 1}}}",
+        f"should have 1 to {most} letters, digits, '.', '_' and '-', and begin with a letter or a digit",
+    )
+
+
 class AgentSection(_Section):
     """What this agent is and where it serves."""
 
-    mount: Path | None = Field(
+    mount: AbsolutePath | None = Field(
         None,
         description="Folder to mount the pool at; made if it is missing. May be left out where a "
         "`[[virtiofs]]` says how the pool is reached.",
     )
-    state: Path = Field(description="Folder for the agent's own files: host identity, /fs metadata.")
-    key_file: Path = Field(description="The root key, mode 0600, made by `g35 key new`.")
+    state: AbsolutePath = Field(description="Folder for the agent's own files: host identity, /fs metadata.")
+    key_file: AbsolutePath = Field(description="The root key, mode 0600, made by `g35 key new`.")
     door: Literal["fuse", "pyfuse3"] = Field(
         "fuse", description="`fuse`: our own FUSE protocol on clones of /dev/fuse; `pyfuse3`: the reference."
     )
@@ -111,6 +128,15 @@ class AgentSection(_Section):
         "", description="Loopback address and port of the Prometheus metrics, such as 127.0.0.1:9035."
     )
 
+    @field_validator("metrics")
+    @classmethod
+    def _is_on_loopback(cls, address: str) -> str:
+        try:
+            parse_listen_address(address or "127.0.0.1:1")
+        except ConfigError as error:
+            raise ValueError(f"{error}; {error.advice}") from None
+        return address
+
     @property
     def worker_count(self) -> int:
         """`workers`, with 0 resolved: more threads than cores only wait for each other's interpreter lock."""
@@ -132,9 +158,9 @@ def parse_path(text: str) -> tuple[str, int]:
 class EnclosureSection(_Section):
     """One enclosure: where its NVMe-oF subsystem listens."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Your name for it.")
+    name: Annotated[str, _named(64)] = Field(description="Your name for it.")
     transport: Literal["tcp", "rdma"] = Field("tcp", description="The NVMe-oF transport.")
-    address: str = Field(description="IP address or host name.")
+    address: HostAddress = Field(description="IP address or host name, without a port.")
     port: int = Field(4420, ge=1, le=65_535, description="TCP port, or RDMA service port.")
     paths: tuple[str, ...] = Field(
         (),
@@ -153,12 +179,14 @@ class EnclosureSection(_Section):
         description="CRC-32C over PDU data of I/O queues; TCP only; what is sealed is checked end to end "
         "without it.",
     )
-    host_secret_file: Path | None = Field(
+    host_secret_file: AbsolutePath | None = Field(
         None,
         description="As in `[fabric]`, for this enclosure; with it `controller_secret_file` of `[fabric]` "
         "does not count here.",
     )
-    controller_secret_file: Path | None = Field(None, description="As in `[fabric]`, for this enclosure.")
+    controller_secret_file: AbsolutePath | None = Field(
+        None, description="As in `[fabric]`, for this enclosure."
+    )
 
     @field_validator("paths")
     @classmethod
@@ -190,19 +218,18 @@ class DiscoverySection(_Section):
     The agent stays connected to it, connects to what it lists, and follows when that changes.
     """
 
-    name: str = Field(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,53}$",
-        description="Your name for it; the names of its enclosures begin with it.",
+    name: Annotated[str, _named(54)] = Field(
+        description="Your name for it; the names of its enclosures begin with it."
     )
     transport: Literal["tcp", "rdma"] = Field("tcp", description="The transport to it, not to what it lists.")
-    address: str = Field(description="IP address or host name.")
+    address: HostAddress = Field(description="IP address or host name, without a port.")
     port: int = Field(8009, ge=1, le=65_535, description="TCP port, or RDMA service port.")
     header_digest: bool = Field(False, description="As of an enclosure; for it and what it lists.")
     data_digest: bool = Field(False, description="As of an enclosure; for it and what it lists.")
-    host_secret_file: Path | None = Field(
+    host_secret_file: AbsolutePath | None = Field(
         None, description="As in `[fabric]`, for it and for the enclosures that it lists."
     )
-    controller_secret_file: Path | None = Field(
+    controller_secret_file: AbsolutePath | None = Field(
         None, description="As in `[fabric]`; for the enclosures that it lists."
     )
 
@@ -220,16 +247,21 @@ class FabricSection(_Section):
         description="Address of the RDMA device to connect from; empty: whichever leads there. The emulated "
         "device is made at it, and listens at its UDP port 4791; empty: a free address on loopback.",
     )
-    host_secret_file: Path | None = Field(
+    host_secret_file: AbsolutePath | None = Field(
         None,
         description="The agent's DH-HMAC-CHAP secret, a file of mode 0600 made by `g35 key make-dhchap`; for "
         "enclosures that want their hosts to authenticate. Read anew for every connection.",
     )
-    controller_secret_file: Path | None = Field(
+    controller_secret_file: AbsolutePath | None = Field(
         None,
         description="The enclosure's own secret, another such file: then an enclosure that cannot prove "
         "itself with it is not connected to.",
     )
+
+    @field_validator("local_address")
+    @classmethod
+    def _is_an_address(cls, address: str) -> str:
+        return bare_address(address) if address else address
 
     @property
     def choice(self) -> VerbsChoice:
@@ -273,6 +305,16 @@ class VolumeSection(_Section):
         description="2: a second copy of each value in another namespace, and gets that ask both where one "
         "is slow. For `kv` volumes in sets. It halves what the volume holds.",
     )
+
+    @model_validator(mode="after")
+    def _can_be_laid_out(self) -> VolumeSection:
+        try:
+            self.wish()
+        except ValidationError as error:
+            found = error.errors()[0]
+            key = "".join(str(part) for part in found["loc"]).replace("_bytes", "_size")
+            raise ValueError(f"{key} {expected_there(found)}".lstrip()) from None
+        return self
 
     def _fitting_unit(self) -> int:
         most = FILES_UNIT_BYTES if self.kind == "files" else UNIT_BYTES_MAX
@@ -490,6 +532,8 @@ class Configuration(_Section):
         paths = [path for enclosure in self.enclosures for path in enclosure.each_path()]
         if len({(each.transport, each.address, each.port, each.nqn) for each in paths}) < len(paths):
             raise ValueError("two enclosures have one address, port and NQN: that is one path")
+        if len({each.name for each in self.volumes}) != len(self.volumes):
+            raise ValueError("two volumes have one name")
         for volume in self.volumes:
             if volume.suite == "plain+crc64" and not self.pool.allow_plain:
                 raise ValueError(
@@ -529,7 +573,7 @@ def parse_configuration(document: dict[str, Any], where: str) -> Configuration:
 
 def load_configuration(path: Path) -> Configuration:
     """The configuration in a file. Raises ConfigError where it cannot be read or is wrong."""
-    return parse_configuration(toml_in(path, path.read_text), str(path))
+    return parse_configuration(toml_in(path), str(path))
 
 
 def host_identity(state: Path) -> tuple[str, bytes]:
@@ -552,6 +596,7 @@ def reference_markdown() -> str:
         "# Configuration",
         "",
         "One TOML file, given to `g35 agent --config FILE`. Sizes take K, M, G or T (powers of 1,024).",
+        "Paths are absolute.",
         "Unknown keys are refused. This page is made by `g35 config reference`.",
     ]
     for name, section in SECTIONS.items():

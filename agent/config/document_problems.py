@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, Final, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from agent.errors import ConfigError, did_you_mean
+from agent.errors import ConfigError, did_you_mean, expected_there
 from agent.sizes import size_text, unit_of
 
 SHOWN_MAX = 8
+DOCUMENT_BYTES_MAX = 4 << 20
+_HOST_NAME: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,252})")
 _Location = tuple[int | str, ...]
 
 
-def toml_in(path: Path, text: Callable[[], str]) -> dict[str, Any]:
-    """The document in a file, by its text. Raises ConfigError where it cannot be read, or is no TOML."""
+def toml_in(path: Path) -> dict[str, Any]:
+    """The document in a file. Raises ConfigError where it cannot be read, is too long, or is no TOML."""
     try:
-        return tomllib.loads(text())
+        with path.open("rb") as file:
+            raw = file.read(DOCUMENT_BYTES_MAX + 1)
+        if len(raw) > DOCUMENT_BYTES_MAX:
+            raise ConfigError(f"{path} is longer than {DOCUMENT_BYTES_MAX} bytes", "is it the right file?")
+        return tomllib.loads(raw.decode())
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", "check the path") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -44,6 +51,51 @@ def parse_address(text: str, least_port: int = 0) -> tuple[str, int]:
     return bare, int(port)
 
 
+def matching(pattern: str, otherwise: str) -> AfterValidator:
+    """Text that a regular expression describes as a whole; what else stands there is told by `otherwise`."""
+    allowed = re.compile(pattern)
+
+    def check(text: str) -> str:
+        if allowed.fullmatch(text) is None:
+            raise ValueError(otherwise)
+        return text
+
+    return AfterValidator(check)
+
+
+def bare_address(text: str) -> str:
+    """An IP address without brackets, or a host name. Raises ValueError for what is neither."""
+    bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    try:
+        is_ip = bool(ipaddress.ip_address(bare))
+    except ValueError:
+        is_ip = False
+    if is_ip and (bare == text or ":" in bare):
+        return bare
+    if _HOST_NAME.fullmatch(text) is None:
+        host, colon, port = text.rpartition(":")
+        if colon and port.isdecimal() and _HOST_NAME.fullmatch(host):
+            raise ValueError(f"{text!r} has a port in it, which has a key of its own: port = {port}")
+        raise ValueError(f"{text!r} is neither an IP address nor a host name")
+    return text
+
+
+HostAddress = Annotated[str, AfterValidator(bare_address)]
+"""An IP address, an IPv6 one in brackets or without, or a host name."""
+
+
+def _absolute(path: Path) -> Path:
+    if not path.is_absolute():
+        raise ValueError(
+            f"'{path}' is no absolute path: g35 mount, a unit and you start in different folders"
+        )
+    return path
+
+
+AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
+"""A path that means the same wherever the program that reads it was started."""
+
+
 def problems_in(document: Mapping[str, Any], model: type[BaseModel], error: ValidationError) -> str:
     """The first problems, each with its key: what was expected there, and which known word is near."""
     return "; ".join(_problem(document, model, each) for each in error.errors(include_url=False)[:SHOWN_MAX])
@@ -51,10 +103,10 @@ def problems_in(document: Mapping[str, Any], model: type[BaseModel], error: Vali
 
 def _problem(document: Mapping[str, Any], model: type[BaseModel], found: ErrorDetails) -> str:
     location, limits = found["loc"], found.get("ctx", {})
-    text = found["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    text = expected_there(found)
     typed = _typed(document, location)
     if found["type"] == "extra_forbidden":
-        text = f"unknown key{did_you_mean(str(location[-1]), _keys(model, location[:-1]))}"
+        text = f"unknown key{_where_known(model, location)}"
     elif found["type"] == "literal_error":
         text += did_you_mean(str(typed), re.findall("'([^']*)'", limits["expected"]))
     elif isinstance(typed, str):
@@ -71,6 +123,15 @@ def _typed(document: object, location: _Location) -> object:
         except (TypeError, LookupError):
             return None
     return document
+
+
+def _where_known(model: type[BaseModel], location: _Location) -> str:
+    """Of an unknown key: the sections that have one of just that name, or the nearest key of its own."""
+    key = str(location[-1])
+    sections = {name: _keys(model, (name,)) for name in model.model_fields}
+    if homes := [f"[{name}]" for name, keys in sections.items() if key in keys]:
+        return f" here; it is one of {' and '.join(homes)}"
+    return did_you_mean(key, _keys(model, location[:-1]))
 
 
 def _keys(model: type[BaseModel], location: _Location) -> list[str]:

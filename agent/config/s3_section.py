@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from pathlib import Path
 from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from agent.config.document_problems import parse_address
+from agent.config.document_problems import AbsolutePath, parse_address
 from agent.pool.map.names import TenantName
 from agent.sizes import Size
 
@@ -23,7 +22,10 @@ _HOST = re.compile(r"[a-z0-9.-]{1,253}|\[[0-9a-f:.]{2,45}\]")
 def parse_listener(text: str) -> tuple[str, int]:
     """As `parse_address`, of an address in digits. Port 0 takes a free one."""
     address, port = parse_address(text)
-    ipaddress.ip_address(address)
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        raise ValueError(f"{text!r}: it listens at an IP address, and {address!r} is none") from None
     return address, port
 
 
@@ -34,7 +36,9 @@ class S3TenantSection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     tenant: TenantName = Field(description="Whose volumes hold the objects.")
-    credentials: Path = Field(description="Its access keys: a file of mode 0600, made by `g35 key make-s3`.")
+    credentials: AbsolutePath = Field(
+        description="Its access keys: a file of mode 0600, made by `g35 key make-s3`."
+    )
     buckets: tuple[str, ...] = Field(
         (), max_length=100, description="Buckets to make where they are missing."
     )
@@ -59,10 +63,10 @@ class S3Section(BaseModel):
         description="Where it listens, each `ADDRESS:PORT` (IPv6: `[ADDRESS]:PORT`). Beyond loopback it "
         "wants `certificate`. Empty: there is no S3 door.",
     )
-    certificate: Path | None = Field(
+    certificate: AbsolutePath | None = Field(
         None, description="TLS: the certificate with its chain, PEM. With it the door speaks TLS alone."
     )
-    private_key: Path | None = Field(None, description="Its private key, PEM, a file of mode 0600.")
+    private_key: AbsolutePath | None = Field(None, description="Its private key, PEM, a file of mode 0600.")
     domain: str = Field(
         "",
         description="With `s3.example`, host `kv1.s3.example` is bucket `kv1`; else the path has it.",

@@ -17,6 +17,7 @@ from agent.enclosure_control.plan import Plan, plan
 from agent.enclosure_control.rpc_target import RpcTarget
 from agent.enclosure_control.steps import Step, WaitForExamine
 from agent.errors import BugError, G35Error, printable
+from agent.sizes import counted
 
 ROUNDS_MAX: Final = 4
 """One, one more after an examination, and room for a surprise."""
@@ -39,7 +40,8 @@ class ApplyFailed(G35Error):
 
     def __init__(self, error: G35Error, done: tuple[Step, ...], failed: Step, left: tuple[Step, ...]) -> None:
         super().__init__(
-            f"{printable(str(failed))}: {error.message} ({len(done)} steps done, {len(left) + 1} not)",
+            f"{printable(str(failed))}: {error.message} "
+            f"({counted(len(done), 'step')} done, {len(left) + 1} not)",
             error.advice,
             fault=error.fault,
         )

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from agent.enclosure_control import records, steps
 from agent.enclosure_control.configfs_files import (
     ConfigfsFiles,
     DryRunFiles,
@@ -23,34 +24,8 @@ from agent.enclosure_control.configfs_files import (
     Write,
 )
 from agent.enclosure_control.description import Description
-from agent.enclosure_control.records import (
-    Address,
-    Bdev,
-    Host,
-    Key,
-    Namespace,
-    Present,
-    Subsystem,
-    Traits,
-    Transport,
-    canonical_address,
-    canonical_nguid,
-    canonical_uuid,
-)
-from agent.enclosure_control.steps import (
-    AddHost,
-    AddKey,
-    AddListener,
-    AddNamespace,
-    CreateSubsystem,
-    DeleteSubsystem,
-    RemoveHost,
-    RemoveListener,
-    RemoveNamespace,
-    SetAllowAnyHost,
-    SetKeys,
-    Step,
-)
+from agent.enclosure_control.records import Address, Host, Namespace, Present, Subsystem
+from agent.enclosure_control.steps import Step
 from agent.errors import UserError, did_you_mean
 from nvmeof.authentication.secret_files import SecretFileError, read_secret_file
 
@@ -58,7 +33,7 @@ ROOT: Final = Path("/sys/kernel/config/nvmet")
 UNKNOWN_KEY: Final = "(a key that is not described)"
 DH_GROUP: Final = "ffdhe2048"
 NOT_ENABLED: Final = "(not enabled)"
-TRAITS: Final = Traits(
+TRAITS: Final = records.Traits(
     max_namespaces=None, transports_are_made=False, any_or_named=True, hosts_are_shared=True
 )
 _NOTHING: Final = Description.model_validate({})
@@ -118,10 +93,10 @@ class ConfigfsTarget:
             for nqn in self._files.names(self._root / "ports" / number / "subsystems"):
                 places.setdefault(nqn, []).append(self._address(number))
         return Present(
-            transports=tuple(Transport(each.type.upper()) for each in wanted.transports),
-            keys=tuple(Key(each.name, each.file) for each in wanted.keys),
+            transports=tuple(records.Transport(each.type.upper()) for each in wanted.transports),
+            keys=tuple(records.Key(each.name, each.file) for each in wanted.keys),
             bdevs=tuple(
-                Bdev(each.name, "aio", each.block_size, 0, filename=each.file) for each in wanted.aio
+                records.Bdev(each.name, "aio", each.block_size, 0, filename=each.file) for each in wanted.aio
             ),
             subsystems=tuple(
                 self._subsystem(nqn, names, secrets, tuple(sorted(places.get(nqn, ()))))
@@ -135,7 +110,7 @@ class ConfigfsTarget:
         read = self._files.read
         return Address(
             trtype=read(port / "addr_trtype").upper(),
-            traddr=canonical_address(read(port / "addr_traddr")),
+            traddr=records.canonical_address(read(port / "addr_traddr")),
             trsvcid=read(port / "addr_trsvcid"),
             adrfam="IPv6" if read(port / "addr_adrfam") == "ipv6" else "IPv4",
         )
@@ -153,8 +128,8 @@ class ConfigfsTarget:
                 Namespace(
                     int(number),
                     names.get(path, path) if read(namespace / "enable") == "1" else NOT_ENABLED,
-                    canonical_nguid(read(namespace / "device_nguid")),
-                    canonical_uuid(read(namespace / "device_uuid")),
+                    records.canonical_nguid(read(namespace / "device_nguid")),
+                    records.canonical_uuid(read(namespace / "device_uuid")),
                 )
             )
         hosts = []
@@ -202,7 +177,7 @@ class ConfigfsTarget:
         """The operations that carry `step` out, given the present state."""
         subsystems = self._root / "subsystems"
         match step:
-            case CreateSubsystem():
+            case steps.CreateSubsystem():
                 folder = subsystems / step.nqn
                 made: list[FileOperation] = [
                     MakeFolder(folder), Write(folder / "attr_allow_any_host", str(int(step.allow_any_host))),
@@ -210,31 +185,31 @@ class ConfigfsTarget:
                 for name, value in (("attr_serial", step.serial_number), ("attr_model", step.model_number)):
                     made += [Write(folder / name, value)] if value is not None else []
                 return made
-            case DeleteSubsystem(nqn):
+            case steps.DeleteSubsystem(nqn):
                 return self._delete(nqn)
-            case SetAllowAnyHost(nqn, allow):
+            case steps.SetAllowAnyHost(nqn, allow):
                 # The kernel wants one or the other: with hosts named, it refuses to let in any.
                 return [Write(subsystems / nqn / "attr_allow_any_host", str(int(allow)))]
-            case AddNamespace(nqn, namespace):
+            case steps.AddNamespace(nqn, namespace):
                 return self._add_namespace(subsystems / nqn / "namespaces" / str(namespace.nsid), namespace)
-            case RemoveNamespace(nqn, nsid):
+            case steps.RemoveNamespace(nqn, nsid):
                 folder = subsystems / nqn / "namespaces" / str(nsid)
                 return [Write(folder / "enable", "0"), RemoveFolder(folder)]
-            case AddListener(nqn, place):
+            case steps.AddListener(nqn, place):
                 return self._add_listener(nqn, place)
-            case RemoveListener(nqn, place):
+            case steps.RemoveListener(nqn, place):
                 return self._remove_listener(nqn, self._port_of(place))
-            case AddHost(nqn, host):
+            case steps.AddHost(nqn, host):
                 folder = self._root / "hosts" / host.nqn
                 fresh: list[FileOperation] = [] if self._there("hosts", host.nqn) else [MakeFolder(folder)]
                 return [
                     *fresh, *self._keys(host), Link(subsystems / nqn / "allowed_hosts" / host.nqn, folder),
                 ]  # fmt: skip
-            case SetKeys(_, host):
+            case steps.SetKeys(_, host):
                 return self._keys(host)
-            case RemoveHost(nqn, host_nqn):
+            case steps.RemoveHost(nqn, host_nqn):
                 return self._remove_host(nqn, host_nqn)
-            case AddKey():
+            case steps.AddKey():
                 return []
             case _:
                 raise UserError(f"nvmet cannot do this: {step}")
@@ -248,7 +223,7 @@ class ConfigfsTarget:
             MakeFolder(folder), Write(folder / "device_path", files[namespace.bdev]),
         ]  # fmt: skip
         for name, value in (("device_nguid", namespace.nguid), ("device_uuid", namespace.uuid)):
-            made += [Write(folder / name, canonical_uuid(value))] if value else []
+            made += [Write(folder / name, records.canonical_uuid(value))] if value else []
         return [*made, Write(folder / "enable", "1")]
 
     def _keys(self, host: Host) -> list[FileOperation]:

@@ -23,13 +23,11 @@ from pydantic import (
     model_validator,
 )
 
-from agent.config.document_problems import problems_in, toml_in
+from agent.config.document_problems import matching, problems_in, toml_in
 from agent.enclosure_control import records
 from agent.enclosure_control.steps import MIB
 from agent.errors import ConfigError
 from agent.sizes import Size, size_text
-
-DESCRIPTION_BYTES_MAX = 4 << 20
 
 
 def _nguid(text: str) -> str:
@@ -42,10 +40,17 @@ def _nguid(text: str) -> str:
 def _uuid(value: object) -> object:
     if not isinstance(value, str):
         return value
-    found = uuid.UUID(value)
+    try:
+        found = uuid.UUID(value)
+    except ValueError:
+        raise ValueError(f"{value!r} is no UUID: 32 hexadecimal digits, with or without hyphens") from None
     if not found.int:
         raise ValueError("a UUID of zeros names nothing; leave it out")
     return str(found)
+
+
+def _printable(most: int) -> AfterValidator:
+    return matching(rf"[\x20-\x7e]{{1,{most}}}", f"should have 1 to {most} printable ASCII characters")
 
 
 def _absolute(path: str) -> str:
@@ -54,9 +59,27 @@ def _absolute(path: str) -> str:
     return path
 
 
-_Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-_BdevName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")]
-_Nqn = Annotated[str, Field(pattern=r"^nqn\.[\x21-\x7e]{1,219}$")]
+_Name = Annotated[
+    str,
+    matching(
+        r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
+        "should have 1 to 64 letters, digits, '.', '_' and '-', and begin with a letter or a digit",
+    ),
+]
+_BdevName = Annotated[
+    str,
+    matching(
+        r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}",
+        "should have 1 to 128 letters, digits, '.', '_', '/' and '-', and begin with a letter or a digit",
+    ),
+]
+_Nqn = Annotated[
+    str,
+    matching(
+        r"nqn\.[\x21-\x7e]{1,219}",
+        "should begin with 'nqn.' and have at most 223 ASCII characters, no spaces",
+    ),
+]
 _BlockSize = Literal[512, 4096]
 _Nguid = Annotated[str, AfterValidator(_nguid)]
 _Uuid = Annotated[str, BeforeValidator(_uuid)]
@@ -173,7 +196,12 @@ class ListenerSection(_Section):
 
     @model_validator(mode="after")
     def _is_address(self) -> ListenerSection:
-        ipaddress.ip_address(self.address)
+        try:
+            ipaddress.ip_address(self.address)
+        except ValueError:
+            raise ValueError(
+                f"{self.address!r} is no IP address; it stands without brackets, and the port has its own key"
+            ) from None
         return self
 
     @property
@@ -203,8 +231,8 @@ class SubsystemSection(_Section):
     """An NVM subsystem, with its namespaces, listeners and hosts."""
 
     nqn: _Nqn = Field(description="Its NQN.")
-    serial: str | None = Field(None, pattern=r"^[\x20-\x7e]{1,20}$", description="Serial number.")
-    model: str | None = Field(None, pattern=r"^[\x20-\x7e]{1,40}$", description="Model number.")
+    serial: Annotated[str, _printable(20)] | None = Field(None, description="Serial number.")
+    model: Annotated[str, _printable(40)] | None = Field(None, description="Model number.")
     max_namespaces: int | None = Field(None, ge=1, description="Largest namespace id; SPDK's own is 32.")
     allow_any_host: bool = Field(False, description="Let every host in.")
     ana_reporting: bool | None = Field(
@@ -287,11 +315,4 @@ def parse_description(document: dict[str, Any], where: str) -> Description:
 
 def load_description(path: Path) -> Description:
     """The description in a file. Raises ConfigError."""
-    try:
-        with path.open("rb") as file:
-            raw = file.read(DESCRIPTION_BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}", "check the path") from None
-    if len(raw) > DESCRIPTION_BYTES_MAX:
-        raise ConfigError(f"{path} is longer than {DESCRIPTION_BYTES_MAX} bytes")
-    return parse_description(toml_in(path, raw.decode), str(path))
+    return parse_description(toml_in(path), str(path))

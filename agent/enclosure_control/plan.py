@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from agent.enclosure_control import steps
 from agent.enclosure_control.description import Description
 from agent.enclosure_control.plan_checks import (
     Conflicts,
@@ -25,21 +26,7 @@ from agent.enclosure_control.plan_checks import (
 from agent.enclosure_control.plan_keys import ASIDE, plan_keys
 from agent.enclosure_control.plan_subsystems import SubsystemPlan
 from agent.enclosure_control.records import Bdev, Key, LvolStore, Present
-from agent.enclosure_control.steps import (
-    MIB,
-    AttachNvme,
-    CreateAio,
-    CreateLvol,
-    CreateLvolStore,
-    CreateMemory,
-    CreateTransport,
-    DeleteBdev,
-    DeleteSubsystem,
-    RemoveKey,
-    ResizeLvol,
-    Step,
-    WaitForExamine,
-)
+from agent.enclosure_control.steps import MIB, Step
 from agent.errors import UserError, printable
 from agent.sizes import size_text
 
@@ -96,7 +83,9 @@ class _Planner:
         if self.prune:
             described = {each.nqn for each in self.description.subsystems}
             self.steps += [
-                DeleteSubsystem(each.nqn) for each in self.present.subsystems if each.nqn not in described
+                steps.DeleteSubsystem(each.nqn)
+                for each in self.present.subsystems
+                if each.nqn not in described
             ]
         for part in parts:
             self.steps += part.additions
@@ -112,7 +101,7 @@ class _Planner:
         for wanted in self.description.transports:
             trtype = wanted.type.upper()
             if trtype not in there:
-                self.steps.append(CreateTransport(trtype, wanted.options()))
+                self.steps.append(steps.CreateTransport(trtype, wanted.options()))
                 continue
             for name, value in wanted.options():
                 self._same(
@@ -129,14 +118,14 @@ class _Planner:
             there = self._bdev(each.name, kind, each.block_size)
             if there is None:
                 blocks = each.size // each.block_size
-                self.steps.append(CreateMemory(kind, each.name, each.block_size, blocks, each.uuid))
+                self.steps.append(steps.CreateMemory(kind, each.name, each.block_size, blocks, each.uuid))
                 continue
             self._same(f"bdev {each.name}", "size", there.size, each.size)
             self._same(f"bdev {each.name}", "uuid", there.uuid, each.uuid)
         for file in self.description.aio:
             there = self._bdev(file.name, "aio", file.block_size)
             if there is None:
-                self.steps.append(CreateAio(file.name, file.file, file.block_size))
+                self.steps.append(steps.CreateAio(file.name, file.file, file.block_size))
                 fresh.add(file.name)
                 continue
             self._same(f"bdev {file.name}", "file", there.filename, file.file)
@@ -144,7 +133,9 @@ class _Planner:
         for ssd in self.description.nvme:
             controller = attached.get(ssd.name)
             if controller is None:
-                new = AttachNvme(ssd.name, ssd.place, ssd.nqn, ssd.host_nqn, ssd.key, ssd.controller_key)
+                new = steps.AttachNvme(
+                    ssd.name, ssd.place, ssd.nqn, ssd.host_nqn, ssd.key, ssd.controller_key
+                )
                 self.steps.append(new)
                 fresh.add(ssd.name)
             elif controller.address is not None:
@@ -172,10 +163,10 @@ class _Planner:
         stores = {each.name: each for each in self.present.lvol_stores}
         missing = [each for each in self.description.lvol_stores if each.name not in stores]
         if any(each.bdev in fresh or each.bdev.rpartition("n")[0] in fresh for each in missing):
-            self.steps.append(WaitForExamine())
+            self.steps.append(steps.WaitForExamine())
         for store in self.description.lvol_stores:
             if store.name not in stores:
-                self.steps.append(CreateLvolStore(store.name, store.bdev, store.cluster_size))
+                self.steps.append(steps.CreateLvolStore(store.name, store.bdev, store.cluster_size))
                 continue
             has = stores[store.name]
             base = self.present.bdev(store.bdev)
@@ -184,13 +175,15 @@ class _Planner:
         for volume in self.description.lvols:
             there = self.present.bdev(volume.alias)
             if there is None:
-                self.steps.append(CreateLvol(volume.store, volume.name, volume.size // MIB, volume.thin))
+                self.steps.append(
+                    steps.CreateLvol(volume.store, volume.name, volume.size // MIB, volume.thin)
+                )
             elif there.size > _rounded(volume.size, stores.get(volume.store)):
                 size = size_text(there.size)
                 text = f"lvol {volume.alias} has {size}; a shrink to {size_text(volume.size)} loses contents"
                 self.conflicts[text] = f"write {size} into the description, or delete the volume by hand"
             elif there.size < volume.size:
-                self.steps.append(ResizeLvol(volume.alias, volume.size // MIB))
+                self.steps.append(steps.ResizeLvol(volume.alias, volume.size // MIB))
 
     def _subsystems(self) -> list[SubsystemPlan]:
         there = {each.nqn: each for each in self.present.subsystems}
@@ -234,11 +227,11 @@ class _Planner:
                 attached = True
                 found.append((f"NVMe controller {name}, on which described things are built", None))
             else:
-                found.append((f"NVMe controller {name}", DeleteBdev("nvme", name)))
+                found.append((f"NVMe controller {name}", steps.DeleteBdev("nvme", name)))
         names = [each.name for each in (*wanted.malloc, *wanted.null)] + [each.name for each in wanted.aio]
         used |= {present.name_of(name) for name in names}
         found += [
-            (f"{each.kind} bdev {each.name}", DeleteBdev(each.kind, each.name))
+            (f"{each.kind} bdev {each.name}", steps.DeleteBdev(each.kind, each.name))
             for each in present.bdevs
             if each.kind in ("malloc", "null", "aio") and each.name not in used
         ]
@@ -252,7 +245,7 @@ class _Planner:
             if attached and self.prune and self._controllers_may_have(key):
                 found.append((f"key {key.name}, which an attached NVMe controller may have", None))
             else:
-                found.append((f"key {key.name}", RemoveKey(key.name)))
+                found.append((f"key {key.name}", steps.RemoveKey(key.name)))
         stores = {each.name for each in wanted.lvol_stores}
         names = [each.name for each in present.lvol_stores if each.name not in stores]
         found += [(f"lvol store {name}", None) for name in names]

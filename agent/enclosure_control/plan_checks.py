@@ -9,24 +9,10 @@ import re
 from collections.abc import Iterable
 from typing import TypeAlias
 
+from agent.enclosure_control import steps
 from agent.enclosure_control.description import Description
 from agent.enclosure_control.records import Present
-from agent.enclosure_control.steps import (
-    AddHost,
-    AddKey,
-    AddListener,
-    AddNamespace,
-    AttachNvme,
-    CreateAio,
-    CreateLvol,
-    CreateLvolStore,
-    CreateMemory,
-    CreateTransport,
-    DeleteSubsystem,
-    RemoveNamespace,
-    SetKeys,
-    Step,
-)
+from agent.enclosure_control.steps import Step
 from agent.errors import did_you_mean
 
 Conflicts: TypeAlias = dict[str, str]
@@ -52,18 +38,18 @@ def shared_bdevs(description: Description, present: Present) -> Conflicts:
     return found
 
 
-def taken_elsewhere(steps: Iterable[Step], present: Present, *, prune: bool) -> Conflicts:
+def taken_elsewhere(planned: Iterable[Step], present: Present, *, prune: bool) -> Conflicts:
     """Bdevs, NGUIDs and UUIDs of new namespaces that another namespace has, which is there and stays."""
     found: Conflicts = {}
     remedy = "choose another" if prune else "choose another, or take away what is not described (--prune)"
     there = {(each.nqn, one.nsid): one for each in present.subsystems for one in each.namespaces}
-    for step in steps:
+    for step in planned:
         match step:
-            case DeleteSubsystem(nqn):
+            case steps.DeleteSubsystem(nqn):
                 there = {place: one for place, one in there.items() if place[0] != nqn}
-            case RemoveNamespace(nqn, nsid):
+            case steps.RemoveNamespace(nqn, nsid):
                 there.pop((nqn, nsid), None)
-            case AddNamespace(nqn, new):
+            case steps.AddNamespace(nqn, new):
                 bdev = present.name_of(new.bdev)
                 for (other_nqn, nsid), other in there.items():
                     same = [("bdev", bdev)] if present.name_of(other.bdev) == bdev else []
@@ -78,34 +64,34 @@ def taken_elsewhere(steps: Iterable[Step], present: Present, *, prune: bool) -> 
     return found
 
 
-def missing_names(steps: Iterable[Step], present: Present) -> Conflicts:
+def missing_names(planned: Iterable[Step], present: Present) -> Conflicts:
     """Keys, transports, stores and bdevs that a step names, and that neither exist nor are made before it."""
     check = _Names(present)
-    for step in steps:
+    for step in planned:
         match step:
-            case CreateTransport(trtype):
+            case steps.CreateTransport(trtype):
                 check.transports.add(trtype)
-            case AddKey(name):
+            case steps.AddKey(name):
                 check.keys.add(name)
-            case CreateMemory():
+            case steps.CreateMemory():
                 check.bdevs |= {step.name, step.uuid or step.name}
-            case CreateAio():
+            case steps.CreateAio():
                 check.examined = True
-            case AttachNvme():
+            case steps.AttachNvme():
                 check.examined = True
                 check.key(f"NVMe controller {step.name}", step.key, step.controller_key)
-            case CreateLvolStore():
+            case steps.CreateLvolStore():
                 check.stores.add(step.name)
                 check.bdev(f"lvol store {step.name}", step.bdev)
-            case CreateLvol():
+            case steps.CreateLvol():
                 check.bdevs.add(f"{step.store}/{step.name}")
                 if not check.examined:
                     check.known(f"lvol {step.name}", "store", step.store, check.stores)
-            case AddNamespace(nqn, namespace):
+            case steps.AddNamespace(nqn, namespace):
                 check.bdev(f"namespace {namespace.nsid} of {nqn}", namespace.bdev)
-            case AddHost(nqn, host) | SetKeys(nqn, host):
+            case steps.AddHost(nqn, host) | steps.SetKeys(nqn, host):
                 check.key(f"host {host.nqn} of {nqn}", host.key, host.controller_key)
-            case AddListener(nqn, place):
+            case steps.AddListener(nqn, place):
                 if present.traits.transports_are_made:
                     check.known(f"listener {place} of {nqn}", "transport", place.trtype, check.transports)
             case _:

@@ -4,21 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from agent.enclosure_control import steps
 from agent.enclosure_control.description import NamespaceSection, SubsystemSection
 from agent.enclosure_control.plan_checks import Conflicts
 from agent.enclosure_control.records import Namespace, Present, Subsystem
-from agent.enclosure_control.steps import (
-    AddHost,
-    AddListener,
-    AddNamespace,
-    CreateSubsystem,
-    RemoveHost,
-    RemoveListener,
-    RemoveNamespace,
-    SetAllowAnyHost,
-    SetKeys,
-    Step,
-)
+from agent.enclosure_control.steps import Step
 
 
 @dataclass(slots=True)
@@ -48,7 +38,7 @@ class SubsystemPlan:
         most = wanted.max_namespaces or self.present.traits.max_namespaces
         if there is None:
             self.additions.append(
-                CreateSubsystem(
+                steps.CreateSubsystem(
                     wanted.nqn,
                     wanted.serial,
                     wanted.model,
@@ -70,7 +60,7 @@ class SubsystemPlan:
                     )
         self._namespaces(there)
         for step in self.additions:
-            if isinstance(step, AddNamespace) and most is not None and step.namespace.nsid > most:
+            if isinstance(step, steps.AddNamespace) and most is not None and step.namespace.nsid > most:
                 nsid = step.namespace.nsid
                 text = f"subsystem {wanted.nqn} has room for namespace ids up to {most}, not for {nsid}"
                 self.conflicts[text] = "choose lower ids; a new subsystem has max_namespaces of them"
@@ -80,7 +70,7 @@ class SubsystemPlan:
     def _beyond(self, text: str, step: Step) -> None:
         """Take away, or list, a thing that is there and not described."""
         if self.prune:
-            (self.restrictions if isinstance(step, RemoveHost) else self.removals).append(step)
+            (self.restrictions if isinstance(step, steps.RemoveHost) else self.removals).append(step)
         else:
             self.left_alone.append(f"{text} of {self.wanted.nqn}")
 
@@ -91,11 +81,11 @@ class SubsystemPlan:
             if namespace is not None:
                 if self._fits(want, namespace):
                     continue
-                self.removals.append(RemoveNamespace(nqn, want.nsid))
+                self.removals.append(steps.RemoveNamespace(nqn, want.nsid))
             new = Namespace(want.nsid, want.bdev, want.nguid or "", want.uuid or "")
-            self.additions.append(AddNamespace(nqn, new))
+            self.additions.append(steps.AddNamespace(nqn, new))
         for nsid in has:
-            self._beyond(f"namespace {nsid}", RemoveNamespace(nqn, nsid))
+            self._beyond(f"namespace {nsid}", steps.RemoveNamespace(nqn, nsid))
 
     def _fits(self, want: NamespaceSection, has: Namespace) -> bool:
         bdevs = (want.bdev, self.present.name_of(want.bdev))
@@ -105,7 +95,7 @@ class SubsystemPlan:
         wanted, nqn, traits = self.wanted, self.wanted.nqn, self.present.traits
         closing = there.allow_any_host and not wanted.allow_any_host
         if closing:
-            self.restrictions.append(SetAllowAnyHost(nqn, False))
+            self.restrictions.append(steps.SetAllowAnyHost(nqn, False))
         opening = wanted.allow_any_host and not there.allow_any_host
         if opening and there.hosts and traits.any_or_named and not self.prune:
             text = f"subsystem {nqn} has named hosts, which end when any host is let in"
@@ -115,7 +105,7 @@ class SubsystemPlan:
             host, new = has.pop(want.nqn, None), want.record
             if host is None:
                 # Where access is restricted, hosts that stay are named at once: out for a moment only.
-                (self.restrictions if closing else self.additions).append(AddHost(nqn, new))
+                (self.restrictions if closing else self.additions).append(steps.AddHost(nqn, new))
             elif host == new:
                 continue
             elif (host.key and not new.key) or (host.controller_key and not new.controller_key):
@@ -123,14 +113,14 @@ class SubsystemPlan:
                 if traits.hosts_are_shared and want.nqn in self.undescribed:
                     text = f"host {want.nqn} keeps its key while a subsystem that is left alone names it"
                     self.conflicts[text] = "describe that subsystem's hosts, or remove them (--prune)"
-                self.removals.append(RemoveHost(nqn, want.nqn))
-                self.additions.append(AddHost(nqn, new))
+                self.removals.append(steps.RemoveHost(nqn, want.nqn))
+                self.additions.append(steps.AddHost(nqn, new))
             else:
-                self.restrictions.append(SetKeys(nqn, new))
+                self.restrictions.append(steps.SetKeys(nqn, new))
         for host_nqn in has:
-            self._beyond(f"host {host_nqn}", RemoveHost(nqn, host_nqn))
+            self._beyond(f"host {host_nqn}", steps.RemoveHost(nqn, host_nqn))
         if opening:
-            self.additions.append(SetAllowAnyHost(nqn, True))
+            self.additions.append(steps.SetAllowAnyHost(nqn, True))
 
     def _listeners(self, there: Subsystem) -> None:
         nqn, has, wanted = (
@@ -138,6 +128,6 @@ class SubsystemPlan:
             set(there.listeners),
             [each.place for each in self.wanted.listeners],
         )
-        self.additions += [AddListener(nqn, place) for place in wanted if place not in has]
+        self.additions += [steps.AddListener(nqn, place) for place in wanted if place not in has]
         for place in sorted(has.difference(wanted)):
-            self._beyond(f"listener {place}", RemoveListener(nqn, place))
+            self._beyond(f"listener {place}", steps.RemoveListener(nqn, place))

@@ -8,11 +8,21 @@ and nothing else. Names have one spelling: transports in capitals, NGUIDs as 32 
 from __future__ import annotations
 
 import ipaddress
+import json
 import re
 import uuid
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
-from typing import Any, Final, TypeVar
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any, Final, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    AliasPath,
+    BeforeValidator,
+    Field,
+    TypeAdapter,
+    ValidationError,
+)
 
 from agent.enclosure_control.rpc_errors import RpcAnswerError
 
@@ -31,17 +41,64 @@ _KINDS: Final = {
 }  # fmt: skip
 
 
+def canonical_address(text: str) -> str:
+    """An IP address in its shortest spelling; a PCI address (of domain 0000 by default) in lower case."""
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        lower = text.lower()
+        return f"0000:{lower}" if _PCI_SHORT.fullmatch(lower) else lower
+
+
+def canonical_uuid(text: str) -> str:
+    """A UUID in the usual spelling; empty stays empty. Raises RpcAnswerError."""
+    if not text:
+        return ""
+    try:
+        return str(uuid.UUID(text))
+    except ValueError:
+        raise RpcAnswerError(f"{text!r} is no UUID") from None
+
+
+def canonical_nguid(text: str) -> str:
+    """An NGUID as 32 lower-case digits; empty for zeros."""
+    digits = text.replace("-", "").lower()
+    return "" if not digits.strip("0") else digits
+
+
+def _users(references: int) -> int | None:
+    # The keyring itself counts as one.
+    return references - 1 if references > 0 else None
+
+
+def _sum(errors: object) -> object:
+    return sum(each for each in errors.values() if type(each) is int) if isinstance(errors, dict) else errors
+
+
+_Number = Annotated[int, Field(ge=-_NUMBER_MAX, le=_NUMBER_MAX)]
+_Ticks = Annotated[float, Field(ge=-_NUMBER_MAX, le=_NUMBER_MAX)]
+_Capitals = Annotated[str, AfterValidator(str.upper)]
+_Uuid = Annotated[str, AfterValidator(canonical_uuid)]
+_NONE_IF_EMPTY = AfterValidator(lambda value: value or None)
+
+
 @dataclass(frozen=True, slots=True)
 class Bdev:
     """A block device. `kind` is malloc, null, aio, nvme, lvol or other; only aio has a `filename`."""
 
     name: str
-    kind: str
-    block_size: int
-    block_count: int
-    uuid: str = ""
+    kind: Annotated[
+        str,
+        Field(validation_alias="product_name", default=""),
+        AfterValidator(lambda name: _KINDS.get(name, "other")),
+    ]
+    block_size: _Number
+    block_count: Annotated[_Number, Field(validation_alias="num_blocks")]
+    uuid: _Uuid = ""
     aliases: tuple[str, ...] = ()
-    filename: str | None = None
+    filename: Annotated[
+        str | None, Field(validation_alias=AliasPath("driver_specific", "aio", "filename")), _NONE_IF_EMPTY
+    ] = None
 
     @property
     def size(self) -> int:
@@ -54,8 +111,8 @@ class NvmeController:
     """A controller to which the enclosure is a host; its bdevs are `name` + n + nsid."""
 
     name: str
-    address: Address | None = None
-    subnqn: str = ""
+    address: Annotated[Address | None, Field(validation_alias=AliasPath("ctrlrs", 0, "trid"))] = None
+    subnqn: Annotated[str, Field(validation_alias=AliasPath("ctrlrs", 0, "trid", "subnqn"))] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +121,7 @@ class LvolStore:
 
     name: str
     base_bdev: str
-    cluster_size: int
+    cluster_size: _Number
     uuid: str = ""
 
 
@@ -77,16 +134,16 @@ class Key:
     """
 
     name: str
-    path: str | None = None
+    path: Annotated[str | None, _NONE_IF_EMPTY] = None
     removed: bool = False
-    users: int | None = None
+    users: Annotated[_Number | None, Field(validation_alias="refcnt"), AfterValidator(_users)] = None
 
 
 @dataclass(frozen=True, slots=True)
 class Transport:
     """A transport and its numeric options."""
 
-    trtype: str
+    trtype: _Capitals
     options: tuple[tuple[str, int], ...] = ()
 
 
@@ -94,10 +151,10 @@ class Transport:
 class Address:
     """The address of a listener or a controller: TCP, RDMA or PCIE; IPv4 or IPv6."""
 
-    trtype: str
-    traddr: str
+    trtype: _Capitals
+    traddr: Annotated[str, AfterValidator(canonical_address)]
     trsvcid: str = ""
-    adrfam: str = "IPv4"
+    adrfam: Annotated[str, AfterValidator(lambda said: "IPv6" if said.lower() == "ipv6" else "IPv4")] = "IPv4"
 
     def __str__(self) -> str:
         host = f"[{self.traddr}]" if ":" in self.traddr and self.trsvcid else self.traddr
@@ -112,10 +169,10 @@ class Address:
 class Namespace:
     """A namespace of a subsystem. `nguid` is 32 digits, `uuid` with dashes; empty where there is none."""
 
-    nsid: int
-    bdev: str
-    nguid: str = ""
-    uuid: str = ""
+    nsid: _Number
+    bdev: Annotated[str, Field(validation_alias=AliasChoices("bdev_name", "name"), default="")]
+    nguid: Annotated[str, AfterValidator(canonical_nguid)] = ""
+    uuid: _Uuid = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +180,8 @@ class Host:
     """A host that may connect, and the names of two keys: the host's own, and the controller's for it."""
 
     nqn: str
-    key: str | None = None
-    controller_key: str | None = None
+    key: Annotated[str | None, Field(validation_alias="dhchap_key"), _NONE_IF_EMPTY] = None
+    controller_key: Annotated[str | None, Field(validation_alias="dhchap_ctrlr_key"), _NONE_IF_EMPTY] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +189,12 @@ class Subsystem:
     """An NVM subsystem. `max_namespaces` None: there is no such bound."""
 
     nqn: str
-    serial: str = ""
-    model: str = ""
-    max_namespaces: int | None = None
+    serial: Annotated[str, Field(validation_alias="serial_number")] = ""
+    model: Annotated[str, Field(validation_alias="model_number")] = ""
+    max_namespaces: Annotated[_Number | None, _NONE_IF_EMPTY] = None
     allow_any_host: bool = False
     namespaces: tuple[Namespace, ...] = ()
-    listeners: tuple[Address, ...] = ()
+    listeners: Annotated[tuple[Address, ...], Field(validation_alias="listen_addresses")] = ()
     hosts: tuple[Host, ...] = ()
 
 
@@ -146,13 +203,19 @@ class BdevStats:
     """Counters of a bdev since it was made. Latencies are sums, in seconds."""
 
     name: str
-    read_commands: int
-    read_bytes: int
-    write_commands: int
-    write_bytes: int
-    read_latency_s: float
-    write_latency_s: float
-    failed_commands: int
+    read_commands: Annotated[_Number, Field(validation_alias="num_read_ops")]
+    read_bytes: Annotated[_Number, Field(validation_alias="bytes_read")]
+    write_commands: Annotated[_Number, Field(validation_alias="num_write_ops")]
+    write_bytes: Annotated[_Number, Field(validation_alias="bytes_written")]
+    read_latency_s: Annotated[_Ticks, Field(validation_alias="read_latency_ticks", default=0.0)]
+    write_latency_s: Annotated[_Ticks, Field(validation_alias="write_latency_ticks", default=0.0)]
+    failed_commands: Annotated[_Number, Field(validation_alias="io_error", default=0), BeforeValidator(_sum)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stats:
+    tick_rate: _Number = 0
+    bdevs: tuple[BdevStats, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,183 +268,44 @@ class Present:
         return name if found is None else found.name
 
 
-def decode_all(method: str, answer: Any, decode: Callable[[Members], T]) -> tuple[T, ...]:
-    """The records of a list of objects. Raises RpcAnswerError."""
-    if not isinstance(answer, list):
-        raise RpcAnswerError(f"{method}: the answer is no list")
-    return tuple(decode(Members(method, each)) for each in answer)
+def decoded(method: str, answer: Any, record: type[T]) -> T:
+    """An answer as `record` has it. Members that are null count as missing. Raises RpcAnswerError."""
+    try:
+        return TypeAdapter(record).validate_json(json.dumps(_without_nulls(answer)), strict=True)
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"])) or "the answer"
+        raise RpcAnswerError(f"{method}: {where} is missing, of another kind or out of range") from None
+    except RecursionError:
+        raise RpcAnswerError(f"{method}: the answer is nested too deeply") from None
 
 
-class Members:
-    """The members of one object of an answer, each read with its required type."""
-
-    def __init__(self, method: str, value: Any) -> None:
-        if not isinstance(value, dict):
-            raise RpcAnswerError(f"{method}: an entry is no object")
-        self._method = method
-        self._value: dict[str, Any] = value
-
-    def _get(self, name: str, kind: type[T], default: T | None) -> T:
-        value = self._value.get(name)
-        if value is None and default is not None:
-            return default
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise RpcAnswerError(f"{self._method}: {name} is missing or no {kind.__name__}")
-        return value
-
-    def text(self, name: str, default: str | None = None) -> str:
-        value = self._get(name, str, default)
-        if any("\ud800" <= each <= "\udfff" for each in value):
-            raise RpcAnswerError(f"{self._method}: {name} has half a character")
-        return value
-
-    def number(self, name: str, default: int | None = None) -> int:
-        value = self._get(name, int, default)
-        if not -_NUMBER_MAX <= value <= _NUMBER_MAX:
-            raise RpcAnswerError(f"{self._method}: {name} is out of range")
-        return value
-
-    def truth(self, name: str) -> bool:
-        return self._get(name, bool, False)
-
-    def members(self, name: str) -> Members:
-        return Members(self._method, self._value.get(name) or {})
-
-    def each(self, name: str, decode: Callable[[Members], T]) -> tuple[T, ...]:
-        return decode_all(self._method, self._value.get(name) or [], decode)
-
-    def texts(self, name: str) -> tuple[str, ...]:
-        value = self._value.get(name) or []
-        if not isinstance(value, list):
-            raise RpcAnswerError(f"{self._method}: {name} is no list")
-        members = (Members(self._method, {name: each}) for each in value if isinstance(each, str))
-        return tuple(each.text(name) for each in members)
-
-    def numbers(self) -> Iterable[tuple[str, int]]:
-        return ((name, self.number(name)) for name, value in self._value.items() if type(value) is int)
+def _without_nulls(answer: Any) -> Any:
+    if isinstance(answer, list):
+        return [_without_nulls(each) for each in answer]
+    if isinstance(answer, dict):
+        return {name: _without_nulls(value) for name, value in answer.items() if value is not None}
+    return answer
 
 
-def bdev(said: Members) -> Bdev:
-    """An entry of bdev_get_bdevs."""
-    return Bdev(
-        name=said.text("name"),
-        kind=_KINDS.get(said.text("product_name", ""), "other"),
-        block_size=said.number("block_size"),
-        block_count=said.number("num_blocks"),
-        uuid=canonical_uuid(said.text("uuid", "")),
-        aliases=said.texts("aliases"),
-        filename=said.members("driver_specific").members("aio").text("filename", "") or None,
-    )
-
-
-def nvme_controller(said: Members) -> NvmeController:
-    """An entry of bdev_nvme_get_controllers; the first path stands for all."""
-    paths = said.each("ctrlrs", lambda path: path.members("trid"))
-    if not paths:
-        return NvmeController(said.text("name"))
-    return NvmeController(said.text("name"), address(paths[0]), paths[0].text("subnqn", ""))
-
-
-def lvol_store(said: Members) -> LvolStore:
-    """An entry of bdev_lvol_get_lvstores."""
-    return LvolStore(
-        said.text("name"), said.text("base_bdev"), said.number("cluster_size"), said.text("uuid", "")
-    )
-
-
-def key(said: Members) -> Key:
-    """An entry of keyring_get_keys."""
-    # The keyring itself counts as one.
-    references = said.number("refcnt", 0)
-    users = references - 1 if references > 0 else None
-    return Key(said.text("name"), said.text("path", "") or None, said.truth("removed"), users)
-
-
-def transport(said: Members) -> Transport:
-    """An entry of nvmf_get_transports."""
-    return Transport(said.text("trtype").upper(), tuple(sorted(said.numbers())))
-
-
-def address(said: Members) -> Address:
-    """A listen_address, or a trid."""
-    family = said.text("adrfam", "IPv4")
-    return Address(
-        said.text("trtype").upper(),
-        canonical_address(said.text("traddr")),
-        said.text("trsvcid", ""),
-        "IPv6" if family.lower() == "ipv6" else "IPv4",
-    )
-
-
-def subsystem(said: Members) -> Subsystem:
-    """An entry of nvmf_get_subsystems; the discovery subsystem's lacks the last fields."""
-    return Subsystem(
-        nqn=said.text("nqn"),
-        serial=said.text("serial_number", ""),
-        model=said.text("model_number", ""),
-        max_namespaces=said.number("max_namespaces", 0) or None,
-        allow_any_host=said.truth("allow_any_host"),
-        namespaces=said.each("namespaces", _namespace),
-        listeners=said.each("listen_addresses", address),
-        hosts=said.each("hosts", _host),
-    )
-
-
-def _namespace(said: Members) -> Namespace:
-    return Namespace(
-        said.number("nsid"),
-        said.text("bdev_name", said.text("name", "")),
-        canonical_nguid(said.text("nguid", "")),
-        canonical_uuid(said.text("uuid", "")),
-    )
-
-
-def _host(said: Members) -> Host:
-    return Host(
-        said.text("nqn"), said.text("dhchap_key", "") or None, said.text("dhchap_ctrlr_key", "") or None
-    )
-
-
-def bdev_stats(answer: Any) -> tuple[BdevStats, ...]:
-    """The answer of bdev_get_iostat."""
-    whole = Members("bdev_get_iostat", answer)
-    rate = whole.number("tick_rate", 0) or 1
-
-    def decode(said: Members) -> BdevStats:
-        return BdevStats(
-            name=said.text("name"),
-            read_commands=said.number("num_read_ops"),
-            read_bytes=said.number("bytes_read"),
-            write_commands=said.number("num_write_ops"),
-            write_bytes=said.number("bytes_written"),
-            read_latency_s=said.number("read_latency_ticks", 0) / rate,
-            write_latency_s=said.number("write_latency_ticks", 0) / rate,
-            failed_commands=sum(count for _, count in said.members("io_error").numbers()),
+def transports(method: str, answer: Any) -> tuple[Transport, ...]:
+    """The transports of an answer. Every member that is a number is an option."""
+    found = decoded(method, answer, tuple[Transport, ...])
+    options = [
+        decoded(
+            method, {name: value for name, value in said.items() if type(value) is int}, dict[str, _Number]
         )
-
-    return whole.each("bdevs", decode)
-
-
-def canonical_address(text: str) -> str:
-    """An IP address in its shortest spelling; a PCI address (of domain 0000 by default) in lower case."""
-    try:
-        return str(ipaddress.ip_address(text))
-    except ValueError:
-        lower = text.lower()
-        return f"0000:{lower}" if _PCI_SHORT.fullmatch(lower) else lower
+        for said in answer
+    ]
+    return tuple(
+        replace(each, options=tuple(sorted(of.items()))) for each, of in zip(found, options, strict=True)
+    )
 
 
-def canonical_uuid(text: str) -> str:
-    """A UUID in the usual spelling; empty stays empty. Raises RpcAnswerError."""
-    if not text:
-        return ""
-    try:
-        return str(uuid.UUID(text))
-    except ValueError:
-        raise RpcAnswerError(f"{text!r} is no UUID") from None
-
-
-def canonical_nguid(text: str) -> str:
-    """An NGUID as 32 lower-case digits; empty for zeros."""
-    digits = text.replace("-", "").lower()
-    return "" if not digits.strip("0") else digits
+def bdev_stats(method: str, answer: Any) -> tuple[BdevStats, ...]:
+    """The counters of an answer, which has its times in ticks."""
+    found = decoded(method, answer, _Stats)
+    rate = found.tick_rate or 1
+    return tuple(
+        replace(each, read_latency_s=each.read_latency_s / rate, write_latency_s=each.write_latency_s / rate)
+        for each in found.bdevs
+    )

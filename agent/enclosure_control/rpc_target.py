@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -30,6 +30,7 @@ from nvmeof.authentication.secret import parse_secret
 
 T = TypeVar("T")
 
+_TRANSPORTS: Final = "nvmf_get_transports"
 _KEY_BYTES_MAX: Final = 4096
 """Far above the longest secret, of 64 bytes in base64."""
 _MAKE_KEY: Final = "make one with `g35 key make-dhchap`"
@@ -54,27 +55,25 @@ class RpcTarget:
 
     def read(self, _description: Description | None = None) -> Present:
         """Its present state."""
-        everything = self._list("nvmf_get_subsystems", records.subsystem)
-        keys = self._list("keyring_get_keys", records.key, optional=True)
+        everything = self._list("nvmf_get_subsystems", records.Subsystem)
+        keys = self._list("keyring_get_keys", records.Key, optional=True)
         return Present(
-            transports=self._list("nvmf_get_transports", records.transport),
+            transports=records.transports(_TRANSPORTS, self.client.call(_TRANSPORTS)),
             keys=tuple(each for each in keys if not each.removed),
-            bdevs=self._list("bdev_get_bdevs", records.bdev),
-            nvme=self._list("bdev_nvme_get_controllers", records.nvme_controller, optional=True),
-            lvol_stores=self._list("bdev_lvol_get_lvstores", records.lvol_store, optional=True),
+            bdevs=self._list("bdev_get_bdevs", records.Bdev),
+            nvme=self._list("bdev_nvme_get_controllers", records.NvmeController, optional=True),
+            lvol_stores=self._list("bdev_lvol_get_lvstores", records.LvolStore, optional=True),
             subsystems=tuple(each for each in everything if each.nqn != records.DISCOVERY_NQN),
         )
 
-    def _list(
-        self, method: str, decode: Callable[[records.Members], T], *, optional: bool = False
-    ) -> tuple[T, ...]:
+    def _list(self, method: str, record: type[T], *, optional: bool = False) -> tuple[T, ...]:
         try:
             answer = self.client.call(method)
         except RpcError as error:
             if optional and error.code == METHOD_NOT_FOUND:
                 return ()
             raise
-        return records.decode_all(method, answer, decode)
+        return records.decoded(method, answer, tuple[record, ...])  # type: ignore[valid-type]
 
     def check_steps(self, steps: Sequence[Step]) -> None:
         """UserError for a step whose method this enclosure lacks, or whose key file is missing or exposed."""
@@ -128,7 +127,7 @@ class RpcTarget:
             return _LISTENER_ADVICE
         if isinstance(step, AddNamespace):
             name = step.namespace.bdev
-            present = Present(bdevs=self._list("bdev_get_bdevs", records.bdev))
+            present = Present(bdevs=self._list("bdev_get_bdevs", records.Bdev))
             if present.bdev(name) is None:
                 return f"there is no bdev {name}{did_you_mean(name, present.bdev_names())}"
         return ""
@@ -139,7 +138,7 @@ class RpcTarget:
 
     def stats(self) -> tuple[records.BdevStats, ...]:
         """Counters of its bdevs."""
-        return records.bdev_stats(self.client.call("bdev_get_iostat"))
+        return records.bdev_stats("bdev_get_iostat", self.client.call("bdev_get_iostat"))
 
     def close(self) -> None:
         """Close the connection."""

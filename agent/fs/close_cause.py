@@ -104,18 +104,12 @@ def _goes_on(thread: int, name: bytes, ino: int) -> Closing:
 
 def _ino_of(thread: int, number: bytes) -> int:
     """The inode of a descriptor (proc_pid_fdinfo(5)); -1 from a kernel that does not say (before 5.14)."""
-    descriptor = os.open(b"/proc/%d/fdinfo/%s" % (thread, number), os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        lines = os.read(descriptor, STAT_BYTES_MAX).splitlines()
-    finally:
-        os.close(descriptor)
+    with open(b"/proc/%d/fdinfo/%s" % (thread, number), "rb", buffering=0) as info:
+        lines = info.read(STAT_BYTES_MAX).splitlines()
     return next((int(line[4:]) for line in lines if line.startswith(b"ino:")), -1)
 
 
 def _stat(thread: int) -> list[bytes]:
     """The fields of /proc/<thread>/stat behind the name, which may have spaces and brackets in it."""
-    descriptor = os.open(f"/proc/{thread}/stat", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(descriptor, STAT_BYTES_MAX).rpartition(b")")[2].split()
-    finally:
-        os.close(descriptor)
+    with open(f"/proc/{thread}/stat", "rb", buffering=0) as stat:
+        return stat.read(STAT_BYTES_MAX).rpartition(b")")[2].split()

@@ -26,7 +26,7 @@ from agent.fs.file_users import Closed, FileUsers, Judge
 from agent.fs.interface import FsError, LockOwner
 from agent.pool.access import ServedVolume
 from agent.pool.errors import BadPut, PutRefused, TooLong
-from agent.pool.steps import Acquire, IoChannel, Steps
+from agent.pool.steps import Acquire, Held, IoChannel, Steps
 from agent.pool.write.writer import Writer
 
 
@@ -90,7 +90,7 @@ class ValueWriter:
         deadline = channel.now() + writing.volume.timing.write_deadline
         if not (yield Acquire(self._lock, deadline)):
             raise FsError(errno.EIO)
-        try:
+        with Held(self._lock):
             if self._failed:
                 raise FsError(self._failed, "the value was given up before")
             if writing.finished:
@@ -102,8 +102,6 @@ class ValueWriter:
                 # The bytes so far must not be sealed as if they were the whole value.
                 self._give_up(_errno_of_either(refused))
                 raise FsError(self._failed, str(refused)) from None
-        finally:
-            self._lock.release()
 
     def sync(self) -> None:
         """Somebody asked for an fsync. It stores nothing by itself: a program may write on after it."""
@@ -118,20 +116,18 @@ class ValueWriter:
         deadline = channel.now() + self.writing.volume.timing.write_deadline
         if not (yield Acquire(self._lock, deadline)):
             raise FsError(errno.EIO)
-        try:
+        with Held(self._lock):
             if self._failed:
                 raise FsError(self._failed, "a write was refused, or a writer died: nothing is stored")
             if self.writing.finished or self._completes(holder):
                 yield from self._finish(channel, deadline)
-        finally:
-            self._lock.release()
 
     def end(self, channel: IoChannel) -> Steps[None]:
         """Nobody has the file open any more (RELEASE). Nobody hears of an error either."""
         deadline = channel.now() + self.writing.volume.timing.write_deadline
         if not (yield Acquire(self._lock, deadline)):
             return  # an operation of the file is still under way, and the kernel has given it up
-        try:
+        with Held(self._lock):
             if self.writing.finished:
                 return
             if self._failed or self._users.unclosed or not self.writing.received:
@@ -141,8 +137,6 @@ class ValueWriter:
                 yield from self.writing.finish(channel, deadline)
             except (BadPut, PutRefused):
                 return  # it is counted as refused, and has given up its slot
-        finally:
-            self._lock.release()
 
     # -- how it is done -------------------------------------------------------------------------
 

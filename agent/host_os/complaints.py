@@ -10,27 +10,23 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 KINDS_MAX = 256
 """Kinds remembered at once; a kind is an operation and a type of exception, so this is not reached."""
 
 
+@dataclass(slots=True, eq=False)
 class Complaints:
     """Shared by all threads that do the work."""
 
-    def __init__(
-        self,
-        log: logging.Logger,
-        interval: float = 10.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._log = log
-        self._interval = interval
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._next_at: dict[str, float] = {}
-        self._left_out: dict[str, int] = {}
-        self.count = 0
+    _log: logging.Logger
+    interval: float = 10.0
+    clock: Callable[[], float] = time.monotonic
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _next_at: dict[str, float] = field(default_factory=dict)
+    _left_out: dict[str, int] = field(default_factory=dict)
+    count: int = 0
 
     def bug(self, doing: str, error: BaseException, outcome: str = "answered EIO") -> None:
         """An operation raised an exception that it must not; `outcome`: the answer to its caller."""
@@ -47,14 +43,14 @@ class Complaints:
     def _say(self, level: int, kind: str, why: str, error: BaseException | None) -> None:
         with self._lock:
             self.count += 1
-            now = self._clock()
+            now = self.clock()
             if now < self._next_at.get(kind, now):
                 self._left_out[kind] = self._left_out.get(kind, 0) + 1
                 return
             if len(self._next_at) >= KINDS_MAX:
                 self._next_at.clear()
                 self._left_out.clear()
-            self._next_at[kind] = now + self._interval
+            self._next_at[kind] = now + self.interval
             left_out = self._left_out.pop(kind, 0)
         more = f" ({left_out} more like it since the last such line)" if left_out else ""
         self._log.log(level, "%s: %s%s", kind, why, more, exc_info=error)

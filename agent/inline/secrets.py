@@ -44,6 +44,11 @@ ROOT_KEY_BYTES = 32
 ROOT_KEY_FILE_BYTES_MAX = 4096
 TENANT_KEY_BYTES = 32
 VOLUME_SECRET_BYTES = 96
+OF_A_POOL = (
+    "a pool opens with the key that it was formatted with, and with no other: bring that file back from "
+    "where you keep its copy, or name it (agent.key_file)"
+)
+"""What to do about a missing root key where a pool is there: a new one would open nothing."""
 """32 bytes for placement, 64 for the data: XTS takes them all, GCM the first half."""
 
 
@@ -126,13 +131,16 @@ def create_root_key(path: Path) -> None:
         raise ConfigError(f"the root key: {refused.message}", refused.advice) from None
 
 
-def load_root_key(path: Path) -> SecretKey:
-    """The root key in `path`. Raises ConfigError for a missing, exposed or damaged file."""
+def load_root_key(path: Path, if_missing: str = OF_A_POOL) -> SecretKey:
+    """The root key in `path`. Raises ConfigError for a missing, exposed or damaged file.
+
+    `if_missing`: what to do where it is missing.
+    """
     try:
         path.lstat()
         text = read_private(path, ROOT_KEY_FILE_BYTES_MAX)
     except FileNotFoundError:
-        raise ConfigError(f"there is no root key at {path}", f"make one: g35 key new {path}") from None
+        raise ConfigError(f"there is no root key at {path}", if_missing) from None
     except OSError as error:
         raise ConfigError(f"cannot open the root key {path}: {error.strerror}", "check the file") from None
     except SecretFileError as refused:
@@ -168,6 +176,6 @@ class RootKey:
         return f"{self._origin} (fingerprint {self._key.fingerprint().hex()})"
 
 
-def root_key_in(path: Path) -> RootKey:
-    """The root key in a file. Raises ConfigError for a missing, exposed or damaged one."""
-    return RootKey(load_root_key(path), str(path))
+def root_key_in(path: Path, if_missing: str = OF_A_POOL) -> RootKey:
+    """The root key in a file. See `load_root_key`."""
+    return RootKey(load_root_key(path, if_missing), str(path))

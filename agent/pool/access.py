@@ -13,6 +13,7 @@ from typing import Final
 
 from agent.host_os.per_user_bounds import Holder
 from agent.pool.counters import MissCause
+from agent.pool.errors import BadPut
 from agent.pool.kv.get import KvReader
 from agent.pool.kv.put import KvWriter, delete_key
 from agent.pool.kv.volume import KvVolume
@@ -100,14 +101,15 @@ class ServedVolume(ABC):
     def replace(self, channel: IoChannel, key: bytes, data: bytes, deadline: float) -> Steps[None]:
         """Store a short value, one unit at the most, over what the key has; see `replace.py`.
 
-        Raises PutRefused, also where a candidate set cannot be read, and TooLong. In sets of slots alone.
+        Raises PutRefused, also where a candidate set cannot be read, and TooLong. In sets of slots alone;
+        elsewhere BadPut, as the two below.
         """
-        raise NotImplementedError(IN_SETS_ONLY)
+        raise BadPut(IN_SETS_ONLY)
 
     def newest(self, channel: IoChannel, key: bytes, deadline: float) -> Steps[bytes | MissCause]:
         """The value of a key by directories that are read now, or why it is not there; see `newest.py`. A
         value that waits to be written back is not seen. In sets of slots alone."""
-        raise NotImplementedError(IN_SETS_ONLY)
+        raise BadPut(IN_SETS_ONLY)
 
     def hold(
         self, channel: IoChannel, keys: Sequence[bytes], deadline: float, holder: Holder = 0
@@ -115,7 +117,7 @@ class ServedVolume(ABC):
         """Whether all keys (HELD_AT_ONCE at the most) are there, by directories that are read now; this
         agent does not evict them until `Hold.let_go`. The cause of the first that is not there. In sets of
         slots alone."""
-        raise NotImplementedError(IN_SETS_ONLY)
+        raise BadPut(IN_SETS_ONLY)
 
 
 class _OnKv(ServedVolume):

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar, cast
 
+from agent.errors import G35Error
 from agent.inline.scatter import Buffer
 from agent.pool.counters import MissCause
 
@@ -121,6 +122,21 @@ class Acquire:
         self.deadline: Final = deadline
 
 
+class Held:
+    """A lock that was acquired, and that the end of a `with` block releases."""
+
+    __slots__ = ("lock",)
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self.lock: Final = lock
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+
+
 Steps: TypeAlias = Generator[Wait | Acquire, bool, T]
 Outcome: TypeAlias = T | Steps[T]
 """What an operation may return: its value at once, or the steps that lead to it."""
@@ -130,6 +146,14 @@ class Runner(Protocol):
     """Drives steps to their end: the loop that a worker, a test or the simulator brings along."""
 
     def run(self, steps: Steps[T]) -> T: ...
+
+
+class NoRunner:
+    """In place of a channel, where nothing has to wait, or none could be had: the caller hears of it."""
+
+    def run(self, steps: Steps[T]) -> T:
+        steps.close()
+        raise G35Error("this thread has no channel", "see the log, and start the agent again")
 
 
 _KNOWN: Final[dict[type, bool]] = {}

@@ -21,6 +21,7 @@ from typing import Generic, TypeAlias, TypeVar
 from pydantic import ValidationError
 
 from agent.config.configuration import DiscoverySection, EnclosureSection
+from agent.host_os.complaints import Complaints
 from nvmeof.wire.fabrics import DISCOVERY_NQN
 from nvmeof.wire.log_page import AddressFamily, DiscoveryEntry, SubsystemType, TransportType
 
@@ -137,6 +138,7 @@ class Discovered(Generic[E]):
         self._begin, self._end = begin, end
         self._known: dict[Way, _Known[E]] = {}
         self._full = False
+        self._complaints = Complaints(log)
         self._refused: dict[str, set[str]] = {}
         """What each discovery controller lists that is no way to an enclosure."""
 
@@ -162,9 +164,8 @@ class Discovered(Generic[E]):
                     self._full = True
                     continue
                 transport, address, port, nqn = way
-                log.info(
-                    "enclosure %s: found, %s at %s port %d: %s", section.name, transport, address, port, nqn
-                )
+                found = f"{section.name}, {transport} at {address} port {port}: {nqn}"
+                self._complaints.world("an enclosure is found by discovery", found, logging.INFO)
                 self._known[way] = _Known(self._begin(section))
             self._known[way].listed_by.add(discovery.name)
 
@@ -177,7 +178,6 @@ class Discovered(Generic[E]):
         ]
         for way in gone:
             known = self._known.pop(way)
-            log.info(
-                "the enclosure %s at %s port %d is listed no longer, and is gone", way[3], way[1], way[2]
-            )
+            gone_way = f"{way[3]} at {way[1]} port {way[2]}"
+            self._complaints.world("an enclosure is listed no longer, and is gone", gone_way, logging.INFO)
             self._end(known.enclosure)

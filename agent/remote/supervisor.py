@@ -11,13 +11,14 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
 import trio
 
 from agent.config.configuration import DiscoverySection, EnclosureSection, FabricSection
+from agent.host_os.complaints import Complaints
 from agent.remote.discovery import Discovered, itself
 from agent.remote.enclosure import Enclosure
 from agent.remote.fabric import Fabric
@@ -109,6 +110,7 @@ class Supervisor:
         """Namespaces of the pool (as hex) that an enclosure has shown, or were said to be shown by none."""
         self._contested: dict[str, str] = {}
         """The last message about each namespace that several enclosures claim."""
+        self._complaints = Complaints(log)
         self.fabric = Fabric([Enclosure(section.name, nqn=section.nqn) for section in sections])
 
     async def run(self) -> None:
@@ -129,9 +131,10 @@ class Supervisor:
             for change in self.fabric.look(time.monotonic()):
                 name = self.fabric.name_of(change.member)
                 if change.verdict is Verdict.SUSPECT:
-                    log.warning("%s gets no new values for now: %s", name, change.why)
+                    self._complaints.world(f"{name} gets no new values for now", change.why)
                 else:
-                    log.info("%s is %s: %s", name, change.verdict.value, change.why)
+                    verdict = f"{name} is {change.verdict.value}"
+                    self._complaints.world(verdict, change.why, logging.INFO)
             self.discovered.forget_gone(lambda enclosure: enclosure.session is not None)
             self._report_newcomers()
             self._report_contested()
@@ -286,22 +289,29 @@ class Supervisor:
             return {"verbs": self._verbs}
         return {"digests": Digests(section.header_digest, section.data_digest)}
 
+    def _note(self, enclosure: Enclosure, what: str, why: str, level: int = logging.INFO) -> None:
+        """Log what an enclosure may do at any rate."""
+        self._complaints.world(f"enclosure {enclosure.name}: {what}", why, level)
+
     def _note_namespaces(self, enclosure: Enclosure, now: tuple[Any, ...]) -> None:
         """The namespaces of an enclosure from now on; the log has the ones that went and came."""
-        before = {each.nsid: each for each in enclosure.namespaces}
-        after = {each.nsid: each for each in now}
-        for nsid in sorted(before.keys() - after.keys()):
-            nguid = before[nsid].nguid.hex()
-            log.warning("enclosure %s: namespace %d (%s) was taken away", enclosure.name, nsid, nguid)
-        for nsid in sorted(after.keys() - before.keys()):
-            log.info("enclosure %s: namespace %d (%s) is new", enclosure.name, nsid, after[nsid].nguid.hex())
+        before = {each.nsid: each.nguid for each in enclosure.namespaces}
+        after = {each.nsid: each.nguid for each in now}
+        if gone := _named(before, before.keys() - after.keys()):
+            self._note(enclosure, "a namespace was taken away", gone, logging.WARNING)
+        if fresh := _named(after, after.keys() - before.keys()):
+            self._note(enclosure, "a namespace is new", fresh)
         enclosure.namespaces = now
 
     def _note_access(self, enclosure: Enclosure, access: Access) -> None:
         before, enclosure.access = enclosure.access, access
-        for group, state in sorted(access.items()):
-            if before.get(group, AnaState.OPTIMIZED) is not state:
-                log.info("enclosure %s: ANA group %d is %s", enclosure.name, group, state.name.lower())
+        changed = [
+            f"group {group} is {state.name.lower()}"
+            for group, state in sorted(access.items())
+            if before.get(group, AnaState.OPTIMIZED) is not state
+        ]
+        if changed:
+            self._note(enclosure, "an ANA group has another state", _some(changed))
 
     def _connected(self, enclosure: Enclosure, controller: Any) -> None:
         enclosure.namespaces = tuple(controller.namespaces())
@@ -314,7 +324,7 @@ class Supervisor:
         self._note_access(enclosure, controller.access)
         enclosure.fault = ""
         self.fabric.refresh()
-        log.info("enclosure %s: connected, %d namespaces", enclosure.name, len(enclosure.namespaces))
+        self._note(enclosure, "connected", f"{len(enclosure.namespaces)} namespaces")
         granted = controller.info.facts.io_queues
         if granted < self.queues_in_use:
             log.warning(
@@ -327,7 +337,7 @@ class Supervisor:
 
     def _disconnected(self, enclosure: Enclosure, fault: str) -> None:
         if enclosure.session is not None:
-            log.info("enclosure %s: lost: %s", enclosure.name, fault)
+            self._note(enclosure, "lost", fault)
         elif fault != enclosure.fault:
             log.warning("enclosure %s: not connected, and tried again: %s", enclosure.name, fault)
         enclosure.session = None
@@ -339,11 +349,13 @@ class Supervisor:
             await trio.sleep(COMPLAINTS_EVERY)
             if enclosure.complaints and keeper.controller is not None:
                 enclosure.complaints = 0
-                log.info(
-                    "enclosure %s: a queue was lost or does not answer; resetting the controller",
-                    enclosure.name,
-                )
+                what = "a queue was lost or does not answer"
+                self._note(enclosure, what, "the controller is reset")
                 await keeper.reset()
+
+
+def _named(nguids: Mapping[int, bytes], nsids: Set[int]) -> str:
+    return _some([f"namespace {nsid} ({nguids[nsid].hex()})" for nsid in sorted(nsids)])
 
 
 def _some(names: Sequence[str]) -> str:

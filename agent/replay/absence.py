@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 FIRST_LOOK_SECONDS = 0.05
 LAST_LOOK_SECONDS = 1.0
@@ -23,24 +24,18 @@ def say_on_stderr(what: str) -> None:
     print(what, file=sys.stderr, flush=True)
 
 
+@dataclass(slots=True, eq=False)
 class Absence:
     """Whether the agent is there, and for how long the replay has waited for it."""
 
-    def __init__(
-        self,
-        alive: Callable[[], bool],
-        stopping: threading.Event,
-        seconds_max: float,
-        say: Callable[[str], None] = say_on_stderr,
-    ) -> None:
-        self.say = say
-        self.waits = 0
-        self.seconds = 0.0
-        self.gave_up = False
-        self.seconds_max = seconds_max
-        self._alive = alive
-        self._stopping = stopping
-        self._lock = threading.Lock()
+    _alive: Callable[[], bool]
+    _stopping: threading.Event
+    seconds_max: float
+    say: Callable[[str], None] = say_on_stderr
+    waits: int = 0
+    seconds: float = 0.0
+    gave_up: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def is_back(self) -> bool:
         """Whether an agent answers, waiting for one up to the bound. No: the replay is over."""

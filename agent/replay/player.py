@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -37,23 +38,21 @@ class BlockStore(Protocol):
     def put(self, key: bytes, data: memoryview) -> bool: ...
 
 
+@dataclass(slots=True, eq=False)
 class Schedule:
     """Hands out the trace's requests in order, each when its time has come.
 
     `time_scale` 0 is as fast as possible, 1 the trace's own pace, 10 ten times that.
     """
 
-    def __init__(
-        self, requests: Iterator[TraceRequest], time_scale: float = 0.0, baseline: LruBaseline | None = None
-    ) -> None:
-        self._requests = requests
-        self._time_scale = time_scale
-        self._baseline = baseline
-        self._lock = threading.Lock()
-        self._began: float | None = None
-        self._first_ms = 0.0
-        self.stopping = threading.Event()
-        self.failure: Exception | None = None
+    _requests: Iterator[TraceRequest]
+    time_scale: float = 0.0
+    _baseline: LruBaseline | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _began: float | None = None
+    _first_ms: float = 0.0
+    stopping: threading.Event = field(default_factory=threading.Event)
+    failure: Exception | None = None
 
     def next_request(self) -> TraceRequest | None:
         """The next request, or None at the end and after `stopping` was set."""
@@ -67,8 +66,8 @@ class Schedule:
                 self._baseline.play(request.hash_ids)
             if self._began is None:
                 self._began, self._first_ms = time.monotonic(), request.timestamp_ms
-        if self._time_scale:
-            due = self._began + (request.timestamp_ms - self._first_ms) / 1000 / self._time_scale
+        if self.time_scale:
+            due = self._began + (request.timestamp_ms - self._first_ms) / 1000 / self.time_scale
             if self.stopping.wait(max(0.0, due - time.monotonic())):
                 return None
         return request

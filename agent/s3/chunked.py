@@ -153,10 +153,10 @@ class ChunkDecoder:
         if not self._has_trailer or not is_fit or self._trailer_bytes > TRAILER_BYTES_MAX:
             raise _malformed("its trailers are not in their form")
         name, value = before.decode().lower(), after.decode()
-        if name == "x-amz-trailer-signature":
-            self._trailer_signature = value
-        elif name in self.trailers or self._trailer_signature:
+        if name in self.trailers or self._trailer_signature:
             raise _malformed("a trailer is there twice, or after the signature")
+        if name == "x-amz-trailer-signature":
+            self._trailer_signature = value or "-"
         else:
             self.trailers[name] = value
 

@@ -14,6 +14,8 @@ import contextlib
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from typing import Final, TypeAlias
 
@@ -52,32 +54,25 @@ TOGETHER_BYTES_MAX: Final = 64 << 10
 Event: TypeAlias = h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]
 
 
+@dataclass(slots=True, eq=False)
 class Connection:
-    """One connection; the caller closes the stream."""
+    """One connection; the caller closes the stream. `known` is called when a client has shown a key."""
 
-    def __init__(
-        self,
-        service: S3Service,
-        stream: trio.abc.HalfCloseableStream | trio.abc.Stream,
-        idle_seconds: float,
-        complaints: Complaints,
-        wall: Callable[[], float] = time.time,
-        known: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`known` is called when a client has shown a key."""
-        self._known = known
-        self._service = service
-        self._stream = stream
-        self._idle_seconds = idle_seconds
-        self._complaints = complaints
-        self._wall = wall
-        self._http = http_connection(HEAD_BYTES_MAX)
-        self._receiving_seconds = 0.0
-        self._body_bytes = self._body_events = self._body_chunks = 0
-        self._sent_bytes = 0
-        self._sending_seconds = 0.0
-        self._place: Place | None = None
-        """Among the tenant's connections, once the tenant is known."""
+    _service: S3Service
+    _stream: trio.abc.HalfCloseableStream | trio.abc.Stream
+    _idle_seconds: float
+    _complaints: Complaints
+    wall: Callable[[], float] = time.time
+    known: Callable[[], None] = lambda: None
+    _http: h11.Connection = field(default_factory=partial(http_connection, HEAD_BYTES_MAX))
+    _receiving_seconds: float = 0.0
+    _body_bytes: int = 0
+    _body_events: int = 0
+    _body_chunks: int = 0
+    _sent_bytes: int = 0
+    _sending_seconds: float = 0.0
+    _place: Place | None = None
+    """Among the tenant's connections, once the tenant is known."""
 
     async def serve(self) -> None:
         """Serve until the client is done, or has to be disconnected."""
@@ -85,6 +80,8 @@ class Connection:
         try:
             while await self._serve_one(idle_seconds):
                 idle_seconds = self._idle_seconds
+        except BrokenOff:
+            pass  # a client that takes no refusal
         finally:
             if self._place is not None:
                 self._place.give_back()
@@ -134,16 +131,18 @@ class Connection:
         is_head, resource = request.method == b"HEAD", "/"
         self._receiving_seconds, self._sending_seconds = 0.0, 0.0
         self._body_bytes = self._body_events = self._body_chunks = self._sent_bytes = 0
+        began = time.thread_time()
         try:
             try:
                 http = http_request(request.method, request.target, list(request.headers))
                 resource = http.path.decode("utf-8", "replace")
                 # Authentication first: nobody else may learn about resources.
-                signer = verify(http, self._service.keys, self._wall())
+                signer = verify(http, self._service.keys, self.wall())
                 self._take_place(signer.access_key.tenant)
                 wanted = s3_request(http, self._service.hosts)
                 resource = wanted.resource
                 body = Body(wanted.body_headers, signer, self._receive_body)
+                await self._service.rests.after_turn(began)
                 answer = await self._service.answer(wanted, signer.access_key.tenant, body)
             except S3Error as refusal:
                 await self._refuse(refusal, resource, is_head)
@@ -169,7 +168,7 @@ class Connection:
             if self._place is None:
                 self._service.connections.refusals += 1
                 raise S3Error("SlowDown", "This tenant has too many connections.", closes=True)
-            self._known()
+            self.known()
 
     # -- receiving ------------------------------------------------------------------------------
 
@@ -185,7 +184,7 @@ class Connection:
             await self._send_all(self._http.send(go_on))
         began = trio.current_time()
         left = self._idle_seconds + self._body_bytes / BODY_RATE_MIN - self._receiving_seconds
-        with trio.move_on_after(min(left, self._idle_seconds)):
+        with trio.move_on_after(_not_negative(min(left, self._idle_seconds))):
             while True:
                 event = self._http.next_event()
                 self._body_events += 1
@@ -292,11 +291,16 @@ class Connection:
             began = trio.current_time()
             self._sent_bytes += len(data)
             left = self._idle_seconds + self._sent_bytes / BODY_RATE_MIN - self._sending_seconds
-            with trio.move_on_after(min(left, self._idle_seconds + len(data) / BODY_RATE_MIN)):
+            with trio.move_on_after(_not_negative(min(left, self._idle_seconds + len(data) / BODY_RATE_MIN))):
                 await self._stream.send_all(data)
                 self._sending_seconds += trio.current_time() - began
                 return
             raise BrokenOff("the client takes nothing, or too little")
+
+
+def _not_negative(seconds: float) -> float:
+    """A time that is left. What comes at the last moment may be received a moment after it."""
+    return max(0.0, seconds)
 
 
 class _HeadTooLarge(Exception):

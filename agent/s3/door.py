@@ -31,7 +31,7 @@ from agent.s3.credentials import AccessKey
 from agent.s3.errors import S3Error
 from agent.s3.service import S3Service
 from agent.s3.store import ObjectStore
-from agent.s3.unproven_clients import CONNECTIONS, KNOWN, UnprovenClient, watch_shares
+from agent.s3.unproven_clients import CONNECTIONS, KNOWN, UnprovenClient, UnprovenClients, watch_shares
 from agent.s3.workers import Workers
 from nvmeof.authentication.private_files import SecretFileError, check_private
 from nvmeof.controller.guest_connections import peer_of
@@ -58,7 +58,7 @@ class S3Door:
     ) -> None:
         """`stores` by tenant. Raises ConfigError where the certificate is not usable."""
         self._bounds = bounds or Bounds()
-        self._connected = self._bounds.of(CONNECTIONS, section.connections, {KNOWN})
+        self._clients = UnprovenClients(self._bounds.of(CONNECTIONS, section.connections, {KNOWN}))
         self._section = section
         self._keys = {key.key_id: key for key in keys}
         self._stores = dict(stores)
@@ -184,6 +184,9 @@ class S3Door:
     ) -> None:
         accepting = trio.socket.from_stdlib_socket(listener)
         while True:
+            await trio.lowlevel.wait_readable(listener)
+            if not room.value:
+                self._clients.make_room()
             await room.acquire()
             try:
                 connected, address = await accepting.accept()
@@ -192,8 +195,8 @@ class S3Door:
                 self._complaints.peer("accepting a connection of S3", str(error))
                 await trio.sleep(0.1)
                 continue
-            stranger = UnprovenClient(self._connected, peer_of(str(address[0])))
-            if not stranger.enter():
+            stranger = self._clients.enter(peer_of(str(address[0])))
+            if stranger is None:
                 self.counters.connections_refused += 1
                 connected.close()
                 room.release()
@@ -205,12 +208,9 @@ class S3Door:
         self, stream: trio.SocketStream, stranger: UnprovenClient, service: S3Service, room: trio.Semaphore
     ) -> None:
         try:
-            async with stream:
-                served: trio.abc.Stream = stream
-                if self._tls is not None:
-                    served = await self._secured(stream)
-                idle_s = self._section.idle_s
-                await Connection(service, served, idle_s, self._complaints, known=stranger.identify).serve()
+            with stranger.scope:
+                await self._serve_stream(stream, stranger, service)
+            self.counters.connections_refused += stranger.scope.cancelled_caught
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
             pass  # the client's end, or the network's
         except _HandshakeFailed:
@@ -221,6 +221,17 @@ class S3Door:
             self.counters.connections -= 1
             stranger.leave()
             room.release()
+
+    async def _serve_stream(
+        self, stream: trio.SocketStream, stranger: UnprovenClient, service: S3Service
+    ) -> None:
+        """Serve a connection to its end, or until it gives way."""
+        async with stream:
+            served: trio.abc.Stream = stream
+            if self._tls is not None:
+                served = await self._secured(stream)
+            idle_s = self._section.idle_s
+            await Connection(service, served, idle_s, self._complaints, known=stranger.identify).serve()
 
     async def _secured(self, stream: trio.SocketStream) -> trio.abc.Stream:
         assert self._tls is not None, "asked where there is TLS"

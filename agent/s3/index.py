@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from agent.errors import G35Error
+from agent.fs.files.schema import whole_or_not
 from agent.s3.errors import S3Error
+from agent.s3.rests import with_rests
 
 SCHEMA_VERSION: Final = 1
 BUCKETS_MAX: Final = 100
@@ -147,15 +149,14 @@ class Index:
         # As with /fs: a killed process loses nothing that was committed (agent/fs/files/schema.py).
         run("PRAGMA synchronous = NORMAL")
         run(f"PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
-        run("BEGIN EXCLUSIVE")
-        if version == 0:
-            for statement in _TABLES.split(";"):
-                run(statement)
-            run("INSERT INTO facts VALUES ('openings', 0), ('objects', 0)")
-            run(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        run(_COMPLETED)
-        run("UPDATE facts SET value = value + 1 WHERE name = 'openings'")
-        run("COMMIT")
+        with whole_or_not(self._connection, "EXCLUSIVE"):
+            if version == 0:
+                for statement in _TABLES.split(";"):
+                    run(statement)
+                run("INSERT INTO facts VALUES ('openings', 0), ('objects', 0)")
+                run(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            run(_COMPLETED)
+            run("UPDATE facts SET value = value + 1 WHERE name = 'openings'")
         self.opening: int = run("SELECT value FROM facts WHERE name = 'openings'").fetchone()[0]
 
     def close(self) -> None:
@@ -166,14 +167,8 @@ class Index:
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
             try:
-                self._connection.execute("BEGIN IMMEDIATE")
-                try:
+                with whole_or_not(self._connection):
                     yield self._connection
-                    self._connection.execute("COMMIT")
-                except BaseException:
-                    if self._connection.in_transaction:
-                        self._connection.execute("ROLLBACK")
-                    raise
             except sqlite3.Error as fault:
                 raise S3Error("ServiceUnavailable", f"The index cannot be written: {fault}.") from fault
 
@@ -363,8 +358,8 @@ class Index:
     ) -> list[str]:
         """Make the parts an object, if they are still there; the files that become spare. Raises S3Error."""
         with self._transaction() as tx:
-            rows = tx.execute("SELECT file FROM parts WHERE upload = ?", (upload,)).fetchall()
-            files = {file for (file,) in rows}
+            rows = tx.execute("SELECT file FROM parts WHERE upload = ?", (upload,))
+            files = {file for (file,) in with_rests(rows)}
             used = [part.piece for part in parts]
             if not files.issuperset(piece.file for piece in used):
                 raise S3Error("InvalidPart", "A part was replaced, or the upload has ended, meanwhile.")
@@ -441,9 +436,9 @@ def _put_within(
     extra = json.dumps({"headers": dict(new.headers), "checksum": new.checksum})
     row = (bucket, key, number, new.size, new.etag, new.changed_ns, extra)
     tx.execute("INSERT INTO objects VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-    rows = [(number, position, piece.file, piece.size) for position, piece in enumerate(pieces)]
-    tx.executemany("INSERT INTO pieces VALUES (?, ?, ?, ?)", rows)
-    tx.executemany("DELETE FROM spare WHERE file = ?", [(piece.file,) for piece in pieces])
+    rows = ((number, position, piece.file, piece.size) for position, piece in enumerate(pieces))
+    tx.executemany("INSERT INTO pieces VALUES (?, ?, ?, ?)", with_rests(rows))
+    tx.executemany("DELETE FROM spare WHERE file = ?", with_rests((piece.file,) for piece in pieces))
     return old
 
 
@@ -459,7 +454,7 @@ def _remove_within(tx: sqlite3.Connection, bucket: str, key: bytes, only_id: int
 
 
 def _spare_within(tx: sqlite3.Connection, files: list[str]) -> list[str]:
-    tx.executemany("INSERT OR IGNORE INTO spare VALUES (?)", [(file,) for file in files])
+    tx.executemany("INSERT OR IGNORE INTO spare VALUES (?)", with_rests((file,) for file in files))
     return files
 
 

@@ -17,6 +17,7 @@ from awscrt import checksums
 from agent.s3.checks import ALGORITHMS, PREFIX
 from agent.s3.errors import S3Error
 from agent.s3.index import Part
+from agent.s3.rests import with_rests
 
 _COMBINE: Final[Mapping[str, Callable[[int, int, int], int]]] = {
     "crc32": checksums.combine_crc32,
@@ -41,9 +42,12 @@ def whole_checksum(headers: Mapping[str, str], parts: Sequence[Part]) -> str:
     kind = headers.get(PREFIX + "type", "").upper()
     if kind not in ("", FULL, COMPOSITE) or (dash and (kind == FULL or count != str(len(parts)))):
         raise S3Error("InvalidRequest", "That is no checksum of an object of so many parts.")
-    if any(part.checksum.partition(":")[0] != name for part in parts):
-        raise S3Error("InvalidRequest", f"The parts have no {name}, so that of the whole cannot be told.")
-    digests = [base64.b64decode(part.checksum.partition(":")[2]) for part in parts]
+    digests = []
+    for part in with_rests(parts):
+        algorithm, _, value = part.checksum.partition(":")
+        if algorithm != name:
+            raise S3Error("InvalidRequest", f"The parts have no {name}, so that of the whole cannot be told.")
+        digests.append(base64.b64decode(value))
     # A checksum without a kind may be either, except crc64nvme, of which there is one kind.
     if kind != COMPOSITE and not dash and name in _COMBINE and _is(said, _full(name, parts, digests)):
         return f"{name}:{said}"
@@ -58,7 +62,7 @@ def _is(said: str, digest: bytes) -> bool:
 
 def _full(name: str, parts: Sequence[Part], digests: Sequence[bytes]) -> bytes:
     combine = _COMBINE[name]
-    pairs = zip(digests, (part.piece.size for part in parts), strict=True)
+    pairs = zip(digests, (part.piece.size for part in with_rests(parts)), strict=True)
     # The CRC of no bytes is 0, whatever the polynomial.
     value = reduce(lambda so_far, pair: combine(so_far, int.from_bytes(pair[0]), pair[1]), pairs, 0)
     return value.to_bytes(len(digests[0]))

@@ -10,7 +10,7 @@ import hashlib
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -23,7 +23,7 @@ from agent.s3.errors import S3Error
 from agent.s3.index import PARTS_MAX, Part, Piece, StoredObject, Upload
 from agent.s3.part_checksums import FULL, whole_checksum
 from agent.s3.requests import S3Request
-from agent.s3.rests import Rests
+from agent.s3.rests import STEP_ROWS, Rests, with_rests
 from agent.s3.shares import Shares
 from agent.s3.store import FileWriter, ObjectStore
 from agent.s3.workers import Workers
@@ -130,7 +130,7 @@ class ObjectWrites:
 
         def complete(runner: Runner, etag: str) -> str:
             upload = store.index.upload(request.bucket, request.key, name)
-            parts = _chosen(rows, {part.number: part for part in store.index.parts(name)})
+            parts = _chosen(rows, {part.number: part for part in with_rests(_parts_of(store, name))})
             checksum = whole_checksum(request.headers, parts)
             size = sum(part.piece.size for part in parts)
             new = StoredObject(request.key, size, etag, time.time_ns(), 0, upload.headers, checksum)
@@ -139,7 +139,7 @@ class ObjectWrites:
             return checksum
 
         def complete_once(runner: Runner) -> tuple[str, str]:
-            etag = _etag_of([row.get("ETag", "") for row in rows])
+            etag = _etag_of(row.get("ETag", "") for row in rows)
             try:
                 return etag, complete(runner, etag)
             except S3Error:
@@ -206,22 +206,34 @@ def _kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return kept
 
 
-def _etag_of(etags: Sequence[str]) -> str:
+def _etag_of(etags: Iterable[str]) -> str:
     """The ETag of a multipart object, from those that the client names for its parts; empty for malformed
     ones."""
+    sums = hashlib.md5(usedforsecurity=False)
+    count = 0
     try:
-        sums = b"".join(bytes.fromhex(etag.strip('"')) for etag in etags)
+        for etag in with_rests(etags):
+            sums.update(bytes.fromhex(etag.strip('"')))
+            count += 1
     except ValueError:
         return ""
-    return f"{hashlib.md5(sums, usedforsecurity=False).hexdigest()}-{len(etags)}"
+    return f"{sums.hexdigest()}-{count}"
 
 
-def _chosen(rows: list[dict[str, str]], parts: Mapping[int, Part]) -> list[Part]:
+def _parts_of(store: ObjectStore, upload: str) -> Iterator[Part]:
+    """The parts of an upload, some of which are read at a time."""
+    after = 0
+    while found := store.index.parts(upload, after, STEP_ROWS):
+        yield from found
+        after = found[-1].number
+
+
+def _chosen(rows: Sequence[Mapping[str, str]], parts: Mapping[int, Part]) -> list[Part]:
     """The parts that the client names, checked. Raises S3Error."""
     chosen: list[Part] = []
     if not rows:
         raise S3Error("MalformedXML", "An upload is completed with one part at the least.")
-    for row in rows:
+    for row in with_rests(rows):
         number = _part_number(row.get("PartNumber", ""))
         part = parts.get(number)
         if part is None or row.get("ETag", "").strip('"') != part.etag:

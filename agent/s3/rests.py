@@ -2,45 +2,76 @@
 
 A thread that gives the interpreter up for a system call has it back before others have woken, and keeps it
 for 5 ms from others that ask for it. A get of another door takes the interpreter several times. So long work
-goes in steps of a millisecond or two, and its thread sleeps after a step for as long as the step took.
+goes in steps of a millisecond or two, and who has done a step sleeps for as long as the step took. All
+threads of the door share one account, so together they work for half of the time at the most. Short works add
+up there: many in a row rest as one long work does.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, TypeVar
 
 import trio
 
+T = TypeVar("T")
+
 STEP_ROWS: Final = 50
-"""Rows of a document that are read or written in one step."""
+"""Rows of a document that are read, checked or written in one step."""
 REST_FROM_SECONDS: Final = 0.0003
 """Shorter work needs no rest: it is over before another thread has woken."""
 
 
-class Rests:
-    """Long work of an event loop: one step at a time, of all tasks together, with a rest after it."""
+def with_rests(items: Iterable[T]) -> Iterator[T]:
+    """The items, with a rest of the thread that takes them after every few.
 
-    def __init__(self) -> None:
+    It may hold a lock, so it rests for its own work alone.
+    """
+    began = time.thread_time()
+    for number, item in enumerate(items, 1):
+        yield item
+        if not number % STEP_ROWS and (worked := time.thread_time() - began) >= REST_FROM_SECONDS:
+            time.sleep(worked)
+            began = time.thread_time()
+
+
+class Rests:
+    """The account of one door. Safe from any thread, except `work`, which is for its event loop."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._turn = trio.Lock()
-        self._owed_seconds = 0.0
+        self._lock = threading.Lock()
+        self._clock = clock
+        self._free_at = 0.0
+        """When as much was rested as worked."""
+
+    def owed(self, worked: float) -> float:
+        """Seconds to rest after a step that took so many; 0 where they are too few and are added to the next
+        one's."""
+        now = self._clock()
+        with self._lock:
+            self._free_at = max(self._free_at, now - worked) + 2 * worked
+            seconds = self._free_at - now
+        return seconds if seconds >= REST_FROM_SECONDS else 0.0
+
+    def after(self, began: float) -> None:
+        """Sleep, in a thread that has worked since `began`, a `time.thread_time`."""
+        if seconds := self.owed(time.thread_time() - began):
+            time.sleep(seconds)
+
+    async def after_turn(self, began: float) -> None:
+        """Sleep, in a task whose turn has gone on since `began`, a `time.thread_time`."""
+        if seconds := self.owed(time.thread_time() - began):
+            await trio.sleep(seconds)
 
     async def work(self, steps: Iterator[object]) -> None:
-        """Take all steps. Raises what they raise."""
+        """Take all steps, one at a time of all tasks together. Raises what they raise."""
         over = False
         while not over:
             async with self._turn:
                 began = time.thread_time()
                 over = next(steps, self) is self
-                self._owed_seconds += time.thread_time() - began
-                if self._owed_seconds >= REST_FROM_SECONDS:
-                    seconds, self._owed_seconds = self._owed_seconds, 0.0
+                if seconds := self.owed(time.thread_time() - began):
                     await trio.sleep(seconds)
-
-
-def rest_after(began: float) -> None:
-    """Sleep for as long as this thread has worked since `began`, a `time.thread_time`."""
-    seconds = time.thread_time() - began
-    if seconds >= REST_FROM_SECONDS:
-        time.sleep(seconds)

@@ -14,7 +14,6 @@ from agent.s3.get_object import ObjectReads
 from agent.s3.listing import Listings
 from agent.s3.put_object import ObjectWrites
 from agent.s3.requests import Hosts, Operation, S3Request
-from agent.s3.rests import Rests
 from agent.s3.shares import Shares
 from agent.s3.store import ObjectStore
 from agent.s3.workers import Workers
@@ -39,7 +38,7 @@ class S3Service:
         self.counters = counters
         self.hosts = Hosts(section.domain, section.bucket_of_host)
         self._stores = stores
-        rests = Rests()
+        self.rests = rests = workers.rests
         listings = Listings(workers, section.region, transfers, rests)
         reads = ObjectReads(workers, counters, transfers)
         writes = ObjectWrites(workers, counters, transfers, section.object_max, rests)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Hashable, Iterable
-from types import TracebackType
 from typing import Final
 
 import trio
@@ -35,9 +34,7 @@ class Place:
     def __enter__(self) -> Place:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.give_back()
 
 

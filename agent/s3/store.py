@@ -209,7 +209,7 @@ class FileWriter:
             flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
             with _refusals():
                 made = store.files.create(_NOBODY, ROOT, self.name.encode(), FILE_MODE, flags)
-                entry, opened = settle(made, runner)
+                entry, opened = runner.run(made)
         except BaseException:
             store.written(self.name)
             raise
@@ -246,7 +246,7 @@ class FileWriter:
             return
         self._ended = True
         try:
-            settle(self._store.files.release(self._ino, self._handle), runner)
+            runner.run(self._store.files.release(self._ino, self._handle))
         except FsError as refused:
             log.debug("a file was closed with a complaint: %s", refused)
         self._store.files.forget(self._ino, 1)
@@ -298,7 +298,7 @@ class ObjectReader:
         files = self._store.files
         entry = settle(files.lookup(_NOBODY, ROOT, piece.file.encode()), runner)
         try:
-            opened = settle(files.open(_NOBODY, entry.attributes.ino, os.O_RDONLY), runner)
+            opened = runner.run(files.open(_NOBODY, entry.attributes.ino, os.O_RDONLY))
         except BaseException:
             files.forget(entry.attributes.ino, 1)
             raise
@@ -325,7 +325,7 @@ class ObjectReader:
             self._open = None
             # A release only notes the time of the read: a full disk must not cost the answer.
             with contextlib.suppress(FsError):
-                settle(self._store.files.release(ino, handle), runner)
+                runner.run(self._store.files.release(ino, handle))
             self._store.files.forget(ino, 1)
 
 

@@ -19,11 +19,10 @@ from typing import Any, Final, TypeVar
 
 import trio
 
-from agent.errors import G35Error
 from agent.fs.doors.door import MakeRunner
-from agent.pool.steps import Runner, Steps
+from agent.pool.steps import NoRunner, Runner
 from agent.s3.errors import S3Error
-from agent.s3.rests import rest_after
+from agent.s3.rests import Rests
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +35,9 @@ QUEUE_SECONDS: Final = 20.0
 class _Job:
     """One call, with its result."""
 
-    def __init__(self, call: Callable[[Runner], object], whose: Hashable) -> None:
+    def __init__(self, call: Callable[[Runner], object], whose: Hashable, rests: bool = False) -> None:
         self.whose = whose
+        self.rests = rests
         self.done = trio.Event()
         self.value: Any = None
         self.error: BaseException | None = None
@@ -105,6 +105,7 @@ class Workers:
         self._jobs, self._questions = _Queue(), _Queue()
         self._make_runner = make_runner
         self._queue_seconds = queue_seconds
+        self.rests = Rests()
         self._threads = [
             threading.Thread(target=self._work, args=(number,), name=f"s3-{number}", daemon=True)
             for number in range(count)
@@ -122,14 +123,17 @@ class Workers:
         for thread in self._threads:
             thread.join()
 
-    async def run(self, whose: Hashable, job: Callable[[Runner], T], *, first: bool = False) -> T:
+    async def run(
+        self, whose: Hashable, job: Callable[[Runner], T], *, first: bool = False, rests: bool = False
+    ) -> T:
         """The job's result or exception; `whose` is the tenant for the turns.
 
         A job that has begun is waited for also when the caller is cancelled, because it has the caller's
         buffers; its own waits have deadlines. The `first` of a request raises S3Error where no thread begins
-        it in time; a later one is neither refused nor withdrawn, since it may have to close something.
+        it in time; a later one is neither refused nor withdrawn, since it may have to close something. After
+        one that `rests` the thread rests: a job of names, and not of bytes that a cipher works on.
         """
-        found: T = await self._done(self._jobs, _Job(job, whose), first)
+        found: T = await self._done(self._jobs, _Job(job, whose, rests), first)
         return found
 
     async def ask(self, whose: Hashable, question: Callable[[], T]) -> T:
@@ -161,21 +165,16 @@ class Workers:
             runner = self._make_runner(number)
         except Exception:
             log.exception("a thread of the S3 door has no channel; what it is given fails")
-            runner = _NoRunner()
+            runner = NoRunner()
         while (job := self._jobs.take()) is not None:
+            began = time.thread_time()
             job.work(runner)
+            if job.rests:
+                self.rests.after(began)
 
     def _look_up(self) -> None:
-        runner = _NoRunner()
+        runner = NoRunner()
         while (question := self._questions.take()) is not None:
             began = time.thread_time()
             question.work(runner)
-            rest_after(began)
-
-
-class _NoRunner:
-    """In place of a channel that could not be had, or is not wanted: the caller must hear of it."""
-
-    def run(self, steps: Steps[T]) -> T:
-        steps.close()
-        raise G35Error("this thread has no channel", "see the log, and start the agent again")
+            self.rests.after(began)

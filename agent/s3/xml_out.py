@@ -17,8 +17,8 @@ UNFIT: Final = re.compile(r"[\x00-\x1f\x7f\ufffe\uffff]")
 _DECLARATION: Final = '<?xml version="1.0" encoding="UTF-8"?>\n'
 
 Content: TypeAlias = Union[str, int, bool, "Iterable[Element]"]
-Element: TypeAlias = tuple[str, Content]
-"""A name, and text or further elements."""
+Element: TypeAlias = tuple[str, Content | None]
+"""A name, and text or further elements; one with None is left out."""
 
 
 def document(name: str, content: Content, rows: Sequence[bytes] = (), *, bare: bool = False) -> bytes:
@@ -34,7 +34,7 @@ def written(content: Content) -> str:
         return "true" if content else "false"
     if isinstance(content, str | int):
         return escape(str(content))
-    return "".join(f"<{name}>{written(inner)}</{name}>" for name, inner in content)
+    return "".join(f"<{name}>{written(inner)}</{name}>" for name, inner in content if inner is not None)
 
 
 def error(code: str, message: str, resource: str, request_id: str) -> bytes:

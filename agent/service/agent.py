@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from agent.attach.map_history import MapHistory, opens
+from agent.attach.map_history import MapHistory
 from agent.attach.map_watch import MapWatch
 from agent.attach.open_volumes import open_volumes
 from agent.config.configuration import Configuration
@@ -89,12 +89,11 @@ class Agent:
         settings = configuration.agent
         self.bounds = Bounds({0, os.geteuid()})
         self.directories = DirectoryCache(settings.directory_cache)
-        self._history, self._seal = MapHistory(settings.state), seal
+        self._history = MapHistory(settings.state)
         self._history.refuse(pool_map)
         pool_map = self._history.believed(pool_map)
         self.pool_id = pool_map.pool_id
         self.volumes = open_volumes(pool_map, root, configuration, self.directories)
-        self._note(pool_map, is_on_most=False)
         erased = {each.name for each in pool_map.tenants if each.is_erased}
         self.members = Members.of(pool_map)
         self.policies = VolumePolicies(configuration, self.volumes, channels.take, queues)
@@ -108,14 +107,11 @@ class Agent:
             pool_map,
             self.volumes,
             self.policies.prestage,
-            self._follow_map,
-            fabric.grow,
-            functools.partial(self._history.distrusted, self.volumes, root),
-            fabric.note_taken,
-            functools.partial(self._note, is_on_most=True),
-            functools.partial(opens, root),
+            self._history,
+            root,
+            fabric,
             seal,
-            self._history.is_behind,
+            self.tenants.follow,
         )
         for number, pool_id in taken.items():
             self.watch.note_taken(number, pool_id)
@@ -261,16 +257,6 @@ class Agent:
     def _status_of(self, service: str) -> Any:
         found = self.services.get(service)
         return None if found is None else found.status()
-
-    def _follow_map(self, newer: PoolMap) -> None:
-        self.tenants.follow(newer)
-        # After that: the disk of the state folder may be full, or hang.
-        self._note(newer, is_on_most=False)
-
-    def _note(self, pool_map: PoolMap, *, is_on_most: bool) -> None:
-        opened = [each.settings.volume_id.hex() for each in self.volumes if not each.erased]
-        has_seal = pool_map.pool_id in self._seal.pools
-        self._history.note(pool_map, opened, is_on_most=is_on_most, has_seal=has_seal)
 
     def _s3_door(self) -> S3Door | None:
         door = self.doors.get(S3_DOOR)

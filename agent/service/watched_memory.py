@@ -57,7 +57,7 @@ FENCED: Final = _limit(
 )
 BEGUN: Final = _limit(
     "begun-bytes", "bytes of values that came in part and wait for their next piece", BEGUN_BYTES,
-    "the one that has waited for 1 s goes, or EIO", 0,
+    "one that has waited for 1 s goes, or one of the volume that holds most, or EIO", 0,
 )
 BACK: Final = _limit(
     "write-back-bytes", "bytes of values that wait to be stored (`write_back_memory`)", 64 << 20,

@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from agent.config.listen_address import parse_listen_address
 from agent.errors import ConfigError
 from agent.host_os.per_user_bounds import Bounds
-from agent.telemetry.listen_address import parse_listen_address
 from agent.telemetry.listener import CONNECTIONS, Listener, with_formats_we_know
 
 VOLUME_COUNTERS = {

@@ -7,7 +7,7 @@ try:
 except KeyboardInterrupt:  # Ctrl-C while Python is still loading
     sys.exit(130)
 except (ImportError, MemoryError, OSError) as failure:
-    sys.exit(f"g35 jbof: it cannot be loaded: {failure}; is there a limit (ulimit -v, ulimit -n)?")
+    sys.exit(f"error: g35 jbof cannot be loaded: {failure}\nhint: is there a limit (ulimit -v, ulimit -n)?")
 
 if __name__ == "__main__":
     main()

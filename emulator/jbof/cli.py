@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -24,8 +25,9 @@ import typer
 from pydantic.fields import FieldInfo
 from typer.core import TyperGroup
 
+from emulator.command_line import EXIT_FAILED, run_program, tell_error, words_of
 from emulator.jbof.control import ControlServer
-from emulator.jbof.control_client import ControlError, ask
+from emulator.jbof.control_client import NO_ENCLOSURE, ControlError, ask
 from emulator.jbof.control_requests import (
     VERBS,
     Request,
@@ -125,7 +127,10 @@ def _size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise typer.BadParameter(f"not a size: {text!r}; write for example 512M or 1G")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+    size = Decimal(match[1]) * _UNITS[match[2].upper()]
+    if size > sys.maxsize:
+        raise typer.BadParameter(f"{text!r} is too large: a size is less than 8 EiB")
+    return int(size)
 
 
 def _status(text: str) -> int:
@@ -254,7 +259,7 @@ def serve(
             drive_bytes=drive_size,
             folder=folder,
             transports=tuple(each.value for each in transport or [TransportName.TCP]),
-            address=address,
+            address=address[1:-1] if address.startswith("[") and address.endswith("]") else address,
             port=port,
             ports=ports,
             name=name,
@@ -291,8 +296,8 @@ def serve(
         found = refusal(error)
         if found is None and not isinstance(error, EnclosureError | OSError | ValueError):
             raise
-        typer.echo(f"g35 jbof: {error if found is None else '; '.join(found)}", err=True)
-        raise typer.Exit(1) from None
+        tell_error(*(found or [words_of(error)]))
+        raise typer.Exit(EXIT_FAILED) from None
 
 
 def _credentials(
@@ -395,8 +400,8 @@ def _verb_of(verb: str, request: type[Request]) -> Callable[..., None]:
         try:
             answer = ask(control, verb, **checked.model_dump(mode="json", exclude_none=True))
         except ControlError as error:
-            typer.echo(f"g35 jbof: {error}", err=True)
-            raise typer.Exit(1) from None
+            tell_error(str(error), "" if error.was_answered else NO_ENCLOSURE)
+            raise typer.Exit(EXIT_FAILED) from None
         typer.echo(json.dumps(answer, indent=2))
 
     control = inspect.Parameter("control", inspect.Parameter.KEYWORD_ONLY, annotation=_Control)
@@ -412,4 +417,4 @@ for _verb, _request in VERBS.items():
 
 def main() -> None:
     """The entry point of `python -m emulator.jbof`."""
-    app(prog_name="g35 jbof")
+    run_program(app, "g35 jbof")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import socket
 import stat
@@ -24,6 +25,8 @@ _PEER: Final = struct.Struct("iII")
 ACCEPT_AGAIN_S: Final = 0.05
 """The pause after an accept that failed."""
 
+WARN_EVERY_S: Final = 10.0
+
 STOP_S: Final = 5.0
 """How long `close` waits for each thread."""
 
@@ -39,6 +42,7 @@ class ClientServer(ABC):
         self._clients: dict[socket.socket, threading.Thread] = {}
         self._lock = threading.Lock()
         self._closed = False
+        self._warn_at = -math.inf
         self._listener = listen_at(path, clients_max)
         self._thread = threading.Thread(target=self._accept, name=name, daemon=True)
         self._thread.start()
@@ -59,13 +63,13 @@ class ClientServer(ABC):
                 if self._closed:
                     return
                 # Out of descriptors, or a client that was gone before we took it: go on, but not hot.
-                log.warning("%s: accept: %s", self._name, error)
+                self._warn("%s: accept: %s", self._name, error)
                 time.sleep(ACCEPT_AGAIN_S)
                 continue
             user = peer_user(client)
             if user not in (0, os.geteuid()):
                 # The mode keeps others out, unless somebody has changed it, or passed the socket on.
-                log.warning("%s: user %d may not use it, and is disconnected", self._name, user)
+                self._warn("%s: user %d may not use it, and is disconnected", self._name, user)
                 client.close()
                 continue
             if not self._slots.acquire(blocking=False) and not self.make_room():
@@ -80,12 +84,19 @@ class ClientServer(ABC):
                 thread.start()
             except RuntimeError as error:
                 # No thread now: served clients go on, and the next may have better luck.
-                log.warning("%s: a client is disconnected: %s", self._name, error)
+                self._warn("%s: a client is disconnected: %s", self._name, error)
                 with self._lock:
                     self._clients.pop(client, None)
                 self._slots.release()
                 client.close()
                 time.sleep(ACCEPT_AGAIN_S)
+
+    def _warn(self, text: str, *arguments: object) -> None:
+        """Log at intervals: clients can cause warnings at any rate."""
+        now = time.monotonic()
+        if now >= self._warn_at:
+            self._warn_at = now + WARN_EVERY_S
+            log.warning(text, *arguments)
 
     def _serve(self, client: socket.socket) -> None:
         try:
@@ -142,7 +153,7 @@ def listen_at(path: Path, backlog: int) -> socket.socket:
         listener.close()
         # Python refuses a path that is too long, without an errno.
         hint = "" if error.errno else "; take a shorter folder"
-        raise EnclosureError(f"cannot listen at {path}: {error}{hint}") from error
+        raise EnclosureError(f"cannot listen at {path}: {error.strerror or error}{hint}") from error
     except BaseException:
         listener.close()
         raise

@@ -10,8 +10,16 @@ from typing import Any, Final
 _MOST_ANSWER_BYTES: Final = 16 << 20
 
 
+NO_ENCLOSURE: Final = "is an enclosure up, and is this the socket that its --control named?"
+"""What to look at where nobody answers."""
+
+
 class ControlError(Exception):
-    """The enclosure refused the request, or could not be reached."""
+    """The enclosure refused the request (`was_answered`), or could not be reached."""
+
+    def __init__(self, reason: str, *, was_answered: bool = False) -> None:
+        super().__init__(reason)
+        self.was_answered = was_answered
 
 
 def ask(path: Path | str, verb: str, *, timeout_s: float = 10.0, **fields: Any) -> dict[str, Any]:
@@ -35,5 +43,5 @@ def ask(path: Path | str, verb: str, *, timeout_s: float = 10.0, **fields: Any) 
     except (ValueError, KeyError, AttributeError, TypeError):
         raise ControlError(f"the enclosure at {path} gave no answer") from None
     if not good:
-        raise ControlError(str(reply.get("error", "refused")))
+        raise ControlError(str(reply.get("error", "refused")), was_answered=True)
     return dict(reply)

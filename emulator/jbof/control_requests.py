@@ -293,6 +293,7 @@ def not_one_of(word: str, known: Iterable[str]) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """` (did you mean X?)` where a known word is near."""
-    near = difflib.get_close_matches(word, list(known), 1)
-    return f" (did you mean {near[0]}?)" if near else ""
+    """` (did you mean X?)` where a known word is near, whatever its case."""
+    words = {each.casefold(): each for each in known}
+    near = difflib.get_close_matches(word.casefold(), words, 1)
+    return f" (did you mean {words[near[0]]}?)" if near else ""

@@ -99,15 +99,12 @@ class Drive(DriveConditions):
                     self.counters.write_bytes += len(data)
                     return
         if not placed:
-            self._store(offset, data)
+            try:
+                self.medium.write(offset, data)
+            except OSError as error:
+                raise self._failed(error, Status.WRITE_FAULT) from error
         with self._lock:
             self.counters.write_bytes += len(data)
-
-    def _store(self, offset: int, data: memoryview | bytes) -> None:
-        try:
-            self.medium.write(offset, data)
-        except OSError as error:
-            raise self._failed(error, Status.WRITE_FAULT) from error
 
     def flush(self) -> None:
         try:

@@ -8,6 +8,8 @@ import json
 import os
 from pathlib import Path
 
+from emulator.command_line import words_of
+
 
 class EnclosureError(Exception):
     """The enclosure cannot be made as asked; the text says why."""
@@ -24,7 +26,7 @@ def lock_folder(folder: Path) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise EnclosureError(f"cannot use the folder {folder}: {error}") from error
+        raise EnclosureError(f"cannot use the folder {folder}: {error.strerror or error}") from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -51,7 +53,7 @@ def persistent_nguid(folder: Path, number: int, size: int, lba_bytes: int) -> by
         write_atomically(path, json.dumps({"nguid": nguid.hex(), **wanted}) + "\n")
         return nguid
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise EnclosureError(f"{path}: {error}") from error
+        raise EnclosureError(f"{path}: {words_of(error)}") from error
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from emulator.command_line import words_of
 from emulator.jbof.drive import Drive
 from emulator.jbof.drive_folder import EnclosureError as EnclosureError
 from emulator.jbof.drive_folder import derived_nguid, lock_folder, persistent_nguid
@@ -45,6 +46,7 @@ NQN_PREFIX: Final = "nqn.2026-01.io.g35:"
 DEFAULT_RDMA_PORT: Final = 4420
 """Every RDMA device has a port space of its own, so that none need be looked for."""
 
+PORT_MAX: Final = 65535
 MAX_PORTS: Final = 16
 """Listeners of one enclosure that were asked for by number."""
 
@@ -96,6 +98,13 @@ class EnclosureSettings:
             raise EnclosureError(f"an enclosure is reached by {' or '.join(TRANSPORTS)}")
         if not 1 <= self.ports <= MAX_PORTS:
             raise EnclosureError(f"an enclosure has 1 to {MAX_PORTS} ports, not {self.ports}")
+        if not self.address:
+            raise EnclosureError("an enclosure listens at an address; 0.0.0.0 is all of this machine's")
+        if not 0 <= self.port <= PORT_MAX:
+            raise EnclosureError(f"a port is between 0 and {PORT_MAX}")
+        if self.port and self.port + self.ports - 1 > PORT_MAX:
+            last = PORT_MAX - self.ports + 1
+            raise EnclosureError(f"of {self.ports} ports the first is {last} at the most, not {self.port}")
         if self.ports > 1 and (self.transports != ("tcp",) or self.bare):
             raise EnclosureError("several ports are of TCP, and of an enclosure that has its drives already")
         if self.lba_bytes not in (512, 4096):
@@ -166,14 +175,14 @@ class Enclosure:
             try:
                 medium = MemoryMedium(size, prefault=settings.prefault)
             except (OSError, ValueError, OverflowError) as error:
-                raise EnclosureError(f"no memory for a drive of {size} bytes: {error}") from error
+                raise EnclosureError(f"no memory for a drive of {size} bytes: {words_of(error)}") from error
         else:
             nguid = persistent_nguid(settings.folder, number, size, settings.lba_bytes)
             path = settings.folder / f"drive-{number:03d}.img"
             try:
                 medium = FileMedium(path, size)
-            except (OSError, ValueError) as error:
-                raise EnclosureError(f"drive {number}: {error}") from error
+            except (OSError, ValueError, OverflowError) as error:
+                raise EnclosureError(f"drive {number}: {words_of(error)}") from error
         drive = self._take_in(number, medium, nguid, settings.lba_bytes)
         self.target.attach(self.subsystem, Namespace(number + 1, drive))
         return drive
@@ -198,7 +207,7 @@ class Enclosure:
             )
         except (OSError, ValueError) as error:
             values.close()
-            raise EnclosureError(f"drive {number}: {error}") from error
+            raise EnclosureError(f"drive {number}: {words_of(error)}") from error
         self._drives[number] = drive
         self.target.attach(self.subsystem, KvNamespace(number + 1, drive))
 
@@ -382,7 +391,7 @@ class Enclosure:
                         else self._listen_rdma(address, port or DEFAULT_RDMA_PORT)
                     )
                 except (OSError, NvmeofError) as error:
-                    raise EnclosureError(f"cannot listen on {address}:{port}: {error}") from error
+                    raise EnclosureError(f"cannot listen on {address}:{port}: {words_of(error)}") from error
                 port = listener.port
                 self._listeners[transport, address, port] = listener
             self.target.add_port(log_entry(transport, address, port, subsystem_nqn, port_id))

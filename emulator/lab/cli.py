@@ -18,8 +18,10 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
+from emulator.command_line import EXIT_FAILED, EXIT_INTERRUPTED, tell_error
 from emulator.lab.accelerator import choose_accelerator
 from emulator.lab.cache import REPOSITORY
+from emulator.lab.device_socket import NoDeviceError
 from emulator.lab.errors import LabError, LabUnavailableError
 from emulator.lab.image import LabImage, prepare
 from emulator.lab.machine import POLL_S, Guest, run_in_guest
@@ -209,15 +211,18 @@ def failures_told() -> Iterator[None]:
     try:
         yield
     except LabUnavailableError as error:
-        told.print(f"The lab cannot run here: {error}", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from None
+        tell_error(f"the lab cannot run here: {error}")
+        raise typer.Exit(EXIT_FAILED) from None
+    except NoDeviceError as error:
+        tell_error(*str(error).split("\n", 1))
+        raise typer.Exit(EXIT_FAILED) from None
     except LabError as error:
-        told.print(str(error), markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from None
+        tell_error(str(error))
+        raise typer.Exit(EXIT_FAILED) from None
     except KeyboardInterrupt:
         with suppress(OSError):  # the terminal may be gone
             told.print("Interrupted; the guest has been ended.")
-        raise typer.Exit(130) from None
+        raise typer.Exit(EXIT_INTERRUPTED) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

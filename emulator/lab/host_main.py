@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 
 try:
+    from emulator.command_line import run_program
     from emulator.lab.host_cli import app
 except KeyboardInterrupt:  # Ctrl-C while Python is still loading
     sys.exit(130)
+except (ImportError, MemoryError, OSError) as failure:
+    sys.exit(f"error: g35 host cannot be loaded: {failure}\nhint: is there a limit (ulimit -v, ulimit -n)?")
 
 if __name__ == "__main__":
-    app(prog_name="g35 host")
+    run_program(app, "g35 host")

@@ -140,7 +140,6 @@ class Guest:
         image: LabImage,
         accelerator: str = "tcg",
         folder: Path = REPOSITORY,
-        environment: Mapping[str, str] | None = None,
         files: Mapping[str, str] | None = None,
         interactive: bool = False,
         hardware: Hardware = Hardware(),
@@ -163,9 +162,7 @@ class Guest:
             for name, text in (files or {}).items():
                 (self.exchange / name).write_text(text)
             (self.exchange / "checkout").write_text(str(REPOSITORY))
-            (self.exchange / "script").write_text(
-                guest_script(command, folder, environment or {}, interactive=interactive)
-            )
+            (self.exchange / "script").write_text(guest_script(command, folder, interactive=interactive))
             self._command = qemu_command(
                 image, accelerator, self.exchange, None if interactive else self._console, hardware
             )
@@ -326,17 +323,13 @@ def run_in_guest(
                 guest.copy_results(results)
 
 
-def guest_script(
-    command: Sequence[str] | str, folder: Path, environment: Mapping[str, str], *, interactive: bool = False
-) -> str:
+def guest_script(command: Sequence[str] | str, folder: Path, *, interactive: bool = False) -> str:
     """The script that the guest runs: environment, working folder, then the command.
 
     It first makes the file BEGUN. An interactive one begins a line of its own.
     """
     lines = [f": > {EXCHANGE_IN_GUEST / BEGUN}" + ("; echo" if interactive else "")]
-    lines += [
-        f"export {name}={shlex.quote(value)}" for name, value in {**GUEST_ENVIRONMENT, **environment}.items()
-    ]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in GUEST_ENVIRONMENT.items()]
     lines.append(f"cd {shlex.quote(str(folder))} || exit 125")
     lines.append(command if isinstance(command, str) else f"exec {shlex.join(command)}")
     return "\n".join(lines) + "\n"

@@ -8,7 +8,7 @@ and other hosts go on meanwhile.
 
 from __future__ import annotations
 
-from typing import Final, NoReturn
+from typing import NoReturn
 
 from nvmeof.authentication.controller_side import LEAST_ROOM, ControllerAuthentication
 from nvmeof.controller.controller import Controller
@@ -24,6 +24,7 @@ from nvmeof.wire.fabrics import (
     RESULT_AUTH_REQUIRED,
     Connect,
     ConnectData,
+    ConnectParameter,
     FabricsType,
     decode_authentication,
     decode_connect,
@@ -33,14 +34,6 @@ from nvmeof.wire.fabrics import (
 from nvmeof.wire.properties import Property
 from nvmeof.wire.sqe import AdminOpcode, Sqe
 from nvmeof.wire.status import FabricsStatus, Status
-
-# Where in the command (SQE) or in the data the wrong parameter is, for the result of a refused Connect.
-_IN_DATA: Final = 1 << 16
-_AT_QID: Final = 42
-_AT_SQSIZE: Final = 44
-_AT_CNTLID: Final = _IN_DATA | 16
-_AT_SUBNQN: Final = _IN_DATA | 256
-_AT_HOSTNQN: Final = _IN_DATA | 512
 
 
 def begin_fabrics(request: Request, queue: ServedQueue, *, connected: bool) -> None:
@@ -77,8 +70,8 @@ def execute_fabrics(request: Request, controller: Controller, queue: ServedQueue
 # --- Connect --------------------------------------------------------------------------------------------
 
 
-def _invalid(where: int) -> NoReturn:
-    raise Refusal(FabricsStatus.CONNECT_INVALID_PARAMETERS, result=where)
+def _invalid(where: ConnectParameter) -> NoReturn:
+    raise Refusal(FabricsStatus.CONNECT_INVALID_PARAMETERS, result=int(where))
 
 
 def connect(request: Request, target: Target, queue: ServedQueue, now: float) -> Controller:
@@ -93,11 +86,11 @@ def connect(request: Request, target: Target, queue: ServedQueue, now: float) ->
     try:
         data = decode_connect_data_untrusted(request.window)
     except MalformedPdu:
-        _invalid(_AT_SUBNQN)
+        _invalid(ConnectParameter.SUBNQN)
     if not 1 <= fields.sqsize < queue.settings.max_queue_entries:
-        _invalid(_AT_SQSIZE)
+        _invalid(ConnectParameter.SQSIZE)
     if not data.host_nqn:
-        _invalid(_AT_HOSTNQN)
+        _invalid(ConnectParameter.HOSTNQN)
     if fields.qid == 0:
         controller = _connect_admin(fields, data, target, queue, now)
     else:
@@ -122,11 +115,11 @@ def _connect_admin(
 ) -> Controller:
     subsystem = target.find_subsystem(data.subsystem_nqn)
     if subsystem is None:
-        _invalid(_AT_SUBNQN)
+        _invalid(ConnectParameter.SUBNQN)
     if not subsystem.allows(data.host_nqn):
         raise Refusal(FabricsStatus.CONNECT_INVALID_HOST)
     if data.cntlid != DYNAMIC_CONTROLLER:
-        _invalid(_AT_CNTLID)
+        _invalid(ConnectParameter.CNTLID)
     if data.host_nqn in subsystem.credentials and not target.unproven.admit(queue, now):
         # A stranger may open as many as he likes and never prove himself.
         target.authentications.turned_away += 1
@@ -155,18 +148,18 @@ def _connect_admin(
 def _connect_io(fields: Connect, data: ConnectData, target: Target, queue: ServedQueue) -> Controller:
     subsystem = target.find_subsystem(data.subsystem_nqn)
     if subsystem is None or subsystem.is_discovery:
-        _invalid(_AT_SUBNQN)
+        _invalid(ConnectParameter.SUBNQN)
     controller = target.find_controller(data.cntlid)
     if controller is None or controller.subsystem is not subsystem or controller.ended is not None:
-        _invalid(_AT_CNTLID)
+        _invalid(ConnectParameter.CNTLID)
     if controller.port_id != queue.port_id:  # a controller is of one port
-        _invalid(_AT_CNTLID)
+        _invalid(ConnectParameter.CNTLID)
     if controller.host_nqn != data.host_nqn or controller.host_id != data.host_id:
         raise Refusal(FabricsStatus.CONNECT_INVALID_HOST)
     if not controller.enabled:
         raise Refusal(Status.COMMAND_SEQUENCE_ERROR)
     if fields.qid > controller.granted_io_queues:
-        _invalid(_AT_QID)
+        _invalid(ConnectParameter.QID)
     if fields.qid in controller.queues:
         raise Refusal(Status.COMMAND_SEQUENCE_ERROR)
     return controller

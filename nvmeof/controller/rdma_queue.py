@@ -1,5 +1,5 @@
-"""One NVMe/RDMA queue pair of the controller role, without I/O. Read `session.py` and `nvmeof/rdma/work.py`
-first.
+"""One NVMe/RDMA queue pair of the controller role, without I/O. Read `queue_session.py` and
+`nvmeof/rdma/work.py` first.
 
 A SEND of the host is a capsule; its data come in the capsule or by RDMA READ. Data for the host leave by RDMA
 WRITE, and the completion is a SEND behind it. The owner of the queue pair does
@@ -25,8 +25,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from nvmeof.controller.queue_session import HANDSHAKE_S, QueueSession, is_connect
 from nvmeof.controller.request import Direction, Outcome, Refusal, Request
-from nvmeof.controller.session import HANDSHAKE_S, QueueSession, is_connect
 from nvmeof.controller.settings import ControllerSettings
 from nvmeof.controller.storage import Scratch
 from nvmeof.controller.target import Target

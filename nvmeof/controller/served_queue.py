@@ -1,4 +1,4 @@
-"""A queue of a controller as its commands and other threads see it; `session.py` serves it.
+"""A queue of a controller as its commands and other threads see it; `queue_session.py` serves it.
 
 It knows neither its controller nor its target, because these know their queues.
 

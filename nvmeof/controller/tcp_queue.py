@@ -1,4 +1,4 @@
-"""One NVMe/TCP connection of the controller role, without I/O. Read `session.py` and `nvmeof/tcp/` first.
+"""One NVMe/TCP connection of the controller role, without I/O. Read `queue_session.py`, `nvmeof/tcp/` first.
 
 It joins a `PduReceiver` to a `QueueSession`. The owner of the socket does
 
@@ -23,8 +23,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from nvmeof.controller.queue_session import HANDSHAKE_S, QueueSession
 from nvmeof.controller.request import Direction, Outcome, Refusal, Request
-from nvmeof.controller.session import HANDSHAKE_S, QueueSession
 from nvmeof.controller.storage import Scratch
 from nvmeof.controller.target import Target
 from nvmeof.controller.tcp_rules import TcpSettings, Transfer, judge_data, out_of_order, wrong_sgl

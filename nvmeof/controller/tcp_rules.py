@@ -71,10 +71,10 @@ def judge_data(pdu: H2CData, transfer: Transfer | None, most: int) -> Transfer:
     `most`: MAXH2CDATA.
     """
     if transfer is None:
-        raise bad_field(f"no transfer has tag {pdu.ttag}", _AT_TTAG)
+        raise RemoteProtocolError(f"no transfer has tag {pdu.ttag}", information=_AT_TTAG)
     request = transfer.request
     if request.sqe.cid != pdu.cid:
-        raise bad_field(f"transfer {pdu.ttag} is not of command {pdu.cid}", _AT_CCCID)
+        raise RemoteProtocolError(f"transfer {pdu.ttag} is not of command {pdu.cid}", information=_AT_CCCID)
     end = pdu.offset + pdu.data_length
     if pdu.offset != transfer.placed or end > request.length:
         raise RemoteProtocolError(
@@ -89,17 +89,10 @@ def judge_data(pdu: H2CData, transfer: Transfer | None, most: int) -> Transfer:
             information=_AT_LENGTH,
         )
     if pdu.last != (end == request.length):
-        raise bad_field("LAST_PDU is not on the last PDU of the transfer", 1)
+        raise RemoteProtocolError("LAST_PDU is not on the last PDU of the transfer", information=1)
     return transfer
 
 
 def out_of_order(reason: str) -> RemoteProtocolError:
     """A PDU that may not come now."""
     return RemoteProtocolError(reason, fatal_error_status=FatalErrorStatus.SEQUENCE_ERROR)
-
-
-def bad_field(reason: str, where: int) -> RemoteProtocolError:
-    """A field with a value that cannot be; `where` is its offset in the header."""
-    return RemoteProtocolError(
-        reason, fatal_error_status=FatalErrorStatus.INVALID_HEADER_FIELD, information=where
-    )

@@ -34,6 +34,8 @@ from nvmeof.wire.fabrics import (
     RESULT_AUTH_SECURE_CHANNEL,
     Connect,
     ConnectData,
+    ConnectParameter,
+    refused_parameter,
 )
 from nvmeof.wire.features import (
     AEC_ANA_CHANGED,
@@ -135,8 +137,9 @@ def join(config: SessionConfig, qid: int, entries: int, cntlid: int) -> Procedur
     command = connect_command(config, qid, entries, cntlid)
     yield command
     if command.status:
+        why = _why_refused(config, command.status, command.result)
         raise ConnectRefused(
-            f"the controller refuses the connection: {describe(command.status, fabrics=True)}",
+            f"the controller refuses the connection: {why}",
             retry_is_useless=command.do_not_retry or command.status in _POINTLESS,
         )
     command.check()
@@ -159,6 +162,27 @@ def join(config: SessionConfig, qid: int, entries: int, cntlid: int) -> Procedur
             "the controller does not authenticate, and this host wants it to (controller_secret_file)"
         )
     return given
+
+
+def _why_refused(config: SessionConfig, status: int, result: int) -> str:
+    """The status of a Connect in words, with the parameter that is not taken, and what to do."""
+    said = describe(status, fabrics=True)
+    if status == FabricsStatus.CONNECT_INVALID_HOST:
+        return f"{said}: it does not let {config.host_nqn} in; add this host to those that it allows"
+    if status != FabricsStatus.CONNECT_INVALID_PARAMETERS:
+        return said
+    match refused_parameter(result):
+        case ConnectParameter.SUBNQN:
+            return (
+                f"{said}: it has no subsystem {config.subsystem_nqn}; compare the nqn, the address and the "
+                "port with those of the enclosure"
+            )
+        case ConnectParameter.HOSTNQN:
+            return f"{said}: it does not take {config.host_nqn} as the name of a host"
+        case None:
+            return said
+        case parameter:
+            return f"{said}: it does not take the {parameter.name} of this host"
 
 
 def authenticate(credentials: Credentials, host_nqn: str, subsystem_nqn: str) -> Procedure[None]:

@@ -117,7 +117,6 @@ class RdmaQueue:
         in_capsule_bytes: int = 0,
         windows: Sequence[int] = (),
         renew_window: Callable[[int], int] | None = None,
-        room: int | None = None,
     ) -> None:
         if not 1 <= depth <= MAX_QUEUE_DEPTH:
             raise LocalProtocolError(f"a queue of depth {depth}")
@@ -125,7 +124,7 @@ class RdmaQueue:
             raise LocalProtocolError(f"{len(windows)} memory windows for {depth} commands")
         self.depth = depth
         self.in_capsule_bytes = in_capsule_bytes
-        self.sends = SendQueue(room or send_room(depth))
+        self.sends = SendQueue(send_room(depth))
         self.failed: str | None = None
         self._buffers = buffers
         self._receives: list[Receive] = []

@@ -206,7 +206,9 @@ class R2T(NamedTuple):
     length: int
 
 
-Pdu: TypeAlias = ICReq | ICResp | TermReq | CapsuleCmd | CapsuleResp | H2CData | C2HData | R2T
+EncodedPdu: TypeAlias = ICReq | ICResp | TermReq | CapsuleResp | H2CData | C2HData | R2T
+"""All but a command's capsule, which a host packs in one go (`host/tcp_queue.py`)."""
+Pdu: TypeAlias = EncodedPdu | CapsuleCmd
 DataPdu: TypeAlias = CapsuleCmd | H2CData | C2HData
 
 
@@ -236,15 +238,13 @@ def _head(kind: PduType, flags: int, body: bytes, data: int, digests: Digests, a
     return raw.ljust(end, b"\0")
 
 
-def encode_header(pdu: Pdu, digests: Digests = NO_DIGESTS, alignment: int = 4) -> bytes:
+def encode_header(pdu: EncodedPdu, digests: Digests = NO_DIGESTS, alignment: int = 4) -> bytes:
     """Everything that precedes the data of a PDU, header digest and padding included.
 
     `alignment` is the receiver's, in bytes. The data themselves and their digest are the sender's to add
     (`encode_pdu`), so that they are never copied.
     """
     match pdu:
-        case CapsuleCmd(sqe, length):
-            return _head(PduType.CAPSULE_CMD, 0, sqe.encode(), length, digests, alignment)
         case CapsuleResp(cqe):
             return _head(PduType.CAPSULE_RESP, 0, cqe.encode(), 0, digests, alignment)
         case C2HData(cid, offset, length, last, success):
@@ -272,7 +272,7 @@ def encode_header(pdu: Pdu, digests: Digests = NO_DIGESTS, alignment: int = 4) -
 
 
 def encode_pdu(
-    pdu: Pdu, digests: Digests = NO_DIGESTS, alignment: int = 4, data: Sequence[Buffer] = ()
+    pdu: EncodedPdu, digests: Digests = NO_DIGESTS, alignment: int = 4, data: Sequence[Buffer] = ()
 ) -> list[Buffer]:
     """A whole PDU as buffers for scatter/gather. `data` together have the length that the PDU states."""
     parts: list[Buffer] = [encode_header(pdu, digests, alignment), *data]
@@ -285,10 +285,6 @@ def encode_pdu(
 
 
 # --- decoding ----------------------------------------
-
-
-def _bad(reason: str, field: int) -> MalformedPdu:
-    return MalformedPdu(reason, fatal_error_status=FatalErrorStatus.INVALID_HEADER_FIELD, information=field)
 
 
 @dataclass(init=False, slots=True)
@@ -327,39 +323,39 @@ def decode_frame_untrusted(
     kind, flags, hlen, offset, plen = COMMON.unpack_from(raw, position)
     expected = _HEADER_BYTES[kind]
     if not expected:
-        raise _bad(f"there is no PDU type {kind:#04x}", 0)
+        raise MalformedPdu(f"there is no PDU type {kind:#04x}", information=0)
     if allowed is not None and kind not in allowed:
         raise MalformedPdu(
             f"{PduType(kind).name} is not for the peer to send",
             fatal_error_status=FatalErrorStatus.SEQUENCE_ERROR,
         )
     if hlen != expected:
-        raise _bad(f"HLEN of {PduType(kind).name} is {hlen}, not {expected}", 2)
+        raise MalformedPdu(f"HLEN of {PduType(kind).name} is {hlen}, not {expected}", information=2)
     if NEVER_DIGESTED[kind]:
         if flags & (FLAG_HEADER_DIGEST | FLAG_DATA_DIGEST):
-            raise _bad(f"{PduType(kind).name} has no digests", 1)
+            raise MalformedPdu(f"{PduType(kind).name} has no digests", information=1)
         if kind <= PduType.IC_RESP:
             if plen != expected:
-                raise _bad(f"PLEN of {PduType(kind).name} is {plen}", 4)
+                raise MalformedPdu(f"PLEN of {PduType(kind).name} is {plen}", information=4)
         elif not SMALLEST_PDU <= plen <= MAX_TERMINATION_BYTES:
-            raise _bad(f"PLEN of {PduType(kind).name} is {plen}", 4)
+            raise MalformedPdu(f"PLEN of {PduType(kind).name} is {plen}", information=4)
         return Frame(kind, flags, hlen, plen, 0, plen)
     start = hlen
     if digests.header:
         start = hlen + 4
     if (flags & FLAG_HEADER_DIGEST != 0) != digests.header:
-        raise _bad("the header-digest flag differs from what was agreed", 1)
+        raise MalformedPdu("the header-digest flag differs from what was agreed", information=1)
     if not _WITH_DATA[kind] or plen == start:
         if plen != start or kind in (_H2C_DATA, _C2H_DATA):
-            raise _bad(f"PLEN of {PduType(kind).name} is {plen}", 4)
+            raise MalformedPdu(f"PLEN of {PduType(kind).name} is {plen}", information=4)
         return Frame(kind, flags, hlen, start, 0, plen)
     if (flags & FLAG_DATA_DIGEST != 0) != digests.data:
-        raise _bad("the data-digest flag differs from what was agreed", 1)
+        raise MalformedPdu("the data-digest flag differs from what was agreed", information=1)
     if not start <= offset <= MAX_HEADER_DATA_OFFSET or offset & 3:
-        raise _bad(f"data cannot begin at {offset}", 3)
+        raise MalformedPdu(f"data cannot begin at {offset}", information=3)
     length = plen - offset - (4 if digests.data else 0)
     if not 0 < length <= MAX_PDU_DATA:
-        raise _bad(f"PLEN of {PduType(kind).name} is {plen} with data at {offset}", 4)
+        raise MalformedPdu(f"PLEN of {PduType(kind).name} is {plen} with data at {offset}", information=4)
     return Frame(kind, flags, hlen, offset, length, plen)
 
 
@@ -373,7 +369,7 @@ def decode_pdu_untrusted(frame: Frame, raw: Buffer) -> Pdu:
     if kind == _C2H_DATA:
         cid, _, offset, stated = DATA.unpack_from(raw, 8)
         if stated != length:
-            raise _bad(f"DATAL is {stated}, but the PDU carries {length} bytes", 16)
+            raise MalformedPdu(f"DATAL is {stated}, but the PDU carries {length} bytes", information=16)
         return C2HData(cid, offset, length, flags & FLAG_LAST != 0, flags & FLAG_SUCCESS != 0)
     if kind == _CAPSULE_RESP:
         return CapsuleResp(decode_cqe_untrusted(raw[8:24]))
@@ -382,7 +378,7 @@ def decode_pdu_untrusted(frame: Frame, raw: Buffer) -> Pdu:
     if kind == _H2C_DATA:
         cid, ttag, offset, stated = DATA.unpack_from(raw, 8)
         if stated != length:
-            raise _bad(f"DATAL is {stated}, but the PDU carries {length} bytes", 16)
+            raise MalformedPdu(f"DATAL is {stated}, but the PDU carries {length} bytes", information=16)
         return H2CData(cid, ttag, offset, length, flags & FLAG_LAST != 0)
     if kind == _R2T:
         cid, ttag, offset, wanted = DATA.unpack_from(raw, 8)
@@ -390,7 +386,7 @@ def decode_pdu_untrusted(frame: Frame, raw: Buffer) -> Pdu:
     if kind in (PduType.IC_REQ, PduType.IC_RESP):
         version, alignment, word, value = INITIALIZE.unpack_from(raw, 8)
         if alignment > 31:
-            raise _bad(f"a data alignment of {alignment}", 10)
+            raise MalformedPdu(f"a data alignment of {alignment}", information=10)
         if word & ~3:
             raise MalformedPdu(
                 f"unknown digests {word:#04x}",

@@ -56,7 +56,6 @@ async def follow_discovery(
     listed: Callable[[Sequence[DiscoveryEntry]], None],
     unreachable: Callable[[NvmeofError | None], None],
     policy: ReconnectPolicy,
-    ask_anyway_s: float = ASK_ANYWAY_S,
 ) -> None:
     """Until cancelled, or until the policy gives the controller up. Raises nothing of the fabric's.
 
@@ -66,12 +65,12 @@ async def follow_discovery(
     async with keep_controller(opener, policy) as keeper:
         told: DiscoveryLog | None = None
         due = False
-        wait_s = ask_anyway_s
+        wait_s: float = ASK_ANYWAY_S
         while True:
             if due and keeper.controller is not None:
                 found = await _read(keeper)
                 due = found is None
-                wait_s = READ_AGAIN_S if found is None else math.inf if _tells(keeper) else ask_anyway_s
+                wait_s = READ_AGAIN_S if found is None else math.inf if _tells(keeper) else ASK_ANYWAY_S
                 if found is not None and found != told:
                     told = found
                     listed(found.entries)

@@ -68,6 +68,7 @@ class RdmaLink:
         self.gone: str | None = None
         """Why the connection is over, as the connection manager tells it."""
         self.windows: list[int] = []
+        verbs.require_device()
         with verbs_errors(verbs, "no event channel"):
             self._events = verbs.make_channel(verbs.cmid.CMEventChannel)
 

@@ -18,12 +18,13 @@ import contextlib
 import errno
 import importlib
 import importlib.util
+import logging
 import os
 import random
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from nvmeof.errors import NvmeofError
@@ -56,6 +57,18 @@ def _find_debians() -> None:
         spec.loader.exec_module(package)
 
 
+@contextlib.contextmanager
+def _own_log() -> Iterator[None]:
+    """The log stays as the program has set it up: pyverbs calls logging.basicConfig where it is imported."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+
+
 class VerbsUnavailable(NvmeofError):
     """The world: the provider cannot be imported, or has no device. Says why, and what would help."""
 
@@ -68,12 +81,13 @@ class Verbs:
         if name == DEFAULT_PROVIDER:
             _find_debians()
         self._modules: dict[str, Any] = {}
-        for module in MODULES:
-            try:
-                self._modules[module] = importlib.import_module(f"{name}.{module}")
-            except Exception as error:
-                # Also what the loader of a shared library says, or a package that is half there.
-                raise VerbsUnavailable(f"{name}: {type(error).__name__}: {error}") from error
+        with _own_log():
+            for module in MODULES:
+                try:
+                    self._modules[module] = importlib.import_module(f"{name}.{module}")
+                except Exception as error:
+                    # Also what the loader of a shared library says, or a package that is half there.
+                    raise VerbsUnavailable(f"{name}: {type(error).__name__}: {error}") from error
         self.error: type[Exception] = self._modules["pyverbs_error"].PyverbsError
         package = name.rpartition(".")[0]
         self._registry: Any = importlib.import_module(f"{package}.runtime.registry") if package else None
@@ -133,6 +147,13 @@ class Verbs:
             device.name.decode() if isinstance(device.name, bytes) else str(device.name)
             for device in self.device.get_device_list()
         ]
+
+    def require_device(self) -> None:
+        """Raises `VerbsUnavailable` where there is no device: librdmacm would write lines of its own."""
+        if not self.emulated and (why := why_unavailable(self.name)) is not None:
+            raise VerbsUnavailable(
+                f"{self.name}: {why}; g35 doctor says what it takes, and fabric.verbs_provider names another"
+            )
 
     # --- contexts: one for each device, for as long as somebody uses it ------------------------------------
 

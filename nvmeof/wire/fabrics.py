@@ -49,6 +49,35 @@ class FabricsType(IntEnum):
     DISCONNECT = 0x08
 
 
+_IN_DATA = 1 << 16
+"""IATTR."""
+
+
+class ConnectParameter(IntEnum):
+    """What a controller does not take: the result of a refused Connect (Connect Invalid Parameters).
+
+    15:0 is the offset (IPO), in the data where bit 16 (IATTR) is set, else in the command.
+    """
+
+    RECFMT = 40
+    QID = 42
+    SQSIZE = 44
+    CATTR = 46
+    KATO = 48
+    HOSTID = _IN_DATA
+    CNTLID = _IN_DATA | 16
+    SUBNQN = _IN_DATA | 256
+    HOSTNQN = _IN_DATA | 512
+
+
+def refused_parameter(result: int) -> ConnectParameter | None:
+    """The parameter that such a result names; None where it names none."""
+    try:
+        return ConnectParameter(result & (_IN_DATA | 0xFFFF))
+    except ValueError:
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class Connect:
     """The fields of a Connect command. `sqsize` is 0's based, `kato` is in milliseconds (0: none)."""

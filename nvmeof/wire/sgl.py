@@ -47,13 +47,6 @@ class SglDescriptor(NamedTuple):
         """The data follow in the same capsule, `address` bytes after its start."""
         return self.kind == SglKind.DATA_BLOCK and self.subtype == SUBTYPE_OFFSET
 
-    def words(self) -> tuple[int, int]:
-        """The two 64-bit halves, as they are packed."""
-        identifier = (self.kind << 4 | self.subtype) << 56
-        if self.kind == SglKind.KEYED:
-            return self.address, identifier | self.key << 24 | self.length
-        return self.address, identifier | self.length
-
 
 def from_words(address: int, low: int, high: int) -> SglDescriptor:
     """The descriptor of its three words in an entry (`sqe.py`).

@@ -103,26 +103,6 @@ class Sqe(NamedTuple):
         """Fabrics command type, when the opcode is FABRICS."""
         return self.nsid & 0xFF
 
-    def encode(self) -> bytes:
-        low, high = self.sgl.words()
-        return SQE.pack(
-            self.opcode,
-            self.flags,
-            self.cid,
-            self.nsid,
-            self.cdw2,
-            self.cdw3,
-            self.metadata_pointer,
-            low,
-            high,
-            self.cdw10,
-            self.cdw11,
-            self.cdw12,
-            self.cdw13,
-            self.cdw14,
-            self.cdw15,
-        )
-
 
 def decode_sqe_untrusted(data: bytes | bytearray | memoryview) -> Sqe:
     """A command from exactly 64 bytes. Every value decodes; whether it makes sense is for a controller."""
@@ -145,9 +125,6 @@ class DatasetRange:
     slba: int
     blocks: int
     attributes: int = 0
-
-    def encode(self) -> bytes:
-        return DATASET_RANGE.pack(self.attributes, self.blocks, self.slba)
 
 
 def decode_dataset_ranges_untrusted(data: bytes | bytearray | memoryview) -> list[DatasetRange]:

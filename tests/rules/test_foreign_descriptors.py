@@ -39,7 +39,7 @@ HANDLERS = (
     "agent/fs/virtiofs/door.py",
     "agent/fs/virtiofs/front_end_link.py",
     "agent/fs/virtiofs/queue_worker.py",
-    "agent/fs/virtiofs/surroundings.py",
+    "agent/fs/virtiofs/front_end_descriptors.py",
 )
 """Modules through whose hands a stranger's descriptor goes."""
 TOUCHING = {
@@ -60,9 +60,9 @@ OF_OUR_OWN = {
     "agent/fs/virtiofs/door.py": {"os.close(self._stop_event)"},
     "agent/fs/virtiofs/front_end_link.py": {"os.close(fd)"},  # the inflight area that went out with a reply
     "agent/fs/virtiofs/queue_worker.py": {"os.close(self._stop_event)"},
-    "agent/fs/virtiofs/surroundings.py": {"os.close(fd)", "os.close(new)", "os.close(self._fd)"},
+    "agent/fs/virtiofs/front_end_descriptors.py": {"os.close(fd)", "os.close(new)", "os.close(self._fd)"},
 }
-"""`fd` of surroundings is the inflight area that it makes; the others are its eventfds."""
+"""`fd` of front_end_descriptors is the inflight area that it makes; the others are its eventfds."""
 
 
 def programs(repository: Path) -> Iterator[tuple[str, ast.Module]]:

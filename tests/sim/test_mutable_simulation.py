@@ -17,8 +17,8 @@ from tests.support.sim.mutable_simulation import MutableSimulation, Wrong
 
 SEEDS = int(os.environ.get("G35_SIM_SEEDS", "120"))
 GROUPS = 4
-STALE_PART = 0.0005
-"""Of what is read between agents: older values that came back."""
+STALE_MAX = 1
+"""Older values that came back between agents, of some thousand reads: none but in a case of decision 52."""
 
 
 @pytest.mark.parametrize("group", range(GROUPS))
@@ -36,7 +36,7 @@ def test_many_seeds(group: int, seed: int) -> None:
             read_with_peers += simulation.counts["hits"]
             stale += simulation.stale_between_agents
     print(dict(counts), f"stale between agents {stale} of {read_with_peers}")
-    assert stale <= 1 + STALE_PART * read_with_peers
+    assert stale <= STALE_MAX
     if group == 0 and SEEDS >= 100:
         # A run in which nothing went wrong, or nothing was checked, proves nothing.
         for what in ("hang", "down", "broken", "rot", "lose", "crash", "sabotage"):

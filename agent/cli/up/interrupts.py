@@ -1,4 +1,4 @@
-"""The signals that ask `g35 up` to end: they are noted, and looked for where it waits."""
+"""The signals that ask a program to end. `g35 up` notes them, and looks for them where it waits."""
 
 from __future__ import annotations
 
@@ -11,6 +11,18 @@ from types import FrameType
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the block as Ctrl-C does, so that it takes down what it has made."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Interrupts:

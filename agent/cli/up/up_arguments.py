@@ -13,11 +13,11 @@ from typing import Annotated, Literal, TypeAlias, cast
 import typer
 
 from agent.config.configuration import PATHS_MAX, parse_size
+from agent.config.listen_address import parse_listen_address
 from agent.errors import ConfigError
 from agent.host_os.cpu_idle import StayAwake
 from agent.pool.map.document import VALUE_BYTES_MAX, VALUE_BYTES_MIN, SuiteName
 from agent.sizes import typed_size
-from agent.telemetry.listen_address import parse_listen_address
 
 ENCLOSURES_MAX = 64
 DRIVES_MAX = 256

@@ -31,10 +31,11 @@ from agent.cli.up.made_with import Formatted, check_media, options_of_before
 from agent.cli.up.rdma_addresses import free_address_from
 from agent.cli.up.ready_message import TYPED_COMMAND, ready_message, typed_command
 from agent.cli.up.up_arguments import UpOptions
-from agent.errors import G35Error
+from agent.errors import G35Error, UserError
 from agent.fs.doors.mounting import clear_dead_mount
 from agent.inline.secrets import create_root_key
 from agent.s3.credentials import new_credentials_file
+from agent.sizes import counted
 
 TEND_SECONDS = 0.2
 DETACHED_LOOK_SECONDS = 0.05
@@ -151,6 +152,7 @@ class _Pool:
     _enclosures: list[Child] = field(default_factory=list)
     _agent: Child | None = None
     _formatted: bool = False
+    _key_is_new: bool = False
     _mount_is_new: bool = False
     _given: set[int] = field(default_factory=set)
     _set_aside: set[Path] = field(default_factory=set)
@@ -168,7 +170,8 @@ class _Pool:
         if stop.is_set():
             return
         ready = [self._announced(number) for number in range(self._options.enclosures)]
-        if not layout.key.exists():
+        self._key_is_new = not layout.key.exists()
+        if self._key_is_new:
             create_root_key(layout.key)
         s3_port = 0
         if self._options.s3:
@@ -228,14 +231,17 @@ class _Pool:
         """A pool that was made with more drives than there are now serves only what is there."""
         pool = read_status(self._mount)["pool"]
         if pool["namespaces_away"]:
+            away = pool["namespaces_away"]
             _say(
-                f"warning: {pool['namespaces_away']} of the pool's {pool['namespaces']} namespaces are away; "
+                f"warning: {away} of the pool's {counted(pool['namespaces'], 'namespace')} "
+                f"{'is' if away == 1 else 'are'} away; "
                 "were --enclosures and --drives larger when it was made?"
             )
         if newcomers := pool.get("newcomers"):
             config = f"--config {quote(str(self._layout.configuration))}"
             _say(
-                f"warning: {len(newcomers)} drives are not in the pool; "
+                f"warning: {counted(len(newcomers), 'drive')} "
+                f"{'is' if len(newcomers) == 1 else 'are'} not in the pool; "
                 "a smaller --enclosures or --drives leaves them out\n"
                 f"this takes them in:\n  {typed_command()} pool add {config}\n"
                 f"this ends the move to them, once the agent has moved what belongs there:\n"
@@ -313,6 +319,13 @@ class _Pool:
             if shown.returncode:
                 raise G35Error(f"cannot look at the drives: {told_by(shown.stderr, shown.returncode)}")
             if json.loads(shown.stdout)["pool"] is not None:
+                if self._key_is_new:
+                    raise UserError(
+                        f"the drives in {self._layout.state} carry a pool, and its root key "
+                        f"{self._layout.key} is gone",
+                        "bring that file back: nothing else opens the pool. For another pool, take another "
+                        "--state",
+                    )
                 return
         self._formatted = True
         formatted = _run([*command, "format", *config])

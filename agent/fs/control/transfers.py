@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from agent.fs.control.registered_memory import REGIONS_MAX, RegisteredMemory
@@ -37,22 +38,15 @@ PIECE_BYTES: Final = 1 << 20
 """What a worker's own buffers take at a time."""
 
 
+@dataclass(eq=False)
 class Transfers:
     """What a control face does by ioctl(2)."""
 
-    def __init__(
-        self,
-        memory: RegisteredMemory,
-        channel: Callable[[], IoChannel],
-        volume_of: Callable[[str], ServedVolume],
-        prestage: PrestageCache | None,
-        continuer: Readahead,
-    ) -> None:
-        self._memory = memory
-        self._channel = channel
-        self._volume_of = volume_of
-        self._prestage = prestage
-        self._continuer = continuer
+    _memory: RegisteredMemory
+    _channel: Callable[[], IoChannel]
+    _volume_of: Callable[[str], ServedVolume]
+    _prestage: PrestageCache | None
+    _continuer: Readahead
 
     def ioctl(self, session: ControlSession, process: int, command: int, data: memoryview) -> Settled[bytes]:
         """Serve one. Raises FsError, ENOTTY for a command that is none of these."""

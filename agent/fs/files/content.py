@@ -6,7 +6,8 @@ A file is cut into blocks of its block size. A block is a hole, or staged (stagi
 Reads take no gate: they copy staged bytes under `OpenFiles.state`, ask the database where the rest lies, and
 fetch it straight into the caller's buffer. A block that is overwritten meanwhile can be deleted under a
 reader; then the reader looks once more, with the gate held, when nothing can move. If the store misses the
-block then as well, the reader gets EIO, and the block is a suspect (suspects.py): no reader removes anything.
+block then as well, the reader gets EIO, and the block is a suspect (suspect_blocks.py): no reader removes
+anything.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 from agent.fs.files import block_rows
@@ -25,7 +27,7 @@ from agent.fs.files.reclaiming import Reclaimer
 from agent.fs.files.schema import Database
 from agent.fs.files.sealing import Sealer
 from agent.fs.files.staging import StagedBlock, Staging, fill_zero
-from agent.fs.files.suspects import SUSPECTS_MAX, Suspects
+from agent.fs.files.suspect_blocks import SUSPECTS_MAX, Suspects
 from agent.fs.interface import FsError
 from agent.host_os.per_user_bounds import ALL, Bounds, Limit
 from agent.pool.steps import Steps
@@ -47,25 +49,21 @@ SUSPECT_BLOCKS: Final = Limit(
 )  # fmt: skip
 
 
+@dataclass(eq=False)
 class Content:
     """What the face does with the bytes of a pinned file."""
 
-    def __init__(
-        self,
-        database: Database,
-        store: BlockStore,
-        open_files: OpenFiles,
-        staging: Staging,
-        reclaimer: Reclaimer,
-        sealer: Sealer,
-    ) -> None:
-        self._database = database
-        self._store = store
-        self._open_files = open_files
-        self._staging = staging
-        self._reclaimer = reclaimer
-        self._sealer = sealer
-        self.suspects: Final = Suspects(database, store, open_files, reclaimer, self.let_go, reclaimer.clock)
+    _database: Database
+    _store: BlockStore
+    _open_files: OpenFiles
+    _staging: Staging
+    _reclaimer: Reclaimer
+    _sealer: Sealer
+
+    def __post_init__(self) -> None:
+        self.suspects = Suspects(
+            self._database, self._store, self._open_files, self._reclaimer, self.let_go, self._reclaimer.clock
+        )
 
     def watch(self, bounds: Bounds, files_max: int) -> None:
         """Show what these tables hold: they keep their bounds by themselves."""
@@ -129,8 +127,7 @@ class Content:
         return True
 
     def _read_again(self, file: OpenFile, position: int, start: int, into: memoryview) -> Steps[None]:
-        yield from self._reclaimer.hold(file.gate)
-        try:
+        with (yield from self._reclaimer.hold(file.gate)):
             with self._open_files.state:
                 block = file.staged.get(position)
                 if block is not None:
@@ -139,8 +136,6 @@ class Content:
             sealed = block_rows.sealed_at(self._database, file.ino, position)
             if not (yield from self._fetch(file, position, sealed, start, into)):
                 raise self._suspected(file, position, sealed)
-        finally:
-            file.gate.release()
 
     def _suspected(self, file: OpenFile, position: int, sealed: SealedBlock | None) -> FsError:
         if sealed is not None:
@@ -156,8 +151,7 @@ class Content:
         """
         if offset + len(data) > FILE_BYTES_MAX:
             raise FsError(errno.EFBIG)
-        yield from self._reclaimer.hold(file.gate)
-        try:
+        with (yield from self._reclaimer.hold(file.gate)):
             if file.failed:
                 # An older block could not be sealed. Better to hear it now than from close(2).
                 yield from self._sealer.seal_all(file)
@@ -174,8 +168,6 @@ class Content:
                 done += len(part)
             yield from self._sealer.settle_overdraft(file)
             return done
-        finally:
-            file.gate.release()
 
     def _write_part(
         self, file: OpenFile, position: int, start: int, part: memoryview, now_ns: int
@@ -265,11 +257,8 @@ class Content:
         """Cut the file, or let it end in a hole. Committed at once."""
         if not 0 <= size <= FILE_BYTES_MAX:
             raise FsError(errno.EINVAL if size < 0 else errno.EFBIG)
-        yield from self._reclaimer.hold(file.gate)
-        try:
+        with (yield from self._reclaimer.hold(file.gate)):
             self._set_size(file, size, now_ns)
-        finally:
-            file.gate.release()
         yield from self._reclaimer.tidy()
 
     def _set_size(self, file: OpenFile, size: int, now_ns: int) -> None:
@@ -296,13 +285,10 @@ class Content:
 
     def punch(self, file: OpenFile, offset: int, length: int, now_ns: int) -> Steps[None]:
         """Make a range read as zero; whole blocks in it give their room back."""
-        yield from self._reclaimer.hold(file.gate)
-        try:
+        with (yield from self._reclaimer.hold(file.gate)):
             end = min(offset + length, file.size)
             if offset < end:
                 yield from self._punch(file, offset, end, now_ns)
-        finally:
-            file.gate.release()
         yield from self._reclaimer.tidy()
 
     def _punch(self, file: OpenFile, offset: int, end: int, now_ns: int) -> Steps[None]:
@@ -358,8 +344,7 @@ class Content:
         end = offset + length
         if end > FILE_BYTES_MAX:
             raise FsError(errno.EFBIG)
-        yield from self._reclaimer.hold(file.gate)
-        try:
+        with (yield from self._reclaimer.hold(file.gate)):
             first, last = offset // file.block_bytes, (end - 1) // file.block_bytes
             with self._open_files.state:
                 have = sum(first <= position <= last for position in file.staged)
@@ -375,8 +360,6 @@ class Content:
                 yield from self._sealer.admit(missing * per_block)
             if end > file.size and not keep_size:
                 self._set_size(file, end, now_ns)
-        finally:
-            file.gate.release()
 
     # Making it last.
 
@@ -388,12 +371,9 @@ class Content:
         """
         if not file.pending and not file.staged:
             return
-        yield from self._reclaimer.hold(file.gate)
-        try:
+        with (yield from self._reclaimer.hold(file.gate)):
             if not self._is_unlinked(file):
                 yield from self._sealer.seal_all(file)
-        finally:
-            file.gate.release()
         yield from self._reclaimer.tidy()
 
     def sync(self, file: OpenFile) -> Steps[None]:

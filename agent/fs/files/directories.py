@@ -37,16 +37,17 @@ def check_name(name: bytes) -> None:
         raise FsError(errno.EINVAL)
 
 
+_CHILD = (
+    f"SELECT {COLUMNS} FROM entries JOIN inodes ON inodes.ino = entries.child "
+    "WHERE entries.parent = ? AND entries.name = ?"
+)
+
+
 def look_up(database: Database, parent: int, name: bytes) -> Inode:
     """The inode that `name` stands for; ENOENT, ENOTDIR, ENAMETOOLONG."""
     if len(name) > NAME_BYTES_MAX:
         raise FsError(errno.ENAMETOOLONG)
-    rows = database.query(
-        f"SELECT {COLUMNS} FROM entries JOIN inodes ON inodes.ino = entries.child "
-        "WHERE entries.parent = ? AND entries.name = ?",
-        parent,
-        name,
-    )
+    rows = database.query(_CHILD, parent, name)
     if rows:
         return Inode(*rows[0])
     directory = inodes.find(database, parent)
@@ -60,11 +61,7 @@ def look_up(database: Database, parent: int, name: bytes) -> Inode:
 
 
 def child_within(tx: sqlite3.Connection, parent: int, name: bytes) -> Inode | None:
-    row = tx.execute(
-        f"SELECT {COLUMNS} FROM entries JOIN inodes ON inodes.ino = entries.child "
-        "WHERE entries.parent = ? AND entries.name = ?",
-        (parent, name),
-    ).fetchone()
+    row = tx.execute(_CHILD, (parent, name)).fetchone()
     return None if row is None else Inode(*row)
 
 

@@ -7,7 +7,7 @@ block_rows.py for how a crash is survived. The rooms:
     content        read, write, resize, punch, flush, last close
     sealing        staged block -> stored block -> current version; room in the store and in memory
     reclaiming     inodes nobody can reach, doomed blocks, eviction of whole files
-    suspects       blocks that did not prove themselves to a reader, and when a file is given up
+    suspect_blocks blocks that did not prove themselves to a reader, and when a file is given up
     staging        buffers for blocks being written, and their bound
     open_files     open files, handles, lookup counts
     directories, inodes, extended_attributes, block_rows, schema: the tables of the metadata
@@ -49,7 +49,7 @@ from agent.fs.files import directories, extended_attributes, inodes
 from agent.fs.files.block_rows import doomed_backlog
 from agent.fs.files.block_store import BlockStore, block_id
 from agent.fs.files.content import Content
-from agent.fs.files.inodes import Inode, local_ino
+from agent.fs.files.inodes import Inode, global_ino, local_ino
 from agent.fs.files.open_files import HANDLES, OpenFile, OpenFiles
 from agent.fs.files.options import FilesCounters, FilesGauges, FilesOptions
 from agent.fs.files.pool_of_names import NamesElsewhere, PoolOfNames
@@ -319,13 +319,10 @@ class FilesFace(FileSystem):
             if changes.size is not None:
                 yield from self._content.resize(file, changes.size, self._wall_ns())
             # With the gate, so that no seal commits the time of an older write over a time set here.
-            yield from self._reclaimer.hold(file.gate)
-            try:
+            with (yield from self._reclaimer.hold(file.gate)):
                 if self._set_columns(ino, changes):
                     with self._open_files.state:
                         file.mtime_ns = None
-            finally:
-                file.gate.release()
             return self._attributes(ino)
         finally:
             yield from self._content.let_go(file)
@@ -376,36 +373,29 @@ class FilesFace(FileSystem):
 
     # Bytes.
 
-    def open(self, caller: Caller, ino: int, flags: int) -> Outcome[Opened]:
-        return self._open(caller, local_ino(ino), flags)
-
-    def _open(self, caller: Caller, ino: int, flags: int) -> Steps[Opened]:
-        number, file = self._open_files.open(ino, flags & os.O_ACCMODE, caller.holder)
+    def open(self, caller: Caller, ino: int, flags: int) -> Steps[Opened]:
+        number, file = self._open_files.open(local_ino(ino), flags & os.O_ACCMODE, caller.holder)
         if flags & os.O_TRUNC and file.size:
             try:
                 yield from self._content.resize(file, 0, self._wall_ns())
             except BaseException:
-                yield from self._release(ino, number)
+                yield from self.release(ino, number)
                 raise
         return Opened(handle=number)
 
     def create(
         self, caller: Caller, parent: int, name: bytes, mode: int, flags: int
-    ) -> Outcome[tuple[Entry, Opened]]:
-        return self._create(caller, local_ino(parent), name, mode, flags)
-
-    def _create(
-        self, caller: Caller, parent: int, name: bytes, mode: int, flags: int
     ) -> Steps[tuple[Entry, Opened]]:
+        home = local_ino(parent)
         self._check_inodes()
         mode = stat.S_IFREG | mode & _MODE_BITS & ~caller.umask
         with self._database.transaction() as tx:
-            node = None if flags & os.O_EXCL else directories.child_within(tx, parent, name)
+            node = None if flags & os.O_EXCL else directories.child_within(tx, home, name)
             if node is None:
                 node = directories.make(
-                    tx, caller, parent, name, mode, self._wall_ns(), block_bytes=self._block_bytes
+                    tx, caller, home, name, mode, self._wall_ns(), block_bytes=self._block_bytes
                 )
-        opened = yield from self._open(caller, node.ino, flags)
+        opened = yield from self.open(caller, global_ino(node.ino), flags)
         return self._entry(node), opened
 
     def read(self, ino: int, handle: int, offset: int, into: memoryview) -> Outcome[int]:
@@ -455,13 +445,11 @@ class FilesFace(FileSystem):
     def fsync(self, ino: int, handle: int, data_only: bool) -> Outcome[None]:
         return self._content.sync(self._open_files.handle(local_ino(ino), handle).file)
 
-    def release(self, ino: int, handle: int) -> Outcome[None]:
-        return self._release(local_ino(ino), handle)
-
-    def _release(self, ino: int, handle: int) -> Steps[None]:
-        used = self._open_files.drop_handle(ino, handle)
+    def release(self, ino: int, handle: int) -> Steps[None]:
+        local = local_ino(ino)
+        used = self._open_files.drop_handle(local, handle)
         try:
-            self._note_use(ino, used.was_read)
+            self._note_use(local, used.was_read)
         finally:
             yield from self._content.let_go(used.file)
 

@@ -11,11 +11,10 @@ import errno
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from agent.fs.files import inodes
-from agent.fs.files.inodes import Inode
 from agent.fs.files.schema import ROOT_LOCAL, Database
 from agent.fs.files.staging import StagedBlock
 from agent.fs.interface import FsError
@@ -27,6 +26,7 @@ HANDLES: Final = Limit(
 )  # fmt: skip
 
 
+@dataclass(slots=True, eq=False)
 class OpenFile:
     """A regular file that somebody uses: what all its handles share.
 
@@ -37,30 +37,16 @@ class OpenFile:
     keeps it, and nobody opens it any more.
     """
 
-    __slots__ = (
-        "block_bytes",
-        "committed_size",
-        "failed",
-        "gate",
-        "ino",
-        "lost",
-        "mtime_ns",
-        "size",
-        "staged",
-        "uses",
-    )
-
-    def __init__(self, inode: Inode) -> None:
-        self.ino = inode.ino
-        self.block_bytes = inode.block_bytes
-        self.size = inode.size
-        self.committed_size = inode.size
-        self.gate = threading.Lock()
-        self.uses = 0
-        self.staged: dict[int, StagedBlock] = {}
-        self.mtime_ns: int | None = None
-        self.failed = False
-        self.lost = False
+    ino: int
+    block_bytes: int
+    size: int
+    committed_size: int
+    gate: threading.Lock = field(default_factory=threading.Lock)
+    uses: int = 0
+    staged: dict[int, StagedBlock] = field(default_factory=dict)
+    mtime_ns: int | None = None
+    failed: bool = False
+    lost: bool = False
 
     @property
     def pending(self) -> bool:
@@ -117,7 +103,7 @@ class OpenFiles:
                 raise FsError(errno.EISDIR)
             if not inode.is_regular:
                 raise FsError(errno.EINVAL)
-            file = self._files[ino] = OpenFile(inode)
+            file = self._files[ino] = OpenFile(inode.ino, inode.block_bytes, inode.size, inode.size)
         file.uses += 1
         return file
 

@@ -217,8 +217,7 @@ class PoolBlockStore:
         """Whether a block is known to be on none of some namespaces."""
         volume, channel = self._volume(capacity), self._channel()
         pseudonym = volume.placement.pseudonym(block_id)
-        sets = volume.borrow_sets(pseudonym)
-        try:
+        with volume.borrowed(pseudonym) as sets:
             others = [cached for cached in sets if cached.namespace not in namespaces]
             if len(others) == len(sets):
                 return True
@@ -227,8 +226,6 @@ class PoolBlockStore:
                 yield from volume.load(channel, stale, channel.now() + volume.timing.write_deadline)
             found = volume.find(sets, pseudonym)
             return bool(found) and found[0].cached.namespace not in namespaces
-        finally:
-            volume.give_back_sets(sets)
 
     def usage(self) -> tuple[int, int]:
         total = free = 0

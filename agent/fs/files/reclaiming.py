@@ -16,6 +16,7 @@ import logging
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from agent.fs.files import block_rows, directories
 from agent.fs.files.block_rows import DoomedBlock
@@ -24,7 +25,8 @@ from agent.fs.files.open_files import OpenFile, OpenFiles
 from agent.fs.files.options import FilesCounters, FilesOptions
 from agent.fs.files.schema import Database
 from agent.fs.interface import FsError
-from agent.pool.steps import Acquire, Steps
+from agent.host_os.complaints import Complaints
+from agent.pool.steps import Acquire, Held, Steps
 
 log = logging.getLogger(__name__)
 
@@ -44,41 +46,35 @@ REFUSED_SECONDS = 1.0
 CANDIDATES = 64
 
 
+@dataclass(slots=True, eq=False)
 class Reclaimer:
     """Reaps, evicts and deletes. See face.py for the locks."""
 
-    def __init__(
-        self,
-        database: Database,
-        store: BlockStore,
-        open_files: OpenFiles,
-        options: FilesOptions,
-        counters: FilesCounters,
-        clock: Callable[[], float],
-        wall_ns: Callable[[], int],
-    ) -> None:
-        self._database = database
-        self._store = store
-        self._open_files = open_files
-        self._options = options
-        self._counters = counters
-        self.clock = clock
-        self._wall_ns = wall_ns
-        self._sweep_gate = threading.Lock()
-        self._swept_to = 0
-        self._deleted = 0
-        # Of this lap: blocks that could not be deleted, their bytes, and when the next may begin for them.
-        self._kept = self._kept_bytes = 0
-        self._again_at: float | None = None
-        self._complained = False
-        self._was_slow = False
+    _database: Database
+    _store: BlockStore
+    _open_files: OpenFiles
+    _options: FilesOptions
+    _counters: FilesCounters
+    clock: Callable[[], float]
+    _wall_ns: Callable[[], int]
+    _sweep_gate: threading.Lock = field(default_factory=threading.Lock)
+    _swept_to: int = 0
+    _deleted: int = 0
+    # Of this lap: blocks that could not be deleted, their bytes, and when the next may begin for them.
+    _kept: int = 0
+    _kept_bytes: int = 0
+    _again_at: float | None = None
+    _complained: bool = False
+    _complaints: Complaints = field(default_factory=lambda: Complaints(log))
+    _was_slow: bool = False
 
-    def hold(self, lock: threading.Lock) -> Steps[None]:
+    def hold(self, lock: threading.Lock) -> Steps[Held]:
         """Acquire a lock that may be held across waits; EIO when its holder outlasts all patience."""
-        if lock.acquire(blocking=False):
-            return
-        if not (yield Acquire(lock, self.clock() + self._options.patience_seconds)):
+        if not lock.acquire(blocking=False) and not (
+            yield Acquire(lock, self.clock() + self._options.patience_seconds)
+        ):
             raise FsError(errno.EIO, "another operation on this file does not end")
+        return Held(lock)
 
     def start(self) -> int:
         """What a killed predecessor left: announced blocks and files without a name; how many files."""
@@ -115,7 +111,7 @@ class Reclaimer:
         with self._database.transaction() as tx:
             directories.unlink_everywhere(tx, file.ino, self._wall_ns())
         self._counters.files_lost += 1
-        log.warning("file with inode %d lost a block and was removed", file.ino)
+        self._complaints.world("a file lost a block and was removed", f"inode {file.ino}")
 
     def tidy(self) -> Steps[None]:
         """Delete one batch if much is doomed: each operation that dooms blocks pays a little."""
@@ -152,8 +148,7 @@ class Reclaimer:
         Without a limit everything is tried, also what was refused a moment ago.
         """
         before = self._deleted
-        yield from self.hold(self._sweep_gate)
-        try:
+        with (yield from self.hold(self._sweep_gate)):
             left, self._was_slow, slow_seconds = limit, False, 0.0
             if left is None and not self._is_ahead():
                 self._begin_lap()
@@ -168,8 +163,6 @@ class Reclaimer:
                 if left is not None:
                     left -= len(batch)
             return self._deleted != before
-        finally:
-            self._sweep_gate.release()
 
     def _is_ahead(self) -> bool:
         return block_rows.doomed_backlog(self._database, 1, self._swept_to)[0] > 0
@@ -201,7 +194,8 @@ class Reclaimer:
             self._complained = False
             log.info("the blocks that had to keep their room are freed")
         elif self._kept:
-            log.info("%d doomed blocks could not be deleted yet", self._kept)
+            what = "doomed blocks could not be deleted yet"
+            self._complaints.world(what, f"{self._kept} of them", logging.INFO)
 
     def _sweep_batch(self, batch: Sequence[DoomedBlock], patience: float) -> Steps[float]:
         """Delete those of a batch that can be; seconds that the others took, little over `patience`."""
@@ -257,7 +251,7 @@ class Reclaimer:
                         if not _evict(tx, ino, self._wall_ns()):
                             continue
                 self._counters.files_evicted += 1
-                log.info("file with inode %d was evicted to make room", ino)
+                self._complaints.world("a file was evicted to make room", f"inode {ino}", logging.INFO)
                 return True
             skip += len(rows)
 

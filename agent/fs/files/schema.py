@@ -123,6 +123,19 @@ def _means_full_disk(path: Path, fault: sqlite3.Error | FsError) -> bool:
         return False
 
 
+@contextmanager
+def whole_or_not(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iterator[None]:
+    """One transaction: all of it when the block ends, nothing of it when it raises."""
+    connection.execute(f"BEGIN {kind}")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:  # SQLite has ended it by itself where the disk is full
+            connection.execute("ROLLBACK")
+        raise
+
+
 class Database:
     """The metadata file. Any thread may call any method."""
 
@@ -171,8 +184,7 @@ class Database:
         if mode != "wal":
             raise MetadataUnusable(f"{self.path}: the file system under it cannot hold a write-ahead log")
         writer.execute(f"PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
-        writer.execute("BEGIN EXCLUSIVE")
-        try:
+        with whole_or_not(writer, "EXCLUSIVE"):
             if version == 0:
                 for statement in (*_TABLES.split(";"), *_TRIGGERS):
                     writer.execute(statement)
@@ -184,11 +196,6 @@ class Database:
                 settle_home(writer, self.path, home)
             writer.execute("UPDATE facts SET value = value + 1 WHERE name = 'openings'")
             known = dict(writer.execute("SELECT name, value FROM facts"))
-            writer.execute("COMMIT")
-        except BaseException:
-            if writer.in_transaction:  # SQLite has ended it by itself where the disk is full
-                writer.execute("ROLLBACK")
-            raise
         self.file_system_id: bytes = known["file_system_id"]
         self.opening: int = known["openings"]
 
@@ -201,14 +208,8 @@ class Database:
         """
         with self._lock:
             try:
-                self._writer.execute("BEGIN IMMEDIATE")
-                try:
+                with whole_or_not(self._writer):
                     yield self._writer
-                    self._writer.execute("COMMIT")
-                except BaseException:
-                    if self._writer.in_transaction:
-                        self._writer.execute("ROLLBACK")
-                    raise
             except sqlite3.Error as fault:
                 raise self._refusal(fault) from fault
 

@@ -15,6 +15,7 @@ import errno
 import itertools
 import logging
 import sqlite3
+from dataclasses import dataclass
 from typing import Final
 
 from agent.fs.files import block_rows
@@ -33,6 +34,7 @@ from agent.fs.files.reclaiming import Reclaimer
 from agent.fs.files.schema import Database
 from agent.fs.files.staging import StagedBlock, Staging
 from agent.fs.interface import FsError
+from agent.host_os.complaints import Complaints
 from agent.pool.steps import Steps
 
 log = logging.getLogger(__name__)
@@ -49,25 +51,20 @@ NAMES_DRAWN: Final = 256
 find none; with one of 8, none ever."""
 
 
+@dataclass(eq=False)
 class Sealer:
     """Seals, admits and finds memory. The caller holds the gate of the file it names."""
 
-    def __init__(
-        self,
-        database: Database,
-        store: BlockStore,
-        open_files: OpenFiles,
-        staging: Staging,
-        reclaimer: Reclaimer,
-        counters: FilesCounters,
-    ) -> None:
-        self._database = database
-        self._store = store
-        self._open_files = open_files
-        self._staging = staging
-        self._reclaimer = reclaimer
-        self._counters = counters
-        self._versions = itertools.count(database.opening * VERSIONS_PER_OPENING)
+    _database: Database
+    _store: BlockStore
+    _open_files: OpenFiles
+    _staging: Staging
+    _reclaimer: Reclaimer
+    _counters: FilesCounters
+
+    def __post_init__(self) -> None:
+        self._complaints = Complaints(log)
+        self._versions = itertools.count(self._database.opening * VERSIONS_PER_OPENING)
 
     def put(self, file: OpenFile, position: int, data: memoryview) -> Steps[None]:
         """Store `data` as the file's block at `position` and make it current.
@@ -284,7 +281,8 @@ class Sealer:
                 yield from self.seal(file, next(iter(file.staged.values())))
             except FsError as fault:
                 # The bytes stay staged; the next fsync or close tries again and reports.
-                log.info("inode %d: a staged block could not be sealed: %s", file.ino, fault)
+                what = "a staged block could not be sealed"
+                self._complaints.world(what, f"inode {file.ino}, {fault}", logging.INFO)
 
 
 def _store_size(tx: sqlite3.Connection, file: OpenFile, size: int) -> None:

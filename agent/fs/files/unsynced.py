@@ -108,16 +108,13 @@ def stands(volume: Volume, channel: IoChannel, block_id: bytes, length: int) -> 
     """
     seconds = volume.timing.write_deadline
     pseudonym = volume.placement.pseudonym(block_id)
-    sets = volume.borrow_sets(pseudonym)
-    try:
+    with volume.borrowed(pseudonym) as sets:
         deadline = channel.now() + seconds
         with SetTransaction(volume, channel, *sets) as locked:
             if not (yield from locked.lock(deadline)):
                 raise StoreUnavailable("block unavailable: the directory is being written all the time")
             trouble = yield from locked.load(deadline)
             found = any(each.cached.fault is None for each in volume.find(sets, pseudonym))
-    finally:
-        volume.give_back_sets(sets)
     if not found:
         if trouble is not None:
             raise StoreUnavailable(f"block unavailable: {trouble.name.lower()}")

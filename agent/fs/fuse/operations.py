@@ -13,6 +13,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, Final, TypeVar, cast
 
+from agent.fs.fuse import requests
 from agent.fs.fuse.abi import (
     FSYNC_DATA_ONLY,
     GETATTR_FH,
@@ -31,28 +32,6 @@ from agent.fs.fuse.names import (
     sized,
 )
 from agent.fs.fuse.replies import ATTR_OUT, ATTRIBUTES, ENTRY_OUT, IOCTL_OUT, OPEN_OUT, STATFS_OUT, Body
-from agent.fs.fuse.requests import (
-    CREATE_IN,
-    FALLOCATE_IN,
-    FLUSH_IN,
-    FORGET_IN,
-    FSYNC_IN,
-    GETATTR_IN,
-    GETXATTR_IN,
-    IOCTL_IN,
-    LINK_IN,
-    MKDIR_IN,
-    MKNOD_IN,
-    OPEN_IN,
-    READ_IN,
-    RELEASE_IN,
-    RENAME2_IN,
-    RENAME_IN,
-    SETATTR_IN,
-    SETXATTR_IN,
-    XATTR_BYTES_MAX,
-    decode_forgets_untrusted,
-)
 from agent.fs.interface import (
     Attributes,
     Caller,
@@ -76,8 +55,8 @@ SECOND_NS: Final = 1_000_000_000
 VALID_SECONDS_MAX: Final = 1 << 31
 
 # Of the most frequent requests: a name of another module is looked up at every use.
-_GETXATTR_IN: Final = GETXATTR_IN
-_IOCTL_IN: Final = IOCTL_IN
+_GETXATTR_IN: Final = requests.GETXATTR_IN
+_IOCTL_IN: Final = requests.IOCTL_IN
 _IOCTL_DONE: Final = IOCTL_OUT.pack(0, 0)
 _VALID_FOR_NO_TIME: Final = ATTR_OUT.pack(0, 0)
 """Of an answer to GETATTR or SETATTR: the kernel asks again."""
@@ -195,38 +174,10 @@ class FuseOperations:
         # kernel asks for an extended attribute before every buffered write. Only nodes that were shown
         # with such a bit can need it, so these are remembered, until the kernel forgets them.
         self.set_id_nodes: set[int] = set()
+        # An opcode is served by the method of its name.
+        found = ((opcode, getattr(self, f"_{opcode.name.lower()}", None)) for opcode in Opcode)
         self.table: dict[int, Callable[[Request], Body]] = {
-            Opcode.LOOKUP: self._lookup,
-            Opcode.FORGET: self._forget,
-            Opcode.BATCH_FORGET: self._batch_forget,
-            Opcode.GETATTR: self._getattr,
-            Opcode.SETATTR: self._setattr,
-            Opcode.READLINK: self._readlink,
-            Opcode.SYMLINK: self._symlink,
-            Opcode.MKNOD: self._mknod,
-            Opcode.MKDIR: self._mkdir,
-            Opcode.UNLINK: self._unlink,
-            Opcode.RMDIR: self._rmdir,
-            Opcode.RENAME: self._rename,
-            Opcode.RENAME2: self._rename2,
-            Opcode.LINK: self._link,
-            Opcode.OPEN: self._open,
-            Opcode.CREATE: self._create,
-            Opcode.FLUSH: self._flush,
-            Opcode.RELEASE: self._release,
-            Opcode.FSYNC: self._fsync,
-            Opcode.FALLOCATE: self._fallocate,
-            Opcode.OPENDIR: self._opendir,
-            Opcode.READDIR: self._readdir,
-            Opcode.READDIRPLUS: self._readdirplus,
-            Opcode.RELEASEDIR: self._releasedir,
-            Opcode.FSYNCDIR: self._fsyncdir,
-            Opcode.STATFS: self._statfs,
-            Opcode.SETXATTR: self._setxattr,
-            Opcode.GETXATTR: self._getxattr,
-            Opcode.LISTXATTR: self._listxattr,
-            Opcode.REMOVEXATTR: self._removexattr,
-            Opcode.IOCTL: self._ioctl,
+            opcode: handler for opcode, handler in found if handler is not None
         }
 
     # Names and nodes
@@ -273,24 +224,24 @@ class FuseOperations:
         self._face(node).forget(node, lookups)
 
     def _forget(self, request: Request) -> Body:
-        (lookups,) = request.fields(FORGET_IN)
+        (lookups,) = request.fields(requests.FORGET_IN)
         self.forget(request.node, lookups)
         return b""
 
     def _batch_forget(self, request: Request) -> Body:
-        for node, lookups in decode_forgets_untrusted(request.arguments):
+        for node, lookups in requests.decode_forgets_untrusted(request.arguments):
             self.forget(node, lookups)
         return b""
 
     def _getattr(self, request: Request) -> Body:
-        flags, number = request.fields(GETATTR_IN)
+        flags, number = request.fields(requests.GETATTR_IN)
         handle = number if flags & GETATTR_FH else None
         return self._attributes(request.settle(request.face.getattr(request.caller(), request.node, handle)))
 
     def _setattr(self, request: Request) -> Body:
         (
             bits, number, size, atime, mtime, _, atime_ns, mtime_ns, _, mode_asked, uid, gid,
-        ) = request.fields(SETATTR_IN)  # fmt: skip
+        ) = request.fields(requests.SETATTR_IN)  # fmt: skip
         valid = SetattrValid(bits & 0xFFF)
         handle = number if valid & SetattrValid.FH else None
         mode = stat.S_IMODE(mode_asked) if valid & SetattrValid.MODE else None
@@ -326,14 +277,16 @@ class FuseOperations:
         return self._entry(request.settle(made))
 
     def _mknod(self, request: Request) -> Body:
-        mode, rdev, umask = request.fields(MKNOD_IN)
-        name = request.name(MKNOD_IN.size)
+        mode, rdev, umask = request.fields(requests.MKNOD_IN)
+        name = request.name(requests.MKNOD_IN.size)
         made = request.face.mknod(request.caller(umask), request.node, name, mode, rdev)
         return self._entry(request.settle(made))
 
     def _mkdir(self, request: Request) -> Body:
-        mode, umask = request.fields(MKDIR_IN)
-        made = request.face.mkdir(request.caller(umask), request.node, request.name(MKDIR_IN.size), mode)
+        mode, umask = request.fields(requests.MKDIR_IN)
+        made = request.face.mkdir(
+            request.caller(umask), request.node, request.name(requests.MKDIR_IN.size), mode
+        )
         return self._entry(request.settle(made))
 
     def _unlink(self, request: Request) -> Body:
@@ -343,12 +296,12 @@ class FuseOperations:
         return request.done(request.face.rmdir(request.caller(), request.node, request.name()))
 
     def _rename(self, request: Request) -> Body:
-        (new_parent,) = request.fields(RENAME_IN)
-        return self._move(request, RENAME_IN.size, new_parent, 0)
+        (new_parent,) = request.fields(requests.RENAME_IN)
+        return self._move(request, requests.RENAME_IN.size, new_parent, 0)
 
     def _rename2(self, request: Request) -> Body:
-        new_parent, flags = request.fields(RENAME2_IN)
-        return self._move(request, RENAME2_IN.size, new_parent, flags)
+        new_parent, flags = request.fields(requests.RENAME2_IN)
+        return self._move(request, requests.RENAME2_IN.size, new_parent, flags)
 
     def _move(self, request: Request, names_at: int, new_parent: int, flags: int) -> Body:
         (name, new_name), _ = decode_names_untrusted(request.arguments[names_at:], 2)
@@ -358,46 +311,46 @@ class FuseOperations:
         return request.done(moved)
 
     def _link(self, request: Request) -> Body:
-        (node,) = request.fields(LINK_IN)
-        name = request.name(LINK_IN.size)
+        (node,) = request.fields(requests.LINK_IN)
+        name = request.name(requests.LINK_IN.size)
         return self._entry(request.settle(self._face(node).link(request.caller(), node, request.node, name)))
 
     # Open files
 
     def _open(self, request: Request) -> Body:
-        flags, open_flags = request.fields(OPEN_IN)
+        flags, open_flags = request.fields(requests.OPEN_IN)
         if open_flags & OPEN_KILL_SUIDGID and request.node in self.set_id_nodes:
             self.clear_set_id(request.node, None, request.runner)
         return encode_opened(request.settle(request.face.open(request.caller(), request.node, flags)))
 
     def _create(self, request: Request) -> Body:
-        flags, mode, umask, _ = request.fields(CREATE_IN)
-        name = request.name(CREATE_IN.size)
+        flags, mode, umask, _ = request.fields(requests.CREATE_IN)
+        name = request.name(requests.CREATE_IN.size)
         made = request.face.create(request.caller(umask), request.node, name, mode, flags)
         entry, opened = request.settle(made)
         return self._entry(entry) + encode_opened(opened)
 
     def _flush(self, request: Request) -> Body:
-        handle, owner = request.fields(FLUSH_IN)
+        handle, owner = request.fields(requests.FLUSH_IN)
         return request.done(request.face.flush(request.node, handle, LockOwner(owner, request.pid)))
 
     def _release(self, request: Request) -> Body:
-        handle = request.fields(RELEASE_IN)[0]
+        handle = request.fields(requests.RELEASE_IN)[0]
         return request.done(request.face.release(request.node, handle))
 
     def _fsync(self, request: Request) -> Body:
-        handle, flags = request.fields(FSYNC_IN)
+        handle, flags = request.fields(requests.FSYNC_IN)
         return request.done(request.face.fsync(request.node, handle, bool(flags & FSYNC_DATA_ONLY)))
 
     def _fallocate(self, request: Request) -> Body:
-        handle, offset, length, mode = request.fields(FALLOCATE_IN)
+        handle, offset, length, mode = request.fields(requests.FALLOCATE_IN)
         checked_offset(offset + length)
         return request.done(request.face.fallocate(request.node, handle, mode, offset, length))
 
     # Directories
 
     def _opendir(self, request: Request) -> Body:
-        flags = request.fields(OPEN_IN)[0]
+        flags = request.fields(requests.OPEN_IN)[0]
         opened = request.face.opendir(request.caller(), request.node, flags)
         return encode_opened(request.settle(opened))
 
@@ -412,17 +365,17 @@ class FuseOperations:
         return self._listed(request, look_up)
 
     def _listed(self, request: Request, look_up: Callable[[bytes], bytes] | None) -> Body:
-        handle, offset, size = request.fields(READ_IN)
+        handle, offset, size = request.fields(requests.READ_IN)
         room = request.room[:size]
         entries = request.face.readdir(request.node, handle, checked_offset(offset))
         return room[: pack_names(request.settle(entries), room, look_up)]
 
     def _releasedir(self, request: Request) -> Body:
-        handle = request.fields(RELEASE_IN)[0]
+        handle = request.fields(requests.RELEASE_IN)[0]
         return request.done(request.face.releasedir(request.node, handle))
 
     def _fsyncdir(self, request: Request) -> Body:
-        handle, flags = request.fields(FSYNC_IN)
+        handle, flags = request.fields(requests.FSYNC_IN)
         return request.done(request.face.fsyncdir(request.node, handle, bool(flags & FSYNC_DATA_ONLY)))
 
     # The whole, and extended attributes
@@ -441,8 +394,8 @@ class FuseOperations:
         )
 
     def _setxattr(self, request: Request) -> Body:
-        size, flags = request.fields(SETXATTR_IN)
-        rest = request.arguments[SETXATTR_IN.size :]
+        size, flags = request.fields(requests.SETXATTR_IN)
+        rest = request.arguments[requests.SETXATTR_IN.size :]
         (name,), value_at = decode_names_untrusted(rest, 1)
         value = bytes(rest[value_at : value_at + size])
         if len(value) != size:
@@ -461,7 +414,7 @@ class FuseOperations:
             raise FuseFormatError("GETXATTR is truncated")
         size: int = _GETXATTR_IN.unpack_from(arguments)[0]
         name = checked_xattr_name(name_at(arguments, _GETXATTR_IN.size))
-        wanted = min(size, XATTR_BYTES_MAX) or XATTR_BYTES_MAX
+        wanted = min(size, requests.XATTR_BYTES_MAX) or requests.XATTR_BYTES_MAX
         room = request.room[:wanted]
         if len(room) < wanted:  # a guest lays it out as it likes
             room = memoryview(bytearray(wanted))
@@ -469,7 +422,7 @@ class FuseOperations:
         return sized(cast(Body, request.settle(found)), size)
 
     def _listxattr(self, request: Request) -> Body:
-        (room,) = request.fields(GETXATTR_IN)
+        (room,) = request.fields(requests.GETXATTR_IN)
         names = request.settle(request.face.listxattr(request.caller(), request.node))
         return sized(b"".join(name + b"\0" for name in names), room)
 

@@ -148,27 +148,15 @@ class BackEnd:
             Request.GET_QUEUE_NUM: queue_count,
             Request.GET_MAX_MEM_SLOTS: REGIONS_MAX,
         }
-        self._handlers = {
+        self._handlers: dict[Request, Callable[..., Reply | None]] = {
             **{request: self._teller(request, value) for request, value in told.items()},
-            Request.SET_FEATURES: self._set_features,
-            Request.SET_PROTOCOL_FEATURES: self._set_protocol_features,
             Request.SET_OWNER: self._nothing,
             Request.RESET_OWNER: self._nothing,
-            Request.SET_MEM_TABLE: self._set_mem_table,
-            Request.ADD_MEM_REG: self._add_mem_reg,
-            Request.REM_MEM_REG: self._rem_mem_reg,
-            Request.SET_VRING_NUM: self._set_vring_num,
-            Request.SET_VRING_ADDR: self._set_vring_addr,
-            Request.SET_VRING_BASE: self._set_vring_base,
-            Request.GET_VRING_BASE: self._get_vring_base,
-            Request.SET_VRING_KICK: self._set_vring_kick,
-            Request.SET_VRING_CALL: self._set_vring_call,
-            Request.SET_VRING_ERR: self._set_vring_err,
-            Request.SET_VRING_ENABLE: self._set_vring_enable,
-            Request.GET_INFLIGHT_FD: self._get_inflight_fd,
-            Request.SET_INFLIGHT_FD: self._set_inflight_fd,
-            Request.RESET_DEVICE: self._reset_device,
         }
+        for request in Request:
+            # Any other request is served by the method of its name.
+            if handler := getattr(self, f"_{request.name.lower()}", None):
+                self._handlers[request] = handler
 
     @property
     def can_reconnect(self) -> bool:

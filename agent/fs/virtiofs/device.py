@@ -10,12 +10,11 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable
-from typing import TypeVar
 
 from agent.fs.fuse.abi import IN_HEADER, IN_HEADER_BYTES, Opcode, encode_answer
 from agent.fs.fuse.session import TRANSFER_BYTES, WANTED_BY_GUESTS, FuseSession
 from agent.fs.interface import FACE_FILES, FACE_SHIFT, Tree
-from agent.fs.virtiofs import surroundings
+from agent.fs.virtiofs import front_end_descriptors
 from agent.fs.virtiofs.back_end import PeerError, QueueSetup
 from agent.fs.virtiofs.device_queue import BadRing, Chain, DeviceQueue
 from agent.fs.virtiofs.guest_books import GuestBooks
@@ -25,24 +24,15 @@ from agent.fs.virtiofs.request_buffers import RequestBuffers
 from agent.fs.virtiofs.request_service import RequestService, is_given_back
 from agent.host_os.complaints import Complaints
 from agent.host_os.foreign_descriptors import close_descriptor
-from agent.pool.steps import Runner, Steps
+from agent.pool.steps import NoRunner, Runner
 from agent.virtio.memory_table import MemoryTable
 from agent.virtio.vhost_user import Feature
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 HIGH_PRIORITY = 0
 """The queue for FORGET and INTERRUPT; requests have the others."""
 _FORGETS = frozenset({Opcode.FORGET.value, Opcode.BATCH_FORGET.value})
-
-
-class _NoRunner:
-    """FORGET waits for nothing; whatever else came by the high-priority queue was refused before."""
-
-    def run(self, steps: Steps[T]) -> T:
-        raise RuntimeError("an operation on the high-priority queue wants to wait")
 
 
 def takes_scattered(node: int) -> bool:
@@ -86,7 +76,7 @@ class Device:
         self._buffers = [
             RequestBuffers(self.session.transfer_bytes, takes_scattered) for _ in range(self.queue_count)
         ]
-        self._calls = [surroundings.Call() for _ in range(self.queue_count)]
+        self._calls = [front_end_descriptors.Call() for _ in range(self.queue_count)]
 
     @property
     def bytes_copied(self) -> int:
@@ -111,16 +101,16 @@ class Device:
     # -- Surroundings ---------------------------------------------------------------------------
 
     def map_memory(self, fd: int, offset: int, size: int) -> memoryview:
-        return surroundings.map_memory(fd, offset, size, must_be_sealed=self._sealed_memory)
+        return front_end_descriptors.map_memory(fd, offset, size, must_be_sealed=self._sealed_memory)
 
     def make_memory(self, size: int) -> int:
-        return surroundings.make_memory(size)
+        return front_end_descriptors.make_memory(size)
 
     def close_fd(self, fd: int) -> None:
         close_descriptor(fd)
 
     def check_event(self, fd: int) -> None:
-        surroundings.check_event(fd)
+        front_end_descriptors.check_event(fd)
 
     def use_call(self, index: int, fd: int | None) -> None:
         self._calls[index].use(fd)
@@ -162,7 +152,7 @@ class Device:
 
     def _high_priority(self) -> Serve:
         session, buffers = self.session, self._buffers[HIGH_PRIORITY]
-        runner = _NoRunner()
+        runner = NoRunner()  # FORGET waits for nothing, and whatever else comes is refused
 
         def serve(chain: Chain) -> int:
             message, received, data, room = buffers.take(chain.readable, chain.writable)

@@ -23,9 +23,9 @@ from agent.fs.doors.door import GRACE_SECONDS, MakeRunner
 from agent.fs.interface import Tree
 from agent.fs.virtiofs.back_end import BackEnd, PeerError
 from agent.fs.virtiofs.device import Device
+from agent.fs.virtiofs.front_end_descriptors import signal
 from agent.fs.virtiofs.front_end_link import FrontEndGone, FrontEndLink
 from agent.fs.virtiofs.guest_books import GuestBooks
-from agent.fs.virtiofs.surroundings import signal
 from agent.host_os.foreign_descriptors import close_unread, turn_away
 
 log = logging.getLogger(__name__)
@@ -131,11 +131,12 @@ class VirtioFsDoor:
             device.complaints.peer(f"the front-end of {self.path}", str(wrong))
             return
         back_end = BackEnd(device.queue_count, device)
-        log.info("a front-end has connected to %s", self.path)
+        # Who may connect may do so at any rate.
+        device.complaints.world(f"a front-end has connected to {self.path}", "it is served", logging.INFO)
         try:
             self._converse(listener, link, back_end)
         except FrontEndGone as gone:
-            log.info("the front-end of %s is gone: %s", self.path, gone)
+            device.complaints.world(f"the front-end of {self.path} is gone", str(gone), logging.INFO)
         except PeerError as wrong:
             device.complaints.peer(f"the front-end of {self.path}", str(wrong))
         finally:

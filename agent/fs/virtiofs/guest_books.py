@@ -34,6 +34,7 @@ from typing import Final
 from agent.errors import G35Error
 from agent.fs.fuse.abi import InitFlag
 from agent.fs.fuse.session import Negotiated
+from agent.host_os.complaints import Complaints
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +115,7 @@ class GuestBooks:
         self.opens = 0
         """How often files and folders are open, all together: the sum of their `times`."""
         self._lock = threading.Lock()
+        self._complaints = Complaints(log)
         self._path = path
         self._identity = identity
         self._map: mmap.mmap | None = None
@@ -302,11 +304,10 @@ class GuestBooks:
         """Go on in memory, and leave no file that the next process could believe."""
         with contextlib.suppress(OSError):
             self._drop_file()
-        log.warning(
-            "no room for the books of a guest at %s (%s): if the agent is killed now, that guest must mount "
-            "again; make room, and they are kept again from the guest's next mount on",
-            self._path,
-            why.strerror or why,
+        self._complaints.world(
+            f"no room for the books of a guest at {self._path}",
+            f"{why.strerror or why}; if the agent is killed now, that guest must mount again; make room, and "
+            "they are kept again from the guest's next mount on",
         )
 
     def _content(self) -> bytes:

@@ -44,6 +44,7 @@ from agent.fs.interface import (
 )
 from agent.fs.virtiofs.guest_books import GuestBooks, Handle
 from agent.fs.virtiofs.left_open import WHOLE_OR_ABSENT, LeftOpen, is_value
+from agent.host_os.complaints import Complaints
 from agent.host_os.per_user_bounds import ALL, Limit
 from agent.pool.steps import Outcome, Runner, Steps, is_steps, settle
 
@@ -91,6 +92,7 @@ class GuestView(FileSystem):
         self._open: dict[Handle, Handle] = {}
         """What the guest has open in this process: node and handle of the tree, by the guest's."""
         self._left = LeftOpen(tree, self.books, name)
+        self._complaints = Complaints(log)
 
     # -- the books ------------------------------------------------------------------------------
 
@@ -158,7 +160,8 @@ class GuestView(FileSystem):
                 try:
                     settle(closing(*inner), runner)
                 except Exception as failure:
-                    log.warning("a file that a guest left open could not be closed: %s", failure)
+                    what = f"a file that {self._name} left open could not be closed"
+                    self._complaints.world(what, str(failure))
         for ino, node in nodes.items():
             if ino in moved:
                 self._face(ino).forget(moved[ino], 1)
@@ -175,7 +178,7 @@ class GuestView(FileSystem):
                 try:
                     settle(self.flush(ino, handle), runner)
                 except FsError as refusal:
-                    log.warning("a file of a guest could not be flushed: %s", refusal)
+                    self._complaints.world(f"a file of {self._name} could not be flushed", str(refusal))
 
     @property
     def held(self) -> tuple[int, int]:

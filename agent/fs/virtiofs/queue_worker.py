@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Final
 
 from agent.fs.virtiofs.device_queue import BadRing, Chain, DeviceQueue
-from agent.fs.virtiofs.surroundings import FREE_SECONDS, Call, signal
+from agent.fs.virtiofs.front_end_descriptors import FREE_SECONDS, Call, signal
 from agent.host_os.complaints import Complaints
 
 log = logging.getLogger(__name__)

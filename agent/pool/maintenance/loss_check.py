@@ -3,9 +3,9 @@
 A cache drops a value that does not prove itself, for that is a miss. A block of a file is a user's data, and
 a path or an enclosure that damages bytes looks, to one read, like a medium that has lost them. So nothing is
 given up here. `examine` returns the evidence against a block as bytes, which are equal only for the very same
-findings; the database of file names asks several times with time between (agent/fs/files/suspects.py). No
-evidence is: no answer, a directory in doubt (agent/pool/volume/writable_directory.py), and a namespace that
-fails a cross-check.
+findings; the database of file names asks several times with time between
+(agent/fs/files/suspect_blocks.py). No evidence is: no answer, a directory in doubt
+(agent/pool/volume/writable_directory.py), and a namespace that fails a cross-check.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ class Undecided(Exception):
 def examine(volume: Volume, channel: IoChannel, block_id: bytes) -> Steps[bytes | None]:
     """The evidence against a block; None: all of it is there. Raises Undecided."""
     pseudonym = volume.placement.pseudonym(block_id)
-    sets = volume.borrow_sets(pseudonym)
-    try:
+    with volume.borrowed(pseudonym) as sets:
         yield from _read_directories(volume, channel, sets)
         found = volume.find(sets, pseudonym)
         against = [ABSENT]
@@ -56,8 +55,6 @@ def examine(volume: Volume, channel: IoChannel, block_id: bytes) -> Steps[bytes 
             if not vouched:
                 raise Undecided("an enclosure fails other blocks as well")
         return b"".join(against)
-    finally:
-        volume.give_back_sets(sets)
 
 
 def _read_directories(volume: Volume, channel: IoChannel, sets: tuple[CachedSet, ...]) -> Steps[None]:
@@ -76,11 +73,8 @@ def _read_directories(volume: Volume, channel: IoChannel, sets: tuple[CachedSet,
 def set_aside(volume: Volume, channel: IoChannel, block_id: bytes) -> Steps[None]:
     """The block is given up: clear its entries, and set its slot aside where the medium is to blame."""
     pseudonym = volume.placement.pseudonym(block_id)
-    sets = volume.borrow_sets(pseudonym)
-    try:
+    with volume.borrowed(pseudonym) as sets:
         places = [_place_of(each) for each in volume.find(sets, pseudonym)]
-    finally:
-        volume.give_back_sets(sets)
     for place in places:
         yield from settle(
             volume, channel, place.namespace, place.offset, [place.slot], ScrubCounters(), is_given_up=True

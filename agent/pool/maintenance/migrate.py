@@ -68,20 +68,19 @@ class Migration:
         All their directories are as on flash, and the old one names the value.
         """
         volume, channel, old, deadline = self._volume, self._channel, self._old, self._deadline
-        sets = volume.borrow_sets(old.entry.pseudonym)
-        try:
-            with SetTransaction(volume, channel, old.cached) as change:
-                if (yield from change.begin(deadline)) is not None:
-                    return Outcome.TROUBLE
-                wanted = volume.write_targets(old.entry.pseudonym, sets)
-                targets = [each for each in wanted if each is not old.cached]
-                if not targets or (yield from volume.load(channel, targets, deadline)) is not None:
-                    return Outcome.TROUBLE
-                if not is_named(old):
-                    return Outcome.GONE
-                return (yield from work(change, targets))
-        finally:
-            volume.give_back_sets(sets)
+        with (
+            volume.borrowed(old.entry.pseudonym) as sets,
+            SetTransaction(volume, channel, old.cached) as change,
+        ):
+            if (yield from change.begin(deadline)) is not None:
+                return Outcome.TROUBLE
+            wanted = volume.write_targets(old.entry.pseudonym, sets)
+            targets = [each for each in wanted if each is not old.cached]
+            if not targets or (yield from volume.load(channel, targets, deadline)) is not None:
+                return Outcome.TROUBLE
+            if not is_named(old):
+                return Outcome.GONE
+            return (yield from work(change, targets))
 
     def _copy_to(self, change: SetTransaction, targets: Sequence[CachedSet]) -> Steps[Outcome]:
         volume = self._volume

@@ -43,17 +43,16 @@ def clear_leftovers(
 
 def _clear(volume: Volume, channel: IoChannel, leftover: Unopened) -> Steps[bool]:
     deadline = channel.now() + volume.timing.write_deadline
-    cached = volume.cache.borrow(*leftover.place, volume.occupancy)
-    found = Found(cached, leftover.slot, leftover.entry)
-    try:
-        with SetTransaction(volume, channel, cached) as change:
-            if (yield from change.begin(deadline)) is not None:
-                return False
-            if not (yield from _certainly_does_not_open(volume, channel, found, deadline)):
-                return False
-            return (yield from change.clear(found, deadline))
-    finally:
-        volume.give_back_sets([cached])
+    with (
+        volume.borrowed_at(leftover.place) as (cached,),
+        SetTransaction(volume, channel, cached) as change,
+    ):
+        found = Found(cached, leftover.slot, leftover.entry)
+        if (yield from change.begin(deadline)) is not None:
+            return False
+        if not (yield from _certainly_does_not_open(volume, channel, found, deadline)):
+            return False
+        return (yield from change.clear(found, deadline))
 
 
 def _certainly_does_not_open(

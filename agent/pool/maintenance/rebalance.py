@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from agent.pool.flush_tracking import flush_written
@@ -66,30 +66,23 @@ class _Waiting(NamedTuple):
     """The number of the last write before it was copied."""
 
 
+@dataclass(slots=True, eq=False)
 class Rebalancer:
-    """See the module's docstring. For one thread."""
+    """See the module's docstring. `rate` in bytes a second; 0 moves nothing. For one thread."""
 
-    def __init__(
-        self,
-        volumes: Sequence[PoolVolume],
-        rate: int,
-        *,
-        follow_seconds: float = FOLLOW_SECONDS,
-        grace_seconds: float = GRACE_SECONDS,
-    ) -> None:
-        """`rate` in bytes a second; 0 moves nothing."""
-        self._follow_seconds, self._grace_seconds = follow_seconds, grace_seconds
-        self._unsettled_since: float | None = None
-        self.moves = Moves()
-        self._volumes = volumes
-        self._rate = rate
-        self._tokens = 0.0
-        self._counted_at: float | None = None
-        self._walk: Iterator[tuple[Volume, SetPlace]] | None = None
-        self._at: tuple[Volume, SetPlace] | None = None
-        self._found = 0
-        self._next_walk = float("-inf")
-        self._waiting: deque[_Waiting] = deque()
+    _volumes: Sequence[PoolVolume]
+    _rate: int
+    follow_seconds: float = FOLLOW_SECONDS
+    grace_seconds: float = GRACE_SECONDS
+    moves: Moves = field(default_factory=Moves)
+    _unsettled_since: float | None = None
+    _tokens: float = 0.0
+    _counted_at: float | None = None
+    _walk: Iterator[tuple[Volume, SetPlace]] | None = None
+    _at: tuple[Volume, SetPlace] | None = None
+    _found: int = 0
+    _next_walk: float = float("-inf")
+    _waiting: deque[_Waiting] = field(default_factory=deque)
 
     def turn(self, channel: IoChannel) -> Steps[None]:
         """Work for as long as time and bandwidth allow."""
@@ -107,7 +100,7 @@ class Rebalancer:
             self.moves.sets, self._walk, self._at, self._unsettled_since = 0, None, None, None
             return
         if self._unsettled_since is None:
-            self._unsettled_since, self._next_walk, self.moves.left = now, now + self._follow_seconds, None
+            self._unsettled_since, self._next_walk, self.moves.left = now, now + self.follow_seconds, None
         self.moves.sets = sum(extent.sets for volume in moving for extent in volume.settings.old_extents)
         while self._tokens > 0 and channel.now() < end and len(self._waiting) < WAITING_MAX:
             if self._at is None and not self._next_set(channel.now(), moving):
@@ -126,14 +119,13 @@ class Rebalancer:
         if self._at is None:
             self.moves.walks += 1
             self.moves.left = self._found + len(self._waiting)
-            soon = min(2 * self._grace_seconds, WALK_AGAIN_SECONDS)
+            soon = min(2 * self.grace_seconds, WALK_AGAIN_SECONDS)
             self._walk, self._next_walk = None, now + (soon if self._waiting else WALK_AGAIN_SECONDS)
         return self._at is not None
 
     def _look_at(self, channel: IoChannel, volume: Volume, place: SetPlace, end: float) -> Steps[bool]:
         """Move the misplaced values of a set. False: look again, for time or bandwidth is over."""
-        cached = volume.cache.borrow(*place, volume.occupancy)
-        try:
+        with volume.borrowed_at(place) as (cached,):
             self._tokens -= DIRECTORY_COST
             trouble = yield from volume.load(channel, [cached], channel.now() + VALUE_SECONDS)
             if trouble is not None or cached.directory is None or cached.in_doubt:
@@ -147,8 +139,6 @@ class Rebalancer:
                 else:
                     yield from self._move(channel, volume, old)
             return True
-        finally:
-            volume.cache.give_back(cached)
 
     def _misplaced(self, volume: Volume, cached: CachedSet) -> list[Found]:
         waiting = {
@@ -173,7 +163,7 @@ class Rebalancer:
         if outcome is Outcome.COPIED:
             self.moves.values += 1
             self.moves.bytes += size
-            grace = max(self._grace_seconds, 2 * volume.timing.read_deadline)
+            grace = max(self.grace_seconds, 2 * volume.timing.read_deadline)
             self._waiting.append(_Waiting(volume, old, channel.now() + grace, written))
         elif outcome is not Outcome.GONE:
             self.moves.not_moved += 1
@@ -190,13 +180,10 @@ class Rebalancer:
                     self._found += 1
                     continue
             # The set was given back meanwhile, and the place may have another `CachedSet` now.
-            cached = volume.cache.borrow(old.cached.namespace, old.cached.offset, volume.occupancy)
-            try:
+            with volume.borrowed_at((old.cached.namespace, old.cached.offset)) as (cached,):
                 old = Found(cached, old.slot, old.entry)
                 outcome = yield from Migration(volume, channel, old, channel.now() + VALUE_SECONDS).clear()
                 self._found += outcome is not Outcome.GONE
-            finally:
-                volume.cache.give_back(cached)
 
     def _is_on_flash(self, channel: IoChannel, volume: Volume, old: Found, written: int) -> Steps[bool]:
         """Whether the copy is durable: fsync(2) may have said so of the old one, and no other agent flushes

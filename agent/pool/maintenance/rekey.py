@@ -65,8 +65,7 @@ class ResealCounts:
 
 def reseal_set(volume: Volume, channel: IoChannel, place: SetPlace, counts: ResealCounts) -> Steps[int]:
     """Seal anew the values under another key in one set; how many there were."""
-    cached = volume.cache.borrow(*place, volume.occupancy)
-    try:
+    with volume.borrowed_at(place) as (cached,):
         if (yield from volume.load(channel, [cached], channel.now() + IO_SECONDS)) is not None:
             return 0
         directory = cached.directory
@@ -88,8 +87,6 @@ def reseal_set(volume: Volume, channel: IoChannel, place: SetPlace, counts: Rese
             if sealed is not None:
                 yield from rekey.name_all([sealed])
         return len(left)
-    finally:
-        volume.give_back_sets([cached])
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,13 @@ be under way. Neither is a set without one slot that opens, or a namespace that 
 (cross_check.py): that tells of the drive, or of us, and not of its ranges.
 
 A bad block of a file stays: a reader that meets it reports it, and the database of file names decides
-(agent/fs/files/suspects.py). Where another agent writes such blocks, a scrub writes nothing
+(agent/fs/files/suspect_blocks.py). Where another agent writes such blocks, a scrub writes nothing
 (`Volume.files_elsewhere`): two agents that write one directory may lose an entry of each other's, which is a
 hit in /kv and a block in /fs.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -40,8 +39,6 @@ from agent.pool.volume.media_errors import STRIKES, SlotAt
 from agent.pool.volume.volume import Found, Volume, all_sets
 from agent.pool.volume.writable_directory import pause
 from agent.pool.write.set_transaction import SetTransaction
-
-log = logging.getLogger(__name__)
 
 YOUNG_LEAST_SECONDS = 1.0
 NOTHING_OPENS = 8
@@ -114,11 +111,12 @@ def settle(
     if not vouched:
         counters.sets_skipped += 1
         if vouched is not None:
-            log.warning("namespace %d fails other slots as well: nothing was removed there", namespace)
+            name = _name(volume, namespace, offset)
+            what = f"namespace {name} fails other slots as well, and nothing was removed there"
+            volume.media_errors.complaints.world(what, f"the set at {offset}")
         return
-    cached = volume.cache.borrow(namespace, offset, volume.occupancy)
     mended: list[bytes] = []
-    try:
+    with volume.borrowed_at((namespace, offset)) as (cached,):
         deadline = channel.now() + volume.timing.write_deadline
         with SetTransaction(volume, channel, cached) as change:
             if (yield from change.begin(deadline)) is not None:
@@ -135,11 +133,17 @@ def settle(
                 image = cached.directory.image()
             cause = yield from change.write(cached, image, changed, channel.now() + READ_SECONDS)
             if cause is not None:
-                log.warning("a directory could not be written, and keeps what is bad: %s", cause.name.lower())
-    finally:
-        volume.cache.give_back(cached)
+                volume.media_errors.complaints.world(
+                    f"a directory could not be written in namespace {_name(volume, namespace, offset)}",
+                    f"the set at {offset} keeps its bad entries, {cause.name.lower()}",
+                )
     for pseudonym in mended:
         yield from keep_two(volume, channel, pseudonym)
+
+
+def _name(volume: Volume, namespace: int, offset: int) -> str:
+    """The NGUID of the namespace that has a set of the volume at `offset`."""
+    return volume.place(CachedSet(namespace, offset), 0).nguid.hex()
 
 
 def _settle_slot(
@@ -201,10 +205,10 @@ def _settle_slot(
             directory.install(place.slot, quarantine_entry(channel.wall()))
             volume.media_errors.forgive(place)
             counters.slots_quarantined += 1
-            log.warning(
-                "slot %d of the set at %d of namespace %d is set aside: its medium is bad",
-                place.slot, place.offset, place.namespace,
-            )  # fmt: skip
+            volume.media_errors.complaints.world(
+                f"a slot of namespace {_name(volume, place.namespace, place.offset)} is set aside",
+                f"its medium is bad, slot {place.slot} of the set at {place.offset}",
+            )
         return True
 
 
@@ -218,7 +222,7 @@ def look_into_reports(
             if place is None or volume.erased:
                 break
             if volume.settings.kind == "files" and volume.media_errors.strikes(place) < STRIKES:
-                continue  # A block stays, and its reader has reported it (agent/fs/files/suspects.py).
+                continue  # A block stays, and its reader has reported it (agent/fs/files/suspect_blocks.py).
             if channel.trusts(place.namespace):
                 yield from settle(volume, channel, place.namespace, place.offset, [place.slot], counters)
 
@@ -344,25 +348,30 @@ class Scrubber:
             return
         if not at_hand.good and len(at_hand.bad) >= NOTHING_OPENS:
             self.counters.sets_skipped += 1
-            log.warning(
-                "not one of %d slots opens in the set at %d of namespace %d: nothing was removed there",
-                len(at_hand.bad), at_hand.offset, at_hand.namespace,
-            )  # fmt: skip
+            self._complain(
+                at_hand,
+                "not one of the slots of a set opens in",
+                f"the set at {at_hand.offset}, {len(at_hand.bad)} slots",
+            )
             return
         met = self._met[at_hand.namespace]
         if met.is_the_drive:
             self.counters.sets_skipped += 1
             if not met.is_told:
                 met.is_told = True
-                log.warning(
-                    "namespace %d did not give %d of %d slots: nothing was removed there",
-                    at_hand.namespace, met.refused, met.looked_at,
-                )  # fmt: skip
+                self._complain(
+                    at_hand, "too many slots are refused by", f"{met.refused} of {met.looked_at} so far"
+                )
             return
         yield from pause(channel, PAUSE_SECONDS)
         yield from settle(
             at_hand.volume, channel, at_hand.namespace, at_hand.offset, at_hand.bad, self.counters
         )
+
+    def _complain(self, at_hand: _SetAtHand, what: str, why: str) -> None:
+        volume = at_hand.volume
+        name = _name(volume, at_hand.namespace, at_hand.offset)
+        volume.media_errors.complaints.world(f"{what} namespace {name}, and nothing was removed there", why)
 
 
 class Pace:

@@ -24,7 +24,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
-from agent.errors import ConfigError
+from agent.errors import ConfigError, expected_there
 from agent.inline.secrets import (
     Purpose,
     RootKey,
@@ -58,6 +58,8 @@ TENANTS_MAX = 64
 VALUE_BYTES_MIN, VALUE_BYTES_MAX = 1 << 16, 1 << 24
 NAMES_BYTES_MIN, NAMES_BYTES_MAX = 1 << 12, 1 << 14
 """Of the slots for the names of a shared volume."""
+NAMES = "shared-names"
+"""The kind of the volumes that have them."""
 NAMES_PER_CHUNK = 2
 """Slots for names that a shared volume has for each slot of its chunks."""
 NAMES_SUFFIX = ".names"
@@ -95,6 +97,18 @@ class MapExtent(_Document):
     sets: int = Field(gt=0, le=SETS_MAX)
 
 
+def _check_sizes(kind: str, value_bytes: int, unit_bytes: int) -> None:
+    """Raises ValueError where values of this capacity are not for the kind of volume, or cannot be sealed in
+    units of that size."""
+    least, most = (NAMES_BYTES_MIN, NAMES_BYTES_MAX) if kind == NAMES else (VALUE_BYTES_MIN, VALUE_BYTES_MAX)
+    if not least <= value_bytes <= most:
+        raise ValueError(f"values of {value_bytes} bytes: a volume of kind {kind} takes {least} to {most}")
+    if unit_bytes & (unit_bytes - 1):
+        raise ValueError(f"units of {unit_bytes} bytes: it takes a power of two")
+    if -(-value_bytes // unit_bytes) > UNITS_MAX:
+        raise ValueError(f"values of {value_bytes} bytes take units of 1/{UNITS_MAX} of that, or more")
+
+
 class MapVolume(_Document):
     """One volume. `kind` says which face serves it: `kv`; `files` for the blocks behind /fs; `shared` for the
     chunks behind /shared, and `shared-names` for the names that lead to them. A shared volume is one of each.
@@ -124,15 +138,7 @@ class MapVolume(_Document):
 
     @model_validator(mode="after")
     def _can_be_sealed(self) -> MapVolume:
-        if self.unit_bytes & (self.unit_bytes - 1):
-            raise ValueError(f"units of {self.unit_bytes} bytes: it takes a power of two")
-        if -(-self.value_bytes // self.unit_bytes) > UNITS_MAX:
-            raise ValueError(
-                f"values of {self.value_bytes} bytes take units of 1/{UNITS_MAX} of that, or more"
-            )
-        most = NAMES_BYTES_MAX if self.kind == NAMES else VALUE_BYTES_MAX
-        if not least_value_bytes(self.kind) <= self.value_bytes <= most:
-            raise ValueError(f"volume {self.name} cannot have values of {self.value_bytes} bytes")
+        _check_sizes(self.kind, self.value_bytes, self.unit_bytes)
         if bool(self.names_of) != (self.kind == NAMES):
             raise ValueError(f"volume {self.name} of kind {self.kind} has names of '{self.names_of}'")
         places = self.kv_namespaces or tuple(extent.nguid for extent in self.extents)
@@ -149,14 +155,6 @@ class MapVolume(_Document):
         if self.earlier_secret and not self.key_epoch:
             raise ValueError(f"volume {self.name} has an earlier key before its first")
         return self
-
-
-NAMES = "shared-names"
-
-
-def least_value_bytes(kind: str) -> int:
-    """The smallest slots, in bytes, that a volume of a kind may have."""
-    return NAMES_BYTES_MIN if kind == NAMES else VALUE_BYTES_MIN
 
 
 class MapTenant(_Document):
@@ -304,7 +302,7 @@ def decode_pool_map_untrusted(data: bytes | memoryview) -> PoolMap:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"no pool map: {where} {first['msg']}") from None
+        raise ValueError(f"no pool map: {where} {expected_there(first)}") from None
 
 
 def set_size(value_bytes: int) -> int:
@@ -318,13 +316,20 @@ class VolumeWish(_Document):
     name: VolumeName
     kind: Literal["kv", "files", "shared", "shared-names"] = "kv"
     value_bytes: int = Field(ge=NAMES_BYTES_MIN, le=VALUE_BYTES_MAX, multiple_of=4096)
-    unit_bytes: int = 1 << 18
+    unit_bytes: int = Field(1 << 18, ge=UNIT_BYTES_MIN, le=1 << 20)
     suite: SuiteName = "aes-256-gcm"
-    ttl_seconds: int = 0
+    ttl_seconds: int = Field(0, ge=0, lt=1 << 31)
     share: float = Field(gt=0, le=1)
     tenant: TenantName = "default"
     layout: Layout = "auto"
     copies: Literal[1, 2] = 1
+
+    @model_validator(mode="after")
+    def _can_be_sealed(self) -> VolumeWish:
+        _check_sizes(self.kind, self.value_bytes, self.unit_bytes)
+        if self.copies > 1 and self.kind != "kv":
+            raise ValueError("two copies are for key-value volumes")
+        return self
 
 
 def parts_of(wishes: Iterable[VolumeWish]) -> list[VolumeWish]:
@@ -455,6 +460,15 @@ def lies_on_kv(wish: VolumeWish, *, blocks: bool) -> bool:
     return wish.layout == "kv" or (wish.layout == "auto" and not blocks)
 
 
+def check_shares(in_sets: Iterable[VolumeWish]) -> None:
+    """Raises ConfigError where volumes in sets want more than there is."""
+    total = sum(wish.share for wish in in_sets)
+    if total > 1 + 1e-9:
+        raise ConfigError(
+            f"the volumes' shares add up to {total:g}, which is more than 1", "lower some of them"
+        )
+
+
 def plan_pool(
     namespaces: Iterable[tuple[bytes, int]],
     wishes: Iterable[VolumeWish],
@@ -470,7 +484,8 @@ def plan_pool(
         return _plan(list(namespaces), list(kv_namespaces), list(wishes), root)
     except ValidationError as error:
         raise ConfigError(
-            f"that makes no pool: {error.errors()[0]['msg']}", "change the volumes in the configuration"
+            f"that makes no pool: {expected_there(error.errors()[0])}",
+            "change the volumes in the configuration",
         ) from None
 
 
@@ -486,8 +501,7 @@ def _plan(
     on_kv = [wish for wish in volumes if lies_on_kv(wish, blocks=bool(members))]
     in_sets = [wish for wish in volumes if wish not in on_kv]
     _check_layouts(on_kv, in_sets, members, kv_members)
-    if sum(wish.share for wish in in_sets) > 1 + 1e-9:
-        raise ConfigError("the volumes' shares add up to more than 1", "lower some of them")
+    check_shares(in_sets)
     if not in_sets and on_kv:
         members = []
     pool_id = uuid.uuid4().hex

@@ -43,6 +43,8 @@ def with_new_data_keys(pool_map: PoolMap, name: str, root: RootKey) -> PoolMap:
         raise ConfigError(f"tenant {name} was erased", "it has no keys any more")
     if rotating(pool_map, name):
         raise ConfigError(f"the keys of tenant {name} are being rotated", "end that first")
+    if not volumes_of(pool_map, tenant):
+        raise ConfigError(f"tenant {name} has no volumes, and so no keys to rotate", "there is nothing to do")
     own = {volume.volume_id for volume in volumes_of(pool_map, tenant) if volume.extents}
     if not own:
         raise ConfigError(

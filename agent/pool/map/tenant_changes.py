@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ValidationError
 
-from agent.errors import ConfigError, G35Error, did_you_mean
+from agent.errors import ConfigError, G35Error, did_you_mean, expected_there
 from agent.inline.secrets import RootKey, new_volume_secret
 from agent.pool.format.slot import HEADER_BYTES
 from agent.pool.map.document import (
@@ -61,7 +61,7 @@ def next_map(pool_map: PoolMap, **changes: Sequence[BaseModel]) -> PoolMap:
         # A copy is not checked; the document is.
         changed = PoolMap.model_validate(pool_map.model_copy(update=update).model_dump())
     except ValidationError as error:
-        why = error.errors()[0]["msg"]
+        why = expected_there(error.errors()[0])
         raise ConfigError(f"that makes no pool: {why}", "nothing was changed") from None
     if len(changed.encode()) > MAP_BYTES_MAX - SEAL_BYTES:
         raise ConfigError("the pool map would be too long", "the pool has too many volumes and namespaces")
@@ -132,7 +132,7 @@ def with_tenant(
             try:
                 fresh.append(new_volume(pool_map.pool_id, wish, key, tuple(extents), made=fresh))
             except ValidationError as error:
-                why = error.errors()[0]["msg"]
+                why = expected_there(error.errors()[0])
                 raise ConfigError(f"that makes no volume: {why}", "change it in the configuration") from None
         return next_map(
             pool_map, tenants=[*pool_map.tenants, tenant], volumes=[*pool_map.volumes, *fresh]

@@ -45,9 +45,8 @@ def stage(
     False where no directory names it or it did not come. A sealed slot is not checked: the bytes prove
     themselves in a get, or are a miss then. Without a key it is a guess.
     """
-    sets = volume.borrow_sets(pseudonym)
     volume_id = volume.settings.volume_id
-    try:
+    with volume.borrowed(pseudonym) as sets:
         deadline = channel.now() + volume.timing.write_deadline
         found = volume.find(sets, pseudonym)
         if not found:
@@ -75,8 +74,6 @@ def stage(
             place = volume.place(cached, found[0].slot)
             clear = _opened(volume, key, place, entry.generation, buffer)
         return cache.bring(volume_id, pseudonym, entry.generation, buffer, guessed=key is None, clear=clear)
-    finally:
-        volume.give_back_sets(sets)
 
 
 def _opened(volume: Volume, key: bytes, place: Place, generation: int, slot: memoryview) -> OpenValue | None:

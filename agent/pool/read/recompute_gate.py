@@ -155,8 +155,5 @@ class GatedReader(SlotReader):
         volume = self._volume
         if self._is_in_memory():
             return None
-        sets = volume.borrow_sets(self.pseudonym)
-        try:
+        with volume.borrowed(self.pseudonym) as sets:
             return remembered_length(volume, self.pseudonym, sets)
-        finally:
-            volume.give_back_sets(sets)

@@ -301,3 +301,20 @@ class DirectoryCache:
         """All that is remembered now."""
         with self._lock:
             return list(self._sets.values())
+
+
+class Borrowed:
+    """Borrowed sets, which the end of a `with` block gives back."""
+
+    __slots__ = ("_cache", "_sets")
+
+    def __init__(self, cache: DirectoryCache, sets: tuple[CachedSet, ...]) -> None:
+        self._cache: Final = cache
+        self._sets: Final = sets
+
+    def __enter__(self) -> tuple[CachedSet, ...]:
+        return self._sets
+
+    def __exit__(self, *_: object) -> None:
+        for cached in self._sets:
+            self._cache.give_back(cached)

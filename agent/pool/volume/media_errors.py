@@ -7,11 +7,15 @@ finds it again.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from typing import NamedTuple
 
+from agent.host_os.complaints import Complaints
 from agent.pool.volume.directory_cache import CachedSet
+
+log = logging.getLogger(__name__)
 
 SUSPECTS_MAX = 4096
 REPORTS_MAX = 256
@@ -35,6 +39,8 @@ class MediaErrors:
         self._strikes: OrderedDict[SlotAt, int] = OrderedDict()
         self._reports: OrderedDict[SlotAt, float | None] = OrderedDict()
         self._lock = threading.Lock()
+        self.complaints = Complaints(log)
+        """Of what looks at slots: a drive that fails repeats them at any rate."""
 
     def __len__(self) -> int:
         return len(self._strikes) + len(self._reports)

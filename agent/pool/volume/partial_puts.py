@@ -2,8 +2,9 @@
 
 A client that stops amid a value leaves a reserved slot and up to a unit of bytes (on KV namespaces, the
 value); a session may have thousands of them. So the puts of all volumes share BEGUN_BYTES. Where those are
-used up, the put that has waited longest is given up for the next, if it got no byte for STALLED_SECONDS. A
-put that got none for IDLE_SECONDS is given up once another wants a slot of its volume, or room in its
+used up, a put is given up for the next if it got no byte for STALLED_SECONDS, or if its volume holds more
+than that of the next is about to: clients of one volume, however busy, leave to others as much as they take.
+A put that got none for IDLE_SECONDS is given up once another wants a slot of its volume, or room in its
 tenant's quota; otherwise a slow writer may take its time. A value in one piece never waits. (The kernel cuts
 a write of 1 MiB in two where the client's buffer begins amid a page: its second piece follows at once, and
 must not be refused for long because of idle puts.)
@@ -49,8 +50,10 @@ class PartialPuts:
         """Of those that wait, and of those that waited and are getting their next piece."""
         self._of_volume: dict[bytes, OrderedDict[PartialPut, float]] = {}
         """By volume, and since when each waits."""
-        self._holding: OrderedDict[PartialPut, bytes] = OrderedDict()
-        """Those of all volumes that hold memory, and their volume."""
+        self._holding: dict[bytes, OrderedDict[PartialPut, None]] = {}
+        """Those that hold memory, by volume; those first that have waited longest."""
+        self._held: dict[bytes, int] = {}
+        """Bytes of those, by volume."""
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -68,18 +71,21 @@ class PartialPuts:
                         line = self._of_volume[volume_id] = OrderedDict()
                     line[put] = now
                     if put.held:
-                        self._holding[put] = volume_id
+                        self._holding.setdefault(volume_id, OrderedDict())[put] = None
+                        self._held[volume_id] = self._held.get(volume_id, 0) + put.held
                     return True
-                stalled = self._take_stalled(now)
-            if stalled is None:
+                given_up = self._take_stalled(now) or self._take_of_the_greediest(volume_id, more)
+            if given_up is None:
                 return False
-            stalled.abandon(channel)
+            given_up.abandon(channel)
 
     def take_out(self, put: PartialPut, volume_id: bytes) -> bool:
         """It waits no more, and holds what it held. False: another thread has taken it out."""
         with self._lock:
-            self._holding.pop(put, None)
-            return self._of_volume[volume_id].pop(put, None) is not None
+            if self._of_volume[volume_id].pop(put, None) is None:
+                return False
+            self._holds_no_more(put, volume_id)
+            return True
 
     def give_back(self, size: int) -> None:
         """Bytes that a put held, which was taken out."""
@@ -98,18 +104,35 @@ class PartialPuts:
                 if since > before:
                     break
                 del line[put]
-                self._holding.pop(put, None)
+                self._holds_no_more(put, volume_id)
                 idle.append(put)
         for put in idle:
             put.abandon(channel)
         return bool(idle)
 
     def _take_stalled(self, now: float) -> PartialPut | None:
-        """The put that has held memory for longest without a byte. Called with the lock held."""
-        for put, volume_id in self._holding.items():
-            line = self._of_volume[volume_id]
-            if line[put] > now - STALLED_SECONDS:
-                return None
-            del line[put], self._holding[put]
-            return put
+        """A put that has held memory for long without a byte. Called with the lock held."""
+        for volume_id, holding in self._holding.items():
+            put = next(iter(holding), None)
+            if put is not None and self._of_volume[volume_id][put] <= now - STALLED_SECONDS:
+                return self._taken(put, volume_id)
         return None
+
+    def _take_of_the_greediest(self, volume_id: bytes, more: int) -> PartialPut | None:
+        """Where another volume holds more than this one is about to: the put of that which has waited
+        longest. Called with the lock held."""
+        other = max(self._held, key=self._held.__getitem__, default=volume_id)
+        if self._held.get(other, 0) <= self._held.get(volume_id, 0) + more:
+            return None
+        return self._taken(next(iter(self._holding[other])), other)
+
+    def _taken(self, put: PartialPut, volume_id: bytes) -> PartialPut:
+        del self._of_volume[volume_id][put]
+        self._holds_no_more(put, volume_id)
+        return put
+
+    def _holds_no_more(self, put: PartialPut, volume_id: bytes) -> None:
+        """It was taken out. Called with the lock held."""
+        if put.held and put in self._holding.get(volume_id, ()):
+            del self._holding[volume_id][put]
+            self._held[volume_id] -= put.held

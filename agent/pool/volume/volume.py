@@ -23,7 +23,7 @@ from agent.pool.format.occupancy import Occupancy, SetPlace
 from agent.pool.format.slot import SlotCodec
 from agent.pool.steps import IoChannel, Pending, Steps, wait_for
 from agent.pool.volume.bandwidth import Bandwidth
-from agent.pool.volume.directory_cache import CachedSet, DirectoryCache, damage_look_seconds
+from agent.pool.volume.directory_cache import Borrowed, CachedSet, DirectoryCache, damage_look_seconds
 from agent.pool.volume.hedging import Hedge
 from agent.pool.volume.holds import Holds
 from agent.pool.volume.in_doubt_writes import InDoubtWrites
@@ -337,6 +337,14 @@ class Volume(PoolVolume):
         set_number = (cached.offset - extent.offset) // self.settings.set_bytes
         return Place(extent.nguid, set_number * SLOTS_PER_SET + slot)
 
+    def borrowed(self, pseudonym: bytes) -> Borrowed:
+        """The sets that a key may lie in, for as long as the block runs; see `borrow_sets`."""
+        return Borrowed(self.cache, self.borrow_sets(pseudonym))
+
+    def borrowed_at(self, place: SetPlace) -> Borrowed:
+        """The one set of a place, likewise."""
+        return Borrowed(self.cache, (self.cache.borrow(*place, self.occupancy),))
+
     def borrow_sets(self, pseudonym: bytes) -> tuple[CachedSet, ...]:
         """The sets that a key may lie in, one or two and those of before a join; give them back with
         `give_back_sets`."""
@@ -398,10 +406,8 @@ class Volume(PoolVolume):
     ) -> Steps[MissCause | None]:
         """Read the directories of `sets`, side by side. The worst that happened, None where all came.
 
-        The directory may be in doubt. A writer of a directory reads it by
-        agent/pool/volume/writable_directory.py.
-
-        Those that did are put into `came`: `fault` says the same, but may be another thread's by then.
+        A directory may be in doubt; its writers read it by writable_directory.py. Those that came are put
+        into `came`: `fault` says the same, but may be another thread's by then.
         """
         worst: MissCause | None = None
         for start in range(0, len(sets), in_flight):

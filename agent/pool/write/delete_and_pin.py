@@ -43,9 +43,7 @@ def _delete(
     volume: Volume, channel: IoChannel, key: bytes, deadline: float, *, stored_once: bool
 ) -> Steps[bool]:
     pseudonym = volume.placement.pseudonym(key)
-    sets = volume.borrow_sets(pseudonym)
-    change = SetTransaction(volume, channel, *sets)
-    try:
+    with volume.borrowed(pseudonym) as sets, SetTransaction(volume, channel, *sets) as change:
         if not (yield from change.lock(deadline)):
             raise PutRefused(WRITTEN_ALL_THE_TIME, MissCause.LATE)
         if volume.in_doubt_writes.may_land(pseudonym, channel.now()):
@@ -76,9 +74,6 @@ def _delete(
         ):
             raise PutRefused(NOT_REACHED, trouble)
         return bool(erased)
-    finally:
-        change.end()
-        volume.give_back_sets(sets)
 
 
 def pin(volume: Volume, channel: IoChannel, key: bytes, until: int, deadline: float) -> Steps[bool | None]:
@@ -89,8 +84,7 @@ def pin(volume: Volume, channel: IoChannel, key: bytes, until: int, deadline: fl
     next write of the directory.
     """
     pseudonym = volume.placement.pseudonym(key)
-    sets = volume.borrow_sets(pseudonym)
-    try:
+    with volume.borrowed(pseudonym) as sets:
         stale = [cached for cached in sets if not volume.is_fresh(cached, channel)]
         if stale and not volume.find(sets, pseudonym):
             yield from volume.load(channel, stale, deadline)
@@ -111,5 +105,3 @@ def pin(volume: Volume, channel: IoChannel, key: bytes, until: int, deadline: fl
                 return False
             directory.pin(found[0].slot, min(until, TIME_MAX))
         return True
-    finally:
-        volume.give_back_sets(sets)

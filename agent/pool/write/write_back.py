@@ -21,11 +21,13 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
+from agent.host_os.complaints import Complaints
 from agent.pool.counters import MissCause
 from agent.pool.errors import BadPut, PutRefused
-from agent.pool.steps import Acquire, IoChannel, Runner, Steps
+from agent.pool.steps import Acquire, Held, IoChannel, Runner, Steps
 from agent.pool.volume.volume import Volume
 from agent.pool.write.delete_and_pin import delete, pin
 from agent.pool.write.put import SlotWriter
@@ -44,25 +46,23 @@ TELL_SECONDS: Final = 10.0
 """How often the log tells of values that were lost, at the most."""
 
 
+@dataclass(slots=True, eq=False)
 class Waiting:
     """One value that is acknowledged and not on flash. A thread that stores or removes it holds `lock`."""
 
-    __slots__ = ("data", "expires", "key", "lock", "over", "pinned_until", "pseudonym", "readers", "since")
-
-    def __init__(self, key: bytes, pseudonym: bytes, data: memoryview, expires: int, since: float) -> None:
-        self.key = key
-        self.pseudonym = pseudonym
-        self.data = data
-        self.expires = expires
-        """In seconds since the epoch, counted from the put; 0: never."""
-        self.since = since
-        self.pinned_until = 0
-        """The pin that it gets on flash; what waits is not evicted."""
-        self.lock = threading.Lock()
-        self.over = False
-        """It is on flash, was removed, or was given up."""
-        self.readers = 0
-        """Those who have it open: its memory is held for as long. Changed by `WriteBack`."""
+    key: bytes
+    pseudonym: bytes
+    data: memoryview
+    expires: int
+    """In seconds since the epoch, counted from the put; 0: never."""
+    since: float
+    pinned_until: int = 0
+    """The pin that it gets on flash; what waits is not evicted."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    over: bool = False
+    """It is on flash, was removed, or was given up."""
+    readers: int = 0
+    """Those who have it open: its memory is held for as long. Changed by `WriteBack`."""
 
     def has_expired(self, wall: float) -> bool:
         return bool(self.expires) and self.expires <= wall
@@ -181,7 +181,7 @@ class WriteBack:
         """Bring a value to flash, if that is still to be done. False where it could not be and waits on."""
         if not (yield Acquire(value.lock, deadline)):
             return False
-        try:
+        with Held(value.lock):
             if value.over:
                 return True
             if value.has_expired(channel.wall()):
@@ -208,8 +208,6 @@ class WriteBack:
                 yield from pin(self.volume, channel, value.key, value.pinned_until, deadline)
             self._remove(value)
             return True
-        finally:
-            value.lock.release()
 
     def _write(self, channel: IoChannel, value: Waiting, deadline: float) -> Steps[None]:
         length = len(value.data)
@@ -228,24 +226,20 @@ class WriteBack:
         """
         if not (yield Acquire(value.lock, deadline)):
             raise PutRefused("the value is being stored", MissCause.LATE)
-        try:
+        with Held(value.lock):
             was_there = not value.over and not value.has_expired(channel.wall())
             there = yield from delete(self.volume, channel, value.key, deadline)
             self._remove(value)
             return was_there or there
-        finally:
-            value.lock.release()
 
     def pin(self, value: Waiting, until: int, deadline: float) -> Steps[bool]:
         """Have a value pinned when it is stored. False where it does not wait any more."""
         if not (yield Acquire(value.lock, deadline)):
             raise PutRefused("the value is being stored", MissCause.LATE)
-        try:
+        with Held(value.lock):
             if not value.over:
                 value.pinned_until = until
             return not value.over
-        finally:
-            value.lock.release()
 
     def give_up(self, value: Waiting, channel: IoChannel) -> None:
         """It was acknowledged, and will not be stored. The caller holds its lock."""
@@ -258,11 +252,9 @@ class WriteBack:
         """As `give_up`; False where somebody is storing or removing it just now."""
         if not value.lock.acquire(blocking=False):
             return False
-        try:
+        with Held(value.lock):
             self.give_up(value, channel)
             return True
-        finally:
-            value.lock.release()
 
     def _remove(self, value: Waiting) -> None:
         value.over = True
@@ -327,6 +319,7 @@ class Storing:
         self._came = came
         self._stopping = threading.Event()
         self._next_try = [0.0] * len(self._backs)
+        self._complaints = Complaints(log)
         """After a try that failed its volume rests for as long as that took, and the others have a turn."""
         self._lost_told = 0
         self._lost_told_at = float("-inf")
@@ -378,8 +371,9 @@ class Storing:
         try:
             if runner.run(back.store(channel, value, channel.now() + back.volume.timing.write_deadline)):
                 return True
-        except Exception:
-            log.exception("a value of volume %s could not be stored", back.volume.settings.name)
+        except Exception as error:
+            what = f"storing an acknowledged value of volume {back.volume.settings.name}"
+            self._complaints.bug(what, error, "could not be stored")
             return back.give_up_idle(value, channel)
         back.postpone(value)
         self._next_try[number] = 2 * time.monotonic() - began

@@ -104,13 +104,10 @@ class Bdevs:
         identity = self._identity(asked.name, asked.uuid)
         try:
             found = os.stat(asked.filename)
-        except (OSError, ValueError) as error:
-            raise of_errno(getattr(error, "errno", 0) or errno.EINVAL) from None
-        # A file has no block size of its own. This enclosure does not serve block devices.
-        is_file = stat.S_ISREG(found.st_mode) and asked.block_size in _BLOCK_SIZES
-        if not is_file or found.st_size == 0 or found.st_size % asked.block_size:
-            raise of_errno(errno.EINVAL)
-        try:
+            # A file has no block size of its own. This enclosure does not serve block devices.
+            is_file = stat.S_ISREG(found.st_mode) and asked.block_size in _BLOCK_SIZES
+            if not is_file or found.st_size == 0 or found.st_size % asked.block_size:
+                raise of_errno(errno.EINVAL)
             medium = FileMedium(Path(asked.filename), found.st_size)
         except (OSError, ValueError) as error:
             raise of_errno(getattr(error, "errno", 0) or errno.EINVAL) from None
@@ -190,10 +187,7 @@ class Bdevs:
 
     def iostat(self, asked: parameters.GetIostat) -> dict[str, Any]:
         """bdev_get_iostat. Latencies are not measured and stay 0."""
-        if asked.names is None:
-            chosen = list(self.all().values())
-        else:
-            chosen = [self.find(name) for name in asked.names]
+        chosen = self.all().values() if asked.names is None else map(self.find, asked.names)
         return {
             "tick_rate": 1_000_000_000,
             "ticks": time.monotonic_ns(),

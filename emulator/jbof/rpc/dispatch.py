@@ -18,6 +18,7 @@ from emulator.jbof.enclosure import Enclosure
 from emulator.jbof.rpc import parameters
 from emulator.jbof.rpc.bdevs import Bdevs
 from emulator.jbof.rpc.faults import (
+    INTERNAL_ERROR,
     INVALID_PARAMETERS,
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
@@ -25,7 +26,6 @@ from emulator.jbof.rpc.faults import (
     RpcFault,
     internal_error,
     invalid_parameters,
-    undecodable,
 )
 from emulator.jbof.rpc.keyring import Keyring
 from emulator.jbof.rpc.subsystems import Subsystems
@@ -143,10 +143,11 @@ class Dispatcher:
         try:
             asked = method.takes.model_validate({} if params is None else params)
         except ValidationError:
-            raise (undecodable() if name.startswith("bdev_") else invalid_parameters()) from None
+            undecodable = RpcFault(INTERNAL_ERROR, "spdk_json_decode_object failed")
+            raise (undecodable if name.startswith("bdev_") else invalid_parameters()) from None
         with self._lock:
             return method.run(asked)
 
 
 def _error(number: Any, fault: RpcFault) -> dict[str, Any]:
-    return {"jsonrpc": "2.0", "id": number, "error": {"code": fault.code, "message": fault.message}}
+    return {"jsonrpc": "2.0", "id": number, "error": {"code": fault.code, "message": str(fault)}}

@@ -19,7 +19,6 @@ class RpcFault(Exception):
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
         self.code = code
-        self.message = message
 
 
 def of_errno(number: int) -> RpcFault:
@@ -32,11 +31,6 @@ def no_device() -> RpcFault:
     return of_errno(errno.ENODEV)
 
 
-def undecodable() -> RpcFault:
-    """A block device call with a missing, mistyped or unknown parameter."""
-    return RpcFault(INTERNAL_ERROR, "spdk_json_decode_object failed")
-
-
 def invalid_parameters() -> RpcFault:
     """An nvmf or keyring call with wrong parameters, or unknown names."""
     return RpcFault(INVALID_PARAMETERS, "Invalid parameters")
@@ -45,8 +39,3 @@ def invalid_parameters() -> RpcFault:
 def internal_error() -> RpcFault:
     """An nvmf call that failed inside."""
     return RpcFault(INTERNAL_ERROR, "Internal error")
-
-
-def no_subsystem(nqn: str) -> RpcFault:
-    """There is no subsystem of that name."""
-    return RpcFault(INVALID_PARAMETERS, f"Subsystem with NQN '{nqn}' not found")

@@ -35,30 +35,26 @@ class GetBdevs(Parameters):
     timeout: _Number | None = None
 
 
-class CreateMalloc(Parameters):
-    name: _Text | None = None
+class _CreateInMemory(Parameters):
     block_size: _Number
     num_blocks: _Number
     uuid: _Text | None = None
-    optimal_io_boundary: Literal[0] = 0
+    physical_block_size: Literal[0, 512, 4096] = 0
     md_size: Literal[0] = 0
-    md_interleave: Literal[False] = False
     dif_type: Literal[0] = 0
     dif_is_head_of_md: Literal[False] = False
-    physical_block_size: Literal[0, 512, 4096] = 0
+
+
+class CreateMalloc(_CreateInMemory):
+    name: _Text | None = None
+    optimal_io_boundary: Literal[0] = 0
+    md_interleave: Literal[False] = False
     dif_pi_format: Literal[0] = 0
     numa_id: Literal[-1] = -1
 
 
-class CreateNull(Parameters):
+class CreateNull(_CreateInMemory):
     name: _Text
-    block_size: _Number
-    num_blocks: _Number
-    uuid: _Text | None = None
-    physical_block_size: Literal[0, 512, 4096] = 0
-    md_size: Literal[0] = 0
-    dif_type: Literal[0] = 0
-    dif_is_head_of_md: Literal[False] = False
 
 
 class CreateAio(Parameters):

@@ -20,7 +20,6 @@ from emulator.jbof.rpc.faults import (
     internal_error,
     invalid_parameters,
     no_device,
-    no_subsystem,
     of_errno,
 )
 from emulator.jbof.rpc.keyring import Keyring
@@ -124,7 +123,7 @@ class Subsystems:
     def _find(self, nqn: str) -> _Offer:
         offer = self._offers.get(nqn)
         if offer is None:
-            raise no_subsystem(nqn)
+            raise RpcFault(INVALID_PARAMETERS, f"Subsystem with NQN '{nqn}' not found")
         return offer
 
     def create(self, asked: parameters.CreateSubsystem) -> bool:

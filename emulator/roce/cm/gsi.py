@@ -94,7 +94,9 @@ class GeneralServices:
             handle = self._handles.get(ip)
             if handle is None:
                 if len(self._handles) >= MAX_HANDLES:
-                    self._forget_handles()
+                    # Requests that still wait keep theirs; only the device's table of handles is relieved.
+                    while self._handles:
+                        self._nic.destroy_ah(self._handles.popitem()[1])
                 handle = self._handles[ip] = self._nic.create_ah(self._pd, AddressVector(ip))
             request = SendRequest(
                 flags=SendFlags.INLINE, ah=handle, remote_qpn=GSI_QPN, remote_qkey=GSI_QKEY, inline=mad
@@ -102,12 +104,6 @@ class GeneralServices:
             self._qp.post_send(request)
         except VerbsError:
             self.dropped += 1
-
-    def _forget_handles(self) -> None:
-        # Requests that still wait keep theirs; only the device's table of handles is relieved.
-        for handle in self._handles.values():
-            self._nic.destroy_ah(handle)
-        self._handles.clear()
 
 
 class Endpoint:

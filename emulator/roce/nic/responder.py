@@ -168,16 +168,20 @@ class Responder:
             raise Refusal(NakCode.INVALID_REQUEST, event=EventType.QP_REQ_ERR)
         if _NEEDED[operation] & ~int(qp.attributes.access):
             raise Refusal(NakCode.INVALID_REQUEST, event=EventType.QP_REQ_ERR)
-        if operation is Operation.READ_REQUEST:
-            self._read(packet)
-        elif operation is Operation.ATOMIC:
-            self._atomic(packet)
-        elif operation is Operation.ATOMIC_WRITE:
-            self._atomic_write(packet)
-        elif operation is Operation.SEND:
-            self._send(packet, known)
-        else:
-            self._write(packet, known)
+        try:
+            if operation is Operation.READ_REQUEST:
+                self._read(packet)
+            elif operation is Operation.ATOMIC:
+                self._atomic(packet)
+            elif operation is Operation.ATOMIC_WRITE:
+                self._atomic_write(packet)
+            elif operation is Operation.SEND:
+                self._send(packet, known)
+            else:
+                self._write(packet, known)
+        except ProtectionFault as fault:  # of the memory that the peer named
+            code, status = NakCode.REMOTE_ACCESS_ERROR, WcStatus.LOC_ACCESS_ERR
+            raise Refusal(code, status, EventType.QP_ACCESS_ERR) from fault
         if packet.acknowledge and operation in (Operation.SEND, Operation.WRITE):
             self.responses.acknowledge(self.expected - 1, self._messages)
 
@@ -242,10 +246,7 @@ class Responder:
             raise Refusal(NakCode.INVALID_REQUEST, event=EventType.QP_REQ_ERR)
         if packet.immediate is not None:
             self._take_receive()
-        try:
-            spans.place(offset, payload)
-        except ProtectionFault as fault:
-            raise self._access_error() from fault
+        spans.place(offset, payload)
         self._operation = Operation.WRITE
         self._spans, self._offset, self._total = spans, offset + len(payload), total
         self.expected += 1
@@ -262,17 +263,11 @@ class Responder:
                     solicited=packet.solicited,
                 )
 
-    def _access_error(self) -> Refusal:
-        return Refusal(NakCode.REMOTE_ACCESS_ERROR, WcStatus.LOC_ACCESS_ERR, EventType.QP_ACCESS_ERR)
-
     def _remote(self, rkey: int, address: int, length: int, need: int) -> SpanList:
         if not length:
             # Nothing is reached, so no key is looked at (IBTA 9.7.4.1.5).
             return EMPTY
-        try:
-            return self._qp.keys.remote(self._qp.pd, self._qp.number, rkey, address, length, need)
-        except ProtectionFault as fault:
-            raise self._access_error() from fault
+        return self._qp.keys.remote(self._qp.pd, self._qp.number, rkey, address, length, need)
 
     def _remember(self, resource: _Resource) -> None:
         most = self._qp.attributes.max_dest_rd_atomic
@@ -304,17 +299,14 @@ class Responder:
         psn = self.expected
         resource = _Resource(psn, psn + 1, address, rkey, ATOMIC_BYTES)
         self._remember(resource)
-        try:
-            spans.copy_out(0, memoryview(before))
-            original = int.from_bytes(before, "little")
-            after = original
-            if packet.opcode is Opcode.FETCH_ADD:
-                after = original + swap_or_add & _64_BITS
-            elif original == compare:
-                after = swap_or_add
-            spans.place(0, memoryview(after.to_bytes(ATOMIC_BYTES, "little")))
-        except ProtectionFault as fault:
-            raise self._access_error() from fault
+        spans.copy_out(0, memoryview(before))
+        original = int.from_bytes(before, "little")
+        after = original
+        if packet.opcode is Opcode.FETCH_ADD:
+            after = original + swap_or_add & _64_BITS
+        elif original == compare:
+            after = swap_or_add
+        spans.place(0, memoryview(after.to_bytes(ATOMIC_BYTES, "little")))
         resource.original = original
         self.expected += 1
         self._messages += 1
@@ -331,10 +323,7 @@ class Responder:
         spans = self._remote(rkey, address, length, _REMOTE_WRITE)
         psn = self.expected
         self._remember(_Resource(psn, psn + 1, address, rkey, length, 0))
-        try:
-            spans.place(0, payload)
-        except ProtectionFault as fault:
-            raise self._access_error() from fault
+        spans.place(0, payload)
         self.expected += 1
         self._messages += 1
         self.responses.answer(ReadAnswer(psn, psn + 1, EMPTY, 0, 0, self._messages))
@@ -374,7 +363,7 @@ class Responder:
             return
         try:
             spans = self._remote(rkey, address, length, _REMOTE_READ)
-        except Refusal:
+        except ProtectionFault:
             self._count(Count.NO_RESOURCE)
             return
         self.responses.answer(ReadAnswer(psn, end, spans, 0, length, self._messages, again=True))

@@ -7,7 +7,7 @@ do all drivers that use it. Everything about legal moves is in this file, and no
 from __future__ import annotations
 
 import errno
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from emulator.roce.nic.verbs import GSI_QPN, QpAttr, QpState, QpType, VerbsError
 
@@ -20,63 +20,47 @@ class Move(NamedTuple):
 
 
 _NONE: Final = Move()
-_RC: Final = QpType.RC
-_UC: Final = QpType.UC
-_UD: Final = QpType.UD
 _S: Final = QpState
 _A: Final = QpAttr
 
 _RC_RTS_OPTIONAL: Final = _A.CUR_STATE | _A.ACCESS_FLAGS | _A.ALT_PATH | _A.PATH_MIG_STATE | _A.MIN_RNR_TIMER
-_UC_RTS_OPTIONAL: Final = _A.CUR_STATE | _A.ACCESS_FLAGS | _A.ALT_PATH | _A.PATH_MIG_STATE
+_RELIABLE: Final = (
+    _A.TIMEOUT | _A.RETRY_CNT | _A.RNR_RETRY | _A.MIN_RNR_TIMER | _A.MAX_QP_RD_ATOMIC | _A.MAX_DEST_RD_ATOMIC
+)
+"""What a pair without answers has no use for."""
 
-MOVES: Final[dict[QpType, dict[tuple[QpState, QpState], Move]]] = {
-    _RC: {
-        (_S.RESET, _S.RESET): _NONE,
-        (_S.RESET, _S.INIT): Move(_A.PKEY_INDEX | _A.PORT | _A.ACCESS_FLAGS),
-        (_S.INIT, _S.INIT): Move(_A(0), _A.PKEY_INDEX | _A.PORT | _A.ACCESS_FLAGS),
-        (_S.INIT, _S.RTR): Move(
-            _A.AV | _A.PATH_MTU | _A.DEST_QPN | _A.RQ_PSN | _A.MAX_DEST_RD_ATOMIC | _A.MIN_RNR_TIMER,
-            _A.ALT_PATH | _A.ACCESS_FLAGS | _A.PKEY_INDEX,
-        ),
-        (_S.RTR, _S.RTS): Move(
-            _A.TIMEOUT | _A.RETRY_CNT | _A.RNR_RETRY | _A.SQ_PSN | _A.MAX_QP_RD_ATOMIC, _RC_RTS_OPTIONAL
-        ),
-        (_S.RTS, _S.RTS): Move(_A(0), _RC_RTS_OPTIONAL),
-        (_S.RTS, _S.SQD): Move(_A(0), _A.EN_SQD_ASYNC_NOTIFY),
-        (_S.SQD, _S.RTS): Move(_A(0), _RC_RTS_OPTIONAL),
-        (_S.SQD, _S.SQD): Move(
-            _A(0),
-            _A.PORT
-            | _A.AV
-            | _A.TIMEOUT
-            | _A.RETRY_CNT
-            | _A.RNR_RETRY
-            | _A.MAX_QP_RD_ATOMIC
-            | _A.MAX_DEST_RD_ATOMIC
-            | _A.ALT_PATH
-            | _A.ACCESS_FLAGS
-            | _A.PKEY_INDEX
-            | _A.MIN_RNR_TIMER
-            | _A.PATH_MIG_STATE,
-        ),
-    },
-    _UC: {
-        (_S.RESET, _S.RESET): _NONE,
-        (_S.RESET, _S.INIT): Move(_A.PKEY_INDEX | _A.PORT | _A.ACCESS_FLAGS),
-        (_S.INIT, _S.INIT): Move(_A(0), _A.PKEY_INDEX | _A.PORT | _A.ACCESS_FLAGS),
-        (_S.INIT, _S.RTR): Move(
-            _A.AV | _A.PATH_MTU | _A.DEST_QPN | _A.RQ_PSN, _A.ALT_PATH | _A.ACCESS_FLAGS | _A.PKEY_INDEX
-        ),
-        (_S.RTR, _S.RTS): Move(_A.SQ_PSN, _UC_RTS_OPTIONAL),
-        (_S.RTS, _S.RTS): Move(_A(0), _UC_RTS_OPTIONAL),
-        (_S.RTS, _S.SQD): Move(_A(0), _A.EN_SQD_ASYNC_NOTIFY),
-        (_S.SQD, _S.RTS): Move(_A(0), _UC_RTS_OPTIONAL),
+_Moves: TypeAlias = dict[tuple[QpState, QpState], Move]
+
+_RC_MOVES: Final[_Moves] = {
+    (_S.RESET, _S.RESET): _NONE,
+    (_S.RESET, _S.INIT): Move(_A.PKEY_INDEX | _A.PORT | _A.ACCESS_FLAGS),
+    (_S.INIT, _S.INIT): Move(_A(0), _A.PKEY_INDEX | _A.PORT | _A.ACCESS_FLAGS),
+    (_S.INIT, _S.RTR): Move(
+        _A.AV | _A.PATH_MTU | _A.DEST_QPN | _A.RQ_PSN | _A.MAX_DEST_RD_ATOMIC | _A.MIN_RNR_TIMER,
+        _A.ALT_PATH | _A.ACCESS_FLAGS | _A.PKEY_INDEX,
+    ),
+    (_S.RTR, _S.RTS): Move(
+        _A.TIMEOUT | _A.RETRY_CNT | _A.RNR_RETRY | _A.SQ_PSN | _A.MAX_QP_RD_ATOMIC, _RC_RTS_OPTIONAL
+    ),
+    (_S.RTS, _S.RTS): Move(_A(0), _RC_RTS_OPTIONAL),
+    (_S.RTS, _S.SQD): Move(_A(0), _A.EN_SQD_ASYNC_NOTIFY),
+    (_S.SQD, _S.RTS): Move(_A(0), _RC_RTS_OPTIONAL),
+    (_S.SQD, _S.SQD): Move(
+        _A(0),
+        _RELIABLE | _A.PORT | _A.AV | _A.ALT_PATH | _A.ACCESS_FLAGS | _A.PKEY_INDEX | _A.PATH_MIG_STATE,
+    ),
+}
+
+MOVES: Final[dict[QpType, _Moves]] = {
+    QpType.RC: _RC_MOVES,
+    QpType.UC: {
+        **{way: Move(m.required & ~_RELIABLE, m.optional & ~_RELIABLE) for way, m in _RC_MOVES.items()},
         (_S.SQD, _S.SQD): Move(
             _A(0), _A.AV | _A.ALT_PATH | _A.ACCESS_FLAGS | _A.PKEY_INDEX | _A.PATH_MIG_STATE
         ),
         (_S.SQE, _S.RTS): Move(_A(0), _A.CUR_STATE | _A.ACCESS_FLAGS),
     },
-    _UD: {
+    QpType.UD: {
         (_S.RESET, _S.RESET): _NONE,
         (_S.RESET, _S.INIT): Move(_A.PKEY_INDEX | _A.PORT | _A.QKEY),
         (_S.INIT, _S.INIT): Move(_A(0), _A.PKEY_INDEX | _A.PORT | _A.QKEY),

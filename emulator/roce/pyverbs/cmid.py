@@ -103,14 +103,11 @@ class CMEvent(PyverbsObject):
         if self._id is not None:
             self._type = self._id.digest(happened)
 
-    def close(self) -> None:
-        """Acknowledge it, where that was not done."""
-        if not self._acknowledged:
-            self.ack_cm_event()
-
     def ack_cm_event(self) -> None:
-        """Acknowledge it."""
+        """Acknowledge it. Twice is fine."""
         self._acknowledged = True
+
+    close = ack_cm_event
 
     @property
     def event_type(self) -> int:

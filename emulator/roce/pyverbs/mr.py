@@ -7,12 +7,12 @@ the device with a foreign address.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import mmap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from emulator.roce.link.messages import address_of
 from emulator.roce.nic.memory import Bind, MemoryRegion, MemoryWindow
 from emulator.roce.nic.verbs import Access, MwType
 from emulator.roce.pyverbs import enums as e
@@ -53,10 +53,6 @@ def _allocated(length: int, huge: bool) -> memoryview:
         return memoryview(mmap.mmap(-1, size, flags=flags))[:length]
     except (OSError, ValueError, OverflowError) as error:
         raise PyverbsError(f"Failed to allocate MR buffer of size {length}: {error}") from error
-
-
-def _address_of(view: memoryview) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
 class MR(DeviceObject[MemoryRegion]):
@@ -103,7 +99,7 @@ class MR(DeviceObject[MemoryRegion]):
             memory, buf = mem_alloc.view(address, length), address
         else:
             memory = _allocated(length, bool(access & e.IBV_ACCESS_HUGETLB))
-            buf = _address_of(memory)
+            buf = address_of(memory)
         nic = self.device.nic
         self._make(refused, lambda: nic.reg_mr(pd.native, memory, buf, Access(wanted)))
         self._memory: memoryview | None = memory

@@ -227,17 +227,9 @@ class QP(DeviceObject[QueuePair]):
     def post_recv(self, wr: RecvWR, bad_wr: RecvWR | None = None) -> None:
         """Post a receive and those chained to it. Those before one that is refused are posted."""
         pair = self.native
-        one: RecvWR | None = wr
         # In the error state a receive completes at once, which somebody may wait for.
         with self.device.turn() if pair.state is QpState.ERR else self.device.hold():
-            while one is not None:
-                try:
-                    pair.post_recv(one.request())
-                except VerbsError as error:
-                    if bad_wr is not None:
-                        bad_wr.become(one)
-                    raise refusal("Failed to post recv", error) from error
-                one = one.next_wr
+            post_chain(wr, bad_wr, pair.post_recv, "Failed to post recv")
 
     def post_send(self, wr: SendWR, bad_wr: SendWR | None = None) -> None:
         """Post a request and those chained to it. Those before one that is refused are posted."""

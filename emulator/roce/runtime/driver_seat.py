@@ -2,10 +2,10 @@
 
 A device has one UDP port, and many threads may wait for it: for completions, for connections. To hand every
 datagram from a receiving thread to a waiting one would cost two context switches, and in Python the
-interpreter lock besides. So a waiting thread takes the seat: it receives, lets the engine work, sends the
-engine's packets, and checks its condition. Other waiting threads register their conditions here. The driver
-checks these after each round, wakes the threads whose conditions hold, and calls the next thread to the seat
-when it leaves.
+interpreter lock besides. So a waiting thread takes the seat (the leader of the Leader/Followers pattern): it
+receives, lets the engine work, sends the engine's packets, and checks its condition. Other waiting threads
+register their conditions here. The driver checks these after each round, wakes the threads whose conditions
+hold, and calls the next thread to the seat when it leaves.
 
 The device must act without a waiting thread, too: a remote READ needs no help from the program whose memory
 it reads. The progress thread does that. It drives when no driver has driven for `PARK_S`, so it does not

@@ -130,11 +130,13 @@ def _capture_of(name: str) -> Path | None:
 
 
 def _from_environment() -> list[DeviceEntry]:
-    entries = []
+    entries: list[DeviceEntry] = []
     for word in filter(None, (word.strip() for word in os.environ.get(ENVIRONMENT, "").split(","))):
         name, separator, ip = word.partition("=")
         if not separator or not name:
             raise ValueError(f"{ENVIRONMENT}: {word!r} is not NAME=ADDRESS")
         packed_address(ip)
+        if any(name == entry.name or ip == entry.ip for entry in entries):
+            raise ValueError(f"{ENVIRONMENT}: {word!r} names a device or an address for the second time")
         entries.append(DeviceEntry(name, ip, pcap=_capture_of(name)))
     return entries

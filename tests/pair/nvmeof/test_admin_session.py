@@ -60,20 +60,28 @@ def test_bring_up_in_pieces_of_random_size(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "status"),
+    ("config", "status", "said"),
     [
-        (SessionConfig("nqn.a:other", HOST, HOST_ID, 10.0), FabricsStatus.CONNECT_INVALID_PARAMETERS),
-        (SessionConfig(SUBSYSTEM, "nqn.a:stranger", HOST_ID, 10.0), FabricsStatus.CONNECT_INVALID_HOST),
+        (
+            SessionConfig("nqn.a:other", HOST, HOST_ID, 10.0),
+            FabricsStatus.CONNECT_INVALID_PARAMETERS,
+            "it has no subsystem nqn.a:other; compare the nqn, the address and the port",
+        ),
+        (
+            SessionConfig(SUBSYSTEM, "nqn.a:stranger", HOST_ID, 10.0),
+            FabricsStatus.CONNECT_INVALID_HOST,
+            "it does not let nqn.a:stranger in; add this host",
+        ),
     ],
     ids=["wrong subsystem", "host not allowed"],
 )
-def test_refused(config: SessionConfig, status: FabricsStatus) -> None:
+def test_refused(config: SessionConfig, status: FabricsStatus, said: str) -> None:
     admin = AdminHost(Bench(allowed=[HOST]), config)
     admin.start()
     (event,) = admin.events
     assert isinstance(event, Ended)
     assert isinstance(event.error, ConnectRefused)
-    assert describe(status, fabrics=True) in str(event.error)
+    assert f"{describe(status, fabrics=True)}: {said}" in str(event.error)
     assert event.error.retry_is_useless
 
 

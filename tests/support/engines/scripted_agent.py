@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from host_shim.control_session import Files
 from host_shim.control_wire import (
     AT_ONCE_BYTES,
     FLAG_NO_ANSWER,
@@ -25,7 +26,6 @@ from host_shim.control_wire import (
     decode_value_xattr_untrusted,
     ticket_at,
 )
-from host_shim.session import Files
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class PlainFiles(Files):
 
 
 class ScriptedAgent(PlainFiles):
-    """Implements `host_shim.session.Files` by answering as an agent would."""
+    """Implements `host_shim.control_session.Files` by answering as an agent would."""
 
     def __init__(self, volumes: tuple[str, ...] = ("kv",), slot_bytes: int = 1 << 20) -> None:
         self.values: dict[tuple[str, bytes], bytes] = {}

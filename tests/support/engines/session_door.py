@@ -25,7 +25,7 @@ def refuse_prestage(_volume: ServedVolume, _key: bytes, _milliseconds: int = 0) 
 
 
 class SessionDoor(PlainFiles):
-    """Implements `host_shim.session.Files`; one request at a time, as a worker serves them."""
+    """Implements `host_shim.control_session.Files`; one request at a time, as a worker serves them."""
 
     def __init__(
         self,

@@ -11,7 +11,24 @@ from nvmeof.wire.sgl import (
     SglDescriptor,
     SglKind,
 )
-from nvmeof.wire.sqe import AdminOpcode, Sqe
+from nvmeof.wire.sqe import DATASET_RANGE, SQE, AdminOpcode, DatasetRange, Sqe
+
+
+def encode_entry(sqe: Sqe) -> bytes:
+    """The 64 bytes of a command; a host packs its own in one go with the header of their capsule."""
+    sgl = sqe.sgl
+    high = (sgl.kind << 4 | sgl.subtype) << 56 | sgl.length
+    if sgl.kind == SglKind.KEYED:
+        high |= sgl.key << 24
+    return SQE.pack(
+        sqe.opcode, sqe.flags, sqe.cid, sqe.nsid, sqe.cdw2, sqe.cdw3, sqe.metadata_pointer, sgl.address, high,
+        sqe.cdw10, sqe.cdw11, sqe.cdw12, sqe.cdw13, sqe.cdw14, sqe.cdw15,
+    )  # fmt: skip
+
+
+def encode_ranges(*ranges: DatasetRange) -> bytes:
+    """The data of Dataset Management."""
+    return b"".join(DATASET_RANGE.pack(each.attributes, each.blocks, each.slba) for each in ranges)
 
 
 def in_capsule(length: int, offset: int = 0) -> SglDescriptor:

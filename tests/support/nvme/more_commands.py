@@ -10,11 +10,13 @@ from nvmeof.wire.fabrics import FabricsType
 from nvmeof.wire.features import Feature
 from nvmeof.wire.sqe import (
     DATASET_DEALLOCATE,
+    DATASET_RANGE,
     WRITE_ZEROES_DEALLOCATE,
     AdminOpcode,
     DatasetRange,
     IoOpcode,
 )
+from tests.support.nvme.entries import encode_ranges
 
 
 def compare(nsid: int, slba: int, blocks: int, parts: Sequence[Buffer]) -> Command:
@@ -28,12 +30,10 @@ def write_zeroes(nsid: int, slba: int, blocks: int, *, deallocate: bool = False)
 
 
 def dataset_management(nsid: int, ranges: Iterable[DatasetRange], *, deallocate: bool = True) -> Command:
-    encoded = [entry.encode() for entry in ranges]
-    attributes = DATASET_DEALLOCATE if deallocate else 0
+    data = encode_ranges(*ranges)
+    count, attributes = len(data) // DATASET_RANGE.size, DATASET_DEALLOCATE if deallocate else 0
     opcode = IoOpcode.DATASET_MANAGEMENT
-    return Command(
-        "dataset management", opcode, nsid, len(encoded) - 1, attributes, data_out=(b"".join(encoded),)
-    )
+    return Command("dataset management", opcode, nsid, count - 1, attributes, data_out=(data,))
 
 
 def get_features(feature: Feature) -> Command:

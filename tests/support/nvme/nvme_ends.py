@@ -17,10 +17,11 @@ from nvmeof.host.controller_session import ControllerSession, Ended, SessionEven
 from nvmeof.host.procedure import each_command
 from nvmeof.host.tcp_queue import TcpQueue
 from nvmeof.tcp.crc32c import Buffer
-from nvmeof.tcp.pdu import FROM_HOST, NO_DIGESTS, DataPdu, Digests, ICReq, ICResp, Pdu, TermReq, encode_pdu
+from nvmeof.tcp.pdu import FROM_HOST, NO_DIGESTS, DataPdu, Digests, ICReq, ICResp, Pdu, TermReq
 from nvmeof.tcp.receiver import Event, PduReceiver
 from tests.support.link import Link
 from tests.support.nvme.heap_storage import HeapStorage
+from tests.support.nvme.pdus import encode_pdu
 
 SUBSYSTEM = "nqn.2026-01.io.g35:pair"
 HOST = "nqn.2014-08.org.nvmexpress:uuid:00000000-0000-0000-0000-000000000035"

@@ -29,7 +29,6 @@ from nvmeof.tcp.pdu import (
     ICResp,
     Pdu,
     TermReq,
-    encode_pdu,
 )
 from nvmeof.wire.cqe import Cqe
 from nvmeof.wire.fabrics import Connect, ConnectData, PropertyAccess
@@ -37,6 +36,7 @@ from nvmeof.wire.properties import Property
 from nvmeof.wire.sqe import Sqe
 from tests.support.nvme.entries import fabrics_entry
 from tests.support.nvme.pdu_stream import take_pdu
+from tests.support.nvme.pdus import encode_pdu
 
 SUBSYSTEM = "nqn.2026-01.io.g35:test"
 HOST = "nqn.2026-01.io.g35:host"

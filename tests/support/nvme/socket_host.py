@@ -10,10 +10,11 @@ from emulator.jbof.tcp_listener import TcpListener
 from nvmeof.controller.settings import ControllerSettings
 from nvmeof.controller.storage import Storage
 from nvmeof.controller.tcp_rules import TcpSettings
-from nvmeof.tcp.pdu import CapsuleCmd, Digests, ICReq, encode_header, encode_pdu
+from nvmeof.tcp.pdu import CapsuleCmd, Digests, ICReq
 from nvmeof.wire.cqe import Cqe, decode_cqe_untrusted
 from nvmeof.wire.fabrics import Connect, ConnectData
 from tests.support.nvme.entries import fabrics_entry
+from tests.support.nvme.pdus import encode_header, encode_pdu
 from tests.support.nvme.raw_host import HOST, HOST_ID, SUBSYSTEM, make_target, open_admin
 
 

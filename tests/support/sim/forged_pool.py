@@ -14,14 +14,13 @@ When the enclosure is honest again and one verb has run, all of its copies are t
 
 from __future__ import annotations
 
-import functools
 import random
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from agent.attach.map_history import MapHistory, map_seal, opens
+from agent.attach.map_history import MapHistory, map_seal
 from agent.attach.map_watch import EVERY_SECONDS, MapWatch
 from agent.errors import G35Error
 from agent.membership.join import join, settle, unsettled
@@ -40,6 +39,7 @@ from agent.pool.map.tenant_changes import find_tenant, with_limits, with_tenant,
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.volume import PoolVolume, Timing, Volume
+from agent.remote.fabric import Fabric
 from agent.tenancy.limits import TenantLimits, limits_of
 from tests.support.pool.memory_pool import nguid_of
 from tests.support.sim.forgeries import ROOT, forgery
@@ -100,29 +100,17 @@ class AgentOfPool:
                     if settings.shares
                     else Volume(settings, secret, cache, Timing())
                 )
-        self.note(pool_map, is_on_most=False)
         self.tenants = TenantLimits(pool_map, self.volumes, 2, ROOT, state)
         self.watch = MapWatch(
             pool_map,
             self.volumes,
             PrestageCache(0),
-            self.follow,
-            lambda _: None,
-            functools.partial(self.seen.distrusted, self.volumes, ROOT),
-            confirm=functools.partial(self.note, is_on_most=True),
-            opens=functools.partial(opens, ROOT),
-            seal=self.seal,
-            is_behind=self.seen.is_behind,
+            self.seen,
+            ROOT,
+            Fabric(()),
+            self.seal,
+            self.tenants.follow,
         )
-
-    def follow(self, newer: PoolMap) -> None:
-        self.tenants.follow(newer)
-        self.note(newer, is_on_most=False)
-
-    def note(self, pool_map: PoolMap, *, is_on_most: bool) -> None:
-        served = [each.settings.volume_id.hex() for each in self.volumes if not each.erased]
-        has_seal = pool_map.pool_id in self.seal.pools
-        self.seen.note(pool_map, served, is_on_most=is_on_most, has_seal=has_seal)
 
     def look(self) -> None:
         """At each namespace at least once."""

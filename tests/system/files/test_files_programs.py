@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from agent.fs.doors.make_door import make_door
-from agent.fs.files import suspects
+from agent.fs.files import suspect_blocks
 from agent.fs.files.face import FilesFace
 from agent.fs.files.options import FilesOptions
 from agent.fs.interface import RootFileSystem
@@ -332,7 +332,7 @@ def test_full_is_enospc_for_programs_too(mounted: Mounted) -> None:
 def test_a_lost_block_is_eio_until_that_is_certain_and_then_the_file_is_gone(
     mounted: Mounted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(suspects, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(suspect_blocks, "LOOK_SECONDS", 0.0)
     (mounted.path / "file").write_bytes(b"x" * 3 * MIB)
     mounted.restart()
     mounted.store.blocks.clear()

@@ -6,10 +6,11 @@ import socket
 
 import pytest
 
-from nvmeof.tcp.pdu import CapsuleCmd, encode_pdu
+from nvmeof.tcp.pdu import CapsuleCmd
 from nvmeof.wire.sqe import IoOpcode, Sqe
 from tests.support.nvme.entries import in_capsule
 from tests.support.nvme.heap_storage import HeapStorage
+from tests.support.nvme.pdus import encode_pdu
 from tests.support.nvme.socket_host import answer, io_queue
 
 BLOCK = 4096

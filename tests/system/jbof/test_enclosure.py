@@ -23,7 +23,7 @@ from emulator.jbof.control_client import ControlError, ask
 from emulator.jbof.enclosure import EnclosureError
 from nvmeof.host import commands
 from nvmeof.host.command import Command
-from nvmeof.tcp.pdu import CapsuleCmd, ICReq, encode_header, encode_pdu
+from nvmeof.tcp.pdu import CapsuleCmd, ICReq
 from nvmeof.transport.tcp import (
     NO_DIGESTS,
     Controller,
@@ -39,6 +39,7 @@ from nvmeof.wire.status import Status
 from tests.support.nvme import more_commands
 from tests.support.nvme.enclosure_process import EnclosureProcess
 from tests.support.nvme.entries import fabrics_entry, transport
+from tests.support.nvme.pdus import encode_header, encode_pdu
 from tests.support.nvme.transport_ways import discover
 from tests.support.processes import Processes
 from tests.support.waiting import wait_until

@@ -24,9 +24,10 @@ from emulator.jbof.drive_memory import DriveMemory, is_drive_memory
 from emulator.jbof.medium import MemoryMedium
 from emulator.jbof.page_sender import LEAST_BYTES, PIPE_BYTES, PageSender, pays_here
 from nvmeof.tcp.crc32c import Buffer, crc32c
-from nvmeof.tcp.pdu import CapsuleCmd, encode_pdu
+from nvmeof.tcp.pdu import CapsuleCmd
 from nvmeof.wire.sqe import IoOpcode, Sqe
 from tests.support.nvme.entries import transport
+from tests.support.nvme.pdus import encode_pdu
 from tests.support.nvme.socket_host import exactly, io_queue
 
 SIZE = 8 << 20

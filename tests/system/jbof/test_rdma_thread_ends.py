@@ -40,5 +40,5 @@ def test_an_enclosure_whose_rdma_thread_ends_ends_as_a_process(tmp_path: Path, p
     assert started.process.returncode == 1
     assert "the RDMA thread of the enclosure ends" in started.output
     last = started.output.splitlines()[-1]
-    assert last.startswith(f"g35 jbof: nobody is served at {address}:4420 any more: ")
+    assert last.startswith(f"error: nobody is served at {address}:4420 any more: ")
     assert "Socket operation on non-socket" in last

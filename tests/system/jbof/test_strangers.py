@@ -17,13 +17,14 @@ from emulator.jbof import rdma_listener
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings
 from nvmeof.authentication.secret import Credentials, new_secret
 from nvmeof.controller.settings import ControllerSettings
-from nvmeof.tcp.pdu import CapsuleCmd, ICReq, encode_pdu
+from nvmeof.tcp.pdu import CapsuleCmd, ICReq
 from nvmeof.transport import connect_io_queue
 from nvmeof.transport.tcp import open_controller
 from nvmeof.wire.fabrics import DISCOVERY_NQN, Connect, ConnectData
 from tests.support.nvme.enclosure_process import EnclosureProcess
 from tests.support.nvme.entries import fabrics_entry, in_capsule
 from tests.support.nvme.nvme_ends import HOST, HOST_ID
+from tests.support.nvme.pdus import encode_pdu
 from tests.support.nvme.transport_ways import Way
 from tests.support.waiting import wait_until
 

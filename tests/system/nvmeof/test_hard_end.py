@@ -10,8 +10,9 @@ import pytest
 
 from nvmeof.host import commands
 from nvmeof.host.tcp_queue import TcpQueue
-from nvmeof.tcp.pdu import ICResp, encode_header
+from nvmeof.tcp.pdu import ICResp
 from nvmeof.transport.tcp_queue import TcpHostQueue, open_socket
+from tests.support.nvme.pdus import encode_header
 from tests.support.processes import Processes
 
 RECEIVES = 4096

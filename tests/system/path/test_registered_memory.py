@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from host_shim.block_key import key_of
+from host_shim.control_session import RealFiles
 from host_shim.pool import Pool
-from host_shim.session import RealFiles
 from host_shim.transfer_wire import Ioctl, encode_register, ioctl_command
 from tests.support.pool_up import PoolUp
 from tests.support.waiting import wait_until
@@ -56,7 +56,7 @@ CLIENT = """
 import sys
 from host_shim.block_key import key_of
 from host_shim.pool import Pool
-from host_shim.session import RealFiles
+from host_shim.control_session import RealFiles
 from host_shim.transfer_wire import Ioctl, encode_register, ioctl_command
 pool = Pool(sys.argv[1])
 memory = pool.memory(1 << 20)

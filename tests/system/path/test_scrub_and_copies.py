@@ -131,7 +131,7 @@ def test_what_rots_is_found_mended_and_served_all_the_while(shelves: TwoShelves)
     write_at(drive, DATA_START, directory.image())
     shown = json.loads(shelves.pool("show", "--quarantined", "--json"))["quarantined"]
     assert [(each["offset"], each["slot"]) for each in shown["slots"]] == [(DATA_START, free)]
-    assert "1 slots were given back" in shelves.pool("quarantine", "--release")
+    assert "given back: 1 slot" in shelves.pool("quarantine", "--release")
     write_at(drive, shelves.slots(1)[0] + HEADER_BYTES + 1000, b"rot")
     scrubbed = json.loads(shelves.pool("scrub", "--bandwidth", "500M", "--json"))
     assert (scrubbed["passes"], scrubbed["slots_bad"], scrubbed["slots_quarantined"]) == (1, 1, 0)

@@ -263,6 +263,10 @@ def test_a_device_of_the_registry_is_shared_and_closed_by_the_last(monkeypatch: 
     monkeypatch.setenv("G35_ROCE_DEVICES", "nonsense")
     with pytest.raises(ValueError, match="NAME=ADDRESS"):
         devices()
+    for twice in ("a=127.0.0.2,a=127.0.0.3", "a=127.0.0.2,b=127.0.0.2"):
+        monkeypatch.setenv("G35_ROCE_DEVICES", twice)
+        with pytest.raises(ValueError, match="for the second time"):
+            devices()
 
 
 def test_a_channel_is_readable_exactly_while_events_wait() -> None:

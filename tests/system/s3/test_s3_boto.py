@@ -16,7 +16,7 @@ import pytest
 from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import ClientError, IncompleteReadError, ResponseStreamingError
 
-from agent.fs.files import suspects
+from agent.fs.files import suspect_blocks
 from tests.support.engines.s3_served import OTHER_KEY, Served, served
 from tests.support.waiting import wait_until
 
@@ -299,7 +299,7 @@ def test_what_is_lost_before_the_first_byte_is_no_such_key_and_after_it_ends_the
     s3: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No such key once the loss is certain; until then the client may try again."""
-    monkeypatch.setattr(suspects, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(suspect_blocks, "LOOK_SECONDS", 0.01)
     client, blocks = s3.client(), s3.blocks["one"].blocks
     client.put_object(Bucket=BUCKET, Key="a", Body=BIG)
     large = [name for name, (_, data) in blocks.items() if len(data) == 1 << 20]

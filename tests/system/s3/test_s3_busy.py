@@ -110,6 +110,37 @@ def test_a_crowd_of_one_peer_leaves_room_for_a_client_with_a_key(tmp_path: Path)
         assert s3.client().list_buckets()["Buckets"]
 
 
+def lists(s3: Served, address: str) -> bool:
+    """Whether a client with a key, at that address, is served; some of its tries may be cut off."""
+    for _ in range(20):
+        with contextlib.suppress(OSError), s3.connect_from(address) as asking:
+            asking.sendall(signed_head("GET", "/")[0])
+            if answer_of(asking)[0] == 200:
+                return True
+    return False
+
+
+def test_a_crowd_behind_its_own_address_gives_way_to_a_client_with_a_key(tmp_path: Path) -> None:
+    with served(tmp_path, connections=16) as s3, contextlib.ExitStack() as crowd:
+        for _ in range(300):
+            half_said = crowd.enter_context(s3.connect())
+            half_said.sendall(b"GET / HTTP/1.1\r\nhost: a\r\n")
+        began = time.monotonic()
+        for _ in range(5):
+            assert lists(s3, "127.0.0.1")
+        assert time.monotonic() - began < 5
+        assert s3.door.counters.connections <= 16
+
+
+def test_connections_without_a_key_at_many_addresses_give_way(tmp_path: Path) -> None:
+    with served(tmp_path, connections=16) as s3, contextlib.ExitStack() as crowd:
+        for number in range(40):
+            crowd.enter_context(s3.connect_from(f"127.0.1.{number}")).sendall(b"GET / HTTP/1.1\r\n")
+        began = time.monotonic()
+        assert lists(s3, "127.0.0.1")
+        assert time.monotonic() - began < 5
+
+
 @contextmanager
 def hung_reads(s3: Served, tenant: str = "one") -> Iterator[Callable[[], int]]:
     """The drives of a tenant do not answer; how many reads wait for them."""

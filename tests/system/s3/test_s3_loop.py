@@ -90,6 +90,10 @@ WORST = {
     "rows of escapes": posted("/blocks?delete", rows(600, KEYS, b"Delete")),
     "comments": posted("/blocks?delete", rows(590_000, b"<!---->", b"Delete")),
     "blanks of 4 MiB": posted("/blocks?delete", rows((4 << 20) - 20, b" ", b"Delete")),
+    "keys of a removal": posted(
+        "/blocks?delete",
+        rows(1000, b"<Object><Key>%s</Key></Object>" % ("\u00e9".encode() * 512), b"Delete"),
+    ),
     "parts": posted("/blocks/a?uploadId=a", rows(9999, PARTS, b"CompleteMultipartUpload")),
 }  # fmt: skip
 

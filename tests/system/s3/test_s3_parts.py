@@ -14,7 +14,7 @@ from boto3.exceptions import S3UploadFailedError
 from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import ClientError, IncompleteReadError, ResponseStreamingError
 
-from agent.fs.files import suspects
+from agent.fs.files import suspect_blocks
 from agent.s3.put_object import PART_BYTES_MIN
 from tests.support.engines.s3_served import Served, answer_of, signed_head
 from tests.support.waiting import wait_until
@@ -82,7 +82,7 @@ def is_there(client: Any) -> bool:
 def test_who_lost_a_later_part_is_not_there_once_that_is_certain(
     s3: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(suspects, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(suspect_blocks, "LOOK_SECONDS", 0.01)
     client, blocks = s3.client(), s3.blocks["one"].blocks
     upload = client.create_multipart_upload(Bucket=BUCKET, Key=KEY)["UploadId"]
     parts = []

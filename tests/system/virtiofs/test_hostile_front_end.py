@@ -19,8 +19,8 @@ from agent.bench.virtio_driver.guest_memory import Room
 from agent.bench.virtio_driver.machine import Machine
 from agent.fs.virtiofs import queue_worker
 from agent.fs.virtiofs.back_end import PeerError
+from agent.fs.virtiofs.front_end_descriptors import Call
 from agent.fs.virtiofs.guest_books import GuestBooks
-from agent.fs.virtiofs.surroundings import Call
 from agent.virtio import inflight
 from agent.virtio.vhost_user import Request, encode_message
 from tests.support.fs.guest_requests import attributes_of, create, forget
@@ -132,7 +132,7 @@ class TestCall:
             call.close()
 
     def test_one_that_keeps_its_thread_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("agent.fs.virtiofs.surroundings.CALL_SECONDS", 0.1)
+        monkeypatch.setattr("agent.fs.virtiofs.front_end_descriptors.CALL_SECONDS", 0.1)
         call, event = Call(), os.eventfd(0)
         try:
             with call._lock, pytest.raises(PeerError):

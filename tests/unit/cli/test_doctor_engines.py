@@ -100,6 +100,14 @@ def test_a_mount_whose_agent_died_is_said_with_the_cure(monkeypatch: pytest.Monk
     assert "umount -l /mnt/pool" in found.advice
 
 
+@pytest.mark.parametrize("option", ["--volume", "--options"])
+def test_nixl_has_no_volume_that_could_be_wrong(option: str) -> None:
+    words = ["doctor", "--engine", "nixl", option, "WRONG"]
+    done = CliRunner().invoke(_application("doctor"), words, env={"COLUMNS": "300"})
+    assert done.exit_code == 2
+    assert f"Invalid value for {option}: NIXL goes by files of /fs" in done.output
+
+
 @pytest.mark.expects_log("no g35 pool at /nowhere")
 def test_a_mount_that_is_not_there_is_a_finding() -> None:
     place = engine_check.Place("/nowhere", "kv")

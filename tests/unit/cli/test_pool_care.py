@@ -46,7 +46,7 @@ def test_a_scrub_tells_what_it_left_out() -> None:
     told_little = told(ScrubCounters(slots_checked=3))
     assert told_little == "3 slots read (0 MiB): 0 bad, 0 stale, 0 set aside; 0 sets skipped"
     told_all = told(ScrubCounters(slots_young=5, slots_left=2, copies_missing=7, sets_skipped=1))
-    for part in ("5 too young", "2 bad of files", "7 values with one copy", "1 sets skipped"):
+    for part in ("5 too young", "2 bad of files", "7 values with one copy", "1 set skipped"):
         assert part in told_all
 
 

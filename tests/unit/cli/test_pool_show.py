@@ -26,7 +26,7 @@ UNREAD = Inspection(1, Content.UNREADABLE, detail="late")
         ([], "shelf (connection refused)", "no namespace was reached", "shelf (connection refused)"),
         ([], "none", "no namespace was reached", "add drives"),
         ([BLANK], "shelf (it did not prove itself)", "not all was looked at", "did not prove itself"),
-        ([BLANK, UNREAD], "none", "not all was looked at", "1 namespaces could not be read (late)"),
+        ([BLANK, UNREAD], "none", "not all was looked at", "1 namespace could not be read (late)"),
     ],
     ids=["nothing reached", "nothing there", "one away", "one unread"],
 )

@@ -38,7 +38,7 @@ def test_a_file_that_python_chokes_on(tmp_path: Path, text: str, part: str) -> N
 )
 def test_a_bdev_that_is_none(change: dict[str, Any]) -> None:
     with pytest.raises(RpcAnswerError):
-        records.decode_all("bdev_get_bdevs", [BDEV | change], records.bdev)
+        records.decoded("bdev_get_bdevs", [BDEV | change], tuple[records.Bdev, ...])
 
 
 @pytest.mark.parametrize("ticks", [10**400, -(10**400)], ids=["most", "least"])
@@ -48,7 +48,7 @@ def test_counters_beyond_all_measure(ticks: int) -> None:
     )
     answer = {"tick_rate": 1, "bdevs": [{"name": "M", "read_latency_ticks": ticks} | counters]}
     with pytest.raises(RpcAnswerError, match="out of range"):
-        records.bdev_stats(answer)
+        records.bdev_stats("bdev_get_iostat", answer)
 
 
 class Answering(RpcClient):

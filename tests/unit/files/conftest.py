@@ -12,7 +12,7 @@ import pytest
 
 from agent.fs.files.face import FilesFace
 from agent.fs.files.options import FilesOptions
-from agent.fs.files.suspects import LOOK_SECONDS, LOOKS
+from agent.fs.files.suspect_blocks import LOOK_SECONDS, LOOKS
 from tests.support.fs.files_calls import FaceCalls
 from tests.support.pool.inline_runner import InlineRunner
 from tests.support.pool.memory_blocks import MemoryBlockStore

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.fs.files import suspects
+from agent.fs.files import suspect_blocks
 from agent.fs.files.face import FilesFace
 from agent.fs.files.options import FilesOptions
 from agent.fs.files.pool_store import PoolBlockStore
-from agent.fs.files.suspects import LOOK_SECONDS, LOOKS, UNDECIDED_MAX
+from agent.fs.files.suspect_blocks import LOOK_SECONDS, LOOKS, UNDECIDED_MAX
 from agent.pool.format.directory import DIRECTORY_BYTES, ENTRY_BYTES, Directory, count_quarantined
 from agent.pool.maintenance.scrub import PAUSE_SECONDS, Scrubber, ScrubCounters, look_into_reports
 from agent.pool.volume.directory_cache import COOLDOWN_SECONDS
@@ -96,7 +96,7 @@ class Shelves:
         [row] = self.face._database.query(
             "SELECT ino, position, version FROM blocks WHERE ino = ? AND position = 0", number + 2
         )
-        name = suspects.block_id(self.face._database.file_system_id, *row)
+        name = suspect_blocks.block_id(self.face._database.file_system_id, *row)
         return self.agent.where(name)
 
     def certain(self) -> None:
@@ -232,7 +232,7 @@ def test_what_is_not_the_file_s_any_more_is_forgotten(shelves: Shelves, how: str
 
 
 def test_suspects_are_bounded(shelves: Shelves, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suspects, "SUSPECTS_MAX", 5)
+    monkeypatch.setattr(suspect_blocks, "SUSPECTS_MAX", 5)
     shelves.flips.share = 1.0
     for number in range(12):
         assert shelves.errno_of(f"f{number}") == errno.EIO

@@ -7,9 +7,9 @@ import errno
 import pytest
 
 from host_shim.block_key import key_of
+from host_shim.control_session import RealFiles, SessionDead
 from host_shim.control_wire import VALUE_BYTES_MAX, Outcome
 from host_shim.pool import Pool
-from host_shim.session import RealFiles, SessionDead
 from host_shim.transfer_wire import (
     Ioctl,
     Transfer,

@@ -15,6 +15,7 @@ import pytest
 
 from host_shim import named_values
 from host_shim.pool import Pool
+from tests.support.engines.drained import drained
 from tests.support.engines.fake_engines import CacheEngineKey, Memory, connector_with_fake_engine
 from tests.support.engines.scripted_agent import ScriptedAgent
 from tests.support.waiting import wait_until
@@ -294,7 +295,7 @@ def test_a_load_that_is_cancelled_gives_its_memory_back(
         assert held.come.wait(10)
         if late:  # the loop learns of the result only after the cancellation
             held.go.set()
-            assert backend._readers.drain(10)
+            assert drained(backend._readers, 10)
         loading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await loading

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from host_shim import named_values, session
+from host_shim import control_session, named_values
+from host_shim.control_session import RealFiles, Session
 from host_shim.control_wire import Outcome, data_offset
 from host_shim.named_values import LABEL_BYTES, NamedValues, key_of_long_name, label_of, name_of
 from host_shim.pool import Pool
-from host_shim.session import RealFiles, Session
 from tests.support.engines.scripted_agent import ScriptedAgent
 
 FROZEN_KEY = "2aac971c47bb871878c7768366ae7ac3"
@@ -236,7 +236,7 @@ def test_parts_cross_the_session_by_one_call_however_much_it_takes(most: int) ->
 
 
 def test_more_parts_than_a_system_call_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "PARTS_MAX", 10)
+    monkeypatch.setattr(control_session, "PARTS_MAX", 10)
     with_parts = Session("", MemoryFiles())
     parts = [memoryview(bytes([at, at])) for at in range(37)]
     with_parts.write_parts(0, parts)

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from host_shim.block_key import key_of
+from host_shim.control_session import AGENT_GONE
 from host_shim.control_wire import FLAG_NO_ANSWER, Operation, Outcome
 from host_shim.pool import BufferTooSmall, Pool, UnknownVolume, ValueTooLong, Volume, unknown_volume
-from host_shim.session import AGENT_GONE
 from tests.support.engines.scripted_agent import ScriptedAgent
 
 KEY, OTHER = key_of("one"), key_of("other")
@@ -370,6 +370,7 @@ def test_of_a_volume_that_is_not_there_the_nearest_one_is_named(agent: ScriptedA
     agent.serve(("kv-large", "files"))
     with Pool("/nowhere", files=agent, sessions=1) as pool:
         near = pool.volume("kv-lagre")
+        assert str(unknown_volume("KV", {"volumes": [{"name": "kv"}]})).endswith("(did you mean kv?)")
         for call in (lambda: near.get(KEY), lambda: near.put(KEY, b"v"), near.stats):
             with pytest.raises(UnknownVolume, match=r"no volume 'kv-lagre' \(did you mean kv-large\?\)$"):
                 call()

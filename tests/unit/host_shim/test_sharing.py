@@ -15,6 +15,7 @@ from host_shim.connector_jobs import JobRunner, share, within
 from host_shim.pool import Pool
 from host_shim.tier_jobs import TierJobs
 from host_shim.tier_lookups import TierLookups
+from tests.support.engines.drained import drained
 from tests.support.engines.scripted_agent import ScriptedAgent
 from tests.support.waiting import wait_until
 
@@ -98,7 +99,7 @@ def test_a_call_returns_only_when_no_helper_is_at_work(
         with pytest.raises(breaks):
             share(runner, 3, work, 100)
     assert not under_way
-    assert runner.drain(10)
+    assert drained(runner, 10)
 
 
 def test_a_helper_that_comes_too_late_touches_nothing() -> None:
@@ -114,7 +115,7 @@ def test_a_helper_that_comes_too_late_touches_nothing() -> None:
     share(runner, 1, done.append, 5)
     assert done == [0, 1, 2, 3, 4]
     go.set()
-    assert runner.drain(10)
+    assert drained(runner, 10)
     assert len(done) == 5
     assert runner.close(10)
 
@@ -164,7 +165,7 @@ def test_a_process_ends_though_the_agent_holds_its_helpers(repository: Path) -> 
 def test_a_runner_without_a_thread_refuses_and_one_with_a_thread_goes_on(few_threads: list[int]) -> None:
     runner = JobRunner("test-share", threads=3)
     assert not runner.submit(lambda: None)
-    assert runner.drain(0)
+    assert drained(runner, 0)
     few_threads[0] = 1
     done: list[int] = []
     for number in range(5):

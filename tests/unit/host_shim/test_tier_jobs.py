@@ -10,6 +10,7 @@ import pytest
 from host_shim.named_values import NamedValues, key_of_long_name
 from host_shim.pool import Buffer, Pool
 from host_shim.tier_jobs import TierJobs
+from tests.support.engines.drained import drained
 from tests.support.engines.scripted_agent import ScriptedAgent
 from tests.support.waiting import wait_until
 
@@ -138,7 +139,7 @@ def test_a_job_past_its_deadline_fails_and_its_memory_is_left_alone(rig: Rig) ->
     rig.clock.now += 6
     assert sorted((job.job_id, job.success) for job in rig.jobs.finished()) == [(2, False), (3, False)]
     rig.gate.open.set()
-    wait_until(lambda: rig.jobs._runner.drain(0), 10, "the threads to come back")
+    wait_until(lambda: drained(rig.jobs._runner, 0), 10, "the threads to come back")
     assert rig.chunk(9) == bytes(CHUNK)
     assert rig.jobs.finished() == []
 

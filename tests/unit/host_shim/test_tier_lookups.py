@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from host_shim.tier_lookups import BATCHES_MAX, TierLookups
+from tests.support.engines.drained import drained
 
 
 class Asked:
@@ -58,7 +59,7 @@ def test_a_step_is_one_batch(asked: Asked, lookups: TierLookups) -> None:
     asked.there = {b"a", b"c"}
     assert [lookups.verdict(key, "r") for key in (b"a", b"b", b"c", b"a")] == [None] * 4
     lookups.flush()
-    assert lookups._runner.drain(10)
+    assert drained(lookups._runner, 10)
     assert asked.batches == [[b"a", b"b", b"c"]]
     assert [lookups.verdict(key, "r") for key in (b"a", b"b", b"c")] == [True, False, True]
     lookups.flush()
@@ -69,7 +70,7 @@ def test_a_request_that_is_over_takes_its_verdicts_along(asked: Asked, lookups: 
     lookups.verdict(b"a", "one")
     lookups.verdict(b"a", "two")
     lookups.flush()
-    assert lookups._runner.drain(10)
+    assert drained(lookups._runner, 10)
     lookups.forget_request("one")
     assert lookups.verdict(b"a", "two") is False
     lookups.forget_request("two")
@@ -77,7 +78,7 @@ def test_a_request_that_is_over_takes_its_verdicts_along(asked: Asked, lookups: 
     assert lookups.verdict(b"a", "three") is None
     lookups.forget_request("three")
     lookups.flush()
-    assert lookups._runner.drain(10)
+    assert drained(lookups._runner, 10)
     assert len(asked.batches) == 1, "nobody waits for that answer"
 
 
@@ -95,11 +96,11 @@ def test_no_answer_in_time_is_a_miss_and_nobody_else_waits(
     assert lookups.late == 1
     assert lookups.verdict(b"b", "r") is False, "while an answer is overdue there are no questions"
     asked.let.set()
-    assert lookups._runner.drain(10)
+    assert drained(lookups._runner, 10)
     assert lookups.verdict(b"a", "r") is False, "a request is told one thing"
     assert lookups.verdict(b"b", "s") is None
     lookups.flush()
-    assert lookups._runner.drain(10)
+    assert drained(lookups._runner, 10)
     assert lookups.verdict(b"b", "s") is True
 
 
@@ -109,7 +110,7 @@ def test_a_load_that_failed_is_not_tried_again_by_the_same_request(
     asked.there = {b"a"}
     lookups.verdict(b"a", "r")
     lookups.flush()
-    assert lookups._runner.drain(10)
+    assert drained(lookups._runner, 10)
     assert lookups.verdict(b"a", "r") is True
     lookups.mark_missing([b"a", b"unknown"])
     assert lookups.verdict(b"a", "r") is False
@@ -120,7 +121,7 @@ def test_an_error_of_the_pool_is_a_miss(asked: Asked, lookups: TierLookups) -> N
     asked.broken = True
     lookups.verdict(b"a", "r")
     lookups.flush()
-    assert lookups._runner.drain(10)
+    assert drained(lookups._runner, 10)
     assert lookups.verdict(b"a", "r") is False
 
 
@@ -142,13 +143,13 @@ def test_a_miss_is_asked_again_for_the_next_request_however_they_overlap(
     """A prefix that a steady load asks for, and that was stored (or whose agent came back) meanwhile."""
     lookups.verdict(b"a", "0")
     lookups.flush()
-    assert lookups._runner.drain(10)
+    assert drained(lookups._runner, 10)
     assert lookups.verdict(b"a", "0") is False
     asked.there = {b"a"}
     assert [lookups.verdict(b"a", request) for request in ("1", "2")] == [None, None]
     lookups.forget_request("0")
     lookups.flush()
-    assert lookups._runner.drain(10)
+    assert drained(lookups._runner, 10)
     assert [lookups.verdict(b"a", request) for request in ("1", "2", "3")] == [True] * 3
     assert asked.batches == [[b"a"]] * 2
     lookups.mark_missing([b"a"])

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from host_shim.block_key import key_of
+from host_shim.control_session import RealFiles
 from host_shim.control_wire import (
     AT_ONCE_BYTES,
     KEY_BYTES,
@@ -19,7 +20,6 @@ from host_shim.control_wire import (
     value_xattr,
 )
 from host_shim.pool import BufferTooSmall, Pool, UnknownVolume, Volume
-from host_shim.session import RealFiles
 from tests.support.engines.scripted_agent import AgentThatGivesAtOnce
 
 KEY, OTHER = key_of("one"), key_of("other")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from host_shim import session as session_module
+from host_shim import control_session as session_module
 from host_shim.block_key import key_of
 from host_shim.control_wire import Outcome
 from host_shim.named_values import NamedValues

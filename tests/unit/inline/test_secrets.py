@@ -21,6 +21,7 @@ from agent.inline.secrets import (
     create_root_key,
     load_root_key,
     new_volume_secret,
+    root_key_in,
     unwrap_secret,
     wrap_secret,
 )
@@ -61,8 +62,15 @@ def test_an_exposed_key_is_refused(key_file: Path, mode: int) -> None:
     refused(key_file, f"{mode:04o}", "chmod 600")
 
 
-def test_a_missing_key_says_how_to_make_one(tmp_path: Path) -> None:
-    refused(tmp_path / "none.key", "g35 key new")
+def test_a_missing_key_of_a_pool_is_to_be_brought_back(tmp_path: Path) -> None:
+    """A new one opens nothing of a pool that is there, so nobody is told to make one."""
+    refused(tmp_path / "none.key", "there is no root key", "bring that file back")
+    with pytest.raises(ConfigError) as missing:
+        root_key_in(tmp_path / "none.key")
+    assert "key new" not in missing.value.advice
+    with pytest.raises(ConfigError) as missing:
+        root_key_in(tmp_path / "none.key", "make one")
+    assert missing.value.advice == "make one"
 
 
 def test_a_folder_and_a_fifo_are_refused(tmp_path: Path, key_file: Path) -> None:

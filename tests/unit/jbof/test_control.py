@@ -118,6 +118,7 @@ def test_lines_that_are_no_requests(line: bytes) -> None:
         ({"verb": "error", "status": "write_falt"}, "(did you mean write_fault?); a number (0x281)"),
         ({"verb": "error", "status": 1, "operations": ["wriet"]}, "'wriet' is not one of 'read', 'write', "),
         ({"verb": "access", "number": 1, "state": "optimised"}, "'change' (did you mean optimized?)"),
+        ({"verb": "access", "number": 1, "state": "OPTIMIZED"}, "'change' (did you mean optimized?)"),
         ({"verb": "slow", "latency_ms": -1}, "latency_ms: should be greater than or equal to 0"),
     ],
 )

@@ -31,8 +31,6 @@ from nvmeof.tcp.pdu import (
     ICResp,
     Pdu,
     TermReq,
-    encode_header,
-    encode_pdu,
     termination_for,
 )
 from nvmeof.tcp.receiver import BadDataDigest, Event, PduReceiver
@@ -41,6 +39,7 @@ from nvmeof.wire.fabrics import decode_connect, decode_connect_data_untrusted
 from nvmeof.wire.identify import decode_identify_controller_untrusted
 from nvmeof.wire.sqe import Sqe
 from tests.support.lab.packet_capture import read_connections
+from tests.support.nvme.pdus import encode_header, encode_pdu
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "nvme_tcp"
 CAPTURES = VECTORS.with_name("kernel_tcp")

@@ -23,6 +23,7 @@ from nvmeof.wire.kv import (
     options,
 )
 from nvmeof.wire.sqe import Sqe, decode_sqe_untrusted
+from tests.support.nvme.entries import encode_entry
 
 KEY = bytes(range(0xA1, 0xB1))
 keys = st.binary(min_size=1, max_size=16)
@@ -40,7 +41,7 @@ def test_a_store_on_the_wire() -> None:
     command = kv_commands.store(
         3, KEY, value, options=StoreOption.ONLY_IF_ABSENT | StoreOption.NO_COMPRESSION
     )
-    raw = sqe_of(command).encode()
+    raw = encode_entry(sqe_of(command))
     assert raw[0] == 0x01
     assert raw[4:8] == b"\3\0\0\0"
     assert raw[8:16] == KEY[:8]
@@ -63,7 +64,7 @@ def test_a_store_on_the_wire() -> None:
 def test_the_other_commands(command: Command, opcode: int, size: int, option: int) -> None:
     sqe = sqe_of(command)
     assert (sqe.opcode, sqe.cdw10, options(sqe)) == (opcode, size, option)
-    assert decode_key_untrusted(decode_sqe_untrusted(sqe.encode())) == KEY
+    assert decode_key_untrusted(decode_sqe_untrusted(encode_entry(sqe))) == KEY
     if command.data_in is not None and opcode == 0x06:
         assert bytes(command.data_in) == bytes(9), "what is not answered must not look like an answer"
 

@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 from nvmeof.errors import MalformedPdu
 from nvmeof.wire import cqe, fabrics, features, identify, log_page, properties, sgl, sqe
 from nvmeof.wire.status import FabricsStatus, Status, describe
-from tests.support.nvme.entries import fabrics_entry, in_capsule, keyed, transport
+from tests.support.nvme.entries import (
+    encode_entry,
+    encode_ranges,
+    fabrics_entry,
+    in_capsule,
+    keyed,
+    transport,
+)
 
 U8 = st.integers(0, 0xFF)
 U16 = st.integers(0, 0xFFFF)
@@ -35,8 +42,8 @@ CQES = st.builds(cqe.Cqe, U16, st.integers(0, 0x7FF), U64, U16, U16, BOOL)
 
 @given(SQES)
 def test_sqe(entry: sqe.Sqe) -> None:
-    assert len(entry.encode()) == 64
-    assert sqe.decode_sqe_untrusted(entry.encode()) == entry
+    assert len(encode_entry(entry)) == 64
+    assert sqe.decode_sqe_untrusted(encode_entry(entry)) == entry
 
 
 @given(CQES)
@@ -47,7 +54,7 @@ def test_cqe(entry: cqe.Cqe) -> None:
 
 @given(SGLS)
 def test_sgl(descriptor: sgl.SglDescriptor) -> None:
-    assert sqe.decode_sqe_untrusted(sqe.Sqe(2, sgl=descriptor).encode()).sgl == descriptor
+    assert sqe.decode_sqe_untrusted(encode_entry(sqe.Sqe(2, sgl=descriptor))).sgl == descriptor
 
 
 def test_sqe_golden() -> None:
@@ -74,7 +81,7 @@ def test_sqe_golden() -> None:
         cdw14=0x30313233,
         cdw15=0x34353637,
     )
-    assert entry.encode() == raw
+    assert encode_entry(entry) == raw
     assert entry.slba == 0x2425262720212223
     assert entry.blocks == 0x2A2B + 1
     assert entry.sgl.in_capsule
@@ -97,7 +104,7 @@ def test_cqe_golden() -> None:
 
 def test_sgl_golden() -> None:
     def encoded(descriptor: sgl.SglDescriptor) -> str:
-        return sqe.Sqe(2, sgl=descriptor).encode()[24:40].hex()
+        return encode_entry(sqe.Sqe(2, sgl=descriptor))[24:40].hex()
 
     memory = keyed(0x1122334455667788, 0xABCDEF, 0x01020304, invalidate=True)
     assert encoded(memory) == "8877665544332211" + "efcdab" + "04030201" + "4f"
@@ -107,7 +114,7 @@ def test_sgl_golden() -> None:
 
 @given(st.lists(st.builds(sqe.DatasetRange, U64, U32, U32), min_size=1, max_size=256))
 def test_dataset_ranges(ranges: list[sqe.DatasetRange]) -> None:
-    assert sqe.decode_dataset_ranges_untrusted(b"".join(r.encode() for r in ranges)) == ranges
+    assert sqe.decode_dataset_ranges_untrusted(encode_ranges(*ranges)) == ranges
 
 
 @given(U16, U16, U32, U8, U16, U16)
@@ -115,8 +122,8 @@ def test_connect(qid: int, sqsize: int, kato: int, cattr: int, recfmt: int, cid:
     fields = fabrics.Connect(qid, sqsize, kato, cattr, recfmt)
     entry = fabrics_entry(fields, cid)
     assert (entry.opcode, entry.fctype, entry.cid) == (0x7F, 1, cid)
-    assert fabrics.decode_connect(sqe.decode_sqe_untrusted(entry.encode())) == fields
-    raw = entry.encode()
+    assert fabrics.decode_connect(sqe.decode_sqe_untrusted(encode_entry(entry))) == fields
+    raw = encode_entry(entry)
     assert struct.unpack_from("<HHHBxI", raw, 40) == (recfmt, qid, sqsize, cattr, kato)
 
 
@@ -143,7 +150,7 @@ def test_property_access(offset: int, size: int, value: int | None) -> None:
     if value is not None and size == 4:
         value &= 0xFFFF_FFFF
     access = fabrics.PropertyAccess(offset, size, value)
-    entry = sqe.decode_sqe_untrusted(fabrics_entry(access, 7).encode())
+    entry = sqe.decode_sqe_untrusted(encode_entry(fabrics_entry(access, 7)))
     assert fabrics.decode_property_access(entry) == access
     assert entry.fctype == (fabrics.FabricsType.PROPERTY_GET if value is None else 0)
 
@@ -151,7 +158,7 @@ def test_property_access(offset: int, size: int, value: int | None) -> None:
 @given(BOOL, U32, U8, U8, U8)
 def test_authentication(receive: bool, length: int, secp: int, spsp0: int, spsp1: int) -> None:
     fields = fabrics.Authentication(receive, length, secp, spsp0, spsp1)
-    raw = fabrics_entry(fields).encode()
+    raw = encode_entry(fabrics_entry(fields))
     assert fabrics.decode_authentication(sqe.decode_sqe_untrusted(raw)) == fields
     assert raw[41:48] == bytes((spsp0, spsp1, secp)) + length.to_bytes(4, "little")
 

@@ -10,14 +10,15 @@ import pytest
 from nvmeof.controller.target import Target
 from nvmeof.controller.tcp_queue import OUTPUT_LIMIT
 from nvmeof.rdma.work import Access, Done, Receive, Work
-from nvmeof.tcp.pdu import CapsuleCmd, encode_pdu
+from nvmeof.tcp.pdu import CapsuleCmd
 from nvmeof.wire.cqe import Cqe, decode_cqe_untrusted
 from nvmeof.wire.fabrics import PropertyAccess
 from nvmeof.wire.properties import Property
 from nvmeof.wire.sqe import AdminOpcode, IoOpcode, Sqe
 from nvmeof.wire.status import Status
-from tests.support.nvme.entries import fabrics_entry, keyed, transport
+from tests.support.nvme.entries import encode_entry, fabrics_entry, keyed, transport
 from tests.support.nvme.heap_storage import HeapStorage
+from tests.support.nvme.pdus import encode_pdu
 from tests.support.nvme.raw_host import RawHost, make_target, open_admin, open_io
 from tests.support.nvme.rdma_ends import RdmaBench, RdmaPair
 
@@ -131,7 +132,7 @@ class RawRdmaHost:
         receive = self.receives.popleft()
         place = self._pair.far.local(receive.span, Access.LOCAL_WRITE)
         assert place is not None
-        place[:64] = sqe.encode()
+        place[:64] = encode_entry(sqe)
         self._pair.controller.completed(Done(receive.work_id, 0, 64), self._pair.bench.now)
         self.take()
 

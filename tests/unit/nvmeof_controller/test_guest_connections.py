@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nvmeof.controller.guest_connections import DISPLACED, SETTLED_S, GuestConnections, peer_of
-from nvmeof.controller.session import QueueSession
+from nvmeof.controller.queue_session import QueueSession
 from nvmeof.controller.settings import ControllerSettings
 from nvmeof.controller.target import Target
 from nvmeof.wire.fabrics import DISCOVERY_NQN

@@ -7,12 +7,13 @@ import pytest
 from nvmeof.controller.settings import ControllerSettings
 from nvmeof.controller.storage import StorageError
 from nvmeof.controller.subsystem import Namespace
-from nvmeof.tcp.pdu import R2T, C2HData, CapsuleCmd, CapsuleResp, H2CData, encode_header
+from nvmeof.tcp.pdu import R2T, C2HData, CapsuleCmd, CapsuleResp, H2CData
 from nvmeof.wire.sgl import SglDescriptor
 from nvmeof.wire.sqe import AdminOpcode, DatasetRange, IoOpcode, Sqe
 from nvmeof.wire.status import Status
-from tests.support.nvme.entries import in_capsule, keyed, transport
+from tests.support.nvme.entries import encode_ranges, in_capsule, keyed, transport
 from tests.support.nvme.heap_storage import HeapStorage
+from tests.support.nvme.pdus import encode_header
 from tests.support.nvme.raw_host import RawHost, make_target, open_io
 
 BLOCK = 4096
@@ -129,7 +130,7 @@ def test_flush_write_zeroes_and_deallocate(storage: HeapStorage) -> None:
     assert (storage.flushes, other.flushes) == (2, 1)
     assert io.status(Sqe(IoOpcode.WRITE_ZEROES, 1, 1, transport(0), 1, 0, 1)) == 0
     assert storage.memory[: 4 * BLOCK] == b"x" * BLOCK + bytes(2 * BLOCK) + b"x" * BLOCK
-    ranges = DatasetRange(3, 1).encode() + DatasetRange(10, 2).encode()
+    ranges = encode_ranges(DatasetRange(3, 1), DatasetRange(10, 2))
     deallocate = Sqe(IoOpcode.DATASET_MANAGEMENT, 1, 1, in_capsule(32), 1, 1 << 2)
     assert io.status(deallocate, ranges) == 0
     assert storage.memory[3 * BLOCK : 4 * BLOCK] == bytes(BLOCK)
@@ -141,12 +142,12 @@ def test_flush_write_zeroes_and_deallocate(storage: HeapStorage) -> None:
 def test_ranges_are_checked_before_one_is_touched(storage: HeapStorage) -> None:
     _, io = make_io(storage)
     storage.memory[:] = b"x" * len(storage.memory)
-    ranges = DatasetRange(0, 1).encode() + DatasetRange(599, 2).encode()
+    ranges = encode_ranges(DatasetRange(0, 1), DatasetRange(599, 2))
     sqe = Sqe(IoOpcode.DATASET_MANAGEMENT, 1, 1, transport(32), 1, 1 << 2)
     assert io.status(sqe, ranges) == Status.LBA_OUT_OF_RANGE
     assert storage.memory[:BLOCK] == b"x" * BLOCK
     hint = Sqe(IoOpcode.DATASET_MANAGEMENT, 1, 1, transport(16), 0, 1)
-    assert io.status(hint, DatasetRange(0, 1).encode()) == 0
+    assert io.status(hint, encode_ranges(DatasetRange(0, 1))) == 0
     assert storage.memory[:BLOCK] == b"x" * BLOCK
 
 
@@ -155,7 +156,7 @@ def test_a_list_of_ranges_may_be_longer_than_what_is_used(storage: HeapStorage, 
     """Linux always sends room for 256 ranges; what is in the rest of it means nothing."""
     _, io = make_io(storage)
     storage.memory[:] = b"x" * len(storage.memory)
-    data = DatasetRange(1, 1).encode().ljust(4096, b"\xff")
+    data = encode_ranges(DatasetRange(1, 1)).ljust(4096, b"\xff")
     for length, status in ((4096, 0), (4112, Status.DATA_SGL_LENGTH_INVALID)):
         sgl = in_capsule(length) if inside else transport(length)
         sqe = Sqe(IoOpcode.DATASET_MANAGEMENT, 1, 1, sgl, 0, 1 << 2)

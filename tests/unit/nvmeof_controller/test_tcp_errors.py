@@ -10,19 +10,7 @@ from nvmeof.controller.target import Target
 from nvmeof.controller.tcp_rules import TcpSettings
 from nvmeof.errors import FatalErrorStatus
 from nvmeof.tcp.crc32c import crc32c
-from nvmeof.tcp.pdu import (
-    R2T,
-    C2HData,
-    CapsuleCmd,
-    CapsuleResp,
-    Digests,
-    H2CData,
-    ICReq,
-    ICResp,
-    TermReq,
-    encode_header,
-    encode_pdu,
-)
+from nvmeof.tcp.pdu import R2T, C2HData, CapsuleCmd, CapsuleResp, Digests, H2CData, ICReq, ICResp, TermReq
 from nvmeof.wire.cqe import Cqe
 from nvmeof.wire.fabrics import Connect, ConnectData
 from nvmeof.wire.properties import Property
@@ -30,6 +18,7 @@ from nvmeof.wire.sqe import IoOpcode, Sqe
 from nvmeof.wire.status import Status
 from tests.support.nvme.entries import fabrics_entry, in_capsule, transport
 from tests.support.nvme.heap_storage import HeapStorage
+from tests.support.nvme.pdus import encode_header, encode_pdu
 from tests.support.nvme.raw_host import (
     ENABLE,
     HOST,

@@ -14,7 +14,13 @@ from agent.pool.errors import PutRefused
 from agent.pool.format.directory import SLOTS_PER_SET
 from agent.pool.kv.put import KvWriter
 from agent.pool.steps import IoChannel, Steps
-from agent.pool.volume.partial_puts import BEGUN_BYTES, IDLE_SECONDS, STALLED_SECONDS, PartialPuts
+from agent.pool.volume.partial_puts import (
+    BEGUN_BYTES,
+    IDLE_SECONDS,
+    STALLED_SECONDS,
+    PartialPut,
+    PartialPuts,
+)
 from agent.pool.volume.quota import Limits, Measured, Quota
 from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import TenantShare
@@ -301,3 +307,38 @@ def test_volumes_of_an_agent_share_one_bound() -> None:
     drop(one, held)
     drop(other, last)
     assert shared.bytes_held == 0
+
+
+class Waiting(PartialPut):
+    """A put that holds some bytes, and knows whether it was given up."""
+
+    def __init__(self, table: PartialPuts, held: int) -> None:
+        self.table, self.held, self.given_up = table, held, False
+
+    def abandon(self, channel: IoChannel) -> None:
+        self.given_up = True
+        self.table.give_back(self.held)
+
+
+def test_a_volume_that_is_busy_with_all_the_room_leaves_another_as_much() -> None:
+    """All are young: none of them has stalled."""
+    channel, table = agent_with().channel, PartialPuts(8 * UNIT)
+
+    def begun(volume: bytes) -> Waiting | None:
+        put = Waiting(table, UNIT)
+        return put if table.add(put, volume, UNIT, channel) else None
+
+    greedy = [begun(b"greedy") for _ in range(8)]
+    assert all(greedy)
+    assert begun(b"greedy") is None, "its own are not given up for it"
+    others = [begun(b"other") for _ in range(8)]
+    assert [put is not None for put in others] == [True] * 4 + [False] * 4
+    assert [put is not None and put.given_up for put in greedy] == [True] * 4 + [False] * 4
+    assert table.bytes_held == 8 * UNIT
+    third = begun(b"third")
+    assert third is not None
+    for volume, puts in ((b"greedy", greedy), (b"other", others), (b"third", [third])):
+        for put in puts:
+            if put is not None and table.take_out(put, volume):
+                table.give_back(put.held)
+    assert (table.bytes_held, len(table), sum(table._held.values())) == (0, 0, 0)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from agent.attach.map_watch import EVERY_SECONDS, MapWatch
-from agent.pool.read.prestage_cache import PrestageCache
+from agent.attach.map_watch import EVERY_SECONDS
 from tests.support.pool.memory_pool import nguid_of
 from tests.unit.pool.test_tenants import NUMBERS, Flash
 
 
 @pytest.mark.expects_log("does not carry the pool's map any more .it is blank.")
 @pytest.mark.expects_log("carries the pool's map again")
-def test_a_member_that_has_become_blank_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_member_that_has_become_blank_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     flash = Flash()
-    watch = MapWatch(flash.pool_map, list(flash.volumes.values()), PrestageCache(1 << 20))
+    watch = flash.watch(tmp_path)
 
     def look(times: int) -> None:
         for _ in range(times):

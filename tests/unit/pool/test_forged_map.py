@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 from collections.abc import Callable
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from agent.attach import map_history
 from agent.attach.map_history import FILE, MapHistory
 from agent.attach.map_watch import EVERY_SECONDS, MapWatch
 from agent.errors import ConfigError, G35Error
@@ -34,8 +32,10 @@ from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Volume
+from agent.remote.fabric import Fabric
 from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
 from tests.support.pool.memory_pool import nguid_of
+from tests.support.pool.no_seal import EveryCopyCounts
 
 ROOT = RootKey(SecretKey(b"\x11" * 32), "a test")
 SIZE = 32 << 20
@@ -179,10 +179,10 @@ class Serving:
             self.pool_map,
             list(self.volumes.values()),
             PrestageCache(0),
-            lambda newer: self.seen.note(newer, opened),
-            grow=lambda _: None,
-            distrust=lambda newer: self.seen.distrusted(self.volumes.values(), ROOT, newer),
-            opens=functools.partial(map_history.opens, ROOT),
+            self.seen,
+            ROOT,
+            Fabric(()),
+            EveryCopyCounts(ROOT),
         )
 
     def _open(self, volume: MapVolume, cache: DirectoryCache) -> Volume:

@@ -32,8 +32,10 @@ from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Volume
+from agent.remote.fabric import Fabric
 from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
 from tests.support.pool.memory_pool import nguid_of
+from tests.support.pool.no_seal import EveryCopyCounts
 
 ROOT = RootKey(SecretKey(b"\x11" * 32), "a test")
 SIZE = 32 << 20
@@ -77,12 +79,7 @@ class Pool:
         ]
         self.seen.note(pool_map, self.opened)
         self.watch = MapWatch(
-            pool_map,
-            self.volumes,
-            PrestageCache(0),
-            lambda newer: self.seen.note(newer, self.opened),
-            grow=lambda _: None,
-            distrust=lambda newer: self.seen.distrusted(self.volumes, ROOT, newer),
+            pool_map, self.volumes, PrestageCache(0), self.seen, ROOT, Fabric(()), EveryCopyCounts(ROOT)
         )
 
     def write(self, number: int, pool_map: PoolMap) -> None:

@@ -9,6 +9,7 @@ import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -35,10 +36,12 @@ from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Volume
+from agent.remote.fabric import Fabric
 from agent.tenancy.limits import TenantLimits
 from agent.tenancy.visibility import Audience, Members
 from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
 from tests.support.pool.memory_pool import nguid_of
+from tests.support.pool.no_seal import EveryCopyCounts
 
 ROOT = RootKey(SecretKey(b"\x11" * 32), "a test")
 SIZE = 32 << 20
@@ -72,24 +75,16 @@ class Serving:
             for each in PLANNED.volumes
         ]
         self.tenants = TenantLimits(PLANNED, self.volumes, 2, ROOT, state)
-        self.grown: list[list[bytes]] = []
         self.watch = MapWatch(
             PLANNED,
             self.volumes,
             PrestageCache(0),
-            self.follow,
-            grow=lambda nguids: self.grown.append(list(nguids)),
-            distrust=lambda newer: self.seen.distrusted(self.volumes, ROOT, newer),
-            confirm=lambda newer: self.seen.note(newer, self.served()),
-            opens=functools.partial(opens, ROOT),
+            self.seen,
+            ROOT,
+            Fabric(()),
+            EveryCopyCounts(ROOT),
+            self.tenants.follow,
         )
-
-    def follow(self, newer: PoolMap) -> None:
-        self.tenants.follow(newer)
-        self.seen.note(newer, self.served(), is_on_most=False)
-
-    def served(self) -> list[str]:
-        return [each.settings.volume_id.hex() for each in self.volumes if not each.erased]
 
     def show(self, pool_map: PoolMap, *, first: int = 0) -> None:
         for number, nguid in enumerate(NGUIDS[first:], first):
@@ -283,22 +278,16 @@ def test_a_number_beyond_its_bound_or_in_other_clothes_is_no_map(edit: tuple[tup
     assert decoded(edited([edit], join=False)) is None
 
 
-class Refusing:
-    """Something of the agent that does not take a map."""
-
-    def __init__(self) -> None:
-        self.times = 0
-
-    def __call__(self, *_: object) -> Any:
-        self.times += 1
-        raise OverflowError("a bug")
+def refuse(*_: object) -> Any:
+    raise OverflowError("a bug")
 
 
-@pytest.mark.parametrize("part", ["distrust", "grow"])
-def test_nothing_is_changed_by_a_map_that_is_not_taken(tmp_path: Path, part: str) -> None:
+@pytest.mark.parametrize(("part", "name"), [("_history", "distrusted"), ("_fabric", "grow")])
+def test_nothing_is_changed_by_a_map_that_is_not_taken(tmp_path: Path, part: str, name: str) -> None:
+    """Something of the agent does not take it."""
     agent = Serving(tmp_path)
     before = [(each.settings, each.placement) for each in agent.volumes]
-    setattr(agent.watch, f"_{part}", Refusing())
+    setattr(agent.watch, part, SimpleNamespace(**{name: refuse}))
     newer = decoded(edited([], join=True))
     assert newer is not None
     agent.show(newer)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from agent.errors import ConfigError, G35Error
 from agent.inline.secrets import RootKey, SecretKey
@@ -370,14 +371,25 @@ def test_wishes_that_do_not_fit_are_refused_in_words() -> None:
         ([(nguid_of(0), 1 << 20)], [wish()]),
         ([(nguid_of(0), 100)], [wish()]),
         (members, [wish(value_bytes=1 << 24)]),
-        (members, [wish(unit_bytes=100_000)]),
-        ([(nguid_of(0), 4 << 30)], [wish(value_bytes=1 << 24, unit_bytes=1 << 16)]),
-        (members, [wish(ttl_seconds=1 << 31)]),
         (members * 2, [wish()]),
     ):
         with pytest.raises(ConfigError) as caught:
             plan_pool(namespaces, wishes, ROOT)
         assert caught.value.advice
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"unit_bytes": 100_000},
+        {"value_bytes": 1 << 24, "unit_bytes": 1 << 16},
+        {"ttl_seconds": 1 << 31},
+        {"kind": "files", "copies": 2},
+    ],
+)
+def test_a_wish_that_no_pool_could_fulfil_is_none(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        wish(**changes)
 
 
 def test_a_member_too_small_for_a_set_is_left_out() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent.attach.map_history import MapHistory
 from agent.attach.map_watch import EVERY_SECONDS, MapWatch
 from agent.errors import ConfigError
 from agent.inline.scatter import Buffer
@@ -41,11 +43,13 @@ from agent.pool.read.get import SlotReader
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.settings import Timing
-from agent.pool.volume.volume import Volume
+from agent.pool.volume.volume import PoolVolume, Volume
 from agent.pool.write.delete_and_pin import delete
 from agent.pool.write.put import SlotWriter
+from agent.remote.fabric import Fabric
 from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
 from tests.support.pool.memory_pool import key_of, nguid_of
+from tests.support.pool.no_seal import EveryCopyCounts
 from tests.support.pool.staged import add_staged
 from tests.support.sim.kv_flash import KvSimPending, SimKvChannel, SimKvNamespace
 from tests.support.sim.step_scheduler import StepScheduler
@@ -65,6 +69,20 @@ def planned(*more: VolumeWish) -> PoolMap:
     return plan_pool(MEMBERS, [wish("blue", "blue"), wish("red", "red"), *more], ROOT)
 
 
+def watch_over(
+    pool_map: PoolMap,
+    volumes: Sequence[PoolVolume],
+    state: Path,
+    prestage: PrestageCache | None = None,
+    fabric: Fabric | None = None,
+    followed: Callable[[PoolMap], None] = lambda _: None,
+) -> MapWatch:
+    """An agent's look at the pool map. `state`: its folder."""
+    fabric, history = fabric or Fabric(()), MapHistory(state)
+    prestage = prestage or PrestageCache(0)
+    return MapWatch(pool_map, volumes, prestage, history, ROOT, fabric, EveryCopyCounts(ROOT), followed)
+
+
 @dataclass
 class Flash:
     """A pool of two namespaces in memory, formatted."""
@@ -82,6 +100,15 @@ class Flash:
         return Volume(
             self.pool_map.settings(volume), self.pool_map.secret(volume, ROOT), self.cache, Timing()
         )
+
+    def watch(
+        self,
+        state: Path,
+        prestage: PrestageCache | None = None,
+        fabric: Fabric | None = None,
+        followed: Callable[[PoolMap], None] = lambda _: None,
+    ) -> MapWatch:
+        return watch_over(self.pool_map, list(self.volumes.values()), state, prestage, fabric, followed)
 
     def replace(self, pool_map: PoolMap, numbers: dict[str, int] | None = None) -> dict[str, str]:
         return self.channel.run(replace_map(self.channel, pool_map, NUMBERS if numbers is None else numbers))
@@ -339,7 +366,6 @@ def test_a_new_tenant_gets_room_that_nobody_has() -> None:
     for name, wrong in (
         ("green", wish("red", "green")),
         ("green", wish("green", "green", layout="kv")),
-        ("green", wish("green", "green", unit_bytes=100_000)),
     ):
         with pytest.raises(ConfigError):
             with_tenant(pool_map, name, [wrong], ROOT)
@@ -351,7 +377,7 @@ def test_a_new_tenant_gets_room_that_nobody_has() -> None:
 
 
 @pytest.mark.expects_log("volume blue was erased")
-def test_an_agent_drops_what_was_erased_and_nothing_else() -> None:
+def test_an_agent_drops_what_was_erased_and_nothing_else(tmp_path: Path) -> None:
     flash = Flash()
     prestage = PrestageCache(1 << 20)
     for volume in ("blue", "red"):
@@ -365,7 +391,7 @@ def test_an_agent_drops_what_was_erased_and_nothing_else() -> None:
     channel.run(half_written.write(channel, 0, memoryview(VALUE)[:100], channel.now() + 1))
 
     remembered: list[PoolMap] = []
-    watch = MapWatch(flash.pool_map, list(flash.volumes.values()), prestage, remembered.append)
+    watch = flash.watch(tmp_path, prestage, followed=remembered.append)
     before = sum(each.reads for each in flash.namespaces)
     channel.run(watch.look(channel))
     channel.run(watch.look(channel))
@@ -391,10 +417,10 @@ def test_an_agent_drops_what_was_erased_and_nothing_else() -> None:
     assert flash.get("red", key_of(1)) == VALUE
 
 
-def test_an_agent_whose_upkeep_is_held_up_names_nothing_for_an_erased_tenant() -> None:
+def test_an_agent_whose_upkeep_is_held_up_names_nothing_for_an_erased_tenant(tmp_path: Path) -> None:
     """By then the directories may be those of the tenant's next volumes."""
     flash = Flash()
-    watch = MapWatch(flash.pool_map, list(flash.volumes.values()), PrestageCache(0))
+    watch = flash.watch(tmp_path)
     flash.channel.run(watch.look(flash.channel))
     flash.put("blue", key_of(1))
     flash.replace(without_key(flash.pool_map, "blue"))
@@ -408,15 +434,10 @@ def test_an_agent_whose_upkeep_is_held_up_names_nothing_for_an_erased_tenant() -
 
 @pytest.mark.expects_log("carries pool")
 @pytest.mark.expects_log("carries this pool again")
-def test_a_foreign_or_older_map_is_not_followed() -> None:
+def test_a_foreign_or_older_map_is_not_followed(tmp_path: Path) -> None:
     flash = Flash()
-    told: list[tuple[bytes, str]] = []
-    watch = MapWatch(
-        flash.pool_map,
-        list(flash.volumes.values()),
-        PrestageCache(1 << 20),
-        taken=lambda nguid, pool_id: told.append((nguid, pool_id)),
-    )
+    fabric = Fabric(())
+    watch = flash.watch(tmp_path, fabric=fabric)
 
     def look(times: int) -> None:
         for _ in range(times):
@@ -424,18 +445,17 @@ def test_a_foreign_or_older_map_is_not_followed() -> None:
             flash.channel.run(watch.look(flash.channel))
 
     look(len(NUMBERS))
-    assert told == []
+    assert fabric.taken == {}
     stranger = planned().model_copy(update={"version": 9})
     flash.replace(without_key(stranger, "blue"))
     look(2 * len(NUMBERS))
     assert not any(volume.erased for volume in flash.volumes.values())
-    assert told == [(bytes.fromhex(nguid), stranger.pool_id) for nguid in NUMBERS], "once each"
+    assert fabric.taken == {bytes.fromhex(nguid): stranger.pool_id for nguid in NUMBERS}
     with pytest.raises(PutRefused):
         flash.put("red", key_of(1))
-    told.clear()
     flash.replace(flash.pool_map)
     look(len(NUMBERS))
-    assert told == [(bytes.fromhex(nguid), "") for nguid in NUMBERS]
+    assert fabric.taken == {}
     for fault in ("down", "hung", "broken"):
         setattr(flash.namespaces[0], fault, True)
         flash.channel.clock += 2 * EVERY_SECONDS
@@ -443,7 +463,7 @@ def test_a_foreign_or_older_map_is_not_followed() -> None:
 
 
 @pytest.mark.expects_log("volume kv was erased")
-def test_on_kv_namespaces() -> None:
+def test_on_kv_namespaces(tmp_path: Path) -> None:
     """The map is one value there, and a Store replaces it."""
     scheduler, namespace = StepScheduler(1), SimKvNamespace(16 << 20)
     channel = SimKvChannel(scheduler, [namespace], "one")
@@ -462,7 +482,7 @@ def test_on_kv_namespaces() -> None:
     assert wrapped in namespace.values[RESERVED_KEY]
     assert scheduler.finish(replace_map(channel, without_key(pool_map, "blue"), {nguid.hex(): 0})) == {}
     assert not any(wrapped in bytes(value) for value in namespace.values.values())
-    watch = MapWatch(pool_map, [volume], PrestageCache(0))
+    watch = watch_over(pool_map, [volume], tmp_path)
     scheduler.finish(watch.look(channel))
     assert volume.erased
     for reading in (half_read, KvReader(volume, key_of(1))):

@@ -23,12 +23,12 @@ from host_shim.named_values import NamedValues
 from host_shim.pool import BufferTooSmall, Pool, UnknownVolume, ValueTooLong
 from host_shim.registered_memory import Registrable
 from host_shim.transfer_wire import (
+    REGISTER_BYTES,
     Ioctl,
     decode_done_untrusted,
     decode_registered_untrusted,
     encode_register,
     encode_transfer,
-    encode_unregister,
     ioctl_command,
 )
 from tests.support.engines.session_door import SessionDoor
@@ -303,11 +303,11 @@ def test_regions_end(session: Session, memory: RegisteredMemory) -> None:
     assert len(set(numbers)) == REGIONS_MAX
     with pytest.raises(OSError, match="regions at most"):
         session.register()
-    session.call(Ioctl.UNREGISTER, encode_unregister(numbers[3]))
+    session.call(Ioctl.UNREGISTER, bytearray(numbers[3].to_bytes(REGISTER_BYTES, "little")))
     with pytest.raises(OSError, match="no region"):
         session.load((numbers[3], 0, 1))
     with pytest.raises(OSError, match="no region"):
-        session.call(Ioctl.UNREGISTER, encode_unregister(numbers[3]))
+        session.call(Ioctl.UNREGISTER, bytearray(numbers[3].to_bytes(REGISTER_BYTES, "little")))
     assert session.register() not in numbers
     assert memory.mapped_bytes() == session.theirs.size
 

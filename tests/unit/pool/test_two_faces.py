@@ -3,12 +3,11 @@ say of keys that are over counts, and a map that nobody carries any more is left
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 
 import pytest
 
-from agent.attach.map_history import MapHistory, opens
+from agent.attach.map_history import MapHistory
 from agent.attach.map_watch import EVERY_SECONDS, MapWatch
 from agent.errors import G35Error
 from agent.inline.secrets import RootKey, SecretKey
@@ -21,8 +20,10 @@ from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Volume
+from agent.remote.fabric import Fabric
 from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
 from tests.support.pool.memory_pool import nguid_of
+from tests.support.pool.no_seal import EveryCopyCounts
 
 ROOT = RootKey(SecretKey(b"\x11" * 32), "a test")
 SIZE = 32 << 20
@@ -68,21 +69,15 @@ class Serving:
         ]
         self.note(self.pool_map)
         self.followed: list[PoolMap] = []
-
-        def follow(newer: PoolMap) -> None:
-            self.followed.append(newer)
-            self.note(newer, is_on_most=False)
-
         self.watch = MapWatch(
             self.pool_map,
             self.volumes,
             PrestageCache(0),
-            follow,
-            grow=lambda _: None,
-            distrust=lambda newer: self.seen.distrusted(self.volumes, ROOT, newer),
-            confirm=self.note,
-            opens=functools.partial(opens, ROOT),
-            is_behind=self.seen.is_behind,
+            self.seen,
+            ROOT,
+            Fabric(()),
+            EveryCopyCounts(ROOT),
+            self.followed.append,
         )
 
     def note(self, pool_map: PoolMap, *, is_on_most: bool = True) -> None:

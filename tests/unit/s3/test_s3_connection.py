@@ -15,6 +15,7 @@ from agent.s3.chunked import UNSIGNED_TRAILER
 from agent.s3.connection import BODY_RATE_MIN, CHUNK_BYTES_MIN, CHUNKS_FREE, EVENTS_TOGETHER, Connection
 from agent.s3.counters import S3Counters
 from agent.s3.requests import Hosts, S3Request
+from agent.s3.rests import Rests
 from agent.s3.service import S3Service
 from agent.s3.shares import Shares
 from tests.support.engines.s3_served import KEY, signed_head
@@ -47,6 +48,7 @@ class FakeService:
         self.counters = S3Counters()
         self.hosts = Hosts()
         self.connections = Shares(4, ["one"])
+        self.rests = Rests()
         self._stream = stream
         self._seconds = seconds
 
@@ -159,3 +161,66 @@ def test_a_body_in_crumbs_is_refused_and_others_have_turns_while_it_comes() -> N
 
 def test_a_body_in_chunks_of_some_size_is_taken() -> None:
     assert sent_in(CHUNK_BYTES_MIN, 4_000_000)[0].startswith(b"HTTP/1.1 200")
+
+
+class AtTheLastMoment(trio.abc.Stream):
+    """A client each of whose bytes comes a moment after the time for it, and that takes answers so."""
+
+    def __init__(self, sent: bytes, late_after: int) -> None:
+        self._sent = sent
+        self._late_after = late_after
+        self.answers = b""
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        if self._late_after:
+            self._late_after -= 1
+        else:
+            await trio.lowlevel.checkpoint()
+            with trio.CancelScope(shield=True):
+                await trio.sleep(IDLE_SECONDS + 0.01)
+        found, self._sent = self._sent[:max_bytes], self._sent[max_bytes or 1 :]
+        return found
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await trio.lowlevel.checkpoint()
+        with trio.CancelScope(shield=True):
+            await trio.sleep(IDLE_SECONDS + len(data) / BODY_RATE_MIN + 0.01)
+        self.answers += bytes(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        pass
+
+    async def aclose(self) -> None:
+        pass
+
+
+def test_who_sends_at_the_last_moment_is_too_slow_and_no_bug() -> None:
+    head, _ = signed_head("PUT", "/blocks/a", {"content-length": "9"})
+
+    class InCrumbs(AtTheLastMoment):
+        async def receive_some(self, max_bytes: int | None = None) -> bytes:
+            return await super().receive_some(len(head) if self._sent.startswith(b"PUT") else 1)
+
+    crumbs = InCrumbs(head + b"123456789", 1)
+    trio.run(serve(FakeService(), crumbs).serve, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert b"RequestTimeout" in crumbs.answers
+    assert b"InternalError" not in crumbs.answers
+
+
+def test_who_takes_at_the_last_moment_is_too_slow_and_no_bug() -> None:
+    head, _ = signed_head("GET", "/blocks/a")
+    stream = AtTheLastMoment(head, 99)
+    trio.run(
+        serve(FakeService(Slow(2, 0.0)), stream).serve, clock=trio.testing.MockClock(autojump_threshold=0)
+    )
+    assert stream.answers.startswith(b"HTTP/1.1 200")
+    assert len(stream.answers) < 2 * PIECE
+
+
+def test_who_takes_no_refusal_of_nonsense_is_no_bug() -> None:
+    class TakesNothing(AtTheLastMoment):
+        async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+            await trio.sleep_forever()
+
+    stream = TakesNothing(b"nonsense\r\n\r\n", 99)
+    trio.run(serve(FakeService(), stream).serve, clock=trio.testing.MockClock(autojump_threshold=0))

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
 import trio
 
 from agent.s3.body import Body
-from agent.s3.index import Index, Listing, Part, Piece, StoredObject, Upload
-from agent.s3.listing import Listings
+from agent.s3.counters import S3Counters
+from agent.s3.index import PARTS_MAX, Index, Listing, Part, Piece, StoredObject, Upload
+from agent.s3.listing import Listings, _take_keys
+from agent.s3.put_object import ObjectWrites
 from agent.s3.requests import Operation, S3Request
-from agent.s3.rests import STEP_ROWS, Rests, rest_after
+from agent.s3.rests import STEP_ROWS, Rests, with_rests
 from agent.s3.shares import Shares
 from agent.s3.workers import Workers
 from agent.s3.xml_in import RowsReader
@@ -153,22 +156,105 @@ def test_no_step_of_a_listing_has_more_than_its_rows(index: Index, monkeypatch: 
 
 
 def test_a_thread_rests_for_as_long_as_it_worked(monkeypatch: pytest.MonkeyPatch) -> None:
-    rests: list[float] = []
-    monkeypatch.setattr("agent.s3.rests.time.sleep", rests.append)
-    began = time.thread_time()
-    rest_after(began)
-    assert rests == []
+    slept: list[float] = []
+    monkeypatch.setattr("agent.s3.rests.time.sleep", slept.append)
+    rests, began = Rests(), time.thread_time()
+    rests.after(began)
+    assert slept == []
     while time.thread_time() < began + 0.002:
         pass
-    rest_after(began)
-    assert 0.002 <= rests[0] < 0.02
+    rests.after(began)
+    assert 0.002 <= slept[0] < 0.02
+
+
+def test_short_works_in_a_row_rest_as_one_long_work_does() -> None:
+    now = 100.0
+    rests = Rests(lambda: now)
+    slept = worked = 0.0
+    for _ in range(1000):
+        now += 0.0001
+        worked += 0.0001
+        seconds = rests.owed(0.0001)
+        slept, now = slept + seconds, now + seconds
+    assert slept == pytest.approx(worked, abs=0.001)
+    now += 10
+    assert rests.owed(0.0001) == 0, "who was idle owes nothing"
+
+
+def test_all_threads_of_the_door_together_work_for_half_of_the_time() -> None:
+    now = 100.0
+    rests = Rests(lambda: now)
+    owed = [rests.owed(0.01) for _ in range(8)]
+    assert owed == pytest.approx([0.01 + 0.02 * number for number in range(8)])
+
+
+def test_a_thread_that_takes_many_rows_rests_after_every_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    worked, slept = [0.0], list[float]()
+    monkeypatch.setattr("agent.s3.rests.time.sleep", slept.append)
+    monkeypatch.setattr("agent.s3.rests.time.thread_time", lambda: worked[0])
+    for _ in with_rests(range(10 * STEP_ROWS)):
+        worked[0] += 0.001
+    assert slept == pytest.approx([STEP_ROWS * 0.001] * 10)
+
+
+def test_the_keys_of_a_removal_are_checked_a_few_at_a_time() -> None:
+    rows = [{"Key": f"{number}"} for number in range(1000)]
+    keys: list[str] = []
+    met = [len(keys) for _ in _take_keys(rows, keys)]
+    assert met == list(range(STEP_ROWS, 1000, STEP_ROWS))
+    assert keys == [row["Key"] for row in rows]
+
+
+def test_no_step_of_a_completion_has_more_than_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every part costs work in each pass over them; no pass goes on for longer than its rows."""
+    count, made = PARTS_MAX, Index(tmp_path / "index.sqlite")
+    made.make_bucket("blocks", 1)
+    made.begin_upload("blocks", Upload("up", "a", 1, {}))
+    row = "INSERT INTO parts VALUES ('up', ?, ?, 5242880, ?, 1, '')"
+    rows_of_parts = [(number, f"f{number:05d}", f"{number:032x}") for number in range(1, count + 1)]
+    made._connection.executemany(row, rows_of_parts)
+    passes: list[int] = []
+    monkeypatch.setattr("agent.s3.rests.time.sleep", lambda seconds: passes.append(1))
+    monkeypatch.setattr("agent.s3.rests.time.thread_time", itertools.count().__next__)
+    rows = [{"PartNumber": str(number), "ETag": etag} for number, _, etag in rows_of_parts]
+
+    class Read(Body):
+        def __init__(self) -> None:
+            pass
+
+        async def rows(self, root: str, row: str, rests: Rests) -> RowsReader:
+            reader = RowsReader(root, row)
+            reader.rows = rows
+            return reader
+
+    async def main() -> bytes:
+        workers, store = Workers(1, inline_runner), cast(Any, Store(made))
+        workers.start()
+        try:
+            store.discard = lambda runner, files: None
+            writes = ObjectWrites(workers, S3Counters(), Shares(1, [store]), 1 << 30, workers.rests)
+            request = S3Request({}, Operation.COMPLETE_UPLOAD, "blocks", "a", {"uploadId": "up"})
+            return (await writes.complete_upload(store, request, Read())).body
+        finally:
+            workers.stop()
+
+    body = trio.run(main)
+    assert b"-10000&quot;" in body or b'-10000"' in body
+    assert made.find("blocks", "a").size == count * 5242880
+    made.close()
+    # Read, named by the client, compared, files of the upload, pieces of the object, spare ones no more.
+    assert len(passes) >= 6 * count // STEP_ROWS
 
 
 def test_an_event_loop_takes_one_step_at_a_time_and_rests_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     at: list[str] = []
+    slept = [0.0]
 
     async def sleep(seconds: float) -> None:
         at.append("rest")
+        slept[0] += seconds
         assert seconds >= 0.001
         await trio.lowlevel.checkpoint()
 
@@ -181,7 +267,7 @@ def test_an_event_loop_takes_one_step_at_a_time_and_rests_after_it(monkeypatch: 
             yield
 
     async def main() -> None:
-        rests = Rests()
+        rests = Rests(lambda: time.thread_time() + slept[0])
         async with trio.open_nursery() as nursery:
             nursery.start_soon(rests.work, steps())
             nursery.start_soon(rests.work, steps())

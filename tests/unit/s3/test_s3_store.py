@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.fs.files import suspects
+from agent.fs.files import suspect_blocks
 from agent.fs.files.options import FilesOptions
 from agent.fs.interface import Caller, FsError
 from agent.s3.errors import S3Error
@@ -248,7 +248,7 @@ def test_who_is_replaced_between_being_found_and_being_held_is_not_read(start: S
 def test_an_object_that_lost_a_block_is_lost_once_that_is_certain_and_one_that_is_away_may_come_back(
     start: Start, blocks: MemoryBlockStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(suspects, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(suspect_blocks, "LOOK_SECONDS", 0.0)
     store = start()
     store.index.make_bucket("blocks", 1)
     put(store, "a", b"x" * 9000)

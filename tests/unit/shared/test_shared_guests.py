@@ -10,6 +10,8 @@ from typing import cast
 import pytest
 
 from agent.fs.close_cause import how_closed
+from agent.fs.fuse.abi import InitFlag
+from agent.fs.fuse.session import Negotiated
 from agent.fs.interface import Caller, FileSystem, FsError, LockOwner
 from agent.fs.shared.face import SharedFace
 from agent.fs.shared.nodes import SHARED_ROOT
@@ -29,6 +31,8 @@ class Guest:
     def __init__(self, files: Files, books: Path) -> None:
         self.files = files
         self.books = GuestBooks(books)
+        if self.books.negotiated is None:
+            self.books.agreed(Negotiated(38, InitFlag.MAX_PAGES, 1 << 20))
         self.face = SharedFace(
             [files.volume], lambda: files.channel, files.discards, epoch=self.books.epoch, judge=how_closed
         )

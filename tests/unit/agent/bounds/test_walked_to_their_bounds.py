@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import importlib
 import os
 import tracemalloc
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import trio
 
 from agent.fs.control.face import (
     CONTROL_ROOT,
@@ -27,11 +29,12 @@ from agent.host_os.per_user_bounds import CATALOGUE, RESERVE_PART, Bounds
 from agent.pool.format.slot import UNITS_MAX
 from agent.pool.steps import settle
 from agent.s3.shares import Shares
-from agent.s3.unproven_clients import CONNECTIONS, KNOWN, UnprovenClient
+from agent.s3.unproven_clients import CONNECTIONS, KNOWN, UnprovenClient, UnprovenClients
 from host_shim.control_wire import ANSWERS_MAX, FLAG_NO_ANSWER, KEYS_MAX, Operation, Request, data_offset
 from host_shim.pool import Pool
 from tests.support.engines.session_door import SessionDoor, refuse_prestage
 from tests.support.fs.memory_filesystem import MemoryFileSystem
+from tests.support.fs.memory_shared import SharedPool
 from tests.support.pool.inline_runner import InlineRunner
 from tests.support.pool.memory_blocks import MemoryBlockStore
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent
@@ -135,6 +138,27 @@ def fs_open(bounds: Bounds, tmp_path: Path) -> Iterator[Walk]:
 
 
 @contextmanager
+def shared_open(bounds: Bounds, tmp_path: Path) -> Iterator[Walk]:
+    files = SharedPool().agent(bounds)
+    files.put("f", b"content")
+    opened: list[tuple[int, int]] = []
+    yield lambda caller, _: opened.append(files.open("f", caller=caller))
+    for file in opened:
+        files.release(file)
+    assert bounds.of(CATALOGUE["shared-open"]).held == 0
+
+
+@contextmanager
+def shared_writers(bounds: Bounds, tmp_path: Path) -> Iterator[Walk]:
+    files = SharedPool().agent(bounds)
+    opened: list[tuple[int, int]] = []
+    yield lambda caller, number: opened.append(files.create(f"f{number}", caller))
+    for file in opened:
+        files.release(file)
+    assert bounds.of(CATALOGUE["shared-writers"]).held == 0
+
+
+@contextmanager
 def sessions(bounds: Bounds, tmp_path: Path) -> Iterator[Walk]:
     control = Control(bounds)
     yield lambda caller, _: control.session(caller)
@@ -163,13 +187,15 @@ def tickets(bounds: Bounds, tmp_path: Path) -> Iterator[Walk]:
 
 WALKS = {
     "fs-open": fs_open, "kv-open": kv_open, "kv-writers": kv_writers,
-    "sessions": sessions, "status-files": status_files, "tickets": tickets,
+    "shared-open": shared_open, "shared-writers": shared_writers, "sessions": sessions, "status-files": status_files, "tickets": tickets,
 }  # fmt: skip
 ELSEWHERE = {
     "answer-bytes", "guest-nodes", "kv-nodes", "guest-open", "s3-connections", "s3-tenant-connections",
-    "s3-transfers", "s3-held-files", "metrics-connections",
+    "s3-transfers", "s3-held-files", "metrics-connections", "shared-nodes", "shared-names", "shared-discards",
+    "shared-staged-bytes",
 }  # fmt: skip
-"""Walked below, or where they are served: test_s3_busy.py, test_s3_store.py, test_metrics_listener.py."""
+"""Walked below, or where they are served: test_s3_busy.py, test_s3_store.py, test_metrics_listener.py,
+tests/unit/shared/test_shared_bounds.py."""
 CONFIGURED = {
     "directories", "prestaged-bytes", "registered-bytes", "begun-bytes", "write-back-bytes", "staging-bytes",
     "fs-nodes",
@@ -380,22 +406,69 @@ def test_guests_share_what_all_doors_have_and_one_is_one_holder() -> None:
     kv.read(Caller(0, guest="virtiofs-1"), 0)
 
 
+def in_a_loop(work: Callable[[], None]) -> Callable[[], None]:
+    """A test whose scopes are cancelled, for which there has to be an event loop."""
+
+    async def main() -> None:
+        work()
+
+    @functools.wraps(work)
+    def test() -> None:
+        trio.run(main)
+
+    return test
+
+
+@in_a_loop
 def test_a_peer_of_s3_has_half_until_it_shows_a_key() -> None:
     bound = Bounds().of(CONNECTIONS, 64, {KNOWN})
-    held = []
-    while (stranger := UnprovenClient(bound, "192.0.2.1")).enter():
-        held.append(stranger)
-    assert len(held) == 28
-    other = UnprovenClient(bound, "192.0.2.2")
-    assert other.enter()
-    for stranger in held:
-        stranger.identify()
-        stranger.identify()
-    again = UnprovenClient(bound, "192.0.2.1")
-    assert again.enter(), "those with a key are their tenant's"
+    clients = UnprovenClients(bound)
+    held = [client_from(clients, "192.0.2.1") for _ in range(28)]
+    other = client_from(clients, "192.0.2.2")
+    assert not any(client.scope.cancel_called for client in (*held, other))
+    late = client_from(clients, "192.0.2.1")
+    assert [client.scope.cancel_called for client in held] == [True, *[False] * 27]
+    assert (bound.held, bound.refusals) == (29, 1)
+    held = [late, *held[1:]]
+    for client in held:
+        client.identify()
+        client.identify()
+    again = client_from(clients, "192.0.2.1")
+    assert bound.refusals == 1, "those with a key are their tenant's"
     for each in (*held, other, again):
         each.leave()
+        each.leave()
     assert bound.held == 0
+
+
+def client_from(clients: UnprovenClients, peer: str) -> UnprovenClient:
+    client = clients.enter(peer)
+    assert client is not None
+    return client
+
+
+@in_a_loop
+def test_who_connects_to_s3_without_a_key_gives_way_the_oldest_first() -> None:
+    bound = Bounds().of(CONNECTIONS, 64, {KNOWN})
+    clients = UnprovenClients(bound)
+    crowd = [client_from(clients, f"192.0.2.{number}") for number in range(56)]
+    assert not any(client.scope.cancel_called for client in crowd)
+    newcomer = client_from(clients, "198.51.100.1")
+    assert [client.scope.cancel_called for client in crowd].index(True) == 0
+    assert bound.held == 56
+    once_more = client_from(clients, "198.51.100.1")
+    assert newcomer.scope.cancel_called, "its own goes before others'"
+    assert sum(client.scope.cancel_called for client in crowd) == 1
+    crowd[0].identify()
+    assert bound.held == 56, "who has given way is nobody's any more"
+    for client in crowd[1:]:
+        client.identify()
+    once_more.identify()
+    for _ in range(8):
+        client_from(clients, "192.0.2.1").identify()
+    assert clients.enter("192.0.2.1") is None, "nobody without a key is left"
+    clients.make_room()
+    assert not any(client.scope.cancel_called for client in crowd[1:])
 
 
 def test_refusals_of_shares_are_shown() -> None:

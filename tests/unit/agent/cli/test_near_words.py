@@ -48,6 +48,7 @@ def test_an_unknown_word_of_an_enclosures_description() -> None:
     ("words", "said"),
     [
         (["sttaus"], "Did you mean 'status'?"),
+        (["STATUS"], "Did you mean 'status'?"),
         (["up", "--enclosrues", "2"], "--enclosures"),
         (["up", "--transport", "rmda"], "'rmda' is not one of 'tcp', 'rdma' (did you mean rdma?)."),
         (["config", "unit", "openrc"], "'openrc' is not one of"),
@@ -74,6 +75,8 @@ def test_a_volume_that_the_pool_does_not_have() -> None:
 
 def test_nothing_near_is_nothing_said() -> None:
     assert did_you_mean("zzz", ["workers", "mount"]) == ""
+    assert did_you_mean("write", ["suite", "share"]) == "", "a word that rhymes"
+    assert did_you_mean("tpc", ["tcp", "rdma"]) == " (did you mean tcp?)"
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,13 @@ import pwd
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from agent.cli import main as command_line
 from agent.cli import mount_verb, run_demo
+from agent.cli.status_document import DeadMount
 from agent.cli.up import up_verb
 from agent.cli.up.layout import Layout
 
@@ -39,6 +41,57 @@ def test_the_mount_of_another_user_is_said_to_be_theirs(
     owner = pwd.getpwuid(os.geteuid()).pw_name
     assert f"user {owner} runs the agent behind /mnt/a pool" in said
     assert "sudo g35 unmount '/mnt/a pool'" in said
+    for name, who in (("root", "root"), ("somebody", "somebody or as root")):
+        monkeypatch.setattr(mount_verb, "_user", lambda _uid, name=name: name)
+        assert command_line.main(["unmount", "/mnt/a pool"]) == 1
+        assert f"run this as {who}: sudo" in capsys.readouterr().err
+
+
+def test_a_dead_mount_is_unmounted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(mount: Path) -> None:
+        raise DeadMount(f"{mount} is dead", "umount -l")
+
+    cleared: list[Path] = []
+    monkeypatch.setattr(mount_verb, "read_status", read)
+    monkeypatch.setattr(mount_verb, "clear_dead_mount", cleared.append)
+    with pytest.raises(SystemExit) as ended:
+        command_line.main(["unmount", "/mnt/pool"])
+    assert ended.value.code == 0
+    assert cleared == [Path("/mnt/pool")]
+    assert capsys.readouterr().out == "unmounted /mnt/pool, whose agent had ended already\n"
+
+
+class _Starting:
+    """A process that is not ready yet."""
+
+    pid, returncode = 1, None
+
+    def __init__(self) -> None:
+        self.ended = False
+
+    def poll(self) -> None:
+        return None
+
+
+def test_a_mount_that_is_interrupted_leaves_no_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = _Starting()
+
+    def press_ctrl_c(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    def end(process: _Starting, _seconds: float) -> None:
+        process.ended = True
+
+    agent = SimpleNamespace(mount=tmp_path / "mnt", state=tmp_path / "state")
+    monkeypatch.setattr(mount_verb, "load_configuration", lambda _path: SimpleNamespace(agent=agent))
+    monkeypatch.setattr(mount_verb, "detach", lambda *_words: started)
+    monkeypatch.setattr(mount_verb, "end_process", end)
+    monkeypatch.setattr(mount_verb.time, "sleep", press_ctrl_c)
+    with pytest.raises(KeyboardInterrupt):
+        mount_verb.mount(tmp_path / "agent.toml")
+    assert started.ended
 
 
 @pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="g35 run wants /dev/fuse")

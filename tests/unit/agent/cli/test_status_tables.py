@@ -12,7 +12,8 @@ import pytest
 from rich.console import Console
 
 from agent.cli import status_document, status_verb
-from agent.cli.status_verb import fitted, tables
+from agent.cli.status_verb import health_that_fits, tables
+from agent.cli.top_screen import Scroll, fitted
 from agent.cli.up import layout
 from agent.cli.up.layout import Layout, Running
 from agent.errors import G35Error
@@ -143,11 +144,12 @@ def test_a_live_page_has_the_lines_of_its_screen(height: int) -> None:
     """The last line says that there is more: what falls off is never what is away."""
     shown = io.StringIO()
     console = Console(file=shown, width=80, height=height, legacy_windows=False)
-    console.print(fitted(tables(snapshot(), None), console), end="")
+    page = fitted(health_that_fits(snapshot(), console), tables(snapshot(), None), console, Scroll())
+    console.print(page, end="")
     lines = shown.getvalue().splitlines()
     assert len(lines) == height
     assert lines[0].startswith("4079 of 4096 namespaces reached")
-    assert "lines more: g35 status" in lines[-1]
+    assert "below: g35 status shows all" in lines[-1]
 
 
 def test_a_live_page_in_a_pipe_is_each_look_once(
@@ -177,9 +179,3 @@ def test_a_mount_that_a_killed_up_has_left_is_the_one_that_is_asked(
     mounted.clear()
     with pytest.raises(G35Error, match="no pool is up"):
         status_verb.status(tmp_path, None)
-
-
-def test_a_page_that_fits_is_shown_whole() -> None:
-    console = Console(file=io.StringIO(), width=80, height=500)
-    page = tables(snapshot(), None)
-    assert fitted(page, console) is page

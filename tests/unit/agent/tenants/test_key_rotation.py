@@ -328,6 +328,10 @@ def test_the_placement_key_stays_and_maps_without_a_rotation_are_as_before(tmp_p
     on_kv = VolumeWish(name="kv", value_bytes=1 << 16, share=1.0, tenant="blue")
     with pytest.raises(ConfigError, match="no volume whose key can be rotated"):
         with_new_data_keys(plan_pool([], [on_kv], ROOT, [(nguid_of(0), SIZE)]), "blue", ROOT)
+    without, _ = with_tenant(before, "green", [], ROOT)
+    with pytest.raises(ConfigError, match="tenant green has no volumes, and so no keys to rotate") as none:
+        with_new_data_keys(without, "green", ROOT)
+    assert "KV" not in none.value.advice
 
 
 # -- how much one key seals -----------------------------------------------------------------------------

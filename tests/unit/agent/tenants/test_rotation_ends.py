@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.attach.map_history import MapHistory
 from agent.attach.map_watch import EVERY_SECONDS, MapWatch
 from agent.pool.errors import PutRefused
 from agent.pool.maintenance.rekey import ResealCounts, reseal_set
@@ -17,8 +18,10 @@ from agent.pool.volume.directory_cache import COOLDOWN_SECONDS
 from agent.pool.volume.key_transition import GRACE_SECONDS, MAP_AGE_SECONDS, QUIET_SECONDS, SETTLE_SECONDS
 from agent.pool.volume.volume import Keys
 from agent.pool.write.put import SlotWriter
+from agent.remote.fabric import Fabric
 from tests.support.pool.memory_pool import key_of
-from tests.unit.agent.tenants.test_key_rotation import NUMBERS, STEP, Agent, Shelf, value_of
+from tests.support.pool.no_seal import EveryCopyCounts
+from tests.unit.agent.tenants.test_key_rotation import NUMBERS, ROOT, STEP, Agent, Shelf, value_of
 
 
 class Watching(Agent):
@@ -27,7 +30,16 @@ class Watching(Agent):
     def __init__(self, shelf: Shelf) -> None:
         super().__init__(shelf)
         self.volume.change(files_elsewhere=False)
-        self.watch = MapWatch(shelf.pool_map, [self.volume], PrestageCache(0), self.keys.follow)
+        self.watch = MapWatch(
+            shelf.pool_map,
+            [self.volume],
+            PrestageCache(0),
+            MapHistory(shelf.state),
+            ROOT,
+            Fabric(()),
+            EveryCopyCounts(ROOT),
+            self.keys.follow,
+        )
 
     def pass_time(self, seconds: float) -> None:
         for _ in range(int(seconds / STEP)):

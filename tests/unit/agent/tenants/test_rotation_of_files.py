@@ -13,7 +13,7 @@ from agent.config.configuration import ScrubSection
 from agent.fs.files.face import FilesFace
 from agent.fs.files.options import FilesOptions
 from agent.fs.files.pool_store import PoolBlockStore
-from agent.fs.files.suspects import LOOK_SECONDS, LOOKS
+from agent.fs.files.suspect_blocks import LOOK_SECONDS, LOOKS
 from agent.pool.format.directory import DIRECTORY_BYTES, Directory, Entry
 from agent.pool.map.commit import replace_map
 from agent.pool.map.tenant_changes import without_key

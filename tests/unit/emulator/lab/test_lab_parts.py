@@ -114,7 +114,7 @@ def test_the_cached_kernel_needs_no_apt(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_guests_script_is_safe_for_the_shell() -> None:
-    script = guest_script(["printf", "%s", "a'b $x"], Path("/some folder"), {"NAME": "a b"})
+    script = guest_script(["printf", "%s", "a'b $x"], Path("/some folder"))
     done = subprocess.run(
         ["sh", "-c", script.replace("/some folder", "/").replace("/run/g35/begun", "/dev/null")],
         capture_output=True,
@@ -123,10 +123,10 @@ def test_the_guests_script_is_safe_for_the_shell() -> None:
     )
     assert done.stdout == "a'b $x"
     assert "cd '/some folder' || exit 125\n" in script
-    assert "export NAME='a b'\n" in script
-    assert guest_script("exit 3", Path("/"), {}).endswith("\nexit 3\n")
+    assert "export LANG=C.UTF-8\n" in script
+    assert guest_script("exit 3", Path("/")).endswith("\nexit 3\n")
     assert script.startswith(": > /run/g35/begun\n"), "so that a kernel's death can be told from its own"
-    told = guest_script("exit 3", Path("/"), {}, interactive=True)
+    told = guest_script("exit 3", Path("/"), interactive=True)
     assert told.startswith(": > /run/g35/begun; echo\n"), "before anything of it can be seen"
 
 

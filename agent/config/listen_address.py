@@ -16,12 +16,10 @@ def parse_listen_address(address: str) -> tuple[str, int]:
     host = host.removeprefix("[").removesuffix("]")
     try:
         if not ipaddress.ip_address(host).is_loopback:
-            raise ConfigError(f"metrics on {host} would be open to the network", "use 127.0.0.1 or [::1]")
+            raise ConfigError(f"the metrics on {host} would be open to the network", "use 127.0.0.1 or [::1]")
         number = int(port) if port.isascii() and port.isdigit() else -1
     except ValueError:
         number = -1
     if not 1 <= number <= 65_535:
-        raise ConfigError(
-            f"agent.metrics is {address!r}, not an address and a port", "write for example 127.0.0.1:9035"
-        )
+        raise ConfigError(f"{address!r} is not an address and a port", "write for example 127.0.0.1:9035")
     return host, number

@@ -17,6 +17,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final
 
 from agent.fs.files import block_rows
@@ -26,6 +27,7 @@ from agent.fs.files.open_files import OpenFile, OpenFiles
 from agent.fs.files.reclaiming import Reclaimer
 from agent.fs.files.schema import Database
 from agent.fs.interface import FsError
+from agent.host_os.complaints import Complaints
 from agent.pool.steps import Steps
 
 log = logging.getLogger(__name__)
@@ -41,38 +43,32 @@ TURN_SECONDS: Final = 0.5
 """A turn of who cleans up begins no further look after that; one look takes the store's deadlines at most."""
 
 
+@dataclass(slots=True)
 class _Suspicion:
-    __slots__ = ("against", "block", "due", "looks", "undecided")
-
-    def __init__(self, block: SealedBlock, due: float) -> None:
-        self.block = block
-        self.due = due
-        self.looks = self.undecided = 0
-        self.against: bytes | None = None
+    block: SealedBlock
+    due: float
+    looks: int = 0
+    undecided: int = 0
+    against: bytes | None = None
 
 
+@dataclass(slots=True, eq=False)
 class Suspects:
-    """The suspects of one face. Safe from any thread; one at a time looks into them."""
+    """The suspects of one face. Safe from any thread; one at a time looks into them.
 
-    def __init__(
-        self,
-        database: Database,
-        store: BlockStore,
-        open_files: OpenFiles,
-        reclaimer: Reclaimer,
-        let_go: Callable[[OpenFile], Steps[None]],
-        clock: Callable[[], float],
-    ) -> None:
-        """`let_go` undoes a pin of a file. `clock` in seconds."""
-        self._database = database
-        self._store = store
-        self._open_files = open_files
-        self._reclaimer = reclaimer
-        self._let_go = let_go
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._found: OrderedDict[tuple[int, int], _Suspicion] = OrderedDict()
-        """By inode and position in the file; the one that is due first comes first."""
+    `_let_go` undoes a pin of a file. `_clock` in seconds.
+    """
+
+    _database: Database
+    _store: BlockStore
+    _open_files: OpenFiles
+    _reclaimer: Reclaimer
+    _let_go: Callable[[OpenFile], Steps[None]]
+    _clock: Callable[[], float]
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _complaints: Complaints = field(default_factory=lambda: Complaints(log))
+    _found: OrderedDict[tuple[int, int], _Suspicion] = field(default_factory=OrderedDict)
+    """By inode and position in the file; the one that is due first comes first."""
 
     def __len__(self) -> int:
         return len(self._found)
@@ -90,7 +86,8 @@ class Suspects:
                 return
             self._found.pop(at, None)
             self._found[at] = _Suspicion(block, self._clock() + LOOK_SECONDS)
-        log.info("a block of the file with inode %d does not prove itself; it is looked into", file.ino)
+        what = "a block of a file does not prove itself, and is looked into"
+        self._complaints.world(what, f"inode {file.ino}", logging.INFO)
 
     def look(self) -> Steps[None]:
         """Have those examined that are due, for TURN_SECONDS."""
@@ -117,7 +114,7 @@ class Suspects:
         try:
             against = yield from self._store.examine(name, block.capacity)
         except StoreUnavailable as undecided:
-            log.info("a suspect block of the file with inode %d is left: %s", ino, undecided)
+            self._complaints.world("a suspect block is left", f"inode {ino}, {undecided}", logging.INFO)
             suspicion.undecided += 1
             suspicion.looks, suspicion.against = 0, None
             suspicion.due = self._clock() + LOOK_SECONDS
@@ -142,15 +139,12 @@ class Suspects:
         """The block is lost, and so is the file that has it, if it has it still. Raises FsError."""
         file = self._open_files.pin(ino)
         try:
-            yield from self._reclaimer.hold(file.gate)
-            try:
+            with (yield from self._reclaimer.hold(file.gate)):
                 with self._open_files.state:
                     is_staged = position in file.staged
                 if is_staged or not self._is_current(ino, position, block):
                     return False
                 self._reclaimer.lose(file)
                 return True
-            finally:
-                file.gate.release()
         finally:
             yield from self._let_go(file)
