@@ -65,6 +65,17 @@ def hold_all(
     return holds
 
 
+class _ChunkReader:
+    """The reader of one chunk, and how many reads use it just now: the last of them closes it."""
+
+    __slots__ = ("dropped", "reading", "users")
+
+    def __init__(self, reading: Reader) -> None:
+        self.reading: Final = reading
+        self.users = 0
+        self.dropped = False
+
+
 class OpenFile:
     """One open of a file. Safe from any thread."""
 
@@ -85,7 +96,7 @@ class OpenFile:
         self._under_way = under_way or ReadsUnderWay()
         self._next = 0
         """The chunk that a program reads next which reads the file from its beginning; -1: it does not."""
-        self._readers: OrderedDict[int, Reader] = OrderedDict()
+        self._readers: OrderedDict[int, _ChunkReader] = OrderedDict()
         self._lock = threading.Lock()
 
     def read(self, channel: IoChannel, offset: int, into: memoryview) -> Steps[int]:
@@ -118,38 +129,46 @@ class OpenFile:
         if origin == HOLE:
             into[:] = bytes(len(into))
             return
-        reading = self._reader(number, origin)
-        count = yield from reading.read(channel, at, into, deadline)
-        size = self.manifest.chunk_length(number)
-        if reading.cause is None and count == len(into) and reading.length == size:
-            if at + count == size:
-                self._drop(number)
-            return
-        if reading.cause is None:
-            reading.give_up(channel, MissCause.CORRUPT)
-        cause = reading.cause
-        self._drop(number)
-        why = "another length" if cause is None else cause.name.lower()
-        raise FsError(errno.EIO, f"a chunk of the file is lost: {why}")
+        chunk = self._borrow(number, origin)
+        reading, size, is_over = chunk.reading, self.manifest.chunk_length(number), True
+        try:
+            count = yield from reading.read(channel, at, into, deadline)
+            if reading.cause is None and count == len(into) and reading.length == size:
+                is_over = at + count == size
+                return
+            if reading.cause is None:
+                reading.give_up(channel, MissCause.CORRUPT)
+            why = "another length" if reading.cause is None else reading.cause.name.lower()
+            raise FsError(errno.EIO, f"a chunk of the file is lost: {why}")
+        finally:
+            self._give_back(number, chunk, is_over)
 
-    def _reader(self, number: int, origin: bytes) -> Reader:
-        dropped = None
+    def _borrow(self, number: int, origin: bytes) -> _ChunkReader:
         with self._lock:
-            reading = self._readers.get(number)
-            if reading is None:
-                reading = self.volume.chunks.reader(chunk_key(origin, number), self._prestage)
-                self._readers[number] = reading
-                if len(self._readers) > READERS_MAX:
-                    dropped = self._readers.popitem(last=False)[1]
-        if dropped is not None:
-            dropped.close()
-        return reading
+            chunk = self._readers.get(number)
+            if chunk is None:
+                key = chunk_key(origin, number)
+                chunk = self._readers[number] = _ChunkReader(self.volume.chunks.reader(key, self._prestage))
+                while len(self._readers) > READERS_MAX:
+                    self._drop(next(iter(self._readers)))
+            chunk.users += 1
+            return chunk
+
+    def _give_back(self, number: int, chunk: _ChunkReader, is_over: bool) -> None:
+        """`is_over`: the end of the chunk was read, or it is lost."""
+        with self._lock:
+            chunk.users -= 1
+            if is_over and self._readers.get(number) is chunk:
+                self._drop(number)
+            elif chunk.dropped and not chunk.users:
+                chunk.reading.close()
 
     def _drop(self, number: int) -> None:
-        with self._lock:
-            reading = self._readers.pop(number, None)
-        if reading is not None:
-            reading.close()
+        """With the lock held."""
+        chunk = self._readers.pop(number)
+        chunk.dropped = True
+        if not chunk.users:
+            chunk.reading.close()
 
     def _look_ahead(self, number: int, at: int) -> None:
         """Have the next chunks brought, for a program that reads from the beginning."""
@@ -164,9 +183,8 @@ class OpenFile:
 
     def close(self) -> None:
         with self._lock:
-            readers, self._readers = self._readers, OrderedDict()
+            for number in list(self._readers):
+                self._drop(number)
             holds, self._holds = self._holds, ()
-        for reading in readers.values():
-            reading.close()
         for hold in holds:
             hold.let_go()

@@ -1,4 +1,4 @@
-"""`/shared` over a pool in memory: two volumes on namespaces of their own, and agents that have a face each."""
+"""`/shared` over a pool in memory: two volumes on namespaces of their own, and agents with a face each."""
 
 from __future__ import annotations
 

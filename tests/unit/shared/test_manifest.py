@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
@@ -22,6 +24,7 @@ FILE = Manifest(
     Kind.FILE, b"a/b", 0o4751, 0x01020304, 0x05060708, 0x1112131415161718, 0x2122232425262728,
     0x3132333435363738, IDENTITY, 0x9_0001, 0x1_0000, (Run(2, 3, ORIGIN), Run(7, 1, HOLE)),
 )  # fmt: skip
+TWO_OUT_OF_ORDER = (Run(3, 1, ORIGIN), Run(2, 1, HOLE))
 GOLDEN = bytes.fromhex(
     "6733356d 01 01 e909 04030201 08070605 1817161514131211 00000000 2827262524232221 3837363534333231"
     "404142434445464748494a4b4c4d4e4f 0200 0300 00000000 00000100 0100090000000000"
@@ -68,10 +71,8 @@ def test_every_cut_is_refused() -> None:
 def test_a_changed_byte_is_another_manifest_or_none(at: int, change: int) -> None:
     broken = bytearray(GOLDEN)
     broken[at] ^= change
-    try:
+    with contextlib.suppress(ManifestError):
         assert decode_manifest_untrusted(bytes(broken)) != FILE
-    except ManifestError:
-        pass
 
 
 @given(st.binary(max_size=256))
@@ -86,7 +87,7 @@ def test_bytes_that_are_no_manifest_are_refused(raw: bytes) -> None:
     "manifest",
     [
         Manifest(Kind.FILE, b"f", 0, 0, 0, 0, 0, 0, IDENTITY, 10, 65536, (Run(0, 2, ORIGIN),)),
-        Manifest(Kind.FILE, b"f", 0, 0, 0, 0, 0, 0, IDENTITY, 1 << 20, 65536, (Run(3, 1, ORIGIN), Run(2, 1, HOLE))),
+        Manifest(Kind.FILE, b"f", 0, 0, 0, 0, 0, 0, IDENTITY, 1 << 20, 65536, TWO_OUT_OF_ORDER),
         Manifest(Kind.FILE, b"f", 0, 0, 0, 0, 0, 0, IDENTITY, 1 << 20, 65536, (Run(3, 0, ORIGIN),)),
         Manifest(Kind.FILE, b"f", 0, 0, 0, 0, 0, 0, IDENTITY, 10, 65536, (), b"other"),
         Manifest(Kind.FILE, b"f", 0, 0, 0, 0, 0, 0, HOLE, 10, 65536),

@@ -186,8 +186,8 @@ def tickets(bounds: Bounds, tmp_path: Path) -> Iterator[Walk]:
 
 
 WALKS = {
-    "fs-open": fs_open, "kv-open": kv_open, "kv-writers": kv_writers,
-    "shared-open": shared_open, "shared-writers": shared_writers, "sessions": sessions, "status-files": status_files, "tickets": tickets,
+    "fs-open": fs_open, "kv-open": kv_open, "kv-writers": kv_writers, "shared-open": shared_open,
+    "shared-writers": shared_writers, "sessions": sessions, "status-files": status_files, "tickets": tickets,
 }  # fmt: skip
 ELSEWHERE = {
     "answer-bytes", "guest-nodes", "kv-nodes", "guest-open", "s3-connections", "s3-tenant-connections",
