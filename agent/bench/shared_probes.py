@@ -19,13 +19,13 @@ from agent.bench.rounds import Sample, Timed, Turn, in_bursts, rate, together
 from agent.bench.sites import IN_FLIGHT, PoolShape, PoolSite, Sites
 from agent.errors import G35Error
 
-FILES_GOT: Final = 8
+FILES_GOT: Final = 4
 """Files that are read over and over."""
-FILES_PUT: Final = 8
+FILES_PUT: Final = 4
 """Files that are put before they are removed."""
 SHARED_PART: Final = 5
 """A new pool has one part in so many for /shared (agent/cli/up/agent_toml.py)."""
-ROOM: Final = 3
+ROOM: Final = 2
 """The pool has room for so many times what the probes store."""
 
 

@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
+import pytest
+
 from agent.fs.close_cause import Closing
 from agent.fs.interface import Attributes, Caller, Entry, FsError, LockOwner, SetAttributes
 from agent.fs.shared.discards import Discards
@@ -211,3 +213,9 @@ class Files:
             namespace = self.channel.namespaces[number]
             namespace.load(offset, memoryview(block))
             yield namespace, offset, Directory(block)
+
+
+def refused(number: int, action: object, *arguments: object, **options: object) -> None:
+    with pytest.raises(FsError) as raised:
+        action(*arguments, **options)  # type: ignore[operator]
+    assert os.strerror(raised.value.errno) == os.strerror(number)

@@ -4,17 +4,45 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from agent.fs.interface import Caller, FsError
 from agent.fs.shared.discards import DISCARDS, Discards
 from agent.fs.shared.file_writer import STAGED
 from agent.fs.shared.nodes import NODES
 from agent.fs.shared.seen import FOLDER_NAMES_MAX, NamesSeen
-from agent.host_os.per_user_bounds import Bounds
+from agent.host_os.per_user_bounds import CATALOGUE, Bounds
 from agent.pool.steps import settle
 from tests.support.fs.memory_shared import CHUNK, Files, SharedPool
 
 USER, OTHER = Caller(1000, pid=7), Caller(1001, pid=8)
+
+
+@contextmanager
+def shared_open(bounds: Bounds, tmp_path: Path) -> Iterator[Callable[[Caller, int], object]]:
+    files = SharedPool().agent(bounds)
+    files.put("f", b"content")
+    opened: list[tuple[int, int]] = []
+    yield lambda caller, _: opened.append(files.open("f", caller=caller))
+    for file in opened:
+        files.release(file)
+    assert bounds.of(CATALOGUE["shared-open"]).held == 0
+
+
+@contextmanager
+def shared_writers(bounds: Bounds, tmp_path: Path) -> Iterator[Callable[[Caller, int], object]]:
+    files = SharedPool().agent(bounds)
+    opened: list[tuple[int, int]] = []
+    yield lambda caller, number: opened.append(files.create(f"f{number}", caller))
+    for file in opened:
+        files.release(file)
+    assert bounds.of(CATALOGUE["shared-writers"]).held == 0
+
+
+WALKS = {"shared-open": shared_open, "shared-writers": shared_writers}
+"""Walked by tests/unit/agent/bounds/test_walked_to_their_bounds.py."""
 
 
 def with_most(limit: object, most: int) -> tuple[Bounds, Files]:

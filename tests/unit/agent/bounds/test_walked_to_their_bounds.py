@@ -34,11 +34,11 @@ from host_shim.control_wire import ANSWERS_MAX, FLAG_NO_ANSWER, KEYS_MAX, Operat
 from host_shim.pool import Pool
 from tests.support.engines.session_door import SessionDoor, refuse_prestage
 from tests.support.fs.memory_filesystem import MemoryFileSystem
-from tests.support.fs.memory_shared import SharedPool
 from tests.support.pool.inline_runner import InlineRunner
 from tests.support.pool.memory_blocks import MemoryBlockStore
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent
 from tests.unit.agent.bounds.test_tables_of_the_pool import WALKS as TABLES
+from tests.unit.shared.test_shared_bounds import WALKS as SHARED
 
 OWNER, USER, OTHER = Caller(0), Caller(1000), Caller(1001)
 RUN = InlineRunner()
@@ -138,27 +138,6 @@ def fs_open(bounds: Bounds, tmp_path: Path) -> Iterator[Walk]:
 
 
 @contextmanager
-def shared_open(bounds: Bounds, tmp_path: Path) -> Iterator[Walk]:
-    files = SharedPool().agent(bounds)
-    files.put("f", b"content")
-    opened: list[tuple[int, int]] = []
-    yield lambda caller, _: opened.append(files.open("f", caller=caller))
-    for file in opened:
-        files.release(file)
-    assert bounds.of(CATALOGUE["shared-open"]).held == 0
-
-
-@contextmanager
-def shared_writers(bounds: Bounds, tmp_path: Path) -> Iterator[Walk]:
-    files = SharedPool().agent(bounds)
-    opened: list[tuple[int, int]] = []
-    yield lambda caller, number: opened.append(files.create(f"f{number}", caller))
-    for file in opened:
-        files.release(file)
-    assert bounds.of(CATALOGUE["shared-writers"]).held == 0
-
-
-@contextmanager
 def sessions(bounds: Bounds, tmp_path: Path) -> Iterator[Walk]:
     control = Control(bounds)
     yield lambda caller, _: control.session(caller)
@@ -186,8 +165,8 @@ def tickets(bounds: Bounds, tmp_path: Path) -> Iterator[Walk]:
 
 
 WALKS = {
-    "fs-open": fs_open, "kv-open": kv_open, "kv-writers": kv_writers, "shared-open": shared_open,
-    "shared-writers": shared_writers, "sessions": sessions, "status-files": status_files, "tickets": tickets,
+    "fs-open": fs_open, "kv-open": kv_open, "kv-writers": kv_writers, **SHARED,
+    "sessions": sessions, "status-files": status_files, "tickets": tickets,
 }  # fmt: skip
 ELSEWHERE = {
     "answer-bytes", "guest-nodes", "kv-nodes", "guest-open", "s3-connections", "s3-tenant-connections",
