@@ -187,6 +187,7 @@ class SharedFace(FileSystem):
     ) -> Steps[tuple[Manifest | MissCause, Sequence[Hold]]]:
         """What a path leads to; and in the same round trip what the caller will want next, as it does."""
         channel, habits = self._channel(), self._habits
+        habits.expire(channel.now())
         known = habits.known(volume.name, path)
         if known is not None and 0 < known.chunks <= HELD_AHEAD_MAX and habits.opens(caller):
             holding = hold_all(channel, volume, _keys(known), caller.holder)

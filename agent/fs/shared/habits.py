@@ -120,8 +120,17 @@ class Habits:
     def hold(self, ino: int, holds: Sequence[Hold], now: float) -> None:
         """The chunks of a file are held for the one who opens it now."""
         with self._lock:
-            dropped = [self._ready.pop(ino)] if ino in self._ready else []
+            before = self._ready.pop(ino, None)
             self._ready[ino] = (now + READY_SECONDS, holds)
+        if before is not None:
+            for each in before[1]:
+                each.let_go()
+        self.expire(now)
+
+    def expire(self, now: float) -> None:
+        """Let go of what nobody has come for: with each lookup, for lookups come before what would evict."""
+        dropped: list[tuple[float, Sequence[Hold]]] = []
+        with self._lock:
             while self._ready and (len(self._ready) > READY_MAX or next(iter(self._ready.values()))[0] < now):
                 dropped.append(self._ready.popitem(last=False)[1])
         for _, gone in dropped:

@@ -113,6 +113,10 @@ class Files:
         )
         return entry.attributes.ino, opened.handle
 
+    def open_node(self, ino: int) -> tuple[int, int]:
+        """Open for reading what was looked up just now."""
+        return ino, settle(self.face.open(CALLER, ino, os.O_RDONLY), self.channel).handle
+
     def open(self, path: str, flags: int = os.O_RDONLY, caller: Caller = CALLER) -> tuple[int, int]:
         """As open(2): where the node is stale the name is looked up once more."""
         ino = self.lookup(path, caller).attributes.ino
