@@ -61,6 +61,23 @@ class ConnectorOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class PublisherOptions(ConnectorOptions):
+    """Options of a connector that publishes events itself: SGLang's and LMCache's."""
+
+    events: str = ""
+    """Where events are published, as ZeroMQ has it (`tcp://*:5557`); empty: nowhere."""
+    events_topic: str = ""
+
+    def __post_init__(self) -> None:
+        ConnectorOptions.__post_init__(self)
+        for name, text in (("events", self.events), ("events_topic", self.events_topic)):
+            if not isinstance(text, str):
+                raise ValueError(f'g35: "{name}" is a text, and not {text!r}')
+        if self.events and "://" not in self.events:
+            raise ValueError(f'g35: "events" is an address such as tcp://*:5557, and not {self.events!r}')
+
+
+@dataclass(frozen=True, slots=True)
 class TierOptions(ConnectorOptions):
     """Options of vLLM's tier. Those of jobs are seconds."""
 
@@ -71,6 +88,8 @@ class TierOptions(ConnectorOptions):
     store_deadline: float = 30.0
     locality: str = "REMOTE"
     """What vLLM publishes of the tier."""
+    enable_kv_events: bool = False
+    """Whether vLLM gets events of the tier to publish, where its own events are on."""
 
     def __post_init__(self) -> None:
         ConnectorOptions.__post_init__(self)
@@ -78,6 +97,8 @@ class TierOptions(ConnectorOptions):
             checked_seconds(name, getattr(self, name), DEADLINE_SECONDS_MAX)
         if not isinstance(self.namespace, str):
             raise ValueError(f'g35: "namespace" is a text, and not {self.namespace!r}')
+        if not isinstance(self.enable_kv_events, bool):
+            raise ValueError(f'g35: "enable_kv_events" is true or false, and not {self.enable_kv_events!r}')
 
 
 def checked_seconds(name: str, found: Any, most: float, more: str = "") -> None:

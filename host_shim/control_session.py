@@ -177,6 +177,10 @@ class Session:
         room = ANSWER_BYTES_MAX if operation is Operation.STATS else HEADER_BYTES + len(keys)
         return self._exchange(Request(operation, self._new_id(), volume, tuple(keys), 0, ttl_seconds), room)
 
+    def tell(self, operation: Operation, volume: str, keys: Sequence[bytes]) -> None:
+        """One request that has no answer."""
+        self._send(Request(operation, self._new_id(), volume, tuple(keys), flags=FLAG_NO_ANSWER).encode())
+
     def stats(self) -> dict[str, Any]:
         """The agent's counters; empty where it does not tell them."""
         try:

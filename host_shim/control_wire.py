@@ -30,8 +30,8 @@ Layout of a request, little-endian:
     24  2  length of the volume's name in bytes
     26  2  flags
     28  4  zero
-    32  …  the volume's name in UTF-8, then 16 bytes a key (OUTCOME: none, the number says how many tickets),
-           then (PUT) a 4-byte value length a key
+    32  …  the volume's name in UTF-8, then 16 bytes a key (OUTCOME: none, the number says how many tickets;
+           REPORT: a `PrefixReport` in the place of each two keys), then (PUT) a 4-byte value length a key
 Layout of an answer, little-endian:
      0  4  magic "g35a"
      4  2  version
@@ -52,7 +52,7 @@ import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 VERSION: Final = 1
 SESSION_PATH: Final = ".g35/session"
@@ -69,6 +69,8 @@ VOLUME_NAME_BYTES_MAX: Final = 64
 TICKETS_MAX: Final = 4096
 """Tickets of one session; each costs the agent well under a kilobyte while it is bound."""
 ANSWERS_MAX: Final = 64
+NAME_FORM_BYTES_MAX: Final = 4096
+"""Of each part of a `NameForm`."""
 TICKET_SHIFT: Final = 32
 VALUE_BYTES_MAX: Final = 1 << 24
 AT_ONCE_BYTES: Final = 1 << 16
@@ -95,6 +97,7 @@ class Operation(enum.IntEnum):
     DELETE = 6
     STATS = 7
     OUTCOME = 8
+    REPORT = 9
 
 
 _OPERATIONS: Final = {operation.value: operation for operation in Operation}
@@ -184,6 +187,54 @@ class Answer:
         return head + self.body
 
 
+_REPORT: Final = struct.Struct("<IIIIIBBxxiI")
+REPORT_BYTES: Final = 2 * KEY_BYTES
+assert _REPORT.size == REPORT_BYTES
+REPORTS_MAX: Final = KEYS_MAX // 2
+_REPORT_COUNT_MAX: Final = (1 << 32) - 1
+_REPORT_SAVED_MAX: Final = (1 << 31) - 1
+
+
+class PrefixReport(NamedTuple):
+    """What a connector's request asked for and got, for the agent's counters. Counts are blocks.
+
+    Layout, little-endian: 5 counts of 4 bytes, the cause, whether the saving is known, 2 zero, 4 bytes of
+    milliseconds saved (signed), 4 of milliseconds that loading took.
+    """
+
+    asked: int
+    found: int
+    usable: int
+    stored: int
+    loaded: int
+    cause: Outcome
+    """Of the first hole; HIT where there is none, UNKNOWN where no agent said."""
+    saved_ms: int | None
+    """What loading saved against computing; below 0: what it cost. None: not known."""
+    load_ms: int
+
+    def encode(self) -> bytes:
+        counts = (min(each, _REPORT_COUNT_MAX) for each in self[:5])
+        saved = max(-_REPORT_SAVED_MAX, min(_REPORT_SAVED_MAX, self.saved_ms or 0))
+        return _REPORT.pack(
+            *counts, self.cause, self.saved_ms is not None, saved, min(self.load_ms, _REPORT_COUNT_MAX)
+        )
+
+
+def decode_report_untrusted(data: bytes) -> PrefixReport:
+    """A report out of REPORT_BYTES. Bad bytes raise MalformedControl, and nothing else."""
+    if len(data) != REPORT_BYTES:
+        raise MalformedControl(f"a report has {REPORT_BYTES} bytes, not {len(data)}")
+    asked, found, usable, stored, loaded, cause, is_known, saved, load = _REPORT.unpack(data)
+    if cause > Outcome.ENCLOSURE_DOWN and cause != Outcome.UNKNOWN:
+        raise MalformedControl(f"{cause} is no cause of a hole")
+    if not usable <= found <= asked:
+        raise MalformedControl("a report of more blocks found than asked for, or usable than found")
+    return PrefixReport(
+        asked, found, usable, stored, loaded, Outcome(cause), saved if is_known else None, load
+    )
+
+
 _HEX_KEY: Final = re.compile(rb"[0-9a-fA-F]{32}")
 _KEY_PERSONALITY: Final = b"g35 key"
 
@@ -200,6 +251,76 @@ def key_of_name(name: str | bytes) -> bytes:
     if _HEX_KEY.fullmatch(raw):
         return bytes.fromhex(raw.decode())
     return hashlib.blake2b(raw, digest_size=KEY_BYTES, person=_KEY_PERSONALITY).digest()
+
+
+def name_of(*fields: bytes | str | int) -> bytes:
+    """One name of several fields; lists of fields that differ never make the same name."""
+    parts = []
+    for field in fields:
+        raw = field if isinstance(field, bytes) else str(field).encode("utf-8", "surrogateescape")
+        parts += [len(raw).to_bytes(4, "little"), raw]
+    return b"".join(parts)
+
+
+def key_of_long_name(name: bytes) -> bytes:
+    """The 16-byte key under which the pool has the value of a name of any length."""
+    return hashlib.blake2b(name, digest_size=KEY_BYTES, person=b"g35 block").digest()
+
+
+class NameForm:
+    """How the connector of an engine makes names of the engine's hashes: all but the hash is the same.
+
+    A router that has hashes and this form asks for the same keys.
+    """
+
+    def __init__(
+        self, before: bytes = b"", after: bytes = b"", *, tail: bytes = b"", is_text: bool = False
+    ) -> None:
+        """`before`, `after`: the fields beside the hash, by `name_of`. `tail` ends the field that the hash
+        is in. `is_text`: the field has the hash's hexadecimal digits."""
+        self.before = before
+        self.after = after
+        self.tail = tail
+        self.is_text = is_text
+
+    def name(self, block_hash: bytes) -> bytes:
+        """The name of the block with this hash."""
+        if self.is_text:
+            block_hash = block_hash.hex().encode()
+        field = block_hash + self.tail
+        return self.before + len(field).to_bytes(4, "little") + field + self.after
+
+    def describe(self) -> dict[str, str | bool]:
+        """As JSON has it, for `decode_name_form_untrusted`."""
+        return {
+            "before": self.before.hex(),
+            "tail": self.tail.hex(),
+            "after": self.after.hex(),
+            "text": self.is_text,
+        }
+
+
+def decode_name_form_untrusted(found: object) -> NameForm:
+    """A form out of JSON. Raises MalformedControl for what is none."""
+    if not isinstance(found, dict) or not found.keys() <= {"before", "tail", "after", "text"}:
+        raise MalformedControl("a form of names has before, tail, after and text, and nothing else")
+    parts = []
+    for key in ("before", "after", "tail"):
+        digits = found.get(key, "")
+        if not isinstance(digits, str) or len(digits) > 2 * NAME_FORM_BYTES_MAX:
+            raise MalformedControl(f"{key} is no text of up to {2 * NAME_FORM_BYTES_MAX} digits")
+        parts.append(_unhexed(digits, key))
+    is_text = found.get("text", False)
+    if not isinstance(is_text, bool):
+        raise MalformedControl("text is true or false")
+    return NameForm(parts[0], parts[1], tail=parts[2], is_text=is_text)
+
+
+def _unhexed(digits: str, what: str) -> bytes:
+    try:
+        return bytes.fromhex(digits)
+    except ValueError:
+        raise MalformedControl(f"{what} is not in hexadecimal") from None
 
 
 _VALUE_XATTR: Final = b"user.g35."

@@ -13,9 +13,11 @@ A lock of LMCache's is a prestage here: blocks are not kept from eviction. Writt
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,8 +26,11 @@ from lmcache.lmcache_native import Bitmap
 from lmcache.v1.distributed.internal_api import L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 
+from host_shim.block_watch import BlockWatch
 from host_shim.connector_jobs import JobRunner
-from host_shim.connector_options import ConnectorOptions
+from host_shim.connector_options import PublisherOptions
+from host_shim.control_wire import NameForm, Outcome
+from host_shim.kv_events import ZmqPublisher
 from host_shim.named_values import NamedValues, name_of
 
 _log = logging.getLogger(__name__)
@@ -72,12 +77,20 @@ class _Lane:
 
 
 class G35L2Adapter(L2AdapterInterface):  # type: ignore[misc]
-    """See the module. `adapter_params` are the keys of `ConnectorOptions`."""
+    """See the module. `adapter_params` are the keys of `PublisherOptions`."""
 
     def __init__(self, adapter_params: dict[str, Any], l1_memory_desc: Any = None) -> None:
         super().__init__()
-        self._options = options = ConnectorOptions.from_dict(adapter_params)
-        self._values = NamedValues.opened(options)
+        self._options = options = PublisherOptions.from_dict(adapter_params)
+        publisher = ZmqPublisher(options.events, options.events_topic) if options.events else None
+        try:
+            self._values = NamedValues.opened(options)
+        except BaseException:
+            if publisher is not None:
+                publisher.close()
+            raise
+        self.watch = BlockWatch(self._values, _names, lambda key: bytes(key.chunk_hash), publisher)
+        self._told_form = False
         self._readers = JobRunner("g35-lmcache-load", options.threads)
         self._writers = JobRunner("g35-lmcache-store", options.threads)
         self._stores, self._lookups, self._loads = _Lane(), _Lane(), _Lane()
@@ -102,6 +115,7 @@ class G35L2Adapter(L2AdapterInterface):  # type: ignore[misc]
         def store() -> Any:
             stored = self._values.store(_names(keys), [[each.byte_array] for each in objects])
             sizes = [int(each.get_size()) for each in objects]
+            self.watch.stored(keys, stored)
             there = [at for at, well in enumerate(stored) if well]
             self._counts["stored"] += len(there)
             self._counts["refused"] += len(keys) - len(there)
@@ -119,7 +133,10 @@ class G35L2Adapter(L2AdapterInterface):  # type: ignore[misc]
         """Which blocks are there, in one round trip; those are prestaged, unless the options say not to."""
 
         def look_up() -> Any:
-            return _bitmap(self._values.exists(_names(keys), prestage=self._options.prestage))
+            self._tell_form(keys)
+            found = self._values.lookup(_names(keys), prestage=self._options.prestage)
+            self.watch.looked_up(keys, found)
+            return _bitmap([one is Outcome.HIT for one in found])
 
         return self._start(self._readers, self._lookups, look_up, Bitmap(len(keys)))
 
@@ -134,8 +151,11 @@ class G35L2Adapter(L2AdapterInterface):  # type: ignore[misc]
 
         def load() -> Any:
             rooms = [each.byte_array for each in objects]
+            began = time.monotonic()
             found = self._values.load(_names(keys), [[room] for room in rooms])
             whole = [length == len(room) for length, room in zip(found, rooms, strict=True)]
+            if keys:
+                self.watch.loaded(keys, whole, len(rooms[0]), time.monotonic() - began)
             self._counts["loaded"] += sum(whole)
             self._counts["missed"] += len(whole) - sum(whole)
             loaded = [key for key, well in zip(keys, whole, strict=True) if well]
@@ -154,6 +174,7 @@ class G35L2Adapter(L2AdapterInterface):  # type: ignore[misc]
         def forget() -> None:
             gone = [key for key, well in zip(keys, self._values.forget(_names(keys)), strict=True) if well]
             if gone:
+                self.watch.deleted(gone)
                 with self._lock:
                     sizes = [self._sizes.pop(key, 0) for key in gone]
                 self._notify_keys_deleted(gone, sizes)
@@ -168,6 +189,7 @@ class G35L2Adapter(L2AdapterInterface):  # type: ignore[misc]
             "mount": self._options.mount,
             "volume": self._options.volume,
             **{what: self._counts[what] for what in ("stored", "refused", "loaded", "missed")},
+            **self.watch.status(),
         }
 
     def close(self) -> None:
@@ -178,6 +200,7 @@ class G35L2Adapter(L2AdapterInterface):  # type: ignore[misc]
         ended = [runner.close(CLOSE_SECONDS) for runner in (self._readers, self._writers)]
         for lane in (self._stores, self._lookups, self._loads):
             lane.close()
+        self.watch.close()
         if all(ended):
             self._values.close()
         else:
@@ -199,6 +222,11 @@ class G35L2Adapter(L2AdapterInterface):  # type: ignore[misc]
             lane.finish(task, failed)
         return task
 
+    def _tell_form(self, keys: Sequence[Any]) -> None:
+        if keys and not self._told_form:
+            self._told_form = True
+            _log.info("names of chunks, for queries: %s", json.dumps(name_form(keys[0]).describe()))
+
     def _remember(self, keys: Sequence[Any], sizes: Sequence[int]) -> None:
         with self._lock:
             for key, size in zip(keys, sizes, strict=True):
@@ -207,13 +235,14 @@ class G35L2Adapter(L2AdapterInterface):  # type: ignore[misc]
                 self._sizes.popitem(last=False)
 
 
+def name_form(key: Any) -> NameForm:
+    """How a router makes names of the hashes of chunks that are like this one (docs/query.md)."""
+    beside = (key.model_name, key.kv_rank, key.object_group_id, key.cache_salt)
+    return NameForm(name_of("lmcache l2"), name_of(*beside))
+
+
 def _names(keys: Sequence[Any]) -> list[bytes]:
-    return [
-        name_of(
-            "lmcache l2", key.chunk_hash, key.model_name, key.kv_rank, key.object_group_id, key.cache_salt
-        )
-        for key in keys
-    ]
+    return [name_form(key).name(key.chunk_hash) for key in keys]
 
 
 def _bitmap(bits: Sequence[bool]) -> Any:

@@ -22,7 +22,8 @@ import asyncio
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -30,9 +31,12 @@ from lmcache.v1.memory_management import MemoryFormat
 from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
 from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 
+from host_shim.block_watch import BlockWatch
 from host_shim.connector_jobs import JobRunner
-from host_shim.connector_options import ConnectorOptions
+from host_shim.connector_options import PublisherOptions
+from host_shim.kv_events import ZmqPublisher
 from host_shim.named_values import NamedValues, name_of
+from host_shim.prefix_records import leading_hits
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +49,7 @@ LOAD_SECONDS = 30.0
 
 
 class G35StorageBackend(StoragePluginInterface):  # type: ignore[misc]
-    """See the module. `extra_config` holds the keys of `ConnectorOptions`, each after `g35.`."""
+    """See the module. `extra_config` holds the keys of `PublisherOptions`, each after `g35.`."""
 
     def __init__(
         self,
@@ -59,7 +63,7 @@ class G35StorageBackend(StoragePluginInterface):  # type: ignore[misc]
         if metadata is None or local_cpu_backend is None:
             raise ValueError("g35's storage plug-in loads into LMCache's CPU back-end: set local_cpu: true")
         extra = config.extra_config or {}
-        self._options = ConnectorOptions.from_dict(
+        self._options = PublisherOptions.from_dict(
             {
                 key.removeprefix(OPTION_PREFIX): each
                 for key, each in extra.items()
@@ -73,7 +77,17 @@ class G35StorageBackend(StoragePluginInterface):  # type: ignore[misc]
             shape.numel() * dtype.itemsize for shape, dtype in zip(self._shapes, self._dtypes, strict=True)
         )
         self.single_token_size = self.full_chunk_size_bytes // metadata.chunk_size
-        self._values = NamedValues.opened(self._options, self.full_chunk_size_bytes)
+        options = self._options
+        publisher = None
+        if options.events:
+            publisher = ZmqPublisher(options.events, options.events_topic, block_size=metadata.chunk_size)
+        try:
+            self._values = NamedValues.opened(options, self.full_chunk_size_bytes)
+        except BaseException:
+            if publisher is not None:
+                publisher.close()
+            raise
+        self.watch = BlockWatch(self._values, _names, _event_hash, publisher)
         allocates_by = inspect.signature(local_cpu_backend.allocate).parameters
         # By default it waits until somebody gives memory back, which we may be holding meanwhile.
         self._at_once = {"busy_loop": False} if "busy_loop" in allocates_by else {}
@@ -92,7 +106,9 @@ class G35StorageBackend(StoragePluginInterface):  # type: ignore[misc]
         return self._within(LOOKUP_SECONDS, self._askers, lambda: self._leading(keys), 0)
 
     def _leading(self, keys: list[Any]) -> int:
-        return self._values.leading(_names(keys), prestage=self._options.prestage)
+        found = self._values.lookup_leading(_names(keys), prestage=self._options.prestage)
+        self.watch.looked_up(keys, found)
+        return leading_hits(found)
 
     async def batched_async_contains(self, lookup_id: str, keys: list[Any], pin: bool = False) -> int:
         return await self._awaited(lambda: self._leading(keys), 0)
@@ -126,6 +142,7 @@ class G35StorageBackend(StoragePluginInterface):  # type: ignore[misc]
             try:
                 names = _names([key for key, _ in chosen])
                 stored = self._values.store(names, [[each.byte_array] for _, each in chosen])
+                self.watch.stored([key for key, _ in chosen], stored)
             finally:
                 self._end_store(chosen)
             for (key, _), well in zip(chosen, stored, strict=True):
@@ -161,7 +178,12 @@ class G35StorageBackend(StoragePluginInterface):  # type: ignore[misc]
             rooms.append(room)
         chunks: list[Any] = [None] * len(keys)
         names = _names(keys[: len(rooms)])
+        began = time.monotonic()
         found = self._values.load(names, [[each.byte_array] for each in rooms], exact=False)
+        if rooms:
+            done = [length is not None for length in found]
+            took = time.monotonic() - began
+            self.watch.loaded(keys[: len(rooms)], done, self.full_chunk_size_bytes, took)
         for at, (room, length) in enumerate(zip(rooms, found, strict=True)):
             chunks[at] = self._of_length(room, length)
         return chunks
@@ -205,7 +227,9 @@ class G35StorageBackend(StoragePluginInterface):  # type: ignore[misc]
 
     def close(self) -> None:
         """Let end what runs, for CLOSE_SECONDS at most; what waited has failed."""
-        if all([runner.close(CLOSE_SECONDS) for runner in (self._askers, self._readers, self._writers)]):
+        ended = [runner.close(CLOSE_SECONDS) for runner in (self._askers, self._readers, self._writers)]
+        self.watch.close()
+        if all(ended):
             self._values.close()
         else:
             _log.warning("the g35 mount %s still holds a task of LMCache at its end", self._options.mount)
@@ -299,6 +323,12 @@ def _give_back(chunks: Sequence[Any]) -> None:
 def _names(keys: Sequence[Any]) -> list[bytes]:
     """The whole key as LMCache writes it: model, world size, worker, hash, type and tags."""
     return [name_of("lmcache", key.to_string()) for key in keys]
+
+
+def _event_hash(key: Any) -> Hashable | None:
+    """A chunk's hash as LMCache has it: a number, or bytes."""
+    found: Hashable | None = getattr(key, "chunk_hash", None)
+    return found
 
 
 def _call(callback: Callable[[Any], None], key: Any) -> None:

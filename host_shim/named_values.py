@@ -25,13 +25,24 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import TypeVar
 
 from host_shim.connector_jobs import within
 from host_shim.connector_options import ConnectorOptions
 from host_shim.control_session import Session
-from host_shim.control_wire import KEY_BYTES, KEYS_MAX, TICKETS_MAX, VALUE_BYTES_MAX
+from host_shim.control_wire import (
+    KEYS_MAX,
+    TICKETS_MAX,
+    VALUE_BYTES_MAX,
+    Outcome,
+    PrefixReport,
+    key_of_long_name,
+    name_of,
+)
 from host_shim.pool import Buffer, Pool, UnknownVolume, ValueTooLong, whole_seconds
+from host_shim.prefix_records import Speeds, leading_hits
+
+__all__ = ["LABEL_BYTES", "NamedValues", "key_of_long_name", "label_of", "name_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -45,21 +56,7 @@ _COMPLAINTS_MAX = 16
 CHECK_SECONDS = 5.0
 WARN_AGAIN_SECONDS = 600.0
 """How often it is said again that there never was a pool behind the mount."""
-_Ask: TypeAlias = Callable[[Sequence[bytes]], list[bool]]
-
-
-def name_of(*fields: bytes | str | int) -> bytes:
-    """One name of several fields; lists of fields that differ never make the same name."""
-    parts = []
-    for field in fields:
-        raw = field if isinstance(field, bytes) else str(field).encode("utf-8", "surrogateescape")
-        parts += [len(raw).to_bytes(4, "little"), raw]
-    return b"".join(parts)
-
-
-def key_of_long_name(name: bytes) -> bytes:
-    """The 16-byte key under which the pool has the value of a name."""
-    return hashlib.blake2b(name, digest_size=KEY_BYTES, person=b"g35 block").digest()
+T = TypeVar("T")
 
 
 def label_of(name: bytes, length: int) -> bytes:
@@ -81,6 +78,7 @@ class NamedValues:
         self._warn_again_at = -math.inf
         self._complaints: set[str] = set()
         self._own = threading.local()
+        self._reports = True
         self.agent_seen = False
         """Whether the last call found an agent; for status pages, which must not wait."""
 
@@ -146,30 +144,50 @@ class NamedValues:
 
         `prestage`: and have the agent bring those into its memory.
         """
-        found = self._ask_all(self._volume.exists, names)
-        if prestage and any(found):
-            self.prestage([name for name, there in zip(names, found, strict=True) if there])
+        return [each is Outcome.HIT for each in self.lookup(names, prestage=prestage)]
+
+    def lookup(self, names: Sequence[bytes], *, prestage: bool = False) -> list[Outcome | None]:
+        """As `exists`, with the cause where a name has no value; None where no agent was there to say."""
+        found = self._ask_all(self._volume.lookup, names, None)
+        if prestage and Outcome.HIT in found:
+            self.prestage([name for name, one in zip(names, found, strict=True) if one is Outcome.HIT])
         return found
 
-    def leading(self, names: Sequence[bytes], *, prestage: bool = False) -> int:
-        """How many names from the first on have a value, without a hole. `prestage` as in `exists`."""
+    def lookup_leading(self, names: Sequence[bytes], *, prestage: bool = False) -> list[Outcome | None]:
+        """As `lookup`, up to the first hole and, behind it, as far as one request goes. What lies further
+        is not asked for, and has UNKNOWN."""
+        found: list[Outcome | None] = []
+        for start in range(0, len(names), _BATCH_MAX):
+            found += self.lookup(names[start : start + _BATCH_MAX])
+            if any(each is not Outcome.HIT for each in found):
+                break
+        run = leading_hits(found)
+        if prestage and run:
+            self.prestage(names[:run])
+        return found + [Outcome.UNKNOWN] * (len(names) - len(found))
+
+    def speeds(self) -> Speeds:
+        """What the agent's recompute gate measured and was told; empty where it has none."""
         try:
-            found = self._volume.longest_prefix([key_of_long_name(name) for name in names])
-            self._warn_of_no_pool()
-        except (OSError, LookupError, RuntimeError) as refused:
-            self._complain(refused)
-            return 0
-        if prestage and found:
-            self.prestage(names[:found])
-        return found
+            gate = self._volume.stats().get("gate") or {}
+            return Speeds(gate.get("bytes_per_s"), gate.get("recomputed_bytes_per_s"))
+        except (OSError, LookupError, RuntimeError, AttributeError):
+            return Speeds()
+
+    def report(self, reports: Sequence[PrefixReport]) -> None:
+        """Tell the agent what became of requests. An agent that does not take it is not told again."""
+        try:
+            self._reports = self._reports and self._volume.report(reports)
+        except (LookupError, RuntimeError):
+            self._reports = False
 
     def prestage(self, names: Sequence[bytes]) -> list[bool]:
         """Ask the agent to bring values into its memory; which are there or on their way."""
-        return self._ask_all(self._volume.prestage, names)
+        return self._ask_all(self._volume.prestage, names, False)
 
     def forget(self, names: Sequence[bytes]) -> list[bool]:
         """Delete values; which of them were there."""
-        return self._ask_all(self._volume.delete, names)
+        return self._ask_all(self._volume.delete, names, False)
 
     def room(self, size: int) -> memoryview:
         """Memory for blocks into which an agent on this machine puts them itself (`Pool.memory`)."""
@@ -182,14 +200,14 @@ class NamedValues:
             found = self._own.label = self._pool._memory.small(LABEL_BYTES)
         return found
 
-    def _ask_all(self, ask: _Ask, names: Sequence[bytes]) -> list[bool]:
+    def _ask_all(self, ask: Callable[[Sequence[bytes]], list[T]], names: Sequence[bytes], none: T) -> list[T]:
         try:
             found = ask([key_of_long_name(name) for name in names])
             self._warn_of_no_pool()
             return found
         except (OSError, LookupError, RuntimeError) as refused:
             self._complain(refused)
-            return [False] * len(names)
+            return [none] * len(names)
 
     def _store_batch(self, names: Sequence[bytes], values: Sequence[list[memoryview]]) -> list[bool]:
         stored = [False] * len(names)

@@ -35,13 +35,16 @@ from host_shim.block_key import checked_key
 from host_shim.connector_jobs import JobRunner, share
 from host_shim.control_session import ONE_REQUEST_BYTES, Files, RealFiles, Session, SessionDead, SessionLender
 from host_shim.control_wire import (
+    KEY_BYTES,
     KEYS_MAX,
+    REPORTS_MAX,
     SESSION_PATH,
     TICKETS_MAX,
     VALUE_BYTES_MAX,
     VOLUME_NAME_BYTES_MAX,
     Operation,
     Outcome,
+    PrefixReport,
 )
 from host_shim.registered_memory import RegisteredMemory
 from host_shim.unlocked_memory import new_memory
@@ -410,6 +413,20 @@ class Volume:
     def delete(self, keys: Sequence[bytes]) -> list[bool]:
         """Forget values; which of them were there."""
         return [one is Outcome.HIT for one in self._ask_each(Operation.DELETE, keys)]
+
+    def report(self, reports: Sequence[PrefixReport]) -> bool:
+        """Tell the agent what became of requests; False where it does not take that."""
+        for start in range(0, len(reports), REPORTS_MAX):
+            whole = b"".join(each.encode() for each in reports[start : start + REPORTS_MAX])
+            keys = [whole[at : at + KEY_BYTES] for at in range(0, len(whole), KEY_BYTES)]
+            with self._pool._lender.lend() as session:
+                if session is None:
+                    return False
+                try:
+                    session.tell(Operation.REPORT, self.name, keys)
+                except OSError:
+                    return False  # an agent that does not know the operation, or no volume
+        return True
 
     def stats(self) -> dict[str, Any]:
         """The agent's counters of this volume; empty while there is no agent, and where it was erased."""

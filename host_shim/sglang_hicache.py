@@ -13,54 +13,78 @@ Written for sglang 0.5.23 (sglang/srt/mem_cache/hicache_storage.py).
 from __future__ import annotations
 
 import ctypes
+import importlib
+import json
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolHitPolicy, PoolName, PoolTransferResult
 
-from host_shim.connector_options import ConnectorOptions
+from host_shim.block_watch import BlockWatch
+from host_shim.connector_options import PublisherOptions
+from host_shim.control_wire import NameForm, Outcome
+from host_shim.kv_events import HWM, Told
 from host_shim.named_values import NamedValues, name_of
+from host_shim.prefix_records import leading_hits
 
 _log = logging.getLogger(__name__)
 
 _KV = "kv"
 """SGLang's own name of the pool that v1 calls are about."""
 
+MEDIUM = "EXTERNAL"
+"""SGLang's word for storage behind the host's memory."""
+
+QUEUE_MAX = 64
+"""Messages that wait for the thread of SGLang's publisher; nobody asks it for old ones."""
 _Move: TypeAlias = Callable[[Sequence[bytes], Sequence[list[memoryview]]], Sequence[object]]
 """`load` or `store` of `NamedValues`: a length or True for each value that it moved."""
 
 
 class G35HiCache(HiCacheStorage):  # type: ignore[misc]
-    """See the module. The extra-config's `g35` holds the keys of `ConnectorOptions`."""
+    """See the module. The extra-config's `g35` holds the keys of `PublisherOptions`."""
 
     def __init__(self, storage_config: Any, kwargs: Any = None) -> None:
         extra = storage_config.extra_config or {}
-        self._options = ConnectorOptions.from_dict(extra.get("g35") or {})
+        self._options = PublisherOptions.from_dict(extra.get("g35") or {})
         self._values = NamedValues.opened(self._options)
         self._sharded, self._replicated = _shards(storage_config)
         self._is_mla = bool(storage_config.is_mla_model)
         self._complained = False
         self.mem_pool_host: Any = None
         self._host_pools: dict[str, Any] = {}
+        self._told_form = False
+        publisher = None
+        # Each rank has a part of the same pages: one of them tells of all.
+        if self._options.events and not (storage_config.tp_rank or storage_config.pp_rank):
+            try:
+                publisher = SglangPublisher(self._options.events, self._options.events_topic)
+            except BaseException:
+                self._values.close()
+                raise
+        self.watch = BlockWatch(self._values, self._kv_names, event_hash, publisher)
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
         self._host_pools[_text(host_pool_name)] = host_pool
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
         """How many pages from the first on are there, in one round trip; those are prestaged."""
-        return self._values.leading(self._names(_KV, keys), prestage=self._options.prestage)
+        found = self._values.lookup_leading(self._names(_KV, keys), prestage=self._options.prestage)
+        self.watch.looked_up(keys, found)
+        return leading_hits(found)
 
     def exists(self, key: str) -> bool:
         return self.batch_exists([key]) == 1
 
     def batch_get_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
         """Load pages into the host memory pool; which of them are there whole."""
-        return self._moved(self._values.load, _KV, keys, self._pages(self.mem_pool_host, keys, host_indices))
+        return self._moved(True, _KV, keys, self._pages(self.mem_pool_host, keys, host_indices))
 
     def batch_set_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
         """Store pages out of the host memory pool; which of them are on flash."""
-        return self._moved(self._values.store, _KV, keys, self._pages(self.mem_pool_host, keys, host_indices))
+        return self._moved(False, _KV, keys, self._pages(self.mem_pool_host, keys, host_indices))
 
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> Any:
         """A page as a tensor: `target_location`, filled. None for a miss."""
@@ -71,7 +95,7 @@ class G35HiCache(HiCacheStorage):  # type: ignore[misc]
         if not keys or target_locations is None or len(target_locations) != len(keys):
             return [None] * len(keys)
         rooms = [_tensor_memory(each) for each in target_locations]
-        whole = self._moved(self._values.load, _KV, keys, rooms)
+        whole = self._moved(True, _KV, keys, rooms)
         return [tensor if well else None for tensor, well in zip(target_locations, whole, strict=True)]
 
     def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool:
@@ -85,13 +109,15 @@ class G35HiCache(HiCacheStorage):  # type: ignore[misc]
             return False
         # A copy that contiguous() made lives no longer than somebody has it, and a view has only its address.
         whole = [None if value is None else value.contiguous() for value in values]
-        return all(self._moved(self._values.store, _KV, keys, [_tensor_memory(value) for value in whole]))
+        return all(self._moved(False, _KV, keys, [_tensor_memory(value) for value in whole]))
 
     def batch_exists_v2(self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None) -> Any:
         """How long a prefix can be restored when other pools (states, windows) need their pages, too."""
         transfers = list(pool_transfers or ())
         asked = [self._names(_KV, keys), *(self._names(_text(each.name), keys) for each in transfers)]
-        flat = self._values.exists([name for names in asked for name in names])
+        outcomes = self._values.lookup([name for names in asked for name in names])
+        self.watch.looked_up(keys, outcomes[: len(keys)])
+        flat = [one is Outcome.HIT for one in outcomes]
         there = [flat[at * len(keys) : (at + 1) * len(keys)] for at in range(len(asked))]
         pages = there[0].index(False) if False in there[0] else len(keys)
         hits: dict[Any, int] = {PoolName.KV: pages} if pages else {}
@@ -111,10 +137,10 @@ class G35HiCache(HiCacheStorage):  # type: ignore[misc]
         return PoolTransferResult(max(restorable, default=0), hits, sorted(restorable))
 
     def batch_get_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[Any, list[bool]]:
-        return self._moved_v2(self._values.load, transfers)
+        return self._moved_v2(True, transfers)
 
     def batch_set_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[Any, list[bool]]:
-        return self._moved_v2(self._values.store, transfers)
+        return self._moved_v2(False, transfers)
 
     def clear(self) -> bool:
         """Not done: the pool does not list what it holds, and other engines' blocks are in it."""
@@ -123,33 +149,58 @@ class G35HiCache(HiCacheStorage):  # type: ignore[misc]
 
     def close(self) -> None:
         """Wait for calls under way, some seconds at most: they move SGLang's memory."""
+        self.watch.close()
         if not self._values.close():
             _log.warning("the g35 mount %s still holds a call of SGLang at its end", self._options.mount)
 
+    def name_form(self, pool: str = _KV) -> NameForm:
+        """How a router makes names of this engine's page hashes (docs/query.md)."""
+        return NameForm(name_of("sglang"), name_of(*self._beside_the_hash(pool)), is_text=True)
+
+    def _kv_names(self, keys: Sequence[str]) -> list[bytes]:
+        return self._names(_KV, keys)
+
     def _names(self, pool: str, keys: Sequence[str]) -> list[bytes]:
         """The full identity of pages: what is stored, of which model and shard, in which layout."""
+        beside = self._beside_the_hash(pool)
+        if pool == _KV and not self._told_form and keys:
+            self._told_form = True
+            _log.info("names of pages, for queries: %s", json.dumps(self.name_form().describe()))
+        return [name_of("sglang", key, *beside) for key in keys]
+
+    def _beside_the_hash(self, pool: str) -> tuple[str | int, ...]:
         host_pool = self._host_pools.get(pool, self.mem_pool_host)
         layout = getattr(host_pool, "layout", "")
         dtype = getattr(host_pool, "dtype", "")
         page = getattr(host_pool, "page_size", "")
         shard = self._replicated if self._is_mla and pool == _KV else self._sharded
-        return [name_of("sglang", key, pool, layout, dtype, page, *shard) for key in keys]
+        return (pool, layout, str(dtype), page, *shard)
 
     def _moved(
-        self, move: _Move, pool: str, keys: Sequence[str], memories: Sequence[list[memoryview] | None]
+        self, is_load: bool, pool: str, keys: Sequence[str], memories: Sequence[list[memoryview] | None]
     ) -> list[bool]:
         """Which pages were loaded or stored whole; a page that has no memory is a miss."""
         usable = [(key, memory) for key, memory in zip(keys, memories, strict=True) if memory is not None]
         names = self._names(pool, [key for key, _ in usable])
-        done = iter(move(names, [memory for _, memory in usable]))
-        return [memory is not None and bool(next(done)) for memory in memories]
+        move: _Move = self._values.load if is_load else self._values.store
+        began = time.monotonic()
+        done = [bool(each) for each in move(names, [memory for _, memory in usable])]
+        if pool == _KV and usable:
+            moved = [key for key, _ in usable]
+            if is_load:
+                size = sum(map(len, usable[0][1]))
+                self.watch.loaded(moved, done, size, time.monotonic() - began)
+            else:
+                self.watch.stored(moved, done)
+        left = iter(done)
+        return [memory is not None and next(left) for memory in memories]
 
-    def _moved_v2(self, move: _Move, transfers: Sequence[Any]) -> dict[Any, list[bool]]:
+    def _moved_v2(self, is_load: bool, transfers: Sequence[Any]) -> dict[Any, list[bool]]:
         moved = {}
         for each in transfers:
             pool, keys = _text(each.name), each.keys or []
             pages = self._pages(self._host_pools.get(pool), keys, each.host_indices)
-            moved[each.name] = self._moved(move, pool, keys, pages)
+            moved[each.name] = self._moved(is_load, pool, keys, pages)
         return moved
 
     def _pages(self, host_pool: Any, keys: Sequence[str], indices: Any) -> list[list[memoryview] | None]:
@@ -173,6 +224,67 @@ class G35HiCache(HiCacheStorage):  # type: ignore[misc]
         if not self._complained:
             self._complained = True
             _log.warning("the g35 back-end of HiCache cannot serve this: %s", what)
+
+
+class SglangPublisher:
+    """SGLang's own publisher and form of events, which routers for SGLang read."""
+
+    def __init__(self, endpoint: str, topic: str) -> None:
+        try:
+            self._forms: Any = importlib.import_module("sglang.srt.disaggregation.kv_events")
+        except ImportError as absent:
+            raise ValueError(
+                f"g35: events want SGLang's publisher, and {absent.name} cannot be imported: "
+                'leave the option "events" out'
+            ) from None
+        try:
+            self._publisher: Any = self._forms.ZmqEventPublisher(
+                0, endpoint=endpoint, topic=topic, hwm=HWM, max_queue_size=QUEUE_MAX, buffer_steps=1
+            )
+        except Exception as refused:
+            raise ValueError(f"g35: events cannot be published at {endpoint}: {refused}") from None
+
+    def publish(self, told: Sequence[Told]) -> None:
+        """Send one message."""
+        events = [self._event(each) for each in told]
+        self._publisher.publish(self._forms.KVEventBatch(ts=time.time(), events=events))
+
+    def _event(self, told: Told) -> Any:
+        if told.removed:
+            return _made(self._forms.BlockRemoved, block_hashes=told.keys, medium=MEDIUM)
+        return _made(
+            self._forms.BlockStored,
+            block_hashes=told.keys,
+            parent_block_hash=None,
+            token_ids=[],
+            block_size=0,
+            lora_id=None,
+            medium=MEDIUM,
+        )
+
+    def skip(self, count: int) -> None:
+        """Leave numbers out, where SGLang's publisher counts as it did when this was written."""
+        numbers: Any = getattr(self._publisher, "_seq_gen", None)
+        for _ in range(0 if numbers is None else count):
+            next(numbers)
+
+    def close(self) -> None:
+        self._publisher.shutdown()
+
+
+def _made(form: Any, **fields: Any) -> Any:
+    """An event of SGLang's, with those of the fields that its version has."""
+    known = getattr(form, "__struct_fields__", fields)
+    return form(**{name: value for name, value in fields.items() if name in known})
+
+
+def event_hash(key: str) -> int | None:
+    """A page's hash as SGLang's events have it: the first 64 bits, signed. None for what is no hash."""
+    try:
+        first = int(key[:16], 16)
+    except ValueError:
+        return None
+    return first - (1 << 64) if first >= 1 << 63 else first
 
 
 def _shards(config: Any) -> tuple[tuple[str | int, ...], tuple[str | int, ...]]:

@@ -31,7 +31,8 @@ class Job:
     """One job. `lock` guards all that follows it; the engine's memory is touched only with it held."""
 
     __slots__ = (
-        "chunks", "done", "is_load", "job_id", "keys", "left", "lock", "open", "seconds", "started", "until",
+        "chunks", "done", "gone", "is_load", "job_id", "keys", "left", "lock", "open", "seconds", "started",
+        "until",
     )  # fmt: skip
 
     def __init__(self, job_id: int, is_load: bool, keys: Sequence[bytes], chunks: Sequence[int]) -> None:
@@ -48,6 +49,8 @@ class Job:
         self.left = 0
         self.done: tuple[bytes, ...] = ()
         """The keys that were stored or loaded, whole."""
+        self.gone: tuple[bytes, ...] = ()
+        """Keys of a load that the pool has not."""
 
     @property
     def success(self) -> bool:
@@ -73,9 +76,11 @@ class TierJobs:
         load_deadline: float = 5.0,
         store_deadline: float = 30.0,
         new_room: Callable[[int], memoryview] = new_memory,
+        find_gone: Callable[[Sequence[bytes]], list[bytes]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`new_room`: where the threads' own buffers are taken from."""
+        """`new_room`: where the threads' own buffers are taken from. `find_gone`: which of some keys the pool
+        has not; asked on a thread for those that a load did not bring."""
         if chunk_bytes < 1:
             raise ValueError("a chunk has at least one byte")
         self._values = values
@@ -85,6 +90,7 @@ class TierJobs:
         self._load_deadline = load_deadline
         self._store_deadline = store_deadline
         self._new_room = new_room
+        self._find_gone = find_gone
         self._clock = clock
         self._runner = JobRunner("g35-tier", threads)
         self._own = threading.local()
@@ -182,6 +188,11 @@ class TierJobs:
                 if length == self._chunk_bytes:
                     copy_bytes(self._chunk(job.chunks[start + index]), buffers[index])
                     loaded.append(keys[index])
+        if len(loaded) < len(keys) and self._find_gone is not None:
+            there = set(loaded)
+            gone = self._find_gone([key for key in keys if key not in there])
+            with job.lock:
+                job.gone += tuple(gone)
         return loaded
 
     def _chunk(self, number: int) -> memoryview:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from host_shim.connector_jobs import JobRunner
+from host_shim.control_wire import Outcome
 
 VERDICTS_MAX = 65_536
 """Keys under question by unfinished requests; 65,536 blocks of 16 tokens are a million tokens."""
@@ -30,10 +31,12 @@ class _Verdict:
     `found` never leaves False, so that of several verdicts on a key only the latest can be anything else.
     """
 
-    __slots__ = ("askers", "found", "until")
+    __slots__ = ("askers", "cause", "found", "until")
 
     def __init__(self) -> None:
         self.found: bool | None = None
+        self.cause: Outcome | None = None
+        """Why it is not there, where the pool said so."""
         self.until: float | None = None
         self.askers = 0
 
@@ -44,7 +47,7 @@ class TierLookups:
     def __init__(
         self,
         name: str,
-        ask: Callable[[Sequence[bytes]], Sequence[bool]],
+        ask: Callable[[Sequence[bytes]], Sequence[bool | Outcome | None]],
         deadline: float,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -79,6 +82,7 @@ class TierLookups:
             with self._deciding:
                 late = one.found is None
                 one.found = bool(one.found)
+                one.cause = Outcome.LATE if late else one.cause
             if late:
                 self._overdue = True
                 self.late += 1
@@ -105,6 +109,14 @@ class TierLookups:
                 with self._deciding:
                     one.found = False
 
+    def answers(self, request_id: str) -> list[Outcome | None]:
+        """What a request was told of each key that it asked for, in the order in which it asked."""
+        return [
+            Outcome.HIT if one.found else one.cause
+            for one in self._told.get(request_id, {}).values()
+            if one.found is not None
+        ]
+
     def forget_request(self, request_id: str) -> None:
         """A request is over; verdicts that no other request asked for are dropped."""
         for key, one in self._told.pop(request_id, {}).items():
@@ -120,12 +132,14 @@ class TierLookups:
         self._runner.close(seconds)
 
     def _answer(self, asked: Sequence[tuple[bytes, _Verdict]]) -> None:
-        answers: Sequence[bool] = ()
+        answers: Sequence[bool | Outcome | None] = ()
         try:
             answers = self._ask([key for key, _one in asked])
         finally:
             for index, (_key, one) in enumerate(asked):
                 with self._deciding:
                     if one.found is None:
-                        one.found = index < len(answers) and bool(answers[index])
+                        answer = answers[index] if index < len(answers) else None
+                        one.found = answer is True or answer is Outcome.HIT
+                        one.cause = answer if isinstance(answer, Outcome) and not one.found else None
             self._overdue = False

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent.bench import fault_probes, loop_probe, single_probes, tenant_probes
+from agent.bench import fault_probes, loop_probe, query_probe, single_probes, tenant_probes
 from agent.bench.catalog import CATALOG, Entry
 from agent.bench.prestage_probes import replayed
 from agent.bench.probe_table import probe_for
@@ -35,6 +35,7 @@ ON_THEIR_OWN: Mapping[str, tuple[str, Callable[[Path, Wishes], dict[str, Counted
     "loop": ("an event loop that calls host_shim", lambda folder, _: loop_probe.measure(folder)),
     "stopped": ("an enclosure that stops", lambda folder, _: fault_probes.measure_stopped(folder)),
     "failover": ("a path that is cut off", lambda folder, _: fault_probes.measure_failover(folder)),
+    "query": ("queries of a router", lambda folder, _: query_probe.measure(folder)),
     "hit_ratio": ("replaying the trace", lambda folder, wishes: _replays(folder, wishes, trace_hits)),
     "prestage_replay": (
         "replaying with prestaging", lambda folder, wishes: _replays(folder, wishes, replayed)

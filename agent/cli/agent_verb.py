@@ -20,6 +20,7 @@ from agent.errors import ConfigError
 from agent.host_os import systemd_notify
 from agent.host_os.private_memory import keep_memory_private
 from agent.pool.volume.partial_puts import BEGUN_BYTES
+from agent.query.messages import BODY_BYTES_MAX
 from agent.service.queue_plan import QueuePlan
 from agent.service.run import serve
 from nvmeof.linux_limits import RESERVE_BYTES, Need, check_limits
@@ -103,7 +104,10 @@ def agent_need(configuration: Configuration) -> Need:
     settings, s3 = configuration.agent, configuration.s3
     staging = configuration.files.staging + (s3.staging if s3.listen else 0)
     waiting = sum(each.write_back_memory for each in configuration.policies if each.write == "back")
-    promised = BEGUN_BYTES + settings.directory_cache + configuration.prestage.memory + staging + waiting
+    asked = configuration.query.requests * BODY_BYTES_MAX if configuration.query.listen else 0
+    promised = (
+        asked + BEGUN_BYTES + settings.directory_cache + configuration.prestage.memory + staging + waiting
+    )
     queues = QueuePlan.of(configuration).total
     paths = sum(len(each.each_path()) for each in configuration.enclosures)
     return Need(

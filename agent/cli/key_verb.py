@@ -10,6 +10,7 @@ import typer
 
 from agent.errors import ConfigError
 from agent.inline.secrets import create_root_key, load_root_key
+from agent.query.tokens import new_tokens_file
 from agent.s3.credentials import new_credentials_file
 from nvmeof.authentication.secret import LENGTHS, new_secret
 from nvmeof.authentication.secret_files import SecretFileError, write_secret_file
@@ -18,7 +19,7 @@ from nvmeof.wire.authentication import HashId
 app = typer.Typer(
     rich_markup_mode=None,
     no_args_is_help=True,
-    help="The root key, which wraps the keys of all volumes; secrets of hosts, enclosures and S3 clients.",
+    help="The root key, which wraps the keys of all volumes; secrets of hosts, enclosures and clients.",
 )
 
 
@@ -71,3 +72,10 @@ def make_s3(file: Annotated[Path, typer.Argument(help="Where to write it; must n
     """Make an access key for the S3 door. Its file has mode 0600, and AWS tools read it as well."""
     new_credentials_file(file)
     print(f"{file}: a new access key; the agent and its clients read it (AWS_SHARED_CREDENTIALS_FILE)")
+
+
+@app.command("make-query")
+def make_query(file: Annotated[Path, typer.Argument(help="Where to write it; must not exist.")]) -> None:
+    """Make a token for the query door. Its file has mode 0600; a router sends the token it holds."""
+    new_tokens_file(file)
+    print(f"{file}: a new token; the agent reads the file, a router sends `Authorization: Bearer TOKEN`")

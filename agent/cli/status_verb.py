@@ -191,8 +191,9 @@ def _traffic(found: dict[str, Any], earlier: dict[str, Any] | None) -> list[Rend
             volume["name"], str(volume["gets"]), _percent(volume["hit_ratio"]), str(volume["puts"]),
             str(volume["evictions"]),
         )  # fmt: skip
+    prefixes = _prefixes([each for each in found["volumes"] if each["prefix_requests"]])
     ahead = _prestaged([each for each in found["volumes"] if each["prestaged_bytes"]])
-    return [Text("\n".join(lines), overflow="fold"), volumes, *ahead]
+    return [Text("\n".join(lines), overflow="fold"), volumes, *prefixes, *ahead]
 
 
 def _room(found: dict[str, Any]) -> list[RenderableType]:
@@ -216,7 +217,7 @@ def _room(found: dict[str, Any]) -> list[RenderableType]:
         quotas.add_row(name, slots, size, str(each["quota_puts_refused"]))
         bandwidths.add_row(name, speed, str(each["bandwidth_waits"]), str(each["bandwidth_late"]))
     of_tenants = [quotas, bandwidths] if found["tenants"] else []
-    return [volumes, *of_tenants, *_s3(found["s3"])]
+    return [volumes, *of_tenants, *_s3(found["s3"]), *_query(found["query"])]
 
 
 def bounds_tables(rows: list[dict[str, Any]]) -> Group:
@@ -284,6 +285,31 @@ def _prestaged(volumes: list[dict[str, Any]]) -> list[Table]:
         useful, wasted = (readable_bytes(each[f"prestage_{key}_bytes"]) for key in ("useful", "wasted"))
         table.add_row(each["name"], str(each["prestage_hits"]), useful, wasted, str(each["prestage_late"]))
     return [table]
+
+
+def _prefixes(volumes: list[dict[str, Any]]) -> list[Table]:
+    """What engines made of their prefixes; nothing where no connector has reported."""
+    if not volumes:
+        return []
+    columns = ("requests", "asked", "usable", "loaded", "stored", "saved")
+    table = folding_table("Volumes: prefixes", ("volume", "first holes"), columns)
+    for each in volumes:
+        saved = (each["prefix_saved_ms"] - each["prefix_cost_ms"]) / 1e3
+        counts = (str(each[f"prefix_{key}"]) for key in columns[:-1])
+        table.add_row(each["name"], _causes(each["prefix_holes"]), *counts, f"{saved:.1f} s")
+    return [table]
+
+
+def _query(door: dict[str, Any] | None) -> list[Text]:
+    """Where routers ask, and what they were told; nothing where there is no such door."""
+    if door is None:
+        return []
+    scheme = "https" if door["tls"] else "http"
+    where = ", ".join(f"{scheme}://{each}/query" for each in door["listen"])
+    refused = ", ".join(f"{status} {count}" for status, count in sorted(door["refusals"].items())) or "none"
+    counted = f"{door['requests']} requests, {door['prompts']} prompts, {door['keys']} keys"
+    found = f"{door['keys_in_memory']} in memory, {door['keys_on_flash']} on flash"
+    return [Text(f"queries at {where}: {counted}: {found}; refused: {refused}", overflow="fold")]
 
 
 def _resident(memory: dict[str, int] | None) -> str:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -28,12 +27,13 @@ from agent.config.document_problems import (
     AbsolutePath,
     HostAddress,
     bare_address,
-    matching,
+    name_of_letters,
     parse_address,
     problems_in,
     toml_in,
 )
 from agent.config.listen_address import parse_listen_address
+from agent.config.query_section import QuerySection, QueryTenantSection
 from agent.config.s3_section import S3Section, S3TenantSection
 from agent.errors import ConfigError, expected_there
 from agent.host_os.cpu_idle import StayAwake
@@ -62,13 +62,6 @@ SOCKET_PATH_BYTES_MAX = 107
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-def _named(most: int) -> AfterValidator:
-    return matching(
-        rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{most - 1}}}",
-        f"should have 1 to {most} letters, digits, '.', '_' and '-', and begin with a letter or a digit",
-    )
 
 
 class AgentSection(_Section):
@@ -158,7 +151,7 @@ def parse_path(text: str) -> tuple[str, int]:
 class EnclosureSection(_Section):
     """One enclosure: where its NVMe-oF subsystem listens."""
 
-    name: Annotated[str, _named(64)] = Field(description="Your name for it.")
+    name: Annotated[str, name_of_letters(64)] = Field(description="Your name for it.")
     transport: Literal["tcp", "rdma"] = Field("tcp", description="The NVMe-oF transport.")
     address: HostAddress = Field(description="IP address or host name, without a port.")
     port: int = Field(4420, ge=1, le=65_535, description="TCP port, or RDMA service port.")
@@ -218,7 +211,7 @@ class DiscoverySection(_Section):
     The agent stays connected to it, connects to what it lists, and follows when that changes.
     """
 
-    name: Annotated[str, _named(54)] = Field(
+    name: Annotated[str, name_of_letters(54)] = Field(
         description="Your name for it; the names of its enclosures begin with it."
     )
     transport: Literal["tcp", "rdma"] = Field("tcp", description="The transport to it, not to what it lists.")
@@ -505,6 +498,7 @@ class Configuration(_Section):
     pool: PoolSection = Field(default_factory=lambda: PoolSection.model_validate({}))
     scrub: ScrubSection = Field(default_factory=lambda: ScrubSection.model_validate({}))
     s3: S3Section = Field(default_factory=lambda: S3Section.model_validate({}))
+    query: QuerySection = Field(default_factory=lambda: QuerySection.model_validate({}))
     virtiofs: Annotated[tuple[VirtioFsSection, ...], BeforeValidator(_as_list)] = Field((), max_length=64)
 
     @model_validator(mode="after")
@@ -557,7 +551,13 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "virtiofs": VirtioFsSection,
     "s3": S3Section,
     "s3.tenants": S3TenantSection,
+    "query": QuerySection,
+    "query.tenants": QueryTenantSection,
 }
+REPEATED = (
+    "enclosures", "discovery", "volumes", "policies", "virtiofs", "s3.tenants", "query.tenants",
+)  # fmt: skip
+"""Sections that are tables of their own for each of something."""
 
 
 def parse_configuration(document: dict[str, Any], where: str) -> Configuration:
@@ -600,7 +600,7 @@ def reference_markdown() -> str:
         "Unknown keys are refused. This page is made by `g35 config reference`.",
     ]
     for name, section in SECTIONS.items():
-        repeated = name in ("enclosures", "discovery", "volumes", "policies", "virtiofs", "s3.tenants")
+        repeated = name in REPEATED
         lines += ["", f"## `{'[[' if repeated else '['}{name}{']]' if repeated else ']'}`", ""]
         lines += [
             (section.__doc__ or "").strip(),

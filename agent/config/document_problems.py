@@ -17,6 +17,8 @@ from agent.sizes import size_text, unit_of
 
 SHOWN_MAX = 8
 DOCUMENT_BYTES_MAX = 4 << 20
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_NAME_WITH_SLASH: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,252})")
 _Location = tuple[int | str, ...]
 
@@ -51,16 +53,22 @@ def parse_address(text: str, least_port: int = 0) -> tuple[str, int]:
     return bare, int(port)
 
 
-def matching(pattern: str, otherwise: str) -> AfterValidator:
-    """Text that a regular expression describes as a whole; what else stands there is told by `otherwise`."""
-    allowed = re.compile(pattern)
+def matching(allowed: re.Pattern[str], most: int, otherwise: str) -> AfterValidator:
+    """Text of up to `most` characters that a pattern describes as a whole; `otherwise` tells the rule."""
 
     def check(text: str) -> str:
-        if allowed.fullmatch(text) is None:
+        if len(text) > most or allowed.fullmatch(text) is None:
             raise ValueError(otherwise)
         return text
 
     return AfterValidator(check)
+
+
+def name_of_letters(most: int, marks: str = "'.', '_' and '-'") -> AfterValidator:
+    """A name that is typed; with '/' among the marks, it may have that as well."""
+    allowed = _NAME_WITH_SLASH if "/" in marks else _NAME
+    begins = "begin with a letter or a digit"
+    return matching(allowed, most, f"should have 1 to {most} letters, digits, {marks}, and {begins}")
 
 
 def bare_address(text: str) -> str:

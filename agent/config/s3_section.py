@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from agent.config.document_problems import AbsolutePath, parse_address
+from agent.config.document_problems import AbsolutePath
+from agent.config.http_section import HttpSection
 from agent.pool.map.names import TenantName
 from agent.sizes import Size
 
@@ -17,16 +17,6 @@ BUCKET: Final = re.compile(rf"(?=.{{3,63}}\Z)(?!\d+(?:\.\d+){{3}}\Z){_LABEL}(?:\
 """A bucket's name: labels as in a host's name, and no IPv4 address ("Bucket naming rules", Amazon's S3 user
 guide)."""
 _HOST = re.compile(r"[a-z0-9.-]{1,253}|\[[0-9a-f:.]{2,45}\]")
-
-
-def parse_listener(text: str) -> tuple[str, int]:
-    """As `parse_address`, of an address in digits. Port 0 takes a free one."""
-    address, port = parse_address(text)
-    try:
-        ipaddress.ip_address(address)
-    except ValueError:
-        raise ValueError(f"{text!r}: it listens at an IP address, and {address!r} is none") from None
-    return address, port
 
 
 class S3TenantSection(BaseModel):
@@ -52,21 +42,9 @@ class S3TenantSection(BaseModel):
         return names
 
 
-class S3Section(BaseModel):
+class S3Section(HttpSection):
     """An HTTP listener for S3-shaped clients (docs/engines/s3.md). Off unless `listen` is given."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    listen: tuple[str, ...] = Field(
-        (),
-        max_length=8,
-        description="Where it listens, each `ADDRESS:PORT` (IPv6: `[ADDRESS]:PORT`). Beyond loopback it "
-        "wants `certificate`. Empty: there is no S3 door.",
-    )
-    certificate: AbsolutePath | None = Field(
-        None, description="TLS: the certificate with its chain, PEM. With it the door speaks TLS alone."
-    )
-    private_key: AbsolutePath | None = Field(None, description="Its private key, PEM, a file of mode 0600.")
     domain: str = Field(
         "",
         description="With `s3.example`, host `kv1.s3.example` is bucket `kv1`; else the path has it.",
@@ -80,15 +58,6 @@ class S3Section(BaseModel):
     region: str = Field("us-east-1", description="What it says its region is; it takes signatures of any.")
     workers: int = Field(
         2, ge=1, le=16, description="Its threads; each has a queue of its own on every enclosure."
-    )
-    connections: int = Field(
-        256,
-        ge=1,
-        le=4096,
-        description="Connections at once; further ones wait. Before its client has shown a key, one is "
-        "counted by its address, which has as many as it leaves to others; more are closed. After that it is "
-        "the tenant's: half are owed to the tenants in equal shares, and a tenant with too many is told to "
-        "slow down.",
     )
     transfers: int = Field(
         32,
@@ -111,9 +80,6 @@ class S3Section(BaseModel):
         description="What the index of a tenant may take of the state folder's disk: names, metadata, parts, "
         "which no quota counts. Beyond it nothing new is stored.",
     )
-    idle_s: float = Field(
-        60.0, gt=0, le=3600, description="A connection that moves nothing for this long is closed."
-    )
     upload_hours: float = Field(
         24.0, gt=0, le=8760, description="A multipart upload that is not completed by then is given up."
     )
@@ -126,15 +92,6 @@ class S3Section(BaseModel):
 
     @model_validator(mode="after")
     def _holds_together(self) -> S3Section:
-        beyond = [
-            text for text in self.listen if not ipaddress.ip_address(parse_listener(text)[0]).is_loopback
-        ]
-        if beyond and self.certificate is None:
-            raise ValueError(
-                f"{beyond[0]} is no loopback address, and without a certificate bytes go in clear"
-            )
-        if (self.certificate is None) != (self.private_key is None):
-            raise ValueError("certificate and private_key go together")
         if self.listen and not self.tenants:
             raise ValueError("the S3 door has no tenants: nobody could come in")
         if len({each.tenant for each in self.tenants}) != len(self.tenants):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,11 +24,13 @@ from pydantic import (
     model_validator,
 )
 
-from agent.config.document_problems import matching, problems_in, toml_in
+from agent.config.document_problems import matching, name_of_letters, problems_in, toml_in
 from agent.enclosure_control import records
 from agent.enclosure_control.steps import MIB
 from agent.errors import ConfigError
 from agent.sizes import Size, size_text
+
+_PRINTABLE = re.compile(r"[\x20-\x7e]+")
 
 
 def _nguid(text: str) -> str:
@@ -50,7 +53,7 @@ def _uuid(value: object) -> object:
 
 
 def _printable(most: int) -> AfterValidator:
-    return matching(rf"[\x20-\x7e]{{1,{most}}}", f"should have 1 to {most} printable ASCII characters")
+    return matching(_PRINTABLE, most, f"should have 1 to {most} printable ASCII characters")
 
 
 def _absolute(path: str) -> str:
@@ -59,24 +62,13 @@ def _absolute(path: str) -> str:
     return path
 
 
-_Name = Annotated[
-    str,
-    matching(
-        r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
-        "should have 1 to 64 letters, digits, '.', '_' and '-', and begin with a letter or a digit",
-    ),
-]
-_BdevName = Annotated[
-    str,
-    matching(
-        r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}",
-        "should have 1 to 128 letters, digits, '.', '_', '/' and '-', and begin with a letter or a digit",
-    ),
-]
+_Name = Annotated[str, name_of_letters(64)]
+_BdevName = Annotated[str, name_of_letters(128, "'.', '_', '/' and '-'")]
 _Nqn = Annotated[
     str,
     matching(
-        r"nqn\.[\x21-\x7e]{1,219}",
+        re.compile(r"nqn\.[\x21-\x7e]+"),
+        223,
         "should begin with 'nqn.' and have at most 223 ASCII characters, no spaces",
     ),
 ]

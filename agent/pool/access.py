@@ -21,6 +21,7 @@ from agent.pool.mutable.hold import hold
 from agent.pool.mutable.newest import newest
 from agent.pool.mutable.replace import replace
 from agent.pool.read.get import SlotReader, remembered_length
+from agent.pool.read.leading_run import LeadingRun, extend_run, places_of
 from agent.pool.read.prestage_cache import OpenValue, PrestageCache
 from agent.pool.read.reader import MemoryReader, Reader
 from agent.pool.read.recompute_gate import GatedReader, RecomputeGate
@@ -87,6 +88,17 @@ class ServedVolume(ABC):
         """For each key None where it is there, else why it is not; a hint, as all such answers."""
 
     @abstractmethod
+    def leading_run(
+        self,
+        channel: IoChannel,
+        keys: Sequence[bytes],
+        deadline: float,
+        prestage: PrestageCache | None,
+        away: frozenset[int],
+    ) -> Steps[LeadingRun]:
+        """How far the keys can be served from the first on. `away`: namespaces that cannot be read now."""
+
+    @abstractmethod
     def find_length(self, channel: IoChannel, key: bytes) -> Steps[int | None]:
         """The length of a value, for a stat that must not move it; None where there is none."""
 
@@ -137,6 +149,25 @@ class _OnKv(ServedVolume):
         self, channel: IoChannel, keys: Sequence[bytes], deadline: float
     ) -> Steps[list[MissCause | None]]:
         return self._volume.lookup(channel, keys, deadline)
+
+    def leading_run(
+        self,
+        channel: IoChannel,
+        keys: Sequence[bytes],
+        deadline: float,
+        prestage: PrestageCache | None,
+        away: frozenset[int],
+    ) -> Steps[LeadingRun]:
+        run = LeadingRun()
+        for start in range(0, len(keys), LOOKED_UP_AT_ONCE):
+            part = keys[start : start + LOOKED_UP_AT_ONCE]
+            causes = yield from self._volume.lookup(channel, part, deadline)
+            there = _before_the_first_hole(causes)
+            run.add_from_flash(self.settings.value_bytes, there)
+            if there < len(part):
+                run.hole = causes[there]
+                break
+        return run
 
     def find_length(self, channel: IoChannel, key: bytes) -> Steps[int | None]:
         """The length that the header of the value proves."""
@@ -216,6 +247,60 @@ class _InSets(ServedVolume):
                 causes[at] = MissCause.EXPIRED if value.has_expired(wall) else None
         return causes
 
+    def leading_run(
+        self,
+        channel: IoChannel,
+        keys: Sequence[bytes],
+        deadline: float,
+        prestage: PrestageCache | None,
+        away: frozenset[int],
+    ) -> Steps[LeadingRun]:
+        volume, run, began = self._volume, LeadingRun(), channel.now()
+        for start in range(0, len(keys), LOOKED_UP_AT_ONCE):
+            part = keys[start : start + LOOKED_UP_AT_ONCE]
+            pseudonyms = volume.placement.pseudonyms(part)
+            places = places_of(volume, pseudonyms)
+            done = self._extend(run, prestage, pseudonyms, places, 0, len(part), channel.wall(), away)
+            while done < len(part) and not run.has_ended():
+                # As for `exists`: a directory that was read since the question came is not read again.
+                causes = yield from volume.lookup(channel, part[done:], deadline, channel.now() - began)
+                there = _before_the_first_hole(causes)
+                end = done + there
+                grown = self._extend(run, prestage, pseudonyms, places, done, end, channel.wall(), away)
+                if run.has_ended():
+                    break
+                # Directories that were forgotten already, for want of room, tell no length.
+                run.add_from_flash(volume.settings.value_bytes, there - grown)
+                if there < len(causes):
+                    run.hole = causes[there]
+                done = end
+            if run.has_ended():
+                break
+        return run
+
+    def _extend(
+        self,
+        run: LeadingRun,
+        prestage: PrestageCache | None,
+        pseudonyms: Sequence[bytes],
+        places: Sequence[list[tuple[int, int]]],
+        start: int,
+        end: int,
+        wall: float,
+        away: frozenset[int],
+    ) -> int:
+        """As `extend_run`, with what was acknowledged and is not on flash yet."""
+        back, at = self.back, start
+        while at < end:
+            at += extend_run(run, self._volume, prestage, pseudonyms, places, at, end, wall, away)
+            waiting = back.find(pseudonyms[at]) if back is not None and len(back) and at < end else None
+            if waiting is None or waiting.has_expired(wall):
+                break
+            run.hole = None
+            run.add_from_memory(len(waiting.data))
+            at += 1
+        return at - start
+
     def find_length(self, channel: IoChannel, key: bytes) -> Steps[int | None]:
         """The length that a directory hints at."""
         volume, deadline = self._volume, channel.now() + self.timing.read_deadline
@@ -275,6 +360,13 @@ def serve(
         return _OnKv(volume)
     assert isinstance(volume, Volume)
     return _InSets(volume, gate, admission, back)
+
+
+def _before_the_first_hole(causes: Sequence[MissCause | None]) -> int:
+    for at, cause in enumerate(causes):
+        if cause is not None:
+            return at
+    return len(causes)
 
 
 def _opened(volume: Volume, key: bytes, prestage: PrestageCache) -> OpenValue | None:

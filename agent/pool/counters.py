@@ -73,6 +73,24 @@ class Tally:
     """Asked of flash for that, sealed."""
     other_copy_reads: int = 0
     """Gets that the other copy served, because the first was bad, away or late."""
+    prefix_requests: int = 0
+    """Requests of engines whose connectors have reported how much of their prefix was used."""
+    prefix_asked: int = 0
+    """Blocks that those requests asked for; as all that follows, summed over the reports."""
+    prefix_found: int = 0
+    prefix_usable: int = 0
+    """Blocks before the first hole."""
+    prefix_stored: int = 0
+    prefix_loaded: int = 0
+    prefix_load_ms: int = 0
+    """What loading took."""
+    prefix_saved_ms: int = 0
+    """What loading saved against computing, where it did; what it cost, where it was slower."""
+    prefix_cost_ms: int = 0
+    prefix_holes_unknown: int = 0
+    """First holes of which no agent said why."""
+    prefix_holes: dict[MissCause, int] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
+    """First holes of reported requests, by cause."""
     flash_bytes_read: int = 0
     flash_bytes_written: int = 0
 
@@ -84,7 +102,8 @@ class Tally:
         return sum(self.misses.values())
 
 
-_PLAIN_FIELDS: Final = tuple(each.name for each in fields(Tally) if each.name != "misses")
+_BY_CAUSE: Final = ("misses", "prefix_holes")
+_PLAIN_FIELDS: Final = tuple(each.name for each in fields(Tally) if each.name not in _BY_CAUSE)
 
 
 def total(tallies: Iterable[Tally]) -> Tally:
@@ -95,4 +114,6 @@ def total(tallies: Iterable[Tally]) -> Tally:
             setattr(summed, name, getattr(summed, name) + getattr(tally, name))
         for cause, count in tally.misses.items():
             summed.misses[cause] += count
+        for cause, count in tally.prefix_holes.items():
+            summed.prefix_holes[cause] += count
     return summed

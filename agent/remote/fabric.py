@@ -8,6 +8,7 @@ Publishing replaces whole tuples, so a reader sees the old or the new state and 
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -79,6 +80,13 @@ class Fabric:
         if member < min(len(nguids), len(ways)) and nguids[member] == nguid:
             return ways[member]
         return ()
+
+    def is_away(self, member: int) -> bool:
+        """Whether a get from there would be a miss at once."""
+        routes, health = self.routes, self.health
+        if member >= min(len(routes), len(health)) or routes[member] is None:
+            return True
+        return health[member].refuses(time.monotonic())
 
     def note_taken(self, nguid: bytes, pool_id: str) -> None:
         """A namespace carries another pool now; "": its own."""

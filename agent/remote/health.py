@@ -59,6 +59,10 @@ class Health:
         self.paused_until = now + PAUSE_FIRST
         return True
 
+    def refuses(self, now: float) -> bool:
+        """Whether a request would be refused; asking is no probe."""
+        return self.late_in_a_row >= LATE_BEFORE_PAUSE and now < self.paused_until
+
     def answered(self, seconds: float, *, read: bool, failed: bool = False) -> None:
         """It answered after so many seconds; `failed`: with an error."""
         if self.late_in_a_row:

@@ -8,11 +8,6 @@ from typing import Protocol
 
 from agent.s3 import xml_out
 
-
-class BrokenOff(Exception):
-    """The rest of a body is not available. The connection ends before its announced length."""
-
-
 Send = Callable[[memoryview], Awaitable[None]]
 
 

@@ -8,10 +8,10 @@ from typing import Final
 
 import trio
 
+from agent.http.rests import Rests
 from agent.s3.checks import BodyChecks
 from agent.s3.chunked import WORDS, ChunkDecoder
 from agent.s3.errors import S3Error
-from agent.s3.rests import Rests
 from agent.s3.signature import UNSIGNED, Signer
 from agent.s3.xml_in import DOCUMENT_BYTES_MAX, RowsReader
 

@@ -78,6 +78,11 @@ class S3Error(Exception):
         return STATUS[self.code]
 
 
+def slow_down(why: str) -> S3Error:
+    """The refusal for a tenant that has too much under way."""
+    return S3Error("SlowDown", why)
+
+
 def of_file_system(error: FsError) -> S3Error:
     """The refusal for an error of the file system."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -13,18 +13,18 @@ from typing import Final
 
 import trio
 
+from agent.http.connection import BrokenOff, http_time
+from agent.http.shares import Place, Shares
+from agent.http.workers import Workers
 from agent.pool.steps import Runner
-from agent.s3.answers import Answer, BrokenOff, Send
+from agent.s3.answers import Answer, Send
 from agent.s3.body import PIECE_BYTES
 from agent.s3.checks import PREFIX
 from agent.s3.counters import S3Counters
 from agent.s3.errors import S3Error
 from agent.s3.index import StoredObject
 from agent.s3.requests import Operation, S3Request, byte_range
-from agent.s3.shares import Place, Shares
 from agent.s3.store import LostObject, ObjectReader, ObjectStore
-from agent.s3.workers import Workers
-from agent.s3.xml_out import http_time
 
 _PRINTABLE = re.compile(r"[!-~](?:[ -~]*[!-~])?")
 FIND_TRIES: Final = 4

@@ -22,8 +22,8 @@ from typing import Any, Final, NamedTuple
 
 from agent.errors import G35Error
 from agent.fs.files.schema import whole_or_not
+from agent.http.rests import with_rests
 from agent.s3.errors import S3Error
-from agent.s3.rests import with_rests
 
 SCHEMA_VERSION: Final = 1
 BUCKETS_MAX: Final = 100

@@ -11,16 +11,16 @@ from functools import partial
 from typing import Final, Generic, TypeVar
 from xml.sax.saxutils import escape
 
+from agent.http.rests import STEP_ROWS, Rests
+from agent.http.shares import Shares
+from agent.http.workers import Workers
 from agent.pool.steps import Runner
 from agent.s3.answers import Answer, xml_answer
 from agent.s3.body import Body
 from agent.s3.errors import S3Error
 from agent.s3.index import BUCKETS_MAX, ListedObject, Part, Upload
 from agent.s3.requests import KEY_BYTES_MAX, Operation, S3Request, check_key, whole_number
-from agent.s3.rests import STEP_ROWS, Rests
-from agent.s3.shares import Shares
 from agent.s3.store import ObjectStore
-from agent.s3.workers import Workers
 from agent.s3.xml_out import UNFIT, Content, Element, iso_time, shown, written
 
 ROWS_MAX: Final = 1000

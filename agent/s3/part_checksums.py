@@ -14,10 +14,10 @@ from typing import Final
 
 from awscrt import checksums
 
+from agent.http.rests import with_rests
 from agent.s3.checks import ALGORITHMS, PREFIX
 from agent.s3.errors import S3Error
 from agent.s3.index import Part
-from agent.s3.rests import with_rests
 
 _COMBINE: Final[Mapping[str, Callable[[int, int, int], int]]] = {
     "crc32": checksums.combine_crc32,

@@ -14,6 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeAlias
 
+from agent.http.rests import STEP_ROWS, Rests, with_rests
+from agent.http.shares import Shares
+from agent.http.workers import Workers
 from agent.pool.steps import Runner
 from agent.s3.answers import Answer, xml_answer
 from agent.s3.body import Body
@@ -23,10 +26,7 @@ from agent.s3.errors import S3Error
 from agent.s3.index import PARTS_MAX, Part, Piece, StoredObject, Upload
 from agent.s3.part_checksums import FULL, whole_checksum
 from agent.s3.requests import S3Request
-from agent.s3.rests import STEP_ROWS, Rests, with_rests
-from agent.s3.shares import Shares
 from agent.s3.store import FileWriter, ObjectStore
-from agent.s3.workers import Workers
 from agent.s3.xml_out import Element
 
 PART_BYTES_MIN: Final = 5 << 20

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agent.config.s3_section import S3Section
+from agent.http.shares import Shares
+from agent.http.workers import Workers
 from agent.s3.answers import Answer
 from agent.s3.body import Body
 from agent.s3.counters import S3Counters
 from agent.s3.credentials import AccessKey
-from agent.s3.errors import S3Error
+from agent.s3.errors import S3Error, slow_down
 from agent.s3.get_object import ObjectReads
 from agent.s3.listing import Listings
 from agent.s3.put_object import ObjectWrites
 from agent.s3.requests import Hosts, Operation, S3Request
-from agent.s3.shares import Shares
 from agent.s3.store import ObjectStore
-from agent.s3.workers import Workers
 
 
 class S3Service:
@@ -31,7 +31,7 @@ class S3Service:
         counters: S3Counters,
     ) -> None:
         """`keys` by their ids, `stores` by their tenants."""
-        self.transfers = transfers = Shares(section.transfers, stores.values())
+        self.transfers = transfers = Shares(section.transfers, stores.values(), refusal=slow_down)
         self.keys = keys
         self.connections = Shares(section.connections, stores)
         """Connections of known tenants; the door counts all."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from email.utils import formatdate
 from functools import lru_cache
 from typing import Final, TypeAlias, Union
 from urllib.parse import quote
@@ -57,8 +56,3 @@ def iso_time(nanoseconds: int) -> str:
 def _second(seconds: int) -> str:
     """Objects that were written together share it."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-
-
-def http_time(nanoseconds: int) -> str:
-    """As in `Last-Modified` (RFC 9110, 5.6.7)."""
-    return formatdate(nanoseconds // 1_000_000_000, usegmt=True)

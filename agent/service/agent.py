@@ -36,6 +36,7 @@ from agent.pool.map.document import PoolMap
 from agent.pool.map.seal import MapSeal
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.volume import Volume, in_sets
+from agent.query.door import QueryDoor
 from agent.remote.channel import WorkerChannel, current_channel
 from agent.remote.channel_pool import ChannelPool
 from agent.remote.fabric import Fabric
@@ -156,6 +157,7 @@ class Agent:
                 membership_status, configuration.pool, self.volumes, fabric, self.watch, self.rebalancer,
                 self.auto_join,
             ),
+            gates=self.policies.gates,
             service=self._status_of,
             bounds=self.bounds.snapshot,
             not_served=self.not_served,
@@ -225,7 +227,7 @@ class Agent:
         services["policies"] = Service(self.policies.start, self.policies.stop)
         services["memory"] = Service(stop=self.registered.close, status=self.registered.mapped_bytes)
         for name, door in self.doors.items():
-            status = door.snapshot if isinstance(door, S3Door) else nothing
+            status = door.snapshot if isinstance(door, S3Door | QueryDoor) else nothing
             services[name] = Service(door.start, door.stop, status)
         return services
 

@@ -40,6 +40,7 @@ from agent.pool.prestage.readahead import Readahead
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.steps import Runner, settle
 from agent.pool.volume.volume import PoolVolume
+from agent.query.door import make_query_door
 from agent.remote.channel import WorkerChannel, current_channel
 from agent.s3.make_door import make_s3_door
 from agent.service.queue_plan import QueuePlan
@@ -47,9 +48,10 @@ from agent.telemetry import snapshot
 from agent.tenancy.visibility import Audience, Members
 
 Doors: TypeAlias = dict[str, Door]
-"""By their names: `fuse`, `virtiofs-0` and so on, and `s3`."""
+"""By their names: `fuse`, `virtiofs-0` and so on, `s3`, and `query`."""
 MOUNT_DOOR = "fuse"
 S3_DOOR = "s3"
+QUERY_DOOR = "query"
 FILES_ROOT = FACE_FILES << FACE_SHIFT | 1
 FOLDER_MODE = 0o755
 
@@ -123,6 +125,17 @@ def make_doors(
             erased_tenants,
             shown.sources.pool_id,
             shown.sources.not_served,
+            shown.bounds,
+        )
+    if configuration.query.listen:
+        doors[QUERY_DOOR] = make_query_door(
+            configuration.query,
+            shown.served,
+            shown.prestage,
+            current_channel,
+            shown.sources.fabric.is_away,
+            lambda number: take_channel(queues.query[number]),
+            erased_tenants,
             shown.bounds,
         )
     return doors

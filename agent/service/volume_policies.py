@@ -56,6 +56,10 @@ class VolumePolicies:
             self.prefetcher.guess, depth=prestage.depth, active=prestage.learn and prestage.memory > 0
         )
 
+    def gates(self) -> dict[str, dict[str, float | None]]:
+        """The figures of the recompute gates, by volume."""
+        return {each.settings.name: each.gate.figures() for each in self.served if each.gate is not None}
+
     def start_prestage(self, volume: ServedVolume, key: bytes, milliseconds: int = 0) -> Outcome:
         """Set out to bring a key into memory; not begun after `milliseconds`, where they are given."""
         if volume.in_sets is None:

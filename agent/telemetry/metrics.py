@@ -49,6 +49,15 @@ VOLUME_COUNTERS = {
     "hedge_wins": "Of those, where the copy that was asked later came first.",
     "hedge_bytes": "Bytes that hedged gets asked for in addition.",
     "other_copy_reads": "Gets that the other copy served, because the first was bad, away or late.",
+    "prefix_requests": "Requests of engines that connectors have reported.",
+    "prefix_asked": "Blocks that these requests asked for.",
+    "prefix_found": "Of those, blocks that were there.",
+    "prefix_usable": "Of those, blocks before the first hole.",
+    "prefix_stored": "Blocks that these requests stored.",
+    "prefix_loaded": "Blocks that these requests loaded.",
+    "prefix_load_ms": "Milliseconds that loading them took.",
+    "prefix_saved_ms": "Milliseconds that loading saved against computing.",
+    "prefix_cost_ms": "Milliseconds that loading took more than computing would have.",
 }
 
 
@@ -101,6 +110,22 @@ TENANT_GAUGES = {
     "bandwidth_max": "Bytes a second that it may move through this agent; 0: no limit.",
 }
 
+
+QUERY_TABLES = {
+    "holes": ("Prompts that were not served whole, by the cause of the first hole.", "cause"),
+    "refusals": ("Queries that were refused, by the status of HTTP.", "status"),
+}
+QUERY_COUNTERS = {
+    "requests": "Requests of known tenants.",
+    "tokens_refused": "Requests without a token of the door.",
+    "over_rate": "Requests of tenants that had asked for their keys of that second.",
+    "prompts": "Prompts that were answered.",
+    "keys": "Keys of those.",
+    "keys_in_memory": "Keys of leading runs that waited in memory.",
+    "keys_on_flash": "Keys of leading runs that were on flash.",
+    "connections_refused": "Connections that were closed: at the TLS handshake, or of one address too many.",
+}
+QUERY_GAUGES = {"connections": "Connections now."}
 
 ENCLOSURE_GAUGES = {
     "up": "1 while its session stands.",
@@ -172,7 +197,8 @@ class Collector:
         enclosures = [{**each, "up": float(each["connected"])} for each in state["enclosures"]]
         yield from _labelled("enclosure", enclosures, _GAUGE, ENCLOSURE_GAUGES)
         yield from _labelled("enclosure", enclosures, _COUNTER, ENCLOSURE_COUNTERS)
-        yield from _s3(state["s3"])
+        yield from _http_door("s3", state["s3"], S3_TABLES, S3_COUNTERS, S3_GAUGES)
+        yield from _http_door("query", state["query"], QUERY_TABLES, QUERY_COUNTERS, QUERY_GAUGES)
 
 
 def _number_at(state: Mapping[str, Any], place: str) -> float:
@@ -204,22 +230,37 @@ def _volumes(volumes: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     misses = CounterMetricFamily(
         "g35_volume_misses", "Gets that found nothing, by their one cause.", labels=["volume", "cause"]
     )
+    holes = CounterMetricFamily(
+        "g35_volume_prefix_holes", "First holes of reported requests, by cause.", labels=["volume", "cause"]
+    )
     for volume in volumes:
         for cause, count in volume["miss_causes"].items():
             misses.add_metric([volume["name"], cause], count)
+        for cause, count in volume["prefix_holes"].items():
+            holes.add_metric([volume["name"], cause], count)
     yield misses
+    yield holes
 
 
-def _s3(door: Mapping[str, Any] | None) -> Iterator[Metric]:
+_Tables: TypeAlias = Mapping[str, tuple[str, str]]
+
+
+def _http_door(
+    name: str,
+    door: Mapping[str, Any] | None,
+    tables: _Tables,
+    counters: Mapping[str, str],
+    gauges: Mapping[str, str],
+) -> Iterator[Metric]:
     """Of an agent without such a door the families have no samples."""
-    for field, (help_text, label) in S3_TABLES.items():
-        family = CounterMetricFamily(f"g35_s3_{field}", help_text, labels=[label])
-        for name, count in door[field].items() if door is not None else ():
-            family.add_metric([name], count)
+    for field, (help_text, label) in tables.items():
+        family = CounterMetricFamily(f"g35_{name}_{field}", help_text, labels=[label])
+        for each, count in door[field].items() if door is not None else ():
+            family.add_metric([each], count)
         yield family
-    for kind, table in ((_COUNTER, S3_COUNTERS), (_GAUGE, S3_GAUGES)):
+    for kind, table in ((_COUNTER, counters), (_GAUGE, gauges)):
         for field, help_text in table.items():
-            yield kind(f"g35_s3_{field}", help_text, value=None if door is None else door[field])
+            yield kind(f"g35_{name}_{field}", help_text, value=None if door is None else door[field])
 
 
 def listener_at(

@@ -39,6 +39,8 @@ class Sources:
     """For each tenant: agent/tenancy/limits.py."""
     keys: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
     """By volume, what is told of its data keys: agent/tenancy/key_rotation.py."""
+    gates: Callable[[], Mapping[str, Mapping[str, float | None]]] = dict
+    """By volume, the figures of its recompute gate, where it has one."""
     # The following are told of the whole pool only.
     membership: Callable[[], Mapping[str, Any]] = dict
     """agent/membership/auto_join.py"""
@@ -60,7 +62,8 @@ _COUNTED = (
     "evictions_expired", "lookups", "lookups_absent", "directory_reads", "stale_hints", "corrupt_entries",
     "prestage_hits", "prestaged_bytes", "gets_gated", "puts_declined", "puts_written_back", "puts_lost",
     "bytes_copied", "copies_made", "copy_bytes", "hedged_reads", "hedge_wins", "hedge_bytes",
-    "other_copy_reads",
+    "other_copy_reads", "prefix_requests", "prefix_asked", "prefix_found", "prefix_usable", "prefix_stored",
+    "prefix_loaded", "prefix_load_ms", "prefix_saved_ms", "prefix_cost_ms",
 )  # fmt: skip
 """Counters of a tally that the document has under the same name."""
 
@@ -73,6 +76,10 @@ def _counts(tally: Tally) -> dict[str, Any]:
         "misses": missed,
         "hit_ratio": hits / (hits + missed) if hits + missed else None,
         "miss_causes": {cause.name.lower(): tally.misses[cause] for cause in MissCause},
+        "prefix_holes": {
+            **{cause.name.lower(): tally.prefix_holes[cause] for cause in MissCause},
+            "unknown": tally.prefix_holes_unknown,
+        },
         **{name: getattr(tally, name) for name in _COUNTED},
     }
 
@@ -97,7 +104,7 @@ def resident_bytes() -> int:
 
 def take(sources: Sources) -> dict[str, Any]:
     """The snapshot, ready for JSON. Bytes and seconds are in the names."""
-    readings, keys = list(sources.tallies()), sources.keys()
+    readings, keys, gates = list(sources.tallies()), sources.keys(), sources.gates()
     volumes = []
     key_value = []
     for volume in sources.volumes:
@@ -117,6 +124,7 @@ def take(sources: Sources) -> dict[str, Any]:
                 "slots": slots,
                 "slots_seen_taken": taken,
                 "keys": keys.get(settings.name),
+                "gate": gates.get(settings.name),
                 **_counts(own),
                 **_prestaged(sources.prestage, settings.volume_id),
             }
@@ -145,6 +153,7 @@ def take(sources: Sources) -> dict[str, Any]:
         "enclosures": _enclosures(sources.fabric),
         "files": sources.files(),
         "s3": sources.service("s3") if sources.whole else None,
+        "query": sources.service("query") if sources.whole else None,
         "not_served": dict(sources.not_served) if sources.whole else {},
         "memory": _memory(sources) if sources.whole else None,
         "upkeep_failures": sources.service("upkeep") or 0 if sources.whole else None,

@@ -38,12 +38,8 @@ from emulator.jbof.control_requests import (
 )
 from emulator.jbof.drive_folder import write_atomically
 from emulator.jbof.drive_model import DriveModelSettings
-from emulator.jbof.enclosure import (
-    MAX_PORTS,
-    Enclosure,
-    EnclosureError,
-    EnclosureSettings,
-)
+from emulator.jbof.enclosure import Enclosure, EnclosureError
+from emulator.jbof.enclosure_settings import MAX_PORTS, EnclosureSettings
 from emulator.jbof.rpc.server import RpcServer
 from nvmeof.authentication.secret import ALL_HASHES, CONTROLLER_GROUPS, Credentials
 from nvmeof.authentication.secret_files import SecretFileError, read_hosts_file

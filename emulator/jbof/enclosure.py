@@ -12,28 +12,23 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 from emulator.command_line import words_of
 from emulator.jbof.drive import Drive
 from emulator.jbof.drive_folder import EnclosureError as EnclosureError
 from emulator.jbof.drive_folder import derived_nguid, lock_folder, persistent_nguid
-from emulator.jbof.drive_model import DriveModelSettings
-from emulator.jbof.kv_drive import UNIT_BYTES, KvDrive
+from emulator.jbof.enclosure_settings import EnclosureSettings as EnclosureSettings
+from emulator.jbof.kv_drive import KvDrive
 from emulator.jbof.kv_values import FolderValues, MemoryValues, Values
 from emulator.jbof.medium import FileMedium, Medium, MemoryMedium
 from emulator.jbof.rdma_listener import RdmaListener
 from emulator.jbof.retired import RetiredDrives
 from emulator.jbof.tcp_listener import TcpListener
-from nvmeof.authentication.secret import Credentials
-from nvmeof.controller.rdma_queue import RdmaSettings
-from nvmeof.controller.settings import NAMESPACE_ID_LIMIT, ControllerSettings
+from nvmeof.controller.settings import NAMESPACE_ID_LIMIT
 from nvmeof.controller.subsystem import AnyNamespace, KvNamespace, Namespace, PortAccess, Subsystem
 from nvmeof.controller.target import Target
-from nvmeof.controller.tcp_rules import TcpSettings
 from nvmeof.errors import NvmeofError
 from nvmeof.transport import TRANSPORTS
 from nvmeof.wire.ana import AnaState
@@ -42,79 +37,11 @@ from nvmeof.wire.rdma import RDMA_ADDRESS
 
 log = logging.getLogger(__name__)
 
-NQN_PREFIX: Final = "nqn.2026-01.io.g35:"
 DEFAULT_RDMA_PORT: Final = 4420
 """Every RDMA device has a port space of its own, so that none need be looked for."""
 
-PORT_MAX: Final = 65535
-MAX_PORTS: Final = 16
-"""Listeners of one enclosure that were asked for by number."""
-
 AnyDrive: TypeAlias = Drive | KvDrive
 """The two kinds of drive: of logical blocks, and of keys and values."""
-
-
-@dataclass(frozen=True, slots=True)
-class EnclosureSettings:
-    """`folder` None keeps the drives in memory; otherwise each is a sparse file in it.
-
-    `drives` are of logical blocks; behind them come `kv_drives` of the KV command set, of the same size. In a
-    folder, each KV drive is a folder of its own, with a file for every value.
-
-    `name` makes the NQN where none is given, and the NGUIDs of drives in memory. With both transports the
-    port of RDMA is that of TCP. RDMA makes an emulated device at `address`, which no other process may have.
-    Hosts with `credentials`, by NQN, have to authenticate. With several `ports`, each is a TCP port (`port`
-    and the next ones), and the subsystem reports how each reaches its namespaces (ANA).
-    """
-
-    drives: int = 1
-    kv_drives: int = 0
-    drive_bytes: int = 1 << 30
-    folder: Path | None = None
-    address: str = "127.0.0.1"
-    port: int = 0
-    name: str = "jbof"
-    nqn: str | None = None
-    lba_bytes: int = 4096
-    allowed_hosts: frozenset[str] | None = None
-    credentials: Mapping[str, Credentials] = field(default_factory=dict)
-    model: DriveModelSettings = field(default_factory=DriveModelSettings)
-    controller: ControllerSettings = field(default_factory=ControllerSettings)
-    tcp: TcpSettings = field(default_factory=TcpSettings)
-    rdma: RdmaSettings = field(default_factory=RdmaSettings)
-    transports: tuple[str, ...] = ("tcp",)
-    seed: int = 0
-    prefault: bool = False
-    bare: bool = False
-    ports: int = 1
-
-    def __post_init__(self) -> None:
-        total = self.drives + self.kv_drives
-        if min(self.drives, self.kv_drives) < 0 or total > NAMESPACE_ID_LIMIT:
-            raise EnclosureError(f"an enclosure has 0 to {NAMESPACE_ID_LIMIT} drives, not {total}")
-        if self.kv_drives and self.drive_bytes % UNIT_BYTES:
-            raise EnclosureError(f"a KV drive's size is a multiple of {UNIT_BYTES} bytes")
-        if not self.transports or any(each not in TRANSPORTS for each in self.transports):
-            raise EnclosureError(f"an enclosure is reached by {' or '.join(TRANSPORTS)}")
-        if not 1 <= self.ports <= MAX_PORTS:
-            raise EnclosureError(f"an enclosure has 1 to {MAX_PORTS} ports, not {self.ports}")
-        if not self.address:
-            raise EnclosureError("an enclosure listens at an address; 0.0.0.0 is all of this machine's")
-        if not 0 <= self.port <= PORT_MAX:
-            raise EnclosureError(f"a port is between 0 and {PORT_MAX}")
-        if self.port and self.port + self.ports - 1 > PORT_MAX:
-            last = PORT_MAX - self.ports + 1
-            raise EnclosureError(f"of {self.ports} ports the first is {last} at the most, not {self.port}")
-        if self.ports > 1 and (self.transports != ("tcp",) or self.bare):
-            raise EnclosureError("several ports are of TCP, and of an enclosure that has its drives already")
-        if self.lba_bytes not in (512, 4096):
-            raise EnclosureError("a logical block has 512 or 4096 bytes")
-        if self.drive_bytes <= 0 or self.drive_bytes % self.lba_bytes:
-            raise EnclosureError(f"a drive's size is a multiple of {self.lba_bytes} bytes")
-
-    @property
-    def subsystem_nqn(self) -> str:
-        return self.nqn or NQN_PREFIX + self.name
 
 
 class Enclosure:

@@ -45,7 +45,12 @@ def _bracketed(enclosure: dict[str, Any]) -> str:
 
 
 def agent_toml(
-    layout: Layout, mount: Path, ready: Sequence[dict[str, Any]], options: UpOptions, s3_port: int = 0
+    layout: Layout,
+    mount: Path,
+    ready: Sequence[dict[str, Any]],
+    options: UpOptions,
+    s3_port: int = 0,
+    query_port: int = 0,
 ) -> str:
     """The agent's configuration for the enclosures that announced themselves in `ready`."""
     sections: list[tuple[str, dict[str, Any]]] = [
@@ -75,6 +80,9 @@ def agent_toml(
         tenant = {"tenant": "default", "credentials": credentials, "buckets": [S3_BUCKET]}
         sections.append(("[s3]", {"listen": listen, "hosts": [f"{S3_BUCKET_ADDRESS}={S3_BUCKET}"]}))
         sections.append(("[[s3.tenants]]", tenant))
+    if options.query:
+        sections.append(("[query]", {"listen": [f"127.0.0.1:{query_port}"]}))
+        sections.append(("[[query.tenants]]", {"tenant": "default", "tokens": str(layout.query_tokens)}))
     if options.write != "through" or options.prefill_tokens_per_s:
         names = ("write", "prefill_tokens_per_s", "bytes_per_token")
         policy = {name: getattr(options, name) for name in names}

@@ -9,6 +9,7 @@ agent/         the agent's own state
 agent.pid      present while the mount is served
 virtiofs.sock  where the agent's virtio-fs device listens, with --virtiofs
 s3.credentials the access key of the S3 door, made at the first start with --s3; s3.port its port
+query.tokens   the token of the query door, made at the first start with --query; query.port its port
 jbof-N.address the address on loopback of enclosure N's RDMA device, where it has one
 jbof-N.json    where enclosure N listens; jbof-N.sock its control socket, jbof-N.log its words
 drives-N/      its drives, where they are files
@@ -63,6 +64,8 @@ class Layout:
         self.virtiofs_socket = state / "virtiofs.sock"
         self.s3_credentials = state / "s3.credentials"
         self.s3_port = state / "s3.port"
+        self.query_tokens = state / "query.tokens"
+        self.query_port = state / "query.port"
         self.made_with = state / "made_with.json"
         self.default_mount = state / "mnt"
         self.lock = state / "lock"

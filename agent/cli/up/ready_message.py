@@ -31,6 +31,9 @@ def ready_message(layout: Layout, mount: Path, options: UpOptions, s3_was: str =
             lines.append(f"S3: port {s3_was} is another program's now: tell clients of {port}")
         url = f"http://127.0.0.1:{port}"
         lines.append(f"S3: {url}, bucket {S3_BUCKET}, access key in {layout.s3_credentials}")
+    if options.query:
+        url = f"http://127.0.0.1:{layout.query_port.read_text().strip()}/query"
+        lines.append(f"routers: {url}, token in {layout.query_tokens}")
     own = "" if layout.state == default_state().absolute() else f" --state {quote(str(layout.state))}"
     g35 = typed_command()
     lines += [

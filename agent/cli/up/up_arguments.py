@@ -157,6 +157,10 @@ class UpOptions:
     s3: Annotated[
         bool, typer.Option("--s3", help="Serve S3 clients on loopback, too; says where the access key is.")
     ] = False
+    query: Annotated[
+        bool,
+        typer.Option("--query", help="Answer routers on loopback, too; says where the token is."),
+    ] = False
     prestage_memory: Annotated[
         str,
         typer.Option(callback=memory_option, help="Memory for prestaged values; 0: none."),

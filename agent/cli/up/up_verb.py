@@ -34,6 +34,7 @@ from agent.cli.up.up_arguments import UpOptions
 from agent.errors import G35Error, UserError
 from agent.fs.doors.mounting import clear_dead_mount
 from agent.inline.secrets import create_root_key
+from agent.query.tokens import new_tokens_file
 from agent.s3.credentials import new_credentials_file
 from agent.sizes import counted
 
@@ -179,7 +180,13 @@ class _Pool:
             layout.s3_port.write_text(f"{s3_port}\n")
             if not layout.s3_credentials.exists():
                 new_credentials_file(layout.s3_credentials)
-        text = agent_toml(layout, self._mount, ready, self._options, s3_port)
+        query_port = 0
+        if self._options.query:
+            query_port = _free_port_from(layout.query_port, 1)
+            layout.query_port.write_text(f"{query_port}\n")
+            if not layout.query_tokens.exists():
+                new_tokens_file(layout.query_tokens)
+        text = agent_toml(layout, self._mount, ready, self._options, s3_port, query_port)
         layout.configuration.write_text(text)
         self._format_if_blank(stop, are_new)
         if stop.is_set():

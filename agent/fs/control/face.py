@@ -37,6 +37,7 @@ from agent.fs.interface import (
 )
 from agent.host_os.per_user_bounds import SHARED, Bounds, Holder, Limit
 from agent.pool.access import ServedVolume
+from agent.pool.counters import MissCause, Tally
 from agent.pool.errors import PutRefused
 from agent.pool.format.directory import TIME_MAX
 from agent.pool.prestage.readahead import INACTIVE, Readahead
@@ -55,6 +56,7 @@ from host_shim.control_wire import (
     Operation,
     Outcome,
     Request,
+    decode_report_untrusted,
     decode_request_untrusted,
     decode_value_xattr_untrusted,
     ticket_at,
@@ -374,6 +376,9 @@ class ControlFace(FileSystem):
             return bytes(Outcome.HIT if cause is None else Outcome(cause.value) for cause in causes)
         if operation is Operation.PRESTAGE:
             return bytes(self._start_prestage(volume, key, request.ttl_seconds) for key in request.keys)
+        if operation is Operation.REPORT:
+            _count_reports(channel.tally(volume.settings.name), request.keys)
+            return b""
         outcomes = bytearray()
         for key in request.keys:
             deadline = channel.now() + volume.timing.write_deadline
@@ -449,3 +454,28 @@ class ControlFace(FileSystem):
         except PutRefused as refused:
             return Outcome.REFUSED if refused.cause is None else Outcome(refused.cause.value)
         return Outcome.HIT if there else Outcome.NEVER_STORED
+
+
+def _count_reports(tally: Tally, keys: Sequence[bytes]) -> None:
+    """Add what connectors say of their requests. Raises FsError; then nothing was added."""
+    try:
+        if len(keys) % 2:
+            raise MalformedControl("a report takes the place of two keys")
+        reports = [decode_report_untrusted(keys[at] + keys[at + 1]) for at in range(0, len(keys), 2)]
+    except MalformedControl as malformed:
+        raise FsError(errno.EINVAL, str(malformed)) from None
+    for report in reports:
+        tally.prefix_requests += 1
+        tally.prefix_asked += report.asked
+        tally.prefix_found += report.found
+        tally.prefix_usable += report.usable
+        tally.prefix_stored += report.stored
+        tally.prefix_loaded += report.loaded
+        tally.prefix_load_ms += report.load_ms
+        saved = report.saved_ms or 0
+        tally.prefix_saved_ms += max(0, saved)
+        tally.prefix_cost_ms += max(0, -saved)
+        if report.cause is Outcome.UNKNOWN:
+            tally.prefix_holes_unknown += 1
+        elif report.cause is not Outcome.HIT:
+            tally.prefix_holes[MissCause(report.cause.value)] += 1

@@ -63,9 +63,12 @@ FREE: Final = bytes(KEY_BYTES)
 _GHOST_AT: Final = 48
 _GHOST_BYTES: Final = 8
 _LAST_USE_AT: Final = 24
+_LENGTH_AT: Final = 32
 _HITS_AT: Final = 44
 _PINNED_AT: Final = 40
 _CRC_AT: Final = 60
+_HINT: Final = struct.Struct("<II")
+"""Length and expiry."""
 _U64: Final = struct.Struct("<Q")
 _U32: Final = struct.Struct("<I")
 _U16: Final = struct.Struct("<H")
@@ -206,6 +209,16 @@ class Directory:
             return None
         # Every request makes one, and a named tuple's own way to be made is interpreted.
         return tuple.__new__(Entry, fields[:10])
+
+    def hint(self, pseudonym: bytes) -> tuple[int, int] | None:
+        """Length and expiry of the entry with this pseudonym: what a question needs of it, and no more."""
+        slot = self.find(pseudonym)
+        if slot is None:
+            return None
+        length: int
+        expiry: int
+        length, expiry = _HINT.unpack_from(self.raw, slot * ENTRY_BYTES + _LENGTH_AT)
+        return length, expiry
 
     def __iter__(self) -> Iterator[tuple[int, Entry]]:
         """The slots that are taken, with their entries."""

@@ -59,6 +59,19 @@ class RecomputeGate:
             return None
         return self._fetched / self._busy
 
+    def figures(self) -> dict[str, float | None]:
+        """Bytes a second: what gets bring together, and what an engine computes."""
+        return {"bytes_per_s": self.bandwidth, "recomputed_bytes_per_s": self._recomputed_per_s}
+
+    def seconds_to_load(self, size: int) -> float | None:
+        """How long `size` more bytes would take to come, behind those under way; None: not measured."""
+        bandwidth = self.bandwidth
+        return None if not bandwidth else (self._under_way + size) / bandwidth
+
+    def seconds_to_compute(self, size: int) -> float:
+        """How long an engine would take to compute `size` bytes again."""
+        return size / self._recomputed_per_s
+
     def begin(self, size: int, now: float, asked: int | None = None) -> bool:
         """A get of `size` bytes: False where computing them is quicker.
 

@@ -283,6 +283,10 @@ class DirectoryCache:
         cached = self._sets.get(place)
         return cached is not None and cached.directory is not None and cached.directory.taken > 0
 
+    def look(self, place: SetPlace) -> CachedSet | None:
+        """The set where it is remembered, for a look at once: it is neither in use nor used by that."""
+        return self._sets.get(place)
+
     def borrow_remembered(self, place: SetPlace) -> CachedSet | None:
         """The set, to be given back, where it is remembered; it is not more recently used for that."""
         with self._lock:

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from agent.inline.block_cipher import BlockCipher
 from agent.inline.secrets import SecretKey
+from agent.pool.format.directory import KEY_BYTES
 from agent.pool.volume.settings import VolumeExtent
 
 FEW_MEMBERS: Final = 12
@@ -52,6 +53,13 @@ def _mixed(value: int) -> int:
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
     return value ^ (value >> 31)
+
+
+def _mixed_all(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """`_mixed` of each."""
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))
 
 
 def _member_seed(nguid: bytes) -> int:
@@ -88,6 +96,11 @@ class Placement:
         """What stands for `key` (16 bytes) on flash."""
         return self._blocks.encrypt(key)
 
+    def pseudonyms(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Those of several keys, by one call of the cipher."""
+        whole = self._blocks.encrypt(b"".join(keys))
+        return [whole[start : start + KEY_BYTES] for start in range(0, len(whole), KEY_BYTES)]
+
     def key_of(self, pseudonym: bytes) -> bytes:
         """The key that a pseudonym stands for."""
         return self._blocks.decrypt(pseudonym)
@@ -104,6 +117,46 @@ class Placement:
         if best == self._dominant and self._two_best(_mixed(low))[0] == best and extents[best].sets > 1:
             return self._two_sets(best, low, high)
         return self._set_in(best, high), self._set_in(runner_up, high)
+
+    def places(self, pseudonyms: Sequence[bytes], set_bytes: int) -> list[list[tuple[int, int]]]:
+        """The candidates of many pseudonyms at once, each as a namespace and a byte offset there.
+
+        Arrays are a tenth of the cost. Their logarithm may differ from `candidates`' in its last bit, and
+        with it one place in 10^15: for looks alone, which ask again where they find nothing.
+        """
+        words = np.frombuffer(b"".join(pseudonyms), dtype="<u8").reshape(-1, 2)
+        low, high = words[:, 0].copy(), words[:, 1].copy()
+        sets = np.array([extent.sets for extent in self._extents], dtype=np.uint64)
+        best, runner_up = self._ranked(low)
+        both = np.full(len(low), len(self._extents) == 1)
+        if self._dominant >= 0 and len(self._extents) > 1:
+            both = (best == self._dominant) & (self._ranked(_mixed_all(low))[0] == self._dominant)
+            both &= sets[self._dominant] > 1
+        runner_up = np.where(both, best, runner_up)
+        first = _mixed_all(high ^ self._seeds[best]) % sets[best]
+        apart = _mixed_all(high ^ self._seeds[runner_up]) % sets[runner_up]
+        one, of_best = np.uint64(1), sets[best]
+        step = one + _mixed_all(low ^ self._seeds[best]) % np.maximum(of_best - one, one)
+        second = np.where(both, (first + step) % of_best, apart)
+        namespaces = np.array([extent.namespace for extent in self._extents])
+        offsets = np.array([extent.offset for extent in self._extents], dtype=np.uint64)
+        size = np.uint64(set_bytes)
+        here = zip(namespaces[best].tolist(), (offsets[best] + first * size).tolist(), strict=True)
+        there = zip(
+            namespaces[runner_up].tolist(), (offsets[runner_up] + second * size).tolist(), strict=True
+        )
+        return [[one_place, other] for one_place, other in zip(here, there, strict=True)]
+
+    def _ranked(self, words: NDArray[np.uint64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """The two best members for each word; the same twice where there is one."""
+        value = _mixed_all(self._seeds[:, None] ^ words[None, :])
+        uniform = ((value >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+        scores = -np.log(uniform) / self._weights[:, None]
+        best = scores.argmin(axis=0)
+        if len(self._extents) == 1:
+            return best, best
+        scores[best, np.arange(len(words))] = np.inf
+        return best, scores.argmin(axis=0)
 
     def _set_in(self, member: int, high: int) -> Candidate:
         # The same set whichever rank the namespace has: a new one ahead of it moves nothing within it.
@@ -123,10 +176,7 @@ class Placement:
         # probability w over the sum of weights: that is what makes the weights shares.
         if len(self._members) <= FEW_MEMBERS:
             return self._two_best_of_few(word)
-        value = self._seeds ^ np.uint64(word)
-        value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        value ^= value >> np.uint64(31)
+        value = _mixed_all(self._seeds ^ np.uint64(word))
         uniform = ((value >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
         scores = -np.log(uniform) / self._weights
         two = np.argpartition(scores, 1)[:2]

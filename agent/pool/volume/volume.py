@@ -8,6 +8,8 @@ A `Volume` is the one record of the state that serves it, whole when it is made.
 it: the thread that makes the agent calls that, later the upkeep thread (tests/rules/test_volume_owner.py).
 """
 
+# One idea in one file: the class whose state this is; what only reads that state would have to reach into it.
+
 from __future__ import annotations
 
 from abc import ABC, abstractmethod

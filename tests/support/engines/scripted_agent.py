@@ -17,11 +17,14 @@ from host_shim.control_session import Files
 from host_shim.control_wire import (
     AT_ONCE_BYTES,
     FLAG_NO_ANSWER,
+    REPORT_BYTES,
     Answer,
     MalformedControl,
     Operation,
     Outcome,
+    PrefixReport,
     Request,
+    decode_report_untrusted,
     decode_request_untrusted,
     decode_value_xattr_untrusted,
     ticket_at,
@@ -77,6 +80,7 @@ class ScriptedAgent(PlainFiles):
         self.expiries: dict[bytes, int] = {}
         self.prestaged: list[bytes] = []
         self.requests: list[Request] = []
+        self.gate: dict[str, float] | None = None
         self.opens = 0
         self.reads = 0
         self.alive = True
@@ -106,6 +110,19 @@ class ScriptedAgent(PlainFiles):
 
     def restart(self) -> None:
         self.alive = True
+
+    def reports(self) -> list[PrefixReport]:
+        """What connectors have reported of their requests."""
+        whole = b"".join(
+            key
+            for request in list(self.requests)
+            if request.operation is Operation.REPORT
+            for key in request.keys
+        )
+        return [
+            decode_report_untrusted(whole[at : at + REPORT_BYTES])
+            for at in range(0, len(whole), REPORT_BYTES)
+        ]
 
     @property
     def open_files(self) -> int:
@@ -187,7 +204,13 @@ class ScriptedAgent(PlainFiles):
         match request.operation:
             case Operation.STATS:
                 volumes = [
-                    {"name": name, "value_bytes": self._slot_bytes, "slots": 0} for name in self._volumes
+                    {
+                        "name": name,
+                        "value_bytes": self._slot_bytes,
+                        "slots": 0,
+                        **({"gate": self.gate} if self.gate else {}),
+                    }
+                    for name in self._volumes
                 ]
                 return json.dumps({"values": len(self.values), "volumes": volumes}).encode()
             case Operation.OUTCOME:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
+from agent.http.shares import Shares
 from agent.s3.chunked import UNSIGNED_TRAILER
-from agent.s3.shares import Shares
 from tests.support.engines.s3_served import OTHER_KEY, Served, answer_of, served, signed_head
 from tests.support.waiting import wait_until
 

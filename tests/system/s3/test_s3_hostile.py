@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from agent.http.connection import HEAD_BYTES_MAX
 from agent.s3.chunked import SIGNED, UNSIGNED_TRAILER
-from agent.s3.connection import HEAD_BYTES_MAX
 from tests.support.engines.s3_served import Served, answer_of, served, signed_head
 from tests.support.waiting import wait_until
 

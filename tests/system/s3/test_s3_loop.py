@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 import trio
 
+from agent.http.connection import HEAD_BYTES_MAX, HEAD_LINES_MAX
 from agent.s3.chunked import UNSIGNED_TRAILER
-from agent.s3.connection import HEAD_BYTES_MAX, HEAD_LINES_MAX
 from tests.support.engines.s3_served import Served, answer_of, signed_head
 from tests.support.waiting import wait_until
 

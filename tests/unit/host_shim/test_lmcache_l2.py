@@ -213,7 +213,10 @@ def test_after_close_tasks_fail_and_the_events_are_closed(module: ModuleType, ag
     [
         ({}, '"mount" is missing'),
         ({"mount": ""}, "names the folder"),
-        ({"mount": "/nowhere", "volum": "kv"}, "unknown options volum; there are mount, parallel"),
+        (
+            {"mount": "/nowhere", "volum": "kv"},
+            "unknown options volum; there are events, events_topic, mount, parallel",
+        ),
         ({"mount": "/nowhere", "threads": 0}, "1 to 64"),
         ({"mount": "/nowhere", "ttl": 0}, "without it, the volume decides"),
         ({"mount": "/nowhere", "volume": "absent"}, "no volume 'absent'"),

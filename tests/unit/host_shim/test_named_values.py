@@ -16,6 +16,7 @@ from host_shim.control_session import RealFiles, Session
 from host_shim.control_wire import Outcome, data_offset
 from host_shim.named_values import LABEL_BYTES, NamedValues, key_of_long_name, label_of, name_of
 from host_shim.pool import Pool
+from host_shim.prefix_records import leading_hits
 from tests.support.engines.scripted_agent import ScriptedAgent
 
 FROZEN_KEY = "2aac971c47bb871878c7768366ae7ac3"
@@ -147,7 +148,7 @@ def test_without_an_agent_everything_is_a_miss_until_there_is_one(
     assert values.store([OTHER], [[b"this"]]) == [False]
     assert not values.agent_seen
     assert values.exists([NAME]) == values.prestage([NAME]) == values.forget([NAME]) == [False]
-    assert values.leading([NAME]) == 0
+    assert leading_hits(values.lookup_leading([NAME])) == 0
     assert values.why_unusable() is None
     agent.restart()
     values._pool.alive()
@@ -157,8 +158,8 @@ def test_without_an_agent_everything_is_a_miss_until_there_is_one(
 def test_leading_prestage_and_forget(agent: ScriptedAgent, values: NamedValues) -> None:
     names = [name_of(at) for at in range(6)]
     values.store([*names[:3], names[4]], [[b"v"]] * 4)
-    assert values.leading(names) == 3
-    assert values.leading([]) == 0
+    assert leading_hits(values.lookup_leading(names)) == 3
+    assert values.lookup_leading([]) == []
     assert values.prestage(names[2:4]) == [True, False]
     assert agent.prestaged == [key_of_long_name(names[2])]
     assert values.forget(names[:4]) == [True, True, True, False]
@@ -267,7 +268,7 @@ def test_a_mount_that_never_was_one_is_said_seldom(
         for _ in range(3):
             assert values.exists([NAME]) == values.store([NAME], [[b"v"]]) == [False]
             assert values.load([NAME], [[bytearray(1)]]) == [None]
-            assert values.leading([NAME]) == 0
+            assert leading_hits(values.lookup_leading([NAME])) == 0
         assert caplog.text.count("no g35 pool at /proc/nowhere") == 1
         assert "No such file or directory" in caplog.text
         monkeypatch.setattr(named_values, "WARN_AGAIN_SECONDS", 0.0)

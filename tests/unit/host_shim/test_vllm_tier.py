@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from host_shim.control_wire import Outcome, decode_name_form_untrusted, key_of_long_name
 from host_shim.pool import Pool
 from tests.support.engines.scripted_agent import ScriptedAgent
 from tests.support.waiting import wait_until
@@ -50,6 +51,14 @@ class SecondaryTierManager:
         self.tier_type = tier_type
 
 
+@dataclass
+class OffloadingEvent:
+    keys: list[bytes]
+    medium: object
+    removed: bool
+    locality: object = None
+
+
 class FileMapper:
     rank = 0
 
@@ -79,6 +88,7 @@ def tier_module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         Locality=locality,
         LookupResult=LookupResult,
         Medium=medium,
+        OffloadingEvent=OffloadingEvent,
         RequestOffloadingContext=SimpleNamespace,
     )
     modules = [
@@ -103,11 +113,17 @@ def tier_module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 class Engine:
     """A scheduler that has one tier, and whose steps the test takes."""
 
+    publishes = True
+
     def __init__(self, module: Any, agent: ScriptedAgent, model: str = "m", **options: object) -> None:
         self.memory = bytearray(CHUNK * CHUNKS)
         module.Pool = lambda mount, **given: Pool(mount, files=agent, **given)
         self.tier = module.G35Tier(
-            offloading_spec=SimpleNamespace(model=model, blocks_per_chunk=1),
+            offloading_spec=SimpleNamespace(
+                model=model,
+                blocks_per_chunk=1,
+                kv_events_config=SimpleNamespace(enable_kv_cache_events=self.publishes),
+            ),
             primary_kv_view=memoryview(self.memory).cast("B", (CHUNKS, CHUNK)),
             tier_type="G35Tier",
             mount="/nowhere",
@@ -115,9 +131,10 @@ class Engine:
         )
         self._jobs = 0
 
-    def run(self, submit: Any, keys: Sequence[bytes], chunks: Sequence[int]) -> JobResult:
+    def run(self, submit: Any, keys: Sequence[bytes], chunks: Sequence[int], request: str = "") -> JobResult:
         self._jobs += 1
-        submit(SimpleNamespace(job_id=self._jobs, keys=keys, chunk_ids=Numbers(chunks)))
+        context = SimpleNamespace(req_id=request) if request else None
+        submit(SimpleNamespace(job_id=self._jobs, keys=keys, chunk_ids=Numbers(chunks), req_context=context))
         self.tier.drain_jobs()
         (result,) = self.tier.get_finished_jobs()
         assert isinstance(result, JobResult)
@@ -231,6 +248,7 @@ def test_no_agent_is_misses_and_failed_jobs(engine: Engine, agent: ScriptedAgent
         {"volume": ""},
         {"prestage": "false"},
         {"namespace": 5},
+        {"enable_kv_events": "yes"},
     ],
     ids=lambda option: next(iter(option)),
 )
@@ -239,3 +257,85 @@ def test_options_that_make_no_sense_stop_the_engine_at_its_start(
 ) -> None:
     with pytest.raises(ValueError, match=f'"{next(iter(option))}"'):
         Engine(tier_module, agent, **option)
+
+
+def events_of(engine: Engine) -> list[tuple[bool, list[bytes]]]:
+    found = list(engine.tier.take_events())
+    assert all(isinstance(each, OffloadingEvent) for each in found)
+    assert {each.medium.name for each in found} <= {"STORAGE"}
+    assert {each.locality.name for each in found} <= {"REMOTE"}
+    return [(each.removed, each.keys) for each in found]
+
+
+def test_vllm_gets_events_of_what_was_stored_and_found_gone(tier_module: Any, agent: ScriptedAgent) -> None:
+    engine = Engine(tier_module, agent, enable_kv_events=True)
+    engine.run(engine.tier.submit_store, [b"a", b"b", b"c"], [0, 1, 2])
+    assert events_of(engine) == [(False, [b"a", b"b", b"c"])]
+    engine.run(engine.tier.submit_store, [b"a"], [0])
+    assert events_of(engine) == []
+    agent.values.clear()
+    assert engine.lookup(b"a", "r") is LookupResult.MISS
+    assert engine.lookup(b"never", "r") is LookupResult.MISS
+    engine.run(engine.tier.submit_load, [b"b"], [3])
+    assert events_of(engine) == [(True, [b"a", b"b"])]
+    assert engine.tier.events_lost == 0
+    engine.tier.shutdown()
+
+
+def test_a_block_that_is_late_is_not_told_of_as_gone(tier_module: Any, agent: ScriptedAgent) -> None:
+    engine = Engine(tier_module, agent, enable_kv_events=True)
+    engine.run(engine.tier.submit_store, [b"a"], [0])
+    events_of(engine)
+    ((_, key),) = agent.values
+    agent.values.clear()
+    agent.causes[key] = Outcome.LATE
+    assert engine.lookup(b"a", "r") is LookupResult.MISS
+    assert not engine.run(engine.tier.submit_load, [b"a"], [3]).success
+    assert events_of(engine) == []
+    engine.tier.shutdown()
+
+
+def test_without_the_option_there_are_no_events(engine: Engine) -> None:
+    engine.run(engine.tier.submit_store, [b"a"], [0])
+    assert events_of(engine) == []
+
+
+@pytest.mark.expects_log("vLLM publishes no events")
+def test_events_that_vllm_does_not_publish_are_not_kept(
+    tier_module: Any, agent: ScriptedAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "publishes", False)
+    engine = Engine(tier_module, agent, enable_kv_events=True)
+    engine.run(engine.tier.submit_store, [b"a"], [0])
+    assert events_of(engine) == []
+    engine.tier.shutdown()
+
+
+def test_a_request_that_ends_gives_one_record_with_its_last_job(engine: Engine, agent: ScriptedAgent) -> None:
+    agent.gate = {"bytes_per_s": 1e9, "recomputed_bytes_per_s": 1.0}
+    engine.run(engine.tier.submit_store, [b"a", b"b"], [0, 1])
+    for key, found in ((b"a", LookupResult.HIT), (b"b", LookupResult.HIT), (b"c", LookupResult.MISS)):
+        assert engine.lookup(key, "r") is found
+    engine.run(engine.tier.submit_load, [b"a", b"b"], [4, 5], "r")
+    engine.tier.submit_store(
+        SimpleNamespace(
+            job_id=99, keys=[b"c"], chunk_ids=Numbers([2]), req_context=SimpleNamespace(req_id="r")
+        )
+    )
+    engine.tier.on_request_finished(SimpleNamespace(req_id="r"))
+    engine.tier.drain_jobs()
+    assert agent.reports() == []
+    assert len(list(engine.tier.get_finished_jobs())) == 1
+    [report] = wait_until(agent.reports, 10, "the report") or []
+    assert report[:5] == (3, 2, 2, 1, 2)
+    assert (report.cause, report.saved_ms) == (Outcome.NEVER_STORED, 2 * CHUNK * 1000 - report.load_ms)
+    assert engine.tier._under_way == {}
+
+
+def test_the_form_of_names_makes_the_keys_that_the_tier_stores_under(
+    engine: Engine, agent: ScriptedAgent
+) -> None:
+    block = bytes(range(32))
+    engine.run(engine.tier.submit_store, [block + (1).to_bytes(4, "big")], [0])
+    form = decode_name_form_untrusted(engine.tier.name_form(1).describe())
+    assert list(agent.values) == [("kv", key_of_long_name(form.name(block)))]

@@ -9,15 +9,16 @@ import trio
 import trio.testing
 
 from agent.host_os.complaints import Complaints
+from agent.http.connection import BODY_RATE_MIN, CHUNK_BYTES_MIN, CHUNKS_FREE, EVENTS_TOGETHER
+from agent.http.rests import Rests
+from agent.http.shares import Shares
 from agent.s3.answers import Answer, Send
 from agent.s3.body import Body
 from agent.s3.chunked import UNSIGNED_TRAILER
-from agent.s3.connection import BODY_RATE_MIN, CHUNK_BYTES_MIN, CHUNKS_FREE, EVENTS_TOGETHER, Connection
+from agent.s3.connection import Connection
 from agent.s3.counters import S3Counters
 from agent.s3.requests import Hosts, S3Request
-from agent.s3.rests import Rests
 from agent.s3.service import S3Service
-from agent.s3.shares import Shares
 from tests.support.engines.s3_served import KEY, signed_head
 
 PIECE = 1 << 20

@@ -6,9 +6,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+from agent.http.connection import http_time
 from agent.s3.errors import S3Error
 from agent.s3.xml_in import SLICE_BYTES, RowsReader
-from agent.s3.xml_out import document, error, http_time, iso_time
+from agent.s3.xml_out import document, error, iso_time
 
 BOMB = b"""<?xml version="1.0"?><!DOCTYPE lolz [<!ENTITY a "lol"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;">]>
 <Delete><Object><Key>&b;</Key></Object></Delete>"""

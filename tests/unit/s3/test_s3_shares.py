@@ -11,9 +11,9 @@ import pytest
 import trio
 import trio.testing
 
-from agent.s3.errors import S3Error
-from agent.s3.shares import Place, Shares
-from agent.s3.workers import Workers
+from agent.http.shares import Place, Shares
+from agent.http.workers import Workers
+from agent.s3.errors import S3Error, slow_down
 from tests.support.pool.inline_runner import inline_runner
 
 
@@ -45,7 +45,7 @@ def test_a_place_is_given_back_once() -> None:
 
 def test_who_waits_has_the_next_place_or_is_told_to_slow_down() -> None:
     async def main() -> None:
-        shares = Shares(2, ["a", "b"], wait_seconds=10.0)
+        shares = Shares(2, ["a", "b"], wait_seconds=10.0, refusal=slow_down)
         first = await shares.take("a")
         with pytest.raises(S3Error) as refused:
             await shares.take("a")
@@ -76,7 +76,7 @@ def test_who_waits_has_the_next_place_or_is_told_to_slow_down() -> None:
 def test_whatever_comes_and_goes_no_place_is_lost_or_there_twice(seed: int) -> None:
     dice = random.Random(seed)
     names, total = ["a", "b", "c"][: dice.randrange(1, 4)], dice.randrange(1, 12)
-    shares = Shares(total, names, wait_seconds=3.0)
+    shares = Shares(total, names, wait_seconds=3.0, refusal=slow_down)
 
     async def hold(name: str) -> None:
         place: Place | None = None
@@ -103,7 +103,7 @@ def test_whatever_comes_and_goes_no_place_is_lost_or_there_twice(seed: int) -> N
 
 @contextmanager
 def working(count: int, queue_seconds: float) -> Iterator[Workers]:
-    made = Workers(count, inline_runner, queue_seconds)
+    made = Workers(count, inline_runner, queue_seconds, refusal=slow_down)
     made.start()
     try:
         yield made

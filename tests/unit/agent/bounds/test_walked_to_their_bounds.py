@@ -26,10 +26,11 @@ from agent.fs.interface import FACE_FILES, FACE_SHIFT, Caller, FsError
 from agent.fs.kv_face import KV_ROOT, KvFace
 from agent.fs.virtiofs.guest_view import HANDLES_MAX, NODES_MAX, GuestView
 from agent.host_os.per_user_bounds import CATALOGUE, RESERVE_PART, Bounds
+from agent.http.shares import Shares
+from agent.http.unproven_clients import KNOWN, UnprovenClient, UnprovenClients
 from agent.pool.format.slot import UNITS_MAX
 from agent.pool.steps import settle
-from agent.s3.shares import Shares
-from agent.s3.unproven_clients import CONNECTIONS, KNOWN, UnprovenClient, UnprovenClients
+from agent.s3.bounds import CONNECTIONS
 from host_shim.control_wire import ANSWERS_MAX, FLAG_NO_ANSWER, KEYS_MAX, Operation, Request, data_offset
 from host_shim.pool import Pool
 from tests.support.engines.session_door import SessionDoor, refuse_prestage
@@ -170,11 +171,11 @@ WALKS = {
 }  # fmt: skip
 ELSEWHERE = {
     "answer-bytes", "guest-nodes", "kv-nodes", "guest-open", "s3-connections", "s3-tenant-connections",
-    "s3-transfers", "s3-held-files", "metrics-connections", "shared-nodes", "shared-names", "shared-discards",
-    "shared-staged-bytes",
+    "s3-transfers", "s3-held-files", "metrics-connections", "query-connections", "query-tenant-connections",
+    "query-requests", "shared-nodes", "shared-names", "shared-discards", "shared-staged-bytes",
 }  # fmt: skip
 """Walked below, or where they are served: test_s3_busy.py, test_s3_store.py, test_metrics_listener.py,
-tests/unit/shared/test_shared_bounds.py."""
+test_query_door.py, tests/unit/shared/test_shared_bounds.py."""
 CONFIGURED = {
     "directories", "prestaged-bytes", "registered-bytes", "begun-bytes", "write-back-bytes", "staging-bytes",
     "fs-nodes",

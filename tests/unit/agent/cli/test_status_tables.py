@@ -46,6 +46,11 @@ def snapshot() -> dict[str, Any]:
             "requests": {"GetObject": LARGE, "PutObject": 1}, "bytes_read": 1 << 40, "bytes_written": 1 << 30,
             "refusals": {"NoSuchKey": LARGE + 30, "AccessDenied": 2},
         },
+        "query": {
+            "listen": ["127.0.0.1:9037"], "tls": False, "requests": LARGE + 37, "prompts": LARGE + 38,
+            "keys": LARGE + 39, "keys_in_memory": LARGE + 40, "keys_on_flash": LARGE + 41,
+            "refusals": {"401": 3},
+        },
         "not_served": {"/fs": f"{NAME} names blocks of another pool", "S3 of tenant blue": NAME},
         "volumes": [
             {
@@ -54,6 +59,9 @@ def snapshot() -> dict[str, Any]:
                 "evictions": LARGE + 14, "prestaged_bytes": 1 << 58, "prestage_hits": LARGE + 26,
                 "prestage_useful_bytes": 1 << 57, "prestage_wasted_bytes": 1 << 56,
                 "prestage_late": LARGE + 27,
+                "prefix_requests": LARGE + 31, "prefix_asked": LARGE + 32, "prefix_usable": LARGE + 33,
+                "prefix_loaded": LARGE + 34, "prefix_stored": LARGE + 35, "prefix_saved_ms": 90_000_500,
+                "prefix_cost_ms": 500, "prefix_holes": {"evicted": LARGE + 36, "unknown": 0},
             }
         ],
         "tenants": [
@@ -84,7 +92,11 @@ def test_nothing_is_cut_off(width: int) -> None:
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= width
     sizes = range(LARGE + 20, LARGE + 23)
-    for number in (*range(LARGE + 10, LARGE + 16), *range(LARGE + 18, LARGE + 28)):
+    for number in (
+        *range(LARGE + 10, LARGE + 16),
+        *range(LARGE + 18, LARGE + 28),
+        *range(LARGE + 31, LARGE + 37),
+    ):
         if number in sizes:
             continue
         assert str(number) in text, "a number stands in one piece"
@@ -101,7 +113,9 @@ def test_nothing_is_cut_off(width: int) -> None:
         f"values moved: {LARGE + 28}; left to move: not known",
         f"not served: /fs: {NAME[:10]}", "blocks of another pool", "not served: S3 of tenant blue: ",
         f"S3 at https://127.0.0.1:9036, https://[::1]:9036: {LARGE + 29} objects, {LARGE + 1} requests",
-        f"refused: AccessDenied 2, NoSuchKey {LARGE + 30}",
+        f"refused: AccessDenied 2, NoSuchKey {LARGE + 30}", "90000.0 s",
+        f"queries at http://127.0.0.1:9037/query: {LARGE + 37} requests, {LARGE + 38} prompts",
+        f"{LARGE + 40} in memory, {LARGE + 41} on flash; refused: 401 3",
     ):  # fmt: skip
         assert said in whole
 
@@ -114,7 +128,7 @@ def test_a_name_of_the_length_that_names_have_stands_in_one_piece(width: int) ->
         found[kind][0]["name"] = name
     shown = io.StringIO()
     Console(file=shown, width=width).print(tables(found, None))
-    assert [shown.getvalue().count(name) for name in names] == [3, 2, 1]
+    assert [shown.getvalue().count(name) for name in names] == [4, 2, 1]
     assert "aes-256-xts+crc64" in shown.getvalue()
 
 
@@ -123,6 +137,7 @@ def test_of_members_nothing_is_said_where_there_is_nothing_to_be_said() -> None:
     shown = io.StringIO()
     found = snapshot()
     found["pool"], found["s3"] = {"id": "0", "namespaces": 1, "namespaces_away": 0}, None
+    found["query"] = None
     found["not_served"] = {}
     Console(file=shown, width=80).print(tables(found, None))
     assert "not served" not in shown.getvalue()

@@ -1,4 +1,4 @@
-"""Places that tenants share: connections, and bodies under way.
+"""Places that tenants share: connections, and requests under way.
 
 Half of all places are common, and the other half is reserved in equal shares. A tenant below its share always
 finds a place; beyond it, a tenant gets places that are not reserved. So a single busy tenant has all but the
@@ -8,15 +8,17 @@ shares of the others. A tenant is any hashable: its name or its store.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Final
 
 import trio
 
-from agent.s3.errors import S3Error
-
 WAIT_SECONDS: Final = 20.0
-"""Then the answer is SlowDown, which SDKs try again; they wait 60 s for an answer."""
+"""Then the request is refused, which clients try again; those of S3 wait 60 s for an answer."""
+
+
+class TooBusy(Exception):
+    """There was no place, or no thread, in time."""
 
 
 class Place:
@@ -41,10 +43,18 @@ class Place:
 class Shares:
     """`total` places, at least one for each tenant. Lives in one event loop."""
 
-    def __init__(self, total: int, tenants: Iterable[Hashable], wait_seconds: float = WAIT_SECONDS) -> None:
+    def __init__(
+        self,
+        total: int,
+        tenants: Iterable[Hashable],
+        wait_seconds: float = WAIT_SECONDS,
+        refusal: Callable[[str], Exception] = TooBusy,
+    ) -> None:
+        """`refusal` makes the exception for a request that found no place, of a text for its client."""
         self._waiting: dict[Hashable, deque[trio.Event]] = {tenant: deque() for tenant in tenants}
         self._held: Counter[Hashable] = Counter()
         self._wait_seconds = wait_seconds
+        self._refusal = refusal
         count = max(1, len(self._waiting))
         self.total = max(total, count)
         self.share = max(1, self.total // (2 * count))
@@ -61,7 +71,7 @@ class Shares:
         return self.total - self._free
 
     async def take(self, tenant: Hashable) -> Place:
-        """A place; one tenant's requests in order. Raises S3Error where there was none in time."""
+        """A place; one tenant's requests in order. Raises the refusal where there was none in time."""
         place = None if self._waiting[tenant] else self.take_now(tenant)
         if place is not None:
             return place
@@ -79,7 +89,7 @@ class Shares:
         if not granted.is_set():
             self._waiting[tenant].remove(granted)
             self.refusals += 1
-            raise S3Error("SlowDown", "Too many bodies of this tenant are under way. Please try again.")
+            raise self._refusal("Too many bodies of this tenant are under way. Please try again.")
         return Place(self, tenant)
 
     def take_now(self, tenant: Hashable) -> Place | None:

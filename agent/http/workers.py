@@ -1,7 +1,7 @@
 """Threads for the blocking calls of the door's event loop.
 
 A job is a function that may block: on the fabric and on a cipher, in a thread with a channel (`run`), or on
-the index alone (`ask`), in a thread that never waits for an enclosure. So a hung drive delays reads and
+an index alone (`ask`), in a thread that never waits for an enclosure. So a hung drive delays reads and
 writes of objects, and no listing. A listing is many short questions, after which that thread rests. A
 connection has one or two jobs at a time, so the number of connections bounds the queues. Tenants take turns
 in a queue. The first job of a request waits for a limited time.
@@ -20,16 +20,16 @@ from typing import Any, Final, TypeVar
 import trio
 
 from agent.fs.doors.door import MakeRunner
+from agent.http.rests import Rests
+from agent.http.shares import TooBusy
 from agent.pool.steps import NoRunner, Runner
-from agent.s3.errors import S3Error
-from agent.s3.rests import Rests
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 QUEUE_SECONDS: Final = 20.0
-"""A request that no thread has begun by then is SlowDown, which SDKs try again."""
+"""A request that no thread has begun by then is refused, which clients try again."""
 
 
 class _Job:
@@ -99,18 +99,31 @@ class _Queue:
 
 
 class Workers:
-    """`count` threads with a channel each; `make_runner(i)` is called in thread i; and one for the index."""
+    """`count` threads with a channel each; `make_runner(i)` is called in thread i; and one for an index."""
 
-    def __init__(self, count: int, make_runner: MakeRunner, queue_seconds: float = QUEUE_SECONDS) -> None:
+    def __init__(
+        self,
+        count: int,
+        make_runner: MakeRunner,
+        queue_seconds: float = QUEUE_SECONDS,
+        *,
+        name: str = "s3",
+        has_index: bool = True,
+        refusal: Callable[[str], Exception] = TooBusy,
+    ) -> None:
+        """`name`: what those of its threads begin with. `refusal` makes the exception for a request that no
+        thread began in time."""
         self._jobs, self._questions = _Queue(), _Queue()
         self._make_runner = make_runner
         self._queue_seconds = queue_seconds
         self.rests = Rests()
+        self._refusal = refusal
         self._threads = [
-            threading.Thread(target=self._work, args=(number,), name=f"s3-{number}", daemon=True)
+            threading.Thread(target=self._work, args=(number,), name=f"{name}-{number}", daemon=True)
             for number in range(count)
         ]
-        self._threads.append(threading.Thread(target=self._look_up, name="s3-index", daemon=True))
+        if has_index:
+            self._threads.append(threading.Thread(target=self._look_up, name=f"{name}-index", daemon=True))
 
     def start(self) -> None:
         for thread in self._threads:
@@ -129,9 +142,9 @@ class Workers:
         """The job's result or exception; `whose` is the tenant for the turns.
 
         A job that has begun is waited for also when the caller is cancelled, because it has the caller's
-        buffers; its own waits have deadlines. The `first` of a request raises S3Error where no thread begins
-        it in time; a later one is neither refused nor withdrawn, since it may have to close something. After
-        one that `rests` the thread rests: a job of names, and not of bytes that a cipher works on.
+        buffers; its own waits have deadlines. The `first` of a request raises the refusal where no thread
+        begins it in time; a later one is neither refused nor withdrawn, since it may have to close something.
+        After one that `rests` the thread rests: a job of names, and not of bytes that a cipher works on.
         """
         found: T = await self._done(self._jobs, _Job(job, whose, rests), first)
         return found
@@ -152,7 +165,7 @@ class Workers:
                     raise
                 # A thread has it: the caller may have to close the result.
             if not job.done.is_set() and queue.withdraw(job):
-                raise S3Error("SlowDown", "Others were first. Please try again.")
+                raise self._refusal("Others were first. Please try again.")
         with trio.CancelScope(shield=True):
             await job.done.wait()
         if job.error is not None:
@@ -164,7 +177,7 @@ class Workers:
         try:
             runner = self._make_runner(number)
         except Exception:
-            log.exception("a thread of the S3 door has no channel; what it is given fails")
+            log.exception("a thread of an HTTP door has no channel; what it is given fails")
             runner = NoRunner()
         while (job := self._jobs.take()) is not None:
             began = time.thread_time()

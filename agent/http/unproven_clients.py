@@ -1,8 +1,8 @@
-"""Connections of clients without a key yet, and the bounds of the door.
+"""Connections of clients that have not shown yet whose they are.
 
-Anybody who reaches the port may connect. So a connection counts against its peer until a request was signed
-by a known key, and a peer has at most as many as it leaves to others. From then on it counts against the
-tenant, who has a share of them (agent/s3/shares.py).
+Anybody who reaches the port may connect. So a connection counts against its peer until a request showed a
+known key or token, and a peer has at most as many as it leaves to others. From then on it counts against the
+tenant, who has a share of them (shares.py).
 
 Beyond that the oldest connection without a key gives way to a new one: of the same peer, or of any peer where
 that has none. A client says its first request within milliseconds, a connection that is held says none. So a
@@ -12,36 +12,13 @@ peer keeps clients behind its address out only while it connects faster than the
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
 from typing import Final
 
 import trio
 
-from agent.host_os.per_user_bounds import ALL, SHARED, Bound, Bounds, Limit
-from agent.s3.service import S3Service
-from agent.s3.shares import Shares
-from agent.s3.store import ObjectStore
+from agent.host_os.per_user_bounds import Bound
 
 KNOWN: Final = "clients with a key"
-CONNECTIONS: Final = Limit(
-    "s3-connections", "connections of S3 (`s3.connections`)", 256,
-    by="peer, until it shows a key", share=SHARED, refused="the oldest without a key is closed, or it",
-    bytes_each=640 << 10,
-)  # fmt: skip
-OF_TENANTS: Final = Limit(
-    "s3-tenant-connections", "connections of S3 whose client has shown a key (`s3.connections`)", 256,
-    by="tenant", share="all but a half, in which each other tenant has an equal share", refused="SlowDown",
-    bytes_each=0,
-)  # fmt: skip
-TRANSFERS: Final = Limit(
-    "s3-transfers", "bodies of S3 that move (`s3.transfers`)", 32,
-    by="tenant", share="all but a half, in which each other tenant has an equal share",
-    refused="waits for 20 s, then SlowDown", bytes_each=2 << 20,
-)  # fmt: skip
-HELD_FILES: Final = Limit(
-    "s3-held-files", "files of objects that are being read, 10,000 of one body (`s3.transfers`)", 320_000,
-    by="tenant", share=ALL, refused="as its body", bytes_each=512,
-)  # fmt: skip
 
 
 class UnprovenClient:
@@ -108,20 +85,3 @@ class UnprovenClients:
         if client.holder:
             self._bound.give_back(client.holder)
             client.holder = ""
-
-
-def watch_shares(bounds: Bounds, service: S3Service, stores: Mapping[str, ObjectStore]) -> None:
-    """Show the shares of tenants, and the files that readers hold."""
-    bounds.watch(
-        OF_TENANTS,
-        service.connections.of_each,
-        lambda: service.connections.refusals,
-        service.connections.total,
-    )
-    transfers: Shares = service.transfers
-    bounds.watch(TRANSFERS, transfers.of_each, lambda: transfers.refusals, transfers.total)
-    bounds.watch(
-        HELD_FILES,
-        lambda: {name: store.files_held() for name, store in list(stores.items())},
-        most=transfers.total * 10_000,
-    )

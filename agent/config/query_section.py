@@ -1,0 +1,57 @@
+"""The section of the configuration for the query door (docs/query.md)."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from agent.config.document_problems import AbsolutePath
+from agent.config.http_section import HttpSection
+from agent.pool.map.names import TenantName
+
+
+class QueryTenantSection(BaseModel):
+    """A tenant whose router may ask; one table for each. It hears of its own volumes alone."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tenant: TenantName = Field(description="Whose volumes are asked about.")
+    tokens: AbsolutePath = Field(description="Its tokens: a file of mode 0600, made by `g35 key make-query`.")
+
+
+class QuerySection(HttpSection):
+    """An HTTP listener that says how much of a prompt this pool can serve (docs/query.md). Off unless
+    `listen` is given."""
+
+    workers: int = Field(
+        1, ge=1, le=16, description="Its threads; each has a queue of its own on every enclosure."
+    )
+    requests: int = Field(
+        16,
+        ge=1,
+        le=256,
+        description="Requests under way at once; one for each tenant at least. Half are owed to the tenants "
+        "in equal shares. A tenant with too many is told to slow down.",
+    )
+    keys_per_s: int = Field(
+        1_000_000,
+        ge=1_000,
+        le=1_000_000_000,
+        description="Keys that a tenant may ask for in a second, and ahead at once. Beyond, it is told when "
+        "to come again.",
+    )
+    deadline_ms: int = Field(
+        50,
+        ge=1,
+        le=10_000,
+        description="How long an answer waits for directories that are not remembered. What did not come by "
+        "then counts as late.",
+    )
+    tenants: tuple[QueryTenantSection, ...] = Field((), max_length=64, description="See `[[query.tenants]]`.")
+
+    @model_validator(mode="after")
+    def _has_tenants(self) -> QuerySection:
+        if self.listen and not self.tenants:
+            raise ValueError("the query door has no tenants: nobody could come in")
+        if len({each.tenant for each in self.tenants}) != len(self.tenants):
+            raise ValueError("a tenant is named twice")
+        return self

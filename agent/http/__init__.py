@@ -1,0 +1,1 @@
+"""HTTP doors: listeners, connections, their clocks and their threads. Read `door.py` first."""

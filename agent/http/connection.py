@@ -1,0 +1,260 @@
+"""One HTTP connection: requests in turn, each answered by the door that it came to.
+
+h11 has the protocol: framing, order, and the size of a head. This file has the clocks: a head is complete
+within `HEAD_SECONDS` of its first byte, a body moves at `BODY_RATE_MIN` at least, and a client that moves
+nothing for `idle_s` is disconnected. A connection is closed after a body that was not read to its end.
+
+One event loop has all connections, so none may keep it for long: a body in small HTTP chunks is processed
+with turns of others in between, and refused where most of it is chunk headers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Final, TypeAlias
+
+import h11
+import trio
+
+from agent.http.shares import Place, Shares
+from agent.telemetry.http_connection import http_connection
+
+HEAD_BYTES_MAX: Final = 16 << 10
+HEAD_LINES_MAX: Final = 256
+"""Each costs the loop some work before authentication."""
+HEAD_SECONDS: Final = 10.0
+RECEIVE_BYTES: Final = 256 << 10
+BODY_RATE_MIN: Final = 64 << 10
+"""Bytes a second, over a whole body, either way, of the time spent waiting for the client."""
+EVENTS_TOGETHER: Final = 64
+"""Events of h11 before others have their turn: 2 ms."""
+CHUNKS_FREE: Final = 1024
+CHUNK_BYTES_MIN: Final = 1024
+"""Of HTTP's chunks, on the average, beyond the first `CHUNKS_FREE`."""
+LINGER_SECONDS: Final = 2.0
+LINGER_BYTES_MAX: Final = 8 << 20
+"""A client that still sends reads a refusal only if the connection is not reset."""
+
+Event: TypeAlias = h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]
+
+
+class BrokenOff(Exception):
+    """The rest of a body is not available. The connection ends before its announced length."""
+
+
+class BodyFault(enum.Enum):
+    """What is wrong with the way in which a body came."""
+
+    SMALL_CHUNKS = "The chunks are too small."
+    NO_END = "The body has no end."
+    TOO_SLOW = "The body came too slowly."
+
+
+class HttpConnection(ABC):
+    """One connection; the caller closes the stream. A subclass is a door's way to answer."""
+
+    def __init__(
+        self,
+        stream: trio.abc.HalfCloseableStream | trio.abc.Stream,
+        idle_seconds: float,
+        places: Shares,
+        known: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`places`: connections of known tenants; `known` is called when a client has shown whose it is."""
+        self._places = places
+        self._place: Place | None = None
+        """Among the tenant's connections, once the tenant is known."""
+        self._known = known
+        self._stream = stream
+        self._idle_seconds = idle_seconds
+        self._http = http_connection(HEAD_BYTES_MAX)
+        self._receiving_seconds = 0.0
+        self._body_bytes = self._body_events = self._body_chunks = 0
+        self._sent_bytes = 0
+        self._sending_seconds = 0.0
+
+    @abstractmethod
+    async def _answer(self, request: h11.Request) -> bool:
+        """Answer one request. Whether the connection can go on."""
+
+    @abstractmethod
+    async def _refuse_head(self, is_too_large: bool) -> None:
+        """Answer what is no request, before the connection ends."""
+
+    @abstractmethod
+    def _body_refusal(self, fault: BodyFault) -> Exception:
+        """The exception for a body that cannot be received."""
+
+    async def serve(self) -> None:
+        """Serve until the client is done, or has to be disconnected."""
+        idle_seconds = min(HEAD_SECONDS, self._idle_seconds)
+        try:
+            while await self._serve_one(idle_seconds):
+                idle_seconds = self._idle_seconds
+        except BrokenOff:
+            pass  # a client that takes no refusal
+        finally:
+            if self._place is not None:
+                self._place.give_back()
+
+    def _take_place(self, tenant: str) -> bool:
+        """Count the connection as the tenant's, which may change from request to request. False where the
+        tenant has too many."""
+        if self._place is None or self._place.tenant != tenant:
+            if self._place is not None:
+                self._place.give_back()
+            self._place = self._places.take_now(tenant)
+            if self._place is None:
+                self._places.refusals += 1
+                return False
+            self._known()
+        return True
+
+    async def _serve_one(self, idle_seconds: float) -> bool:
+        """One request; whether there may be another."""
+        try:
+            request = await self._head(idle_seconds)
+        except (h11.RemoteProtocolError, _HeadTooLarge) as malformed:
+            large = isinstance(malformed, _HeadTooLarge) or malformed.error_status_hint == 431
+            await self._refuse_head(large)
+            return False
+        if request is None:
+            return False
+        self._receiving_seconds, self._sending_seconds = 0.0, 0.0
+        self._body_bytes = self._body_events = self._body_chunks = self._sent_bytes = 0
+        goes_on = await self._answer(request)
+        if not goes_on or self._http.states != {h11.CLIENT: h11.DONE, h11.SERVER: h11.DONE}:
+            return False
+        self._http.start_next_cycle()
+        return True
+
+    async def _head(self, idle_seconds: float) -> h11.Request | None:
+        """The next request without its body; None where there is none.
+
+        Raises RemoteProtocolError or _HeadTooLarge.
+        """
+        if not self._http.trailing_data[0]:
+            with trio.move_on_after(idle_seconds) as idle:
+                self._http.receive_data(await self._some(HEAD_BYTES_MAX))
+            if idle.cancelled_caught:
+                return None
+        with trio.move_on_after(HEAD_SECONDS):
+            while True:
+                # Bytes behind the body before may be longer than one receive.
+                _check_head(self._http.trailing_data[0])
+                event = self._http.next_event()
+                if isinstance(event, h11.Request):
+                    return event
+                if event is not h11.NEED_DATA:
+                    return None
+                # In small pieces: h11 bounds incomplete heads, and a whole one may come at once.
+                self._http.receive_data(await self._some(HEAD_BYTES_MAX))
+        return None
+
+    # -- receiving ------------------------------------------------------------------------------
+
+    async def _some(self, most: int = RECEIVE_BYTES) -> bytes:
+        """The next bytes; none at the end of the stream."""
+        data: bytes = await self._stream.receive_some(most)  # type: ignore[assignment]  # they are bytes
+        return data
+
+    async def _receive_body(self) -> bytes | None:
+        """The next bytes of the body; None at its end. Raises what `_body_refusal` makes."""
+        if self._http.they_are_waiting_for_100_continue:
+            go_on = h11.InformationalResponse(status_code=100, headers=[])
+            await self._send_all(self._http.send(go_on))
+        began = trio.current_time()
+        left = self._idle_seconds + self._body_bytes / BODY_RATE_MIN - self._receiving_seconds
+        with trio.move_on_after(_not_negative(min(left, self._idle_seconds))):
+            while True:
+                event = self._http.next_event()
+                self._body_events += 1
+                if not self._body_events % EVENTS_TOGETHER:
+                    await trio.lowlevel.checkpoint()
+                if isinstance(event, h11.Data):
+                    self._body_bytes += len(event.data)
+                    self._body_chunks += event.chunk_start
+                    if self._body_chunks > CHUNKS_FREE + self._body_bytes // CHUNK_BYTES_MIN:
+                        raise self._body_refusal(BodyFault.SMALL_CHUNKS)
+                    self._receiving_seconds += trio.current_time() - began
+                    return event.data
+                if isinstance(event, h11.EndOfMessage):
+                    return None
+                if event is not h11.NEED_DATA:
+                    raise self._body_refusal(BodyFault.NO_END)
+                self._http.receive_data(await self._some())
+        raise self._body_refusal(BodyFault.TOO_SLOW)
+
+    @property
+    def _is_unread(self) -> bool:
+        """Whether the request's body was not read to its end."""
+        return self._http.their_state is not h11.DONE
+
+    # -- sending --------------------------------------------------------------------------------
+
+    def _head_of(self, status: int, headers: Sequence[tuple[str, str]], length: int) -> bytes:
+        fields = [*headers, ("date", http_time(time.time_ns())), ("server", "g35")]
+        if status not in (204, 304):
+            fields.append(("content-length", str(length)))
+        encoded = [(name.encode("ascii"), value.encode("latin-1", "replace")) for name, value in fields]
+        # HTTP may leave the reason out; botocore does not recognise a line without it (its wait for 100).
+        words = HTTPStatus(status).phrase.encode()
+        return self._http.send(h11.Response(status_code=status, headers=encoded, reason=words)) or b""
+
+    def _data(self, data: memoryview) -> bytes:
+        return self._http.send(h11.Data(data=bytes(data))) or b""
+
+    async def _send_whole(self, status: int, headers: Sequence[tuple[str, str]], body: bytes) -> None:
+        """Send an answer whose body is short, in one piece."""
+        whole = self._head_of(status, headers, len(body)) + self._data(memoryview(body))
+        await self._send_all(whole + (self._http.send(h11.EndOfMessage()) or b""))
+
+    async def _linger(self) -> None:
+        if isinstance(self._stream, trio.SocketStream):
+            with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                await self._stream.send_eof()
+        left = LINGER_BYTES_MAX
+        with trio.move_on_after(LINGER_SECONDS), contextlib.suppress(trio.BrokenResourceError):
+            while left > 0 and (data := await self._stream.receive_some(RECEIVE_BYTES)):
+                left -= len(data)
+
+    async def _send_all(self, data: bytes | memoryview | None) -> None:
+        """Raises BrokenOff where the client takes too little. The time of drives does not count against
+        it."""
+        if data:
+            began = trio.current_time()
+            self._sent_bytes += len(data)
+            left = self._idle_seconds + self._sent_bytes / BODY_RATE_MIN - self._sending_seconds
+            with trio.move_on_after(_not_negative(min(left, self._idle_seconds + len(data) / BODY_RATE_MIN))):
+                await self._stream.send_all(data)
+                self._sending_seconds += trio.current_time() - began
+                return
+            raise BrokenOff("the client takes nothing, or too little")
+
+
+def http_time(nanoseconds: int) -> str:
+    """As in `Date` and `Last-Modified` (RFC 9110, 5.6.7)."""
+    return formatdate(nanoseconds // 1_000_000_000, usegmt=True)
+
+
+def _not_negative(seconds: float) -> float:
+    """A time that is left. What comes at the last moment may be received a moment after it."""
+    return max(0.0, seconds)
+
+
+class _HeadTooLarge(Exception):
+    """A head has too many bytes or lines."""
+
+
+def _check_head(data: bytes) -> None:
+    """Raises _HeadTooLarge. `data`: the beginning of a head, or a head and following bytes."""
+    end = data.find(b"\r\n\r\n")
+    size = len(data) if end < 0 else end
+    if size > HEAD_BYTES_MAX or data.count(b"\n", 0, size) > HEAD_LINES_MAX:
+        raise _HeadTooLarge

@@ -1,0 +1,125 @@
+"""How long the leading run is, and from where it comes: over a pool in memory."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from agent.pool.access import LOOKED_UP_AT_ONCE
+from agent.pool.counters import MissCause
+from agent.pool.read.leading_run import LeadingRun
+from agent.pool.volume.settings import Timing
+from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of, stage_now
+
+VALUE = b"v" * 3000
+NOBODY: frozenset[int] = frozenset()
+
+
+def pool() -> MemoryPool:
+    return MemoryPool((64, 64), value_bytes=4096)
+
+
+def run_of(agent: PoolAgent, keys: Sequence[bytes], away: frozenset[int] = NOBODY) -> LeadingRun:
+    return agent.channel.run(
+        agent.served.leading_run(agent.channel, keys, agent.deadline(0.05), agent.prestage, away)
+    )
+
+
+def stored(agent: PoolAgent, count: int, first: int = 0) -> list[bytes]:
+    keys = [key_of(number) for number in range(first, first + count)]
+    for key in keys:
+        agent.put(key, VALUE)
+    return keys
+
+
+def test_what_remembered_directories_name_costs_no_round_trip() -> None:
+    agent = pool().agent()
+    keys = stored(agent, 40)
+    before = [namespace.reads for namespace in agent.channel.namespaces]
+    run = run_of(agent, keys)
+    assert (run.length, run.on_flash, run.in_memory, run.flash_bytes, run.hole) == (40, 40, 0, 120_000, None)
+    assert [namespace.reads for namespace in agent.channel.namespaces] == before
+    assert agent.tally.lookups == 0
+
+
+def test_an_agent_that_remembers_nothing_reads_directories_once_and_says_the_same() -> None:
+    flash = pool()
+    keys = stored(flash.agent(), LOOKED_UP_AT_ONCE + 30)
+    other = flash.agent()
+    run = run_of(other, [*keys, key_of(9999)])
+    assert (run.length, run.hole) == (len(keys), MissCause.NEVER_STORED)
+    assert run.flash_bytes == len(keys) * len(VALUE)
+    before = sum(namespace.reads for namespace in other.channel.namespaces)
+    assert run_of(other, keys).length == len(keys)
+    assert sum(namespace.reads for namespace in other.channel.namespaces) == before
+
+
+def test_the_run_ends_at_the_first_hole_and_tells_its_cause() -> None:
+    agent = pool().agent()
+    keys = stored(agent, 20)
+    agent.delete(keys[7])
+    run = run_of(agent, keys)
+    assert (run.length, run.hole) == (7, MissCause.NEVER_STORED)
+    assert (run_of(agent, []).length, run_of(agent, []).hole) == (0, None)
+
+
+def test_what_expired_is_a_hole() -> None:
+    agent = pool().agent()
+    keys = stored(agent, 3)
+    agent.put(key_of(100), VALUE, ttl_seconds=5)
+    agent.channel.clock += 6
+    run = run_of(agent, [*keys, key_of(100)])
+    assert (run.length, run.hole) == (3, MissCause.EXPIRED)
+
+
+def test_what_lies_in_an_enclosure_that_is_away_is_a_hole() -> None:
+    agent = pool().agent()
+    keys = stored(agent, 30)
+    places = [agent.where(key)[0] for key in keys]
+    for away in (0, 1):
+        run = run_of(agent, keys, frozenset({away}))
+        assert (run.length, run.hole) == (places.index(away), MissCause.ENCLOSURE_DOWN)
+
+
+def test_directories_that_do_not_come_in_time_make_a_hole_of_their_cause() -> None:
+    flash = pool()
+    keys = stored(flash.agent(), 30)
+    other = flash.agent()
+    for namespace in other.channel.namespaces:
+        namespace.down = True
+    run = run_of(other, keys)
+    assert (run.length, run.hole) == (0, MissCause.ENCLOSURE_DOWN)
+
+
+def test_what_waits_prestaged_is_of_memory_also_where_its_enclosure_is_away() -> None:
+    flash = pool()
+    agent = flash.agent(prestage_bytes=1 << 20)
+    keys = stored(agent, 4)
+    for key in keys[:2]:
+        assert agent.prestage is not None
+        assert agent.channel.run(stage_now(agent.volume, agent.prestage, agent.channel, key))
+    run = run_of(agent, keys)
+    assert (run.in_memory, run.on_flash, run.memory_bytes, run.flash_bytes) == (2, 2, 6000, 6000)
+    run = run_of(agent, keys, frozenset({0, 1}))
+    assert (run.in_memory, run.length, run.hole) == (2, 2, MissCause.ENCLOSURE_DOWN)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_run_is_what_exists_says(seed: int) -> None:
+    dice = random.Random(seed)
+    flash = pool()
+    writer, asking = flash.agent(), flash.agent(timing=Timing(directory_fresh=dice.choice((0.0, 10.0))))
+    keys = [key_of(number) for number in range(dice.randrange(1, 600))]
+    there = set(dice.sample(keys, len(keys) - dice.randrange(0, min(4, len(keys)))))
+    for key in there:
+        writer.put(key, VALUE)
+    for _ in range(3):
+        run = run_of(asking, keys)
+        causes = asking.channel.run(asking.volume.lookup(asking.channel, keys, asking.deadline(), 10.0))
+        expected = next((at for at, cause in enumerate(causes) if cause is not None), len(keys))
+        assert (
+            run.length == expected == next((at for at, key in enumerate(keys) if key not in there), len(keys))
+        )
+        assert run.hole == (causes[expected] if expected < len(keys) else None)
