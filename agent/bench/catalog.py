@@ -12,6 +12,8 @@ from itertools import product
 from types import MappingProxyType
 
 SIZES = MappingProxyType({"64k": 1 << 16, "1m": 1 << 20, "4m": 1 << 22})
+FILE_SIZES = MappingProxyType({"2m": 2 << 20, "16m": 16 << 20})
+"""Of files that are read and written whole, by path."""
 
 RATE, LATENCY, MICROSECONDS, RATIO, MEMORY = "GiB/s", "ms", "us", "ratio", "MiB"
 CPU_COST = "s/GiB"
@@ -41,7 +43,7 @@ class Entry:
 
     @property
     def value_bytes(self) -> int:
-        return SIZES[self.size]
+        return SIZES[self.size] if self.size in SIZES else FILE_SIZES[self.size]
 
     @property
     def in_rounds(self) -> bool:
@@ -116,6 +118,13 @@ def _entries() -> Iterable[Entry]:
             f"{what}, {verb}s, {in_flight} in flight", size, f"raw_tcp_{size}",
             tls=peer.endswith("_tls"), in_flight=in_flight, by_name=name not in PEERS_ASKED,
         )  # fmt: skip
+    for verb, size in product(("get", "put"), FILE_SIZES):
+        asked = size != "16m"
+        what = f"/kv {verb}s by path, whole values, O_DIRECT, four threads"
+        floor = f"kv_file_{verb}_{size}"
+        yield Entry(floor, f"kv_file_{verb}", RATE, what, size, "raw_tcp_1m", by_name=asked)
+        what = f"/shared {verb}s, whole files, O_DIRECT, four threads"
+        yield Entry(f"shared_{verb}_{size}", f"shared_{verb}", RATE, what, size, floor, by_name=asked)
     kind, what = "prestaged_get_in_flight", "/kv gets of prestaged values"
     yield Entry("prestaged_get_1m_x4", kind, RATE, what, "1m", "kv_get_1m_x4", in_flight=4)
     for share, what in (("served", "gets from memory / gets"), ("wasted", "bytes not served / bytes read")):

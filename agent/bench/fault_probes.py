@@ -65,7 +65,7 @@ def pool_up(folder: Path, enclosures: int, *words: str) -> Iterator[Layout]:
     layout, log = Layout(folder / "up"), folder / "pool.log"
     child = pool_process(
         "the pool", layout, log, VALUE_BYTES, DEADLINE_MS, "--enclosures", str(enclosures),
-        "--drives", "1", "--drive-size", "128M", "--transport", "tcp", *words,
+        "--drives", "1", "--drive-size", "128M", "--transport", "tcp", "--no-files", *words,
     )  # fmt: skip
     with ExitStack() as undo:
         undo.callback(clear_dead_mount, layout.default_mount)

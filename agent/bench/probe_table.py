@@ -16,6 +16,7 @@ from agent.bench.pool_probes import GetProbe, PutProbe, puts_at_a_time, shape_fo
 from agent.bench.prestage_probes import PrestagedProbe
 from agent.bench.redis_probes import RedisProbe
 from agent.bench.rounds import Probe, Sample
+from agent.bench.shared_probes import FileProbe
 from agent.bench.sites import PoolShape, Sites
 from agent.bench.virtiofs_probes import MOUNT, VIRTIOFS, ClientProbe, FileCpuProbe
 from agent.errors import G35Error
@@ -37,6 +38,10 @@ def _redis(verb: str, *, median_only: bool = False) -> Callable[[Sites, Entry], 
 
 def _one_get(sites: Sites, shape: PoolShape) -> Probe:
     return GetProbe(sites, shape, batch=1, in_flight=1, median_only=True)
+
+
+def _file(folder: str, verb: str) -> Callable[[Sites, Entry], Probe]:
+    return lambda sites, entry: FileProbe(sites, folder, verb, entry.value_bytes)
 
 
 PROBES: Mapping[str, Callable[[Sites, Entry], Probe]] = {
@@ -65,6 +70,11 @@ PROBES: Mapping[str, Callable[[Sites, Entry], Probe]] = {
     "prestaged_get_in_flight": lambda sites, entry: PrestagedProbe(
         sites, shape_for(entry.value_bytes), entry.in_flight
     ),
+    **{
+        f"{name}_{verb}": _file(folder, verb)
+        for name, folder in (("kv_file", "kv/kv"), ("shared", "shared/shared"))
+        for verb in ("get", "put")
+    },
     "redis_get": _redis("get"),
     "redis_put": _redis("put"),
     "redis_get_in_flight": _redis("get"),

@@ -52,6 +52,8 @@ class PoolShape:
     """The agent reads ahead what it has learned."""
     stay_awake: str = "auto"
     """While what requests come the agent keeps processors from sleeping."""
+    files: bool = False
+    """With /fs and /shared beside /kv."""
 
 
 class PoolSite:
@@ -72,6 +74,7 @@ class PoolSite:
             "--stay-awake", shape.stay_awake,
             *(["--virtiofs"] if shape.virtiofs else []),
             *(["--learn"] if shape.learn else []),
+            *([] if shape.files else ["--no-files"]),
         )  # fmt: skip
 
     @property
@@ -154,10 +157,10 @@ class PoolSite:
 def pool_process(
     name: str, layout: Layout, log: Path, value_bytes: int, deadline_ms: float, *options: str
 ) -> Child:
-    """`g35 up` with drives in memory and one volume `kv`; ready once its log says so."""
+    """`g35 up` with drives in memory; ready once its log says so."""
     command = [
         sys.executable, "-P", "-m", "agent.cli", "up", "--state", str(layout.state), "--media", "memory",
-        "--no-files", "--value-size", str(value_bytes), "--read-deadline-ms", str(deadline_ms),
+        "--value-size", str(value_bytes), "--read-deadline-ms", str(deadline_ms),
         "--no-restart", *options,
     ]  # fmt: skip
 

@@ -1,8 +1,8 @@
 """What a file system offers to a door, whichever door it is.
 
-Three doors (/dev/fuse, pyfuse3, virtio-fs) call these operations; three faces (/kv, /fs, /.g35) implement
-them, and `RootFileSystem` joins the faces into one tree. No operation knows the FUSE wire format, no door a
-volume.
+Three doors (/dev/fuse, pyfuse3, virtio-fs) call these operations; four faces (/kv, /fs, /shared, /.g35)
+implement them, and `RootFileSystem` joins the faces into one tree. No operation knows the FUSE wire format,
+no door a volume.
 
 * Every operation returns its value, or the steps that lead to it (`agent.pool.steps.Outcome`), which a door
   settles on the worker that received the request.
@@ -31,6 +31,7 @@ ROOT_INODE: Final = 1
 FACE_KV: Final = 1
 FACE_FILES: Final = 2
 FACE_CONTROL: Final = 3
+FACE_SHARED: Final = 4
 
 NAME_BYTES_MAX: Final = 255
 """NAME_MAX of Linux; a longer name is ENAMETOOLONG in every face."""

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from agent.fs.close_cause import how_closed
+from agent.fs.file_users import Judge
 from agent.fs.interface import (
     FACE_KV,
     FACE_SHIFT,
@@ -44,7 +45,7 @@ from agent.fs.interface import (
     StatFs,
     folders,
 )
-from agent.fs.value_writer import Judge, ValueWriter
+from agent.fs.value_writer import ValueWriter
 from agent.host_os.per_user_bounds import SHARED, Bounds, Holder, Limit
 from agent.pool.access import ServedVolume
 from agent.pool.counters import MissCause

@@ -20,21 +20,14 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable
-from typing import Final, TypeAlias
 
-from agent.fs.close_cause import Closing, how_closed, same_process
+from agent.fs.close_cause import how_closed
+from agent.fs.file_users import Closed, FileUsers, Judge
 from agent.fs.interface import FsError, LockOwner
 from agent.pool.access import ServedVolume
 from agent.pool.errors import BadPut, PutRefused, TooLong
 from agent.pool.steps import Acquire, Held, IoChannel, Steps
 from agent.pool.write.writer import Writer
-
-Judge: TypeAlias = Callable[[LockOwner, int, bytes, int], Closing]
-"""As `how_closed`."""
-
-HOLDERS_MAX: Final = 64
-"""Tables of open files by which one value is written; each is remembered until its file is closed by all."""
 
 
 def errno_of(refused: PutRefused) -> int:
@@ -63,23 +56,14 @@ class ValueWriter:
         """`writing` is to the volume. `maker`: the thread that created the file."""
         self._volume = volume
         self._name = name
-        self._ino = ino
         self.writing = writing
-        self._maker = maker
-        self._maker_closed = False
-        self._judge = judge
+        self._users = FileUsers(ino, maker, judge)
         self._declared = 0
         self._failed = 0
         """The errno of what was refused: from then on there is no value to be had from this file."""
         self._spoilt = False
         self._synced = False
         self._second_told = False
-        self._wrote: dict[int, int] = {}
-        """The thread that wrote last, by table of open files."""
-        self._unclosed: set[int] = set()
-        """Tables that wrote and have not closed the file since."""
-        self._in_doubt: set[int] = set()
-        """Tables that have closed a descriptor of it, and may have another."""
         self._lock = threading.Lock()
 
     @property
@@ -146,7 +130,7 @@ class ValueWriter:
         with Held(self._lock):
             if self.writing.finished:
                 return
-            if self._failed or self._unclosed or not self.writing.received:
+            if self._failed or self._users.unclosed or not self.writing.received:
                 self.writing.drop()
                 return
             try:
@@ -157,34 +141,18 @@ class ValueWriter:
     # -- how it is done -------------------------------------------------------------------------
 
     def _note(self, holder: LockOwner) -> None:
-        if holder.owner not in self._wrote and len(self._wrote) >= HOLDERS_MAX:
-            raise FsError(errno.EMFILE, "too many processes write one value")
-        self._wrote[holder.owner] = holder.pid
-        self._unclosed.add(holder.owner)
+        self._users.note(holder)
         self._synced = False
 
     def _completes(self, holder: LockOwner) -> bool:
         """Whether this close says that the value is whole. Raises FsError where nobody can say."""
-        made = same_process(holder.pid, self._maker)
-        wrote = holder.owner in self._wrote
-        if not (made or wrote):
-            return False
-        how = self._judge(holder, self._wrote.get(holder.owner, 0), self._name, self._ino)
-        if how is Closing.UNTOLD and not self._synced:
+        closed = self._users.close(holder, self._name)
+        if closed is Closed.UNTOLD and not self._synced:
             self._give_up(errno.EOPNOTSUPP)
             raise FsError(errno.EOPNOTSUPP, "nobody can say whether the value is whole: fsync it first")
-        if how is Closing.DYING:
+        if closed is Closed.DYING:
             self._give_up(errno.EIO)
-            return False
-        if how is Closing.KEPT or (how is Closing.ONE and not wrote):
-            return False
-        self._unclosed.discard(holder.owner)
-        if how is Closing.MANY:
-            self._in_doubt.add(holder.owner)
-            return False
-        self._in_doubt.discard(holder.owner)
-        self._maker_closed = self._maker_closed or made
-        return how is Closing.UNTOLD or (self._maker_closed and not self._unclosed and not self._in_doubt)
+        return closed in (Closed.WHOLE, Closed.UNTOLD)
 
     def _finish(self, channel: IoChannel, deadline: float) -> Steps[None]:
         try:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from agent.pool.counters import Tally
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 class Pending(Protocol):
@@ -200,6 +201,40 @@ def what_came(channel: IoChannel, pending: Pending, came: bool) -> MissCause | N
     if pending.fault is None:
         return None
     return fault_cause(pending)
+
+
+def beside(first: Steps[T], second: Steps[U]) -> Steps[tuple[T, U]]:
+    """Both, in one round trip where each needs one: what `second` asks for is under way while `first` runs.
+
+    They may not use the same buffer of the channel, nor wait for each other. `second` comes to its end also
+    where `first` raises.
+    """
+    found: list[U] = []
+    wanted = _advance(second, None, found)
+    try:
+        one = yield from first
+    except GeneratorExit:
+        second.close()
+        raise
+    except BaseException:
+        yield from _rest(second, wanted, found)
+        raise
+    yield from _rest(second, wanted, found)
+    return one, found[0]
+
+
+def _advance(steps: Steps[U], answer: bool | None, found: list[U]) -> Wait | Acquire | None:
+    """What they wait for next; None where they have ended, with `found`."""
+    try:
+        return steps.send(answer)  # type: ignore[arg-type]  # a generator begins with None
+    except StopIteration as end:
+        found.append(end.value)
+        return None
+
+
+def _rest(steps: Steps[U], wanted: Wait | Acquire | None, found: list[U]) -> Steps[None]:
+    while wanted is not None:
+        wanted = _advance(steps, (yield wanted), found)
 
 
 def until_flushed(channel: IoChannel, namespace: int, pending: Pending, seconds: float) -> Steps[str | None]:

@@ -25,6 +25,8 @@ from agent.fs.files.face import FilesFace
 from agent.fs.files.options import FilesOptions
 from agent.fs.files.pool_of_names import NamesElsewhere
 from agent.fs.files.pool_store import store_for
+from agent.fs.shared.discards import Discards
+from agent.fs.shared.seen import NamesSeen
 from agent.fs.virtiofs.door import VirtioFsDoor
 from agent.host_os.per_user_bounds import Bounds
 from agent.inline.secrets import RootKey
@@ -98,6 +100,7 @@ class Agent:
         self.policies = VolumePolicies(configuration, self.volumes, channels.take, queues)
         self.served = self.policies.served
         self.registered = RegisteredMemory(settings.registered_memory)
+        self.discards, self.names_seen = Discards(self.bounds), NamesSeen(self.bounds)
         self.tenants = TenantLimits(
             pool_map, self.volumes, settings.workers, root, settings.state, self._unnamed
         )
@@ -177,6 +180,8 @@ class Agent:
             self.policies.prestage,
             self.policies.readahead,
             self.policies.start_prestage,
+            self.discards,
+            self.names_seen,
             self.registered,
         )
 
@@ -234,6 +239,10 @@ class Agent:
             while files is not None and channel.run(files.collect()) and not stopping.is_set():
                 channel.run(self.watch.look(channel))
 
+        def delete_replaced() -> None:
+            while channel.run(self.discards.collect(channel)) and not stopping.is_set():
+                channel.run(self.watch.look(channel))
+
         return {
             "following the pool map": lambda: channel.run(self.watch.look(channel)),
             "noting the pool map": lambda: self._history.write_again(channel.now()),
@@ -241,6 +250,7 @@ class Agent:
             "moving values to newcomers": lambda: channel.run(self.rebalancer.turn(channel)),
             "looking into damage": lambda: channel.run(self.repair.look(channel)),
             "deleting what files have given up": delete_given_up,
+            "deleting chunks that no file has any more": delete_replaced,
         }
 
     def snapshot(self) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Every door of the configuration, and the tree that it shows.
 
 Tenants and guests are kept apart by the faces behind their doors, not by checks alone: each tree has faces
-`/kv` and `/.g35` of its own, over the volumes that it may show, and `/fs` from its folder on. All guests
-share the nodes of `/fs`, so in front of a guest's tree stands a `GuestView` that knows the nodes this guest
-was told of."""
+`/kv`, `/shared` and `/.g35` of its own, over the volumes that it may show, and `/fs` from its folder on. All
+guests share the nodes of `/fs`, so in front of a guest's tree stands a `GuestView` that knows the nodes this
+guest was told of."""
 
 from __future__ import annotations
 
@@ -26,6 +26,11 @@ from agent.fs.files.face import FilesFace
 from agent.fs.files.options import FilesOptions
 from agent.fs.interface import FACE_FILES, FACE_SHIFT, Caller, FileSystem, FsError, RootFileSystem
 from agent.fs.kv_face import KV_ROOT, KvFace
+from agent.fs.shared.discards import Discards
+from agent.fs.shared.face import SharedFace
+from agent.fs.shared.nodes import SHARED_ROOT
+from agent.fs.shared.seen import NamesSeen
+from agent.fs.shared.volume import SharedVolume
 from agent.fs.virtiofs.door import VirtioFsDoor
 from agent.fs.virtiofs.guest_books import IDENTITY_BYTES, GuestBooks
 from agent.fs.virtiofs.guest_view import HANDLES, HANDLES_MAX, NODES, NODES_MAX
@@ -63,6 +68,9 @@ class Shown:
     prestage: PrestageCache
     readahead: Readahead
     start_prestage: StartPrestage
+    discards: Discards
+    """Of all faces `/shared`, as is what follows."""
+    names_seen: NamesSeen
     registered: RegisteredMemory | None = None
     """For clients on this machine: none behind a guest's door."""
 
@@ -81,9 +89,10 @@ def make_doors(
     audience.check(shown.members)
     doors: Doors = {}
     if settings.mount is not None:
-        own = audience.key_value(shown.served)
-        root = FILES_ROOT if audience.shows_files(shown.served) else 0
-        tree = _tree(shown, own, audience.sources(shown.sources, own), root)
+        own, files_root = audience.key_value(shown.served), 0
+        if audience.shows_files(shown.served):
+            files_root = FILES_ROOT
+        tree = _tree(shown, audience, own, audience.sources(shown.sources, own), files_root)
         clear_dead_mount(settings.mount)
         settings.mount.mkdir(parents=True, exist_ok=True)
         refuse_to_cover(settings.mount)
@@ -133,7 +142,12 @@ def make_doors(
 
 
 def _tree(
-    shown: Shown, own: Sequence[ServedVolume], sources: snapshot.Sources, files_root: int, epoch: int = 0
+    shown: Shown,
+    audience: Audience,
+    own: Sequence[ServedVolume],
+    sources: snapshot.Sources,
+    files_root: int,
+    epoch: int = 0,
 ) -> RootFileSystem:
     """The tree of one door, owned by the agent's user. `own`: its key-value volumes. `files_root`: its node
     of /fs, or 0."""
@@ -142,6 +156,12 @@ def _tree(
     faces: dict[bytes, tuple[int, FileSystem]] = {b"kv": (KV_ROOT, kv)}
     if files_root and shown.files is not None:
         faces[b"fs"] = (files_root, shown.files)
+    shared = [
+        SharedVolume(each.chunks.settings.name, each.chunks, each.names, each.chunks.volume.usage)
+        for each in audience.shared(shown.served)
+    ]
+    if shared:
+        faces[b"shared"] = (SHARED_ROOT, _shared_face(shown, shared, owner, epoch))
     control = ControlFace(
         own,
         current_channel,
@@ -155,6 +175,26 @@ def _tree(
     )
     faces[b".g35"] = (CONTROL_ROOT, control)
     return RootFileSystem(faces, owner)
+
+
+def _shared_face(
+    shown: Shown, volumes: Sequence[SharedVolume], owner: tuple[int, int], epoch: int
+) -> SharedFace:
+    def ahead(volume: SharedVolume, key: bytes) -> object:
+        assert isinstance(volume.chunks, ServedVolume)
+        return shown.start_prestage(volume.chunks, key)
+
+    return SharedFace(
+        volumes,
+        current_channel,
+        shown.discards,
+        shown.prestage,
+        owner,
+        epoch,
+        ahead if shown.prestage.budget_bytes else None,
+        bounds=shown.bounds,
+        seen=shown.names_seen,
+    )
 
 
 def _guest_door(
@@ -189,7 +229,8 @@ def guest_tree(shown: Shown, wish: VirtioFsSection, runner: Runner, epoch: int =
     own, root = audience.key_value(shown.served), 0
     if wish.subtree and shown.files is not None and audience.shows_files(shown.served):
         root = _folder_of(shown.files, wish.subtree, runner)
-    return _tree(shown, own, audience.sources(shown.sources, own, guest=True), root, epoch)
+    sources = audience.sources(shown.sources, own, guest=True)
+    return _tree(shown, audience, own, sources, root, epoch)
 
 
 def _folder_of(files: FilesFace, path: str, runner: Runner) -> int:

@@ -13,6 +13,9 @@ from host_shim.pool import Pool
 from tests.support.processes import Processes, Started
 from tests.support.waiting import wait_until
 
+SHARED_POOL = ("--drive-size", "1G", "--read-deadline-ms", "2000", "--drives", "1", "--shared")
+"""Of a pool that another agent is to serve as well, with room for files of /shared."""
+
 
 class PoolUp:
     """One running `g35 up` and its state folder."""

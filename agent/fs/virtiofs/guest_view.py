@@ -5,12 +5,12 @@ lets through only nodes that this guest was told of and handles that were opened
 what to give back when the guest begins anew or is gone, and what the guest held when an earlier process of
 the agent was killed (guest_books.py):
 
-* a node of /fs is the same in every process, and so are folders and `/.g35`; a value of /kv has another
-  number now, and is looked up by its name when the guest next asks for it;
+* a node of /fs is the same in every process, and so are volumes and `/.g35`; a value of /kv, or a file or
+  folder of /shared, has another number now, and is looked up by its name when the guest next asks for it;
 * a handle is opened again when it is next used, except where the bytes could be wrong. A file with data that
-  no flush or fsync had followed says EIO once. A value being written is gone (EIO). A value being read goes
-  on only from its beginning, for it could have been stored anew meanwhile. A control session is gone
-  (ENOTCONN).
+  no flush or fsync had followed says EIO once. A value being written is gone (EIO), and so is a file of
+  /shared. One being read goes on only from its beginning, for it could have been stored anew meanwhile. A
+  control session is gone (ENOTCONN).
 
 Handles and nodes of different processes never have the same number: the epoch is part of them.
 """
@@ -25,7 +25,6 @@ from dataclasses import replace
 from typing import Final, TypeVar, cast
 
 from agent.fs.interface import (
-    FACE_KV,
     FACE_SHIFT,
     NOBODY,
     ROOT_INODE,
@@ -44,7 +43,7 @@ from agent.fs.interface import (
     face_of,
 )
 from agent.fs.virtiofs.guest_books import GuestBooks, Handle
-from agent.fs.virtiofs.left_open import LeftOpen, is_value
+from agent.fs.virtiofs.left_open import WHOLE_OR_ABSENT, LeftOpen, is_value
 from agent.host_os.complaints import Complaints
 from agent.host_os.per_user_bounds import ALL, Limit
 from agent.pool.steps import Outcome, Runner, Steps, is_steps, settle
@@ -175,7 +174,7 @@ class GuestView(FileSystem):
         Not values: a flush completes one, and half of it must not be stored as a whole.
         """
         for (ino, handle), file in list(self.books.files.items()):
-            if file.dirty and (ino, handle) in self._open and ino >> FACE_SHIFT != FACE_KV:
+            if file.dirty and (ino, handle) in self._open and ino >> FACE_SHIFT not in WHOLE_OR_ABSENT:
                 try:
                     settle(self.flush(ino, handle), runner)
                 except FsError as refusal:
@@ -193,13 +192,12 @@ class GuestView(FileSystem):
     ) -> Outcome[Entry]:
         """An operation in a folder that tells the guest of a node."""
         self._may_look_up()
-        return then(operation(self._face(parent), self._node(parent)), self._told(parent, name))
+        made = self._on(parent, lambda node: operation(self._face(parent), node))
+        return then(made, self._told(parent, name))
 
     def lookup(self, caller: Caller, parent: int, name: bytes) -> Outcome[Entry]:
-        self._may_look_up()
-        return then(
-            self._face(parent).lookup(self._named(caller), self._node(parent), name), self._told(parent, name)
-        )
+        named = self._named(caller)
+        return self._makes(parent, name, lambda face, node: face.lookup(named, node, name))
 
     def forget(self, ino: int, lookups: int) -> None:
         given_back = self.books.forgot(ino, lookups)
@@ -221,9 +219,13 @@ class GuestView(FileSystem):
         self, caller: Caller, ino: int, changes: SetAttributes, handle: int | None
     ) -> Outcome[Attributes]:
         if handle is None:
-            return self._on(ino, lambda node: self._face(ino).setattr(caller, node, changes, None))
+            return self._on(
+                ino, lambda node: self._face(ino).setattr(self._named(caller), node, changes, None)
+            )
         return self._with(
-            ino, handle, lambda node, inner: self._face(ino).setattr(caller, node, changes, inner)
+            ino,
+            handle,
+            lambda node, inner: self._face(ino).setattr(self._named(caller), node, changes, inner),
         )
 
     def readlink(self, caller: Caller, ino: int) -> Outcome[bytes]:
@@ -233,23 +235,26 @@ class GuestView(FileSystem):
         return self._makes(parent, name, lambda face, node: face.symlink(caller, node, name, target))
 
     def mknod(self, caller: Caller, parent: int, name: bytes, mode: int, rdev: int) -> Outcome[Entry]:
-        return self._makes(parent, name, lambda face, node: face.mknod(caller, node, name, mode, rdev))
+        return self._makes(
+            parent, name, lambda face, node: face.mknod(self._named(caller), node, name, mode, rdev)
+        )
 
     def mkdir(self, caller: Caller, parent: int, name: bytes, mode: int) -> Outcome[Entry]:
-        return self._makes(parent, name, lambda face, node: face.mkdir(caller, node, name, mode))
+        return self._makes(parent, name, lambda face, node: face.mkdir(self._named(caller), node, name, mode))
 
     def unlink(self, caller: Caller, parent: int, name: bytes) -> Outcome[None]:
-        return self._face(parent).unlink(caller, self._node(parent), name)
+        return self._on(parent, lambda node: self._face(parent).unlink(self._named(caller), node, name))
 
     def rmdir(self, caller: Caller, parent: int, name: bytes) -> Outcome[None]:
-        return self._face(parent).rmdir(caller, self._node(parent), name)
+        return self._on(parent, lambda node: self._face(parent).rmdir(self._named(caller), node, name))
 
     def rename(
         self, caller: Caller, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int
     ) -> Outcome[None]:
-        return self._face(parent).rename(
-            caller, self._node(parent), name, self._node(new_parent), new_name, flags
-        )
+        def move(node: int, new_node: int) -> Outcome[None]:
+            return self._face(parent).rename(self._named(caller), node, name, new_node, new_name, flags)
+
+        return self._on(parent, lambda node: self._on(new_parent, lambda new: move(node, new)))
 
     def link(self, caller: Caller, ino: int, new_parent: int, new_name: bytes) -> Outcome[Entry]:
         self._may_look_up()
@@ -281,7 +286,8 @@ class GuestView(FileSystem):
             self._told(parent, name)(entry)
             return entry, self._opened(ino, ino, opened, flags | os.O_CREAT, is_folder=False)
 
-        made = self._face(parent).create(self._named(caller), self._node(parent), name, mode, flags)
+        named = self._named(caller)
+        made = self._on(parent, lambda node: self._face(parent).create(named, node, name, mode, flags))
         return then(made, noted)
 
     def read(self, ino: int, handle: int, offset: int, into: memoryview) -> Outcome[int]:
@@ -347,11 +353,14 @@ class GuestView(FileSystem):
 
     def opendir(self, caller: Caller, ino: int, flags: int) -> Outcome[Opened]:
         self._may_open()
-        node = self._node(ino)
-        return then(
-            self._face(ino).opendir(caller, node, flags),
-            lambda opened: self._opened(ino, node, opened, flags, is_folder=True),
-        )
+
+        def on(node: int) -> Outcome[Opened]:
+            return then(
+                self._face(ino).opendir(caller, node, flags),
+                lambda opened: self._opened(ino, node, opened, flags, is_folder=True),
+            )
+
+        return self._on(ino, on)
 
     def readdir(self, ino: int, handle: int, cookie: int) -> Outcome[Iterable[DirectoryEntry]]:
         return self._with(ino, handle, lambda node, inner: self._face(ino).readdir(node, inner, cookie))

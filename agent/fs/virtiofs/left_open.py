@@ -10,20 +10,23 @@ import os
 from collections.abc import Callable
 from typing import Final, TypeVar, cast
 
-from agent.fs.interface import FACE_CONTROL, FACE_KV, FACE_SHIFT, Caller, FsError, Tree, face_of
+from agent.fs.interface import FACE_CONTROL, FACE_KV, FACE_SHARED, FACE_SHIFT, Caller, FsError, Tree, face_of
 from agent.fs.virtiofs.guest_books import GuestBooks, Handle
 from agent.pool.steps import Outcome, Steps, is_steps
 
 T = TypeVar("T")
 
-FOLDERS_OF_KV: Final = 1 << 16
-"""Numbers of the key-value face below this are its folders, the same in every process."""
+FIXED_NUMBERS: Final = 1 << 16
+"""Numbers of /kv and /shared below this are their volumes, the same in every process."""
+WHOLE_OR_ABSENT: Final = frozenset({FACE_KV, FACE_SHARED})
+"""Faces whose files are whole or absent, and have other numbers in each process."""
 NOT_AGAIN: Final = os.O_CREAT | os.O_EXCL | os.O_TRUNC
 
 
 def is_value(ino: int) -> bool:
-    """Whether a node is a value of /kv, whose number another process would not know."""
-    return ino >> FACE_SHIFT == FACE_KV and ino & ((1 << FACE_SHIFT) - 1) > FOLDERS_OF_KV
+    """Whether a node is a value of /kv, or a file or folder of /shared: another process would not know its
+    number."""
+    return ino >> FACE_SHIFT in WHOLE_OR_ABSENT and ino & ((1 << FACE_SHIFT) - 1) > FIXED_NUMBERS
 
 
 def _steps_of(outcome: Outcome[T]) -> Steps[T]:
@@ -100,8 +103,11 @@ class LeftOpen:
         if node is None:
             raise FsError(errno.ESTALE, "a node that this guest was not told of")
         if ino in self.values:
+            parent = node.parent
+            if parent in self.values or parent in self.moved:
+                parent = yield from self._find(parent)
             try:
-                entry = yield from _steps_of(self._face(ino).lookup(self._caller, node.parent, node.name))
+                entry = yield from _steps_of(self._face(ino).lookup(self._caller, parent, node.name))
             except FsError as refusal:
                 raise FsError(errno.ESTALE, "the value is not there any more") from refusal
             self.moved[ino] = entry.attributes.ino
@@ -122,7 +128,7 @@ class LeftOpen:
         if face == FACE_CONTROL and not file.is_folder:
             raise FsError(errno.ENOTCONN, "the session was the earlier agent's")
         writes = file.flags & os.O_ACCMODE != os.O_RDONLY
-        if (ino, handle) in self._lost or (face == FACE_KV and writes and not file.is_folder):
+        if (ino, handle) in self._lost or (face in WHOLE_OR_ABSENT and writes and not file.is_folder):
             # Told once for a file, as fsync(2) does; what is written from here on counts again.
             self._lost.discard((ino, handle))
             self._books.settled(ino, handle, self._books.writes(ino, handle))
@@ -138,7 +144,7 @@ class LeftOpen:
             closing = self._face(ino).releasedir if file.is_folder else self._face(ino).release
             yield from _steps_of(closing(*place))
             return (yield from _steps_of(operation(*opened[ino, handle])))
-        if face == FACE_KV and not file.is_folder:
+        if face in WHOLE_OR_ABSENT and not file.is_folder:
             self.reading[place] = None
         opened[ino, handle] = place
         return (yield from _steps_of(operation(*place)))

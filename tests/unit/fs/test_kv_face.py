@@ -9,9 +9,9 @@ import random
 import pytest
 
 from agent.fs.close_cause import Closing
+from agent.fs.file_users import HOLDERS_MAX
 from agent.fs.interface import NOBODY, Caller, FsError, LockOwner, SetAttributes
 from agent.fs.kv_face import KV_ROOT, KvFace
-from agent.fs.value_writer import HOLDERS_MAX
 from agent.pool.steps import settle
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent
 

@@ -39,6 +39,7 @@ from tests.support.pool.inline_runner import InlineRunner
 from tests.support.pool.memory_blocks import MemoryBlockStore
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent
 from tests.unit.agent.bounds.test_tables_of_the_pool import WALKS as TABLES
+from tests.unit.shared.test_shared_bounds import WALKS as SHARED
 
 OWNER, USER, OTHER = Caller(0), Caller(1000), Caller(1001)
 RUN = InlineRunner()
@@ -165,16 +166,16 @@ def tickets(bounds: Bounds, tmp_path: Path) -> Iterator[Walk]:
 
 
 WALKS = {
-    "fs-open": fs_open, "kv-open": kv_open, "kv-writers": kv_writers,
+    "fs-open": fs_open, "kv-open": kv_open, "kv-writers": kv_writers, **SHARED,
     "sessions": sessions, "status-files": status_files, "tickets": tickets,
 }  # fmt: skip
 ELSEWHERE = {
     "answer-bytes", "guest-nodes", "kv-nodes", "guest-open", "s3-connections", "s3-tenant-connections",
     "s3-transfers", "s3-held-files", "metrics-connections", "query-connections", "query-tenant-connections",
-    "query-requests",
+    "query-requests", "shared-nodes", "shared-names", "shared-discards", "shared-staged-bytes",
 }  # fmt: skip
 """Walked below, or where they are served: test_s3_busy.py, test_s3_store.py, test_metrics_listener.py,
-test_query_door.py."""
+test_query_door.py, tests/unit/shared/test_shared_bounds.py."""
 CONFIGURED = {
     "directories", "prestaged-bytes", "registered-bytes", "begun-bytes", "write-back-bytes", "staging-bytes",
     "fs-nodes",

@@ -1,0 +1,143 @@
+"""Files of /shared by path, and values of /kv by path beside them: four threads, O_DIRECT, whole files.
+
+A get opens a file, reads it with one readv, and closes it; the files are read over and over. A put creates a
+file, writes it with one writev, and closes it. What was put is removed when room runs short, untimed. Every
+file is compared once before, and the last one that each thread got after each round.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from agent.bench.contents import Contents, pages
+from agent.bench.rounds import Sample, Timed, Turn, in_bursts, rate, together
+from agent.bench.sites import IN_FLIGHT, PoolShape, PoolSite, Sites
+from agent.errors import G35Error
+
+FILES_GOT: Final = 4
+"""Files that are read over and over."""
+FILES_PUT: Final = 4
+"""Files that are put before they are removed."""
+SHARED_PART: Final = 5
+"""A new pool has one part in so many for /shared (agent/cli/up/agent_toml.py)."""
+ROOM: Final = 2
+"""The pool has room for so many times what the probes store."""
+
+
+def shape_of_files(file_bytes: int) -> PoolShape:
+    stored = (FILES_GOT + FILES_PUT) * file_bytes
+    return PoolShape(file_bytes, SHARED_PART * ROOM * stored, files=True)
+
+
+@dataclass
+class FileProbe:
+    """Files of `file_bytes` in a folder of the mount, got or put."""
+
+    sites: Sites
+    folder: str
+    verb: str
+    file_bytes: int
+
+    def prepare(self) -> None:
+        site = self.sites.pool(shape_of_files(self.file_bytes))
+        self._files = _Files(site, site.mount / self.folder, self.file_bytes)
+        if self.verb == "get":
+            self._files.store()
+
+    def round(self, seconds: float) -> Sample:
+        if self.verb == "put":
+            return rate(in_bursts(self._files.put_burst, seconds))
+        timed = together(self._files.readers, seconds)
+        self._files.compare_last()
+        return rate(timed)
+
+
+class _Files:
+    """The files of one folder, and the threads that read them."""
+
+    def __init__(self, site: PoolSite, folder: Path, file_bytes: int) -> None:
+        self._site, self._folder = site, folder
+        self._is_kv = folder.parent.name == "kv"
+        self._contents = Contents(file_bytes)
+        self.readers = [_FileReader(self, range(first, FILES_GOT, IN_FLIGHT)) for first in range(IN_FLIGHT)]
+        self._numbers = itertools.count()
+
+    def contents(self, number: int) -> memoryview:
+        return self._contents.value(number)
+
+    def path(self, name: str, number: int) -> Path:
+        return self._folder / f"{name}-{number}"
+
+    def store(self) -> None:
+        buffer = pages(self._contents.value_bytes)
+        for number in range(FILES_GOT):
+            path = self.path("get", number)
+            if not path.exists():
+                self.put(path, number)
+            if self.get(path, buffer) != len(buffer) or buffer != self.contents(number):
+                raise G35Error(f"{path} did not come back as it was stored")
+
+    def put(self, path: Path, number: int) -> int:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_DIRECT, 0o644)
+        try:
+            moved = os.writev(descriptor, [self.contents(number)])
+        finally:
+            os.close(descriptor)
+        if moved != self._contents.value_bytes:
+            raise G35Error(f"{moved} bytes of {path} were taken")
+        self._site.bytes_put += moved if self._is_kv else 0
+        return moved
+
+    def get(self, path: Path, buffer: memoryview) -> int:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        try:
+            moved = os.readv(descriptor, [buffer])
+        finally:
+            os.close(descriptor)
+        self._site.bytes_got += moved if self._is_kv else 0
+        return moved
+
+    def compare_last(self) -> None:
+        for reader in self.readers:
+            if reader.last >= 0 and reader.buffer != self.contents(reader.last):
+                raise G35Error(f"wrong bytes in {self.path('get', reader.last)}")
+
+    def _puts(self, numbers: Iterator[int]) -> Turn:
+        def turn() -> int | None:
+            number = next(numbers, None)
+            return None if number is None else self.put(self.path("put", number), number)
+
+        return turn
+
+    def put_burst(self, seconds: float) -> Timed:
+        fresh = [next(self._numbers) for _ in range(FILES_PUT)]
+        turns = [self._puts(iter(fresh[first::IN_FLIGHT])) for first in range(IN_FLIGHT)]
+        timed = together(turns, seconds)
+        there = [path for path in (self.path("put", number) for number in fresh) if path.exists()]
+        if len(there) * self._contents.value_bytes != timed.bytes:
+            raise G35Error(f"{timed.bytes} bytes were stored, {len(there)} files are there")
+        for path in there:
+            path.unlink()
+        return timed
+
+
+class _FileReader:
+    """One thread's turns."""
+
+    def __init__(self, files: _Files, numbers: range) -> None:
+        self._files = files
+        self.buffer = pages(files.contents(0).nbytes)
+        self._round_about = itertools.cycle(numbers)
+        self.last = -1
+
+    def __call__(self) -> int:
+        self.last = next(self._round_about)
+        moved = self._files.get(self._files.path("get", self.last), self.buffer)
+        if moved != len(self.buffer):
+            raise G35Error(f"a read brought {moved} of {len(self.buffer)} bytes")
+        return moved

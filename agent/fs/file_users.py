@@ -1,0 +1,92 @@
+"""Who writes a file that is being written, who has closed it, and whether it is whole by that.
+
+Both faces whose files are whole or absent ask this (value_writer.py, shared/file_writer.py). How one closing
+is judged is in close_cause.py, and why in docs/decisions/0041-whole-by-path.md. The lock owner of WRITE and
+FLUSH tells processes apart: one number for each table of open files, in a guest as well.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from agent.fs.close_cause import Closing, how_closed, same_process
+from agent.fs.interface import FsError, LockOwner
+
+Judge: TypeAlias = Callable[[LockOwner, int, bytes, int], Closing]
+"""As `how_closed`."""
+
+HOLDERS_MAX: Final = 64
+"""Tables of open files by which one file is written; each is remembered until the file is closed by all."""
+
+
+class Closed(enum.Enum):
+    """What a close says of the file."""
+
+    WHOLE = "all that wrote have closed it, and so has its maker"
+    NOT_YET = "others have it open, or the one who closed it neither made nor wrote it"
+    DYING = "a process that wrote, or its maker, died with it open"
+    UNTOLD = "nobody can say"
+
+
+class FileUsers:
+    """The tables of open files by which one file is made and written. Its owner's lock guards it."""
+
+    def __init__(self, ino: int, maker: int, judge: Judge = how_closed) -> None:
+        """`maker`: the thread that created the file."""
+        self._ino = ino
+        self._maker = maker
+        self._maker_closed = False
+        self._judge = judge
+        self._wrote: dict[int, int] = {}
+        """The thread that wrote last, by table of open files."""
+        self._unclosed: set[int] = set()
+        """Tables that wrote and have not closed the file since."""
+        self._in_doubt: set[int] = set()
+        """Tables that have closed a descriptor of it, and may have another."""
+
+    @property
+    def wrote(self) -> bool:
+        """Whether anybody has written."""
+        return bool(self._wrote)
+
+    @property
+    def unclosed(self) -> bool:
+        """Whether one that wrote has not closed it since."""
+        return bool(self._unclosed)
+
+    def is_maker(self, thread: int) -> bool:
+        """Whether a thread that is there is of the process that made the file."""
+        return same_process(thread, self._maker)
+
+    def note(self, holder: LockOwner) -> None:
+        """It writes. Raises FsError where too many do."""
+        if holder.owner not in self._wrote and len(self._wrote) >= HOLDERS_MAX:
+            raise FsError(errno.EMFILE, "too many processes write one file")
+        self._wrote[holder.owner] = holder.pid
+        self._unclosed.add(holder.owner)
+
+    def close(self, holder: LockOwner, name: bytes) -> Closed:
+        """A descriptor was closed (FLUSH), of a file that is called `name` now."""
+        made = self.is_maker(holder.pid)
+        wrote = holder.owner in self._wrote
+        if not (made or wrote):
+            return Closed.NOT_YET
+        how = self._judge(holder, self._wrote.get(holder.owner, 0), name, self._ino)
+        if how is Closing.DYING:
+            return Closed.DYING
+        if how is Closing.KEPT or (how is Closing.ONE and not wrote):
+            return Closed.NOT_YET
+        if how is Closing.UNTOLD:
+            self._unclosed.discard(holder.owner)
+            return Closed.UNTOLD
+        self._unclosed.discard(holder.owner)
+        if how is Closing.MANY:
+            self._in_doubt.add(holder.owner)
+            return Closed.NOT_YET
+        self._in_doubt.discard(holder.owner)
+        self._maker_closed = self._maker_closed or made
+        is_whole = self._maker_closed and not self._unclosed and not self._in_doubt
+        return Closed.WHOLE if is_whole else Closed.NOT_YET

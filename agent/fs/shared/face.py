@@ -1,0 +1,696 @@
+"""`/shared/<volume>/…`: files of any length that every agent of the pool sees, without metadata servers.
+
+The name of a file is a hash away from its manifest, and that from its chunks (manifest.py). Nothing else
+knows of a file, so there is no table to ask, to lock or to lose (docs/decisions/0051-shared-files.md).
+
+* A lookup reads the manifest anew each time: a file is there for all once its writer has closed it.
+* An open asks for all chunks in one round trip and holds them. A file one of whose chunks went is ENOENT, and
+  its manifest goes: never a shorter file, never a hole (open_file.py).
+* A file that is written is there for its own process alone until it is closed (file_writer.py). What it
+  replaces stays until then, and is another inode.
+* A folder is a manifest of its own. A listing shows the names that this agent has seen lately (seen.py).
+* A rename puts the manifest under the new name and takes the old one away. Of two that race one is whole.
+"""
+
+# One idea in one file: the operations of the face; their tables and parts are in the other files here.
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from agent.fs.close_cause import how_closed
+from agent.fs.file_users import Judge
+from agent.fs.interface import (
+    NOBODY,
+    ROOT_INODE,
+    Attributes,
+    Caller,
+    DirectoryEntry,
+    Entry,
+    FileSystem,
+    FsError,
+    LockOwner,
+    Opened,
+    SetAttributes,
+    StatFs,
+    check_same_face,
+    folders,
+)
+from agent.fs.shared.chunks import wall_ns
+from agent.fs.shared.discards import Discards
+from agent.fs.shared.file_writer import STAGED, FileWriter
+from agent.fs.shared.habits import Habits
+from agent.fs.shared.manifest import IDENTITY_BYTES, Manifest
+from agent.fs.shared.names import FOLDER_MODE, NAMES_ASKED, Names, folder
+from agent.fs.shared.nodes import NODES_FROM, SHARED_ROOT, VOLUMES_FROM, Node, Nodes
+from agent.fs.shared.open_file import OpenFile, Prestage, ReadsUnderWay, hold_all
+from agent.fs.shared.paths import ROOT_PATH, chunk_key, join, path_key
+from agent.fs.shared.seen import NamesSeen
+from agent.fs.shared.volume import Hold, SharedVolume
+from agent.fs.shared.written_files import WrittenFiles
+from agent.host_os.per_user_bounds import SHARED, Bounds, Holder, Limit
+from agent.pool.counters import MissCause
+from agent.pool.read.prestage_cache import PrestageCache
+from agent.pool.steps import IoChannel, Outcome, Steps, beside
+
+OPEN_FILES: Final = Limit(
+    "shared-open", "files of /shared that are open for reading", 65_536,
+    by="user, guest", share=SHARED, refused="ENFILE", bytes_each=65_536,
+)  # fmt: skip
+WRITERS: Final = Limit(
+    "shared-writers", "files of /shared that are being written", 1024,
+    by="user, guest", share=SHARED, refused="ENFILE", bytes_each=65_536,
+)  # fmt: skip
+HELD_AHEAD_MAX: Final = 256
+"""Chunks of a file that are held with its lookup, for a thread that opens what it looks up."""
+FOLDER_SECONDS: Final = 1.0
+"""The kernel believes that a folder is there for so long."""
+READ_BYTES_HINT: Final = 1 << 20
+LOST: Final = frozenset({MissCause.EVICTED, MissCause.EXPIRED, MissCause.NEVER_STORED, MissCause.CORRUPT})
+"""A file with a chunk that is gone by one of these causes does not come back."""
+RENAME_NOREPLACE: Final = 1
+
+
+@dataclass(slots=True, eq=False)
+class _Handle:
+    """An open file: read as it is, or written."""
+
+    node: Node
+    holder: Holder
+    reading: OpenFile | None = None
+    writer: FileWriter | None = None
+    may_write: bool = False
+
+
+class SharedFace(FileSystem):
+    """`/shared`. Safe from any thread: tables have locks, and files have their own.
+
+    `channel` gives the channel that drives the steps, so it is called inside steps only.
+    """
+
+    def __init__(
+        self,
+        volumes: Sequence[SharedVolume],
+        channel: Callable[[], IoChannel],
+        discards: Discards,
+        prestage: PrestageCache | None = None,
+        owner: tuple[int, int] = (0, 0),
+        epoch: int = 0,
+        ahead: Prestage | None = None,
+        judge: Judge = how_closed,
+        bounds: Bounds | None = None,
+        seen: NamesSeen | None = None,
+    ) -> None:
+        """`epoch`: nodes have other numbers in each, for a guest that outlives the agent. `judge` tells how
+        a file was closed."""
+        bounds = bounds or Bounds()
+        self._judge = judge
+        self._open_files, self._open_writers = bounds.of(OPEN_FILES), bounds.of(WRITERS)
+        self._staged = bounds.of(STAGED)
+        self._volumes = {VOLUMES_FROM + number: volume for number, volume in enumerate(volumes)}
+        self._volume_inodes = {volume.name.encode(): ino for ino, volume in self._volumes.items()}
+        self._channel = channel
+        self._discards = discards
+        self._prestage = prestage
+        self._owner = owner
+        self._ahead = ahead
+        self._nodes = Nodes(bounds, epoch)
+        self._habits = Habits()
+        self._under_way = ReadsUnderWay()
+        self._seen = seen or NamesSeen()
+        self._handles: dict[int, _Handle] = {}
+        self._numbers = itertools.count(1)
+        self._names = Names(channel, self._seen, owner)
+        self._written = WrittenFiles(self._nodes)
+        self._lock = threading.Lock()
+
+    # -- names ----------------------------------------------------------------------------------
+
+    def lookup(self, caller: Caller, parent: int, name: bytes) -> Outcome[Entry]:
+        if parent == SHARED_ROOT:
+            ino = self._volume_inodes.get(name)
+            if ino is None or self._volumes[ino].erased:
+                raise FsError(errno.ENOENT)
+            return self._lookup_volume(ino)
+        volume, path = self._place(parent, name)
+        written = self._written.by(caller, volume, path)
+        if written is not None:
+            self._nodes.again(written[0])
+            return Entry(self._written_file(*written))
+        retry = self._written.retry_of(caller, volume, path)
+        if retry is not None:
+            ino = self._nodes.told_again(retry)
+            return Entry(self._attributes(ino, retry))
+        return self._lookup(caller, volume, path)
+
+    def _lookup_volume(self, ino: int) -> Steps[Entry]:
+        return Entry((yield from self._volume_folder(ino)), FOLDER_SECONDS, FOLDER_SECONDS)
+
+    def _volume_folder(self, ino: int) -> Steps[Attributes]:
+        """The folder of a volume is there without a manifest; one tells its mode and owner."""
+        found = yield from self._names.newest(self._volumes[ino], ROOT_PATH)
+        if isinstance(found, MissCause):
+            found = folder(ROOT_PATH, FOLDER_MODE, *self._owner, 0)
+        return self._shown(ino, found)
+
+    def _lookup(self, caller: Caller, volume: SharedVolume, path: bytes) -> Steps[Entry]:
+        found, held = yield from self._found_beside(caller, volume, path)
+        if isinstance(found, MissCause):
+            self._habits.know_no_more(volume.name, path)
+            self._habits.missed(caller, (volume.name, path))
+            found = yield from self._names.folder_again(volume, path, found)
+        self._seen.note(volume.name, path, is_folder=found.is_folder)
+        try:
+            ino, _ = self._nodes.told(Node(volume, path, caller.holder, found))
+        except FsError:
+            _let_go(held)
+            raise
+        if found.is_folder:
+            return Entry(self._shown(ino, found), FOLDER_SECONDS, FOLDER_SECONDS)
+        self._habits.found(caller, ino)
+        self._habits.know(volume.name, found)
+        if held:
+            self._habits.hold(ino, held, self._channel().now())
+        # The kernel may not remember the name: another agent may remove or replace the file.
+        return Entry(self._shown(ino, found), 0.0, 1.0)
+
+    def _found_beside(
+        self, caller: Caller, volume: SharedVolume, path: bytes
+    ) -> Steps[tuple[Manifest | MissCause, Sequence[Hold]]]:
+        """What a path leads to; and in the same round trip what the caller will want next, as it does."""
+        channel, habits = self._channel(), self._habits
+        habits.expire(channel.now())
+        known = habits.known(volume.name, path)
+        if known is not None and 0 < known.chunks <= HELD_AHEAD_MAX and habits.opens(caller):
+            holding = hold_all(channel, volume, _keys(known), caller.holder)
+            found, held = yield from beside(self._names.newest(volume, path), holding)
+            if isinstance(held, MissCause):
+                return found, ()
+            if isinstance(found, MissCause) or found.identity != known.identity:
+                _let_go(held)
+                return found, ()
+            return found, held
+        if known is None and habits.creates(caller):
+            identity = os.urandom(IDENTITY_BYTES)
+            deadline = channel.now() + volume.timing.write_deadline
+            looking = volume.chunks.lookup(channel, [chunk_key(identity, 0)], deadline)
+            found, _ = yield from beside(self._names.newest(volume, path), looking)
+            habits.prepare((volume.name, path), identity)
+            return found, ()
+        return (yield from self._names.newest(volume, path)), ()
+
+    def _place(self, parent: int, name: bytes) -> tuple[SharedVolume, bytes]:
+        """The volume and the path of a name in a folder. Raises FsError."""
+        if parent == SHARED_ROOT:
+            raise FsError(errno.EPERM, "volumes are made by g35 pool")
+        volume, folder = self._folder_of(parent)
+        path = join(folder, name)
+        if len(path) > volume.path_bytes_max:
+            raise FsError(errno.ENAMETOOLONG)
+        return volume, path
+
+    def _folder_of(self, ino: int) -> tuple[SharedVolume, bytes]:
+        volume = self._volumes.get(ino)
+        if volume is not None:
+            if volume.erased:
+                raise FsError(errno.ENOENT)
+            return volume, ROOT_PATH
+        node = self._nodes.get(ino)
+        if not node.is_folder:
+            raise FsError(errno.ENOTDIR)
+        return node.volume, node.path
+
+    def forget(self, ino: int, lookups: int) -> None:
+        self._nodes.forget(ino, lookups)
+
+    def _published(self, writer: FileWriter) -> None:
+        self._seen.note(writer.volume.name, writer.path, is_folder=False)
+        if writer.manifest is not None:
+            self._habits.know(writer.volume.name, writer.manifest)
+
+    # -- attributes -----------------------------------------------------------------------------
+
+    def getattr(self, caller: Caller, ino: int, handle: int | None) -> Outcome[Attributes]:
+        if ino == SHARED_ROOT:
+            return self._root()
+        if ino in self._volumes:
+            self._folder_of(ino)
+            return self._volume_folder(ino)
+        return self._attributes(ino, self._nodes.get(ino))
+
+    def _root(self) -> Attributes:
+        uid, gid = self._owner
+        return Attributes(SHARED_ROOT, stat.S_IFDIR | FOLDER_MODE, nlink=2, uid=uid, gid=gid)
+
+    def _attributes(self, ino: int, node: Node) -> Attributes:
+        if node.writer is not None:
+            return self._written_file(ino, node.writer)
+        if node.manifest is not None:
+            return self._shown(ino, node.manifest)
+        if node.replaced is not None:
+            return replace(self._shown(ino, node.replaced), size=0, blocks=0)
+        uid, gid = self._owner
+        return Attributes(ino, stat.S_IFREG | 0o600, uid=uid, gid=gid)
+
+    def _written_file(self, ino: int, writer: FileWriter) -> Attributes:
+        return Attributes(
+            ino, stat.S_IFREG | writer.mode, writer.length, 1, writer.uid, writer.gid, 0,
+            -(-writer.length // 512), READ_BYTES_HINT, writer.atime_ns, writer.mtime_ns, writer.ctime_ns,
+        )  # fmt: skip
+
+    def _shown(self, ino: int, found: Manifest) -> Attributes:
+        kind, nlink = (stat.S_IFDIR, 2) if found.is_folder else (stat.S_IFREG, 1)
+        return Attributes(
+            ino, kind | found.mode, found.length, nlink, found.uid, found.gid, 0, -(-found.length // 512),
+            READ_BYTES_HINT, found.atime_ns, found.mtime_ns, found.ctime_ns,
+        )  # fmt: skip
+
+    def setattr(
+        self, caller: Caller, ino: int, changes: SetAttributes, handle: int | None
+    ) -> Outcome[Attributes]:
+        if ino == SHARED_ROOT:
+            raise FsError(errno.EPERM)
+        if ino in self._volumes:
+            volume, _ = self._folder_of(ino)
+            return self._change_folder(ino, volume, ROOT_PATH, changes)
+        node = self._nodes.get(ino)
+        if node.is_folder:
+            return self._change_folder(ino, node.volume, node.path, changes)
+        writer = node.writer
+        if writer is not None:
+            return self._change_written(ino, writer, changes)
+        if changes.size is not None and node.manifest is not None and changes.size != node.manifest.length:
+            return self._truncate(caller, ino, node, changes.size)
+        if changes.touch_atime or changes.touch_mtime or changes.mtime_ns is not None:
+            return self._touch(ino, node)
+        # Mode, owner and times of a file that is complete stay as they are.
+        return self._attributes(ino, node)
+
+    def _change_written(self, ino: int, writer: FileWriter, changes: SetAttributes) -> Steps[Attributes]:
+        channel = self._channel()
+        if changes.size is not None:
+            yield from writer.resize(channel, changes.size)
+        yield from writer.change(channel, changes)
+        return self._written_file(ino, writer)
+
+    def _change_folder(
+        self, ino: int, volume: SharedVolume, path: bytes, changes: SetAttributes
+    ) -> Steps[Attributes]:
+        """Mode and owner of a folder are kept: it has no content that another agent could replace."""
+        channel = self._channel()
+        now_ns = wall_ns(channel)
+        found = yield from self._names.newest(volume, path)
+        if isinstance(found, MissCause) or not found.is_folder:
+            found = folder(path, FOLDER_MODE, *self._owner, now_ns)
+        changed = replace(
+            found,
+            mode=found.mode if changes.mode is None else changes.mode,
+            uid=found.uid if changes.uid is None else changes.uid,
+            gid=found.gid if changes.gid is None else changes.gid,
+            ctime_ns=now_ns,
+        )
+        yield from self._names.put(channel, volume, changed)
+        node = self._nodes.find(ino)
+        if node is not None:
+            node.manifest = changed
+        return self._shown(ino, changed)
+
+    def _truncate(self, caller: Caller, ino: int, node: Node, size: int) -> Steps[Attributes]:
+        """truncate(2) of a file that nobody has open for writing: its next content."""
+        channel = self._channel()
+        writer = self._writer(caller, ino, node, base=node.manifest, replaced=node.manifest)
+        try:
+            yield from writer.resize(channel, size)
+            yield from writer.publish(channel)
+            return self._written_file(ino, writer)
+        finally:
+            self._open_writers.give_back(writer.holder)
+
+    def _touch(self, ino: int, node: Node) -> Steps[Attributes]:
+        """Times are not kept, but a touch is a use: the chunks were asked for a moment ago."""
+        _let_go((yield from self._hold(node.holder, node)))
+        return self._attributes(ino, node)
+
+    def statfs(self, ino: int) -> Outcome[StatFs]:
+        if ino == SHARED_ROOT:
+            volumes = [volume for volume in self._volumes.values() if not volume.erased]
+        elif ino in self._volumes:
+            volumes = [self._folder_of(ino)[0]]
+        else:
+            volumes = [self._nodes.get(ino).volume]
+        total = free = 0
+        for volume in volumes:
+            slots, taken = volume.usage()
+            blocks = volume.chunk_bytes // 4096
+            total += slots * blocks
+            free += (slots - taken) * blocks
+        return StatFs(total, free, free)
+
+    # -- folders --------------------------------------------------------------------------------
+
+    def mkdir(self, caller: Caller, parent: int, name: bytes, mode: int) -> Steps[Entry]:
+        volume, path = self._place(parent, name)
+        channel = self._channel()
+        found = yield from self._names.newest(volume, path)
+        if not isinstance(found, MissCause):
+            raise FsError(errno.EEXIST)
+        mode &= 0o7777 & ~caller.umask
+        made = folder(path, mode, caller.uid, caller.gid, wall_ns(channel))
+        yield from self._names.put(channel, volume, made)
+        self._seen.note(volume.name, path, is_folder=True)
+        ino, _ = self._nodes.told(Node(volume, path, caller.holder, made))
+        return Entry(self._shown(ino, made), FOLDER_SECONDS, FOLDER_SECONDS)
+
+    def rmdir(self, caller: Caller, parent: int, name: bytes) -> Steps[None]:
+        volume, path = self._place(parent, name)
+        channel = self._channel()
+        found = yield from self._names.newest(volume, path)
+        if not isinstance(found, MissCause) and not found.is_folder:
+            raise FsError(errno.ENOTDIR)
+        if (yield from self._names.has_names(volume, path, [NAMES_ASKED])):
+            raise FsError(errno.ENOTEMPTY)
+        self._seen.forget(volume.name, path)
+        if isinstance(found, MissCause):
+            raise FsError(errno.ENOENT)
+        yield from self._names.take_away(channel, volume, path)
+
+    def opendir(self, caller: Caller, ino: int, flags: int) -> Outcome[Opened]:
+        if ino != SHARED_ROOT:
+            self._folder_of(ino)
+        return Opened(0)
+
+    def readdir(self, ino: int, handle: int, cookie: int) -> Outcome[Iterable[DirectoryEntry]]:
+        if ino == SHARED_ROOT:
+            rows = [(b".", ino), (b"..", ROOT_INODE)]
+            rows += [(name, at) for name, at in self._volume_inodes.items() if not self._volumes[at].erased]
+            return folders(rows, cookie)
+        volume, path = self._folder_of(ino)
+        listed = [(b".", True), (b"..", True), *self._seen.within(volume.name, path)]
+        entries = []
+        for at, (name, is_folder) in enumerate(listed[cookie:], cookie + 1):
+            number = ino if name == b"." else SHARED_ROOT if name == b".." else _listed_number(path, name)
+            entries.append(DirectoryEntry(name, number, stat.S_IFDIR if is_folder else stat.S_IFREG, at))
+        return entries
+
+    # -- removing and renaming --------------------------------------------------------------------
+
+    def unlink(self, caller: Caller, parent: int, name: bytes) -> Steps[None]:
+        volume, path = self._place(parent, name)
+        channel = self._channel()
+        written = self._written.by(caller, volume, path)
+        found = yield from self._names.newest(volume, path)
+        self._seen.forget(volume.name, path)
+        if isinstance(found, MissCause):
+            if written is None:
+                raise FsError(errno.ENOENT)
+        elif found.is_folder:
+            raise FsError(errno.EISDIR)
+        else:
+            yield from self._names.take_away(channel, volume, path)
+            self._discards.replaced(volume, found)
+        if written is not None:
+            written[1].unlinked = True
+
+    def rename(
+        self, caller: Caller, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int
+    ) -> Steps[None]:
+        check_same_face(parent, new_parent)
+        volume, path = self._place(parent, name)
+        new_volume, new_path = self._place(new_parent, new_name)
+        if flags & ~RENAME_NOREPLACE:
+            raise FsError(errno.EINVAL)
+        if volume is not new_volume:
+            raise FsError(errno.EXDEV)
+        channel = self._channel()
+        self._habits.renamed(caller)
+        written = self._written.by(caller, volume, path)
+        found = yield from self._names.newest(volume, path)
+        there = yield from self._names.newest(volume, new_path)
+        if isinstance(found, MissCause) and written is None:
+            self._seen.forget(volume.name, path)
+            raise FsError(errno.ENOENT)
+        if not isinstance(found, MissCause) and found.is_folder:
+            # Its files would have to be moved one by one, and nobody knows them all.
+            raise FsError(errno.EXDEV, "a folder is not renamed")
+        if not isinstance(there, MissCause):
+            if flags & RENAME_NOREPLACE:
+                raise FsError(errno.EEXIST)
+            if there.is_folder:
+                raise FsError(errno.EISDIR)
+        if path == new_path:
+            return
+        if not isinstance(found, MissCause):
+            moved = replace(found, path=new_path, ctime_ns=wall_ns(channel))
+            yield from self._names.put(channel, volume, moved)
+            self._seen.note(volume.name, new_path, is_folder=False)
+            self._habits.know(volume.name, moved)
+            self._habits.know_no_more(volume.name, path)
+            yield from self._names.take_away(channel, volume, path)
+            if not isinstance(there, MissCause):
+                self._discards.replaced(volume, there, moved)
+        self._seen.forget(volume.name, path)
+        if written is not None:
+            ino, writer = written
+            self._written.drop(ino, writer)
+            is_moved = not isinstance(found, MissCause)
+            yield from writer.move(
+                channel, new_path, None if is_moved or isinstance(there, MissCause) else there
+            )
+            self._written.note(ino, writer)
+
+    # -- opening --------------------------------------------------------------------------------
+
+    def create(
+        self, caller: Caller, parent: int, name: bytes, mode: int, flags: int
+    ) -> Outcome[tuple[Entry, Opened]]:
+        volume, path = self._place(parent, name)
+        if flags & os.O_EXCL and self._written.has(volume, path):
+            raise FsError(errno.EEXIST, "it is being written")
+        node = Node(volume, path, caller.holder, is_written=True)
+        ino, node = self._nodes.told(node)
+        self._habits.created(caller, (volume.name, path))
+        identity = self._habits.take_prepared((volume.name, path))
+        try:
+            writer = self._writer(caller, ino, node, mode=mode & 0o7777 & ~caller.umask, identity=identity)
+        except FsError:
+            self._nodes.forget(ino, 1)
+            raise
+        opened = self._opened_writer(ino, node, writer, flags)
+        return Entry(self._written_file(ino, writer)), opened
+
+    def mknod(self, caller: Caller, parent: int, name: bytes, mode: int, rdev: int) -> Outcome[Entry]:
+        if stat.S_IFMT(mode) not in (0, stat.S_IFREG):
+            raise FsError(errno.EPERM)
+        return self._mknod(caller, *self._place(parent, name), mode)
+
+    def _mknod(self, caller: Caller, volume: SharedVolume, path: bytes, mode: int) -> Steps[Entry]:
+        """An empty file."""
+        channel = self._channel()
+        node = Node(volume, path, caller.holder, is_written=True)
+        writer = self._writer(caller, 0, node, mode=mode & 0o7777 & ~caller.umask)
+        try:
+            yield from writer.publish(channel)
+        finally:
+            self._open_writers.give_back(writer.holder)
+        return (yield from self._lookup(caller, volume, path))
+
+    def _writer(
+        self,
+        caller: Caller,
+        ino: int,
+        node: Node,
+        base: Manifest | None = None,
+        replaced: Manifest | None = None,
+        mode: int | None = None,
+        identity: bytes | None = None,
+    ) -> FileWriter:
+        """Raises FsError where too many files are being written."""
+        if not self._open_writers.take(caller.holder):
+            raise FsError(errno.ENFILE, "too many files are being written")
+        if mode is None:
+            mode = 0o644 if replaced is None else replaced.mode
+        return FileWriter(
+            node.volume, node.path, ino, caller, mode, time.time_ns(), self._staged, self._discards,
+            self._judge, base, replaced, self._published, identity,
+        )  # fmt: skip
+
+    def _opened_writer(self, ino: int, node: Node, writer: FileWriter, flags: int) -> Opened:
+        if node.writer is None:
+            node.writer = writer
+            self._written.note(ino, writer)
+        writer.opens += 1
+        handle = self._new_handle(ino, _Handle(node, writer.holder, writer=writer, may_write=_writes(flags)))
+        return Opened(handle, direct_io=True, parallel_direct_writes=True)
+
+    def _new_handle(self, ino: int, opened: _Handle) -> int:
+        handle = next(self._numbers)
+        self._handles[handle] = opened
+        self._nodes.opened(ino, 1)
+        return handle
+
+    def open(self, caller: Caller, ino: int, flags: int) -> Outcome[Opened]:
+        node = self._nodes.get(ino)
+        if node.is_folder:
+            raise FsError(errno.EISDIR)
+        if node.is_written and (node.writer is not None or _writes(flags)):
+            return self._open_written(caller, ino, node, flags)
+        if _writes(flags):
+            self._written.open_another(caller, node, flags)
+        return self._open(caller, ino, node, flags)
+
+    def _open_written(self, caller: Caller, ino: int, node: Node, flags: int) -> Outcome[Opened]:
+        writer = node.writer
+        self._written.retried(caller, node)
+        if writer is None:
+            writer = self._writer(caller, ino, node, node.manifest, node.replaced)
+            return self._opened_writer(ino, node, writer, flags)
+        opened = self._opened_writer(ino, node, writer, flags)
+        return self._emptied(writer, opened) if flags & os.O_TRUNC else opened
+
+    def _emptied(self, writer: FileWriter, opened: Opened) -> Steps[Opened]:
+        yield from writer.resize(self._channel(), 0)
+        return opened
+
+    def _open(self, caller: Caller, ino: int, node: Node, flags: int) -> Steps[Opened]:
+        manifest = node.manifest
+        if manifest is None:
+            raise FsError(errno.ENOENT, "it was given up before it was closed")
+        if not self._open_files.take(caller.holder):
+            raise FsError(errno.ENFILE, "too many files are open")
+        self._discards.opened(manifest)
+        self._habits.opened(caller, ino)
+        held = self._habits.take_held(ino, self._channel().now())
+        try:
+            held = held or (yield from self._hold(caller.holder, node))
+        except BaseException:
+            self._discards.closed(manifest)
+            self._open_files.give_back(caller.holder)
+            raise
+        reading = OpenFile(node.volume, manifest, held, self._prestage, self._ahead, self._under_way)
+        handle = self._new_handle(ino, _Handle(node, caller.holder, reading=reading))
+        # An inode that was written through has had other contents.
+        direct_io = bool(flags & os.O_DIRECT) or node.is_written
+        return Opened(handle, direct_io=direct_io, keep_cache=not direct_io, no_flush=True)
+
+    def _hold(self, holder: Holder, node: Node) -> Steps[list[Hold]]:
+        """Hold every chunk of a file. Raises FsError where one is not there."""
+        volume, manifest, channel = node.volume, node.manifest, self._channel()
+        assert manifest is not None
+        held = yield from hold_all(channel, volume, _keys(manifest), holder)
+        if not isinstance(held, MissCause):
+            return held
+        if held in LOST:
+            yield from self._clear_lost(channel, node)
+        raise FsError(errno.ENOENT, f"a chunk of the file is gone: {held.name.lower()}")
+
+    def _clear_lost(self, channel: IoChannel, node: Node) -> Steps[None]:
+        """Take away the name of a file that has lost a chunk, if it still leads there."""
+        found = yield from self._names.newest(node.volume, node.path)
+        if isinstance(found, MissCause) or node.manifest is None or found.identity != node.manifest.identity:
+            return
+        self._seen.forget(node.volume.name, node.path)
+        try:
+            yield from self._names.take_away(channel, node.volume, node.path)
+        except FsError:
+            return  # the next open finds the same
+        self._discards.replaced(node.volume, found)
+
+    # -- open files -----------------------------------------------------------------------------
+
+    def _handle(self, handle: int) -> _Handle:
+        found = self._handles.get(handle)
+        if found is None:
+            raise FsError(errno.EBADF)
+        return found
+
+    def _writer_of(self, handle: int) -> FileWriter:
+        found = self._handle(handle)
+        if found.writer is None or not found.may_write:
+            raise FsError(errno.EBADF, "it is not open for writing")
+        return found.writer
+
+    def read(self, ino: int, handle: int, offset: int, into: memoryview) -> Outcome[int]:
+        found = self._handle(handle)
+        if found.reading is not None:
+            return found.reading.read(self._channel(), offset, into)
+        assert found.writer is not None
+        return found.writer.read(self._channel(), offset, into)
+
+    def write(
+        self, ino: int, handle: int, offset: int, data: memoryview, by: LockOwner = NOBODY
+    ) -> Steps[int]:
+        yield from self._writer_of(handle).write(self._channel(), offset, data, by)
+        return len(data)
+
+    def flush(self, ino: int, handle: int, by: LockOwner = NOBODY) -> Outcome[None]:
+        writer = self._handle(handle).writer
+        return None if writer is None else writer.close(self._channel(), by)
+
+    def fsync(self, ino: int, handle: int, data_only: bool) -> Outcome[None]:
+        writer = self._handle(handle).writer
+        if writer is not None:
+            writer.sync()
+        return None
+
+    def fallocate(self, ino: int, handle: int, mode: int, offset: int, length: int) -> Outcome[None]:
+        if mode & ~_KEEP_SIZE:
+            raise FsError(errno.EOPNOTSUPP)
+        writer = self._writer_of(handle)
+        if mode or offset + length <= writer.length:
+            return None
+        return writer.resize(self._channel(), offset + length)
+
+    def release(self, ino: int, handle: int) -> Outcome[None]:
+        found = self._handles.pop(handle, None)
+        if found is None:
+            return None
+        self._nodes.opened(ino, -1)
+        if found.reading is not None:
+            found.reading.close()
+            self._discards.closed(found.reading.manifest)
+            self._open_files.give_back(found.holder)
+            return None
+        writer = found.writer
+        assert writer is not None
+        with self._lock:
+            writer.opens -= 1
+            is_last = not writer.opens
+        return self._end(ino, found.node, writer) if is_last else None
+
+    def _end(self, ino: int, node: Node, writer: FileWriter) -> Steps[None]:
+        try:
+            yield from writer.end(self._channel())
+        finally:
+            self._written.drop(ino, writer)
+            self._open_writers.give_back(writer.holder)
+            node.writer, node.manifest, node.replaced = None, writer.manifest, writer.manifest
+
+
+def _keys(manifest: Manifest) -> list[bytes]:
+    return [chunk_key(origin, number) for origin, number in manifest.stored()]
+
+
+def _let_go(holds: Iterable[Hold]) -> None:
+    for each in holds:
+        each.let_go()
+
+
+_KEEP_SIZE: Final = 1
+"""FALLOC_FL_KEEP_SIZE: nothing is set aside beyond the end."""
+
+
+def _writes(flags: int) -> bool:
+    return flags & os.O_ACCMODE != os.O_RDONLY or bool(flags & os.O_TRUNC)
+
+
+def _listed_number(path: bytes, name: bytes) -> int:
+    """A number for a name in a listing, which is not looked up there."""
+    return NODES_FROM + int.from_bytes(path_key(path + b"/" + name)[:5], "little")

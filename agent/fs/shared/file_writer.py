@@ -1,0 +1,581 @@
+"""A file of /shared that is being written: any order of writes, whole or absent for everybody else.
+
+A chunk that one write covers is stored at once, from the door's buffer. The others are staged in memory until
+they are covered, or until the file is closed. A chunk that was stored and is written again is stored under
+another origin (manifest.py), so a reader of an earlier content finds what it was promised. The manifest goes
+last and makes the file visible, under the name that the file has then.
+
+| event | the file |
+| --- | --- |
+| a close that says it is whole (file_users.py: WHOLE), or that nobody can judge (UNTOLD) | is published |
+| nobody has it open any more, and all that wrote have closed it | is published |
+| a process that wrote dies with it open, or its maker does (DYING) | is dropped, later calls get EIO |
+| a chunk cannot be stored, or the volume has no room for the file | is dropped, later calls get that error |
+| a write after it was published | begins the next content, from the published one |
+
+Chunks of a file that is dropped are deleted. Several threads may write whole chunks at the same time.
+"""
+
+# One idea in one file: the life of one file from its first write to its manifest, which is one class.
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from agent.fs.close_cause import how_closed
+from agent.fs.file_users import Closed, FileUsers, Judge
+from agent.fs.interface import Caller, FsError, LockOwner, SetAttributes
+from agent.fs.shared.chunks import Staged, pieces, read_chunk, wall_ns
+from agent.fs.shared.discards import Discards
+from agent.fs.shared.manifest import HOLE, IDENTITY_BYTES, Kind, Manifest, Run
+from agent.fs.shared.paths import chunk_key, path_key, split
+from agent.fs.shared.volume import SharedVolume
+from agent.fs.value_writer import errno_of
+from agent.host_os.per_user_bounds import SHARED, Bound, Holder, Limit
+from agent.pool.counters import MissCause
+from agent.pool.errors import BadPut, PutRefused
+from agent.pool.steps import Acquire, IoChannel, Steps, beside
+
+STAGED: Final = Limit(
+    "shared-staged-bytes", "bytes of chunks of /shared that are written in part", 512 << 20,
+    by="user, guest", share=SHARED, refused="the file's oldest chunk is stored early; ENOMEM", bytes_each=0,
+)  # fmt: skip
+STAGED_CHUNKS_MAX: Final = 16
+"""Of one file: so many may be filled at the same time, and then the oldest is stored as it is."""
+PUT_TRIES: Final = 3
+"""A chunk that an enclosure does not take goes to another place, under another origin."""
+ASKED_FROM: Final = 8
+"""A file of more than this part of the volume is asked for before it is published: it may have evicted
+itself."""
+
+
+class FileWriter:
+    """One file on its way in. Safe from any thread."""
+
+    def __init__(
+        self,
+        volume: SharedVolume,
+        path: bytes,
+        ino: int,
+        caller: Caller,
+        mode: int,
+        now_ns: int,
+        staged: Bound,
+        discards: Discards,
+        judge: Judge = how_closed,
+        base: Manifest | None = None,
+        replaced: Manifest | None = None,
+        published: Callable[[FileWriter], None] = lambda _: None,
+        identity: bytes | None = None,
+    ) -> None:
+        """`base`: the content that it begins with. `replaced`: what its name led to before, if that is
+        known. `identity`: of the content, where the directories of its first chunk were read already."""
+        self.volume: Final = volume
+        self.path = path
+        self.holder: Final[Holder] = caller.holder
+        self.opens = 0
+        self.unlinked = False
+        """Its name was taken away: it is never published."""
+        self.mode, self.uid, self.gid = mode, caller.uid, caller.gid
+        before = base or replaced
+        if before is not None:
+            self.uid, self.gid = before.uid, before.gid
+        self.atime_ns = self.mtime_ns = self.ctime_ns = now_ns
+        self.manifest: Manifest | None = None
+        """As it was published last."""
+        self.users: Final = FileUsers(ino, caller.pid, judge)
+        self._bound = staged
+        self._discards = discards
+        self._published = published
+        self._replaced = replaced
+        self._failed = 0
+        self._lock = threading.Lock()
+        self._in_flight: dict[int, threading.Lock] = {}
+        """Chunks that are being stored from a buffer of their own."""
+        self._staged: OrderedDict[int, Staged] = OrderedDict()
+        self._begin(base, identity)
+        self.changed = base is None
+        """Something is to be published."""
+
+    def _begin(self, base: Manifest | None, identity: bytes | None = None) -> None:
+        """The next content, from an earlier one."""
+        self._base = base
+        self._base_chunks = 0 if base is None else base.chunks
+        self.length = 0 if base is None else base.length
+        self._last = -1
+        """The chunk that was stored last."""
+        self._origins = [identity or os.urandom(IDENTITY_BYTES)]
+        """The first is the identity; the others are of chunks that were stored more than once."""
+        self._stored: dict[int, tuple[bytes, int]] = {}
+        """Origin and size of every chunk that this content has stored."""
+        self._times: dict[int, int] = {}
+        """How often a chunk was stored: an origin is used once for each."""
+        self._short = b"" if base is None or base.content is None else base.content
+        """The bytes of a short file, until its chunk is staged."""
+
+    # -- what a door asks -------------------------------------------------------------------------
+
+    def write(self, channel: IoChannel, offset: int, data: memoryview, holder: LockOwner) -> Steps[None]:
+        """Take bytes. Raises FsError; after a failure for good."""
+        deadline = channel.now() + self.volume.timing.write_deadline
+        yield from self._take(channel, deadline)
+        try:
+            self._check()
+            self.users.note(holder)
+            self._check_room(offset + len(data))
+            self._go_on()
+            chunk_bytes = self.volume.chunk_bytes
+            for number, at, part in pieces(offset, data, chunk_bytes):
+                yield from self._until_quiet(channel, deadline, number)
+                if len(part) == chunk_bytes:
+                    self._unstage(number)
+                    self._short = b"" if not number else self._short
+                    yield from self._store(channel, number, part, deadline)
+                    continue
+                chunk = yield from self._stage(channel, number, deadline)
+                chunk.buffer[at : at + len(part)] = part
+                if chunk.cover(at, at + len(part)):
+                    yield from self._store_staged(channel, number, chunk, chunk_bytes, deadline)
+            self._check()
+            self.length = max(self.length, offset + len(data))
+            self.mtime_ns = self.ctime_ns = wall_ns(channel)
+        finally:
+            self._lock.release()
+
+    def read(self, channel: IoChannel, offset: int, into: memoryview) -> Steps[int]:
+        """What the file holds so far; holes are zeros."""
+        deadline = channel.now() + self.volume.timing.write_deadline
+        yield from self._take(channel, deadline)
+        try:
+            self._check()
+            count = max(0, min(len(into), self.length - offset))
+            for number, at, part in pieces(offset, into[:count], self.volume.chunk_bytes):
+                yield from self._until_quiet(channel, deadline, number)
+                yield from self._read_chunk(channel, number, at, part, deadline)
+            return count
+        finally:
+            self._lock.release()
+
+    def resize(self, channel: IoChannel, length: int) -> Steps[None]:
+        """ftruncate(2): cut it, or lengthen it by a hole."""
+        deadline = channel.now() + self.volume.timing.write_deadline
+        yield from self._take(channel, deadline)
+        try:
+            self._check()
+            self._check_room(length)
+            if length == self.length:
+                return
+            self._go_on()
+            yield from self._until_quiet(channel, deadline)
+            if length < self.length:
+                yield from self._cut(channel, length, deadline)
+            self.length = length
+            self.mtime_ns = self.ctime_ns = wall_ns(channel)
+        finally:
+            self._lock.release()
+
+    def change(self, channel: IoChannel, changes: SetAttributes) -> Steps[None]:
+        """Mode, owner and times, which are published with the file."""
+        yield from self._take(channel, channel.now() + self.volume.timing.write_deadline)
+        try:
+            now_ns = wall_ns(channel)
+            self.mode = self.mode if changes.mode is None else changes.mode
+            self.uid = self.uid if changes.uid is None else changes.uid
+            self.gid = self.gid if changes.gid is None else changes.gid
+            self.atime_ns = _time(self.atime_ns, changes.atime_ns, changes.touch_atime, now_ns)
+            self.mtime_ns = _time(self.mtime_ns, changes.mtime_ns, changes.touch_mtime, now_ns)
+            self.ctime_ns = now_ns
+        finally:
+            self._lock.release()
+
+    def move(self, channel: IoChannel, path: bytes, replaced: Manifest | None) -> Steps[None]:
+        """Its name is another from now on; `replaced`: what that leads to, if its content goes with it."""
+        yield from self._take(channel, channel.now() + self.volume.timing.write_deadline)
+        try:
+            self.path = path
+            if self.manifest is None:
+                self._replaced = replaced
+        finally:
+            self._lock.release()
+
+    def sync(self) -> None:
+        """fsync(2): nothing that was acknowledged so far has failed. The file is stored by its close."""
+        self._check()
+
+    def close(self, channel: IoChannel, holder: LockOwner) -> Steps[None]:
+        """A descriptor was closed (FLUSH). Raises FsError where the file should be there and is not."""
+        deadline = channel.now() + self.volume.timing.write_deadline
+        yield from self._take(channel, deadline)
+        try:
+            self._check()
+            if not self.changed:
+                self.users.close(holder, split(self.path)[1])
+                return
+            closed = self.users.close(holder, split(self.path)[1])
+            # A process of a guest that has written nothing is known by nothing.
+            alone = closed is Closed.NOT_YET and holder.pid <= 0 and not self.users.wrote
+            if closed is Closed.DYING:
+                self._fail(errno.EIO)
+            elif closed in (Closed.WHOLE, Closed.UNTOLD) or alone:
+                yield from self._publish(channel, deadline)
+        finally:
+            self._lock.release()
+
+    def end(self, channel: IoChannel) -> Steps[None]:
+        """Nobody has it open any more (RELEASE)."""
+        deadline = channel.now() + self.volume.timing.write_deadline
+        yield from self._take(channel, deadline)
+        try:
+            if self._failed or not self.changed:
+                self._let_go()
+                return
+            if self.users.unclosed:
+                self._fail(errno.EIO)
+                return
+            with contextlib.suppress(FsError):  # nobody hears of it; the file is not there
+                yield from self._publish(channel, deadline)
+            self._let_go()
+        finally:
+            self._lock.release()
+
+    def publish(self, channel: IoChannel) -> Steps[None]:
+        """Make it visible as it is. Raises FsError."""
+        deadline = channel.now() + self.volume.timing.write_deadline
+        yield from self._take(channel, deadline)
+        try:
+            self._check()
+            if self.changed:
+                yield from self._publish(channel, deadline)
+        finally:
+            self._lock.release()
+
+    # -- the lock, and failing ----------------------------------------------------------------------
+
+    def _take(self, channel: IoChannel, deadline: float) -> Steps[None]:
+        if not (yield Acquire(self._lock, deadline)):
+            raise FsError(errno.EIO, "another operation of the file does not come to its end")
+
+    def _until_quiet(self, channel: IoChannel, deadline: float, number: int | None = None) -> Steps[None]:
+        """With the lock held: until a chunk, or none of them, is being stored."""
+        while True:
+            busy = (
+                self._in_flight.get(number)
+                if number is not None
+                else next(iter(self._in_flight.values()), None)
+            )
+            if busy is None:
+                return
+            self._lock.release()
+            if came := (yield Acquire(busy, deadline)):
+                busy.release()
+            yield from self._take_again(channel)
+            self._check()
+            if not came:
+                raise FsError(errno.EIO, "a chunk does not come to its place")
+
+    def _take_again(self, channel: IoChannel) -> Steps[None]:
+        """Who holds the lock has a deadline, so this ends."""
+        while not (yield Acquire(self._lock, channel.now() + self.volume.timing.write_deadline)):
+            continue
+
+    def _check(self) -> None:
+        if self._failed:
+            raise FsError(self._failed, "a write was refused, or a writer died: nothing is stored")
+
+    def _check_room(self, length: int) -> None:
+        if length <= self.length:
+            return
+        if -(-length // self.volume.chunk_bytes) > self.volume.chunks_max:
+            self._fail(errno.ENOSPC)
+            raise FsError(errno.ENOSPC, "the file is larger than its volume")
+
+    def _fail(self, number: int) -> None:
+        """There is no file to be had from this any more, but what was published stays."""
+        self._failed = number
+        self._discards.add(self.volume, self._new_chunks())
+        self._stored.clear()
+        self._let_go()
+
+    def _new_chunks(self) -> Iterator[tuple[bytes, int]]:
+        for number, (origin, _) in self._stored.items():
+            yield origin, number
+
+    def _let_go(self) -> None:
+        for number in list(self._staged):
+            self._unstage(number)
+
+    def _go_on(self) -> None:
+        """Something is written: into the next content, where the last is published."""
+        if not self.changed and self.manifest is not None:
+            self._let_go()
+            self._begin(self.manifest)
+        self.changed = True
+
+    # -- chunks ---------------------------------------------------------------------------------------
+
+    def _origin(self, number: int) -> tuple[bytes, int]:
+        """Where a chunk lies, and how many bytes it has there."""
+        stored = self._stored.get(number)
+        if stored is not None:
+            return stored
+        if self._base is None or number >= self._base_chunks:
+            return HOLE, 0
+        origin = self._base.origin(number)
+        return origin, 0 if origin == HOLE else self._base.chunk_length(number)
+
+    def _stage(self, channel: IoChannel, number: int, deadline: float) -> Steps[Staged]:
+        """A chunk in memory, with what it holds so far."""
+        size = self.volume.chunk_bytes
+        while number not in self._staged:
+            if len(self._staged) < STAGED_CHUNKS_MAX and self._bound.take(self.holder, size):
+                break
+            if not self._staged:
+                raise FsError(errno.ENOMEM, "too much is being written in part")
+            oldest, early = next(iter(self._staged.items()))
+            yield from self._store_staged(channel, oldest, early, size, deadline)
+            yield from self._until_quiet(channel, deadline, number)
+        chunk = self._staged.get(number)
+        if chunk is not None:
+            self._staged.move_to_end(number)
+            return chunk
+        chunk = self._staged[number] = Staged(size)
+        if not number and self._short:
+            chunk.buffer[: len(self._short)] = self._short
+            self._short, chunk.whole = b"", True
+            return chunk
+        origin, stored = self._origin(number)
+        if origin != HOLE:
+            try:
+                yield from self._load(channel, number, origin, stored, memoryview(chunk.buffer), deadline)
+            except FsError:
+                self._unstage(number)
+                raise
+            chunk.whole = True
+        return chunk
+
+    def _unstage(self, number: int) -> None:
+        chunk = self._staged.pop(number, None)
+        if chunk is not None:
+            self._bound.give_back(self.holder, len(chunk.buffer))
+
+    def _store_staged(
+        self, channel: IoChannel, number: int, chunk: Staged, size: int, deadline: float
+    ) -> Steps[None]:
+        """Store the first `size` bytes of a staged chunk, and let go of its memory."""
+        del self._staged[number]
+        try:
+            yield from self._store(channel, number, memoryview(chunk.buffer)[:size], deadline)
+        finally:
+            self._bound.give_back(self.holder, len(chunk.buffer))
+
+    def _store(self, channel: IoChannel, number: int, data: memoryview, deadline: float) -> Steps[None]:
+        """Store a chunk from a buffer that nobody writes to, with the lock let go of meanwhile."""
+        busy = self._in_flight[number] = threading.Lock()
+        busy.acquire()
+        self._lock.release()
+        failure: PutRefused | BadPut | None = None
+        origin = HOLE
+        try:
+            for _ in range(PUT_TRIES):
+                origin = self._next_origin(number)
+                try:
+                    failure = None
+                    yield from self._put_beside(channel, origin, number, data, deadline)
+                    break
+                except (PutRefused, BadPut) as refused:
+                    failure = refused
+                    self._discards.add(self.volume, [(origin, number)])  # it may land late
+                    if isinstance(refused, BadPut) or refused.cause is None or channel.now() >= deadline:
+                        break
+        finally:
+            yield from self._take_again(channel)
+            del self._in_flight[number]
+            busy.release()
+        if failure is not None:
+            self._fail(errno_of(failure) if isinstance(failure, PutRefused) else errno.EIO)
+            raise FsError(self._failed, str(failure)) from None
+        if self._failed:
+            self._discards.add(self.volume, [(origin, number)])
+            self._check()
+        earlier = self._stored.get(number)
+        if earlier is not None:
+            self._discards.add(self.volume, [(earlier[0], number)])
+        self._stored[number] = (origin, len(data))
+
+    def _next_origin(self, number: int) -> bytes:
+        times = self._times.get(number, 0)
+        self._times[number] = times + 1
+        while len(self._origins) <= times:
+            self._origins.append(os.urandom(IDENTITY_BYTES))
+        return self._origins[times]
+
+    def _put_beside(
+        self, channel: IoChannel, origin: bytes, number: int, data: memoryview, deadline: float
+    ) -> Steps[None]:
+        """Store a chunk, and read the directories of the next one beside it, where that comes next."""
+        putting = self._put(channel, chunk_key(origin, number), data, deadline)
+        is_next, self._last = number == self._last + 1, number
+        if is_next and number + 1 not in self._times and len(data) == self.volume.chunk_bytes:
+            key = chunk_key(self._origins[0], number + 1)
+            yield from beside(putting, self.volume.chunks.lookup(channel, [key], deadline))
+            return
+        yield from putting
+
+    def _put(self, channel: IoChannel, key: bytes, data: memoryview, deadline: float) -> Steps[None]:
+        writing = self.volume.chunks.writer(key, length=len(data))
+        yield from writing.write(channel, 0, data, deadline)
+        if not writing.stored:
+            # The key is random, so another's value lies there; or a policy keeps nothing of a first write.
+            raise PutRefused("the volume did not keep a chunk", MissCause.CORRUPT)
+
+    def _load(
+        self, channel: IoChannel, number: int, origin: bytes, size: int, into: memoryview, deadline: float
+    ) -> Steps[None]:
+        yield from read_chunk(channel, self.volume, chunk_key(origin, number), size, 0, into[:size], deadline)
+
+    def _read_chunk(
+        self, channel: IoChannel, number: int, at: int, into: memoryview, deadline: float
+    ) -> Steps[None]:
+        chunk = self._staged.get(number)
+        if chunk is not None:
+            into[:] = memoryview(chunk.buffer)[at : at + len(into)]
+            return
+        origin, size = self._origin(number)
+        if not number and self._short:
+            size = len(self._short)
+        there = max(0, min(len(into), size - at))
+        if there and not number and self._short:
+            into[:there] = self._short[at : at + there]
+        elif there:
+            key = chunk_key(origin, number)
+            yield from read_chunk(channel, self.volume, key, size, at, into[:there], deadline)
+        if there < len(into):
+            into[there:] = bytes(len(into) - there)
+
+    def _cut(self, channel: IoChannel, length: int, deadline: float) -> Steps[None]:
+        """What lies beyond `length` goes; what comes to lie there later begins as zeros."""
+        chunk_bytes = self.volume.chunk_bytes
+        number, rest = divmod(length, chunk_bytes)
+        if not number:
+            self._short = self._short[:length]
+        if rest and (number in self._staged or self._origin(number)[1] > rest):
+            chunk = yield from self._stage(channel, number, deadline)
+            chunk.buffer[rest:] = bytes(chunk_bytes - rest)
+            chunk.whole = True
+        first = number + (1 if rest else 0)
+        for staged in [each for each in self._staged if each >= first]:
+            self._unstage(staged)
+        gone = [each for each in self._stored if each >= first]
+        self._discards.add(self.volume, [(self._stored.pop(each)[0], each) for each in gone])
+        self._base_chunks = min(self._base_chunks, first)
+
+    # -- the manifest -----------------------------------------------------------------------------------
+
+    def _publish(self, channel: IoChannel, deadline: float) -> Steps[None]:
+        """Store what is staged, then the manifest, with the lock held."""
+        yield from self._until_quiet(channel, deadline)
+        if self.unlinked:
+            self._discards.add(self.volume, self._new_chunks())
+            self.changed = False
+            return
+        content = self._short_content()
+        if content is None:
+            yield from self._store_rest(channel, deadline)
+            yield from self._ask(channel, deadline)
+        manifest = self._manifest(content)
+        if len(manifest.runs) > self.volume.runs_max:
+            self._fail(errno.EFBIG)
+            raise FsError(errno.EFBIG, "the file was written over in too many places")
+        names = self.volume.names
+        try:
+            yield from names.replace(channel, path_key(self.path), manifest.encode(), deadline)
+        except (PutRefused, BadPut) as refused:
+            self._fail(errno_of(refused) if isinstance(refused, PutRefused) else errno.EIO)
+            raise FsError(self._failed, str(refused)) from None
+        earlier = self.manifest or self._replaced
+        self.manifest, self.changed = manifest, False
+        if earlier is not None:
+            self._discards.replaced(self.volume, earlier, manifest)
+        self._published(self)
+
+    def _short_content(self) -> bytes | None:
+        """The bytes of a file that its manifest has room for."""
+        if self.length > self.volume.room or self._stored or any(self._staged) or not self.length:
+            return None
+        if self._base is not None and self._base_chunks:
+            return None
+        chunk = self._staged.get(0)
+        content = self._short if chunk is None else bytes(memoryview(chunk.buffer)[: self.length])
+        return content.ljust(self.length, b"\0")
+
+    def _store_rest(self, channel: IoChannel, deadline: float) -> Steps[None]:
+        chunk_bytes = self.volume.chunk_bytes
+        if self._short:
+            yield from self._stage(channel, 0, deadline)
+        for number in sorted(self._staged):
+            chunk = self._staged[number]
+            size = min(chunk_bytes, self.length - number * chunk_bytes)
+            if size <= 0:
+                self._unstage(number)
+                continue
+            yield from self._store_staged(channel, number, chunk, size, deadline)
+        # The end moved after the last chunk was stored, or the file was lengthened behind it.
+        for number in self._of_wrong_size():
+            chunk = yield from self._stage(channel, number, deadline)
+            size = min(chunk_bytes, self.length - number * chunk_bytes)
+            yield from self._store_staged(channel, number, chunk, size, deadline)
+
+    def _of_wrong_size(self) -> list[int]:
+        chunk_bytes = self.volume.chunk_bytes
+        last = -(-self.length // chunk_bytes) - 1
+        suspects = {number for number, (_, size) in self._stored.items() if size != chunk_bytes} | {last}
+        if self._base is not None and self._base_chunks:
+            suspects.add(self._base_chunks - 1)
+        wrong = []
+        for number in sorted(suspects):
+            origin, size = self._origin(number)
+            wanted = min(chunk_bytes, self.length - number * chunk_bytes)
+            if 0 <= number <= last and origin != HOLE and size != wanted:
+                wrong.append(number)
+        return wrong
+
+    def _ask(self, channel: IoChannel, deadline: float) -> Steps[None]:
+        """Where the file is large beside its volume: whether its beginning is still there."""
+        if len(self._stored) * ASKED_FROM <= self.volume.chunks_max:
+            return
+        keys = [chunk_key(origin, number) for number, (origin, _) in self._stored.items()]
+        causes = yield from self.volume.chunks.lookup(channel, keys, deadline)
+        if any(causes):
+            self._fail(errno.ENOSPC)
+            raise FsError(errno.ENOSPC, "the volume had no room for the whole file")
+
+    def _manifest(self, content: bytes | None) -> Manifest:
+        identity = self._origins[0]
+        return Manifest(
+            Kind.FILE, self.path, self.mode, self.uid, self.gid, self.atime_ns, self.mtime_ns, self.ctime_ns,
+            identity, self.length, self.volume.chunk_bytes,
+            () if content is not None else tuple(self._runs(identity)), content,
+        )  # fmt: skip
+
+    def _runs(self, identity: bytes) -> Iterator[Run]:
+        first = count = 0
+        before = identity
+        for number in range(-(-self.length // self.volume.chunk_bytes)):
+            origin = self._origin(number)[0]
+            if origin != before:
+                if before != identity:
+                    yield Run(first, count, before)
+                first, count, before = number, 0, origin
+            count += 1
+        if before != identity:
+            yield Run(first, count, before)
+
+
+def _time(before: int, told: int | None, touched: bool, now_ns: int) -> int:
+    return now_ns if touched else before if told is None else told

@@ -1,0 +1,158 @@
+"""What a client's thread does after it has looked a name up, so that its next call finds half done already.
+
+A thread that opens what it looks up has the chunks held with the lookup, in the same round trip. One that
+creates what it did not find has the directories of the first chunk read. A thread that only asks (whether a
+file is there) pays for neither. Nothing depends on a guess but its cost.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+from agent.fs.interface import Caller
+from agent.fs.shared.manifest import Manifest
+from agent.fs.shared.volume import Hold
+from agent.host_os.per_user_bounds import Holder
+
+THREADS_MAX: Final = 1024
+KNOWN_MAX: Final = 8192
+KNOWN_BYTES_MAX: Final = 1024
+"""A longer manifest is not remembered."""
+READY_MAX: Final = 64
+READY_SECONDS: Final = 1.0
+
+Thread = tuple[Holder, int]
+Place = tuple[str, bytes]
+
+
+class _Habit:
+    __slots__ = ("creates", "found", "missed", "opens")
+
+    def __init__(self) -> None:
+        self.opens = self.creates = False
+        self.found: int | None = None
+        """The node that it looked up last, and has not opened."""
+        self.missed: Place | None = None
+        """The name that it did not find, and has not created."""
+
+
+class Habits:
+    """Of the threads that use one door, and what is ready for them. Safe from any thread."""
+
+    def __init__(self) -> None:
+        self._threads: OrderedDict[Thread, _Habit] = OrderedDict()
+        self._known: OrderedDict[Place, Manifest] = OrderedDict()
+        self._ready: OrderedDict[int, tuple[float, Sequence[Hold]]] = OrderedDict()
+        self._prepared: OrderedDict[Place, bytes] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def opens(self, caller: Caller) -> bool:
+        return self._of(caller).opens
+
+    def creates(self, caller: Caller) -> bool:
+        return self._of(caller).creates
+
+    def found(self, caller: Caller, ino: int) -> None:
+        """A lookup has found a file."""
+        habit = self._of(caller)
+        if habit.found is not None:
+            habit.opens = False
+        habit.found = ino
+
+    def missed(self, caller: Caller, place: Place) -> None:
+        """A lookup has found nothing."""
+        habit = self._of(caller)
+        if habit.missed is not None:
+            habit.creates = False
+        habit.missed = place
+
+    def opened(self, caller: Caller, ino: int) -> None:
+        habit = self._of(caller)
+        habit.opens = habit.opens or habit.found == ino
+        habit.found = None
+
+    def created(self, caller: Caller, place: Place) -> None:
+        habit = self._of(caller)
+        habit.creates = habit.creates or habit.missed == place
+        habit.missed = None
+
+    def renamed(self, caller: Caller) -> None:
+        """The lookups before a rename say nothing of what follows others."""
+        habit = self._of(caller)
+        habit.found = habit.missed = None
+
+    def _of(self, caller: Caller) -> _Habit:
+        thread = (caller.holder, caller.pid)
+        with self._lock:
+            habit = self._threads.get(thread)
+            if habit is None:
+                habit = self._threads[thread] = _Habit()
+                if len(self._threads) > THREADS_MAX:
+                    self._threads.popitem(last=False)
+            else:
+                self._threads.move_to_end(thread)
+            return habit
+
+    # -- what is known of names, a hint ----------------------------------------------------------
+
+    def know(self, volume: str, manifest: Manifest) -> None:
+        if manifest.is_folder or manifest.size > KNOWN_BYTES_MAX:
+            return
+        place = (volume, manifest.path)
+        with self._lock:
+            self._known[place] = manifest
+            self._known.move_to_end(place)
+            if len(self._known) > KNOWN_MAX:
+                self._known.popitem(last=False)
+
+    def known(self, volume: str, path: bytes) -> Manifest | None:
+        return self._known.get((volume, path))
+
+    def know_no_more(self, volume: str, path: bytes) -> None:
+        with self._lock:
+            self._known.pop((volume, path), None)
+
+    # -- what is ready --------------------------------------------------------------------------
+
+    def hold(self, ino: int, holds: Sequence[Hold], now: float) -> None:
+        """The chunks of a file are held for the one who opens it now."""
+        with self._lock:
+            before = self._ready.pop(ino, None)
+            self._ready[ino] = (now + READY_SECONDS, holds)
+        if before is not None:
+            for each in before[1]:
+                each.let_go()
+        self.expire(now)
+
+    def expire(self, now: float) -> None:
+        """Let go of what nobody has come for: with each lookup, for lookups come before what would evict."""
+        dropped: list[tuple[float, Sequence[Hold]]] = []
+        with self._lock:
+            while self._ready and (len(self._ready) > READY_MAX or next(iter(self._ready.values()))[0] < now):
+                dropped.append(self._ready.popitem(last=False)[1])
+        for _, gone in dropped:
+            for each in gone:
+                each.let_go()
+
+    def take_held(self, ino: int, now: float) -> Sequence[Hold] | None:
+        with self._lock:
+            until, holds = self._ready.pop(ino, (0.0, ()))
+        if until >= now:
+            return holds
+        for each in holds:
+            each.let_go()
+        return None
+
+    def prepare(self, place: Place, identity: bytes) -> None:
+        with self._lock:
+            self._prepared[place] = identity
+            if len(self._prepared) > READY_MAX:
+                self._prepared.popitem(last=False)
+
+    def take_prepared(self, place: Place) -> bytes | None:
+        """The identity for which the first directories were read: it is used once."""
+        with self._lock:
+            return self._prepared.pop(place, None)

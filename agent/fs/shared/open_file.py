@@ -1,0 +1,190 @@
+"""A file of /shared that is open for reading: its chunks are held, and each read gives all it was asked for.
+
+A chunk that is lost all the same (its enclosure went, another agent evicted it) is EIO, never zeros and never
+a shorter file.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from agent.fs.interface import FsError
+from agent.fs.shared.chunks import pieces
+from agent.fs.shared.manifest import HOLE, Manifest
+from agent.fs.shared.paths import chunk_key
+from agent.fs.shared.volume import HELD_AT_ONCE, Hold, Reader, SharedVolume
+from agent.host_os.per_user_bounds import Holder
+from agent.pool.counters import MissCause
+from agent.pool.read.prestage_cache import PrestageCache
+from agent.pool.steps import IoChannel, Steps
+
+READERS_MAX: Final = 4
+"""Chunks of one open file whose readers are kept: a program reads on in one, or in a few at once."""
+AHEAD: Final = 4
+"""Chunks that are prestaged before the one that is read."""
+
+
+class ReadsUnderWay:
+    """How many reads of chunks a door has under way. Nothing is prestaged where it is more than one: readers
+    beside each other keep the queues busy, and prestaging would only take their processors."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self.count += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self.count -= 1
+
+
+Prestage = Callable[[SharedVolume, bytes], object]
+"""Set out to bring a chunk into memory, by its key."""
+
+
+def hold_all(
+    channel: IoChannel, volume: SharedVolume, keys: Sequence[bytes], holder: Holder
+) -> Steps[list[Hold] | MissCause]:
+    """All these chunks are there and stay; or why one is not."""
+    deadline = channel.now() + volume.timing.write_deadline
+    holds: list[Hold] = []
+    for at in range(0, len(keys), HELD_AT_ONCE):
+        held = yield from volume.chunks.hold(channel, keys[at : at + HELD_AT_ONCE], deadline, holder)
+        if isinstance(held, MissCause):
+            for each in holds:
+                each.let_go()
+            return held
+        holds.append(held)
+    return holds
+
+
+class _ChunkReader:
+    """The reader of one chunk, and how many reads use it just now: the last of them closes it."""
+
+    __slots__ = ("dropped", "reading", "users")
+
+    def __init__(self, reading: Reader) -> None:
+        self.reading: Final = reading
+        self.users = 0
+        self.dropped = False
+
+
+class OpenFile:
+    """One open of a file. Safe from any thread."""
+
+    def __init__(
+        self,
+        volume: SharedVolume,
+        manifest: Manifest,
+        holds: Sequence[Hold],
+        prestage: PrestageCache | None = None,
+        ahead: Prestage | None = None,
+        under_way: ReadsUnderWay | None = None,
+    ) -> None:
+        self.volume: Final = volume
+        self.manifest: Final = manifest
+        self._holds = holds
+        self._prestage = prestage
+        self._ahead = ahead
+        self._under_way = under_way or ReadsUnderWay()
+        self._next = 0
+        """The chunk that a program reads next which reads the file from its beginning; -1: it does not."""
+        self._readers: OrderedDict[int, _ChunkReader] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def read(self, channel: IoChannel, offset: int, into: memoryview) -> Steps[int]:
+        """Fill `into` from `offset`; fewer bytes are the end of the file. Raises FsError."""
+        manifest = self.manifest
+        size = min(len(into), manifest.length - offset)
+        if size <= 0:
+            return 0
+        if manifest.content is not None:
+            into[:size] = manifest.content[offset : offset + size]
+            return size
+        deadline = channel.now() + self.volume.timing.write_deadline
+        chunk_bytes = manifest.chunk_bytes
+        number, at = divmod(offset, chunk_bytes)
+        with self._under_way:
+            if self._ahead is not None and self._under_way.count == 1:
+                self._look_ahead(number, at)
+            if at + size <= chunk_bytes:
+                part = into if size == len(into) else into[:size]
+                yield from self._read(channel, number, at, part, deadline)
+                return size
+            for number, at, part in pieces(offset, into[:size], chunk_bytes):
+                yield from self._read(channel, number, at, part, deadline)
+            return size
+
+    def _read(
+        self, channel: IoChannel, number: int, at: int, into: memoryview, deadline: float
+    ) -> Steps[None]:
+        origin = self.manifest.origin(number)
+        if origin == HOLE:
+            into[:] = bytes(len(into))
+            return
+        chunk = self._borrow(number, origin)
+        reading, size, is_over = chunk.reading, self.manifest.chunk_length(number), True
+        try:
+            count = yield from reading.read(channel, at, into, deadline)
+            if reading.cause is None and count == len(into) and reading.length == size:
+                is_over = at + count == size
+                return
+            if reading.cause is None:
+                reading.give_up(channel, MissCause.CORRUPT)
+            why = "another length" if reading.cause is None else reading.cause.name.lower()
+            raise FsError(errno.EIO, f"a chunk of the file is lost: {why}")
+        finally:
+            self._give_back(number, chunk, is_over)
+
+    def _borrow(self, number: int, origin: bytes) -> _ChunkReader:
+        with self._lock:
+            chunk = self._readers.get(number)
+            if chunk is None:
+                key = chunk_key(origin, number)
+                chunk = self._readers[number] = _ChunkReader(self.volume.chunks.reader(key, self._prestage))
+                while len(self._readers) > READERS_MAX:
+                    self._drop(next(iter(self._readers)))
+            chunk.users += 1
+            return chunk
+
+    def _give_back(self, number: int, chunk: _ChunkReader, is_over: bool) -> None:
+        """`is_over`: the end of the chunk was read, or it is lost."""
+        with self._lock:
+            chunk.users -= 1
+            if is_over and self._readers.get(number) is chunk:
+                self._drop(number)
+            elif chunk.dropped and not chunk.users:
+                chunk.reading.close()
+
+    def _drop(self, number: int) -> None:
+        """With the lock held."""
+        chunk = self._readers.pop(number)
+        chunk.dropped = True
+        if not chunk.users:
+            chunk.reading.close()
+
+    def _look_ahead(self, number: int, at: int) -> None:
+        """Have the next chunks brought, for a program that reads from the beginning."""
+        if at or number != self._next or self._ahead is None:
+            return
+        first = number + 1 if not number else number + AHEAD
+        for each in range(first, min(number + AHEAD + 1, self.manifest.chunks)):
+            origin = self.manifest.origin(each)
+            if origin != HOLE:
+                self._ahead(self.volume, chunk_key(origin, each))
+        self._next = number + 1
+
+    def close(self) -> None:
+        with self._lock:
+            for number in list(self._readers):
+                self._drop(number)
+            holds, self._holds = self._holds, ()
+        for hold in holds:
+            hold.let_go()

@@ -1,0 +1,93 @@
+"""Files that are being written, by the name that each is to have; and who may know of them.
+
+A file is there for its own process alone until it is closed (of a guest: for the guest). What is written has
+an inode of its own, which the kernel gets by looking the name up once more.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections import OrderedDict
+from typing import Final, NoReturn
+
+from agent.fs.interface import Caller, FsError
+from agent.fs.shared.file_writer import FileWriter
+from agent.fs.shared.nodes import Node, Nodes
+from agent.fs.shared.volume import SharedVolume
+from agent.host_os.per_user_bounds import Holder
+
+RETRIES_MAX: Final = 1024
+"""Opens for writing that are under way: see `open_another`."""
+RETRY_SECONDS: Final = 5.0
+"""One that has not come by then was given up."""
+
+
+class WrittenFiles:
+    """The table of one door. Safe from any thread."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes = nodes
+        self._written: dict[tuple[str, bytes], list[int]] = {}
+        self._retries: OrderedDict[tuple[Holder, int, str, bytes], tuple[float, Node]] = OrderedDict()
+        """Nodes to be written, which the kernel is told of when it looks their names up again: until when,
+        by the thread that opens."""
+        self._lock = threading.Lock()
+
+    def by(self, caller: Caller, volume: SharedVolume, path: bytes) -> tuple[int, FileWriter] | None:
+        """A file that is being written under this path, and that the caller may know of: its own process,
+        or one of its guest."""
+        with self._lock:
+            inos = list(self._written.get((volume.name, path), ()))
+        for ino in reversed(inos):
+            node = self._nodes.find(ino)
+            if node is None or node.writer is None or node.writer.unlinked:
+                continue
+            same = bool(caller.guest) and node.writer.holder == caller.guest
+            if same or node.writer.users.is_maker(caller.pid):
+                return ino, node.writer
+        return None
+
+    def has(self, volume: SharedVolume, path: bytes) -> bool:
+        return (volume.name, path) in self._written
+
+    def note(self, ino: int, writer: FileWriter) -> None:
+        with self._lock:
+            self._written.setdefault((writer.volume.name, writer.path), []).append(ino)
+
+    def drop(self, ino: int, writer: FileWriter) -> None:
+        with self._lock:
+            place = (writer.volume.name, writer.path)
+            left = [each for each in self._written.get(place, ()) if each != ino]
+            if left:
+                self._written[place] = left
+            else:
+                self._written.pop(place, None)
+
+    def retry_of(self, caller: Caller, volume: SharedVolume, path: bytes) -> Node | None:
+        if not self._retries:
+            return None
+        found = self._retries.get((caller.holder, caller.pid, volume.name, path))
+        return None if found is None or found[0] < time.monotonic() else found[1]
+
+    def retried(self, caller: Caller, node: Node) -> None:
+        with self._lock:
+            self._retries.pop((caller.holder, caller.pid, node.volume.name, node.path), None)
+
+    def open_another(self, caller: Caller, node: Node, flags: int) -> NoReturn:
+        """Have the kernel open a file for writing by an inode of its own: always raises ESTALE.
+
+        What is written is another content, and an inode has one. At ESTALE the kernel looks the name up
+        once more (path_openat of fs/namei.c), and is told of the other inode then. It may ask twice: whether
+        what it knows is right, and then what is.
+        """
+        base = None if flags & os.O_TRUNC else node.manifest
+        written = Node(node.volume, node.path, caller.holder, base, node.manifest, is_written=True)
+        with self._lock:
+            until = time.monotonic() + RETRY_SECONDS
+            self._retries[caller.holder, caller.pid, node.volume.name, node.path] = until, written
+            if len(self._retries) > RETRIES_MAX:
+                self._retries.popitem(last=False)
+        raise FsError(errno.ESTALE, "to be looked up again, for it is to be written")

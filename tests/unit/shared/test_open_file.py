@@ -1,0 +1,109 @@
+"""A file that is open for reading: several reads of one chunk at once, and what is prestaged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+from agent.fs.shared.manifest import Kind, Manifest
+from agent.fs.shared.open_file import AHEAD, OpenFile, ReadsUnderWay
+from agent.fs.shared.volume import SharedVolume
+from agent.pool.counters import MissCause
+from agent.pool.steps import IoChannel, Steps, Wait
+from tests.support.fs.memory_shared import CHUNK, SharedPool
+from tests.support.pool.memory_channel import MemoryPending
+
+IDENTITY = bytes(range(1, 17))
+MANIFEST = Manifest(Kind.FILE, b"f", 0, 0, 0, 0, 0, 0, IDENTITY, 12 * CHUNK, CHUNK)
+
+
+class SlowReader:
+    """Waits once in each read, and must not be closed meanwhile."""
+
+    cause: MissCause | None = None
+    length = CHUNK
+
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    def read(self, channel: IoChannel, offset: int, into: memoryview, deadline: float) -> Steps[int]:
+        yield Wait(MemoryPending(), deadline)
+        assert not self.is_closed
+        return len(into)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def opened(
+    ahead: Any = None, under_way: ReadsUnderWay | None = None
+) -> tuple[OpenFile, list[SlowReader], Any]:
+    files = SharedPool().agent()
+    readers: list[SlowReader] = []
+
+    class Chunks:
+        timing = files.volume.timing
+
+        def reader(self, key: bytes, prestage: object = None) -> SlowReader:
+            readers.append(SlowReader())
+            return readers[-1]
+
+    volume = replace(files.volume, chunks=cast(Any, Chunks()))
+    assert isinstance(volume, SharedVolume)
+    return OpenFile(volume, MANIFEST, (), ahead=ahead, under_way=under_way), readers, files.channel
+
+
+def begun(file: OpenFile, channel: Any, offset: int, size: int) -> Steps[int]:
+    steps = file.read(channel, offset, memoryview(bytearray(size)))
+    next(steps)
+    return steps
+
+
+def ended(steps: Steps[int]) -> int:
+    try:
+        steps.send(True)
+    except StopIteration as end:
+        return int(end.value)
+    raise AssertionError("it waits for more")
+
+
+def test_a_chunk_is_read_on_after_another_read_came_to_its_end() -> None:
+    file, readers, channel = opened()
+    first = begun(file, channel, 0, 4096)
+    last = begun(file, channel, CHUNK - 4096, 4096)
+    assert ended(last) == 4096
+    assert ended(first) == 4096
+    assert len(readers) == 1
+    assert readers[0].is_closed
+
+
+def test_chunks_beyond_those_that_are_kept_are_closed_by_their_last_read() -> None:
+    file, readers, channel = opened()
+    reads = [begun(file, channel, number * CHUNK, 4096) for number in range(8)]
+    assert not any(reader.is_closed for reader in readers)
+    assert [ended(read) for read in reads] == [4096] * 8
+    assert [reader.is_closed for reader in readers] == [True] * 4 + [False] * 4
+    file.close()
+    assert all(reader.is_closed for reader in readers)
+
+
+def test_a_file_read_from_its_beginning_has_the_next_chunks_brought() -> None:
+    asked: list[bytes] = []
+    file, _, channel = opened(lambda volume, key: asked.append(key))
+    for number in range(3):
+        assert ended(begun(file, channel, number * CHUNK, CHUNK)) == CHUNK
+        assert len(asked) == AHEAD + number
+    assert len(set(asked)) == len(asked)
+    before = len(asked)
+    assert ended(begun(file, channel, 9 * CHUNK, CHUNK)) == CHUNK
+    assert len(asked) == before, "it jumped"
+
+
+def test_nothing_is_brought_while_others_read() -> None:
+    asked: list[bytes] = []
+    under_way = ReadsUnderWay()
+    file, _, channel = opened(lambda volume, key: asked.append(key), under_way)
+    with under_way:
+        assert ended(begun(file, channel, 0, CHUNK)) == CHUNK
+    assert not asked
+    assert under_way.count == 0

@@ -1,0 +1,146 @@
+"""`/shared` over a pool in memory: what a lost chunk, a damaged name and a full volume come to."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from agent.fs.interface import LockOwner
+from agent.fs.shared.manifest import HOLE
+from agent.fs.shared.paths import chunk_key, path_key
+from agent.pool.steps import settle
+from tests.support.fs.memory_shared import CHUNK, MAKER, OTHER, Files, SharedPool, refused
+from tests.unit.shared.test_shared_face import DATA
+
+
+@pytest.fixture
+def pool() -> SharedPool:
+    return SharedPool()
+
+
+@pytest.fixture
+def files(pool: SharedPool) -> Files:
+    return pool.agent()
+
+
+@pytest.fixture
+def others(pool: SharedPool) -> Files:
+    return pool.agent()
+
+
+def test_a_file_that_has_lost_a_chunk_is_not_there(files: Files, others: Files) -> None:
+    files.put("f", DATA)
+    manifest = files.manifest("f")
+    assert manifest is not None
+    others.evict(others.chunks, chunk_key(manifest.identity, 3))
+    refused(errno.ENOENT, files.open, "f")
+    assert files.manifest("f") is None
+    files.collect()
+    assert files.taken() == 0
+
+
+def test_a_chunk_that_is_lost_while_the_file_is_open_is_an_error(files: Files, others: Files) -> None:
+    files.put("f", DATA)
+    file = files.open("f")
+    manifest = files.manifest("f")
+    assert manifest is not None
+    lost = chunk_key(manifest.identity, 3)
+    settle(others.volume.chunks.delete(others.channel, lost, others.channel.now() + 5), others.channel)
+    assert files.pread(file, 0, 3 * CHUNK) == DATA[: 3 * CHUNK]
+    refused(errno.EIO, files.pread, file, 2 * CHUNK, 2 * CHUNK)
+    assert files.pread(file, 4 * CHUNK, CHUNK) == DATA[4 * CHUNK : 5 * CHUNK]
+    files.release(file)
+
+
+def test_a_manifest_copied_to_another_name_is_no_file_there(files: Files) -> None:
+    files.put("f", DATA)
+    manifest = files.manifest("f")
+    assert manifest is not None
+    deadline = files.channel.now() + 5
+    settle(
+        files.volume.names.replace(files.channel, path_key(b"g"), manifest.encode(), deadline), files.channel
+    )
+    assert files.stat("g") is None
+    assert files.get("f") == DATA
+    settle(files.volume.names.replace(files.channel, path_key(b"h"), b"no manifest", deadline), files.channel)
+    assert files.stat("h") is None
+
+
+def test_an_enclosure_that_is_away_is_a_miss_and_no_file_is_given_up(pool: SharedPool, files: Files) -> None:
+    files.put("f", DATA)
+    for namespace in pool.namespaces[:2]:
+        namespace.down = True
+    refused(errno.ENOENT, files.open, "f")
+    for namespace in pool.namespaces[:2]:
+        namespace.down = False
+    assert files.get("f") == DATA
+
+
+def test_a_file_is_written_around_an_enclosure_that_takes_nothing(pool: SharedPool, files: Files) -> None:
+    pool.namespaces[0].down = True
+    files.put("f", DATA)
+    pool.namespaces[0].down = False
+    assert files.get("f") == DATA
+
+
+def test_a_file_larger_than_its_volume_is_refused_and_leaves_nothing(files: Files) -> None:
+    most = files.volume.chunks_max
+    file = files.create("f")
+    files.pwrite(file, 0, DATA)
+    refused(errno.ENOSPC, files.pwrite, file, most * CHUNK, b"x")
+    refused(errno.ENOSPC, files.pwrite, file, 0, b"x")
+    refused(errno.ENOSPC, files.close, file)
+    assert files.stat("f") is None
+    files.collect()
+    assert files.taken() == 0
+    sparse = files.create("s")
+    refused(errno.ENOSPC, files.ftruncate, sparse, 1 << 60)
+    files.release(sparse)
+
+
+def test_a_file_that_has_evicted_itself_is_refused() -> None:
+    files = SharedPool((1,), (2,)).agent()
+    file = files.create("f")
+    most = files.volume.chunks_max
+    for number in range(most - 6):
+        files.pwrite(file, number * CHUNK, number.to_bytes(8, "little") * (CHUNK // 8))
+    files.put("g", DATA * 2)
+    refused(errno.ENOSPC, files.flush, file)
+    files.release(file)
+    assert files.stat("f") is None
+
+
+def test_what_a_file_writes_in_part_is_bounded(files: Files) -> None:
+    file = files.create("f")
+    for number in range(40):
+        files.pwrite(file, number * CHUNK + 5, b"x")
+    assert files.face._staged.held <= 16 * CHUNK
+    files.close(file)
+    assert files.face._staged.held == 0
+    wanted = bytearray(39 * CHUNK + 6)
+    for number in range(40):
+        wanted[number * CHUNK + 5 : number * CHUNK + 6] = b"x"
+    assert files.get("f") == bytes(wanted)
+
+
+def test_the_holes_of_a_file_are_told_from_what_is_lost(files: Files) -> None:
+    file = files.create("f")
+    files.ftruncate(file, 2 * CHUNK)
+    files.close(file)
+    manifest = files.manifest("f")
+    assert manifest is not None
+    assert [run.origin for run in manifest.runs] == [HOLE]
+    assert files.get("f") == bytes(2 * CHUNK)
+
+
+def test_another_process_writes_beside_and_the_last_close_wins(files: Files, others: Files) -> None:
+    first = files.create("f")
+    second = files.create("f", OTHER)
+    files.pwrite(first, 0, DATA)
+    files.pwrite(second, 0, DATA[::-1], LockOwner(22, OTHER.pid))
+    files.close(first)
+    assert others.get("f") == DATA
+    files.close(second, LockOwner(22, OTHER.pid))
+    assert others.get("f") == DATA[::-1]
+    assert MAKER.pid != OTHER.pid
