@@ -42,9 +42,7 @@ def _grouped(repository: str, layers: int, kv_heads: int, head_size: int) -> Mod
 
 
 def _latent(repository: str, layers: int, rank: int, rotary: int, element: int) -> ModelCache:
-    return ModelCache(
-        (rank + rotary) * element, ((layers, 1),), f"huggingface.co/{repository}, config.json"
-    )
+    return ModelCache((rank + rotary) * element, ((layers, 1),), f"huggingface.co/{repository}, config.json")
 
 
 MODELS: Mapping[str, ModelCache] = MappingProxyType(
@@ -57,7 +55,7 @@ MODELS: Mapping[str, ModelCache] = MappingProxyType(
         "qwen3-235b-a22b": _grouped("Qwen/Qwen3-235B-A22B", 94, 4, 128),
         "deepseek-v3": _latent("deepseek-ai/DeepSeek-V3", 61, 512, 64, BFLOAT16),
         "deepseek-v3-fp8": _latent("deepseek-ai/DeepSeek-V3", 61, 512, 64, FP8),
-        # 448 elements in fp8 and 64 rotary ones in bfloat16; 30 layers keep one entry for 4 tokens, 31 for 128.
+        # 448 elements in fp8, 64 rotary ones in bfloat16; 30 layers keep one entry for 4 tokens, 31 for 128.
         "deepseek-v4-pro-fp8": ModelCache(
             448 * FP8 + 64 * BFLOAT16,
             ((30, 4), (31, 128)),

@@ -48,7 +48,8 @@ def run_replay(options: ReplayOptions, opener: Callable[[ReplayOptions], Pool] =
     value_bytes = block_tokens * options.token_bytes
     if value_bytes > VALUE_BYTES_MAX:
         raise UserError(
-            f"a block would have {readable_bytes(value_bytes)}; {readable_bytes(VALUE_BYTES_MAX)} is the most",
+            f"a block would have {readable_bytes(value_bytes)}; {readable_bytes(VALUE_BYTES_MAX)} "
+            "is the most",
             f"a block of this trace is {block_tokens} tokens; choose a smaller --bytes-per-token or --model",
         )
     look_seconds = min(LOOK_SECONDS, HUNG_SECONDS)

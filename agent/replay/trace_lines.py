@@ -130,11 +130,12 @@ class TraceFile:
         self.finished = True
 
     def _like_the_first(self, request: TraceRequest) -> TraceRequest:
-        """Raises BrokenLine where the blocks have another size than those before: ids would mean other tokens."""
+        """Raises BrokenLine where the blocks have another size: ids would mean other tokens."""
         self.block_tokens = self.block_tokens or request.block_tokens
         if request.block_tokens != self.block_tokens:
             raise BrokenLine(
-                f"blocks of {request.block_tokens} tokens; those of the first request have {self.block_tokens}"
+                f"blocks of {request.block_tokens} tokens; those of the first request have "
+                f"{self.block_tokens}"
             )
         return request
 
