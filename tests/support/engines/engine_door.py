@@ -40,7 +40,11 @@ def serve(answer: Callable[[int], dict[str, Any]]) -> None:
         line, _ = door.accept()
     with line, line.makefile("rwb") as file:
         for request in file:
-            file.write(json.dumps(answer(int(request))).encode() + b"\n")
+            found = answer(int(request))
+            print(
+                f"prompt {int(request)}: {found['cached']} cached, first token after {found['first_s']:.3f} s"
+            )
+            file.write(json.dumps(found).encode() + b"\n")
             file.flush()
 
 
