@@ -32,8 +32,11 @@ STORE_SECONDS = 30
 class TensorsConnector(GPUConnectorInterface):  # type: ignore[misc]
     """Between LMCache's chunks and a tensor (2, layers, tokens, heads x size), LMCache's KV_2LTD."""
 
+    def __init__(self, layers: int, width: int) -> None:
+        self._layers, self._width = layers, width
+
     def get_shape(self, num_tokens: int) -> Any:
-        raise NotImplementedError
+        return torch.Size([2, self._layers, num_tokens, self._width])
 
     def to_gpu(self, memory_obj: Any, start: int, end: int, **kwargs: Any) -> None:
         kwargs["kvcaches"][:, :, start:end] = memory_obj.tensor
@@ -72,7 +75,7 @@ class Engine:
                 kv_shape=(self.layers, 2, CHUNK, self.heads, self.size),
                 chunk_size=CHUNK,
             ),
-            TensorsConnector(),
+            TensorsConnector(self.layers, self.heads * self.size),
             lambda tensor, source: None,
             lambda value, source: value,
         )
