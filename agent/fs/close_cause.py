@@ -4,6 +4,11 @@ In FUSE a FLUSH at the end of a process looks like that of a close(2). Linux sen
 that ends, which waits for our answer: PF_EXITING and the exit code are set before it closes its files
 (`do_exit` in kernel/exit.c), and `/proc/<thread>/stat` shows both (proc_pid_stat(5), fields 9 and 52).
 
+A thread amid execve(2) closes files too (those with O_CLOEXEC), and holds the lock `exec_update_lock` of its
+process until we have answered. Newer kernels (6.18) take that lock for `stat` and for the links in `fd`. To read
+these would be to wait for ourselves. `statm` is shown without it, and tells the three apart: a thread
+that ends has given up its memory before it closes its files, and one amid execve(2) has no code yet.
+
 Nobody tells of a process of a guest, of one outside of our PID name space (FUSE then says 0), and of any
 where /proc hides them (hidepid=) or is another name space's.
 """
@@ -34,7 +39,9 @@ class Closing(enum.Enum):
     MEANT = "a process that has it open no more, or one that has ended by exit(0)"
     KEPT = "a process that has it open by another descriptor"
     ONE = "a process that goes on, and may have it open by another descriptor: it may not be looked at"
-    MANY = "a process that goes on, and has more descriptors than are looked at"
+    MANY = (
+        "a process that goes on, and is not looked at: for its many descriptors, or because it is amid exec"
+    )
     DYING = "a process that a signal has ended, or that says it has failed"
     UNTOLD = "nobody says"
 
@@ -49,6 +56,9 @@ def how_closed(holder: LockOwner, last_writer: int, name: bytes, ino: int) -> Cl
     if holder.pid <= 0 or not _sees_processes(os.getpid()):
         return Closing.UNTOLD
     try:
+        pages, code_pages = _memory(holder.pid)
+        if pages:
+            return _goes_on(holder.pid, name, ino) if code_pages else Closing.MANY
         fields = _stat(holder.pid)
         flags, exit_code = int(fields[_FLAGS_FIELD]), int(fields[_EXIT_CODE_FIELD])
     except (OSError, ValueError, IndexError):
@@ -107,6 +117,13 @@ def _ino_of(thread: int, number: bytes) -> int:
     with open(b"/proc/%d/fdinfo/%s" % (thread, number), "rb", buffering=0) as info:
         lines = info.read(STAT_BYTES_MAX).splitlines()
     return next((int(line[4:]) for line in lines if line.startswith(b"ino:")), -1)
+
+
+def _memory(thread: int) -> tuple[int, int]:
+    """The pages of a thread's address space, and those with code (proc_pid_statm(5), fields 1 and 4)."""
+    with open(f"/proc/{thread}/statm", "rb", buffering=0) as statm:
+        fields = statm.read(STAT_BYTES_MAX).split()
+    return int(fields[0]), int(fields[3])
 
 
 def _stat(thread: int) -> list[bytes]:

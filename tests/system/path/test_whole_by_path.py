@@ -85,6 +85,19 @@ threading.Thread(target=write, daemon=True).start()
 started.wait()
 os._exit(0)
 """,
+    "ended by another thread's exec, with a table of files of its own": """
+import ctypes
+started = threading.Event()
+def write():
+    assert ctypes.CDLL(None).unshare(0x400) == 0  # CLONE_FILES
+    fd = opened()
+    os.write(fd, first)
+    started.set()
+    time.sleep(9)
+threading.Thread(target=write, daemon=True).start()
+started.wait()
+os.execv("/bin/true", ["true"])
+""",
     "a writer that was given the file is killed": """
 fd = opened()
 child = "import os; os.write(1, bytes(1000)); os.kill(os.getpid(), 9)"
@@ -224,6 +237,39 @@ def test_a_value_is_whole_once_its_writers_have_closed_it(whole_pool: PoolUp, na
     assert path.read_bytes() == WHOLE
     with path.open("rb") as file:
         assert os.fstat(file.fileno()).st_size == len(WHOLE)
+
+
+BY_EXEC = """
+fd = opened()
+assert not os.get_inheritable(fd)  # O_CLOEXEC
+os.write(fd, first)
+os.write(fd, second)
+os.execv("/bin/true", ["true"])
+"""
+KEPT_OVER_EXEC = """
+fd = opened()
+os.write(fd, first)
+os.dup2(fd, 1)
+os.execv("/bin/sleep", ["sleep", "9"])
+"""
+
+
+def test_a_value_that_exec_closes_is_whole_once_nobody_has_it(whole_pool: PoolUp) -> None:
+    path = whole_pool.mount / "kv/kv/by exec"
+    assert run(path, BY_EXEC).returncode == 0
+    wait_until(lambda: is_there(whole_pool, "by exec") == WHOLE, 10, "the value")
+
+
+def test_an_exec_that_keeps_a_descriptor_has_not_closed_the_value(whole_pool: PoolUp) -> None:
+    path = whole_pool.mount / "kv/kv/kept over exec"
+    writer = subprocess.Popen([sys.executable, "-c", PRELUDE + KEPT_OVER_EXEC, path])
+    comm = Path(f"/proc/{writer.pid}/comm")
+    wait_until(lambda: comm.read_text() == "sleep\n", 20, "the exec")
+    assert is_there(whole_pool, "kept over exec") is None
+    writer.kill()
+    writer.wait()
+    wait_until(lambda: no_writer(whole_pool), 10, "the file to be closed by all")
+    assert is_there(whole_pool, "kept over exec") is None
 
 
 def test_a_process_with_more_descriptors_than_are_looked_at_stores_whole_values(whole_pool: PoolUp) -> None:
