@@ -15,7 +15,7 @@ from agent.pool.format.directory import SLOTS_PER_SET
 from agent.pool.map.document import DATA_START, set_size
 from agent.replay.replay_options import ReplayOptions
 from agent.replay.run_replay import run_replay
-from agent.replay.trace_lines import BLOCK_TOKENS, TraceFile
+from agent.replay.trace_lines import TraceFile, block_tokens_of
 from host_shim.block_key import key_of
 
 QUIET_SECONDS = 1.5
@@ -107,7 +107,7 @@ def trace_hits(sites: Sites, trace: Path | None, requests: int) -> dict[str, Cou
 
 def replay_record(site: PoolSite, path: Path, requests: int, **options: Any) -> dict[str, Any]:
     """The record of a replay with blocks of TRACE_VALUE_BYTES. Raises G35Error where it failed."""
-    tokens = TRACE_VALUE_BYTES // BLOCK_TOKENS
+    tokens = TRACE_VALUE_BYTES // block_tokens_of(path)
     report = run_replay(
         ReplayOptions(
             path, site.mount, requests=requests, bytes_per_token=tokens, json_output=True, **options

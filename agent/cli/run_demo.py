@@ -50,6 +50,7 @@ def run(
     """Bring enclosures, agent and mount up, replay a trace through them, and take all down again."""
     from agent.cli.replay_verb import show_table
     from agent.replay.run_replay import run_replay
+    from agent.replay.trace_lines import block_tokens_of
 
     if pcap is not None:
         check_captures(transport)
@@ -58,7 +59,7 @@ def run(
     per_token = bytes_per_token or (2048 if trace is None else 128)
     chosen = trace or SAMPLE
     with temporary_folder("g35-run-") as state:
-        slot_bytes = max(-(-512 * per_token // 4096) * 4096, 64 << 10)
+        slot_bytes = max(-(-block_tokens_of(chosen) * per_token // 4096) * 4096, 64 << 10)
         up = [
             "--transport", transport, "--media", media, "--drive-size", drive_size,
             "--value-size", str(slot_bytes),

@@ -8,8 +8,13 @@ from typing import Annotated
 
 import typer
 
-from agent.replay.trace_lines import BLOCK_TOKENS
+from agent.errors import did_you_mean
+from agent.replay.models import MODELS
 from agent.sizes import parse_size
+
+BYTES_PER_TOKEN = 2048
+BYTES_PER_TOKEN_MAX = 1 << 20
+"""No model of today has more than half of it."""
 
 
 def _plot_file(path: Path | None) -> Path | None:
@@ -18,6 +23,14 @@ def _plot_file(path: Path | None) -> Path | None:
     if path is not None and not path.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {path.parent}")
     return path
+
+
+def _model(name: str) -> str:
+    if name and name not in MODELS:
+        raise typer.BadParameter(
+            f"no model {name!r}{did_you_mean(name, MODELS)}; there are {', '.join(MODELS)}"
+        )
+    return name
 
 
 def _size(text: str) -> str:
@@ -37,8 +50,17 @@ class ReplayOptions:
     mount: Annotated[Path, typer.Option(parser=Path, metavar="<path>", help="Where the pool is mounted.")]
     requests: Annotated[int, typer.Option(min=0, help="Play only the first N requests; 0: all.")] = 0
     bytes_per_token: Annotated[
-        int, typer.Option(min=1, max=32768, help="KV-cache bytes of a token; a block is 512 tokens.")
-    ] = 2048
+        int | None,
+        typer.Option(
+            min=1,
+            max=BYTES_PER_TOKEN_MAX,
+            help=f"KV-cache bytes of a token; default: {BYTES_PER_TOKEN}, or the model's.",
+        ),
+    ] = None
+    model: Annotated[
+        str,
+        typer.Option(callback=_model, help=f"Take a token's bytes from a model: {', '.join(MODELS)}."),
+    ] = ""
     concurrency: Annotated[int, typer.Option(min=1, max=256, help="Requests played at a time.")] = 4
     time_scale: Annotated[
         float, typer.Option(min=0.0, help="1: at the trace's pace, 10: ten times that, 0: without pauses.")
@@ -72,5 +94,8 @@ class ReplayOptions:
     ] = None
 
     @property
-    def value_bytes(self) -> int:
-        return BLOCK_TOKENS * self.bytes_per_token
+    def token_bytes(self) -> int:
+        """KV-cache bytes of a token: given, the model's, or the default."""
+        if self.bytes_per_token is None and self.model:
+            return MODELS[self.model].bytes_per_token
+        return self.bytes_per_token or BYTES_PER_TOKEN

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import threading
@@ -40,14 +41,17 @@ def open_pool(options: ReplayOptions) -> Pool:
 
 def run_replay(options: ReplayOptions, opener: Callable[[ReplayOptions], Pool] = open_pool) -> Report:
     """Play the trace. Raises UserError where it cannot even begin; all else is in the report."""
-    if not 1 <= options.value_bytes <= VALUE_BYTES_MAX:
-        raise UserError(
-            f"a block would have {readable_bytes(options.value_bytes)}; {readable_bytes(VALUE_BYTES_MAX)} "
-            "is the most",
-            f"a block is {BLOCK_TOKENS} tokens; choose a smaller --bytes-per-token",
-        )
     trace = TraceFile(options.trace, options.strict, options.requests)
     requests = iter(trace)
+    first = list(itertools.islice(requests, 1))
+    block_tokens = trace.block_tokens or BLOCK_TOKENS
+    value_bytes = block_tokens * options.token_bytes
+    if value_bytes > VALUE_BYTES_MAX:
+        raise UserError(
+            f"a block would have {readable_bytes(value_bytes)}; {readable_bytes(VALUE_BYTES_MAX)} "
+            "is the most",
+            f"a block of this trace is {block_tokens} tokens; choose a smaller --bytes-per-token or --model",
+        )
     look_seconds = min(LOOK_SECONDS, HUNG_SECONDS)
     with _opened(opener, options) as pool:
         if not asked(options.mount, pool.alive, look_seconds):
@@ -58,9 +62,9 @@ def run_replay(options: ReplayOptions, opener: Callable[[ReplayOptions], Pool] =
             raise UserError(f"no g35 agent answers at {options.mount}", advice)
         stats = asked(options.mount, pool.stats, look_seconds)
         _check_volume(options.volume, stats)
-        baseline = _baseline(options, stats)
-        schedule = Schedule(requests, options.time_scale, baseline)
-        content = BlockContent(options.value_bytes, options.seed)
+        baseline = _baseline(options, value_bytes, stats)
+        schedule = Schedule(itertools.chain(first, requests), options.time_scale, baseline)
+        content = BlockContent(value_bytes, options.seed)
         volume = pool.volume(options.volume)
         absence = Absence(
             lambda: answers(options.mount, pool.alive, look_seconds),
@@ -79,14 +83,14 @@ def run_replay(options: ReplayOptions, opener: Callable[[ReplayOptions], Pool] =
             for _ in range(options.concurrency)
         ]
         course = Course()
-        with _explained(options):
+        with _explained(value_bytes):
             seconds = _play(players, schedule, absence, trace, course, options)
         alive = not absence.gave_up and _alive_in_the_end(pool, options.agent_wait)
         counted = asked(options.mount, pool.stats, look_seconds) if alive else {}
     return Report(
         sums=total(player.tally for player in players),
         seconds=seconds,
-        value_bytes=options.value_bytes,
+        value_bytes=value_bytes,
         planned_requests=trace.requests,
         finished=trace.finished,
         mount_alive=alive,
@@ -210,7 +214,7 @@ def _check_volume(name: str, stats: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _explained(options: ReplayOptions) -> Iterator[None]:
+def _explained(value_bytes: int) -> Iterator[None]:
     try:
         yield
     except UnknownVolume as error:
@@ -218,7 +222,7 @@ def _explained(options: ReplayOptions) -> Iterator[None]:
     except ValueTooLong as error:
         raise UserError(
             str(error),
-            f"a block has {readable_bytes(options.value_bytes)}: choose a smaller --bytes-per-token, or a "
+            f"a block has {readable_bytes(value_bytes)}: choose a smaller --bytes-per-token, or a "
             "volume with longer slots",
         ) from None
 
@@ -228,7 +232,7 @@ def _from_memory(volume: str, before: dict[str, Any], after: dict[str, Any]) -> 
     return FromMemory.between(looks[0], looks[1]) if len(looks) == 2 else None
 
 
-def _baseline(options: ReplayOptions, stats: dict[str, Any]) -> LruBaseline | None:
+def _baseline(options: ReplayOptions, value_bytes: int, stats: dict[str, Any]) -> LruBaseline | None:
     """An LRU of as many bytes as the volume has, or as --lru-bytes says."""
     if options.lru_bytes:
         capacity = cast(int, parse_size(options.lru_bytes))
@@ -239,9 +243,9 @@ def _baseline(options: ReplayOptions, stats: dict[str, Any]) -> LruBaseline | No
             if volume["name"] == options.volume
         ]
         capacity = sizes[0] if sizes else 0
-    if capacity < options.value_bytes:
+    if capacity < value_bytes:
         return None
-    return LruBaseline(capacity // options.value_bytes)
+    return LruBaseline(capacity // value_bytes)
 
 
 def _alive_in_the_end(pool: Pool, seconds: float) -> bool:

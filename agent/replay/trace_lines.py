@@ -2,9 +2,10 @@
 
     {"timestamp": 1000, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1, 2, …]}
 
-`timestamp` is in milliseconds from the start; `hash_ids` names the blocks of 512 tokens of the request's
-prefix, in order. Lines are untrusted and read one at a time. A broken one is counted and skipped, with its
-number and reason, or ends the reading (`strict`).
+`timestamp` is in milliseconds from the start; `hash_ids` names the blocks of the request's prefix, in order.
+A block has 512 tokens, or as many as the line's `block_size` says, which is the same in all lines of a trace.
+Lines are untrusted and read one at a time. A broken one is counted and skipped, with its number and reason,
+or ends the reading (`strict`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Any
 from agent.errors import UserError
 
 BLOCK_TOKENS = 512
+"""Of a block, in a trace whose lines have no `block_size`."""
+BLOCK_TOKENS_MAX = 1 << 20
 LINE_BYTES_MAX = 1 << 20
 BLOCKS_MAX = 1 << 16
 """In one request: 33 million tokens of prefix."""
@@ -37,10 +40,11 @@ class TraceRequest:
     input_length: int
     output_length: int
     hash_ids: tuple[int, ...]
+    block_tokens: int = BLOCK_TOKENS
 
     def tokens_of(self, blocks: int) -> int:
         """Tokens in the first `blocks` blocks; the last block of a prefix is rarely full."""
-        return min(blocks * BLOCK_TOKENS, self.input_length)
+        return min(blocks * self.block_tokens, self.input_length)
 
 
 def decode_line_untrusted(line: bytes) -> TraceRequest:
@@ -68,7 +72,10 @@ def decode_line_untrusted(line: bytes) -> TraceRequest:
     for hash_id in hash_ids:
         if type(hash_id) is not int or not 0 <= hash_id <= HASH_ID_MAX:
             raise BrokenLine("hash_ids has something else than a number of at most 128 bits")
-    return TraceRequest(timestamp, input_length, output_length, tuple(hash_ids))
+    block_tokens = found.get("block_size", BLOCK_TOKENS)
+    if type(block_tokens) is not int or not 1 <= block_tokens <= BLOCK_TOKENS_MAX:
+        raise BrokenLine(f"block_size is no number from 1 to {BLOCK_TOKENS_MAX}")
+    return TraceRequest(timestamp, input_length, output_length, tuple(hash_ids), block_tokens)
 
 
 def _number(record: dict[Any, Any], name: str, *, fraction: bool = False) -> float:
@@ -91,6 +98,8 @@ class TraceFile:
     complaints: list[str] = field(default_factory=list)
     """The first few broken lines: number and reason."""
     finished: bool = False
+    block_tokens: int = 0
+    """Of the first request; 0 before it was read."""
 
     def __iter__(self) -> Iterator[TraceRequest]:
         try:
@@ -112,13 +121,23 @@ class TraceFile:
                 try:
                     if too_long:
                         raise BrokenLine(f"longer than {LINE_BYTES_MAX} bytes")
-                    request = decode_line_untrusted(line)
+                    request = self._like_the_first(decode_line_untrusted(line))
                 except BrokenLine as broken:
                     self._complain(number, str(broken))
                     continue
                 self.requests += 1
                 yield request
         self.finished = True
+
+    def _like_the_first(self, request: TraceRequest) -> TraceRequest:
+        """Raises BrokenLine where the blocks have another size: ids would mean other tokens."""
+        self.block_tokens = self.block_tokens or request.block_tokens
+        if request.block_tokens != self.block_tokens:
+            raise BrokenLine(
+                f"blocks of {request.block_tokens} tokens; those of the first request have "
+                f"{self.block_tokens}"
+            )
+        return request
 
     def _complain(self, number: int, why: str) -> None:
         complaint = f"line {number}: {why}"
@@ -129,3 +148,8 @@ class TraceFile:
         self.broken_lines += 1
         if len(self.complaints) < COMPLAINTS_KEPT:
             self.complaints.append(complaint)
+
+
+def block_tokens_of(path: Path) -> int:
+    """Tokens of a block of this trace, by its first request. Raises UserError where it cannot be read."""
+    return next((request.block_tokens for request in TraceFile(path, requests_max=1)), BLOCK_TOKENS)

@@ -110,9 +110,13 @@ def agent_toml(
 
 
 def has_shared(options: UpOptions) -> bool:
-    """Whether a new pool gets a volume for /shared: with /fs, where its share is a set of chunks or more."""
-    room = options.enclosures * options.drives * int(cast(int, parse_size(options.drive_size)))
-    return options.files and room * SHARED_SHARE >= set_size(1 << 20)
+    """Whether a new pool gets a volume for /shared: with /fs, where its share is a set of chunks or more, and
+    what is left to /kv is a set of each drive."""
+    drive, value_bytes = (
+        int(cast(int, parse_size(each))) for each in (options.drive_size, options.value_size)
+    )
+    has_room = options.enclosures * options.drives * drive * SHARED_SHARE >= set_size(1 << 20)
+    return options.files and has_room and drive * (0.75 - SHARED_SHARE) >= set_size(value_bytes)
 
 
 def agent_cpus(transport: Transport) -> tuple[int, ...]:

@@ -140,11 +140,16 @@ class Migration:
         target, slot = best[0], best[1].slot
         try:
             codec = volume.sealing_codec(channel.now())
-            copy = SlotCopy(reader, target, slot, codec, new_generation(channel.wall()))
+            changes = bool(volume.settings.names_of)
+            # A value that may be replaced meanwhile is not to be newer than what replaces it.
+            generation = reader.entry.generation if changes else new_generation(channel.wall())
+            copy = SlotCopy(reader, target, slot, codec, generation)
             if (yield from copy.write()) is not None:
                 return Outcome.TROUBLE
             with SetTransaction(volume, channel, target) as change:
-                if (yield from change.begin(deadline, reload=False)) is not None:
+                if (yield from change.begin(deadline, reload=changes)) is not None:
+                    return Outcome.TROUBLE
+                if changes and (yield from self._is_replaced(target)):
                     return Outcome.TROUBLE
                 if target.directory is None or not volume.takes(codec, channel.now()):
                     return Outcome.TROUBLE
@@ -160,6 +165,12 @@ class Migration:
                 return Outcome.TROUBLE
         finally:
             release(volume, target, slot)
+
+    def _is_replaced(self, target: CachedSet) -> Steps[bool]:
+        """Whether another agent may have stored another value of the key since the old set was read."""
+        volume, old = self._volume, self._old
+        trouble = yield from volume.load(self._channel, [old.cached], self._deadline, holds_writers=True)
+        return trouble is not None or not is_named(old) or self._found_in(target) is not None
 
     def _unname(self, change: SetTransaction, reader: SlotVerifier, cause: MissCause) -> Steps[Outcome]:
         """Clear an entry that led to nothing, if flash still has it, and leave its slot as it is.

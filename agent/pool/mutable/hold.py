@@ -128,8 +128,7 @@ def _use(volume: Volume, channel: IoChannel, pseudonym: bytes, sets: Sequence[Ca
     for found in volume.find(sets, pseudonym):
         with found.cached.guard:
             directory = found.cached.directory
-            if directory is None or directory.find(pseudonym) != found.slot:
-                continue
-            directory.touch(found.slot, int(wall * 1e6))
-            if directory.count_kept(volume.holds.held, wall) > PINNED_SLOTS_MAX:
-                held.leave(pseudonym)
+            if directory is not None and directory.find(pseudonym) == found.slot:
+                directory.touch(found.slot, int(wall * 1e6))
+                if directory.count_kept(volume.holds.held, wall) > PINNED_SLOTS_MAX:
+                    held.leave(pseudonym)

@@ -147,9 +147,9 @@ def _top(sets: Sequence[CachedSet], pseudonym: bytes) -> Found | None:
     for cached in sets:
         with cached.guard:
             directory = cached.directory
-            if directory is None:
-                continue
-            for slot in directory.find_all(pseudonym):
+            slots = directory.find_all(pseudonym) if directory is not None else []
+            for slot in slots:
+                assert directory is not None
                 entry = directory.entry(slot)
                 if entry is not None and (top is None or entry.generation > top.entry.generation):
                     top = Found(cached, slot, entry)

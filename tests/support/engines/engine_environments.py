@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-_REPOSITORY = Path(__file__).resolve().parents[3]
-_HOME = _REPOSITORY / ".cache" / "engines"
+REPOSITORY = Path(__file__).resolve().parents[3]
+_HOME = REPOSITORY / ".cache" / "engines"
 
 LIGHT = ("nixl",)
 """Without torch; `.ci/setup` installs it."""
@@ -36,7 +36,7 @@ def run_in_engine(engine: str, script: Path, *arguments: str, seconds: float = 1
     Fails the test with all that was printed where it does not end well, or not within `seconds`.
     """
     python = engine_python(engine)
-    environment = dict(os.environ, PYTHONPATH=str(_REPOSITORY), PYTHONDONTWRITEBYTECODE="1")
+    environment = dict(os.environ, PYTHONPATH=str(REPOSITORY), PYTHONDONTWRITEBYTECODE="1")
     try:
         done = subprocess.run(
             [str(python), str(script), *arguments],

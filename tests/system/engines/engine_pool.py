@@ -23,6 +23,10 @@ class EnginePool:
         self.state = Path(state)
         self.mount = self.state / "mnt"
 
+    def folders(self) -> list[Path]:
+        """Where an engine may keep files: /fs, and each volume of /shared."""
+        return [self.mount / "fs", *sorted((self.mount / "shared").glob("*"))]
+
     def kill(self, names: tuple[str, ...]) -> dict[str, int]:
         """End processes of the pool, as a crash would; their old numbers."""
         old = {name: int((self.state / f"{name}.pid").read_text()) for name in names}

@@ -9,7 +9,6 @@ import json
 import os
 import select
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -202,11 +201,10 @@ def in_process(pool: EnginePool) -> None:
 
 def main() -> None:
     pool = EnginePool(sys.argv[1])
-    files = Path(pool.mount, "fs", "lmcache")
-    files.mkdir()
     check_adapter(adapter_json(pool))
     bench(adapter_json(pool))
-    check_adapter(json.dumps({"type": "fs", "base_path": str(files)}))
+    for folder in pool.folders():
+        check_adapter(json.dumps({"type": "fs", "base_path": str(folder / "lmcache")}))
     Adapter(pool).survives(pool)
     in_process(pool)
     print("all steps done")

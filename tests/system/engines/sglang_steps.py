@@ -187,9 +187,13 @@ def fault_hooks(pool: EnginePool) -> None:
 
 
 def files(pool: EnginePool) -> None:
-    """SGLang's own file back-end on /fs."""
-    os.environ["SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"] = str(pool.mount / "fs" / "hicache")
-    made = HiCacheFile(config(pool))
+    """SGLang's own file back-end, on each face that has files."""
+    for folder in pool.folders():
+        os.environ["SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"] = str(folder / "hicache")
+        files_in(HiCacheFile(config(pool)))
+
+
+def files_in(made: Any) -> None:
     keys = hashes("f", 3)
     values = [torch.randn(70_000) for _ in keys]
     assert made.batch_set(keys[:2], values[:2])

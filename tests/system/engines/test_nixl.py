@@ -1,4 +1,4 @@
-"""NIXL's POSIX plug-in on /fs, in each of its queue modes."""
+"""NIXL's POSIX plug-in on each face that has files, in each of its queue modes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from tests.support.engines.engine_environments import engine_python, run_in_engine
 from tests.support.pool_up import PoolUp
 from tests.support.processes import Processes
+from tests.system.engines.engine_pool import EnginePool
 
 STEPS = Path(__file__).with_name("nixl_steps.py")
 NO_URING = "use_uring: no io_uring"
@@ -17,8 +18,9 @@ NO_URING = "use_uring: no io_uring"
 def test_nixl_on_the_mount(processes: Processes, tmp_path: Path) -> None:
     engine_python("nixl")
     pool = PoolUp(processes, tmp_path / "state", "--drives", "1", "--drive-size", "256M")
-    printed = run_in_engine("nixl", STEPS, str(pool.mount / "fs"), seconds=240)
-    assert "all steps done" in printed
+    for folder in EnginePool(str(pool.state)).folders():
+        printed = run_in_engine("nixl", STEPS, str(folder), seconds=240)
+        assert "all steps done" in printed, folder
     pool.down()
     if NO_URING in printed:
         pytest.skip("the kernel gives no io_uring here; NIXL's other modes did what they should")

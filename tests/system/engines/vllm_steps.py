@@ -210,7 +210,8 @@ def main() -> None:
         "store_deadline": 2.0,
     }
     round_trip(dict(ours), "tier")
-    round_trip({"type": "fs", "root_dir": str(pool.mount / "fs" / "vllm"), "n_read_threads": 4}, "fs")
+    for folder in pool.folders():
+        round_trip({"type": "fs", "root_dir": str(folder / "vllm"), "n_read_threads": 4}, str(folder))
     hanging_agent(pool, dict(ours))
     dying_pool(pool, dict(ours))
     print("all steps done")

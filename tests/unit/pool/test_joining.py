@@ -319,7 +319,7 @@ def test_bandwidth_is_bounded_and_none_is_none() -> None:
     assert moved <= mover.moves.bytes + mover.moves.values * 3 * 4096
 
 
-def _one_misplaced(joined: Joined, agent: PoolAgent) -> tuple[bytes, Found]:
+def one_misplaced(joined: Joined, agent: PoolAgent) -> tuple[bytes, Found]:
     key = joined.misplaced(agent)[0]
     cached, pseudonym = joined._lies(agent, key)
     slot = cached.directory.find(pseudonym)
@@ -336,7 +336,7 @@ def test_a_newcomer_that_fails_leaves_the_value_where_it_is(fault: str) -> None:
     joined = Joined()
     joined.fill(80)
     agent, volume, channel = _volume(joined)
-    key, old = _one_misplaced(joined, agent)
+    key, old = one_misplaced(joined, agent)
     setattr(joined.pool.namespaces[2], fault, True)
     assert channel.run(Migration(volume, channel, old, agent.deadline()).copy()) is Outcome.TROUBLE
     assert agent.get(key) == joined.values[key]
@@ -354,7 +354,7 @@ def test_a_mover_that_is_killed_leaves_a_value_that_is_found(keeps: int) -> None
     joined = Joined()
     joined.fill(80)
     agent, volume, channel = _volume(joined)
-    _, old = _one_misplaced(joined, agent)
+    _, old = one_misplaced(joined, agent)
     left = keeps
 
     def store(namespace: MemoryNamespace, offset: int, parts: Sequence[bytes]) -> None:
@@ -385,7 +385,7 @@ def test_what_does_not_prove_itself_is_not_moved() -> None:
     joined = Joined()
     joined.fill(80)
     agent, volume, channel = _volume(joined)
-    key, old = _one_misplaced(joined, agent)
+    key, old = one_misplaced(joined, agent)
     joined.pool.namespaces[old.cached.namespace].flip(volume.slot_offset(old.cached, old.slot) + 4096 + 5)
     assert channel.run(Migration(volume, channel, old, agent.deadline()).copy()) is Outcome.TROUBLE
     assert agent.get(key) is MissCause.CORRUPT
@@ -400,7 +400,7 @@ def test_a_drive_that_brings_another_slots_bytes_once_costs_no_value() -> None:
     joined = Joined()
     joined.fill(40)
     agent, volume, channel = _volume(joined)
-    key, old = _one_misplaced(joined, agent)
+    key, old = one_misplaced(joined, agent)
     drive, at = joined.pool.namespaces[old.cached.namespace], volume.slot_offset(old.cached, old.slot)
     directory = old.cached.directory
     assert directory is not None
@@ -424,7 +424,7 @@ def test_a_slot_that_another_agent_has_refilled_is_left_as_it_is(when: str) -> N
     joined = Joined()
     joined.fill(40)
     agent, volume, channel = _volume(joined)
-    _, old = _one_misplaced(joined, agent)
+    _, old = one_misplaced(joined, agent)
     at = volume.slot_offset(old.cached, old.slot)
     if when == "after it was copied":
         assert channel.run(Migration(volume, channel, old, agent.deadline()).copy()) is Outcome.COPIED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused, TooLong
 from agent.pool.format.directory import Directory
 from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.maintenance.migrate import Migration, Outcome
 from agent.pool.mutable.replace import GENERATION_MAX
 from agent.pool.volume.quota import Limits, Measured, Quota
 from agent.pool.volume.volume import TenantShare
@@ -22,6 +24,7 @@ from tests.support.pool.memory_channel import MemoryPending
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of
 from tests.support.sim.stepped_programs import Program, SteppedChannel
 from tests.unit.pool.test_costs import Timed
+from tests.unit.pool.test_joining import Joined, one_misplaced
 
 KEY: Final = key_of(1)
 
@@ -109,6 +112,7 @@ def test_a_value_in_both_sets_is_taken_out_of_both() -> None:
     agents = [pool.agent(), pool.agent()]
     for number, agent in enumerate(agents):
         pool.namespaces[1 - number].down = True
+        agent.channel.clock += number
         agent.put(KEY, b"of agent %d" % number)
         pool.namespaces[1 - number].down = False
     assert len(named(pool, agents[0])) == 2
@@ -319,6 +323,33 @@ def test_what_they_cost() -> None:
     assert timed.took(_served(timed, other).newest(timed.channel, KEY, 1e9)) == (1.0, 3, 0)
     timed.took(served().replace(timed.channel, KEY, b"x", 1e9))
     assert timed.took(_served(timed, other).newest(timed.channel, KEY, 1e9)) == (2.0, 4, 0), "a wrong hint"
+
+
+def test_a_value_that_moves_does_not_go_over_what_another_agent_stored_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    joined = Joined()
+    joined.after = dataclasses.replace(joined.after, names_of=bytes(16))
+    joined.fill(40)
+    mover, other = joined.other(), joined.other()
+    key, old = one_misplaced(joined, mover)
+    write, wrote = mover.channel.write, False
+
+    def replaced_meanwhile(
+        to: int, offset: int, parts: Sequence[Buffer], *, more: bool = False
+    ) -> MemoryPending:
+        nonlocal wrote
+        pending = write(to, offset, parts, more=more)
+        if not wrote:
+            wrote = True
+            replace(other, b"newer", key)
+        return pending
+
+    monkeypatch.setattr(mover.channel, "write", replaced_meanwhile)
+    move = Migration(mover.volume, mover.channel, old, mover.deadline())
+    assert mover.channel.run(move.copy()) is Outcome.TROUBLE
+    assert wrote
+    assert newest(mover, key) == newest(other, key) == newest(joined.other(), key) == b"newer"
 
 
 def _served(timed: Timed, volume: Any = None) -> Any:

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 
 from agent.errors import UserError
 from agent.replay.trace_lines import (
+    BLOCK_TOKENS,
     BLOCKS_MAX,
     LINE_BYTES_MAX,
     BrokenLine,
     TraceFile,
     TraceRequest,
+    block_tokens_of,
     decode_line_untrusted,
 )
 
@@ -25,6 +27,23 @@ GOOD = b'{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_i
 
 def test_a_line_of_the_published_format() -> None:
     assert decode_line_untrusted(GOOD) == TraceRequest(27482.0, 6955, 52, (46, 47, 2353))
+
+
+def test_a_line_says_how_many_tokens_a_block_has() -> None:
+    small = GOOD.replace(b"{", b'{"block_size": 16, ')
+    assert decode_line_untrusted(small) == TraceRequest(27482.0, 6955, 52, (46, 47, 2353), 16)
+    assert decode_line_untrusted(small).tokens_of(2) == 32
+    assert decode_line_untrusted(GOOD).block_tokens == BLOCK_TOKENS == 512
+
+
+def test_all_blocks_of_a_trace_have_the_size_of_the_first(tmp_path: Path) -> None:
+    small = GOOD.replace(b"{", b'{"block_size": 16, ')
+    path = _trace(tmp_path, b"oops\n", small + b"\n", GOOD + b"\n", small + b"\n")
+    trace = TraceFile(path)
+    assert len(list(trace)) == 2
+    assert trace.block_tokens == block_tokens_of(path) == 16
+    assert trace.complaints[1] == "line 3: blocks of 512 tokens; those of the first request have 16"
+    assert block_tokens_of(_trace(tmp_path, b"oops\n")) == 512
 
 
 def test_the_last_block_is_rarely_full() -> None:
@@ -55,6 +74,9 @@ def test_the_last_block_is_rarely_full() -> None:
         (GOOD.replace(b"52", b'"52"', 1), "output_length is no number"),
         (GOOD.replace(b"[46, 47, 2353]", b"null"), "hash_ids is no list"),
         (GOOD.replace(b"46", b"-46"), "hash_ids has something else"),
+        (GOOD.replace(b"{", b'{"block_size": 0, '), "block_size is no number from 1"),
+        (GOOD.replace(b"{", b'{"block_size": true, '), "block_size is no number from 1"),
+        (GOOD.replace(b"{", b'{"block_size": 9999999, '), "block_size is no number from 1"),
         (GOOD.replace(b"46", b"46.0"), "hash_ids has something else"),
         (GOOD.replace(b"46", b'"46"'), "hash_ids has something else"),
         (GOOD.replace(b"46", str(1 << 128).encode()), "hash_ids has something else"),
