@@ -121,8 +121,8 @@ def _entries() -> Iterable[Entry]:
     for verb, size in product(("get", "put"), FILE_SIZES):
         asked = size != "16m"
         what = f"/kv {verb}s by path, whole values, O_DIRECT, four threads"
-        floor = f"kv_file_{verb}_{size}"
-        yield Entry(floor, f"kv_file_{verb}", RATE, what, size, "raw_tcp_1m", by_name=asked)
+        floor = f"by_path_{verb}_{size}"
+        yield Entry(floor, f"by_path_{verb}", RATE, what, size, "raw_tcp_1m", by_name=asked)
         what = f"/shared {verb}s, whole files, O_DIRECT, four threads"
         yield Entry(f"shared_{verb}_{size}", f"shared_{verb}", RATE, what, size, floor, by_name=asked)
     kind, what = "prestaged_get_in_flight", "/kv gets of prestaged values"

@@ -72,7 +72,7 @@ PROBES: Mapping[str, Callable[[Sites, Entry], Probe]] = {
     ),
     **{
         f"{name}_{verb}": _file(folder, verb)
-        for name, folder in (("kv_file", "kv/kv"), ("shared", "shared/shared"))
+        for name, folder in (("by_path", "kv/kv"), ("shared", "shared/shared"))
         for verb in ("get", "put")
     },
     "redis_get": _redis("get"),

@@ -18,6 +18,7 @@ from agent.bench.contents import Contents, pages
 from agent.bench.rounds import Sample, Timed, Turn, in_bursts, rate, together
 from agent.bench.sites import IN_FLIGHT, PoolShape, PoolSite, Sites
 from agent.errors import G35Error
+from agent.pool.format.directory import SLOTS_PER_SET
 
 FILES_GOT: Final = 4
 """Files that are read over and over."""
@@ -25,13 +26,16 @@ FILES_PUT: Final = 4
 """Files that are put before they are removed."""
 SHARED_PART: Final = 5
 """A new pool has one part in so many for /shared (agent/cli/up/agent_toml.py)."""
+DRIVE_LEAST: Final = 512 << 20
+"""A part of less than a set of chunks is no /shared."""
 ROOM: Final = 2
 """The pool has room for so many times what the probes store."""
 
 
 def shape_of_files(file_bytes: int) -> PoolShape:
     stored = (FILES_GOT + FILES_PUT) * file_bytes
-    return PoolShape(file_bytes, SHARED_PART * ROOM * stored, files=True)
+    set_of_values = SLOTS_PER_SET * file_bytes
+    return PoolShape(file_bytes, max(SHARED_PART * ROOM * stored, 2 * set_of_values, DRIVE_LEAST), files=True)
 
 
 @dataclass

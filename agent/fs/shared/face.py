@@ -617,12 +617,12 @@ class SharedFace(FileSystem):
             raise FsError(errno.EBADF, "it is not open for writing")
         return found.writer
 
-    def read(self, ino: int, handle: int, offset: int, into: memoryview) -> Outcome[int]:
+    def read(self, ino: int, handle: int, offset: int, into: memoryview) -> Steps[int]:
         found = self._handle(handle)
         if found.reading is not None:
-            return found.reading.read(self._channel(), offset, into)
+            return (yield from found.reading.read(self._channel(), offset, into))
         assert found.writer is not None
-        return found.writer.read(self._channel(), offset, into)
+        return (yield from found.writer.read(self._channel(), offset, into))
 
     def write(
         self, ino: int, handle: int, offset: int, data: memoryview, by: LockOwner = NOBODY
@@ -632,7 +632,10 @@ class SharedFace(FileSystem):
 
     def flush(self, ino: int, handle: int, by: LockOwner = NOBODY) -> Outcome[None]:
         writer = self._handle(handle).writer
-        return None if writer is None else writer.close(self._channel(), by)
+        return None if writer is None else self._closed(writer, by)
+
+    def _closed(self, writer: FileWriter, by: LockOwner) -> Steps[None]:
+        yield from writer.close(self._channel(), by)
 
     def fsync(self, ino: int, handle: int, data_only: bool) -> Outcome[None]:
         writer = self._handle(handle).writer
@@ -646,7 +649,10 @@ class SharedFace(FileSystem):
         writer = self._writer_of(handle)
         if mode or offset + length <= writer.length:
             return None
-        return writer.resize(self._channel(), offset + length)
+        return self._resized(writer, offset + length)
+
+    def _resized(self, writer: FileWriter, length: int) -> Steps[None]:
+        yield from writer.resize(self._channel(), length)
 
     def release(self, ino: int, handle: int) -> Outcome[None]:
         found = self._handles.pop(handle, None)

@@ -47,9 +47,20 @@ def settings_of(name: str, kind: str, value_bytes: int, first: int, sets: Sequen
 class TickingChannel(MemoryChannel):
     """Time goes by between two operations, so that no agent believes a directory that another has written."""
 
+    is_driving = False
+
     def run(self, steps: Steps[T]) -> T:
         self.clock += 0.05
-        return super().run(steps)
+        self.is_driving = True
+        try:
+            return super().run(steps)
+        finally:
+            self.is_driving = False
+
+    def current(self) -> MemoryChannel:
+        """As `current_channel`: there is one inside steps alone."""
+        assert self.is_driving, "asked for outside of steps"
+        return self
 
 
 class SharedPool:
@@ -79,7 +90,7 @@ class Files:
         self.discards = Discards()
         self.closing = Closing.MEANT
         self.face = SharedFace(
-            [self.volume], lambda: self.channel, self.discards, bounds=bounds, judge=lambda *_: self.closing
+            [self.volume], self.channel.current, self.discards, bounds=bounds, judge=lambda *_: self.closing
         )
         self.root = self.face._volume_inodes[b"v"]
 

@@ -349,7 +349,7 @@ def test_a_pool_whose_agent_is_killed_has_what_was_closed(
         descriptor = os.open(base / "open", os.O_WRONLY | os.O_CREAT)
         os.write(descriptor, data)
         old = pool.kill("agent-process")
-        with pytest.raises(OSError, match=r"not connected|aborted|Bad file"):
+        with pytest.raises(OSError, match=r"abort|not connected"):
             os.close(descriptor)
         pool.wait_restarted("agent-process", old)
         assert (base / "closed").read_bytes() == data
@@ -370,9 +370,9 @@ def test_bits_that_flip_on_flash_are_never_served(processes: Processes, tmp_path
         failed = 0
         for name, data in contents.items():
             try:
-                with open(base / name, "rb", buffering=0) as file:
-                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-                    assert file.read(4 * MIB) == data
+                with open(base / name, "rb") as file:
+                    # A read that met a lost chunk gives what came before it, and the next one EIO.
+                    assert file.read() == data
             except OSError as refused:
                 failed += refused.errno in (errno.EIO, errno.ENOENT)
         assert failed

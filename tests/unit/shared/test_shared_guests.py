@@ -34,7 +34,7 @@ class Guest:
         if self.books.negotiated is None:
             self.books.agreed(Negotiated(38, InitFlag.MAX_PAGES, 1 << 20))
         self.face = SharedFace(
-            [files.volume], lambda: files.channel, files.discards, epoch=self.books.epoch, judge=how_closed
+            [files.volume], files.channel.current, files.discards, epoch=self.books.epoch, judge=how_closed
         )
         self.view = GuestView(cast(FileSystem, self.face), self.books, "guest-0")
 
