@@ -5,8 +5,8 @@ that ends, which waits for our answer: PF_EXITING and the exit code are set befo
 (`do_exit` in kernel/exit.c), and `/proc/<thread>/stat` shows both (proc_pid_stat(5), fields 9 and 52).
 
 A thread amid execve(2) closes files too (those with O_CLOEXEC), and holds the lock `exec_update_lock` of its
-process until we have answered. Newer kernels (6.18) take that lock for `stat` and for the links in `fd`. To read
-these would be to wait for ourselves. `statm` is shown without it, and tells the three apart: a thread
+process until we have answered. Newer kernels (6.18) take that lock for `stat` and for the links in `fd`. To
+read these would be to wait for ourselves. `statm` is shown without it, and tells the three apart: a thread
 that ends has given up its memory before it closes its files, and one amid execve(2) has no code yet.
 
 Nobody tells of a process of a guest, of one outside of our PID name space (FUSE then says 0), and of any

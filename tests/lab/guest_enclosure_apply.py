@@ -106,7 +106,7 @@ def test_nvmet_becomes_what_is_described(
     shown = g35("apply", "--dry-run")
     assert "dhchap_key" in shown
     assert "DHHC-1" not in shown
-    assert g35("apply").endswith("1 steps\n")
+    assert g35("apply").endswith("1 step\n")
     assert g35("apply") == "nothing to do\n"
     with pytest.raises(AssertionError):
         kernel_host.connect(NQN, PORT)

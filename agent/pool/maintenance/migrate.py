@@ -98,7 +98,7 @@ class Migration:
                     lacking.append(target)
             if not lacking or (len(lacking) < len(targets) and volume.settings.copies == 1):
                 return Outcome.COPIED
-            return Outcome.TROUBLE if volume.refusal else (yield from self._copy(reader, lacking))
+            return Outcome.TROUBLE if volume.refusal else (yield from self._copy(change, reader, lacking))
 
     def _clear_if_on(self, change: SetTransaction, targets: Sequence[CachedSet]) -> Steps[Outcome]:
         old = self._old
@@ -131,7 +131,9 @@ class Migration:
         with self._verifier(found) as reader:
             return _expired(reader, (yield from reader.verify())) is None
 
-    def _copy(self, reader: SlotVerifier, lacking: Sequence[CachedSet]) -> Steps[Outcome]:
+    def _copy(
+        self, of_old: SetTransaction, reader: SlotVerifier, lacking: Sequence[CachedSet]
+    ) -> Steps[Outcome]:
         """Copy the value to the emptier set, into a slot without a live value; trusted namespaces first."""
         volume, channel, deadline = self._volume, self._channel, self._deadline
         best = best_choice(lacking, channel, reader.entry.pseudonym, volume.holds.held)
@@ -149,7 +151,7 @@ class Migration:
             with SetTransaction(volume, channel, target) as change:
                 if (yield from change.begin(deadline, reload=changes)) is not None:
                     return Outcome.TROUBLE
-                if changes and (yield from self._is_replaced(target)):
+                if changes and (yield from self._is_replaced(of_old, target)):
                     return Outcome.TROUBLE
                 if target.directory is None or not volume.takes(codec, channel.now()):
                     return Outcome.TROUBLE
@@ -166,11 +168,10 @@ class Migration:
         finally:
             release(volume, target, slot)
 
-    def _is_replaced(self, target: CachedSet) -> Steps[bool]:
+    def _is_replaced(self, of_old: SetTransaction, target: CachedSet) -> Steps[bool]:
         """Whether another agent may have stored another value of the key since the old set was read."""
-        volume, old = self._volume, self._old
-        trouble = yield from volume.load(self._channel, [old.cached], self._deadline, holds_writers=True)
-        return trouble is not None or not is_named(old) or self._found_in(target) is not None
+        trouble = yield from of_old.load(self._deadline)
+        return trouble is not None or not is_named(self._old) or self._found_in(target) is not None
 
     def _unname(self, change: SetTransaction, reader: SlotVerifier, cause: MissCause) -> Steps[Outcome]:
         """Clear an entry that led to nothing, if flash still has it, and leave its slot as it is.

@@ -320,6 +320,7 @@ class Waiting(PartialPut):
         self.table.give_back(self.held)
 
 
+@pytest.mark.interpreted
 def test_a_volume_that_is_busy_with_all_the_room_leaves_another_as_much() -> None:
     """All are young: none of them has stalled."""
     channel, table = agent_with().channel, PartialPuts(8 * UNIT)

@@ -20,7 +20,7 @@ from tests.support.pool.memory_channel import MemoryNamespace
 from tests.support.pool.memory_pool import key_of, nguid_of
 from tests.unit.agent.tenants.test_key_rotation import ROOT, SIZE, STEP, Shelf, value_of
 from tests.unit.agent.tenants.test_rotation_ends import Watching, publish
-from tests.unit.pool.test_joining import Joined, _one_misplaced, _volume
+from tests.unit.pool.test_joining import Joined, _volume, one_misplaced
 
 
 class TwoCopies(Shelf):
@@ -153,7 +153,7 @@ def test_what_is_moved_under_a_key_that_is_gone_stays_where_it_was() -> None:
     joined = Joined()
     joined.fill(80)
     agent, volume, channel = _volume(joined)
-    key, old = _one_misplaced(joined, agent)
+    key, old = one_misplaced(joined, agent)
     answers: list[MissCause | None] = [MissCause.WRONG_KEY, MissCause.LATE, None]
 
     def ask(channel: IoChannel, namespace: int, deadline: float) -> Steps[MissCause | None]:
