@@ -63,16 +63,19 @@ class Connection(HttpConnection):
         began = time.thread_time()
         try:
             try:
-                http = http_request(request.method, request.target, list(request.headers))
-                resource = http.path.decode("utf-8", "replace")
-                # Authentication first: nobody else may learn about resources.
-                signer = verify(http, self._service.keys, self._wall())
-                if not self._take_place(signer.access_key.tenant):
-                    raise S3Error("SlowDown", "This tenant has too many connections.", closes=True)
-                wanted = s3_request(http, self._service.hosts)
-                resource = wanted.resource
-                body = Body(wanted.body_headers, signer, self._receive_body)
-                await self._service.rests.after_turn(began)
+                try:
+                    http = http_request(request.method, request.target, list(request.headers))
+                    resource = http.path.decode("utf-8", "replace")
+                    # Authentication first: nobody else may learn about resources.
+                    signer = verify(http, self._service.keys, self._wall())
+                    if not self._take_place(signer.access_key.tenant):
+                        raise S3Error("SlowDown", "This tenant has too many connections.", closes=True)
+                    wanted = s3_request(http, self._service.hosts)
+                    resource = wanted.resource
+                    body = Body(wanted.body_headers, signer, self._receive_body)
+                finally:
+                    # After a refusal too: a stranger may send heads without end.
+                    await self._service.rests.after_turn(began)
                 answer = await self._service.answer(wanted, signer.access_key.tenant, body)
             except S3Error as refusal:
                 await self._refuse(refusal, resource, is_head)

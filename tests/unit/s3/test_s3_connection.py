@@ -225,3 +225,24 @@ def test_who_takes_no_refusal_of_nonsense_is_no_bug() -> None:
 
     stream = TakesNothing(b"nonsense\r\n\r\n", 99)
     trio.run(serve(FakeService(), stream).serve, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+class CountedRests(Rests):
+    turns = 0
+
+    async def after_turn(self, began: float) -> None:
+        self.turns += 1
+
+
+def test_a_refused_client_costs_a_rest() -> None:
+    service = FakeService()
+    service.rests = rests = CountedRests()
+
+    async def main() -> bytes:
+        theirs, ours = trio.testing.memory_stream_pair()
+        await theirs.send_all(b"GET /blocks/a HTTP/1.1\r\nhost: x\r\n\r\n")
+        await serve(service, ours).serve()
+        return bytes(await theirs.receive_some(10_000))
+
+    assert b"AccessDenied" in trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert rests.turns == 1
