@@ -16,7 +16,7 @@ KINDS_MAX = 256
 """Kinds remembered at once; a kind is an operation and a type of exception, so this is not reached."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Complaints:
     """Shared by all threads that do the work."""
 

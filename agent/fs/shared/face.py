@@ -251,12 +251,13 @@ class SharedFace(FileSystem):
         return Attributes(SHARED_ROOT, stat.S_IFDIR | FOLDER_MODE, nlink=2, uid=uid, gid=gid)
 
     def _attributes(self, ino: int, node: Node) -> Attributes:
-        if node.writer is not None:
-            return self._written_file(ino, node.writer)
-        if node.manifest is not None:
-            return self._shown(ino, node.manifest)
-        if node.replaced is not None:
-            return replace(self._shown(ino, node.replaced), size=0, blocks=0)
+        # Each is read once: another thread changes them with the last close.
+        if (writer := node.writer) is not None:
+            return self._written_file(ino, writer)
+        if (manifest := node.manifest) is not None:
+            return self._shown(ino, manifest)
+        if (replaced := node.replaced) is not None:
+            return replace(self._shown(ino, replaced), size=0, blocks=0)
         uid, gid = self._owner
         return Attributes(ino, stat.S_IFREG | 0o600, uid=uid, gid=gid)
 
@@ -406,6 +407,9 @@ class SharedFace(FileSystem):
         volume, path = self._place(parent, name)
         channel = self._channel()
         written = self._written.by(caller, volume, path)
+        if written is not None:
+            # First, so that a close which is under way has published, or never will.
+            yield from written[1].unlink(channel)
         found = yield from self._names.newest(volume, path)
         self._seen.forget(volume.name, path)
         if isinstance(found, MissCause):
@@ -416,8 +420,6 @@ class SharedFace(FileSystem):
         else:
             yield from self._names.take_away(channel, volume, path)
             self._discards.replaced(volume, found)
-        if written is not None:
-            written[1].unlinked = True
 
     def rename(
         self, caller: Caller, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int
@@ -483,6 +485,8 @@ class SharedFace(FileSystem):
         except FsError:
             self._nodes.forget(ino, 1)
             raise
+        taken = self._take_writer(ino, node, writer, is_new=True)
+        assert taken, "the kernel has not been told of the inode"
         opened = self._opened_writer(ino, node, writer, flags)
         return Entry(self._written_file(ino, writer)), opened
 
@@ -522,11 +526,20 @@ class SharedFace(FileSystem):
             self._judge, base, replaced, self._published, identity,
         )  # fmt: skip
 
-    def _opened_writer(self, ino: int, node: Node, writer: FileWriter, flags: int) -> Opened:
-        if node.writer is None:
+    def _take_writer(self, ino: int, node: Node, writer: FileWriter, *, is_new: bool) -> bool:
+        """Count one more open of the writer. False: another thread has made one, or ended this, meanwhile."""
+        with self._lock:
+            if node.writer is not (None if is_new else writer):
+                if is_new:
+                    self._open_writers.give_back(writer.holder)
+                return False
             node.writer = writer
+            writer.opens += 1
+        if is_new:
             self._written.note(ino, writer)
-        writer.opens += 1
+        return True
+
+    def _opened_writer(self, ino: int, node: Node, writer: FileWriter, flags: int) -> Opened:
         handle = self._new_handle(ino, _Handle(node, writer.holder, writer=writer, may_write=_writes(flags)))
         return Opened(handle, direct_io=True, parallel_direct_writes=True)
 
@@ -547,13 +560,16 @@ class SharedFace(FileSystem):
         return self._open(caller, ino, node, flags)
 
     def _open_written(self, caller: Caller, ino: int, node: Node, flags: int) -> Outcome[Opened]:
-        writer = node.writer
         self._written.retried(caller, node)
-        if writer is None:
-            writer = self._writer(caller, ino, node, node.manifest, node.replaced)
-            return self._opened_writer(ino, node, writer, flags)
+        while True:
+            writer = node.writer
+            is_new = writer is None
+            if writer is None:
+                writer = self._writer(caller, ino, node, node.manifest, node.replaced)
+            if self._take_writer(ino, node, writer, is_new=is_new):
+                break
         opened = self._opened_writer(ino, node, writer, flags)
-        return self._emptied(writer, opened) if flags & os.O_TRUNC else opened
+        return self._emptied(writer, opened) if flags & os.O_TRUNC and not is_new else opened
 
     def _emptied(self, writer: FileWriter, opened: Opened) -> Steps[Opened]:
         yield from writer.resize(self._channel(), 0)
@@ -675,9 +691,13 @@ class SharedFace(FileSystem):
         try:
             yield from writer.end(self._channel())
         finally:
-            self._written.drop(ino, writer)
-            self._open_writers.give_back(writer.holder)
-            node.writer, node.manifest, node.replaced = None, writer.manifest, writer.manifest
+            with self._lock:
+                is_over = not writer.opens and node.writer is writer
+                if is_over:
+                    node.writer, node.manifest, node.replaced = None, writer.manifest, writer.manifest
+            if is_over:  # else somebody has opened it meanwhile
+                self._written.drop(ino, writer)
+                self._open_writers.give_back(writer.holder)
 
 
 def _keys(manifest: Manifest) -> list[bytes]:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import threading
 from collections import OrderedDict
@@ -46,6 +47,7 @@ STAGED: Final = Limit(
     "shared-staged-bytes", "bytes of chunks of /shared that are written in part", 512 << 20,
     by="user, guest", share=SHARED, refused="the file's oldest chunk is stored early; ENOMEM", bytes_each=0,
 )  # fmt: skip
+NO_END: Final = "another operation of the file does not come to its end"
 STAGED_CHUNKS_MAX: Final = 16
 """Of one file: so many may be filled at the same time, and then the oldest is stored as it is."""
 PUT_TRIES: Final = 3
@@ -98,6 +100,12 @@ class FileWriter:
         self._lock = threading.Lock()
         self._in_flight: dict[int, threading.Lock] = {}
         """Chunks that are being stored from a buffer of their own."""
+        self._changing: dict[int, threading.Lock] = {}
+        """Operations that change the content, and let go of the lock amid their work."""
+        self._publishing: threading.Lock | None = None
+        """Held while the content is published. Operations that begin meanwhile wait for the end of it: what
+        they changed would be in no manifest."""
+        self._numbers = itertools.count()
         self._staged: OrderedDict[int, Staged] = OrderedDict()
         self._begin(base, identity)
         self.changed = base is None
@@ -125,6 +133,7 @@ class FileWriter:
         """Take bytes. Raises FsError; after a failure for good."""
         deadline = channel.now() + self.volume.timing.write_deadline
         yield from self._take(channel, deadline)
+        change = self._begin_change()
         try:
             self._check()
             self.users.note(holder)
@@ -146,6 +155,7 @@ class FileWriter:
             self.length = max(self.length, offset + len(data))
             self.mtime_ns = self.ctime_ns = wall_ns(channel)
         finally:
+            self._end_change(change)
             self._lock.release()
 
     def read(self, channel: IoChannel, offset: int, into: memoryview) -> Steps[int]:
@@ -166,6 +176,7 @@ class FileWriter:
         """ftruncate(2): cut it, or lengthen it by a hole."""
         deadline = channel.now() + self.volume.timing.write_deadline
         yield from self._take(channel, deadline)
+        change = self._begin_change()
         try:
             self._check()
             self._check_room(length)
@@ -178,6 +189,7 @@ class FileWriter:
             self.length = length
             self.mtime_ns = self.ctime_ns = wall_ns(channel)
         finally:
+            self._end_change(change)
             self._lock.release()
 
     def change(self, channel: IoChannel, changes: SetAttributes) -> Steps[None]:
@@ -203,6 +215,14 @@ class FileWriter:
                 self._replaced = replaced
         finally:
             self._lock.release()
+
+    def unlink(self, channel: IoChannel) -> Steps[Manifest | None]:
+        """Its name is taken away: it is never published from now on; what was published under the name by
+        then, if anything."""
+        yield from self._take(channel, channel.now() + self.volume.timing.write_deadline)
+        self.unlinked = True
+        self._lock.release()
+        return self.manifest
 
     def sync(self) -> None:
         """fsync(2): nothing that was acknowledged so far has failed. The file is stored by its close."""
@@ -258,8 +278,31 @@ class FileWriter:
     # -- the lock, and failing ----------------------------------------------------------------------
 
     def _take(self, channel: IoChannel, deadline: float) -> Steps[None]:
+        """Take the lock, once nothing is being published."""
         if not (yield Acquire(self._lock, deadline)):
-            raise FsError(errno.EIO, "another operation of the file does not come to its end")
+            raise FsError(errno.EIO, NO_END)
+        while (busy := self._publishing) is not None:
+            if not (yield from self._wait_for(channel, busy, deadline)):
+                self._lock.release()
+                raise FsError(errno.EIO, NO_END)
+
+    def _wait_for(self, channel: IoChannel, busy: threading.Lock, deadline: float) -> Steps[bool]:
+        """With the lock let go of meanwhile: until another operation has come to its end. False: not by the
+        deadline."""
+        self._lock.release()
+        if came := (yield Acquire(busy, deadline)):
+            busy.release()
+        yield from self._take_again(channel)
+        return came
+
+    def _begin_change(self) -> int:
+        number = next(self._numbers)
+        self._changing[number] = busy = threading.Lock()
+        busy.acquire()
+        return number
+
+    def _end_change(self, number: int) -> None:
+        self._changing.pop(number).release()
 
     def _until_quiet(self, channel: IoChannel, deadline: float, number: int | None = None) -> Steps[None]:
         """With the lock held: until a chunk, or none of them, is being stored."""
@@ -271,10 +314,7 @@ class FileWriter:
             )
             if busy is None:
                 return
-            self._lock.release()
-            if came := (yield Acquire(busy, deadline)):
-                busy.release()
-            yield from self._take_again(channel)
+            came = yield from self._wait_for(channel, busy, deadline)
             self._check()
             if not came:
                 raise FsError(errno.EIO, "a chunk does not come to its place")
@@ -478,6 +518,21 @@ class FileWriter:
     # -- the manifest -----------------------------------------------------------------------------------
 
     def _publish(self, channel: IoChannel, deadline: float) -> Steps[None]:
+        """Publish the content, which does not change meanwhile."""
+        self._publishing = publishing = threading.Lock()
+        publishing.acquire()
+        try:
+            while self._changing:
+                busy = next(iter(self._changing.values()))
+                if not (yield from self._wait_for(channel, busy, deadline)):
+                    raise FsError(errno.EIO, NO_END)
+            self._check()
+            yield from self._store_all(channel, deadline)
+        finally:
+            self._publishing = None
+            publishing.release()
+
+    def _store_all(self, channel: IoChannel, deadline: float) -> Steps[None]:
         """Store what is staged, then the manifest, with the lock held."""
         yield from self._until_quiet(channel, deadline)
         if self.unlinked:

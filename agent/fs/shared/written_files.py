@@ -43,11 +43,13 @@ class WrittenFiles:
             inos = list(self._written.get((volume.name, path), ()))
         for ino in reversed(inos):
             node = self._nodes.find(ino)
-            if node is None or node.writer is None or node.writer.unlinked:
+            # Read once: another thread takes it out with the last close.
+            writer = None if node is None else node.writer
+            if writer is None or writer.unlinked:
                 continue
-            same = bool(caller.guest) and node.writer.holder == caller.guest
-            if same or node.writer.users.is_maker(caller.pid):
-                return ino, node.writer
+            same = bool(caller.guest) and writer.holder == caller.guest
+            if same or writer.users.is_maker(caller.pid):
+                return ino, writer
         return None
 
     def has(self, volume: SharedVolume, path: bytes) -> bool:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -257,6 +258,63 @@ def test_two_agents_that_replace_one_name_at_once_leave_one_whole(two: Two, fold
             one, other = seen(two.one), seen(two.two)
             assert one == other
             assert one is None or (len(set(one)) == 1 and len(one) == 2 * MIB)
+
+
+@pytest.mark.parametrize("size", [20_000, MIB + 500_000])
+def test_a_write_amid_a_close_is_kept(two: Two, folder: str, size: int) -> None:
+    """A close lets go of the file's lock while it stores chunks. What another thread changes then is kept."""
+    path = two.one / folder / "file"
+    wrong = []
+    for attempt in range(40):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.write(file, b"k" * size)
+        with ThreadPoolExecutor(1) as other:
+            adding = other.submit(add, path, size + 500, attempt % 4 / 1000)
+            os.close(file)
+            adding.result()
+        if path.read_bytes() != b"k" * size + bytes(500) + b"z" * 1000:
+            wrong.append(attempt)
+    assert wrong == []
+
+
+def add(path: Path, at: int, seconds: float) -> None:
+    """Write `z` at an offset, some time later: the close that is under way takes a few milliseconds."""
+    threading.Event().wait(seconds)
+    file = os.open(path, os.O_WRONLY)
+    os.pwrite(file, b"z" * 1000, at)
+    os.close(file)
+
+
+def test_a_child_that_writes_on_while_its_parent_ends_loses_nothing(two: Two, folder: str) -> None:
+    program = """
+import os, sys
+file = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
+for at in range(8):
+    os.pwrite(file, b"k" * 300_000, (at << 20) + 100)
+if os.fork():
+    os._exit(0)
+os.pwrite(file, b"z" * 5000, 9 << 20)
+os.close(file)
+"""
+    for attempt in range(8):
+        path = two.one / folder / str(attempt)
+        subprocess.run([sys.executable, "-c", program, path], check=True, timeout=30)
+        wait_until(lambda path=path: path.exists() and path.stat().st_size == (9 << 20) + 5000, 10, "the end")  # type: ignore[misc]
+        data = path.read_bytes()
+        assert data[9 << 20 :] == b"z" * 5000
+        assert all(data[(at << 20) + 100 :][:300_000] == b"k" * 300_000 for at in range(8))
+
+
+def test_a_name_that_is_removed_while_a_close_publishes_stays_away(two: Two, folder: str) -> None:
+    path = two.one / folder / "file"
+    for _ in range(40):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT)
+        os.write(file, b"k" * (MIB + 500_000))
+        with ThreadPoolExecutor(1) as other:
+            closing = other.submit(os.close, file)
+            path.unlink()
+            closing.result()
+        assert not path.exists()
 
 
 def test_random_calls_do_what_they_do_on_tmpfs(two: Two, folder: str, seed: int) -> None:

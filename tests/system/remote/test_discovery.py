@@ -100,7 +100,8 @@ def test_every_change_of_the_log_is_heard_over_one_connection() -> None:
     trio.run(main)
 
 
-def test_a_controller_that_tells_nothing_is_asked() -> None:
+def test_a_controller_that_tells_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nvmeof.transport.discovery.ASK_ANYWAY_S", 0.05)
     heard = Heard()
 
     async def main() -> None:
@@ -118,7 +119,7 @@ def test_a_controller_that_tells_nothing_is_asked() -> None:
 
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(
-                    follow_discovery, opener, heard.listed, heard.unreachable, ReconnectPolicy(), 0.05
+                    follow_discovery, opener, heard.listed, heard.unreachable, ReconnectPolicy()
                 )
                 await until(lambda: heard.logs, "the first log")
                 shelf.target.add_port(DiscoveryEntry("127.0.0.1", "4776"))
@@ -224,5 +225,5 @@ def test_enclosures_by_discovery_come_go_and_come_back(caplog: pytest.LogCapture
                 nursery.cancel_scope.cancel()
 
     trio.run(main)
-    assert any("found, tcp at 127.0.0.1" in line for line in caplog.messages)
+    assert any("found by discovery" in line and "tcp at 127.0.0.1" in line for line in caplog.messages)
     assert any("is listed no longer" in line for line in caplog.messages)

@@ -50,7 +50,8 @@ def test_slow_readers_of_a_tenant_do_not_keep_the_others_out(tmp_path: Path) -> 
 def test_who_has_no_place_in_time_is_told_to_slow_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Shares.__init__, "__defaults__", (0.1,))
+    _, refusal = Shares.__init__.__defaults__ or ()
+    monkeypatch.setattr(Shares.__init__, "__defaults__", (0.1, refusal))
     with served(tmp_path, transfers=2, idle_s=10) as s3:
         client = s3.client()
         client.put_object(Bucket=BUCKET, Key="big", Body=bytes(16 << 20))

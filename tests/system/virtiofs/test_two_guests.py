@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,7 +53,8 @@ def tenants_of(pool_up: PoolUp, folder: Path) -> str:
     """A configuration of the same enclosures without a mount, with a device for each tenant."""
     text = (pool_up.state / "agent.toml").read_text()
     text = text.replace(f'state = "{pool_up.state / "agent"}"', f'state = "{folder / "agent"}"')
-    text = text.replace(f'mount = "{pool_up.mount}"\n', "").replace("share = 0.75", "share = 0.05")
+    text = text.replace(f'mount = "{pool_up.mount}"\n', "")
+    text = re.sub(r"(?m)^share = .*$", "share = 0.05", text)
     for name in TENANTS:
         text += f'\n[[volumes]]\nname = "{name}"\ntenant = "{name}"\nshare = 0.3\nvalue_size = "256K"\n'
         text += f'\n[[virtiofs]]\nsocket = "{folder / name}"\nsubtree = "/{name}"\nvolumes = ["{name}"]\n'

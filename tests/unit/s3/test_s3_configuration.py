@@ -40,7 +40,7 @@ def test_an_s3_door_is_a_way_to_the_pool_and_there_is_none_unless_it_is_asked_fo
     [
         ({"listen": ["127.0.0.1:9036"]}, "no tenants"),
         ({"listen": ["0.0.0.0:9036"], "tenants": [TENANT]}, "no loopback address"),
-        ({"listen": ["localhost:9036"], "tenants": [TENANT]}, "does not appear"),
+        ({"listen": ["localhost:9036"], "tenants": [TENANT]}, "listens at an IP address"),
         ({"listen": ["127.0.0.1:x"], "tenants": [TENANT]}, "no ADDRESS:PORT"),
         ({"listen": ["127.0.0.1:1"], "tenants": [TENANT], "certificate": "/c"}, "go together"),
         ({"listen": ["127.0.0.1:1"], "tenants": [TENANT, TENANT]}, "named twice"),

@@ -72,7 +72,7 @@ def test_two_volumes_of_one_name() -> None:
         ({"kind": "files", "copies": 2}, "two copies are for key-value volumes"),
         ({"share": 2}, "share: should be less than or equal to 1"),
         ({"write": "back"}, "write: unknown key here; it is one of [policies]"),
-        ({"kind": "KV"}, "'kv' or 'files' (did you mean kv?)"),
+        ({"kind": "KV"}, "'kv', 'files' or 'shared' (did you mean kv?)"),
     ],
 )
 def test_a_volume_that_no_format_would_take(volume: dict[str, Any], said: str) -> None:
