@@ -113,6 +113,6 @@ def test_nvmet_becomes_what_is_described(
     kernel_host.connect(NQN, PORT, "--dhchap-secret", secret)
     kernel_host.disconnect_all()
 
-    description.write_text("")
+    description.write_text('[[transports]]\ntype = "tcp"\n')
     g35("apply", "--prune")
     assert not [each for name in ("subsystems", "ports", "hosts") for each in (NVMET / name).iterdir()]

@@ -256,6 +256,10 @@ def test_the_verbs_say_what_was_done_and_what_was_not(
     assert "Bdevs since they were made" in said
     # A description of nothing is more likely a wrong file than the wish to remove all.
     assert g35("apply", file, "--prune")[:2] == (1, "")
+    file.write_text('[[transports]]\ntype = "tcp"\n')
+    assert g35("apply", file, "--prune")[:2] == (
+        0, f"done: delete subsystem {NQN}\ndone: delete malloc bdev M\n2 steps\n",
+    )  # fmt: skip
 
 
 def taken_port(file: Path) -> int:
