@@ -25,7 +25,7 @@ def fingerprints(two_tenants: TwoTenants) -> set[bytes]:
 
 def test_limits_and_rotation_under_a_serving_agent(two_tenants: TwoTenants) -> None:
     assert two_tenants.tenant("set", "blue")[0] == 1, "nothing to set"
-    assert two_tenants.tenant("set", "blue", "--quota-bytes", "a lot")[0] == 1
+    assert two_tenants.tenant("set", "blue", "--quota-bytes", "a lot")[0] == 2
     code, said = two_tenants.tenant("set", "blue", "--quota-slots", "20", "--bandwidth", "500M")
     assert code == 0, said
     agent = two_tenants.serve()
