@@ -181,7 +181,7 @@ def test_fewer_drives_than_the_pool_has_are_said(
     assert pool_up.down() == 0
     options = ("--drives", "1", "--enclosures", "1", "--drive-size", "256M")
     again = PoolUp(processes, pool_up.state, *options)
-    assert "1 of the pool's 2 namespaces are away" in " ".join(again.process.output.split())
+    assert "1 of the pool's 2 namespaces is away" in " ".join(again.process.output.split())
     assert again.status()["pool"]["namespaces_away"] == 1
     assert again.down() == 0
 
