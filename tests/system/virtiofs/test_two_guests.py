@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,10 +52,9 @@ def tenants_of(pool_up: PoolUp, folder: Path) -> str:
     """A configuration of the same enclosures without a mount, with a device for each tenant."""
     text = (pool_up.state / "agent.toml").read_text()
     text = text.replace(f'state = "{pool_up.state / "agent"}"', f'state = "{folder / "agent"}"')
-    text = text.replace(f'mount = "{pool_up.mount}"\n', "")
-    text = re.sub(r"(?m)^share = .*$", "share = 0.05", text)
+    text = text.replace(f'mount = "{pool_up.mount}"\n', "").replace("share = 0.55", "share = 0.05")
     for name in TENANTS:
-        text += f'\n[[volumes]]\nname = "{name}"\ntenant = "{name}"\nshare = 0.3\nvalue_size = "256K"\n'
+        text += f'\n[[volumes]]\nname = "{name}"\ntenant = "{name}"\nshare = 0.24\nvalue_size = "256K"\n'
         text += f'\n[[virtiofs]]\nsocket = "{folder / name}"\nsubtree = "/{name}"\nvolumes = ["{name}"]\n'
     return text
 
