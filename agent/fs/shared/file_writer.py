@@ -252,6 +252,8 @@ class FileWriter:
         deadline = channel.now() + self.volume.timing.write_deadline
         yield from self._take(channel, deadline)
         try:
+            if self.opens:
+                return  # somebody has opened it meanwhile
             if self._failed or not self.changed:
                 self._let_go()
                 return
