@@ -265,7 +265,7 @@ def test_a_write_amid_a_close_is_kept(two: Two, folder: str, size: int) -> None:
     """A close lets go of the file's lock while it stores chunks. What another thread changes then is kept."""
     path = two.one / folder / "file"
     wrong = []
-    for attempt in range(12):
+    for attempt in range(40):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.write(file, b"k" * size)
         with ThreadPoolExecutor(1) as other:
