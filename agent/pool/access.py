@@ -38,6 +38,8 @@ from agent.pool.write.writer import Writer
 IN_SETS_ONLY: Final = "a volume on KV namespaces has no values that are replaced or held"
 LOOKED_UP_AT_ONCE: Final = 256
 """Keys of one batch whose directories are in use at a time: none of them is forgotten meanwhile."""
+PLACED_AT_ONCE: Final = 1024
+"""Keys of one question whose places are computed together: of arrays so short, most of the cost is a call's."""
 
 
 class ServedVolume(ABC):
@@ -256,14 +258,18 @@ class _InSets(ServedVolume):
         away: frozenset[int],
     ) -> Steps[LeadingRun]:
         volume, run, began = self._volume, LeadingRun(), channel.now()
-        for start in range(0, len(keys), LOOKED_UP_AT_ONCE):
-            part = keys[start : start + LOOKED_UP_AT_ONCE]
+        for start in range(0, len(keys), PLACED_AT_ONCE):
+            part = keys[start : start + PLACED_AT_ONCE]
             pseudonyms = volume.placement.pseudonyms(part)
             places = places_of(volume, pseudonyms)
-            done = self._extend(run, prestage, pseudonyms, places, 0, len(part), channel.wall(), away)
-            while done < len(part) and not run.has_ended():
+            done = 0
+            while not run.has_ended():
+                done += self._extend(run, prestage, pseudonyms, places, done, len(part), channel.wall(), away)
+                if done == len(part) or run.has_ended():
+                    break
                 # As for `exists`: a directory that was read since the question came is not read again.
-                causes = yield from volume.lookup(channel, part[done:], deadline, channel.now() - began)
+                asked = part[done : done + LOOKED_UP_AT_ONCE]
+                causes = yield from volume.lookup(channel, asked, deadline, channel.now() - began)
                 there = _before_the_first_hole(causes)
                 end = done + there
                 grown = self._extend(run, prestage, pseudonyms, places, done, end, channel.wall(), away)

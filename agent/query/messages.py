@@ -86,17 +86,17 @@ def _keys(prompt: Any, form: NameForm | None, most: int) -> list[bytes]:
     if isinstance(prompt, str) and form is None:
         _check_count(len(prompt) // (2 * KEY_BYTES), most)
         whole = _unhexed(prompt)
-        if len(whole) % KEY_BYTES:
+        if len(whole) % KEY_BYTES or len(prompt) != 2 * len(whole):
             raise BadQuery(400, f"a prompt in one text has {2 * KEY_BYTES} digits for each key")
         return [whole[at : at + KEY_BYTES] for at in range(0, len(whole), KEY_BYTES)]
     if not isinstance(prompt, list):
         raise BadQuery(400, "a prompt is a list of texts, or one text of keys")
     _check_count(len(prompt), most)
-    hashes = [_unhexed(each) for each in prompt]
     if form is None:
-        if any(len(each) != KEY_BYTES for each in hashes):
+        if any(not isinstance(each, str) or len(each) != 2 * KEY_BYTES for each in prompt):
             raise BadQuery(400, f"a key has {2 * KEY_BYTES} digits; hashes of an engine want names")
-        return hashes
+        return _keys("".join(prompt), None, most)
+    hashes = [_unhexed(each) for each in prompt]
     if any(not 0 < len(each) <= HASH_BYTES_MAX for each in hashes):
         raise BadQuery(400, f"a hash has 1 to {HASH_BYTES_MAX} bytes")
     return [key_of_long_name(form.name(each)) for each in hashes]

@@ -211,14 +211,21 @@ class Directory:
         return tuple.__new__(Entry, fields[:10])
 
     def hint(self, pseudonym: bytes) -> tuple[int, int] | None:
-        """Length and expiry of the entry with this pseudonym: what a question needs of it, and no more."""
-        slot = self.find(pseudonym)
-        if slot is None:
-            return None
-        length: int
-        expiry: int
-        length, expiry = _HINT.unpack_from(self.raw, slot * ENTRY_BYTES + _LENGTH_AT)
-        return length, expiry
+        """Length and expiry of the entry with this pseudonym: what a question needs of it, and no more.
+
+        A change amid it may hide an entry that moves.
+        """
+        # Half of the cost of `find`: a search for one byte in 64, rather than for 16 in 4,096.
+        starts, wanted = self.raw[::ENTRY_BYTES], pseudonym[0]
+        slot = starts.find(wanted)
+        while slot >= 0:
+            if self.raw.startswith(pseudonym, slot * ENTRY_BYTES):
+                length: int
+                expiry: int
+                length, expiry = _HINT.unpack_from(self.raw, slot * ENTRY_BYTES + _LENGTH_AT)
+                return length, expiry
+            slot = starts.find(wanted, slot + 1)
+        return None
 
     def __iter__(self) -> Iterator[tuple[int, Entry]]:
         """The slots that are taken, with their entries."""

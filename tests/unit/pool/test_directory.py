@@ -90,6 +90,22 @@ def test_a_pseudonym_is_found_only_where_one_stands() -> None:
     assert directory.find(tricky) == 5
 
 
+def test_a_hint_is_of_the_entry_that_is_found() -> None:
+    alike = [b"\x07" + pseudonym(number)[1:] for number in range(SLOTS_PER_SET - 2)]
+    directory = Directory()
+    for slot, each in enumerate(alike):
+        directory.install(slot, Entry(each, 1, 1, length=1000 + slot, expiry=slot))
+    for slot, each in enumerate(alike):
+        assert directory.find(each) == slot
+        assert directory.hint(each) == (1000 + slot, slot)
+    nobody = b"\x07" + pseudonym(99)[1:]
+    assert (directory.find(nobody), directory.hint(nobody), directory.hint(pseudonym(99))) == (
+        None,
+        None,
+        None,
+    )
+
+
 def test_ghosts_outlive_clearing_and_reading() -> None:
     directory = full_directory()
     directory.clear(5, ghost=pseudonym(5))

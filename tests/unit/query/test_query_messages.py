@@ -52,6 +52,8 @@ def test_hashes_of_an_engine_become_the_keys_of_its_connector() -> None:
         b'{"volume": "kv", "prompts": []}', b'{"volume": "kv", "prompts": {}}',
         b'{"volume": "kv", "prompts": [1]}', b'{"volume": "kv", "prompts": [["zz"]]}',
         b'{"volume": "kv", "prompts": [["00"]]}', b'{"volume": "kv", "prompts": ["00"]}',
+        b'{"volume": "kv", "prompts": [["%s"]]}' % b" ".join([b"00"] * 11),
+        b'{"volume": "kv", "prompts": ["%s"]}' % b" ".join([b"00"] * 16),
         b'{"volume": "kv", "prompts": [[null]]}', b'{"volume": "kv", "prompts": [[]], "more": 1}',
         b'{"volume": "kv", "prompts": [[]], "names": 1}',
         b'{"volume": "kv", "prompts": [[]], "names": {"x": 1}}',
