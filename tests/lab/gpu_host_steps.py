@@ -22,6 +22,7 @@ from tests.support.waiting import wait_until
 
 MOUNT = Path("/mnt/g35")
 FILES = MOUNT / "fs"
+SHARED = MOUNT / "shared/shared"
 MIB = 1 << 20
 STOP = Path("/run/g35/stop")
 TOLD_S = 900.0
@@ -164,6 +165,30 @@ def directly(path: Path) -> None:
         assert read[: MIB + 4096] == buffer[: MIB + 4096]
     finally:
         os.close(descriptor)
+
+
+def write_shared(folder: str, count: int, size: int) -> None:
+    """Files of the shared volume as engines write them: folders, a name for the time being, the last name."""
+    (SHARED / folder).mkdir(parents=True)
+    for number in range(count):
+        partial = SHARED / folder / f"{number}.tmp"
+        partial.write_bytes(content_of(f"{folder}/{number}", size))
+        partial.replace(SHARED / folder / str(number))
+    directly(SHARED / folder / "direct")
+
+
+def read_shared(folder: str, count: int, size: int) -> dict[str, Any]:
+    """Read them past the guest's cache, whole and mapped: how many were right, and what was listed."""
+    drop_caches()
+    right = 0
+    for number in range(count):
+        expected = content_of(f"{folder}/{number}", size)
+        with (
+            (SHARED / folder / str(number)).open("rb") as file,
+            mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped,
+        ):
+            right += mapped[:] == expected == file.read()
+    return {"right": right, "listed": sorted(os.listdir(SHARED / folder))}
 
 
 def put_values(name: str, count: int, size: int) -> int:

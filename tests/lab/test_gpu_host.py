@@ -177,6 +177,21 @@ def test_files(gpu: GpuHostUp) -> None:
     assert (gpu.pool.mount / "fs/calls/direct").stat().st_size == 2 * MIB, "the other door shows the same"
 
 
+def test_shared_files_cross_both_doors(gpu: GpuHostUp) -> None:
+    outside, size = gpu.pool.mount / "shared/shared", 3 * MIB + 777
+    gpu.call("write_shared", folder="models/inside", count=4, size=size)
+    for number in range(4):
+        content = content_of(f"models/inside/{number}", size)
+        assert (outside / f"models/inside/{number}").read_bytes() == content
+    assert (outside / "models/inside/direct").stat().st_size == 2 * MIB
+    (outside / "models/outside").mkdir(parents=True)
+    for number in range(4):
+        (outside / f"models/outside/{number}.tmp").write_bytes(content_of(f"models/outside/{number}", size))
+        (outside / f"models/outside/{number}.tmp").replace(outside / f"models/outside/{number}")
+    found = gpu.call("read_shared", folder="models/outside", count=4, size=size)
+    assert found == {"right": 4, "listed": ["0", "1", "2", "3"]}
+
+
 def test_values_by_host_shim_cross_both_doors(gpu: GpuHostUp) -> None:
     assert gpu.call("put_values", name="inside", count=8, size=200 * KIB) == 8
     assert gpu.call("get_values", name="inside", count=8, size=200 * KIB) == {
