@@ -16,14 +16,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar, cast
+from typing import Final, Protocol, TypeAlias, TypeVar, cast
 
 from agent.errors import G35Error
 from agent.inline.scatter import Buffer
-from agent.pool.counters import MissCause
-
-if TYPE_CHECKING:
-    from agent.pool.counters import Tally
+from agent.pool.counters import MissCause, Tally
 
 T = TypeVar("T")
 U = TypeVar("U")

@@ -8,12 +8,10 @@ land no more: by then the entry is on flash, where the delete finds it, or never
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from agent.pool.format.directory import Entry
 from agent.pool.volume.directory_cache import COOLDOWN_SECONDS, CachedSet
-
-if TYPE_CHECKING:
-    from agent.pool.format.directory import Entry
 
 KEYS_MAX: Final = 4096
 """Of one volume. With more, no key of it is deleted until the last of them is settled."""

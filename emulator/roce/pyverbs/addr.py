@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import errno
 from dataclasses import InitVar, dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from emulator.roce.nic.memory import AddressHandle
 from emulator.roce.nic.verbs import GRH_BYTES, AddressVector, VerbsError
 from emulator.roce.pyverbs import enums as e
 from emulator.roce.pyverbs import mem_alloc
 from emulator.roce.pyverbs.base import DeviceObject, PyverbsObject, listing, shown
+from emulator.roce.pyverbs.cq import WC
+from emulator.roce.pyverbs.pd import PD
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
 from emulator.roce.pyverbs.utils import GID, NO_GID, gid_bytes, gid_text
 from emulator.roce.wire.flow import gid_of, ip_of
-
-if TYPE_CHECKING:
-    from emulator.roce.pyverbs.cq import WC
-    from emulator.roce.pyverbs.pd import PD
 
 
 class GRH(PyverbsObject):

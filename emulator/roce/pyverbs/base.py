@@ -15,13 +15,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeAlias, TypeVar
 
 from emulator.roce.nic.verbs import VerbsError
 from emulator.roce.pyverbs.pyverbs_error import PyverbsError, PyverbsRDMAError, PyverbsUserError
-
-if TYPE_CHECKING:
-    from emulator.roce.runtime.device import Device
+from emulator.roce.runtime.device import Device
 
 _Thing = TypeVar("_Thing")
 

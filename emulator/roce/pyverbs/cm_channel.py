@@ -11,18 +11,15 @@ import os
 import select
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from emulator.roce.cm.connection import CmEvent, Connection
 from emulator.roce.cm.events import CmEventType
 from emulator.roce.pyverbs.base import EventRow, PyverbsObject
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError
 from emulator.roce.runtime.channel import EventChannel
+from emulator.roce.runtime.device import Device
 from emulator.roce.runtime.errors import DeviceClosed
-
-if TYPE_CHECKING:
-    from emulator.roce.cm.connection import CmEvent, Connection
-    from emulator.roce.runtime.device import Device
-
 
 LOOK_AGAIN_MS: Final = 100
 """A thread that waits for several devices checks this often whether the channel is still open."""

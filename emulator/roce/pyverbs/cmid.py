@@ -18,9 +18,10 @@ from __future__ import annotations
 import errno
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from emulator.roce.cm.attributes import queue_pair_attributes
+from emulator.roce.cm.connection import Connection, Listener
 from emulator.roce.cm.events import CmEventType, ConnectionParameters
 from emulator.roce.cm.service_resolution import UDP_QKEY, ServiceResolution
 from emulator.roce.nic.verbs import Address, AddressVector, QpAttr, QpAttributes, QpState, VerbsError
@@ -47,13 +48,10 @@ from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserErr
 from emulator.roce.pyverbs.qp import ECE, QP, QPAttr, QPInitAttr
 from emulator.roce.pyverbs.wr import SGE, RecvWR, SendWR
 from emulator.roce.runtime import registry
+from emulator.roce.runtime.device import Device
 from emulator.roce.runtime.errors import DeviceClosed
 from emulator.roce.wire.cm_ip import PortSpace
 from emulator.roce.wire.flow import gid_of
-
-if TYPE_CHECKING:
-    from emulator.roce.cm.connection import Connection, Listener
-    from emulator.roce.runtime.device import Device
 
 _WHERE_TO_SEND: Final = (cm.RDMA_CM_EVENT_ESTABLISHED, cm.RDMA_CM_EVENT_MULTICAST_JOIN)
 

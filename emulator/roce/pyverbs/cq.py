@@ -11,7 +11,7 @@ import os
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from emulator.roce.nic.completion import CompletionQueue
 from emulator.roce.nic.verbs import VerbsError, WcFlags, WcStatus, WorkCompletion
@@ -28,13 +28,11 @@ from emulator.roce.pyverbs.base import (
     reads,
     shown,
 )
+from emulator.roce.pyverbs.device import Context
+from emulator.roce.pyverbs.pd import PD
 from emulator.roce.pyverbs.pyverbs_error import PyverbsError, PyverbsRDMAError, PyverbsUserError
 from emulator.roce.runtime.channel import EventChannel
 from emulator.roce.runtime.errors import DeviceClosed
-
-if TYPE_CHECKING:
-    from emulator.roce.pyverbs.device import Context
-    from emulator.roce.pyverbs.pd import PD
 
 _SUPPORTED_FLAGS: Final = e.IBV_CREATE_CQ_ATTR_SINGLE_THREADED
 

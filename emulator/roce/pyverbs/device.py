@@ -17,6 +17,7 @@ from dataclasses import InitVar, dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 
+from emulator.roce.nic.nic import Nic
 from emulator.roce.nic.verbs import Mtu
 from emulator.roce.pyverbs import enums as e
 from emulator.roce.pyverbs.base import (
@@ -33,14 +34,11 @@ from emulator.roce.pyverbs.base import (
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
 from emulator.roce.pyverbs.utils import GID, be64toh, gid_str
 from emulator.roce.runtime import registry
+from emulator.roce.runtime.device import Device as OpenedDevice
 from emulator.roce.runtime.device import guid_of
 from emulator.roce.runtime.errors import CannotOpen, DeviceClosed, NoSuchDevice
 from emulator.roce.wire.bth import DEFAULT_P_KEY
 from emulator.roce.wire.flow import gid_of
-
-if TYPE_CHECKING:
-    from emulator.roce.nic.nic import Nic
-    from emulator.roce.runtime.device import Device as OpenedDevice
 
 PORTS = 1
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import InitVar, dataclass, field
-from typing import TYPE_CHECKING
 
 from emulator.roce.pyverbs import enums as e
 from emulator.roce.pyverbs.base import PyverbsCM, PyverbsObject, not_here
-
-if TYPE_CHECKING:
-    from emulator.roce.pyverbs.qp import QP
-    from emulator.roce.pyverbs.spec import Spec
+from emulator.roce.pyverbs.qp import QP
+from emulator.roce.pyverbs.spec import Spec
 
 
 @dataclass(slots=True, eq=False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import mmap
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from emulator.roce.link.messages import address_of
 from emulator.roce.nic.memory import Bind, MemoryRegion, MemoryWindow
@@ -18,6 +18,7 @@ from emulator.roce.nic.verbs import Access, MwType
 from emulator.roce.pyverbs import enums as e
 from emulator.roce.pyverbs import mem_alloc
 from emulator.roce.pyverbs.base import DeviceObject, PyverbsCM, asking, reads, shown
+from emulator.roce.pyverbs.device import DM
 from emulator.roce.pyverbs.pd import PD, DomainUser
 from emulator.roce.pyverbs.pyverbs_error import PyverbsError, PyverbsRDMAError, PyverbsUserError
 
@@ -26,9 +27,6 @@ _WRITES = (
 )
 """Of these access flags one is enough for a region to want memory that can be written (ib_access_writable).
 """
-
-if TYPE_CHECKING:
-    from emulator.roce.pyverbs.device import DM
 
 HUGE_PAGE_SIZE: Final = 0x200000
 

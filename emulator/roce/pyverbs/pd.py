@@ -6,16 +6,14 @@ import errno
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from emulator.roce.nic.memory import ProtectionDomain
 from emulator.roce.pyverbs import cm_devices
 from emulator.roce.pyverbs.base import Children, DeviceObject, PyverbsCM, PyverbsObject, reads
 from emulator.roce.pyverbs.device import Context
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
-
-if TYPE_CHECKING:
-    from emulator.roce.runtime.device import Device
+from emulator.roce.runtime.device import Device
 
 
 class DomainUser(PyverbsCM):

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from emulator.roce.nic.queue_pair import QueuePair
 from emulator.roce.nic.verbs import SendFlags, SendOpcode, Sge, VerbsError
 from emulator.roce.nic.work_requests import ReceiveRequest, SendRequest
-
-if TYPE_CHECKING:
-    from emulator.roce.runtime.device import Device
+from emulator.roce.runtime.device import Device
 
 ReceiveRow: TypeAlias = tuple[int, tuple[int, int, int]]
 """The id of the work request, and its memory: address, length, key."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from emulator.roce.nic.queue_pair import OPCODES, QueuePair
 from emulator.roce.nic.states import mask_to
@@ -18,6 +18,7 @@ from emulator.roce.nic.work import ATOMIC_BYTES
 from emulator.roce.nic.work_requests import SendRequest
 from emulator.roce.pyverbs import enums as e
 from emulator.roce.pyverbs import mem_alloc, posting
+from emulator.roce.pyverbs.addr import AH
 from emulator.roce.pyverbs.base import (
     Children,
     DeviceObject,
@@ -28,7 +29,9 @@ from emulator.roce.pyverbs.base import (
     refusing,
     shown,
 )
+from emulator.roce.pyverbs.cq import CQ, CQEX
 from emulator.roce.pyverbs.device import Context
+from emulator.roce.pyverbs.mr import MW, MWBind, MWBindInfo
 from emulator.roce.pyverbs.pd import PD
 from emulator.roce.pyverbs.posting import FLAGS
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
@@ -41,15 +44,10 @@ from emulator.roce.pyverbs.qp_attributes import (
     QPInitAttrEx,
     _copy_caps,
 )
+from emulator.roce.pyverbs.srq import SRQ
 from emulator.roce.pyverbs.utils import GID, gid_bytes, qp_state_to_str, qp_type_to_str
 from emulator.roce.pyverbs.wr import SGE, RecvWR, SendWR, elements, post_chain
 from emulator.roce.wire.flow import gid_of
-
-if TYPE_CHECKING:
-    from emulator.roce.pyverbs.addr import AH
-    from emulator.roce.pyverbs.cq import CQ, CQEX
-    from emulator.roce.pyverbs.mr import MW, MWBind, MWBindInfo
-    from emulator.roce.pyverbs.srq import SRQ
 
 SUPPORTED_COMP_MASK: Final = (
     e.IBV_QP_INIT_ATTR_PD | e.IBV_QP_INIT_ATTR_CREATE_FLAGS | e.IBV_QP_INIT_ATTR_SEND_OPS_FLAGS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from emulator.roce.nic.verbs import (
     Access,
@@ -21,7 +21,9 @@ from emulator.roce.pyverbs import enums as e
 from emulator.roce.pyverbs.addr import AHAttr
 from emulator.roce.pyverbs.base import PyverbsCM, PyverbsObject, listing, shown
 from emulator.roce.pyverbs.cq import CQ, CQEX, flags_to_str
+from emulator.roce.pyverbs.pd import PD
 from emulator.roce.pyverbs.pyverbs_error import PyverbsUserError
+from emulator.roce.pyverbs.srq import SRQ
 from emulator.roce.pyverbs.utils import (
     access_flags_to_str,
     mig_state_to_str,
@@ -29,10 +31,6 @@ from emulator.roce.pyverbs.utils import (
     qp_state_to_str,
     qp_type_to_str,
 )
-
-if TYPE_CHECKING:
-    from emulator.roce.pyverbs.pd import PD
-    from emulator.roce.pyverbs.srq import SRQ
 
 _COMP_MASK: Final = {
     1: "PD", 2: "XRCD", 4: "Create Flags", 8: "Max TSO header", 16: "Indirection Table", 32: "RX hash",

@@ -5,20 +5,18 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from emulator.roce.nic.shared_receive import SharedReceiveQueue
 from emulator.roce.nic.verbs import Sge
 from emulator.roce.nic.verbs import SrqAttr as SrqMask
 from emulator.roce.pyverbs import enums as e
 from emulator.roce.pyverbs.base import Children, DeviceObject, PyverbsCM, PyverbsObject, asking
+from emulator.roce.pyverbs.cq import CQ, CQEX
 from emulator.roce.pyverbs.device import Context
 from emulator.roce.pyverbs.pd import PD
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError
 from emulator.roce.pyverbs.wr import SGE, RecvWR, elements, post_chain
-
-if TYPE_CHECKING:
-    from emulator.roce.pyverbs.cq import CQ, CQEX
 
 
 @dataclass(slots=True, eq=False)

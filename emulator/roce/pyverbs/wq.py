@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from emulator.roce.pyverbs import enums as e
 from emulator.roce.pyverbs.base import PyverbsCM, PyverbsObject, not_here
+from emulator.roce.pyverbs.cq import CQ
+from emulator.roce.pyverbs.device import Context
+from emulator.roce.pyverbs.pd import PD
 from emulator.roce.pyverbs.pyverbs_error import PyverbsUserError
-
-if TYPE_CHECKING:
-    from emulator.roce.pyverbs.cq import CQ
-    from emulator.roce.pyverbs.device import Context
-    from emulator.roce.pyverbs.pd import PD
-    from emulator.roce.pyverbs.wr import RecvWR
+from emulator.roce.pyverbs.wr import RecvWR
 
 
 @dataclass(slots=True, eq=False)

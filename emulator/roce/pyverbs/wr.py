@@ -5,20 +5,18 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from emulator.roce.nic.verbs import Sge, VerbsError
 from emulator.roce.nic.work_requests import ReceiveRequest, SendRequest
 from emulator.roce.pyverbs import enums as e
 from emulator.roce.pyverbs import mem_alloc
+from emulator.roce.pyverbs.addr import AH
 from emulator.roce.pyverbs.base import PyverbsCM, inc_rkey, refusal, shown
 from emulator.roce.pyverbs.cq import swapped
+from emulator.roce.pyverbs.mr import MW, MWBindInfo
 from emulator.roce.pyverbs.posting import FLAGS, OPCODES
 from emulator.roce.pyverbs.pyverbs_error import PyverbsUserError
-
-if TYPE_CHECKING:
-    from emulator.roce.pyverbs.addr import AH
-    from emulator.roce.pyverbs.mr import MW, MWBindInfo
 
 _WITHOUT_MEMORY = frozenset({e.IBV_WR_LOCAL_INV, e.IBV_WR_BIND_MW, e.IBV_WR_SEND_WITH_INV})
 

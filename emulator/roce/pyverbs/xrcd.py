@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from emulator.roce.pyverbs.base import PyverbsCM, PyverbsObject, not_here
-
-if TYPE_CHECKING:
-    from emulator.roce.pyverbs.device import Context
+from emulator.roce.pyverbs.device import Context
 
 
 @dataclass(slots=True, eq=False)
