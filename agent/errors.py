@@ -8,8 +8,6 @@ exception that is no `G35Error` is a bug by definition.
 errno appears only at the edge (agent/fs), NVMe status only in nvmeof/.
 """
 
-from __future__ import annotations
-
 import difflib
 import enum
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Sizes and times as people write and read them: in configurations, in descriptions, on the command line."""
 
-from __future__ import annotations
-
 import re
 from decimal import Decimal
 from typing import Annotated

@@ -3,8 +3,6 @@
 The form is that of all verbs of g35: `error:` and what happened, `hint:` and what to do.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import traceback

@@ -9,8 +9,6 @@ everything before it; only whole blocks have one. Checked against vLLM 0.33.0, S
 0.5.6. For text alone: images, adapters and prompt embeddings go into the engines' hashes, and not into these.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import importlib

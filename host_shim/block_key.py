@@ -4,8 +4,6 @@ An engine that hashes its token blocks already should hand over 128 bits of that
 all others, and for names of `/kv/<volume>/<name>`: both ways to a value meet at the same key.
 """
 
-from __future__ import annotations
-
 from host_shim.control_wire import KEY_BYTES, key_of_name
 
 key_of = key_of_name

@@ -3,8 +3,6 @@
 For engines that give their storage no name of the request; vLLM's tier, which has one, does both by itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 

@@ -12,8 +12,6 @@ An engine calls its connector from its scheduler or its event loop. The connecto
 * a piece of work that raises is logged, and the thread goes on.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """What an engine's connector is told: the same keys in the JSON of each engine, and more for vLLM's tier."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields

@@ -44,8 +44,6 @@ Layout of an answer, little-endian:
 The agent imports this file and nothing else of host_shim, so both sides speak one definition.
 """
 
-from __future__ import annotations
-
 import enum
 import hashlib
 import re

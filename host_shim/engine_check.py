@@ -14,8 +14,6 @@ interpreter has PyYAML. It finds our part by the name of our connector:
     vLLM      {"type": "G35Tier", ...}
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import errno

@@ -10,8 +10,6 @@ A block is `--block-tokens` tokens over all layers: (layers, keys and values, kv
 Restored bits are compared with the stored, and the logits of both ways; where they differ there is no figure.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import hashlib

@@ -9,8 +9,6 @@ hands them to a publisher on a thread of its own: SGLang's, or the `ZmqPublisher
 form. There a lost event is a number that the sequence of messages leaves out.
 """
 
-from __future__ import annotations
-
 import importlib
 import logging
 import threading

@@ -4,8 +4,6 @@ RMSNorm, rotary positions, grouped-query attention and SwiGLU as in Llama 3. `to
 this wheel needs the standard library alone. A prefill costs the same with random weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -9,8 +9,6 @@ engine computes (the recompute gate's figures), the record is counted, logged at
 agent, whose status and metrics show the sums. Everything is bounded; beyond it the oldest record ends early.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import threading

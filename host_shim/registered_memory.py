@@ -3,8 +3,6 @@
 Read transfer_wire.py first. Where the agent cannot map it, it is ordinary memory.
 """
 
-from __future__ import annotations
-
 import bisect
 import ctypes
 import errno

@@ -12,8 +12,6 @@ A job moves some chunks of equal size in the engine's memory, which the engine r
 Memory: `threads` x `PIECE_BLOCKS` blocks, kept from job to job.
 """
 
-from __future__ import annotations
-
 import functools
 import threading
 import time

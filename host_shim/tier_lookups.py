@@ -11,8 +11,6 @@ All methods belong to the thread (or the lock) that the engine calls its connect
 writes nothing but `found` of the verdicts it was given, under `_deciding`.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence

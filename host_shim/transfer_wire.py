@@ -36,8 +36,6 @@ Layout of LOAD and STORE:
      4  4  LOAD: the length of the value, which may be more than the parts have room for
 """
 
-from __future__ import annotations
-
 import enum
 import os
 import struct

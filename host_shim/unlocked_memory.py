@@ -1,7 +1,5 @@
 """Memory that is made and copied without the interpreter's lock, which an engine's event loop wants."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 

@@ -9,8 +9,6 @@ A file is unchanged where its size and time of change are, or else its SHA-256. 
 everything interpreted; G35_COMPILED=FOLDER looks there.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.abc
 import importlib.machinery

@@ -11,8 +11,6 @@ NvmeofError
 |   +-- AuthenticationFailed  one of the two could not prove itself to the other
 """
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 

@@ -3,8 +3,6 @@
 Wire formats have bounds of their own (a 16-bit command id); these are the ones we chose.
 """
 
-from __future__ import annotations
-
 # --- any connection ----------------------------------------
 
 STAGING_BYTES = 512

@@ -1,7 +1,5 @@
 """Reaching the namespaces of a pool: the sessions to its enclosures."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

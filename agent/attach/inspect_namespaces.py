@@ -1,7 +1,5 @@
 """The superblocks and the pool map on the namespaces that are reached."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from agent.pool.map.inspect import Inspection, inspect, with_strangers

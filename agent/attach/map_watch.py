@@ -12,8 +12,6 @@ old map that is played back looks the same, so an agent never goes back behind a
 namespaces.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import logging

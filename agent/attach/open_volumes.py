@@ -1,7 +1,5 @@
 """The volumes of a pool, opened: for the agent, and for verbs that look into a pool beside it."""
 
-from __future__ import annotations
-
 import logging
 
 from agent.config.configuration import Configuration

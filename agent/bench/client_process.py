@@ -1,7 +1,5 @@
 """The bench's end of a `pool_client`: starts it, asks, and books what it did with its pool."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

@@ -3,8 +3,6 @@
 Both begin at pages: the kernel cuts a direct read of 1 MiB that begins within a page into two FUSE requests.
 """
 
-from __future__ import annotations
-
 import functools
 import mmap
 import random

@@ -6,8 +6,6 @@ get of a value there ends as a miss at its deadline, and much sooner once the en
 opened again, several times. The gets count that begin while the agent changes over.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """The floors: what the parts of the path can do alone, on the same machine and in the same run."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import secrets

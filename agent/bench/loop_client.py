@@ -12,8 +12,6 @@ Where they may, the processes run before all others (SCHED_RR): an engine's host
 that would wait for its cores. Those that watch go before the one that calls.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import json

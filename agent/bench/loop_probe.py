@@ -5,8 +5,6 @@ a ticker alone, and goes first. While one of these is late as well, the processo
 hypervisor, the kernel). That time is not host_shim's and is not counted; the record has both numbers.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

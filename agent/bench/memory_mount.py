@@ -3,8 +3,6 @@
 Our /dev/fuse door over one file in memory: the cost of door, kernel and one copy, without fabric and cipher.
 """
 
-from __future__ import annotations
-
 import signal
 import sys
 import threading

@@ -1,7 +1,5 @@
 """A file system of one file whose bytes lie in memory: what fuse_memory_* measures (memory_mount.py)."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

@@ -11,8 +11,6 @@ Each line on its standard input asks for one thing in JSON, each line on its sta
     {"do": "put", "seconds": 0.5}      four threads put values
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -1,7 +1,5 @@
 """What prestaging is worth: gets from the agent's memory, and a trace replayed with and without it."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from pathlib import Path

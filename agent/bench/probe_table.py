@@ -1,7 +1,5 @@
 """From a name of the catalog to the probe that measures it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

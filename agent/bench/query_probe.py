@@ -1,7 +1,5 @@
 """How long a router waits for the answer about a prompt of 1,000 keys whose directories are remembered."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import statistics

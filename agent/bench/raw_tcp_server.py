@@ -4,8 +4,6 @@ A connection begins with the size of the blocks (8 bytes, little endian); each f
 block. Every block is the same memory: nothing that stores values can be faster.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

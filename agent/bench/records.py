@@ -1,7 +1,5 @@
 """What becomes of a number: a record for programs, a row for people."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A redis-server of the bench's own: loopback, plain and TLS, no persistence, as a user would start it."""
 
-from __future__ import annotations
-
 import datetime
 import importlib.util
 import ipaddress

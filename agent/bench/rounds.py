@@ -3,8 +3,6 @@
 Threads start together, and the time runs from their common start to the end of the last of them.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence

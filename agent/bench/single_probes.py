@@ -1,7 +1,5 @@
 """Numbers that are counted once rather than timed in rounds: bytes written, memory, hits of a trace."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from pathlib import Path

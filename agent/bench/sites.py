@@ -3,8 +3,6 @@
 All lie in one temporary folder and on one exit stack. They die with the bench (agent/cli/up/children.py).
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

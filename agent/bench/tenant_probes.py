@@ -4,8 +4,6 @@ The pool lies in sparse files: a hundred thousand slots are laid out, few are fi
 none.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -6,8 +6,6 @@
 place; any other goes by way of one that is borrowed for the call.
 """
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os

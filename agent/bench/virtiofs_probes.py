@@ -4,8 +4,6 @@ Each client is a process of its own (pool_client.py), for its cost is measured. 
 on the pool's site, whose counters must agree with the agent's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`python -m agent.cli` is `g35`, for where the console script is not on the path."""
 
-from __future__ import annotations
-
 import sys
 
 from agent.cli.main import main

@@ -1,7 +1,5 @@
 """`g35 agent`: the DPU program itself, in the foreground."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import os

@@ -1,7 +1,5 @@
 """`g35 config`: check a configuration file, print the reference of all keys, or the unit of a service."""
 
-from __future__ import annotations
-
 import sys
 from enum import StrEnum
 from importlib import resources

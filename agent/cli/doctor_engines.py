@@ -4,8 +4,6 @@ host_shim/engine_check.py runs there, with the packages of that interpreter: the
 connector by the engine's own loader, a small block through the mount and back.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

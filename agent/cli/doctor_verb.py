@@ -1,7 +1,5 @@
 """`g35 doctor`: what this machine has of what g35 needs, and what to do about the rest."""
 
-from __future__ import annotations
-
 import errno
 import importlib
 import json

@@ -1,7 +1,5 @@
 """`g35 enclosure`: make an enclosure what a file describes, and look at one."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """`g35 key`: the root key of a pool, and secrets for authenticating to enclosures."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated

@@ -6,8 +6,6 @@ agent/cli/<verb>_verb.py with a function or a `typer.Typer`, and add the row (do
 Exit codes: 0 it worked, 1 it did not, 2 the arguments are wrong, 130 Ctrl-C.
 """
 
-from __future__ import annotations
-
 import sys
 
 EXIT_FAILED = 1

@@ -1,7 +1,5 @@
 """`g35 mount` and `g35 unmount`: the agent in the background, for people and scripts that think in mounts."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import shlex

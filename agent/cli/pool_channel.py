@@ -4,8 +4,6 @@ Ctrl-C ends a verb as a crash would: requests under way are waited for shortly, 
 completes or undoes the rest.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`g35 run`: `g35 up`, `g35 replay`, `g35 status` and `g35 down` in one temporary folder, gone at the end."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

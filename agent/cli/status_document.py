@@ -1,7 +1,5 @@
 """The status that an agent gives at its mount."""
 
-from __future__ import annotations
-
 import errno
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`g35 status` and `g35 top`: what the agent says of itself, once or live."""
 
-from __future__ import annotations
-
 import json
 import time
 from contextlib import nullcontext, suppress

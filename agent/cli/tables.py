@@ -4,8 +4,6 @@ rich cuts a word that is wider than its column and ends it in an ellipsis. A nam
 name, and a number that is cut is another number.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Sequence

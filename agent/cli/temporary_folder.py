@@ -4,8 +4,6 @@ Its owner locks a file in it. A folder whose lock is free is left over: only fil
 it. A mount that is alive, or does not answer, is left alone with its folder.
 """
 
-from __future__ import annotations
-
 import fcntl
 import logging
 import os

@@ -1,7 +1,5 @@
 """The screen of `g35 top`: the health stands, and what is below it scrolls by the keys of less(1)."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """`g35 trace generate`: make a trace for `g35 replay`."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import ExitStack
 from pathlib import Path

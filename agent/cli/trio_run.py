@@ -1,7 +1,5 @@
 """Running trio from a verb, so that an error of ours arrives as itself."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """TOML that a person wrote: read, checked, and its faults told in the words and units of that person."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 import tomllib

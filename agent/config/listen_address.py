@@ -3,8 +3,6 @@
 Apart from the listener itself, so that a command line can check the words without the listener's libraries.
 """
 
-from __future__ import annotations
-
 import ipaddress
 
 from agent.errors import ConfigError

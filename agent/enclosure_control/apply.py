@@ -5,8 +5,6 @@ runs, so another run continues one that ended half-way. A round ends early after
 bdevs may have brought volumes along.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias

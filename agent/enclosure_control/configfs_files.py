@@ -5,8 +5,6 @@ one. If it refuses one of several operations that belong together, those before 
 run does not find half a subsystem.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 from collections.abc import Iterable

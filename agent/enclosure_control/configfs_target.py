@@ -6,8 +6,6 @@ host's folder, and one host has the same keys in all subsystems. A listener is a
 subsystem, and one port serves several subsystems.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final

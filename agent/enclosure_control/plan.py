@@ -9,8 +9,6 @@ Steps come in an order that lets no host in too early: first restrictions (keys,
 alone), then removals, then additions. A new subsystem gets its namespaces and hosts before its listeners.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 SPDK answers the same -32602 to an unknown bdev, key or transport.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from typing import TypeAlias

@@ -1,7 +1,5 @@
 """One subsystem's part of a plan. Pure; see `plan.py`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from agent.enclosure_control import steps

@@ -10,8 +10,6 @@ The client of the `spdk` package makes and sends the requests. This file adds:
 The seam is the client's `sock`: `_Wire` looks like a socket to it and keeps the deadline.
 """
 
-from __future__ import annotations
-
 import codecs
 import json
 import logging

@@ -4,8 +4,6 @@ SPDK has two kinds of code: JSON-RPC's own below -32000 (JSON-RPC 2.0, 5.1), abo
 unknown parameter is -32603 from the block device calls and -32602 from the nvmf calls.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 from typing import Final

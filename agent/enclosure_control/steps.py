@@ -5,8 +5,6 @@ out. `configfs_target.py` has the writes for nvmet. Fields have the names and th
 where those are plain values. No step carries a secret.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Final, NamedTuple, dataclass_transform
 

@@ -13,8 +13,6 @@ Nobody tells of a process of a guest, of one outside of our PID name space (FUSE
 where /proc hides them (hidepid=) or is another name space's.
 """
 
-from __future__ import annotations
-
 import enum
 import functools
 import os

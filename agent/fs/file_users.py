@@ -5,8 +5,6 @@ is judged is in close_cause.py, and why in docs/decisions/0041-whole-by-path.md.
 FLUSH tells processes apart: one number for each table of open files, in a guest as well.
 """
 
-from __future__ import annotations
-
 import enum
 import errno
 from collections.abc import Callable

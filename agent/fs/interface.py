@@ -11,8 +11,6 @@ no door a volume.
 * Inode numbers carry their face in the top byte (`FACE_SHIFT`); number 1 is the root of the mount.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

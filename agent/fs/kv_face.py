@@ -14,8 +14,6 @@ EIO from there on: its beginning must not pass for a shorter value. Directories 
 an index, and would tell one tenant what another one holds.
 """
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os

@@ -16,8 +16,6 @@ A value that is dropped leaves its slot at once. The lock owner of WRITE and FLU
 number for each table of open files, in a guest as well.
 """
 
-from __future__ import annotations
-
 import errno
 import threading
 

@@ -4,8 +4,6 @@ A process can send a million broken requests, and the log must not fill the disk
 one line in `interval` seconds, with the number of complaints that were left out since.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -10,8 +10,6 @@ is asked for while there is work. Where no two processors share a core it helps 
 1 MiB, one at a time, is a quarter quicker), so `auto` looks whether they do.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import struct

@@ -21,8 +21,6 @@ F_GET_SEALS (fcntl(2)), which is an error for everything but files of tmpfs and 
 /proc/self/fd. Standard library only: it is started without site-packages.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

@@ -12,8 +12,6 @@ hangs.
 Nobody else receives descriptors or takes them from other processes (tests/rules/test_foreign_descriptors.py).
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -14,8 +14,6 @@ touch first is charged to our memory control group. The kernel alone answers all
 F_GET_SEALS has said that it is memory.
 """
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import mmap

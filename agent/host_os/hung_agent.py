@@ -4,8 +4,6 @@ A call on the mount waits in the kernel until an answer, or the end of the calli
 hang is made on a thread of its own, which is left behind; the verb says so and ends.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

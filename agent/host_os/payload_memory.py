@@ -5,8 +5,6 @@ sockets): a huge page once in 2 MiB, not each 4 KiB. That is about 8 % of the CP
 reader's.
 """
 
-from __future__ import annotations
-
 import contextlib
 import mmap
 

@@ -8,8 +8,6 @@ The kernel removes it with the process, so a mark is never stale, and every user
 Its reach is this machine, and one network name space in it: an agent in a container of its own is not seen.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import socket

@@ -2,8 +2,6 @@
 it or reading its memory (prctl(2), PR_SET_DUMPABLE). Root can.
 """
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import os

@@ -5,8 +5,6 @@ abstract name space. Without that variable nothing is sent. A datagram that cann
 service goes on.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

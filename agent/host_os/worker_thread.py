@@ -1,7 +1,5 @@
 """A thread that works beside the agent's doors until it is told to stop."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable

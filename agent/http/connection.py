@@ -8,8 +8,6 @@ One event loop has all connections, so none may keep it for long: a body in smal
 with turns of others in between, and refused where most of it is chunk headers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import enum
 import time

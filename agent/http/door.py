@@ -4,8 +4,6 @@ An event loop of its own, in a thread, has the sockets; further threads have a c
 blocks (`Workers`). Nothing of a door runs in the supervisor's loop or in a worker of another door.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import socket

@@ -7,8 +7,6 @@ threads of the door share one account, so together they work for half of the tim
 up there: many in a row rest as one long work does.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator

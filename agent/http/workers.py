@@ -7,8 +7,6 @@ connection has one or two jobs at a time, so the number of connections bounds th
 in a queue. The first job of a request waits for a limited time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import threading

@@ -3,8 +3,6 @@
 Contexts may not be used by two threads at once, and making one costs twenty times what using it does.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 

@@ -5,8 +5,6 @@ polynomial by an independent hand: it is the judge in the tests, and the fall-ba
 wheel. Which one is in use is `ENGINE`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final, cast
 

@@ -9,8 +9,6 @@ there is made of more than this (salts.py), and bytes are used for AHEAD_SECONDS
 told of its copying (VMGENID) has other bytes from then on.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

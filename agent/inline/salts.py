@@ -7,8 +7,6 @@ with the same generation, to the same slot, in the same nanosecond. A hash of 24
 good as these bytes: two salts collide by chance as rarely as before (docs/security.md).
 """
 
-from __future__ import annotations
-
 import hashlib
 import struct
 import time

@@ -26,8 +26,6 @@ An engine for mlx5 crypto and signature MKEYs would be one more `Suite`, whose `
 what the NIC is to do.
 """
 
-from __future__ import annotations
-
 import hmac
 import struct
 from typing import ClassVar, Final, Protocol

@@ -14,8 +14,6 @@ Once a second it looks at the pool, and does at most one thing:
 Agents and operators that change the map at the same time: agent/pool/map/commit.py.
 """
 
-from __future__ import annotations
-
 import logging
 import random
 import time

@@ -4,8 +4,6 @@ A `ServedVolume` is whole when it is made (agent/service/volume_policies.py) and
 may use it. Policies (docs/prestaging.md) are for volumes in sets of slots alone.
 """
 
-from __future__ import annotations
-
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ count is lost; a reader sums the tallies of all workers (`total`). That the caus
 add up to the misses holds by construction: a get is counted once, in `miss` or in `gets_hit`.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields

@@ -1,7 +1,5 @@
 """Why a put ended without its value being stored: by whose fault, and whether it may pass."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from agent.pool.counters import MissCause

@@ -12,8 +12,6 @@ whichever path the write went. Where none did, those writes are *in doubt*: it m
 alone. A caller that has to know reads what was written (agent/fs/files/pool_store.py).
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ third of what a thread does that runs one request to completion, and the hot pat
 than one request in flight per thread: the kernel hands requests to as many threads as there are.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Generator, Sequence
 from typing import Final, Protocol, TypeAlias, TypeVar, cast

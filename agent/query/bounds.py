@@ -1,7 +1,5 @@
 """The bounds of the query door. agent/http/unproven_clients.py says whose a connection is."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from agent.host_os.per_user_bounds import SHARED, Limit

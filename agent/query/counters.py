@@ -1,7 +1,5 @@
 """The counters of the query door."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field

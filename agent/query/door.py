@@ -1,7 +1,5 @@
 """The query door: an `HttpDoor` with the service behind it, from the configuration and the pool's volumes."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any

@@ -7,8 +7,6 @@ prompt is a list of an engine's hashes in hexadecimal, and `names` says how its 
 (`NameForm` of host_shim/control_wire.py).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A tenant's volumes are all that its queries are looked up in. So a volume of ano
 that does not exist, by the same steps and in the same time.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence

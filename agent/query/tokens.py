@@ -4,8 +4,6 @@ Several lines are several tokens of the same tenant, so that one can be replaced
 kept in memory. Errors quote nothing of a file.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import re

@@ -1,7 +1,5 @@
 """Channels of all workers, made as they are asked for."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Mapping
 

@@ -5,8 +5,6 @@ A request has milliseconds. So the worker waits for the try a moment at most (ag
 after that the request is a miss.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable

@@ -9,8 +9,6 @@ An entry that disappears takes nothing away that works, because a discovery cont
 list nothing for a moment. An enclosure that is neither listed nor connected is forgotten.
 """
 
-from __future__ import annotations
-
 import hashlib
 import ipaddress
 import logging

@@ -1,7 +1,5 @@
 """An enclosure as the agent knows it, and one route to it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Final
 

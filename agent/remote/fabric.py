@@ -5,8 +5,6 @@ There is a session for each path to an enclosure, and a namespace has several wa
 Publishing replaces whole tuples, so a reader sees the old or the new state and never half of one.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter

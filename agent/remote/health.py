@@ -11,8 +11,6 @@ a judgement is made of. The worker's channel and the simulator's (tests/support/
 `Outstanding`, so that the results of the simulation on gray failure hold for the agent. Without I/O.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Final
 

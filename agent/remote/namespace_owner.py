@@ -12,8 +12,6 @@ so a pool that changed over would lose values and bring deleted ones back. So:
 The owners are remembered for as long as the process runs. Without I/O; the fabric's lock is held.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 

@@ -12,8 +12,6 @@ At a start and in the verbs the look round does this (agent/attach/connect.py), 
 thread of its own: a path that answers slowly must hold nobody up.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import random

@@ -7,8 +7,6 @@ A path that left a request alone goes behind the others for a while. Without I/O
 (remote/channel.py) send.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 

@@ -1,7 +1,5 @@
 """A request of a worker under way, on blocks or on keys, as its channel (remote/channel.py) knows it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

@@ -1,8 +1,6 @@
 """A worker's queue to one enclosure: connected, looked after, connected anew. Read remote/channel.py
 first."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from functools import partial

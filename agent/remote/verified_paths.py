@@ -15,8 +15,6 @@ the same folder, NQN and secrets. A write by one is not in the other. So:
 Without I/O; the fabric's lock is held.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -4,8 +4,6 @@ The first player that finds no agent looks for one at growing intervals; the oth
 agent that is away for longer than allowed ends the replay.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

@@ -5,8 +5,6 @@ A value is a window into a run of random 8-byte words, at an offset by its hash 
 that moved or belongs to another block is noticed. Judging a value is one numpy comparison at memory speed.
 """
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The yardstick: a fully associative LRU of the same size, played alongside by the same rules."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Sequence
 

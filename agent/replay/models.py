@@ -10,8 +10,6 @@ kinds of attention are counted:
 Not counted: states that do not grow with the prefix (sliding windows, Mamba states) and an indexer's keys.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

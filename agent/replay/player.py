@@ -4,8 +4,6 @@ For each request: look up the prefix in one round trip, prestage and read its le
 first hole (attention needs a prefix without one), and store the others. Every byte read is judged.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence

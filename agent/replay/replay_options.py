@@ -1,7 +1,5 @@
 """What is to be played, and how: the options of `g35 replay`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated

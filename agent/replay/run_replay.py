@@ -1,7 +1,5 @@
 """Running a replay from start to report: threads, progress, and the checks at both ends."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import sys

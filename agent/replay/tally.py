@@ -1,7 +1,5 @@
 """What a replay counts. Each player thread has a `Tally` of its own; sums are made by the reader."""
 
-from __future__ import annotations
-
 import enum
 from collections import Counter
 from collections.abc import Iterable

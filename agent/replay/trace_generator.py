@@ -7,8 +7,6 @@ id from turn to turn; the last, partial one is another block with every turn.
 Only `random()` is drawn, whose sequence Python keeps: the same seed makes the same trace everywhere.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import json

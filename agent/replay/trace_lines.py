@@ -8,8 +8,6 @@ Lines are untrusted and read one at a time. A broken one is counted and skipped,
 or ends the reading (`strict`).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Answers: a status, headers and a document, or an object's bytes as they are read."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol

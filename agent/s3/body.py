@@ -1,7 +1,5 @@
 """A request's body in large pieces, decoded, checked, of bounded length."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final

@@ -1,7 +1,5 @@
 """The bounds of the S3 door. agent/http/unproven_clients.py says whose a connection is."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final
 

@@ -1,7 +1,5 @@
 """The checksums that a client announces for a body: SHA-256, Content-MD5, x-amz-checksum-*."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import hashlib

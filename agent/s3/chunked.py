@@ -12,8 +12,6 @@ Data is passed on before its chunk's signature is checked, and each signature is
 is read. So data must not become visible before `finish`.
 """
 
-from __future__ import annotations
-
 import enum
 import hashlib
 import hmac

@@ -3,8 +3,6 @@
 agent/http/connection.py has the protocol and the clocks.
 """
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 import time

@@ -10,8 +10,6 @@ share one (AWS_SHARED_CREDENTIALS_FILE). Every section is an access key of the s
 A file that others can read is refused. Errors quote nothing of a file.
 """
 
-from __future__ import annotations
-
 import configparser
 import re
 import secrets

@@ -4,8 +4,6 @@ An event loop of its own, in the thread `s3`, has the sockets; `s3-0` and so on 
 whatever blocks.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -4,8 +4,6 @@ An `S3Error` becomes the answer to a request. `closes`: the connection cannot go
 the next request is unknown.
 """
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Sequence
 from typing import Final

@@ -9,8 +9,6 @@ Keys are bytes, and SQLite's order of blobs is S3's order of keys, so a listing 
 key; with a delimiter it skips from one common prefix to the next.
 """
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import threading

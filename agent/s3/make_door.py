@@ -1,7 +1,5 @@
 """The S3 door from the configuration and the pool's volumes."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable, Container, MutableMapping, Sequence

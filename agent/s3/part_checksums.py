@@ -4,8 +4,6 @@ A *full object* checksum is that of all bytes, and CRCs of parts combine to it. 
 checksum of the parts' checksums, and may end in `-` and the number of parts.
 """
 
-from __future__ import annotations
-
 import base64
 import hmac
 from collections.abc import Callable, Mapping, Sequence

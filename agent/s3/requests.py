@@ -4,8 +4,6 @@ A key is a name and no path: `..` and `//` have no meaning, here or below (agent
 bytes). Unknown sub-resources and parameters are refused, not ignored.
 """
 
-from __future__ import annotations
-
 import enum
 import re
 from collections.abc import Mapping

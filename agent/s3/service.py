@@ -1,7 +1,5 @@
 """From a request of S3 and its tenant to the operation."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from agent.config.s3_section import S3Section

@@ -8,8 +8,6 @@ The canonical form is made from the decoded request, each byte outside `A-Za-z0-
 encodes a path once and does not remove dot segments.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import re

@@ -7,8 +7,6 @@ names their files. File names are numbers; the index says which object a file be
 All methods block, and are called in a thread that has a channel (`runner` drives them).
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import logging

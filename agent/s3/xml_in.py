@@ -5,8 +5,6 @@ declaration is refused at its first byte, so there are no entities. Elements, te
 document is read in slices, between which the event loop serves others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Final
 from xml.parsers import expat

@@ -1,7 +1,5 @@
 """The XML documents of answers."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime

@@ -5,8 +5,6 @@ takes one Connect for an id. So a user of a channel has a thread that keeps it, 
 thread that has ended.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import os

@@ -5,8 +5,6 @@ Tenants and guests are kept apart by the faces behind their doors, not by checks
 guests share the nodes of `/fs`, so in front of a guest's tree stands a `GuestView` that knows the nodes this
 guest was told of."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import hashlib

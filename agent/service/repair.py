@@ -4,8 +4,6 @@ The upkeep thread looks into what gets and puts have met, always. The thread `ke
 own, runs where the configuration asks for a scrub, or a volume keeps two copies, whose second ones it makes.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@
 starts its services in their order; it takes all of them down in the opposite order. Nothing that matters is
 kept in memory, so every shutdown may be interrupted."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack

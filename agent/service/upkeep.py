@@ -4,8 +4,6 @@ One thread does it all, for it alone changes volumes (agent/pool/volume/volume.p
 queue id. A duty that fails keeps no other from its turn.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Mapping

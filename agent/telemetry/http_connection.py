@@ -6,8 +6,6 @@ a key: 1.6 s). The patterns here match the same lines and never go back into a r
 that, so they replace its own.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Final
 

@@ -3,8 +3,6 @@
 The listener refuses any address that is not loopback: metrics tell sizes and rates of every tenant.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 

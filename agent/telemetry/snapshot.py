@@ -4,8 +4,6 @@ It is made on demand from counters that the workers write without locks, so two 
 apart. Sums are made here from one reading of each worker: gets are hits plus misses.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence

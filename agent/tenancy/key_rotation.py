@@ -12,8 +12,6 @@ puts and deletes: two agents that write one directory may lose an entry of each 
 and a file here. At the end of a walk it removes entries that no file has and that do not open.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence

@@ -4,8 +4,6 @@ Upkeep counts the room that tenants with a quota have in use. Where that is more
 lowered, or several agents stored at once), it evicts the least wanted values, some at a time.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Sequence

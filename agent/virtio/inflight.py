@@ -17,8 +17,6 @@ writes the idx to `used idx`. A device that begins anew compares: where the used
 served again, in the order of the counters.
 """
 
-from __future__ import annotations
-
 import struct
 from typing import Final
 

@@ -6,8 +6,6 @@ full barrier on x86; elsewhere membarrier(2) is one. A sleeper on a ring should 
 while: where neither can be had, that is the price of a lost wake-up.
 """
 
-from __future__ import annotations
-
 import ctypes
 import platform
 import threading

@@ -13,8 +13,6 @@ A single 16-bit word is read and written at once, which `memoryview.cast("H")` d
 order is the ring's (little-endian, VERSION_1), on every machine that this runs on.
 """
 
-from __future__ import annotations
-
 import struct
 import sys
 from enum import IntFlag

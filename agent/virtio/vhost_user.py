@@ -14,8 +14,6 @@ SET_VRING_KICK, CALL and ERR carry a U64 whose bits 0-7 are the queue and whose 
 descriptor comes along: `VringFd`.
 """
 
-from __future__ import annotations
-
 import struct
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag

@@ -4,8 +4,6 @@ Without a command it serves until SIGINT or SIGTERM. Exit codes: 0 it worked, 1 
 are wrong.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import json

@@ -1,7 +1,5 @@
 """A Unix socket of mode 0600 with a thread for each of a few clients: of control and RPC alike."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import math

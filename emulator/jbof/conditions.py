@@ -4,8 +4,6 @@
 source of chance and the counters; it is held for a few assignments, never while bytes move.
 """
 
-from __future__ import annotations
-
 import errno
 import random
 import threading

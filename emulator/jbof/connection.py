@@ -8,8 +8,6 @@ by which other threads wake it. It never blocks in a send: a host that sends wit
 commands read, or both sides wait for ever.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import math

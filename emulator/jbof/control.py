@@ -4,8 +4,6 @@ A Unix socket of mode 0600, lines of JSON each way (`control_requests.py`). One 
 most, each client one request after the other.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """The client of the control socket: one request, one answer."""
 
-from __future__ import annotations
-
 import json
 import socket
 from pathlib import Path

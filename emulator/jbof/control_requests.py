@@ -5,8 +5,6 @@ One request is one line of JSON, `{"verb": ..., ...}`; the answer is one line, `
 from 0; where it may be left out, all drives are meant.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import re

@@ -4,8 +4,6 @@ Many connection threads call at once. Bytes have no lock: as on a real drive, a 
 flight may see either.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Final
 

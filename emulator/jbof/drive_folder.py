@@ -1,7 +1,5 @@
 """The folder that an enclosure keeps its drives in: one at a time uses it, and drives keep their names."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """What an enclosure is to be: its drives, where it listens, who may connect. Checked before it is made."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

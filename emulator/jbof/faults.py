@@ -11,8 +11,6 @@ Damage at rest (flipped bits, zeroed and misplaced ranges) happens once to the m
 `emulator.jbof.drive.Drive.flip_at_rest`. This file decides by a seeded source of chance; `drive.py` acts.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -9,8 +9,6 @@ new one. Capacities, faults and statuses are in `kv_drive.py`.
 `read`, `flip` and `remove` raise KeyError.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

@@ -8,8 +8,6 @@ Each medium has the methods of `MemoryMedium`. Ranges are inside it: the caller 
 may raise OSError.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

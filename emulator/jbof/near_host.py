@@ -6,8 +6,6 @@ Linux mostly finds such a place by itself. Where it did not, a get of 1 MiB took
 found their places, and then free: Linux may move it where one processor has too much work.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

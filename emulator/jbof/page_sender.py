@@ -10,8 +10,6 @@ the host has the read's completion, which comes behind the data. Scratch memory,
 is copied.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

@@ -3,8 +3,6 @@
 Only the thread of `rdma_listener.py` calls it.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

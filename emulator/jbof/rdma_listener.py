@@ -9,8 +9,6 @@ The passive side of the connection manager needs the connection of an event, whi
 So an enclosure needs `emulator.roce`; hosts may use any provider.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

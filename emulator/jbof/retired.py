@@ -3,8 +3,6 @@
 A thread gives them back in time, and ends when none is left. `add` waits at the bound.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque

@@ -4,8 +4,6 @@ A connection is a guest of the target until its host has proven who it is
 (`nvmeof/controller/guest_connections.py`). So strangers displace one another, and not the connected hosts.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import socket

@@ -1,7 +1,5 @@
 """`python -m emulator.lab` is `g35 lab`."""
 
-from __future__ import annotations
-
 import sys
 
 try:

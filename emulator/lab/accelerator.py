@@ -4,8 +4,6 @@
 guest is booted under KVM once, with a time-out, and the verdict is kept for this boot of this machine.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -5,8 +5,6 @@ digest of its ingredients. So a folder under its name is whole and current. One 
 from doing the same work.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

@@ -4,8 +4,6 @@ The only I/O reads a ring's used index in the guest's memory. The order of repla
 it does reconnect (vhost-user-blk).
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import struct

@@ -1,7 +1,5 @@
 """Errors of the lab."""
 
-from __future__ import annotations
-
 
 class LabError(Exception):
     """Base of all of these; never raised itself."""

@@ -7,8 +7,6 @@ On a DPU the agent runs on the card and the server sees a PCIe device; here the 
 and the guest sees one. Its kernel is Debian's as it is, its driver virtiofs.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ real ones here. So a file is opened without following a link, its type is checke
 a bound. The disk space that a guest may take here has a bound as well.
 """
 
-from __future__ import annotations
-
 import codecs
 import os
 import shutil

@@ -4,8 +4,6 @@ Exit codes: 0 success, 1 failure, 2 wrong arguments, 130 Ctrl-C; with a command,
 the guest could not mount the device.
 """
 
-from __future__ import annotations
-
 import os
 import tomllib
 from pathlib import Path

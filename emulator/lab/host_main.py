@@ -1,7 +1,5 @@
 """`python -m emulator.lab.host_main` is `g35 host`."""
 
-from __future__ import annotations
-
 import sys
 
 try:

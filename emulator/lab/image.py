@@ -3,8 +3,6 @@
 The initramfs is uncompressed: unpacking would be emulated, reading a few MiB more is not.
 """
 
-from __future__ import annotations
-
 import lzma
 import shutil
 import subprocess

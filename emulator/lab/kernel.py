@@ -5,8 +5,6 @@ Without one, or with `refresh`, it is the version of apt's meta package. apt che
 signed archive.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Which kernel modules the guest gets, and the order in which they can be inserted."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 

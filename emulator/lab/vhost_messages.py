@@ -9,8 +9,6 @@ File descriptors travel beside the first byte of a message (SCM_RIGHTS). Message
 `DESCRIPTORS_MAX` descriptors (SET_MEM_TABLE has eight).
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import struct

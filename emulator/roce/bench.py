@@ -14,8 +14,6 @@ The peer is a process of its own, started here and gone when the measurement is 
 once, outside the time that is measured.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

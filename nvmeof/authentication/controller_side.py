@@ -12,8 +12,6 @@ go on meanwhile, and a second attempt that fails ends the queue as the first wou
 Bounds: one exchange at a time, `AUTHENTICATION_S` for each, and one hash of a challenge with one key pair.
 """
 
-from __future__ import annotations
-
 import hmac
 import math
 from enum import Enum

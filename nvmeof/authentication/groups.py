@@ -9,8 +9,6 @@ as short as RFC 7919 recommends (rounded up to 32 bits), so that it takes millis
 marks these groups deprecated and will lose them.
 """
 
-from __future__ import annotations
-
 import secrets
 from functools import cache
 from typing import Final, NamedTuple

@@ -8,8 +8,6 @@
 where there is one. An exchange is used once.
 """
 
-from __future__ import annotations
-
 import hmac
 from enum import Enum
 from typing import NoReturn

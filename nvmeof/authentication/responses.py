@@ -8,8 +8,6 @@ S is the sequence number (4 bytes), T_ID has 2 and SC_C one, little-endian. Kh a
 secrets of host and subsystem. That the two labels differ is what makes a reflected response worthless.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import secrets

@@ -6,8 +6,6 @@ that has to authenticate, and `#` begins a comment:
     HOST_NQN HOST_SECRET [CONTROLLER_SECRET]
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Final
 

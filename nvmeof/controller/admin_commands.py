@@ -4,8 +4,6 @@
 this is on the data path. Fabrics commands are in `fabrics_commands.py`.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from nvmeof.controller.controller import ADMIN_OPCODES, Controller

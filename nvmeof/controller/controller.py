@@ -8,8 +8,6 @@ All methods are called with `Target.lock` held, except `heard` and the plain att
 reads (`enabled`, `subsystem`). There is no I/O and no clock: `now` is an argument.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from typing import Final

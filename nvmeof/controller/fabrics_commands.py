@@ -6,8 +6,6 @@ specification gives it. All are called with `Target.lock` held, but Authenticati
 and other hosts go on meanwhile.
 """
 
-from __future__ import annotations
-
 from typing import NoReturn
 
 from nvmeof.authentication.controller_side import LEAST_ROOM, ControllerAuthentication

@@ -11,8 +11,6 @@ secret needs. These guests have a bound, a bound for each peer address, and a ru
 So addresses get equal shares, and one that floods displaces itself. Changed with `Target.lock` held.
 """
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Container
 from typing import Final

@@ -3,8 +3,6 @@
 Each builder returns 4096 bytes or raises `Refusal`. What the Linux host insists on is marked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final
 

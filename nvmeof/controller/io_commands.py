@@ -5,8 +5,6 @@ Judging happens before a single byte of payload moves, so that the place of the 
 arrives. Carrying out may be put off by the drive (`Storage.admit`), with nothing held but the request.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final
 

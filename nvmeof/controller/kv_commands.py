@@ -6,8 +6,6 @@ fills the host's whole buffer, with zeros behind the last key. Values are not co
 compression change nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final
 

@@ -1,7 +1,5 @@
 """The log pages of a controller: what Get Log Page answers. Called with `Target.lock` held."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final
 

@@ -18,8 +18,6 @@ acknowledges nothing is heard no more (receiver not ready). `max_reads` RDMA REA
 under `LENT_LIMIT` and one command.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace

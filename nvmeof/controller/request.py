@@ -5,8 +5,6 @@
 knows the transport.
 """
 
-from __future__ import annotations
-
 import enum
 
 from nvmeof.controller.storage import Operation, Staged

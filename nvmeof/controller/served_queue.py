@@ -6,8 +6,6 @@ Other threads reach it in four ways only: `abort`, `complete_aborted`, `recheck`
 `wake`, and none needs a lock on the data path: the thread that pops a waiting command owns it.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple

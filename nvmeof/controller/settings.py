@@ -1,7 +1,5 @@
 """What a controller announces and what it bounds. One record, given to the `Target` when it is made."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

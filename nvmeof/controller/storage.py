@@ -13,8 +13,6 @@ its key in one step, `commit`, or never. Staging sets the room aside, so a host 
 more than the namespace's capacity by starting and not finishing.
 """
 
-from __future__ import annotations
-
 import enum
 import math
 from typing import Final, Protocol

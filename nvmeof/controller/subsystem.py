@@ -7,8 +7,6 @@ All namespaces of a subsystem are one ANA group (NVMe Base 2.0, 8.1), for they f
 to a port, and every controller reports the state of the port by which its host connected.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, TypeAlias

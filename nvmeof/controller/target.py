@@ -3,8 +3,6 @@
 `Target.lock` guards what changes rarely: subsystems, controllers, namespaces, events.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import threading

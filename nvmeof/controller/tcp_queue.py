@@ -15,8 +15,6 @@ to be sent. Payload without a place in memory (a file's) uses two buffers inward
 PDU's size.
 """
 
-from __future__ import annotations
-
 import enum
 import math
 from collections import deque

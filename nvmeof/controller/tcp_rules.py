@@ -3,8 +3,6 @@
 `tcp_queue.py` applies them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

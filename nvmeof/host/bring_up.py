@@ -4,8 +4,6 @@ The order is the one that NVMe Base 2.0 (3.5.1) and NVMe-oF 1.1 (2.2.1) prescrib
 enable, wait for ready, identify, number of queues, events, namespaces.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ A command is submitted to one queue, once. It ends exactly once, in one of three
 completion, the death of the queue (`lost`), or, for one that was abandoned, without anybody being told.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

@@ -3,8 +3,6 @@
 NVM Command Set 1.0, chapter 3; NVMe Base 2.0, chapter 5; for Fabrics commands, `wire/fabrics.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

@@ -9,8 +9,6 @@ aborts a command that is not answered in time, and gives the connection up when 
 never reconnects: `transport/reconnect.py` does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum

@@ -6,8 +6,6 @@ ordinary miss of Retrieve, Exist and Delete), KEY_EXISTS and KEY_NOT_FOUND of a 
 INVALID_KEY_SIZE, INVALID_VALUE_SIZE, CAPACITY_EXCEEDED.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from nvmeof.host.command import Command

@@ -1,7 +1,5 @@
 """The namespaces of a controller, and how it reaches them: procedures over Identify and the ANA log."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType

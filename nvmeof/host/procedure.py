@@ -9,8 +9,6 @@ an in-memory link or a simulated network.
         return command.result
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar

@@ -29,8 +29,6 @@ Credits: no more capsules are out than the controller has receives for, because 
 answered, and the controller has posted its receive again when it answers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Final
 

@@ -13,8 +13,6 @@ Data of a command go straight into its `data_in`. Data of the host go out from i
 capsule where they fit into `in_capsule_bytes`, otherwise when the controller asks (R2T).
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 from enum import Enum

@@ -7,8 +7,6 @@ two bytes that is copied from or to. Loans are kept for the next use up to `SPAR
 A view is found again by its address, so slices of registered memory are as good as the whole.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 from collections.abc import Sequence

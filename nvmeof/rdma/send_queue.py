@@ -11,8 +11,6 @@ that it may send once more, and until then it cannot. So what waits is bounded b
 Bound: `room` work requests are posted, and as many chains wait as the owner has commands.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from typing import Final

@@ -9,8 +9,6 @@ A work request's id tells its kind, because a completion with an error tells not
 Access flags have the values of ibv_access_flags.
 """
 
-from __future__ import annotations
-
 from enum import IntEnum, IntFlag
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 

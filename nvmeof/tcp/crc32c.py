@@ -3,8 +3,6 @@
 `awscrt` runs at memory speed and takes any buffer; `crcmod` is the fall-back, and the judge in the tests.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeAlias
 

@@ -23,8 +23,6 @@ The header digest follows HLEN at once, the data digest ends the PDU; between he
 may be padding up to the alignment that the receiver asked for (HPDA, CPDA).
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ bytes of a payload. As soon as the header of a PDU with data is whole and its di
 asked where the data belong (`place`). What staging holds of them is copied there; the rest is received there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias

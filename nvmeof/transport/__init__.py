@@ -2,8 +2,6 @@
 transports behind it, found by their names.
 """
 
-from __future__ import annotations
-
 import importlib
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, cast

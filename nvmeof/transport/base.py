@@ -5,8 +5,6 @@ A transport is an implementation of `HostQueue`, one connected I/O queue of one 
 `open_controller` has one option of the transport's own: `digests` of TCP, `verbs` of RDMA.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final, Protocol
 

@@ -11,8 +11,6 @@ Two tasks run behind it: one receives, one keeps the session's deadlines. After 
 `_transmit` submits the commands of the session, sends, hands events out and re-arms the timer.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable

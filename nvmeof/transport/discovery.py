@@ -8,8 +8,6 @@ and a change that the reading has missed raises it at once. A controller without
 to time.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@
 trio waits for the descriptors of the connection manager and of the completion channel.
 """
 
-from __future__ import annotations
-
 import time
 from contextlib import AbstractAsyncContextManager, closing
 from dataclasses import replace

@@ -9,8 +9,6 @@ RTR, RTS, `establish`. The access rights are known only with the answer; without
 READ of the controller would be refused.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Generator

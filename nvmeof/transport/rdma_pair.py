@@ -5,8 +5,6 @@ on it posts work and polls completions. Everything that verbs refuse is a `Conne
 that a queue could do about it but to be made again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final

@@ -8,8 +8,6 @@ pair is broken at once, which makes the buffer safe; the next `submit` connects 
 controller. So a slow drive costs its reader the deadline and a new connection; other queues go on.
 """
 
-from __future__ import annotations
-
 import time
 from contextlib import suppress
 from dataclasses import dataclass

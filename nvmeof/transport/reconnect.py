@@ -11,8 +11,6 @@
 It knows no transport: `opener` opens the controller.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress

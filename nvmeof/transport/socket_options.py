@@ -1,7 +1,5 @@
 """What both ends of an NVMe/TCP connection ask of their socket."""
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import socket

@@ -3,8 +3,6 @@
 `tcp_queue.py` has the I/O queues.
 """
 
-from __future__ import annotations
-
 import os
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace

@@ -13,8 +13,6 @@ those of its successor. So the socket is closed hard where commands are in fligh
 queue is dropped and the controller gets a reset), by the kernel too when the process dies.
 """
 
-from __future__ import annotations
-
 import select
 import socket
 import struct

@@ -12,8 +12,6 @@
 * Devices. The emulator's are made by their addresses when they are first wanted.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import importlib

@@ -4,8 +4,6 @@ Apart from it because this runs with every command, and is compiled: a thread th
 asks its condition after every burst.
 """
 
-from __future__ import annotations
-
 import contextlib
 import select
 import time

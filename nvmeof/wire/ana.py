@@ -9,8 +9,6 @@ answered with a path-related status.
                16  3:0 state                17  reserved, 15 bytes              32  the NSIDs, 4 bytes each
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -20,8 +20,6 @@ A host sends a message with exactly its length. What it receives is padded with 
 asked for, so those decoders look at the beginning only.
 """
 
-from __future__ import annotations
-
 import struct
 from dataclasses import dataclass
 from enum import IntEnum

@@ -9,8 +9,6 @@
 `status.py` has the codes. The retry delay (CRD) and More are neither sent nor read.
 """
 
-from __future__ import annotations
-
 import struct
 from dataclasses import dataclass
 from typing import Final

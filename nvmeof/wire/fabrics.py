@@ -13,8 +13,6 @@ Connect data, 1024 bytes: 0 HOSTID 16, 16 CNTLID u16 (FFFFh: give me one), 256 S
 The names are UTF-8, padded with NUL.
 """
 
-from __future__ import annotations
-
 import struct
 from dataclasses import dataclass
 from enum import IntEnum

@@ -5,8 +5,6 @@ Get Features  CDW10 7:0 FID, 10:8 SEL              CDW11 by feature
 result        the value (Number of Queues: what was granted)
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import IntEnum
 

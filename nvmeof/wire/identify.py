@@ -4,8 +4,6 @@ CNS, in command dword 10, says which one a host asks for: `IdentifyCns`. Fields 
 of the specification. A field that our controller does not fill and our host does not read is left 0.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass

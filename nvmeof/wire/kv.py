@@ -9,8 +9,6 @@ Retrieve begins at its first byte.
 Dword 0 of the completion of Retrieve is the length of the whole value, also where the buffer is shorter.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass

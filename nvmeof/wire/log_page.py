@@ -6,8 +6,6 @@ CDW12, 13  offset in bytes
 CDW14  6:0 UUID index, 23 offset type, 31:24 CSI
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

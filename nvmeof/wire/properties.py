@@ -3,8 +3,6 @@
 They are read and written by Property Get and Property Set (`fabrics.py`). Bit fields are named here once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum

@@ -15,8 +15,6 @@ A capsule is one SEND: 64 bytes of command, then the data that the SGL says are 
 SEND of 16 bytes. Everything else moves by RDMA WRITE and READ of the memory that a keyed SGL names.
 """
 
-from __future__ import annotations
-
 import struct
 from dataclasses import dataclass
 from enum import IntEnum

@@ -9,8 +9,6 @@ Sixteen bytes, little-endian. The last byte is the identifier: type in its high,
 One record serves all three; fields that a kind does not have are 0.
 """
 
-from __future__ import annotations
-
 from enum import IntEnum
 from typing import Final, NamedTuple
 

@@ -10,8 +10,6 @@
 40..63 command dwords 10 to 15
 """
 
-from __future__ import annotations
-
 import struct
 from dataclasses import dataclass
 from enum import IntEnum

@@ -4,8 +4,6 @@ A status here is eleven bits: status code type (SCT) << 8 | status code (SC), as
 94 to 101 and NVMe-oF 1.1 figure 11. Do Not Retry, More and the retry delay are separate fields of the CQE.
 """
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 

@@ -3,8 +3,6 @@
 It does nothing else, until it is ended.
 """
 
-from __future__ import annotations
-
 import signal
 import sys
 from pathlib import Path

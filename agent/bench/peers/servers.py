@@ -7,8 +7,6 @@ Mooncake listens on all addresses and authenticates nobody, so it gets a network
 alone.
 """
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import json

@@ -1,8 +1,6 @@
 """What goes wrong between a driver and its device, and within the driver. Interpreted, because mypyc makes no
 classes that inherit from these."""
 
-from __future__ import annotations
-
 
 class DeviceSilent(TimeoutError):
     """The device's fault: a request was not answered in time. It is still the device's."""

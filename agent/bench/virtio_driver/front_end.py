@@ -8,8 +8,6 @@ One `FrontEnd` lives as long as its machine and sees several connections. After 
 tells the next one the same rings and the same inflight area; the successor answers the requests left there.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ written twice on purpose: the two ends judge each other.
 A request begins with `fuse_in_header` (40 bytes), a reply with `fuse_out_header` (length, error, unique).
 """
 
-from __future__ import annotations
-
 import enum
 import os
 import struct

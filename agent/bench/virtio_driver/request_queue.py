@@ -6,8 +6,6 @@ is there, another one leads. An answer costs its thread one wake-up at most.
 The eventfds belong to the machine: they outlive a back-end that dies (vhost-user's inflight area).
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

@@ -11,8 +11,6 @@ The ring checks the device: a chain that it was never given, that comes back twi
 its buffers have, is a `DeviceFault`. Not thread-safe (request_queue.py has a lock).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final, Generic, TypeVar
 

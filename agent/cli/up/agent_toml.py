@@ -1,7 +1,5 @@
 """The configuration that `g35 up` writes for its agent, and whether its pool has room on the drives."""
 
-from __future__ import annotations
-
 import json
 import os
 import tomllib

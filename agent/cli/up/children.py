@@ -4,8 +4,6 @@ A child is killed by the kernel when its parent dies (PR_SET_PDEATHSIG), so that
 `g35 up` leaves nothing behind but a dead mount, which the next start clears away.
 """
 
-from __future__ import annotations
-
 import ctypes
 import signal
 import subprocess

@@ -4,8 +4,6 @@ The agent serves no names of another pool (agent/fs/files/pool_of_names.py), bec
 Drives in memory never do, and /fs would be missing until somebody removed the file by hand.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

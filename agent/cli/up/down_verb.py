@@ -1,7 +1,5 @@
 """`g35 down`: end what `g35 up` started, whatever state it is in."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """What is wrong with a state folder or its disk, in words: Linux says only that it refuses."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -1,7 +1,5 @@
 """The signals that ask a program to end. `g35 up` notes them, and looks for them where it waits."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import threading

@@ -17,8 +17,6 @@ made_with.json what the pool on these drives was formatted with
 mnt/           the mount, unless --mount names another folder
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

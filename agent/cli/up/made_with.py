@@ -4,8 +4,6 @@ The drives' number and size are read from their folders, the rest from `made_wit
 new at each start.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """Addresses on loopback for the emulated RDMA devices of `g35 up`: each device has one of its own."""
 
-from __future__ import annotations
-
 import ipaddress
 import socket
 from pathlib import Path

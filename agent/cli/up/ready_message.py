@@ -1,7 +1,5 @@
 """What `g35 up` says once the mount is there: where everything is, what to try, and how to end it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

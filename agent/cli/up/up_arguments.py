@@ -3,8 +3,6 @@
 A word that is wrong raises `typer.BadParameter` (exit code 2), which names the option and what is allowed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

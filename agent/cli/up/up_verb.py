@@ -1,7 +1,5 @@
 """`g35 up`: enclosures, a formatted pool, the agent and its mount, until Ctrl-C."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -3,8 +3,6 @@
 host_shim/control_wire.py says what they are. Nothing of a session outlives it.
 """
 
-from __future__ import annotations
-
 import enum
 import errno
 import threading

@@ -5,8 +5,6 @@ and out of the client's own memory. Suites whose proof is a CRC of the text read
 passes through memory of ours: a client's change meanwhile must not look like a broken drive.
 """
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Callable
 from dataclasses import dataclass

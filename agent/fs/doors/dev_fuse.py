@@ -10,8 +10,6 @@ so that header and arguments of a WRITE end where a page begins, and one read pu
 a cipher and a NIC would have it. Any other request runs on into `data`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import logging

@@ -3,8 +3,6 @@
 `make_runner(i)` is called once in each worker's own thread, and its runner is used in no other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 

@@ -1,7 +1,5 @@
 """Makes the door that the configuration names."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal, TypeAlias
 

@@ -5,8 +5,6 @@ is closed. After an agent was killed, its mount point answers ENOTCONN ("a dead 
 `clear_dead_mount`.
 """
 
-from __future__ import annotations
-
 import array
 import contextlib
 import ctypes

@@ -8,8 +8,6 @@ pyfuse3 carries no fallocate (EOPNOTSUPP), no parallel direct writes and no skip
 global, so a process has one such door at a time.
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 import threading

@@ -5,8 +5,6 @@ back the announcement and dooms its predecessor; a sweep deletes doomed blocks. 
 current or doomed at every moment, and the next start finds what a killed process left.
 """
 
-from __future__ import annotations
-
 import sqlite3
 from dataclasses import dataclass
 

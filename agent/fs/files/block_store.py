@@ -4,8 +4,6 @@ A *block* is written once under an identifier that no other block ever had, is r
 changed in place, and is deleted at last. So the store needs no notion of a file, an order or a transaction.
 """
 
-from __future__ import annotations
-
 import hashlib
 import struct
 from collections.abc import Collection, Iterable, Sequence

@@ -10,8 +10,6 @@ block then as well, the reader gets EIO, and the block is a suspect (suspect_blo
 anything.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ what is kept here is structure: which names exist, link counts, no cycles. Error
 call's manual page.
 """
 
-from __future__ import annotations
-
 import errno
 import sqlite3
 import stat

@@ -1,7 +1,5 @@
 """Extended attributes of /fs: small named values beside a file, bounded in size and number."""
 
-from __future__ import annotations
-
 import errno
 
 from agent.fs.files import inodes

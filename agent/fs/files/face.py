@@ -34,8 +34,6 @@ The kernel, on a mount with `default_permissions`, checks permissions and the st
 O_APPEND, and knows O_RDONLY from O_RDWR.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

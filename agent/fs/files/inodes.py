@@ -1,7 +1,5 @@
 """Inodes of /fs: one record, how it is read and made, and what stat(2) shows of it."""
 
-from __future__ import annotations
-
 import errno
 import sqlite3
 import stat

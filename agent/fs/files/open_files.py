@@ -5,8 +5,6 @@ at most a request between a buffer and staged memory (these hold the interpreter
 short transactions that must not race with an open; never while steps are run.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import threading

@@ -1,7 +1,5 @@
 """What an operator can set about /fs, and what /fs counts about itself."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -9,8 +9,6 @@ Sweeps go through doomed blocks in laps, oldest first, and past those that canno
 enclosure is away, say. The next lap, some seconds later, tries these again.
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 import sqlite3

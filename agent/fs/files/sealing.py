@@ -9,8 +9,6 @@ larger one that has room. So all blocks of a large file but its tail lie in slot
 a small file or a tail takes the smallest slot that fits.
 """
 
-from __future__ import annotations
-
 import errno
 import itertools
 import logging

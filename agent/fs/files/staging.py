@@ -9,8 +9,6 @@ mappings, which go back to the kernel at once. Some are kept for reuse, because 
 much as copying 4 MiB. `OpenFiles.state` guards all of it (see face.py).
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Final

@@ -10,8 +10,6 @@ A lost block takes its file: its names go, and reading it is ENOENT. A block tha
 removed meanwhile is no suspect. All is in memory and bounded; after a restart readers find again what is bad.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import threading

@@ -5,8 +5,6 @@ since before the put (agent/pool/flush_tracking.py). With a later session the bl
 read or deleted: the enclosure may have lost power meanwhile, and with it what it had acknowledged.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections import OrderedDict

@@ -7,8 +7,6 @@ Padding (`x` in a layout) is zero when sent and ignored when received: newer ker
 The words behind a layout name its fields, in their order.
 """
 
-from __future__ import annotations
-
 import enum
 import struct
 from typing import Any, Final, TypeAlias

@@ -4,8 +4,6 @@ Compiled, unlike fuse/requests.py: every name that is looked up and every value 
 (agent/fs/control/face.py) comes by here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 from collections.abc import Callable, Iterable

@@ -5,8 +5,6 @@ makes one call and encodes the answer. It raises `FsError` for an errno and `Fus
 request. READ and WRITE are in the session itself, where they cost the least.
 """
 
-from __future__ import annotations
-
 import errno
 import stat
 import struct

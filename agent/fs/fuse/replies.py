@@ -4,8 +4,6 @@ Source: `include/uapi/linux/fuse.h`. The kernel checks a reply's length to the b
 reply is variable (READ, READDIR, READLINK, attributes' values), and turns a wrong one into EIO.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from typing import Final, TypeAlias

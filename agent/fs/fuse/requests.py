@@ -6,8 +6,6 @@ an extended attribute, or the data of a WRITE. Fields that we don't need (lock o
 a READ) are skipped as padding where they stand.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from typing import Any, Final

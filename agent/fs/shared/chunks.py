@@ -1,7 +1,5 @@
 """Pieces of a file by chunks: ranges, one chunk read whole, one that is filled in memory."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Iterator
 from typing import Final

@@ -5,8 +5,6 @@ pool until it is evicted, as everything there is, so nothing depends on it. A co
 is not deleted before its last close.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence

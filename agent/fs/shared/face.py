@@ -14,8 +14,6 @@ knows of a file, so there is no table to ask, to lock or to lose (docs/decisions
 
 # One idea in one file: the operations of the face; their tables and parts are in the other files here.
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os

@@ -5,8 +5,6 @@ creates what it did not find has the directories of the first chunk read. A thre
 file is there) pays for neither. Nothing depends on a guess but its cost.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence

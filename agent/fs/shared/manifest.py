@@ -19,8 +19,6 @@ A short file has its bytes here, and no chunks. The path is in it, so a manifest
 of another is no file there.
 """
 
-from __future__ import annotations
-
 import struct
 from bisect import bisect_right
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What names lead to just now; and folders that are there because something is in them."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Callable
 from typing import Final

@@ -4,8 +4,6 @@ An inode of a file is one content, which never changes: another content of the s
 So what a kernel has cached of an inode stays true. A file that is being written has an inode of its own.
 """
 
-from __future__ import annotations
-
 import errno
 import itertools
 import threading

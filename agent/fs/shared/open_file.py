@@ -4,8 +4,6 @@ A chunk that is lost all the same (its enclosure went, another agent evicted it)
 a shorter file.
 """
 
-from __future__ import annotations
-
 import errno
 import threading
 from collections import OrderedDict

@@ -1,7 +1,5 @@
 """Paths below a shared volume, and the keys that follow from them: the only index of the files there is."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 from typing import Final

@@ -4,8 +4,6 @@ A name is noted when it was looked up and was there, and when it was made here; 
 and is not there, when it is removed here, and when others need the room.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict
 from typing import Final

@@ -4,8 +4,6 @@ Both are volumes of the pool (`agent.pool.access.ServedVolume`); the protocols h
 uses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol

@@ -4,8 +4,6 @@ A file is there for its own process alone until it is closed (of a guest: for th
 an inode of its own, which the kernel gets by looking the name up once more.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import threading

@@ -10,8 +10,6 @@ SET_VRING_ENABLE 0, GET_VRING_BASE and the end of the connection stop it. A brea
 connection is over.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol

@@ -5,8 +5,6 @@ on. It gives back what it holds for a guest when the guest begins anew (INIT, DE
 the front-end is gone and cannot come back.
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 from collections.abc import Callable

@@ -9,8 +9,6 @@ so a megabyte of a huge page is one call of the cipher. With an inflight piece (
 queue also notes what it has taken, and begins with what an earlier device had taken and not completed.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from typing import Final
 

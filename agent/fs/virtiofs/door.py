@@ -5,8 +5,6 @@ and lets a `BackEnd` decide what its messages mean, in a thread of its own. Each
 thread, which serves requests to completion.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import logging

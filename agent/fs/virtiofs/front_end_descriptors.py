@@ -5,8 +5,6 @@ agent/host_os/foreign_memory.py. QEMU's memory-backend-memfd is such; anything e
 operator takes the risk. agent/host_os/foreign_descriptors.py says which descriptors get this far.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -4,8 +4,6 @@ A process of its own reads the socket and passes on messages whose descriptors a
 agent/host_os/foreign_descriptors.py. Replies go out of this process.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 from typing import NamedTuple

@@ -16,8 +16,6 @@ Every block of the file is allocated when it is made: a write through a mapping 
 would end the agent by SIGBUS. Where there is no room for a file the books go on in memory and say so.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import logging

@@ -3,8 +3,6 @@
 See guest_view.py for what is promised.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable

@@ -5,8 +5,6 @@ kicks. The kick is watched by its edges and never read: a read of an eventfd tha
 sleep for ever.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import select

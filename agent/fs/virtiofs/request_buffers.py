@@ -9,8 +9,6 @@ are gathered. A READ opens into the guest's memory: into one run, or run by run 
 not too short; a file of /fs needs one run and otherwise is copied. Copied bytes are counted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final, TypeAlias
 

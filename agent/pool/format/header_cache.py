@@ -8,8 +8,6 @@ prove themselves as ever.
 The cache ends with its codec: what one key has proven is worth nothing under another.
 """
 
-from __future__ import annotations
-
 from typing import Final, Generic, TypeVar
 
 from agent.inline.suites import Place

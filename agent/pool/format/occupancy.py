@@ -5,8 +5,6 @@ that. For a volume with a quota (agent/pool/volume/quota.py) the taken slots of 
 are kept as well, as of the last look.
 """
 
-from __future__ import annotations
-
 import threading
 
 SetPlace = tuple[int, int]

@@ -4,8 +4,6 @@ Read steps.py first. A channel that can do this is `KvChannel`; a worker's chann
 namespace that does not know the commands fails them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final, Protocol, cast
 

@@ -10,8 +10,6 @@ far as this agent knows of uses, or stored longest ago. So the victim is the old
 which costs a little of the hit ratio and no memory.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from agent.pool.counters import MissCause

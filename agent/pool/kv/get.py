@@ -6,8 +6,6 @@ the host reads a value in one request, as engines do; a program that reads in sm
 last unit that was opened, which is kept for it.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from agent.pool.counters import MissCause

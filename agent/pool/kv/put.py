@@ -8,8 +8,6 @@ The first write of a key wins: the Store asks for it ("only if absent"). Where t
 is looked at, and one that proves nothing or has expired is stored over.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from agent.inline.suites import PROOF_BYTES

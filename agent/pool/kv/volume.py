@@ -12,8 +12,6 @@ makes room. The differences that follow:
 * Nothing on flash tells of the use of a value. What this agent knows of it, it has in memory.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence

@@ -7,8 +7,6 @@ that is lost, or overwritten by an agent that had read it before, loses it. Then
 where it is still bad, found again. See docs/decisions/0029-bad-slots-are-entries-and-copies-follow.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 

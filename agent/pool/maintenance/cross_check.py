@@ -6,8 +6,6 @@ out, CONTROLS others are read: slots of the same set, directories and slots of o
 Nearly all must be there, and whole. Of a slot the header is opened.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Collection
 from dataclasses import dataclass

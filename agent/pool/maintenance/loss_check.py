@@ -8,8 +8,6 @@ findings; the database of file names asks several times with time between
 (agent/pool/volume/writable_directory.py), and a namespace that fails a cross-check.
 """
 
-from __future__ import annotations
-
 import struct
 
 from agent.pool.maintenance.cross_check import is_vouched_for

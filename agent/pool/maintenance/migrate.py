@@ -12,8 +12,6 @@ through another agent may come in between, and the value is there again: as when
 agents meet.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable, Sequence
 

@@ -7,8 +7,6 @@ database of file names can tell it from a damaged block, which stays for a scrub
 find. And only by the newest pool map is it certain that it stays shut.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 

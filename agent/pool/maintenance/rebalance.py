@@ -8,8 +8,6 @@ every read that may have missed the copy is over. When a walk finds nothing, the
 for an agent that learned late of the join may have stored a value at an old place.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

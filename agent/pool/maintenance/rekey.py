@@ -8,8 +8,6 @@ of files wait for a free slot. A value that does not open is dropped from a cach
 left to a scrub and to orphans.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple

@@ -14,8 +14,6 @@ nobody; and an entry under such a key is no copy.
 (docs/decisions/0029-bad-slots-are-entries-and-copies-follow.md)
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -15,8 +15,6 @@ A bad block of a file stays: a reader that meets it reports it, and the database
 hit in /kv and a block in /fs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 

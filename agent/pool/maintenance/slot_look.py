@@ -4,8 +4,6 @@ A finding comes with a digest of the bytes that did not prove themselves. Damage
 same at each look; damage on the way seldom is twice.
 """
 
-from __future__ import annotations
-
 import enum
 import hashlib
 from typing import NamedTuple

@@ -5,8 +5,6 @@ of directories at a time, of all volumes in turn. Remembered ones are refreshed;
 taken slots is noted and nothing else is kept.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 

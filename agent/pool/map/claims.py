@@ -27,8 +27,6 @@ Layout of the claim, in the first 128 bytes of a block of 4,096; little-endian:
    128  …  zero
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 import struct

@@ -3,8 +3,6 @@
 Steps, numbered by the namespaces as the channel knows them at the moment.
 """
 
-from __future__ import annotations
-
 import enum
 import itertools
 from collections.abc import Callable, Mapping, Sequence

@@ -7,8 +7,6 @@ every namespace, so a verb that finds nothing left looks once more, QUIET_SECOND
 earlier key. Why that is long enough: key_transition.py.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Callable, Mapping

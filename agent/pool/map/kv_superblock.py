@@ -4,8 +4,6 @@ Read inspect.py and superblock.py first. A Store is all or nothing, so one copy 
 can take its place: the key is reserved (kv/eviction.py never gives it away).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from agent.errors import G35Error

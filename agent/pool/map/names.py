@@ -2,8 +2,6 @@
 everywhere. Tenants that pools have already may have names in any script.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from typing import Annotated, Final

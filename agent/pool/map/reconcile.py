@@ -19,8 +19,6 @@ The rest is lost: a limit of a tenant, or a second join of other namespaces. The
 is told (commit.py) and makes it again. Without I/O.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence

@@ -5,8 +5,6 @@ place: an offset, or that key. The mark is the head of the superblock, which has
 the map in it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias

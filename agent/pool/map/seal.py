@@ -10,8 +10,6 @@ as long as no copy of their pool was seen with one (`pools`), where the root key
 another pool's root key seals nothing.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 

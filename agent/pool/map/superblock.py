@@ -16,8 +16,6 @@ The map follows at 4,096. Two copies lie at 0 and at 512 KiB; they are written o
 that a crash in between leaves one whole, and the greater version that is whole counts.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import struct

@@ -5,8 +5,6 @@ So it takes the same time for any number of slots, and nobody opens them afterwa
 key included. How a new map replaces the old one: commit.py.
 """
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Sequence
 

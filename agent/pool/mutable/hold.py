@@ -7,8 +7,6 @@ Of one set no more than half is held or pinned. What is beyond that is found and
 same goes for a holder who has no room left (agent/pool/volume/holds.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

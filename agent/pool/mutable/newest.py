@@ -10,8 +10,6 @@ another write by now, the value was replaced between the two reads. Then both ar
 of the directories held, so that no write of this agent hides what another agent wrote.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

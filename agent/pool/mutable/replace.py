@@ -19,8 +19,6 @@ Two agents that replace one key at once may both be acknowledged; one value stay
 agent that was read before both, and is written after both, may take the key away: a miss.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from agent.pool.counters import MissCause

@@ -7,8 +7,6 @@ no continuation has the greater part of what was seen, and nothing is guessed.
 The table knows pseudonyms and no keys: once a tenant is erased nobody can ask it for anything.
 """
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections import OrderedDict

@@ -7,8 +7,6 @@ is only load. For the same reason a key whose get has come meanwhile, or whose d
 A value that is there, or on its way, is not read twice.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

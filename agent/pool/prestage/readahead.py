@@ -6,8 +6,6 @@ by the prestager's threads and behind everything that was announced. Nothing her
 get is not held up by it.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

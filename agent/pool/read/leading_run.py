@@ -5,8 +5,6 @@ for longer, nothing is prestaged, no get is counted. What remembered directories
 lock and without I/O. The answer is a hint, as all that directories say.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

@@ -5,8 +5,6 @@ fails later becomes a miss, and its hit is taken back. Several threads may read 
 finds the slot for all.
 """
 
-from __future__ import annotations
-
 import itertools
 import threading
 from abc import ABC, abstractmethod

@@ -11,8 +11,6 @@ What waits in memory is always served. What no remembered directory names is nei
 length is not known.
 """
 
-from __future__ import annotations
-
 import threading
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Which of the entries that name a key is read, and in which order; for a volume that keeps two copies."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Final
 

@@ -5,8 +5,6 @@ operation that finds a debt waits, within its deadline, and is late otherwise. A
 tenants together have few seats for waiting; an operation without a seat is late at once.
 """
 
-from __future__ import annotations
-
 import threading
 from typing import Final
 

@@ -13,8 +13,6 @@
   updates.
 """
 
-from __future__ import annotations
-
 import enum
 import threading
 from collections import OrderedDict

@@ -9,8 +9,6 @@ Hedges are at most a share of all gets, so a pool that is slow as a whole is not
 write the counts without a lock: a lost count is one of many.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 HEDGE_SHARE: Final = 0.05

@@ -5,8 +5,6 @@ that found nothing. The key would be back for good. So a delete of such a key is
 land no more: by then the entry is on flash, where the delete finds it, or never will be.
 """
 
-from __future__ import annotations
-
 import threading
 from typing import Final
 

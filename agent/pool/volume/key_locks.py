@@ -5,8 +5,6 @@ lock while it looks and names, and never from one call to the next. So a thread 
 nobody waits for long.
 """
 
-from __future__ import annotations
-
 import threading
 
 from agent.pool.steps import Acquire, Steps

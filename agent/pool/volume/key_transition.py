@@ -6,8 +6,6 @@ second count: neither an agent that has not looked at the pool map for a while, 
 with the new key has come.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field

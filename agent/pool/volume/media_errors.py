@@ -5,8 +5,6 @@ looks at the slot again. All of it is in memory and bounded: the next read of a 
 finds it again.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections import OrderedDict

@@ -13,8 +13,6 @@ Nobody touches a put that waits. Its own thread takes it out with the next piece
 up. The thread that took it out has it, so the two never meet.
 """
 
-from __future__ import annotations
-
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict

@@ -6,8 +6,6 @@ own puts have set aside. Other agents' puts are seen by that walk only, so sever
 what they store between two walks.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass

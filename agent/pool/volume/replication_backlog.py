@@ -1,8 +1,6 @@
 """Keys whose second copy is still to be made, in a volume that keeps two
 (agent/pool/maintenance/replication.py)."""
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict, deque
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """What a volume is, from the pool map, and the bounds in time that the operator sets."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

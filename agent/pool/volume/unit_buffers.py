@@ -8,8 +8,6 @@ request would fetch and open the last unit again. So an opened unit waits in pla
 its end (`UnitCache`). The oldest is dropped first.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict
 from typing import Final

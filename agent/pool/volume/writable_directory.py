@@ -8,8 +8,6 @@ again, with some time between, until it comes whole or its damage is known to be
 refused, a delete is tried again later.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from typing import Final

@@ -9,8 +9,6 @@ TinyLFU was tried: comparing the newcomer's frequency with its victim's admits, 
 values, or fewer that are used again. So what is kept is the least that can be: which keys were seen.
 """
 
-from __future__ import annotations
-
 import threading
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Delete and pin: changes of entries that move no value."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from agent.pool.counters import MissCause

@@ -7,8 +7,6 @@ one. Otherwise it is the least wanted value of a few sets, drawn by chance among
 values; its directory is written for that alone.
 """
 
-from __future__ import annotations
-
 import enum
 import random
 from collections.abc import Sequence

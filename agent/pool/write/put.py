@@ -14,8 +14,6 @@ holds its key's lock (agent/pool/volume/key_locks.py) from the look to the end, 
 then finds it stored. A value in pieces takes the lock when it begins and again when it ends, and looks again.
 """
 
-from __future__ import annotations
-
 from typing import Final, NoReturn
 
 from agent.inline.suites import PROOF_BYTES

@@ -4,8 +4,6 @@ Puts, copies, moves and reseals reserve here. A reserved slot is nobody else's: 
 a directory that is read again does not change it, and its set stays in the cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from typing import Final
 

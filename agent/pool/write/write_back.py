@@ -14,8 +14,6 @@ Values wait as they came, in clear, like a value that an engine has half written
 value of a known length (a file written through /kv) goes through.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -5,8 +5,6 @@ of slot and memory, whichever end it is. A put that waits for its next piece may
 (agent/pool/volume/partial_puts.py); the thread that takes it out of that table is the one that may change it.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from enum import IntEnum
 from typing import Final, NoReturn

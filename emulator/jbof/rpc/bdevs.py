@@ -3,8 +3,6 @@
 A drive of `--drives`, or from the control socket, is a bdev called `drive-N`. KV drives are not shown.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

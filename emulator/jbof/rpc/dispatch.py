@@ -4,8 +4,6 @@ As with a real target, a missing "jsonrpc" is accepted, an id is a number or a s
 is a notification, and an error has no "data".
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable

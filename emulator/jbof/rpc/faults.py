@@ -1,7 +1,5 @@
 """Errors of the RPC, with the codes and texts of a real SPDK target for the same mistakes."""
 
-from __future__ import annotations
-
 import errno
 import os
 from typing import Final

@@ -4,8 +4,6 @@ A value ends where its outermost bracket closes. A value that is too long, neste
 object nor an array is refused before it is whole. MalformedStream is the only exception, and ends the stream.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any, Final, NoReturn

@@ -1,7 +1,5 @@
 """The keyring: DH-HMAC-CHAP secrets by name, each in a private file."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Members of SPDK without a use here are allowed with their neutral value alone: a
 never ignored in part.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field

@@ -1,7 +1,5 @@
 """The RPC socket of an enclosure. As with SPDK, malformed JSON closes the connection without an answer."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

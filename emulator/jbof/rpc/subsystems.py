@@ -1,7 +1,5 @@
 """Transports, subsystems, namespaces, listeners and hosts: the nvmf_* methods, on the running target."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import ipaddress

@@ -4,8 +4,6 @@ INIT gives no access right before REQ or REP, and does afterwards. So a program 
 INIT before `connect` must do it again before RTR, as with the kernel; otherwise the peer's READs get a NAK.
 """
 
-from __future__ import annotations
-
 import errno
 from typing import Final
 

@@ -5,8 +5,6 @@ its own inline. An `Endpoint` is a device with its connection manager, still wit
 `emulator.roce.runtime` drive it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Every bound and time of the connection manager in one place, with the reason."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

@@ -10,8 +10,6 @@ The manager drops malformed messages, and messages that fit no connection or not
 causes. It answers where the specification wants an answer. Every table is bounded (`limits.py`).
 """
 
-from __future__ import annotations
-
 import errno
 import heapq
 import itertools

@@ -9,8 +9,6 @@ The same id joins multicast groups, once an address is resolved. It asks no othe
 manager, the group's GID is its address (annex A17), and the whole port space shares one Q_Key.
 """
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Callable
 from typing import Final

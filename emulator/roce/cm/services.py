@@ -1,7 +1,5 @@
 """The services of a connection manager for its connections."""
 
-from __future__ import annotations
-
 import random
 from abc import ABC, abstractmethod
 from collections import Counter

@@ -4,8 +4,6 @@ The states of the specification that differ only in whether an MRA was sent or r
 moves a deadline and nothing more. DREQ received has no state either, since it is answered at once.
 """
 
-from __future__ import annotations
-
 from enum import Enum
 
 

@@ -9,8 +9,6 @@ The IPv4 identification is part of the ICRC, so the packet writer must know it b
 `Link.numbers_segments` says which of two conventions holds towards an address (`udp.py` argues why).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 

@@ -7,8 +7,6 @@ a group leave by the port's own socket, on the interface of its address (Linux:
 device needs neither a route nor the MULTICAST flag.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import select

@@ -6,8 +6,6 @@ So a link receives as much as it can hold with one call, and sends a volley with
 (linux/socket.h) lie in memory that is laid out once: only changed pointers are written.
 """
 
-from __future__ import annotations
-
 import ctypes
 import socket
 import struct

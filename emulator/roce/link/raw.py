@@ -10,8 +10,6 @@ peer may show up here as one packet without the places of its parts; such packet
 IPv4 alone: IPv6 has no identification and needs nothing of this.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

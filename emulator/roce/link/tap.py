@@ -10,8 +10,6 @@ A pcap file (draft-ietf-opsawg-pcap), little-endian, of link type 101: each reco
     record  0..3 seconds   4..7 nanoseconds   8..11 and 12..15 bytes, here the same
 """
 
-from __future__ import annotations
-
 import logging
 import struct
 import time

@@ -18,8 +18,6 @@ loses that one burst, which the transport sends again, and gets single datagrams
 on. Over IPv6 there is no identification and nothing of this matters.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import ipaddress

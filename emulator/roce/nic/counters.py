@@ -3,8 +3,6 @@
 `wire/malformed.py` has the causes that a packet's form shows; these here need a queue pair.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 

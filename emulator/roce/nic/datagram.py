@@ -4,8 +4,6 @@ A send completes when its packet has left. The service drops and counts a datagr
 without a posted receive. The sender gets no answer, as with a real device.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from typing import Final
 

@@ -1,7 +1,5 @@
 """The services of a device for its queue pairs: address, paths, keys, clocks, events, packet buffers."""
 
-from __future__ import annotations
-
 import errno
 import random
 from collections import Counter, deque

@@ -11,8 +11,6 @@ Keys are 32 bits: 24 of table index and 8 that change with every use of a place 
 misses. L_Key and R_Key of a region are the same number, as with rxe.
 """
 
-from __future__ import annotations
-
 import errno
 import random
 from collections.abc import Sequence

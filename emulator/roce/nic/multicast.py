@@ -4,8 +4,6 @@ A group is an IP address. Its GID is the address, IPv4 as ::ffff:a.b.c.d, and da
 0xFFFFFF. Each attached queue pair gets a copy of its own, those of the sender's device among them.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable

@@ -18,8 +18,6 @@ the fast path of both.
 
 # One idea in one file: the device, its tables of objects and its packets.
 
-from __future__ import annotations
-
 import errno
 import random
 import struct

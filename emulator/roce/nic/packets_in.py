@@ -4,8 +4,6 @@ A row ends at the first packet without the expected header or a right ICRC. That
 the way of single packets, which handles every case, so this file handles none.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterable
 from itertools import repeat

@@ -9,8 +9,6 @@ ones.
 The functions return the buffer itself. It is valid until the next call.
 """
 
-from __future__ import annotations
-
 import struct
 from functools import lru_cache
 from itertools import repeat

@@ -1,7 +1,5 @@
 """Paths to peers: addresses in the form that the ICRC covers, prepared once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from emulator.roce.nic.verbs import ROCE_PORT, Address

@@ -3,8 +3,6 @@
 `QueuePair` fills in what concerns all services at once.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 
 from emulator.roce.nic.completion import CompletionQueue

@@ -19,8 +19,6 @@ A congestion control would bound the window besides, or say in `next_burst` that
 
 # One idea in one file: the queue of requests, and the packets that they become.
 
-from __future__ import annotations
-
 from collections import deque
 from typing import Final
 

@@ -10,8 +10,6 @@ result of an atomic, which is not carried out again (9.7.4.4, 9.7.5.1.4).
 
 # One idea in one file: requests carried out, and the answers that go out for them in the same order.
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass
 from typing import Final, TypeAlias

@@ -4,8 +4,6 @@ IBTA 10.3.1 and 11.2.5.2 (Modify Queue Pair); the kernel's `ib_modify_qp_is_ok` 
 do all drivers that use it. Everything about legal moves is in this file, and nothing else is.
 """
 
-from __future__ import annotations
-
 import errno
 from typing import Final, NamedTuple, TypeAlias
 

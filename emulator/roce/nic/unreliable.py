@@ -9,8 +9,6 @@ only packet begins anew, from its own PSN. The receive that a lost SEND took ser
 request that RC would refuse is dropped and counted, and the queue pair goes on.
 """
 
-from __future__ import annotations
-
 from emulator.roce.nic.counters import Count
 from emulator.roce.nic.qp_context import QpContext
 from emulator.roce.nic.requester import Requester

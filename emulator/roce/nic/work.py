@@ -4,8 +4,6 @@ PSNs in this package count on beyond 24 bits ("extended"), so that they compare 
 the lower 24.
 """
 
-from __future__ import annotations
-
 from typing import Final, NamedTuple
 
 from emulator.roce.nic.memory import EMPTY, SpanList

@@ -1,7 +1,5 @@
 """Work requests as `post_send` and `post_recv` take them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from emulator.roce.nic.memory import AddressHandle, Bind, MemoryWindow

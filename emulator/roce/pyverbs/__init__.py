@@ -7,8 +7,6 @@
 See docs/roce.md for what is not there and what is there besides.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Sequence

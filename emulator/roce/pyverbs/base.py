@@ -4,8 +4,6 @@ An object holds its parents strongly and its children weakly, as in pyverbs: a c
 that the program forgot, and an unreferenced object closes itself.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import logging

@@ -4,8 +4,6 @@ A channel serves connections of several devices, each with a lock of its own, so
 innermost, held for a moment only.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import select

@@ -4,8 +4,6 @@ Linux asks its routing table. Here each address has one NIC, so the table decide
 address of a NIC; between addresses of the loopback network it never does.
 """
 
-from __future__ import annotations
-
 import errno
 import socket
 import weakref

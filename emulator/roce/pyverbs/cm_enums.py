@@ -1,7 +1,5 @@
 """`pyverbs.cm_enums`: the enumerations of `rdma/rdma_cma.h` (rdma-core 44), and the members as names here."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Final
 
 from emulator.roce.cm import events

@@ -1,7 +1,5 @@
 """Addresses and parameters of the connection manager. Part of `pyverbs.cmid`."""
 
-from __future__ import annotations
-
 import errno
 import socket
 from dataclasses import InitVar, dataclass, field

@@ -1,7 +1,5 @@
 """`pyverbs.dmabuf`: memory of other devices. It is refused."""
 
-from __future__ import annotations
-
 from emulator.roce.pyverbs.base import not_here
 
 

@@ -5,8 +5,6 @@ checked-in inventory by tests/unit/roce_pyverbs. The device's own enumerations c
 from `nic.verbs`.
 """
 
-from __future__ import annotations
-
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Final
 

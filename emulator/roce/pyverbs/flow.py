@@ -1,7 +1,5 @@
 """`pyverbs.flow`: flow steering. The attributes of a rule are a record; a rule in force is refused."""
 
-from __future__ import annotations
-
 from dataclasses import InitVar, dataclass, field
 
 from emulator.roce.pyverbs import enums as e

@@ -1,7 +1,5 @@
 """`pyverbs.fork`. The device keeps no pages that a fork could take away: nothing is to be prepared."""
 
-from __future__ import annotations
-
 from emulator.roce.pyverbs import enums as e
 
 

@@ -3,8 +3,6 @@
 Addresses are the caller's word, as in C: a wrong one ends the process.
 """
 
-from __future__ import annotations
-
 import ctypes
 import sys
 from typing import Final

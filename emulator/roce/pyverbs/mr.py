@@ -5,8 +5,6 @@ latter is an anonymous mapping that lives as long as the device refers to it, so
 the device with a foreign address.
 """
 
-from __future__ import annotations
-
 import errno
 import mmap
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ takes the device's lock. A caller that posts both with every command (`nvmeof.tr
 plain tuples, and takes the lock once.
 """
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Sequence
 from typing import Any, Final, TypeAlias

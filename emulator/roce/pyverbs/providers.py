@@ -1,5 +1,3 @@
 """`pyverbs.providers`: what single vendors' devices do besides. There is no vendor's device here."""
 
-from __future__ import annotations
-
 raise ImportError("the emulated device is no vendor's: pyverbs.providers does not exist for it")

@@ -1,7 +1,5 @@
 """`pyverbs.pyverbs_error`: the errors of the stand-in."""
 
-from __future__ import annotations
-
 import os
 
 

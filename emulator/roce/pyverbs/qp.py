@@ -5,8 +5,6 @@ requests or none: what makes one of them impossible is found while it is built a
 drivers of libibverbs.
 """
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Callable, Sequence
 from typing import Final

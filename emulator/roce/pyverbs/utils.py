@@ -1,7 +1,5 @@
 """`pyverbs.utils`: GIDs as text, and words for numbers."""
 
-from __future__ import annotations
-
 import struct
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """`pyverbs.wq`: work queues and receive side scaling. Attributes are records, the rest is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import Any, ClassVar

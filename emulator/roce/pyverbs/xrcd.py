@@ -1,7 +1,5 @@
 """`pyverbs.xrcd`: extended reliable connections. The attributes are a record; the domain is refused."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from emulator.roce.pyverbs.base import PyverbsCM, PyverbsObject, not_here

@@ -5,8 +5,6 @@ it. It is written when the first event comes and read when the last one goes: tw
 events, however many. All methods are called with the device's lock held, `fileno` excepted.
 """
 
-from __future__ import annotations
-
 import os
 from collections import deque
 from collections.abc import Callable

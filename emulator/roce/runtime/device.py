@@ -10,8 +10,6 @@
 call `turn()` themselves.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import random
 import time

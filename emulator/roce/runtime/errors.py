@@ -1,7 +1,5 @@
 """Errors of a device as a whole."""
 
-from __future__ import annotations
-
 
 class DeviceError(Exception):
     """Base of what this package raises; never raised itself."""

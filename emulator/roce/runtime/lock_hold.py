@@ -7,8 +7,6 @@ single step of C is never interrupted. So here the call of the lock and its reco
 grows by the result of each call. An odd length means that the lock is held.
 """
 
-from __future__ import annotations
-
 import threading
 from contextlib import suppress
 from itertools import starmap

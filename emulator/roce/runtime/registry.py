@@ -6,8 +6,6 @@
 A process opens a device once, since there is one UDP port. The device closes with its last user.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """Sleeps of the thread that drives a device: after a last look, in poll(), or for a fixed moment."""
 
-from __future__ import annotations
-
 import os
 import select
 import time

@@ -7,8 +7,6 @@
 Bits that no field has are reserved: zero when sent, not looked at when received.
 """
 
-from __future__ import annotations
-
 from typing import Any, Generic, TypeVar, get_type_hints
 
 _Record = TypeVar("_Record")

@@ -11,8 +11,6 @@
 Big-endian.
 """
 
-from __future__ import annotations
-
 import struct
 from typing import Final
 

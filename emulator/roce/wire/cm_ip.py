@@ -14,8 +14,6 @@ and the private data of a REQ (or SIDR_REQ) to it begin with 36 bytes:
 of the 92 the rest, 56, is the consumer's. Big-endian.
 """
 
-from __future__ import annotations
-
 import struct
 from dataclasses import dataclass
 from enum import IntEnum

@@ -9,8 +9,6 @@ may have outstanding is bounded by what the other side keeps ready. Zeros fill u
 other side does not see their length.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, Any, Final, TypeAlias

@@ -13,8 +13,6 @@ IPv6 (RFC 8200), 40 bytes:
 UDP (RFC 768): 0..1 source port, 2..3 destination port, 4..5 length, 6..7 checksum. Big-endian throughout.
 """
 
-from __future__ import annotations
-
 import socket
 import struct
 from functools import lru_cache

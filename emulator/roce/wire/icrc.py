@@ -22,8 +22,6 @@ are. Three things follow, and this file lives on them.
    i is made for identification i (`burst_prefixes`), also where, as on the loopback device, nobody segments.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Final
 

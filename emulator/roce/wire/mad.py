@@ -7,8 +7,6 @@ An answer to a message bears the same transaction ID; it is the sender's. Of the
 manager's is understood here: RoCE has no subnet manager.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, Final

@@ -1,7 +1,5 @@
 """The one exception that bytes of the network may cause."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 

@@ -4,8 +4,6 @@ The first byte of a packet: bits 7..5 the transport service, 4..0 the operation.
 known from it alone stands in one table, `OPCODES`, indexed by that byte.
 """
 
-from __future__ import annotations
-
 from enum import IntEnum
 from typing import Final, NamedTuple, TypeAlias
 

@@ -6,8 +6,6 @@ This is the way of single packets. Rows of equal packets of one message are writ
 arrays by the device, with the constants of `bth.py`, `opcodes.py` and `icrc.py`.
 """
 
-from __future__ import annotations
-
 from typing import Final, NamedTuple
 
 from emulator.roce.wire.bth import (

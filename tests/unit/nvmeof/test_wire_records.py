@@ -179,7 +179,7 @@ def distinct_controller() -> identify.IdentifyController:
     """Every field non-zero and different from its neighbours."""
     values: dict[str, Any] = {}
     for index, field in enumerate(dataclasses.fields(identify.IdentifyController), start=1):
-        if field.type == "str":
+        if field.type is str:
             values[field.name] = field.name.upper()[:8]
         else:
             values[field.name] = index
@@ -213,7 +213,7 @@ def test_identify_namespace() -> None:
     values: dict[str, Any] = {}
     for index, field in enumerate(dataclasses.fields(identify.IdentifyNamespace), start=1):
         if field.name != "formats":
-            values[field.name] = bytes([index]) * len(field.default) if field.type == "bytes" else index  # type: ignore[arg-type]
+            values[field.name] = bytes([index]) * len(field.default) if field.type is bytes else index  # type: ignore[arg-type]
     values["flbas"] = 1
     formats = (identify.LbaFormat(9, 8, 2), identify.LbaFormat(12, 0, 1))
     namespace = identify.IdentifyNamespace(**values, formats=formats)
