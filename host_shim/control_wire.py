@@ -152,7 +152,6 @@ class Request:
         self.lengths = lengths
 
     def encode(self) -> bytes:
-        """The bytes of one write(2)."""
         name = self.volume.encode()
         head = _REQUEST.pack(
             REQUEST_MAGIC,

@@ -58,7 +58,6 @@ class PrefixRecord:
     loaded: int = 0
     loaded_bytes: int = 0
     load_seconds: float = 0.0
-    """What loading took."""
     load_estimate: float | None = None
     """What it was to take, by what flash brought lately."""
     compute_seconds: float | None = None
@@ -130,7 +129,6 @@ class PrefixRecords:
             self._add(self._record(request), loaded, stored, size, seconds)
 
     def finish(self, request: Hashable) -> None:
-        """The request is over."""
         with self._lock:
             record = self._open.pop(request, None)
             if record is not None:

@@ -129,7 +129,6 @@ def cpu_seconds() -> float:
 
 @contextmanager
 def way_in(way: str, path: str, value_bytes: int) -> Iterator[Work]:
-    """The named way to the values."""
     if way == "file":
         yield FileWork(path, value_bytes)
         return

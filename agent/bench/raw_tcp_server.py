@@ -19,7 +19,6 @@ BLOCK_BYTES_MAX = 1 << 24
 
 
 def serve(connection: socket.socket) -> None:
-    """One connection to its end."""
     with connection, contextlib.suppress(OSError):
         set_options(connection)
         size = int.from_bytes(connection.recv(REQUEST_BYTES, socket.MSG_WAITALL), "little")

@@ -116,7 +116,6 @@ class PoolSite:
         return next(dict(volume) for volume in self.status()["volumes"] if volume["name"] == "kv")
 
     def drive_counters(self) -> list[dict[str, Any]]:
-        """The enclosure's own counters, drive by drive."""
         asked = subprocess.run(
             [
                 sys.executable, "-P", "-m", "emulator.jbof", "stats",

@@ -44,7 +44,6 @@ def replay(_context: typer.Context, options: ReplayOptions) -> None:
 
 
 def show_table(report: Report, title: str) -> None:
-    """The report as a table on standard output."""
     from agent.cli.tables import folding_table, print_tables
 
     table = folding_table(title, ("",), ("",), head=False)

@@ -94,5 +94,4 @@ def progress_bar() -> Progress:
 
 
 def print_tables(*shown: RenderableType) -> None:
-    """Print tables and texts on standard output."""
     table_console().print(*shown, sep="\n")

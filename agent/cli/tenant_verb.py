@@ -85,7 +85,6 @@ def list_tenants(config: Config, as_json: AsJson = False) -> None:
 
 
 def rows_of(pool_map: PoolMap) -> list[dict[str, Any]]:
-    """Each tenant for `list`."""
     return [
         {
             "name": tenant.name,

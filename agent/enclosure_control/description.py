@@ -171,8 +171,6 @@ class LvolSection(_Section):
 
 
 class NamespaceSection(_Section):
-    """A bdev as a namespace."""
-
     nsid: int = Field(ge=1, le=0xFFFF_FFFE, description="Namespace id.")
     bdev: _BdevName = Field(description="Name of the bdev, `STORE/NAME` of a logical volume.")
     nguid: _Nguid | None = Field(None, description="32 digits. g35 knows a namespace by it: do set it.")

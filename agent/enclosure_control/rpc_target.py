@@ -54,7 +54,6 @@ class RpcTarget:
             _check_secret(key.name, key.file)
 
     def read(self, _description: Description | None = None) -> Present:
-        """Its present state."""
         everything = self._list("nvmf_get_subsystems", records.Subsystem)
         keys = self._list("keyring_get_keys", records.Key, optional=True)
         return Present(
@@ -137,11 +136,9 @@ class RpcTarget:
         return [f"{method} {json.dumps(params)}" for method, params in (step.call() for step in steps)]
 
     def stats(self) -> tuple[records.BdevStats, ...]:
-        """Counters of its bdevs."""
         return records.bdev_stats("bdev_get_iostat", self.client.call("bdev_get_iostat"))
 
     def close(self) -> None:
-        """Close the connection."""
         self.client.close()
 
 

@@ -39,7 +39,6 @@ class Step:
         return self.TEXT.format(self)
 
     def call(self) -> RpcCall:
-        """The call that carries the step out."""
         return RpcCall(self.METHOD, _given(self.params()))
 
     def params(self) -> dict[str, Any]:
@@ -263,8 +262,6 @@ class AddListener(_OfListener):
 
 
 class RemoveListener(_OfListener):
-    """Listen there no more."""
-
     METHOD = "nvmf_subsystem_remove_listener"
     TEXT = "{0.nqn}: do not listen at {0.place}"
 
@@ -286,8 +283,6 @@ class SetKeys(_OfHost):
 
 
 class AddHost(_OfHost):
-    """Let a host in."""
-
     METHOD = "nvmf_subsystem_add_host"
 
     def __str__(self) -> str:

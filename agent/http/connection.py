@@ -209,7 +209,6 @@ class HttpConnection(ABC):
         return self._http.send(h11.Data(data=bytes(data))) or b""
 
     async def _send_whole(self, status: int, headers: Sequence[tuple[str, str]], body: bytes) -> None:
-        """Send an answer whose body is short, in one piece."""
         whole = self._head_of(status, headers, len(body)) + self._data(memoryview(body))
         await self._send_all(whole + (self._http.send(h11.EndOfMessage()) or b""))
 

@@ -93,7 +93,6 @@ class Shares:
         return Place(self, tenant)
 
     def take_now(self, tenant: Hashable) -> Place | None:
-        """A place, or None."""
         if not self._may_have(tenant):
             return None
         self._count(tenant, 1)

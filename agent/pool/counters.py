@@ -81,7 +81,6 @@ class Tally:
     prefix_stored: int = 0
     prefix_loaded: int = 0
     prefix_load_ms: int = 0
-    """What loading took."""
     prefix_saved_ms: int = 0
     """What loading saved against computing, where it did; what it cost, where it was slower."""
     prefix_cost_ms: int = 0

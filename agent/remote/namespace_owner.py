@@ -22,8 +22,6 @@ Claims: TypeAlias = Mapping[str, Sequence[Route]]
 
 
 class NamespaceOwners:
-    """The subsystem of each namespace."""
-
     def __init__(self) -> None:
         self._owners: dict[bytes, str] = {}
 

@@ -104,7 +104,6 @@ class Player:
             self._schedule.stopping.set()
 
     def play(self, request: TraceRequest) -> None:
-        """Play one request to its end."""
         tally = self.tally
         keys = [self._content.key(hash_id) for hash_id in request.hash_ids]
         there, _ = self._asked(

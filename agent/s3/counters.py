@@ -18,7 +18,6 @@ class S3Counters:
     requests: Counter[str] = field(default_factory=Counter)
     """By operation, successful or not."""
     refusals: Counter[str] = field(default_factory=Counter)
-    """By S3's code."""
 
     def snapshot(self) -> Mapping[str, Any]:
         values = {each.name: getattr(self, each.name) for each in fields(self)}

@@ -82,7 +82,6 @@ def slow_down(why: str) -> S3Error:
 
 
 def of_file_system(error: FsError) -> S3Error:
-    """The refusal for an error of the file system."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return S3Error("InsufficientStorage", "The volumes of this tenant have no room for it.")
     if error.errno == errno.EFBIG:

@@ -84,8 +84,6 @@ class StoredObject:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of an upload."""
-
     number: int
     piece: Piece
     etag: str
@@ -106,8 +104,6 @@ class Upload:
 
 
 class ListedObject(NamedTuple):
-    """What a listing says of an object."""
-
     key: str
     size: int
     etag: str
@@ -411,7 +407,6 @@ class Index:
         ]
 
     def forget(self, file: str) -> None:
-        """Forget a spare file that is removed."""
         with self._transaction() as tx:
             tx.execute("DELETE FROM spare WHERE file = ?", (file,))
 

@@ -64,7 +64,6 @@ class Signer:
 
 
 def signing_key(secret: SecretKey, date: str, region: str, service: str = "s3") -> SecretKey:
-    """The key for one day, region and service."""
     key = b"AWS4" + secret.reveal()
     for word in (date, region, service, "aws4_request"):
         key = hmac.new(key, word.encode(), hashlib.sha256).digest()

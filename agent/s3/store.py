@@ -77,7 +77,6 @@ class ObjectStore:
         self.index.close()
 
     def new_name(self) -> str:
-        """A new name for a file."""
         with self._lock:
             self._count += 1
             name = self._name(self._count)
@@ -176,7 +175,6 @@ class ObjectStore:
         return self.index.old_uploads(time.time_ns() - int(seconds * 1e9))
 
     def end_upload(self, runner: Runner, name: str) -> None:
-        """Abort an upload."""
         with contextlib.suppress(S3Error):  # its client was quicker, or the next look ends it
             self.discard(runner, self.index.abort_upload(name))
 
@@ -234,7 +232,6 @@ class FileWriter:
         self._store.written(self.name)
 
     def drop(self, runner: Runner) -> None:
-        """Remove the file."""
         self._end(runner)
         self._store.written(self.name)
         self._store.discard(runner, [self.name])

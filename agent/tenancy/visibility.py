@@ -75,11 +75,9 @@ class Audience:
             )
 
     def key_value(self, volumes: Sequence[ServedVolume]) -> list[ServedVolume]:
-        """The key-value volumes that it shows."""
         return [each for each in volumes if each.settings.kind == "kv" and self._shows(each)]
 
     def shared(self, volumes: Sequence[ServedVolume]) -> list[SharedParts]:
-        """The shared volumes that it shows."""
         names = {each.settings.names_of: each for each in volumes if each.settings.names_of}
         return [
             SharedParts(each, names[each.settings.volume_id])

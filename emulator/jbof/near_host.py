@@ -61,7 +61,6 @@ class NearHost:
         self._allowed: frozenset[int] = frozenset()
 
     def moved(self, count: int) -> None:
-        """Count moved bytes, either way."""
         self._moved += count
 
     def command(self) -> None:

@@ -142,7 +142,6 @@ class DeviceSetup:
                         os.eventfd_write(descriptor, 1)
 
     def close(self) -> None:
-        """Close all descriptors."""
         for messages in (self._once, self._regions, *self._rings.values()):
             for message in messages.values():
                 message.close()

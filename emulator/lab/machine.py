@@ -286,7 +286,6 @@ class Guest:
         copy_plain_files(self.exchange / "results", folder)
 
     def has_begun(self) -> bool:
-        """Whether the guest's script has begun."""
         return os.path.lexists(self.exchange / BEGUN)
 
     def _end(self) -> None:

@@ -128,7 +128,6 @@ def send_message(connection: socket.socket, message: Message) -> None:
 
 
 def answer_to(message: Message, payload: bytes, descriptors: Sequence[int] = ()) -> Message:
-    """An answer to `message`."""
     return Message(message.request, payload, tuple(descriptors), VERSION | FLAG_REPLY)
 
 

@@ -128,7 +128,6 @@ def _set_feature(controller: Controller, cdw10: int, value: int) -> int:
 
 
 def _get_feature(request: Request, controller: Controller) -> None:
-    """Fill in the result of Get Features, or its data."""
     feature, select = request.sqe.cdw10 & 0xFF, request.sqe.cdw10 >> 8 & 7
     if select != 0:
         raise Refusal(Status.INVALID_FIELD)  # only the current value; ONCS says that we have no others

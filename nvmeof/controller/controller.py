@@ -239,13 +239,11 @@ class Controller:
         return due
 
     def namespace_changed(self, nsid: int) -> None:
-        """A namespace came, went or changed its size."""
         if len(self.changed_namespaces) < _CHANGED_LIMIT:
             self.changed_namespaces.add(nsid)
         self._raise_event(NAMESPACE_CHANGED_EVENT, AEC_NAMESPACE_CHANGED)
 
     def discovery_changed(self) -> None:
-        """The discovery log of this discovery controller has changed."""
         self._raise_event(DISCOVERY_CHANGED_EVENT, AEC_DISCOVERY_CHANGED)
 
     def access_changed(self) -> None:

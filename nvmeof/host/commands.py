@@ -98,7 +98,6 @@ def get_log_page(
 
 
 def set_features(feature: int, value: int) -> Command:
-    """Set a feature that has no data."""
     return Command(f"set feature {feature:#04x}", AdminOpcode.SET_FEATURES, 0, feature, value)
 
 

@@ -171,7 +171,6 @@ class ControllerSession:
     # --- what happens to it --------------------------------------------------
 
     def ended(self, command: Command, now: float) -> None:
-        """A command that was given out has ended."""
         self._watched.pop(command, None)
         if self.state is SessionState.ENDED:
             return

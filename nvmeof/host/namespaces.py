@@ -32,8 +32,6 @@ from nvmeof.wire.log_page import LogPage
 
 @dataclass(frozen=True, slots=True)
 class NamespaceInfo:
-    """One active namespace."""
-
     nsid: int
     nguid: bytes
     """Sixteen bytes, all zero if it has none."""

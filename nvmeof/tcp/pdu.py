@@ -57,8 +57,6 @@ FLAG_SUCCESS: Final = 0x08
 
 
 class PduType(IntEnum):
-    """PDU-Type."""
-
     IC_REQ = 0x00
     IC_RESP = 0x01
     H2C_TERM_REQ = 0x02

@@ -277,7 +277,6 @@ class RdmaHostQueue:
 def connect_io_queue(
     info: ControllerInfo, qid: int, depth: int, timeout_s: float = CONNECT_TIMEOUT_S
 ) -> RdmaHostQueue:
-    """See `nvmeof.transport.connect_io_queue`."""
     queue = RdmaHostQueue(info, qid, info.queue_depth(qid, depth))
     try:
         queue.connect(time.monotonic() + timeout_s)

@@ -269,7 +269,6 @@ class TcpHostQueue:
 def connect_io_queue(
     info: ControllerInfo, qid: int, depth: int, timeout_s: float = CONNECT_TIMEOUT_S
 ) -> TcpHostQueue:
-    """See `nvmeof.transport.connect_io_queue`."""
     depth = info.queue_depth(qid, depth)
     deadline = time.monotonic() + timeout_s
     sock = open_socket(info.address.host, info.address.port, timeout_s)

@@ -53,8 +53,6 @@ AUTHENTICATION_FAILED = 1
 
 
 class AuthType(IntEnum):
-    """AUTH_TYPE."""
-
     COMMON = 0x00
     DHCHAP = 0x01
 

@@ -87,7 +87,6 @@ class Connect:
     recfmt: int = 0
 
     def dwords(self) -> tuple[int, ...]:
-        """Command dwords from 10 on."""
         return self.recfmt | self.qid << 16, self.sqsize | self.cattr << 16, self.kato
 
 
@@ -174,7 +173,6 @@ class Authentication:
     spsp1: int = 1
 
     def dwords(self) -> tuple[int, ...]:
-        """Command dwords from 10 on."""
         return self.spsp0 << 8 | self.spsp1 << 16 | self.secp << 24, self.length
 
 

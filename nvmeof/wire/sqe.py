@@ -32,8 +32,6 @@ FLAGS_PSDT: Final = 0xC0
 
 
 class AdminOpcode(IntEnum):
-    """Opcodes on queue 0."""
-
     GET_LOG_PAGE = 0x02
     IDENTIFY = 0x06
     ABORT = 0x08

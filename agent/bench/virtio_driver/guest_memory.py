@@ -49,7 +49,6 @@ class Room:
         return len(self.view)
 
     def part(self, start: int, size: int) -> Room:
-        """`size` bytes of it from `start` on."""
         if not 0 <= start <= start + size <= len(self.view):
             raise ValueError(f"{size} bytes at {start} are no part of {len(self.view)}")
         return Room(self.address + start, self.view[start : start + size])

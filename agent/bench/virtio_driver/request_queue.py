@@ -54,7 +54,6 @@ class RequestQueue:
 
     @property
     def outstanding(self) -> int:
-        """Requests that the device has."""
         return self.ring.outstanding
 
     def submit_table(self, address: int, count: int, room: int, waiter: Waiter) -> None:
@@ -98,7 +97,6 @@ class RequestQueue:
                         raise DeviceSilent(f"queue {self.index}: no answer within {timeout:g} s")
 
     def close(self) -> None:
-        """Close the eventfds."""
         for descriptor in (self.kick, self.call, self.error):
             os.close(descriptor)
 

@@ -88,7 +88,6 @@ class RegisteredMemory:
         """One for each transfer that may touch the memory now; to append and to pop takes no lock."""
 
     def mapped_bytes(self) -> int:
-        """Bytes that are mapped now."""
         return sum(each.size for each in list(self._mapped.values()))
 
     def register(self, process: int, descriptor: int, size: int) -> Region:
@@ -127,7 +126,6 @@ class RegisteredMemory:
         return Region(self, mapped, size)
 
     def give_back(self, mapped: _Mapped) -> None:
-        """See `Region.give_back`."""
         with self._lock:
             mapped.users -= 1
             if mapped.users or self._closed:

@@ -18,7 +18,6 @@ def make_door(
     make_runner: MakeRunner,
     options: MountOptions | None = None,
 ) -> Door:
-    """A door over `tree`, not yet mounted."""
     # Imported here: pyfuse3 brings libfuse and trio along, which the hot door does without.
     if kind == "pyfuse3":
         from agent.fs.doors.pyfuse3_door import Pyfuse3Door

@@ -310,7 +310,6 @@ class Content:
             yield from self._zero(file, last, 0, stop, now_ns)
 
     def _zero(self, file: OpenFile, position: int, start: int, stop: int, now_ns: int) -> Steps[None]:
-        """Zero the bytes from `start` to `stop` of one block."""
         block = file.staged.get(position)
         sealed = block_rows.sealed_at(self._database, file.ino, position)
         if block is None and sealed is None:

@@ -278,5 +278,4 @@ def in_int64(value: int) -> int:
 
 
 def marks(values: Sequence[object]) -> str:
-    """As many question marks as there are values, for `IN (...)`."""
     return ",".join("?" * len(values))

@@ -49,7 +49,6 @@ class StagedBlock:
         self.length = max(self.length, end)
 
     def read(self, start: int, into: memoryview) -> None:
-        """Fill `into` from `start` on."""
         count = max(0, min(len(into), self.length - start))
         into[:count] = self.memory[start : start + count]
         fill_zero(into[count:])

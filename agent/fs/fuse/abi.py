@@ -35,8 +35,6 @@ def decode_untrusted(layout: struct.Struct, buffer: Buffer, offset: int = 0) -> 
 
 
 class Opcode(enum.IntEnum):
-    """enum fuse_opcode."""
-
     LOOKUP = 1
     FORGET = 2
     GETATTR = 3

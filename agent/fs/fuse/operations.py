@@ -105,7 +105,6 @@ class Request:
             raise FuseFormatError(f"its arguments are truncated: {error}") from None
 
     def name(self, offset: int = 0) -> bytes:
-        """The name behind `offset` bytes of arguments."""
         return checked_name(name_at(self.arguments, offset))
 
 

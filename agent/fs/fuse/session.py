@@ -112,8 +112,6 @@ ENTRY_BYTES: Final = ENTRY_OUT.size + ATTRIBUTES.size
 
 
 class SessionState(enum.Enum):
-    """What a session serves."""
-
     NEW = "INIT alone"
     LIVE = "every request"
 

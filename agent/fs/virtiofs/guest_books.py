@@ -72,7 +72,6 @@ class _Kind(IntEnum):
 
 
 def record(kind: int, number: int = 0, a: int = 0, b: int = 0, name: bytes = b"") -> bytes:
-    """One record with its check and its name."""
     head = RECORD.pack(kind, len(name), 0, number, a, b)
     return RECORD.pack(kind, len(name), zlib.crc32(name, zlib.crc32(head)) & 0xFFFF, number, a, b) + name
 

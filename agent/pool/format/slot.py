@@ -274,7 +274,6 @@ class SlotSealer:
         return bytes(block)
 
     def header_into(self, block: memoryview, length: int, expiry: int, stored_us: int) -> None:
-        """As `header`, into `block`."""
         codec = self.codec
         units = -(-length // codec.unit_bytes)
         if self._sealed != (1 << units) - 1:
@@ -329,7 +328,6 @@ class OpenSlot:
         self.key = key
         self.generation = generation
         self.bound = bound
-        """`SlotCodec.bound` of this write."""
         self.length = length
         self.expiry = expiry
         self.stored_us = stored_us

@@ -94,8 +94,6 @@ class Account:
 
 
 class KvVolume(PoolVolume):
-    """A volume on KV namespaces."""
-
     def __init__(
         self,
         settings: VolumeSettings,

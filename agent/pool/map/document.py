@@ -182,8 +182,6 @@ class MapTenant(_Document):
 
 
 class PoolMap(_Document):
-    """The whole document."""
-
     pool_id: Hex32
     version: int = Field(ge=1, le=VERSION_MAX)
     namespaces: tuple[MapNamespace, ...] = Field(min_length=1, max_length=NAMESPACES_MAX)
@@ -260,7 +258,6 @@ class PoolMap(_Document):
         )
 
     def tenant_of(self, volume: MapVolume) -> MapTenant:
-        """Whose the volume is."""
         return next(each for each in self.tenants if each.tenant_id == volume.tenant)
 
     def is_erased(self, volume: MapVolume) -> bool:

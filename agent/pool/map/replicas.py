@@ -49,7 +49,6 @@ def name_in(mark: bytes) -> bytes:
 
 
 def name_of(pool_map: PoolMap) -> bytes:
-    """The same of a map."""
     return name_in(Superblock(bytes(16), pool_map).encode())
 
 

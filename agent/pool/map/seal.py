@@ -32,7 +32,6 @@ class MapSeal:
         self._last: PoolMap | None = None
 
     def put(self, pool_map: PoolMap) -> PoolMap:
-        """The map with its seal."""
         digest = SecretKey(_digest(pool_map))
         wrapped = self._root.wrap(Purpose.MAP, bytes.fromhex(pool_map.pool_id), digest)
         return pool_map.model_copy(update={"seal": wrapped.hex()})

@@ -22,8 +22,6 @@ _NUMBERS: Final = itertools.count(1)
 
 
 class GetState(IntEnum):
-    """The life of a get."""
-
     OPEN = 0
     """No range was served."""
     HIT = 1

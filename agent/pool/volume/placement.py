@@ -56,7 +56,6 @@ def _mixed(value: int) -> int:
 
 
 def _mixed_all(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """`_mixed` of each."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))

@@ -82,7 +82,6 @@ class UnitCache:
             self._units.clear()
 
     def drop(self, reader: int) -> None:
-        """The reader is gone."""
         if not self._units:  # as mostly: reads of whole values keep nothing
             return
         with self._lock:

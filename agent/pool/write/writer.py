@@ -21,8 +21,6 @@ TOO_MANY: Final = "too many values are being written in pieces"
 
 
 class PutState(IntEnum):
-    """The life of a put."""
-
     NEW = 0
     """Nothing was taken. A refusal for want of room leaves it here, and the caller may try again."""
     TAKING = 1

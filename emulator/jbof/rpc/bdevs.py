@@ -158,7 +158,6 @@ class Bdevs:
         return True
 
     def get(self, asked: parameters.GetBdevs) -> list[dict[str, Any]]:
-        """bdev_get_bdevs."""
         chosen = list(self.all().values()) if asked.name is None else [self.find(asked.name)]
         return [self._describe(each) for each in chosen]
 

@@ -40,7 +40,6 @@ class Keyring:
         return True
 
     def remove(self, asked: parameters.Named) -> bool:
-        """keyring_file_remove_key."""
         if self._paths.pop(asked.name, None) is None:
             raise of_errno(errno.ENOKEY)
         return True

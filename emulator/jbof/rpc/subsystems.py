@@ -108,7 +108,6 @@ class Subsystems:
         return True
 
     def get_transports(self, asked: parameters.GetTransports) -> list[dict[str, Any]]:
-        """nvmf_get_transports."""
         settings = self._enclosure.target.settings
         return [
             {"trtype": trtype, **{theirs: getattr(settings, ours) for theirs, ours in _OPTIONS.items()}}
@@ -125,7 +124,6 @@ class Subsystems:
         return offer
 
     def create(self, asked: parameters.CreateSubsystem) -> bool:
-        """nvmf_create_subsystem."""
         try:
             if len(self._offers) >= SUBSYSTEMS_MAX or not _is_nqn(asked.nqn):
                 raise ValueError("too many, or no NQN")
@@ -148,7 +146,6 @@ class Subsystems:
         return True
 
     def delete(self, asked: parameters.OfSubsystem) -> bool:
-        """nvmf_delete_subsystem."""
         offer = self._find(asked.nqn)
         for place in list(offer.listeners):
             self._stop_listening(offer, place)
@@ -200,7 +197,6 @@ class Subsystems:
         }
 
     def get_controllers(self, asked: parameters.OfSubsystem) -> list[dict[str, Any]]:
-        """nvmf_subsystem_get_controllers."""
         subsystem = self._find(asked.nqn).subsystem
         return [
             {
@@ -236,7 +232,6 @@ class Subsystems:
         return nsid
 
     def remove_namespace(self, asked: parameters.RemoveNamespace) -> bool:
-        """nvmf_subsystem_remove_ns."""
         offer = self._find(asked.nqn)
         if asked.nsid not in offer.subsystem.namespaces:
             raise invalid_parameters()
@@ -267,7 +262,6 @@ class Subsystems:
         return _Place(trtype, str(address), port)
 
     def add_listener(self, asked: parameters.AddListener) -> bool:
-        """nvmf_subsystem_add_listener."""
         offer, place = self._find(asked.nqn), self._place(asked.listen_address)
         if place in offer.listeners or len(offer.listeners) >= LISTENERS_MAX:
             raise invalid_parameters()
@@ -291,7 +285,6 @@ class Subsystems:
         self._enclosure.stop_listening(_TRTYPES[place.trtype], place.address, place.port, offer.subsystem.nqn)
 
     def get_listeners(self, asked: parameters.OfSubsystem) -> list[dict[str, Any]]:
-        """nvmf_subsystem_get_listeners."""
         return [
             {"address": place.as_json(), "ana_state": "optimized"}
             for place in self._find(asked.nqn).listeners
@@ -300,7 +293,6 @@ class Subsystems:
     # --- hosts ------------------------------------------------------------------------------------------
 
     def add_host(self, asked: parameters.OfHost) -> bool:
-        """nvmf_subsystem_add_host."""
         offer = self._find(asked.nqn)
         credentials = self._credentials(asked)
         if asked.host in offer.hosts:
@@ -314,7 +306,6 @@ class Subsystems:
         return True
 
     def set_keys(self, asked: parameters.OfHost) -> bool:
-        """nvmf_subsystem_set_keys."""
         offer = self._find(asked.nqn)
         if asked.host not in offer.hosts:
             raise invalid_parameters()
@@ -348,7 +339,6 @@ class Subsystems:
         return True
 
     def allow_any_host(self, asked: parameters.AllowAnyHost) -> bool:
-        """nvmf_subsystem_allow_any_host."""
         offer = self._find(asked.nqn)
         offer.allow_any_host = asked.allow_any_host
         self._let_in(offer)

@@ -16,8 +16,6 @@ MAX_ATOMIC_DEPTH: Final = 255
 
 
 class CmEventType(IntEnum):
-    """enum rdma_cm_event_type."""
-
     ADDR_RESOLVED = 0
     ADDR_ERROR = 1
     ROUTE_RESOLVED = 2

@@ -136,7 +136,6 @@ class Endpoint:
         return min(mine, other)
 
     def advance(self, now: float) -> None:
-        """It is `now`."""
         self.nic.advance(now)
         self.cm.advance(now)
 

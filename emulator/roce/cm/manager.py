@@ -142,7 +142,6 @@ class ConnectionManager(ConnectionServices):
         return timers[0][0] if timers else None
 
     def advance(self, now: float) -> None:
-        """It is `now`."""
         while (deadline := self.deadline()) is not None and deadline <= now:
             _, _, local_id = heapq.heappop(self._timers)
             self._connections[local_id].time_over(now)

@@ -36,7 +36,6 @@ class ConnectionServices(ABC):
         return self._chance.randrange(LOW_24_BITS + 1)
 
     def new_transaction(self) -> int:
-        """A transaction ID."""
         return self._chance.getrandbits(64)
 
     @abstractmethod

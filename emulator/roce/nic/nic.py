@@ -110,7 +110,6 @@ class Nic(DeviceServices):
     # --- protection domains, memory -----------------------------------------------------------------------
 
     def alloc_pd(self) -> ProtectionDomain:
-        """ibv_alloc_pd."""
         self._room(self._pds, self.limits.max_pd, "protection domains")
         pd = ProtectionDomain(self._next_pd)
         self._next_pd += 1
@@ -146,18 +145,15 @@ class Nic(DeviceServices):
         return successor
 
     def alloc_mw(self, pd: ProtectionDomain, kind: MwType) -> MemoryWindow:
-        """ibv_alloc_mw."""
         self._known(pd, self._pds, "protection domain")
         return self.keys.add_window(pd, MwType(kind))
 
     def dealloc_mw(self, window: MemoryWindow) -> None:
-        """ibv_dealloc_mw."""
         self.keys.remove_window(window)
 
     # --- queues -------------------------------------------------------------------------------------------
 
     def create_cq(self, entries: int) -> CompletionQueue:
-        """ibv_create_cq."""
         if not 1 <= entries <= self.limits.max_cqe:
             raise VerbsError(errno.EINVAL, f"a completion queue of {entries} entries is not possible")
         self._room(self._cqs, self.limits.max_cq, "completion queues")
@@ -175,7 +171,6 @@ class Nic(DeviceServices):
     def create_srq(
         self, pd: ProtectionDomain, max_wr: int, max_sge: int, limit: int = 0
     ) -> SharedReceiveQueue:
-        """ibv_create_srq."""
         self._known(pd, self._pds, "protection domain")
         limits = self.limits
         if not 1 <= max_wr <= limits.max_srq_wr or not 0 <= max_sge <= limits.max_srq_sge or limit > max_wr:
@@ -202,7 +197,6 @@ class Nic(DeviceServices):
         self._forget_events_of(srq)
 
     def create_ah(self, pd: ProtectionDomain, av: AddressVector) -> AddressHandle:
-        """ibv_create_ah."""
         self._known(pd, self._pds, "protection domain")
         self._room(self._ahs, self.limits.max_ah, "address handles")
         self.check_address(av)
@@ -212,7 +206,6 @@ class Nic(DeviceServices):
         return ah
 
     def destroy_ah(self, ah: AddressHandle) -> None:
-        """ibv_destroy_ah."""
         self._known(ah, self._ahs, "address handle")
         self._ahs.discard(ah)
         ah.pd.users -= 1

@@ -75,7 +75,6 @@ class QpContext(ABC):
         return self.keys.local(pd, request.sges, write=True)
 
     def complete_send(self, request: SendRequest, status: WcStatus, length: int = 0) -> None:
-        """Complete a send request."""
         opcode = completion_opcode(request.opcode)
         self.send_cq.push(WorkCompletion(request.wr_id, status, opcode, self.number, length))
 

@@ -117,7 +117,6 @@ class QueuePair(QpContext):
         self.requester = Requester(self) if connected else UnreliableRequester(self)
         self.responder = Responder(self) if connected else UnreliableResponder(self)
         self.sender = self.requester if self.datagrams is None else self.datagrams
-        """Its send queue."""
 
     # --- states -------------------------------------------------------------------------------------------
 

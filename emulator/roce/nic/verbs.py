@@ -49,8 +49,6 @@ class QpType(IntEnum):
 
 
 class QpState(IntEnum):
-    """enum ibv_qp_state."""
-
     RESET = 0
     INIT = 1
     RTR = 2
@@ -83,8 +81,6 @@ class Mtu(IntEnum):
 
 
 class Access(IntFlag):
-    """enum ibv_access_flags."""
-
     LOCAL_WRITE = 1 << 0
     REMOTE_WRITE = 1 << 1
     REMOTE_READ = 1 << 2
@@ -95,8 +91,6 @@ class Access(IntFlag):
 
 
 class SendOpcode(IntEnum):
-    """enum ibv_wr_opcode."""
-
     RDMA_WRITE = 0
     RDMA_WRITE_WITH_IMM = 1
     SEND = 2
@@ -111,8 +105,6 @@ class SendOpcode(IntEnum):
 
 
 class SendFlags(IntFlag):
-    """enum ibv_send_flags."""
-
     FENCE = 1 << 0
     SIGNALED = 1 << 1
     SOLICITED = 1 << 2
@@ -120,8 +112,6 @@ class SendFlags(IntFlag):
 
 
 class WcStatus(IntEnum):
-    """enum ibv_wc_status."""
-
     SUCCESS = 0
     LOC_LEN_ERR = 1
     LOC_QP_OP_ERR = 2
@@ -147,8 +137,6 @@ class WcStatus(IntEnum):
 
 
 class WcOpcode(IntEnum):
-    """enum ibv_wc_opcode."""
-
     SEND = 0
     RDMA_WRITE = 1
     RDMA_READ = 2
@@ -162,16 +150,12 @@ class WcOpcode(IntEnum):
 
 
 class WcFlags(IntFlag):
-    """enum ibv_wc_flags."""
-
     GRH = 1 << 0
     WITH_IMM = 1 << 1
     WITH_INV = 1 << 3
 
 
 class QpAttr(IntFlag):
-    """enum ibv_qp_attr_mask."""
-
     STATE = 1 << 0
     CUR_STATE = 1 << 1
     EN_SQD_ASYNC_NOTIFY = 1 << 2
@@ -196,22 +180,16 @@ class QpAttr(IntFlag):
 
 
 class SrqAttr(IntFlag):
-    """enum ibv_srq_attr_mask."""
-
     MAX_WR = 1 << 0
     LIMIT = 1 << 1
 
 
 class MwType(IntEnum):
-    """enum ibv_mw_type."""
-
     TYPE_1 = 1
     TYPE_2 = 2
 
 
 class EventType(IntEnum):
-    """enum ibv_event_type."""
-
     CQ_ERR = 0
     QP_FATAL = 1
     QP_REQ_ERR = 2

@@ -34,7 +34,6 @@ class PyverbsObject:
         return
 
     def set_log_level(self, val: int | str) -> None:
-        """Set the level of the logger of this class."""
         logging.getLogger(type(self).__name__).setLevel(val)
 
 

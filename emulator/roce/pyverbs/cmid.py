@@ -109,7 +109,6 @@ class CMEvent(PyverbsObject):
 
     @property
     def event_type(self) -> int:
-        """An `rdma_cm_event_type`."""
         return int(self._type)
 
     def event_str(self) -> str:

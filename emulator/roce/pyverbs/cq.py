@@ -109,7 +109,6 @@ def cqe_flags_to_str(flags: int) -> str:
 
 
 def create_wc_flags_to_str(flags: int) -> str:
-    """The names of `ibv_create_cq_wc_flags`."""
     return flags_to_str(flags, {flag: flag.name for flag in e.ibv_create_cq_wc_flags})
 
 
@@ -171,15 +170,11 @@ def work_completion_of(completion: WorkCompletion) -> WC:
 
 @dataclass(slots=True, eq=False)
 class PollCqAttr(PyverbsObject):
-    """struct ibv_poll_cq_attr."""
-
     comp_mask: int = field(default=0, init=False)
 
 
 @dataclass(slots=True, eq=False)
 class WcTmInfo(PyverbsObject):
-    """struct ibv_wc_tm_info."""
-
     priv: int = field(default=0, init=False)
     tag: int = field(default=0, init=False)
 
@@ -339,8 +334,6 @@ class CQ(AnyCQ):
 
 @dataclass(slots=True, eq=False)
 class CqInitAttrEx(PyverbsObject):
-    """struct ibv_cq_init_attr_ex."""
-
     cqe: int = 100
     channel: InitVar[CompChannel | None] = None
     comp_vector: int = 0

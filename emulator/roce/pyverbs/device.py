@@ -159,7 +159,6 @@ def speed_to_str(speed: int) -> str:
 
 
 def translate_event_type(event_type: int) -> str:
-    """The name of an `ibv_event_type`."""
     try:
         return e.ibv_event_type(event_type).name
     except ValueError:
@@ -195,8 +194,6 @@ class _Record(PyverbsObject):
 
 
 class DeviceAttr(_Record):
-    """struct ibv_device_attr."""
-
     __slots__ = (
         "atomic_caps", "device_cap_flags", "fw_version", "hw_ver", "local_ca_ack_delay", "max_ah", "max_cq",
         "max_cqe", "max_ee", "max_ee_init_rd_atom", "max_ee_rd_atom", "max_fmr", "max_map_per_fmr",
@@ -249,8 +246,6 @@ class RSSCaps(_Record):
 
 
 class PacketPacingCaps(_Record):
-    """struct ibv_packet_pacing_caps."""
-
     __slots__ = ("qp_rate_limit_max", "qp_rate_limit_min", "supported_qpts")
 
 
@@ -261,14 +256,10 @@ class TMCaps(_Record):
 
 
 class CQModerationCaps(_Record):
-    """struct ibv_cq_moderation_caps."""
-
     __slots__ = ("max_cq_count", "max_cq_period")
 
 
 class PCIAtomicCaps(_Record):
-    """struct ibv_pci_atomic_caps."""
-
     __slots__ = ("compare_swap", "fetch_add", "swap")
 
 
@@ -287,8 +278,6 @@ class ODPCaps(_Record):
 
 
 class DeviceAttrEx(_Record):
-    """struct ibv_device_attr_ex."""
-
     __slots__ = (
         "comp_mask", "completion_timestamp_mask", "cq_mod_caps", "device_cap_flags_ex", "hca_core_clock",
         "max_dm_size", "max_wq_type_rq", "odp_caps", "orig_attr", "packet_pacing_caps", "pci_atomic_caps",
@@ -313,14 +302,10 @@ class DeviceAttrEx(_Record):
 
 @dataclass(slots=True, eq=False)
 class QueryDeviceExInput(PyverbsObject):
-    """struct ibv_query_device_ex_input."""
-
     comp_mask: int
 
 
 class PortAttr(_Record):
-    """struct ibv_port_attr."""
-
     __slots__ = (
         "active_mtu", "active_speed", "active_width", "bad_pkey_cntr", "flags", "gid_tbl_len",
         "init_type_reply", "lid", "link_layer", "lmc", "max_msg_sz", "max_mtu", "max_vl_num", "phys_state",
@@ -368,7 +353,6 @@ class GIDEntry(PyverbsObject):
         self.gid_subnet_prefix, self.gid_interface_id = subnet_prefix, interface_id
 
     def gid_str(self) -> str:
-        """The GID in text."""
         return gid_str(self.gid_subnet_prefix, self.gid_interface_id)
 
     def __str__(self) -> str:
@@ -382,8 +366,6 @@ class GIDEntry(PyverbsObject):
 
 @dataclass(slots=True, eq=False)
 class AsyncEvent(PyverbsObject):
-    """struct ibv_async_event."""
-
     event_type: int = 0
 
     def ack(self) -> None:
@@ -394,8 +376,6 @@ class AsyncEvent(PyverbsObject):
 
 @dataclass(slots=True, eq=False)
 class AllocDmAttr(PyverbsObject):
-    """struct ibv_alloc_dm_attr."""
-
     length: int
     log_align_req: int = 0
     comp_mask: int = 0
@@ -434,7 +414,6 @@ class DeviceList(list[Device]):
 
 
 def get_device_list() -> list[Device]:
-    """All devices, opened or not."""
     kinds = (e.IBV_NODE_CA, e.IBV_TRANSPORT_IB)
     return DeviceList(
         Device(known.name.encode(), guid_of(known.ip), *kinds, index)

@@ -124,7 +124,6 @@ class MR(DeviceObject[MemoryRegion]):
         self._part(len(taken), offset)[:] = taken
 
     def read(self, length: int, offset: int) -> bytes:
-        """`length` bytes of the region from `offset` on."""
         return bytes(self._part(length, offset))
 
     def rereg(
@@ -204,7 +203,6 @@ class MWBind(PyverbsCM):
 
 
 def mwtype2str(mw_type: int) -> str:
-    """The name of an `ibv_mw_type`."""
     try:
         return e.ibv_mw_type(mw_type).name
     except ValueError:

@@ -122,8 +122,6 @@ class ParentDomainContext(PyverbsObject):
 
 @dataclass(slots=True, eq=False)
 class ParentDomainInitAttr(PyverbsObject):
-    """struct ibv_parent_domain_init_attr."""
-
     pd: PD
     pd_context: ParentDomainContext | None = None
     comp_mask: int = field(default=0, init=False)

@@ -143,7 +143,6 @@ class QP(DeviceObject[QueuePair]):
 
     @property
     def qp_type(self) -> int:
-        """An `ibv_qp_type`."""
         return int(self.native.type)
 
     @property

@@ -136,8 +136,6 @@ def _completion_queue(queue: object) -> CQ | CQEX | None:
 
 
 class QPInitAttr(_InitAttr):
-    """struct ibv_qp_init_attr."""
-
     __slots__ = ()
 
     def __str__(self) -> str:
@@ -145,8 +143,6 @@ class QPInitAttr(_InitAttr):
 
 
 class QPInitAttrEx(_InitAttr):
-    """struct ibv_qp_init_attr_ex."""
-
     __slots__ = (
         "comp_mask", "create_flags", "hash_conf", "ind_table", "max_tso_header", "pd", "send_ops_flags",
         "source_qpn", "xrcd",

@@ -165,8 +165,6 @@ class Spec(PyverbsObject):
 
 
 class EthSpec(Spec):
-    """struct ibv_flow_spec_eth."""
-
     __slots__ = ()
 
     MAC_LEN: ClassVar[int] = 6
@@ -187,8 +185,6 @@ class EthSpec(Spec):
 
 
 class Ipv4ExtSpec(Spec):
-    """struct ibv_flow_spec_ipv4_ext."""
-
     __slots__ = ()
 
     ORDER: ClassVar[tuple[str, ...]] = ("src_ip", "dst_ip", "proto", "tos", "ttl", "flags")
@@ -215,8 +211,6 @@ class Ipv4ExtSpec(Spec):
 
 
 class TcpUdpSpec(Spec):
-    """struct ibv_flow_spec_tcp_udp."""
-
     __slots__ = ()
 
     ORDER: ClassVar[tuple[str, ...]] = ("dst_port", "src_port")

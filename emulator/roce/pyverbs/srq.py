@@ -21,8 +21,6 @@ from emulator.roce.pyverbs.wr import SGE, RecvWR, elements, post_chain
 
 @dataclass(slots=True, eq=False)
 class SrqAttr(PyverbsObject):
-    """struct ibv_srq_attr."""
-
     max_wr: int = 100
     max_sge: int = 1
     srq_limit: int = 0
@@ -30,8 +28,6 @@ class SrqAttr(PyverbsObject):
 
 @dataclass(slots=True, eq=False)
 class SrqInitAttr(PyverbsObject):
-    """struct ibv_srq_init_attr."""
-
     attr: InitVar[SrqAttr | None] = None
     max_wr: int = field(default=0, init=False)
     max_sge: int = field(default=0, init=False)

@@ -44,7 +44,6 @@ def gid_str_to_array(val: str) -> list[str]:
 
 
 def gid_bytes(val: str) -> bytes:
-    """The sixteen bytes of a GID from its text."""
     return bytes.fromhex("".join(gid_str_to_array(val)))
 
 

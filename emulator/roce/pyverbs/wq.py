@@ -15,8 +15,6 @@ from emulator.roce.pyverbs.wr import RecvWR
 
 @dataclass(slots=True, eq=False)
 class WQInitAttr(PyverbsObject):
-    """struct ibv_wq_init_attr."""
-
     wq_context: object = None
     wq_pd: InitVar[PD | None] = None
     wq_cq: InitVar[CQ | None] = None
@@ -124,7 +122,6 @@ class RxHashConf(PyverbsObject):
 
     @property
     def rx_hash_key_len(self) -> int:
-        """Bytes of the key."""
         return self._key_len
 
     @rx_hash_key_len.setter

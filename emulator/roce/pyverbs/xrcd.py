@@ -8,8 +8,6 @@ from emulator.roce.pyverbs.device import Context
 
 @dataclass(slots=True, eq=False)
 class XRCDInitAttr(PyverbsObject):
-    """struct ibv_xrcd_init_attr."""
-
     comp_mask: int
     oflags: int
     fd: int

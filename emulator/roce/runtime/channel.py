@@ -31,7 +31,6 @@ class EventChannel(Generic[T]):
 
     @property
     def closed(self) -> bool:
-        """Whether it is closed."""
         return self._descriptor < 0
 
     def fileno(self) -> int:

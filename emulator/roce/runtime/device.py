@@ -158,7 +158,6 @@ class Device:
 
     @property
     def closed(self) -> bool:
-        """Whether it is closed."""
         return self._seat.closed
 
     def close(self) -> None:

@@ -42,7 +42,6 @@ class LockHold:
         self._steps.extend(starmap(self._lock.acquire, _ONE_CALL))
 
     def release(self) -> None:
-        """Release the lock."""
         self._steps.extend(starmap(self._lock.release, _ONE_CALL))
         self._steps.clear()
 

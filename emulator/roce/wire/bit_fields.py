@@ -31,7 +31,6 @@ class Bits:
         return self.number(value) << bits - self.end
 
     def take(self, record: int, bits: int) -> Any:
-        """The value in a record."""
         return record >> bits - self.end & (1 << self.width) - 1
 
 

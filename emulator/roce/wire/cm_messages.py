@@ -320,7 +320,6 @@ PRIVATE_BYTES: Final = {
 
 
 def attribute_of(message: CmMessage) -> Attribute:
-    """Which message it is."""
     return _ATTRIBUTES[type(message)]
 
 

@@ -43,7 +43,6 @@ class ManagementDatagram:
     """One of the connection manager's class. `data` has 232 bytes: the message, see `cm_messages.py`."""
 
     attribute: Annotated[int, Bits(16, 16)]
-    """`Attribute`: which message it is."""
     transaction: Annotated[int, Bits(8, 64)]
     data: Annotated[bytes, Bytes(24, DATA_BYTES)]
     status: Annotated[int, Bits(4, 16)] = 0
