@@ -24,15 +24,12 @@ MAX_DEVICES: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class DeviceEntry:
-    """A device that could be opened. `mtu` None: what its network interface allows; `check_icrc_in_full`: see
-    `Device`.
-    """
+    """A device that could be opened. `mtu` None: what its network interface allows."""
 
     name: str
     ip: str
     mtu: int | None = None
     pcap: Path | None = None
-    check_icrc_in_full: bool = False
 
 
 def known_devices(entries: list[DeviceEntry]) -> str:
@@ -48,17 +45,10 @@ _open: Final[dict[str, tuple[Device, int]]] = {}
 """Devices by address, and how many have each open. The functions may be called from any thread."""
 
 
-def add_device(
-    name: str,
-    ip: str,
-    *,
-    mtu: int | None = None,
-    pcap: Path | None = None,
-    check_icrc_in_full: bool = False,
-) -> DeviceEntry:
+def add_device(name: str, ip: str, *, mtu: int | None = None, pcap: Path | None = None) -> DeviceEntry:
     """Make a device known; one of this name is replaced. ValueError for no address, or too many."""
     packed_address(ip)
-    entry = DeviceEntry(name, ip, mtu, pcap or _capture_of(name), check_icrc_in_full)
+    entry = DeviceEntry(name, ip, mtu, pcap or _capture_of(name))
     with _lock:
         if len(_added) >= MAX_DEVICES and name not in _added:
             raise ValueError(f"{MAX_DEVICES} devices are known")
