@@ -10,8 +10,6 @@ The condition is for opening, closing and waiting.
 
 # One idea in one file: a session, and how long it lives. Every get goes through both.
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import fcntl
@@ -404,7 +402,7 @@ class Loan:
 
     __slots__ = ("_lender", "_session")
 
-    def __init__(self, lender: SessionLender) -> None:
+    def __init__(self, lender: "SessionLender") -> None:
         self._lender = lender
         self._session: Session | None = None
 

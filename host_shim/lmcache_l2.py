@@ -11,8 +11,6 @@ A lock of LMCache's is a prestage here: blocks are not kept from eviction. Writt
 (lmcache/v1/distributed/l2_adapters/base.py).
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -16,8 +16,6 @@ says what shape it has.
 Written for lmcache 0.5.6 (lmcache/v1/storage_backend/abstract_backend.py).
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import logging

@@ -14,8 +14,6 @@ Label and block are one value of the pool, moved by one system call; so a slot h
 than a block. Nothing here raises for the pool's sake: an engine's scheduler must live on without its cache.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import logging
@@ -83,7 +81,7 @@ class NamedValues:
         """Whether the last call found an agent; for status pages, which must not wait."""
 
     @classmethod
-    def opened(cls, options: ConnectorOptions, block_bytes: int = 0) -> NamedValues:
+    def opened(cls, options: ConnectorOptions, block_bytes: int = 0) -> "NamedValues":
         """A connector's values. ValueError says what a person has to change. Waits CHECK_SECONDS at most."""
         values = cls(Pool(options.mount, parallel=options.parallel), options.volume, options.ttl)
         why = within(CHECK_SECONDS, lambda: values.why_unusable(block_bytes), None)

@@ -18,8 +18,6 @@ wait. After a fork the child opens its own. An event loop calls from threads:
 """
 # One idea in one file: what a program calls, `Pool` and `Volume`, and what these calls return and raise.
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import errno
@@ -109,7 +107,7 @@ class Pool:
         self._runner: JobRunner | None = None
         _pools.add(self)
 
-    def volume(self, name: str) -> Volume:
+    def volume(self, name: str) -> "Volume":
         """A volume by name. Whether the pool has it turns out with the first call."""
         if not 0 < len(name.encode()) <= VOLUME_NAME_BYTES_MAX:
             raise ValueError(f"a volume's name has 1 to {VOLUME_NAME_BYTES_MAX} bytes: {name!r}")
@@ -154,7 +152,7 @@ class Pool:
         self._memory.close()
         return ended
 
-    def __enter__(self) -> Pool:
+    def __enter__(self) -> "Pool":
         return self
 
     def __exit__(self, *_exception: object) -> None:

@@ -10,8 +10,6 @@ value, whose pieces are moved by one system call. SGLang calls from its own thre
 Written for sglang 0.5.23 (sglang/srt/mem_cache/hicache_storage.py).
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import json

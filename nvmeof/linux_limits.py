@@ -4,8 +4,6 @@ A refusal is no bug: the log tells it in a line, with what to do, wherever it is
 program whose limits are too low does not start, and says what it needs (`check_limits`).
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import logging

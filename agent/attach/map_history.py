@@ -13,8 +13,6 @@ removes no note. The file is one line of JSON. Where it cannot be written, the n
 agent ends, one warning says so, and it is tried again. For one thread.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -50,7 +48,7 @@ class _Seen:
     volumes: dict[str, tuple[int, int]] = field(default_factory=dict)
     has_seal: bool = False
 
-    def take(self, other: _Seen) -> None:
+    def take(self, other: "_Seen") -> None:
         """Whatever is later in the other."""
         if other.version <= self.version + VERSIONS_AHEAD_MAX:
             self.version = max(self.version, other.version)
@@ -68,7 +66,7 @@ class _Seen:
             del self.volumes[volume]
 
     @classmethod
-    def of(cls, pool_map: PoolMap, opened: Collection[str]) -> _Seen:
+    def of(cls, pool_map: PoolMap, opened: Collection[str]) -> "_Seen":
         """Of what nobody has opened only that it is erased is taken for true: anybody may write a number."""
         volumes = [each for each in pool_map.volumes if each.volume_id in opened]
         known = {each.tenant for each in volumes}

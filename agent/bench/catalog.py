@@ -3,8 +3,6 @@
 A name is made of what is measured and the size of its values. `kind` picks the probe (probe_table.py).
 """
 
-from __future__ import annotations
-
 import fnmatch
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ values are compared once before, and after every round the last ones of each thr
 must agree at the end (`PoolSite.complaints`).
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The same work by Redis: redis-py with hiredis, each thread with a client of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -29,7 +27,7 @@ class RedisStore:
     def done_with(self, ready: bytes) -> None:
         """It is freed by itself."""
 
-    def lane(self, value_bytes: int) -> RedisLane:
+    def lane(self, value_bytes: int) -> "RedisLane":
         return RedisLane(self._site.client(tls=self._tls))
 
     def close(self) -> None:

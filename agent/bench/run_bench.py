@@ -4,8 +4,6 @@ A part that cannot be had here (no Redis) is left out with its reason. A part th
 makes the run a failed one.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,7 +28,7 @@ SETTLE_SECONDS = 10 * LOOK_SECONDS
 COPIES_BY = {"copies_fuse": MOUNT, "copies_virtiofs": VIRTIOFS}
 """By `Entry.kind`: the way into the pool."""
 
-ON_THEIR_OWN: Mapping[str, tuple[str, Callable[[Path, Wishes], dict[str, Counted]]]] = {
+ON_THEIR_OWN: Mapping[str, tuple[str, "Callable[[Path, Wishes], dict[str, Counted]]"]] = {
     "tenants": ("two tenants", lambda folder, _: tenant_probes.measure(folder)),
     "loop": ("an event loop that calls host_shim", lambda folder, _: loop_probe.measure(folder)),
     "stopped": ("an enclosure that stops", lambda folder, _: fault_probes.measure_stopped(folder)),

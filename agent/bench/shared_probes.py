@@ -5,8 +5,6 @@ file, writes it with one writev, and closes it. What was put is removed when roo
 file is compared once before, and the last one that each thread got after each round.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Iterator

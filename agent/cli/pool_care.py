@@ -1,7 +1,5 @@
 """`g35 pool scrub` and `g35 pool quarantine`: read all that is stored, and the slots whose medium is bad."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections import defaultdict

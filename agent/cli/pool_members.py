@@ -1,7 +1,5 @@
 """`g35 pool add` and `g35 pool settle`: namespaces that join a pool, and the end of what follows."""
 
-from __future__ import annotations
-
 import sys
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`g35 pool`: lay out a pool on the namespaces of the configured enclosures, and look at one."""
 
-from __future__ import annotations
-
 import functools
 import json
 import sys

@@ -1,7 +1,5 @@
 """The fields of a record as the options of a verb, so that an option is stated once."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable

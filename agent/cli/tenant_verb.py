@@ -1,7 +1,5 @@
 """`g35 tenant`: whose volumes there are, a tenant more, and everything of one made unreadable."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -6,8 +6,6 @@ default stands here and in docs/reference/configuration.md, which `g35 config re
 
 # One idea in one file: the sections of the file, and the page that lists their keys.
 
-from __future__ import annotations
-
 import os
 import uuid
 from pathlib import Path
@@ -189,13 +187,13 @@ class EnclosureSection(_Section):
         return paths
 
     @model_validator(mode="after")
-    def _are_several(self) -> EnclosureSection:
+    def _are_several(self) -> "EnclosureSection":
         ways = [(self.address, self.port), *map(parse_path, self.paths)]
         if len(set(ways)) < len(ways):
             raise ValueError("an address and port is named twice: that is one path, and no other to go by")
         return self
 
-    def each_path(self) -> list[EnclosureSection]:
+    def each_path(self) -> "list[EnclosureSection]":
         """This section once for each path, the first under its own name, the others as `NAME#2` and so on."""
         sections = [self.model_copy(update={"paths": ()})]
         for number, path in enumerate(self.paths, start=2):
@@ -300,7 +298,7 @@ class VolumeSection(_Section):
     )
 
     @model_validator(mode="after")
-    def _can_be_laid_out(self) -> VolumeSection:
+    def _can_be_laid_out(self) -> "VolumeSection":
         try:
             self.wish()
         except ValidationError as error:
@@ -427,7 +425,7 @@ class PolicySection(_Section):
     bytes_per_token: Size = Field(0, ge=0, description="What a token weighs in a value of this volume.")
 
     @model_validator(mode="after")
-    def _gate_is_whole(self) -> PolicySection:
+    def _gate_is_whole(self) -> "PolicySection":
         if (self.prefill_tokens_per_s > 0) != (self.bytes_per_token > 0):
             raise ValueError("prefill_tokens_per_s and bytes_per_token go together")
         return self
@@ -502,7 +500,7 @@ class Configuration(_Section):
     virtiofs: Annotated[tuple[VirtioFsSection, ...], BeforeValidator(_as_list)] = Field((), max_length=64)
 
     @model_validator(mode="after")
-    def _holds_together(self) -> Configuration:
+    def _holds_together(self) -> "Configuration":
         if not self.enclosures and not self.discovery:
             raise ValueError("neither an enclosure nor a discovery controller says where the pool is")
         if len({each.name for each in self.discovery}) != len(self.discovery):

@@ -1,7 +1,5 @@
 """What the sections of all doors that speak HTTP have in common."""
 
-from __future__ import annotations
-
 import ipaddress
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -48,7 +46,7 @@ class HttpSection(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _is_safe(self) -> HttpSection:
+    def _is_safe(self) -> "HttpSection":
         beyond = [
             text for text in self.listen if not ipaddress.ip_address(parse_listener(text)[0]).is_loopback
         ]

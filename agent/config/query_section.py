@@ -1,7 +1,5 @@
 """The section of the configuration for the query door (docs/query.md)."""
 
-from __future__ import annotations
-
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from agent.config.document_problems import AbsolutePath
@@ -49,7 +47,7 @@ class QuerySection(HttpSection):
     tenants: tuple[QueryTenantSection, ...] = Field((), max_length=64, description="See `[[query.tenants]]`.")
 
     @model_validator(mode="after")
-    def _has_tenants(self) -> QuerySection:
+    def _has_tenants(self) -> "QuerySection":
         if self.listen and not self.tenants:
             raise ValueError("the query door has no tenants: nobody could come in")
         if len({each.tenant for each in self.tenants}) != len(self.tenants):

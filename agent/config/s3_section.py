@@ -1,7 +1,5 @@
 """The section of the configuration for the S3 door (docs/engines/s3.md)."""
 
-from __future__ import annotations
-
 import re
 from typing import Final
 
@@ -91,7 +89,7 @@ class S3Section(HttpSection):
         return dict(each.split("=", 1) for each in self.hosts)
 
     @model_validator(mode="after")
-    def _holds_together(self) -> S3Section:
+    def _holds_together(self) -> "S3Section":
         if self.listen and not self.tenants:
             raise ValueError("the S3 door has no tenants: nobody could come in")
         if len({each.tenant for each in self.tenants}) != len(self.tenants):

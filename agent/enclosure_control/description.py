@@ -4,8 +4,6 @@ The same file serves an SPDK target, the kernel's nvmet and `g35 jbof`. Unknown 
 those of the enclosure's machine. A key is the name of a file; there are no secrets in the description.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import os
 import re
@@ -111,7 +109,7 @@ class MallocSection(_Section):
     uuid: _Uuid | None = Field(None, description="Its UUID; without it the target makes one.")
 
     @model_validator(mode="after")
-    def _whole_blocks(self) -> MallocSection:
+    def _whole_blocks(self) -> "MallocSection":
         if self.size % self.block_size:
             size, block = size_text(self.size), size_text(self.block_size)
             raise ValueError(f"{self.name}: {size} is no whole number of blocks of {block}")
@@ -185,7 +183,7 @@ class ListenerSection(_Section):
     port: int = Field(4420, ge=1, le=65535, description="The port.")
 
     @model_validator(mode="after")
-    def _is_address(self) -> ListenerSection:
+    def _is_address(self) -> "ListenerSection":
         try:
             ipaddress.ip_address(self.address)
         except ValueError:
@@ -207,7 +205,7 @@ class HostSection(_Section):
     controller_key: _Name | None = Field(None, description="Name of the key that it may ask us to prove.")
 
     @model_validator(mode="after")
-    def _both_ways(self) -> HostSection:
+    def _both_ways(self) -> "HostSection":
         if self.controller_key is not None and self.key is None:
             raise ValueError(f"{self.nqn}: a controller key without a key of the host's")
         return self
@@ -233,7 +231,7 @@ class SubsystemSection(_Section):
     hosts: tuple[HostSection, ...] = Field((), max_length=1024, description="Hosts that may connect.")
 
     @model_validator(mode="after")
-    def _holds_together(self) -> SubsystemSection:
+    def _holds_together(self) -> "SubsystemSection":
         _distinct("namespace id", (each.nsid for each in self.namespaces))
         _distinct("listener", (each.place for each in self.listeners))
         _distinct("host", (each.nqn for each in self.hosts))
@@ -259,7 +257,7 @@ class Description(_Section):
     subsystems: tuple[SubsystemSection, ...] = Field((), max_length=256)
 
     @model_validator(mode="after")
-    def _holds_together(self) -> Description:
+    def _holds_together(self) -> "Description":
         _distinct("transport", (each.type for each in self.transports))
         _distinct("key", (each.name for each in self.keys))
         memory = (*self.malloc, *self.null)

@@ -10,8 +10,6 @@ Wherever this ends early, NAME has another file, or is gone, or a host names NAM
 the next run. A new file without a secret is found before any step touches the old key.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from typing import Final

@@ -4,8 +4,6 @@ SPDK's own target and `g35 jbof --rpc` alike. A target that lacks a module (a bu
 or without a keyring) answers -32601 to its listing. That counts as an empty listing.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import stat
@@ -44,7 +42,7 @@ class RpcTarget:
         self.client = client
 
     @classmethod
-    def at(cls, socket_path: Path, timeout_s: float = TIMEOUT_S) -> RpcTarget:
+    def at(cls, socket_path: Path, timeout_s: float = TIMEOUT_S) -> "RpcTarget":
         """The enclosure at a Unix socket; connects at the first call."""
         return cls(RpcClient(socket_path, timeout_s))
 

@@ -8,8 +8,6 @@ Where strangers share, one may hold as much as it leaves to others: the first ha
 rest, and a newcomer always finds room. A part is kept for the agent's owner and root.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass

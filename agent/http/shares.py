@@ -5,8 +5,6 @@ finds a place; beyond it, a tenant gets places that are not reserved. So a singl
 shares of the others. A tenant is any hashable: its name or its store.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable
 from typing import Final
@@ -24,7 +22,7 @@ class TooBusy(Exception):
 class Place:
     """One place, held until `give_back` (idempotent) or the end of `with`."""
 
-    def __init__(self, shares: Shares, tenant: Hashable) -> None:
+    def __init__(self, shares: "Shares", tenant: Hashable) -> None:
         self._shares: Shares | None = shares
         self.tenant = tenant
 
@@ -33,7 +31,7 @@ class Place:
             self._shares = None
             shares.give_back(self.tenant)
 
-    def __enter__(self) -> Place:
+    def __enter__(self) -> "Place":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -9,8 +9,6 @@ that has none. A client says its first request within milliseconds, a connection
 peer keeps clients behind its address out only while it connects faster than they can speak.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from typing import Final
 
@@ -24,7 +22,7 @@ KNOWN: Final = "clients with a key"
 class UnprovenClient:
     """One connection, counted."""
 
-    def __init__(self, clients: UnprovenClients, peer: str) -> None:
+    def __init__(self, clients: "UnprovenClients", peer: str) -> None:
         self._clients = clients
         self.holder = peer
         """Who has its place in the books; empty where it has none."""

@@ -5,8 +5,6 @@ count is too large, by `chunk_of` at most. An agent that ends notes the true one
 docs/security.md.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -40,7 +38,7 @@ def writes_max(suite: str, value_bytes: int) -> int:
 class KeyUse:
     """One key's count. Safe from any thread."""
 
-    def __init__(self, book: KeyUseBook, fingerprint: str, most: int) -> None:
+    def __init__(self, book: "KeyUseBook", fingerprint: str, most: int) -> None:
         self._book = book
         self._fingerprint = fingerprint
         self.most = most

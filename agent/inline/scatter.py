@@ -4,8 +4,6 @@ A `Scatter` does for a get what a writable memoryview does (length, slices, assi
 that lies in one place *is* a memoryview. Only the cipher tells them apart: agent/inline/suites.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import TypeAlias
 
@@ -24,7 +22,7 @@ class Scatter:
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, part: slice) -> Target:
+    def __getitem__(self, part: slice) -> "Target":
         start, stop, step = part.indices(self._length)
         if step != 1:
             raise ValueError("a scatter is cut into ranges only")

@@ -18,8 +18,6 @@ The root key file is text, one line, mode 0600:
 The digits catch a truncated paste; 32 bits of a hash of 256 random bits tell an attacker nothing of use.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import enum
@@ -72,7 +70,7 @@ class SecretKey:
     def __reduce__(self) -> NoReturn:
         raise TypeError("a secret key is not pickled")
 
-    def derive(self, label: str, context: bytes = b"", length: int = 32) -> SecretKey:
+    def derive(self, label: str, context: bytes = b"", length: int = 32) -> "SecretKey":
         """A key for one purpose (HKDF-Expand, RFC 5869): `label` names it, `context` binds it."""
         info = b"g35/" + label.encode() + b"\0" + context
         return SecretKey(HKDFExpand(hashes.SHA256(), length, info).derive(self._bytes))

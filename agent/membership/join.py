@@ -19,8 +19,6 @@ In the new map every volume has an extent on each newcomer, after those that it 
 them to where all of them do; agents look at both places. A second join waits until the first is settled.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 

@@ -10,8 +10,6 @@ Nothing here raises for the fabric's sake. A request that cannot be sent is a `P
 failed.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -49,7 +47,7 @@ FENCED: Final = "a write that was not answered may still land there"
 _CURRENT: Final = threading.local()
 
 
-def current_channel() -> WorkerChannel:
+def current_channel() -> "WorkerChannel":
     """The channel whose `run` drives the steps that ask. Only steps may ask."""
     channel: WorkerChannel = _CURRENT.channel
     return channel

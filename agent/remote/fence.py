@@ -12,8 +12,6 @@ and the controller reset where a write without one is older than its bound.
 All workers share one fence; a place is a range of bytes of a namespace.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Sequence
@@ -98,7 +96,7 @@ class _Place:
     def falls(self) -> float:
         return math.inf if self.given_up else self.until
 
-    def joined(self, other: _Place) -> _Place:
+    def joined(self, other: "_Place") -> "_Place":
         return _Place(max(self.until, other.until), [*self.given_up, *other.given_up])
 
 

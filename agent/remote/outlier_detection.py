@@ -26,8 +26,6 @@ Quantiles against peers need no knowledge of drives, network, sizes and load, as
 Counts decay with every look; errors, which are rare, decay more slowly.
 """
 
-from __future__ import annotations
-
 import enum
 import math
 from bisect import bisect_left
@@ -138,7 +136,7 @@ class _Member(_Record):
     good_since: float = 0.0
     hold: float = HOLD_FIRST_SECONDS
 
-    def take_in(self, health: Health, shelf: _Shelf | None) -> None:
+    def take_in(self, health: Health, shelf: "_Shelf | None") -> None:
         """Add the counts since the last look, for the enclosure too."""
         answers, errors, late = health.answers, health.errors, health.late_answers
         if answers == self.answers_before and late == self.late_before and self._is_forgotten():
@@ -260,7 +258,7 @@ class OutlierDetection:
         return shelves
 
 
-def _what_is_wrong(record: _Member, health: Health, medians: _Peers, member: int) -> str:
+def _what_is_wrong(record: _Member, health: Health, medians: "_Peers", member: int) -> str:
     """Why this look is bad, for the log; nothing if it is good. Times in seconds."""
     if health.is_paused:
         return "it does not answer"
@@ -274,7 +272,7 @@ def _what_is_wrong(record: _Member, health: Health, medians: _Peers, member: int
     return f"half of its reads take over {median / 2 * 1e3:.3g} ms, its peers' under {usual * 1e3:.3g} ms"
 
 
-def _what_is_wrong_with_all(shelf: _Shelf, most_reads: _Peers, number: int) -> str:
+def _what_is_wrong_with_all(shelf: _Shelf, most_reads: "_Peers", number: int) -> str:
     """The same for an enclosure: all of it but its worst namespace, beside the other enclosures."""
     why = _late(shelf.late - shelf.worst_late, shelf.answers - shelf.worst_late_of) or _errors(
         shelf.errors - shelf.worst_errors, shelf.answers_long - shelf.worst_errors_of

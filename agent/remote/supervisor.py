@@ -6,8 +6,6 @@ one of the two ends is wrong about it. An enclosure is tried for ever, also one 
 logged when it changes. Discovery controllers stay connected as well (agent/remote/discovery.py).
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import time

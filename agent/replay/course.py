@@ -2,8 +2,6 @@
 every second one goes, and half as many are taken from then on.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Latencies in a histogram of fixed size: 2 % apart, from a microsecond to a quarter of an hour."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 
@@ -40,7 +38,7 @@ class Latencies:
                 return float(2 ** ((bucket + 0.5) / STEPS_PER_OCTAVE) / 1e6)
         raise AssertionError("the counts changed under the sum")
 
-    def since(self, earlier: Latencies) -> Latencies:
+    def since(self, earlier: "Latencies") -> "Latencies":
         """The counts since the copy `earlier` was taken."""
         return Latencies([now - then for now, then in zip(self.counts, earlier.counts, strict=True)])
 

@@ -1,7 +1,5 @@
 """What a replay says at its end: one record, as JSON or as a table."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +20,7 @@ class FromMemory:
     useful_bytes: int
 
     @classmethod
-    def between(cls, before: dict[str, Any], after: dict[str, Any]) -> FromMemory | None:
+    def between(cls, before: dict[str, Any], after: dict[str, Any]) -> "FromMemory | None":
         """From two looks at a volume's counters; None where the agent was another one by then."""
         names = ("hits", "prestage_hits", "prestage_late", "prestaged_bytes", "prestage_useful_bytes")
         counts = [int(after.get(name, 0)) - int(before.get(name, 0)) for name in names]

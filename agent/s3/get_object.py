@@ -4,8 +4,6 @@ Every piece was verified by the pool (agent/pool/read/get.py), so a sent byte is
 cannot be read is NoSuchKey before the first byte, and the end of the connection after it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from functools import partial
@@ -36,7 +34,7 @@ class ObjectStream:
 
     def __init__(
         self,
-        reads: ObjectReads,
+        reads: "ObjectReads",
         store: ObjectStore,
         reader: ObjectReader,
         start: int,

@@ -1,7 +1,5 @@
 """Lists of buckets, objects, parts and uploads; removal of objects."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import time

@@ -4,8 +4,6 @@ The index names a file only after its last byte was sealed and all checksums of 
 nobody sees it, and a writer that dies leaves a spare file, which the next opening removes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import secrets

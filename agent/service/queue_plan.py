@@ -1,7 +1,5 @@
 """The I/O queue ids of every thread of an agent, on every enclosure."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass
 from typing import Final
@@ -56,7 +54,7 @@ class QueuePlan:
         return self.total - len(self.workers)
 
     @classmethod
-    def of(cls, configuration: Configuration, workers: int | None = None) -> QueuePlan:
+    def of(cls, configuration: Configuration, workers: int | None = None) -> "QueuePlan":
         """`workers`: as many as the enclosures grant; None: as many as are configured."""
         wanted, following = configuration.agent.worker_count, 1
 

@@ -2,8 +2,6 @@
 are shown among the bounds; nothing is counted here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Final
 

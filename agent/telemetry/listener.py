@@ -9,8 +9,6 @@ HTTP is h11's, one request for each connection; a WSGI application answers. A fa
 alone, and the log tells of faults now and then, however many there are.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import re

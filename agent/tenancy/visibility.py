@@ -4,8 +4,6 @@ A face knows its own volumes and no others. So it answers about another tenant's
 does not exist, by the same steps; no check could be forgotten or timed.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +24,7 @@ class Members:
     """Volumes of the kinds `kv` and `shared`, by name."""
 
     @classmethod
-    def of(cls, pool_map: PoolMap) -> Members:
+    def of(cls, pool_map: PoolMap) -> "Members":
         ids = {each.tenant for each in pool_map.volumes} | {each.tenant_id for each in pool_map.tenants}
         return cls(
             frozenset(bytes.fromhex(each) for each in ids),

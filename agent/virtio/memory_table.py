@@ -5,8 +5,6 @@ alive, so a region may be removed while a request still works in it; the memory 
 Every address comes from outside: what is not wholly inside the regions raises `AddressError`.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -80,10 +78,10 @@ class MemoryTable:
                 return mapped.memory[address - start : address - start + length]
         raise AddressError(f"{length} bytes at user address {address:#x} lie in no region")
 
-    def with_region(self, mapped: MappedRegion) -> MemoryTable:
+    def with_region(self, mapped: MappedRegion) -> "MemoryTable":
         return MemoryTable([*self._regions, mapped])
 
-    def without_region(self, region: Region) -> MemoryTable:
+    def without_region(self, region: Region) -> "MemoryTable":
         """Raises AddressError where there is no such region (address, user address and size count)."""
         kept = [each for each in self._regions if not _is_same(each.region, region)]
         if len(kept) == len(self._regions):

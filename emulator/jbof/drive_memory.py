@@ -4,8 +4,6 @@
 memory would be wrong bytes.
 """
 
-from __future__ import annotations
-
 import mmap
 from typing import Any
 
@@ -15,7 +13,7 @@ class DriveMemory(mmap.mmap):
 
     # Private, not shared: only then do huge pages apply (a first write costs one fault per 2 MiB rather
     # than per 4 KiB) and does MADV_DONTNEED give zeros back.
-    def __new__(cls, size: int) -> DriveMemory:
+    def __new__(cls, size: int) -> "DriveMemory":
         return super().__new__(cls, -1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 

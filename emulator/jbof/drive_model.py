@@ -4,8 +4,6 @@ A drive is one server for bandwidth and one for commands per second, with a late
 `latency` after both servers have reached its end. With all at zero, the default, a command is done at once.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 
@@ -35,7 +33,7 @@ class DriveModelSettings:
     def of(
         cls, *, read_latency_ms: float, write_latency_ms: float, bandwidth_mib_s: float, iops: float,
         jitter: float = 0.0, seed: int = 0,
-    ) -> DriveModelSettings:  # fmt: skip
+    ) -> "DriveModelSettings":  # fmt: skip
         """From the units of the command line."""
         bandwidth = bandwidth_mib_s * (1 << 20)
         return cls(read_latency_ms / 1000, write_latency_ms / 1000, bandwidth, iops, jitter, seed)

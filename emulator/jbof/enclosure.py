@@ -5,8 +5,6 @@ It joins the drives (`drive.py`), the controller role (`nvmeof/controller`), and
 at run time (`emulator/jbof/rpc`).
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os
@@ -365,7 +363,7 @@ class Enclosure:
             os.close(self._folder_lock)
             self._folder_lock = None
 
-    def __enter__(self) -> Enclosure:
+    def __enter__(self) -> "Enclosure":
         self.start()
         return self
 

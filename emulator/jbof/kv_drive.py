@@ -5,8 +5,6 @@ Store that replaces a value needs room for both until the new one is there. The 
 every value) is in memory.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any, Final
@@ -77,7 +75,7 @@ class KvDrive(DriveConditions):
     def used_bytes(self) -> int:
         return self._used
 
-    def stage(self, length: int) -> Staged:
+    def stage(self, length: int) -> "Staged":
         room = room_of(length)
         with self._lock:
             if self._used + self._reserved + room > self.capacity_bytes:

@@ -3,8 +3,6 @@
 Exit codes: 0 success, 1 failure, 2 wrong arguments, 130 Ctrl-C; of `run`, the command's own.
 """
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

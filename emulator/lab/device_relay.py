@@ -9,8 +9,6 @@ an area that outlives the agent (INFLIGHT_SHMFD), which QEMU asks of a block dev
     QEMU ── socket pair ── relay ── the agent's socket
 """
 
-from __future__ import annotations
-
 import contextlib
 import select
 import socket
@@ -72,7 +70,7 @@ class DeviceRelay:
         self._thread = threading.Thread(target=self._run, name="device-relay", daemon=True)
         self._thread.start()
 
-    def __enter__(self) -> DeviceRelay:
+    def __enter__(self) -> "DeviceRelay":
         return self
 
     def __exit__(self, *_error: object) -> None:

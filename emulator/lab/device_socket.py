@@ -1,7 +1,5 @@
 """The socket of an agent's virtio-fs device, and errors that say why it is unusable and what to do."""
 
-from __future__ import annotations
-
 import os
 import select
 import socket
@@ -27,7 +25,7 @@ class NoDeviceError(LabError):
     """No usable virtio-fs device; the text says why, and what to do."""
 
     @classmethod
-    def at(cls, path: Path, why: str, advice: str) -> NoDeviceError:
+    def at(cls, path: Path, why: str, advice: str) -> "NoDeviceError":
         return cls(f"no virtio-fs device at {path}: {why}\n{advice}")
 
 

@@ -7,8 +7,6 @@ shared: `Guest.exchange` here, /run/g35 there, with the script, its output and s
 only network is the guest's loopback.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess
@@ -186,7 +184,7 @@ class Guest:
                 pass_fds=self._descriptors,
             )
 
-    def __enter__(self) -> Guest:
+    def __enter__(self) -> "Guest":
         return self
 
     def __exit__(self, *_error: object) -> None:

@@ -14,8 +14,6 @@ a user namespace (a rootless container) all users outside show as the overflow u
 of that user are taken, links and files are not.
 """
 
-from __future__ import annotations
-
 import errno
 import grp
 import os
@@ -84,7 +82,7 @@ def check_private(path: Path) -> None:
     os.close(_open_private(path).descriptor)
 
 
-def _open_private(path: Path) -> Opened:
+def _open_private(path: Path) -> "Opened":
     try:
         opened = open_guarded(path)
     except OSError as error:

@@ -8,8 +8,6 @@ hh says how the secret becomes the key that responses are made with: 00 as it is
 that one name.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import hmac
@@ -61,7 +59,7 @@ class DhchapSecret:
             return self._secret
         return hmac.digest(self._secret, nqn.encode() + _SUFFIX, HASH_NAMES[self.transform])
 
-    def same_as(self, other: DhchapSecret) -> bool:
+    def same_as(self, other: "DhchapSecret") -> bool:
         """Whether both hold the same bytes, however they are transformed."""
         return hmac.compare_digest(self._secret, other._secret)
 

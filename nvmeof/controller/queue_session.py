@@ -12,8 +12,6 @@ and whenever it is woken or a deadline passes: `take_completions`, `ready`, `rea
 A session belongs to one thread, that of its connection. Other threads reach it only as a `ServedQueue`.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Container
@@ -72,7 +70,7 @@ class QueueSession(ServedQueue):
         self.controller: Controller | None = None
         self._head = 0
 
-    def enter(self, peer: str, now: float, *, full_of: Container[QueueSession] | None = None) -> bool:
+    def enter(self, peer: str, now: float, *, full_of: "Container[QueueSession] | None" = None) -> bool:
         """A guest from an address, until proven; False where it has to go (`GuestConnections.admit`)."""
         self.peer = peer
         with self.target.lock:

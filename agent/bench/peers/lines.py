@@ -8,8 +8,6 @@ Only the calls are timed. Outside of the time all values are compared once, then
 and the first that was put. What an engine prints goes to standard error.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -111,7 +109,7 @@ class Sized:
             self._lanes.append(self._store.lane(self._bytes))
         return self._lanes[:count]
 
-    def _checked(self, reader: _Reader) -> Turn:
+    def _checked(self, reader: "_Reader") -> Turn:
         size = self._bytes
 
         def turn() -> int:

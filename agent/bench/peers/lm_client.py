@@ -4,8 +4,6 @@ Each thread has a connector and an event loop. `put` returns when the bytes are 
 whether the value exists, by the same connection, is answered when the server has it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import hashlib
@@ -54,7 +52,7 @@ class LmStore:
     def done_with(self, ready: Any) -> None:
         ready.ref_count_down()
 
-    def lane(self, value_bytes: int) -> LmLane:
+    def lane(self, value_bytes: int) -> "LmLane":
         return LmLane(self)
 
     def close(self) -> None:

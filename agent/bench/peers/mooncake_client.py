@@ -4,8 +4,6 @@ As an engine's connector uses it: values are got into and put from memory that i
 client, without a copy in Python. One client serves all threads, as in an engine.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import sys
@@ -40,7 +38,7 @@ class MooncakeStore:
     def done_with(self, ready: tuple[int, int]) -> None:
         """It is an address in memory that stays registered."""
 
-    def lane(self, value_bytes: int) -> MooncakeLane:
+    def lane(self, value_bytes: int) -> "MooncakeLane":
         return MooncakeLane(self, value_bytes)
 
     def close(self) -> None:

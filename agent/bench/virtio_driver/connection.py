@@ -1,7 +1,5 @@
 """A vhost-user front-end's socket: messages and descriptors out, answers in. Thin; front_end.py decides."""
 
-from __future__ import annotations
-
 import os
 import socket
 from pathlib import Path
@@ -81,7 +79,7 @@ class Connection:
         """As QEMU ends when it is killed: the device is told nothing."""
         self._socket.close()
 
-    def __enter__(self) -> Connection:
+    def __enter__(self) -> "Connection":
         return self
 
     def __exit__(self, *_exception: object) -> None:

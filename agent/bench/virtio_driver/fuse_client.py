@@ -7,8 +7,6 @@ Headers, arguments, the table of descriptors and room for a short answer lie on 
 request at a time; there are DESKS_MAX at most. The desk of a request that was given up stays with the device.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Sequence
@@ -78,7 +76,7 @@ class Call:
     __slots__ = ("_client", "desk", "opcode", "queue", "unique", "waiter")
 
     def __init__(
-        self, client: FuseClient, desk: _Desk, queue: RequestQueue, opcode: Opcode, unique: int
+        self, client: "FuseClient", desk: _Desk, queue: RequestQueue, opcode: Opcode, unique: int
     ) -> None:
         self._client = client
         self.desk = desk

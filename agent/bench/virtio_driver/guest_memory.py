@@ -5,8 +5,6 @@ Both are made up, and differ, so that a device that confuses them fails. A gap l
 Room is handed out from the bottom up and never taken back.
 """
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import mmap
@@ -48,7 +46,7 @@ class Room:
     def size(self) -> int:
         return len(self.view)
 
-    def part(self, start: int, size: int) -> Room:
+    def part(self, start: int, size: int) -> "Room":
         if not 0 <= start <= start + size <= len(self.view):
             raise ValueError(f"{size} bytes at {start} are no part of {len(self.view)}")
         return Room(self.address + start, self.view[start : start + size])
@@ -130,7 +128,7 @@ class GuestMemory:
                 continue  # somebody still looks at a buffer: it goes with the last view
         self._maps = []
 
-    def __enter__(self) -> GuestMemory:
+    def __enter__(self) -> "GuestMemory":
         return self
 
     def __exit__(self, *_exception: object) -> None:

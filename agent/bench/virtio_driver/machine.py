@@ -4,8 +4,6 @@ A machine outlives its device: `lose` is a dead back-end as seen from here, `sta
 which answers the requests of the dead one.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -108,7 +106,7 @@ class Machine:
             queue.close()
         self.memory.close()
 
-    def __enter__(self) -> Machine:
+    def __enter__(self) -> "Machine":
         return self
 
     def __exit__(self, *_exception: object) -> None:

@@ -5,8 +5,6 @@ host_shim/control_wire.py defines the bytes; read it first. Each open of the ses
 its own answers and tickets. `status.json` is what `g35 status` shows.
 """
 
-from __future__ import annotations
-
 import errno
 import itertools
 import json

@@ -13,8 +13,6 @@ What could go wrong with somebody else's memory, and why it cannot:
 * The client changes bytes while they are sealed or opened: it harms its own value alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl
@@ -40,7 +38,7 @@ PAGE_BYTES: Final = mmap.PAGESIZE
 class Region:
     """One registration. `view` may be used until `give_back`, and by steps under way until they end."""
 
-    def __init__(self, memory: RegisteredMemory, mapped: _Mapped, size: int) -> None:
+    def __init__(self, memory: "RegisteredMemory", mapped: "_Mapped", size: int) -> None:
         self._memory = memory
         self._mapped: _Mapped | None = mapped
         self.view = mapped.view[:size]

@@ -4,8 +4,6 @@ Each handler is one call of the file system within `Handlers._run`, the last lin
 that pyfuse3 does not expect would unmount the file system. Results become pyfuse3's records inside it, too.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import queue
@@ -56,7 +54,7 @@ class Slot:
     def settle(self, outcome: Outcome[T]) -> T:
         return settle(outcome, self._runner)
 
-    async def run(self, operation: Callable[[Slot], T]) -> T:
+    async def run(self, operation: "Callable[[Slot], T]") -> T:
         """What an operation comes to in this slot's thread."""
         result: Future[T] = Future()
         ended, token = trio.Event(), trio.lowlevel.current_trio_token()

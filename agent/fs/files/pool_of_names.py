@@ -6,8 +6,6 @@ while it holds nothing, and from then on is opened with that pool only. It notes
 may have several of one capacity.
 """
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Mapping
@@ -28,7 +26,7 @@ class PoolOfNames:
     volumes: Mapping[int, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, note: object) -> PoolOfNames:
+    def of(cls, note: object) -> "PoolOfNames":
         """From a note; none at all where it is damaged."""
         try:
             noted = json.loads(str(note))

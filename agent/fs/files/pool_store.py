@@ -9,8 +9,6 @@ only where it is not there by the newest map; until all namespaces were asked no
 anything where the map says that the volume was erased: an agent does not remove files because of a map.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections import OrderedDict
@@ -46,7 +44,7 @@ _MAY_COME_BACK: Final = (MissCause.LATE, MissCause.ENCLOSURE_DOWN)
 
 def store_for(
     metadata: Path, pool_id: str, volumes: Sequence[Volume], channel: Callable[[], IoChannel]
-) -> tuple[PoolBlockStore, PoolOfNames]:
+) -> "tuple[PoolBlockStore, PoolOfNames]":
     """The store for the names in a metadata file, and what that is to note (agent/fs/files/pool_of_names.py).
 
     Of several volumes of one capacity it is the one that has the blocks that are named already, and for a

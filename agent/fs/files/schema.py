@@ -11,8 +11,6 @@ That is enough: a committed frame is in the WAL, or a checkpoint has moved it, w
 before the WAL begins anew. `synchronous=FULL` would pay that fsync for each create and each rename.
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 import os
@@ -104,7 +102,7 @@ class MetadataUnusable(G35Error):
         super().__init__(message, advice or doubt)
 
     @classmethod
-    def of(cls, path: Path, fault: sqlite3.Error | FsError) -> MetadataUnusable:
+    def of(cls, path: Path, fault: sqlite3.Error | FsError) -> "MetadataUnusable":
         """What SQLite or the disk says of the file at `path`."""
         if _means_full_disk(path, fault):
             return cls(f"{path}: the disk that has it is full", "make some room on it, and start again")

@@ -14,8 +14,6 @@ Nothing escapes `answer`. A broken request gets EIO or EINVAL, or no answer wher
 exception other than `FsError` is logged and answered with EIO.
 """
 
-from __future__ import annotations
-
 import enum
 import errno
 import logging
@@ -52,7 +50,7 @@ from agent.pool.steps import Runner, settle
 
 log = logging.getLogger(__name__)
 
-Reply: TypeAlias = "list[bytes | memoryview]"
+Reply: TypeAlias = list[bytes | memoryview]
 
 TRANSFER_BYTES: Final = 1 << 20
 """The largest READ and WRITE: 256 pages, which is what Linux allows (fs.fuse.max_pages_limit)."""

@@ -18,8 +18,6 @@ Chunks of a file that is dropped are deleted. Several threads may write whole ch
 
 # One idea in one file: the life of one file from its first write to its manifest, which is one class.
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import itertools
@@ -73,7 +71,7 @@ class FileWriter:
         judge: Judge = how_closed,
         base: Manifest | None = None,
         replaced: Manifest | None = None,
-        published: Callable[[FileWriter], None] = lambda _: None,
+        published: "Callable[[FileWriter], None]" = lambda _: None,
         identity: bytes | None = None,
     ) -> None:
         """`base`: the content that it begins with. `replaced`: what its name led to before, if that is

@@ -15,8 +15,6 @@ the agent was killed (guest_books.py):
 Handles and nodes of different processes never have the same number: the epoch is part of them.
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

@@ -12,8 +12,6 @@ Most can be carried out twice: a read, a lookup, a write to its place. Of the ot
   guest's that was quicker: who makes a name exclusively must never be told so twice.
 """
 
-from __future__ import annotations
-
 import errno
 from typing import Final
 

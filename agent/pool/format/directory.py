@@ -27,8 +27,6 @@ Ghosts tell an evicted key from one that was never stored: for every agent, afte
 keys as there are slots, and in no memory of their own.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 import zlib
@@ -245,7 +243,7 @@ class Directory:
         """The damage was proven to be flash's own: the entries that are left are all."""
         self.doubted = {}
 
-    def keep_in_doubt(self, earlier: Directory) -> None:
+    def keep_in_doubt(self, earlier: "Directory") -> None:
         """For slots in doubt, take the entries of `earlier`, our copy of the same block."""
         for slot in self.doubted:
             start = slot * ENTRY_BYTES
@@ -255,7 +253,7 @@ class Directory:
             if slot in earlier._repinned:
                 self._repinned.add(slot)
 
-    def take_over(self, slot: int, earlier: Directory) -> None:
+    def take_over(self, slot: int, earlier: "Directory") -> None:
         """Keep the slot's entry of `earlier`."""
         self.doubted.pop(slot, None)
         self._store(slot, earlier.raw[slot * ENTRY_BYTES : (slot + 1) * ENTRY_BYTES])
@@ -324,7 +322,7 @@ class Directory:
             _U32.pack_into(self.raw, start + _CRC_AT, crc)
         return bytes(self.raw)
 
-    def copy(self) -> Directory:
+    def copy(self) -> "Directory":
         """The same entries, each with its CRC made right; changing one leaves the other as it is. Raises
         InDoubt."""
         other = Directory()
@@ -332,7 +330,7 @@ class Directory:
         other.taken = self.taken
         return other
 
-    def merge_uses(self, earlier: Directory, slots: Iterable[int] = range(SLOTS_PER_SET)) -> None:
+    def merge_uses(self, earlier: "Directory", slots: Iterable[int] = range(SLOTS_PER_SET)) -> None:
         """Take over the hits and pins that `earlier`, our copy of the same block, never wrote. `slots`
         differ."""
         for slot in slots:

@@ -23,8 +23,6 @@ header to the length and to the proofs of all units. A slot that does not open a
 is a miss with a cause; there is no other way to fail.
 """
 
-from __future__ import annotations
-
 import hashlib
 import struct
 from collections.abc import Sequence
@@ -80,7 +78,7 @@ class SlotCodec:
         lba_bytes: int = 4096,
         *,
         epoch: int = 0,
-        others: Sequence[SlotCodec] = (),
+        others: "Sequence[SlotCodec]" = (),
     ) -> None:
         """`epoch` numbers the volume's data keys. `others` open what was sealed under another one of them."""
         if not UNIT_BYTES_MIN <= unit_bytes <= UNIT_BYTES_MAX or unit_bytes & (unit_bytes - 1):
@@ -115,7 +113,7 @@ class SlotCodec:
         """Of what its key may seal, 0 to 1."""
         return self._use.part if self._use is not None else 0.0
 
-    def opens(self, other: SlotCodec) -> bool:
+    def opens(self, other: "SlotCodec") -> bool:
         """Whether what `other` seals opens here."""
         return any(each.fingerprint == other.fingerprint for each in (self, *self._others))
 
@@ -141,14 +139,14 @@ class SlotCodec:
         """How many bytes a value of `length` takes on flash, without its header."""
         return -(-length // self.lba_bytes) * self.lba_bytes
 
-    def seal(self, key: bytes, generation: int, place: Place) -> SlotSealer:
+    def seal(self, key: bytes, generation: int, place: Place) -> "SlotSealer":
         if self._use is not None:
             self._use.count()
         return SlotSealer(self, key, generation, place)
 
     def open(
         self, header: memoryview, key: bytes | None, place: Place, generation: int | None = None
-    ) -> OpenSlot | MissCause:
+    ) -> "OpenSlot | MissCause":
         """What the header proves, or why it proves nothing of `key` and `generation` (any, where None)."""
         whole = bytes(header)  # what is compared is what is opened, whatever becomes of the buffer
         salt = whole[_SALT_AT : _SALT_AT + SALT_BYTES]
@@ -167,7 +165,7 @@ class SlotCodec:
             return MissCause.EVICTED
         return opened
 
-    def _prove(self, header: memoryview, place: Place) -> OpenSlot | MissCause:
+    def _prove(self, header: memoryview, place: Place) -> "OpenSlot | MissCause":
         """What the header proves of any key, without the cache."""
         magic: bytes
         suite: int

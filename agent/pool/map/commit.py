@@ -21,8 +21,6 @@ others: a tie, of which the next change, or an agent with `pool.membership = "au
 the keys that are gone in either.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence

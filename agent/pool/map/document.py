@@ -14,8 +14,6 @@ attacker can take away by them, and gives nothing. An agent remembers which epoc
 
 # One idea in one file: the document, the contexts of its keys, and the plan of a new one.
 
-from __future__ import annotations
-
 import itertools
 import struct
 import uuid
@@ -137,7 +135,7 @@ class MapVolume(_Document):
     copies: Literal[1, 2] = 1
 
     @model_validator(mode="after")
-    def _can_be_sealed(self) -> MapVolume:
+    def _can_be_sealed(self) -> "MapVolume":
         _check_sizes(self.kind, self.value_bytes, self.unit_bytes)
         if bool(self.names_of) != (self.kind == NAMES):
             raise ValueError(f"volume {self.name} of kind {self.kind} has names of '{self.names_of}'")
@@ -171,7 +169,7 @@ class MapTenant(_Document):
     """Bytes a second. 0, and then left out of the map: no limit, as in the two above (docs/tenants.md)."""
 
     @model_validator(mode="after")
-    def _is_itself(self) -> MapTenant:
+    def _is_itself(self) -> "MapTenant":
         if self.tenant_id != tenant_id(self.name):
             raise ValueError(f"tenant {self.name} stands under the id of another")
         return self
@@ -190,7 +188,7 @@ class PoolMap(_Document):
     seal: WrappedOrErased = ""
 
     @model_validator(mode="after")
-    def _holds_together(self) -> PoolMap:
+    def _holds_together(self) -> "PoolMap":
         sizes = {namespace.nguid: namespace.bytes for namespace in self.namespaces}
         if len(sizes) != len(self.namespaces):
             raise ValueError("a namespace is listed twice")
@@ -322,7 +320,7 @@ class VolumeWish(_Document):
     copies: Literal[1, 2] = 1
 
     @model_validator(mode="after")
-    def _can_be_sealed(self) -> VolumeWish:
+    def _can_be_sealed(self) -> "VolumeWish":
         _check_sizes(self.kind, self.value_bytes, self.unit_bytes)
         if self.copies > 1 and self.kind != "kv":
             raise ValueError("two copies are for key-value volumes")

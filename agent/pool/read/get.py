@@ -10,8 +10,6 @@ is final after that. An entry that is still there then is remembered as disprove
 not taken for a second one.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from agent.inline.suites import PROOF_BYTES

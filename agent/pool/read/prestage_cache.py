@@ -11,8 +11,6 @@ the value or its enclosure may go, and nobody tells us, so what waits is not ser
 Places are (volume id, pseudonym of the key).
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import OrderedDict
@@ -51,7 +49,7 @@ class _Staged:
     slot: memoryview
     since: float
     guessed: bool
-    clear: OpenValue | None = None
+    clear: "OpenValue | None" = None
     """Instead of the slot, which is empty then."""
     used: bool = False
 
@@ -110,7 +108,7 @@ class PrestageCache:
                 return None
             return None if staged.clear is not None else self._served(place, staged).slot
 
-    def find_open(self, volume_id: bytes, pseudonym: bytes, generation: int) -> OpenValue | None:
+    def find_open(self, volume_id: bytes, pseudonym: bytes, generation: int) -> "OpenValue | None":
         """The value in clear, where this very write of the key waits so: the caller's until `let_go`.
 
         None as well where readers have so much that the next is to read from flash.
@@ -130,7 +128,7 @@ class PrestageCache:
             value.readers += 1
             return self._served(place, staged).clear
 
-    def let_go(self, value: OpenValue) -> None:
+    def let_go(self, value: "OpenValue") -> None:
         """A reader is done with what `find_open` gave it."""
         with self._lock:
             value.readers -= 1
@@ -184,7 +182,7 @@ class PrestageCache:
         slot: memoryview,
         *,
         guessed: bool = False,
-        clear: OpenValue | None = None,
+        clear: "OpenValue | None" = None,
     ) -> bool:
         """Stage a slot that was expected, opened where that is given. False, and not kept: its get came
         meanwhile, or it alone is larger than the room for its kind."""

@@ -5,8 +5,6 @@ A hold is a promise of one agent: another agent may evict the key, and then its 
 holder's keys are bounded, and so is the part of a set that is held or pinned (agent/pool/mutable/hold.py).
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Collection, Sequence
 from typing import Final
@@ -37,7 +35,7 @@ class Holds:
         """The pseudonyms that no eviction may take."""
         return self._counts
 
-    def take(self, pseudonyms: Sequence[bytes], holder: Holder) -> Hold:
+    def take(self, pseudonyms: Sequence[bytes], holder: Holder) -> "Hold":
         """Hold all of these, which differ; or none where the holder has no room for them."""
         if not pseudonyms or not self.bound.take(holder, len(pseudonyms)):
             return Hold(self, (), holder)

@@ -15,8 +15,6 @@ namespace still moves about 1/N of the keys: it enters the first two ranks of 2/
 place where half of those lie.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Sequence
@@ -87,7 +85,7 @@ class Placement:
         half = sum(extent.sets for extent in extents) / 2
         self._dominant = most if extents[most].sets > half and not self._apart else -1
 
-    def over(self, extents: Sequence[VolumeExtent]) -> Placement:
+    def over(self, extents: Sequence[VolumeExtent]) -> "Placement":
         """The placement of the same volume over other extents."""
         return Placement(self._key, extents, apart=self._apart)
 

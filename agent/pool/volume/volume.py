@@ -10,8 +10,6 @@ it: the thread that makes the agent calls that, later the upkeep thread (tests/r
 
 # One idea in one file: the class whose state this is; what only reads that state would have to reach into it.
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -66,7 +64,7 @@ class TenantShare:
 
     quota: Quota | None
     bandwidth: Bandwidth | None
-    siblings: Sequence[Volume] = ()
+    siblings: "Sequence[Volume]" = ()
     """The tenant's caches in sets, among which an eviction for the quota chooses."""
 
 

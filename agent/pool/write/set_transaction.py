@@ -13,8 +13,6 @@ It has four guarantees, which its users do not repeat:
    bring is disproven; no delete of that key succeeds meanwhile.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Final
 
@@ -41,7 +39,7 @@ class SetTransaction:
         self.writable: Final[list[CachedSet]] = []
         """The sets whose directories `load` has read and found whole."""
 
-    def __enter__(self) -> SetTransaction:
+    def __enter__(self) -> "SetTransaction":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -145,7 +143,7 @@ class SetTransaction:
             image = cached.directory.image()
         return (yield from self.write(cached, image, (found.slot,), deadline)) is None
 
-    def erase(self, cached: CachedSet, slots: Collection[int]) -> SlotErase:
+    def erase(self, cached: CachedSet, slots: Collection[int]) -> "SlotErase":
         """Send the writes that free slots, entry and header; `SlotErase.end` waits for them."""
         return SlotErase(self._volume, self._channel, cached, slots)
 

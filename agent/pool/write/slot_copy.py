@@ -6,8 +6,6 @@ replication and rebalance use them; each says by itself which slot is read, whic
 named.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Final
@@ -60,7 +58,7 @@ class SlotVerifier:
         self._end = 0
         """One past the last byte that was opened."""
 
-    def __enter__(self) -> SlotVerifier:
+    def __enter__(self) -> "SlotVerifier":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -10,8 +10,6 @@ they answer comes again. So each loss, and each duplicate, gets an answer.
 
 # One idea in one file: the life of a connection, whichever side began it.
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -57,11 +55,11 @@ class CmEvent:
     """
 
     type: CmEventType
-    connection: Connection
+    connection: "Connection"
     status: int = 0
     private_data: bytes = b""
     parameters: ConnectionParameters | None = None
-    listener: Listener | None = None
+    listener: "Listener | None" = None
     group: str = ""
     """With MULTICAST_JOIN and MULTICAST_ERROR: the address of the group."""
 
@@ -70,7 +68,7 @@ class Listener:
     """One port that connections are requested of; `sink` gets their CONNECT_REQUESTs."""
 
     def __init__(
-        self, space: PortSpace, port: int, sink: EventSink, backlog: int, stop: Callable[[Listener], None]
+        self, space: PortSpace, port: int, sink: EventSink, backlog: int, stop: "Callable[[Listener], None]"
     ) -> None:
         self.port_space = space
         self.port = port

@@ -1,7 +1,5 @@
 """Events of the connection manager: rdma_cm's types, and the parameters in them."""
 
-from __future__ import annotations
-
 import errno
 from dataclasses import dataclass
 from enum import IntEnum
@@ -54,7 +52,7 @@ class ConnectionParameters:
     """Of a datagram service or a multicast group; `qp_num` is the queue pair to send to then."""
 
     @classmethod
-    def told_by(cls, message: ConnectRequest | ConnectReply, private_data: bytes) -> ConnectionParameters:
+    def told_by(cls, message: ConnectRequest | ConnectReply, private_data: bytes) -> "ConnectionParameters":
         """The other side's wishes as an event has them: resources and depth are crossed."""
         return cls(
             qp_num=message.queue_pair,

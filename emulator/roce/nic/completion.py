@@ -3,8 +3,6 @@
 Nothing here waits for a completion: a poll finds entries or none, and an armed queue calls back once.
 """
 
-from __future__ import annotations
-
 import errno
 import threading
 from collections import deque
@@ -20,7 +18,7 @@ class CompletionQueue:
     `on_entry` at each new entry; `on_overrun` is the device's.
     """
 
-    def __init__(self, entries: int, most: int, on_overrun: Callable[[CompletionQueue], None]) -> None:
+    def __init__(self, entries: int, most: int, on_overrun: "Callable[[CompletionQueue], None]") -> None:
         self.entries = entries
         self._most = most
         self.users = 0

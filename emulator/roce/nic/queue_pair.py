@@ -5,8 +5,6 @@ see their queue pair as its base `QpContext`. A posted request completes exactly
 completion or fails, unless the queue pair is reset or destroyed before.
 """
 
-from __future__ import annotations
-
 import errno
 from collections import deque
 from collections.abc import Sequence
@@ -97,7 +95,7 @@ class QueuePair(QpContext):
     def __init__(
         self,
         device: DeviceServices,
-        ready: deque[QueuePair],
+        ready: "deque[QueuePair]",
         number: int,
         kind: QpType,
         pd: ProtectionDomain,

@@ -10,8 +10,6 @@ minimum too. A time-out that this device notices late does not count, once in a 
 absent, so it knows nothing of the peer's silence.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable
 from typing import Final
@@ -63,7 +61,7 @@ class RetryClock:
     def __init__(
         self,
         attributes: QpAttributes,
-        running: dict[RetryClock, Callable[[float], None]] | None = None,
+        running: "dict[RetryClock, Callable[[float], None]] | None" = None,
         call: Callable[[float], None] = lambda now: None,
     ) -> None:
         self._attributes = attributes

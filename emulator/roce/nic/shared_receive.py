@@ -1,7 +1,5 @@
 """Receive queues: a queue pair's own, and one that many share (SRQ, IBTA 10.2.9)."""
 
-from __future__ import annotations
-
 import errno
 from collections import deque
 from collections.abc import Callable
@@ -46,7 +44,7 @@ class SharedReceiveQueue(ReceiveQueue):
         max_sge: int,
         limit: int,
         most: int,
-        on_limit: Callable[[SharedReceiveQueue], None],
+        on_limit: "Callable[[SharedReceiveQueue], None]",
     ) -> None:
         super().__init__(max_wr, max_sge)
         self.pd = pd

@@ -5,8 +5,6 @@ those of `verbs.h`, so pyverbs' constants pass unchanged. Addresses of memory (i
 R_Keys are plain numbers; `wire` decides their byte order.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 from dataclasses import dataclass, field
@@ -73,7 +71,7 @@ class Mtu(IntEnum):
         return 128 << self
 
     @classmethod
-    def of(cls, size: int) -> Mtu:
+    def of(cls, size: int) -> "Mtu":
         """The largest one that is no more than `size` bytes. ValueError below 256."""
         if size < 256:
             raise ValueError(f"no MTU fits into {size} bytes")

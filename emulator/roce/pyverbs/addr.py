@@ -4,8 +4,6 @@ Over RoCE v2 an address vector is its GID: an IP address. What InfiniBand has be
 is kept and shown, and has no effect.
 """
 
-from __future__ import annotations
-
 import errno
 from dataclasses import InitVar, dataclass, field
 from typing import Any, ClassVar
@@ -83,7 +81,7 @@ class GlobalRoute(PyverbsObject):
 def _of_route(name: str, doc: str) -> Any:
     """An attribute of an `AHAttr` that is None while `is_global` is not set."""
 
-    def write(attr: AHAttr, val: int) -> None:
+    def write(attr: "AHAttr", val: int) -> None:
         setattr(attr, name, val)
 
     return property(lambda attr: getattr(attr, name) if attr.is_global else None, write, doc=doc)
@@ -142,7 +140,7 @@ class AHAttr(PyverbsObject):
         )  # fmt: skip
 
     @classmethod
-    def of(cls, vector: AddressVector | None) -> AHAttr:
+    def of(cls, vector: AddressVector | None) -> "AHAttr":
         """From what the device gives."""
         attr = cls(port_num=0)
         if vector is not None:

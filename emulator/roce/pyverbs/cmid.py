@@ -13,8 +13,6 @@ brings it (`UDParam`). Multicast groups are joined by such a CMID too.
 # One idea in one file: an event makes the CMID of a request, and a CMID digests its events. Apart they would
 # import each other.
 
-from __future__ import annotations
-
 import errno
 import weakref
 from functools import partial
@@ -116,12 +114,12 @@ class CMEvent(PyverbsObject):
         return "" if self._acknowledged else cm.rdma_cm_event_type(self.event_type).name
 
     @property
-    def listen_id(self) -> CMID | None:
+    def listen_id(self) -> "CMID | None":
         """With a CONNECT_REQUEST, the CMID that listens. Not in pyverbs."""
         return _owner(self.listener)
 
     @property
-    def id(self) -> CMID | None:
+    def id(self) -> "CMID | None":
         """The CMID that it is about; with a CONNECT_REQUEST a new one, made when it is first asked for.
         Not in pyverbs."""
         if self._id is None and self._type is CmEventType.CONNECT_REQUEST:
@@ -129,7 +127,7 @@ class CMEvent(PyverbsObject):
         return self._id
 
 
-def _owner(thing: Connection | Listener | None) -> CMID | None:
+def _owner(thing: Connection | Listener | None) -> "CMID | None":
     """The CMID of a connection or listener, where the program still has it; they hold it weakly."""
     reference = thing.context if thing is not None else None
     found: CMID | None = reference() if callable(reference) else None
@@ -167,7 +165,7 @@ class CMID(DomainUser):
         qp_init_attr: QPInitAttr | None = None,
         pd: PD | None = None,
         port_space: int = cm.RDMA_PS_TCP,
-        listen_id: CMID | None = None,
+        listen_id: "CMID | None" = None,
     ) -> None:
         super().__init__(pd)
         self._open = False
@@ -371,7 +369,7 @@ class CMID(DomainUser):
                 listener.close()
         self._listeners.clear()
 
-    def _adopt(self, connection: Connection, listening: CMID) -> None:
+    def _adopt(self, connection: Connection, listening: "CMID") -> None:
         """Become the CMID of a connection that was requested."""
         manager = connection.manager
         device = next((one for one in listening._users if one.cm is manager), None)
@@ -390,7 +388,7 @@ class CMID(DomainUser):
             self._shares, self.ctx, self.pd = False, None, None
             self._context_and_domain()
 
-    def get_request(self) -> CMID:
+    def get_request(self) -> "CMID":
         """Wait for a request: a CMID for it, with a queue pair where the listening one was given attributes.
         EINVAL for a listener that is not synchronous."""
         refused = "Failed to get request, no connection established"

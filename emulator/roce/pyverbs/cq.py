@@ -4,8 +4,6 @@ To poll a queue that is empty lets the device work once (receive what has come, 
 program which polls in a loop drives its own traffic and meets no other thread.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import weakref
@@ -209,7 +207,7 @@ class CompChannel(EventRow, PyverbsCM):
         with self.device.turn():
             self.events.close()
 
-    def get_cq_event(self, expected_cq: CQ | CQEX) -> None:
+    def get_cq_event(self, expected_cq: "CQ | CQEX") -> None:
         """Wait for the next event and take it. PyverbsRDMAError where it is another queue's, and with EAGAIN
         where there is none and the descriptor does not block."""
         device, events = self.device, self.events
@@ -360,10 +358,10 @@ class CqInitAttrEx(PyverbsObject):
     )  # fmt: skip
 
 
-def _read(name: str) -> Callable[[CQEX], int]:
+def _read(name: str) -> "Callable[[CQEX], int]":
     """A method that reads one field of the current completion."""
 
-    def read(self: CQEX) -> int:
+    def read(self: "CQEX") -> int:
         return int(getattr(self.current(), name))
 
     return read

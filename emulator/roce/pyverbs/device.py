@@ -7,8 +7,6 @@ pyverbs exist; those that a RoCE device in software lacks are 0.
 
 # One idea in one file: pyverbs' module, with its records and the words for what is in them.
 
-from __future__ import annotations
-
 import errno
 import struct
 import time
@@ -208,7 +206,7 @@ class DeviceAttr(_Record):
         self.fw_version = ""
 
     @classmethod
-    def of(cls, nic: Nic) -> DeviceAttr:
+    def of(cls, nic: Nic) -> "DeviceAttr":
         """What this device says. Not in pyverbs."""
         attr, limits = cls(), nic.limits
         for name in set(cls.__slots__) & set(type(limits).__slots__):
@@ -292,7 +290,7 @@ class DeviceAttrEx(_Record):
         self.tm_caps, self.cq_mod_caps = TMCaps(), CQModerationCaps()
 
     @classmethod
-    def of(cls, nic: Nic) -> DeviceAttrEx:
+    def of(cls, nic: Nic) -> "DeviceAttrEx":
         """What this device says. Not in pyverbs."""
         attr = cls()
         attr.orig_attr = DeviceAttr.of(nic)
@@ -314,7 +312,7 @@ class PortAttr(_Record):
     )  # fmt: skip
 
     @classmethod
-    def of(cls, nic: Nic) -> PortAttr:
+    def of(cls, nic: Nic) -> "PortAttr":
         """What this device says of its one port. Not in pyverbs."""
         attr = cls()
         flags = e.IBV_PORT_CM_SUP | e.IBV_PORT_IP_BASED_GIDS

@@ -1,7 +1,5 @@
 """`pyverbs.pd`: protection domains. Parent domains are refused: the device has nothing to allocate."""
 
-from __future__ import annotations
-
 import errno
 import weakref
 from collections.abc import Callable, Sequence
@@ -21,7 +19,7 @@ class DomainUser(PyverbsCM):
 
     __slots__ = ("_device", "ctx", "mrs", "pd")
 
-    def __init__(self, pd: PD | None) -> None:
+    def __init__(self, pd: "PD | None") -> None:
         self.pd = pd
         self.ctx: Context | None = None
         self.mrs: Children = weakref.WeakSet()
@@ -37,7 +35,7 @@ class DomainUser(PyverbsCM):
         """The protection domain of all CMIDs of its device. Not in pyverbs."""
         return cm_devices.default_domain(self.opened())
 
-    def domain_holder(self) -> PD:
+    def domain_holder(self) -> "PD":
         """The PD in which its memory is registered. Not in pyverbs."""
         if self.pd is None:
             self._context_and_domain()

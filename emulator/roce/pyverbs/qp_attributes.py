@@ -1,7 +1,5 @@
 """Attributes of queue pairs: what they are made of and what is set later. Part of `pyverbs.qp`."""
 
-from __future__ import annotations
-
 import errno
 from copy import copy
 from dataclasses import dataclass
@@ -118,7 +116,7 @@ def _bounds(record: object) -> list[int]:
     return [getattr(record, name) for name in _CAPS]
 
 
-def _copy_caps(src: QPCap | None, dst: _InitAttr | QPAttr) -> None:
+def _copy_caps(src: QPCap | None, dst: "_InitAttr | QPAttr") -> None:
     """Copy the bounds of `src` into attributes of any kind."""
     if src is None:
         return
@@ -268,7 +266,7 @@ class QPAttr(PyverbsObject):
             raise VerbsError(errno.EINVAL, str(error)) from error
 
     @classmethod
-    def of(cls, given: QpAttributes) -> QPAttr:
+    def of(cls, given: QpAttributes) -> "QPAttr":
         """From what the device gives. Not in pyverbs."""
         attr = cls(int(given.state), int(given.current_state), given.port_num, int(given.path_mtu))
         for name in _AS_THEY_ARE:

@@ -5,8 +5,6 @@ then their masks in the same order. Fields are in network order. A value without
 of all ones.
 """
 
-from __future__ import annotations
-
 import ctypes
 import ipaddress
 from inspect import Parameter, Signature
@@ -32,10 +30,10 @@ class Field:
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
-    def __get__(self, spec: Spec | None, owner: type | None = None) -> Any:
+    def __get__(self, spec: "Spec | None", owner: type | None = None) -> Any:
         return self if spec is None else self.shown(spec._raw[self.name])
 
-    def __set__(self, spec: Spec, value: Any) -> None:
+    def __set__(self, spec: "Spec", value: Any) -> None:
         spec._raw[self.name] = self.packed(value)
 
     def packed(self, value: Any) -> bytes:

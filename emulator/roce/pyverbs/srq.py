@@ -1,7 +1,5 @@
 """`pyverbs.srq`: shared receive queues. Those for XRC and tag matching are refused (EOPNOTSUPP)."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
@@ -58,7 +56,7 @@ class OpsWr(PyverbsCM):
     wr_id: int = 0
     opcode: int = e.IBV_WR_TAG_ADD
     flags: int = e.IBV_OPS_SIGNALED
-    next_wr: OpsWr | None = None
+    next_wr: "OpsWr | None" = None
     unexpected_cnt: int = 0
     recv_wr_id: int = 0
     num_sge: InitVar[int | None] = None

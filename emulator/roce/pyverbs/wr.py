@@ -1,7 +1,5 @@
 """`pyverbs.wr`: scatter/gather elements and work requests. Posting makes the device's own record of one."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -56,7 +54,7 @@ class RecvWR(PyverbsCM):
         wr_id: int = 0,
         num_sge: int = 0,
         sg: Sequence[SGE] | None = None,
-        next_wr: RecvWR | None = None,
+        next_wr: "RecvWR | None" = None,
     ) -> None:
         self.wr_id = wr_id
         self.num_sge = num_sge
@@ -68,7 +66,7 @@ class RecvWR(PyverbsCM):
         sges = self._sges
         return ReceiveRequest(self.wr_id, sges if len(sges) == self.num_sge else sges[: self.num_sge])
 
-    def become(self, other: RecvWR) -> None:
+    def become(self, other: "RecvWR") -> None:
         """Take the values of the request that was refused."""
         self.wr_id, self.num_sge, self._sges, self.next_wr = (
             other.wr_id, other.num_sge, other._sges, other.next_wr,
@@ -98,7 +96,7 @@ class SendWR(PyverbsCM):
         imm_data: int = 0,
         sg: Sequence[SGE] | None = None,
         send_flags: int = e.IBV_SEND_SIGNALED,
-        next_wr: SendWR | None = None,
+        next_wr: "SendWR | None" = None,
     ) -> None:
         if (num_sge < 1 or sg is None) and opcode not in _WITHOUT_MEMORY:
             raise PyverbsUserError("A WR needs at least one SGE")
@@ -122,7 +120,7 @@ class SendWR(PyverbsCM):
             request.imm, request.invalidate_rkey = swapped(self.imm_data), self.imm_data
         return request
 
-    def become(self, other: SendWR) -> None:
+    def become(self, other: "SendWR") -> None:
         """Take the values of the request that was refused."""
         for name in SendWR.__slots__:
             setattr(self, name, getattr(other, name))

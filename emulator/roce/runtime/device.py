@@ -96,9 +96,11 @@ class Device:
         chance = random.Random()
         try:
             self.mtu = Mtu.of(mtu) if mtu is not None else path_mtu_at(ip)
-            link: Link = UdpLink(ip)
+            port = UdpLink(ip)
         except (OSError, ValueError) as error:
             raise CannotOpen(f"{name}: no RoCE port at {ip}: {error}") from error
+        port.on_no_offload = self._number_no_segments
+        link: Link = port
         try:
             if pcap is not None:
                 link = cast(Link, TappedLink(link, pcap))
@@ -106,7 +108,6 @@ class Device:
             link.close()
             raise CannotOpen(f"{name}: no capture in {pcap}: {error}") from error
         self.link = link
-        link.on_no_offload = lambda address: self.nic.number_segments(address, False)
         most = MAX_LOOPBACK_WINDOW if ipaddress.ip_address(ip).is_loopback else MAX_WINDOW
         self.nic = Nic(
             ip,
@@ -136,6 +137,9 @@ class Device:
         self.drive_until, self.drive_once = seat.drive_until, seat.drive_once
         """Wait until a condition holds; receive without waiting, for programs that poll in a loop."""
         seat.start()
+
+    def _number_no_segments(self, address: str) -> None:
+        self.nic.number_segments(address, False)
 
     def _keep_event(self, event: AsyncEvent) -> None:
         dropped = self.async_events.dropped

@@ -22,8 +22,6 @@ that came while it slept). Both may wake for one datagram; the second finds noth
 thread, parks.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time
@@ -104,7 +102,7 @@ class Hold:
 
     __slots__ = ("_seat",)
 
-    def __init__(self, seat: Seat) -> None:
+    def __init__(self, seat: "Seat") -> None:
         self._seat = seat
 
     def __enter__(self) -> None:

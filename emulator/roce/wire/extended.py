@@ -15,8 +15,6 @@ The syndrome (IBTA volume 1, 9.7.5.2): bit 7 is 0, bits 6..5 say which kind,
     11 NAK                4..0 reason
 """
 
-from __future__ import annotations
-
 import struct
 from enum import IntEnum
 from typing import Final, NamedTuple
@@ -64,7 +62,7 @@ class Aeth(NamedTuple):
     """Messages that the responder has completed, modulo 2^24."""
 
     @property
-    def kind(self) -> AethKind | None:
+    def kind(self) -> "AethKind | None":
         """None for the reserved kinds."""
         return _KINDS[self.syndrome >> 5]
 
