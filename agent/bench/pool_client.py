@@ -156,7 +156,6 @@ def started_machine(path: str, memory_bytes: int) -> Iterator[Machine]:
 
 
 def answer_to(work: Work, asked: dict[str, Any]) -> Answer:
-    """Do one thing that was asked for."""
     got, put, misses = work.bytes_got, work.bytes_put, work.misses
     timed, taken = Timed(0, 0, 0.0), 0.0
     match asked["do"]:

@@ -118,7 +118,6 @@ class Gets:
         return timed
 
     def compare_last(self) -> None:
-        """Compare what each thread got last, byte by byte."""
         for reader in self._readers:
             reader.compare_last()
 

@@ -120,7 +120,6 @@ def _speed_and_times(figure: Figure | None) -> str:
 
 
 def listing(names: Collection[str] = ()) -> Table:
-    """What `--list` shows."""
     made = folding_table("", ("name", "unit", "what"))
     for entry in CATALOG.values():
         if not names or entry.name in names:

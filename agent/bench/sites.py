@@ -112,7 +112,6 @@ class PoolSite:
         return found
 
     def counters(self) -> dict[str, Any]:
-        """The agent's counters of the volume `kv`."""
         return next(dict(volume) for volume in self.status()["volumes"] if volume["name"] == "kv")
 
     def drive_counters(self) -> list[dict[str, Any]]:

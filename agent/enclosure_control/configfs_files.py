@@ -193,5 +193,4 @@ class DryRunFiles(ConfigfsFiles):
         return "" if self._is_new(path) else self._below.read(path)
 
     def names(self, folder: Path) -> list[str]:
-        """See `ConfigfsFiles.names`."""
         return sorted(self._listed(folder))

@@ -153,7 +153,6 @@ class ConfigfsTarget:
         """`check` was enough."""
 
     def perform(self, step: Step) -> None:
-        """Carry one step out."""
         self._files.carry_out(self.operations(step))
 
     def show(self, steps: Sequence[Step]) -> list[str]:

@@ -108,7 +108,6 @@ class RpcTarget:
                 raise UserError(refused.message, refused.advice) from None
 
     def perform(self, step: Step) -> None:
-        """Carry one step out."""
         method, params = step.call()
         try:
             self.client.call(method, params)

@@ -224,8 +224,6 @@ class SetAllowAnyHost(Step):
 
 
 class AddNamespace(Step):
-    """Offer a bdev as a namespace."""
-
     METHOD = "nvmf_subsystem_add_ns"
     TEXT = "{0.nqn}: add namespace {0.namespace.nsid} on {0.namespace.bdev}"
     nqn: str
@@ -255,8 +253,6 @@ class _OfListener(Step):
 
 
 class AddListener(_OfListener):
-    """Listen at one more address."""
-
     METHOD = "nvmf_subsystem_add_listener"
     TEXT = "{0.nqn}: listen at {0.place}"
 
@@ -290,8 +286,6 @@ class AddHost(_OfHost):
 
 
 class RemoveHost(Step):
-    """Let a host in no more."""
-
     METHOD = "nvmf_subsystem_remove_host"
     TEXT = "{0.nqn}: remove host {0.host}"
     nqn: str

@@ -32,8 +32,6 @@ DESCRIPTORS_MAX: Final = 1024
 
 
 class Closing(enum.Enum):
-    """Who closed a file."""
-
     MEANT = "a process that has it open no more, or one that has ended by exit(0)"
     KEPT = "a process that has it open by another descriptor"
     ONE = "a process that goes on, and may have it open by another descriptor: it may not be looked at"

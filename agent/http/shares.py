@@ -65,7 +65,6 @@ class Shares:
 
     @property
     def held(self) -> int:
-        """Number of held places."""
         return self.total - self._free
 
     async def take(self, tenant: Hashable) -> Place:

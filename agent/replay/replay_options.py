@@ -41,8 +41,6 @@ def _size(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """A replay as the user asks for it."""
-
     trace: Annotated[Path, typer.Argument(help="The trace: JSON lines in Mooncake's format.")]
     # Without a parser Click would look at it, and wait for ever for an agent that hangs.
     mount: Annotated[Path, typer.Option(parser=Path, metavar="<path>", help="Where the pool is mounted.")]

@@ -43,7 +43,6 @@ class Connection(HttpConnection):
         wall: Callable[[], float] = time.time,
         known: Callable[[], None] = lambda: None,
     ) -> None:
-        """`known` is called when a client has shown a key."""
         super().__init__(stream, idle_seconds, service.connections, known)
         self._service = service
         self._complaints = complaints

@@ -68,7 +68,6 @@ class S3Door(HttpDoor):
         """Held by other threads that use the stores, against their being closed meanwhile."""
 
     def close(self) -> None:
-        """Close a door that was never started, or has ended."""
         super().close()
         with self._lock:
             for store in self._stores.values():
@@ -76,7 +75,6 @@ class S3Door(HttpDoor):
             self._stores.clear()
 
     def snapshot(self) -> Mapping[str, Any]:
-        """Counters for the agent's status."""
         with self._lock:
             objects = sum(store.index.count() for store in self._stores.values())
         return {

@@ -93,8 +93,6 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A multipart upload under way."""
-
     name: str
     key: str
     made_ns: int

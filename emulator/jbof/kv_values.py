@@ -39,7 +39,6 @@ class _MemoryStaged:
         self.window[offset : offset + len(data)] = data
 
     def keep(self, key: bytes) -> None:
-        """Make it the value of the key."""
         self._values[key] = self._memory
 
     def drop(self) -> None:

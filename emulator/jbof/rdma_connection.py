@@ -102,7 +102,6 @@ class RdmaConnection:
             self.queue.completed(done, now)
 
     def post(self) -> None:
-        """Post the queue's work requests."""
         queue = self.queue
         receives, work = queue.take_receives(), queue.sends.take()
         if receives or work:

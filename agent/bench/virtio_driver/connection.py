@@ -29,8 +29,6 @@ class BackEndGone(ConnectionError):
 
 
 class Connection:
-    """One connection to a back-end."""
-
     def __init__(self, path: Path | str, seconds: float = ANSWER_SECONDS) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.settimeout(seconds)

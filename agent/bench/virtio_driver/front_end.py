@@ -134,7 +134,6 @@ class FrontEnd:
             self.inflight = None
 
     def has(self, feature: ProtocolFeature) -> bool:
-        """Whether a protocol feature was agreed on."""
         return bool(self.protocol_features & feature)
 
     # The parts, in their order.

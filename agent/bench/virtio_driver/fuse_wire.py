@@ -44,8 +44,6 @@ INIT_FLAGS2: Final = 0x0000_000D
 
 
 class Opcode(enum.IntEnum):
-    """enum fuse_opcode, as far as the driver asks for it."""
-
     LOOKUP = 1
     FORGET = 2
     GETATTR = 3

@@ -51,7 +51,6 @@ class Child:
         return self._process.pid if self._process is not None else 0
 
     def start(self) -> None:
-        """Start it; its words go to its log."""
         with open(self._log, "ab") as log:
             self._process = subprocess.Popen(
                 self._command,

@@ -43,7 +43,6 @@ LEGAL: Final = {
     SessionState.TAKEN: {SessionState.BOUND, SessionState.CLOSED},
     SessionState.CLOSED: set[SessionState](),
 }
-"""Which state may follow which."""
 
 
 class Ahead:
@@ -139,8 +138,6 @@ class Ticket:
 
 @dataclass(slots=True)
 class ControlSession:
-    """One open of the session's file."""
-
     holder: Holder
     """Who opened it."""
     answer_bytes: int = 0

@@ -162,7 +162,6 @@ class Directory:
             occupancy.add(self.taken)
 
     def _store(self, slot: int, entry: bytes | bytearray) -> None:
-        """Replace the bytes of an entry."""
         start = slot * ENTRY_BYTES
         was_free = self.raw.startswith(FREE, start)
         self.raw[start : start + ENTRY_BYTES] = entry

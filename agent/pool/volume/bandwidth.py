@@ -65,7 +65,6 @@ class Bandwidth:
         return bucket.rate if bucket is not None else 0
 
     def limit(self, rate: int) -> None:
-        """Another rate from now on."""
         with self._lock:
             if self.rate != rate:
                 self._bucket = TokenBucket(rate, float("-inf")) if rate else None

@@ -180,7 +180,6 @@ class CachedSet:
         return self.writes != writes or self.writer.locked()
 
     def end_write(self) -> None:
-        """Give `writer` back."""
         self.writes += 1
         self.writer.release()
 

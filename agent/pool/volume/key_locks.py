@@ -54,7 +54,6 @@ class KeyLocks:
             return made.lock.acquire(blocking=False)
 
     def end(self, key: bytes) -> None:
-        """Give the lock back."""
         found = self._locks[key]
         found.lock.release()
         self._leave(key, found)

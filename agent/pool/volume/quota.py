@@ -54,7 +54,6 @@ class Quota:
         self.limit(limits or Limits())
 
     def limit(self, limits: Limits) -> None:
-        """Other limits from now on."""
         with self._lock:
             self.limits = limits
         if limits.of_room:

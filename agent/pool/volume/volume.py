@@ -198,8 +198,6 @@ class PoolVolume(ABC):
 
 
 class Volume(PoolVolume):
-    """A volume in sets of slots."""
-
     used_up: ClassVar[str] = PoolVolume.used_up + ": rotate it"
 
     def __init__(
