@@ -63,8 +63,6 @@ class CreateTransport(Step):
 
 
 class AddKey(Step):
-    """Register a key file under a name."""
-
     METHOD = "keyring_file_add_key"
     TEXT = "add key {0.name} from {0.path}"
     name: str
@@ -99,8 +97,6 @@ class CreateMemory(Step):
 
 
 class CreateAio(Step):
-    """Make a file into a bdev."""
-
     METHOD = "bdev_aio_create"
     TEXT = "create aio bdev {0.name} on {0.filename}"
     name: str
@@ -109,8 +105,6 @@ class CreateAio(Step):
 
 
 class AttachNvme(Step):
-    """Become a host of an NVMe controller."""
-
     METHOD = "bdev_nvme_attach_controller"
     TEXT = "attach NVMe controller {0.name} at {0.place}"
     name: str
@@ -160,8 +154,6 @@ class CreateLvolStore(Step):
 
 
 class CreateLvol(Step):
-    """Make a logical volume."""
-
     METHOD = "bdev_lvol_create"
     TEXT = "create lvol {0.store}/{0.name} of {0.size}"
     store: str
@@ -179,8 +171,6 @@ class CreateLvol(Step):
 
 
 class ResizeLvol(Step):
-    """Let a logical volume grow."""
-
     METHOD = "bdev_lvol_resize"
     TEXT = "resize lvol {0.name} to {0.size}"
     name: str
@@ -192,8 +182,6 @@ class ResizeLvol(Step):
 
 
 class CreateSubsystem(Step):
-    """Make a subsystem, without namespaces, listeners and hosts."""
-
     METHOD = "nvmf_create_subsystem"
     TEXT = "create subsystem {0.nqn}"
     nqn: str
@@ -213,8 +201,6 @@ class DeleteSubsystem(Step):
 
 
 class SetAllowAnyHost(Step):
-    """Let every host in, or named hosts alone."""
-
     METHOD = "nvmf_subsystem_allow_any_host"
     nqn: str
     allow_any_host: bool

@@ -11,7 +11,7 @@ import ssl
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 import trio
 
@@ -21,6 +21,7 @@ from agent.fs.doors.door import GRACE_SECONDS
 from agent.host_os.complaints import Complaints
 from agent.host_os.per_user_bounds import Bound
 from agent.http.connection import HttpConnection
+from agent.http.counters import DoorCounters
 from agent.http.unproven_clients import UnprovenClient, UnprovenClients
 from agent.http.workers import Workers
 from nvmeof.authentication.private_files import SecretFileError, check_private
@@ -30,13 +31,6 @@ log = logging.getLogger(__name__)
 
 BACKLOG: Final = 128
 HANDSHAKE_SECONDS: Final = 10.0
-
-
-class ConnectionCounters(Protocol):
-    """What every door counts of its connections."""
-
-    connections: int
-    connections_refused: int
 
 
 class HttpDoor(ABC):
@@ -50,7 +44,7 @@ class HttpDoor(ABC):
         workers: Workers,
         connected: Bound,
         complaints: Complaints,
-        counters: ConnectionCounters,
+        counters: DoorCounters,
     ) -> None:
         """`name`: its section of the configuration, and its thread's. `what`: its protocol, for messages.
         `connected` bounds connections whose client has proven nothing. Raises ConfigError where the

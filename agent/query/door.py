@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import trio
 
@@ -10,7 +10,7 @@ from agent.config.query_section import QuerySection
 from agent.errors import ConfigError
 from agent.fs.doors.door import MakeRunner
 from agent.host_os.complaints import Complaints
-from agent.host_os.per_user_bounds import Bounds
+from agent.host_os.per_user_bounds import SHARED, Bounds, Limit
 from agent.http.door import HttpDoor
 from agent.http.shares import Shares
 from agent.http.unproven_clients import KNOWN
@@ -19,13 +19,29 @@ from agent.pool.access import ServedVolume
 from agent.pool.map.document import tenant_id
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.steps import IoChannel
-from agent.query.bounds import CONNECTIONS, OF_TENANTS, REQUESTS
 from agent.query.connection import QueryConnection
 from agent.query.counters import QueryCounters
+from agent.query.messages import BODY_BYTES_MAX
 from agent.query.service import QueryService
 from agent.query.tokens import Token, read_tokens_file
 
 log = logging.getLogger(__name__)
+
+CONNECTIONS: Final = Limit(
+    "query-connections", "connections of the query door (`query.connections`)", 256,
+    by="peer, until it shows a token", share=SHARED, refused="the oldest without a token is closed, or it",
+    bytes_each=640 << 10,
+)  # fmt: skip
+OF_TENANTS: Final = Limit(
+    "query-tenant-connections", "connections of it whose client has shown a token (`query.connections`)", 256,
+    by="tenant", share="all but a half, in which each other tenant has an equal share", refused="503",
+    bytes_each=0,
+)  # fmt: skip
+REQUESTS: Final = Limit(
+    "query-requests", "queries that are being received or answered (`query.requests`)", 16,
+    by="tenant", share="all but a half, in which each other tenant has an equal share", refused="503",
+    bytes_each=8 * BODY_BYTES_MAX,
+)  # fmt: skip
 
 
 class QueryDoor(HttpDoor):

@@ -120,7 +120,6 @@ class AHAttr(PyverbsObject):
 
     @property
     def dgid(self) -> str | None:
-        """The destination's GID, in text."""
         return self.raw_dgid.hex(":", 2) if self.is_global else None
 
     @dgid.setter
@@ -141,7 +140,6 @@ class AHAttr(PyverbsObject):
 
     @classmethod
     def of(cls, vector: AddressVector | None) -> "AHAttr":
-        """From what the device gives."""
         attr = cls(port_num=0)
         if vector is not None:
             attr.is_global, attr.raw_dgid = 1, gid_of(vector.ip)

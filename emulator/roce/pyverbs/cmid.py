@@ -259,7 +259,6 @@ class CMID(DomainUser):
 
     @property
     def dev_name(self) -> str:
-        """The device's name."""
         return self.opened().name
 
     @property
@@ -529,23 +528,18 @@ class CMID(DomainUser):
 
     @property
     def qpn(self) -> int | None:
-        """The number of the CMID's own queue pair; None where it has none."""
         return self.qp.qp_num if self.qp is not None else None
 
     def query_qp(self, attr_mask: int) -> tuple[QPAttr, QPInitAttr]:
-        """All attributes of the queue pair."""
         return self._queue_pair("Failed to query QP").query(attr_mask)
 
     def reg_msgs(self, size: int) -> MR:
-        """Memory for messages, allocated here."""
         return MR(self, size, e.IBV_ACCESS_LOCAL_WRITE)
 
     def reg_read(self, size: int = 0) -> MR:
-        """Memory that the peer may read, allocated here."""
         return MR(self, size, e.IBV_ACCESS_REMOTE_READ)
 
     def reg_write(self, size: int = 0) -> MR:
-        """Memory that the peer may write, allocated here."""
         return MR(self, size, e.IBV_ACCESS_REMOTE_WRITE)
 
     def post_recv(self, mr: MR, length: int | None = None) -> None:
@@ -559,13 +553,11 @@ class CMID(DomainUser):
         self._queue_pair("Failed to Post Send").post_send(request)
 
     def post_read(self, mr: MR, length: int, remote_addr: int, rkey: int, flags: int = 0) -> None:
-        """Read the peer's memory into the region."""
         request = _request(e.IBV_WR_RDMA_READ, mr, length, flags)
         request.set_wr_rdma(rkey, remote_addr)
         self._queue_pair("Failed to Post Read").post_send(request)
 
     def post_write(self, mr: MR, length: int, remote_addr: int, rkey: int, flags: int = 0) -> None:
-        """Write the region into the peer's memory."""
         request = _request(e.IBV_WR_RDMA_WRITE, mr, length, flags)
         request.set_wr_rdma(rkey, remote_addr)
         self._queue_pair("Failed to Post Write").post_send(request)
@@ -579,11 +571,9 @@ class CMID(DomainUser):
         self._queue_pair("Failed to Post Send").post_send(request)
 
     def get_recv_comp(self) -> WC | None:
-        """Wait for the next completion of a receive."""
         return self._completion(self._queue_pair("Failed to retrieve receive completion").rcq)
 
     def get_send_comp(self) -> WC | None:
-        """Wait for the next completion of a send."""
         return self._completion(self._queue_pair("Failed to retrieve send completion").scq)
 
     def _completion(self, cq: object) -> WC | None:

@@ -102,7 +102,6 @@ def flags_to_str(flags: int, dictionary: Mapping[int, str]) -> str:
 
 
 def cqe_flags_to_str(flags: int) -> str:
-    """The words of `ibv_wc_flags`."""
     return flags_to_str(flags, _FLAGS)
 
 
@@ -112,8 +111,6 @@ def create_wc_flags_to_str(flags: int) -> str:
 
 @dataclass(slots=True, eq=False)
 class WC(PyverbsObject):
-    """struct ibv_wc."""
-
     wr_id: int = 0
     status: int = 0
     opcode: int = 0
@@ -324,7 +321,6 @@ class CQ(AnyCQ):
         return len(completions), [work_completion_of(completion) for completion in completions]
 
     def ack_events(self, num_events: int) -> None:
-        """Acknowledge events that were taken."""
         self.num_events -= num_events
 
     __str__ = shown("CQ\n", ("Handle", "native", id), ("CQEs", "cqe"))

@@ -182,7 +182,6 @@ class _Record(PyverbsObject):
         )
 
     def fill(self, **values: int) -> None:
-        """Set several."""
         for name, value in values.items():
             setattr(self, name, value)
 
@@ -229,14 +228,10 @@ class DeviceAttr(_Record):
 
 
 class TSOCaps(_Record):
-    """struct ibv_tso_caps."""
-
     __slots__ = ("max_tso", "supported_qpts")
 
 
 class RSSCaps(_Record):
-    """struct ibv_rss_caps."""
-
     __slots__ = (
         "max_rwq_indirection_table_size", "max_rwq_indirection_tables", "rx_hash_fields_mask",
         "rx_hash_function", "supported_qpts",
@@ -248,8 +243,6 @@ class PacketPacingCaps(_Record):
 
 
 class TMCaps(_Record):
-    """struct ibv_tm_caps."""
-
     __slots__ = ("flags", "max_num_tags", "max_ops", "max_rndv_hdr_size", "max_sge")
 
 
@@ -336,8 +329,6 @@ class PortAttr(_Record):
 
 @dataclass(slots=True, eq=False)
 class GIDEntry(PyverbsObject):
-    """struct ibv_gid_entry."""
-
     subnet_prefix: InitVar[int] = 0
     interface_id: InitVar[int] = 0
     gid_index: int = 0
@@ -492,7 +483,6 @@ class Context(PyverbsCM):
     # --- questions ----------------------------------------------------------------------------------------
 
     def query_device(self) -> DeviceAttr:
-        """What the device can do."""
         return DeviceAttr.of(self.device.nic)
 
     def query_device_ex(self, ex_input: QueryDeviceExInput | None = None) -> DeviceAttrEx:

@@ -161,7 +161,6 @@ class MR(DeviceObject[MemoryRegion]):
 
     @property
     def handle(self) -> int:
-        """A number of this region."""
         return self.native.lkey >> 8
 
     __str__ = shown(
@@ -234,7 +233,6 @@ class MW(DeviceObject[MemoryWindow]):
 
     @property
     def handle(self) -> int:
-        """A number of this window."""
         return self.rkey >> 8
 
     @property

@@ -331,7 +331,6 @@ class QPEx(QP):
             raise refusal("post_rows failed.", error) from error
 
     def wr_abort(self) -> None:
-        """Forget the row."""
         self._built = None
         self._failure = None
 

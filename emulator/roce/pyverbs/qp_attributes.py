@@ -117,7 +117,6 @@ def _bounds(record: object) -> list[int]:
 
 
 def _copy_caps(src: QPCap | None, dst: "_InitAttr | QPAttr") -> None:
-    """Copy the bounds of `src` into attributes of any kind."""
     if src is None:
         return
     if isinstance(dst, QPAttr):
@@ -177,11 +176,9 @@ class QPInitAttrEx(_InitAttr):
         self.send_ops_flags = send_ops_flags
 
     def mask_to_str(self, mask: int) -> str:
-        """Words for `comp_mask`."""
         return flags_to_str(mask, _COMP_MASK)
 
     def flags_to_str(self, flags: int) -> str:
-        """Words for `create_flags`."""
         return flags_to_str(flags, _CREATE_FLAGS)
 
     def __str__(self) -> str:
@@ -205,8 +202,6 @@ def _copied(name: str, doc: str) -> Any:
 
 
 class QPAttr(PyverbsObject):
-    """struct ibv_qp_attr."""
-
     __slots__ = (
         "_ah_attr", "_alt_ah_attr", "_cap", "alt_pkey_index", "alt_port_num", "alt_timeout", "cur_qp_state",
         "dest_qp_num", "en_sqd_async_notify", "max_dest_rd_atomic", "max_rd_atomic", "min_rnr_timer",

@@ -41,7 +41,6 @@ class Field:
         return int(value).to_bytes(self.size, "big")
 
     def shown(self, raw: bytes) -> Any:
-        """The value as the program sees it."""
         return int.from_bytes(raw, "big")
 
 
@@ -128,7 +127,6 @@ class Spec(PyverbsObject):
 
     @property
     def size(self) -> int:
-        """Bytes of the structure."""
         return self.BYTES
 
     def _copy_data(self, ptr: int) -> None:
@@ -178,7 +176,6 @@ class EthSpec(Spec):
     vlan_tag, vlan_tag_mask = Field(2), Field(2)
 
     def _set_mac(self, val: str | None) -> list[int]:
-        """The six bytes of an address."""
         return list(type(self).dst_mac.packed(val))
 
 
@@ -199,12 +196,10 @@ class Ipv4ExtSpec(Spec):
 
     @staticmethod
     def _str_to_ip(ip_str: str | None) -> int | None:
-        """An address as a number."""
         return None if ip_str is None else int(ipaddress.IPv4Address(ip_str))
 
     @staticmethod
     def _ip_to_str(ip: int) -> str:
-        """An address as text."""
         return str(ipaddress.IPv4Address(ip))
 
 

@@ -38,8 +38,6 @@ class SrqInitAttr(PyverbsObject):
 
 @dataclass(slots=True, eq=False)
 class SrqInitAttrEx(SrqAttr):
-    """struct ibv_srq_init_attr_ex."""
-
     comp_mask: int = field(default=0, init=False)
     srq_type: int = field(default=e.IBV_SRQT_BASIC, init=False)
     max_num_tags: int = field(default=0, init=False)

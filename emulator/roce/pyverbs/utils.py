@@ -95,7 +95,6 @@ def mig_state_to_str(mig: int) -> str:
 
 
 def rereg_error_to_str(error: int) -> str:
-    """The name of an `ibv_rereg_mr_err_code`."""
     for code in e.ibv_rereg_mr_err_code:
         if code == error:
             return code.name

@@ -32,8 +32,6 @@ class WQInitAttr(PyverbsObject):
 
 @dataclass(slots=True, eq=False)
 class WQAttr(PyverbsObject):
-    """struct ibv_wq_attr."""
-
     attr_mask: int = 0
     wq_state: int = 0
     curr_wq_state: int = 0

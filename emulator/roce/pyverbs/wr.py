@@ -62,7 +62,6 @@ class RecvWR(PyverbsCM):
         self.next_wr = next_wr
 
     def request(self) -> ReceiveRequest:
-        """A record for the device."""
         sges = self._sges
         return ReceiveRequest(self.wr_id, sges if len(sges) == self.num_sge else sges[: self.num_sge])
 
@@ -139,11 +138,9 @@ class SendWR(PyverbsCM):
         return int(self._more.get("window_rkey", 0))
 
     def set_wr_ud(self, ah: AH, rqpn: int, rqkey: int) -> None:
-        """Where a datagram goes."""
         self._set(ah=ah.native, remote_qpn=rqpn, remote_qkey=rqkey)
 
     def set_wr_rdma(self, rkey: int, addr: int) -> None:
-        """The remote memory of a READ or WRITE."""
         self._set(rkey=rkey, remote_address=addr)
 
     def set_wr_atomic(self, rkey: int, addr: int, compare_add: int, swap: int = 0) -> None:
