@@ -39,7 +39,6 @@ class BlockWatch:
         self._tell_gone([key for key, one in zip(keys, outcomes, strict=True) if one in GONE])
 
     def stored(self, keys: Sequence[Any], done: Sequence[bool]) -> None:
-        """Which of the keys are stored now."""
         self.records.note_keys_moved(keys, done, is_load=False, size=0, seconds=0.0)
         if self.events is not None:
             self.events.stored(self._hashes([key for key, well in zip(keys, done, strict=True) if well]))
@@ -53,7 +52,6 @@ class BlockWatch:
             self._tell_gone([key for key, one in zip(missed, outcomes, strict=True) if one in GONE])
 
     def deleted(self, keys: Sequence[Any]) -> None:
-        """The engine had them deleted."""
         self._tell_gone(keys)
 
     def status(self) -> dict[str, Any]:

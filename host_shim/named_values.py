@@ -91,7 +91,6 @@ class NamedValues:
         return values
 
     def close(self) -> bool:
-        """See `Pool.close`."""
         return self._pool.close()
 
     def why_unusable(self, block_bytes: int = 0) -> str | None:

@@ -110,7 +110,6 @@ class PrefixRecords:
         self._speeds, self._asked_speeds_at = Speeds(), float("-inf")
         self._lock = threading.Lock()
         self.last: PrefixRecord | None = None
-        """The record that was finished last."""
         self._counts: Counter[str] = Counter()
         self._holes: Counter[str] = Counter()
 

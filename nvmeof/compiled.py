@@ -59,7 +59,6 @@ def fingerprint(file: Path) -> dict[str, int | str]:
 
 
 def is_unchanged(file: Path, noted: Mapping[str, object]) -> bool:
-    """Whether a file is as it was noted."""
     try:
         facts = file.stat()
         if facts.st_size != noted["size"]:

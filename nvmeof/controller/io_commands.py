@@ -220,7 +220,6 @@ def _zeroes_length(request: Request, namespace: Namespace) -> int:
 
 
 def _ranges_bytes(request: Request) -> int:
-    """Bytes of the ranges that a Dataset Management command uses."""
     return ((request.sqe.cdw10 & _RANGE_COUNT) + 1) * DATASET_RANGE.size
 
 

@@ -238,7 +238,6 @@ class Target:
     # --- discovery ----------------------------------------------------------------------------------------
 
     def discovery_log(self, host_nqn: str) -> DiscoveryLog:
-        """The entries that `host_nqn` may see."""
         with self.lock:
             entries = [
                 replace(port, subsystem_nqn=subsystem.nqn)

@@ -86,7 +86,6 @@ class SessionConfig:
     host_id: bytes
     keep_alive_s: float
     io_queues: int = 1
-    """I/O queues to ask for."""
     credentials: Credentials | None = None
     """For a controller that asks the host to authenticate. Where they have a secret of the controller's, it
     has to authenticate too, in any case."""

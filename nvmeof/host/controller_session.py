@@ -39,8 +39,6 @@ FAILED_EVENT_REQUESTS = 3
 
 
 class SessionState(Enum):
-    """Where a session is in its life."""
-
     NEW = "new"
     STARTING = "starting"
     LIVE = "live"
@@ -65,11 +63,9 @@ class Change(Enum):
     LIVE = "live"
     """The controller is up; `facts` and `namespaces` are valid from now on."""
     NAMESPACES = "namespaces"
-    """Namespaces came, went or changed; `namespaces` has been renewed."""
     ACCESS = "access"
     """The controller reaches namespaces in another way (ANA); `access` has been renewed."""
     DISCOVERY = "discovery"
-    """The discovery log has changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +123,6 @@ class ControllerSession:
         self._issue(command, now)
 
     def reset(self, now: float) -> None:
-        """Reset the controller; ends the session."""
         self._become(SessionState.RESETTING)
         self._stop_everything()
         self._run(reset(self._timeout), lambda _: self._end(None), now)

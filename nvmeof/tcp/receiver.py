@@ -62,7 +62,6 @@ class PduReceiver:
     def __init__(self, owner: Owner, allowed: frozenset[PduType], digests: Digests = NO_DIGESTS) -> None:
         self.digests = digests
         self.pdu: DataPdu | None = None
-        """The PDU whose data are arriving."""
         self.payload_left = 0
         """Bytes of that data which have not arrived."""
         self._owner = owner

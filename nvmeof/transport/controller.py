@@ -92,7 +92,6 @@ class Controller:
 
     @property
     def facts(self) -> ControllerFacts:
-        """What the controller said of itself."""
         assert self._session.facts is not None, "the session was never live"
         return self._session.facts
 

@@ -220,7 +220,6 @@ class RdmaLink:
         return self._events.fd
 
     def event_waits(self) -> bool:
-        """Whether an event of the connection manager waits."""
         return self._events.waits()
 
     def break_off(self) -> None:

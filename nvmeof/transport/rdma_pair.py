@@ -75,7 +75,6 @@ class Domain:
                 region.handle.close()
 
     def region(self, span: Span) -> Any:
-        """The registration that a span lies in."""
         return self._regions[span.lkey]
 
     def make_windows(self, count: int) -> list[int]:

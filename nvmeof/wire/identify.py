@@ -78,8 +78,6 @@ assert CONTROLLER.size == IDENTIFY_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdentifyController:
-    """What a controller is and can do."""
-
     serial: str = ""
     model: str = ""
     firmware: str = ""
@@ -180,7 +178,6 @@ class IdentifyNamespace:
 
     @property
     def lba_bytes(self) -> int:
-        """Bytes of data in one logical block."""
         return 1 << self.formats[self.format_index].data_shift
 
     def encode(self) -> bytes:

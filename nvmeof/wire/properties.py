@@ -24,7 +24,6 @@ PROPERTY_BYTES = {
     Property.CC: 4,
     Property.CSTS: 4,
 }
-"""Size of each property in bytes."""
 
 VERSION_1_4 = 0x0001_0400
 

@@ -60,7 +60,6 @@ class CompletionQueue:
         self.entries = entries
 
     def push(self, completion: WorkCompletion, solicited: bool = False) -> None:
-        """A work request is complete."""
         if self.failed:
             return
         if len(self._row) >= self.entries:

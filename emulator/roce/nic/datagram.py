@@ -59,7 +59,6 @@ class DatagramService:
         self.psn = psn
 
     def post(self, request: SendRequest) -> None:
-        """Queue a request that was checked."""
         self._waiting.append(request)
 
     def flush(self) -> None:
@@ -68,7 +67,6 @@ class DatagramService:
             self._qp.complete_send(self._waiting.popleft(), WcStatus.WR_FLUSH_ERR)
 
     def next_burst(self) -> Burst | None:
-        """The next datagram."""
         qp = self._qp
         while self._waiting and qp.state is QpState.RTS:
             request = self._waiting.popleft()

@@ -33,7 +33,6 @@ class MulticastGroups:
         return tuple(self._members.get(group, ()))
 
     def groups_of(self, qp: QueuePair) -> list[str]:
-        """The groups that a queue pair is attached to."""
         return [group for group, members in self._members.items() if qp in members]
 
     def attach(self, qp: QueuePair, gid: bytes) -> None:

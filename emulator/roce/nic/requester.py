@@ -89,7 +89,6 @@ class Requester:
         return len(self._waiting) + len(self._open)
 
     def post(self, request: SendRequest) -> None:
-        """Queue a checked request."""
         self._waiting.append(request)
 
     @property

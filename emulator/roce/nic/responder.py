@@ -119,7 +119,6 @@ class Responder:
         self._resources.clear()
 
     def next_burst(self) -> Burst | None:
-        """The next packets that answer."""
         return self.responses.next_burst() if self.responses else None
 
     # --- packets ------------------------------------------------------------------------------------------
@@ -518,7 +517,6 @@ class Responses:
         self._qp.schedule()
 
     def next_burst(self) -> Burst | None:
-        """The next packets."""
         while self._row:
             head = self._row[0]
             if not isinstance(head, ReadAnswer):

@@ -29,7 +29,6 @@ class ReceiveQueue:
         self.row.append(request)
 
     def take(self) -> ReceiveRequest | None:
-        """The next one, or None."""
         return self.row.popleft() if self.row else None
 
 

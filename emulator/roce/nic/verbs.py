@@ -219,8 +219,6 @@ NO_WC_FLAGS: Final = WcFlags(0)
 
 
 class Address(NamedTuple):
-    """One end of a datagram, as sockets name it."""
-
     ip: str
     port: int = ROCE_PORT
 

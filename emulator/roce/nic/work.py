@@ -83,7 +83,6 @@ ATOMIC_BYTES: Final = 8
 
 
 def completion_opcode(opcode: SendOpcode) -> WcOpcode:
-    """What a request of this opcode is called in its completion."""
     local = LOCAL_COMPLETION.get(opcode)
     return SHAPES[opcode].completion if local is None else local
 

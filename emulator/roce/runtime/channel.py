@@ -49,7 +49,6 @@ class EventChannel(Generic[T]):
             os.eventfd_write(self._descriptor, 1)
 
     def pop(self) -> T | None:
-        """The oldest event, or None."""
         if not self._events:
             return None
         event = self._events.popleft()
@@ -58,7 +57,6 @@ class EventChannel(Generic[T]):
         return event
 
     def discard(self, unwanted: Callable[[T], bool]) -> None:
-        """Drop the events for which this is true."""
         kept = [event for event in self._events if not unwanted(event)]
         if len(kept) == len(self._events):
             return

@@ -112,7 +112,6 @@ def capture_into(folder: Path) -> None:
 
 
 def _capture_of(name: str) -> Path | None:
-    """The capture file of a device, from the environment."""
     pcap = os.environ.get(ENVIRONMENT_PCAP)
     return Path(pcap.replace("{device}", name)) if pcap else None
 

@@ -105,7 +105,6 @@ class Sleep:
         return []
 
     def call(self) -> None:
-        """End the sleep."""
         if self.until is not None:
             os.eventfd_write(self._wake, 1)
             self.until = None

@@ -146,8 +146,6 @@ class MessageKind(IntEnum):
 
 
 class TransportType(IntEnum):
-    """Transport service type of a REQ."""
-
     RC = 0
     UC = 1
     RD = 2

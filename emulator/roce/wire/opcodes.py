@@ -193,7 +193,6 @@ OPCODES: Final[tuple[OpcodeClass | None, ...]] = tuple(
 
 
 def class_of(opcode: Opcode) -> OpcodeClass:
-    """The class of an opcode that exists."""
     known = OPCODES[opcode]
     assert known is not None
     return known
