@@ -16,6 +16,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from host_shim.connector_jobs import JobRunner
 from host_shim.named_values import NamedValues
@@ -25,30 +26,25 @@ PIECE_BLOCKS = 4
 """Blocks that a thread moves at a time: one round trip for the names, then that many values."""
 
 
+@dataclass(slots=True, eq=False)
 class Job:
     """One job. `lock` guards all that follows it; the engine's memory is touched only with it held."""
 
-    __slots__ = (
-        "chunks", "done", "gone", "is_load", "job_id", "keys", "left", "lock", "open", "seconds", "started",
-        "until",
-    )  # fmt: skip
-
-    def __init__(self, job_id: int, is_load: bool, keys: Sequence[bytes], chunks: Sequence[int]) -> None:
-        self.job_id = job_id
-        self.is_load = is_load
-        self.keys = tuple(keys)
-        self.chunks = chunks
-        self.started = 0.0
-        self.until = 0.0
-        self.seconds = 0.0
-        """Its duration, once it was reported."""
-        self.lock = threading.Lock()
-        self.open = True
-        self.left = 0
-        self.done: tuple[bytes, ...] = ()
-        """The keys that were stored or loaded, whole."""
-        self.gone: tuple[bytes, ...] = ()
-        """Keys of a load that the pool has not."""
+    job_id: int
+    is_load: bool
+    keys: tuple[bytes, ...]
+    chunks: Sequence[int]
+    started: float = 0.0
+    until: float = 0.0
+    seconds: float = 0.0
+    """Its duration, once it was reported."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    open: bool = True
+    left: int = 0
+    done: tuple[bytes, ...] = ()
+    """The keys that were stored or loaded, whole."""
+    gone: tuple[bytes, ...] = ()
+    """Keys of a load that the pool has not."""
 
     @property
     def success(self) -> bool:
@@ -97,11 +93,11 @@ class TierJobs:
 
     def store(self, job_id: int, keys: Sequence[bytes], chunks: Sequence[int]) -> None:
         """Store chunk `chunks[i]` under `keys[i]`; see `finished`."""
-        self._begin(Job(job_id, False, keys, chunks), self._store_deadline, self._store_piece)
+        self._begin(Job(job_id, False, tuple(keys), chunks), self._store_deadline, self._store_piece)
 
     def load(self, job_id: int, keys: Sequence[bytes], chunks: Sequence[int]) -> None:
         """Load `keys[i]` into chunk `chunks[i]`; see `finished`."""
-        self._begin(Job(job_id, True, keys, chunks), self._load_deadline, self._load_piece)
+        self._begin(Job(job_id, True, tuple(keys), chunks), self._load_deadline, self._load_piece)
 
     def finished(self) -> list[Job]:
         """Jobs that ended since the last call, each once; those past their deadline end here, failed."""

@@ -179,52 +179,50 @@ class PutProbe(PoolProbe):
         return rate(self._puts.timed(seconds))
 
 
+@dataclass
 class Puts:
     """Puts of keys that are not there; they are deleted when room runs short. `buffer` holds one value."""
 
-    def __init__(
-        self,
-        site: KvSite,
-        contents: Contents,
-        buffer: memoryview,
-        prefix: str = "put",
-        batch: int = BATCH,
-        in_flight: int = IN_FLIGHT,
-    ) -> None:
-        self._site, self._contents, self._buffer, self._prefix = site, contents, buffer, prefix
-        self._batch, self._in_flight = batch, in_flight
-        self._together = together_clocked if batch == 1 else together
+    site: KvSite
+    contents: Contents
+    buffer: memoryview
+    prefix: str = "put"
+    batch: int = BATCH
+    in_flight: int = IN_FLIGHT
+
+    def __post_init__(self) -> None:
+        self._together = together_clocked if self.batch == 1 else together
         self._numbers = itertools.count()
 
     def timed(self, seconds: float) -> Timed:
         return in_bursts(self._burst, seconds)
 
     def _burst(self, seconds: float) -> Timed:
-        value_bytes = self._contents.value_bytes
+        value_bytes = self.contents.value_bytes
         count = puts_at_a_time(value_bytes)
         fresh = [next(self._numbers) for _ in range(count)]
         plans = [
-            [(self._key(number), self._contents.value(number)) for number in fresh[first :: self._in_flight]]
-            for first in range(self._in_flight)
+            [(self._key(number), self.contents.value(number)) for number in fresh[first :: self.in_flight]]
+            for first in range(self.in_flight)
         ]
-        timed = self._together([_writer(self._site, plan, self._batch) for plan in plans], seconds)
-        self._site.bytes_put += timed.bytes
+        timed = self._together([_writer(self.site, plan, self.batch) for plan in plans], seconds)
+        self.site.bytes_put += timed.bytes
         keys = [self._key(number) for number in fresh]
-        there = sum(self._site.volume.exists(keys))
+        there = sum(self.site.volume.exists(keys))
         if there * value_bytes != timed.bytes:
             raise G35Error(f"{timed.bytes} bytes were stored, {there} values are there")
         self._read_one_back(fresh[0])
-        self._site.volume.delete(keys)
+        self.site.volume.delete(keys)
         return timed
 
     def _key(self, number: int) -> bytes:
-        return key_of(f"{self._prefix} {number}")
+        return key_of(f"{self.prefix} {number}")
 
     def _read_one_back(self, number: int) -> None:
-        got = self._site.volume.get_into(self._key(number), self._buffer)
-        if got != len(self._buffer) or self._buffer != self._contents.value(number):
+        got = self.site.volume.get_into(self._key(number), self.buffer)
+        if got != len(self.buffer) or self.buffer != self.contents.value(number):
             raise G35Error(f"value {number} did not come back as it was stored")
-        self._site.bytes_got += got
+        self.site.bytes_got += got
 
 
 def _writer(site: KvSite, plan: list[tuple[bytes, memoryview]], batch: int) -> Turn:

@@ -31,13 +31,15 @@ CAUSES: Final = tuple(MissCause)
 
 @dataclass(slots=True)
 class Tally:
-    """Counts since the worker began. Bytes are those of values, but for `flash_*`."""
+    """Counts since the worker began. Bytes are those of values, but for `flash_*`.
+
+    The help of the metrics (`VOLUME_COUNTERS` in agent/telemetry/metrics.py) says what each counts.
+    """
 
     gets_hit: int = 0
     misses: dict[MissCause, int] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
     bytes_read: int = 0
     lookups: int = 0
-    """Keys that were asked for by `exists`; no gets, and not among the misses."""
     lookups_absent: int = 0
     puts: int = 0
     puts_already_there: int = 0
@@ -52,42 +54,27 @@ class Tally:
     prestage_hits: int = 0
     prestaged_bytes: int = 0
     gets_gated: int = 0
-    """Gets that were refused as late, for computing the value again is quicker (recompute_gate.py)."""
     puts_declined: int = 0
-    """Puts that were taken and forgotten: first uses, in a volume that is full (admission.py)."""
     puts_written_back: int = 0
-    """Puts acknowledged before they were on flash (write_back.py); those that got there are `puts`."""
     puts_lost: int = 0
-    """Of those, values that could not be stored afterwards."""
     bytes_copied: int = 0
     copies_made: int = 0
-    """Second copies, of a volume that keeps two."""
     copy_bytes: int = 0
     hedged_reads: int = 0
-    """Gets that asked both copies."""
     hedge_wins: int = 0
-    """Of those, where the copy that was asked later was first."""
     hedge_bytes: int = 0
-    """Asked of flash for that, sealed."""
     other_copy_reads: int = 0
-    """Gets that the other copy served, because the first was bad, away or late."""
     prefix_requests: int = 0
-    """Requests of engines whose connectors have reported how much of their prefix was used."""
     prefix_asked: int = 0
-    """Blocks that those requests asked for; as all that follows, summed over the reports."""
     prefix_found: int = 0
     prefix_usable: int = 0
-    """Blocks before the first hole."""
     prefix_stored: int = 0
     prefix_loaded: int = 0
     prefix_load_ms: int = 0
     prefix_saved_ms: int = 0
-    """What loading saved against computing, where it did; what it cost, where it was slower."""
     prefix_cost_ms: int = 0
     prefix_holes_unknown: int = 0
-    """First holes of which no agent said why."""
     prefix_holes: dict[MissCause, int] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
-    """First holes of reported requests, by cause."""
     flash_bytes_read: int = 0
     flash_bytes_written: int = 0
 

@@ -7,7 +7,7 @@ apart. Sums are made here from one reading of each worker: gets are hits plus mi
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from agent.pool.counters import MissCause, Tally, total
@@ -55,14 +55,8 @@ class Sources:
     started_at: float = field(default_factory=time.time)
 
 
-_COUNTED = (
-    "bytes_read", "puts", "puts_already_there", "puts_refused", "bytes_written", "deletes", "evictions",
-    "evictions_expired", "lookups", "lookups_absent", "directory_reads", "stale_hints", "corrupt_entries",
-    "prestage_hits", "prestaged_bytes", "gets_gated", "puts_declined", "puts_written_back", "puts_lost",
-    "bytes_copied", "copies_made", "copy_bytes", "hedged_reads", "hedge_wins", "hedge_bytes",
-    "other_copy_reads", "prefix_requests", "prefix_asked", "prefix_found", "prefix_usable", "prefix_stored",
-    "prefix_loaded", "prefix_load_ms", "prefix_saved_ms", "prefix_cost_ms",
-)  # fmt: skip
+_APART = {"gets_hit", "prefix_holes_unknown", "flash_bytes_read", "flash_bytes_written"}
+_COUNTED = [each.name for each in fields(Tally) if each.default == 0 and each.name not in _APART]
 """Counters of a tally that the document has under the same name."""
 
 

@@ -31,16 +31,13 @@ class Lane(Protocol):
 
     def get(self, name: str) -> memoryview:
         """The value, which may be looked at until the next call. Raises PeerFailed where it is not there."""
-        ...
 
     def put(self, name: str, value: Any) -> None:
         """Store what `Store.made_ready` returned, under a name that is free or may be overwritten. When it
         returns, the store has all of it."""
-        ...
 
     def remove(self, name: str) -> None:
         """Forget a value, where the store can do that."""
-        ...
 
 
 class Store(Protocol):
@@ -48,15 +45,12 @@ class Store(Protocol):
 
     def new_buffer(self, size: int) -> memoryview:
         """Memory of the kind that it likes values to lie in."""
-        ...
 
     def made_ready(self, value: memoryview) -> Any:
         """A value as its `put` wants it, so that no more than an engine would do is done in the time."""
-        ...
 
     def done_with(self, ready: Any) -> None:
         """What was made ready is not needed any more."""
-        ...
 
     def lane(self, value_bytes: int) -> Lane: ...
 

@@ -52,23 +52,18 @@ _HARMLESS = (Finding.GOOD, Finding.UNKNOWN, Finding.OTHER_KEY)
 
 @dataclass(slots=True)
 class ScrubCounters:
-    """Since the start. Written by the one thread that scrubs."""
+    """Since the start. Written by the one thread that scrubs. `SCRUB_COUNTERS` in agent/telemetry/metrics.py
+    says what each counts."""
 
     bytes_read: int = 0
     slots_checked: int = 0
     slots_bad: int = 0
-    """Failed their proof three times; their entries were removed."""
     slots_stale: int = 0
-    """Held another value than their entry said; removed as well."""
     slots_quarantined: int = 0
     slots_young: int = 0
-    """Not looked at, for their put or last get was a moment ago."""
     slots_left: int = 0
-    """Bad blocks of files, which are left to the database of file names."""
     copies_missing: int = 0
-    """Values with one copy, where two are kept and no second could be made."""
     sets_skipped: int = 0
-    """Away, under suspicion, without a slot that opens, or in a namespace that failed others as well."""
     passes: int = 0
 
 
