@@ -2,13 +2,13 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 
 log = logging.getLogger(__name__)
 
 
-class OwnThread:
-    """A worker on it looks at `stopping` between one thing and the next."""
+class OwnThread(ABC):
+    """Its work looks at `stopping` between one thing and the next."""
 
     def __init__(self, name: str, stop_seconds: float | None, left: str) -> None:
         """It is waited for `stop_seconds`; after that `left`, for the log, says what is left behind."""
@@ -16,9 +16,12 @@ class OwnThread:
         self._name, self._stop_seconds, self._left = name, stop_seconds, left
         self._thread: threading.Thread | None = None
 
-    def start(self, work: Callable[[], None]) -> None:
+    @abstractmethod
+    def _work(self) -> None: ...
+
+    def start(self) -> None:
         """Once."""
-        self._thread = threading.Thread(target=work, name=self._name, daemon=True)
+        self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:

@@ -85,7 +85,7 @@ class _Stopped(Exception):
     """The agent ends; the next program completes what was begun."""
 
 
-class AutoJoin:
+class AutoJoin(OwnThread):
     """See the module's docstring. `turn` is for one thread, `snapshot` for any."""
 
     def __init__(
@@ -100,6 +100,7 @@ class AutoJoin:
     ) -> None:
         """`in_force` gives the map that the agent goes by; `moves_left` the values that are left to move,
         None where that is not known. Nobody else uses queues of `queue_id`."""
+        super().__init__("members", STOP_SECONDS, "the change of the pool map that is under way")
         self._queue_id = queue_id
         self._seal = seal
         self._section, self._fabric, self._root = section, fabric, root
@@ -111,21 +112,14 @@ class AutoJoin:
         self._next_mend = self._next_settle = float("-inf")
         self._differed = False
         self.joins = self.joined = self.settles = self.mended = 0
-        self._thread = OwnThread("members", STOP_SECONDS, "the change of the pool map that is under way")
-
-    def start(self) -> None:
-        self._thread.start(self._work)
 
     def _work(self) -> None:
         channel = WorkerChannel(self.view, self._queue_id)
         try:
-            while not self._thread.stopping.wait(LOOK_SECONDS):
+            while not self.stopping.wait(LOOK_SECONDS):
                 self._turn_safely(channel)
         finally:
             channel.close()
-
-    def stop(self) -> None:
-        self._thread.stop()
 
     def snapshot(self) -> dict[str, Any]:
         return {
@@ -241,7 +235,7 @@ class AutoJoin:
         log.info("the pool has %d namespaces by map %d", len(changed.namespaces), changed.version)
 
     def _advance(self, _: int) -> None:
-        if self._thread.stopping.is_set():
+        if self.stopping.is_set():
             raise _Stopped
 
     def _settle(self, channel: WorkerChannel) -> None:

@@ -89,25 +89,17 @@ class PathProber:
                 self._fabric.found(each, is_one)
 
 
-class PathProberThread:
+class PathProberThread(OwnThread):
     """Tries the unproven paths of an agent that serves, until it is stopped."""
 
     def __init__(self, fabric: Fabric, take_channel: Callable[[], WorkerChannel]) -> None:
         """`take_channel` gives the thread its channel, which nobody else uses."""
+        super().__init__("prover", STOP_SECONDS, "the prover of paths, which still waits for an answer,")
         self._prover = PathProber(fabric)
         self._take_channel = take_channel
-        self._thread = OwnThread(
-            "prover", STOP_SECONDS, "the prover of paths, which still waits for an answer,"
-        )
-
-    def start(self) -> None:
-        self._thread.start(self._work)
-
-    def stop(self) -> None:
-        self._thread.stop()
 
     def _work(self) -> None:
-        channel, stopping = self._take_channel(), self._thread.stopping
+        channel, stopping = self._take_channel(), self.stopping
         while not stopping.wait(EVERY_SECONDS):
             try:
                 self._prover.turn(channel, pause=stopping.wait)

@@ -26,8 +26,11 @@ COPY_SECONDS = 0.002
 STOP_SECONDS = 10.0
 
 
-class Repair:
-    """Made once for an agent. `take_channel` gives the keeper its channel, which nobody else uses."""
+class Repair(OwnThread):
+    """Made once for an agent. `take_channel` gives the keeper its channel, which nobody else uses.
+
+    It ends after the read or the copy in hand; the copies that are owed are left to a scrub.
+    """
 
     def __init__(
         self,
@@ -38,6 +41,7 @@ class Repair:
         has_files: Callable[[Volume], bool],
     ) -> None:
         """`has_files` tells whether this agent has files in a volume of blocks: then that is its own."""
+        super().__init__("keeper", STOP_SECONDS, "the keeper, which is still reading,")
         self._section = scrub
         self._has_files = has_files
         self._volumes = in_sets(volumes)
@@ -47,7 +51,6 @@ class Repair:
         """Of what gets and puts have met; the upkeep thread's."""
         self._scrubber = Scrubber(self._volumes)
         self._next_pass = 0.0
-        self._thread = OwnThread("keeper", STOP_SECONDS, "the keeper, which is still reading,")
 
     def look(self, channel: IoChannel) -> Steps[None]:
         """Look into what gets and puts have met. For the upkeep thread."""
@@ -78,14 +81,10 @@ class Repair:
 
     def start(self) -> None:
         if self._section.bandwidth or any(volume.settings.copies > 1 for volume in self._volumes):
-            self._thread.start(self._work)
-
-    def stop(self) -> None:
-        """End the keeper after the read or the copy in hand; the copies that are owed are left to a scrub."""
-        self._thread.stop()
+            super().start()
 
     def _work(self) -> None:
-        channel, stopping = self._take_channel(), self._thread.stopping
+        channel, stopping = self._take_channel(), self.stopping
         pace = Pace(self._section.bandwidth, lambda: self._moved_by_others(channel))
         copies = [volume for volume in self._volumes if volume.settings.copies > 1]
         free_at = 0.0

@@ -51,9 +51,9 @@ class Duties:
                     log.warning("%s goes well again, after %d failures", name, self.failed[name])
 
 
-class Upkeep:
-    """`duties` gives the thread's duties, by its channel and the event that it has to stop. At the end it
-    seals the staged bytes of `files`."""
+class Upkeep(OwnThread):
+    """`duties` gives the thread's duties, by its channel and the event that it has to stop. At the end, which
+    is after the doors, it seals the staged bytes of `files`."""
 
     def __init__(
         self,
@@ -61,24 +61,17 @@ class Upkeep:
         duties: Callable[[WorkerChannel, threading.Event], Mapping[str, Callable[[], None]]],
         files: FilesFace | None,
     ) -> None:
+        # Sealing takes as long as it takes: somebody's file is staged.
+        super().__init__("upkeep", None, "")
         self._take_channel, self._make_duties, self._files = take_channel, duties, files
         self._duties = Duties({})
-        # Sealing takes as long as it takes: somebody's file is staged.
-        self._thread = OwnThread("upkeep", None, "")
-
-    def start(self) -> None:
-        self._thread.start(self._work)
-
-    def stop(self) -> None:
-        """End the thread, once open files are sealed: after the doors."""
-        self._thread.stop()
 
     def failures(self) -> int:
         """Turns of duties that raised."""
         return sum(self._duties.failed.values())
 
     def _work(self) -> None:
-        channel, stopping = self._take_channel(), self._thread.stopping
+        channel, stopping = self._take_channel(), self.stopping
         self._duties = Duties(self._make_duties(channel, stopping))
         while not stopping.wait(EVERY_SECONDS):
             self._duties.turn()
