@@ -113,8 +113,6 @@ class PrefixRecords:
         self._counts: Counter[str] = Counter()
         self._holes: Counter[str] = Counter()
 
-    # -- engines that name their requests -------------------------------------------------------
-
     def note_answers(self, request: Hashable, outcomes: Sequence[Outcome | None]) -> None:
         """What the pool said of a request's blocks, all of them in their order."""
         with self._lock:
@@ -132,8 +130,6 @@ class PrefixRecords:
             record = self._open.pop(request, None)
             if record is not None:
                 self._end(record)
-
-    # -- engines that do not ------------------------------------------------------------------
 
     def note_question(self, keys: Sequence[Hashable], outcomes: Sequence[Outcome | None]) -> None:
         """What the pool said of some blocks, in their order: a record of its own."""
@@ -186,8 +182,6 @@ class PrefixRecords:
         if not record.left and record.usable == record.asked:
             del self._open[number]
             self._end(record)
-
-    # -- both -----------------------------------------------------------------------------------
 
     def totals(self) -> dict[str, Any]:
         """Sums over all records that were finished: blocks, milliseconds, and holes by their cause."""

@@ -3,8 +3,6 @@
 Wire formats have bounds of their own (a 16-bit command id); these are the ones we chose.
 """
 
-# --- any connection ----------------------------------------
-
 STAGING_BYTES = 512
 """Read-ahead for PDU headers. Many small capsules arrive with one system call, and at most this much of
 a payload is copied once more, from here to its place."""
@@ -18,7 +16,6 @@ MAX_PDU_DATA = 1 << 31
 MAX_TERMINATION_BYTES = 152
 """A termination request carries at most 128 bytes of the header that was wrong."""
 
-# --- host role ----------------------------------------
 
 MAX_QUEUE_DEPTH = 1024
 """Commands in flight on one queue; command ids are dealt from this range."""
@@ -46,7 +43,6 @@ MIN_MAXH2CDATA = 4096
 MAX_OUTSTANDING_R2T = 1
 """R2Ts per command that we allow the controller. One, as Linux: with large R2Ts more bring nothing."""
 
-# --- time ----------------------------------------
 
 CONNECT_TIMEOUT_S = 10.0
 """Connecting and bringing a controller up, all of it."""

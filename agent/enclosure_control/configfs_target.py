@@ -79,8 +79,6 @@ class ConfigfsTarget:
                 if keys.setdefault(host.nqn, host.record) != host.record:
                     raise UserError(f"nvmet has one key for a host in all subsystems, and {host.nqn} has two")
 
-    # --- reading ----------------------------------------------------------------------------------------
-
     def read(self, description: Description | None = None) -> Present:
         """The present state of nvmet, in the names of `description`."""
         self._description = wanted = description or _NOTHING
@@ -146,8 +144,6 @@ class ConfigfsTarget:
             listeners=places,
             hosts=tuple(hosts),
         )
-
-    # --- changing ---------------------------------------------------------------------------------------
 
     def check_steps(self, steps: Sequence[Step]) -> None:
         """`check` was enough."""

@@ -149,8 +149,6 @@ class KvFace(FileSystem):
         self._handles = itertools.count(1)
         self._lock = threading.Lock()
 
-    # -- names ----------------------------------------------------------------------------------
-
     def lookup(self, caller: Caller, parent: int, name: bytes) -> Outcome[Entry]:
         if parent == KV_ROOT:
             ino = self._volume_inodes.get(name)
@@ -244,8 +242,6 @@ class KvFace(FileSystem):
         if not there:
             raise FsError(errno.ENOENT)
 
-    # -- attributes -----------------------------------------------------------------------------
-
     def getattr(self, caller: Caller, ino: int, handle: int | None) -> Outcome[Attributes]:
         if ino == KV_ROOT:
             return self._folder(ino)
@@ -307,8 +303,6 @@ class KvFace(FileSystem):
             raise FsError(errno.ENOENT)
         return volume
 
-    # -- folders --------------------------------------------------------------------------------
-
     def opendir(self, caller: Caller, ino: int, flags: int) -> Outcome[Opened]:
         if ino != KV_ROOT and ino not in self._volumes:
             raise FsError(errno.ENOTDIR)
@@ -320,8 +314,6 @@ class KvFace(FileSystem):
         if ino == KV_ROOT:
             rows += [(name, at) for name, at in self._volume_inodes.items() if not self._volumes[at].erased]
         return folders(rows, cookie)
-
-    # -- values ---------------------------------------------------------------------------------
 
     def open(self, caller: Caller, ino: int, flags: int) -> Outcome[Opened]:
         value = self._value(ino)

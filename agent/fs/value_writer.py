@@ -136,8 +136,6 @@ class ValueWriter:
             except (BadPut, PutRefused):
                 return  # it is counted as refused, and has given up its slot
 
-    # -- how it is done -------------------------------------------------------------------------
-
     def _note(self, holder: LockOwner) -> None:
         self._users.note(holder)
         self._synced = False

@@ -155,8 +155,6 @@ class HttpConnection(ABC):
                 self._http.receive_data(await self._some(HEAD_BYTES_MAX))
         return None
 
-    # -- receiving ------------------------------------------------------------------------------
-
     async def _some(self, most: int = RECEIVE_BYTES) -> bytes:
         """The next bytes; none at the end of the stream."""
         data: bytes = await self._stream.receive_some(most)  # type: ignore[assignment]  # they are bytes
@@ -193,8 +191,6 @@ class HttpConnection(ABC):
     def _is_unread(self) -> bool:
         """Whether the request's body was not read to its end."""
         return self._http.their_state is not h11.DONE
-
-    # -- sending --------------------------------------------------------------------------------
 
     def _head_of(self, status: int, headers: Sequence[tuple[str, str]], length: int) -> bytes:
         fields = [*headers, ("date", http_time(time.time_ns())), ("server", "g35")]

@@ -130,8 +130,6 @@ class HttpDoor(ABC):
     def speaks_tls(self) -> bool:
         return self._tls is not None
 
-    # -- the door's thread ----------------------------------------------------------------------
-
     def _run(self, began: threading.Event) -> None:
         try:
             trio.run(self._serve, began)

@@ -131,8 +131,6 @@ class AutoJoin(OwnThread):
             "maps_mended": self.mended,
         }
 
-    # -- one turn -----------------------------------------------------------------------------------
-
     def _turn_safely(self, channel: WorkerChannel) -> None:
         try:
             self.turn(channel, time.monotonic())

@@ -69,8 +69,6 @@ class WorkerChannel:
         """Held by the user of the queues: the thread that runs steps, for as long as they run."""
         self._look_asked = False
 
-    # -- Channel ----------------------------------------------------------------------------------
-
     def read(self, namespace: int, offset: int, into: memoryview) -> PendingRequest:
         self.tallies[""].flash_bytes_read += len(into)
         return self._start(namespace, offset, len(into), into, ())
@@ -162,8 +160,6 @@ class WorkerChannel:
         routes = self._fabric.routes
         route = routes[namespace] if namespace < len(routes) else None
         return 0 if route is None else route.used_bytes
-
-    # -- queues ---------------------------------------------------------------------------------
 
     def _start(
         self,
@@ -318,8 +314,6 @@ class WorkerChannel:
             slot.close()
         if held:
             self._in_use.release()
-
-    # -- Runner ---------------------------------------------------------------------------------
 
     def go_by(self, fabric: Fabric) -> Fabric:
         """Go by another fabric from now on, nothing being under way; the one of before."""

@@ -179,8 +179,6 @@ class Supervisor:
             )
         self._shown_or_said.update(fresh)
 
-    # -- discovery ------------------------------------------------------------------------------
-
     async def _follow(self, discovery: DiscoverySection) -> None:
         """Stay connected to a discovery controller and keep to what it lists."""
         said: str | None = None
@@ -222,8 +220,6 @@ class Supervisor:
         self._tried.pop(enclosure.name).set()
         self.fabric.enclosures = [each for each in self.fabric.enclosures if each is not enclosure]
         self.fabric.refresh()
-
-    # -- one enclosure --------------------------------------------------------------------------
 
     async def all_tried(self, seconds: float) -> None:
         """Until every enclosure was connected or has failed to be once, or so many seconds.

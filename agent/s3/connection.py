@@ -89,8 +89,6 @@ class Connection(HttpConnection):
             return False
         return True
 
-    # -- sending --------------------------------------------------------------------------------
-
     async def _send(self, answer: Answer) -> None:
         stream, counters = answer.stream, self._service.counters
         try:

@@ -121,8 +121,6 @@ class S3Door(HttpDoor):
                 left = store.files.orphans(left)
         return left
 
-    # -- the door's thread ----------------------------------------------------------------------
-
     async def _prepare(self) -> None:
         self._service = S3Service(self._section, self._keys, self._stores, self._workers, self.counters)
         watch_shares(self._bounds, self._service, self._stores)

@@ -168,8 +168,6 @@ class Index:
         with self._lock:
             return self._connection.execute(statement, arguments).fetchall()
 
-    # -- buckets --------------------------------------------------------------------------------
-
     def buckets(self) -> list[tuple[str, int]]:
         """Names and times of creation (nanoseconds)."""
         return self._ask("SELECT name, made_ns FROM buckets ORDER BY name")
@@ -197,8 +195,6 @@ class Index:
                     raise S3Error("BucketNotEmpty", "The bucket has objects, or uploads under way.")
             tx.execute("DELETE FROM completed WHERE bucket = ?", (name,))
             tx.execute("DELETE FROM buckets WHERE name = ?", (name,))
-
-    # -- objects --------------------------------------------------------------------------------
 
     def count(self) -> int:
         """Number of objects."""
@@ -285,8 +281,6 @@ class Index:
             where, arguments = where + " AND key < ?", [*arguments, end]
         statement = f"SELECT key, size, etag, changed_ns FROM objects WHERE {where} ORDER BY key LIMIT ?"
         return self._ask(statement, *arguments, most)
-
-    # -- uploads --------------------------------------------------------------------------------
 
     def begin_upload(self, bucket: str, new: Upload) -> None:
         with self._transaction() as tx:
@@ -388,8 +382,6 @@ class Index:
         )
         if (count - free) * size > self._bytes_max:
             raise S3Error("InsufficientStorage", "The names of this tenant take all the room that they may.")
-
-    # -- files that no object names -------------------------------------------------------------
 
     def announce(self, file: str) -> None:
         """Note a file before it is made. Raises S3Error, also where the index has no room for its name."""

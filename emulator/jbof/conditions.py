@@ -61,8 +61,6 @@ class DriveConditions:
         self._model: DriveModel | None = None
         self.set_model(model or DriveModelSettings())
 
-    # --- the common part of nvmeof.controller.storage.Storage and KvStorage -------------------------------
-
     def admit(self, operation: Operation, offset: int, length: int, now: float) -> float:
         """Count a command and say when it may end; raises StorageError where a fault says so."""
         with self._lock:
@@ -109,8 +107,6 @@ class DriveConditions:
             self._common_counters.failed_commands += 1
         full = error.errno in _FULL_ERRNOS
         return StorageError(Status.CAPACITY_EXCEEDED if full else otherwise, f"drive {self.number}: {error}")
-
-    # --- for the control socket ---------------------------------------------------------------------------
 
     def set_model(self, settings: DriveModelSettings) -> None:
         """Imitate this drive from the next command on."""

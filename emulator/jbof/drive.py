@@ -127,8 +127,6 @@ class Drive(DriveConditions):
         except OSError as error:
             raise self._failed(error, Status.WRITE_FAULT) from error
 
-    # --- for the control socket ---------------------------------------------------------------------------
-
     def flip_at_rest(self, offset: int, length: int, bits: int) -> list[int]:
         """Flip `bits` different bits of the range in the medium; the offsets of the changed bytes."""
         self._check_range(offset, length)

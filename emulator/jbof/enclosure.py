@@ -90,8 +90,6 @@ class Enclosure:
             self._release()
             raise
 
-    # --- drives -----------------------------------------------------------------------------------------
-
     def _make_drive(self, number: int, size: int) -> Drive:
         settings = self.settings
         medium: Medium
@@ -254,8 +252,6 @@ class Enclosure:
             nsid, nguid = (places[0][1].nsid, places[0][1].nguid) if places else (None, drive.nguid)
             return {"drive": number, "nsid": nsid, "nguid": nguid.hex()}
 
-    # --- serving ----------------------------------------------------------------------------------------
-
     def start(self) -> None:
         """Listen, and serve in threads of its own. EnclosureError if the address cannot be had."""
         settings = self.settings
@@ -369,8 +365,6 @@ class Enclosure:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    # --- reports ------------------------------------------------------------------------------------------
 
     def describe(self) -> dict[str, Any]:
         """The ready line: addresses and namespaces."""

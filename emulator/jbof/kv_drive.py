@@ -163,8 +163,6 @@ class KvDrive(DriveConditions):
         except OSError as error:
             raise self._failed(error, Status.WRITE_FAULT) from error
 
-    # --- for the control socket ---------------------------------------------------------------------------
-
     def flip_at_rest(self, offset: int, length: int, bits: int) -> list[int]:
         """Flip `bits` bits in a range of one random value; the offsets of the changed bytes.
 

@@ -116,8 +116,6 @@ class PageSender:
             _close_pipe(self._pipe)  # with what is in it
             self._pipe = None
 
-    # --- inside ----------------------------------------------------------------
-
     def _name(self, part: Buffer) -> bool:
         """Name the beginning of `part` in a pipe; False if that fails, and copy from now on."""
         try:

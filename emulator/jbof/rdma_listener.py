@@ -87,8 +87,6 @@ class RdmaListener:
         """Number of served queue pairs."""
         return len(self._by_pair)
 
-    # --- from other threads -------------------------------------------------------------------------------
-
     def start(self, media: Iterable[memoryview]) -> None:
         """Listen, and serve in a thread of its own; payload moves directly from and to `media`."""
         verbs, cm = self._verbs, self._verbs.cm_enums
@@ -147,8 +145,6 @@ class RdmaListener:
                 step()
             except self._verbs.error as error:
                 log.debug("closing: %s", error)
-
-    # --- the thread ---------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
         why: Exception | None = None

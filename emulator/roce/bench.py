@@ -134,9 +134,6 @@ class _Party:
         self.qp.post_send(SendRequest(1, SendOpcode.SEND, SendFlags(0), (self.sge(SMALL, SMALL),)))
 
 
-# --- the peer ----------------------------------------
-
-
 def _serve() -> None:
     """The passive side: accepts one connection and sends back what it gets, until it is disconnected."""
     party = _Party(PEER_IP)
@@ -230,9 +227,6 @@ def _connected() -> Iterator[tuple[_Party, int, int]]:
             party.wait_for(CmEventType.DISCONNECTED)
         finally:
             party.device.close()
-
-
-# --- measurements ----------------------------------------
 
 
 def udp_gso(seconds: float = SECONDS) -> Record:

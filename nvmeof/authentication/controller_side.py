@@ -83,8 +83,6 @@ class ControllerAuthentication:
         """It failed and the host knows: the queue ends."""
         return self.state is ControllerState.OVER
 
-    # --- Authentication Send -----------------------------------------------------------------------------
-
     def receive(
         self, data: bytes | bytearray | memoryview, credentials: Credentials | None, now: float
     ) -> None:
@@ -171,8 +169,6 @@ class ControllerAuthentication:
             self._response = exchange.controller_response(secret, message.challenge, message.sequence)
         self.state = ControllerState.VERDICT_DUE
 
-    # --- Authentication Receive --------------------------------------------------------------------------
-
     def give(self, room: int) -> bytes:
         """The message that is due, in at most `room` bytes (at least `LEAST_ROOM`)."""
         match self.state:
@@ -206,8 +202,6 @@ class ControllerAuthentication:
         return Challenge(
             self._transaction, self._hash, self._group, self._sequence, self._challenge, value
         ).encode()
-
-    # --- the end -----------------------------------------------------------------------------------------
 
     def expire(self) -> None:
         self._end("no authentication within the time for it")

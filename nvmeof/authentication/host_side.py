@@ -113,8 +113,6 @@ class HostAuthentication:
             )
         return Success2(self._transaction).encode()
 
-    # --- inside ----------------------------------------------------------------
-
     def _step(self, before: HostState, after: HostState) -> None:
         if self.state is not before:
             raise LocalProtocolError(f"an authentication that is {self.state.value} is not {before.value}")

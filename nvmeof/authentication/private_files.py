@@ -105,9 +105,6 @@ def _others_bits(path: Path) -> int:
     return 0o037 if folder and path.parent == Path(folder) else 0o077
 
 
-# --- the path ----------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Opened:
     """A regular file, open for reading: its descriptor, and where it lies once links are followed."""

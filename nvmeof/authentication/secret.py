@@ -89,8 +89,6 @@ def parse_secret(text: str) -> DhchapSecret:
     return DhchapSecret(secret, HashId(transform) if transform else None)
 
 
-# --- credentials -------------------------------------------------------------------------------------------
-
 ALL_HASHES: Final = tuple(HashId)
 ALL_GROUPS: Final = tuple(GroupId)
 """What a host offers: the controller chooses, and the kernel's chooses NULL unless it is told otherwise."""

@@ -115,8 +115,6 @@ class Controller:
         self._events: deque[AsyncEvent] = deque()
         self._masked: set[int] = set()  # log pages whose event has been given and which were not read since
 
-    # --- life -------------------------------------------------------------------------------------------
-
     def heard(self, now: float) -> None:
         """A command of this host has come. Every command counts (traffic-based keep-alive)."""
         self._last_heard = now
@@ -156,8 +154,6 @@ class Controller:
     def wake_queues(self) -> None:
         for queue in self.queues.values():
             queue.recheck()
-
-    # --- properties ----------------------------------------------------------------------------------------
 
     @property
     def capabilities(self) -> int:
@@ -215,8 +211,6 @@ class Controller:
                 queue.close("the controller was reset")
                 del self.queues[qid]
 
-    # --- asynchronous events ------------------------------------------------------------------------
-
     def request_event(self, cid: int) -> bool:
         """Take an Asynchronous Event Request; False if the host has as many outstanding as it may."""
         if len(self._event_requests) >= self.settings.async_event_limit:
@@ -264,8 +258,6 @@ class Controller:
         self._masked.discard(page)
         if page == LogPage.CHANGED_NAMESPACES:
             self.changed_namespaces.clear()
-
-    # --- errors ---------------------------------------------------------------------------------------------
 
     def record_error(self, *, qid: int, cid: int, status: int, nsid: int, lba: int) -> None:
         self.error_count += 1

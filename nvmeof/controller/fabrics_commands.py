@@ -65,9 +65,6 @@ def execute_fabrics(request: Request, controller: Controller, queue: ServedQueue
     return Outcome.DONE
 
 
-# --- Connect --------------------------------------------------------------------------------------------
-
-
 def _invalid(where: ConnectParameter) -> NoReturn:
     raise Refusal(FabricsStatus.CONNECT_INVALID_PARAMETERS, result=int(where))
 
@@ -163,9 +160,6 @@ def _connect_io(fields: Connect, data: ConnectData, target: Target, queue: Serve
     return controller
 
 
-# --- properties and Disconnect ---------------------------------------------------------------------------
-
-
 def _property_get(request: Request, controller: Controller, queue: ServedQueue) -> int:
     if queue.qid != 0:
         raise Refusal(Status.INVALID_OPCODE)
@@ -199,9 +193,6 @@ def _disconnect(request: Request, queue: ServedQueue) -> None:
     if queue.qid == 0:
         raise Refusal(FabricsStatus.DISCONNECT_INVALID_QUEUE_TYPE)
     queue.close_when_answered()
-
-
-# --- Authentication Send and Receive ---------------------------------------------------------------------
 
 
 def is_authentication(sqe: Sqe) -> bool:

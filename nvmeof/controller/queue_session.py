@@ -99,8 +99,6 @@ class QueueSession(ServedQueue):
             return self._head
         return _NO_FLOW_CONTROL if request is not None and is_connect(request.sqe) else 0
 
-    # --- a command, from its arrival to its end -------------------------------------------------------
-
     def begin(self, sqe: Sqe, now: float) -> Request:
         """Judge a command. A refused one has its status set, direction NONE and no window."""
         request = Request(sqe)
@@ -192,8 +190,6 @@ class QueueSession(ServedQueue):
         lba = sqe.slba if request.operation is not None and request.kv is None else 0
         with self.target.lock:
             controller.record_error(qid=self.qid, cid=sqe.cid, status=request.status, nsid=sqe.nsid, lba=lba)
-
-    # --- what becomes due without a command --------------------------------------------------------------
 
     def ready(self, now: float) -> list[Request]:
         """Waiting commands to execute again; the caller owns them now."""

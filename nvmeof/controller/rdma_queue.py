@@ -178,8 +178,6 @@ class RdmaControllerQueue:
         self._lent = 0
         self._scratch = Scratch(narrowed.max_transfer_bytes)
 
-    # --- what the owner of the queue pair sees -----------------------------------------------------------
-
     @property
     def finished(self) -> bool:
         """Nothing more will happen: break the queue pair."""
@@ -264,8 +262,6 @@ class RdmaControllerQueue:
             self._runnable.clear()
             self.session.waiting.clear()
 
-    # --- a command comes ---------------------------------------------------------------------------------
-
     def _receive(self, slot: int) -> Receive:
         span = self._capsules.place.span
         at = span.address + slot * self._step
@@ -346,8 +342,6 @@ class RdmaControllerQueue:
         else:
             assert request.window is not None
             self._accept(request, request.window)
-
-    # --- and is answered ---------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
         """Carry out what is runnable as long as there are loans, and fetch what commands wait for."""

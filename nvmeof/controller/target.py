@@ -78,8 +78,6 @@ class Target:
         self._next_cntlid = 1
         self._discovery_generation = 1
 
-    # --- subsystems, ports and namespaces -------------------------------------------------------------
-
     def add_subsystem(self, subsystem: Subsystem) -> None:
         """Offer a subsystem from now on. ValueError if its name is taken."""
         with self.lock:
@@ -203,8 +201,6 @@ class Target:
             for controller in self._controllers.values():
                 controller.wake_queues()
 
-    # --- controllers -----------------------------------------------------------------------------------
-
     def register(self, make: Callable[[int], Controller]) -> Controller | None:
         """Make a controller under a fresh id; None when there are as many as allowed."""
         with self.lock:
@@ -234,8 +230,6 @@ class Target:
     def controllers(self) -> list[Controller]:
         with self.lock:
             return list(self._controllers.values())
-
-    # --- discovery ----------------------------------------------------------------------------------------
 
     def discovery_log(self, host_nqn: str) -> DiscoveryLog:
         with self.lock:

@@ -125,8 +125,6 @@ class TcpControllerQueue:
         self.end_reason: str | None = None
         self.terminated = False
 
-    # --- what the owner of the socket sees ------------------------------------------------------------
-
     @property
     def finished(self) -> bool:
         """Nothing more will happen: close the connection."""
@@ -247,8 +245,6 @@ class TcpControllerQueue:
         self.session.waiting.clear()
         self.session.connection_lost()
 
-    # --- PDUs ----------------------------------------------------------------------------------------------
-
     def place(self, pdu: DataPdu) -> memoryview | Sequence[memoryview]:
         """`nvmeof.tcp.receiver.Owner`: where payload goes that is about to arrive."""
         if self._state is _INITIALIZING:
@@ -333,8 +329,6 @@ class TcpControllerQueue:
         self._digests = self._receiver.digests = Digests(header, data)
         self._alignment = alignment_bytes(request.data_alignment)
         self._state = _RUNNING
-
-    # --- commands ------------------------------------------------------------------------------------------
 
     def _begin(self, sqe: Sqe, capsule_data: int) -> Request:
         session = self.session
@@ -448,8 +442,6 @@ class TcpControllerQueue:
             del self._in_flight[request.sqe.cid]
         else:
             self._conflicting -= 1
-
-    # --- output and the end -------------------------------------------------------------------------
 
     def _send(self, parts: Sequence[Buffer]) -> None:
         for part in parts:

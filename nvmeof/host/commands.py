@@ -29,9 +29,6 @@ def whole_bytes(parts: Sequence[Buffer]) -> Sequence[Buffer]:
     ]
 
 
-# --- NVM ----------------------------------------------------------------------
-
-
 def read(nsid: int, slba: int, blocks: int, into: memoryview) -> Command:
     """Read `blocks` logical blocks from `slba` into `into`, which has exactly their size."""
     return Command(
@@ -55,9 +52,6 @@ def write(nsid: int, slba: int, blocks: int, parts: Sequence[Buffer]) -> Command
 def flush(nsid: int) -> Command:
     """Make everything that was written to the namespace durable."""
     return Command("flush", IoOpcode.FLUSH, nsid)
-
-
-# --- admin --------------------------------------------------------------------
 
 
 def identify(cns: int, nsid: int = 0, *, csi: int = 0) -> Command:
@@ -119,9 +113,6 @@ def keep_alive() -> Command:
 def abort(qid: int, cid: int) -> Command:
     """Ask for a command to be aborted. Bit 0 of `result` is set if it was not."""
     return Command("abort", AdminOpcode.ABORT, 0, qid | cid << 16)
-
-
-# --- Fabrics ------------------------------------------------------------------
 
 
 def _fabrics(

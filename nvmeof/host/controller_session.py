@@ -109,8 +109,6 @@ class ControllerSession:
         self._rescanning = False
         self._rescan_again = False
 
-    # --- what the owner does -------------------------------------------------
-
     def start(self, now: float) -> None:
         """The admin queue is ready: connect and bring the controller up."""
         self._become(SessionState.STARTING)
@@ -162,8 +160,6 @@ class ControllerSession:
         if self._keep_alive_due is not None and self._keep_alive is None:
             times.append(self._keep_alive_due)
         return min(times, default=None)
-
-    # --- what happens to it --------------------------------------------------
 
     def ended(self, command: Command, now: float) -> None:
         self._watched.pop(command, None)

@@ -138,8 +138,6 @@ class RdmaQueue:
         self._free_slots = list(range(depth))
         self._answers = buffers.borrow((depth + SPARE_RECEIVES) * COMPLETION_BYTES)
 
-    # --- state ---------------------------------------------------------------
-
     @property
     def in_flight(self) -> int:
         """Commands without an end, the abandoned ones included."""
@@ -196,8 +194,6 @@ class RdmaQueue:
         self._buffers.give_back(self._capsules)
         self._buffers.give_back(self._answers)
         return ended
-
-    # --- commands out --------------------------------------------------------
 
     def submit(self, command: Command, now: float) -> None:
         """Put a command into `sends`. Raises `QueueFull` and `LocalProtocolError`, then nothing happened."""
@@ -297,8 +293,6 @@ class RdmaQueue:
         command.data_in = None
         command.data_out = ()
         return flight.direct
-
-    # --- completions in ------------------------------------------------------
 
     def completed(self, done: Done) -> list[Command]:
         """Something has completed; the commands that ended by it.

@@ -119,8 +119,6 @@ class TcpQueue:
         self._receiver = PduReceiver(self, FROM_CONTROLLER)
         self.next_buffer = self._receiver.next_buffer
 
-    # --- state ---------------------------------------------------------------
-
     @property
     def ready(self) -> bool:
         """The connection is initialized and commands may be submitted."""
@@ -184,8 +182,6 @@ class TcpQueue:
     def termination(self, error: RemoteProtocolError) -> bytes | None:
         """The termination request that `error`, raised by `received`, deserves."""
         return termination_for(error, from_host=True, header=self._receiver.wrong_header)
-
-    # --- commands out --------------------------------------------------------
 
     def submit(self, command: Command, now: float) -> None:
         """Put a command into `output`. Raises `QueueFull` and `LocalProtocolError`, then nothing happened."""
@@ -290,8 +286,6 @@ class TcpQueue:
         if command.out_end <= self._sent:
             return
         self.output = [part if isinstance(part, bytes) else bytes(part) for part in self.output]
-
-    # --- bytes in ------------------------------------------------------------
 
     def received(self, count: int) -> list[Command]:
         """`count` bytes are in the buffer that `next_buffer` gave; the commands that they ended.
@@ -429,8 +423,6 @@ class TcpQueue:
             self._detach(command)
         command.end(status, result, do_not_retry=do_not_retry)
         ended.append(command)
-
-    # --- data out ------------------------------------------------------------
 
     def _send_data(self, r2t: R2T) -> None:
         command = self._in_flight(r2t.cid)

@@ -62,8 +62,6 @@ class RegisteredBuffers:
         self._spare_bytes = 0
         self.lent_bytes = 0
 
-    # --- the owner's memory --------------------------------------------------
-
     def register(self, view: memoryview) -> Region:
         """Make a buffer known; once is enough, also for its slices."""
         if len(self._regions) >= MOST_REGIONS:
@@ -92,8 +90,6 @@ class RegisteredBuffers:
             if 0 <= offset <= len(region.view) - size:
                 return Place(Span(address, size, region.lkey), region.rkey)
         return None
-
-    # --- loans ---------------------------------------------------------------
 
     def borrow(self, size: int) -> Loan:
         """A buffer for `size` bytes; what it holds is left over from its last use."""

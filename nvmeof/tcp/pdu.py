@@ -208,9 +208,6 @@ Pdu: TypeAlias = EncodedPdu | CapsuleCmd
 DataPdu: TypeAlias = CapsuleCmd | H2CData | C2HData
 
 
-# --- encoding ----------------------------------------
-
-
 def alignment_bytes(data_alignment: int) -> int:
     """Bytes of alignment that an HPDA or CPDA asks for."""
     return (data_alignment + 1) * 4
@@ -278,9 +275,6 @@ def encode_pdu(
             digest = crc32c(part, digest)
         parts.append(DIGEST.pack(digest))
     return parts
-
-
-# --- decoding ----------------------------------------
 
 
 @dataclass(init=False, slots=True)

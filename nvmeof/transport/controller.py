@@ -88,8 +88,6 @@ class Controller:
         self._room = trio.Semaphore(ADMIN_COMMANDS)
         self._waiters: dict[Command, trio.Event] = {}
 
-    # --- what it is ----------------------------------------------------------
-
     @property
     def facts(self) -> ControllerFacts:
         assert self._session.facts is not None, "the session was never live"
@@ -113,8 +111,6 @@ class Controller:
     def access(self) -> Access:
         """How it reaches each ANA group; renewed by itself when the controller tells."""
         return self._session.access
-
-    # --- what one may do with it ---------------------------------------------
 
     async def perform(self, procedure: Procedure[T]) -> T:
         """Run a procedure of admin commands to its result. Raises `CommandFailed` and `ConnectionLost`.

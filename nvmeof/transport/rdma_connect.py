@@ -74,8 +74,6 @@ class RdmaLink:
     def windows_serve_once(self) -> bool:
         return self._verbs.windows_serve_once
 
-    # --- connecting ----------------------------------------------------------------------------------------
-
     def resolve(self, address: Address, deadline: float) -> Waiting[None]:
         """Find the way to the controller, and open the device that leads there. Raises `ConnectionLost`."""
         verbs, cm = self._verbs, self._verbs.cm_enums
@@ -191,8 +189,6 @@ class RdmaLink:
             cm.RDMA_CM_EVENT_DISCONNECTED: "it hung up",
             cm.RDMA_CM_EVENT_DEVICE_REMOVAL: "the RDMA device was removed",
         }.get(kind, f"connection manager event {kind}")
-
-    # --- connected -----------------------------------------------------------------------------------------
 
     def post(self, receives: list[Receive], work: list[Work]) -> None:
         """Post what there is. Raises `ConnectionLost`."""

@@ -174,8 +174,6 @@ class Verbs:
             del self._contexts[device]
             context.close()
 
-    # --- channels ------------------------------------------------------------------------------------------
-
     def make_channel(self, make: Callable[[], Any]) -> Channel:
         """A channel (of completions or of the connection manager), made non-blocking."""
         with _making_channels:

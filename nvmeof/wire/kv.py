@@ -72,8 +72,6 @@ def decode_key_untrusted(sqe: Sqe) -> bytes:
     return _KEY.pack(sqe.cdw2, sqe.cdw3, sqe.cdw14, sqe.cdw15)[:length]
 
 
-# --- the data of List ---------------------------------------------------------------
-
 _COUNT = struct.Struct("<I")
 _LENGTH = struct.Struct("<H")
 LIST_BYTES_MIN = _COUNT.size

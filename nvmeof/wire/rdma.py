@@ -121,9 +121,6 @@ def _answer(data: bytes | memoryview, layout: struct.Struct, name: str) -> int:
     return int(value)
 
 
-# --- SGL descriptors ----------------------------------------
-
-
 def is_keyed(sgl: SglDescriptor) -> bool:
     """Whether a descriptor names memory of the host, or, with length 0, that a command has no data."""
     return sgl.kind == SglKind.KEYED and sgl.subtype in (SUBTYPE_ADDRESS, SUBTYPE_INVALIDATE)
@@ -143,9 +140,6 @@ def wrong_sgl(sgl: SglDescriptor, length: int, capsule_data: int, *, from_host: 
     elif not is_keyed(sgl):
         return Status.SGL_TYPE_INVALID
     return 0 if sgl.length == length else Status.DATA_SGL_LENGTH_INVALID
-
-
-# --- discovery ----------------------------------------
 
 
 RDMA_ADDRESS = TSAS.pack(1, 4, 1, 0)

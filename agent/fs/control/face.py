@@ -129,8 +129,6 @@ class ControlFace(FileSystem):
             None if memory is None else Transfers(memory, channel, self._volume, prestage, continuer)
         )
 
-    # -- the three names ------------------------------------------------------------------------
-
     def lookup(self, caller: Caller, parent: int, name: bytes) -> Settled[Entry]:
         if parent != CONTROL_ROOT:
             raise FsError(errno.ENOTDIR)
@@ -180,8 +178,6 @@ class ControlFace(FileSystem):
             (b"status.json", _STATUS_INO, stat.S_IFREG),
         )
         return [DirectoryEntry(name, ino, mode, at) for at, (name, ino, mode) in enumerate(rows, 1)][cookie:]
-
-    # -- files ----------------------------------------------------------------------------------
 
     def open(self, caller: Caller, ino: int, flags: int) -> Settled[Opened]:
         if ino not in (_SESSION_INO, _STATUS_INO):
@@ -282,8 +278,6 @@ class ControlFace(FileSystem):
             raise FsError(errno.ENOTTY)
         return self._transfers.ioctl(session, caller.pid, command, data)
 
-    # -- values by one request ------------------------------------------------------------------
-
     def getxattr(self, caller: Caller, ino: int, name: bytes, room: memoryview) -> Settled[Xattr]:
         """A value by its name on the session's file. The kernel asks whether the caller may read that one."""
         # What followed what is learned of a session's gets, and this is of no session.
@@ -314,8 +308,6 @@ class ControlFace(FileSystem):
         if volume is None or volume.erased:
             raise FsError(errno.ENOENT, f"there is no volume {name}")
         return volume
-
-    # -- requests -------------------------------------------------------------------------------
 
     def _request(self, session: ControlSession, request: Request, size: int) -> Steps[int]:
         wants_answer = not request.flags & FLAG_NO_ANSWER

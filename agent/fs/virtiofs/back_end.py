@@ -217,8 +217,6 @@ class BackEnd:
             self._surroundings.use_call(index, None)
         self._state = _State()
 
-    # -- features -------------------------------------------------------------------------------
-
     def _teller(self, request: Request, value: int) -> Callable[[object, list[int]], Reply]:
         return lambda _message, _fds: _answer(request, U64(value))
 
@@ -234,8 +232,6 @@ class BackEnd:
         if message.value & ~PROTOCOL_FEATURES:
             raise PeerError(f"protocol features {message.value:#x} that were not offered")
         self._state.protocol = ProtocolFeature(message.value)
-
-    # -- memory ---------------------------------------------------------------------------------
 
     def _mapped(self, region: Region, fd: int) -> MappedRegion:
         return MappedRegion(region, self._surroundings.map_memory(fd, region.mmap_offset, region.size))
@@ -257,8 +253,6 @@ class BackEnd:
 
     def _rem_mem_reg(self, message: OneRegion, fds: list[int]) -> None:
         self._use_memory(self._state.memory.without_region(message.region))
-
-    # -- queues ---------------------------------------------------------------------------------
 
     def _queue(self, index: int) -> _Queue:
         if index >= len(self._queues):
@@ -375,8 +369,6 @@ class BackEnd:
         )
         self._surroundings.start(index, setup, memory)
         queue.running = True
-
-    # -- what is in flight ----------------------------------------------------------------------
 
     def _get_inflight_fd(self, message: InflightArea, fds: list[int]) -> Reply:
         self._check_inflight(message)

@@ -96,8 +96,6 @@ class Device:
         assert not self._workers
         self.session.begin_anew(self._make_runner(0))
 
-    # -- Surroundings ---------------------------------------------------------------------------
-
     def map_memory(self, fd: int, offset: int, size: int) -> memoryview:
         return front_end_descriptors.map_memory(fd, offset, size, must_be_sealed=self._sealed_memory)
 
@@ -142,8 +140,6 @@ class Device:
     def stop(self, index: int) -> int | None:
         worker = self._workers.pop(index, None)
         return None if worker is None else worker.stop()
-
-    # -- requests -------------------------------------------------------------------------------
 
     def _requests(self, index: int) -> Serve:
         return RequestService(self.session, self._buffers[index], self._make_runner(index - 1)).serve

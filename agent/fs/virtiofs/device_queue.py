@@ -109,8 +109,6 @@ class DeviceQueue:
         """Where a successor goes on. A chain that was taken and is to be served again counts as not taken."""
         return (self._next - len(self._again)) & INDEX_MASK
 
-    # -- taking ---------------------------------------------------------------------------------
-
     def pop(self) -> Chain | None:
         """The next request, None where there is none. Raises BadRing."""
         if self._again:
@@ -168,8 +166,6 @@ class DeviceQueue:
             raise BadRing(str(outside)) from None
         return _walk(_words(table), 0, count)
 
-    # -- giving back ----------------------------------------------------------------------------
-
     def push(self, head: int, written: int) -> bool:
         """Complete a chain with `written` bytes in its buffers; True where the driver wants to be called."""
         at = USED_RING_DWORD + 2 * (self._used_idx % self._size)
@@ -188,8 +184,6 @@ class DeviceQueue:
             return not self._available[FLAGS_WORD] & AVAILABLE_NO_INTERRUPT
         before, self._called_at = self._called_at, new
         return before is None or passes_event(self._available[self._used_event], new, before)
-
-    # -- when to be kicked ----------------------------------------------------------------------
 
     def may_sleep(self) -> bool:
         """Ask to be kicked for the next request; False where there is one already."""

@@ -96,8 +96,6 @@ class VirtioFsDoor:
         os.close(self._stop_event)
         self.device.close()
 
-    # -- the door's thread ----------------------------------------------------------------------
-
     def _serve(self, listener: socket.socket) -> None:
         try:
             while (connection := self._next_front_end(listener)) is not None:

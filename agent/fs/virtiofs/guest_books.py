@@ -130,8 +130,6 @@ class GuestBooks:
                     "while no guest is running",
                 ) from None
 
-    # -- what happens ---------------------------------------------------------------------------
-
     def agreed(self, negotiated: Negotiated) -> None:
         """INIT was answered."""
         with self._lock:
@@ -234,8 +232,6 @@ class GuestBooks:
             if self._map is not None:
                 self._map.close()
                 self._map = None
-
-    # -- the file -------------------------------------------------------------------------------
 
     def _note(self, kind: _Kind, number: int = 0, a: int = 0, b: int = 0, name: bytes = b"") -> None:
         mapped = self._map

@@ -92,8 +92,6 @@ class GuestView(FileSystem):
         self._left = LeftOpen(tree, self.books, name)
         self._complaints = Complaints(log)
 
-    # -- the books ------------------------------------------------------------------------------
-
     def _node(self, ino: int) -> int:
         """The tree's node of a guest's. Raises ESTALE for one that this guest was not told of."""
         if ino not in self.books.nodes and ino != ROOT_INODE:
@@ -183,8 +181,6 @@ class GuestView(FileSystem):
         """Nodes that the guest holds a reference to, and files and folders that it has open."""
         return len(self.books.nodes), len(self.books.files)
 
-    # -- FileSystem: names and nodes ------------------------------------------------------------
-
     def _makes(
         self, parent: int, name: bytes, operation: Callable[[FileSystem, int], Outcome[Entry]]
     ) -> Outcome[Entry]:
@@ -258,8 +254,6 @@ class GuestView(FileSystem):
         self._may_look_up()
         made = self._face(ino).link(caller, self._node(ino), self._node(new_parent), new_name)
         return then(made, self._told(new_parent, new_name))
-
-    # -- open files -----------------------------------------------------------------------------
 
     def open(self, caller: Caller, ino: int, flags: int) -> Outcome[Opened]:
         self._may_open()
@@ -346,8 +340,6 @@ class GuestView(FileSystem):
             self._open.pop((ino, handle), None)
             self._left.closed(ino, handle, place)
         return None if place is None else closing(*place)
-
-    # -- folders and the whole ------------------------------------------------------------------
 
     def opendir(self, caller: Caller, ino: int, flags: int) -> Outcome[Opened]:
         self._may_open()

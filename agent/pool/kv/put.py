@@ -72,8 +72,6 @@ class KvWriter(Writer):
         self._pieces = bytearray()
         super()._release()
 
-    # -- how it is done -------------------------------------------------------------------------
-
     def _note(self, start: int, end: int) -> None:
         """Remember that a range has come; ranges that touch become one."""
         joined: list[tuple[int, int]] = []

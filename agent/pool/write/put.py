@@ -121,8 +121,6 @@ class SlotWriter(Writer):
         channel.tally(self._volume.settings.name).puts_refused += 1
         raise why
 
-    # -- how it is done -------------------------------------------------------------------------
-
     def _has_all(self, length: int) -> bool:
         unit = self._volume.codec.unit_bytes
         units = -(-length // unit)

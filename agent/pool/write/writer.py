@@ -149,8 +149,6 @@ class Writer(PartialPut):
         self._refusal = PutRefused(GIVEN_UP, MissCause.LATE)
         self._enter(PutState.REFUSED)
 
-    # -- for each kind of volume ------------------------------------------------------------------
-
     @abstractmethod
     def _take(self, channel: IoChannel, offset: int, data: memoryview, deadline: float) -> Steps[None]:
         """Take bytes, and store the value where they complete it. Keeps `_end`, for that needs it."""
@@ -165,8 +163,6 @@ class Writer(PartialPut):
         if self.held:
             held, self.held = self.held, 0
             self.volume.partial_puts.give_back(held)
-
-    # -- the states ---------------------------------------------------------------------------------
 
     def _enter(self, state: PutState) -> None:
         assert (self._state, state) in LEGAL, f"a put cannot go from {self._state} to {state}"

@@ -67,8 +67,6 @@ class Bdevs:
                 return each
         raise no_device()
 
-    # --- methods ----------------------------------------------------------------------------------------
-
     def create_malloc(self, asked: parameters.CreateMalloc) -> str:
         """bdev_malloc_create: the name."""
         name = asked.name

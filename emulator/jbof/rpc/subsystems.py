@@ -82,8 +82,6 @@ class Subsystems:
             offer.listeners = [_Place(each, settings.address, enclosure.port) for each in self._transports]
             self._offers[own.nqn] = offer
 
-    # --- transports -------------------------------------------------------------------------------------
-
     def create_transport(self, asked: parameters.CreateTransport) -> bool:
         """nvmf_create_transport. All transports of the target share its options."""
         trtype = asked.trtype.upper()
@@ -114,8 +112,6 @@ class Subsystems:
             for trtype in self._transports
             if asked.trtype is None or asked.trtype.upper() == trtype
         ]
-
-    # --- subsystems -------------------------------------------------------------------------------------
 
     def _find(self, nqn: str) -> _Offer:
         offer = self._offers.get(nqn)
@@ -209,8 +205,6 @@ class Subsystems:
             if each.subsystem is subsystem
         ]
 
-    # --- namespaces -------------------------------------------------------------------------------------
-
     def add_namespace(self, asked: parameters.AddNamespace) -> int:
         """nvmf_subsystem_add_ns: the namespace id."""
         offer, wanted = self._find(asked.nqn), asked.namespace
@@ -243,8 +237,6 @@ class Subsystems:
         """Forget a deleted bdev, whose namespaces are gone."""
         for offer in self._offers.values():
             offer.bdevs = {nsid: name for nsid, name in offer.bdevs.items() if name != bdev.name}
-
-    # --- listeners --------------------------------------------------------------------------------------
 
     def _place(self, said: parameters.ListenAddress) -> _Place:
         """RpcFault where it is no address, or the transport was not created."""
@@ -289,8 +281,6 @@ class Subsystems:
             {"address": place.as_json(), "ana_state": "optimized"}
             for place in self._find(asked.nqn).listeners
         ]
-
-    # --- hosts ------------------------------------------------------------------------------------------
 
     def add_host(self, asked: parameters.OfHost) -> bool:
         offer = self._find(asked.nqn)

@@ -137,8 +137,6 @@ class Connection:
     def __repr__(self) -> str:
         return f"<Connection {self.local_id:#010x} to {self.remote_ip}: {self.state.value}>"
 
-    # --- calls of both sides --------------------------------------------------------
-
     def resolve_address(self, ip: str, port: int, space: PortSpace = PortSpace.TCP) -> None:
         """rdma_resolve_addr: ADDR_RESOLVED follows. EINVAL where `ip` is no address of our family."""
         self._expect("resolve an address", CmState.IDLE)
@@ -183,8 +181,6 @@ class Connection:
                 self._close()
         # In any other state the end is on its way already.
 
-    # --- calls of the active side -----------------------------------------------------
-
     def connect(self, parameters: ConnectionParameters, now: float) -> None:
         """Send a REQ. CONNECT_RESPONSE, REJECTED or UNREACHABLE follows."""
         self._expect_resolved("connect")
@@ -221,8 +217,6 @@ class Connection:
         check_private(private_data, PRIVATE_BYTES[Attribute.RTU])
         self._become(CmState.ESTABLISHED)
         self._reply(ReadyToUse(self.local_id, self.remote_id, private_data))
-
-    # --- calls of the passive side ------------------------------------------------------
 
     def accept(self, parameters: ConnectionParameters, now: float) -> None:
         """Send a REP, once the queue pair is ready to receive. ESTABLISHED, REJECTED or UNREACHABLE follows.
@@ -267,8 +261,6 @@ class Connection:
         """A packet has come to the queue pair before the RTU (verbs' COMM_EST): that says as much."""
         if self.state is CmState.REP_SENT:
             self._be_established(b"")
-
-    # --- messages of the peer --------------------------------------------------------------
 
     def begin(self, request: ConnectRequest, transaction: int, ip: str, listener: Listener) -> None:
         """A REQ that was found fit makes this a passive connection; its user hears of it."""
@@ -394,8 +386,6 @@ class Connection:
             self._wait_out(now)
             self._tell(CmEventType.DISCONNECTED)
 
-    # --- time ---------------------------------------------------------------------------------
-
     def time_over(self, now: float) -> None:
         """The deadline has passed."""
         self.deadline = None
@@ -414,8 +404,6 @@ class Connection:
             self._send_reject(RejectReason.TIMEOUT, kind)
             self._close()
             self._tell(CmEventType.UNREACHABLE, status=-errno.ETIMEDOUT)
-
-    # --- inside ---------------------------------------------------------------------------------
 
     def _expect(self, what: str, *states: CmState) -> None:
         if self.state not in states:

@@ -82,8 +82,6 @@ class ConnectionManager(ConnectionServices):
         for _ in range(chance.randrange(len(EPHEMERAL_PORTS))):
             next(self._ports)
 
-    # --- what users do -------------------------------------------------------------
-
     def create(self, sink: EventSink, port_space: PortSpace = PortSpace.TCP) -> Connection:
         """A connection, or a datagram service, that does nothing yet. ENOMEM where there are too many."""
         if len(self._connections) >= MAX_CONNECTIONS:
@@ -131,8 +129,6 @@ class ConnectionManager(ConnectionServices):
     def connections(self) -> int:
         """How many there are, time-wait included."""
         return len(self._connections)
-
-    # --- what drives it --------------------------------------------------------------
 
     def deadline(self) -> float | None:
         """When `advance` has to be called."""
@@ -230,8 +226,6 @@ class ConnectionManager(ConnectionServices):
                 self._answer(refusal, transaction, ip)
             case DisconnectRequest():
                 self._answer(DisconnectReply(message.remote_id, message.local_id), transaction, ip)
-
-    # --- requests ----------------------------------------------------------------------
 
     def _request(self, request: ConnectRequest, transaction: int, ip: str, now: float) -> None:
         known = self._by_request.get((ip, request.local_id))
@@ -349,8 +343,6 @@ class ConnectionManager(ConnectionServices):
 
     def _answer(self, message: CmMessage, transaction: int, ip: str) -> None:
         self.send(encode_cm(message, transaction), ip)
-
-    # --- for connections -----------------------------------------------------------------
 
     def arm(self, local_id: int, deadline: float) -> None:
         """The connection's deadline has become this one; an earlier entry is found to be void later."""

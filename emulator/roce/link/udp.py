@@ -175,8 +175,6 @@ class UdpLink:
         """See `Link`, and the top of this file."""
         return self._numbers and ip not in self._no_offload
 
-    # --- receiving -------------------------------------------------------------
-
     def receive(self) -> Received | None:
         """See `Link`. It also counts reports that a datagram of ours reached no port."""
         if not self._groups:
@@ -273,8 +271,6 @@ class UdpLink:
                 self._socket.recvmsg(0, 512, socket.MSG_ERRQUEUE)
             except OSError:
                 return
-
-    # --- sending ---------------------------------------------------------------
 
     def send(self, burst: Burst) -> None:
         data, segment_size, destination = burst

@@ -295,8 +295,6 @@ class KeyTable:
         self._regions.clear()
         self._windows.clear()
 
-    # --- checks -------------------------------------------------------------------------------------------
-
     def local(self, pd: ProtectionDomain, sges: Sequence[Sge], *, write: bool) -> SpanList:
         """The memory of a scatter/gather list, checked. ProtectionFault where anything is wrong; an entry of
         no length is not looked at (IBTA 10.6.4)."""

@@ -107,8 +107,6 @@ class Nic(DeviceServices):
         because beyond that the peer may wait for an acknowledgement of ours."""
         self._in_turn = 0
 
-    # --- protection domains, memory -----------------------------------------------------------------------
-
     def alloc_pd(self) -> ProtectionDomain:
         self._room(self._pds, self.limits.max_pd, "protection domains")
         pd = ProtectionDomain(self._next_pd)
@@ -150,8 +148,6 @@ class Nic(DeviceServices):
 
     def dealloc_mw(self, window: MemoryWindow) -> None:
         self.keys.remove_window(window)
-
-    # --- queues -------------------------------------------------------------------------------------------
 
     def create_cq(self, entries: int) -> CompletionQueue:
         if not 1 <= entries <= self.limits.max_cqe:
@@ -315,8 +311,6 @@ class Nic(DeviceServices):
         if len(table) >= most:  # type: ignore[arg-type]
             raise VerbsError(errno.ENOMEM, f"no more than {most} {what}")
 
-    # --- events -------------------------------------------------------------------------------------------
-
     def _forget_events_of(self, element: object) -> None:
         """Drop the events of a destroyed object, as the kernel drops untaken ones
         (ib_uverbs_release_uevent)."""
@@ -334,8 +328,6 @@ class Nic(DeviceServices):
             if cq in (qp.send_cq, qp.recv_cq) and qp.state not in (QpState.RESET, QpState.ERR):
                 self.raise_event(AsyncEvent(EventType.QP_FATAL, qp))
                 qp.enter_error()
-
-    # --- packets ------------------------------------------------------------------------------------------
 
     def fall_silent(self) -> None:
         """The device is about to close: connections send no more, management datagrams still go out."""

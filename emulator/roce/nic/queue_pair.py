@@ -116,8 +116,6 @@ class QueuePair(QpContext):
         self.responder = Responder(self) if connected else UnreliableResponder(self)
         self.sender = self.requester if self.datagrams is None else self.datagrams
 
-    # --- states -------------------------------------------------------------------------------------------
-
     def query(self) -> QpAttributes:
         """ibv_query_qp: a copy of the attributes, with the current PSNs."""
         result = replace(self.attributes, state=self.state, current_state=self.state)
@@ -215,8 +213,6 @@ class QueuePair(QpContext):
         self.state = QpState.SQE
         self.sender.flush()
 
-    # --- posting ------------------------------------------------------------------------------------------
-
     def post_send(self, request: SendRequest) -> None:
         """ibv_post_send of one request. EINVAL where it makes no sense, ENOMEM where the queue is full."""
         if self.state not in MAY_POST_SEND:
@@ -301,8 +297,6 @@ class QueuePair(QpContext):
 
     def _flush_receive(self, request: ReceiveRequest) -> None:
         self.recv_cq.push(WorkCompletion(request.wr_id, WcStatus.WR_FLUSH_ERR, WcOpcode.RECV, self.number))
-
-    # --- for the device -----------------------------------------------------------------------------------
 
     @property
     def receiving(self) -> bool:

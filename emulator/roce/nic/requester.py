@@ -83,8 +83,6 @@ class Requester:
         self.clock.stop()
         self.clock = self._new_clock()
 
-    # --- the queue ----------------------------------------------------------------------------------------
-
     def __len__(self) -> int:
         return len(self._waiting) + len(self._open)
 
@@ -133,8 +131,6 @@ class Requester:
                 return True
             self._retire()
         return False
-
-    # --- sending ------------------------------------------------------------------------------------------
 
     def next_burst(self, now: float) -> Burst | None:
         """The next packets to go out, or None if there are none, or it is not the time for them."""
@@ -277,8 +273,6 @@ class Requester:
         piece = self._qp.device.piece_packets(self._qp.mtu)
         return min(work.end, work.first + ((psn - work.first) // piece + 1) * piece)
 
-    # --- time ---------------------------------------------------------------------------------------------
-
     def advance(self, now: float) -> None:
         """Handle the clock's next event."""
         due = self.clock.advance(now)
@@ -304,8 +298,6 @@ class Requester:
         self._index = 0
         self._pieces.clear()
         self._qp.schedule()
-
-    # --- answers ------------------------------------------------------------------------------------------
 
     def _first_unanswered(self) -> Work | None:
         """The oldest READ or atomic whose answer is not complete."""

@@ -121,8 +121,6 @@ class Responder:
     def next_burst(self) -> Burst | None:
         return self.responses.next_burst() if self.responses else None
 
-    # --- packets ------------------------------------------------------------------------------------------
-
     def receive(self, packet: Packet) -> None:
         """A request from the peer, whose form has been checked."""
         psn = extended_psn(packet.psn, self.expected)
@@ -325,8 +323,6 @@ class Responder:
         self._messages += 1
         self.responses.answer(ReadAnswer(psn, psn + 1, EMPTY, 0, 0, self._messages))
 
-    # --- duplicates ---------------------------------------------------------------------------------------
-
     def _duplicate(self, packet: Packet, psn: int, known: OpcodeClass) -> None:
         self._count(Count.DUPLICATE)
         if known.operation in (Operation.SEND, Operation.WRITE):
@@ -365,8 +361,6 @@ class Responder:
             return
         self.responses.answer(ReadAnswer(psn, end, spans, 0, length, self._messages, again=True))
 
-    # --- rows ---------------------------------------------------------------------------------------------
-
     def row_target(self, opcode: int, psn: int, most: int) -> tuple[int, Bytes] | None:
         """Where a row of middle packets would go that begins with `psn`: the most packets that it can have,
         and the memory. None if such packets are not what comes next."""
@@ -399,8 +393,6 @@ class Responder:
         self.expected += row.count
         return max(0, self._total - self._offset)
 
-    # --- completions --------------------------------------------------------------------------------------
-
     def _complete(
         self,
         status: WcStatus,
@@ -430,9 +422,6 @@ class Responder:
 
     def _count(self, what: Count) -> None:
         self._qp.device.counters[what] += 1
-
-
-# --- answers ----------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

@@ -35,9 +35,6 @@ class VerbsError(Exception):
         self.reason = message
 
 
-# --- enumerations -----------------------------------------------------------------------------------------
-
-
 class QpType(IntEnum):
     """enum ibv_qp_type, those that exist here."""
 
@@ -215,9 +212,6 @@ NO_SEND_FLAGS: Final = SendFlags(0)
 NO_WC_FLAGS: Final = WcFlags(0)
 
 
-# --- what calls take --------------------------------------------------------------------------------------
-
-
 class Address(NamedTuple):
     ip: str
     port: int = ROCE_PORT
@@ -279,9 +273,6 @@ class QpAttributes:
     timeout: int = 0
     retry_count: int = 0
     rnr_retry: int = 0
-
-
-# --- what calls give --------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

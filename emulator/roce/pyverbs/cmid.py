@@ -229,8 +229,6 @@ class CMID(DomainUser):
             else:
                 self.close()
 
-    # --- what it belongs to -------------------------------------------------------------------------------
-
     def _use(self, device: Device) -> None:
         """Be one of those who have the device open."""
         self._users.append(device)
@@ -276,8 +274,6 @@ class CMID(DomainUser):
         if self._connection is not None and self._connection.local_port:
             return self._connection.local_port
         return self._local.port if self._local is not None else 0
-
-    # --- addresses ----------------------------------------------------------------------------------------
 
     def _bind(self, address: Address | None) -> None:
         if self._local is not None or self._connection is not None:
@@ -333,8 +329,6 @@ class CMID(DomainUser):
         if self.event_channel is None:
             self._channel.take(wait=False)
         self._context_and_domain()
-
-    # --- the passive side ---------------------------------------------------------------------------------
 
     def listen(self, backlog: int = 0) -> None:
         """Take requests for the port that the CMID is bound to; at any address, of all devices."""
@@ -430,8 +424,6 @@ class CMID(DomainUser):
         with asking(device, "Failed to Reject Connection"):
             self.connection().reject(device.clock(), private_data or b"")
 
-    # --- the active side ----------------------------------------------------------------------------------
-
     def connect(self, param: ConnParam | None = None) -> None:
         """Ask for the connection. CONNECT_RESPONSE follows (with a queue pair of the CMID's own ESTABLISHED),
         or REJECTED (ECONNREFUSED), or UNREACHABLE (ETIMEDOUT)."""
@@ -472,8 +464,6 @@ class CMID(DomainUser):
                 min(most[0], device_most), min(most[1], device_most), flow_control=1, retry=7, rnr_retry=7
             )
         return param.parameters(self.qp.qp_num if self.qp is not None else param.qpn, device_most)
-
-    # --- the queue pair, sending and receiving -----------------------------------------------------------
 
     def create_qp(self, qp_init: QPInitAttr) -> None:
         """A queue pair for the connection (rdma_create_qp), in INIT; for datagrams in RTS. Completion queues
@@ -588,8 +578,6 @@ class CMID(DomainUser):
             except DeviceClosed as error:
                 raise PyverbsRDMAError("Failed to retrieve completion", errno.ENODEV) from error
 
-    # --- what happens -------------------------------------------------------------------------------------
-
     def digest(self, happened: ChannelEvent) -> CmEventType:
         """Do what librdmacm does before the program sees an event; what it then sees. Not in pyverbs."""
         kind = happened.type
@@ -626,8 +614,6 @@ class CMID(DomainUser):
             if kind in _FAILED:
                 rejected = kind is CmEventType.REJECTED
                 raise PyverbsRDMAError(refused, errno.ECONNREFUSED if rejected else abs(happened.status))
-
-    # --- multicast ----------------------------------------------------------------------------------------
 
     # librdmacm attaches the queue pair when the program takes the event; here it is attached before the event
     # is there, so that what can go wrong is the event's own affair.
@@ -674,8 +660,6 @@ class CMID(DomainUser):
         if not isinstance(connection, ServiceResolution):
             raise VerbsError(errno.EINVAL, "only RDMA_PS_UDP has multicast groups")
         return connection
-
-    # --- options ------------------------------------------------------------------------------------------
 
     def set_option(self, level: int, optname: int, optval: int, optlen: int) -> None:
         """RDMA_OPTION_ID_ACK_TIMEOUT: the exponent of the local ACK time-out, up to 31."""

@@ -35,8 +35,6 @@ from emulator.roce.runtime.errors import DeviceClosed
 _SUPPORTED_FLAGS: Final = e.IBV_CREATE_CQ_ATTR_SINGLE_THREADED
 
 
-# --- completions ---------------------------------------------------------------------------------------
-
 _WITH_INV: Final = int(WcFlags.WITH_INV)
 
 _ABBREVIATED: Final = frozenset({"QP", "EEC", "EECN", "WR", "MW", "RDD", "RD", "RNR", "WC"})
@@ -172,9 +170,6 @@ class PollCqAttr(PyverbsObject):
 class WcTmInfo(PyverbsObject):
     priv: int = field(default=0, init=False)
     tag: int = field(default=0, init=False)
-
-
-# --- queues and channels -------------------------------------------------------------------------------
 
 
 class CompChannel(EventRow, PyverbsCM):

@@ -64,8 +64,6 @@ LINK_UP: Final = 5
 """Physical port state (IBTA 14.2.5.6)."""
 
 
-# --- words --------------------------------------------------------------------------------------------
-
 _TRANSPORTS: Final = ("IB", "IWARP", "USNIC", "USNIC UDP")
 _NODES: Final = {1: "CA", 2: "Switch", 3: "Router", 4: "RNIC", 5: "USNIC", 6: "USNIC UDP"}
 _PORT_STATES: Final = ("NOP", "Down", "Init", "Armed", "Active", "Defer")
@@ -161,9 +159,6 @@ def translate_event_type(event_type: int) -> str:
         return e.ibv_event_type(event_type).name
     except ValueError:
         return f"Unknown event_type ({event_type})"
-
-
-# --- attributes ---------------------------------------------------------------------------------------
 
 
 class _Record(PyverbsObject):
@@ -370,9 +365,6 @@ class AllocDmAttr(PyverbsObject):
     comp_mask: int = 0
 
 
-# --- devices ------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Device(PyverbsObject):
     """A device that exists. `name` is bytes, as in pyverbs."""
@@ -479,8 +471,6 @@ class Context(PyverbsCM):
     def cmd_fd(self) -> int:
         """Of the device; nothing can be asked by it."""
         return self.device.async_events.fileno()
-
-    # --- questions ----------------------------------------------------------------------------------------
 
     def query_device(self) -> DeviceAttr:
         return DeviceAttr.of(self.device.nic)

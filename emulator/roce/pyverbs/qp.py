@@ -159,8 +159,6 @@ class QP(DeviceObject[QueuePair]):
                 self.device.nic.detach_mcast(native, gid_of(group))
         super()._give_back(native)
 
-    # --- states -------------------------------------------------------------------------------------------
-
     def _get_comp_mask(self, dst: str) -> int:
         """What a move to INIT, RTR or RTS must name."""
         return int(mask_to(self.native.type, QpState[dst]))
@@ -202,8 +200,6 @@ class QP(DeviceObject[QueuePair]):
         attr = QPAttr.of(given)
         return attr, QPInitAttr(self.qp_type, cap=attr.cap, sq_sig_all=self._sig_all)
 
-    # --- multicast ----------------------------------------------------------------------------------------
-
     def attach_mcast(self, gid: GID | str, lid: int = 0) -> None:
         """ibv_attach_mcast: receive what is sent to a group (its GID, ::ffff:a.b.c.d over IPv4); only of a UD
         pair. RoCE has no LIDs. Not in pyverbs."""
@@ -216,8 +212,6 @@ class QP(DeviceObject[QueuePair]):
     def _multicast(self, refused: str, call: Callable[[QueuePair, bytes], None], gid: GID | str) -> None:
         with asking(self.device, refused):
             call(self.native, gid_bytes(gid) if isinstance(gid, str) else gid.raw)
-
-    # --- work ---------------------------------------------------------------------------------------------
 
     def post_recv(self, wr: RecvWR, bad_wr: RecvWR | None = None) -> None:
         """Post a receive and those chained to it. Those before one that is refused are posted."""
@@ -294,8 +288,6 @@ class QPEx(QP):
             self._granted = attr.send_ops_flags
         super()._create_qp_ex(ctx, attr)
 
-    # --- beginning and end --------------------------------------------------------------------------------
-
     def wr_start(self) -> None:
         """Begin a row of requests."""
         if not self._granted:
@@ -354,8 +346,6 @@ class QPEx(QP):
             raise PyverbsUserError("there is no request yet to be set")
         return self._built[-1]
 
-    # --- requests -----------------------------------------------------------------------------------------
-
     def wr_send(self) -> None:
         self._begin(SendOpcode.SEND)
 
@@ -407,8 +397,6 @@ class QPEx(QP):
         request = self._begin(opcode)
         request.rkey, request.remote_address = rkey, remote_addr
         return request
-
-    # --- what belongs to the last request -----------------------------------------------------------------
 
     def wr_set_sge(self, sge: SGE) -> None:
         self._last().sges = (Sge(sge.addr, sge.length, sge.lkey),)

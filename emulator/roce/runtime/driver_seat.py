@@ -206,8 +206,6 @@ class Seat:
         grip.release()
         grip.enter()
 
-    # --- waiting -------------------------------------------------------------------
-
     def drive_until(self, condition: Callable[[], object], deadline: float | None = None) -> bool:
         """Wait until `condition()` is true (asked with the lock held), at most until `deadline`.
 
@@ -311,8 +309,6 @@ class Seat:
                 waiter.told = True
                 waiter.gate.release()
 
-    # --- driving -------------------------------------------------------------------
-
     def _drive(self, grip: LockHold, condition: Callable[[], object], deadline: float | None) -> bool:
         """With the lock held; it is free during sleeps."""
         while True:
@@ -393,8 +389,6 @@ class Seat:
             return
         sleep.sleep(grip, now, until, self._link.backlog > 0, lively and little)
 
-    # --- the progress thread ---------------------------------------------------------
-
     def _progress(self) -> None:
         """Drive while no other thread does, until the device is closed."""
         grip = LockHold(self.lock, self._door)
@@ -457,8 +451,6 @@ class Seat:
         grip.release()
         self._parked.wait(patience)
         grip.acquire()
-
-    # --- the end -----------------------------------------------------------------------
 
     def close(self) -> None:
         """End all waiting, with `DeviceClosed`, and the progress thread. Closing twice is fine."""
