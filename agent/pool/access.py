@@ -37,7 +37,7 @@ IN_SETS_ONLY: Final = "a volume on KV namespaces has no values that are replaced
 LOOKED_UP_AT_ONCE: Final = 256
 """Keys of one batch whose directories are in use at a time: none of them is forgotten meanwhile."""
 PLACED_AT_ONCE: Final = 1024
-"""Keys of one question whose places are computed together: of arrays so short, most of the cost is a call's."""
+"""Keys of one question whose places are computed together: of arrays so short a call costs most."""
 
 
 class ServedVolume(ABC):
