@@ -10,8 +10,10 @@ from itertools import product
 from types import MappingProxyType
 
 SIZES = MappingProxyType({"64k": 1 << 16, "1m": 1 << 20, "4m": 1 << 22})
-FILE_SIZES = MappingProxyType({"2m": 2 << 20, "16m": 16 << 20})
+FILE_SIZES = MappingProxyType({"2m": 2 << 20, "16m": 16 << 20, "64m": 64 << 20})
 """Of files that are read and written whole, by path."""
+VALUE_BY_PATH = MappingProxyType({"2m": "2m", "16m": "16m", "64m": "16m"})
+"""The value of /kv that a file of a size is compared with: 16 MiB is the longest."""
 
 RATE, LATENCY, MICROSECONDS, RATIO, MEMORY = "GiB/s", "ms", "us", "ratio", "MiB"
 CPU_COST = "s/GiB"
@@ -118,11 +120,15 @@ def _entries() -> Iterable[Entry]:
         )  # fmt: skip
     for verb, size in product(("get", "put"), FILE_SIZES):
         asked = size != "16m"
-        what = f"/kv {verb}s by path, whole values, O_DIRECT, four threads"
-        floor = f"by_path_{verb}_{size}"
-        yield Entry(floor, f"by_path_{verb}", RATE, what, size, "raw_tcp_1m", by_name=asked)
+        floor = f"by_path_{verb}_{VALUE_BY_PATH[size]}"
+        if size == VALUE_BY_PATH[size]:
+            what = f"/kv {verb}s by path, whole values, O_DIRECT, four threads"
+            yield Entry(floor, f"by_path_{verb}", RATE, what, size, "raw_tcp_1m", by_name=asked)
         what = f"/shared {verb}s, whole files, O_DIRECT, four threads"
         yield Entry(f"shared_{verb}_{size}", f"shared_{verb}", RATE, what, size, floor, by_name=asked)
+        what = f"the same without O_DIRECT{', none of it in the page cache' if verb == 'get' else ''}"
+        kind = f"shared_{verb}_cached"
+        yield Entry(f"shared_{verb}_{size}_cached", kind, RATE, what, size, floor, by_name=True)
     kind, what = "prestaged_get_in_flight", "/kv gets of prestaged values"
     yield Entry("prestaged_get_1m_x4", kind, RATE, what, "1m", "kv_get_1m_x4", in_flight=4)
     for share, what in (("served", "gets from memory / gets"), ("wasted", "bytes not served / bytes read")):

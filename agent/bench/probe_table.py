@@ -38,8 +38,8 @@ def _one_get(sites: Sites, shape: PoolShape) -> Probe:
     return GetProbe(sites, shape, batch=1, in_flight=1, median_only=True)
 
 
-def _file(folder: str, verb: str) -> Callable[[Sites, Entry], Probe]:
-    return lambda sites, entry: FileProbe(sites, folder, verb, entry.value_bytes)
+def _file(folder: str, verb: str, *, direct: bool = True) -> Callable[[Sites, Entry], Probe]:
+    return lambda sites, entry: FileProbe(sites, folder, verb, entry.value_bytes, direct)
 
 
 PROBES: Mapping[str, Callable[[Sites, Entry], Probe]] = {
@@ -73,6 +73,7 @@ PROBES: Mapping[str, Callable[[Sites, Entry], Probe]] = {
         for name, folder in (("by_path", "kv/kv"), ("shared", "shared/shared"))
         for verb in ("get", "put")
     },
+    **{f"shared_{verb}_cached": _file("shared/shared", verb, direct=False) for verb in ("get", "put")},
     "redis_get": _redis("get"),
     "redis_put": _redis("put"),
     "redis_get_in_flight": _redis("get"),

@@ -1,12 +1,15 @@
-"""Files of /shared by path, and values of /kv by path beside them: four threads, O_DIRECT, whole files.
+"""Files of /shared by path, and values of /kv by path beside them: four threads, whole files.
 
-A get opens a file, reads it with one readv, and closes it; the files are read over and over. A put creates a
-file, writes it with one writev, and closes it. What was put is removed when room runs short, untimed. Every
-file is compared once before, and the last one that each thread got after each round.
+A get opens a file, reads it with one readv, and closes it; the files are read over and over. Without O_DIRECT
+the page cache lets go of a file after each get, so that every byte comes through the mount. A put creates a
+file, writes it with one writev, and closes it. What was put is removed before the next burst, untimed, and a
+burst begins once the room is back. Every file is compared once before, and the last one that each thread got
+after each round.
 """
 
 import itertools
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,14 +29,21 @@ SHARED_PART: Final = 5
 """A new pool has one part in so many for /shared (agent/cli/up/agent_toml.py)."""
 DRIVE_LEAST: Final = 512 << 20
 """A part of less than a set of chunks is no /shared."""
-ROOM: Final = 2
+ROOM: Final = 1.5
 """The pool has room for so many times what the probes store."""
+VALUE_MAX: Final = 16 << 20
+"""The longest value of /kv; a file of /shared may be longer."""
+REMOVED_WITHIN: Final = 30.0
+"""Seconds until the room of removed files is back: an agent deletes their chunks beside its other work."""
+LOOK_SECONDS: Final = 0.005
 
 
 def shape_of_files(file_bytes: int) -> PoolShape:
     stored = (FILES_GOT + FILES_PUT) * file_bytes
-    set_of_values = SLOTS_PER_SET * file_bytes
-    return PoolShape(file_bytes, max(SHARED_PART * ROOM * stored, 2 * set_of_values, DRIVE_LEAST), files=True)
+    value_bytes = min(file_bytes, VALUE_MAX)
+    set_of_values = SLOTS_PER_SET * value_bytes
+    drive_bytes = max(int(SHARED_PART * ROOM * stored), 2 * set_of_values, DRIVE_LEAST)
+    return PoolShape(value_bytes, drive_bytes, files=True)
 
 
 @dataclass
@@ -44,10 +54,11 @@ class FileProbe:
     folder: str
     verb: str
     file_bytes: int
+    direct: bool = True
 
     def prepare(self) -> None:
         site = self.sites.pool(shape_of_files(self.file_bytes))
-        self._files = _Files(site, site.mount / self.folder, self.file_bytes)
+        self._files = _Files(site, site.mount / self.folder, self.file_bytes, self.direct)
         if self.verb == "get":
             self._files.store()
 
@@ -62,8 +73,9 @@ class FileProbe:
 class _Files:
     """The files of one folder, and the threads that read them."""
 
-    def __init__(self, site: PoolSite, folder: Path, file_bytes: int) -> None:
+    def __init__(self, site: PoolSite, folder: Path, file_bytes: int, direct: bool) -> None:
         self._site, self._folder = site, folder
+        self._direct = os.O_DIRECT if direct else 0
         self._is_kv = folder.parent.name == "kv"
         self._contents = Contents(file_bytes)
         self.readers = [_FileReader(self, range(first, FILES_GOT, IN_FLIGHT)) for first in range(IN_FLIGHT)]
@@ -85,7 +97,7 @@ class _Files:
                 raise G35Error(f"{path} did not come back as it was stored")
 
     def put(self, path: Path, number: int) -> int:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_DIRECT, 0o644)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | self._direct, 0o644)
         try:
             moved = os.writev(descriptor, [self.contents(number)])
         finally:
@@ -96,9 +108,11 @@ class _Files:
         return moved
 
     def get(self, path: Path, buffer: memoryview) -> int:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        descriptor = os.open(path, os.O_RDONLY | self._direct)
         try:
             moved = os.readv(descriptor, [buffer])
+            if not self._direct:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(descriptor)
         self._site.bytes_got += moved if self._is_kv else 0
@@ -117,6 +131,7 @@ class _Files:
         return turn
 
     def put_burst(self, seconds: float) -> Timed:
+        free = self._free()
         fresh = [next(self._numbers) for _ in range(FILES_PUT)]
         turns = [self._puts(iter(fresh[first::IN_FLIGHT])) for first in range(IN_FLIGHT)]
         timed = together(turns, seconds)
@@ -125,7 +140,15 @@ class _Files:
             raise G35Error(f"{timed.bytes} bytes were stored, {len(there)} files are there")
         for path in there:
             path.unlink()
+        until = time.monotonic() + REMOVED_WITHIN
+        while self._free() < free:
+            if time.monotonic() >= until:
+                raise G35Error(f"the room of what was removed from {self._folder} does not come back")
+            time.sleep(LOOK_SECONDS)
         return timed
+
+    def _free(self) -> int:
+        return os.statvfs(self._folder).f_bfree
 
 
 class _FileReader:

@@ -127,6 +127,8 @@ class SharedFace(FileSystem):
         self._handles: dict[int, _Handle] = {}
         self._numbers = itertools.count(1)
         self._names = Names(channel, self._seen, owner)
+        self._volume_folders: dict[int, tuple[float, Manifest]] = {}
+        """By volume: what its folder is, and until when that is believed."""
         self._written = WrittenFiles(self._nodes)
         self._lock = threading.Lock()
 
@@ -157,7 +159,15 @@ class SharedFace(FileSystem):
         found = yield from self._names.newest(self._volumes[ino], ROOT_PATH)
         if isinstance(found, MissCause):
             found = folder(ROOT_PATH, FOLDER_MODE, *self._owner, 0)
+        self._volume_folders[ino] = self._channel().now() + FOLDER_SECONDS, found
         return self._shown(ino, found)
+
+    def _volume_folder_again(self, ino: int) -> Steps[Attributes]:
+        """The same for the kernel, which asks again after each file that it has made in the folder."""
+        until, found = self._volume_folders.get(ino, (0.0, None))
+        if found is not None and self._channel().now() < until:
+            return self._shown(ino, found)
+        return (yield from self._volume_folder(ino))
 
     def _lookup(self, caller: Caller, volume: SharedVolume, path: bytes) -> Steps[Entry]:
         found, held = yield from self._found_beside(caller, volume, path)
@@ -241,7 +251,7 @@ class SharedFace(FileSystem):
             return self._root()
         if ino in self._volumes:
             self._folder_of(ino)
-            return self._volume_folder(ino)
+            return self._volume_folder_again(ino)
         return self._attributes(ino, self._nodes.get(ino))
 
     def _root(self) -> Attributes:
@@ -317,6 +327,8 @@ class SharedFace(FileSystem):
             ctime_ns=now_ns,
         )
         yield from self._names.put(channel, volume, changed)
+        if ino in self._volumes:
+            self._volume_folders[ino] = channel.now() + FOLDER_SECONDS, changed
         node = self._nodes.find(ino)
         if node is not None:
             node.manifest = changed

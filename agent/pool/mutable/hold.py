@@ -3,6 +3,9 @@
 The keys are held before the directories are read. So an eviction that is begun later leaves them alone, and
 one that was begun earlier has taken its key from the remembered directory by then (slot_allocation.py).
 
+Of the sets that a key may lie in, the one that is remembered to name it is read. The others are read with it
+where none is, and after it where it does not name the key any more.
+
 Of one set no more than half is held or pinned. What is beyond that is found and touched, and not held; the
 same goes for a holder who has no room left (agent/pool/volume/holds.py).
 """
@@ -64,16 +67,27 @@ def _look(
     """None where directories that are read now name all keys; else why not the first that is missing."""
     borrowed = [volume.borrow_sets(pseudonym) for pseudonym in pseudonyms]
     try:
-        wanted: dict[int, CachedSet] = {}
-        for sets in borrowed:
-            for cached in sets:
-                wanted[id(cached)] = cached
-        before = {key: cached.writes for key, cached in wanted.items()}
+        likely: dict[int, CachedSet] = {}
+        for pseudonym, sets in zip(pseudonyms, borrowed, strict=True):
+            found = volume.find(sets, pseudonym)
+            likely.update((id(cached), cached) for cached in ([found[0].cached] if found else sets))
+        before = {id(cached): cached.writes for sets in borrowed for cached in sets}
         came: list[CachedSet] = []
         trouble = yield from volume.load(
-            channel, list(wanted.values()), deadline, came=came, in_flight=LOADS_IN_FLIGHT
+            channel, list(likely.values()), deadline, came=came, in_flight=LOADS_IN_FLIGHT
         )
         read = {id(cached) for cached in came}
+        others: dict[int, CachedSet] = {}
+        for pseudonym, sets in zip(pseudonyms, borrowed, strict=True):
+            if _missing(volume, channel, pseudonym, sets, read, None) is not None:
+                others.update((id(cached), cached) for cached in sets if id(cached) not in likely)
+        if others:
+            worse = yield from volume.load(
+                channel, list(others.values()), deadline, came=came, in_flight=LOADS_IN_FLIGHT
+            )
+            if worse is not None and (trouble is None or worse.value > trouble.value):
+                trouble = worse
+            read = {id(cached) for cached in came}
         for pseudonym, sets in zip(pseudonyms, borrowed, strict=True):
             cause = _missing(volume, channel, pseudonym, sets, read, trouble)
             if cause is not None and any(cached.was_written(before[id(cached)]) for cached in sets):

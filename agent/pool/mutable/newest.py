@@ -2,7 +2,8 @@
 
 A get (get.py) believes a remembered directory for as long as its slot proves itself. Here both directories
 are read each time, and the slot that the remembered ones name is asked beside them. So it costs one round
-trip, and a second one only where another agent has replaced the value since.
+trip, and a second one only where another agent has replaced the value since. A directory that was read within
+`directory_fresh` is not read again: with that the operator says that no other agent changes it.
 
 The entry with the greatest generation counts, and no other. An older value may be there while a newer one is
 being stored (replace.py), and is never served in place of one that is damaged or away. Where the slot holds
@@ -56,16 +57,18 @@ def _find(volume: Volume, channel: IoChannel, key: bytes, deadline: float) -> St
             ahead = _Slot(volume, channel, _top(sets, pseudonym))
             # With one enclosure hung there has to be time left for what the other one names.
             until = deadline if len(sets) == 1 else (channel.now() + deadline) / 2
-            before = [cached.writes for cached in sets]
+            stale = [cached for cached in sets if not volume.is_fresh(cached, channel)]
+            before = [cached.writes for cached in stale]
+            trouble: MissCause | None = None
             if is_certain:
                 with SetTransaction(volume, channel, *sets) as change:
                     trouble = yield from change.begin(until)
-            else:
-                trouble = yield from volume.load(channel, sets, until)
+            elif stale:
+                trouble = yield from volume.load(channel, stale, until)
             found = _top(sets, pseudonym)
             if found is None:
                 ahead.abandon()
-                crossed = any(each.was_written(at) for each, at in zip(sets, before, strict=True))
+                crossed = any(each.was_written(at) for each, at in zip(stale, before, strict=True))
                 if crossed and not is_certain:
                     is_certain = True
                     continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable, Generator
 from typing import Any
@@ -31,8 +32,9 @@ class Timed:
         self.channel = SimChannel(self.scheduler, self.namespaces)
         self.volume = self.open()
 
-    def open(self) -> Volume:
-        return Volume(self.settings, fixed_secret(), DirectoryCache(1 << 20), SLOW)
+    def open(self, directory_fresh: float = SLOW.directory_fresh) -> Volume:
+        timing = dataclasses.replace(SLOW, directory_fresh=directory_fresh)
+        return Volume(self.settings, fixed_secret(), DirectoryCache(1 << 20), timing)
 
     def took(self, steps: Generator[Any, bool, Any]) -> tuple[float, int, int]:
         """Seconds (that is, round trips), reads and writes."""

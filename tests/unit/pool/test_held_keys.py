@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import pytest
@@ -152,6 +153,48 @@ def test_sixteen_keys_cost_one_round_trip_and_each_directory_one_read() -> None:
     }
     cost = timed.took(serve(timed.volume).hold(timed.channel, keys, 1e9))
     assert cost == (1.0, len(places), 0)
+
+
+def test_the_set_that_names_a_key_is_read_and_the_other_where_it_does_not_any_more() -> None:
+    pool = MemoryPool((1, 1), value_bytes=4096)
+    agent, other = pool.agent(), pool.agent()
+
+    def holding() -> tuple[Hold | MissCause, list[int]]:
+        before = [namespace.reads for namespace in pool.namespaces]
+        found = hold(agent, [0])
+        return found, [each.reads - at for each, at in zip(pool.namespaces, before, strict=True)]
+
+    pool.namespaces[1].suspect = True
+    agent.put(key_of(0), b"value")
+    found, reads = holding()
+    assert isinstance(found, Hold)
+    assert reads == [1, 0]
+
+    # Another agent takes it away, and stores it again in the other set.
+    other.delete(key_of(0))
+    pool.namespaces[0].suspect, pool.namespaces[1].suspect = True, False
+    other.put(key_of(0), b"value")
+    found, reads = holding()
+    assert isinstance(found, Hold)
+    assert reads == [1, 1]
+    found, reads = holding()
+    assert isinstance(found, Hold)
+    assert reads == [0, 1]
+    other.delete(key_of(0))
+    assert holding() == (MissCause.NEVER_STORED, [1, 1])
+    assert holding() == (MissCause.NEVER_STORED, [1, 1]), "nothing is believed to be absent"
+    pool.namespaces[0].down = True
+    assert holding()[0] is MissCause.ENCLOSURE_DOWN, "it may lie there"
+
+
+def test_a_hold_after_a_wrong_hint_takes_one_round_trip_more() -> None:
+    timed = Timed((4, 4), value_bytes=4096)
+    timed.took(timed.put(key_of(0), b"value"))
+    took = functools.partial(serve(timed.volume).hold, timed.channel, [key_of(0)], 1e9)
+    assert timed.took(took()) == (1.0, 1, 0)
+    timed.took(serve(timed.open()).delete(timed.channel, key_of(0), 1e9))
+    assert timed.took(took()) == (2.0, 2, 0)
+    assert timed.took(took()) == (1.0, 2, 0)
 
 
 def test_a_put_is_refused_where_all_it_could_evict_is_kept() -> None:

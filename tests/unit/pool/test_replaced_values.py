@@ -313,16 +313,41 @@ def test_an_erased_volume_has_nothing_and_takes_nothing() -> None:
 
 def test_what_they_cost() -> None:
     timed = Timed()
+    timed.volume = timed.open(directory_fresh=0.0)
     served = functools.partial(_served, timed)
     assert timed.took(served().replace(timed.channel, KEY, b"v", 1e9)) == (2.0, 2, 2), "two directories, both"
     assert timed.took(served().newest(timed.channel, KEY, 1e9)) == (1.0, 3, 0), "all in one round trip"
     seconds, reads, writes = timed.took(served().replace(timed.channel, KEY, b"w", 1e9))
     assert (seconds, reads, writes) == (4.0, 2, 3), "the slot, then its entry, then the older header"
-    other = timed.open()
+    other = timed.open(directory_fresh=0.0)
     assert timed.took(_served(timed, other).newest(timed.channel, KEY, 1e9)) == (2.0, 3, 0), "nothing known"
     assert timed.took(_served(timed, other).newest(timed.channel, KEY, 1e9)) == (1.0, 3, 0)
     timed.took(served().replace(timed.channel, KEY, b"x", 1e9))
     assert timed.took(_served(timed, other).newest(timed.channel, KEY, 1e9)) == (2.0, 4, 0), "a wrong hint"
+
+
+def test_a_single_agent_believes_what_it_has_read_for_as_long_as_its_operator_says() -> None:
+    timed = Timed()
+    served = functools.partial(_served, timed)
+    timed.volume = timed.open(directory_fresh=100.0)
+    assert timed.took(served().newest(timed.channel, KEY, 1e9)) == (1.0, 2, 0), "nothing is known"
+    assert timed.took(served().newest(timed.channel, KEY, 1e9)) == (0.0, 0, 0), "known to be absent"
+    assert timed.took(served().replace(timed.channel, KEY, b"v", 1e9)) == (2.0, 2, 2), "read all the same"
+    assert timed.took(served().newest(timed.channel, KEY, 1e9)) == (1.0, 1, 0), "the slot alone"
+    assert timed.took(served().replace(timed.channel, KEY, b"w", 1e9)) == (4.0, 2, 3)
+    assert _newest(timed) == b"w"
+    timed.took(_served(timed, timed.open()).replace(timed.channel, KEY, b"x", 1e9))
+    assert _newest(timed) == b"x", "its slot does not prove the older one any more"
+    timed.took(_served(timed, timed.open()).delete(timed.channel, KEY, 1e9))
+    assert _newest(timed) is MissCause.NEVER_STORED
+    timed.took(_served(timed, timed.open()).replace(timed.channel, KEY, b"y", 1e9))
+    assert _newest(timed) is MissCause.NEVER_STORED, "another agent's, within the time"
+    timed.scheduler.now += 100.0
+    assert _newest(timed) == b"y"
+
+
+def _newest(timed: Timed) -> bytes | MissCause:
+    return timed.scheduler.finish(_served(timed).newest(timed.channel, KEY, 1e9))
 
 
 def test_a_value_that_moves_does_not_go_over_what_another_agent_stored_meanwhile(

@@ -1,0 +1,131 @@
+"""What opening a file of /shared costs: round trips, on flash where every read and write takes a second."""
+
+from __future__ import annotations
+
+import os
+from typing import TypeVar
+
+import pytest
+
+from agent.fs.interface import SetAttributes
+from agent.fs.shared.discards import Discards
+from agent.fs.shared.face import FOLDER_SECONDS, SharedFace
+from agent.fs.shared.nodes import SHARED_ROOT
+from agent.fs.shared.volume import SharedVolume
+from agent.pool.access import serve
+from agent.pool.steps import Outcome, is_steps
+from agent.pool.volume.directory_cache import DirectoryCache
+from agent.pool.volume.settings import Timing
+from agent.pool.volume.volume import Volume
+from tests.support.fs.memory_shared import CALLER, CHUNK, MAKER, settings_of
+from tests.support.pool.memory_pool import fixed_secret
+from tests.support.sim.sim_flash import SimChannel, SimNamespace
+from tests.support.sim.step_scheduler import StepScheduler
+
+T = TypeVar("T")
+SLOW = Timing(read_deadline=1000.0, write_deadline=1000.0)
+CHUNKS = 16
+DATA = bytes(range(256)) * (CHUNKS * CHUNK // 256)
+
+
+class TimedPool:
+    """A shared volume on two namespaces, and agents that have read nothing of it yet."""
+
+    def __init__(self, directory_fresh: float = 0.0) -> None:
+        self.scheduler = StepScheduler("shared costs")
+        self.namespaces = [SimNamespace(1 << 40, latency=(1.0, 1.0)) for _ in range(4)]
+        self.channel = SimChannel(self.scheduler, self.namespaces)
+        self.timing = Timing(SLOW.read_deadline, SLOW.write_deadline, directory_fresh)
+
+    def agent(self) -> TimedFiles:
+        return TimedFiles(self)
+
+    def reads(self) -> int:
+        return sum(namespace.reads for namespace in self.namespaces)
+
+
+class TimedFiles:
+    """One agent's face, whose calls say how many round trips and reads they took."""
+
+    def __init__(self, pool: TimedPool) -> None:
+        self.pool, cache = pool, DirectoryCache(64 << 20)
+        chunks = settings_of("v", "shared", CHUNK, 0, (16, 16))
+        names = settings_of("v.names", "shared-names", 16_384, 2, (4, 4))
+        self.chunks = Volume(chunks, fixed_secret(1), cache, pool.timing)
+        volume = SharedVolume(
+            "v", serve(self.chunks), serve(Volume(names, fixed_secret(2), cache, pool.timing)),
+            self.chunks.usage,
+        )  # fmt: skip
+        self.face = SharedFace([volume], lambda: pool.channel, Discards())
+        self.root = self.face._volume_inodes[b"v"]
+        self.cost = (0.0, 0)
+        """Round trips and reads of the call before."""
+
+    def call(self, outcome: Outcome[T]) -> T:
+        scheduler, reads = self.pool.scheduler, self.pool.reads()
+        began = scheduler.now
+        found: T = scheduler.finish(outcome) if is_steps(outcome) else outcome  # type: ignore[arg-type, assignment]
+        self.cost = round(scheduler.now - began, 3), self.pool.reads() - reads
+        return found
+
+    def put(self, name: bytes, data: bytes) -> None:
+        entry, opened = self.call(self.face.create(CALLER, self.root, name, 0o644, os.O_WRONLY | os.O_CREAT))
+        file = entry.attributes.ino, opened.handle
+        for at in range(0, len(data), CHUNK):
+            self.call(self.face.write(*file, at, memoryview(data[at : at + CHUNK]), MAKER))
+        self.call(self.face.flush(*file, MAKER))
+        self.call(self.face.release(*file))
+
+    def lookup(self, name: bytes) -> int:
+        return self.call(self.face.lookup(CALLER, self.root, name)).attributes.ino
+
+    def open(self, ino: int) -> int:
+        return self.call(self.face.open(CALLER, ino, os.O_RDONLY)).handle
+
+    def read(self, ino: int, handle: int, at: int = 0) -> bytes:
+        into = bytearray(CHUNK)
+        assert self.call(self.face.read(ino, handle, at, memoryview(into))) == CHUNK
+        return bytes(into)
+
+
+@pytest.fixture
+def timed() -> TimedPool:
+    return TimedPool()
+
+
+def test_the_open_of_sixteen_chunks_costs_no_more_round_trips_than_its_first_read(timed: TimedPool) -> None:
+    timed.agent().put(b"f", DATA)
+    files = timed.agent()
+    ino = files.lookup(b"f")
+    assert files.cost == (2.0, 3), "both directories of the name, then the manifest"
+    handle = files.open(ino)
+    trips, reads = files.cost
+    assert trips == 1.0, "all chunks at once"
+    assert reads <= 2 * CHUNKS
+    assert files.read(ino, handle) == DATA[:CHUNK]
+    assert files.cost == (1.0, 1)
+    files.call(files.face.release(ino, handle))
+
+    ino = files.lookup(b"f")
+    assert files.cost[0] == 1.0, "manifest and chunks at once: its thread opens what it looks up"
+    assert files.cost[1] <= 3 + CHUNKS, "of each chunk the directory that names it"
+    handle = files.open(ino)
+    assert files.cost == (0.0, 0)
+    assert files.read(ino, handle) == DATA[:CHUNK]
+    assert files.cost == (1.0, 1)
+
+
+def test_the_folder_of_a_volume_is_asked_for_once_a_second(timed: TimedPool) -> None:
+    """The kernel asks for it twice with each file that is made in it."""
+    files = timed.agent()
+    files.call(files.face.lookup(CALLER, SHARED_ROOT, b"v"))
+    assert files.cost == (1.0, 2)
+    files.call(files.face.getattr(CALLER, files.root, None))
+    assert files.cost == (0.0, 0)
+    timed.scheduler.now += FOLDER_SECONDS
+    files.call(files.face.getattr(CALLER, files.root, None))
+    assert files.cost == (1.0, 2)
+    files.call(files.face.setattr(CALLER, files.root, SetAttributes(mode=0o1777), None))
+    found = files.call(files.face.getattr(CALLER, files.root, None))
+    assert found.mode & 0o7777 == 0o1777, "its own change is seen at once"
+    assert files.cost == (0.0, 0)
