@@ -112,17 +112,29 @@ class G35HiCache(HiCacheStorage):  # type: ignore[misc]
         return all(self._moved(False, _KV, keys, [_tensor_memory(value) for value in whole]))
 
     def batch_exists_v2(self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None) -> Any:
-        """How long a prefix can be restored when other pools (states, windows) need their pages, too."""
+        """How long a prefix can be restored when other pools (states, windows) need their pages, too.
+
+        Pools of `block_groups` hold a second form of the prefix under keys of their own: each is told how many
+        pages its leading complete groups cover, and none makes the prefix shorter.
+        """
         transfers = list(pool_transfers or ())
-        asked = [self._names(_KV, keys), *(self._names(_text(each.name), keys) for each in transfers)]
+        grouped = [each.hit_policy == PoolHitPolicy.BLOCK_GROUPS for each in transfers]
+        asked = [self._names(_KV, keys)]
+        for each, in_groups in zip(transfers, grouped, strict=True):
+            asked.append(self._names(_text(each.name), (each.keys or ()) if in_groups else keys))
         outcomes = self._values.lookup([name for names in asked for name in names])
         self.watch.looked_up(keys, outcomes[: len(keys)])
-        flat = [one is Outcome.HIT for one in outcomes]
-        there = [flat[at * len(keys) : (at + 1) * len(keys)] for at in range(len(asked))]
+        left = iter(outcomes)
+        there = [[next(left) is Outcome.HIT for _ in names] for names in asked]
         pages = there[0].index(False) if False in there[0] else len(keys)
         hits: dict[Any, int] = {PoolName.KV: pages} if pages else {}
         restorable = set(range(1, pages + 1))
-        for each, has in zip(transfers, there[1:], strict=True):
+        for each, in_groups, has in zip(transfers, grouped, there[1:], strict=True):
+            if in_groups:
+                covered = min(_pages_of_groups(each, has), len(keys))
+                if covered:
+                    hits[each.name] = covered
+                continue
             if each.hit_policy == PoolHitPolicy.ALL_PAGES:
                 window = pages
             elif each.hit_policy == PoolHitPolicy.TRAILING_PAGES:
@@ -285,6 +297,19 @@ def event_hash(key: str) -> int | None:
     except ValueError:
         return None
     return first - (1 << 64) if first >= 1 << 63 else first
+
+
+def _pages_of_groups(transfer: Any, there: Sequence[bool]) -> int:
+    """How many pages of the prefix the leading complete groups of a pool of `block_groups` stand for.
+
+    `there`: which of the pool's own keys have a value, `group_pages` keys for `block_pages` pages of the prefix.
+    """
+    size = transfer.group_pages
+    if size < 1 or transfer.block_pages < 1:
+        return 0
+    run: int = there.index(False) if False in there else len(there)
+    pages: int = run // size * transfer.block_pages
+    return pages
 
 
 def _shards(config: Any) -> tuple[tuple[str | int, ...], tuple[str | int, ...]]:

@@ -113,12 +113,14 @@ class HiCacheStorage:
 class PoolName(enum.Enum):
     KV = "kv"
     MAMBA = "mamba"
+    COMPRESSED = "deepseek_v4_c4"
 
 
 class PoolHitPolicy(enum.Enum):
     ALL_PAGES = "all_pages"
     TRAILING_PAGES = "trailing_pages"
     BLOCK_GROUPS = "block_groups"
+    OF_TOMORROW = "of_tomorrow"
 
 
 @dataclass
@@ -138,6 +140,8 @@ class PoolTransfer:
     host_indices: Any = None
     keys: list[str] | None = None
     hit_policy: PoolHitPolicy = PoolHitPolicy.ALL_PAGES
+    block_pages: int = 0
+    group_pages: int = 0
 
 
 @dataclass

