@@ -114,8 +114,8 @@ class G35HiCache(HiCacheStorage):  # type: ignore[misc]
     def batch_exists_v2(self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None) -> Any:
         """How long a prefix can be restored when other pools (states, windows) need their pages, too.
 
-        Pools of `block_groups` hold a second form of the prefix under keys of their own: each is told how many
-        pages its leading complete groups cover, and none makes the prefix shorter.
+        Pools of `block_groups` hold a second form of the prefix under keys of their own: for each the result
+        says how many pages its leading complete groups cover, and none makes the prefix shorter.
         """
         transfers = list(pool_transfers or ())
         grouped = [each.hit_policy == PoolHitPolicy.BLOCK_GROUPS for each in transfers]
@@ -302,7 +302,7 @@ def event_hash(key: str) -> int | None:
 def _pages_of_groups(transfer: Any, there: Sequence[bool]) -> int:
     """How many pages of the prefix the leading complete groups of a pool of `block_groups` stand for.
 
-    `there`: which of the pool's own keys have a value, `group_pages` keys for `block_pages` pages of the prefix.
+    `there`: which of the pool's own keys have a value; `group_pages` of them stand for `block_pages` pages.
     """
     size = transfer.group_pages
     if size < 1 or transfer.block_pages < 1:

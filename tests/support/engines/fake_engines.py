@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 
@@ -90,6 +90,8 @@ class Memory:
     data: bytearray
     references: int = 1
     length: int = 0
+    meta: SimpleNamespace = field(default_factory=SimpleNamespace)
+    group_prefix_sum: list[int] = field(default_factory=list)
 
     @property
     def byte_array(self) -> memoryview:

@@ -129,7 +129,8 @@ def test_an_engine_loads_what_another_computed_and_computes_what_is_lost(
     setup = SETUPS[name]
     engine_python(setup.engine)
     pool = PoolUp(
-        processes, tmp_path / "state", "--drives", "1", "--no-restart", "--read-deadline-ms", "2000", *setup.pool,
+        processes, tmp_path / "state", "--drives", "1", "--no-restart", "--read-deadline-ms", "2000",
+        *setup.pool,
     )  # fmt: skip
     with setup.start(processes, tmp_path, pool.mount) as first:
         computed = first.ask(*range(6))
