@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolHitPolicy, PoolName, PoolTransferResult
 
 from host_shim.block_watch import BlockWatch
-from host_shim.connector_options import PublisherOptions
+from host_shim.connector_options import HiCacheOptions
 from host_shim.control_wire import NameForm, Outcome
 from host_shim.kv_events import HWM, Told
 from host_shim.named_values import NamedValues, name_of
@@ -44,12 +44,19 @@ _Move: TypeAlias = Callable[[Sequence[bytes], Sequence[list[memoryview]]], Seque
 
 
 class G35HiCache(HiCacheStorage):  # type: ignore[misc]
-    """See the module. The extra-config's `g35` holds the keys of `PublisherOptions`."""
+    """See the module. The extra-config's `g35` holds the keys of `HiCacheOptions`."""
 
     def __init__(self, storage_config: Any, kwargs: Any = None) -> None:
         extra = storage_config.extra_config or {}
-        self._options = PublisherOptions.from_dict(extra.get("g35") or {})
+        self._options = HiCacheOptions.from_dict(extra.get("g35") or {})
         self._values = NamedValues.opened(self._options)
+        try:
+            self._of_pool = {
+                pool: self._values.beside(volume) for pool, volume in self._options.pools.items()
+            }
+        except BaseException:
+            self._values.close()
+            raise
         self._sharded, self._replicated = _shards(storage_config)
         self._is_mla = bool(storage_config.is_mla_model)
         self._complained = False
@@ -122,7 +129,7 @@ class G35HiCache(HiCacheStorage):  # type: ignore[misc]
         asked = [self._names(_KV, keys)]
         for each, in_groups in zip(transfers, grouped, strict=True):
             asked.append(self._names(_text(each.name), (each.keys or ()) if in_groups else keys))
-        outcomes = self._values.lookup([name for names in asked for name in names])
+        outcomes = self._looked_up([_KV, *(_text(each.name) for each in transfers)], asked)
         self.watch.looked_up(keys, outcomes[: len(keys)])
         left = iter(outcomes)
         there = [[next(left) is Outcome.HIT for _ in names] for names in asked]
@@ -147,6 +154,19 @@ class G35HiCache(HiCacheStorage):  # type: ignore[misc]
                 hits[each.name] = max(own)
             restorable &= own
         return PoolTransferResult(max(restorable, default=0), hits, sorted(restorable))
+
+    def _looked_up(self, pools: Sequence[str], asked: Sequence[Sequence[bytes]]) -> list[Outcome | None]:
+        """Outcomes of the names of several pools, one behind another; a round trip for each volume."""
+        places = [self._of_pool.get(pool, self._values) for pool in pools]
+        answers = {
+            values: iter(
+                values.lookup(
+                    [name for at, names in zip(places, asked, strict=True) if at is values for name in names]
+                )
+            )
+            for values in dict.fromkeys(places)
+        }
+        return [next(answers[at]) for at, names in zip(places, asked, strict=True) for _ in names]
 
     def batch_get_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[Any, list[bool]]:
         return self._moved_v2(True, transfers)
@@ -194,7 +214,8 @@ class G35HiCache(HiCacheStorage):  # type: ignore[misc]
         """Which pages were loaded or stored whole; a page that has no memory is a miss."""
         usable = [(key, memory) for key, memory in zip(keys, memories, strict=True) if memory is not None]
         names = self._names(pool, [key for key, _ in usable])
-        move: _Move = self._values.load if is_load else self._values.store
+        values = self._of_pool.get(pool, self._values)
+        move: _Move = values.load if is_load else values.store
         began = time.monotonic()
         done = [bool(each) for each in move(names, [memory for _, memory in usable])]
         if pool == _KV and usable:

@@ -2,8 +2,8 @@
 
 What is real: the pool of the device (on a CPU), the host's, the controller with its four threads, and its
 storage back-ends: ours, and HiCacheFile on /shared. What is missing: a scheduler, and the copy between device
-and host, a CUDA kernel; host pages are filled here. SGLang imports torchvision for images. No build of it goes
-with this torch, so it is stubbed.
+and host, a CUDA kernel; host pages are filled here. SGLang imports torchvision for images. No build of it
+goes with this torch, so it is stubbed.
 """
 
 from __future__ import annotations
@@ -169,10 +169,15 @@ def main() -> None:
     pool = EnginePool(sys.argv[1])
     Stubs().install()
     import torch
+    from sglang.srt.runtime_context import get_parallel
 
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{pool.state / 'gloo'}", rank=0, world_size=1
     )
+    get_parallel().override_permanently(
+        tp_size=1, tp_rank=0, pp_size=1, pp_rank=0, attn_tp_size=1, attn_tp_rank=0, attn_cp_size=1,
+        attn_cp_rank=0, attn_dcp_size=1, attn_dcp_rank=0, attn_dp_size=1, attn_dp_rank=0,
+    )  # fmt: skip
     ours = {
         "backend_name": "g35",
         "module_path": "host_shim.sglang_hicache",

@@ -107,8 +107,11 @@ def module(agent: ScriptedAgent, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mo
         yield module
 
 
-def config(prestage: bool = True, **changes: Any) -> HiCacheStorageConfig:
-    extra = {"backend_name": "g35", "interface_v1": 1, "g35": {"mount": "/nowhere", "prestage": prestage}}
+def config(
+    prestage: bool = True, pools: dict[str, str] | None = None, **changes: Any
+) -> HiCacheStorageConfig:
+    ours = {"mount": "/nowhere", "prestage": prestage, "pools": pools or {}}
+    extra = {"backend_name": "g35", "interface_v1": 1, "g35": ours}
     return HiCacheStorageConfig(extra, **changes)
 
 
@@ -282,6 +285,38 @@ def test_groups_of_no_size_are_none(make: Callable[..., Any], geometry: tuple[in
         )
         found = made.batch_exists_v2(KEYS, [strange])
         assert (found.kv_hit_pages, found.extra_pool_hit_pages) == (6, {PoolName.KV: 6})
+
+
+def test_pools_of_hybrid_models_have_volumes_of_their_own(
+    agent: ScriptedAgent, make: Callable[..., Any]
+) -> None:
+    agent.serve(("kv", "small", "states"))
+    pools = {"mamba": "states", "deepseek_v4_c4": "small"}
+    writer, reader = make(pools=pools, prestage=False), make(HostPool(), pools=pools, prestage=False)
+    hosts = {name: HostPool() for name in PoolName}
+    for each in (writer, reader):
+        for name, host in hosts.items():
+            each.register_mem_host_pool_v2(host, name)
+    hosts[PoolName.MAMBA].fill(1, 7)
+    transfers = [PoolTransfer(name, indices(0, 1), KEYS[:2]) for name in PoolName]
+    assert set(map(all, writer.batch_set_v2(transfers).values())) == {True}
+    assert sorted(volume for volume, _ in agent.values) == ["kv"] * 2 + ["small"] * 2 + ["states"] * 2
+    writer.batch_set_v2([PoolTransfer(PoolName.KV, indices(2), KEYS[2:3])])
+    asked = [PoolTransfer(PoolName.MAMBA), PoolTransfer(PoolName.COMPRESSED)]
+    found = reader.batch_exists_v2(KEYS, asked)
+    assert found.kv_hit_pages == 2
+    assert found.extra_pool_hit_pages == {PoolName.KV: 3, PoolName.MAMBA: 2, PoolName.COMPRESSED: 2}
+    moved = reader.batch_get_v2([PoolTransfer(PoolName.MAMBA, indices(4, 5), KEYS[:2])])
+    assert moved == {PoolName.MAMBA: [True, True]}
+    assert hosts[PoolName.MAMBA].content(5) == hosts[PoolName.MAMBA].content(1)
+
+
+def test_a_volume_of_a_pool_that_is_not_there_is_said_at_the_start(
+    module: ModuleType, agent: ScriptedAgent
+) -> None:
+    with pytest.raises(ValueError, match="no volume 'absent'"):
+        module.G35HiCache(config(pools={"mamba": "absent"}))
+    assert agent.open_files == 0
 
 
 def test_tensors(make: Callable[..., Any]) -> None:
