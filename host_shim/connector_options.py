@@ -2,13 +2,14 @@
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from host_shim.control_wire import VOLUME_NAME_BYTES_MAX
 
 TTL_SECONDS_MAX = (1 << 32) - 1
 DEADLINE_SECONDS_MAX = 3600.0
+POOLS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,7 @@ class ConnectorOptions:
     def __post_init__(self) -> None:
         if not self.mount or not isinstance(self.mount, str):
             raise ValueError('g35: the option "mount" names the folder where the pool is mounted')
-        is_text = isinstance(self.volume, str)  # an engine's configuration may have anything here
-        if not is_text or not 0 < len(self.volume.encode()) <= VOLUME_NAME_BYTES_MAX:
+        if not _is_volume_name(self.volume):
             raise ValueError(f'g35: "volume" is a volume\'s name, and not {self.volume!r}')
         for name, count in (("threads", self.threads), ("parallel", self.parallel)):
             if type(count) is not int or not 1 <= count <= 64:
@@ -76,6 +76,25 @@ class PublisherOptions(ConnectorOptions):
 
 
 @dataclass(frozen=True, slots=True)
+class HiCacheOptions(PublisherOptions):
+    """Options of SGLang's back-end."""
+
+    pools: Mapping[str, str] = field(default_factory=dict)
+    """Volumes for pools of hybrid models, by SGLang's names of the pools; all others are in `volume`."""
+
+    def __post_init__(self) -> None:
+        PublisherOptions.__post_init__(self)
+        pools = self.pools
+        good = isinstance(pools, Mapping) and len(pools) <= POOLS_MAX and "kv" not in pools
+        if not good or not all(_is_volume_name(each) for pair in pools.items() for each in pair):
+            raise ValueError(
+                "g35: \"pools\" has a volume's name for names of SGLang's pools, such as "
+                f'{{"indexer": "small"}}, {POOLS_MAX} at most, and none for "kv", whose volume is "volume"; '
+                f"not {pools!r}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class TierOptions(ConnectorOptions):
     """Options of vLLM's tier. Those of jobs are seconds."""
 
@@ -97,6 +116,11 @@ class TierOptions(ConnectorOptions):
             raise ValueError(f'g35: "namespace" is a text, and not {self.namespace!r}')
         if not isinstance(self.enable_kv_events, bool):
             raise ValueError(f'g35: "enable_kv_events" is true or false, and not {self.enable_kv_events!r}')
+
+
+def _is_volume_name(found: Any) -> bool:
+    """An engine's configuration may have anything there."""
+    return isinstance(found, str) and 0 < len(found.encode()) <= VOLUME_NAME_BYTES_MAX
 
 
 def checked_seconds(name: str, found: Any, most: float, more: str = "") -> None:

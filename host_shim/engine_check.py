@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from host_shim.connector_jobs import within
-from host_shim.connector_options import ConnectorOptions, TierOptions
+from host_shim.connector_options import ConnectorOptions, HiCacheOptions, PublisherOptions, TierOptions
 from host_shim.named_values import NamedValues
 from host_shim.pool import Pool
 
@@ -296,12 +296,17 @@ def read_document(given: str) -> Any:
             raise ValueError(f"neither JSON nor YAML: {no_yaml}") from None
 
 
+_OPTIONS: dict[str, type[ConnectorOptions]] = {
+    "vllm": TierOptions,
+    "lmcache": PublisherOptions,
+    "sglang": HiCacheOptions,
+}
+
+
 def options_of(engine: str, document: Any) -> list[ConnectorOptions]:
     """The options of each place that names our connector. Raises ValueError for those it does not take."""
-    return [
-        (TierOptions if engine == "vllm" else ConnectorOptions).from_dict(each)
-        for each in _sections(engine, document)
-    ]
+    takes = _OPTIONS.get(engine, ConnectorOptions)
+    return [takes.from_dict(each) for each in _sections(engine, document)]
 
 
 def _sections(engine: str, document: Any) -> Iterator[dict[str, Any]]:

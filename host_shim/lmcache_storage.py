@@ -18,6 +18,7 @@ Written for lmcache 0.5.6 (lmcache/v1/storage_backend/abstract_backend.py).
 
 import asyncio
 import inspect
+import itertools
 import logging
 import threading
 import time
@@ -46,6 +47,46 @@ LOOKUP_SECONDS = 2.0
 LOAD_SECONDS = 30.0
 
 
+class _ChunkLayout:
+    """What a whole chunk consists of: a tensor for each group of like layers, one behind another."""
+
+    def __init__(self, metadata: Any) -> None:
+        self._metadata = metadata
+        self.shapes, self.dtypes = metadata.get_shapes(), metadata.get_dtypes()
+        # These two are what RemoteConnector.reshape_partial_chunk reads of its `self`.
+        self.full_chunk_size_bytes = sum(self._sizes(self.shapes))
+        self.single_token_size = self.full_chunk_size_bytes // metadata.chunk_size
+
+    def of_length(self, room: Any, length: int | None) -> Any:
+        """Memory of a whole chunk as the chunk that is in it: the last of a request may have fewer tokens.
+
+        None, and the memory is given back, where that is no chunk of this engine's.
+        """
+        if length is not None:
+            try:
+                if len(self.shapes) == 1:
+                    return RemoteConnector.reshape_partial_chunk(self, room, length)
+                return self._of_groups(room, length)
+            except ValueError:
+                pass  # no whole number of tokens: not what this engine stores
+        room.ref_count_down()
+        return None
+
+    def _of_groups(self, room: Any, length: int) -> Any:
+        """reshape_partial_chunk for several groups, which LMCache's own does not know (lmcache 0.5.6)."""
+        if length != self.full_chunk_size_bytes:
+            shapes = self._metadata.get_shapes(length // self.single_token_size)
+            sizes = self._sizes(shapes)
+            if not length or sum(sizes) != length:
+                raise ValueError(f"{length} bytes are no whole number of tokens")
+            room.meta.shape, room.meta.shapes = shapes[0], shapes
+            room.group_prefix_sum = [0, *itertools.accumulate(sizes)]
+        return room
+
+    def _sizes(self, shapes: Sequence[Any]) -> list[int]:
+        return [shape.numel() * dtype.itemsize for shape, dtype in zip(shapes, self.dtypes, strict=True)]
+
+
 class G35StorageBackend(StoragePluginInterface):  # type: ignore[misc]
     """See the module. `extra_config` holds the keys of `PublisherOptions`, each after `g35.`."""
 
@@ -68,19 +109,15 @@ class G35StorageBackend(StoragePluginInterface):  # type: ignore[misc]
                 if key.startswith(OPTION_PREFIX)
             }
         )
-        self._shapes, self._dtypes = metadata.get_shapes(), metadata.get_dtypes()
+        self._metadata = metadata
         self._format = MemoryFormat.KV_MLA_FMT if metadata.use_mla else MemoryFormat.KV_2LTD
-        # These two are what RemoteConnector.reshape_partial_chunk reads of its own.
-        self.full_chunk_size_bytes = sum(
-            shape.numel() * dtype.itemsize for shape, dtype in zip(self._shapes, self._dtypes, strict=True)
-        )
-        self.single_token_size = self.full_chunk_size_bytes // metadata.chunk_size
+        chunk_bytes = self._layout().full_chunk_size_bytes
         options = self._options
         publisher = None
         if options.events:
             publisher = ZmqPublisher(options.events, options.events_topic, block_size=metadata.chunk_size)
         try:
-            self._values = NamedValues.opened(options, self.full_chunk_size_bytes)
+            self._values = NamedValues.opened(options, chunk_bytes)
         except BaseException:
             if publisher is not None:
                 publisher.close()
@@ -169,8 +206,11 @@ class G35StorageBackend(StoragePluginInterface):  # type: ignore[misc]
 
     def _loaded(self, keys: list[Any]) -> list[Any]:
         rooms: list[Any] = []
+        layout = self._layout()
         for _ in keys:
-            room = self.local_cpu_backend.allocate(self._shapes, self._dtypes, self._format, **self._at_once)
+            room = self.local_cpu_backend.allocate(
+                layout.shapes, layout.dtypes, self._format, **self._at_once
+            )
             if room is None:
                 break
             rooms.append(room)
@@ -181,9 +221,9 @@ class G35StorageBackend(StoragePluginInterface):  # type: ignore[misc]
         if rooms:
             done = [length is not None for length in found]
             took = time.monotonic() - began
-            self.watch.loaded(keys[: len(rooms)], done, self.full_chunk_size_bytes, took)
+            self.watch.loaded(keys[: len(rooms)], done, layout.full_chunk_size_bytes, took)
         for at, (room, length) in enumerate(zip(rooms, found, strict=True)):
-            chunks[at] = self._of_length(room, length)
+            chunks[at] = layout.of_length(room, length)
         return chunks
 
     async def batched_get_non_blocking(
@@ -232,15 +272,9 @@ class G35StorageBackend(StoragePluginInterface):  # type: ignore[misc]
         else:
             _log.warning("the g35 mount %s still holds a task of LMCache at its end", self._options.mount)
 
-    def _of_length(self, room: Any, length: int | None) -> Any:
-        """The memory as the chunk that is in it: the last of a request may have fewer tokens."""
-        if length is not None:
-            try:
-                return RemoteConnector.reshape_partial_chunk(self, room, length)
-            except ValueError:
-                pass  # no whole number of tokens: not what this engine stores
-        room.ref_count_down()
-        return None
+    def _layout(self) -> _ChunkLayout:
+        """That of now: LMCache groups a model's layers when it has seen their memory, after our start."""
+        return _ChunkLayout(self._metadata)
 
     def _end_store(self, chosen: Sequence[tuple[Any, Any]]) -> None:
         for _, each in chosen:

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolHitPolicy, PoolName, PoolTransferResult
 
 from host_shim.block_watch import BlockWatch
-from host_shim.connector_options import PublisherOptions
+from host_shim.connector_options import HiCacheOptions
 from host_shim.control_wire import NameForm, Outcome
 from host_shim.kv_events import HWM, Told
 from host_shim.named_values import NamedValues, name_of
@@ -42,12 +42,19 @@ _Move: TypeAlias = Callable[[Sequence[bytes], Sequence[list[memoryview]]], Seque
 
 
 class G35HiCache(HiCacheStorage):  # type: ignore[misc]
-    """See the module. The extra-config's `g35` holds the keys of `PublisherOptions`."""
+    """See the module. The extra-config's `g35` holds the keys of `HiCacheOptions`."""
 
     def __init__(self, storage_config: Any, kwargs: Any = None) -> None:
         extra = storage_config.extra_config or {}
-        self._options = PublisherOptions.from_dict(extra.get("g35") or {})
+        self._options = HiCacheOptions.from_dict(extra.get("g35") or {})
         self._values = NamedValues.opened(self._options)
+        try:
+            self._of_pool = {
+                pool: self._values.beside(volume) for pool, volume in self._options.pools.items()
+            }
+        except BaseException:
+            self._values.close()
+            raise
         self._sharded, self._replicated = _shards(storage_config)
         self._is_mla = bool(storage_config.is_mla_model)
         self._complained = False
@@ -110,17 +117,29 @@ class G35HiCache(HiCacheStorage):  # type: ignore[misc]
         return all(self._moved(False, _KV, keys, [_tensor_memory(value) for value in whole]))
 
     def batch_exists_v2(self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None) -> Any:
-        """How long a prefix can be restored when other pools (states, windows) need their pages, too."""
+        """How long a prefix can be restored when other pools (states, windows) need their pages, too.
+
+        Pools of `block_groups` hold a second form of the prefix under keys of their own: for each the result
+        says how many pages its leading complete groups cover, and none makes the prefix shorter.
+        """
         transfers = list(pool_transfers or ())
-        asked = [self._names(_KV, keys), *(self._names(_text(each.name), keys) for each in transfers)]
-        outcomes = self._values.lookup([name for names in asked for name in names])
+        grouped = [each.hit_policy == PoolHitPolicy.BLOCK_GROUPS for each in transfers]
+        asked = [self._names(_KV, keys)]
+        for each, in_groups in zip(transfers, grouped, strict=True):
+            asked.append(self._names(_text(each.name), (each.keys or ()) if in_groups else keys))
+        outcomes = self._looked_up([_KV, *(_text(each.name) for each in transfers)], asked)
         self.watch.looked_up(keys, outcomes[: len(keys)])
-        flat = [one is Outcome.HIT for one in outcomes]
-        there = [flat[at * len(keys) : (at + 1) * len(keys)] for at in range(len(asked))]
+        left = iter(outcomes)
+        there = [[next(left) is Outcome.HIT for _ in names] for names in asked]
         pages = there[0].index(False) if False in there[0] else len(keys)
         hits: dict[Any, int] = {PoolName.KV: pages} if pages else {}
         restorable = set(range(1, pages + 1))
-        for each, has in zip(transfers, there[1:], strict=True):
+        for each, in_groups, has in zip(transfers, grouped, there[1:], strict=True):
+            if in_groups:
+                covered = min(_pages_of_groups(each, has), len(keys))
+                if covered:
+                    hits[each.name] = covered
+                continue
             if each.hit_policy == PoolHitPolicy.ALL_PAGES:
                 window = pages
             elif each.hit_policy == PoolHitPolicy.TRAILING_PAGES:
@@ -133,6 +152,19 @@ class G35HiCache(HiCacheStorage):  # type: ignore[misc]
                 hits[each.name] = max(own)
             restorable &= own
         return PoolTransferResult(max(restorable, default=0), hits, sorted(restorable))
+
+    def _looked_up(self, pools: Sequence[str], asked: Sequence[Sequence[bytes]]) -> list[Outcome | None]:
+        """Outcomes of the names of several pools, one behind another; a round trip for each volume."""
+        places = [self._of_pool.get(pool, self._values) for pool in pools]
+        answers = {
+            values: iter(
+                values.lookup(
+                    [name for at, names in zip(places, asked, strict=True) if at is values for name in names]
+                )
+            )
+            for values in dict.fromkeys(places)
+        }
+        return [next(answers[at]) for at, names in zip(places, asked, strict=True) for _ in names]
 
     def batch_get_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[Any, list[bool]]:
         return self._moved_v2(True, transfers)
@@ -180,7 +212,8 @@ class G35HiCache(HiCacheStorage):  # type: ignore[misc]
         """Which pages were loaded or stored whole; a page that has no memory is a miss."""
         usable = [(key, memory) for key, memory in zip(keys, memories, strict=True) if memory is not None]
         names = self._names(pool, [key for key, _ in usable])
-        move: _Move = self._values.load if is_load else self._values.store
+        values = self._of_pool.get(pool, self._values)
+        move: _Move = values.load if is_load else values.store
         began = time.monotonic()
         done = [bool(each) for each in move(names, [memory for _, memory in usable])]
         if pool == _KV and usable:
@@ -283,6 +316,19 @@ def event_hash(key: str) -> int | None:
     except ValueError:
         return None
     return first - (1 << 64) if first >= 1 << 63 else first
+
+
+def _pages_of_groups(transfer: Any, there: Sequence[bool]) -> int:
+    """How many pages of the prefix the leading complete groups of a pool of `block_groups` stand for.
+
+    `there`: which of the pool's own keys have a value; `group_pages` of them stand for `block_pages` pages.
+    """
+    size = transfer.group_pages
+    if size < 1 or transfer.block_pages < 1:
+        return 0
+    run: int = there.index(False) if False in there else len(there)
+    pages: int = run // size * transfer.block_pages
+    return pages
 
 
 def _shards(config: Any) -> tuple[tuple[str | int, ...], tuple[str | int, ...]]:

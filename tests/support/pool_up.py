@@ -84,3 +84,14 @@ class PoolUp:
             drive for socket in self.state.glob("jbof-*.sock") for drive in ask(socket, "stats")["drives"]
         ]
         return {name: sum(drive[name] for drive in drives) for name in names}
+
+
+def second_agent(processes: Processes, pool: PoolUp, folder: Path) -> tuple[Started, Path]:
+    """Another agent of the same pool, and its mount. `folder`: for its configuration and state."""
+    config, mount = folder / "second.toml", folder / "mnt"
+    text = (pool.state / "agent.toml").read_text()
+    text = text.replace(str(pool.mount), str(mount))
+    config.write_text(text.replace(str(pool.state / "agent"), str(folder / "agent")))
+    started = processes.g35("agent", "--config", config)
+    started.wait_for_line("ready", 60)
+    return started, mount

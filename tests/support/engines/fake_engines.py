@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 
@@ -90,6 +90,8 @@ class Memory:
     data: bytearray
     references: int = 1
     length: int = 0
+    meta: SimpleNamespace = field(default_factory=SimpleNamespace)
+    group_prefix_sum: list[int] = field(default_factory=list)
 
     @property
     def byte_array(self) -> memoryview:
@@ -113,12 +115,14 @@ class HiCacheStorage:
 class PoolName(enum.Enum):
     KV = "kv"
     MAMBA = "mamba"
+    COMPRESSED = "deepseek_v4_c4"
 
 
 class PoolHitPolicy(enum.Enum):
     ALL_PAGES = "all_pages"
     TRAILING_PAGES = "trailing_pages"
     BLOCK_GROUPS = "block_groups"
+    OF_TOMORROW = "of_tomorrow"
 
 
 @dataclass
@@ -138,6 +142,8 @@ class PoolTransfer:
     host_indices: Any = None
     keys: list[str] | None = None
     hit_policy: PoolHitPolicy = PoolHitPolicy.ALL_PAGES
+    block_pages: int = 0
+    group_pages: int = 0
 
 
 @dataclass

@@ -32,6 +32,8 @@ class Answer:
     """Seconds from the prompt to the first token."""
     digest: str = ""
     """Of the logits of all steps, where the engine shows them."""
+    groups: int = 1
+    """Groups of layers whose blocks the engine keeps apart."""
 
     @property
     def said(self) -> tuple[tuple[int, ...], str]:

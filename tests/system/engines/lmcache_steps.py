@@ -199,6 +199,37 @@ def in_process(pool: EnginePool) -> None:
     manager.close()
 
 
+def groups_of_layers(pool: EnginePool) -> None:
+    """The storage plug-in with layers of two shapes, which LMCache groups after it has made the plug-in."""
+    from lmcache.utils import EngineType
+    from lmcache.v1.check.utils import create_storage_manager_with_config, create_test_key
+    from lmcache.v1.gpu_connector.utils import normalize_and_discover_per_layer_formats
+    from lmcache.v1.kv_layer_groups import KVLayerGroupsManager
+
+    manager = create_storage_manager_with_config("org/hybrid")
+    backend, metadata = manager.storage_backends["g35"], manager.metadata
+    layers = [torch.zeros(2, 8, 2, 16, 8 if at % 3 else 4, dtype=torch.float16) for at in range(6)]
+    caches, formats = normalize_and_discover_per_layer_formats(layers, [], EngineType.VLLM, {})
+    metadata.kv_layer_groups_manager = KVLayerGroupsManager(caches, engine_kv_formats=formats)
+    assert metadata.get_num_groups() == 2
+    tokens = (metadata.chunk_size, metadata.chunk_size // 4)
+    keys = [create_test_key("org/hybrid", f"chunk {at}") for at in range(2)]
+    chunks = [manager.allocate(metadata.get_shapes(count), metadata.get_dtypes()) for count in tokens]
+    for at, chunk in enumerate(chunks):
+        for group in range(2):
+            chunk.get_tensor(group).copy_(torch.randn(metadata.get_shapes(tokens[at])[group]))
+    backend.batched_submit_put_task(keys, chunks)
+    wait_until(lambda: not any(map(backend.exists_in_put_tasks, keys)), 20, "the chunks to be stored")
+    assert backend.batched_contains(keys) == 2
+    for loaded in (manager.batched_get(keys, location="g35"), [backend.get_blocking(key) for key in keys]):
+        for at, chunk in enumerate(loaded):
+            assert chunk.get_shapes() == metadata.get_shapes(tokens[at])
+            assert chunk.get_num_tokens() == tokens[at]
+            for group in range(2):
+                assert torch.equal(chunk.get_tensor(group), chunks[at].get_tensor(group))
+    manager.close()
+
+
 def main() -> None:
     pool = EnginePool(sys.argv[1])
     check_adapter(adapter_json(pool))
@@ -207,6 +238,7 @@ def main() -> None:
         check_adapter(json.dumps({"type": "fs", "base_path": str(folder / "lmcache")}))
     Adapter(pool).survives(pool)
     in_process(pool)
+    groups_of_layers(pool)
     print("all steps done")
 
 

@@ -24,6 +24,7 @@ from tests.support.waiting import wait_until
 
 CHUNK = 128
 PREFIX = 4 * CHUNK
+"""Tokens, where the test says nothing else."""
 QUESTION = 16
 GENERATED = 8
 STORE_SECONDS = 30
@@ -56,9 +57,10 @@ class TensorsConnector(GPUConnectorInterface):  # type: ignore[misc]
 class Engine:
     """A model and LMCache's engine over it."""
 
-    def __init__(self, model: dict[str, int], lmcache: dict[str, Any]) -> None:
+    def __init__(self, model: dict[str, int], lmcache: dict[str, Any], prefix: int) -> None:
         torch.manual_seed(35)
-        config = LlamaConfig(**model, vocab_size=WORDS, max_position_embeddings=4 * PREFIX)
+        self.prefix = prefix
+        config = LlamaConfig(**model, vocab_size=WORDS, max_position_embeddings=1 << 15)
         self.model = LlamaForCausalLM(config).eval()
         self.layers, self.heads = config.num_hidden_layers, config.num_key_value_heads
         self.size = config.hidden_size // config.num_attention_heads
@@ -83,27 +85,27 @@ class Engine:
 
     @torch.inference_mode()
     def answer(self, prompt: int) -> dict[str, Any]:
-        tokens = prompt_tokens(prompt, PREFIX + QUESTION)
-        prefix = tokens[:PREFIX]
-        room = torch.zeros(2, self.layers, PREFIX, self.heads * self.size)
+        tokens = prompt_tokens(prompt, self.prefix + QUESTION)
+        prefix = tokens[: self.prefix]
+        room = torch.zeros(2, self.layers, self.prefix, self.heads * self.size)
         begun = time.perf_counter()
         found = 0
         if self.cache.lookup(prefix):
             found = int(self.cache.retrieve(prefix, kvcaches=room).sum())
         past = self._past(room[:, :, :found])
         digest = hashlib.sha256()
-        for start in range(found, PREFIX, CHUNK):
+        for start in range(found, self.prefix, CHUNK):
             self._step(tokens[start : start + CHUNK], past, digest)
-        said = [self._step(tokens[PREFIX:], past, digest)]
+        said = [self._step(tokens[self.prefix :], past, digest)]
         first_s = time.perf_counter() - begun
         while len(said) < GENERATED:
             said.append(self._step(said[-1:], past, digest))
-        if found < PREFIX:
+        if found < self.prefix:
             self._copy_into(room, past)
             self._store(prefix, room)
         return {
             "tokens": said,
-            "prompt": PREFIX,
+            "prompt": self.prefix,
             "cached": found,
             "first_s": first_s,
             "digest": digest.hexdigest(),
@@ -130,15 +132,15 @@ class Engine:
     def _copy_into(self, room: Any, past: Any) -> None:
         for layer in range(self.layers):
             for which, tensor in enumerate((past.layers[layer].keys, past.layers[layer].values)):
-                room[which, layer] = tensor[0, :, :PREFIX].transpose(0, 1).reshape(PREFIX, -1)
+                room[which, layer] = tensor[0, :, : self.prefix].transpose(0, 1).reshape(self.prefix, -1)
 
     def _store(self, prefix: list[int], room: Any) -> None:
-        """Through LMCache, and until the plug-in has stored or given up."""
+        """Through LMCache, and until each of its back-ends has stored or given up."""
         self.cache.store(prefix, kvcaches=room)
-        backend = self.cache.storage_manager.storage_backends["g35"]
+        backends = self.cache.storage_manager.storage_backends.values()
         keys = [key for _, _, key in self.cache.token_database.process_tokens(prefix)]
         wait_until(
-            lambda: not any(backend.exists_in_put_tasks(key) for key in keys),
+            lambda: not any(backend.exists_in_put_tasks(key) for backend in backends for key in keys),
             STORE_SECONDS,
             "the store to end",
         )
@@ -148,7 +150,7 @@ def main() -> None:
     os.environ["LMCACHE_TRACK_USAGE"] = "false"
     torch.set_num_threads(2)
     given = options()
-    engine = Engine(given["model"], given["lmcache"])
+    engine = Engine(given["model"], given["lmcache"], given.get("prefix", PREFIX))
     serve(engine.answer)
     LMCacheEngineBuilder.destroy("g35-test")
     end()

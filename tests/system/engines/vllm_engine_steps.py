@@ -13,6 +13,7 @@ from typing import Any
 from tests.support.engines.engine_door import WORDS, end, options, prompt_tokens, serve
 
 PREFIX = 512
+"""Tokens, where the test says nothing else."""
 QUESTION = 16
 GENERATED = 8
 MODEL = {
@@ -23,7 +24,7 @@ MODEL = {
     "rope_theta": 500_000.0,
     "torch_dtype": "float32",
     "vocab_size": WORDS,
-    "max_position_embeddings": 4 * PREFIX,
+    "max_position_embeddings": 1 << 15,
     "tie_word_embeddings": False,
     "bos_token_id": 1,
     "eos_token_id": 2,
@@ -49,6 +50,7 @@ def engine(given: dict[str, Any], folder: Path) -> Any:
                 "spec_name": "CpuTensorsSpec",
                 "spec_module_path": "tests.support.engines.vllm_cpu_tensors",
                 "cpu_bytes_to_use": given["cpu_bytes"],
+                "blocks_per_chunk": given.get("chunk_blocks", 1),
                 "secondary_tiers": [given["tier"]],
             },
         )
@@ -58,10 +60,10 @@ def engine(given: dict[str, Any], folder: Path) -> Any:
         skip_tokenizer_init=True,
         dtype="float32",
         enforce_eager=True,
-        max_model_len=2 * PREFIX,
+        max_model_len=2 * given.get("prefix", PREFIX),
         max_num_seqs=4,
         kv_cache_memory_bytes=given["kv_bytes"],
-        block_size=given["block_size"],
+        block_size=given["block_tokens"],
         enable_prefix_caching=True,
         disable_log_stats=False,
         kv_transfer_config=transfer,
@@ -76,16 +78,19 @@ def main() -> None:
     llm = engine(given, Path(given["model_folder"]))
     from vllm import SamplingParams
 
+    prefix = given.get("prefix", PREFIX)
+    groups = len(llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_config.kv_cache_groups)
     sampling = SamplingParams(temperature=0.0, max_tokens=GENERATED, ignore_eos=True, detokenize=False)
 
     def answer(prompt: int) -> dict[str, Any]:
-        tokens = prompt_tokens(prompt, PREFIX + QUESTION)
+        tokens = prompt_tokens(prompt, prefix + QUESTION)
         (done,) = llm.generate([{"prompt_token_ids": tokens}], sampling, use_tqdm=False)
         return {
             "tokens": list(done.outputs[0].token_ids),
-            "prompt": PREFIX,
+            "prompt": prefix,
             "cached": done.num_cached_tokens,
             "first_s": done.metrics.first_token_latency,
+            "groups": groups,
         }
 
     serve(answer)

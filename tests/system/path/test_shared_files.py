@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.pool_up import SHARED_POOL, PoolUp
+from tests.support.pool_up import SHARED_POOL, PoolUp, second_agent
 from tests.support.processes import Processes
 from tests.support.waiting import wait_until
 
@@ -41,13 +41,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
     processes = Processes(tmp_path_factory.mktemp("processes"))
     try:
         pool = PoolUp(processes, tmp_path_factory.mktemp("state"), *SHARED_POOL)
-        folder = tmp_path_factory.mktemp("second")
-        text = (pool.state / "agent.toml").read_text()
-        config, mount = folder / "second.toml", folder / "mnt"
-        text = text.replace(str(pool.mount), str(mount))
-        config.write_text(text.replace(str(pool.state / "agent"), str(folder / "agent")))
-        second = processes.g35("agent", "--config", config)
-        second.wait_for_line("ready", 60)
+        second, mount = second_agent(processes, pool, tmp_path_factory.mktemp("second"))
         yield Two(pool, mount)
         assert second.stop() == 0
         assert pool.down() == 0

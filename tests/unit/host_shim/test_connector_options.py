@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from host_shim.connector_options import ConnectorOptions, checked_seconds
+from host_shim.connector_options import ConnectorOptions, HiCacheOptions, checked_seconds
 from host_shim.named_values import NamedValues
 from host_shim.pool import Pool
 from tests.support.engines.scripted_agent import ScriptedAgent
@@ -33,6 +33,25 @@ def test_what_makes_sense_is_taken() -> None:
     given = {"mount": "/mnt", "volume": "v", "threads": 64, "parallel": 1, "ttl": 0.5, "prestage": False}
     assert ConnectorOptions.from_dict(given) == ConnectorOptions("/mnt", "v", 64, 1, 0.5, False)
     assert ConnectorOptions.from_dict({"mount": "/mnt", "ttl": (1 << 32) - 1}).ttl == (1 << 32) - 1
+
+
+@pytest.mark.parametrize(
+    "pools",
+    [
+        {"kv": "other"},
+        {"indexer": ""},
+        {"indexer": 5},
+        {5: "kv"},
+        ["indexer"],
+        None,
+        {str(n): "v" for n in range(65)},
+    ],
+)
+def test_volumes_for_pools(pools: Any) -> None:
+    taken = HiCacheOptions.from_dict({"mount": "/mnt", "pools": {"indexer": "small"}})
+    assert taken.pools == {"indexer": "small"}
+    with pytest.raises(ValueError, match='"pools" has a volume'):
+        HiCacheOptions.from_dict({"mount": "/mnt", "pools": pools})
 
 
 @pytest.mark.parametrize("value", [-1, 0, "1", None, True, math.nan, math.inf, 61])

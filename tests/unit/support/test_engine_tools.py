@@ -1,0 +1,39 @@
+"""The commands that judge and measure engines: what they read, and what they print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.engines.first_token_of_engines import Row, main, table
+from tests.support.engines.their_own_tests import read_report
+
+REPORT = """<?xml version="1.0"?>
+<testsuites><testsuite name="pytest">
+<testcase classname="a" name="test_well"/>
+<testcase classname="a" name="test_skipped"><skipped message="no extension"/></testcase>
+<testcase classname="a" name="test_missed[1]"><failure message="assert False&#10; +">at</failure></testcase>
+<testcase classname="a" name="test_no_folder"><error message="failed on setup">trace</error></testcase>
+</testsuite></testsuites>
+"""
+
+
+def test_a_report_of_an_engines_tests(tmp_path: Path) -> None:
+    (tmp_path / "report.xml").write_text(REPORT)
+    run = read_report(tmp_path / "report.xml")
+    assert run.counts == {"passed": 1, "skipped": 1, "failure": 1, "error": 1}
+    assert run.failures == ["test_missed[1]: assert False", "test_no_folder: failed on setup"]
+
+
+def test_a_table_has_medians() -> None:
+    said = table([Row("vllm", 512, [2.0, 9.0, 1.0], [3.0, 3.5, 2.5], [0.5, 0.25, 1.0])]).splitlines()
+    assert said[-1] == "| vllm | 512 | 2.000 | 3.000 | 0.500 | 4.0 |"
+    assert len({line.count("|") for line in said}) == 1
+
+
+@pytest.mark.parametrize("prefix", ["0", "200"])
+def test_a_prefix_is_whole_chunks(prefix: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--prefix", prefix])
+    assert "a multiple of 128" in capsys.readouterr().err
