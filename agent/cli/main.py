@@ -14,6 +14,7 @@ EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 
 try:
+    import difflib
     import importlib
     import importlib.util
     import os
@@ -86,6 +87,9 @@ PASSED_ON: dict[str, tuple[str, str]] = {
 WITH_KEYS = frozenset({"agent", "key", "pool", "tenant"})
 """Verbs that have the root key in their memory, some of them for minutes."""
 
+LISTED_MAX = 12
+"""Verbs of a group that are told to the user of an unknown one; a longer list is for `--help`."""
+
 VERB_NEED = Need("g35", memory_bytes=192 << 20, threads=2, files=24)
 """Of any verb, for its libraries; what an agent takes while it serves is said in agent_verb.py."""
 
@@ -133,14 +137,22 @@ def _bug(error: Exception) -> G35Error:
     )
 
 
-class _Verbs(TyperGroup):
-    """A mistyped word among the values of an option is answered by the nearest known one, as verbs are."""
+class _Words(TyperGroup):
+    """The verbs of a group. A mistyped one is answered by the nearest; where none is near, by all of them."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """A verb in another case is near as well; a mistyped one is answered by typer."""
-        if args and args[0] not in self.commands and args[0].lower() in self.commands:
-            ctx.fail(f"No such command {args[0]!r}. Did you mean {args[0].lower()!r}?")
+        """A verb in another case is near as well; typer looks for those that are spelt alike."""
+        word = args[0] if args else ""
+        if word not in self.commands and not word.startswith("-"):
+            if word.lower() in self.commands:
+                ctx.fail(f"No such command {word!r}. Did you mean {word.lower()!r}?")
+            if len(self.commands) <= LISTED_MAX and not difflib.get_close_matches(word, self.commands):
+                ctx.fail(f"No such command {word!r}. {ctx.command_path} has: {', '.join(self.commands)}.")
         return super().resolve_command(ctx, args)
+
+
+class _Verbs(_Words):
+    """A mistyped word among the values of an option is answered by the nearest known one, as verbs are."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -170,7 +182,7 @@ def _application(chosen: str) -> typer.Typer:
             continue
         target = getattr(importlib.import_module(verb.module), verb.attribute)
         if isinstance(target, typer.Typer):
-            application.add_typer(target, name=name, help=verb.summary)
+            application.add_typer(target, name=name, help=verb.summary, cls=_Words)
         else:
             application.command(name)(target)
     for name, (_module, summary) in PASSED_ON.items():
