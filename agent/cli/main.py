@@ -15,6 +15,7 @@ EXIT_INTERRUPTED = 130
 
 try:
     import difflib
+    import errno
     import importlib
     import importlib.util
     import os
@@ -87,6 +88,18 @@ PASSED_ON: dict[str, tuple[str, str]] = {
 WITH_KEYS = frozenset({"agent", "key", "pool", "tenant"})
 """Verbs that have the root key in their memory, some of them for minutes."""
 
+_CURES = {
+    errno.EACCES: "run this as a user who may, or change the permissions",
+    errno.EPERM: "run this as a user who may, or change the permissions",
+    errno.ENOENT: "name one that is there",
+    errno.ENOSPC: "make room there, or name another place",
+    errno.EDQUOT: "make room there, or name another place",
+    errno.EROFS: "name another place",
+    errno.EMFILE: "raise the limit (ulimit -n, LimitNOFILE= of a unit)",
+    errno.ENOTCONN: "start the agent there again, or umount -l",
+}
+"""What to do about an error of Linux that no verb has words for."""
+
 LISTED_MAX = 12
 """Verbs of a group that are told to the user of an unknown one; a longer list is for `--help`."""
 
@@ -125,7 +138,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not isinstance(error, OSError):
             return _explain(_bug(error))
         where = f"{error.filename}: " if error.filename else ""
-        return _explain(G35Error(f"{where}{error.strerror or error}"))
+        cure = _CURES.get(error.errno or 0, "G35_DEBUG=1 shows where that came from")
+        return _explain(G35Error(f"{where}{error.strerror or error}", cure))
     return 0
 
 
@@ -201,7 +215,10 @@ def _never_called() -> None:
 def _become(name: str, words: list[str]) -> None:
     module, _summary = PASSED_ON[name]
     if importlib.util.find_spec(module.partition(".")[0]) is None:
-        raise UserError(f"`g35 {name}` needs the emulator, which is not installed here")
+        raise UserError(
+            f"`g35 {name}` needs the emulator, which is not installed here",
+            "run it from a checkout of the project, after `make setup`",
+        )
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-P", "-m", module, *words])
 
