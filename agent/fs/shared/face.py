@@ -166,7 +166,8 @@ class SharedFace(FileSystem):
         if isinstance(found, MissCause):
             self._habits.know_no_more(volume.name, path)
             self._habits.missed(caller, (volume.name, path))
-            found = yield from self._names.folder_again(volume, path, found)
+            known = self._nodes.folder(volume.name, path)
+            found = yield from self._names.folder_again(volume, path, found, known)
         self._seen.note(volume.name, path, is_folder=found.is_folder)
         try:
             ino, _ = self._nodes.told(Node(volume, path, caller.holder, found))

@@ -55,6 +55,8 @@ PUT_TRIES: Final = 3
 ASKED_FROM: Final = 8
 """A file of more than this part of the volume is asked for before it is published: it may have evicted
 itself."""
+EVICTED: Final = frozenset({MissCause.EVICTED, MissCause.EXPIRED, MissCause.NEVER_STORED})
+"""Causes by which a chunk that was stored is there no more: another one has its room."""
 
 
 class FileWriter:
@@ -608,9 +610,13 @@ class FileWriter:
             return
         keys = [chunk_key(origin, number) for number, (origin, _) in self._stored.items()]
         causes = yield from self.volume.chunks.lookup(channel, keys, deadline)
-        if any(causes):
+        gone = set(causes) - {None}
+        if gone & EVICTED:
             self._fail(errno.ENOSPC)
             raise FsError(errno.ENOSPC, "the volume had no room for the whole file")
+        if gone:
+            self._fail(errno.EIO)
+            raise FsError(errno.EIO, "nobody says just now whether the whole file is there")
 
     def _manifest(self, content: bytes | None) -> Manifest:
         identity = self._origins[0]
