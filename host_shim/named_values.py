@@ -90,7 +90,7 @@ class NamedValues:
             raise ValueError(why)
         return values
 
-    def beside(self, volume: str) -> NamedValues:
+    def beside(self, volume: str) -> "NamedValues":
         """Another volume's values by the same sessions, which close with these. ValueError as in `opened`."""
         values = NamedValues(self._pool, volume, self._ttl_seconds or None)
         why = within(CHECK_SECONDS, values.why_unusable, None)

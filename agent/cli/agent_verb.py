@@ -64,7 +64,8 @@ def stay_on(cpus: Collection[int]) -> None:
     if absent := sorted(set(cpus) - allowed):
         raise ConfigError(
             f"agent.cpus: {', '.join(map(str, absent))} may not be used here, only "
-            f"{', '.join(map(str, sorted(allowed)))}"
+            f"{', '.join(map(str, sorted(allowed)))}",
+            "name others, or let the service use them (taskset, AllowedCPUs= of its unit)",
         )
     if cpus:
         try:

@@ -23,6 +23,7 @@ from agent.cli.tables import folding_table
 from agent.fs.doors.mounting import dead_mount_advice, may_mount, mounts_of_agents
 from agent.host_os.hung_agent import LOOK_SECONDS, AgentHangs, asked
 from nvmeof import compiled
+from nvmeof.linux_limits import refusal
 from nvmeof.transport.verbs_provider import ROCE_PORT, load_verbs, why_unavailable
 
 _QUEUE_LOCKED_BYTES = 7 << 20
@@ -232,6 +233,9 @@ def _mounts_that_fail(
         except OSError as failure:
             if failure.errno == errno.ENOTCONN:
                 found[mount] = Finding(name, Verdict.MISSING, f"dead: {mount}", dead_mount_advice([mount]))
+        except (RuntimeError, MemoryError) as failure:
+            why, advice = refusal(failure) or (str(failure), "try it again")
+            found[mount] = _without(name, f"{mount} was not looked at: {why}", advice)
 
     threads = [threading.Thread(target=look_at, args=(mount,)) for mount in mounts]
     for thread in threads:

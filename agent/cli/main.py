@@ -12,6 +12,8 @@ EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 
 try:
+    import difflib
+    import errno
     import importlib
     import importlib.util
     import os
@@ -84,6 +86,21 @@ PASSED_ON: dict[str, tuple[str, str]] = {
 WITH_KEYS = frozenset({"agent", "key", "pool", "tenant"})
 """Verbs that have the root key in their memory, some of them for minutes."""
 
+_CURES = {
+    errno.EACCES: "run this as a user who may, or change the permissions",
+    errno.EPERM: "run this as a user who may, or change the permissions",
+    errno.ENOENT: "name one that is there",
+    errno.ENOSPC: "make room there, or name another place",
+    errno.EDQUOT: "make room there, or name another place",
+    errno.EROFS: "name another place",
+    errno.EMFILE: "raise the limit (ulimit -n, LimitNOFILE= of a unit)",
+    errno.ENOTCONN: "start the agent there again, or umount -l",
+}
+"""What to do about an error of Linux that no verb has words for."""
+
+LISTED_MAX = 12
+"""Verbs of a group that are told to the user of an unknown one; a longer list is for `--help`."""
+
 VERB_NEED = Need("g35", memory_bytes=192 << 20, threads=2, files=24)
 """Of any verb, for its libraries; what an agent takes while it serves is said in agent_verb.py."""
 
@@ -119,7 +136,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not isinstance(error, OSError):
             return _explain(_bug(error))
         where = f"{error.filename}: " if error.filename else ""
-        return _explain(G35Error(f"{where}{error.strerror or error}"))
+        cure = _CURES.get(error.errno or 0, "G35_DEBUG=1 shows where that came from")
+        return _explain(G35Error(f"{where}{error.strerror or error}", cure))
     return 0
 
 
@@ -131,14 +149,22 @@ def _bug(error: Exception) -> G35Error:
     )
 
 
-class _Verbs(TyperGroup):
-    """A mistyped word among the values of an option is answered by the nearest known one, as verbs are."""
+class _Words(TyperGroup):
+    """The verbs of a group. A mistyped one is answered by the nearest; where none is near, by all of them."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """A verb in another case is near as well; a mistyped one is answered by typer."""
-        if args and args[0] not in self.commands and args[0].lower() in self.commands:
-            ctx.fail(f"No such command {args[0]!r}. Did you mean {args[0].lower()!r}?")
+        """A verb in another case is near as well; typer looks for those that are spelt alike."""
+        word = args[0] if args else ""
+        if word not in self.commands and not word.startswith("-"):
+            if word.lower() in self.commands:
+                ctx.fail(f"No such command {word!r}. Did you mean {word.lower()!r}?")
+            if len(self.commands) <= LISTED_MAX and not difflib.get_close_matches(word, self.commands):
+                ctx.fail(f"No such command {word!r}. {ctx.command_path} has: {', '.join(self.commands)}.")
         return super().resolve_command(ctx, args)
+
+
+class _Verbs(_Words):
+    """A mistyped word among the values of an option is answered by the nearest known one, as verbs are."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -168,7 +194,7 @@ def _application(chosen: str) -> typer.Typer:
             continue
         target = getattr(importlib.import_module(verb.module), verb.attribute)
         if isinstance(target, typer.Typer):
-            application.add_typer(target, name=name, help=verb.summary)
+            application.add_typer(target, name=name, help=verb.summary, cls=_Words)
         else:
             application.command(name)(target)
     for name, (_module, summary) in PASSED_ON.items():
@@ -187,7 +213,10 @@ def _never_called() -> None:
 def _become(name: str, words: list[str]) -> None:
     module, _summary = PASSED_ON[name]
     if importlib.util.find_spec(module.partition(".")[0]) is None:
-        raise UserError(f"`g35 {name}` needs the emulator, which is not installed here")
+        raise UserError(
+            f"`g35 {name}` needs the emulator, which is not installed here",
+            "run it from a checkout of the project, after `make setup`",
+        )
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-P", "-m", module, *words])
 

@@ -39,6 +39,11 @@ def replay(_context: typer.Context, options: ReplayOptions) -> None:
     troubles = report.troubles()
     for trouble in troubles:
         print(f"error: {trouble}", file=sys.stderr)
+    if not report.sums.requests:
+        print(
+            "hint: a trace has a request in each line, as JSON; `g35 trace generate` makes one",
+            file=sys.stderr,
+        )
     if troubles:
         raise typer.Exit(1)
 

@@ -411,7 +411,8 @@ class PolicySection(_Section):
         "through",
         description="When a put is acknowledged. `through`: when it is on flash; `back`: when it is in this "
         "agent's memory, and an agent that dies loses what it has yet to store; `second-use`: as `through`, "
-        "but where a live value would have to go, a key that was not put before is taken and forgotten.",
+        "but where a live value would have to go, a key that was not put before is taken and forgotten; not "
+        "for a shared volume.",
     )
     write_back_memory: Size = Field(
         64 << 20, ge=1 << 20, description="Memory for values that `back` has yet to store; others go through."
@@ -518,6 +519,13 @@ class Configuration(_Section):
             raise ValueError("two guests have one virtiofs.socket")
         if len({each.volume for each in self.policies}) != len(self.policies):
             raise ValueError("two policies are for one volume")
+        shared = {each.name for each in self.volumes if each.kind == "shared"}
+        for policy in self.policies:
+            if policy.write == "second-use" and policy.volume in shared:
+                raise ValueError(
+                    f"policies: {policy.volume} is a shared volume, which would lose files by second-use: "
+                    "their chunks are stored once; leave out `write`"
+                )
         names = [enclosure.name for enclosure in self.enclosures]
         if len(set(names)) != len(names):
             raise ValueError("two enclosures have one name")

@@ -67,17 +67,25 @@ class ConfigfsTarget:
         nqns += [host.nqn for each in description.subsystems for host in each.hosts]
         for nqn in nqns:
             if "/" in nqn:
-                raise UserError(f"nvmet names folders by NQNs, and {nqn} has a slash")
+                raise UserError(
+                    f"nvmet names folders by NQNs, and {nqn} has a slash", "choose an NQN without one"
+                )
         aio = {each.name for each in description.aio}
         keys: dict[str, Host] = {}
         for subsystem in description.subsystems:
             for namespace in subsystem.namespaces:
                 if namespace.bdev not in aio:
                     near = did_you_mean(namespace.bdev, aio)
-                    raise UserError(f"namespace {namespace.nsid}: there is no [[aio]] {namespace.bdev}{near}")
+                    raise UserError(
+                        f"namespace {namespace.nsid}: there is no [[aio]] {namespace.bdev}{near}",
+                        "describe it in an [[aio]] table",
+                    )
             for host in subsystem.hosts:
                 if keys.setdefault(host.nqn, host.record) != host.record:
-                    raise UserError(f"nvmet has one key for a host in all subsystems, and {host.nqn} has two")
+                    raise UserError(
+                        f"nvmet has one key for a host in all subsystems, and {host.nqn} has two",
+                        "give it the same key everywhere",
+                    )
 
     def read(self, description: Description | None = None) -> Present:
         """The present state of nvmet, in the names of `description`."""
@@ -205,7 +213,7 @@ class ConfigfsTarget:
             case steps.AddKey():
                 return []
             case _:
-                raise UserError(f"nvmet cannot do this: {step}")
+                raise UserError(f"nvmet cannot do this: {step}", "SPDK can: --rpc names its socket")
 
     def _there(self, *parts: str) -> bool:
         return parts[-1] in self._files.names(self._root.joinpath(*parts[:-1]))
@@ -226,7 +234,9 @@ class ConfigfsTarget:
         for attribute, name in (("dhchap_key", host.key), ("dhchap_ctrl_key", host.controller_key)):
             if name is not None:
                 if name not in files:
-                    raise UserError(f"{host.nqn}: there is no [[keys]] {name}")
+                    raise UserError(
+                        f"{host.nqn}: there is no [[keys]] {name}", "describe it in a [[keys]] table"
+                    )
                 made.append(Write(folder / attribute, _secret(files[name]), source=files[name]))
         # nvmet's default is no Diffie-Hellman: a listener on the wire could then try out secrets offline.
         return [*made, Write(folder / "dhchap_dhgroup", DH_GROUP)] if made else []

@@ -29,8 +29,9 @@ from agent.pool.write.writer import Writer
 
 
 def errno_of(refused: PutRefused) -> int:
-    """A refused put as an errno: no room is ENOSPC, an enclosure that failed is EIO."""
-    return errno.ENOSPC if refused.cause is None else errno.EIO
+    """A refused put as an errno: no room is ENOSPC, an enclosure that failed, or is away with its room, is
+    EIO."""
+    return errno.ENOSPC if refused.cause is None and not refused.passes else errno.EIO
 
 
 def _errno_of_either(refused: BadPut | PutRefused) -> int:

@@ -101,7 +101,7 @@ class HttpDoor(ABC):
         self._thread.start()
         began.wait()
         if self._failure is not None:
-            raise G35Error(f"the {self._what} door did not start; the log says why") from self._failure
+            raise G35Error(f"the {self._what} door did not start", "the log says why") from self._failure
 
     def wait(self, timeout: float | None = None) -> bool:
         if self._thread is None:

@@ -286,7 +286,10 @@ def newcomers_in(pool_map: PoolMap, seen: Seen, named: Set[str], force: bool) ->
         blank = is_blank(inspection, pool_map.pool_id)
         if inspection.kv is not None or not (text in named or (not named and blank)):
             if text in named:
-                raise UserError(f"namespace {text} is one of keys, which a format gives away")
+                raise UserError(
+                    f"namespace {text} is one of keys, which a format gives away",
+                    "leave it out, or format a new pool with it",
+                )
             continue
         if inspection.content is Content.UNREADABLE or not (blank or force):
             what = inspection.detail or inspection.content.value

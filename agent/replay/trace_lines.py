@@ -103,7 +103,9 @@ class TraceFile:
         try:
             file = self.path.open("rb")
         except OSError as error:
-            raise UserError(f"cannot read the trace {self.path}: {error.strerror}") from None
+            raise UserError(
+                f"cannot read the trace {self.path}: {error.strerror}", "`g35 trace generate` makes one"
+            ) from None
         with file:
             number = 0
             while not self.requests_max or self.requests < self.requests_max:

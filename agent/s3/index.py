@@ -136,7 +136,10 @@ class Index:
         run = self._connection.execute
         version = run("PRAGMA user_version").fetchone()[0]
         if version not in (0, SCHEMA_VERSION):
-            raise G35Error(f"{path} has schema {version}, this program reads {SCHEMA_VERSION}")
+            raise G35Error(
+                f"{path} has schema {version}, this program reads {SCHEMA_VERSION}",
+                "run the version of g35 that wrote it, or move the file away: its objects are lost then",
+            )
         run("PRAGMA journal_mode = WAL")
         # As with /fs: a killed process loses nothing that was committed (agent/fs/files/schema.py).
         run("PRAGMA synchronous = NORMAL")

@@ -90,7 +90,8 @@ def make_doors(
         own, files_root = audience.key_value(shown.served), 0
         if audience.shows_files(shown.served):
             files_root = FILES_ROOT
-        tree = _tree(shown, audience, own, audience.sources(shown.sources, own), files_root)
+        sources = audience.sources(shown.sources, audience.in_status(shown.served))
+        tree = _tree(shown, audience, own, sources, files_root)
         clear_dead_mount(settings.mount)
         settings.mount.mkdir(parents=True, exist_ok=True)
         refuse_to_cover(settings.mount)
@@ -227,7 +228,7 @@ def guest_tree(shown: Shown, wish: VirtioFsSection, runner: Runner, epoch: int =
     own, root = audience.key_value(shown.served), 0
     if wish.subtree and shown.files is not None and audience.shows_files(shown.served):
         root = _folder_of(shown.files, wish.subtree, runner)
-    sources = audience.sources(shown.sources, own, guest=True)
+    sources = audience.sources(shown.sources, audience.in_status(shown.served), guest=True)
     return _tree(shown, audience, own, sources, root, epoch)
 
 

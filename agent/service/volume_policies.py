@@ -102,6 +102,12 @@ def _served(
                 "namespaces",
                 "take that table out",
             )
+        elif wanted[name].write == "second-use" and caches[name].settings.kind == "shared":
+            raise ConfigError(
+                f"policies names {name}, a shared volume, which would lose files by second-use: their chunks "
+                "are stored once",
+                "leave out `write` there",
+            )
     # The memory for keys that were seen is shared.
     seen_max = SEEN_MAX // max(1, sum(each.write == "second-use" for each in policies))
     made = []

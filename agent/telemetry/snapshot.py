@@ -60,6 +60,11 @@ _COUNTED = [each.name for each in fields(Tally) if each.default == 0 and each.na
 """Counters of a tally that the document has under the same name."""
 
 
+_IN_TOTALS = frozenset({"kv", "shared"})
+"""Kinds of volumes that totals are of. Names of shared files are asked for with each lookup, absent ones too,
+and blocks of /fs are never a miss: both would hide how well the cache does."""
+
+
 def _counts(tally: Tally) -> dict[str, Any]:
     hits, missed = tally.gets_hit, tally.gets_missed
     return {
@@ -98,15 +103,15 @@ def take(sources: Sources) -> dict[str, Any]:
     """The snapshot, ready for JSON. Bytes and seconds are in the names."""
     readings, keys, gates = list(sources.tallies()), sources.keys(), sources.gates()
     volumes = []
-    key_value = []
+    of_values = []
     for volume in sources.volumes:
         if volume.erased:
             continue
         settings = volume.settings
         own = total(reading[settings.name] for reading in readings if settings.name in reading)
         slots, taken = volume.usage()
-        if settings.kind == "kv":
-            key_value.append(own)
+        if settings.kind in _IN_TOTALS:
+            of_values.append(own)
         volumes.append(
             {
                 "name": settings.name,
@@ -121,7 +126,7 @@ def take(sources: Sources) -> dict[str, Any]:
                 **_prestaged(sources.prestage, settings.volume_id),
             }
         )
-    totals = _counts(total(key_value))
+    totals = _counts(total(of_values))
     if sources.whole:
         fabric = total(reading[""] for reading in readings if "" in reading)
         totals["flash_bytes_read"] = fabric.flash_bytes_read

@@ -83,6 +83,13 @@ class Audience:
             if each.settings.kind == "shared" and each.settings.volume_id in names and self._shows(each)
         ]
 
+    def in_status(self, volumes: Sequence[ServedVolume]) -> list[ServedVolume]:
+        """The volumes that its status tells of: those that it shows, with the names of the shared ones."""
+        shown = {id(each) for each in self.key_value(volumes)}
+        for parts in self.shared(volumes):
+            shown |= {id(parts.chunks), id(parts.names)}
+        return [each for each in volumes if id(each) in shown]
+
     def _shows(self, volume: ServedVolume) -> bool:
         return self._is_for(volume) and (not self.volumes or volume.settings.name in self.volumes)
 
@@ -94,7 +101,7 @@ class Audience:
         self, whole: snapshot.Sources, own: Sequence[ServedVolume], *, guest: bool = False
     ) -> snapshot.Sources:
         """The sources of a status behind this door: nothing that other tenants have a part in, and for a
-        `guest` nothing of the machine that serves it, nor of other guests."""
+        `guest` nothing of the machine that serves it, nor of other guests. `own`: see `in_status`."""
         if self.is_for_all and not guest:
             return whole
         volumes = [each.volume for each in own]

@@ -322,7 +322,11 @@ class _Pool:
             if stop.is_set():
                 return
             if shown.returncode:
-                raise G35Error(f"cannot look at the drives: {told_by(shown.stderr, shown.returncode)}")
+                said = told_by(shown.stderr, shown.returncode)
+                raise G35Error(
+                    f"cannot look at the drives: {said}",
+                    f"the logs of the enclosures are in {self._layout.state}",
+                )
             if json.loads(shown.stdout)["pool"] is not None:
                 if self._key_is_new:
                     raise UserError(
@@ -336,7 +340,11 @@ class _Pool:
         formatted = _run([*command, "format", *config])
         if formatted.returncode:
             if not stop.is_set():
-                raise G35Error(f"cannot format the pool: {told_by(formatted.stderr, formatted.returncode)}")
+                said = told_by(formatted.stderr, formatted.returncode)
+                raise G35Error(
+                    f"cannot format the pool: {said}",
+                    f"the logs of the enclosures are in {self._layout.state}",
+                )
         elif self._options.media == "files":
             options = self._options
             Formatted(options.value_size, options.suite, options.files).write(self._layout)

@@ -174,7 +174,8 @@ class SharedFace(FileSystem):
         if isinstance(found, MissCause):
             self._habits.know_no_more(volume.name, path)
             self._habits.missed(caller, (volume.name, path))
-            found = yield from self._names.folder_again(volume, path, found)
+            known = self._nodes.folder(volume.name, path)
+            found = yield from self._names.folder_again(volume, path, found, known)
         self._seen.note(volume.name, path, is_folder=found.is_folder)
         try:
             ino, _ = self._nodes.told(Node(volume, path, caller.holder, found))
@@ -343,6 +344,7 @@ class SharedFace(FileSystem):
             yield from writer.publish(channel)
             return self._written_file(ino, writer)
         finally:
+            writer.abandon()
             self._open_writers.give_back(writer.holder)
 
     def _touch(self, ino: int, node: Node) -> Steps[Attributes]:
@@ -579,10 +581,16 @@ class SharedFace(FileSystem):
             if self._take_writer(ino, node, writer, is_new=is_new):
                 break
         opened = self._opened_writer(ino, node, writer, flags)
-        return self._emptied(writer, opened) if flags & os.O_TRUNC and not is_new else opened
+        return self._emptied(ino, writer, opened) if flags & os.O_TRUNC and not is_new else opened
 
-    def _emptied(self, writer: FileWriter, opened: Opened) -> Steps[Opened]:
-        yield from writer.resize(self._channel(), 0)
+    def _emptied(self, ino: int, writer: FileWriter, opened: Opened) -> Steps[Opened]:
+        try:
+            yield from writer.resize(self._channel(), 0)
+        except BaseException:
+            # The kernel releases no file whose open has failed.
+            if (released := self.release(ino, opened.handle)) is not None:
+                yield from released
+            raise
         return opened
 
     def _open(self, caller: Caller, ino: int, node: Node, flags: int) -> Steps[Opened]:

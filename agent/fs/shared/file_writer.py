@@ -53,6 +53,8 @@ PUT_TRIES: Final = 3
 ASKED_FROM: Final = 8
 """A file of more than this part of the volume is asked for before it is published: it may have evicted
 itself."""
+EVICTED: Final = frozenset({MissCause.EVICTED, MissCause.EXPIRED, MissCause.NEVER_STORED})
+"""Causes by which a chunk that was stored is there no more: another one has its room."""
 
 
 class FileWriter:
@@ -247,22 +249,28 @@ class FileWriter:
 
     def end(self, channel: IoChannel) -> Steps[None]:
         """Nobody has it open any more (RELEASE)."""
-        deadline = channel.now() + self.volume.timing.write_deadline
-        yield from self._take(channel, deadline)
+        # However long another operation takes: nobody comes back for what is staged.
+        yield from self._take_again(channel)
         try:
-            if self.opens:
-                return  # somebody has opened it meanwhile
-            if self._failed or not self.changed:
-                self._let_go()
-                return
+            deadline = channel.now() + self.volume.timing.write_deadline
+            while (busy := self._publishing) is not None:
+                yield from self._wait_for(channel, busy, deadline)
+                deadline = channel.now() + self.volume.timing.write_deadline
+            if self.opens or self._failed or not self.changed:
+                return  # opened by somebody meanwhile, or nothing is to be published
             if self.users.unclosed:
                 self._fail(errno.EIO)
                 return
             with contextlib.suppress(FsError):  # nobody hears of it; the file is not there
                 yield from self._publish(channel, deadline)
-            self._let_go()
         finally:
+            if not self.opens:
+                self._let_go()
             self._lock.release()
+
+    def abandon(self) -> None:
+        """Nobody has it open, nor will: of a content that one call makes."""
+        self._let_go()
 
     def publish(self, channel: IoChannel) -> Steps[None]:
         """Make it visible as it is. Raises FsError."""
@@ -384,7 +392,12 @@ class FileWriter:
         if chunk is not None:
             self._staged.move_to_end(number)
             return chunk
-        chunk = self._staged[number] = Staged(size)
+        try:
+            chunk = Staged(size)
+        except MemoryError:
+            self._bound.give_back(self.holder, size)
+            raise
+        self._staged[number] = chunk
         if not number and self._short:
             chunk.buffer[: len(self._short)] = self._short
             self._short, chunk.whole = b"", True
@@ -393,7 +406,8 @@ class FileWriter:
         if origin != HOLE:
             try:
                 yield from self._load(channel, number, origin, stored, memoryview(chunk.buffer), deadline)
-            except FsError:
+            except BaseException:
+                # Whatever it was, for instance no memory: bytes that did not come are no zeros.
                 self._unstage(number)
                 raise
             chunk.whole = True
@@ -606,9 +620,13 @@ class FileWriter:
             return
         keys = [chunk_key(origin, number) for number, (origin, _) in self._stored.items()]
         causes = yield from self.volume.chunks.lookup(channel, keys, deadline)
-        if any(causes):
+        gone = set(causes) - {None}
+        if gone & EVICTED:
             self._fail(errno.ENOSPC)
             raise FsError(errno.ENOSPC, "the volume had no room for the whole file")
+        if gone:
+            self._fail(errno.EIO)
+            raise FsError(errno.EIO, "nobody says just now whether the whole file is there")
 
     def _manifest(self, content: bytes | None) -> Manifest:
         identity = self._origins[0]

@@ -18,8 +18,10 @@ from agent.pool.steps import IoChannel, Steps
 FOLDER_MODE: Final = 0o755
 NAMES_ASKED: Final = 16
 """Names that were seen in a folder, and are asked for again where it is removed, or is not there."""
-UNSURE: Final = frozenset({MissCause.LATE, MissCause.ENCLOSURE_DOWN})
-"""Nobody says just now whether the name leads anywhere."""
+UNSURE: Final = frozenset({MissCause.LATE, MissCause.ENCLOSURE_DOWN, MissCause.CORRUPT})
+"""Nobody says just now whether the name leads anywhere. What was read damaged may come whole the next time;
+where flash itself is damaged, the scrub gives the name up."""
+GONE: Final = frozenset(MissCause) - UNSURE
 
 
 def folder(path: bytes, mode: int, uid: int, gid: int, now_ns: int) -> Manifest:
@@ -72,16 +74,21 @@ class Names:
         except PutRefused as refused:
             raise FsError(errno.EIO, str(refused)) from None
 
-    def folder_again(self, volume: SharedVolume, path: bytes, cause: MissCause) -> Steps[Manifest]:
-        """A folder whose manifest was evicted, or is out of reach, while this agent knows of names in it.
+    def folder_again(
+        self, volume: SharedVolume, path: bytes, cause: MissCause, known: Manifest | None = None
+    ) -> Steps[Manifest]:
+        """A folder whose manifest was evicted, while this agent knows of names in it; or is out of reach, or
+        was read damaged, while this agent knows the folder. So a program that writes there then hears of the
+        error with its write, and not that the folder has gone.
 
-        Raises FsError where there is none."""
-        if not self._seen.within(volume.name, path):
+        `known`: the folder as it was found last. Raises FsError where there is none."""
+        unsure, within = cause in UNSURE, self._seen.within(volume.name, path)
+        if not within and not (unsure and (known or self._seen.is_folder(volume.name, path))):
             self._seen.forget(volume.name, path)
             raise FsError(errno.ENOENT, f"no file or folder: {cause.name.lower()}")
         channel = self._channel()
-        found = folder(path, FOLDER_MODE, *self._owner, wall_ns(channel))
-        if cause in UNSURE:
+        found = known or folder(path, FOLDER_MODE, *self._owner, wall_ns(channel))
+        if unsure:
             return found
         if not (yield from self.has_names(volume, path, [NAMES_ASKED])):
             self._seen.forget(volume.name, path)
@@ -92,13 +99,13 @@ class Names:
     def has_names(self, volume: SharedVolume, path: bytes, asks: list[int]) -> Steps[bool]:
         """Whether something is in a folder, of the names that were seen there; those that are not go.
 
-        `asks`: how many more are asked for. Where that is too few, something is."""
+        `asks`: how many more are asked for. Where that is too few, or nobody can say, something is there."""
         for name, is_folder in self._seen.within(volume.name, path):
             if not asks[0]:
                 return True
             asks[0] -= 1
             inner = join(path, name)
-            if not isinstance((yield from self.newest(volume, inner)), MissCause):
+            if (yield from self.newest(volume, inner)) not in GONE:
                 return True
             if is_folder and (yield from self.has_names(volume, inner, asks)):
                 return True

@@ -89,6 +89,12 @@ class Nodes:
             raise FsError(errno.ENOENT)
         return node
 
+    def folder(self, volume: str, path: bytes) -> Manifest | None:
+        """A folder as kernels were told of it last; None where none knows it."""
+        with self._lock:
+            ino = self._found.get((volume, path, True))
+            return None if ino is None else self._nodes[ino].manifest
+
     def find(self, ino: int) -> Node | None:
         return self._nodes.get(ino)
 

@@ -59,6 +59,11 @@ class NamesSeen:
         with self._lock:
             self._drop((volume, path))
 
+    def is_folder(self, volume: str, path: bytes) -> bool:
+        """Whether a path was seen lately, and was a folder."""
+        with self._lock:
+            return self._names.get((volume, path), False)
+
     def within(self, volume: str, path: bytes) -> list[tuple[bytes, bool]]:
         """Name, and whether it is a folder, of what was seen in a folder."""
         with self._lock:

@@ -75,6 +75,10 @@ def test_without_memory_nothing_is_learned() -> None:
         {"policies": [{"volume": "v", "bytes_per_token": 5}]},
         {"policies": [{"volume": "v", "write": "around"}]},
         {"policies": [{"volume": "v"}, {"volume": "v"}]},
+        {
+            "policies": [{"volume": "s", "write": "second-use"}],
+            "volumes": [{"name": "s", "kind": "shared", "share": 0.5}],
+        },
         {"prestage": {"depth": 0}},
         {"prestage": {"waits": "ajar"}},
         {"agent": {"prestage": "1M"}},
@@ -83,6 +87,16 @@ def test_without_memory_nothing_is_learned() -> None:
 def test_what_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         configuration(**wrong)
+
+
+def test_a_shared_volume_of_the_pool_takes_no_second_use() -> None:
+    pool = MemoryPool()
+    pool.settings = dataclasses.replace(pool.settings, kind="shared")
+    volume = pool.agent().volume
+    with pytest.raises(ConfigError, match="shared volume"):
+        serving_of(configuration(policies=[{"volume": "v", "write": "second-use"}]), [volume])
+    (served,) = serving_of(configuration(policies=[{"volume": "v", "write": "through"}]), [volume]).served
+    assert served.admission is None
 
 
 @pytest.mark.expects_log("policies names volume w")

@@ -142,6 +142,20 @@ def test_a_mount_that_does_not_answer_is_named_and_not_waited_for(
         assert advice in finding.advice
 
 
+def test_a_mount_that_could_not_be_looked_at_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "mountinfo"
+    table.write_text(MOUNTS.splitlines()[1] + "\n")
+
+    def refused(*_: object) -> object:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(doctor_verb, "asked", refused)
+    (finding,) = doctor_verb._mounts_that_fail(table)
+    assert finding.verdict is Verdict.WITHOUT
+    assert finding.detail == "/mnt/stopped was not looked at: Linux refuses another thread"
+    assert "ulimit" in finding.advice
+
+
 def test_a_dead_mount_ends_doctor_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
     good, dead = (Finding("mounts", verdict, "it") for verdict in (Verdict.WITHOUT, Verdict.MISSING))
     for finding, code in ((good, 0), (dead, 1)):

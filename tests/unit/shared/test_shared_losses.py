@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from agent.fs.interface import LockOwner
 from agent.fs.shared.manifest import HOLE
 from agent.fs.shared.paths import chunk_key, path_key
-from agent.pool.steps import settle
+from agent.fs.shared.volume import Values
+from agent.fs.value_writer import errno_of
+from agent.pool.counters import MissCause
+from agent.pool.errors import PutRefused
+from agent.pool.steps import IoChannel, Steps, settle
 from tests.support.fs.memory_shared import CHUNK, MAKER, OTHER, Files, SharedPool, refused
 from tests.unit.shared.test_shared_face import DATA
 
@@ -75,6 +82,68 @@ def test_an_enclosure_that_is_away_is_a_miss_and_no_file_is_given_up(pool: Share
     for namespace in pool.namespaces[:2]:
         namespace.down = False
     assert files.get("f") == DATA
+
+
+@pytest.mark.parametrize("fault", ["down", "broken"])
+def test_a_folder_that_cannot_be_read_just_now_is_there_for_who_writes(
+    pool: SharedPool, files: Files, others: Files, fault: str
+) -> None:
+    files.mkdir("d", 0o770)
+    files.mkdir("e")
+    files.put("e/f", DATA)
+    for namespace in pool.namespaces[2:]:
+        setattr(namespace, fault, True)
+    for name in "de":
+        assert files.stat(name) is not None
+        file = files.create(f"{name}/g")
+        files.pwrite(file, 0, b"short")
+        refused(errno.EIO, files.close, file)
+        refused(errno.ENOTEMPTY, files.rmdir, "e")
+    refused(errno.ENOENT, others.create, "d/g")
+    for namespace in pool.namespaces[2:]:
+        setattr(namespace, fault, False)
+    for each in files, others:
+        found = each.stat("d")
+        assert found is not None
+        assert found.mode & 0o7777 == 0o750, "the folder is as its maker left it"
+    assert files.get("e/f") == DATA
+    files.rmdir("d")
+    assert files.stat("d") is None
+    assert others.stat("d") is None
+
+
+class Doubtful:
+    """Chunks of which nobody says just now whether they are there; all else is as in `chunks`."""
+
+    def __init__(self, chunks: Values, cause: MissCause) -> None:
+        self._chunks, self._cause = chunks, cause
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._chunks, name)
+
+    def lookup(
+        self, channel: IoChannel, keys: Sequence[bytes], deadline: float
+    ) -> Steps[list[MissCause | None]]:
+        yield from ()
+        return [self._cause for _ in keys]
+
+
+@pytest.mark.parametrize(
+    ("cause", "number"),
+    [(MissCause.CORRUPT, errno.EIO), (MissCause.LATE, errno.EIO), (MissCause.EVICTED, errno.ENOSPC)],
+)
+def test_a_large_file_that_cannot_be_asked_for_is_not_one_that_is_too_large(
+    cause: MissCause, number: int
+) -> None:
+    files = SharedPool((1,), (2,)).agent()
+    doubtful: Any = Doubtful(files.volume.chunks, cause)
+    files.face._volumes[files.root] = dataclasses.replace(files.volume, chunks=doubtful)
+    file = files.create("f")
+    for chunk in range(files.volume.chunks_max // 2):
+        files.pwrite(file, chunk * CHUNK, bytes(CHUNK))
+    refused(number, files.flush, file)
+    files.release(file)
+    assert files.stat("f") is None
 
 
 def test_a_file_is_written_around_an_enclosure_that_takes_nothing(pool: SharedPool, files: Files) -> None:
@@ -144,3 +213,9 @@ def test_another_process_writes_beside_and_the_last_close_wins(files: Files, oth
     files.close(second, LockOwner(22, OTHER.pid))
     assert others.get("f") == DATA[::-1]
     assert MAKER.pid != OTHER.pid
+
+
+def test_no_room_while_an_enclosure_is_away_is_an_error_of_the_enclosure() -> None:
+    assert errno_of(PutRefused("full")) == errno.ENOSPC
+    assert errno_of(PutRefused("full", passes=True)) == errno.EIO
+    assert errno_of(PutRefused("no answer", MissCause.LATE)) == errno.EIO

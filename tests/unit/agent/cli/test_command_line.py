@@ -76,7 +76,9 @@ def test_no_line_of_any_help_is_cut_off_at_80_columns(
     [
         (UserError("no such pool", "make one"), "error: no such pool\nhint: make one\n"),
         (ConfigError("unknown key"), "error: unknown key\n"),
-        (FileNotFoundError(2, "No such file", "a.toml"), "error: a.toml: No such file\n"),
+        (FileNotFoundError(2, "No such file", "a.toml"), "error: a.toml: No such file\nhint: name one "),
+        (OSError(28, "No space left", "/x"), "error: /x: No space left\nhint: make room there"),
+        (OSError(71, "Protocol error"), "error: Protocol error\nhint: G35_DEBUG=1 "),
         (KeyError("slot"), "error: KeyError: 'slot'\nhint: this is a bug of g35; "),
     ],
 )  # fmt: skip

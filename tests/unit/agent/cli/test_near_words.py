@@ -49,6 +49,10 @@ def test_an_unknown_word_of_an_enclosures_description() -> None:
     [
         (["sttaus"], "Did you mean 'status'?"),
         (["STATUS"], "Did you mean 'status'?"),
+        (["tenant", "lst"], "Did you mean 'list'"),
+        (["config", "CHECK"], "Did you mean 'check'?"),
+        (["config", "prnt"], "No such command 'prnt'. g35 config has: check, reference, unit."),
+        (["trace", "mke"], "g35 trace has: generate."),
         (["up", "--enclosrues", "2"], "--enclosures"),
         (["up", "--transport", "rmda"], "'rmda' is not one of 'tcp', 'rdma' (did you mean rdma?)."),
         (["config", "unit", "openrc"], "'openrc' is not one of"),

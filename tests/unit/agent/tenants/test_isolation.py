@@ -69,8 +69,9 @@ class Shared:
             doors=lambda: {"fuse": {"bytes_read": 1}},
         )  # fmt: skip
         audience = Audience("agent", tenants=("red",))
-        own = audience.key_value([serve(each) for each in self.volumes])
-        self.status = lambda: snapshot.take(audience.sources(sources, own))
+        served = [serve(each) for each in self.volumes]
+        own = audience.key_value(served)
+        self.status = lambda: snapshot.take(audience.sources(sources, audience.in_status(served)))
         self.kv = KvFace(own, lambda: self.channel, self.prestage)
         self.control = ControlFace(
             own, lambda: self.channel, self.status, lambda *_: Outcome.STARTED, self.prestage

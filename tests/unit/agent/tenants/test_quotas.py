@@ -455,6 +455,6 @@ def test_status_and_metrics_tell_of_tenants_and_a_door_of_its_own_only(shelf: Sh
 
     for tenant, seen in (("red", ["red"]), ("blue", [])):
         audience = Audience("agent", tenants=(tenant,))
-        own = audience.key_value([serve(each) for each in volumes])
+        own = audience.in_status([serve(each) for each in volumes])
         said = snapshot.take(audience.sources(sources, own))
         assert [row["name"] for row in said["tenants"]] == seen, "blue has files that this door does not show"
