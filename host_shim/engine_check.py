@@ -32,6 +32,16 @@ from typing import Any
 
 from host_shim.connector_jobs import within
 from host_shim.connector_options import ConnectorOptions, HiCacheOptions, PublisherOptions, TierOptions
+from host_shim.engine_folders import (
+    Found,
+    are_flags,
+    folders_of,
+    judge_folder,
+    judge_memory,
+    memory_of,
+    read_flags,
+    room_of,
+)
 from host_shim.named_values import NamedValues
 from host_shim.pool import Pool
 
@@ -52,16 +62,6 @@ class Place:
 
     mount: str
     volume: str
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """One thing looked at; `advice` says what to do where it is not good."""
-
-    name: str
-    good: bool
-    detail: str
-    advice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +281,11 @@ def _wrong_with(mount: str) -> Found | None:
 
 
 def read_document(given: str) -> Any:
-    """The configuration: `given` is the name of a file, or the text itself. Raises ValueError, OSError."""
+    """The configuration: `given` is the name of a file, or the text itself, JSON or a command line.
+
+    Raises ValueError, OSError."""
+    if are_flags(given) and not os.path.exists(given):
+        return read_flags(given)
     text = given if given.lstrip().startswith(("{", "[")) else Path(given).read_text(encoding="utf-8")
     try:
         return json.loads(text)
@@ -366,13 +370,65 @@ def options_taken(engine: str, given: str, place: Place) -> Found:
     return Found(name, True, f"taken: mount {found[0].mount}, volume {found[0].volume}")
 
 
+def configuration_findings(engine: str, given: str, place: Place, *, is_mounted: bool) -> Iterator[Found]:
+    """Our connector's options, the folders of the engine's own file tiers, and the sizes before both."""
+    advice = f"docs/engines/{engine}.md has both ways"
+    try:
+        document = read_document(given)
+    except (ValueError, OSError) as wrong:
+        yield Found("options", False, str(wrong), advice)
+        return
+    folders = folders_of(engine, document)
+    if engine == "nixl" and not folders:
+        yield Found("options", False, "nothing there names a folder of files", advice)
+    ours = engine != "nixl" and _names_ours(engine, document)
+    if engine != "nixl" and (ours or not folders):
+        yield options_taken(engine, given, place)
+    if not is_mounted:
+        return
+    for folder in folders:
+        yield from judge_folder(engine, folder, place.mount)
+    inside = [each.path for each in folders if _is_within(each.path, place.mount)]
+    if inside and ours:
+        detail = f"our connector and the files in {inside[0]} store the same blocks in one pool, twice"
+        yield Found("tiers", False, detail, "keep one of them", minor=True)
+    if inside:
+        room, where = room_of(inside[0]), inside[0]
+    else:
+        room, where = _volume_room(place), f"volume {place.volume}"
+    for name, held in memory_of(engine, document):
+        if (found := judge_memory(name, held, room, where)) is not None:
+            yield found
+
+
+def _names_ours(engine: str, document: Any) -> bool:
+    try:
+        return any(True for _ in _sections(engine, document))
+    except ValueError:  # which `options_taken` tells
+        return True
+
+
+def _is_within(path: str, mount: str) -> bool:
+    mount = os.path.abspath(mount)
+    return os.path.commonpath((os.path.abspath(path), mount)) == mount
+
+
+def _volume_room(place: Place) -> int:
+    """Bytes of the volume of our connector; 0 where nobody says."""
+    with contextlib.suppress(OSError, KeyError, TypeError, ValueError), Pool(place.mount) as pool:
+        for volume in pool.stats()["volumes"]:
+            if volume["name"] == place.volume:
+                return int(volume["slots"]) * int(volume["value_bytes"])
+    return 0
+
+
 def examine(engine: str, place: Place, options: str | None = None) -> Iterator[Found]:
     """All findings on one engine; what goes wrong in a check is its finding."""
     wrong = why_no_pool(place.mount)
     if wrong is not None:
         yield wrong
     if options is not None:
-        yield options_taken(engine, options, place)
+        yield from configuration_findings(engine, options, place, is_mounted=wrong is None)
     if wrong is not None:
         return
     known = ENGINES[engine]
@@ -406,7 +462,7 @@ def main(arguments: list[str] | None = None) -> int:
     with contextlib.redirect_stdout(sys.stderr):
         findings = list(examine(given.engine, Place(given.mount, given.volume), given.options))
     print(json.dumps([asdict(found) for found in findings]))
-    return 0 if all(found.good for found in findings) else 1
+    return 0 if all(found.good or found.minor for found in findings) else 1
 
 
 if __name__ == "__main__":

@@ -56,8 +56,7 @@ def engine_findings(
     mount = os.path.abspath(mount)
     interpreter = python or _SOURCE / ".cache" / "engines" / name / "bin" / "python"
     if not interpreter.exists():
-        if wrong := why_no_pool(mount):
-            yield Finding(wrong.name, Verdict.MISSING, wrong.detail, wrong.advice)
+        yield from _of_the_mount(mount)
         yield Finding(
             name,
             Verdict.MISSING,
@@ -90,17 +89,27 @@ def engine_findings(
             "the engine hangs as it is imported, or the agent behind the mount hangs: g35 status",
         )
         return
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        yield from _of_the_mount(mount)
+        yield Finding(name, Verdict.MISSING, str(error), f"is {interpreter} a Python of 3.11 or newer?")
+        return
+    except ValueError as error:
         yield Finding(name, Verdict.MISSING, str(error), f"is {interpreter} a Python of 3.11 or newer?")
         return
     if not isinstance(found, list):
         said = [line for line in done.stderr.splitlines() if line.strip()]
-        yield Finding(name, Verdict.MISSING, said[-1] if said else f"ended with {done.returncode}")
+        why = said[-1] if said else f"{interpreter} said nothing and ended with {done.returncode}"
+        yield Finding(name, Verdict.MISSING, why, f"is {interpreter} a Python of 3.11 or newer?")
         return
     for each in found:
-        yield Finding(
-            each["name"], Verdict.OK if each["good"] else Verdict.MISSING, each["detail"], each["advice"]
-        )
+        bad = Verdict.WITHOUT if each.get("minor") else Verdict.MISSING
+        yield Finding(each["name"], Verdict.OK if each["good"] else bad, each["detail"], each["advice"])
+
+
+def _of_the_mount(mount: str) -> Iterator[Finding]:
+    """What is wrong with the mount, where the engine's interpreter does not say it."""
+    if wrong := why_no_pool(mount):
+        yield Finding(wrong.name, Verdict.MISSING, wrong.detail, wrong.advice)
 
 
 def _asked(interpreter: Path, arguments: list[str], search_path: str) -> subprocess.CompletedProcess[str]:

@@ -44,7 +44,10 @@ def doctor(
     volume: Annotated[str, typer.Option(help="With --engine: the volume for its blocks.")] = "kv",
     options: Annotated[
         str | None,
-        typer.Option(help="With --engine: its configuration that names our connector, a file or its text."),
+        typer.Option(
+            help="With --engine: its configuration, or its flags: our connector's options, the folder of its "
+            "own files, the size of its memory. A file or the text."
+        ),
     ] = None,
 ) -> None:
     """Check this machine: needs of the agent, tools of tests and lab, dead mounts."""
@@ -54,10 +57,10 @@ def doctor(
             continue
         if engine is None:
             raise typer.BadParameter(f"--{name} is of an engine; --engine says which one")
-        if engine is Engine.NIXL and name in ("volume", "options"):
+        if engine is Engine.NIXL and name == "volume":
             raise typer.BadParameter(
                 "NIXL goes by files of /fs: it has no volume of /kv, and no connector of ours",
-                param_hint=f"--{name}",
+                param_hint="--volume",
             )
     findings = list(examine() if engine is None else engine_findings(engine, python, mount, volume, options))
     if as_json:

@@ -59,6 +59,20 @@ def test_an_interpreter_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) ->
     assert found.verdict is Verdict.MISSING
 
 
+def test_an_interpreter_that_cannot_be_run(tmp_path: Path) -> None:
+    mount, found = engine_findings(Engine.VLLM, tmp_path, str(tmp_path), "kv")
+    assert mount.detail == f"{tmp_path} is not a g35 mount"
+    assert "a Python of 3.11" in found.advice
+    *_, found = engine_findings(Engine.VLLM, Path("/bin/true"), str(tmp_path), "kv")
+    assert found.detail == "/bin/true said nothing and ended with 0"
+    assert "a Python of 3.11" in found.advice
+
+
+def test_what_works_all_the_same_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = [{"name": "tiers", "good": False, "detail": "twice", "advice": "one", "minor": True}]
+    assert _findings(monkeypatch, json.dumps(told)) == [Finding("tiers", Verdict.WITHOUT, "twice", "one")]
+
+
 def test_no_interpreter(tmp_path: Path) -> None:
     mount, found = engine_findings(Engine.NIXL, tmp_path / "python", str(tmp_path), "kv")
     assert mount.detail == f"{tmp_path} is not a g35 mount"
@@ -100,12 +114,11 @@ def test_a_mount_whose_agent_died_is_said_with_the_cure(monkeypatch: pytest.Monk
     assert "umount -l /mnt/pool" in found.advice
 
 
-@pytest.mark.parametrize("option", ["--volume", "--options"])
-def test_nixl_has_no_volume_that_could_be_wrong(option: str) -> None:
-    words = ["doctor", "--engine", "nixl", option, "WRONG"]
+def test_nixl_has_no_volume_that_could_be_wrong() -> None:
+    words = ["doctor", "--engine", "nixl", "--volume", "WRONG"]
     done = CliRunner().invoke(_application("doctor"), words, env={"COLUMNS": "300"})
     assert done.exit_code == 2
-    assert f"Invalid value for {option}: NIXL goes by files of /fs" in done.output
+    assert "Invalid value for --volume: NIXL goes by files of /fs" in done.output
 
 
 @pytest.mark.expects_log("no g35 pool at /nowhere")
