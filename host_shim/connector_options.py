@@ -86,7 +86,7 @@ class HiCacheOptions(PublisherOptions):
 
     def __post_init__(self) -> None:
         PublisherOptions.__post_init__(self)
-        pools = self.pools
+        pools: Any = self.pools
         good = isinstance(pools, Mapping) and len(pools) <= POOLS_MAX and "kv" not in pools
         if not good or not all(_is_volume_name(each) for pair in pools.items() for each in pair):
             raise ValueError(
