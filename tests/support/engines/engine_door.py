@@ -11,6 +11,7 @@ import os
 import random
 import socket
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -40,7 +41,9 @@ def serve(answer: Callable[[int], dict[str, Any]]) -> None:
         line, _ = door.accept()
     with line, line.makefile("rwb") as file:
         for request in file:
+            before = time.process_time()
             found = answer(int(request))
+            found["processor_s"] = time.process_time() - before
             print(
                 f"prompt {int(request)}: {found['cached']} cached, first token after {found['first_s']:.3f} s"
             )

@@ -21,7 +21,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.engines.whole_engine import Answer
 from tests.support.engines.whole_engine_setups import SETUPS, Setup
 from tests.support.pool_up import PoolUp
 from tests.support.processes import Processes
@@ -46,21 +45,14 @@ WARM_UP = 1000
 
 @dataclass(frozen=True)
 class Row:
-    """Seconds to the first token, of each prompt."""
+    """Medians over the prompts: seconds to the first token, and the processor's for an answer, three ways."""
 
     name: str
     prefix: int
-    computed: list[float]
-    stored: list[float]
-    loaded: list[float]
-
-    @property
-    def medians(self) -> tuple[float, float, float]:
-        return (
-            statistics.median(self.computed),
-            statistics.median(self.stored),
-            statistics.median(self.loaded),
-        )
+    first_s: tuple[float, float, float]
+    """Computed, computed and stored, loaded."""
+    processor_s: tuple[float, float, float]
+    """Of the engine's process alone, without the agent's."""
 
 
 class Different(Exception):
@@ -79,12 +71,14 @@ def measure(setup: Setup, name: str, folder: Path, model: str, prefix: int, prom
             VALUE_SIZES[model], "--read-deadline-ms", "2000", "--no-restart",
         )  # fmt: skip
         runs = []
-        for mount in (None, pool.mount, pool.mount):
-            with setup.start(processes, folder, mount, **changes) as engine:
-                engine.ask(WARM_UP)
-                runs.append(engine.ask(*range(prompts)))
-                engine.end()
-        pool.down()
+        try:
+            for mount in (None, pool.mount, pool.mount):
+                with setup.start(processes, folder, mount, **changes) as engine:
+                    engine.ask(WARM_UP)
+                    runs.append(engine.ask(*range(prompts)))
+                    engine.end()
+        finally:
+            pool.down()  # or its mount stays
     finally:
         processes.end_all()
     computed, stored, loaded = runs
@@ -93,25 +87,25 @@ def measure(setup: Setup, name: str, folder: Path, model: str, prefix: int, prom
             raise Different(f"{name} did not say the same as without the pool")
     if [each.cached for each in loaded] != [prefix] * prompts:
         raise Different(f"{name} loaded {[each.cached for each in loaded]} tokens of {prefix}")
-    return Row(name, prefix, _seconds(computed), _seconds(stored), _seconds(loaded))
+    first_s = [statistics.median(each.first_s for each in run) for run in runs]
+    processor_s = [statistics.median(each.processor_s for each in run) for run in runs]
+    return Row(name, prefix, _three(first_s), _three(processor_s))
 
 
-def _seconds(answers: list[Answer]) -> list[float]:
-    return [each.first_s for each in answers]
+def _three(values: list[float]) -> tuple[float, float, float]:
+    computed, stored, loaded = values
+    return computed, stored, loaded
 
 
 def table(rows: list[Row]) -> str:
     """The rows as a page has them."""
     lines = [
-        "| engine | prefix, tokens | computed, s | computed and stored, s | loaded, s | computed / loaded |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| engine | prefix | computed | and stored | loaded | processor: computed | and stored | loaded |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
-        computed, stored, loaded = row.medians
-        lines.append(
-            f"| {row.name} | {row.prefix} | {computed:.3f} | {stored:.3f} | {loaded:.3f} "
-            f"| {computed / loaded:.1f} |"
-        )
+        seconds = " | ".join(f"{each:.2f} s" for each in (*row.first_s, *row.processor_s))
+        lines.append(f"| {row.name} | {row.prefix} tokens | {seconds} |")
     return "\n".join(lines)
 
 

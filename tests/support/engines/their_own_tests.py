@@ -56,6 +56,16 @@ class Judge:
         self.second, other = second_agent(processes, self.pool, folder)
         self._mounts = {"first": self.pool.mount, "second": other}
 
+    def judge(self) -> None:
+        """All rounds, each with its faults, told as they end."""
+        say("nothing broken", self.round("whole"))
+        self.misread()
+        say(f"bits flipped in {MISREAD_PROBABILITY:.0%} of all reads", self.round("misread"))
+        self.heal()
+        stopped = self.round("stopped", self.stop_enclosure_for_a_while)
+        say(f"an enclosure stopped for {STOPPED_FOR} tests", stopped)
+        say("afterwards", self.round("after"))
+
     def round(self, name: str, amid: Callable[[list[Started]], None] | None = None) -> dict[str, Run]:
         """All tests on both mounts; `amid` is called with the two runs once they have begun."""
         started: dict[str, Started] = {}
@@ -130,14 +140,14 @@ def read_report(path: Path) -> Run:
     return Run(counts, failures)
 
 
-def main() -> int:
+def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("engine", help="a name in .ci/engines.d")
     parser.add_argument("tests", type=Path)
     parser.add_argument("--packages", type=Path, required=True)
-    given = parser.parse_args()
+    given = parser.parse_args(words)
     with tempfile.TemporaryDirectory(prefix="g35-their-tests-") as name:
         folder = Path(name)
         processes = Processes(folder)
@@ -145,15 +155,11 @@ def main() -> int:
             judge = Judge(
                 processes, folder, engine_python(given.engine), given.tests.resolve(), given.packages
             )
-            say("nothing broken", judge.round("whole"))
-            judge.misread()
-            say(f"bits flipped in {MISREAD_PROBABILITY:.0%} of all reads", judge.round("misread"))
-            judge.heal()
-            stopped = judge.round("stopped", judge.stop_enclosure_for_a_while)
-            say(f"an enclosure stopped for {STOPPED_FOR} tests", stopped)
-            say("afterwards", judge.round("after"))
-            judge.second.stop()
-            judge.pool.down()
+            try:
+                judge.judge()
+            finally:
+                judge.second.stop()
+                judge.pool.down()
         finally:
             processes.end_all()
     return 0

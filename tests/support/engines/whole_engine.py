@@ -30,6 +30,8 @@ class Answer:
     """Tokens of the prompt that it did not compute."""
     first_s: float
     """Seconds from the prompt to the first token."""
+    processor_s: float
+    """Seconds of processors that the engine's process took for the whole answer, on all its threads."""
     digest: str = ""
     """Of the logits of all steps, where the engine shows them."""
     groups: int = 1

@@ -12,7 +12,6 @@ import importlib.abc
 import importlib.machinery
 import importlib.metadata
 import os
-import queue
 import sys
 import threading
 import types
@@ -122,16 +121,15 @@ class Host:
         """How many tokens a prefetch brought, and where they are."""
         operation = self.found(tokens)
         indices = self.pool.alloc(max(operation.storage_hit_count, PAGE_TOKENS))
+        count = 0
         if operation.storage_hit_count:
             operation.host_indices = indices[: operation.storage_hit_count]
             self.controller.prefetch_buffer.put(operation)
-            until = False
-            while not until:
-                try:
-                    until = self.controller.ack_prefetch_queue.get(timeout=SECONDS).completed_req
-                except queue.Empty:
-                    raise AssertionError("the prefetch does not end") from None
-        return operation.completed_tokens, indices
+            ended = False
+            while not ended:
+                told = self.controller.ack_prefetch_queue.get(timeout=SECONDS)
+                count, ended = told.completed_tokens or count, told.completed_req
+        return count, indices
 
     def end(self) -> None:
         self.controller.detach_storage_backend()
@@ -139,18 +137,17 @@ class Host:
 
 def hashes(tokens: list[int]) -> list[str]:
     """SGLang's own chain of page hashes."""
-    from sglang.srt.mem_cache.utils import get_hash_str
+    from sglang.srt.managers.cache_controller import get_storage_hash_str
 
-    found: list[str] = []
-    for start in range(0, len(tokens), PAGE_TOKENS):
-        found.append(get_hash_str(tokens[start : start + PAGE_TOKENS], found[-1] if found else None))
+    found: list[str] = get_storage_hash_str(tokens, None, page_size=PAGE_TOKENS)
     return found
 
 
 def stored_by_one_loaded_by_another(name: str, backend: str, extra: dict[str, Any]) -> None:
     import torch
 
-    tokens = list(range(10 * PAGE_TOKENS))
+    start = 1000 * len(name)  # others than the other back-ends have stored
+    tokens = list(range(start, start + 10 * PAGE_TOKENS))
     first = Host(backend, dict(extra))
     assert first.found(tokens).storage_hit_count == 0
     indices = first.fill(10, 35)

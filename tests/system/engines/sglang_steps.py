@@ -152,6 +152,12 @@ def more_pools(pool: EnginePool) -> None:
     assert found.kv_hit_pages == 3
     assert found.extra_pool_hit_pages == {PoolName.KV: 5, PoolName.MAMBA: 3}
     assert found.restorable_prefix_pages == [3]
+    groups = PoolTransfer(
+        PoolName.MAMBA, keys=keys[2:5], hit_policy=PoolHitPolicy.BLOCK_GROUPS, block_pages=4, group_pages=1
+    )
+    found = made.batch_exists_v2(keys, [groups])
+    assert found.kv_hit_pages == 5
+    assert found.extra_pool_hit_pages == {PoolName.KV: 5, PoolName.MAMBA: 4}
     expected = states.page(2).clone()
     states.kv_buffer.zero_()
     transfer = PoolTransfer(PoolName.MAMBA, host_indices=indices(2, 1), keys=keys[2:3])

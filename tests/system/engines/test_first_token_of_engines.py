@@ -18,8 +18,8 @@ def test_a_row_for_an_engine(name: str, tmp_path: Path, capsys: pytest.CaptureFi
     target = tmp_path / "rows.json"
     words = ["--engine", name, "--model", "small", "--prefix", "256", "--prompts", "2", "--json", str(target)]
     assert first_token_of_engines.main(words) == 0
-    assert f"| {name} | 256 |" in capsys.readouterr().out
+    assert f"| {name} | 256 tokens |" in capsys.readouterr().out
     (row,) = json.loads(target.read_text())
-    for what in ("computed", "stored", "loaded"):
-        assert len(row[what]) == 2
+    for what in ("first_s", "processor_s"):
+        assert len(row[what]) == 3
         assert min(row[what]) > 0
