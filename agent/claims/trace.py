@@ -16,8 +16,8 @@ from pathlib import Path
 from agent.errors import UserError
 from agent.replay.trace_lines import BLOCK_TOKENS, TraceFile
 
-REFERENCES_MAX = 1 << 21
-"""Block references that are played: seven times those of the conversation trace of the Mooncake paper."""
+REFERENCES_MAX = 1 << 20
+"""Block references that are played: three times those of the conversation trace of the Mooncake paper."""
 _PROGRESS_REQUESTS = 256
 
 

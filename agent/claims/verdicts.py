@@ -62,14 +62,12 @@ def of_all_models(tables: Tables, choice: Choice, context: int) -> list[ModelRow
     return rows
 
 
-def _named(models: Sequence[str]) -> str:
-    return ", ".join(models) or "no model of the table"
-
-
 def _split(rows: Sequence[ModelRow], holds: Callable[[ModelRow], bool]) -> str:
     able = [row.model for row in rows if holds(row)]
     rest = [row.model for row in rows if not holds(row)]
-    return f"with the best hits for {_named(able)}; not for {_named(rest)}"
+    if not able or not rest:
+        return f"with the best hits for {'every' if able else 'no'} model of the table"
+    return f"with the best hits for {', '.join(able)}; not for {', '.join(rest)}"
 
 
 def over_recompute(scenario: Scenario, contexts: Sequence[Scenario], rows: Sequence[ModelRow]) -> Claim:
@@ -144,7 +142,7 @@ def capacities(tables: Tables, choice: Choice) -> list[CapacityRow]:
     gpus, enclosures = pod.gpus.value, pod.enclosures.value
     drives = tables.enclosures[pod.enclosure].capacity_tb
     said = POD_PB_STATED * 1000 / 36
-    rows = [("drives times their size", drives), ("18.4 PB by 36", said), ("the keynote", KEYNOTE_TB)]
+    rows = [("drives times their size", drives), ("a 36th of 18.4 PB", said), ("the keynote", KEYNOTE_TB)]
     return [
         CapacityRow(name, size, size * enclosures / 1000, size * enclosures / gpus) for name, size in rows
     ]
