@@ -11,13 +11,12 @@ rest follows in the docstrings.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 GIGA = 1e9
 SECONDS_A_DAY = 86_400.0
-_HALVINGS = 60
-"""Of an interval of shares: beyond what a double can tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +90,8 @@ class Tier:
 
         More would take longer than computing the rest: from there on the gate chooses misses on purpose.
         """
-        low, high = self.local_share, max(self.local_share, hit_share)
-        if self._load(high) <= work_of(high, self.attention_share):
-            return high
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            if self._load(middle) <= work_of(middle, self.attention_share):
-                low = middle
-            else:
-                high = middle
-        return low
+        a, slope = self.attention_share, 1 / self.supply
+        return max(self.local_share, min(hit_share, _root(a, 1 - a + slope, 1 + self.local_share * slope)))
 
     def overlapped(self, hit_share: float) -> float:
         """Time of a prompt where what is found arrives while the rest is computed."""
@@ -120,18 +111,19 @@ class Tier:
         return (hit_share - self.local_share) / self.supply
 
 
+def hit_share_for(time: float, attention_share: float) -> float:
+    """The hit share from which on no more than `time` of the work is left."""
+    return _root(attention_share, 1 - attention_share, 1 - time)
+
+
 def supply_for(time: float, attention_share: float, local_share: float = 0.0) -> float:
     """The supply whose best overlapped time is `time`; 0 where computing alone is that fast."""
-    if time >= work_of(local_share, attention_share):
-        return 0.0
-    low, high = local_share, 1.0
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        if work_of(middle, attention_share) > time:
-            low = middle
-        else:
-            high = middle
-    return (low - local_share) / time
+    return max(0.0, hit_share_for(time, attention_share) - local_share) / time
+
+
+def _root(a: float, b: float, c: float) -> float:
+    """The root from 0 on of a h^2 + b h = c, for a, b and c from 0 on; `work_of` is 1 - (1-a) h - a h^2."""
+    return 2 * c / (b + math.sqrt(b * b + 4 * a * c)) if c > 0 else 0.0
 
 
 def whole_gpu(speed_up: float, prefill_share: float) -> float:
@@ -142,15 +134,6 @@ def whole_gpu(speed_up: float, prefill_share: float) -> float:
 def prefill_share_for(speed_up: float, target: float) -> float | None:
     """The share of prefill from which on a whole GPU gains `target`; None where no share does."""
     return (1 - 1 / target) / (1 - 1 / speed_up) if speed_up >= target else None
-
-
-def hit_share_for(time: float, attention_share: float) -> float:
-    """The hit share from which on no more than `time` of the work is left."""
-    low, high = 0.0, 1.0
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if work_of(middle, attention_share) > time else (low, middle)
-    return high
 
 
 @dataclass(frozen=True, slots=True)

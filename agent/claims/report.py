@@ -32,7 +32,7 @@ from agent.claims.verdicts import (
     over_recompute,
     sensitivity,
 )
-from agent.figures.tables import Tables
+from agent.figures.tables import Rate, Tables
 from agent.inline.secrets import SecretKey
 
 DEFAULT_CONTEXT = 131_072
@@ -55,6 +55,8 @@ class FromTrace:
     """GPUs that the prompts of the trace keep busy, all computed."""
     block_tb: float
     used_again: float
+    prefill_share: float | None
+    """Of GPU time, all computed; None where no decode rate of the model on the GPU was published."""
 
     def tb_a_gpu(self, blocks: float) -> float:
         return blocks * self.block_tb / self.busy_gpus
@@ -104,11 +106,13 @@ def answer(
     """The answer. `context` and `hit_share`, where not given, are the trace's, or the stated ones."""
     length = context or (trace.mean_context if trace is not None else DEFAULT_CONTEXT)
     scenario = scenario_of(tables, choice, length, 0.0 if hit_share is None else hit_share)
-    found = None
+    found = fits = None
     if trace is not None:
-        found = _from_trace(scenario, trace, progress)
+        rate = tables.rates.get((choice.model, choice.gpu))
+        found = _from_trace(scenario, trace, rate, progress)
         local = found.at(tables.gpus[choice.gpu].dram_gb.value / 1000, "lru")
-        share = found.at(scenario.capacity_tb, "pool") if hit_share is None else hit_share
+        fits = found.at(scenario.capacity_tb, "pool")
+        share = fits if hit_share is None else hit_share
         scenario = replace(scenario, hit_share=max(share, local), local_share=local)
     elif hit_share is None:
         scenario = replace(scenario, hit_share=DEFAULT_HIT_SHARE)
@@ -121,18 +125,18 @@ def answer(
     models, rows = of_all_models(tables, choice, length), capacities(tables, choice)
     limit = scenario.limit()
     most = found.unbounded if found is not None else None
-    if limit == "hits" and most is not None:
-        limit = "capacity" if scenario.hit_share < most - 0.01 else "GPU"
+    if limit == "hits" and most is not None and fits is not None and hit_share is None:
+        limit = "capacity" if fits < most - 0.01 else "GPU"
     claims = [
         over_recompute(scenario, contexts, models),
         over_g4(scenario, models),
-        of_whole_gpus(scenario),
+        of_whole_gpus(scenario, found.prefill_share if found is not None else None),
         of_power(scenario, "recompute", "computing again"),
         of_power(scenario, "g4", "shared storage (G4)"),
         of_capacity(rows),
         of_hits(
             scenario,
-            scenario.hit_share if found is not None else None,
+            fits,
             most,
             found is not None and found.tb_a_gpu(found.trace.unique) < scenario.capacity_tb,
         ),
@@ -155,8 +159,14 @@ def answer(
     )
 
 
-def _from_trace(scenario: Scenario, trace: Trace, progress: Callable[[float], None]) -> FromTrace:
+def _from_trace(
+    scenario: Scenario, trace: Trace, rate: Rate | None, progress: Callable[[float], None]
+) -> FromTrace:
     curve, unbounded = curve_of(trace, _PLACEMENT, progress)
+    share = None
+    if rate is not None and rate.decode_tokens_s is not None:
+        prefill_s = sum(trace.inputs) / scenario.tokens_s
+        share = prefill_s / (prefill_s + sum(trace.outputs) / rate.decode_tokens_s.value)
     return FromTrace(
         trace=trace,
         curve=curve,
@@ -164,6 +174,7 @@ def _from_trace(scenario: Scenario, trace: Trace, progress: Callable[[float], No
         busy_gpus=sum(trace.inputs) / trace.duration_s / scenario.tokens_s,
         block_tb=scenario.bytes_per_token * trace.block_tokens / 1e12,
         used_again=trace.used_again_share(),
+        prefill_share=share,
     )
 
 
@@ -272,6 +283,7 @@ def _trace_record(found: FromTrace | None) -> dict[str, Any] | None:
         "broken_lines": found.trace.broken_lines,
         "busy_gpus": _round(found.busy_gpus),
         "used_again_share": _round(found.used_again),
+        "prefill_share": None if found.prefill_share is None else _round(found.prefill_share),
         "unbounded_hit_ratio": _round(found.unbounded),
         "hit_curve": [
             {**_rounded(asdict(point)), "tb_a_gpu": _round(found.tb_a_gpu(point.blocks))}

@@ -61,6 +61,7 @@ class Scenario:
     g4_watts_per_gb_s: float
     gpus: int
     capacity_tb: float
+    drive_write_gb_s: float
     drive_writes_a_day: float
 
     @cached_property
@@ -239,6 +240,7 @@ def scenario_of(
         g4_watts_per_gb_s=pod.g4_watts_per_gb_s.value,
         gpus=int(gpus),
         capacity_tb=enclosure.capacity_tb * enclosures / gpus,
+        drive_write_gb_s=enclosure.drives.value * enclosure.drive_write_gb_s.value * enclosures / gpus,
         drive_writes_a_day=enclosure.drive_writes_a_day.value,
     )
 

@@ -80,14 +80,14 @@ def read_trace(path: Path, progress: Callable[[float], None] = lambda share: Non
         if len(trace.blocks) >= REFERENCES_MAX:
             trace.is_whole = False
             break
-    if not trace.blocks:
+    if not trace.blocks or not any(trace.inputs):
         why = (
             f"; the first of {file.broken_lines} broken lines: {file.complaints[0]}"
             if file.complaints
             else ""
         )
         raise UserError(
-            f"{path} has no request with a block{why}",
+            f"{path} has no request with blocks and tokens{why}",
             "a trace is JSON lines in Mooncake's format; `g35 trace generate` makes one",
         )
     trace.unique, trace.broken_lines = len(dense), file.broken_lines

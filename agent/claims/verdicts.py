@@ -84,33 +84,40 @@ def over_recompute(scenario: Scenario, contexts: Sequence[Scenario], rows: Seque
     )
 
 
+def _up_to(threshold_tb_s: float) -> str:
+    if not threshold_tb_s:
+        return "over no G4, for computing again is not five times slower"
+    return f"over a G4 of at most {threshold_tb_s:.2f} TB/s"
+
+
 def over_g4(scenario: Scenario, rows: Sequence[ModelRow]) -> Claim:
     here = scenario.g4_threshold_gb_s() * scenario.gpus / 1000
     best = scenario.with_best_hits()
     at_best = best.g4_threshold_gb_s() * scenario.gpus / 1000
-    now = (
-        f"where shared storage gives the pod at most {here:.2f} TB/s" if here else "against no shared storage"
-    )
-    then = f"{at_best:.2f} TB/s" if at_best else "none"
+    now = _up_to(here)
+    then = _up_to(at_best)
     return Claim(
         "5x tokens a second over shared storage (G4), prefill",
         scenario.speed_up("g4") >= TARGET,
-        f"at a hit share of {scenario.hit_share:.1%} {now}; at the best one, {best.hit_share:.1%}, "
-        f"at most {then}; this G4 gives {scenario.g4_gb_s * scenario.gpus / 1000:.2f} TB/s; "
+        f"at a hit share of {scenario.hit_share:.1%} {now}; at the best one, {best.hit_share:.1%}, {then}; "
+        f"this G4 gives {scenario.g4_gb_s * scenario.gpus / 1000:.2f} TB/s; "
         + _split(rows, lambda row: row.best_over_g4 >= TARGET),
     )
 
 
-def of_whole_gpus(scenario: Scenario) -> Claim:
+def of_whole_gpus(scenario: Scenario, prefill_share: float | None) -> Claim:
+    """`prefill_share`: of GPU time, as a trace has it; None: half is taken."""
     speed_up = scenario.speed_up("recompute")
     share = prefill_share_for(speed_up, TARGET)
-    half = whole_gpu(speed_up, 0.5)
-    where = f"from {share:.1%} of GPU time in prefill on" if share is not None else "at no share of prefill"
+    taken = 0.5 if prefill_share is None else prefill_share
+    here = whole_gpu(speed_up, taken)
+    most = 1 / max(1 - taken, 1e-9)
+    by = "as stated" if prefill_share is None else "as the trace has it"
+    least = "at no share of prefill" if share is None else f"from {share:.1%} of GPU time in prefill on"
     return Claim(
         "5x tokens a second of whole GPUs, which also decode",
-        half >= TARGET,
-        f"{where}: GPUs that do nothing else; with half of the time in decode it is {half:.2f}x, and never "
-        "over 2x",
+        here >= TARGET,
+        f"{least}; with {taken:.1%}, {by}, it is {here:.2f}x, and never over {most:,.1f}x",
     )
 
 
@@ -168,7 +175,8 @@ def of_endurance(scenario: Scenario, used_again: float | None) -> Claim:
     rated, writes = scenario.drive_writes_a_day, scenario.writes_a_day
     where = (
         f"{writes:.1f} writes of the capacity a day where all GPUs only prefill and store all they compute, "
-        f"of {rated:g}; it lasts where at most {min(1.0, rated / writes):.0%} of it is stored"
+        f"of {rated:g}; it lasts where at most {min(1.0, rated / writes):.0%} of it is stored; a GPU writes "
+        f"{scenario.written_gb_s:.2f} GB/s of the {scenario.drive_write_gb_s:.1f} GB/s that its drives take"
     )
     if used_again is not None:
         where += (

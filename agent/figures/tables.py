@@ -8,7 +8,7 @@ decimal.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -143,12 +143,13 @@ class Gpu(_Record):
 
 
 class Rate(_Record):
-    """A published prefill rate of one GPU: tokens a second, over prompts of `context` tokens."""
+    """A published rate of one GPU: prefill over prompts of `context` tokens, and decode where it was told."""
 
     model: str
     gpu: str
     context: Count
     tokens_s: Figure
+    decode_tokens_s: Figure | None = None
 
 
 class Enclosure(_Record):
@@ -258,8 +259,3 @@ def stored_token_bytes() -> Mapping[str, int]:
         found[name] = model.stored_bytes_per_token("bf16")
         found[f"{name}-fp8"] = model.stored_bytes_per_token("fp8")
     return found
-
-
-def known(names: Iterable[str]) -> str:
-    """Names for a line of help."""
-    return ", ".join(names)

@@ -69,6 +69,8 @@ def test_with_a_trace_hits_and_context_are_the_traces(tmp_path: Path, capsys: Ca
     assert 512 < found["context"] < 40_000
     assert _claim(found, "The capacity finds")["holds"] is True
     assert found["limit"] == "GPU"
+    assert 0.5 < found["trace"]["prefill_share"] < 1
+    assert "as the trace has it" in _claim(found, "5x tokens a second of whole")["where"]
     assert _json(capsys, "--trace", str(trace), "--hits", "0.25", "--context", "999")["context"] == 999
 
 

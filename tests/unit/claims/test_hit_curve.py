@@ -127,6 +127,6 @@ def test_a_file_that_is_no_trace_is_refused_with_its_first_fault(tmp_path: Path)
     file = tmp_path / "no.jsonl"
     file.write_text("hello\n")
     with pytest.raises(
-        UserError, match="no request with a block; the first of 1 broken lines: line 1: no JSON"
+        UserError, match="no request with blocks and tokens; the first of 1 broken lines: line 1: no JSON"
     ):
         read_trace(file)
