@@ -3,7 +3,7 @@
 
 PYTHON := .venv/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help setup run test bench lab campaign nightly arm64 deploy engines fmt lint types rooms clean wheels
+.PHONY: help setup run test bench claims lab campaign nightly arm64 deploy engines fmt lint types rooms clean wheels
 .PHONY: set-up-to-run set-up-to-test set-up-to-deploy compiled
 
 help: ## this list
@@ -40,6 +40,9 @@ bench: set-up-to-test compiled ## the numbers, with their floors, into build/ben
 ifndef ARGS
 	@$(PYTHON) -m tests.support.rungs.bench_more build/bench.json
 endif
+
+claims: set-up-to-test compiled ## the tables and plots of docs/claims.md, from the trace of the Mooncake paper; minutes
+	@$(PYTHON) -m tests.support.rungs.claims_page --plots $(ARGS)
 
 lab: set-up-to-test compiled ## boot a Debian kernel in QEMU and let it judge (tests/lab)
 	@.venv/bin/g35 lab $(ARGS)

@@ -71,6 +71,9 @@ VERBS: dict[str, Verb] = {
     "replay": Verb(
         "agent.cli.replay_verb", "replay", "Play a KV-cache trace through a mount, verifying bytes."
     ),
+    "claims": Verb(
+        "agent.cli.claims_verb", "claims", "Which claims of a G3.5 tier hold, for a model, a GPU and a pod."
+    ),
     "bench": Verb("agent.bench.bench_verb", "bench", "The numbers, each beside its floor, in one run."),
     "trace": Verb("agent.cli.trace_verb", "app", "Make a trace for `g35 replay`."),
 }

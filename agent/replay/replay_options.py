@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from agent.errors import did_you_mean
-from agent.replay.models import MODELS
+from agent.figures.tables import stored_token_bytes
 from agent.sizes import parse_size
 
 BYTES_PER_TOKEN = 2048
@@ -24,9 +24,9 @@ def _plot_file(path: Path | None) -> Path | None:
 
 
 def _model(name: str) -> str:
-    if name and name not in MODELS:
+    if name and name not in (known := stored_token_bytes()):
         raise typer.BadParameter(
-            f"no model {name!r}{did_you_mean(name, MODELS)}; there are {', '.join(MODELS)}"
+            f"no model {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}"
         )
     return name
 
@@ -55,7 +55,10 @@ class ReplayOptions:
     ] = None
     model: Annotated[
         str,
-        typer.Option(callback=_model, help=f"Take a token's bytes from a model: {', '.join(MODELS)}."),
+        typer.Option(
+            callback=_model,
+            help="Take a token's bytes from a model, such as llama-3.1-8b or deepseek-v3-fp8.",
+        ),
     ] = ""
     concurrency: Annotated[int, typer.Option(min=1, max=256, help="Requests played at a time.")] = 4
     time_scale: Annotated[
@@ -93,5 +96,5 @@ class ReplayOptions:
     def token_bytes(self) -> int:
         """KV-cache bytes of a token: given, the model's, or the default."""
         if self.bytes_per_token is None and self.model:
-            return MODELS[self.model].bytes_per_token
+            return stored_token_bytes()[self.model]
         return self.bytes_per_token or BYTES_PER_TOKEN

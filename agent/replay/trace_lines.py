@@ -5,14 +5,16 @@
 `timestamp` is in milliseconds from the start; `hash_ids` names the blocks of the request's prefix, in order.
 A block has 512 tokens, or as many as the line's `block_size` says, which is the same in all lines of a trace.
 Lines are untrusted and read one at a time. A broken one is counted and skipped, with its number and reason,
-or ends the reading (`strict`).
+or ends the reading (`strict`). A file whose name ends in .xz is unpacked line by line.
 """
 
 import json
+import lzma
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from agent.errors import UserError
 
@@ -98,18 +100,31 @@ class TraceFile:
     finished: bool = False
     block_tokens: int = 0
     """Of the first request; 0 before it was read."""
+    share_read: float = 0.0
+    """How much of the file's bytes was read."""
 
     def __iter__(self) -> Iterator[TraceRequest]:
         try:
-            file = self.path.open("rb")
+            raw = self.path.open("rb")
         except OSError as error:
             raise UserError(
                 f"cannot read the trace {self.path}: {error.strerror}", "`g35 trace generate` makes one"
             ) from None
-        with file:
+        with raw:
+            try:
+                yield from self._requests(raw)
+            except (lzma.LZMAError, EOFError) as error:
+                raise UserError(
+                    f"{self.path} cannot be unpacked: {error}", "is it an .xz file, and all of it?"
+                ) from None
+
+    def _requests(self, raw: IO[bytes]) -> Iterator[TraceRequest]:
+        size = os.fstat(raw.fileno()).st_size
+        with lzma.open(raw) if self.path.suffix == ".xz" else raw as file:
             number = 0
             while not self.requests_max or self.requests < self.requests_max:
                 line = file.readline(LINE_BYTES_MAX)
+                self.share_read = raw.tell() / size if size else 1.0
                 if not line:
                     break
                 number += 1

@@ -52,6 +52,7 @@ def test_the_program_is_the_four_rooms(wheels: dict[str, zipfile.ZipFile]) -> No
     wheel = wheels["g35"]
     assert _tops(wheel) == {"agent", "emulator", "host_shim", "nvmeof"}
     assert "agent/replay/sample_trace.jsonl" in wheel.namelist()
+    assert "agent/figures/figures.toml" in wheel.namelist()
     assert "emulator/lab/init.sh" in wheel.namelist()
     assert "agent/deploy/g35-agent.service" in wheel.namelist()
     scripts = next(name for name in wheel.namelist() if name.endswith("entry_points.txt"))

@@ -1,0 +1,266 @@
+"""One scenario (model, GPU, pod, context, hits) and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from types import MappingProxyType
+
+from agent.claims.equations import (
+    Energy,
+    PrefillCost,
+    Tier,
+    break_even_gb_s,
+    drive_writes_a_day,
+    energy,
+    prefill_tokens_s,
+    retention_hours,
+    slowest_lane,
+    supply_for,
+    utilisation_of,
+    work_of,
+    written_gb_s,
+)
+from agent.errors import UserError
+from agent.figures.tables import Figure, KvPrecision, Tables, find
+
+TERA = 1e12
+TARGET = 5.0
+"""The announced factor, of tokens a second and of power efficiency."""
+HOST_NIC, NETWORK, DRIVES = "host DPU", "network", "drives"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What the user asks about, by names of the table. `g4_gb_s` is for the whole pod."""
+
+    model: str
+    kv: KvPrecision
+    gpu: str
+    pod: str
+    g4_gb_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """The numbers of one calculation. Bandwidths, watts and capacity are for one GPU; shares from 0 to 1."""
+
+    cost: PrefillCost
+    flops_s: float
+    bytes_per_token: float
+    context: int
+    hit_share: float
+    local_share: float
+    """What the GPU's own server (G1, G2) has of every prompt."""
+    lanes_gb_s: Mapping[str, float]
+    g4_gb_s: float
+    gpu_watts: float
+    storage_watts: float
+    dpu_watts: float
+    g4_watts_per_gb_s: float
+    gpus: int
+    capacity_tb: float
+    drive_write_gb_s: float
+    drive_writes_a_day: float
+
+    @cached_property
+    def attention_share(self) -> float:
+        return self.cost.attention_share(self.context)
+
+    @cached_property
+    def tokens_s(self) -> float:
+        return prefill_tokens_s(self.cost, self.flops_s, self.context)
+
+    @cached_property
+    def break_even_gb_s(self) -> float:
+        return break_even_gb_s(self.bytes_per_token, self.tokens_s)
+
+    @property
+    def lane(self) -> str:
+        return slowest_lane(self.lanes_gb_s)[0]
+
+    @property
+    def gb_s(self) -> float:
+        return slowest_lane(self.lanes_gb_s)[1]
+
+    @property
+    def supply(self) -> float:
+        return self.gb_s / self.break_even_gb_s
+
+    @cached_property
+    def g35(self) -> Tier:
+        return Tier(self.supply, self.attention_share, self.local_share)
+
+    @cached_property
+    def g4(self) -> Tier:
+        return Tier(self.g4_gb_s / self.break_even_gb_s, self.attention_share, self.local_share)
+
+    @property
+    def recompute(self) -> float:
+        """Time of a prompt with what the server itself has, and no tier behind it."""
+        return work_of(self.local_share, self.attention_share)
+
+    def speed_up(self, over: str, *, overlapped: bool = True) -> float:
+        """Of prefill over `nothing` (each prompt computed whole), `recompute`, or `g4`."""
+        ours = self.g35.overlapped(self.hit_share) if overlapped else self.g35.serial(self.hit_share)
+        if over == "g4":
+            g4 = self.g4.overlapped(self.hit_share) if overlapped else self.g4.serial(self.hit_share)
+            return g4 / ours
+        return (1.0 if over == "nothing" else self.recompute) / ours
+
+    @property
+    def best_hit_share(self) -> float:
+        """Where loading and computing take equally long: more hits than that help no more."""
+        return self.g35.useful_share(1.0)
+
+    def with_best_hits(self) -> Scenario:
+        return replace(self, hit_share=self.best_hit_share)
+
+    def g4_threshold_gb_s(self) -> float:
+        """The G4 of one GPU up to which G3.5 is `TARGET` times faster at these hits.
+
+        0: not even computing again is that slow.
+        """
+        time = TARGET * self.g35.overlapped(self.hit_share)
+        return supply_for(time, self.attention_share, self.local_share) * self.break_even_gb_s
+
+    def limit(self) -> str:
+        """What limits the prefill: a lane, or `hits`, for a GPU computes what is not found."""
+        return self.lane if self.g35.useful_share(self.hit_share) < self.hit_share else "hits"
+
+    def energy(self, way: str) -> Energy:
+        """Joules of a prompt token: `nothing`, `recompute`, `g35` or `g4`."""
+        if way in ("nothing", "recompute"):
+            time = 1.0 if way == "nothing" else self.recompute
+            return energy(time, time, self.tokens_s, self.gpu_watts, 0.0, 0.0)
+        tier = self.g35 if way == "g35" else self.g4
+        useful = tier.useful_share(self.hit_share)
+        watts = self.storage_watts if way == "g35" else self.g4_gb_s * self.g4_watts_per_gb_s
+        return energy(
+            tier.overlapped(self.hit_share),
+            work_of(useful, self.attention_share),
+            self.tokens_s,
+            self.gpu_watts,
+            watts,
+            self.dpu_watts if way == "g35" else 0.0,
+        )
+
+    def power_gain(self, over: str) -> float:
+        return self.energy(over).total / self.energy("g35").total
+
+    @property
+    def written_gb_s(self) -> float:
+        """What one GPU writes that does nothing but prefill, and stores all it computes."""
+        useful = self.g35.useful_share(self.hit_share)
+        time = self.g35.overlapped(self.hit_share)
+        return written_gb_s(self.bytes_per_token, self.tokens_s, 1 - useful, time)
+
+    @property
+    def writes_a_day(self) -> float:
+        """Of the whole capacity."""
+        return drive_writes_a_day(self.written_gb_s, self.capacity_tb)
+
+    @property
+    def retention_hours(self) -> float:
+        return retention_hours(self.capacity_tb, self.written_gb_s)
+
+
+def calibrated(tables: Tables, choice: Choice) -> Figure:
+    """Utilisation of the GPU for the model: by a published rate of just these two, else the GPU's own."""
+    gpu = find("GPU", choice.gpu, tables.gpus)
+    rate = tables.rates.get((choice.model, choice.gpu))
+    if rate is None:
+        return gpu.utilisation
+    peak = gpu.fp8_tflops.value * TERA
+    share = utilisation_of(_cost(choice.model, tables), peak, rate.tokens_s.value, rate.context)
+    if share > 1:
+        raise UserError(
+            f"the rate of {choice.model} on {choice.gpu} is {share:.1f} times what the GPU can compute",
+            "mend the rate, or fp8_tflops, in the file of --data",
+        )
+    source = f"computed from {rate.tokens_s.value:,.0f} tokens/s: {rate.tokens_s.source}"
+    return Figure(value=share, source=source[:200], date=rate.tokens_s.date)
+
+
+def _cost(name: str, tables: Tables) -> PrefillCost:
+    model = find("model", name, tables.models)
+    if model.parameters is None:
+        able = [each for each, record in tables.models.items() if record.parameters is not None]
+        raise UserError(
+            f"no parameters of {name} were published, so its prefill rate cannot be computed",
+            f"add them by --data, or take one of {', '.join(able)}",
+        )
+    layers = sum(count / ratio for count, ratio in model.layers)
+    main = 2 * model.attention_width * layers
+    per_token = 2 * model.parameters.active * 1e9
+    if model.indexer is None:
+        return PrefillCost(per_token, main)
+    looked = sum(count / ratio for count, ratio in model.indexer.layers)
+    indexing = 2 * model.indexer.heads * model.indexer.elements * looked
+    return PrefillCost(per_token, indexing, model.indexer.top_k, main)
+
+
+def scenario_of(
+    tables: Tables, choice: Choice, context: int, hit_share: float, local_share: float = 0.0
+) -> Scenario:
+    """The scenario of a choice. Raises UserError for unknown names and for a model that does not fit."""
+    model, gpu = find("model", choice.model, tables.models), find("GPU", choice.gpu, tables.gpus)
+    pod = find("pod", choice.pod, tables.pods)
+    enclosure = tables.enclosures[pod.enclosure]
+    gpus, enclosures = pod.gpus.value, pod.enclosures.value
+    cost = _cost(choice.model, tables)
+    assert model.parameters is not None
+    needed = model.parameters.total / gpu.memory_gb.value
+    if needed > gpus:
+        raise UserError(
+            f"{choice.model} has {model.parameters.total:,.0f} GB of weights in FP8, and {gpus:g} "
+            f"{choice.gpu} have {gpus * gpu.memory_gb.value:,.0f} GB",
+            "choose a larger pod, or another GPU or model",
+        )
+    g4_gb_s = pod.g4_gb_s.value if choice.g4_gb_s is None else choice.g4_gb_s
+    return Scenario(
+        cost=cost,
+        flops_s=gpu.fp8_tflops.value * TERA * calibrated(tables, choice).value,
+        bytes_per_token=model.bytes_per_token(choice.kv, context),
+        context=context,
+        hit_share=hit_share,
+        local_share=local_share,
+        lanes_gb_s=MappingProxyType(
+            {
+                HOST_NIC: pod.host_nic_gb_s.value / pod.gpus_per_host.value,
+                NETWORK: enclosure.nic_gb_s.value * enclosures / gpus,
+                DRIVES: enclosure.drives.value * enclosure.drive_read_gb_s.value * enclosures / gpus,
+            }
+        ),
+        g4_gb_s=g4_gb_s / gpus,
+        gpu_watts=gpu.watts.value,
+        storage_watts=enclosure.watts.value * enclosures / gpus,
+        dpu_watts=pod.host_dpu_watts.value / pod.gpus_per_host.value,
+        g4_watts_per_gb_s=pod.g4_watts_per_gb_s.value,
+        gpus=int(gpus),
+        capacity_tb=enclosure.capacity_tb * enclosures / gpus,
+        drive_write_gb_s=enclosure.drives.value * enclosure.drive_write_gb_s.value * enclosures / gpus,
+        drive_writes_a_day=enclosure.drive_writes_a_day.value,
+    )
+
+
+def figures_used(tables: Tables, choice: Choice) -> list[tuple[str, float, str, str]]:
+    """Every figure behind a choice: what, value, source, date."""
+    pod = find("pod", choice.pod, tables.pods)
+    model = find("model", choice.model, tables.models)
+    rows: list[tuple[str, float, str, str]] = [
+        ("KV bytes a token", model.bytes_per_token(choice.kv), model.source, model.date)
+    ]
+    if model.parameters is not None:
+        rows.append(("active parameters, billions", model.parameters.active, model.source, model.date))
+    gpu = find("GPU", choice.gpu, tables.gpus)
+    used = calibrated(tables, choice)
+    for record in (gpu, tables.enclosures[pod.enclosure], pod):
+        for name, figure in record:
+            if isinstance(figure, Figure):
+                shown = used if name == "utilisation" else figure
+                rows.append((name.replace("_", " "), shown.value, shown.source, shown.date))
+    if choice.g4_gb_s is not None:
+        rows = [row if row[0] != "g4 gb s" else ("g4 gb s", choice.g4_gb_s, "--g4", "") for row in rows]
+    return rows

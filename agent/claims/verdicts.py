@@ -1,0 +1,249 @@
+"""One verdict for each claim of the announcement, and what each input changes when it is half or double."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from agent.claims.equations import hit_share_for, prefill_share_for, whole_gpu
+from agent.claims.scenario import TARGET, Choice, Scenario, scenario_of
+from agent.errors import UserError
+from agent.figures.tables import Tables
+
+CONTEXTS = tuple(1 << power for power in range(12, 21, 2))
+"""Tokens: 4,096 to 1,048,576."""
+STATED_HIT_SHARES = (0.5, 0.8, 0.9, 0.95, 0.98)
+STATED_PREFILL_SHARES = (0.3, 0.5, 0.8, 0.9, 1.0)
+STATED_TB_A_GPU = 16.0
+POD_PB_STATED, KEYNOTE_TB = 18.4, 600.0
+"""The pod by the announcement, and one enclosure by its keynote."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A claim, whether it holds for the inputs (None: they do not say), and where it does and does not."""
+
+    claim: str
+    holds: bool | None
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRow:
+    """What a model of the table gets from the same GPU, pod and context, with as many hits as are of use."""
+
+    model: str
+    break_even_gb_s: float
+    supply: float
+    best_over_recompute: float
+    best_over_g4: float
+    g4_threshold_tb_s: float
+
+
+def of_all_models(tables: Tables, choice: Choice, context: int) -> list[ModelRow]:
+    """A row for each model of the table whose parameters are known, and that fits the pod."""
+    rows = []
+    for name in tables.models:
+        try:
+            best = scenario_of(tables, replace(choice, model=name), context, 1.0).with_best_hits()
+        except UserError:
+            continue
+        threshold = best.g4_threshold_gb_s() * best.gpus / 1000
+        rows.append(
+            ModelRow(
+                name,
+                best.break_even_gb_s,
+                best.supply,
+                best.speed_up("recompute"),
+                best.speed_up("g4"),
+                threshold,
+            )
+        )
+    return rows
+
+
+def _split(rows: Sequence[ModelRow], holds: Callable[[ModelRow], bool]) -> str:
+    able = [row.model for row in rows if holds(row)]
+    rest = [row.model for row in rows if not holds(row)]
+    if not able or not rest:
+        return f"with the best hits for {'every' if able else 'no'} model of the table"
+    return f"with the best hits for {', '.join(able)}; not for {', '.join(rest)}"
+
+
+def over_recompute(scenario: Scenario, contexts: Sequence[Scenario], rows: Sequence[ModelRow]) -> Claim:
+    reach = [each.context for each in contexts if each.with_best_hits().speed_up("recompute") >= TARGET]
+    least = hit_share_for(scenario.recompute / TARGET, scenario.attention_share)
+    possible = scenario.with_best_hits().speed_up("recompute") >= TARGET
+    hits = f"from a hit share of {least:.1%} on" if possible else "at no hit share"
+    context = f"contexts from {min(reach):,} tokens on" if reach else "no context"
+    return Claim(
+        "5x tokens a second over computing again, prefill",
+        scenario.speed_up("recompute") >= TARGET,
+        f"at {scenario.context:,} tokens {hits}; by the bandwidth for {context}; "
+        + _split(rows, lambda row: row.best_over_recompute >= TARGET),
+    )
+
+
+def _up_to(threshold_tb_s: float) -> str:
+    if not threshold_tb_s:
+        return "over no G4, for computing again is not five times slower"
+    return f"over a G4 of at most {threshold_tb_s:.2f} TB/s"
+
+
+def over_g4(scenario: Scenario, rows: Sequence[ModelRow]) -> Claim:
+    here = scenario.g4_threshold_gb_s() * scenario.gpus / 1000
+    best = scenario.with_best_hits()
+    at_best = best.g4_threshold_gb_s() * scenario.gpus / 1000
+    now = _up_to(here)
+    then = _up_to(at_best)
+    return Claim(
+        "5x tokens a second over shared storage (G4), prefill",
+        scenario.speed_up("g4") >= TARGET,
+        f"at a hit share of {scenario.hit_share:.1%} {now}; at the best one, {best.hit_share:.1%}, {then}; "
+        f"this G4 gives {scenario.g4_gb_s * scenario.gpus / 1000:.2f} TB/s; "
+        + _split(rows, lambda row: row.best_over_g4 >= TARGET),
+    )
+
+
+def of_whole_gpus(scenario: Scenario, prefill_share: float | None) -> Claim:
+    """`prefill_share`: of GPU time, as a trace has it; None: half is taken."""
+    speed_up = scenario.speed_up("recompute")
+    share = prefill_share_for(speed_up, TARGET)
+    taken = 0.5 if prefill_share is None else prefill_share
+    here = whole_gpu(speed_up, taken)
+    most = 1 / max(1 - taken, 1e-9)
+    by = "as stated" if prefill_share is None else "as the trace has it"
+    least = "at no share of prefill" if share is None else f"from {share:.1%} of GPU time in prefill on"
+    return Claim(
+        "5x tokens a second of whole GPUs, which also decode",
+        here >= TARGET,
+        f"{least}; with {taken:.1%}, {by}, it is {here:.2f}x, and never over {most:,.1f}x",
+    )
+
+
+def of_power(scenario: Scenario, over: str, words: str) -> Claim:
+    gain, speed_up = scenario.power_gain(over), scenario.speed_up(over)
+    spent = scenario.energy("g35")
+    share = (spent.storage + spent.dpu) / spent.total
+    return Claim(
+        f"5x power efficiency over {words}, prefill",
+        gain >= TARGET,
+        f"{gain:.2f}x, where tokens a second are {speed_up:.2f}x: the same claim again, for enclosures and "
+        f"DPUs take {share:.1%} of the energy of a token",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityRow:
+    """The capacity by one statement: of an enclosure, of the pod, and for each GPU."""
+
+    stated: str
+    enclosure_tb: float
+    pod_pb: float
+    gpu_tb: float
+
+
+def capacities(tables: Tables, choice: Choice) -> list[CapacityRow]:
+    """What was said of the capacity, side by side."""
+    pod = tables.pods[choice.pod]
+    gpus, enclosures = pod.gpus.value, pod.enclosures.value
+    drives = tables.enclosures[pod.enclosure].capacity_tb
+    said = POD_PB_STATED * 1000 / 36
+    rows = [("drives times their size", drives), ("a 36th of 18.4 PB", said), ("the keynote", KEYNOTE_TB)]
+    return [
+        CapacityRow(name, size, size * enclosures / 1000, size * enclosures / gpus) for name, size in rows
+    ]
+
+
+def of_capacity(rows: Sequence[CapacityRow]) -> Claim:
+    own = rows[0]
+    said = "; ".join(f"{row.gpu_tb:.2f} TB by {row.stated} ({row.enclosure_tb:.1f} TB)" for row in rows)
+    return Claim("16 TB a GPU", own.gpu_tb >= STATED_TB_A_GPU, said)
+
+
+def of_hits(scenario: Scenario, found: float | None, most: float | None, curve_ends: bool) -> Claim:
+    """Whether the capacity is enough. `found`: hit share at it; `most`: of a cache without bound."""
+    hours = f"a value that nobody asks for stays {scenario.retention_hours:.1f} h where all GPUs only prefill"
+    name = "The capacity finds what there is to find"
+    if found is None or most is None:
+        return Claim(name, None, f"needs a trace (--trace); {hours}")
+    beyond = "; the trace ends before the pod is full" if curve_ends else ""
+    return Claim(name, found >= most - 0.01, f"{found:.1%} of tokens of at most {most:.1%}{beyond}; {hours}")
+
+
+def of_endurance(scenario: Scenario, used_again: float | None) -> Claim:
+    rated, writes = scenario.drive_writes_a_day, scenario.writes_a_day
+    where = (
+        f"{writes:.1f} writes of the capacity a day where all GPUs only prefill and store all they compute, "
+        f"of {rated:g}; it lasts where at most {min(1.0, rated / writes):.0%} of it is stored; a GPU writes "
+        f"{scenario.written_gb_s:.2f} GB/s of the {scenario.drive_write_gb_s:.1f} GB/s that its drives take"
+    )
+    if used_again is not None:
+        where += (
+            f"; of the trace's blocks {used_again:.0%} are used again, which makes {writes * used_again:.1f}"
+        )
+    return Claim("The drives last", writes <= rated, where)
+
+
+@dataclass(frozen=True, slots=True)
+class SensitivityRow:
+    """One input at half and at double: the speed-ups and the gain of power that come of it."""
+
+    input: str
+    factor: float
+    break_even_gb_s: float
+    over_recompute: float
+    over_g4: float
+    power_over_recompute: float
+
+
+def _times(scenario: Scenario, name: str, factor: float) -> Scenario:
+    return replace(scenario, **{name: getattr(scenario, name) * factor})
+
+
+def _lane(name: str) -> Callable[[Scenario, float], Scenario]:
+    return lambda scenario, factor: replace(
+        scenario, lanes_gb_s={**scenario.lanes_gb_s, name: scenario.lanes_gb_s[name] * factor}
+    )
+
+
+def _field(name: str) -> Callable[[Scenario, float], Scenario]:
+    return lambda scenario, factor: _times(scenario, name, factor)
+
+
+CHANGES: dict[str, Callable[[Scenario, float], Scenario]] = {
+    "prefill rate": _field("flops_s"),
+    "KV bytes a token": _field("bytes_per_token"),
+    "context": lambda scenario, factor: replace(scenario, context=max(1, int(scenario.context * factor))),
+    "share that is not found": lambda scenario, factor: replace(
+        scenario, hit_share=max(0.0, 1 - (1 - scenario.hit_share) * factor)
+    ),
+    "network of the enclosures": _lane("network"),
+    "DPU of the host": _lane("host DPU"),
+    "reads of the drives": _lane("drives"),
+    "all three, as by enclosures": lambda scenario, factor: replace(
+        scenario, lanes_gb_s={name: rate * factor for name, rate in scenario.lanes_gb_s.items()}
+    ),
+    "G4": _field("g4_gb_s"),
+    "watts of the enclosures": _field("storage_watts"),
+    "watts of the GPU": _field("gpu_watts"),
+}
+
+
+def sensitivity(scenario: Scenario) -> list[SensitivityRow]:
+    """Each input at half and at double, all others as they are."""
+    rows = []
+    for name, change in CHANGES.items():
+        for factor in (0.5, 2.0):
+            other = change(scenario, factor)
+            rows.append(
+                SensitivityRow(
+                    name,
+                    factor,
+                    other.break_even_gb_s,
+                    other.speed_up("recompute"),
+                    other.speed_up("g4"),
+                    other.power_gain("recompute"),
+                )
+            )
+    return rows

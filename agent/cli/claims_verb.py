@@ -1,0 +1,217 @@
+"""`g35 claims`: what the announced claims need, where they hold, and where not."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from agent.cli.record_options import options_of
+
+if TYPE_CHECKING:
+    from agent.claims.report import Answer
+
+_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([GT])B/s", re.IGNORECASE)
+CONTEXT_MAX = 1 << 24
+RATE_MAX_GB_S = 1e9
+
+
+def _gb_s(text: str) -> float | None:
+    """GB/s out of `2.5TB/s` or `300GB/s`, both decimal; None for nothing."""
+    if not text:
+        return None
+    match = _RATE.fullmatch(text.strip())
+    if match is None:
+        raise typer.BadParameter("a rate is a number with GB/s or TB/s behind it, such as 2.5TB/s")
+    rate = float(match[1]) * (1000 if match[2].upper() == "T" else 1)
+    if not 0 < rate < RATE_MAX_GB_S:
+        raise typer.BadParameter("a rate is more than 0, and less than a million TB/s")
+    return rate
+
+
+def _rate(text: str) -> str:
+    _gb_s(text)
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimsOptions:
+    """What the claims are judged for."""
+
+    model: Annotated[str, typer.Option(help="The model, by its name in the table.")] = "deepseek-v3"
+    kv: Annotated[Literal["bf16", "fp8"], typer.Option(help="Precision of the KV cache.")] = "fp8"
+    gpu: Annotated[str, typer.Option(help="The GPU: h100, h200, gb200, vr200.")] = "gb200"
+    pod: Annotated[str, typer.Option(help="The pod: superpod, rack, one.")] = "superpod"
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Take context and hits from a trace in Mooncake's format, or .xz of it."),
+    ] = None
+    prompt_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--context", min=1, max=CONTEXT_MAX, help="Tokens of a prompt; default: the trace's, or 131072."
+        ),
+    ] = None
+    hits: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Share of prompt tokens found; default: the trace's, or 0.9.",
+        ),
+    ] = None
+    g4: Annotated[
+        str, typer.Option(callback=_rate, help="What shared storage gives the whole pod, such as 2.5TB/s.")
+    ] = ""
+    data: Annotated[
+        Path | None, typer.Option(help="A TOML file with more models, GPUs, enclosures and pods.")
+    ] = None
+    json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False
+    plot: Annotated[Path | None, typer.Option(help="A folder for the six plots; it is made.")] = None
+
+
+@options_of(ClaimsOptions)
+def claims(_context: typer.Context, options: ClaimsOptions) -> None:
+    """Which of the announced claims of a G3.5 tier hold for a model, a GPU and a pod, and where not.
+
+    Prints inputs with their sources, break-even bandwidth, speed-ups, energy, endurance, a verdict for each
+    claim, and what each input changes at half and at double. A trace takes a minute.
+    """
+    from agent.claims.report import answer, record
+    from agent.claims.scenario import Choice
+    from agent.claims.trace import read_trace
+    from agent.cli.tables import progress_bar
+    from agent.figures.tables import load
+
+    tables = load(options.data)
+    choice = Choice(options.model, options.kv, options.gpu, options.pod, _gb_s(options.g4))
+    for kind, name, records in (
+        ("model", choice.model, tables.models),
+        ("gpu", choice.gpu, tables.gpus),
+        ("pod", choice.pod, tables.pods),
+    ):
+        _known(kind, name, records)
+    with progress_bar() if options.trace is not None else nullcontext() as bar:
+        trace = None
+        task = None if bar is None else bar.add_task("reading", total=1.0)
+
+        def show(share: float) -> None:
+            if bar is not None and task is not None:
+                bar.update(task, completed=share)
+
+        if options.trace is not None:
+            trace = read_trace(options.trace, show)
+            if bar is not None and task is not None:
+                bar.update(task, description="hit ratios by capacity", completed=0.0)
+        said = answer(
+            tables, choice, trace=trace, context=options.prompt_tokens, hit_share=options.hits, progress=show
+        )
+    if options.plot is not None:
+        from agent.claims.plots import draw_all
+
+        draw_all(said, options.plot)
+    if options.json_output:
+        print(json.dumps(record(said), indent=2))
+    else:
+        show_tables(said)
+
+
+def _known(kind: str, name: str, records: dict[str, Any]) -> None:
+    from agent.errors import did_you_mean
+
+    if name not in records:
+        raise typer.BadParameter(
+            f"no {kind} {name!r}{did_you_mean(name, records)}; there are {', '.join(records)}",
+            param_hint=f"--{kind}",
+        )
+
+
+def show_tables(said: Answer) -> None:
+    """The answer for people, on standard output."""
+    from agent.claims.report import record
+    from agent.cli.tables import folding_table, print_tables
+
+    found = record(said)
+    title = f"{said.choice.model}, KV in {said.choice.kv}, {said.choice.gpu}, {said.choice.pod}"
+    inputs = folding_table(f"inputs: {title}", ("what", "source", "read"), ("value",))
+    for row in found["inputs"]:
+        inputs.add_row(row["what"], row["source"], row["date"], f"{row['value']:,.6g}")
+    shown = [inputs, _summary(found)]
+    shown.append(_table("by context, at the best hit share", found["contexts"]))
+    shown.append(
+        _table("prefill speed-up by hit share, prestaged and with the load first", found["speed_up"])
+    )
+    shown.append(_table("whole GPUs over computing again, by their share of prefill", found["whole_gpu"]))
+    if found["trace"] is not None:
+        shown.append(_table("hit ratio of tokens by capacity", found["trace"]["hit_curve"]))
+    energy = [{"way": way, **parts} for way, parts in found["energy_j"].items()]
+    shown.append(_table("joules of a prompt token", energy))
+    shown.append(_table("capacity, as it was said", found["capacities"]))
+    shown.append(_table("other models, same pod and context, at their best hit share", found["models"]))
+    tiers = [{"tier": tier, **times} for tier, times in found["ttft_s"].items()]
+    shown.append(_table("seconds to the first token, by tier", tiers))
+    shown.append(_table("each input at half and at double", found["sensitivity"]))
+    published = folding_table("published figures", ("what", "published", "here"), ("agrees",))
+    for each in said.published:
+        published.add_row(each.what, each.published, each.here, _yes(each.agrees))
+    shown.append(published)
+    verdicts = folding_table("verdicts", ("claim", "holds", "where"))
+    for claim in said.claims:
+        verdicts.add_row(claim.claim, _yes(claim.holds), claim.where)
+    shown.append(verdicts)
+    print_tables(*shown)
+
+
+def _yes(is_so: bool | None) -> str:
+    return "not judged" if is_so is None else "yes" if is_so else "no"
+
+
+def _summary(found: dict[str, Any]) -> Any:
+    from agent.cli.tables import folding_table
+
+    table = folding_table("in sum, for one GPU", ("",), ("",), head=False)
+    rows = [
+        ("context", f"{found['context']:,} tokens"),
+        ("hit share", f"{found['hit_share']:.1%}, of it {found['local_share']:.1%} in the server itself"),
+        ("prefill", f"{found['prefill_tokens_s']:,.0f} tokens/s"),
+        ("break-even bandwidth B*", f"{found['break_even_gb_s']:.3g} GB/s"),
+        *((f"  {name} gives", f"{rate:.3g} GB/s") for name, rate in found["lanes_gb_s"].items()),
+        ("  G4 gives", f"{found['g4_gb_s']:.3g} GB/s"),
+        ("supply, bandwidth over B*", f"{found['supply']:.3g}"),
+        ("what limits", found["limit"]),
+        ("drive writes a day", f"{found['drive_writes_a_day']:.2g} of {found['drive_writes_a_day_rated']:g}"),
+        ("a value stays", f"{found['retention_hours']:.1f} h"),
+    ]
+    if (trace := found["trace"]) is not None:
+        part = "" if trace["is_whole"] else ", the first of the file"
+        rows.append(("trace", f"{trace['requests']:,} requests, {trace['blocks']:,} blocks{part}"))
+        rows.append(("  keeps busy, all computed", f"{trace['busy_gpus']:.1f} GPUs"))
+        rows.append(("  broken lines skipped", f"{trace['broken_lines']:,}"))
+    for what, how_much in rows:
+        table.add_row(what, how_much)
+    return table
+
+
+def _table(title: str, rows: list[dict[str, Any]]) -> Any:
+    """A table of records: words first, numbers after them."""
+    from agent.cli.tables import folding_table
+
+    words = [name for name, value in rows[0].items() if isinstance(value, str)] if rows else []
+    numbers = [name for name in rows[0] if name not in words] if rows else []
+    table = folding_table(title, [_words(name) for name in words], [_words(name) for name in numbers])
+    for row in rows:
+        table.add_row(*(row[name] for name in words), *(_number(row[name]) for name in numbers))
+    return table
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.3g}"

@@ -1,0 +1,136 @@
+"""`g35 claims` as it is typed: its JSON, its tables, its plots, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.claims.verdicts import CHANGES
+from agent.cli.main import main
+from agent.replay.trace_generator import encode_line, made_trace
+
+Capture = pytest.CaptureFixture[str]
+
+
+def _json(capsys: Capture, *words: str) -> dict[str, Any]:
+    with pytest.raises(SystemExit) as ended:
+        main(["claims", "--json", *words])
+    assert not ended.value.code
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def _claim(found: dict[str, Any], start: str) -> dict[str, Any]:
+    (claim,) = [each for each in found["claims"] if each["claim"].startswith(start)]
+    return dict(claim)
+
+
+def test_the_json_has_all_of_it(capsys: Capture) -> None:
+    found = _json(capsys, "--model", "llama-3.1-405b", "--kv", "fp8", "--gpu", "gb200", "--pod", "superpod")
+    assert found["break_even_gb_s"] == pytest.approx(0.334, rel=0.01)
+    assert found["supply"] == pytest.approx(12.5 / found["break_even_gb_s"], rel=1e-4)
+    assert {claim["holds"] for claim in found["claims"]} <= {True, False, None}
+    assert all(claim["where"] for claim in found["claims"])
+    assert all(row["source"] and row["date"] for row in found["inputs"])
+    assert len(found["sensitivity"]) == 2 * len(CHANGES)
+    assert found["trace"] is None
+    for way in found["energy_j"].values():
+        assert way["total"] == pytest.approx(
+            sum(part for name, part in way.items() if name != "total"), rel=1e-4
+        )
+    said = {row["stated"]: row["enclosure_tb"] for row in found["capacities"]}
+    assert said["drives times their size"] == pytest.approx(491.52)
+    assert said["a 36th of 18.4 PB"] == pytest.approx(511.1, rel=1e-3)
+    assert said["the keynote"] == 600
+
+
+def test_a_slower_g4_makes_the_claim_hold(capsys: Capture) -> None:
+    words = ("--model", "llama-3.1-405b", "--hits", "0.98")
+    assert not _claim(_json(capsys, *words, "--g4", "2.5TB/s"), "5x tokens a second over shared")["holds"]
+    assert _claim(_json(capsys, *words, "--g4", "300 GB/s"), "5x tokens a second over shared")["holds"]
+
+
+def test_small_dense_models_never_get_five_over_g4(capsys: Capture) -> None:
+    found = _json(capsys, "--model", "llama-3.1-8b", "--kv", "bf16", "--context", "32768", "--g4", "1TB/s")
+    row = next(each for each in found["models"] if each["model"] == "llama-3.1-8b")
+    assert row["g4_threshold_tb_s"] == 0
+    assert "llama-3.1-8b" in _claim(found, "5x tokens a second over shared")["where"].partition("not for")[2]
+
+
+def test_with_a_trace_hits_and_context_are_the_traces(tmp_path: Path, capsys: Capture) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join(encode_line(request) for request in made_trace(35, 60)))
+    found = _json(capsys, "--trace", str(trace))
+    curve = found["trace"]["hit_curve"]
+    assert found["hit_share"] == curve[-1]["pool"] == found["trace"]["unbounded_hit_ratio"]
+    assert 512 < found["context"] < 40_000
+    assert _claim(found, "The capacity finds")["holds"] is True
+    assert found["limit"] == "GPU"
+    assert 0.5 < found["trace"]["prefill_share"] < 1
+    assert "as the trace has it" in _claim(found, "5x tokens a second of whole")["where"]
+    assert _json(capsys, "--trace", str(trace), "--hits", "0.25", "--context", "999")["context"] == 999
+
+
+def test_the_tables_say_the_same(capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["claims", "--pod", "rack"])
+    assert not ended.value.code
+    out = capsys.readouterr().out
+    for words in (
+        "break-even bandwidth B*", "what limits", "secondary pages", "not reproducible", "verdicts",
+        "each input at half and at double", "loses", "16 TB a GPU", "not judged",
+    ):  # fmt: skip
+        assert words in out
+
+
+def test_six_plots_are_drawn(tmp_path: Path, capsys: Capture) -> None:
+    _json(capsys, "--plot", str(tmp_path / "new"))
+    drawn = sorted(path.name for path in (tmp_path / "new").iterdir())
+    assert drawn == [
+        "energy.png", "first_token.png", "g4_threshold.png", "hit_ratio.png", "phases.png", "speed_up.png",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--model", "lama-3.3-70b"), 2, "did you mean llama-3.3-70b?"),
+        (("--gpu", "gb20"), 2, "did you mean gb200?"),
+        (("--pod", "superpot"), 2, "did you mean superpod?"),
+        (("--g4", "0TB/s"), 2, "more than 0"),
+        (("--g4", "2.5"), 2, "GB/s or TB/s behind it"),
+        (("--context", "0"), 2, "should be greater than or equal to 1"),
+        (("--hits", "nan"), 2, "should be less than or equal to 1"),
+        (("--hits", "1.5"), 2, "should be less than or equal to 1"),
+    ],
+)
+def test_a_wrong_argument_is_refused_with_what_is_near(
+    words: tuple[str, ...], code: int, said: str, capsys: Capture
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["claims", *words])
+    assert ended.value.code == code
+    assert said in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("--model", "kimi-k2.6", "--gpu", "h100", "--pod", "one"),
+            "1,040 GB of weights in FP8, and 8 h100 have 640",
+        ),
+        (("--model", "kimi-k3"), "no parameters of kimi-k3 were published"),
+        (("--trace", "/nowhere"), "cannot read the trace /nowhere"),
+        (("--data", "/nowhere"), "cannot read /nowhere"),
+        (("--plot", "/dev/null/x"), "cannot draw into /dev/null/x"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused_with_the_reason(
+    words: tuple[str, ...], said: str, capsys: Capture
+) -> None:
+    assert main(["claims", *words]) == 1
+    assert said in capsys.readouterr().err

@@ -1,0 +1,137 @@
+"""The equations of the claims, against figures that were computed by hand and against each other."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.claims import equations as of
+from agent.claims.scenario import Choice, Scenario, scenario_of
+from agent.claims.verdicts import CHANGES, sensitivity
+from agent.figures.tables import KvPrecision, load
+
+TABLES = load()
+shares = st.floats(0, 1)
+supplies = st.floats(0.01, 1000)
+
+
+@pytest.mark.parametrize(
+    ("model", "kv", "gpu", "expected"),
+    [
+        ("llama-3.3-70b", "bf16", "h100", ((1.41, 8.9), (0.83, 15.1))),
+        ("llama-3.3-70b", "bf16", "gb200", ((3.11, 4.0), (1.83, 6.8))),
+        ("llama-3.1-405b", "fp8", "gb200", ((0.48, 26), (0.33, 37))),
+        ("gpt-oss-120b", "bf16", "gb200", ((4.29, 2.9), (2.18, 5.7))),
+        ("llama-3.1-8b", "bf16", "gb200", ((9.33, 1.3), (4.55, 2.7))),
+    ],
+)
+def test_break_even_and_supply_by_an_independent_sketch(
+    model: str, kv: KvPrecision, gpu: str, expected: tuple[tuple[float, float], ...]
+) -> None:
+    """At 32,768 and 131,072 tokens, with the GPU's assumed utilisation."""
+    for context, (break_even, supply) in zip((32_768, 131_072), expected, strict=True):
+        found = scenario_of(TABLES, Choice(model, kv, gpu, "superpod"), context, 0.9)
+        assert found.break_even_gb_s == pytest.approx(break_even, abs=0.006 + 0.005 * break_even)
+        assert found.supply == pytest.approx(supply, rel=0.05)
+        assert (found.gb_s, found.lane) == (12.5, "network")
+
+
+def test_a_published_rate_calibrates_the_gpu_for_its_model() -> None:
+    rate = TABLES.rates["deepseek-v3", "gb200"]
+    found = scenario_of(TABLES, Choice("deepseek-v3", "fp8", "gb200", "superpod"), rate.context, 0.9)
+    assert found.tokens_s == pytest.approx(rate.tokens_s.value)
+
+
+@given(shares, supplies)
+def test_without_attention_the_times_are_the_textbooks(hit_share: float, supply: float) -> None:
+    tier = of.Tier(supply)
+    best = supply / (1 + supply)
+    expected = max(1 - min(hit_share, best), min(hit_share, best) / supply)
+    assert tier.overlapped(hit_share) == pytest.approx(expected, abs=1e-9)
+    assert tier.overlapped(1.0) == pytest.approx(1 / (1 + supply))
+    assert tier.serial(hit_share) == pytest.approx(min(1.0, 1 - hit_share + hit_share / supply), abs=1e-12)
+
+
+@given(shares, supplies, shares, st.floats(0, 0.9))
+def test_prestaging_is_worth_at_most_two_and_never_costs(
+    hit_share: float, supply: float, attention: float, local: float
+) -> None:
+    tier = of.Tier(supply, attention, local)
+    overlapped, serial = tier.overlapped(hit_share), tier.serial(hit_share)
+    assert overlapped <= serial + 1e-9
+    assert serial <= 2 * overlapped + 1e-9
+    assert overlapped <= of.work_of(local, attention) + 1e-9
+
+
+@given(supplies, shares)
+def test_more_supply_is_never_slower(supply: float, hit_share: float) -> None:
+    assert of.Tier(2 * supply, 0.5).overlapped(hit_share) <= of.Tier(supply, 0.5).overlapped(hit_share) + 1e-9
+
+
+@given(st.floats(4.1, 500), st.floats(0.1, 10))
+def test_the_threshold_of_g4_is_the_one_of_the_closed_form(supply: float, break_even: float) -> None:
+    time = 5 * of.Tier(supply).overlapped(1.0)
+    expected = max(0.0, (1 + supply) / 5 - 1)
+    assert of.supply_for(time, 0.0) == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_work_that_is_left_is_what_the_operations_say() -> None:
+    cost = of.PrefillCost(100.0, 3.0)
+    context, found = 1000, 600
+    rest = 100.0 * (context - found) + 3.0 * (context**2 - found**2) / 2
+    assert of.work_of(0.6, cost.attention_share(context)) == pytest.approx(rest / cost.flops(context))
+    assert of.hit_share_for(of.work_of(0.6, 0.3), 0.3) == pytest.approx(0.6)
+
+
+def test_a_whole_gpu_gains_by_its_share_of_prefill() -> None:
+    assert of.whole_gpu(10, 0.5) == pytest.approx(1 / 0.55)
+    assert of.prefill_share_for(4.9, 5) is None
+    share = of.prefill_share_for(10, 5)
+    assert share is not None
+    assert of.whole_gpu(10, share) == pytest.approx(5)
+
+
+def _scenario(hit_share: float = 0.95) -> Scenario:
+    return scenario_of(TABLES, Choice("llama-3.3-70b", "bf16", "gb200", "superpod"), 32_768, hit_share)
+
+
+@pytest.mark.parametrize("hit_share", [0.2, 0.8, 0.95])
+def test_the_parts_of_the_energy_are_all_of_it(hit_share: float) -> None:
+    """GPUs and storage draw their watts for the time that a token takes, and nothing else does."""
+    here = _scenario(hit_share)
+    spent = here.energy("g35")
+    watts = here.gpu_watts + here.storage_watts + here.dpu_watts
+    assert spent.total == pytest.approx(watts * here.g35.overlapped(hit_share) / here.tokens_s)
+    assert min(spent.computing, spent.waiting, spent.storage, spent.dpu) >= 0
+    assert here.energy("nothing").total == pytest.approx(here.gpu_watts / here.tokens_s)
+
+
+def test_drives_by_hand() -> None:
+    """1 GB/s into 86.4 TB is once a day, and fills it within 24 hours."""
+    assert of.drive_writes_a_day(1.0, 86.4) == pytest.approx(1)
+    assert of.retention_hours(86.4, 1.0) == pytest.approx(24)
+    here = _scenario(0.5)
+    missing = here.bytes_per_token * here.tokens_s * 0.5 / here.g35.overlapped(0.5) / 1e9
+    assert here.written_gb_s == pytest.approx(missing)
+
+
+def test_what_limits_changes_with_the_hits() -> None:
+    assert _scenario(0.5).limit() == "hits"
+    assert _scenario(0.99).limit() == "network"
+
+
+def test_each_input_that_matters_moves_the_answer() -> None:
+    """Where the network limits, twice the network is faster; twice the drives is not."""
+    rows = {(row.input, row.factor): row for row in sensitivity(_scenario(0.99))}
+    assert len(rows) == 2 * len(CHANGES)
+    here = _scenario(0.99).speed_up("recompute")
+    assert rows["network of the enclosures", 0.5].over_recompute < here
+    assert rows["all three, as by enclosures", 2.0].over_recompute > here
+    assert rows["reads of the drives", 2.0].over_recompute == here
+    assert rows["prefill rate", 2.0].over_recompute < here, "a faster GPU makes it harder"
+    assert rows["KV bytes a token", 0.5].over_recompute > here
+    assert rows["G4", 0.5].over_g4 > rows["G4", 2.0].over_g4
+    assert all(math.isfinite(row.power_over_recompute) for row in rows.values())
