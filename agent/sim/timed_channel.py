@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from agent.pool.counters import Tally
 from agent.pool.steps import Pending
-from tests.support.pool.memory_channel import WorkerBuffer
-from tests.support.sim.step_scheduler import StepScheduler
+from agent.sim.medium import WorkerBuffer
+from agent.sim.step_scheduler import StepScheduler
 
 EPOCH = 1_800_000_000.0
 
