@@ -71,6 +71,7 @@ VERBS: dict[str, Verb] = {
     "replay": Verb(
         "agent.cli.replay_verb", "replay", "Play a KV-cache trace through a mount, verifying bytes."
     ),
+    "sim": Verb("agent.cli.sim_verb", "sim", "Simulate a pod of GPUs and enclosures in virtual time."),
     "bench": Verb("agent.bench.bench_verb", "bench", "The numbers, each beside its floor, in one run."),
     "trace": Verb("agent.cli.trace_verb", "app", "Make a trace for `g35 replay`."),
 }

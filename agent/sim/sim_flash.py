@@ -90,6 +90,7 @@ class SimChannel(TimedChannel):
     ) -> None:
         self._health = health
         super().__init__(scheduler)
+        self._scheduler = scheduler
         self._namespaces = namespaces
         self._random = random.Random(f"lanes {name} {scheduler.random.random()}")
         self.in_flight: list[SimPending] = []

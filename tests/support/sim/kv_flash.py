@@ -113,6 +113,7 @@ class SimKvChannel(TimedChannel):
 
     def __init__(self, scheduler: StepScheduler, namespaces: Sequence[SimKvNamespace], name: str) -> None:
         super().__init__(scheduler)
+        self._scheduler = scheduler
         self._namespaces = namespaces
         self._random = random.Random(f"kv lanes {name} {scheduler.random.random()}")
         self._used_at_first = [each.used for each in namespaces]
