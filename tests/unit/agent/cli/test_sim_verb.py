@@ -137,3 +137,22 @@ def test_rates_are_decimal_and_a_small_b_is_bits() -> None:
     assert parse_rate("2.5TB/s") == 2.5e12
     assert readable_rate(400e9) == "400 GB/s"
     assert readable_rate(2.5e12) == "2.5 TB/s"
+
+
+def _documented(repository: Path) -> list[list[str]]:
+    page = (repository / "docs" / "pod.md").read_text()
+    lines = [line.split() for line in page.splitlines() if line.startswith(".venv/bin/g35 sim")]
+    return [words[1:] for words in lines]
+
+
+def test_the_commands_of_the_page_run(
+    capsys: pytest.CaptureFixture[str], repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a few requests and a small pod: how long they take as they stand is the page's to say."""
+    monkeypatch.chdir(repository)
+    commands = _documented(repository)
+    assert len(commands) >= 6
+    for words in commands:
+        small = ["--requests", "12", "--gpus", "8", "--drives", "4"]
+        printed = _printed(capsys, *words, *small)
+        assert "digest" in printed
