@@ -91,7 +91,7 @@ class Experiment:
 
 @dataclass(slots=True)
 class Report:
-    """What came of an experiment."""
+    """The outcome of an experiment."""
 
     experiment: Experiment
     rows: list[RowResult] = field(default_factory=list)

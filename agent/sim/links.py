@@ -46,7 +46,7 @@ class SharedLink:
     """All transfers at once, each at its share of the rate.
 
     `_served` is what one transfer would have been given so far, had it been there from the start: a transfer
-    of `size` bytes ends when that has grown by `size`, whoever comes and goes. So nothing is computed anew.
+    of `size` bytes ends when that has grown by `size`, however many others there are.
     """
 
     rate: float

@@ -5,6 +5,7 @@ They are kinder to the alternatives than the pool's row is to the pool: no metad
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -33,7 +34,7 @@ class NoStore:
     def keep(self, engine: Engine, request: Request, start: int) -> None: ...
 
 
-class _Remembering(NoStore):
+class _Remembering(NoStore, ABC):
     """A store that knows its blocks by name, and moves a prompt's bytes as one transfer."""
 
     def __init__(self, loop: VirtualLoop, flash: RatedFlash, block_bytes: int) -> None:
@@ -45,11 +46,13 @@ class _Remembering(NoStore):
         self.fabric_bytes = 0
         """Bytes that crossed a host's NIC for them, each time counted."""
 
+    @abstractmethod
     def _blocks(self, engine: Engine) -> BlockLru:
-        raise NotImplementedError
+        """The blocks that a host finds there."""
 
+    @abstractmethod
     def _carry(self, engine: Engine, size: int, ended: Callable[[], None], *, write: bool) -> None:
-        raise NotImplementedError
+        """Move bytes between the store and a host; `ended` when they have been carried."""
 
     def find(self, engine: Engine, request: Request, start: int) -> Steps:
         yield from ()

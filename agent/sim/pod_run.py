@@ -247,7 +247,7 @@ class PodRun:
             pool.counts["values moved"] += mover.moves.values - values
             agent.done(channel, self.loop)
 
-    # -- what came of it ----------------------------------------------------------------------------
+    # -- the outcome --------------------------------------------------------------------------------
 
     def link_bytes(self) -> dict[str, int]:
         """Bytes of values by link; `small`: directories and headers by themselves."""

@@ -1,8 +1,8 @@
 """A pod in virtual time from one seed: agents on DPUs, enclosures full of drives, and what goes wrong.
 
-pool_simulation.py tests one small volume in depth, this the whole: two tenants' volumes over all drives,
-agents that judge these (agent/remote), enclosures that stop, slow down, err or are killed, drives that are
-lost or bring other bytes, agents that are killed, drives that join and leave while agents have an old map.
+tests/support/sim/pool_simulation.py tests one small volume in depth, this the whole. Two tenants' volumes lie
+on all drives, and agents judge the drives (agent/remote). Enclosures stop, slow down, err or are killed.
+Drives are lost or bring other bytes, and join and leave while agents have an old map. Agents are killed.
 
 These invariants (DESIGN, "What must hold, always") are checked with every operation, write and step:
 
