@@ -26,6 +26,32 @@ def parse_size(value: object) -> object:
     return int(amount)
 
 
+_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(B|b|bit)/s", re.ASCII)
+_DECIMAL = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+RATE_END = 1e18
+
+
+def parse_rate(text: str) -> float:
+    """Bytes a second out of `400GB/s`, `2.5TB/s` or `800Gb/s` (bits). Units are powers of 1,000, as links
+    have them. Raises ValueError, for a rate of nothing too."""
+    match = _RATE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError("a rate is a number with KB/s, MB/s, GB/s, TB/s or Gb/s behind it, such as 400GB/s")
+    rate = float(match[1]) * _DECIMAL[match[2]] / (1 if match[3] == "B" else 8)
+    if not 0 < rate < RATE_END:
+        raise ValueError("a rate is more than 0, and less than a million TB/s")
+    return rate
+
+
+def readable_rate(rate: float) -> str:
+    """Bytes a second as links state them: `400 GB/s`."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if rate < 1000:
+            return f"{rate:.4g} {unit}/s"
+        rate /= 1000
+    return f"{rate:,.4g} TB/s"
+
+
 def typed_size(size: int) -> str:
     """A number of bytes as one would type it, exactly: 256M, 1028K."""
     for power, unit in ((4, "T"), (3, "G"), (2, "M"), (1, "K")):

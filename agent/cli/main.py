@@ -74,6 +74,7 @@ VERBS: dict[str, Verb] = {
     "claims": Verb(
         "agent.cli.claims_verb", "claims", "Which claims of a G3.5 tier hold, for a model, a GPU and a pod."
     ),
+    "sim": Verb("agent.cli.sim_verb", "sim", "Simulate a pod of GPUs and enclosures in virtual time."),
     "bench": Verb("agent.bench.bench_verb", "bench", "The numbers, each beside its floor, in one run."),
     "trace": Verb("agent.cli.trace_verb", "app", "Make a trace for `g35 replay`."),
 }

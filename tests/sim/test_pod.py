@@ -1,7 +1,7 @@
-"""A whole pod in virtual time, many seeds: see tests/support/sim/pod_simulation.py for what must hold.
+"""A whole pod in virtual time, many seeds: see agent/sim/pod_simulation.py for what must hold.
 
 G35_SEED moves the seeds, G35_POD_SEEDS says how many. A failure prints the seed; running it alone:
-    .venv/bin/python -m tests.support.sim.pod_report --seed 35 --only NUMBER
+    .venv/bin/python -m agent.sim.pod_report --seed 35 --only NUMBER
 A seed that found a fault of ours stays in REGRESSIONS for ever.
 """
 
@@ -19,10 +19,10 @@ from agent.inline import suites
 from agent.pool.format.directory import SLOTS_PER_SET
 from agent.pool.read.get import SlotReader
 from agent.remote.outlier_detection import Verdict
-from tests.support.sim.pod_flash import Flash, Wrong
-from tests.support.sim.pod_shapes import FAULTS, calm_shape, full_shape
-from tests.support.sim.pod_simulation import PodSimulation
-from tests.support.sim.step_scheduler import Task
+from agent.sim.pod_flash import Flash, Wrong
+from agent.sim.pod_shapes import FAULTS, calm_shape, full_shape
+from agent.sim.pod_simulation import PodSimulation
+from agent.sim.step_scheduler import Task
 
 SEEDS = int(os.environ.get("G35_POD_SEEDS", "1000"))
 FULL_SEEDS = 2

@@ -40,6 +40,7 @@ from agent.inline.suites import (
     UNIT_BYTES_MAX,
     Place,
     SlotCipher,
+    Suite,
 )
 from agent.pool.counters import MissCause
 from agent.pool.format.directory import KEY_BYTES
@@ -87,7 +88,7 @@ class SlotCodec:
         self.volume = volume
         self.unit_bytes = unit_bytes
         self.lba_bytes = lba_bytes
-        self.suite = SUITES[suite](data_key)
+        self.suite: Suite = SUITES[suite](data_key)
         self._suite_number: int = self.suite.number
         self._unit_log2 = unit_bytes.bit_length() - 1
         self.fingerprint = data_key.fingerprint()

@@ -15,6 +15,7 @@ from agent.inline.scatter import Buffer
 from agent.pool.counters import Tally
 from agent.pool.flush_tracking import UnflushedWrites
 from agent.pool.steps import Acquire, Pending, Steps
+from agent.sim.medium import Medium, WorkerBuffer
 
 T = TypeVar("T")
 
@@ -24,25 +25,16 @@ _NGUIDS = itertools.count(1)
 
 
 @dataclass
-class MemoryNamespace:
-    size: int
-    blocks: dict[int, bytes] = field(default_factory=dict)
-    down: bool = False
-    hung: bool = False
-    broken: bool = False
+class MemoryNamespace(Medium):
     unreadable: set[int] = field(default_factory=set)
     """Blocks, by byte offset, whose reads end with Unrecovered Read Error until they are written."""
     unwritable: set[int] = field(default_factory=set)
     """Blocks whose writes end with Write Fault."""
     unflushable: bool = False
-    suspect: bool = False
-    reads: int = 0
-    writes: int = 0
     flushes: int = 0
     key: bytes = field(default_factory=lambda: next(_NGUIDS).to_bytes(16, "big"))
     began: int = 0
     """The session that it is reached by; see `new_session`."""
-    bytes_written: int = 0
 
     def new_session(self, blocks: dict[int, bytes] | None = None) -> None:
         """The session ends and another begins; with `blocks`, because power was lost that left these."""
@@ -50,38 +42,11 @@ class MemoryNamespace:
         if blocks is not None:
             self.blocks = dict(blocks)
 
-    def load(self, offset: int, into: memoryview) -> None:
-        for at in range(0, len(into), 4096):
-            into[at : at + 4096] = self.blocks.get(offset + at, bytes(4096))
-
     def store(self, offset: int, parts: Sequence[Buffer]) -> None:
-        data = b"".join(bytes(part) for part in parts)
-        assert offset % 4096 == 0
-        assert len(data) % 4096 == 0
-        for at in range(0, len(data), 4096):
-            self.blocks[offset + at] = data[at : at + 4096]
-            self.unreadable.discard(offset + at)
-        self.bytes_written += len(data)
-
-    def flip(self, byte: int, bit: int = 0) -> None:
-        at = byte // 4096 * 4096
-        block = bytearray(self.blocks.get(at, bytes(4096)))
-        block[byte % 4096] ^= 1 << bit
-        self.blocks[at] = bytes(block)
-
-
-class WorkerBuffer:
-    """One worker's buffer: the same memory every time, as in a worker, and never clean."""
-
-    def __init__(self) -> None:
-        self._bytes = bytearray()
-
-    def take(self, size: int) -> memoryview:
-        if len(self._bytes) < size:
-            self._bytes = bytearray(size)
-        view = memoryview(self._bytes)[:size]
-        view[:] = b"\xa5" * size
-        return view
+        super().store(offset, parts)
+        if self.unreadable:
+            size = sum(map(len, parts))
+            self.unreadable.difference_update(range(offset, offset + size, 4096))
 
 
 @dataclass

@@ -6,10 +6,9 @@ on another DPU would. The secret is fixed, so that a failing test fails again in
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 
-from agent.inline.secrets import VOLUME_SECRET_BYTES, SecretKey
+from agent.inline.secrets import SecretKey
 from agent.pool.access import serve
 from agent.pool.counters import MissCause, Tally
 from agent.pool.format.directory import DIRECTORY_BYTES, SLOTS_PER_SET, Directory
@@ -23,23 +22,14 @@ from agent.pool.volume.settings import Timing, VolumeExtent, VolumeSettings
 from agent.pool.volume.volume import Volume
 from agent.pool.write.delete_and_pin import delete
 from agent.pool.write.put import PUT_FRESH_SECONDS, SlotWriter
+from agent.sim.medium import EXTENT_AT as EXTENT_AT
+from agent.sim.medium import fixed_secret as fixed_secret
+from agent.sim.medium import key_of as key_of
+from agent.sim.medium import nguid_of as nguid_of
 from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
 
-EXTENT_AT = 1 << 20
 TENANT, VOLUME_ID = bytes(range(1, 17)), bytes(range(17, 33))
 SUITES = ("aes-256-gcm", "aes-256-xts+crc64", "plain+crc64")
-
-
-def fixed_secret(seed: int = 35) -> SecretKey:
-    return SecretKey(random.Random(f"volume secret {seed}").randbytes(VOLUME_SECRET_BYTES))
-
-
-def nguid_of(number: int) -> bytes:
-    return random.Random(f"nguid {number}").randbytes(16)
-
-
-def key_of(number: int) -> bytes:
-    return random.Random(f"key {number}").randbytes(16)
 
 
 def volume_settings(

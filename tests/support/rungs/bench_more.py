@@ -13,9 +13,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from agent.sim import pod_report
 from tests.support.campaign import __main__ as campaign
 from tests.support.rungs import events_cost
-from tests.support.sim import pod_report
 
 SMALL_PODS = 200
 CAMPAIGN_SECONDS = 60

@@ -16,10 +16,10 @@ from agent.inline.scatter import Buffer
 from agent.pool.kv.volume import KvVolume, room_of
 from agent.pool.steps import Pending
 from agent.pool.volume.settings import KvShare, Timing, VolumeSettings
+from agent.sim.step_scheduler import StepScheduler
+from agent.sim.timed_channel import TimedChannel
 from nvmeof.wire.kv import encode_key_list
 from tests.support.pool.memory_pool import TENANT, VOLUME_ID, fixed_secret, nguid_of
-from tests.support.sim.step_scheduler import StepScheduler
-from tests.support.sim.timed_channel import TimedChannel
 
 LIES = ("flip", "stale", "swap", "short", "empty", "gone")
 
@@ -113,6 +113,7 @@ class SimKvChannel(TimedChannel):
 
     def __init__(self, scheduler: StepScheduler, namespaces: Sequence[SimKvNamespace], name: str) -> None:
         super().__init__(scheduler)
+        self._scheduler = scheduler
         self._namespaces = namespaces
         self._random = random.Random(f"kv lanes {name} {scheduler.random.random()}")
         self._used_at_first = [each.used for each in namespaces]

@@ -26,10 +26,10 @@ from agent.pool.kv.get import KvReader
 from agent.pool.kv.put import KvWriter, delete_key
 from agent.pool.kv.volume import KvVolume, room_of
 from agent.pool.volume.settings import Timing
+from agent.sim.step_scheduler import Sleep, StepScheduler
 from tests.support.pool.memory_pool import SUITES, key_of
 from tests.support.sim.kv_flash import SimKvChannel, SimKvNamespace, kv_volume
 from tests.support.sim.pool_simulation import Wrong
-from tests.support.sim.step_scheduler import Sleep, StepScheduler
 
 Steps = Generator[Any, bool, Any]
 READ_DEADLINE, WRITE_DEADLINE = 0.05, 0.5

@@ -30,9 +30,9 @@ from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Volume
 from agent.pool.write.delete_and_pin import delete, pin
 from agent.pool.write.put import SlotWriter
+from agent.sim.sim_flash import SimChannel, SimNamespace
+from agent.sim.step_scheduler import Sleep, StepScheduler
 from tests.support.pool.memory_pool import SUITES, fixed_secret, key_of, stage_now, volume_settings
-from tests.support.sim.sim_flash import SimChannel, SimNamespace
-from tests.support.sim.step_scheduler import Sleep, StepScheduler
 
 Steps = Generator[Any, bool, Any]
 READ_DEADLINE, WRITE_DEADLINE = 0.05, 0.5

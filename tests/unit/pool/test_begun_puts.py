@@ -26,11 +26,11 @@ from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import TenantShare
 from agent.pool.write.put import SlotWriter
 from agent.pool.write.writer import PutState, Writer
+from agent.sim.step_scheduler import StepScheduler
 from host_shim.control_wire import FLAG_NO_ANSWER, Operation, Outcome, Request, data_offset
 from tests.support.engines.session_door import SessionDoor
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of
 from tests.support.sim.kv_flash import SimKvChannel, SimKvNamespace, kv_volume
-from tests.support.sim.step_scheduler import StepScheduler
 
 UNIT = 1 << 16
 VALUE = bytes(range(256)) * (2 * UNIT // 256)

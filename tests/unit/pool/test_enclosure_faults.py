@@ -21,9 +21,9 @@ from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Volume
 from agent.pool.write.delete_and_pin import delete, pin
 from agent.pool.write.put import SlotWriter
+from agent.sim.sim_flash import SimChannel, SimNamespace
+from agent.sim.step_scheduler import StepScheduler
 from tests.support.pool.memory_pool import fixed_secret, key_of, volume_settings
-from tests.support.sim.sim_flash import SimChannel, SimNamespace
-from tests.support.sim.step_scheduler import StepScheduler
 
 Steps = Generator[Any, bool, Any]
 TIMING = Timing(read_deadline=0.05, write_deadline=1.0)

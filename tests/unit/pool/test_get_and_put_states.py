@@ -21,9 +21,9 @@ from agent.pool.write.admission import SecondUse
 from agent.pool.write.put import SlotWriter
 from agent.pool.write.write_back import WriteBack
 from agent.pool.write.writer import FORGETFUL, UNDER_WAY, PutState, Writer
+from agent.sim.step_scheduler import StepScheduler
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of
 from tests.support.sim.kv_flash import SimKvChannel, SimKvNamespace, kv_volume
-from tests.support.sim.step_scheduler import StepScheduler
 
 UNIT = 65536
 VALUE = memoryview(bytes(range(256)) * (2 * UNIT // 256))

@@ -16,9 +16,9 @@ from agent.pool.map.kv_superblock import clear_keys, inspect_kv
 from agent.pool.map.replicas import KEY_PLACES, write_superblock
 from agent.remote.channel import WorkerChannel
 from agent.remote.fabric import Fabric
+from agent.sim.step_scheduler import StepScheduler
 from tests.support.pool.memory_pool import nguid_of
 from tests.support.sim.kv_flash import SimKvChannel, SimKvNamespace
-from tests.support.sim.step_scheduler import StepScheduler
 
 ROOT = RootKey(SecretKey(b"\x11" * 32), "a test")
 BLOCKS = [(nguid_of(0), 256 << 20), (nguid_of(1), 256 << 20)]

@@ -17,9 +17,9 @@ from agent.pool.kv.put import RANGES_MAX, KvWriter, delete_key
 from agent.pool.kv.volume import KvVolume, room_of
 from agent.pool.volume.directory_cache import COOLDOWN_SECONDS
 from agent.pool.volume.partial_puts import BEGUN_BYTES
+from agent.sim.step_scheduler import StepScheduler
 from tests.support.pool.memory_pool import SUITES, key_of
 from tests.support.sim.kv_flash import SimKvChannel, SimKvNamespace, kv_volume
-from tests.support.sim.step_scheduler import StepScheduler
 
 MIB = 1 << 20
 UNIT = 1 << 16

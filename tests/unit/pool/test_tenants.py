@@ -47,12 +47,12 @@ from agent.pool.volume.volume import PoolVolume, Volume
 from agent.pool.write.delete_and_pin import delete
 from agent.pool.write.put import SlotWriter
 from agent.remote.fabric import Fabric
+from agent.sim.step_scheduler import StepScheduler
 from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
 from tests.support.pool.memory_pool import key_of, nguid_of
 from tests.support.pool.no_seal import EveryCopyCounts
 from tests.support.pool.staged import add_staged
 from tests.support.sim.kv_flash import KvSimPending, SimKvChannel, SimKvNamespace
-from tests.support.sim.step_scheduler import StepScheduler
 
 ROOT = RootKey(SecretKey(b"\x11" * 32), "a test")
 SIZE = 32 << 20

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from agent.inline.scatter import Buffer
 from agent.pool.steps import Pending
 from agent.remote.health import NOT_ANSWERING, Health, Outstanding
-from tests.support.pool.memory_channel import MemoryNamespace
-from tests.support.sim.step_scheduler import StepScheduler
-from tests.support.sim.timed_channel import TimedChannel
+from agent.sim.medium import Medium
+from agent.sim.step_scheduler import StepScheduler
+from agent.sim.timed_channel import TimedChannel
 
 BLOCK = 4096
 
 
 @dataclass
-class SimNamespace(MemoryNamespace):
+class SimNamespace(Medium):
     """A namespace with a service time of its own. Faults are set from outside while it runs."""
 
     latency: tuple[float, float] = (0.0001, 0.002)
@@ -90,6 +90,7 @@ class SimChannel(TimedChannel):
     ) -> None:
         self._health = health
         super().__init__(scheduler)
+        self._scheduler = scheduler
         self._namespaces = namespaces
         self._random = random.Random(f"lanes {name} {scheduler.random.random()}")
         self.in_flight: list[SimPending] = []

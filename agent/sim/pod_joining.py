@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Set
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from agent.pool.counters import Tally
 from agent.pool.maintenance.rebalance import Rebalancer
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Volume
-from tests.support.pool.memory_pool import fixed_secret
-from tests.support.sim.pod_flash import PodMap
-from tests.support.sim.sim_flash import SimChannel
-from tests.support.sim.step_scheduler import Sleep
-
-if TYPE_CHECKING:
-    from tests.support.sim.pod_simulation import PodAgent, PodSimulation
+from agent.sim.medium import fixed_secret
+from agent.sim.pod_agent import PodAgent, Stored
+from agent.sim.pod_flash import Flash, PodMap
+from agent.sim.sim_flash import SimChannel
+from agent.sim.step_scheduler import Sleep, StepScheduler
 
 RATE = 8 << 20
 FOLLOW_SECONDS, GRACE_SECONDS = 0.25, 0.1
 """Shorter than an agent's: the pod's agents learn of a map within 0.2 s, and read for 0.05 s at the most."""
 SETTLE_SECONDS = 0.6
 """Longer than a put may take that began with the map of before."""
+
+
+class Pod(Protocol):
+    """What a change of the map needs of a simulation."""
+
+    map: PodMap
+    over: bool
+    scheduler: StepScheduler
+    flash: Flash
+    agents: list[PodAgent]
+    acknowledged: dict[tuple[int, int], Stored]
+    counts: Counter[str]
+    tallies: list[dict[str, Tally]]
+
+    def all_places(self, volume: Volume, number: int) -> frozenset[tuple[int, int]]: ...
+
+    def tell(self) -> None: ...
 
 
 def changed(before: PodMap, group: Set[int]) -> PodMap:
@@ -34,7 +51,7 @@ def changed(before: PodMap, group: Set[int]) -> PodMap:
     return PodMap(before.version + 1, kept, before.sets, settled if settled < len(kept) else 0)
 
 
-def forget_what_left(pod: PodSimulation, before: PodMap, group: Set[int]) -> None:
+def forget_what_left(pod: Pod, before: PodMap, group: Set[int]) -> None:
     """Values that may have lain on drives that leave need not be there any more."""
     for number in range(len(before.sets)):
         opened = Volume(before.settings(number), fixed_secret(number), DirectoryCache(1 << 20), Timing())
@@ -43,7 +60,7 @@ def forget_what_left(pod: PodSimulation, before: PodMap, group: Set[int]) -> Non
                 del pod.acknowledged[key]
 
 
-def moving(pod: PodSimulation, agent: PodAgent) -> Generator[Any, bool, Any]:
+def moving(pod: Pod, agent: PodAgent) -> Generator[Any, bool, Any]:
     """The upkeep of an agent that moves values; when nothing is left to move, the pool is settled."""
     channel = SimChannel(pod.scheduler, pod.flash.drives, f"a{agent.number}.{agent.lives}.move", agent.health)
     agent.channels.append(channel)

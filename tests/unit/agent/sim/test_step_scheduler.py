@@ -8,8 +8,8 @@ from typing import Any
 
 from agent.pool.steps import Acquire, Wait
 from agent.remote.health import Health, Outstanding
-from tests.support.sim.sim_flash import SimPending
-from tests.support.sim.step_scheduler import Sleep, StepScheduler
+from agent.sim.sim_flash import SimPending
+from agent.sim.step_scheduler import Sleep, StepScheduler
 
 Steps = Generator[Any, bool, Any]
 

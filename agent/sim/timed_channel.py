@@ -5,19 +5,26 @@ Nothing here sits in a volatile cache, so no write is ever in doubt; what fsync 
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from agent.pool.counters import Tally
 from agent.pool.steps import Pending
-from tests.support.pool.memory_channel import WorkerBuffer
-from tests.support.sim.step_scheduler import StepScheduler
+from agent.sim.medium import WorkerBuffer
 
 EPOCH = 1_800_000_000.0
+
+
+class Clock(Protocol):
+    """What has the virtual time."""
+
+    now: float
 
 
 class TimedChannel:
     """One worker's. A worker runs one operation at a time, and its buffers are its own."""
 
-    def __init__(self, scheduler: StepScheduler) -> None:
-        self._scheduler = scheduler
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._receive, self._send = WorkerBuffer(), WorkerBuffer()
         self.tallies: dict[str, Tally] = {"": Tally()}
         self.skew = 0.0
@@ -44,7 +51,7 @@ class TimedChannel:
         return self.tallies.setdefault(volume, Tally())
 
     def now(self) -> float:
-        return self._scheduler.now
+        return self._clock.now
 
     def wall(self) -> float:
-        return EPOCH + self._scheduler.now + self.skew
+        return EPOCH + self._clock.now + self.skew

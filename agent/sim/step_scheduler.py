@@ -7,7 +7,7 @@ event or deadline. Besides `Wait` and `Acquire`, a task of a test may yield `Sle
 
 A step costs the same however many tasks there are: those that can run stand in a list, those that wait
 in a heap by the time that they wait to and, by what they wait for, in a table. Nobody tells the
-scheduler that a pending is done, so whoever plans an event says what it is `about`; after an event that
+scheduler that a pending is done, so an event is planned with what it is `about`; after an event that
 says nothing, and before time leaps, everything that is waited for is looked at.
 
 `digest` covers every choice and every event: two runs with equal digests took the same path.
@@ -43,7 +43,7 @@ TaskSteps = Generator[Any, bool, Any]
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """One run of steps. `owner` names whoever takes it along when it is killed."""
+    """One run of steps. When its `owner` is killed, it ends with it."""
 
     name: str
     steps: TaskSteps

@@ -1,8 +1,7 @@
-"""Plays pods in virtual time and says how they did: `python -m tests.support.sim.pod_report`.
+"""Plays pods in virtual time and says how they did: `python -m agent.sim.pod_report`.
 
 It prints the hit ratio, the bytes that changes of the map moved and the time to notice a sick enclosure, and
-with --json writes the record `sim_seeds_passed` in the shape of `g35 bench --json`. The agent may not import
-tests, so this stands beside the bench and not in it.
+with --json writes the record `sim_seeds_passed` in the shape of `g35 bench --json`.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from tests.support.sim.pod_shapes import full_shape
-from tests.support.sim.pod_simulation import PodSimulation
+from agent.sim.pod_shapes import full_shape
+from agent.sim.pod_simulation import PodSimulation
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

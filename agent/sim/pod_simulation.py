@@ -1,8 +1,8 @@
 """A pod in virtual time from one seed: agents on DPUs, enclosures full of drives, and what goes wrong.
 
-pool_simulation.py tests one small volume in depth, this the whole: two tenants' volumes over all drives,
-agents that judge these (agent/remote), enclosures that stop, slow down, err or are killed, drives that are
-lost or bring other bytes, agents that are killed, drives that join and leave while agents have an old map.
+tests/support/sim/pool_simulation.py tests one small volume in depth, this the whole. Two tenants' volumes lie
+on all drives, and agents judge the drives (agent/remote). Enclosures stop, slow down, err or are killed.
+Drives are lost or bring other bytes, and join and leave while agents have an old map. Agents are killed.
 
 These invariants (DESIGN, "What must hold, always") are checked with every operation, write and step:
 
@@ -25,7 +25,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from agent.pool.counters import Tally, total
@@ -39,12 +39,13 @@ from agent.pool.write.delete_and_pin import delete
 from agent.pool.write.put import SlotWriter
 from agent.remote.health import Health
 from agent.remote.outlier_detection import LOOK_SECONDS, OutlierDetection, Verdict
-from tests.support.pool.memory_pool import fixed_secret, key_of
-from tests.support.sim.pod_flash import MARK, VALUE_BYTES, Flash, PodMap, Wrong
-from tests.support.sim.pod_joining import changed, forget_what_left, moving
-from tests.support.sim.pod_shapes import ENCLOSURE_FAULTS, FAULTS, Shape, small_shape
-from tests.support.sim.sim_flash import SimChannel
-from tests.support.sim.step_scheduler import Sleep, StepScheduler, Task
+from agent.sim.medium import fixed_secret, key_of
+from agent.sim.pod_agent import PodAgent, Stored
+from agent.sim.pod_flash import MARK, VALUE_BYTES, Flash, PodMap, Wrong
+from agent.sim.pod_joining import changed, forget_what_left, moving
+from agent.sim.pod_shapes import ENCLOSURE_FAULTS, FAULTS, Shape, small_shape
+from agent.sim.sim_flash import SimChannel
+from agent.sim.step_scheduler import Sleep, StepScheduler, Task
 
 Steps = Generator[Any, bool, Any]
 READ_DEADLINE, WRITE_DEADLINE = 0.05, 0.5
@@ -67,29 +68,6 @@ class Moved(NamedTuple):
     share_of_drives: float
     bytes_moved: int
     bytes_stored: int
-
-
-class Stored(NamedTuple):
-    """A value that was acknowledged, and the places that its writer's map gave it."""
-
-    value: bytes
-    places: frozenset[tuple[int, int]]
-
-
-@dataclass(eq=False)
-class PodAgent:
-    """One agent. What it remembers is gone when it is killed."""
-
-    number: int
-    lives: int
-    map: PodMap
-    volumes: list[Volume]
-    health: list[Health]
-    outliers: OutlierDetection
-    workers: int = 0
-    channels: list[SimChannel] = field(default_factory=list)
-    alive: bool = True
-    suspected_at: dict[int, float] = field(default_factory=dict)
 
 
 class PodSimulation:
@@ -333,10 +311,9 @@ class PodSimulation:
         rng, shape = self.rng, self.shape
         # One enclosure is left alone, so that what must be there has somewhere to be.
         spared = rng.randrange(shape.enclosures)
+        pause = 1 / shape.fault_every
+        yield Sleep(self.scheduler.now + rng.expovariate(pause))
         while not self.over:
-            yield Sleep(self.scheduler.now + rng.expovariate(1 / shape.fault_every))
-            if self.over:
-                return
             name = rng.choice(shape.faults)
             enclosure = rng.randrange(shape.enclosures)
             until = self.scheduler.now + rng.choice(shape.fault_lasts)
@@ -346,6 +323,7 @@ class PodSimulation:
                 self.change_map(name, rng)
             elif enclosure != spared:
                 self.hurt(name, enclosure, until)
+            yield Sleep(self.scheduler.now + rng.expovariate(pause))
 
     def hurt(self, name: str, enclosure: int, until: float) -> None:
         """An enclosure falls ill, or one of its drives dies; one that is ill already is left alone."""

@@ -1,0 +1,194 @@
+"""`g35 sim`: a pod in virtual time, with the agent's own code on simulated flash and links."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from agent.cli.record_options import options_of
+from agent.sizes import parse_rate, parse_size
+
+if TYPE_CHECKING:
+    from agent.sim.experiment import Experiment, Report
+
+NOTE_COLUMNS = 80
+
+
+def _rate(text: str) -> str:
+    try:
+        if text:
+            parse_rate(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return text
+
+
+def _size(text: str) -> str:
+    try:
+        parse_size(text or "0")
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return text
+
+
+def _rate_option(help_text: str) -> Any:
+    return typer.Option(callback=_rate, metavar="<rate>", help=help_text)
+
+
+def _size_option(help_text: str) -> Any:
+    return typer.Option(callback=_size, metavar="<size>", help=help_text)
+
+
+@dataclass(frozen=True, slots=True)
+class SimOptions:
+    """A pod as the user describes it: a preset, and what differs from it."""
+
+    pod: Annotated[str, typer.Option(help="The pod to begin with: one, rack or superpod.")] = "one"
+    gpus: Annotated[int | None, typer.Option(help="GPUs in all.")] = None
+    gpus_per_host: Annotated[int | None, typer.Option(help="GPUs of a host, which share its DPU.")] = None
+    enclosures: Annotated[int | None, typer.Option(help="Flash enclosures.")] = None
+    drives: Annotated[int | None, typer.Option(help="Drives of each enclosure.")] = None
+    drive_size: Annotated[str, _size_option("Size of a drive, such as 14T.")] = ""
+    seed: Annotated[
+        int, typer.Option(min=0, max=(1 << 64) - 1, help="The same seed gives the same digest.")
+    ] = 35
+    requests: Annotated[
+        int,
+        typer.Option(
+            min=1, max=10_000_000, help="Play so many requests, or the whole trace if it is shorter."
+        ),
+    ] = 1000
+    workload: Annotated[str, typer.Option(help="Without a trace: chat, agents, documents or mixed.")] = (
+        "mixed"
+    )
+    trace: Annotated[
+        Path | None, typer.Option(help="Requests from a file: JSON lines in Mooncake's format.")
+    ] = None
+    load: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, max=100.0,
+            help="How busy the GPUs would be without any cache: requests come at that pace. "
+            "Default: 0.7, and a trace at its own pace (0).",
+        ),
+    ] = None  # fmt: skip
+    rows: Annotated[
+        str, typer.Option(help="What to compare: g35, g35-waits, g35+g4, recompute, g3, g4, lustre-dpu.")
+    ] = ""
+    faults: Annotated[
+        str, typer.Option(help="What goes wrong: stop, slow, err, kill, lose, agent, join, leave; or all.")
+    ] = ""
+    fault_every: Annotated[float | None, typer.Option(help="Seconds of virtual time between two faults.")] = (
+        None
+    )
+    tenants: Annotated[int | None, typer.Option(help="Tenants that share the pool, a volume for each.")] = (
+        None
+    )
+    workers: Annotated[int | None, typer.Option(help="Workers of each host's agent.")] = None
+    bytes_per_token: Annotated[
+        int | None, typer.Option(help="KV-cache bytes of a token; DeepSeek-V3 in fp8: 35136.")
+    ] = None
+    prefill_rate: Annotated[
+        float | None, typer.Option(help="Tokens a second that a GPU computes of prompts.")
+    ] = None
+    decode_rate: Annotated[float | None, typer.Option(help="Tokens a second that a GPU generates.")] = None
+    g1: Annotated[str, _size_option("Room for cache in a GPU's memory.")] = ""
+    g2: Annotated[str, _size_option("Room for cache in a host's memory.")] = ""
+    g3: Annotated[str, _size_option("Room on a host's own SSDs, in the row g3.")] = ""
+    g3_rate: Annotated[str, _rate_option("Rate of a host's own SSDs.")] = ""
+    g4: Annotated[str, _rate_option("Rate of shared storage for the whole pod, such as 1TB/s.")] = ""
+    drive_read: Annotated[str, _rate_option("Rate of a drive's reads.")] = ""
+    drive_write: Annotated[str, _rate_option("Rate of a drive's writes.")] = ""
+    enclosure_nic: Annotated[str, _rate_option("Rate of an enclosure's NICs together, each way.")] = ""
+    host_nic: Annotated[str, _rate_option("Rate of a host's DPU, each way, such as 800Gb/s.")] = ""
+    gpu_pcie: Annotated[str, _rate_option("Rate of a GPU's PCIe, each way.")] = ""
+    gate: Annotated[bool, typer.Option(help="Compute a block again where loading it would take longer.")] = (
+        True
+    )
+    json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False
+
+    def experiment(self) -> Experiment:
+        """What is to be played. Raises UserError."""
+        from agent.sim.experiment import DEFAULT_ROWS, NEED_G4, Experiment
+        from agent.sim.pod_plan import FAULTS, changed, preset
+
+        rates = {
+            "g3_rate": self.g3_rate, "g4_rate": self.g4, "drive_read": self.drive_read,
+            "drive_write": self.drive_write, "enclosure_nic": self.enclosure_nic, "host_nic": self.host_nic,
+            "gpu_pcie": self.gpu_pcie,
+        }  # fmt: skip
+        sizes = {
+            "drive_bytes": self.drive_size,
+            "g1_bytes": self.g1,
+            "g2_bytes": self.g2,
+            "g3_bytes": self.g3,
+        }
+        plan = changed(
+            preset(self.pod), gpus=self.gpus, gpus_per_host=self.gpus_per_host, enclosures=self.enclosures,
+            drives=self.drives, tenants=self.tenants, workers=self.workers,
+            bytes_per_token=self.bytes_per_token,
+            prefill_rate=self.prefill_rate, decode_rate=self.decode_rate, fault_every=self.fault_every,
+            gate=self.gate, faults=FAULTS if self.faults == "all" else _words(self.faults),
+            **{name: parse_rate(text) if text else None for name, text in rates.items()},
+            **{name: parse_size(text) if text else None for name, text in sizes.items()},
+        )  # fmt: skip
+        rows = _words(self.rows) or (*DEFAULT_ROWS, *(NEED_G4 if plan.g4_rate else ()))
+        load = self.load if self.load is not None else (0.7 if self.trace is None else 0.0)
+        return Experiment(plan, self.seed, self.requests, self.workload, self.trace, load, rows)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+@options_of(SimOptions)
+def sim(_context: typer.Context, options: SimOptions) -> None:
+    """Simulate a pod in virtual time: the agent's own code on flash and links that have rates.
+
+    The same seed gives the same digest on any machine. Rates are decimal, and a small b means bits.
+    """
+    from agent.cli.tables import progress_bar
+    from agent.sim.experiment import play
+
+    experiment = options.experiment()
+    with progress_bar() as progress:
+        task = progress.add_task("", total=options.requests * len(experiment.rows))
+        served: dict[str, int] = {}
+
+        def say(row: str, count: int) -> None:
+            served[row] = count
+            progress.update(task, completed=sum(served.values()), description=f"{row} {count:,}")
+
+        report = play(experiment, say)
+    if options.json_output:
+        print(json.dumps(report.record(), indent=2))
+    else:
+        show(report)
+
+
+def show(report: Report) -> None:
+    """The report as tables on standard output."""
+    from agent.cli.tables import folding_table, print_tables
+
+    facts = folding_table(f"row {report.first.name}", ("",), ("",), head=False)
+    for what, how_much in report.facts():
+        facts.add_row(what, how_much)
+    rows = folding_table(
+        "the same requests before each store", ("row",),
+        ("hits", "speed-up", "tokens/GPU s", "TTFT p50", "p95", "p99", "GPUs wait"),
+    )  # fmt: skip
+    for row in report.rows:
+        speed_up = report.speed_up(row)
+        rows.add_row(
+            row.name, f"{row.hit_ratio:.1%}", "-" if speed_up is None else f"{speed_up:.2f}x",
+            f"{row.tokens_per_gpu_second:,.0f}", f"{row.ttft_p50:.3g} s", f"{row.ttft_p95:.3g} s",
+            f"{row.ttft_p99:.3g} s", f"{row.stalled_share:.1%}",
+        )  # fmt: skip
+    print_tables(facts, rows)
+    for note in report.notes():
+        print(textwrap.fill(note, NOTE_COLUMNS))

@@ -1,0 +1,220 @@
+"""An experiment: the same requests before each of several stores, and what is printed of it.
+
+The rows differ in the store alone. `g35` is the agent's own code; the others are formulas (other_stores.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import resource
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from agent.errors import UserError, did_you_mean
+from agent.replay.trace_lines import BLOCK_TOKENS, block_tokens_of
+from agent.sim.pod_plan import PodPlan, block_values, changed
+from agent.sim.pod_run import PodRun, RowResult
+from agent.sim.workload import MadeRequests, Request, demand_of, trace_requests
+from agent.sizes import counted, readable_bytes, readable_rate
+
+ROWS: Final[dict[str, str]] = {
+    "g35": "the pool, by the agent's own code",
+    "g35-waits": "the pool, and loading begins only when the GPUs are free",
+    "g35+g4": "the pool with shared storage behind it",
+    "recompute": "no store: what the hosts' memory has not is computed again",
+    "g3": "each host's own SSDs",
+    "g4": "shared storage alone, without an end",
+    "lustre-dpu": "a shared file system with its servers in the DPUs, over the same enclosures",
+}
+DEFAULT_ROWS: Final = ("g35", "recompute", "g3", "lustre-dpu")
+NEED_G4: Final = ("g4", "g35+g4")
+RATE_ROUNDS: Final = 3
+LOOKED_AT: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """What is to be played. `load`: the part of the GPUs' time that computing every prompt whole would take.
+    0: requests come at the trace's own pace."""
+
+    plan: PodPlan
+    seed: int = 35
+    requests: int = 1000
+    workload: str = "mixed"
+    trace: Path | None = None
+    load: float = 0.7
+    rows: tuple[str, ...] = DEFAULT_ROWS
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if row not in ROWS:
+                raise UserError(f"no row {row!r}{did_you_mean(row, ROWS)}; there are {', '.join(ROWS)}")
+            if row in NEED_G4 and not self.plan.g4_rate:
+                raise UserError(f"the row {row} needs the rate of shared storage", "give --g4, such as 1TB/s")
+        if self.trace is None and not self.load:
+            raise UserError("a workload that is made up has no pace of its own", "give --load, such as 0.7")
+
+    @property
+    def block_tokens(self) -> int:
+        """Of a block: as the trace's first request says."""
+        return BLOCK_TOKENS if self.trace is None else block_tokens_of(self.trace)
+
+    def source(self) -> Callable[[], Iterator[Request]]:
+        """The requests, from the start with each call."""
+        plan, count = self.plan, self.requests
+        if self.trace is None:
+            rate = plan.gpus / 2.0
+            for _ in range(RATE_ROUNDS):
+                # How long prompts are depends on how long sessions have been under way.
+                rate = self._rate(iter(MadeRequests(self.workload, self.seed, rate)))
+            return lambda: itertools.islice(MadeRequests(self.workload, self.seed, rate), count)
+        trace, pace = self.trace, 1.0
+        if self.load:
+            demand = demand_of(iter(trace_requests(trace, LOOKED_AT, 1.0)))
+            if demand.requests > 1 and demand.seconds:
+                pace = (
+                    self._rate(iter(trace_requests(trace, LOOKED_AT, 1.0))) * demand.seconds / demand.requests
+                )
+        return lambda: iter(trace_requests(trace, count, pace))
+
+    def _rate(self, requests: Iterator[Request]) -> float:
+        """Requests a second that keep the GPUs busy for `load` of their time, all of it computed."""
+        demand, plan = demand_of(requests, max(1, min(self.requests or LOOKED_AT, LOOKED_AT))), self.plan
+        work = demand.input_tokens / plan.prefill_rate + demand.output_tokens / plan.decode_rate
+        if not demand.requests:
+            raise UserError(f"there is no request in {self.trace}")
+        return self.load * plan.gpus * demand.requests / work
+
+
+@dataclass(slots=True)
+class Report:
+    """The outcome of an experiment."""
+
+    experiment: Experiment
+    rows: list[RowResult] = field(default_factory=list)
+    cpu_seconds: float = 0.0
+    memory_bytes: int = 0
+
+    @property
+    def first(self) -> RowResult:
+        return self.rows[0]
+
+    def speed_up(self, row: RowResult) -> float | None:
+        """Prompt tokens a GPU second, against computing again what the hosts' memory has not."""
+        base = next((each for each in self.rows if each.name == "recompute"), None)
+        if base is None or not base.tokens_per_gpu_second:
+            return None
+        return row.tokens_per_gpu_second / base.tokens_per_gpu_second
+
+    def notes(self) -> list[str]:
+        """What stands for something else, and what was left out."""
+        values, value_bytes = block_values(self.experiment.plan, self.experiment.block_tokens)
+        notes = [
+            "Replaced: values have lengths and no contents; a stand-in seals them, with headers and proofs.",
+            "Replaced: gets into the host's memory begin when a request arrives, instead of prestaging.",
+            "Left out: there is no fabric between the NICs: no congestion, no loss, no incast.",
+            "Left out: a GPU computes at a constant rate, whatever the length of the context.",
+        ]
+        if values > 1:
+            notes.insert(
+                0,
+                f"Sampled: a block is {values} values of {readable_bytes(value_bytes)}. The agent's code "
+                f"runs for the first of them; the others cross other drives' links beside it.",
+            )
+        return notes
+
+    def record(self) -> dict[str, Any]:
+        """The report as JSON has it."""
+        experiment, first = self.experiment, self.first
+        plan = asdict(experiment.plan)
+        return {
+            "digest": first.digest,
+            "hit_ratio": first.hit_ratio,
+            "seed": experiment.seed,
+            "requests": first.requests,
+            "workload": experiment.workload if experiment.trace is None else str(experiment.trace),
+            "block_tokens": experiment.block_tokens,
+            "load": experiment.load,
+            "pod": plan,
+            "bytes": first.link_bytes,
+            "misses": first.misses,
+            "counts": first.counts,
+            "rows": [
+                {
+                    "name": row.name, "what": ROWS[row.name], "digest": row.digest,
+                    "hit_ratio": row.hit_ratio,
+                    "loaded_ratio": row.loaded_ratio, "cached_tokens": row.cached_tokens,
+                    "input_tokens": row.input_tokens, "speed_up": self.speed_up(row),
+                    "tokens_per_gpu_second": row.tokens_per_gpu_second,
+                    "ttft_seconds": {
+                        "mean": row.ttft_mean, "p50": row.ttft_p50, "p95": row.ttft_p95, "p99": row.ttft_p99,
+                    },
+                    "gpu_busy_seconds": row.busy_seconds, "gpu_stalled_seconds": row.stalled_seconds,
+                    "virtual_seconds": row.virtual_seconds, "bytes": row.link_bytes, "misses": row.misses,
+                    "counts": row.counts,
+                }
+                for row in self.rows
+            ],
+            "notes": self.notes(),
+            "cpu_seconds": self.cpu_seconds,
+            "memory_bytes": self.memory_bytes,
+        }  # fmt: skip
+
+    def facts(self) -> list[tuple[str, str]]:
+        """The first row in words, for a table."""
+        plan, row = self.experiment.plan, self.first
+        flash = plan.enclosures * plan.drives * plan.drive_bytes
+        facts = [
+            (
+                "pod",
+                f"{plan.gpus:,} GPUs in {counted(plan.hosts, 'host')}, "
+                f"{counted(plan.enclosures, 'enclosure')} of {counted(plan.drives, 'drive')}",
+            ),
+            ("flash", f"{flash / 1e15:.4g} PB, {flash / plan.gpus / 1e12:.4g} TB a GPU"),
+            ("rates", f"enclosure {readable_rate(plan.enclosure_nic)}, host {readable_rate(plan.host_nic)}, "
+                      f"drive {readable_rate(plan.drive_read)}"),
+            ("requests", f"{row.requests:,} in {row.virtual_seconds:.4g} s of virtual time"),
+            ("digest", row.digest),
+            ("hit_ratio", f"{row.hit_ratio:.4f} of {row.blocks:,} block references"),
+            ("blocks in GPUs", f"{row.blocks_in_gpu:,}"),
+            ("blocks in hosts", f"{row.blocks_in_host:,}"),
+            ("blocks loaded", f"{row.blocks_loaded:,}"),
+        ]  # fmt: skip
+        facts += [(f"misses, {name}", f"{count:,}") for name, count in row.misses.items() if count]
+        facts += [
+            (f"bytes, {name}", readable_bytes(count)) for name, count in row.link_bytes.items() if count
+        ]
+        facts += [(name, f"{count:,}") for name, count in row.counts.items() if count]
+        facts.append(
+            ("all rows took", f"{self.cpu_seconds:.3g} s of processor, {readable_bytes(self.memory_bytes)}")
+        )
+        return facts
+
+
+def play(experiment: Experiment, say: Callable[[str, int], None] | None = None) -> Report:
+    """Play every row. `say` hears the row and how many of its requests were served, now and then."""
+    report, source = Report(experiment), experiment.source()
+    began = time.process_time()
+    for name in experiment.rows:
+        plan = experiment.plan
+        if name != "g35+g4" and name.startswith("g35"):
+            plan = changed(plan, g4_rate=0.0)
+        if name == "g35-waits":
+            plan = changed(plan, overlap=False)
+
+        def heard(served: int, name: str = name) -> None:
+            if say is not None:
+                say(name, served)
+
+        kind = "g35" if name.startswith("g35") else name
+        result = PodRun(kind, plan, experiment.seed, experiment.block_tokens, source(), heard).run()
+        result.name = name
+        report.rows.append(result)
+    report.cpu_seconds = time.process_time() - began
+    report.memory_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if not report.first.requests:
+        raise UserError("no request was played", "see that the trace has lines in Mooncake's format")
+    return report

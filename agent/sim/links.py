@@ -1,0 +1,104 @@
+"""Links with a rate and a latency, without I/O: what carries the bytes of a simulated pod.
+
+Two disciplines, by what they stand for:
+
+* `QueueLink` serves one transfer after another, in the order in which they came: a drive.
+* `SharedLink` gives each of n transfers an nth of its rate (processor sharing): a NIC, PCIe, shared storage.
+
+Both are exact: a queue with Poisson arrivals of equal sizes waits as M/D/1 does, and a shared one takes
+size / rate / (1 - load) (tests/unit/agent/sim/test_links.py). Seconds, bytes, bytes a second.
+
+A transfer that crosses several links is in all of them at once, cut through, and ends when the last of them
+has carried it. So no link ever carries more than its rate. A transfer that waits for a slow link leaves a
+fast one early: the fast link looks a little less busy than it would be.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class QueueLink:
+    """One transfer at a time, first come, first served. `began` and `carried`: bytes, for the books."""
+
+    rate: float
+    latency: float = 0.0
+    free_at: float = 0.0
+    began: int = 0
+    busy_seconds: float = 0.0
+    slower: float = 1.0
+    """How many times longer everything takes, while it is ill."""
+
+    def begin(self, now: float, size: int) -> float:
+        """When a transfer that comes now will have been carried."""
+        takes = size * self.slower / self.rate
+        self.free_at = max(now, self.free_at) + takes
+        self.began += size
+        self.busy_seconds += takes
+        return self.free_at + self.latency * self.slower
+
+
+@dataclass(slots=True)
+class SharedLink:
+    """All transfers at once, each at its share of the rate.
+
+    `_served` is what one transfer would have been given so far, had it been there from the start: a transfer
+    of `size` bytes ends when that has grown by `size`, however many others there are.
+    """
+
+    rate: float
+    latency: float = 0.0
+    began: int = 0
+    carried: int = 0
+    busy_seconds: float = 0.0
+    planned_at: float = float("inf")
+    """The event that its owner has planned for the next end."""
+    _served: float = 0.0
+    _since: float = 0.0
+    _number: int = 0
+    _under_way: list[tuple[float, int, int, Callable[[], None]]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self._under_way)
+
+    def begin(self, now: float, size: int, ended: Callable[[], None]) -> None:
+        """A transfer comes; `ended` is called by `end_due` when its bytes have been carried."""
+        self._pass_time(now)
+        self.began += size
+        self._number += 1
+        heapq.heappush(self._under_way, (self._served + size, self._number, size, ended))
+
+    def next_end(self) -> float:
+        """When the next transfer ends if none comes before."""
+        if not self._under_way:
+            return float("inf")
+        left = max(0.0, self._under_way[0][0] - self._served)
+        return self._since + left * len(self._under_way) / self.rate
+
+    def end_due(self, now: float) -> None:
+        """End the transfers whose time has come."""
+        due = self.next_end()
+        if due > now:
+            self._pass_time(now)
+            return
+        while self._under_way and due <= now:
+            self._pass_time(max(due, self._since))
+            target, _, size, ended = heapq.heappop(self._under_way)
+            # What rounding has left over would add up.
+            self._served = max(self._served, target)
+            self.carried += size
+            if not self._under_way:
+                self._served = 0.0
+            ended()
+            due = self.next_end()
+        self._pass_time(now)
+
+    def _pass_time(self, now: float) -> None:
+        if self._under_way and now > self._since:
+            passed = now - self._since
+            self._served += passed * self.rate / len(self._under_way)
+            self.busy_seconds += passed
+        self._since = max(now, self._since)

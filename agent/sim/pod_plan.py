@@ -1,0 +1,137 @@
+"""What pod is simulated: its shape and its rates, with presets. Rates are bytes a second, sizes bytes.
+
+Where the defaults are from: enclosures of 4 x 800 Gb/s and 32 drives of 15.36 TB, a DPU of 800 Gb/s for 4
+GPUs, 1,152 GPUs and 36 enclosures, as announced (NVIDIA, CES 2026). Drives of PCIe 5.0 x4, 14 GB/s.
+DeepSeek-V3 on GB200: 26,156 tokens/s of prefill and 13,386 of decode a GPU (lmsys.org, 2025-09-25).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from agent.errors import UserError, did_you_mean
+
+SLOT_VALUE_MAX: Final = 16 << 20
+"""The largest value of a volume: a block that weighs more is striped over several values."""
+FAULTS: Final = ("stop", "slow", "err", "kill", "lose", "agent", "join", "leave")
+GPUS_MAX, DRIVES_MAX, ENCLOSURES_MAX = 1 << 14, 1 << 10, 1 << 10
+DRIVES_IN_ALL_MAX: Final = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class PodPlan:
+    """A pod, its rates, and what goes wrong in it."""
+
+    gpus: int = 4
+    gpus_per_host: int = 4
+    enclosures: int = 1
+    drives: int = 32
+    """In each enclosure."""
+    drive_bytes: int = 15_360_000_000_000
+    tenants: int = 1
+    workers: int = 8
+    """Of each host's agent: so many operations are under way at once."""
+    bytes_per_token: int = 35_136
+    drive_read: float = 14e9
+    drive_write: float = 7e9
+    drive_latency: float = 80e-6
+    drive_tail: float = 1e-3
+    """One read in a hundred takes up to so much longer."""
+    enclosure_nic: float = 400e9
+    host_nic: float = 100e9
+    gpu_pcie: float = 64e9
+    """Of each GPU."""
+    network_latency: float = 10e-6
+    prefill_rate: float = 26_156.0
+    """Tokens a second of one GPU."""
+    decode_rate: float = 13_386.0
+    g1_bytes: int = 40 << 30
+    """Room for cache in each GPU's memory."""
+    g2_bytes: int = 256 << 30
+    """Room for cache in each host's memory."""
+    g3_bytes: int = 16_000_000_000_000
+    """A host's own SSDs, in the row `g3`."""
+    g3_rate: float = 28e9
+    g4_rate: float = 0.0
+    """Shared storage behind the pool; 0: none. The rows `g4` and `lustre-dpu` need it."""
+    directory_cache: int = 4 << 20
+    read_deadline: float = 0.05
+    write_deadline: float = 5.0
+    overlap: bool = True
+    """Loading begins when a request arrives, and not when its GPU is free."""
+    gate: bool = True
+    faults: tuple[str, ...] = ()
+    fault_every: float = 5.0
+
+    def __post_init__(self) -> None:
+        counts = {
+            "GPUs": (self.gpus, GPUS_MAX), "GPUs of a host": (self.gpus_per_host, 64),
+            "enclosures": (self.enclosures, ENCLOSURES_MAX), "drives": (self.drives, DRIVES_MAX),
+            "tenants": (self.tenants, 64), "workers": (self.workers, 256),
+            "bytes of a token": (self.bytes_per_token, 1 << 20),
+        }  # fmt: skip
+        for name, (count, most) in counts.items():
+            if not 1 <= count <= most:
+                raise UserError(f"a pod has 1 to {most:,} {name}, not {count:,}")
+        if self.enclosures * self.drives > DRIVES_IN_ALL_MAX:
+            raise UserError(
+                f"{self.enclosures * self.drives:,} drives in all are more than {DRIVES_IN_ALL_MAX:,}",
+                "simulate a part of the pod: halve --gpus, --enclosures and --requests alike",
+            )
+        rates = {
+            "--drive-read": self.drive_read, "--drive-write": self.drive_write,
+            "--enclosure-nic": self.enclosure_nic, "--host-nic": self.host_nic, "--gpu-pcie": self.gpu_pcie,
+            "--prefill-rate": self.prefill_rate, "--decode-rate": self.decode_rate,
+            "--fault-every": self.fault_every,
+        }  # fmt: skip
+        for name, rate in rates.items():
+            if not 0 < rate < float("inf"):
+                raise UserError(f"{name} of {rate:g} carries nothing", "give a rate above zero")
+        if self.gpus % self.gpus_per_host:
+            raise UserError(f"{self.gpus} GPUs are no whole hosts of {self.gpus_per_host}")
+        for fault in self.faults:
+            if fault not in FAULTS:
+                known = ", ".join(FAULTS)
+                raise UserError(f"no fault {fault!r}{did_you_mean(fault, FAULTS)}; there are {known}")
+
+    @property
+    def hosts(self) -> int:
+        return self.gpus // self.gpus_per_host
+
+
+PRESETS: Final[dict[str, PodPlan]] = {
+    "one": PodPlan(gpus=16),
+    "rack": PodPlan(gpus=72, enclosures=2),
+    "superpod": PodPlan(gpus=1152, enclosures=36),
+}
+
+
+def preset(name: str) -> PodPlan:
+    """A pod by name. Raises UserError with the nearest name."""
+    if name not in PRESETS:
+        raise UserError(f"no pod {name!r}{did_you_mean(name, PRESETS)}; there are {', '.join(PRESETS)}")
+    return PRESETS[name]
+
+
+def block_values(plan: PodPlan, block_tokens: int) -> tuple[int, int]:
+    """How many values a block is striped over, and the bytes of one, a multiple of the LBA."""
+    whole = plan.bytes_per_token * block_tokens
+    values = -(-whole // SLOT_VALUE_MAX)
+    return values, -(-whole // values // 4096) * 4096
+
+
+def sets_of_a_drive(plan: PodPlan, values: int, set_bytes: int) -> int:
+    """Sets of one tenant's volume on each drive. Raises UserError where a drive has no room for one."""
+    sets = plan.drive_bytes // (set_bytes * values * plan.tenants)
+    if not sets:
+        raise UserError(
+            f"a drive of {plan.drive_bytes:,} bytes has no room for a set of {set_bytes * values:,}",
+            "give larger drives (--drive-size), or fewer --tenants",
+        )
+    return min(sets, (1 << 40) // set_bytes * 1024)
+
+
+def changed(plan: PodPlan, **changes: object) -> PodPlan:
+    """The plan with other figures; None leaves one as it is."""
+    return replace(plan, **{name: value for name, value in changes.items() if value is not None})  # type: ignore[arg-type]

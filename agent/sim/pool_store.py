@@ -1,0 +1,282 @@
+"""The pool behind the engines: the agent's own code, an agent on each host, over simulated flash.
+
+What a get, a put and a lookup do is agent/pool's; who is suspect is agent/remote's. Here is what drives them:
+the workers of each agent, its looks at its drives, its kills and what it learns of the pool map.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, deque
+from collections.abc import Generator
+from dataclasses import replace
+from typing import Any, Final
+
+from agent.pool.access import ServedVolume, serve
+from agent.pool.counters import Tally, total
+from agent.pool.errors import PutRefused
+from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.read.recompute_gate import RecomputeGate
+from agent.pool.volume.directory_cache import DirectoryCache
+from agent.pool.volume.settings import Timing, VolumeExtent, VolumeSettings
+from agent.pool.volume.volume import Volume
+from agent.remote.health import Health
+from agent.remote.outlier_detection import LOOK_SECONDS, OutlierDetection
+from agent.sim.engine import BlockLru, Engine
+from agent.sim.medium import EXTENT_AT, fixed_secret, nguid_of
+from agent.sim.other_stores import UNBOUNDED
+from agent.sim.pod_flash import PodMap
+from agent.sim.pod_plan import PodPlan, sets_of_a_drive
+from agent.sim.rated_flash import RatedChannel, RatedFlash, unreserved
+from agent.sim.stand_in_cipher import StandInSuite
+from agent.sim.virtual_loop import Signal, Sleep, VirtualLoop
+from agent.sim.workload import Request
+
+Steps = Generator[Any, bool, Any]
+UNIT_BYTES: Final = 1 << 20
+VALUE_BYTES_LEAST: Final = 64 << 10
+ROOM: Final = 1 << 16
+"""Behind a value, in a worker's buffers."""
+
+
+class HostAgent:
+    """The agent of one host: what it remembers, and its workers. All of it is gone when it is killed."""
+
+    def __init__(self, store: PoolStore, number: int, pod_map: PodMap) -> None:
+        plan, flash = store.plan, store.flash
+        self.number = number
+        self.map = pod_map
+        self.health = [Health() for _ in flash.drives]
+        self.outliers = OutlierDetection(self.health)
+        cache = DirectoryCache(plan.directory_cache)
+        timing = Timing(plan.read_deadline, plan.write_deadline)
+        self.volumes: list[Volume] = []
+        self.served: list[ServedVolume] = []
+        for tenant in range(plan.tenants):
+            volume = Volume(store.settings(pod_map, tenant), fixed_secret(tenant), cache, timing)
+            volume.codec.suite = StandInSuite()
+            tokens = plan.prefill_rate * plan.gpus_per_host
+            gate = RecomputeGate(tokens, plan.bytes_per_token) if plan.gate else None
+            self.volumes.append(volume)
+            self.served.append(serve(volume, gate))
+        links = flash.hosts[number]
+        self.channels = [
+            RatedChannel(flash, links, self.health, HEADER_BYTES + store.value_bytes + ROOM)
+            for _ in range(plan.workers)
+        ]
+        self.free = deque(self.channels)
+        self.waiting: deque[Signal] = deque()
+        self.looked_at = 0
+
+    def worker(self) -> Steps:
+        """A channel of a worker that is free."""
+        while not self.free:
+            turn = Signal()
+            self.waiting.append(turn)
+            yield turn
+        return self.free.popleft()
+
+    def done(self, channel: RatedChannel, loop: VirtualLoop) -> None:
+        self.free.append(channel)
+        if self.waiting:
+            loop.fire(self.waiting.popleft())
+
+
+class PoolStore:
+    """The row `g35`."""
+
+    name = "g35"
+
+    def __init__(
+        self, loop: VirtualLoop, flash: RatedFlash, value_bytes: int, block_bytes: int, spare: int = 0
+    ) -> None:
+        """`value_bytes`: of a value; a block is `flash.stripe` of them. `spare`: drives that are not in the
+        pool yet."""
+        self.loop = loop
+        self.flash = flash
+        self.plan: PodPlan = flash.plan
+        self.value_bytes = value_bytes
+        self._block_bytes = block_bytes
+        self._volume_bytes = max(value_bytes, VALUE_BYTES_LEAST)
+        self._settings: dict[tuple[int, int], VolumeSettings] = {}
+        sets = sets_of_a_drive(self.plan, flash.stripe, self._set_bytes())
+        self.map = PodMap(1, tuple(range(len(flash.drives) - spare)), (sets,) * self.plan.tenants)
+        self._value = unreserved(self._volume_bytes)
+        self._into = unreserved(self._volume_bytes)
+        self._gone: list[dict[str, Tally]] = []
+        """The tallies of agents that were killed."""
+        self.agents = [HostAgent(self, number, self.map) for number in range(self.plan.hosts)]
+        self.behind = BlockLru(UNBOUNDED)
+        """What G4 has, where there is one."""
+        self.counts: Counter[str] = Counter()
+        self.over = False
+        self.under_way = 0
+        """Puts that have not ended."""
+
+    def _set_bytes(self) -> int:
+        return self._bare("sets", bytes(16), ()).set_bytes
+
+    def _bare(self, name: str, volume_id: bytes, extents: tuple[VolumeExtent, ...]) -> VolumeSettings:
+        unit = min(UNIT_BYTES, 1 << max(16, (self._volume_bytes - 1).bit_length()))
+        return VolumeSettings(
+            name,
+            bytes(15) + volume_id[:1],
+            volume_id,
+            "kv",
+            self._volume_bytes,
+            unit,
+            "plain+crc64",
+            0,
+            extents,
+        )
+
+    def settings(self, pod_map: PodMap, tenant: int) -> VolumeSettings:
+        """A tenant's volume as agents with a map see it."""
+        found = self._settings.get((pod_map.version, tenant))
+        if found is None:
+            bare = self._bare(f"kv{tenant}", bytes([tenant + 1] * 16), ())
+            offset = EXTENT_AT + sum(pod_map.sets[:tenant]) * bare.set_bytes
+            extents = tuple(
+                VolumeExtent(number, nguid_of(number), offset, pod_map.sets[tenant])
+                for number in pod_map.members
+            )
+            found = replace(bare, extents=extents, settled_extents=pod_map.settled)
+            self._settings[pod_map.version, tenant] = found
+        return found
+
+    def tally(self) -> Tally:
+        """The sum over all workers, of agents that were killed too."""
+        now = [channel.tallies for agent in self.agents for channel in agent.channels]
+        return total(tally for tallies in self._gone + now for tally in tallies.values())
+
+    # -- what engines ask -------------------------------------------------------------------------
+
+    def _tenant(self, request: Request) -> int:
+        return request.blocks[0] % self.plan.tenants if request.blocks else 0
+
+    def find(self, engine: Engine, request: Request, start: int) -> Steps:
+        agent = self.agents[engine.number]
+        keys = [key_of(block) for block in request.blocks[start:]]
+        channel = yield from agent.worker()
+        deadline = self.loop.now + self.plan.read_deadline
+        causes = yield from agent.served[self._tenant(request)].lookup(channel, keys, deadline)
+        agent.done(channel, self.loop)
+        found = 0
+        for block, cause in zip(request.blocks[start:], causes, strict=True):
+            if cause is not None and not (self.plan.g4_rate and block in self.behind):
+                break
+            found += 1
+        return found
+
+    def fetch(self, engine: Engine, request: Request, start: int, count: int) -> Steps:
+        if not count:
+            return 0
+        state = _Fetch(request.blocks[start : start + count])
+        state.left = min(self.plan.workers, count)
+        for _ in range(state.left):
+            self.loop.spawn(self._fetch_some(engine, state, self._tenant(request)))
+        yield state.done
+        return min(state.hole, count)
+
+    def _fetch_some(self, engine: Engine, state: _Fetch, tenant: int) -> Steps:
+        while state.next < min(len(state.blocks), state.hole):
+            at = state.next
+            state.next += 1
+            agent = self.agents[engine.number]
+            channel = yield from agent.worker()
+            reader = agent.served[tenant].reader(key_of(state.blocks[at]))
+            into = self._into[: self.value_bytes]
+            yield from reader.read(channel, 0, into, self.loop.now + self.plan.read_deadline)
+            reader.close()
+            agent.done(channel, self.loop)
+            if reader.cause is not None and not (yield from self._from_behind(engine, state.blocks[at])):
+                state.hole = min(state.hole, at)
+        state.left -= 1
+        if not state.left:
+            self.loop.fire(state.done)
+
+    def _from_behind(self, engine: Engine, block: int) -> Steps:
+        """Load a block that the pool missed from G4, where there is one that has it."""
+        if not self.plan.g4_rate or block not in self.behind:
+            return False
+        came = Signal()
+        self.counts["loaded from g4"] += 1
+        self.flash.carry(self.flash.g4, self._block_bytes, lambda: self.loop.fire(came))
+        yield came
+        return True
+
+    def keep(self, engine: Engine, request: Request, start: int) -> None:
+        agent = self.agents[engine.number]
+        if self.plan.g4_rate:
+            self.behind.use(request.blocks[start:])
+        for block in request.blocks[start:]:
+            self.under_way += 1
+            self.loop.spawn(self._put(agent, self._tenant(request), block), agent)
+
+    def _put(self, agent: HostAgent, tenant: int, block: int) -> Steps:
+        channel = yield from agent.worker()
+        writer = agent.served[tenant].writer(key_of(block), length=self.value_bytes)
+        deadline = self.loop.now + self.plan.write_deadline
+        try:
+            yield from writer.write(channel, 0, self._value[: self.value_bytes], deadline)
+        except PutRefused:
+            self.counts["puts refused"] += 1
+        finally:
+            self.under_way -= 1
+        agent.done(channel, self.loop)
+
+    # -- what agents do by themselves ---------------------------------------------------------------
+
+    def look(self, agent: HostAgent, enclosures: list[int]) -> Steps:
+        """The supervisor's part: judge the drives beside each other. An agent that asked nothing has nothing
+        to judge."""
+        yield Sleep(self.loop.now + LOOK_SECONDS * (agent.number % 64 + 1) / 64)
+        while not self.over:
+            for change in agent.outliers.look(self.loop.now, enclosures):
+                self.counts[f"drives {change.verdict.value}"] += 1
+            yield Sleep(self.loop.now + LOOK_SECONDS)
+
+    def kill(self, number: int) -> HostAgent:
+        """kill -9, and a start with nothing remembered and the map that is in force."""
+        agent = self.agents[number]
+        self.counts["agents killed"] += 1
+        self.loop.kill(agent)
+        for channel in agent.channels:
+            channel.crash()
+            self._gone.append(channel.tallies)
+        # Gets that wait for a worker of it find that it is gone.
+        agent.free.extend(channel for channel in agent.channels if channel not in agent.free)
+        while agent.waiting:
+            self.loop.fire(agent.waiting.popleft())
+        fresh = self.agents[number] = HostAgent(self, number, self.map)
+        return fresh
+
+    def follow(self, number: int) -> HostAgent | None:
+        """Learn of the map: as it serves, or by a restart where drives left. The new agent, in that case."""
+        agent, now = self.agents[number], self.map
+        if agent.map is now:
+            return None
+        if now.members[: len(agent.map.members)] != agent.map.members:
+            return self.kill(number)
+        agent.map = now
+        for tenant, volume in enumerate(agent.volumes):
+            volume.change(layout=volume.layout(self.settings(now, tenant)))
+        return None
+
+
+class _Fetch:
+    """The blocks of one prompt that are being loaded by several workers."""
+
+    __slots__ = ("blocks", "done", "hole", "left", "next")
+
+    def __init__(self, blocks: tuple[int, ...]) -> None:
+        self.blocks = blocks
+        self.done = Signal()
+        self.hole = len(blocks)
+        self.next = 0
+        self.left = 0
+
+
+def key_of(block: int) -> bytes:
+    """The key of a block, by its number in the trace."""
+    return hashlib.blake2b(block.to_bytes(16, "little"), digest_size=16).digest()

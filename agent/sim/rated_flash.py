@@ -1,0 +1,320 @@
+"""Drives and links with rates, and one worker's channel to them. Values have lengths and no contents.
+
+A block of 4 KiB (a directory, or a slot's header) is kept, without the zeros at its end; the bytes of a value
+behind its header only cross the links. A read or write takes effect when its last byte has been carried.
+
+A block of a model that is too large for one value is striped over several. The agent's code runs for the
+first of them; the others' bytes cross the links of other drives beside it (`stripe`).
+"""
+
+from __future__ import annotations
+
+import mmap
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from agent.inline.scatter import Buffer
+from agent.pool.steps import Pending
+from agent.remote.health import NOT_ANSWERING, Health, Outstanding
+from agent.sim.links import QueueLink, SharedLink
+from agent.sim.pod_plan import PodPlan
+from agent.sim.timed_channel import TimedChannel
+from agent.sim.virtual_loop import Task, VirtualLoop
+
+BLOCK = 4096
+SMALL_BYTES = 2 * BLOCK
+"""What is no larger pays latency and its time at the drive, and takes no share of a NIC."""
+TAIL_SHARE = 0.01
+_PROOF = 16
+_NO_RESERVE = 0x4000
+"""MAP_NORESERVE of Linux: pages that nobody touches take no memory, and are not promised any."""
+
+
+def unreserved(size: int) -> memoryview:
+    """Memory that is zero and takes room only where it is touched."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+    return memoryview(mmap.mmap(-1, size, flags=flags))
+
+
+@dataclass(slots=True, eq=False)
+class RatedDrive:
+    """One namespace: its blocks, its link, and the faults that are set from outside."""
+
+    number: int
+    enclosure: int
+    link: QueueLink
+    blocks: dict[int, bytes] = field(default_factory=dict)
+    down: bool = False
+    hung: bool = False
+    erring: float = 0.0
+    waiting: list[Callable[[], None]] = field(default_factory=list)
+    bytes_read: int = 0
+    bytes_written: int = 0
+
+    def load(self, offset: int, into: memoryview) -> None:
+        """Copy the block at `offset`, or zeros."""
+        kept = self.blocks.get(offset)
+        if kept is None:
+            into[:BLOCK] = bytes(BLOCK)
+        else:
+            into[:BLOCK] = kept[_PROOF:].ljust(BLOCK - _PROOF, b"\0") + kept[:_PROOF]
+
+    def store(self, offset: int, packed: bytes) -> None:
+        self.blocks[offset] = packed
+
+
+def packed(block: bytes) -> bytes:
+    """A block as it is kept: its last bytes (a proof, where it is a header), then what is not zero."""
+    return block[-_PROOF:] + block[:-_PROOF].rstrip(b"\0")
+
+
+class FlashPending:
+    """One read or write under way."""
+
+    __slots__ = ("abandoned", "asked", "done", "fault", "legs", "received", "size", "unreachable", "waiter")
+
+    def __init__(self, size: int) -> None:
+        self.asked: Outstanding | None = None
+        self.size = size
+        self.done = False
+        self.received = 0
+        self.fault: str | None = None
+        self.unreachable = False
+        self.abandoned = False
+        self.waiter: Task | None = None
+        self.legs = 0
+        """Links that have still to carry it."""
+
+
+@dataclass(slots=True, eq=False)
+class HostLinks:
+    """The links of one host, each way by itself."""
+
+    nic_in: SharedLink
+    nic_out: SharedLink
+    to_gpu: SharedLink
+    from_gpu: SharedLink
+    own_disks: QueueLink
+
+
+class RatedFlash:
+    """All drives, enclosures and hosts' links of a pod."""
+
+    def __init__(self, loop: VirtualLoop, plan: PodPlan, seed: object, stripe: int) -> None:
+        self.loop = loop
+        self.plan = plan
+        self.stripe = stripe
+        self._dice = random.Random(f"rated flash {seed}")
+        self.drives = [
+            RatedDrive(number, number // plan.drives, QueueLink(plan.drive_read, plan.drive_latency))
+            for number in range(plan.enclosures * plan.drives)
+        ]
+        self.enclosures_out = [SharedLink(plan.enclosure_nic) for _ in range(plan.enclosures)]
+        self.enclosures_in = [SharedLink(plan.enclosure_nic) for _ in range(plan.enclosures)]
+        pcie = plan.gpu_pcie * plan.gpus_per_host
+        self.hosts = [
+            HostLinks(
+                SharedLink(plan.host_nic), SharedLink(plan.host_nic), SharedLink(pcie), SharedLink(pcie),
+                QueueLink(plan.g3_rate, plan.drive_latency),
+            )
+            for _ in range(plan.hosts)
+        ]  # fmt: skip
+        self.g4 = SharedLink(plan.g4_rate or 1.0)
+        self.small_bytes = 0
+        self.value_bytes_read = 0
+        self.value_bytes_written = 0
+
+    # -- links ------------------------------------------------------------------------------------
+
+    def carry(self, link: SharedLink, size: int, ended: Callable[[], None]) -> None:
+        """Begin a transfer on a shared link."""
+        link.begin(self.loop.now, size, ended)
+        self._plan(link)
+
+    def _plan(self, link: SharedLink) -> None:
+        at = link.next_end()
+        if at < link.planned_at:
+            link.planned_at = at
+            self.loop.call_at(at, self._due, link, at)
+
+    def _due(self, link: SharedLink, planned: float) -> None:
+        if planned == link.planned_at:
+            link.planned_at = float("inf")
+            link.end_due(self.loop.now)
+            self._plan(link)
+
+    def move(
+        self, drive: RatedDrive, size: int, host: HostLinks, *, write: bool, ended: Callable[[], None]
+    ) -> None:
+        """A transfer between a drive and a host; `ended` when its last link has carried it."""
+        now, plan = self.loop.now, self.plan
+        latency = plan.network_latency
+        if self._dice.random() < TAIL_SHARE:
+            latency += self._dice.random() * plan.drive_tail
+        if size <= SMALL_BYTES:
+            self.small_bytes += size
+            self.loop.call_at(drive.link.begin(now, size) + latency, ended)
+            return
+        # A write takes longer at the drive: counted as so many bytes more of its one link.
+        weight = plan.drive_read / plan.drive_write if write else 1.0
+        last = now
+        legs = 2 + self.stripe
+        left = [legs]
+
+        def leg() -> None:
+            left[0] -= 1
+            if not left[0]:
+                ended()
+
+        for number in range(self.stripe):
+            of = drive if not number else self.drives[self._other(drive.number, number)]
+            last = max(last, of.link.begin(now, int(size * weight)))
+            if write:
+                of.bytes_written += size
+            else:
+                of.bytes_read += size
+            side = self.enclosures_in if write else self.enclosures_out
+            self.carry(side[of.enclosure], size, leg)
+        whole = size * self.stripe
+        if write:
+            self.value_bytes_written += whole
+        else:
+            self.value_bytes_read += whole
+        self.carry(host.nic_out if write else host.nic_in, whole, leg)
+        self.loop.call_at(last + latency, leg)
+
+    def _other(self, number: int, which: int) -> int:
+        """Where another value of the stripe lies: as good as any, and the same each time."""
+        mixed = (number * 0x9E3779B1 + which * 0x85EBCA6B) & 0xFFFFFFFF
+        return (mixed ^ mixed >> 15) % len(self.drives)
+
+    # -- faults of drives -------------------------------------------------------------------------
+
+    def drives_of(self, enclosure: int) -> list[RatedDrive]:
+        return self.drives[enclosure * self.plan.drives : (enclosure + 1) * self.plan.drives]
+
+    def errs(self, drive: RatedDrive) -> bool:
+        return drive.erring > 0 and self._dice.random() < drive.erring
+
+    def wake(self, drives: Sequence[RatedDrive]) -> None:
+        """Enclosures that were stopped go on: what waited there is done now, late."""
+        for drive in drives:
+            drive.hung = False
+            waiting, drive.waiting = drive.waiting, []
+            for action in waiting:
+                self.loop.call_at(self.loop.now, action)
+
+
+class RatedChannel(TimedChannel):
+    """One worker's channel over the links of its host."""
+
+    def __init__(
+        self, flash: RatedFlash, host: HostLinks, health: Sequence[Health], buffer_bytes: int
+    ) -> None:
+        super().__init__(flash.loop)
+        self._flash = flash
+        self._host = host
+        self._health = health
+        self._buffer_bytes = buffer_bytes
+        self._receiving: memoryview | None = None
+        self._sending: memoryview | None = None
+        self._gone = False
+
+    def receive_buffer(self, size: int) -> memoryview:
+        if self._receiving is None or len(self._receiving) < size:
+            self._receiving = unreserved(max(size, self._buffer_bytes))
+        return self._receiving[:size]
+
+    def send_buffer(self, size: int) -> memoryview:
+        if self._sending is None or len(self._sending) < size:
+            self._sending = unreserved(max(size, self._buffer_bytes))
+        return self._sending[:size]
+
+    def read(self, namespace: int, offset: int, into: memoryview) -> FlashPending:
+        pending = FlashPending(len(into))
+        drive = self._asked(namespace, pending, read=True)
+        if drive is None:
+            return pending
+
+        def ended() -> None:
+            if drive.hung:
+                drive.waiting.append(ended)
+                return
+            if not pending.abandoned and not drive.down:
+                drive.load(offset, into)
+            self._end(drive, pending)
+
+        self._flash.move(drive, len(into), self._host, write=False, ended=ended)
+        return pending
+
+    def write(
+        self, namespace: int, offset: int, parts: Sequence[Buffer], *, more: bool = False
+    ) -> FlashPending:
+        size = sum(map(len, parts))
+        pending = FlashPending(size)
+        drive = self._asked(namespace, pending, read=False)
+        if drive is None:
+            return pending
+        head = packed(bytes(memoryview(parts[0])[:BLOCK]))
+
+        def ended() -> None:
+            if drive.hung:
+                drive.waiting.append(ended)
+                return
+            # What an agent sent before it was killed lands all the same.
+            if not drive.down:
+                drive.store(offset, head)
+            self._end(drive, pending)
+
+        self._flash.move(drive, size, self._host, write=True, ended=ended)
+        return pending
+
+    def flush(self, namespace: int) -> FlashPending:
+        pending = FlashPending(0)
+        pending.done = True
+        return pending
+
+    def _asked(self, namespace: int, pending: FlashPending, *, read: bool) -> RatedDrive | None:
+        """The drive, where it may be asked; else the pending has failed."""
+        drive, health = self._flash.drives[namespace], self._health[namespace]
+        lost = drive.down or self._gone
+        if lost or not health.may_ask(self._flash.loop.now):
+            pending.done = pending.unreachable = True
+            pending.fault = "no way there" if lost else NOT_ANSWERING
+            return None
+        pending.asked = Outstanding(health, self._flash.loop.now, is_read=read)
+        return drive
+
+    def _end(self, drive: RatedDrive, pending: FlashPending) -> None:
+        if pending.abandoned or self._gone:
+            return
+        if drive.down:
+            pending.fault, pending.unreachable = "the connection is gone", True
+        elif self._flash.errs(drive):
+            pending.fault = "Unrecovered Read Error"
+        else:
+            pending.received = pending.size
+        pending.done = True
+        assert pending.asked is not None
+        failed = pending.fault is not None
+        pending.asked.answered(self._flash.loop.now, failed=failed, lost=pending.unreachable)
+        self._flash.loop.came(pending)
+
+    def abandon(self, pending: Pending) -> None:
+        assert isinstance(pending, FlashPending)
+        if not pending.done:
+            if pending.asked is not None:
+                pending.asked.given_up(self._flash.loop.now)
+            pending.abandoned = pending.done = True
+            pending.fault, pending.waiter = "abandoned", None
+
+    def crash(self) -> None:
+        """The agent is gone, and hears of nothing any more."""
+        self._gone = True
+
+    def unflushed(self, namespace: int) -> int | None:
+        return 0
+
+    def trusts(self, namespace: int) -> bool:
+        return self._health[namespace].trusted

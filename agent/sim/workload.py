@@ -1,0 +1,165 @@
+"""The requests of a simulated pod: a trace at its pace or another, or a workload that is made up.
+
+Only `random()` is drawn, whose sequence Python keeps, and times are whole microseconds: the same seed makes
+the same requests on any machine.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from agent.errors import UserError, did_you_mean
+from agent.replay.trace_lines import BLOCK_TOKENS, TraceFile
+
+INPUT_TOKENS_MAX: Final = 128 << 10
+
+
+class Kind(NamedTuple):
+    """Sessions of one kind. `shared`: how many beginnings (system prompts, documents) they choose from; the
+    rest are means: tokens, turns, seconds between turns."""
+
+    shared: int
+    beginning: float
+    turns: float
+    pause: float
+    question: float
+    answer: float
+
+
+KINDS: Final = {
+    "chat": Kind(50, 1_500, 5.0, 8.0, 700, 350),
+    "agents": Kind(20, 8_000, 15.0, 1.5, 1_200, 150),
+    "documents": Kind(400, 30_000, 3.0, 6.0, 120, 300),
+}
+MIXED: Final = "mixed"
+WORKLOADS: Final = (*KINDS, MIXED)
+
+
+class Request(NamedTuple):
+    """One request. `at`: seconds from the start."""
+
+    number: int
+    at: float
+    input_tokens: int
+    output_tokens: int
+    blocks: tuple[int, ...]
+    block_tokens: int
+
+    def tokens_of(self, blocks: int) -> int:
+        """Tokens of the first blocks; the last one is rarely full."""
+        return min(blocks * self.block_tokens, self.input_tokens)
+
+
+@dataclass(slots=True)
+class _Session:
+    kind: Kind
+    blocks: list[int]
+    tokens: int
+    turns: int
+
+
+class MadeRequests:
+    """Requests without end. Sessions begin so often that `rate` requests come in a second."""
+
+    def __init__(self, workload: str, seed: int, rate: float, block_tokens: int = BLOCK_TOKENS) -> None:
+        if workload not in WORKLOADS:
+            known = ", ".join(WORKLOADS)
+            raise UserError(f"no workload {workload!r}{did_you_mean(workload, WORKLOADS)}; there are {known}")
+        self._kinds = list(KINDS.values()) if workload == MIXED else [KINDS[workload]]
+        self._dice = random.Random(f"workload {seed}")
+        self._rate = rate
+        self._block_tokens = block_tokens
+        self._ids = itertools.count()
+        self._beginnings: dict[tuple[int, int], tuple[list[int], int]] = {}
+
+    def __iter__(self) -> Iterator[Request]:
+        turns = sum(kind.turns for kind in self._kinds) / len(self._kinds)
+        tie, number = itertools.count(), itertools.count()
+        due: list[tuple[int, int, _Session | None]] = [(0, next(tie), None)]
+        while True:
+            at, _, session = heapq.heappop(due)
+            if session is None:
+                heapq.heappush(due, (at + self._wait(turns / self._rate), next(tie), None))
+                session = self._new_session()
+            yield self._turn(next(number), session, at / 1e6)
+            if session.turns and session.tokens < INPUT_TOKENS_MAX:
+                heapq.heappush(due, (at + self._wait(session.kind.pause), next(tie), session))
+
+    def _new_session(self) -> _Session:
+        which = int(self._dice.random() * len(self._kinds))
+        kind = self._kinds[which]
+        # The square makes the first ones popular.
+        name = (which, int(self._dice.random() ** 2 * kind.shared))
+        if name not in self._beginnings:
+            tokens = self._length(kind.beginning)
+            self._beginnings[name] = ([next(self._ids) for _ in range(tokens // self._block_tokens)], tokens)
+        blocks, tokens = self._beginnings[name]
+        return _Session(kind, list(blocks), tokens, 1 + self._wait(kind.turns - 1) // 1_000_000)
+
+    def _turn(self, number: int, session: _Session, at: float) -> Request:
+        session.turns -= 1
+        session.tokens += self._length(session.kind.question)
+        while len(session.blocks) < session.tokens // self._block_tokens:
+            session.blocks.append(next(self._ids))
+        answer = self._length(session.kind.answer)
+        request = Request(number, at, session.tokens, answer, tuple(session.blocks), self._block_tokens)
+        session.tokens += answer
+        return request
+
+    def _wait(self, mean: float) -> int:
+        """Microseconds until the next one of a Poisson process with this mean, in seconds."""
+        return int(-math.log(1.0 - self._dice.random()) * mean * 1e6)
+
+    def _length(self, typical: float) -> int:
+        """A number of tokens: log-normal, so that most are short and a few are long."""
+        radius = math.sqrt(-2.0 * math.log(1.0 - self._dice.random()))
+        tokens = int(typical * math.exp(0.6 * radius * math.cos(math.tau * self._dice.random())))
+        return max(1, min(tokens, INPUT_TOKENS_MAX))
+
+
+@dataclass(slots=True)
+class TraceRequests:
+    """The requests of a trace, read line by line. `pace` 2: twice as fast as they came."""
+
+    file: TraceFile
+    pace: float = 1.0
+
+    def __iter__(self) -> Iterator[Request]:
+        for number, line in enumerate(self.file):
+            at = int(line.timestamp_ms * 1000 / self.pace) / 1e6
+            tokens = max(1, line.input_length)
+            yield Request(number, at, tokens, line.output_length, line.hash_ids, line.block_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What the first requests of a workload ask for: the measure of how fast they may come."""
+
+    requests: int
+    input_tokens: int
+    output_tokens: int
+    seconds: float
+
+
+def demand_of(requests: Iterator[Request], look_at: int = 2_000) -> Demand:
+    """Of the first `look_at` requests."""
+    count = tokens_in = tokens_out = 0
+    last = 0.0
+    for request in itertools.islice(requests, look_at):
+        count += 1
+        tokens_in += request.input_tokens
+        tokens_out += request.output_tokens
+        last = request.at
+    return Demand(count, tokens_in, tokens_out, last)
+
+
+def trace_requests(path: Path, requests_max: int, pace: float) -> TraceRequests:
+    """The requests of a trace. Raises UserError where it cannot be read."""
+    return TraceRequests(TraceFile(path, requests_max=requests_max), pace)

@@ -1,0 +1,158 @@
+"""`g35 sim`: what it prints, and how it answers what cannot be simulated."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.cli.main import main
+
+SHORT = ["sim", "--requests", "30", "--rows", "g35,recompute", "--g1", "0", "--g2", "0"]
+
+
+def _printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert not ended.value.code
+    return capsys.readouterr().out
+
+
+def _trace(folder: Path, requests: int, block_size: int = 512) -> Path:
+    file = folder / "trace.jsonl"
+    with file.open("w") as out:
+        for number in range(requests):
+            line: dict[str, Any] = {
+                "timestamp": 300 * number, "input_length": 6 * block_size, "output_length": 20,
+                "hash_ids": [*range(4), 10 + number % 5, 20 + number % 5], "block_size": block_size,
+            }  # fmt: skip
+            print(json.dumps(line), file=out)
+    return file
+
+
+def test_json_has_the_digest_and_what_it_stands_for(capsys: pytest.CaptureFixture[str]) -> None:
+    record = json.loads(_printed(capsys, *SHORT, "--json"))
+    assert record["requests"] == 30
+    assert len(record["digest"]) == 32
+    assert 0 < record["hit_ratio"] < 1
+    assert record["bytes"]["host_nics_in"] == record["bytes"]["enclosures_out"] > 0
+    assert set(record["misses"]) >= {"never_stored", "evicted", "late"}
+    assert [row["name"] for row in record["rows"]] == ["g35", "recompute"]
+    assert record["rows"][1]["speed_up"] == 1.0
+    assert record["pod"]["enclosures"] == 1
+    assert any(note.startswith("Sampled") for note in record["notes"])
+    assert record["cpu_seconds"] > 0
+    assert record["memory_bytes"] > 0
+
+
+def test_the_digest_is_that_of_any_process() -> None:
+    """Whatever the order of sets is: another process has another one."""
+    told = set()
+    for hash_seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        command = [sys.executable, "-P", "-m", "agent.cli", *SHORT, "--faults", "slow,agent", "--json"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        told.add(json.loads(done.stdout)["digest"])
+    assert len(told) == 1
+
+
+def test_people_read_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = _printed(capsys, *SHORT)
+    for word in ("digest", "hit_ratio", "bytes, host_nics_in", "recompute", "1.00x", "Sampled", "Left out"):
+        assert word in printed
+
+
+def test_a_trace_is_played_with_its_own_blocks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = _trace(tmp_path, 40, block_size=64)
+    record = json.loads(_printed(capsys, *SHORT, "--requests", "35", "--trace", str(file), "--json"))
+    assert (record["requests"], record["block_tokens"], record["load"]) == (35, 64, 0.0)
+    assert record["hit_ratio"] > 0.5
+
+
+def test_a_trace_is_read_as_it_is_played(tmp_path: Path) -> None:
+    """Not ahead: a trace may be larger than memory."""
+    from agent.sim.experiment import Experiment
+    from agent.sim.pod_plan import PodPlan
+
+    requests = iter(Experiment(PodPlan(), trace=_trace(tmp_path, 5000), load=0.0, requests=4).source()())
+    assert [next(requests).number for _ in range(4)] == [0, 1, 2, 3]
+    with pytest.raises(StopIteration):
+        next(requests)
+
+
+def test_a_trace_may_come_at_another_pace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = str(_trace(tmp_path, 40))
+    slow, fast = (
+        json.loads(_printed(capsys, *SHORT, "--trace", file, "--load", load, "--json"))["rows"][0]
+        for load in ("0.01", "0.5")
+    )
+    assert slow["virtual_seconds"] > 10 * fast["virtual_seconds"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--pod", "superpd"], "did you mean superpod?"),
+        (["--enclosures", "0"], "1 to 1,024 enclosures, not 0"),
+        (["--prefill-rate", "0"], "--prefill-rate of 0 carries nothing"),
+        (["--rows", "recompte"], "did you mean recompute?"),
+        (["--rows", "g4"], "needs the rate of shared storage"),
+        (["--workload", "chats"], "did you mean chat?"),
+        (["--faults", "stap"], "did you mean stop?"),
+        (["--trace", "/nowhere/trace.jsonl"], "cannot read the trace"),
+    ],
+)
+def test_what_cannot_be_simulated_is_explained(
+    capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert main([*SHORT, *words]) == 1
+    told = capsys.readouterr().err
+    assert said in told
+    assert "Traceback" not in told
+
+
+@pytest.mark.parametrize("rate", ["0GB/s", "fast", "400", "400 GiB"])
+def test_a_rate_that_is_none_is_a_wrong_argument(capsys: pytest.CaptureFixture[str], rate: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*SHORT, "--host-nic", rate])
+    assert ended.value.code == 2
+    assert "a rate is" in capsys.readouterr().err
+
+
+def test_an_empty_trace_is_explained(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "trace.jsonl").write_text("")
+    assert main([*SHORT, "--trace", str(tmp_path / "trace.jsonl")]) == 1
+    assert "no request was played" in capsys.readouterr().err
+
+
+def test_rates_are_decimal_and_a_small_b_is_bits() -> None:
+    from agent.sizes import parse_rate, readable_rate
+
+    assert parse_rate("800Gb/s") == parse_rate("100 GB/s") == 100e9
+    assert parse_rate("2.5TB/s") == 2.5e12
+    assert readable_rate(400e9) == "400 GB/s"
+    assert readable_rate(2.5e12) == "2.5 TB/s"
+
+
+def _documented(repository: Path) -> list[list[str]]:
+    page = (repository / "docs" / "pod.md").read_text()
+    lines = [line.split() for line in page.splitlines() if line.startswith(".venv/bin/g35 sim")]
+    return [words[1:] for words in lines]
+
+
+def test_the_commands_of_the_page_run(
+    capsys: pytest.CaptureFixture[str], repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a few requests and a small pod: how long they take as they stand is the page's to say."""
+    monkeypatch.chdir(repository)
+    commands = _documented(repository)
+    assert len(commands) >= 6
+    for words in commands:
+        small = ["--requests", "12", "--gpus", "8", "--drives", "4"]
+        printed = _printed(capsys, *words, *small)
+        assert "digest" in printed

@@ -1,0 +1,172 @@
+"""Pods in virtual time with rates: the same seed gives the same digest, and every rate matters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from agent.errors import UserError
+from agent.sim.experiment import ROWS, Experiment, play
+from agent.sim.pod_plan import FAULTS, PodPlan, block_values, changed, preset
+from agent.sim.pod_run import PodRun, RowResult
+from agent.sim.workload import Request
+
+BLOCK_TOKENS = 512
+SMALL = PodPlan(
+    gpus=8, enclosures=3, drives=2, workers=4, g1_bytes=0, g2_bytes=0, gate=False, read_deadline=5.0,
+    bytes_per_token=16_384, drive_tail=0.0, drive_bytes=20_000_000_000,
+)  # fmt: skip
+"""Two hosts without caches of their own, so that each block comes from the pool."""
+
+
+def _asked_twice(prompts: int = 20, blocks: int = 12, pause: float = 0.2) -> Iterator[Request]:
+    """Each prompt is asked, and asked again when all is stored."""
+    for number in range(2 * prompts):
+        first = number % prompts * blocks
+        at = number * pause + (5.0 if number >= prompts else 0.0)
+        yield Request(
+            number, at, blocks * BLOCK_TOKENS, 10, tuple(range(first, first + blocks)), BLOCK_TOKENS
+        )
+
+
+def _run(
+    plan: PodPlan, requests: Iterator[Request] | None = None, row: str = "g35", seed: int = 35
+) -> RowResult:
+    asked = _asked_twice() if requests is None else requests
+    return PodRun(row, plan, seed, BLOCK_TOKENS, asked).run()
+
+
+def test_what_was_stored_is_found_with_its_real_length() -> None:
+    found = _run(SMALL)
+    _, value_bytes = block_values(SMALL, BLOCK_TOKENS)
+    assert value_bytes == 8 << 20
+    assert (found.requests, found.blocks, found.blocks_loaded) == (40, 480, 240)
+    assert found.counts["puts"] == found.counts["gets_hit"] == 240
+    assert sum(found.misses.values()) == found.counts["gets_missed"] == 0
+    # A slot is its header and its value.
+    assert found.link_bytes["host_nics_in"] == found.link_bytes["drives_read"] == 240 * (value_bytes + 4096)
+    assert found.link_bytes["drives_written"] == 240 * (value_bytes + 4096)
+
+
+def test_the_same_seed_is_the_same_run() -> None:
+    plan = changed(SMALL, faults=FAULTS, fault_every=0.5, read_deadline=0.05)
+    digests = {_run(plan).digest for _ in range(2)}
+    assert len(digests) == 1
+    assert _run(plan, seed=36).digest not in digests
+
+
+@pytest.mark.parametrize("link", ["drive_read", "enclosure_nic", "host_nic", "gpu_pcie"])
+def test_a_link_that_is_ten_times_faster_changes_what_a_get_takes(link: str) -> None:
+    """Each of them is the narrowest in turn, and all the others stay as they are."""
+    narrow = 0.5e9
+
+    def at(rate: float) -> float:
+        plan: Any = changed(SMALL, **{link: rate})
+        return _run(plan, _asked_twice(pause=1.0)).ttft_mean
+
+    slow, fast = at(narrow), at(10 * narrow)
+    assert fast < 0.8 * slow
+
+
+def test_gpus_and_disks_and_shared_storage_that_are_faster_change_it_too() -> None:
+    def twice(row: str, **changes: float) -> RowResult:
+        return _run(changed(SMALL, **changes), _asked_twice(pause=1.0), row)
+
+    assert (
+        twice("recompute", prefill_rate=10_000.0).ttft_mean
+        > 5 * twice("recompute", prefill_rate=1e5).ttft_mean
+    )
+    assert twice("g4", g4_rate=0.2e9).ttft_mean > 1.5 * twice("g4", g4_rate=2e9).ttft_mean
+    assert twice("g3", g3_rate=0.2e9).ttft_mean > 1.5 * twice("g3", g3_rate=2e9).ttft_mean
+
+
+def test_a_pool_that_is_too_small_evicts_and_says_so() -> None:
+    plan = changed(SMALL, enclosures=1, drives=2, drive_bytes=600 << 20)
+    found = _run(plan)
+    assert found.counts["evictions"] > 0
+    assert found.blocks_loaded < 240
+    assert found.counts["lookups_absent"] > 240
+
+
+def test_a_deadline_that_no_get_can_keep_is_a_miss_that_is_late() -> None:
+    found = _run(changed(SMALL, drive_read=0.05e9, read_deadline=0.05))
+    assert found.misses["late"] > 0
+    assert sum(found.misses.values()) == found.counts["gets_missed"]
+
+
+def test_the_gate_computes_again_what_would_come_too_late() -> None:
+    slow = changed(SMALL, host_nic=0.3e9, gate=True, prefill_rate=100_000.0)
+    found = _run(slow, _asked_twice(prompts=60, pause=0.05))
+    assert found.counts["gets_gated"] > 0
+    assert found.misses["late"] == found.counts["gets_missed"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_happens_and_the_books_balance(fault: str) -> None:
+    plan = changed(SMALL, faults=(fault,), fault_every=0.4, read_deadline=0.05)
+    found = _run(plan)
+    assert found.requests == 40
+    assert found.counts["agents killed" if fault == "agent" else f"fault {fault}"] > 0
+    assert sum(found.misses.values()) == found.counts["gets_missed"]
+
+
+def test_tenants_have_volumes_of_their_own() -> None:
+    assert _run(changed(SMALL, tenants=2)).blocks_loaded == 240
+
+
+def test_a_block_of_several_values_crosses_the_links_whole() -> None:
+    plan = changed(SMALL, bytes_per_token=98_304)
+    values, value_bytes = block_values(plan, BLOCK_TOKENS)
+    assert values == 3
+    found = _run(plan)
+    assert found.link_bytes["host_nics_in"] == found.link_bytes["enclosures_out"]
+    assert found.link_bytes["host_nics_in"] == 240 * values * (value_bytes + 4096)
+
+
+def test_rows_differ_in_the_store_alone() -> None:
+    rows = ("g35", "g35-waits", "g35+g4", "recompute", "g3", "g4", "lustre-dpu")
+    assert set(rows) == set(ROWS)
+    plan = changed(SMALL, g4_rate=1e9)
+    report = play(Experiment(plan, requests=60, rows=rows))
+    by_name = {row.name: row for row in report.rows}
+    assert len({(row.requests, row.input_tokens, row.blocks) for row in report.rows}) == 1
+    assert by_name["recompute"].blocks_loaded == 0
+    assert report.speed_up(by_name["recompute"]) == 1.0
+    assert by_name["g35"].hit_ratio > by_name["recompute"].hit_ratio
+    # Its bytes go through a DPU that serves, to the one that asked.
+    assert by_name["lustre-dpu"].link_bytes["host_nics_in"] > by_name["g4"].link_bytes["host_nics_in"]
+
+
+def test_a_store_behind_the_pool_has_what_the_pool_evicted() -> None:
+    small = changed(SMALL, enclosures=1, drives=2, drive_bytes=600 << 20, g4_rate=10e9)
+    found = _run(small)
+    assert found.counts["loaded from g4"] > 0
+    assert found.blocks_loaded == 240
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"enclosures": 0}, "1 to 1,024 enclosures, not 0"),
+        ({"gpus": 6}, "no whole hosts"),
+        ({"drive_read": 0.0}, "--drive-read of 0 carries nothing"),
+        ({"prefill_rate": 0.0}, "--prefill-rate of 0"),
+        ({"enclosures": 1000, "drives": 1000}, "drives in all"),
+        ({"faults": ("stap",)}, "did you mean stop?"),
+    ],
+)
+def test_a_pod_that_cannot_be_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words.replace("(", "\\(").replace("?", "\\?")):
+        changed(PodPlan(), **changes)
+
+
+def test_a_preset_with_a_typo_is_answered_by_the_nearest() -> None:
+    with pytest.raises(UserError, match="did you mean superpod"):
+        preset("superpd")
+
+
+def test_a_drive_without_room_for_a_set_is_refused() -> None:
+    with pytest.raises(UserError, match="no room for a set"):
+        _run(changed(SMALL, drive_bytes=1 << 20))
