@@ -51,7 +51,7 @@ class Experiment:
     def __post_init__(self) -> None:
         for row in self.rows:
             if row not in ROWS:
-                raise UserError(f"no row {row!r}{did_you_mean(row, ROWS)}; there are {', '.join(ROWS)}")
+                raise UserError(f"no row {row!r}{did_you_mean(row, ROWS)}", f"there are {', '.join(ROWS)}")
             if row in NEED_G4 and not self.plan.g4_rate:
                 raise UserError(f"the row {row} needs the rate of shared storage", "give --g4, such as 1TB/s")
         if self.trace is None and not self.load:
@@ -85,7 +85,7 @@ class Experiment:
         demand, plan = demand_of(requests, max(1, min(self.requests or LOOKED_AT, LOOKED_AT))), self.plan
         work = demand.input_tokens / plan.prefill_rate + demand.output_tokens / plan.decode_rate
         if not demand.requests:
-            raise UserError(f"there is no request in {self.trace}")
+            raise UserError(f"there is no request in {self.trace}", "name a trace that has some")
         return self.load * plan.gpus * demand.requests / work
 
 

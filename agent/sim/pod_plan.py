@@ -73,7 +73,7 @@ class PodPlan:
         }  # fmt: skip
         for name, (count, most) in counts.items():
             if not 1 <= count <= most:
-                raise UserError(f"a pod has 1 to {most:,} {name}, not {count:,}")
+                raise UserError(f"a pod has 1 to {most:,} {name}, not {count:,}", "give a number in between")
         if self.enclosures * self.drives > DRIVES_IN_ALL_MAX:
             raise UserError(
                 f"{self.enclosures * self.drives:,} drives in all are more than {DRIVES_IN_ALL_MAX:,}",
@@ -89,11 +89,13 @@ class PodPlan:
             if not 0 < rate < float("inf"):
                 raise UserError(f"{name} of {rate:g} carries nothing", "give a rate above zero")
         if self.gpus % self.gpus_per_host:
-            raise UserError(f"{self.gpus} GPUs are no whole hosts of {self.gpus_per_host}")
+            raise UserError(
+                f"{self.gpus} GPUs are no whole hosts of {self.gpus_per_host}", "see --gpus-per-host"
+            )
         for fault in self.faults:
             if fault not in FAULTS:
                 known = ", ".join(FAULTS)
-                raise UserError(f"no fault {fault!r}{did_you_mean(fault, FAULTS)}; there are {known}")
+                raise UserError(f"no fault {fault!r}{did_you_mean(fault, FAULTS)}", f"there are {known}")
 
     @property
     def hosts(self) -> int:
@@ -110,7 +112,7 @@ PRESETS: Final[dict[str, PodPlan]] = {
 def preset(name: str) -> PodPlan:
     """A pod by name. Raises UserError with the nearest name."""
     if name not in PRESETS:
-        raise UserError(f"no pod {name!r}{did_you_mean(name, PRESETS)}; there are {', '.join(PRESETS)}")
+        raise UserError(f"no pod {name!r}{did_you_mean(name, PRESETS)}", f"there are {', '.join(PRESETS)}")
     return PRESETS[name]
 
 

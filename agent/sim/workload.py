@@ -71,7 +71,9 @@ class MadeRequests:
     def __init__(self, workload: str, seed: int, rate: float, block_tokens: int = BLOCK_TOKENS) -> None:
         if workload not in WORKLOADS:
             known = ", ".join(WORKLOADS)
-            raise UserError(f"no workload {workload!r}{did_you_mean(workload, WORKLOADS)}; there are {known}")
+            raise UserError(
+                f"no workload {workload!r}{did_you_mean(workload, WORKLOADS)}", f"there are {known}"
+            )
         self._kinds = list(KINDS.values()) if workload == MIXED else [KINDS[workload]]
         self._dice = random.Random(f"workload {seed}")
         self._rate = rate
