@@ -18,7 +18,7 @@ from agent.errors import ConfigError
 from agent.host_os import systemd_notify
 from agent.host_os.private_memory import keep_memory_private
 from agent.pool.volume.partial_puts import BEGUN_BYTES
-from agent.query.messages import BODY_BYTES_MAX
+from agent.query.query_json import BODY_BYTES_MAX
 from agent.service.queue_plan import QueuePlan
 from agent.service.run import serve
 from nvmeof.linux_limits import RESERVE_BYTES, Need, check_limits

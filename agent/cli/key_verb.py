@@ -8,7 +8,7 @@ import typer
 
 from agent.errors import ConfigError
 from agent.inline.secrets import create_root_key, load_root_key
-from agent.query.tokens import new_tokens_file
+from agent.query.access_tokens import new_tokens_file
 from agent.s3.credentials import new_credentials_file
 from nvmeof.authentication.secret import LENGTHS, new_secret
 from nvmeof.authentication.secret_files import SecretFileError, write_secret_file

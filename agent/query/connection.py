@@ -16,10 +16,10 @@ from agent.host_os.complaints import Complaints
 from agent.http.connection import BodyFault, BrokenOff, HttpConnection
 from agent.http.shares import Shares, TooBusy
 from agent.http.workers import Workers
+from agent.query.access_tokens import TOKEN_BYTES_MAX, Token, tenant_of
 from agent.query.counters import QueryCounters
-from agent.query.messages import BODY_BYTES_MAX, BadQuery, encode
+from agent.query.query_json import BODY_BYTES_MAX, BadQuery, encode
 from agent.query.service import QueryService
-from agent.query.tokens import TOKEN_BYTES_MAX, Token, tenant_of
 
 PATH: Final = b"/query"
 _BEARER = re.compile(rb"[Bb]earer +([!-~]{1,%d})" % TOKEN_BYTES_MAX)

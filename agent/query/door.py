@@ -19,11 +19,11 @@ from agent.pool.access import ServedVolume
 from agent.pool.map.document import tenant_id
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.steps import IoChannel
+from agent.query.access_tokens import Token, read_tokens_file
 from agent.query.connection import QueryConnection
 from agent.query.counters import QueryCounters
-from agent.query.messages import BODY_BYTES_MAX
+from agent.query.query_json import BODY_BYTES_MAX
 from agent.query.service import QueryService
-from agent.query.tokens import Token, read_tokens_file
 
 log = logging.getLogger(__name__)
 

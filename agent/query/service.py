@@ -17,7 +17,7 @@ from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.steps import IoChannel, Runner, Steps
 from agent.pool.volume.bandwidth import TokenBucket
 from agent.query.counters import QueryCounters
-from agent.query.messages import BadQuery, Query, answer_for, decode_query_untrusted, encode
+from agent.query.query_json import BadQuery, Query, answer_for, decode_query_untrusted, encode
 
 REST_KEYS: Final = 1024
 """After so many keys the thread rests as long as they took, for threads of other doors."""

@@ -32,7 +32,7 @@ from agent.cli.up.up_arguments import UpOptions
 from agent.errors import G35Error, UserError
 from agent.fs.doors.mounting import clear_dead_mount
 from agent.inline.secrets import create_root_key
-from agent.query.tokens import new_tokens_file
+from agent.query.access_tokens import new_tokens_file
 from agent.s3.credentials import new_credentials_file
 from agent.sizes import counted
 

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from agent.config.query_section import QuerySection
 from agent.host_os.per_user_bounds import Bounds
 from agent.pool.steps import IoChannel, Runner, Steps
+from agent.query.access_tokens import Token
 from agent.query.door import QueryDoor
-from agent.query.tokens import Token
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from agent.query.messages import BODY_BYTES_MAX, KEYS_MAX
+from agent.query.query_json import BODY_BYTES_MAX, KEYS_MAX
 from tests.support.engines.s3_served import answer_of
 from tests.support.pool.memory_pool import key_of
 from tests.support.pool.queried import TOKENS, Queried, queried

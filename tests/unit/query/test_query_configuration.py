@@ -10,8 +10,8 @@ import pytest
 from agent.config.query_section import QuerySection
 from agent.errors import ConfigError
 from agent.pool.map.document import tenant_id
+from agent.query.access_tokens import new_tokens_file
 from agent.query.door import QueryDoor, make_query_door
-from agent.query.tokens import new_tokens_file
 from tests.support.pool.inline_runner import inline_runner
 from tests.support.pool.memory_pool import MemoryPool
 

@@ -10,7 +10,7 @@ import pytest
 from agent.pool.access import serve
 from agent.pool.read.recompute_gate import RecomputeGate
 from agent.query.counters import QueryCounters
-from agent.query.messages import BadQuery
+from agent.query.query_json import BadQuery
 from agent.query.service import QueryService
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent.pool.counters import MissCause
 from agent.pool.read.leading_run import LeadingRun
-from agent.query.messages import KEYS_MAX, BadQuery, Query, answer_for, decode_query_untrusted
+from agent.query.query_json import KEYS_MAX, BadQuery, Query, answer_for, decode_query_untrusted
 from host_shim.control_wire import NameForm, key_of_long_name, name_of
 
 KEY, OTHER = bytes(range(16)), bytes(range(16, 32))

@@ -9,7 +9,7 @@ import pytest
 
 from agent.errors import ConfigError
 from agent.query import tokens
-from agent.query.tokens import TOKENS_MAX, new_tokens_file, read_tokens_file, tenant_of
+from agent.query.access_tokens import TOKENS_MAX, new_tokens_file, read_tokens_file, tenant_of
 
 
 def private(path: Path, text: str) -> Path:
