@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.errors import ConfigError
-from agent.query import tokens
+from agent.query import access_tokens
 from agent.query.access_tokens import TOKENS_MAX, new_tokens_file, read_tokens_file, tenant_of
 
 
@@ -52,15 +52,18 @@ def test_a_file_has_few_tokens_and_is_nobody_elses_to_read(tmp_path: Path) -> No
 
 
 def test_every_token_is_compared_whether_or_not_one_has_matched(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = [tokens.Token(tokens._digest(text), str(text)) for text in (b"a" * 40, b"b" * 40, b"c" * 40)]
+    known = [
+        access_tokens.Token(access_tokens._digest(text), str(text))
+        for text in (b"a" * 40, b"b" * 40, b"c" * 40)
+    ]
     compared = []
-    real = tokens.hmac.compare_digest
+    real = access_tokens.hmac.compare_digest
 
     def counting(first: bytes, second: bytes) -> bool:
         compared.append(len(second))
         return real(first, second)
 
-    monkeypatch.setattr(tokens.hmac, "compare_digest", counting)
+    monkeypatch.setattr(access_tokens.hmac, "compare_digest", counting)
     for presented in (b"a" * 40, b"c" * 40, b"x", b"y" * 256):
         compared.clear()
         tenant_of(presented, known)
