@@ -9,8 +9,6 @@ Sources: the cost of a prefill counts two operations for each parameter and for 
 rest follows in the docstrings.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ The pool is its own code without flash: `Placement` says which two sets a block 
 what is there and counts uses, `best_choice` chooses slot and victim.
 """
 
-from __future__ import annotations
-
 import heapq
 from array import array
 from collections import OrderedDict
@@ -97,7 +95,7 @@ class Clairvoyant:
     first of two that are used again together.
     """
 
-    def __init__(self, capacity: int, trace: Trace, upcoming: array[int]) -> None:
+    def __init__(self, capacity: int, trace: Trace, upcoming: "array[int]") -> None:
         self._capacity = capacity
         self._trace = trace
         self._upcoming = upcoming

@@ -1,7 +1,5 @@
 """The six plots of `g35 claims --plot DIR`, as PNG files of the same content for the same answer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

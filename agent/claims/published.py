@@ -4,8 +4,6 @@ A row says what was published and where, and what comes out here. What cannot be
 inputs are not public, is a row as well, with the reason.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from agent.claims.equations import PrefillCost, break_even_gb_s

@@ -1,7 +1,5 @@
 """The whole answer of `g35 claims`: computed once, for tables, JSON and plots."""
 
-from __future__ import annotations
-
 import math
 from array import array
 from collections.abc import Callable, Sequence
@@ -205,7 +203,7 @@ def ttft_by_tier(scenario: Scenario, trace: Trace | None, gpus: int) -> dict[str
     return {tier: sorted(times) for tier, times in found.items()}
 
 
-def _found_shares(trace: Trace) -> array[float]:
+def _found_shares(trace: Trace) -> "array[float]":
     """Of each request, the share of its tokens that earlier requests had."""
     seen = bytearray(trace.unique)
     shares = array("d")

@@ -1,7 +1,5 @@
 """One scenario (model, GPU, pod, context, hits) and what comes of it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -114,7 +112,7 @@ class Scenario:
         """Where loading and computing take equally long: more hits than that help no more."""
         return self.g35.useful_share(1.0)
 
-    def with_best_hits(self) -> Scenario:
+    def with_best_hits(self) -> "Scenario":
         return replace(self, hit_share=self.best_hit_share)
 
     def g4_threshold_gb_s(self) -> float:

@@ -5,8 +5,6 @@ the file is not read, and `Trace.is_whole` says so. A reference takes eight byte
 until the trace is read.
 """
 
-from __future__ import annotations
-
 import itertools
 from array import array
 from collections.abc import Callable
@@ -26,11 +24,11 @@ class Trace:
     """Requests in order. Blocks of request n are `blocks[starts[n]:starts[n + 1]]`; lengths are tokens."""
 
     block_tokens: int
-    blocks: array[int] = field(default_factory=lambda: array("I"))
-    starts: array[int] = field(default_factory=lambda: array("I", [0]))
-    inputs: array[int] = field(default_factory=lambda: array("Q"))
-    outputs: array[int] = field(default_factory=lambda: array("Q"))
-    seconds: array[float] = field(default_factory=lambda: array("d"))
+    blocks: "array[int]" = field(default_factory=lambda: array("I"))
+    starts: "array[int]" = field(default_factory=lambda: array("I", [0]))
+    inputs: "array[int]" = field(default_factory=lambda: array("Q"))
+    outputs: "array[int]" = field(default_factory=lambda: array("Q"))
+    seconds: "array[float]" = field(default_factory=lambda: array("d"))
     unique: int = 0
     is_whole: bool = True
     broken_lines: int = 0
@@ -94,7 +92,7 @@ def read_trace(path: Path, progress: Callable[[float], None] = lambda share: Non
     return trace
 
 
-def next_requests(trace: Trace) -> array[int]:
+def next_requests(trace: Trace) -> "array[int]":
     """For each block reference the number of the next request with the same block; the number of requests
     where there is none."""
     never = trace.requests

@@ -1,7 +1,5 @@
 """One verdict for each claim of the announcement, and what each input changes when it is half or double."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 

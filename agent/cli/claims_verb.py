@@ -1,7 +1,5 @@
 """`g35 claims`: what the announced claims need, where they hold, and where not."""
 
-from __future__ import annotations
-
 import json
 import re
 from contextlib import nullcontext
@@ -131,7 +129,7 @@ def _known(kind: str, name: str, records: dict[str, Any]) -> None:
         )
 
 
-def show_tables(said: Answer) -> None:
+def show_tables(said: "Answer") -> None:
     """The answer for people, on standard output."""
     from agent.claims.report import record
     from agent.cli.tables import folding_table, print_tables

@@ -5,8 +5,6 @@ Unknown keys are refused, and each figure has a source and a date. Units stand i
 decimal.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 from pathlib import Path
@@ -88,7 +86,7 @@ class Model(_Record):
     parameters: Parameters | None = None
 
     @model_validator(mode="after")
-    def _has_an_entry(self) -> Model:
+    def _has_an_entry(self) -> "Model":
         grouped = self.kv_heads is not None and self.head_dim is not None
         if grouped == (self.latent is not None):
             raise ValueError("needs either kv_heads and head_dim, or latent, qk_dim and v_dim")

@@ -7,8 +7,6 @@ A table stands between `<!-- made: NAME -->` and `<!-- end -->`.
 tests/unit/claims/test_claims_page.py compares.
 """
 
-from __future__ import annotations
-
 import lzma
 import re
 import sys

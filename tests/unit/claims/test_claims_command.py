@@ -1,7 +1,5 @@
 """`g35 claims` as it is typed: its JSON, its tables, its plots, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """docs/claims.md shows what the command computes."""
 
-from __future__ import annotations
-
 from tests.support.rungs.claims_page import MADE, OF_TRACE, PAGE, PICTURES, names_in, page_with
 
 

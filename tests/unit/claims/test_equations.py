@@ -1,7 +1,5 @@
 """The equations of the claims, against figures that were computed by hand and against each other."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The table of figures: bytes of a token as kvcache-simulator has them, and a user's own records."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

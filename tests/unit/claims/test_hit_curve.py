@@ -1,7 +1,5 @@
 """Hit ratios by capacity: against kvcache-simulator to the token, and against the volume itself."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

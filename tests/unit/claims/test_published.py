@@ -1,7 +1,5 @@
 """Published figures against the equations; what cannot be played again says why."""
 
-from __future__ import annotations
-
 import pytest
 
 from agent.claims.published import Published, needed_gb_s, published_figures
