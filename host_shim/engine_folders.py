@@ -13,8 +13,6 @@ A folder is judged by its place in the mount: /shared is for all of them, /fs is
 no folders. Nothing is imported of an engine.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import math

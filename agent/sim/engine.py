@@ -6,8 +6,6 @@ takes of `decode_rate`. With overlap a prompt is ready when what is loaded for i
 without, loading begins when its turn comes, and the GPUs wait.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict, deque
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field

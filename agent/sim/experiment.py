@@ -3,8 +3,6 @@
 The rows differ in the store alone. `g35` is the agent's own code; the others are formulas (other_stores.py).
 """
 
-from __future__ import annotations
-
 import itertools
 import resource
 import time

@@ -13,8 +13,6 @@ has carried it. So no link ever carries more than its rate. A transfer that wait
 fast one early: the fast link looks a little less busy than it would be.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Only blocks that were written take memory. Names and secrets are the same in eve
 failed fails again in the same place.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field

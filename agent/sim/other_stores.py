@@ -3,8 +3,6 @@
 They are kinder to the alternatives than the pool's row is to the pool: no metadata, no lost update, no fault.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from typing import Any

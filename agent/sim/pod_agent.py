@@ -1,7 +1,5 @@
 """One agent of a simulated pod, and what is known of the values that it stored."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import NamedTuple
 

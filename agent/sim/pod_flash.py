@@ -4,8 +4,6 @@ Only blocks that were written take memory. Every write is checked where it lands
 volume of the pool, and nothing in it in clear.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """A pod's map with drives more or less, and the agent that moves values to those that joined."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Generator, Set
 from dataclasses import replace

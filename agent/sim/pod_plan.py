@@ -5,8 +5,6 @@ GPUs, 1,152 GPUs and 36 enclosures, as announced (NVIDIA, CES 2026). Drives of P
 DeepSeek-V3 on GB200: 26,156 tokens/s of prefill and 13,386 of decode a GPU (lmsys.org, 2025-09-25).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Final
 

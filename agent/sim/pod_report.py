@@ -4,8 +4,6 @@ It prints the hit ratio, the bytes that changes of the map moved and the time to
 with --json writes the record `sim_seeds_passed` in the shape of `g35 bench --json`.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ The run ends when the last request is served and nothing is under way. Then the 
 left drives and enclosures arrived at hosts, and the causes add up to the misses.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Callable, Generator, Iterator

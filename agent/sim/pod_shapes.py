@@ -1,7 +1,5 @@
 """Pods to simulate: how large, how busy, and what they go through: see pod_simulation.py."""
 
-from __future__ import annotations
-
 import random
 from typing import NamedTuple
 

@@ -20,8 +20,6 @@ These invariants (DESIGN, "What must hold, always") are checked with every opera
 Two of several writers can lose an update of a directory: `lost_between_agents` counts these lost hits.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Generator

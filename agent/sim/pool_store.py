@@ -4,8 +4,6 @@ What a get, a put and a lookup do is agent/pool's; who is suspect is agent/remot
 the workers of each agent, its looks at its drives, its kills and what it learns of the pool map.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter, deque
 from collections.abc import Generator
@@ -42,7 +40,7 @@ ROOM: Final = 1 << 16
 class HostAgent:
     """The agent of one host: what it remembers, and its workers. All of it is gone when it is killed."""
 
-    def __init__(self, store: PoolStore, number: int, pod_map: PodMap) -> None:
+    def __init__(self, store: "PoolStore", number: int, pod_map: PodMap) -> None:
         plan, flash = store.plan, store.flash
         self.number = number
         self.map = pod_map
@@ -178,7 +176,7 @@ class PoolStore:
         yield state.done
         return min(state.hole, count)
 
-    def _fetch_some(self, engine: Engine, state: _Fetch, tenant: int) -> Steps:
+    def _fetch_some(self, engine: Engine, state: "_Fetch", tenant: int) -> Steps:
         while state.next < min(len(state.blocks), state.hole):
             at = state.next
             state.next += 1

@@ -7,8 +7,6 @@ A block of a model that is too large for one value is striped over several. The 
 first of them; the others' bytes cross the links of other drives beside it (`stripe`).
 """
 
-from __future__ import annotations
-
 import mmap
 import random
 from collections.abc import Callable, Sequence

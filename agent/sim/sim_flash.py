@@ -5,8 +5,6 @@ takes effect at a moment between its submission and its completion, a read likew
 order of submission: whatever relies on an order that NVMe does not promise will be seen to.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +30,7 @@ class SimNamespace(Medium):
     """Part of the commands that end with an error of the medium."""
     tainted: bool = False
     """A fault was injected here at some time: what was stored here need not be there."""
-    waiting: list[tuple[Callable[[], None], SimPending]] = field(default_factory=list)
+    waiting: "list[tuple[Callable[[], None], SimPending]]" = field(default_factory=list)
 
     def hang(self) -> None:
         self.hung = self.tainted = True

@@ -4,8 +4,6 @@ The values of a simulation have their real lengths and no contents. What can go 
 (another write's header, another key's, a header that is not there) is told by the proofs, as in the agent.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from agent.inline.scatter import Buffer, Target

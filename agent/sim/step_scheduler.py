@@ -13,8 +13,6 @@ says nothing, and before time leaps, everything that is waited for is looked at.
 `digest` covers every choice and every event: two runs with equal digests took the same path.
 """
 
-from __future__ import annotations
-
 import hashlib
 import heapq
 import itertools

@@ -3,8 +3,6 @@
 Nothing here sits in a volatile cache, so no write is ever in doubt; what fsync asks is another's test.
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from agent.pool.counters import Tally

@@ -5,8 +5,6 @@ hundred thousand requests are quick. What waits is woken by what it waits for, a
 between. Events of one moment run in the order in which they were planned.
 """
 
-from __future__ import annotations
-
 import heapq
 import threading
 from collections import deque
@@ -38,7 +36,7 @@ class Signal:
 class Wakes(Protocol):
     """A pending that knows who waits for it."""
 
-    waiter: Task | None
+    waiter: "Task | None"
 
 
 TaskSteps = Generator[Any, bool, Any]

@@ -4,8 +4,6 @@ Only `random()` is drawn, whose sequence Python keeps, and times are whole micro
 the same requests on any machine.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import math
