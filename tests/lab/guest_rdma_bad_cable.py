@@ -25,18 +25,20 @@ KERNELS_COUNTERS = Path("/sys/class/infiniband", RXE, "ports/1/hw_counters")
 
 
 @pytest.mark.parametrize(
-    "how",
+    ("how", "in_full"),
     [
-        ("loss", "0.5%"),
-        ("duplicate", "5%"),
-        ("delay", "2ms", "reorder", "90%", "50%"),
-        ("corrupt", "1%"),
+        (("loss", "0.5%"), False),
+        (("duplicate", "5%"), False),
+        (("delay", "2ms", "reorder", "90%", "50%"), False),
+        (("corrupt", "1%"), False),
+        (("corrupt", "1%"), True),
     ],
-    ids=["loss", "duplicates", "reordering", "corruption"],
+    ids=["loss", "duplicates", "reordering", "corruption", "corruption-raw-socket"],
 )
-def test_everything_arrives_once_and_in_order(cable: Cable, how: tuple[str, ...]) -> None:
+def test_everything_arrives_once_and_in_order(cable: Cable, how: tuple[str, ...], in_full: bool) -> None:
+    """With the raw socket all 32 bits of the kernel's ICRCs are checked, with the other 16 of them."""
     with (
-        far_device() as device,
+        far_device(check_icrc_in_full=in_full) as device,
         VerbsEnd("pyverbs", RXE, KERNEL, 3 * HALF) as kernel,
         VerbsEnd("emulator.roce.pyverbs", device.name, OURS, 3 * HALF) as ours,
     ):
@@ -65,7 +67,7 @@ def noticed(device: Device, what: str) -> int:
     """How often the emulator saw the weather."""
     counters = device.nic.counters
     if what == "corrupt":
-        return counters[Cause.ICRC]
+        return counters[Cause.ICRC] + device.link.counters.wrong_icrc
     if what == "duplicate":
         return counters[Count.DUPLICATE] + counters[Count.GHOST]
     return counters[Count.OUT_OF_SEQUENCE] + counters[Count.LOST_RESPONSE] + counters[Count.NAK_RECEIVED]

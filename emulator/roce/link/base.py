@@ -49,6 +49,10 @@ class LinkCounters:
     """Bursts that the system refused for any other reason, as being larger than the path's MTU."""
     truncated: int = 0
     """Received datagrams larger than any that exists."""
+    wrong_icrc: int = 0
+    """Datagrams whose ICRC was wrong in the full check of the raw socket."""
+    not_checkable: int = 0
+    """Datagrams that the raw socket shows as one packet, without saying how to part them."""
 
 
 class Link(Protocol):

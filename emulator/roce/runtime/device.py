@@ -21,6 +21,7 @@ from emulator.roce.cm.gsi import Endpoint
 from emulator.roce.cm.limits import CmTimes
 from emulator.roce.cm.manager import ConnectionManager
 from emulator.roce.link.base import Link
+from emulator.roce.link.raw import RawCheckedLink
 from emulator.roce.link.tap import TappedLink
 from emulator.roce.link.udp import UdpLink, interface_mtu
 from emulator.roce.nic.counters import Count
@@ -76,7 +77,8 @@ def path_mtu_at(ip: str) -> Mtu:
 class Device:
     """See the top of this file. Raises `CannotOpen` where the address or its UDP port cannot be had.
 
-    `pcap` names a file that gets every packet; `mtu` is in bytes, by default what the interface allows.
+    `pcap` names a file that gets every packet; `mtu` is in bytes, by default what the interface allows;
+    `check_icrc_in_full` receives by a raw socket (see `emulator.roce.link.raw`).
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Device:
         limits: Limits | None = None,
         times: CmTimes | None = None,
         pcap: Path | None = None,
+        check_icrc_in_full: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
@@ -96,11 +99,9 @@ class Device:
         chance = random.Random()
         try:
             self.mtu = Mtu.of(mtu) if mtu is not None else path_mtu_at(ip)
-            port = UdpLink(ip)
+            link: Link = self._open_link(ip, check_icrc_in_full)
         except (OSError, ValueError) as error:
             raise CannotOpen(f"{name}: no RoCE port at {ip}: {error}") from error
-        port.on_no_offload = self._number_no_segments
-        link: Link = port
         try:
             if pcap is not None:
                 link = cast(Link, TappedLink(link, pcap))
@@ -138,8 +139,10 @@ class Device:
         """Wait until a condition holds; receive without waiting, for programs that poll in a loop."""
         seat.start()
 
-    def _number_no_segments(self, address: str) -> None:
-        self.nic.number_segments(address, False)
+    def _open_link(self, ip: str, check_in_full: bool) -> Link:
+        link = RawCheckedLink(ip) if check_in_full else UdpLink(ip)
+        link.on_no_offload = lambda address: self.nic.number_segments(address, False)
+        return link
 
     def _keep_event(self, event: AsyncEvent) -> None:
         dropped = self.async_events.dropped

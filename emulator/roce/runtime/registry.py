@@ -24,12 +24,15 @@ MAX_DEVICES: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class DeviceEntry:
-    """A device that could be opened. `mtu` None: what its network interface allows."""
+    """A device that could be opened. `mtu` None: what its network interface allows; `check_icrc_in_full`: see
+    `Device`.
+    """
 
     name: str
     ip: str
     mtu: int | None = None
     pcap: Path | None = None
+    check_icrc_in_full: bool = False
 
 
 def known_devices(entries: list[DeviceEntry]) -> str:
@@ -45,10 +48,17 @@ _open: Final[dict[str, tuple[Device, int]]] = {}
 """Devices by address, and how many have each open. The functions may be called from any thread."""
 
 
-def add_device(name: str, ip: str, *, mtu: int | None = None, pcap: Path | None = None) -> DeviceEntry:
+def add_device(
+    name: str,
+    ip: str,
+    *,
+    mtu: int | None = None,
+    pcap: Path | None = None,
+    check_icrc_in_full: bool = False,
+) -> DeviceEntry:
     """Make a device known; one of this name is replaced. ValueError for no address, or too many."""
     packed_address(ip)
-    entry = DeviceEntry(name, ip, mtu, pcap or _capture_of(name))
+    entry = DeviceEntry(name, ip, mtu, pcap or _capture_of(name), check_icrc_in_full)
     with _lock:
         if len(_added) >= MAX_DEVICES and name not in _added:
             raise ValueError(f"{MAX_DEVICES} devices are known")

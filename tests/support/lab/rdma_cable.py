@@ -98,9 +98,9 @@ def inside(namespace: str = NAMESPACE) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def far_device() -> Iterator[Device]:
+def far_device(*, check_icrc_in_full: bool = False) -> Iterator[Device]:
     """The emulated NIC at the far end, open in this process: whoever asks for `OURS` shares it."""
-    add_device("far", OURS)
+    add_device("far", OURS, check_icrc_in_full=check_icrc_in_full)
     with inside():
         device = open_device(OURS)
     try:

@@ -55,8 +55,9 @@ class Program:
         memory_bytes: int = 1 << 20,
         times: CmTimes = PATIENT,
         pcap: Path | None = None,
+        check_icrc_in_full: bool = False,
     ) -> None:
-        self.device = Device(f"test-{ip}", ip, times=times, pcap=pcap)
+        self.device = Device(f"test-{ip}", ip, times=times, pcap=pcap, check_icrc_in_full=check_icrc_in_full)
         self.memory = bytearray(memory_bytes)
         self.events: list[CmEvent] = []
         nic = self.device.nic

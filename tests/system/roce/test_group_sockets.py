@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from emulator.roce.link.raw import RawCheckedLink
 from emulator.roce.link.tap import TappedLink
 from emulator.roce.link.udp import UdpLink
 from emulator.roce.nic.verbs import ROCE_PORT, Address, Burst
@@ -103,6 +104,15 @@ def test_where_no_group_can_be_joined_it_is_refused() -> None:
         assert refused.value.errno == errno.EOPNOTSUPP
     finally:
         link.close()
+    if os.geteuid() == 0:
+        raw = RawCheckedLink(some_ip())
+        try:
+            assert raw.groups_fileno() == -1
+            with pytest.raises(OSError, match="not supported") as refused:
+                raw.join(some_group())
+            assert refused.value.errno == errno.EOPNOTSUPP
+        finally:
+            raw.close()
 
 
 def test_what_the_system_refuses_leaves_nothing_behind(links: tuple[UdpLink, UdpLink]) -> None:
