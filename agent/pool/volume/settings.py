@@ -86,4 +86,5 @@ class Timing:
     read_deadline: float = 0.05
     write_deadline: float = 5.0
     directory_fresh: float = 0.0
-    """For how long an absent entry in a remembered directory is believed without asking again."""
+    """For how long an absent entry in a remembered directory is believed without asking again; so is what a
+    name leads to that may be replaced."""

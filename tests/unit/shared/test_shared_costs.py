@@ -17,10 +17,10 @@ from agent.pool.steps import Outcome, is_steps
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Volume
+from agent.sim.sim_flash import SimChannel, SimNamespace
+from agent.sim.step_scheduler import StepScheduler
 from tests.support.fs.memory_shared import CALLER, CHUNK, MAKER, settings_of
 from tests.support.pool.memory_pool import fixed_secret
-from tests.support.sim.sim_flash import SimChannel, SimNamespace
-from tests.support.sim.step_scheduler import StepScheduler
 
 T = TypeVar("T")
 SLOW = Timing(read_deadline=1000.0, write_deadline=1000.0)
