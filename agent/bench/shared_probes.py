@@ -29,7 +29,7 @@ SHARED_PART: Final = 5
 """A new pool has one part in so many for /shared (agent/cli/up/agent_toml.py)."""
 DRIVE_LEAST: Final = 512 << 20
 """A part of less than a set of chunks is no /shared."""
-ROOM: Final = 1.5
+ROOM: Final = 1.25
 """The pool has room for so many times what the probes store."""
 VALUE_MAX: Final = 16 << 20
 """The longest value of /kv; a file of /shared may be longer."""
