@@ -6,6 +6,8 @@ import os
 from typing import TypeVar
 
 import pytest
+from tests.support.sim.sim_flash import SimChannel, SimNamespace
+from tests.support.sim.step_scheduler import StepScheduler
 
 from agent.fs.interface import SetAttributes
 from agent.fs.shared.discards import Discards
@@ -19,8 +21,6 @@ from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Volume
 from tests.support.fs.memory_shared import CALLER, CHUNK, MAKER, settings_of
 from tests.support.pool.memory_pool import fixed_secret
-from tests.support.sim.sim_flash import SimChannel, SimNamespace
-from tests.support.sim.step_scheduler import StepScheduler
 
 T = TypeVar("T")
 SLOW = Timing(read_deadline=1000.0, write_deadline=1000.0)

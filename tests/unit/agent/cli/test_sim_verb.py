@@ -13,7 +13,21 @@ import pytest
 
 from agent.cli.main import main
 
-SHORT = ["sim", "--requests", "30", "--rows", "g35,recompute", "--g1", "0", "--g2", "0"]
+SHORT = [
+    "sim",
+    "--requests",
+    "30",
+    "--gpus",
+    "8",
+    "--enclosures",
+    "1",
+    "--rows",
+    "g35,recompute",
+    "--g1",
+    "0",
+    "--g2",
+    "0",
+]
 
 
 def _printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -100,6 +114,8 @@ def test_a_trace_may_come_at_another_pace(capsys: pytest.CaptureFixture[str], tm
         (["--pod", "superpd"], "did you mean superpod?"),
         (["--enclosures", "0"], "1 to 1,024 enclosures, not 0"),
         (["--prefill-rate", "0"], "--prefill-rate of 0 carries nothing"),
+        (["--model", "deepseek-v33"], "did you mean deepseek-v3"),
+        (["--model", "qwen3-32b"], "no prefill rate of qwen3-32b on gb200"),
         (["--rows", "recompte"], "did you mean recompute?"),
         (["--rows", "g4"], "needs the rate of shared storage"),
         (["--workload", "chats"], "did you mean chat?"),
