@@ -75,6 +75,10 @@ class SimOptions:
     trace: Annotated[
         Path | None, typer.Option(help="Requests from a file: JSON lines in Mooncake's format.")
     ] = None
+    block_tokens: Annotated[
+        int | None,
+        typer.Option(min=16, max=16384, help="Without a trace: tokens of a block; default: 512."),
+    ] = None
     load: Annotated[
         float | None,
         typer.Option(
@@ -150,7 +154,9 @@ class SimOptions:
         )  # fmt: skip
         rows = _words(self.rows) or (*DEFAULT_ROWS, *(NEED_G4 if plan.g4_rate else ()))
         load = self.load if self.load is not None else (0.7 if self.trace is None else 0.0)
-        return Experiment(plan, self.seed, self.requests, self.workload, self.trace, load, rows)
+        return Experiment(
+            plan, self.seed, self.requests, self.workload, self.trace, load, rows, self.block_tokens
+        )
 
 
 def _words(text: str) -> tuple[str, ...]:
