@@ -104,6 +104,17 @@ def test_the_gate_computes_again_what_would_come_too_late() -> None:
     assert found.misses["late"] == found.counts["gets_missed"]
 
 
+def test_the_gate_judges_a_stripe_by_its_whole_block() -> None:
+    """Loading is twice as fast as computing, whether a block is one value or three."""
+    for token_bytes in (32_768, 98_304):
+        plan = changed(SMALL, bytes_per_token=token_bytes, gate=True, workers=1)
+        # Values of 16 MiB, each from a drive of its own.
+        load_seconds = (16 << 20) / plan.drive_read
+        rate = BLOCK_TOKENS / (2 * load_seconds) / plan.gpus_per_host
+        found = _run(changed(plan, prefill_rate=rate), _asked_twice(pause=1.0))
+        assert found.counts["gets_gated"] == 0
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_fault_happens_and_the_books_balance(fault: str) -> None:
     plan = changed(SMALL, faults=(fault,), fault_every=0.4, read_deadline=0.05)
