@@ -6,7 +6,7 @@ import json
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -48,7 +48,13 @@ def _size_option(help_text: str) -> Any:
 class SimOptions:
     """A pod as the user describes it: a preset, and what differs from it."""
 
-    pod: Annotated[str, typer.Option(help="The pod to begin with: one, rack or superpod.")] = "one"
+    pod: Annotated[str, typer.Option(help="The pod to begin with: one, rack or superpod.")] = "rack"
+    model: Annotated[str, typer.Option(help="The model, by its name in the table.")] = "deepseek-v3"
+    kv: Annotated[Literal["bf16", "fp8"], typer.Option(help="Precision of the KV cache.")] = "fp8"
+    gpu: Annotated[str, typer.Option(help="The GPU: h100, h200, gb200, vr200.")] = "gb200"
+    data: Annotated[
+        Path | None, typer.Option(help="A TOML file with more models, GPUs, enclosures and pods.")
+    ] = None
     gpus: Annotated[int | None, typer.Option(help="GPUs in all.")] = None
     gpus_per_host: Annotated[int | None, typer.Option(help="GPUs of a host, which share its DPU.")] = None
     enclosures: Annotated[int | None, typer.Option(help="Flash enclosures.")] = None
@@ -68,6 +74,10 @@ class SimOptions:
     )
     trace: Annotated[
         Path | None, typer.Option(help="Requests from a file: JSON lines in Mooncake's format.")
+    ] = None
+    block_tokens: Annotated[
+        int | None,
+        typer.Option(min=16, max=16384, help="Without a trace: tokens of a block; default: 512."),
     ] = None
     load: Annotated[
         float | None,
@@ -91,12 +101,15 @@ class SimOptions:
     )
     workers: Annotated[int | None, typer.Option(help="Workers of each host's agent.")] = None
     bytes_per_token: Annotated[
-        int | None, typer.Option(help="KV-cache bytes of a token; DeepSeek-V3 in fp8: 35136.")
+        int | None, typer.Option(help="KV-cache bytes of a token; default: the model's.")
     ] = None
     prefill_rate: Annotated[
-        float | None, typer.Option(help="Tokens a second that a GPU computes of prompts.")
+        float | None,
+        typer.Option(help="Tokens a second that a GPU computes of prompts; default: as published."),
     ] = None
-    decode_rate: Annotated[float | None, typer.Option(help="Tokens a second that a GPU generates.")] = None
+    decode_rate: Annotated[
+        float | None, typer.Option(help="Tokens a second that a GPU generates; default: as published.")
+    ] = None
     g1: Annotated[str, _size_option("Room for cache in a GPU's memory.")] = ""
     g2: Annotated[str, _size_option("Room for cache in a host's memory.")] = ""
     g3: Annotated[str, _size_option("Room on a host's own SSDs, in the row g3.")] = ""
@@ -114,8 +127,9 @@ class SimOptions:
 
     def experiment(self) -> Experiment:
         """What is to be played. Raises UserError."""
+        from agent.figures import tables
         from agent.sim.experiment import DEFAULT_ROWS, NEED_G4, Experiment
-        from agent.sim.pod_plan import FAULTS, changed, preset
+        from agent.sim.pod_plan import FAULTS, plan_of
 
         rates = {
             "g3_rate": self.g3_rate, "g4_rate": self.g4, "drive_read": self.drive_read,
@@ -128,8 +142,9 @@ class SimOptions:
             "g2_bytes": self.g2,
             "g3_bytes": self.g3,
         }
-        plan = changed(
-            preset(self.pod), gpus=self.gpus, gpus_per_host=self.gpus_per_host, enclosures=self.enclosures,
+        plan = plan_of(
+            tables.load(self.data), self.pod, self.model, self.kv, self.gpu,
+            gpus=self.gpus, gpus_per_host=self.gpus_per_host, enclosures=self.enclosures,
             drives=self.drives, tenants=self.tenants, workers=self.workers,
             bytes_per_token=self.bytes_per_token,
             prefill_rate=self.prefill_rate, decode_rate=self.decode_rate, fault_every=self.fault_every,
@@ -139,7 +154,9 @@ class SimOptions:
         )  # fmt: skip
         rows = _words(self.rows) or (*DEFAULT_ROWS, *(NEED_G4 if plan.g4_rate else ()))
         load = self.load if self.load is not None else (0.7 if self.trace is None else 0.0)
-        return Experiment(plan, self.seed, self.requests, self.workload, self.trace, load, rows)
+        return Experiment(
+            plan, self.seed, self.requests, self.workload, self.trace, load, rows, self.block_tokens
+        )
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -45,6 +45,8 @@ class Experiment:
     trace: Path | None = None
     load: float = 0.7
     rows: tuple[str, ...] = DEFAULT_ROWS
+    made_block_tokens: int | None = None
+    """Of a block of a workload that is made up. Fewer, larger blocks are simulated sooner."""
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -52,13 +54,17 @@ class Experiment:
                 raise UserError(f"no row {row!r}{did_you_mean(row, ROWS)}", f"there are {', '.join(ROWS)}")
             if row in NEED_G4 and not self.plan.g4_rate:
                 raise UserError(f"the row {row} needs the rate of shared storage", "give --g4, such as 1TB/s")
+        if self.trace is not None and self.made_block_tokens is not None:
+            raise UserError("a trace has blocks of its own size", "leave --block-tokens out")
         if self.trace is None and not self.load:
             raise UserError("a workload that is made up has no pace of its own", "give --load, such as 0.7")
 
     @property
     def block_tokens(self) -> int:
         """Of a block: as the trace's first request says."""
-        return BLOCK_TOKENS if self.trace is None else block_tokens_of(self.trace)
+        if self.trace is None:
+            return self.made_block_tokens or BLOCK_TOKENS
+        return block_tokens_of(self.trace)
 
     def source(self) -> Callable[[], Iterator[Request]]:
         """The requests, from the start with each call."""
@@ -67,8 +73,10 @@ class Experiment:
             rate = plan.gpus / 2.0
             for _ in range(RATE_ROUNDS):
                 # How long prompts are depends on how long sessions have been under way.
-                rate = self._rate(iter(MadeRequests(self.workload, self.seed, rate)))
-            return lambda: itertools.islice(MadeRequests(self.workload, self.seed, rate), count)
+                rate = self._rate(iter(MadeRequests(self.workload, self.seed, rate, self.block_tokens)))
+            return lambda: itertools.islice(
+                MadeRequests(self.workload, self.seed, rate, self.block_tokens), count
+            )
         trace, pace = self.trace, 1.0
         if self.load:
             demand = demand_of(iter(trace_requests(trace, LOOKED_AT, 1.0)))

@@ -1,14 +1,15 @@
 """What pod is simulated: its shape and its rates, with presets. Rates are bytes a second, sizes bytes.
 
-Where the defaults are from: enclosures of 4 x 800 Gb/s and 32 drives of 15.36 TB, a DPU of 800 Gb/s for 4
-GPUs, 1,152 GPUs and 36 enclosures, as announced (NVIDIA, CES 2026). Drives of PCIe 5.0 x4, 14 GB/s.
-DeepSeek-V3 on GB200: 26,156 tokens/s of prefill and 13,386 of decode a GPU (lmsys.org, 2025-09-25).
+Shapes and rates of pods, and of models on GPUs, are those of the table of figures (agent/figures). It has
+not: PCIe 5.0 x16 of a GPU, two PCIe 5.0 drives of a host's own, room for cache in GPUs and hosts,
+latencies. Those are assumed, and options.
 """
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from agent.errors import UserError, did_you_mean
+from agent.figures.tables import KvPrecision, Tables, find
 
 SLOT_VALUE_MAX: Final = 16 << 20
 """The largest value of a volume: a block that weighs more is striped over several values."""
@@ -100,18 +101,35 @@ class PodPlan:
         return self.gpus // self.gpus_per_host
 
 
-PRESETS: Final[dict[str, PodPlan]] = {
-    "one": PodPlan(gpus=16),
-    "rack": PodPlan(gpus=72, enclosures=2),
-    "superpod": PodPlan(gpus=1152, enclosures=36),
-}
-
-
-def preset(name: str) -> PodPlan:
-    """A pod by name. Raises UserError with the nearest name."""
-    if name not in PRESETS:
-        raise UserError(f"no pod {name!r}{did_you_mean(name, PRESETS)}", f"there are {', '.join(PRESETS)}")
-    return PRESETS[name]
+def plan_of(tables: Tables, pod: str, model: str, kv: KvPrecision, gpu: str, **changes: object) -> PodPlan:
+    """A pod by its name in the table of figures, for a model on a GPU, with other figures where they are not
+    None. Raises UserError: with the nearest name, or where a rate was neither published nor given."""
+    found = find("pod", pod, tables.pods)
+    find("gpu", gpu, tables.gpus)
+    enclosure, rate = tables.enclosures[found.enclosure], tables.rates.get((model, gpu))
+    decode = rate.decode_tokens_s if rate is not None else None
+    figures: dict[str, Any] = {
+        "gpus": int(found.gpus.value),
+        "gpus_per_host": int(found.gpus_per_host.value),
+        "enclosures": int(found.enclosures.value),
+        "drives": int(enclosure.drives.value),
+        "drive_bytes": round(enclosure.drive_tb.value * 1e12),
+        "bytes_per_token": find("model", model, tables.models).stored_bytes_per_token(kv),
+        "drive_read": enclosure.drive_read_gb_s.value * 1e9,
+        "drive_write": enclosure.drive_write_gb_s.value * 1e9,
+        "enclosure_nic": enclosure.nic_gb_s.value * 1e9,
+        "host_nic": found.host_nic_gb_s.value * 1e9,
+        "prefill_rate": None if rate is None else rate.tokens_s.value,
+        "decode_rate": None if decode is None else decode.value,
+    }
+    figures |= {name: value for name, value in changes.items() if value is not None}
+    for name, option in (("prefill_rate", "--prefill-rate"), ("decode_rate", "--decode-rate")):
+        if figures[name] is None:
+            raise UserError(
+                f"the table has no {name.replace('_', ' ')} of {model} on {gpu}",
+                f"give {option}, in tokens a second of one GPU",
+            )
+    return PodPlan(**figures)
 
 
 def block_values(plan: PodPlan, block_tokens: int) -> tuple[int, int]:

@@ -46,7 +46,10 @@ class TimedChannel:
         return 0
 
     def tally(self, volume: str) -> Tally:
-        return self.tallies.setdefault(volume, Tally())
+        found = self.tallies.get(volume)
+        if found is None:
+            found = self.tallies[volume] = Tally()
+        return found
 
     def now(self) -> float:
         return self._clock.now

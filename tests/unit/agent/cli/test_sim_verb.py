@@ -13,7 +13,21 @@ import pytest
 
 from agent.cli.main import main
 
-SHORT = ["sim", "--requests", "30", "--rows", "g35,recompute", "--g1", "0", "--g2", "0"]
+SHORT = [
+    "sim",
+    "--requests",
+    "30",
+    "--gpus",
+    "8",
+    "--enclosures",
+    "1",
+    "--rows",
+    "g35,recompute",
+    "--g1",
+    "0",
+    "--g2",
+    "0",
+]
 
 
 def _printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -100,11 +114,14 @@ def test_a_trace_may_come_at_another_pace(capsys: pytest.CaptureFixture[str], tm
         (["--pod", "superpd"], "did you mean superpod?"),
         (["--enclosures", "0"], "1 to 1,024 enclosures, not 0"),
         (["--prefill-rate", "0"], "--prefill-rate of 0 carries nothing"),
+        (["--model", "deepseek-v33"], "did you mean deepseek-v3"),
+        (["--model", "qwen3-32b"], "no prefill rate of qwen3-32b on gb200"),
         (["--rows", "recompte"], "did you mean recompute?"),
         (["--rows", "g4"], "needs the rate of shared storage"),
         (["--workload", "chats"], "did you mean chat?"),
         (["--faults", "stap"], "did you mean stop?"),
         (["--trace", "/nowhere/trace.jsonl"], "cannot read the trace"),
+        (["--trace", "trace.jsonl", "--block-tokens", "64"], "a trace has blocks of its own size"),
     ],
 )
 def test_what_cannot_be_simulated_is_explained(
@@ -122,6 +139,12 @@ def test_a_rate_that_is_none_is_a_wrong_argument(capsys: pytest.CaptureFixture[s
         main([*SHORT, "--host-nic", rate])
     assert ended.value.code == 2
     assert "a rate is" in capsys.readouterr().err
+
+
+def test_blocks_of_a_workload_may_be_larger(capsys: pytest.CaptureFixture[str]) -> None:
+    record = json.loads(_printed(capsys, *SHORT, "--block-tokens", "2048", "--json"))
+    assert record["block_tokens"] == 2048
+    assert record["bytes"]["host_nics_out"] > 2048 * 35_136
 
 
 def test_an_empty_trace_is_explained(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from agent.errors import UserError
+from agent.figures.tables import load
 from agent.sim.experiment import ROWS, Experiment, play
-from agent.sim.pod_plan import FAULTS, PodPlan, block_values, changed, preset
+from agent.sim.pod_plan import FAULTS, PodPlan, block_values, changed, plan_of
 from agent.sim.pod_run import PodRun, RowResult
 from agent.sim.workload import Request
 
@@ -103,6 +104,17 @@ def test_the_gate_computes_again_what_would_come_too_late() -> None:
     assert found.misses["late"] == found.counts["gets_missed"]
 
 
+def test_the_gate_judges_a_stripe_by_its_whole_block() -> None:
+    """Loading is twice as fast as computing, whether a block is one value or three."""
+    for token_bytes in (32_768, 98_304):
+        plan = changed(SMALL, bytes_per_token=token_bytes, gate=True, workers=1)
+        # Values of 16 MiB, each from a drive of its own.
+        load_seconds = (16 << 20) / plan.drive_read
+        rate = BLOCK_TOKENS / (2 * load_seconds) / plan.gpus_per_host
+        found = _run(changed(plan, prefill_rate=rate), _asked_twice(pause=1.0))
+        assert found.counts["gets_gated"] == 0
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_fault_happens_and_the_books_balance(fault: str) -> None:
     plan = changed(SMALL, faults=(fault,), fault_every=0.4, read_deadline=0.05)
@@ -164,7 +176,21 @@ def test_a_pod_that_cannot_be_is_refused(changes: dict[str, Any], words: str) ->
 
 def test_a_preset_with_a_typo_is_answered_by_the_nearest() -> None:
     with pytest.raises(UserError, match="did you mean superpod"):
-        preset("superpd")
+        plan_of(load(), "superpd", "deepseek-v3", "fp8", "gb200")
+
+
+def test_a_pod_has_the_figures_of_the_table_and_of_the_user() -> None:
+    plan = plan_of(load(), "superpod", "deepseek-v3", "fp8", "gb200", drives=24, host_nic=None)
+    assert (plan.gpus, plan.hosts, plan.enclosures, plan.drives) == (1152, 288, 36, 24)
+    assert (plan.bytes_per_token, plan.prefill_rate, plan.decode_rate) == (35_136, 26_156, 13_386)
+    assert (plan.drive_read, plan.enclosure_nic, plan.host_nic) == (14e9, 400e9, 100e9)
+
+
+def test_a_rate_that_nobody_published_has_to_be_given() -> None:
+    with pytest.raises(UserError, match="no prefill rate of llama-3"):
+        plan_of(load(), "rack", "llama-3.3-70b", "bf16", "gb200")
+    plan = plan_of(load(), "rack", "llama-3.3-70b", "bf16", "gb200", prefill_rate=9500.0, decode_rate=3000.0)
+    assert plan.bytes_per_token == 327_680
 
 
 def test_a_drive_without_room_for_a_set_is_refused() -> None:
