@@ -97,16 +97,15 @@ def _three(values: list[float]) -> tuple[float, float, float]:
     return computed, stored, loaded
 
 
-def table(rows: list[Row]) -> str:
-    """The rows as a page has them."""
-    lines = [
-        "| engine | prefix | computed | and stored | loaded | processor: computed | and stored | loaded |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for row in rows:
-        seconds = " | ".join(f"{each:.2f} s" for each in (*row.first_s, *row.processor_s))
-        lines.append(f"| {row.name} | {row.prefix} tokens | {seconds} |")
-    return "\n".join(lines)
+HEAD = """\
+| engine | prefix | computed | and stored | loaded | processor: computed | and stored | loaded |
+| --- | --- | --- | --- | --- | --- | --- | --- |"""
+
+
+def line(row: Row) -> str:
+    """A row as a page has it."""
+    seconds = " | ".join(f"{each:.2f} s" for each in (*row.first_s, *row.processor_s))
+    return f"| {row.name} | {row.prefix} tokens | {seconds} |"
 
 
 def main(words: list[str] | None = None) -> int:
@@ -123,15 +122,12 @@ def main(words: list[str] | None = None) -> int:
     given = parser.parse_args(words)
     if given.prefix < 128 or given.prefix % 128:
         parser.error("--prefix is a multiple of 128")
+    print(f"{os.cpu_count()} processors, {platform.machine()}, model {given.model}\n{HEAD}", flush=True)
     rows = []
     for name in given.engine or MEASURED:
         with tempfile.TemporaryDirectory(prefix="g35-first-token-") as folder:
             rows.append(measure(SETUPS[name], name, Path(folder), given.model, given.prefix, given.prompts))
-    print(
-        f"{os.cpu_count()} processors, {platform.machine()}, load {os.getloadavg()[0]:.1f}, "
-        f"model {given.model}"
-    )
-    print(table(rows))
+        print(line(rows[-1]), flush=True)
     if given.json is not None:
         given.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     return 0
