@@ -27,8 +27,9 @@ FILES_PUT: Final = 4
 """Files that are put before they are removed."""
 SHARED_PART: Final = 5
 """A new pool has one part in so many for /shared (agent/cli/up/agent_toml.py)."""
-DRIVE_LEAST: Final = 512 << 20
-"""A part of less than a set of chunks is no /shared."""
+DRIVE_LEAST: Final = 2 << 30
+"""So that /shared has six sets, about as many as /kv: in a set writers wait for each other, and a pool has
+thousands."""
 ROOM: Final = 1.25
 """The pool has room for so many times what the probes store."""
 VALUE_MAX: Final = 16 << 20
