@@ -6,8 +6,6 @@ import os
 from typing import TypeVar
 
 import pytest
-from tests.support.sim.sim_flash import SimChannel, SimNamespace
-from tests.support.sim.step_scheduler import StepScheduler
 
 from agent.fs.interface import SetAttributes
 from agent.fs.shared.discards import Discards
