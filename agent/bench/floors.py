@@ -11,9 +11,9 @@ from agent.bench.raw_tcp_server import REQUEST_BYTES
 from agent.bench.rounds import Sample, rate, together
 from agent.bench.sites import IN_FLIGHT, MEMORY_FILE_BYTES, Sites
 from agent.errors import G35Error
+from agent.inline.cipher_suites import SALT_BYTES, SUITES, Place
 from agent.inline.scatter import Buffer
 from agent.inline.secrets import SecretKey
-from agent.inline.suites import SALT_BYTES, SUITES, Place
 from nvmeof.transport.socket_options import set_options
 
 

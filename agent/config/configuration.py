@@ -35,7 +35,7 @@ from agent.config.query_section import QuerySection, QueryTenantSection
 from agent.config.s3_section import S3Section, S3TenantSection
 from agent.errors import ConfigError, expected_there
 from agent.host_os.cpu_idle import StayAwake
-from agent.inline.suites import UNIT_BYTES_MAX
+from agent.inline.cipher_suites import UNIT_BYTES_MAX
 from agent.pool.format.slot import UNIT_BYTES_MIN
 from agent.pool.map.document import (
     VALUE_BYTES_MAX,

@@ -12,8 +12,8 @@ import struct
 import time
 from typing import Final
 
+from agent.inline.cipher_suites import SALT_BYTES
 from agent.inline.random_bytes import random_bytes
-from agent.inline.suites import SALT_BYTES
 
 _WRITE: Final = struct.Struct("<24sQQQQ16s16s")
 """Random bytes; nanoseconds since the epoch and since boot, so a clock that is set back repeats nothing;

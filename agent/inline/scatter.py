@@ -1,7 +1,7 @@
 """A buffer that lies in several places: the target of a range where the host's pages are scattered.
 
 A `Scatter` does for a get what a writable memoryview does (length, slices, assignment to a slice). A slice
-that lies in one place *is* a memoryview. Only the cipher tells them apart: agent/inline/suites.py.
+that lies in one place *is* a memoryview. Only the cipher tells them apart: agent/inline/cipher_suites.py.
 """
 
 from collections.abc import Iterable

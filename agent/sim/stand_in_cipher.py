@@ -6,8 +6,8 @@ The values of a simulation have their real lengths and no contents. What can go 
 
 from typing import ClassVar
 
+from agent.inline.cipher_suites import PROOF_BYTES, Place, Plain, SlotCipher
 from agent.inline.scatter import Buffer, Target
-from agent.inline.suites import PROOF_BYTES, Place, Plain, SlotCipher
 
 _BOUND = PROOF_BYTES - 4
 

@@ -20,7 +20,7 @@ from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.bandwidth import Bandwidth
 from agent.pool.volume.quota import Limits, Measured, Quota
 from agent.pool.volume.volume import PoolVolume, TenantShare, Volume, in_sets
-from agent.pool.write.eviction import evict_one, fullest_first
+from agent.pool.write.quota_eviction import evict_one, fullest_first
 from agent.tenancy.key_rotation import KeyRotation
 
 EVICTIONS_PER_LOOK = 64

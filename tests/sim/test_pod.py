@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, modes
 
-from agent.inline import suites
+from agent.inline import cipher_suites
 from agent.pool.format.directory import SLOTS_PER_SET
 from agent.pool.read.get import SlotReader
 from agent.remote.outlier_detection import Verdict
@@ -261,8 +261,8 @@ def test_the_oracle_sees_a_read_that_is_not_proven(seed: int, monkeypatch: pytes
         decryptor.update_into(sealed_and_room[: len(into)], into)
         return True
 
-    monkeypatch.setattr(suites._GcmSlot, "open_unit", unproven)
-    monkeypatch.setattr(suites._GcmSlot, "open_with_room", unproven)
+    monkeypatch.setattr(cipher_suites._GcmSlot, "open_unit", unproven)
+    monkeypatch.setattr(cipher_suites._GcmSlot, "open_with_room", unproven)
     wrong = 0
     for number in range(8):
         try:

@@ -52,9 +52,9 @@ def test_the_same_seed_is_the_same_run(seed: int) -> None:
 
 def test_the_oracle_sees_a_planted_wrong_byte(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the proofs switched off the simulation must fail, or it proves nothing."""
-    from agent.inline import suites
+    from agent.inline import cipher_suites
 
-    monkeypatch.setattr(suites.hmac, "compare_digest", lambda one, other: True)
+    monkeypatch.setattr(cipher_suites.hmac, "compare_digest", lambda one, other: True)
     found = 0
     for number in range(40):
         try:

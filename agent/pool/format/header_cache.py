@@ -10,7 +10,7 @@ The cache ends with its codec: what one key has proven is worth nothing under an
 
 from typing import Final, Generic, TypeVar
 
-from agent.inline.suites import Place
+from agent.inline.cipher_suites import Place
 
 T = TypeVar("T")
 

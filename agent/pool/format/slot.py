@@ -2,7 +2,7 @@
 
 Layout of the header block, 4,096 bytes, little-endian:
      0  8  magic "g35slot1"
-     8  1  suite (agent/inline/suites.py)
+     8  1  suite (agent/inline/cipher_suites.py)
      9  1  unit size as a power of two
     10  6  zero
     16  8  fingerprint of the volume's data key, so that a wrong key is told from damage
@@ -28,12 +28,7 @@ import struct
 from collections.abc import Sequence
 from typing import Final
 
-from agent.inline.key_use import KeyUse
-from agent.inline.random_bytes import random_bytes
-from agent.inline.salts import new_salt
-from agent.inline.scatter import Buffer, Target
-from agent.inline.secrets import SecretKey
-from agent.inline.suites import (
+from agent.inline.cipher_suites import (
     PROOF_BYTES,
     SALT_BYTES,
     SUITES,
@@ -42,6 +37,11 @@ from agent.inline.suites import (
     SlotCipher,
     Suite,
 )
+from agent.inline.key_use import KeyUse
+from agent.inline.random_bytes import random_bytes
+from agent.inline.salts import new_salt
+from agent.inline.scatter import Buffer, Target
+from agent.inline.secrets import SecretKey
 from agent.pool.counters import MissCause
 from agent.pool.format.directory import KEY_BYTES
 from agent.pool.format.header_cache import HeaderCache

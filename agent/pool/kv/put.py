@@ -10,7 +10,7 @@ is looked at, and one that proves nothing or has expired is stored over.
 
 from typing import Final
 
-from agent.inline.suites import PROOF_BYTES
+from agent.inline.cipher_suites import PROOF_BYTES
 from agent.pool.counters import MissCause
 from agent.pool.errors import BadPut, PutRefused
 from agent.pool.format.slot import HEADER_BYTES, new_generation

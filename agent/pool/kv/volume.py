@@ -17,8 +17,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
+from agent.inline.cipher_suites import Place
 from agent.inline.secrets import SecretKey
-from agent.inline.suites import Place
 from agent.pool.counters import MissCause
 from agent.pool.format.slot import HEADER_BYTES
 from agent.pool.kv.commands import KvChannel, KvPending, kv_channel

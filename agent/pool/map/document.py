@@ -23,6 +23,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from agent.errors import ConfigError, expected_there
+from agent.inline.cipher_suites import SUITES
 from agent.inline.secrets import (
     Purpose,
     RootKey,
@@ -33,7 +34,6 @@ from agent.inline.secrets import (
     unwrap_secret,
     wrap_secret,
 )
-from agent.inline.suites import SUITES
 from agent.pool.format.directory import SLOTS_PER_SET
 from agent.pool.format.slot import UNIT_BYTES_MIN, UNITS_MAX
 from agent.pool.map.names import TenantName, VolumeName, checked_name

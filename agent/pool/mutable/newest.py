@@ -14,7 +14,7 @@ of the directories held, so that no write of this agent hides what another agent
 from collections.abc import Sequence
 from typing import Final
 
-from agent.inline.suites import PROOF_BYTES
+from agent.inline.cipher_suites import PROOF_BYTES
 from agent.pool.counters import MissCause
 from agent.pool.format.slot import HEADER_BYTES
 from agent.pool.read.replica_choice import DOUBTFUL, doubt

@@ -28,8 +28,8 @@ from agent.pool.steps import IoChannel, Steps, wait_for
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.volume import Volume
 from agent.pool.write.delete_and_pin import MAY_LAND, NOT_REACHED, WRITTEN_ALL_THE_TIME
-from agent.pool.write.eviction import Room, room_for
 from agent.pool.write.put import PUT_FRESH_SECONDS, SlotWriter
+from agent.pool.write.quota_eviction import Room, room_for
 from agent.pool.write.set_transaction import HeaderErase, SetTransaction
 from agent.pool.write.slot_allocation import Reservation, best_choice, is_eviction
 

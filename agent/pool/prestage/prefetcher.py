@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from agent.host_os.complaints import Complaints
-from agent.inline.suites import Place
+from agent.inline.cipher_suites import Place
 from agent.pool.counters import MissCause
 from agent.pool.format.slot import HEADER_BYTES
 from agent.pool.read.prestage_cache import SWEEP_SECONDS, OpenValue, PrestageCache

@@ -12,7 +12,7 @@ not taken for a second one.
 
 from typing import Final
 
-from agent.inline.suites import PROOF_BYTES
+from agent.inline.cipher_suites import PROOF_BYTES
 from agent.pool.counters import MissCause
 from agent.pool.format.slot import HEADER_BYTES, OpenSlot
 from agent.pool.read.prestage_cache import PrestageCache

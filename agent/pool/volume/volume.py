@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+from agent.inline.cipher_suites import Place
 from agent.inline.secrets import SecretKey, new_volume_secret
-from agent.inline.suites import Place
 from agent.pool.counters import MissCause
 from agent.pool.format.directory import DIRECTORY_BYTES, SLOTS_PER_SET, Entry
 from agent.pool.format.occupancy import Occupancy, SetPlace

@@ -16,7 +16,7 @@ then finds it stored. A value in pieces takes the lock when it begins and again 
 
 from typing import Final, NoReturn
 
-from agent.inline.suites import PROOF_BYTES
+from agent.inline.cipher_suites import PROOF_BYTES
 from agent.pool.counters import MissCause
 from agent.pool.errors import IN_DOUBT, BadPut, PutRefused
 from agent.pool.format.directory import Choice, Directory, Entry, flags_of
@@ -27,7 +27,7 @@ from agent.pool.volume.key_transition import words_for
 from agent.pool.volume.unit_buffers import Tail
 from agent.pool.volume.volume import Volume
 from agent.pool.volume.writable_directory import prove
-from agent.pool.write.eviction import Room, room_for
+from agent.pool.write.quota_eviction import Room, room_for
 from agent.pool.write.slot_allocation import Reservation, best_choice, is_eviction, release, reserve
 from agent.pool.write.writer import PutState, Writer
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from agent.inline.suites import PROOF_BYTES, UNIT_BYTES_MAX
+from agent.inline.cipher_suites import PROOF_BYTES, UNIT_BYTES_MAX
 from agent.pool.counters import MissCause
 from agent.pool.format.directory import Entry, flags_of
 from agent.pool.format.slot import HEADER_BYTES, OpenSlot, SlotCodec, SlotSealer

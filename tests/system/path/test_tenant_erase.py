@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from agent.inline.cipher_suites import Place
 from agent.inline.secrets import Purpose, RootKey, SecretKey, WrongKey, root_key_in
-from agent.inline.suites import Place
 from agent.pool.format.slot import HEADER_BYTES, MAGIC, OpenSlot, SlotCodec
 from agent.pool.map.document import PoolMap
 from host_shim.control_wire import Outcome

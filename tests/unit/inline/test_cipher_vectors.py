@@ -16,9 +16,9 @@ from cryptography.hazmat.primitives.ciphers import algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from agent.inline import crc64 as crc64_module
+from agent.inline.cipher_suites import AesGcm, _GcmSlot, _XtsSlot
 from agent.inline.crc64 import crc64, crc64_reference
 from agent.inline.secrets import SecretKey
-from agent.inline.suites import AesGcm, _GcmSlot, _XtsSlot
 
 VECTORS = Path(__file__).parents[2] / "vectors"
 

@@ -8,10 +8,10 @@ import pytest
 
 from agent.inline import random_bytes as fetched_ahead
 from agent.inline import salts
+from agent.inline.cipher_suites import Place
 from agent.inline.random_bytes import AHEAD_SECONDS, random_bytes
 from agent.inline.salts import SALT_BYTES, new_salt
 from agent.inline.secrets import SecretKey
-from agent.inline.suites import Place
 from agent.pool.format.slot import SlotCodec
 
 NGUID = bytes(range(16))

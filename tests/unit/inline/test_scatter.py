@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.inline.cipher_suites import AesGcm, AesXts, Place
 from agent.inline.scatter import Scatter
 from agent.inline.secrets import SecretKey
-from agent.inline.suites import AesGcm, AesXts, Place
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=6)
 

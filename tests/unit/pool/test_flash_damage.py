@@ -59,9 +59,9 @@ def served_right_or_missed(agent: PoolAgent, number: int, *, length: int = LENGT
 
 def test_the_detector_fires_on_a_planted_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """A suite that opens anything would be caught by the tests below."""
-    from agent.inline import suites
+    from agent.inline import cipher_suites
 
-    monkeypatch.setattr(suites.hmac, "compare_digest", lambda one, other: True)
+    monkeypatch.setattr(cipher_suites.hmac, "compare_digest", lambda one, other: True)
     pool, agent = pool_with("plain+crc64")
     namespace, slot, _ = agent.where(key_of(0))
     pool.namespaces[namespace].flip(slot + HEADER_BYTES + 5)

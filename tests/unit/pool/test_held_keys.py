@@ -13,7 +13,7 @@ from agent.pool.errors import BadPut, PutRefused
 from agent.pool.mutable.hold import HELD_AT_ONCE
 from agent.pool.volume.holds import HELD_KEYS, Hold
 from agent.pool.write.delete_and_pin import PINNED_SLOTS_MAX
-from agent.pool.write.eviction import evict_one
+from agent.pool.write.quota_eviction import evict_one
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of
 from tests.unit.pool.test_costs import Timed
 

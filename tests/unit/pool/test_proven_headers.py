@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.inline.cipher_suites import Place
 from agent.inline.secrets import SecretKey
-from agent.inline.suites import Place
 from agent.pool.counters import MissCause
 from agent.pool.format.header_cache import HeaderCache
 from agent.pool.format.slot import HEADER_BYTES, OpenSlot, SlotCodec

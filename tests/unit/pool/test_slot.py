@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.inline.cipher_suites import Place
 from agent.inline.secrets import SecretKey
-from agent.inline.suites import Place
 from agent.pool.counters import MissCause
 from agent.pool.format.slot import HEADER_BYTES, SlotCodec
 from tests.support.pool.memory_pool import SUITES, TENANT, VOLUME_ID, fixed_secret, nguid_of

@@ -12,8 +12,8 @@ from agent.pool.format.directory import SLOTS_PER_SET, Choice, quarantine_entry
 from agent.pool.maintenance.rekey import ResealCounts, reseal_set
 from agent.pool.volume.directory_cache import COOLDOWN_SECONDS, LEGAL, CachedSet, SlotState
 from agent.pool.write.delete_and_pin import delete
-from agent.pool.write.eviction import evict_one
 from agent.pool.write.put import SlotWriter
+from agent.pool.write.quota_eviction import evict_one
 from agent.pool.write.slot_allocation import release, reserve
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of
 

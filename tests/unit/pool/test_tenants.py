@@ -13,9 +13,9 @@ import pytest
 from agent.attach.map_history import MapHistory
 from agent.attach.map_watch import EVERY_SECONDS, MapWatch
 from agent.errors import ConfigError
+from agent.inline.cipher_suites import Place
 from agent.inline.scatter import Buffer
 from agent.inline.secrets import Purpose, RootKey, SecretKey, WrongKey, unwrap_secret
-from agent.inline.suites import Place
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
 from agent.pool.format.slot import HEADER_BYTES, MAGIC, OpenSlot, SlotCodec

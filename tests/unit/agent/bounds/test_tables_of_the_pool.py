@@ -23,7 +23,7 @@ from agent.fs.files.suspect_blocks import Suspects
 from agent.fs.files.unsynced import BLOCKS_MAX, Unsynced
 from agent.fs.interface import FACE_FILES, FACE_SHIFT, Caller, FsError
 from agent.host_os.per_user_bounds import CATALOGUE, Bounds
-from agent.inline.suites import Place
+from agent.inline.cipher_suites import Place
 from agent.pool.access import serve
 from agent.pool.prestage.prefetcher import Prefetcher
 from agent.pool.prestage.readahead import CHAIN_MAX, Readahead

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from agent.inline.cipher_suites import HEADER_UNIT, SALT_BYTES, SUITES, AesGcm, AesXts, Place, Plain
 from agent.inline.secrets import SecretKey
-from agent.inline.suites import HEADER_UNIT, SALT_BYTES, SUITES, AesGcm, AesXts, Place, Plain
 from tests.support.pool.memory_pool import fixed_secret, nguid_of
 
 DATA_KEY = SecretKey(fixed_secret().reveal()[32:])
