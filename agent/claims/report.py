@@ -9,7 +9,7 @@ from typing import Any
 from agent.claims.equations import whole_gpu
 from agent.claims.hit_curve import CurvePoint, curve_of
 from agent.claims.published import Published, published_figures
-from agent.claims.scenario import Choice, Scenario, figures_used, scenario_of
+from agent.claims.scenario import Choice, Scenario, figures_used, most_hits, scenario_of
 from agent.claims.trace import Trace
 from agent.claims.verdicts import (
     CONTEXTS,
@@ -111,7 +111,8 @@ def answer(
         local = found.at(tables.gpus[choice.gpu].dram_gb.value / 1000, "lru")
         fits = found.at(scenario.capacity_tb, "pool")
         share = fits if hit_share is None else hit_share
-        scenario = replace(scenario, hit_share=max(share, local), local_share=local)
+        most = most_hits(length)
+        scenario = replace(scenario, hit_share=min(max(share, local), most), local_share=min(local, most))
     elif hit_share is None:
         scenario = replace(scenario, hit_share=DEFAULT_HIT_SHARE)
     contexts = [
@@ -122,9 +123,9 @@ def answer(
     hits = [replace(scenario, hit_share=share) for share in shares if share >= scenario.local_share]
     models, rows = of_all_models(tables, choice, length), capacities(tables, choice)
     limit = scenario.limit()
-    most = found.unbounded if found is not None else None
-    if limit == "hits" and most is not None and fits is not None and hit_share is None:
-        limit = "capacity" if fits < most - 0.01 else "GPU"
+    unbounded = found.unbounded if found is not None else None
+    if limit == "hits" and unbounded is not None and fits is not None and hit_share is None:
+        limit = "capacity" if fits < unbounded - 0.01 else "GPU"
     claims = [
         over_recompute(scenario, contexts, models),
         over_g4(scenario, models),
@@ -135,7 +136,7 @@ def answer(
         of_hits(
             scenario,
             fits,
-            most,
+            unbounded,
             found is not None and found.tb_a_gpu(found.trace.unique) < scenario.capacity_tb,
         ),
         of_endurance(scenario, found.used_again if found is not None else None),

@@ -149,10 +149,12 @@ class Scenario:
 
     @property
     def written_gb_s(self) -> float:
-        """What one GPU writes that does nothing but prefill, and stores all it computes."""
-        useful = self.g35.useful_share(self.hit_share)
+        """What one GPU writes that does nothing but prefill, and stores all that was not found.
+
+        Blocks that are found and computed all the same lie on the flash already.
+        """
         time = self.g35.overlapped(self.hit_share)
-        return written_gb_s(self.bytes_per_token, self.tokens_s, 1 - useful, time)
+        return written_gb_s(self.bytes_per_token, self.tokens_s, 1 - self.hit_share, time)
 
     @property
     def writes_a_day(self) -> float:
@@ -199,6 +201,11 @@ def _cost(name: str, tables: Tables) -> PrefillCost:
     return PrefillCost(per_token, indexing, model.indexer.top_k, main)
 
 
+def most_hits(context: int) -> float:
+    """The largest hit share: the answer begins at the last token of a prompt, so an engine computes it."""
+    return 1 - 1 / context
+
+
 def scenario_of(
     tables: Tables, choice: Choice, context: int, hit_share: float, local_share: float = 0.0
 ) -> Scenario:
@@ -216,13 +223,19 @@ def scenario_of(
             f"{choice.gpu} have {gpus * gpu.memory_gb.value:,.0f} GB",
             "choose a larger pod, or another GPU or model",
         )
+    bytes_per_token = model.bytes_per_token(choice.kv, context)
+    if not bytes_per_token:
+        raise UserError(
+            f"{choice.model} stores no cache for a prompt of {context:,} tokens: more tokens share an entry",
+            "name a longer --context",
+        )
     g4_gb_s = pod.g4_gb_s.value if choice.g4_gb_s is None else choice.g4_gb_s
     return Scenario(
         cost=cost,
         flops_s=gpu.fp8_tflops.value * TERA * calibrated(tables, choice).value,
-        bytes_per_token=model.bytes_per_token(choice.kv, context),
+        bytes_per_token=bytes_per_token,
         context=context,
-        hit_share=hit_share,
+        hit_share=min(hit_share, most_hits(context)),
         local_share=local_share,
         lanes_gb_s=MappingProxyType(
             {

@@ -12,6 +12,8 @@ import typer
 from agent.cli.record_options import options_of
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from agent.claims.report import Answer
 
 _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([GT])B/s", re.IGNORECASE)
@@ -138,7 +140,7 @@ def show_tables(said: "Answer") -> None:
     title = f"{said.choice.model}, KV in {said.choice.kv}, {said.choice.gpu}, {said.choice.pod}"
     inputs = folding_table(f"inputs: {title}", ("what", "source", "read"), ("value",))
     for row in found["inputs"]:
-        inputs.add_row(row["what"], row["source"], row["date"], f"{row['value']:,.6g}")
+        _add_row(inputs, row["what"], row["source"], row["date"], f"{row['value']:,.6g}")
     shown = [inputs, _summary(found)]
     shown.append(_table("by context, at the best hit share", found["contexts"]))
     shown.append(
@@ -156,11 +158,11 @@ def show_tables(said: "Answer") -> None:
     shown.append(_table("each input at half and at double", found["sensitivity"]))
     published = folding_table("published figures", ("what", "published", "here"), ("agrees",))
     for each in said.published:
-        published.add_row(each.what, each.published, each.here, _yes(each.agrees))
+        _add_row(published, each.what, each.published, each.here, _yes(each.agrees))
     shown.append(published)
     verdicts = folding_table("verdicts", ("claim", "holds", "where"))
     for claim in said.claims:
-        verdicts.add_row(claim.claim, _yes(claim.holds), claim.where)
+        _add_row(verdicts, claim.claim, _yes(claim.holds), claim.where)
     shown.append(verdicts)
     print_tables(*shown)
 
@@ -191,7 +193,7 @@ def _summary(found: dict[str, Any]) -> Any:
         rows.append(("  keeps busy, all computed", f"{trace['busy_gpus']:.1f} GPUs"))
         rows.append(("  broken lines skipped", f"{trace['broken_lines']:,}"))
     for what, how_much in rows:
-        table.add_row(what, how_much)
+        _add_row(table, what, how_much)
     return table
 
 
@@ -203,8 +205,15 @@ def _table(title: str, rows: list[dict[str, Any]]) -> Any:
     numbers = [name for name in rows[0] if name not in words] if rows else []
     table = folding_table(title, [_words(name) for name in words], [_words(name) for name in numbers])
     for row in rows:
-        table.add_row(*(row[name] for name in words), *(_number(row[name]) for name in numbers))
+        _add_row(table, *(row[name] for name in words), *(_number(row[name]) for name in numbers))
     return table
+
+
+def _add_row(table: "Table", *cells: str) -> None:
+    """A row of cells as they are: square brackets of a user's file are no markup."""
+    from rich.text import Text
+
+    table.add_row(*(Text(cell) for cell in cells))
 
 
 def _words(name: str) -> str:

@@ -67,7 +67,7 @@ def _width(column: Column) -> int:
 def folding_table(title: str, text: Sequence[str], numbers: Sequence[str] = (), head: bool = True) -> Table:
     """A table with the columns of `text`, which fold, and after them those of `numbers`, which do not."""
     table = FoldingTable(
-        title=title or None,
+        title=Text(title, "table.title") if title else None,  # a name in it is no markup
         title_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,

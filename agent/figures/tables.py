@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from agent.config.document_problems import problems_in, toml_in
 from agent.errors import ConfigError, UserError, did_you_mean
@@ -25,7 +25,21 @@ Positive = Annotated[float, Field(gt=0, lt=1e15, allow_inf_nan=False)]
 Count = Annotated[int, Field(gt=0, lt=1 << 40)]
 Source = Annotated[str, Field(min_length=1, max_length=200)]
 Date = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}(-[0-9]{2})?$")]
-Layers = Annotated[tuple[tuple[Count, Count], ...], Field(min_length=1, max_length=8)]
+SharedBy = Annotated[int, Field(gt=0, le=4096)]
+"""Tokens that share an entry: no more than the shortest prompt of the tables of `g35 claims`."""
+
+
+def _few(kinds: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    """Checked behind the rows, so that a wrong row is told alone."""
+    if not 1 <= len(kinds) <= _KINDS_OF_LAYERS_MAX:
+        raise ValueError(
+            f"should have 1 to {_KINDS_OF_LAYERS_MAX} rows: [layers, tokens that share an entry]"
+        )
+    return kinds
+
+
+_KINDS_OF_LAYERS_MAX = 8
+Layers = Annotated[tuple[tuple[Count, SharedBy], ...], AfterValidator(_few)]
 R = TypeVar("R", bound="_Record")
 
 
@@ -41,11 +55,35 @@ class Figure(_Record):
     date: Date
 
 
+def _whole(figure: Figure) -> Figure:
+    if not figure.value.is_integer():
+        raise ValueError(f"a count is a whole number, not {figure.value:g}")
+    return figure
+
+
+def _share(figure: Figure) -> Figure:
+    if figure.value > 1:
+        raise ValueError(f"a share is at most 1, not {figure.value:g}")
+    return figure
+
+
+Whole = Annotated[Figure, AfterValidator(_whole)]
+Share = Annotated[Figure, AfterValidator(_share)]
+
+
 class Parameters(_Record):
     """Billions of parameters: all, and those that one token uses."""
 
     total: Positive
     active: Positive
+
+    @model_validator(mode="after")
+    def _uses_no_more_than_all(self) -> "Parameters":
+        if self.active > self.total:
+            raise ValueError(
+                f"a token uses {self.active:g} of {self.total:g} billion: active is more than all"
+            )
+        return self
 
 
 class Window(_Record):
@@ -137,7 +175,7 @@ class Gpu(_Record):
     memory_gb: Figure
     dram_gb: Figure
     watts: Figure
-    utilisation: Figure
+    utilisation: Share
 
 
 class Rate(_Record):
@@ -153,7 +191,7 @@ class Rate(_Record):
 class Enclosure(_Record):
     """An enclosure. `drive_writes_a_day`: of its capacity, for the time of its warranty."""
 
-    drives: Figure
+    drives: Whole
     drive_tb: Figure
     drive_read_gb_s: Figure
     drive_write_gb_s: Figure
@@ -170,9 +208,9 @@ class Pod(_Record):
     """GPUs, enclosures of one kind, and the shared storage (G4) behind them."""
 
     enclosure: str
-    gpus: Figure
-    enclosures: Figure
-    gpus_per_host: Figure
+    gpus: Whole
+    enclosures: Whole
+    gpus_per_host: Whole
     host_nic_gb_s: Figure
     host_dpu_watts: Figure
     g4_gb_s: Figure
@@ -206,6 +244,13 @@ class Tables:
             else:
                 raise ConfigError(
                     f"{where}: unknown key {key}{did_you_mean(key, [*kinds, 'rates'])}", _ADVICE
+                )
+        for model, gpu in self.rates:
+            if model not in self.models or gpu not in self.gpus:
+                known: Mapping[str, Any] = self.gpus if model in self.models else self.models
+                kind, unknown = ("GPU", gpu) if model in self.models else ("model", model)
+                raise ConfigError(
+                    f"{where}: a rate of the unknown {kind} {unknown}{did_you_mean(unknown, known)}", _ADVICE
                 )
         for name, pod in self.pods.items():
             if pod.enclosure not in self.enclosures:

@@ -72,6 +72,29 @@ def test_with_a_trace_hits_and_context_are_the_traces(tmp_path: Path, capsys: Ca
     assert _json(capsys, "--trace", str(trace), "--hits", "0.25", "--context", "999")["context"] == 999
 
 
+def test_a_trace_that_is_all_found_is_judged(tmp_path: Path, capsys: Capture) -> None:
+    trace = tmp_path / "trace.jsonl"
+    line = {"timestamp": 0, "input_length": 1000, "output_length": 10, "hash_ids": [1, 2]}
+    trace.write_text("\n".join([json.dumps(line)] * 20))
+    found = _json(capsys, "--trace", str(trace))
+    assert found["hit_share"] == found["local_share"] == 0.999
+    assert found["retention_hours"] > 0
+
+
+def test_square_brackets_of_a_users_file_are_shown(tmp_path: Path, capsys: Capture) -> None:
+    figures = tmp_path / "mine.toml"
+    figures.write_text(
+        '[models."[bold]x[/bold] [/z]"]\nkv_heads = 1\nhead_dim = 64\nlayers = [[2, 1]]\nheads = 2\n'
+        'parameters = { total = 1, active = 1 }\nsource = "[bold]x[/bold] [/z]"\ndate = "2026-11"\n'
+    )
+    with pytest.raises(SystemExit) as ended:
+        main(["claims", "--data", str(figures), "--model", "[bold]x[/bold] [/z]"])
+    assert not ended.value.code
+    out = capsys.readouterr().out
+    assert "inputs: [bold]x[/bold] [/z], KV in fp8" in out
+    assert out.count("[bold]x[/bold] [/z]") > 4
+
+
 def test_the_tables_say_the_same(capsys: Capture) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["claims", "--pod", "rack"])

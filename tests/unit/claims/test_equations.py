@@ -116,6 +116,27 @@ def test_drives_by_hand() -> None:
     assert here.written_gb_s == pytest.approx(missing)
 
 
+def test_only_what_is_not_found_is_written() -> None:
+    """A hundredth of 131,072 tokens, of 131,072 bytes each, over the time of the prompt.
+
+    Loading stops where it takes as long as computing. What is computed from there on lies on flash already.
+    """
+    here = scenario_of(TABLES, Choice("llama-3.1-8b", "bf16", "gb200", "superpod"), 131_072, 0.99)
+    seconds = here.context * here.g35.overlapped(0.99) / here.tokens_s
+    by_hand = 131_072 * 131_072 * 0.01 / seconds / 1e9
+    assert here.written_gb_s == pytest.approx(by_hand)
+    assert here.writes_a_day == pytest.approx(0.87, abs=0.01)
+    short = scenario_of(TABLES, Choice("llama-3.1-8b", "bf16", "gb200", "superpod"), 32_768, 0.8)
+    assert short.writes_a_day == pytest.approx(22.7, abs=0.1)
+    assert short.retention_hours == pytest.approx(1.06, abs=0.01)
+
+
+def test_the_last_token_is_always_computed() -> None:
+    here = scenario_of(TABLES, Choice("llama-3.1-8b", "bf16", "gb200", "superpod"), 1000, 1.0)
+    assert here.hit_share == pytest.approx(0.999)
+    assert here.retention_hours > 0
+
+
 def test_what_limits_changes_with_the_hits() -> None:
     assert _scenario(0.5).limit() == "hits"
     assert _scenario(0.99).limit() == "network"

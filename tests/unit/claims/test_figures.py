@@ -53,6 +53,16 @@ GPU = (
 )
 
 
+MODEL = (
+    '[models.x]\nkv_heads = 1\nhead_dim = 64\nheads = 2\nsource = "me"\ndate = "2026-11"\n'
+    "layers = %s\nparameters = { total = 2, active = %s }\n"
+)
+RATE = (
+    '[[rates]]\nmodel = "%s"\ngpu = "%s"\ncontext = 1\n'
+    'tokens_s = { value = 1, source = "me", date = "2026-11" }\n'
+)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -60,6 +70,13 @@ GPU = (
         ("gpus = 1\n", "gpus should be a table of tables"),
         ("[gpus]\nx = 1\n", "[gpus.x] should be a table"),
         (GPU % (0, "2026-11"), "utilisation.value: should be greater than 0"),
+        (GPU % (3, "2026-11"), "utilisation: a share is at most 1, not 3"),
+        (MODEL % ("[[1, 1]]", 3), "a token uses 3 of 2 billion: active is more than all"),
+        (MODEL % ("[[10, 200000]]", 1), "is not usable: layers.0.1: should be less than or equal to 4096"),
+        (MODEL % ("[[10]]", 1), "is not usable: layers.0.1: is required"),
+        (MODEL % ("[]", 1), "layers: should have 1 to 8 rows"),
+        (RATE % ("llama-3.1-8b", "h10"), "a rate of the unknown GPU h10 (did you mean h100?)"),
+        (RATE % ("lama-3.1-8b", "h100"), "a rate of the unknown model lama-3.1-8b (did you mean"),
         (GPU % (0.5, "today"), "utilisation.date: does not have the form"),
         (GPU % (0.5, "2026-11") + "colour = 1\n", "colour: unknown key"),
         ("[[rates]]\nmodel = 'x'\n", "rate 1 is not usable"),
@@ -87,6 +104,7 @@ def test_a_pod_of_no_enclosures_and_one_of_unknown_enclosures_are_refused(tmp_pa
     file = tmp_path / "mine.toml"
     for count, kind, words in (
         (0, "cmx", "enclosures.value: should be greater than 0"),
+        (0.25, "cmx", "enclosures: a count is a whole number, not 0.25"),
         (1, "cmxx", "unknown enclosures cmxx (did you mean cmx?)"),
     ):
         file.write_text(
