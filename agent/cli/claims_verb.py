@@ -1,7 +1,6 @@
 """`g35 claims`: what the announced claims need, where they hold, and where not."""
 
 import json
-import re
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,33 +9,34 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from agent.cli.record_options import options_of
+from agent.sizes import parse_rate
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from agent.claims.report import Answer
 
-_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([GT])B/s", re.IGNORECASE)
 CONTEXT_MAX = 1 << 24
-RATE_MAX_GB_S = 1e9
 
 
 def _gb_s(text: str) -> float | None:
-    """GB/s out of `2.5TB/s` or `300GB/s`, both decimal; None for nothing."""
-    if not text:
-        return None
-    match = _RATE.fullmatch(text.strip())
-    if match is None:
-        raise typer.BadParameter("a rate is a number with GB/s or TB/s behind it, such as 2.5TB/s")
-    rate = float(match[1]) * (1000 if match[2].upper() == "T" else 1)
-    if not 0 < rate < RATE_MAX_GB_S:
-        raise typer.BadParameter("a rate is more than 0, and less than a million TB/s")
-    return rate
+    """GB/s out of a rate as `g35 sim` takes it: `2.5TB/s`, or `8Tb/s` in bits; None for nothing."""
+    return parse_rate(text) / 1e9 if text else None
 
 
 def _rate(text: str) -> str:
-    _gb_s(text)
+    try:
+        _gb_s(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
     return text
+
+
+def _path(text: str) -> Path:
+    """A path; no words are not the current folder."""
+    if not text:
+        raise typer.BadParameter("the path is empty")
+    return Path(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,18 @@ class ClaimsOptions:
     """What the claims are judged for."""
 
     model: Annotated[str, typer.Option(help="The model, by its name in the table.")] = "deepseek-v3"
-    kv: Annotated[Literal["bf16", "fp8"], typer.Option(help="Precision of the KV cache.")] = "fp8"
+    kv: Annotated[
+        Literal["bf16", "fp8"], typer.Option(help="Precision of the KV cache; weights are taken as FP8.")
+    ] = "fp8"
     gpu: Annotated[str, typer.Option(help="The GPU: h100, h200, gb200, vr200.")] = "gb200"
     pod: Annotated[str, typer.Option(help="The pod: superpod, rack, one.")] = "superpod"
     trace: Annotated[
         Path | None,
-        typer.Option(help="Take context and hits from a trace in Mooncake's format, or .xz of it."),
+        typer.Option(
+            parser=_path,
+            metavar="<path>",
+            help="Take context and hits from a trace in Mooncake's format, or .xz of it.",
+        ),
     ] = None
     prompt_tokens: Annotated[
         int | None,
@@ -62,17 +68,27 @@ class ClaimsOptions:
         typer.Option(
             min=0.0,
             max=1.0,
-            help="Share of prompt tokens found; default: the trace's, or 0.9.",
+            help="Share of prompt tokens found; default: the trace's, or 0.9. With a trace at the least what "
+            "its servers find in their own memory.",
         ),
     ] = None
     g4: Annotated[
-        str, typer.Option(callback=_rate, help="What shared storage gives the whole pod, such as 2.5TB/s.")
+        str,
+        typer.Option(
+            callback=_rate, help="What shared storage gives the whole pod, such as 2.5TB/s; Tb/s are bits."
+        ),
     ] = ""
     data: Annotated[
-        Path | None, typer.Option(help="A TOML file with more models, GPUs, enclosures and pods.")
+        Path | None,
+        typer.Option(
+            parser=_path, metavar="<path>", help="A TOML file with more models, GPUs, enclosures and pods."
+        ),
     ] = None
     json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False
-    plot: Annotated[Path | None, typer.Option(help="A folder for the six plots; it is made.")] = None
+    plot: Annotated[
+        Path | None,
+        typer.Option(parser=_path, metavar="<path>", help="A folder for the six plots; it is made."),
+    ] = None
 
 
 @options_of(ClaimsOptions)

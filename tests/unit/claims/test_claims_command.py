@@ -51,6 +51,10 @@ def test_a_slower_g4_makes_the_claim_hold(capsys: Capture) -> None:
     assert _claim(_json(capsys, *words, "--g4", "300 GB/s"), "5x tokens a second over shared")["holds"]
 
 
+def test_a_small_b_is_bits_as_in_the_simulation(capsys: Capture) -> None:
+    assert _json(capsys, "--g4", "8Tb/s")["g4_gb_s"] == _json(capsys, "--g4", "1TB/s")["g4_gb_s"]
+
+
 def test_small_dense_models_never_get_five_over_g4(capsys: Capture) -> None:
     found = _json(capsys, "--model", "llama-3.1-8b", "--kv", "bf16", "--context", "32768", "--g4", "1TB/s")
     row = next(each for each in found["models"] if each["model"] == "llama-3.1-8b")
@@ -122,7 +126,10 @@ def test_six_plots_are_drawn(tmp_path: Path, capsys: Capture) -> None:
         (("--gpu", "gb20"), 2, "did you mean gb200?"),
         (("--pod", "superpot"), 2, "did you mean superpod?"),
         (("--g4", "0TB/s"), 2, "more than 0"),
-        (("--g4", "2.5"), 2, "GB/s or TB/s behind it"),
+        (("--g4", "2.5"), 2, "TB/s or Gb/s behind it"),
+        (("--plot", ""), 2, "--plot': the path is empty"),
+        (("--trace", ""), 2, "--trace': the path is empty"),
+        (("--data", ""), 2, "--data': the path is empty"),
         (("--context", "0"), 2, "should be greater than or equal to 1"),
         (("--hits", "nan"), 2, "should be less than or equal to 1"),
         (("--hits", "1.5"), 2, "should be less than or equal to 1"),
