@@ -86,7 +86,8 @@ class Tier:
     def useful_share(self, hit_share: float) -> float:
         """The share that is loaded where loading overlaps with computing.
 
-        More would take longer than computing the rest: from there on the gate chooses misses on purpose.
+        More would take longer than computing the rest. So this is the time of an engine that computes the
+        end of what is found while the beginning is loaded, and loses nothing by it.
         """
         a, slope = self.attention_share, 1 / self.supply
         return max(self.local_share, min(hit_share, _root(a, 1 - a + slope, 1 + self.local_share * slope)))

@@ -24,10 +24,11 @@ from agent.claims.verdicts import (
     of_capacity,
     of_endurance,
     of_hits,
-    of_power,
     of_whole_gpus,
     over_g4,
     over_recompute,
+    power_over_g4,
+    power_over_recompute,
     sensitivity,
 )
 from agent.figures.tables import Rate, Tables
@@ -36,7 +37,9 @@ from agent.inline.secrets import SecretKey
 DEFAULT_CONTEXT = 131_072
 DEFAULT_HIT_SHARE = 0.9
 WAYS = ("nothing", "recompute", "g4", "g35")
-TIERS = ("computed again", "G4", "G3.5, load first", "G3.5, prestaged")
+TIERS = ("computed again", "G4, load first", "G4, prestaged", "G3.5, load first", "G3.5, prestaged")
+TTFT_CONTEXTS = tuple(int(4096 * 2 ** (step / 10.5)) for step in range(64))
+"""Tokens, where there is no trace: 4,096 to 262,144, evenly over the logarithm."""
 TTFT_REQUESTS_MAX = 4096
 _PLACEMENT = SecretKey(bytes(range(32)))
 """Of the curve alone: where blocks lie must be the same in every run."""
@@ -90,6 +93,8 @@ class Answer:
     """By tier, one for each request, in order of size."""
     found: FromTrace | None
     limit: str
+    hit_share_asked: float | None
+    """By the user. The hit share is larger where the servers of a trace find more in their own memory."""
 
 
 def answer(
@@ -115,6 +120,9 @@ def answer(
         scenario = replace(scenario, hit_share=min(max(share, local), most), local_share=min(local, most))
     elif hit_share is None:
         scenario = replace(scenario, hit_share=DEFAULT_HIT_SHARE)
+    by_trace = found is not None and found.prefill_share is not None
+    if found is not None and found.prefill_share is not None:
+        scenario = replace(scenario, prefill_share=found.prefill_share)
     contexts = [
         replace(scenario_of(tables, choice, each, scenario.hit_share), local_share=scenario.local_share)
         for each in CONTEXTS
@@ -129,10 +137,10 @@ def answer(
     claims = [
         over_recompute(scenario, contexts, models),
         over_g4(scenario, models),
-        of_whole_gpus(scenario, found.prefill_share if found is not None else None),
-        of_power(scenario, "recompute", "computing again"),
-        of_power(scenario, "g4", "shared storage (G4)"),
-        of_capacity(rows),
+        of_whole_gpus(scenario, by_trace=by_trace),
+        power_over_recompute(scenario),
+        power_over_g4(scenario, tables, choice),
+        of_capacity(rows, tables.pods[choice.pod]),
         of_hits(
             scenario,
             fits,
@@ -144,7 +152,7 @@ def answer(
     return Answer(
         choice=choice,
         scenario=scenario,
-        inputs=figures_used(tables, choice),
+        inputs=[*figures_used(tables, choice), _prefill_share_used(scenario, by_trace)],
         contexts=contexts,
         hits=hits,
         claims=claims,
@@ -155,7 +163,13 @@ def answer(
         ttft_s=ttft_by_tier(scenario, trace, int(tables.pods[choice.pod].gpus_per_host.value)),
         found=found,
         limit=limit,
+        hit_share_asked=hit_share,
     )
+
+
+def _prefill_share_used(scenario: Scenario, by_trace: bool) -> tuple[str, float, str, str]:
+    source = "computed: tokens of the trace, prefill and decode rate" if by_trace else "assumed"
+    return "prefill's share of GPU time", scenario.prefill_share, source, "2026-11"
 
 
 def _from_trace(
@@ -180,11 +194,10 @@ def _from_trace(
 def ttft_by_tier(scenario: Scenario, trace: Trace | None, gpus: int) -> dict[str, list[float]]:
     """Seconds to the first token, one server (`gpus`) for each request and all other GPUs loading as well.
 
-    Nothing lies in the server itself. Without a trace: contexts of 4,096 to 262,144 tokens, evenly over the
-    logarithm, each with the hit share.
+    Nothing lies in the server itself. Without a trace: `TTFT_CONTEXTS`, each with the hit share.
     """
     if trace is None:
-        prompts = [(int(4096 * 2 ** (step / 10.5)), scenario.hit_share) for step in range(64)]
+        prompts = [(context, scenario.hit_share) for context in TTFT_CONTEXTS]
     else:
         step = -(-trace.requests // TTFT_REQUESTS_MAX)
         shares = _found_shares(trace)
@@ -196,6 +209,7 @@ def ttft_by_tier(scenario: Scenario, trace: Trace | None, gpus: int) -> dict[str
         times = (
             here.recompute,
             here.g4.serial(hit_share),
+            here.g4.overlapped(hit_share),
             here.g35.serial(hit_share),
             here.g35.overlapped(hit_share),
         )
@@ -231,6 +245,7 @@ def record(said: Answer) -> dict[str, Any]:
         "pod": said.choice.pod,
         "context": scenario.context,
         "hit_share": _round(scenario.hit_share),
+        "hit_share_asked": said.hit_share_asked,
         "local_share": _round(scenario.local_share),
         "inputs": [
             {"what": what, "value": _round(value), "source": source, "date": date}
@@ -259,6 +274,7 @@ def record(said: Answer) -> dict[str, Any]:
         "capacities": [_rounded(asdict(row)) for row in said.capacities],
         "trace": _trace_record(found),
         "models": [_rounded(asdict(row)) for row in said.models],
+        "ttft_prompts": _ttft_prompts(said),
         "ttft_s": {
             tier: {f"p{int(100 * share)}": _round(_quantile(times, share)) for share in (0.5, 0.9, 0.99)}
             for tier, times in said.ttft_s.items()
@@ -268,6 +284,13 @@ def record(said: Answer) -> dict[str, Any]:
         "sensitivity": [_rounded(asdict(row)) for row in said.sensitivity],
         "published": [asdict(row) for row in said.published],
     }
+
+
+def _ttft_prompts(said: Answer) -> str:
+    if said.found is not None:
+        return "the prompts of the trace, each with what earlier ones had"
+    mix = f"{TTFT_CONTEXTS[0]:,} to {TTFT_CONTEXTS[-1]:,} tokens"
+    return f"prompts of {mix} whatever --context is, with a hit share of {said.scenario.hit_share:.1%}"
 
 
 def _trace_record(found: FromTrace | None) -> dict[str, Any] | None:

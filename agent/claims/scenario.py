@@ -17,6 +17,7 @@ from agent.claims.equations import (
     slowest_lane,
     supply_for,
     utilisation_of,
+    whole_gpu,
     work_of,
     written_gb_s,
 )
@@ -26,6 +27,7 @@ from agent.figures.tables import Figure, KvPrecision, Tables, find
 TERA = 1e12
 TARGET = 5.0
 """The announced factor, of tokens a second and of power efficiency."""
+ASSUMED_PREFILL_SHARE = 0.5
 HOST_NIC, NETWORK, DRIVES = "host DPU", "network", "drives"
 
 
@@ -61,6 +63,8 @@ class Scenario:
     capacity_tb: float
     drive_write_gb_s: float
     drive_writes_a_day: float
+    prefill_share: float = ASSUMED_PREFILL_SHARE
+    """Of GPU time, with no cache at all."""
 
     @cached_property
     def attention_share(self) -> float:
@@ -92,7 +96,9 @@ class Scenario:
 
     @cached_property
     def g4(self) -> Tier:
-        return Tier(self.g4_gb_s / self.break_even_gb_s, self.attention_share, self.local_share)
+        """Bytes of G4 pass the host's DPU as well."""
+        gb_s = min(self.g4_gb_s, self.lanes_gb_s[HOST_NIC])
+        return Tier(gb_s / self.break_even_gb_s, self.attention_share, self.local_share)
 
     @property
     def recompute(self) -> float:
@@ -146,6 +152,11 @@ class Scenario:
 
     def power_gain(self, over: str) -> float:
         return self.energy(over).total / self.energy("g35").total
+
+    @property
+    def whole_gpus(self) -> float:
+        """Speed-up over computing again of GPUs that also decode."""
+        return whole_gpu(self.speed_up("recompute"), self.prefill_share)
 
     @property
     def written_gb_s(self) -> float:
@@ -257,7 +268,7 @@ def scenario_of(
 
 
 def figures_used(tables: Tables, choice: Choice) -> list[tuple[str, float, str, str]]:
-    """Every figure behind a choice: what, value, source, date."""
+    """Every figure behind a choice: what, value, source, date. G4 is for the whole pod."""
     pod = find("pod", choice.pod, tables.pods)
     model = find("model", choice.model, tables.models)
     rows: list[tuple[str, float, str, str]] = [
@@ -267,11 +278,31 @@ def figures_used(tables: Tables, choice: Choice) -> list[tuple[str, float, str, 
         rows.append(("active parameters, billions", model.parameters.active, model.source, model.date))
     gpu = find("GPU", choice.gpu, tables.gpus)
     used = calibrated(tables, choice)
-    for record in (gpu, tables.enclosures[pod.enclosure], pod):
+    for owner, record in (("GPU", gpu), ("enclosure", tables.enclosures[pod.enclosure]), ("pod", pod)):
         for name, figure in record:
             if isinstance(figure, Figure):
                 shown = used if name == "utilisation" else figure
-                rows.append((name.replace("_", " "), shown.value, shown.source, shown.date))
-    if choice.g4_gb_s is not None:
-        rows = [row if row[0] != "g4 gb s" else ("g4 gb s", choice.g4_gb_s, "--g4", "") for row in rows]
+                row = (f"{owner}: {in_words(name)}", shown.value, shown.source, shown.date)
+                given = name == "g4_gb_s" and choice.g4_gb_s is not None
+                rows.append(row if not given else (row[0], choice.g4_gb_s or 0.0, "--g4", ""))
     return rows
+
+
+_UNITS = {
+    "_tokens_s": ", tokens/s",
+    "_watts_per_gb_s": ", watts for each GB/s",
+    "_gb_s": ", GB/s",
+    "_tb_s": ", TB/s",
+    "_gb": ", GB",
+    "_tb": ", TB",
+    "_pb": ", PB",
+}
+_SHORT = {each.lower(): each for each in ("B*", "DPU", "DRAM", "FIFO", "FP8", "G4", "GPU", "GPUs", "LRU")}
+_SHORT |= {"g35": "G3.5", "tflops": "TFLOPS", "nic": "NIC", "tb": "TB"}
+
+
+def in_words(name: str) -> str:
+    """The name of a figure or a column for people, its unit behind a comma."""
+    unit = next((unit for unit in _UNITS if name.endswith(unit)), "")
+    words = name.removesuffix(unit).split("_")
+    return " ".join(_SHORT.get(word, word) for word in words) + _UNITS.get(unit, "")

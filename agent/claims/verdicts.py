@@ -3,16 +3,18 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from agent.claims.equations import hit_share_for, prefill_share_for, whole_gpu
-from agent.claims.scenario import TARGET, Choice, Scenario, scenario_of
+from agent.claims.equations import hit_share_for, prefill_share_for
+from agent.claims.scenario import DRIVES, HOST_NIC, NETWORK, TARGET, Choice, Scenario, scenario_of
 from agent.errors import UserError
-from agent.figures.tables import Tables
+from agent.figures.tables import Pod, Tables
 
 CONTEXTS = tuple(1 << power for power in range(12, 21, 2))
 """Tokens: 4,096 to 1,048,576."""
 STATED_HIT_SHARES = (0.5, 0.8, 0.9, 0.95, 0.98)
 STATED_PREFILL_SHARES = (0.3, 0.5, 0.8, 0.9, 1.0)
 STATED_TB_A_GPU = 16.0
+STATED_GPUS_AN_ENCLOSURE = 32
+"""1,152 GPUs and 36 enclosures."""
 POD_PB_STATED, KEYNOTE_TB = 18.4, 600.0
 """The pod by the announcement, and one enclosure by its keynote."""
 
@@ -68,6 +70,12 @@ def _split(rows: Sequence[ModelRow], holds: Callable[[ModelRow], bool]) -> str:
     return f"with the best hits for {', '.join(able)}; not for {', '.join(rest)}"
 
 
+def _ways(scenario: Scenario, over: str) -> str:
+    """The verdict is for perfect prestaging: what is loaded hides behind computing, in both tiers."""
+    first = scenario.speed_up(over, overlapped=False)
+    return f"{scenario.speed_up(over):.2f}x by perfect prestaging, {first:.2f}x with the load first"
+
+
 def over_recompute(scenario: Scenario, contexts: Sequence[Scenario], rows: Sequence[ModelRow]) -> Claim:
     reach = [each.context for each in contexts if each.with_best_hits().speed_up("recompute") >= TARGET]
     least = hit_share_for(scenario.recompute / TARGET, scenario.attention_share)
@@ -78,7 +86,7 @@ def over_recompute(scenario: Scenario, contexts: Sequence[Scenario], rows: Seque
         "5x tokens a second over computing again, prefill",
         scenario.speed_up("recompute") >= TARGET,
         f"at {scenario.context:,} tokens {hits}; by the bandwidth for {context}; "
-        + _split(rows, lambda row: row.best_over_recompute >= TARGET),
+        f"{_ways(scenario, 'recompute')}; " + _split(rows, lambda row: row.best_over_recompute >= TARGET),
     )
 
 
@@ -98,19 +106,17 @@ def over_g4(scenario: Scenario, rows: Sequence[ModelRow]) -> Claim:
         "5x tokens a second over shared storage (G4), prefill",
         scenario.speed_up("g4") >= TARGET,
         f"at a hit share of {scenario.hit_share:.1%} {now}; at the best one, {best.hit_share:.1%}, {then}; "
-        f"this G4 gives {scenario.g4_gb_s * scenario.gpus / 1000:.2f} TB/s; "
+        f"this G4 gives {scenario.g4_gb_s * scenario.gpus / 1000:.2f} TB/s; {_ways(scenario, 'g4')}; "
         + _split(rows, lambda row: row.best_over_g4 >= TARGET),
     )
 
 
-def of_whole_gpus(scenario: Scenario, prefill_share: float | None) -> Claim:
-    """`prefill_share`: of GPU time, as a trace has it; None: half is taken."""
-    speed_up = scenario.speed_up("recompute")
-    share = prefill_share_for(speed_up, TARGET)
-    taken = 0.5 if prefill_share is None else prefill_share
-    here = whole_gpu(speed_up, taken)
+def of_whole_gpus(scenario: Scenario, *, by_trace: bool) -> Claim:
+    """`by_trace`: the share of prefill is a trace's, and not assumed."""
+    share = prefill_share_for(scenario.speed_up("recompute"), TARGET)
+    taken, here = scenario.prefill_share, scenario.whole_gpus
     most = 1 / max(1 - taken, 1e-9)
-    by = "as stated" if prefill_share is None else "as the trace has it"
+    by = "as the trace has it" if by_trace else "as assumed"
     least = "at no share of prefill" if share is None else f"from {share:.1%} of GPU time in prefill on"
     return Claim(
         "5x tokens a second of whole GPUs, which also decode",
@@ -119,15 +125,35 @@ def of_whole_gpus(scenario: Scenario, prefill_share: float | None) -> Claim:
     )
 
 
-def of_power(scenario: Scenario, over: str, words: str) -> Claim:
-    gain, speed_up = scenario.power_gain(over), scenario.speed_up(over)
-    spent = scenario.energy("g35")
-    share = (spent.storage + spent.dpu) / spent.total
+def power_over_recompute(scenario: Scenario) -> Claim:
+    gain, speed_up = scenario.power_gain("recompute"), scenario.speed_up("recompute")
     return Claim(
-        f"5x power efficiency over {words}, prefill",
+        "5x power efficiency over computing again, prefill",
         gain >= TARGET,
         f"{gain:.2f}x, where tokens a second are {speed_up:.2f}x: the same claim again, for enclosures and "
-        f"DPUs take {share:.1%} of the energy of a token",
+        f"DPUs take {_storage_share(scenario):.1%} of the energy of a token",
+    )
+
+
+def _storage_share(scenario: Scenario) -> float:
+    spent = scenario.energy("g35")
+    return (spent.storage + spent.dpu) / spent.total
+
+
+def power_over_g4(scenario: Scenario, tables: Tables, choice: Choice) -> Claim:
+    """What the watts of a G4 add to the claim of tokens a second, and where those watts come from."""
+    gain, speed_up = scenario.power_gain("g4"), scenario.speed_up("g4")
+    free = replace(scenario, g4_watts_per_gb_s=0.0).power_gain("g4")
+    pod = tables.pods[choice.pod]
+    watts, ours = pod.g4_watts_per_gb_s, tables.enclosures[pod.enclosure].watts
+    rests = "; it holds by these watts alone" if free < TARGET <= gain else ""
+    return Claim(
+        "5x power efficiency over shared storage (G4), prefill",
+        gain >= TARGET,
+        f"{gain:.2f}x, where tokens a second are {speed_up:.2f}x, and {free:.2f}x over a G4 that draws "
+        f"nothing{rests}: {watts.value:,.0f} W for each GB/s of G4 ({watts.source}), "
+        f"beside {ours.value:,.0f} W an enclosure ({ours.source}); enclosures and DPUs take "
+        f"{_storage_share(scenario):.1%} of the energy of a token",
     )
 
 
@@ -153,9 +179,17 @@ def capacities(tables: Tables, choice: Choice) -> list[CapacityRow]:
     ]
 
 
-def of_capacity(rows: Sequence[CapacityRow]) -> Claim:
+def of_capacity(rows: Sequence[CapacityRow], pod: Pod) -> Claim:
+    """Judged for as many GPUs to an enclosure as the announced pod has; nothing was said of others."""
     own = rows[0]
     said = "; ".join(f"{row.gpu_tb:.2f} TB by {row.stated} ({row.enclosure_tb:.1f} TB)" for row in rows)
+    gpus = pod.gpus.value / pod.enclosures.value
+    if gpus != STATED_GPUS_AN_ENCLOSURE:
+        return Claim(
+            "16 TB a GPU",
+            None,
+            f"said of {STATED_GPUS_AN_ENCLOSURE} GPUs an enclosure, and this pod has {gpus:g}: {said}",
+        )
     return Claim("16 TB a GPU", own.gpu_tb >= STATED_TB_A_GPU, said)
 
 
@@ -185,14 +219,21 @@ def of_endurance(scenario: Scenario, used_again: float | None) -> Claim:
 
 @dataclass(frozen=True, slots=True)
 class SensitivityRow:
-    """One input at half and at double: the speed-ups and the gain of power that come of it."""
+    """One input at half and at double: the speed-ups, the gain of power and the wear that come of it.
+
+    `drive_writes_of_rated`: from 1 on the drives do not last.
+    """
 
     input: str
     factor: float
     break_even_gb_s: float
     over_recompute: float
     over_g4: float
+    whole_gpus: float
     power_over_recompute: float
+    power_over_g4: float
+    drive_writes_of_rated: float
+    retention_hours: float
 
 
 def _times(scenario: Scenario, name: str, factor: float) -> Scenario:
@@ -209,6 +250,15 @@ def _field(name: str) -> Callable[[Scenario, float], Scenario]:
     return lambda scenario, factor: _times(scenario, name, factor)
 
 
+def _enclosures(scenario: Scenario, factor: float) -> Scenario:
+    """More of them bring network, drives, room and watts; the hosts stay as they are."""
+    for lane in (NETWORK, DRIVES):
+        scenario = _lane(lane)(scenario, factor)
+    for name in ("storage_watts", "capacity_tb", "drive_write_gb_s"):
+        scenario = _times(scenario, name, factor)
+    return scenario
+
+
 CHANGES: dict[str, Callable[[Scenario, float], Scenario]] = {
     "prefill rate": _field("flops_s"),
     "KV bytes a token": _field("bytes_per_token"),
@@ -216,15 +266,20 @@ CHANGES: dict[str, Callable[[Scenario, float], Scenario]] = {
     "share that is not found": lambda scenario, factor: replace(
         scenario, hit_share=max(0.0, 1 - (1 - scenario.hit_share) * factor)
     ),
-    "network of the enclosures": _lane("network"),
-    "DPU of the host": _lane("host DPU"),
-    "reads of the drives": _lane("drives"),
-    "all three, as by enclosures": lambda scenario, factor: replace(
-        scenario, lanes_gb_s={name: rate * factor for name, rate in scenario.lanes_gb_s.items()}
-    ),
+    "network of the enclosures": _lane(NETWORK),
+    "DPU of the host": _lane(HOST_NIC),
+    "reads of the drives": _lane(DRIVES),
+    "number of enclosures": _enclosures,
     "G4": _field("g4_gb_s"),
+    "capacity": _field("capacity_tb"),
+    "writes a day that the drives last": _field("drive_writes_a_day"),
+    "prefill's share of GPU time": lambda scenario, factor: replace(
+        scenario, prefill_share=min(1.0, scenario.prefill_share * factor)
+    ),
     "watts of the enclosures": _field("storage_watts"),
+    "watts of the host's DPU": _field("dpu_watts"),
     "watts of the GPU": _field("gpu_watts"),
+    "watts of G4": _field("g4_watts_per_gb_s"),
 }
 
 
@@ -241,7 +296,11 @@ def sensitivity(scenario: Scenario) -> list[SensitivityRow]:
                     other.break_even_gb_s,
                     other.speed_up("recompute"),
                     other.speed_up("g4"),
+                    other.whole_gpus,
                     other.power_gain("recompute"),
+                    other.power_gain("g4"),
+                    other.writes_a_day / other.drive_writes_a_day,
+                    other.retention_hours,
                 )
             )
     return rows

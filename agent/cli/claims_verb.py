@@ -170,7 +170,12 @@ def show_tables(said: "Answer") -> None:
     shown.append(_table("capacity, as it was said", found["capacities"]))
     shown.append(_table("other models, same pod and context, at their best hit share", found["models"]))
     tiers = [{"tier": tier, **times} for tier, times in found["ttft_s"].items()]
-    shown.append(_table("seconds to the first token, by tier", tiers))
+    shown.append(
+        _table(
+            f"seconds to the first token, one whole host a request, nothing local: {found['ttft_prompts']}",
+            tiers,
+        )
+    )
     shown.append(_table("each input at half and at double", found["sensitivity"]))
     published = folding_table("published figures", ("what", "published", "here"), ("agrees",))
     for each in said.published:
@@ -191,13 +196,18 @@ def _summary(found: dict[str, Any]) -> Any:
     from agent.cli.tables import folding_table
 
     table = folding_table("in sum, for one GPU", ("",), ("",), head=False)
+    wanted = found["hit_share_asked"]
+    asked = []
+    if wanted is not None and wanted < found["local_share"]:
+        asked = [("  --hits", f"{wanted:.1%}, less than the servers find in their own memory")]
     rows = [
         ("context", f"{found['context']:,} tokens"),
         ("hit share", f"{found['hit_share']:.1%}, of it {found['local_share']:.1%} in the server itself"),
+        *asked,
         ("prefill", f"{found['prefill_tokens_s']:,.0f} tokens/s"),
         ("break-even bandwidth B*", f"{found['break_even_gb_s']:.3g} GB/s"),
-        *((f"  {name} gives", f"{rate:.3g} GB/s") for name, rate in found["lanes_gb_s"].items()),
-        ("  G4 gives", f"{found['g4_gb_s']:.3g} GB/s"),
+        *((f"  of the {name}", f"{rate:.3g} GB/s") for name, rate in found["lanes_gb_s"].items()),
+        ("  of G4", f"{found['g4_gb_s']:.3g} GB/s"),
         ("supply, bandwidth over B*", f"{found['supply']:.3g}"),
         ("what limits", found["limit"]),
         ("drive writes a day", f"{found['drive_writes_a_day']:.2g} of {found['drive_writes_a_day_rated']:g}"),
@@ -214,14 +224,17 @@ def _summary(found: dict[str, Any]) -> Any:
 
 
 def _table(title: str, rows: list[dict[str, Any]]) -> Any:
-    """A table of records: words first, numbers after them."""
+    """A table of records: the first column names the row, then words, then numbers."""
     from agent.cli.tables import folding_table
 
-    words = [name for name, value in rows[0].items() if isinstance(value, str)] if rows else []
-    numbers = [name for name in rows[0] if name not in words] if rows else []
-    table = folding_table(title, [_words(name) for name in words], [_words(name) for name in numbers])
+    names = list(rows[0]) if rows else []
+    words = [*names[:1], *(name for name in names[1:] if isinstance(rows[0][name], str))]
+    numbers = [name for name in names if name not in words]
+    table = folding_table(title, [_heading(name) for name in words], [_heading(name) for name in numbers])
     for row in rows:
-        _add_row(table, *(row[name] for name in words), *(_number(row[name]) for name in numbers))
+        first = row[names[0]]
+        named = f"{first:.1%}" if isinstance(first, float) else _cell(first)
+        _add_row(table, named, *(_cell(row[name]) for name in (*words[1:], *numbers)))
     return table
 
 
@@ -232,9 +245,28 @@ def _add_row(table: "Table", *cells: str) -> None:
     table.add_row(*(Text(cell) for cell in cells))
 
 
-def _words(name: str) -> str:
-    return name.replace("_", " ")
+_HEADINGS = {
+    "context": "context, tokens",
+    "break_even_gb_s": "B*, GB/s",
+    "g4_threshold_tb_s": "5x over a G4 to, TB/s",
+    "dpu": "DPU",
+    "total": "in all",
+    "tb_a_gpu": "TB a GPU",
+    "enclosure_tb": "an enclosure, TB",
+    "pod_pb": "the pod, PB",
+    "gpu_tb": "a GPU, TB",
+    "retention_hours": "a value stays, h",
+    "drive_writes_of_rated": "drive writes of those rated",
+}
 
 
-def _number(value: float) -> str:
+def _heading(name: str) -> str:
+    from agent.claims.scenario import in_words
+
+    return _HEADINGS.get(name) or in_words(name)
+
+
+def _cell(value: str | float) -> str:
+    if isinstance(value, str):
+        return value
     return f"{value:,}" if isinstance(value, int) else f"{value:,.3g}"

@@ -51,6 +51,52 @@ def test_a_slower_g4_makes_the_claim_hold(capsys: Capture) -> None:
     assert _claim(_json(capsys, *words, "--g4", "300 GB/s"), "5x tokens a second over shared")["holds"]
 
 
+def test_the_power_over_g4_names_the_watts_that_it_rests_on(capsys: Capture) -> None:
+    """4.96 times the tokens a second, and 5.38 times the power: by the watts of a G4 that nobody measured."""
+    claim = _claim(
+        _json(capsys, "--model", "llama-3.1-405b", "--hits", "0.98"), "5x power efficiency over sh"
+    )
+    assert claim["holds"] is True
+    assert "4.69x over a G4 that draws nothing; it holds by these watts alone: 118 W" in claim["where"]
+    assert "17.6 kW of supplies" in claim["where"]
+    assert "2,000 W an enclosure (assumed" in claim["where"]
+
+
+def test_a_verdict_says_what_loads_first_would_give(capsys: Capture) -> None:
+    found = _json(capsys, "--model", "llama-3.1-405b", "--hits", "0.98")
+    for start in ("5x tokens a second over computing", "5x tokens a second over shared"):
+        assert "x by perfect prestaging, " in _claim(found, start)["where"]
+    assert set(found["ttft_s"]) == {
+        "computed again", "G4, load first", "G4, prestaged", "G3.5, load first", "G3.5, prestaged",
+    }  # fmt: skip
+    assert "4,096 to 262,144 tokens whatever --context is" in found["ttft_prompts"]
+
+
+def test_each_input_has_a_name_of_its_own(capsys: Capture) -> None:
+    found = _json(capsys)
+    names = [row["what"] for row in found["inputs"]]
+    assert len(set(names)) == len(names)
+    assert {"GPU: watts", "enclosure: watts", "pod: G4, GB/s", "prefill's share of GPU time"} <= set(names)
+
+
+def test_what_was_said_of_one_pod_is_not_judged_for_another(capsys: Capture) -> None:
+    found = _json(capsys, "--pod", "one", "--model", "llama-3.1-8b")
+    assert _claim(found, "16 TB a GPU")["holds"] is None
+    assert _claim(_json(capsys), "16 TB a GPU")["holds"] is False
+
+
+def test_cards_of_a_narrow_terminal_are_headed_by_their_first_column(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main(["claims"])
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert "hits" not in lines
+    assert "95.0%" in lines
+    assert "  limit: hits" in lines
+
+
 def test_a_small_b_is_bits_as_in_the_simulation(capsys: Capture) -> None:
     assert _json(capsys, "--g4", "8Tb/s")["g4_gb_s"] == _json(capsys, "--g4", "1TB/s")["g4_gb_s"]
 
@@ -73,7 +119,12 @@ def test_with_a_trace_hits_and_context_are_the_traces(tmp_path: Path, capsys: Ca
     assert found["limit"] == "GPU"
     assert 0.5 < found["trace"]["prefill_share"] < 1
     assert "as the trace has it" in _claim(found, "5x tokens a second of whole")["where"]
-    assert _json(capsys, "--trace", str(trace), "--hits", "0.25", "--context", "999")["context"] == 999
+    other = _json(capsys, "--trace", str(trace), "--hits", "0.25", "--context", "999")
+    assert other["context"] == 999
+    assert other["hit_share_asked"] == 0.25 < other["hit_share"]
+    with pytest.raises(SystemExit):
+        main(["claims", "--trace", str(trace), "--hits", "0.25"])
+    assert "25.0%, less than the servers find in their own memory" in capsys.readouterr().out
 
 
 def test_a_trace_that_is_all_found_is_judged(tmp_path: Path, capsys: Capture) -> None:

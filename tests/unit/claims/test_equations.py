@@ -142,13 +142,51 @@ def test_what_limits_changes_with_the_hits() -> None:
     assert _scenario(0.99).limit() == "network"
 
 
+def test_more_enclosures_leave_the_hosts_alone() -> None:
+    """Twice the enclosures: network, drives, room and watts; the host's DPU then limits no later."""
+    here = _scenario(0.99)
+    there = CHANGES["number of enclosures"](here, 4.0)
+    assert (there.gb_s, there.lane) == (25.0, "host DPU")
+    assert there.storage_watts == 4 * here.storage_watts
+    assert there.capacity_tb == 4 * here.capacity_tb
+    assert there.dpu_watts == here.dpu_watts
+
+
+def test_power_wear_and_decoding_have_their_own_inputs() -> None:
+    rows = {(row.input, row.factor): row for row in sensitivity(_scenario(0.95))}
+    free, dear = rows["watts of G4", 0.5], rows["watts of G4", 2.0]
+    assert free.power_over_g4 < dear.power_over_g4
+    assert free.power_over_recompute == dear.power_over_recompute
+    assert (
+        rows["watts of the host's DPU", 0.5].power_over_g4
+        > rows["watts of the host's DPU", 2.0].power_over_g4
+    )
+    small, large = rows["capacity", 0.5], rows["capacity", 2.0]
+    assert small.drive_writes_of_rated == pytest.approx(4 * large.drive_writes_of_rated)
+    assert small.retention_hours == pytest.approx(large.retention_hours / 4)
+    lasting = "writes a day that the drives last"
+    assert rows[lasting, 0.5].drive_writes_of_rated == 4 * rows[lasting, 2.0].drive_writes_of_rated
+    share = "prefill's share of GPU time"
+    assert rows[share, 0.5].whole_gpus == pytest.approx(
+        of.whole_gpu(_scenario(0.95).speed_up("recompute"), 0.25)
+    )
+    assert rows[share, 2.0].whole_gpus == rows[share, 2.0].over_recompute
+
+
+def test_bytes_of_g4_pass_the_dpu_of_the_host() -> None:
+    choice = Choice("llama-3.3-70b", "bf16", "gb200", "superpod", 100_000.0)
+    here = scenario_of(TABLES, choice, 32_768, 0.95)
+    assert here.g4_gb_s == pytest.approx(86.8, abs=0.1)
+    assert here.g4.supply == pytest.approx(25 / here.break_even_gb_s)
+
+
 def test_each_input_that_matters_moves_the_answer() -> None:
     """Where the network limits, twice the network is faster; twice the drives is not."""
     rows = {(row.input, row.factor): row for row in sensitivity(_scenario(0.99))}
     assert len(rows) == 2 * len(CHANGES)
     here = _scenario(0.99).speed_up("recompute")
     assert rows["network of the enclosures", 0.5].over_recompute < here
-    assert rows["all three, as by enclosures", 2.0].over_recompute > here
+    assert rows["number of enclosures", 2.0].over_recompute > here
     assert rows["reads of the drives", 2.0].over_recompute == here
     assert rows["prefill rate", 2.0].over_recompute < here, "a faster GPU makes it harder"
     assert rows["KV bytes a token", 0.5].over_recompute > here
