@@ -177,9 +177,9 @@ def show_tables(said: "Answer") -> None:
         )
     )
     shown.append(_table("each input at half and at double", found["sensitivity"]))
-    published = folding_table("published figures", ("what", "published", "here"), ("agrees",))
+    published = folding_table("published figures", ("what", "published", "here", "judged"))
     for each in said.published:
-        _add_row(published, each.what, each.published, each.here, _yes(each.agrees))
+        _add_row(published, each.what, each.published, each.here, each.judgement)
     shown.append(published)
     verdicts = folding_table("verdicts", ("claim", "holds", "where"))
     for claim in said.claims:

@@ -162,9 +162,8 @@ def verdicts() -> str:
 
 
 def published() -> str:
-    words = {True: "yes", False: "no", None: "not judged"}
-    rows = [(row.what, row.published, row.here, words[row.agrees]) for row in _answer().published]
-    return _table(("what", "published", "here", "agrees"), rows)
+    rows = [(row.what, row.published, row.here, row.judgement) for row in _answer().published]
+    return _table(("what", "published", "here", "judged"), rows)
 
 
 def curve(said: Answer) -> str:
