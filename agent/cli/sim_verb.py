@@ -120,9 +120,12 @@ class SimOptions:
     enclosure_nic: Annotated[str, _rate_option("Rate of an enclosure's NICs together, each way.")] = ""
     host_nic: Annotated[str, _rate_option("Rate of a host's DPU, each way, such as 800Gb/s.")] = ""
     gpu_pcie: Annotated[str, _rate_option("Rate of a GPU's PCIe, each way.")] = ""
-    gate: Annotated[bool, typer.Option(help="Compute a block again where loading it would take longer.")] = (
-        True
-    )
+    gate: Annotated[
+        bool,
+        typer.Option(
+            help="Turn the agent's recompute gate on: a block that would come too late is computed again."
+        ),
+    ] = False
     json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False
 
     def experiment(self) -> Experiment:

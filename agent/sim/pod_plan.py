@@ -53,13 +53,14 @@ class PodPlan:
     """A host's own SSDs, in the row `g3`."""
     g3_rate: float = 28e9
     g4_rate: float = 0.0
-    """Shared storage behind the pool; 0: none. The rows `g4` and `lustre-dpu` need it."""
+    """Shared storage behind the pool; 0: none. The rows `g4` and `g35+g4` need it."""
     directory_cache: int = 4 << 20
     read_deadline: float = 0.05
     write_deadline: float = 5.0
     overlap: bool = True
     """Loading begins when a request arrives, and not when its GPU is free."""
-    gate: bool = True
+    gate: bool = False
+    """The recompute gate: off, as in an agent that is not configured otherwise."""
     faults: tuple[str, ...] = ()
     fault_every: float = 5.0
 

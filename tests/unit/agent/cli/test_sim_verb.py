@@ -75,6 +75,15 @@ def test_the_digest_is_that_of_any_process() -> None:
     assert len(told) == 1
 
 
+def test_the_recompute_gate_is_off_unless_it_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """As in the product. One refused block costs all blocks of its prompt behind it."""
+    words = [*SHORT, "--pod", "one", "--requests", "60", "--workers", "16", "--json"]
+    plain, gated = (json.loads(_printed(capsys, *words, *more)) for more in ([], ["--gate"]))
+    assert (plain["pod"]["gate"], gated["pod"]["gate"]) == (False, True)
+    assert plain["counts"]["gets_gated"] == 0 < gated["counts"]["gets_gated"]
+    assert plain["hit_ratio"] > gated["hit_ratio"]
+
+
 def test_people_read_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     printed = _printed(capsys, *SHORT)
     for word in ("digest", "hit_ratio", "bytes, host_nics_in", "recompute", "1.00x", "Sampled", "Left out"):
