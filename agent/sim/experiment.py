@@ -6,7 +6,7 @@ The rows differ in the store alone. `g35` is the agent's own code; the others ar
 import itertools
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +15,14 @@ from agent.errors import UserError, did_you_mean
 from agent.replay.trace_lines import BLOCK_TOKENS, block_tokens_of
 from agent.sim.pod_plan import PodPlan, block_values, changed
 from agent.sim.pod_run import PodRun, RowResult
-from agent.sim.workload import MadeRequests, Request, demand_of, trace_requests
+from agent.sim.workload import (
+    MadeRequests,
+    Measured,
+    TraceRequests,
+    check_workload,
+    demand_of,
+    trace_requests,
+)
 from agent.sizes import counted, readable_bytes, readable_rate
 
 ROWS: Final[dict[str, str]] = {
@@ -30,7 +37,8 @@ ROWS: Final[dict[str, str]] = {
 DEFAULT_ROWS: Final = ("g35", "recompute", "g3", "lustre-dpu")
 NEED_G4: Final = ("g4", "g35+g4")
 RATE_ROUNDS: Final = 3
-LOOKED_AT: Final = 1000
+LOOKED_AT: Final = 20_000
+"""Requests, from the first on, that come to the load that is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +62,8 @@ class Experiment:
                 raise UserError(f"no row {row!r}{did_you_mean(row, ROWS)}", f"there are {', '.join(ROWS)}")
             if row in NEED_G4 and not self.plan.g4_rate:
                 raise UserError(f"the row {row} needs the rate of shared storage", "give --g4, such as 1TB/s")
+        if self.trace is None:
+            check_workload(self.workload)
         if self.trace is not None and self.made_block_tokens is not None:
             raise UserError("a trace has blocks of its own size", "leave --block-tokens out")
         if self.trace is None and not self.load:
@@ -66,33 +76,38 @@ class Experiment:
             return self.made_block_tokens or BLOCK_TOKENS
         return block_tokens_of(self.trace)
 
-    def source(self) -> Callable[[], Iterator[Request]]:
+    def source(self) -> Callable[[], MadeRequests | TraceRequests]:
         """The requests, from the start with each call."""
-        plan, count = self.plan, self.requests
+        look_at = min(self.requests or LOOKED_AT, LOOKED_AT)
         if self.trace is None:
-            rate = plan.gpus / 2.0
-            for _ in range(RATE_ROUNDS):
-                # How long prompts are depends on how long sessions have been under way.
-                rate = self._rate(iter(MadeRequests(self.workload, self.seed, rate, self.block_tokens)))
-            return lambda: itertools.islice(
-                MadeRequests(self.workload, self.seed, rate, self.block_tokens), count
-            )
+            rate, pace = self._made_rate(look_at)
+            return lambda: self._made(rate, pace)
         trace, pace = self.trace, 1.0
         if self.load:
-            demand = demand_of(iter(trace_requests(trace, LOOKED_AT, 1.0)))
-            if demand.requests > 1 and demand.seconds:
-                pace = (
-                    self._rate(iter(trace_requests(trace, LOOKED_AT, 1.0))) * demand.seconds / demand.requests
-                )
-        return lambda: iter(trace_requests(trace, count, pace))
+            demand = demand_of(iter(trace_requests(trace, look_at, 1.0)), look_at)
+            load = demand.load(self.plan)
+            pace = self.load / load if load else 1.0
+        return lambda: trace_requests(trace, self.requests, pace)
 
-    def _rate(self, requests: Iterator[Request]) -> float:
-        """Requests a second that keep the GPUs busy for `load` of their time, all of it computed."""
-        demand, plan = demand_of(requests, max(1, min(self.requests or LOOKED_AT, LOOKED_AT))), self.plan
-        work = demand.input_tokens / plan.prefill_rate + demand.output_tokens / plan.decode_rate
-        if not demand.requests:
-            raise UserError(f"there is no request in {self.trace}", "name a trace that has some")
-        return self.load * plan.gpus * demand.requests / work
+    def _made(self, rate: float, pace: float) -> MadeRequests:
+        return MadeRequests(self.workload, self.seed, rate, self.block_tokens, pace)
+
+    def _made_rate(self, look_at: int) -> tuple[float, float]:
+        """How many requests a second come to `load`, and how much faster they are to come then.
+
+        The rate does most of it, which leaves pauses between turns as they are. What is left is a few per
+        cent, for the same dice fall otherwise at another rate.
+        """
+        plan, rate, pace = self.plan, self.plan.gpus / 2.0, 1.0
+        for _ in range(RATE_ROUNDS):
+            # How long prompts are depends on how long sessions have been under way.
+            load = demand_of(iter(self._made(rate, 1.0)), look_at).load(plan)
+            if load is None:
+                return rate, 1.0
+            pace = self.load / load
+            rate *= pace
+        load = demand_of(iter(self._made(rate, 1.0)), look_at).load(plan)
+        return rate, self.load / load if load else 1.0
 
 
 @dataclass(slots=True)
@@ -101,6 +116,8 @@ class Report:
 
     experiment: Experiment
     rows: list[RowResult] = field(default_factory=list)
+    load: float | None = None
+    """The load that the requests came to, all of them; None where they came at once."""
     cpu_seconds: float = 0.0
     memory_bytes: int = 0
 
@@ -144,6 +161,7 @@ class Report:
             "workload": experiment.workload if experiment.trace is None else str(experiment.trace),
             "block_tokens": experiment.block_tokens,
             "load": experiment.load,
+            "load_reached": self.load,
             "pod": plan,
             "bytes": first.link_bytes,
             "misses": first.misses,
@@ -183,6 +201,10 @@ class Report:
             ("rates", f"enclosure {readable_rate(plan.enclosure_nic)}, host {readable_rate(plan.host_nic)}, "
                       f"drive {readable_rate(plan.drive_read)}"),
             ("requests", f"{row.requests:,} in {row.virtual_seconds:.4g} s of virtual time"),
+            (
+                "load",
+                "all at once" if self.load is None else f"{self.load:.3g} of the GPUs' time, all computed",
+            ),
             ("digest", row.digest),
             ("hit_ratio", f"{row.hit_ratio:.4f} of {row.blocks:,} block references"),
             ("blocks in GPUs", f"{row.blocks_in_gpu:,}"),
@@ -215,8 +237,11 @@ def play(experiment: Experiment, say: Callable[[str, int], None] | None = None) 
             if say is not None:
                 say(name, served)
 
+        requests = source()
+        played = Measured(itertools.islice(requests, experiment.requests or None))
         kind = "g35" if name.startswith("g35") else name
-        result = PodRun(kind, plan, experiment.seed, experiment.block_tokens, source(), heard).run()
+        result = PodRun(kind, plan, experiment.seed, experiment.block_tokens, iter(played), heard).run()
+        report.load = played.demand().load(plan)
         result.name = name
         report.rows.append(result)
     report.cpu_seconds = time.process_time() - began

@@ -8,15 +8,18 @@ import heapq
 import itertools
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from agent.errors import UserError, did_you_mean
 from agent.replay.trace_lines import BLOCK_TOKENS, TraceFile
+from agent.sim.pod_plan import PodPlan
 
 INPUT_TOKENS_MAX: Final = 128 << 10
+FIRST_SESSIONS_MAX: Final = 1 << 17
+"""Sessions that are under way when a workload begins."""
 
 
 class Kind(NamedTuple):
@@ -29,6 +32,11 @@ class Kind(NamedTuple):
     pause: float
     question: float
     answer: float
+
+    @property
+    def later_turns(self) -> float:
+        """How many turns follow the first one, on average: whole ones, of an exponential distribution."""
+        return 1.0 / math.expm1(1.0 / (self.turns - 1.0))
 
 
 KINDS: Final = {
@@ -63,37 +71,53 @@ class _Session:
     turns: int
 
 
-class MadeRequests:
-    """Requests without end. Sessions begin so often that `rate` requests come in a second."""
+def check_workload(workload: str) -> None:
+    """Raises UserError for one that is not known."""
+    if workload not in WORKLOADS:
+        known = ", ".join(WORKLOADS)
+        raise UserError(f"no workload {workload!r}{did_you_mean(workload, WORKLOADS)}", f"there are {known}")
 
-    def __init__(self, workload: str, seed: int, rate: float, block_tokens: int = BLOCK_TOKENS) -> None:
-        if workload not in WORKLOADS:
-            known = ", ".join(WORKLOADS)
-            raise UserError(
-                f"no workload {workload!r}{did_you_mean(workload, WORKLOADS)}", f"there are {known}"
-            )
+
+class MadeRequests:
+    """Requests without end, `rate` of them a second from the start.
+
+    As many sessions as are between two turns at that rate begin with the workload, each within a pause; from
+    then on as many begin as end. `pace` 2: the requests come twice as fast.
+    """
+
+    def __init__(
+        self, workload: str, seed: int, rate: float, block_tokens: int = BLOCK_TOKENS, pace: float = 1.0
+    ) -> None:
+        check_workload(workload)
         self._kinds = list(KINDS.values()) if workload == MIXED else [KINDS[workload]]
         self._dice = random.Random(f"workload {seed}")
         self._rate = rate
+        self._pace = pace
         self._block_tokens = block_tokens
         self._ids = itertools.count()
         self._beginnings: dict[tuple[int, int], tuple[list[int], int]] = {}
 
     def __iter__(self) -> Iterator[Request]:
-        turns = sum(kind.turns for kind in self._kinds) / len(self._kinds)
         tie, number = itertools.count(), itertools.count()
-        due: list[tuple[int, int, _Session | None]] = [(0, next(tie), None)]
+        seconds = sum(1.0 + kind.later_turns for kind in self._kinds) / len(self._kinds) / self._rate
+        due: list[tuple[int, int, _Session | int | None]] = [(0, next(tie), None)]
+        for which, kind in enumerate(self._kinds):
+            under_way = kind.later_turns * kind.pause / (seconds * len(self._kinds))
+            for _ in range(min(round(under_way), FIRST_SESSIONS_MAX // len(self._kinds))):
+                due.append((self._wait(kind.pause), next(tie), which))
+        heapq.heapify(due)
         while True:
             at, _, session = heapq.heappop(due)
             if session is None:
-                heapq.heappush(due, (at + self._wait(turns / self._rate), next(tie), None))
-                session = self._new_session()
-            yield self._turn(next(number), session, at / 1e6)
+                heapq.heappush(due, (at + self._wait(seconds), next(tie), None))
+                session = self._new_session(int(self._dice.random() * len(self._kinds)))
+            elif isinstance(session, int):
+                session = self._new_session(session)
+            yield self._turn(next(number), session, int(at / self._pace) / 1e6)
             if session.turns and session.tokens < INPUT_TOKENS_MAX:
                 heapq.heappush(due, (at + self._wait(session.kind.pause), next(tie), session))
 
-    def _new_session(self) -> _Session:
-        which = int(self._dice.random() * len(self._kinds))
+    def _new_session(self, which: int) -> _Session:
         kind = self._kinds[which]
         # The square makes the first ones popular.
         name = (which, int(self._dice.random() ** 2 * kind.shared))
@@ -140,24 +164,51 @@ class TraceRequests:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What the first requests of a workload ask for: the measure of how fast they may come."""
+    """What the first requests of a workload ask for: the measure of how fast they may come. `seconds`: in
+    which they came, with one more gap behind the last of them."""
 
     requests: int
     input_tokens: int
     output_tokens: int
     seconds: float
 
+    def load(self, plan: PodPlan) -> float | None:
+        """The part of the GPUs' time that all of it would take, computed; None where all come at once."""
+        work = self.input_tokens / plan.prefill_rate + self.output_tokens / plan.decode_rate
+        return work / (plan.gpus * self.seconds) if self.seconds else None
 
-def demand_of(requests: Iterator[Request], look_at: int = 2_000) -> Demand:
+
+@dataclass(slots=True)
+class Measured:
+    """Requests on their way, and what they ask for so far."""
+
+    requests: Iterable[Request]
+    count: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    first_at: float = 0.0
+    last_at: float = 0.0
+
+    def __iter__(self) -> Iterator[Request]:
+        for request in self.requests:
+            self.first_at = self.first_at if self.count else request.at
+            self.last_at = request.at
+            self.count += 1
+            self.input_tokens += request.input_tokens
+            self.output_tokens += request.output_tokens
+            yield request
+
+    def demand(self) -> Demand:
+        seconds = (self.last_at - self.first_at) * self.count / max(1, self.count - 1)
+        return Demand(self.count, self.input_tokens, self.output_tokens, seconds)
+
+
+def demand_of(requests: Iterable[Request], look_at: int) -> Demand:
     """Of the first `look_at` requests."""
-    count = tokens_in = tokens_out = 0
-    last = 0.0
-    for request in itertools.islice(requests, look_at):
-        count += 1
-        tokens_in += request.input_tokens
-        tokens_out += request.output_tokens
-        last = request.at
-    return Demand(count, tokens_in, tokens_out, last)
+    measured = Measured(itertools.islice(requests, look_at))
+    for _ in measured:
+        pass
+    return measured.demand()
 
 
 def trace_requests(path: Path, requests_max: int, pace: float) -> TraceRequests:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from agent.figures.tables import load
 from agent.sim.experiment import ROWS, Experiment, play
 from agent.sim.pod_plan import FAULTS, PodPlan, block_values, changed, plan_of
 from agent.sim.pod_run import PodRun, RowResult
-from agent.sim.workload import Request
+from agent.sim.workload import KINDS, Request, demand_of
 
 BLOCK_TOKENS = 512
 SMALL = PodPlan(
@@ -149,6 +150,35 @@ def test_rows_differ_in_the_store_alone() -> None:
     assert by_name["g35"].hit_ratio > by_name["recompute"].hit_ratio
     # Its bytes go through a DPU that serves, to the one that asked.
     assert by_name["lustre-dpu"].link_bytes["host_nics_in"] > by_name["g4"].link_bytes["host_nics_in"]
+
+
+@pytest.mark.parametrize(("gpus", "requests"), [(8, 100), (72, 1000), (1152, 300)])
+@pytest.mark.parametrize("workload", ["mixed", "documents"])
+def test_requests_come_to_the_load_that_is_asked_for(gpus: int, requests: int, workload: str) -> None:
+    experiment = Experiment(PodPlan(gpus=gpus), requests=requests, workload=workload)
+    made = list(itertools.islice(experiment.source()(), requests))
+    assert demand_of(made, requests).load(experiment.plan) == pytest.approx(0.7, rel=0.01)
+    # From the start: half of the requests take about half of the time.
+    assert 0.35 < made[requests // 2].at / made[-1].at < 0.65
+
+
+def test_pauses_between_turns_stay_what_they_are() -> None:
+    """The load is a matter of how often sessions begin."""
+    made = iter(Experiment(PodPlan(gpus=72), requests=3000, workload="agents").source()())
+    last: dict[int, float] = {}
+    pauses = []
+    for request in itertools.islice(made, 3000):
+        before = next((last[block] for block in request.blocks[-3:-1] if block in last), None)
+        if before is not None:
+            pauses.append(request.at - before)
+        last[request.blocks[-1]] = request.at
+    assert sum(pauses) / len(pauses) == pytest.approx(KINDS["agents"].pause, rel=0.25)
+
+
+def test_the_report_says_the_load_that_was_reached() -> None:
+    report = play(Experiment(SMALL, requests=60, rows=("recompute",)))
+    assert report.record()["load_reached"] == pytest.approx(0.7, rel=0.01)
+    assert ("load", "0.7 of the GPUs' time, all computed") in report.facts()
 
 
 def test_a_store_behind_the_pool_has_what_the_pool_evicted() -> None:
