@@ -4,6 +4,7 @@ The rows differ in the store alone. `g35` is the agent's own code; the others ar
 """
 
 import itertools
+import math
 import resource
 import time
 from collections.abc import Callable
@@ -36,7 +37,7 @@ ROWS: Final[dict[str, str]] = {
 }
 DEFAULT_ROWS: Final = ("g35", "recompute", "g3", "lustre-dpu")
 NEED_G4: Final = ("g4", "g35+g4")
-RATE_ROUNDS: Final = 3
+RATE_ROUNDS: Final = 6
 LOOKED_AT: Final = 20_000
 """Requests, from the first on, that come to the load that is asked for."""
 
@@ -84,7 +85,7 @@ class Experiment:
             return lambda: self._made(rate, pace)
         trace, pace = self.trace, 1.0
         if self.load:
-            demand = demand_of(iter(trace_requests(trace, look_at, 1.0)), look_at)
+            demand = demand_of(trace_requests(trace, look_at, 1.0), look_at)
             load = demand.load(self.plan)
             pace = self.load / load if load else 1.0
         return lambda: trace_requests(trace, self.requests, pace)
@@ -95,19 +96,18 @@ class Experiment:
     def _made_rate(self, look_at: int) -> tuple[float, float]:
         """How many requests a second come to `load`, and how much faster they are to come then.
 
-        The rate does most of it, which leaves pauses between turns as they are. What is left is a few per
-        cent, for the same dice fall otherwise at another rate.
+        The rate does most of it, which leaves pauses between turns as they are. The rest is some per cent
+        (more, of a few requests): the same dice fall otherwise at another rate.
         """
-        plan, rate, pace = self.plan, self.plan.gpus / 2.0, 1.0
+        rate, tried = self.plan.gpus / 2.0, []
         for _ in range(RATE_ROUNDS):
             # How long prompts are depends on how long sessions have been under way.
-            load = demand_of(iter(self._made(rate, 1.0)), look_at).load(plan)
+            load = demand_of(self._made(rate, 1.0), look_at).load(self.plan)
             if load is None:
                 return rate, 1.0
-            pace = self.load / load
-            rate *= pace
-        load = demand_of(iter(self._made(rate, 1.0)), look_at).load(plan)
-        return rate, self.load / load if load else 1.0
+            tried.append((rate, self.load / load))
+            rate *= self.load / load
+        return min(tried, key=lambda each: abs(math.log(each[1])))
 
 
 @dataclass(slots=True)
@@ -141,6 +141,11 @@ class Report:
             "Left out: there is no fabric between the NICs: no congestion, no loss, no incast.",
             "Left out: a GPU computes at a constant rate, whatever the length of the context.",
         ]
+        crossed = [
+            f"{row.name} {row.fabric_per_byte:.2f}" for row in self.rows if row.fabric_per_byte is not None
+        ]
+        if crossed:
+            notes.insert(0, f"Times that a byte, loaded or stored, crossed the fabric: {', '.join(crossed)}.")
         if values > 1:
             notes.insert(
                 0,
@@ -178,7 +183,7 @@ class Report:
                     },
                     "gpu_busy_seconds": row.busy_seconds, "gpu_stalled_seconds": row.stalled_seconds,
                     "virtual_seconds": row.virtual_seconds, "bytes": row.link_bytes, "misses": row.misses,
-                    "counts": row.counts,
+                    "counts": row.counts, "fabric_per_byte": row.fabric_per_byte,
                 }
                 for row in self.rows
             ],

@@ -4,7 +4,8 @@ They are kinder to the alternatives than the pool's row is to the pool: no metad
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from agent.sim.engine import BlockLru, Engine
@@ -14,6 +15,7 @@ from agent.sim.workload import Request
 
 Steps = Generator[Any, bool, Any]
 UNBOUNDED = 1 << 62
+_WORD = (1 << 64) - 1
 
 
 class NoStore:
@@ -32,7 +34,7 @@ class NoStore:
     def keep(self, engine: Engine, request: Request, start: int) -> None: ...
 
 
-class _Remembering(NoStore, ABC):
+class Remembering(NoStore, ABC):
     """A store that knows its blocks by name, and moves a prompt's bytes as one transfer."""
 
     def __init__(self, loop: VirtualLoop, flash: RatedFlash, block_bytes: int) -> None:
@@ -42,15 +44,21 @@ class _Remembering(NoStore, ABC):
         self.bytes_loaded = 0
         self.bytes_stored = 0
         self.fabric_bytes = 0
-        """Bytes that crossed a host's NIC for them, each time counted."""
+        """Bytes that crossed the fabric for them, each time counted."""
+
+    @property
+    def bytes_moved(self) -> int:
+        return self.bytes_loaded + self.bytes_stored
 
     @abstractmethod
     def _blocks(self, engine: Engine) -> BlockLru:
         """The blocks that a host finds there."""
 
     @abstractmethod
-    def _carry(self, engine: Engine, size: int, ended: Callable[[], None], *, write: bool) -> None:
-        """Move bytes between the store and a host; `ended` when they have been carried."""
+    def _carry(
+        self, engine: Engine, blocks: Sequence[int], ended: Callable[[], None], *, write: bool
+    ) -> None:
+        """Move blocks between the store and a host; `ended` when they have been carried."""
 
     def find(self, engine: Engine, request: Request, start: int) -> Steps:
         yield from ()
@@ -63,23 +71,22 @@ class _Remembering(NoStore, ABC):
 
     def fetch(self, engine: Engine, request: Request, start: int, count: int) -> Steps:
         done = Signal()
-        size = count * self._block_bytes
-        self.bytes_loaded += size
-        self._carry(engine, size, lambda: self._loop.fire(done), write=False)
+        blocks = request.blocks[start : start + count]
+        self.bytes_loaded += count * self._block_bytes
+        self._carry(engine, blocks, lambda: self._loop.fire(done), write=False)
         yield done
-        self._blocks(engine).use(request.blocks[start : start + count])
+        self._blocks(engine).use(blocks)
         return count
 
     def keep(self, engine: Engine, request: Request, start: int) -> None:
         blocks = self._blocks(engine)
         fresh = [block for block in request.blocks[start:] if block not in blocks]
         if fresh:
-            size = len(fresh) * self._block_bytes
-            self.bytes_stored += size
-            self._carry(engine, size, lambda: blocks.use(fresh), write=True)
+            self.bytes_stored += len(fresh) * self._block_bytes
+            self._carry(engine, fresh, lambda: blocks.use(fresh), write=True)
 
 
-class OwnDisks(_Remembering):
+class OwnDisks(Remembering):
     """G3: each host's own SSDs, seen by that host alone."""
 
     name = "g3"
@@ -91,11 +98,14 @@ class OwnDisks(_Remembering):
     def _blocks(self, engine: Engine) -> BlockLru:
         return self._each[engine.number]
 
-    def _carry(self, engine: Engine, size: int, ended: Callable[[], None], *, write: bool) -> None:
+    def _carry(
+        self, engine: Engine, blocks: Sequence[int], ended: Callable[[], None], *, write: bool
+    ) -> None:
+        size = len(blocks) * self._block_bytes
         self._loop.call_at(engine.links.own_disks.begin(self._loop.now, size), ended)
 
 
-class SharedStorage(_Remembering):
+class SharedStorage(Remembering):
     """G4: storage that all hosts share, at one rate and without an end."""
 
     name = "g4"
@@ -107,45 +117,70 @@ class SharedStorage(_Remembering):
     def _blocks(self, engine: Engine) -> BlockLru:
         return self._all
 
-    def _carry(self, engine: Engine, size: int, ended: Callable[[], None], *, write: bool) -> None:
-        left = [2]
-
-        def leg() -> None:
-            left[0] -= 1
-            if not left[0]:
-                ended()
-
+    def _carry(
+        self, engine: Engine, blocks: Sequence[int], ended: Callable[[], None], *, write: bool
+    ) -> None:
+        size = len(blocks) * self._block_bytes
         self.fabric_bytes += size
-        self._flash.carry(self._flash.g4, size, leg)
-        self._flash.carry(engine.links.nic_out if write else engine.links.nic_in, size, leg)
+        self._flash.carry_g4(engine.links, size, ended, write=write)
 
 
 class LustreInDpus(SharedStorage):
     """A shared file system whose servers run in the hosts' DPUs, over the pool's enclosures.
 
-    A byte goes from an enclosure to the DPU that serves it, and from there to the DPU that asked: twice over
-    the fabric, but for the one in `hosts` whose server is its own.
+    A byte goes from a drive over its enclosure's NIC to the DPU that serves the drive, and from there to the
+    DPU that asked: twice over the fabric, but for the one in `hosts` whose server is its own. Blocks are
+    striped over drives as the pool's are.
     """
 
     name = "lustre-dpu"
 
-    def _carry(self, engine: Engine, size: int, ended: Callable[[], None], *, write: bool) -> None:
-        flash, hosts = self._flash, self._flash.hosts
-        server = hosts[(engine.number * 7919 + size // 4096) % len(hosts)]
-        enclosure = (engine.number * 104_729 + size // 4096) % flash.plan.enclosures
-        side = (flash.enclosures_in if write else flash.enclosures_out)[enclosure]
-        crossed = [side, server.nic_out if write else server.nic_in]
-        self.fabric_bytes += size
-        if server is not engine.links:
-            crossed += [server.nic_in if write else server.nic_out]
-            crossed += [engine.links.nic_out if write else engine.links.nic_in]
+    def _carry(
+        self, engine: Engine, blocks: Sequence[int], ended: Callable[[], None], *, write: bool
+    ) -> None:
+        flash, hosts, plan = self._flash, self._flash.hosts, self._flash.plan
+        piece, now, last = self._block_bytes // flash.stripe, self._loop.now, self._loop.now
+        # A write takes longer at the drive: counted as so many bytes more of its one link.
+        weight = plan.drive_read / plan.drive_write if write else 1.0
+        by_enclosure: Counter[int] = Counter()
+        by_server: Counter[int] = Counter()
+        for block in blocks:
+            for number in range(flash.stripe):
+                drive = flash.drives[mixed(block, number) % len(flash.drives)]
+                last = max(last, drive.link.begin(now, int(piece * weight)))
+                if write:
+                    drive.bytes_written += piece
+                else:
+                    drive.bytes_read += piece
+                by_enclosure[drive.enclosure] += piece
+                by_server[mixed(drive.number, 0) % len(hosts)] += piece
+        legs = [
+            ((flash.enclosures_in if write else flash.enclosures_out)[enclosure], size)
+            for enclosure, size in by_enclosure.items()
+        ]
+        for number, size in by_server.items():
+            server, asker = hosts[number], engine.links
+            legs.append((server.nic_out if write else server.nic_in, size))
             self.fabric_bytes += size
-        left = [len(crossed)]
+            if server is not asker:
+                legs.append((server.nic_in if write else server.nic_out, size))
+                legs.append((asker.nic_out if write else asker.nic_in, size))
+                self.fabric_bytes += size
+        left = [len(legs) + 1]
 
         def leg() -> None:
             left[0] -= 1
             if not left[0]:
                 ended()
 
-        for link in crossed:
+        for link, size in legs:
             flash.carry(link, size, leg)
+        self._loop.call_at(last, leg)
+
+
+def mixed(block: int, number: int) -> int:
+    """A number of 64 bits that looks drawn at random, the same each time (the finalizer of SplitMix64)."""
+    value = (block + (number + 1) * 0x9E3779B97F4A7C15) & _WORD
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _WORD
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & _WORD
+    return value ^ value >> 31

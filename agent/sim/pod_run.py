@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from agent.pool.maintenance.rebalance import Rebalancer
 from agent.sim.engine import Engines, Store
-from agent.sim.other_stores import LustreInDpus, NoStore, OwnDisks, SharedStorage
+from agent.sim.other_stores import LustreInDpus, NoStore, OwnDisks, Remembering, SharedStorage
 from agent.sim.pod_joining import changed
 from agent.sim.pod_plan import PodPlan, block_values
 from agent.sim.pool_store import HostAgent, PoolStore
@@ -55,6 +55,8 @@ class RowResult:
     misses: dict[str, int]
     counts: dict[str, int]
     events: int
+    fabric_per_byte: float | None = None
+    """How often a byte that was loaded or stored crossed the fabric; None where none was."""
 
     @property
     def hit_ratio(self) -> float:
@@ -93,6 +95,7 @@ class PodRun:
         self._dice = random.Random(f"pod run {seed}")
         self._sick: dict[int, float] = {}
         self.pool: PoolStore | None = None
+        self._others: Remembering | None = None
         store: Store = self._store(row, value_bytes)
         self.engines = Engines(self.loop, plan, self.flash, self.block_bytes, store)
         self._left = 0
@@ -108,7 +111,10 @@ class PodRun:
             return self.pool
         others = {"recompute": NoStore, "g3": OwnDisks, "g4": SharedStorage, "lustre-dpu": LustreInDpus}
         kind: Any = others[row]
-        store: Store = NoStore() if kind is NoStore else kind(loop, flash, block)
+        if kind is NoStore:
+            return NoStore()
+        store: Remembering = kind(loop, flash, block)
+        self._others = store
         return store
 
     # -- the run ------------------------------------------------------------------------------------
@@ -264,15 +270,35 @@ class PodRun:
         }
 
     def _close_the_books(self) -> None:
-        moved = self.link_bytes()
-        if self.pool is not None:
-            out = moved["drives_read"], moved["enclosures_out"], moved["host_nics_in"]
-            into = moved["drives_written"], moved["enclosures_in"], moved["host_nics_out"]
-            if len(set(out)) > 1 or len(set(into)) > 1:
-                raise BooksDoNotBalance(f"bytes by link are {moved}")
+        moved, pool, store = self.link_bytes(), self.pool, self._others
+        pairs = [
+            (moved["drives_read"], moved["enclosures_out"]),
+            (moved["drives_written"], moved["enclosures_in"]),
+        ]
+        nics_in, nics_out = moved["host_nics_in"], moved["host_nics_out"]
+        if pool is not None:
+            pairs += [
+                (nics_in, moved["drives_read"] + pool.g4_bytes_read),
+                (nics_out, moved["drives_written"] + pool.g4_bytes_written),
+                (moved["g4"], pool.g4_bytes_read + pool.g4_bytes_written),
+            ]
+        elif isinstance(store, LustreInDpus):
+            # A byte that crossed the fabric twice is in three of the hosts' links: two of its server's.
+            pairs.append((nics_in + nics_out, 2 * store.fabric_bytes - store.bytes_moved))
+        elif isinstance(store, SharedStorage):
+            pairs += [(nics_in, store.bytes_loaded), (nics_out, store.bytes_stored)]
+            pairs.append((moved["g4"], store.bytes_moved))
+        if any(one != other for one, other in pairs):
+            raise BooksDoNotBalance(f"bytes by link are {moved}")
         for row in self.engines.served:
             if row.in_gpu + row.in_host + row.loaded > row.blocks:
                 raise BooksDoNotBalance(f"request {row.number} found more blocks than it has")
+
+    def _fabric_per_byte(self, moved: dict[str, int]) -> float | None:
+        if self.pool is not None:
+            return 1.0 if moved["host_nics_in"] or moved["host_nics_out"] else None
+        store = self._others
+        return store.fabric_bytes / store.bytes_moved if store is not None and store.bytes_moved else None
 
     def _result(self, seconds: float) -> RowResult:
         served, plan = self.engines.served, self.plan
@@ -304,6 +330,7 @@ class PodRun:
             _quantile(ttfts, 0.99), busy,
             sum(engine.stalled_seconds for engine in self.engines.engines) * plan.gpus_per_host, seconds,
             tokens / busy if busy else 0.0, moved, misses, counts, self.loop.events,
+            self._fabric_per_byte(moved),
         )  # fmt: skip
 
 

@@ -108,6 +108,8 @@ class PoolStore:
         self.agents = [HostAgent(self, number, self.map) for number in range(self.plan.hosts)]
         self.behind = BlockLru(UNBOUNDED)
         """What G4 has, where there is one."""
+        self.g4_bytes_read = 0
+        self.g4_bytes_written = 0
         self.counts: Counter[str] = Counter()
         self.over = False
         self.under_way = 0
@@ -199,16 +201,21 @@ class PoolStore:
         """Load a block that the pool missed from G4, where there is one that has it."""
         if not self.plan.g4_rate or block not in self.behind:
             return False
-        came = Signal()
+        came, links = Signal(), self.flash.hosts[engine.number]
         self.counts["loaded from g4"] += 1
-        self.flash.carry(self.flash.g4, self._block_bytes, lambda: self.loop.fire(came))
+        self.g4_bytes_read += self._block_bytes
+        self.flash.carry_g4(links, self._block_bytes, lambda: self.loop.fire(came), write=False)
         yield came
         return True
 
     def keep(self, engine: Engine, request: Request, start: int) -> None:
         agent = self.agents[engine.number]
         if self.plan.g4_rate:
-            self.behind.use(request.blocks[start:])
+            fresh = [block for block in request.blocks[start:] if block not in self.behind]
+            if fresh:
+                size = len(fresh) * self._block_bytes
+                self.g4_bytes_written += size
+                self.flash.carry_g4(engine.links, size, lambda: self.behind.use(fresh), write=True)
         for block in request.blocks[start:]:
             self.under_way += 1
             self.loop.spawn(self._put(agent, self._tenant(request), block), agent)
@@ -220,7 +227,7 @@ class PoolStore:
         try:
             yield from writer.write(channel, 0, self._value[: self.value_bytes], deadline)
         except PutRefused:
-            self.counts["puts refused"] += 1
+            pass  # The agent's own tally counts it.
         finally:
             self.under_way -= 1
         agent.done(channel, self.loop)

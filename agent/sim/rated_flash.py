@@ -130,6 +130,18 @@ class RatedFlash:
         link.begin(self.loop.now, size, ended)
         self._plan(link)
 
+    def carry_g4(self, host: HostLinks, size: int, ended: Callable[[], None], *, write: bool) -> None:
+        """A transfer between shared storage and a host; `ended` when both links have carried it."""
+        left = [2]
+
+        def leg() -> None:
+            left[0] -= 1
+            if not left[0]:
+                ended()
+
+        self.carry(self.g4, size, leg)
+        self.carry(host.nic_out if write else host.nic_in, size, leg)
+
     def _plan(self, link: SharedLink) -> None:
         at = link.next_end()
         if at < link.planned_at:
