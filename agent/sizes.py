@@ -26,6 +26,21 @@ def parse_size(value: object) -> object:
     return int(amount)
 
 
+def parse_drive_size(text: str) -> int:
+    """Bytes out of "15.36T" or "15.36 TB": powers of 1,000, as drives are sold; "14TiB" in those of 1,024.
+
+    Raises ValueError.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError("a size is a number with M, G or T behind it, such as 15.36T")
+    power = 1024 if text.strip().lower().endswith("ib") else 1000
+    amount = Decimal(match[1]) * power ** _POWERS[match[2].upper()]
+    if not 1 <= amount < BYTES_END and amount:
+        raise ValueError("a size is a byte or more, and less than 8 EiB")
+    return int(amount)
+
+
 _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(B|b|bit)/s", re.ASCII)
 _DECIMAL = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 RATE_END = 1e18

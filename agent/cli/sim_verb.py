@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from agent.cli.record_options import options_of
-from agent.sizes import parse_rate, parse_size
+from agent.errors import UserError
+from agent.sizes import parse_drive_size, parse_rate, parse_size
 
 if TYPE_CHECKING:
+    from agent.figures.tables import Tables
     from agent.sim.experiment import Experiment, Report
 
 NOTE_COLUMNS = 80
@@ -44,6 +46,18 @@ def _size_option(help_text: str) -> Any:
     return typer.Option(callback=_size, metavar="<size>", help=help_text)
 
 
+def _drive_size(text: str) -> str:
+    try:
+        parse_drive_size(text or "0")
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return text
+
+
+def _drive_size_option(help_text: str) -> Any:
+    return typer.Option(callback=_drive_size, metavar="<size>", help=help_text)
+
+
 @dataclass(frozen=True, slots=True)
 class SimOptions:
     """A pod as the user describes it: a preset, and what differs from it."""
@@ -59,7 +73,9 @@ class SimOptions:
     gpus_per_host: Annotated[int | None, typer.Option(help="GPUs of a host, which share its DPU.")] = None
     enclosures: Annotated[int | None, typer.Option(help="Flash enclosures.")] = None
     drives: Annotated[int | None, typer.Option(help="Drives of each enclosure.")] = None
-    drive_size: Annotated[str, _size_option("Size of a drive, such as 14T.")] = ""
+    drive_size: Annotated[
+        str, _drive_size_option("Size of a drive, decimal as drives are sold, such as 15.36T.")
+    ] = ""
     seed: Annotated[
         int, typer.Option(min=0, max=(1 << 64) - 1, help="The same seed gives the same digest.")
     ] = 35
@@ -69,9 +85,9 @@ class SimOptions:
             min=1, max=10_000_000, help="Play so many requests, or the whole trace if it is shorter."
         ),
     ] = 1000
-    workload: Annotated[str, typer.Option(help="Without a trace: chat, agents, documents or mixed.")] = (
-        "mixed"
-    )
+    workload: Annotated[
+        str | None, typer.Option(help="Without a trace: chat, agents, documents or mixed; default: mixed.")
+    ] = None
     trace: Annotated[
         Path | None, typer.Option(help="Requests from a file: JSON lines in Mooncake's format.")
     ] = None
@@ -82,7 +98,6 @@ class SimOptions:
     load: Annotated[
         float | None,
         typer.Option(
-            min=0.0, max=100.0,
             help="How busy the GPUs would be without any cache: requests come at that pace. "
             "Default: 0.7, and a trace at its own pace (0).",
         ),
@@ -93,9 +108,9 @@ class SimOptions:
     faults: Annotated[
         str, typer.Option(help="What goes wrong: stop, slow, err, kill, lose, agent, join, leave; or all.")
     ] = ""
-    fault_every: Annotated[float | None, typer.Option(help="Seconds of virtual time between two faults.")] = (
-        None
-    )
+    fault_every: Annotated[
+        float | None, typer.Option(help="Seconds of virtual time between two faults, 0.01 or more.")
+    ] = None
     tenants: Annotated[int | None, typer.Option(help="Tenants that share the pool, a volume for each.")] = (
         None
     )
@@ -112,7 +127,7 @@ class SimOptions:
     ] = None
     g1: Annotated[str, _size_option("Room for cache in a GPU's memory.")] = ""
     g2: Annotated[str, _size_option("Room for cache in a host's memory.")] = ""
-    g3: Annotated[str, _size_option("Room on a host's own SSDs, in the row g3.")] = ""
+    g3: Annotated[str, _drive_size_option("Room on a host's own SSDs, in the row g3, decimal.")] = ""
     g3_rate: Annotated[str, _rate_option("Rate of a host's own SSDs.")] = ""
     g4: Annotated[str, _rate_option("Rate of shared storage for the whole pod, such as 1TB/s.")] = ""
     drive_read: Annotated[str, _rate_option("Rate of a drive's reads.")] = ""
@@ -131,22 +146,28 @@ class SimOptions:
     def experiment(self) -> Experiment:
         """What is to be played. Raises UserError."""
         from agent.figures import tables
+
+        figures = tables.load(self.data)
+        try:
+            return self._experiment(figures)
+        except UserError as wrong:
+            advice = f"; {wrong.advice}" if wrong.advice else ""
+            raise typer.BadParameter(f"{wrong.message}{advice}.") from None
+
+    def _experiment(self, figures: Tables) -> Experiment:
         from agent.sim.experiment import DEFAULT_ROWS, NEED_G4, Experiment
         from agent.sim.pod_plan import FAULTS, plan_of
+        from agent.sim.workload import MIXED
 
         rates = {
             "g3_rate": self.g3_rate, "g4_rate": self.g4, "drive_read": self.drive_read,
             "drive_write": self.drive_write, "enclosure_nic": self.enclosure_nic, "host_nic": self.host_nic,
             "gpu_pcie": self.gpu_pcie,
         }  # fmt: skip
-        sizes = {
-            "drive_bytes": self.drive_size,
-            "g1_bytes": self.g1,
-            "g2_bytes": self.g2,
-            "g3_bytes": self.g3,
-        }
+        sizes = {"g1_bytes": self.g1, "g2_bytes": self.g2}
+        drives = {"drive_bytes": self.drive_size, "g3_bytes": self.g3}
         plan = plan_of(
-            tables.load(self.data), self.pod, self.model, self.kv, self.gpu,
+            figures, self.pod, self.model, self.kv, self.gpu,
             gpus=self.gpus, gpus_per_host=self.gpus_per_host, enclosures=self.enclosures,
             drives=self.drives, tenants=self.tenants, workers=self.workers,
             bytes_per_token=self.bytes_per_token,
@@ -154,12 +175,17 @@ class SimOptions:
             gate=self.gate, faults=FAULTS if self.faults == "all" else _words(self.faults),
             **{name: parse_rate(text) if text else None for name, text in rates.items()},
             **{name: parse_size(text) if text else None for name, text in sizes.items()},
+            **{name: parse_drive_size(text) if text else None for name, text in drives.items()},
         )  # fmt: skip
         rows = _words(self.rows) or (*DEFAULT_ROWS, *(NEED_G4 if plan.g4_rate else ()))
         load = self.load if self.load is not None else (0.7 if self.trace is None else 0.0)
+        if self.trace is not None and self.workload is not None:
+            raise UserError("a trace is its own workload", "leave --workload or --trace out")
+        about = {"preset": self.pod, "model": self.model, "kv": self.kv, "gpu": self.gpu}
         return Experiment(
-            plan, self.seed, self.requests, self.workload, self.trace, load, rows, self.block_tokens
-        )
+            plan, self.seed, self.requests, self.workload or MIXED, self.trace, load, rows,
+            self.block_tokens, about,
+        )  # fmt: skip
 
 
 def _words(text: str) -> tuple[str, ...]:

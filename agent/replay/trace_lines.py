@@ -11,6 +11,7 @@ or ends the reading (`strict`). A file whose name ends in .xz is unpacked line b
 import json
 import lzma
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,7 +120,10 @@ class TraceFile:
                 ) from None
 
     def _requests(self, raw: IO[bytes]) -> Iterator[TraceRequest]:
-        size = os.fstat(raw.fileno()).st_size
+        found = os.fstat(raw.fileno())
+        if stat.S_ISCHR(found.st_mode):
+            raise UserError(f"{self.path} is a device and no trace", "`g35 trace generate` makes one")
+        size = found.st_size
         with lzma.open(raw) if self.path.suffix == ".xz" else raw as file:
             number = 0
             while not self.requests_max or self.requests < self.requests_max:

@@ -7,7 +7,7 @@ import itertools
 import math
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -37,6 +37,7 @@ ROWS: Final[dict[str, str]] = {
 }
 DEFAULT_ROWS: Final = ("g35", "recompute", "g3", "lustre-dpu")
 NEED_G4: Final = ("g4", "g35+g4")
+LOAD_MAX: Final = 100
 RATE_ROUNDS: Final = 6
 LOOKED_AT: Final = 20_000
 """Requests, from the first on, that come to the load that is asked for."""
@@ -56,6 +57,8 @@ class Experiment:
     rows: tuple[str, ...] = DEFAULT_ROWS
     made_block_tokens: int | None = None
     """Of a block of a workload that is made up. Fewer, larger blocks are simulated sooner."""
+    about: Mapping[str, str] = field(default_factory=dict)
+    """What the plan was made of, by the names of the table: preset, model, kv, gpu."""
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -67,18 +70,26 @@ class Experiment:
             check_workload(self.workload)
         if self.trace is not None and self.made_block_tokens is not None:
             raise UserError("a trace has blocks of its own size", "leave --block-tokens out")
+        if math.isnan(self.load):
+            raise UserError(f"--load: {self.load} is no number", "give one, such as 0.7")
+        if not 0 <= self.load <= LOAD_MAX:
+            raise UserError(f"--load: {self.load:g} is not from 0 to {LOAD_MAX}", "give one, such as 0.7")
         if self.trace is None and not self.load:
             raise UserError("a workload that is made up has no pace of its own", "give --load, such as 0.7")
 
     @property
     def block_tokens(self) -> int:
         """Of a block: as the trace's first request says."""
-        if self.trace is None:
+        if self.trace is None or not self.trace.is_file():
             return self.made_block_tokens or BLOCK_TOKENS
         return block_tokens_of(self.trace)
 
     def source(self) -> Callable[[], MadeRequests | TraceRequests]:
         """The requests, from the start with each call."""
+        if self.trace is not None and self.trace.exists() and not self.trace.is_file():
+            raise UserError(
+                f"{self.trace} is no regular file", "a trace is read once for each row: give it as a file"
+            )
         look_at = min(self.requests or LOOKED_AT, LOOKED_AT)
         if self.trace is None:
             rate, pace = self._made_rate(look_at)
@@ -116,6 +127,9 @@ class Report:
 
     experiment: Experiment
     rows: list[RowResult] = field(default_factory=list)
+    complaints: Sequence[str] = ()
+    """The first broken lines of the trace."""
+    broken_lines: int = 0
     load: float | None = None
     """The load that the requests came to, all of them; None where they came at once."""
     cpu_seconds: float = 0.0
@@ -146,6 +160,9 @@ class Report:
         ]
         if crossed:
             notes.insert(0, f"Times that a byte, loaded or stored, crossed the fabric: {', '.join(crossed)}.")
+        if self.broken_lines:
+            lines = counted(self.broken_lines, "broken line")
+            notes.insert(0, f"Left out: {lines} of the trace; the first: {self.complaints[0]}.")
         if values > 1:
             notes.insert(
                 0,
@@ -167,6 +184,8 @@ class Report:
             "block_tokens": experiment.block_tokens,
             "load": experiment.load,
             "load_reached": self.load,
+            **experiment.about,
+            "broken_lines": self.broken_lines,
             "pod": plan,
             "bytes": first.link_bytes,
             "misses": first.misses,
@@ -192,11 +211,26 @@ class Report:
             "memory_bytes": self.memory_bytes,
         }  # fmt: skip
 
+    def _model_facts(self) -> list[tuple[str, str]]:
+        plan, about = self.experiment.plan, self.experiment.about
+        g4 = f"{readable_rate(plan.g4_rate)} for the pod" if plan.g4_rate else "none"
+        named = [("model", "{model}, KV in {kv}, on {gpu}".format(**about))] if about else []
+        named += [("preset", about["preset"])] if about else []
+        return [
+            *named,
+            ("token", f"{plan.bytes_per_token:,} bytes of KV cache"),
+            ("a GPU", f"computes {plan.prefill_rate:,.0f}, generates {plan.decode_rate:,.0f} tokens/s"),
+            ("G1, G2", f"{readable_bytes(plan.g1_bytes)} a GPU, {readable_bytes(plan.g2_bytes)} a host"),
+            ("G3", f"{plan.g3_bytes / 1e12:.4g} TB a host, {readable_rate(plan.g3_rate)}"),
+            ("G4", g4),
+        ]
+
     def facts(self) -> list[tuple[str, str]]:
         """The first row in words, for a table."""
         plan, row = self.experiment.plan, self.first
         flash = plan.enclosures * plan.drives * plan.drive_bytes
         facts = [
+            *self._model_facts(),
             (
                 "pod",
                 f"{plan.gpus:,} GPUs in {counted(plan.hosts, 'host')}, "
@@ -227,6 +261,19 @@ class Report:
         return facts
 
 
+def _see_that_it_asked(requests: TraceRequests) -> None:
+    """Raises UserError for a trace without a prompt."""
+    if requests.tokens:
+        return
+    file, why = requests.file, ""
+    if file.complaints:
+        why = f"; the first of {counted(file.broken_lines, 'broken line')}: {file.complaints[0]}"
+    raise UserError(
+        f"no request was played: {file.path} has none with blocks and tokens{why}",
+        "see that the trace has lines in Mooncake's format",
+    )
+
+
 def play(experiment: Experiment, say: Callable[[str, int], None] | None = None) -> Report:
     """Play every row. `say` hears the row and how many of its requests were served, now and then."""
     report, source = Report(experiment), experiment.source()
@@ -246,11 +293,12 @@ def play(experiment: Experiment, say: Callable[[str, int], None] | None = None) 
         played = Measured(itertools.islice(requests, experiment.requests or None))
         kind = "g35" if name.startswith("g35") else name
         result = PodRun(kind, plan, experiment.seed, experiment.block_tokens, iter(played), heard).run()
+        if isinstance(requests, TraceRequests):
+            report.broken_lines, report.complaints = requests.file.broken_lines, requests.file.complaints
+            _see_that_it_asked(requests)
         report.load = played.demand().load(plan)
         result.name = name
         report.rows.append(result)
     report.cpu_seconds = time.process_time() - began
     report.memory_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    if not report.first.requests:
-        raise UserError("no request was played", "see that the trace has lines in Mooncake's format")
     return report

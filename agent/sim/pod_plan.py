@@ -5,6 +5,7 @@ not: PCIe 5.0 x16 of a GPU, two PCIe 5.0 drives of a host's own, room for cache 
 latencies. Those are assumed, and options.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -16,6 +17,8 @@ SLOT_VALUE_MAX: Final = 16 << 20
 FAULTS: Final = ("stop", "slow", "err", "kill", "lose", "agent", "join", "leave")
 GPUS_MAX, DRIVES_MAX, ENCLOSURES_MAX = 1 << 14, 1 << 10, 1 << 10
 DRIVES_IN_ALL_MAX: Final = 1 << 14
+FAULT_EVERY_LEAST: Final = 0.01
+"""Seconds between two faults: with less, a run would hardly come to its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +86,14 @@ class PodPlan:
             "--drive-read": self.drive_read, "--drive-write": self.drive_write,
             "--enclosure-nic": self.enclosure_nic, "--host-nic": self.host_nic, "--gpu-pcie": self.gpu_pcie,
             "--prefill-rate": self.prefill_rate, "--decode-rate": self.decode_rate,
-            "--fault-every": self.fault_every,
         }  # fmt: skip
+        for name, rate in {**rates, "--fault-every": self.fault_every}.items():
+            if math.isnan(rate):
+                raise UserError(f"{name}: {rate} is no number", "give one")
+        if not FAULT_EVERY_LEAST <= self.fault_every < float("inf"):
+            raise UserError(
+                f"faults cannot come every {self.fault_every:g} s", f"give {FAULT_EVERY_LEAST} s or more"
+            )
         for name, rate in rates.items():
             if not 0 < rate < float("inf"):
                 raise UserError(f"{name} of {rate:g} carries nothing", "give a rate above zero")

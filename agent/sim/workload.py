@@ -154,11 +154,14 @@ class TraceRequests:
 
     file: TraceFile
     pace: float = 1.0
+    tokens: int = 0
+    """Of the prompts that were read and have blocks."""
 
     def __iter__(self) -> Iterator[Request]:
         for number, line in enumerate(self.file):
             at = int(line.timestamp_ms * 1000 / self.pace) / 1e6
             tokens = max(1, line.input_length)
+            self.tokens += line.input_length if line.hash_ids else 0
             yield Request(number, at, tokens, line.output_length, line.hash_ids, line.block_tokens)
 
 

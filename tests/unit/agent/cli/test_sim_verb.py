@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from agent.cli.main import main
+from agent.errors import UserError
+from agent.replay.trace_lines import TraceFile
 
 SHORT = [
     "sim",
@@ -121,6 +123,14 @@ def test_a_trace_may_come_at_another_pace(capsys: pytest.CaptureFixture[str], tm
     ("words", "said"),
     [
         (["--pod", "superpd"], "did you mean superpod?"),
+        (["--gpu", "gb20"], "did you mean gb200?"),
+        (["--fault-every", "1e-9"], "faults cannot come every 1e-09 s; give 0.01 s or more"),
+        (["--fault-every", "0"], "faults cannot come every 0 s"),
+        (["--fault-every", "nan"], "--fault-every: nan is no number"),
+        (["--load", "nan"], "--load: nan is no number"),
+        (["--load", "-1"], "--load: -1 is not from 0 to 100"),
+        (["--prefill-rate", "nan"], "--prefill-rate: nan is no number"),
+        (["--trace", "trace.jsonl", "--workload", "chat"], "a trace is its own workload"),
         (["--enclosures", "0"], "1 to 1,024 enclosures, not 0"),
         (["--prefill-rate", "0"], "--prefill-rate of 0 carries nothing"),
         (["--model", "deepseek-v33"], "did you mean deepseek-v3"),
@@ -129,17 +139,79 @@ def test_a_trace_may_come_at_another_pace(capsys: pytest.CaptureFixture[str], tm
         (["--rows", "g4"], "needs the rate of shared storage"),
         (["--workload", "chats"], "did you mean chat?"),
         (["--faults", "stap"], "did you mean stop?"),
-        (["--trace", "/nowhere/trace.jsonl"], "cannot read the trace"),
         (["--trace", "trace.jsonl", "--block-tokens", "64"], "a trace has blocks of its own size"),
     ],
 )
 def test_what_cannot_be_simulated_is_explained(
     capsys: pytest.CaptureFixture[str], words: list[str], said: str
 ) -> None:
-    assert main([*SHORT, *words]) == 1
+    """As wrong usage, and in the words of the error."""
+    with pytest.raises(SystemExit) as ended:
+        main([*SHORT, *words])
+    assert ended.value.code == 2
     told = capsys.readouterr().err
     assert said in told
     assert "Traceback" not in told
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (None, "cannot read the trace"),
+        (b"", "no request was played"),
+        (b'{"timestamp": 0, "input_length": 0, "output_length": 1, "hash_ids": []}\n', "blocks and tokens"),
+        (b"\0\0\n\0\n", "the first of 2 broken lines: line 1: a NUL byte at column 1"),
+    ],
+)
+def test_a_trace_without_a_prompt_is_explained(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, lines: bytes | None, said: str
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    if lines is not None:
+        trace.write_bytes(lines)
+    assert main([*SHORT, "--trace", str(trace)]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_a_trace_that_is_no_regular_file_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A device has no end, and a FIFO cannot be read once for each row."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    for trace in ("/dev/zero", str(fifo)):
+        assert main([*SHORT, "--trace", trace]) == 1
+        assert "is no regular file" in capsys.readouterr().err
+
+
+def test_no_reader_of_traces_takes_a_device() -> None:
+    with pytest.raises(UserError, match="is a device and no trace"):
+        list(TraceFile(Path("/dev/zero")))
+
+
+def test_broken_lines_are_counted_and_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    trace = _trace(tmp_path, 20)
+    trace.write_text("nonsense\n" + trace.read_text())
+    words = [*SHORT, "--trace", str(trace)]
+    assert "1 broken line of the trace; the first: line 1: no JSON" in " ".join(
+        _printed(capsys, *words).split()
+    )
+    assert json.loads(_printed(capsys, *words, "--json"))["broken_lines"] == 1
+
+
+def test_the_report_says_what_was_simulated(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*SHORT, "--kv", "bf16", "--g4", "1TB/s", "--drive-size", "15.36T", "--g1", "1G"]
+    record = json.loads(_printed(capsys, *words, "--json"))
+    assert [record[name] for name in ("preset", "model", "kv", "gpu")] == [
+        "rack", "deepseek-v3", "bf16", "gb200",
+    ]  # fmt: skip
+    assert record["pod"]["drive_bytes"] == 15_360_000_000_000
+    printed = _printed(capsys, *words)
+    for said in (
+        "deepseek-v3, KV in bf16, on gb200", "computes 26,156, generates 13,386 tokens/s",
+        "1 GiB a GPU, 0 B a host", "16 TB a host", "1 TB/s for the pod", "of the GPUs' time, all computed",
+    ):  # fmt: skip
+        assert said in printed
 
 
 @pytest.mark.parametrize("rate", ["0GB/s", "fast", "400", "400 GiB"])
@@ -156,12 +228,6 @@ def test_blocks_of_a_workload_may_be_larger(capsys: pytest.CaptureFixture[str]) 
     assert record["bytes"]["host_nics_out"] > 2048 * 35_136
 
 
-def test_an_empty_trace_is_explained(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "trace.jsonl").write_text("")
-    assert main([*SHORT, "--trace", str(tmp_path / "trace.jsonl")]) == 1
-    assert "no request was played" in capsys.readouterr().err
-
-
 def test_rates_are_decimal_and_a_small_b_is_bits() -> None:
     from agent.sizes import parse_rate, readable_rate
 
@@ -169,6 +235,16 @@ def test_rates_are_decimal_and_a_small_b_is_bits() -> None:
     assert parse_rate("2.5TB/s") == 2.5e12
     assert readable_rate(400e9) == "400 GB/s"
     assert readable_rate(2.5e12) == "2.5 TB/s"
+
+
+def test_drives_are_decimal_as_they_are_sold() -> None:
+    from agent.sizes import parse_drive_size
+
+    assert parse_drive_size("15.36T") == parse_drive_size("15.36 TB") == 15_360_000_000_000
+    assert parse_drive_size("14TiB") == 14 << 40
+    for wrong in ("much", "0.1", "99999999T"):
+        with pytest.raises(ValueError, match="a size is"):
+            parse_drive_size(wrong)
 
 
 def _documented(repository: Path) -> list[list[str]]:

@@ -233,6 +233,7 @@ def test_what_was_refused_is_counted_once() -> None:
         ({"drive_read": 0.0}, "--drive-read of 0 carries nothing"),
         ({"prefill_rate": 0.0}, "--prefill-rate of 0"),
         ({"enclosures": 1000, "drives": 1000}, "drives in all"),
+        ({"fault_every": 1e-9}, "faults cannot come every"),
         ({"faults": ("stap",)}, "did you mean stop?"),
     ],
 )
