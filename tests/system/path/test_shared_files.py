@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import mmap
 import os
 import random
@@ -420,11 +421,14 @@ def test_bits_that_flip_on_flash_are_never_served(processes: Processes, tmp_path
         for enclosure in range(2):
             pool.fault(enclosure, "flip", drive=0, on_read=True, bits=2, offset=MIB, probability=0.3)
         failed = 0
-        for name, data in contents.items():
+        for name, data in itertools.islice(itertools.cycle(contents.items()), 20 * len(contents)):
+            if failed and name == "f0":
+                break  # of this round or an earlier one: which reads are damaged is left to chance
             try:
                 with open(base / name, "rb") as file:
                     # A read that met a lost chunk gives what came before it, and the next one EIO.
                     assert file.read() == data
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             except OSError as refused:
                 failed += refused.errno in (errno.EIO, errno.ENOENT)
         assert failed
