@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from agent.cli.record_options import options_of
+from agent.cli.record_options import options_of, text_for
 from agent.sizes import parse_rate
 
 if TYPE_CHECKING:
@@ -22,14 +22,6 @@ CONTEXT_MAX = 1 << 24
 def _gb_s(text: str) -> float | None:
     """GB/s out of a rate as `g35 sim` takes it: `2.5TB/s`, or `8Tb/s` in bits; None for nothing."""
     return parse_rate(text) / 1e9 if text else None
-
-
-def _rate(text: str) -> str:
-    try:
-        _gb_s(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    return text
 
 
 def _path(text: str) -> Path:
@@ -75,7 +67,8 @@ class ClaimsOptions:
     g4: Annotated[
         str,
         typer.Option(
-            callback=_rate, help="What shared storage gives the whole pod, such as 2.5TB/s; Tb/s are bits."
+            callback=text_for(parse_rate),
+            help="What shared storage gives the whole pod, such as 2.5TB/s; Tb/s are bits.",
         ),
     ] = ""
     data: Annotated[

@@ -1,4 +1,4 @@
-"""The fields of a record as the options of a verb, so that an option is stated once."""
+"""The fields of a record as the options of a verb, so that an option is stated once; options with a unit."""
 
 import functools
 import inspect
@@ -25,3 +25,17 @@ def options_of(record: type[R]) -> Callable[[Callable[[typer.Context, R], None]]
         return command
 
     return made
+
+
+def text_for(parse: Callable[[str], object]) -> Callable[[str], str]:
+    """The callback of an option whose text `parse` takes, or that is empty. The text stays, for its unit."""
+
+    def check(text: str) -> str:
+        try:
+            if text:
+                parse(text)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+        return text
+
+    return check

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from agent.cli.record_options import options_of
+from agent.cli.record_options import options_of, text_for
 from agent.errors import UserError
 from agent.sizes import parse_drive_size, parse_rate, parse_size
 
@@ -21,41 +22,14 @@ if TYPE_CHECKING:
 NOTE_COLUMNS = 80
 
 
-def _rate(text: str) -> str:
-    try:
-        if text:
-            parse_rate(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    return text
+def _option(parse: Callable[[str], object], metavar: str) -> Callable[[str], Any]:
+    """What makes an option of its help: its text is what `parse` takes."""
+    return lambda help_text: typer.Option(callback=text_for(parse), metavar=metavar, help=help_text)
 
 
-def _size(text: str) -> str:
-    try:
-        parse_size(text or "0")
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    return text
-
-
-def _rate_option(help_text: str) -> Any:
-    return typer.Option(callback=_rate, metavar="<rate>", help=help_text)
-
-
-def _size_option(help_text: str) -> Any:
-    return typer.Option(callback=_size, metavar="<size>", help=help_text)
-
-
-def _drive_size(text: str) -> str:
-    try:
-        parse_drive_size(text or "0")
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    return text
-
-
-def _drive_size_option(help_text: str) -> Any:
-    return typer.Option(callback=_drive_size, metavar="<size>", help=help_text)
+_rate_option = _option(parse_rate, "<rate>")
+_size_option = _option(parse_size, "<size>")
+_drive_size_option = _option(parse_drive_size, "<size>")
 
 
 @dataclass(frozen=True, slots=True)
