@@ -23,7 +23,7 @@ from pathlib import Path
 from agent.errors import ConfigError, G35Error
 from agent.inline.secrets import RootKey
 from agent.pool.map.document import EPOCHS_AHEAD_MAX, VERSION_MAX, VERSIONS_AHEAD_MAX, MapVolume, PoolMap
-from agent.pool.map.seal import MapSeal
+from agent.pool.map.map_seal import MapSeal
 from agent.pool.volume.volume import PoolVolume
 
 log = logging.getLogger(__name__)

@@ -26,9 +26,9 @@ from agent.pool.map.document import VERSIONS_AHEAD_MAX, MapNamespace, PoolMap
 from agent.pool.map.inspect import LOOK_SECONDS, Content, Inspection, inspect
 from agent.pool.map.key_epochs import has_keys_of
 from agent.pool.map.kv_superblock import inspect_kv
+from agent.pool.map.map_seal import WITHOUT_SEAL, MapSeal
 from agent.pool.map.reconcile import agreed, with_key_ends
 from agent.pool.map.replicas import name_in, name_of
-from agent.pool.map.seal import WITHOUT_SEAL, MapSeal
 from agent.pool.map.superblock import BLOCK_BYTES, NoSuperblock, head_of
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.steps import IoChannel, Steps, wait_for

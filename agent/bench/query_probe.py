@@ -19,7 +19,7 @@ QUERIES = 500
 WARM_QUERIES = 20
 QUERY_SECONDS = 0.02
 """From one query to the next: the door's threads rest after each for as long as it took
-(agent/http/rests.py), so one that follows at once waits for the rest of the one before."""
+(agent/http/gil_yield.py), so one that follows at once waits for the rest of the one before."""
 ENCLOSURES = 2
 
 

@@ -16,13 +16,12 @@ from agent.cli.pool_channel import AsJson, Config, refuse_served, with_channel
 from agent.cli.tables import folding_table, progress_bar, table_console
 from agent.config.configuration import load_configuration
 from agent.errors import G35Error, UserError
-from agent.fs.files.pool_of_names import names_another
+from agent.fs.files.metadata_pool import names_another
 from agent.inline.secrets import root_key_in
 from agent.membership.join import numbers_of
 from agent.pool.format.directory import KEY_BYTES, SLOTS_PER_SET
-from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.maintenance.bad_slots import Quarantined
-from agent.pool.map.claims import heads_of, want_unchanged
 from agent.pool.map.document import MapVolume, PoolMap, plan_pool
 from agent.pool.map.inspect import (
     Content,
@@ -32,8 +31,9 @@ from agent.pool.map.inspect import (
     sets_of,
 )
 from agent.pool.map.kv_superblock import clear_keys
+from agent.pool.map.map_seal import MapSeal
+from agent.pool.map.namespace_claims import heads_of, want_unchanged
 from agent.pool.map.replicas import KEY_PLACES, write_superblock
-from agent.pool.map.seal import MapSeal
 from agent.pool.map.superblock import COPY_OFFSETS
 from agent.remote.channel import WorkerChannel
 from agent.remote.fabric import Fabric

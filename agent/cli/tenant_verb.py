@@ -28,7 +28,7 @@ from agent.pool.map.key_epochs import (
     without_earlier_keys,
 )
 from agent.pool.map.kv_superblock import clear_keys
-from agent.pool.map.seal import MapSeal
+from agent.pool.map.map_seal import MapSeal
 from agent.pool.map.tenant_changes import find_tenant, volumes_of, with_limits, with_tenant, without_key
 from agent.pool.steps import Steps
 from agent.pool.volume.key_transition import QUIET_SECONDS

@@ -36,7 +36,7 @@ from agent.config.s3_section import S3Section, S3TenantSection
 from agent.errors import ConfigError, expected_there
 from agent.host_os.cpu_idle import StayAwake
 from agent.inline.cipher_suites import UNIT_BYTES_MAX
-from agent.pool.format.slot import UNIT_BYTES_MIN
+from agent.pool.format.sealed_slot import UNIT_BYTES_MIN
 from agent.pool.map.document import (
     VALUE_BYTES_MAX,
     VALUE_BYTES_MIN,

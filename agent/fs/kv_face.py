@@ -50,7 +50,7 @@ from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
 from agent.pool.prestage.readahead import INACTIVE, Readahead, Trail
 from agent.pool.read.prestage_cache import PrestageCache
-from agent.pool.read.reader import Reader
+from agent.pool.read.reader_base import Reader
 from agent.pool.steps import IoChannel, Outcome, Steps
 from host_shim.control_wire import key_of_name
 

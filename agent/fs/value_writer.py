@@ -25,7 +25,7 @@ from agent.fs.interface import FsError, LockOwner
 from agent.pool.access import ServedVolume
 from agent.pool.errors import BadPut, PutRefused, TooLong
 from agent.pool.steps import Acquire, Held, IoChannel, Steps
-from agent.pool.write.writer import Writer
+from agent.pool.write.writer_base import Writer
 
 
 def errno_of(refused: PutRefused) -> int:

@@ -18,14 +18,14 @@ import trio
 from agent.config.http_section import HttpSection, parse_listener
 from agent.errors import ConfigError, G35Error
 from agent.fs.doors.door import GRACE_SECONDS
-from agent.host_os.complaints import Complaints
 from agent.host_os.per_user_bounds import Bound
+from agent.host_os.rate_limited_log import Complaints
 from agent.http.connection import HttpConnection
 from agent.http.counters import DoorCounters
-from agent.http.unproven_clients import UnprovenClient, UnprovenClients
+from agent.http.unauthenticated_clients import UnprovenClient, UnprovenClients
 from agent.http.workers import Workers
 from nvmeof.authentication.private_files import SecretFileError, check_private
-from nvmeof.controller.guest_connections import peer_of
+from nvmeof.controller.unauthenticated_connections import peer_of
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 import trio
 
 from agent.fs.doors.door import MakeRunner
-from agent.http.rests import Rests
+from agent.http.gil_yield import Rests
 from agent.http.shares import TooBusy
 from agent.pool.steps import NoRunner, Runner
 

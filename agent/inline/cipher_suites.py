@@ -34,10 +34,10 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from agent.inline.block_cipher import BlockCipher
 from agent.inline.crc64 import crc64
 from agent.inline.scatter import Buffer, Target
 from agent.inline.secrets import SecretKey
+from agent.inline.single_block_aes import BlockCipher
 
 PROOF_BYTES: Final = 16
 SALT_BYTES: Final = 24

@@ -43,8 +43,8 @@ from agent.pool.maintenance.rebalance import Rebalancer
 from agent.pool.map.commit import change_map, simply
 from agent.pool.map.document import PoolMap
 from agent.pool.map.inspect import NOT_BLANK, Content, newest_map
+from agent.pool.map.map_seal import MapSeal
 from agent.pool.map.replicas import mark_at, name_in, name_of, places_on
-from agent.pool.map.seal import MapSeal
 from agent.pool.volume.volume import PoolVolume, in_sets
 from agent.remote.channel import WorkerChannel
 from agent.remote.fabric import Fabric

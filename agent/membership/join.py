@@ -4,13 +4,13 @@ belong.
 Adding goes in steps, and may be cut short after each; adding again completes it.
 
 1. All namespaces of the pool are reached, and carry the newest map; one that does not gets it now. 2. The
-newcomers are claimed (claims.py), so that no other pool takes them, and their directories are cleared.    No
-map names them yet, so nobody looks. Before each batch of writes, and at the end, it is checked that the
-map has not changed and the claims still stand. 3. The new map is written to the namespaces of before, in
-their order. With its first whole copy it is in force    for a reader of that namespace; agents that read
-another go by the map of before until they see it. Agents    find newcomers by NGUID, so these are usable
+newcomers are claimed (namespace_claims.py), so that no other pool takes them, and their directories are
+cleared. No map names them yet, so nobody looks. Before each batch of writes, and at the end, it is checked
+that the map has not changed and the claims still stand. 3. The new map is written to the namespaces of
+before, in their order. With its first whole copy it is in force for a reader of that namespace; agents that
+read another go by the map of before until they see it. Agents find newcomers by NGUID, so these are usable
 already. 4. The new map is written to the newcomers, last: a namespace outside of the map of before must not
-be the    only one that carries the new one, for the next operator would not know that it has to be asked.
+be the only one that carries the new one, for the next operator would not know that it has to be asked.
 
 Other programs that change the map at the same time: commit.py.
 
@@ -25,7 +25,6 @@ from functools import partial
 from agent.errors import ConfigError, G35Error, UserError, did_you_mean
 from agent.inline.secrets import SecretKey
 from agent.pool.format.directory import Directory, is_quarantined
-from agent.pool.map.claims import claim_namespaces, want_claimed
 from agent.pool.map.commit import Guard, change_map, simply
 from agent.pool.map.document import (
     DATA_START,
@@ -38,7 +37,8 @@ from agent.pool.map.document import (
 )
 from agent.pool.map.inspect import NOT_BLANK, Content, Inspection, clear_directories, newest_map
 from agent.pool.map.key_epochs import count_in_directories
-from agent.pool.map.seal import MapSeal
+from agent.pool.map.map_seal import MapSeal
+from agent.pool.map.namespace_claims import claim_namespaces, want_claimed
 from agent.pool.map.tenant_changes import next_map
 from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.placement import Placement

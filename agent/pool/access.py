@@ -15,23 +15,23 @@ from agent.pool.errors import BadPut
 from agent.pool.kv.get import KvReader
 from agent.pool.kv.put import KvWriter, delete_key
 from agent.pool.kv.volume import KvVolume
-from agent.pool.mutable.hold import hold
+from agent.pool.mutable.lookup_and_hold import hold
 from agent.pool.mutable.newest import newest
 from agent.pool.mutable.replace import replace
 from agent.pool.read.get import SlotReader, remembered_length
 from agent.pool.read.leading_run import LeadingRun, extend_run, places_of
 from agent.pool.read.prestage_cache import OpenValue, PrestageCache
-from agent.pool.read.reader import MemoryReader, Reader
+from agent.pool.read.reader_base import MemoryReader, Reader
 from agent.pool.read.recompute_gate import GatedReader, RecomputeGate
 from agent.pool.steps import IoChannel, Steps
-from agent.pool.volume.holds import Hold
+from agent.pool.volume.eviction_holds import Hold
 from agent.pool.volume.settings import Timing, VolumeSettings
 from agent.pool.volume.volume import PoolVolume, Volume
 from agent.pool.write.admission import SecondUse, SecondUseWriter
 from agent.pool.write.delete_and_pin import delete, pin
 from agent.pool.write.put import SlotWriter
 from agent.pool.write.write_back import AlreadyWaiting, BackWriter, Waiting, WriteBack
-from agent.pool.write.writer import Writer
+from agent.pool.write.writer_base import Writer
 
 IN_SETS_ONLY: Final = "a volume on KV namespaces has no values that are replaced or held"
 LOOKED_UP_AT_ONCE: Final = 256

@@ -12,7 +12,7 @@ from typing import Final
 import h11
 import trio
 
-from agent.host_os.complaints import Complaints
+from agent.host_os.rate_limited_log import Complaints
 from agent.http.connection import BodyFault, BrokenOff, HttpConnection
 from agent.http.shares import Shares, TooBusy
 from agent.http.workers import Workers

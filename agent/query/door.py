@@ -9,11 +9,11 @@ import trio
 from agent.config.query_section import QuerySection
 from agent.errors import ConfigError
 from agent.fs.doors.door import MakeRunner
-from agent.host_os.complaints import Complaints
 from agent.host_os.per_user_bounds import SHARED, Bounds, Limit
+from agent.host_os.rate_limited_log import Complaints
 from agent.http.door import HttpDoor
 from agent.http.shares import Shares
-from agent.http.unproven_clients import KNOWN
+from agent.http.unauthenticated_clients import KNOWN
 from agent.http.workers import Workers
 from agent.pool.access import ServedVolume
 from agent.pool.map.document import tenant_id

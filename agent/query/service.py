@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from agent.http.rests import Rests
+from agent.http.gil_yield import Rests
 from agent.pool.access import ServedVolume
 from agent.pool.counters import MissCause
 from agent.pool.read.leading_run import LeadingRun

@@ -18,12 +18,12 @@ from typing import Final, TypeVar
 from agent.host_os.payload_memory import payload_memory
 from agent.inline.scatter import Buffer
 from agent.pool.counters import Tally
-from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.steps import Acquire, Pending, Steps, Wait
+from agent.remote.circuit_breaker import CLOCK_SLACK, NOT_ANSWERING, Outstanding
 from agent.remote.enclosure import Enclosure, Route
 from agent.remote.fabric import Fabric
-from agent.remote.health import CLOCK_SLACK, NOT_ANSWERING, Outstanding
-from agent.remote.paths import Build, Request, in_order, left_by_its_path, path_failed
+from agent.remote.path_choice import Build, Request, in_order, left_by_its_path, path_failed
 from agent.remote.pending_request import KvPendingRequest, PendingRequest, block_commands
 from agent.remote.queue_slot import CONNECT_SECONDS, CONNECT_WAIT_SECONDS, QueueSlot
 from nvmeof.errors import NvmeofError
@@ -343,7 +343,7 @@ class WorkerChannel:
             self._in_use.release()
 
     def _wait(self, pending: PendingRequest, deadline: float, at_least: int | None) -> bool:
-        """Wait for a request, by as many paths as it takes; see agent/remote/paths.py."""
+        """Wait for a request, by as many paths as it takes; see agent/remote/path_choice.py."""
         if self._look_asked:
             self._take_answers()
         while (request := pending.request) is not None:

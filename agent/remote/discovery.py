@@ -19,7 +19,7 @@ from typing import Generic, TypeAlias, TypeVar
 from pydantic import ValidationError
 
 from agent.config.configuration import DiscoverySection, EnclosureSection
-from agent.host_os.complaints import Complaints
+from agent.host_os.rate_limited_log import Complaints
 from nvmeof.wire.fabrics import DISCOVERY_NQN
 from nvmeof.wire.log_page import AddressFamily, DiscoveryEntry, SubsystemType, TransportType
 

@@ -1,8 +1,9 @@
 """Where every namespace of the pool can be reached just now: the supervisor writes it, workers read it.
 
 There is a session for each path to an enclosure, and a namespace has several ways, the best first
-(agent/remote/paths.py). Two enclosures that show one namespace are judged by agent/remote/namespace_owner.py.
-Publishing replaces whole tuples, so a reader sees the old or the new state and never half of one.
+(agent/remote/path_choice.py). Two enclosures that show one namespace are judged by
+agent/remote/namespace_owner.py. Publishing replaces whole tuples, so a reader sees the old or the new state
+and never half of one.
 """
 
 import threading
@@ -13,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from agent.pool.flush_tracking import UnflushedWrites
+from agent.remote.circuit_breaker import Health
 from agent.remote.enclosure import Enclosure, Route
 from agent.remote.fence import Fence
-from agent.remote.health import Health
 from agent.remote.namespace_owner import NamespaceOwners
 from agent.remote.outlier_detection import Change, OutlierDetection, Verdict
 from agent.remote.verified_paths import Unproven, VerifiedPaths

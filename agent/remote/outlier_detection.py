@@ -33,7 +33,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from agent.remote.health import LATENCY_BUCKETS, Health
+from agent.remote.circuit_breaker import LATENCY_BUCKETS, Health
 
 LOOK_SECONDS: Final = 0.25
 READS_DECAY: Final = 0.7

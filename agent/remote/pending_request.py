@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from agent.inline.scatter import Buffer
-from agent.remote.health import Outstanding
-from agent.remote.paths import Request, left_by_its_path
+from agent.remote.circuit_breaker import Outstanding
+from agent.remote.path_choice import Request, left_by_its_path
 from nvmeof.host import commands
 from nvmeof.host.command import Command
 from nvmeof.host.tcp_queue import stretch

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import trio
 
 from agent.config.configuration import DiscoverySection, EnclosureSection, FabricSection
-from agent.host_os.complaints import Complaints
+from agent.host_os.rate_limited_log import Complaints
 from agent.remote.discovery import Discovered, itself
 from agent.remote.enclosure import Enclosure
 from agent.remote.fabric import Fabric

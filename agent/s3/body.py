@@ -6,8 +6,8 @@ from typing import Final
 
 import trio
 
-from agent.http.rests import Rests
-from agent.s3.checks import BodyChecks
+from agent.http.gil_yield import Rests
+from agent.s3.checksums import BodyChecks
 from agent.s3.chunked import WORDS, ChunkDecoder
 from agent.s3.errors import S3Error
 from agent.s3.signature import UNSIGNED, Signer

@@ -15,11 +15,11 @@ import trio
 
 from agent.config.s3_section import S3Section
 from agent.fs.doors.door import MakeRunner
-from agent.host_os.complaints import Complaints
 from agent.host_os.per_user_bounds import ALL, SHARED, Bounds, Limit
+from agent.host_os.rate_limited_log import Complaints
 from agent.http.door import HttpDoor
 from agent.http.shares import Shares
-from agent.http.unproven_clients import KNOWN
+from agent.http.unauthenticated_clients import KNOWN
 from agent.http.workers import Workers
 from agent.pool.map.document import tenant_id
 from agent.pool.steps import Runner

@@ -17,7 +17,7 @@ from agent.http.workers import Workers
 from agent.pool.steps import Runner
 from agent.s3.answers import Answer, Send
 from agent.s3.body import PIECE_BYTES
-from agent.s3.checks import PREFIX
+from agent.s3.checksums import PREFIX
 from agent.s3.counters import S3Counters
 from agent.s3.errors import S3Error
 from agent.s3.index import StoredObject

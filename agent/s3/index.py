@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from agent.errors import G35Error
-from agent.fs.files.schema import whole_or_not
-from agent.http.rests import with_rests
+from agent.fs.files.metadata_database import whole_or_not
+from agent.http.gil_yield import with_rests
 from agent.s3.errors import S3Error
 
 SCHEMA_VERSION: Final = 1
@@ -141,7 +141,7 @@ class Index:
                 "run the version of g35 that wrote it, or move the file away: its objects are lost then",
             )
         run("PRAGMA journal_mode = WAL")
-        # As with /fs: a killed process loses nothing that was committed (agent/fs/files/schema.py).
+        # As with /fs: a killed process loses nothing committed (agent/fs/files/metadata_database.py).
         run("PRAGMA synchronous = NORMAL")
         run(f"PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
         with whole_or_not(self._connection, "EXCLUSIVE"):

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final, Generic, TypeVar
 from xml.sax.saxutils import escape
 
-from agent.http.rests import STEP_ROWS, Rests
+from agent.http.gil_yield import STEP_ROWS, Rests
 from agent.http.shares import Shares
 from agent.http.workers import Workers
 from agent.pool.steps import Runner

@@ -9,8 +9,8 @@ from pathlib import Path
 from agent.config.s3_section import S3Section
 from agent.errors import ConfigError
 from agent.fs.doors.door import MakeRunner
+from agent.fs.files.metadata_pool import NamesElsewhere
 from agent.fs.files.options import FilesOptions
-from agent.fs.files.pool_of_names import NamesElsewhere
 from agent.fs.files.pool_store import store_for
 from agent.host_os.per_user_bounds import Bounds
 from agent.pool.map.document import tenant_id

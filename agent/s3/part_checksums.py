@@ -12,8 +12,8 @@ from typing import Final
 
 from awscrt import checksums
 
-from agent.http.rests import with_rests
-from agent.s3.checks import ALGORITHMS, PREFIX
+from agent.http.gil_yield import with_rests
+from agent.s3.checksums import ALGORITHMS, PREFIX
 from agent.s3.errors import S3Error
 from agent.s3.index import Part
 

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeAlias
 
-from agent.http.rests import STEP_ROWS, Rests, with_rests
+from agent.http.gil_yield import STEP_ROWS, Rests, with_rests
 from agent.http.shares import Shares
 from agent.http.workers import Workers
 from agent.pool.steps import Runner
 from agent.s3.answers import Answer, xml_answer
 from agent.s3.body import Body
-from agent.s3.checks import PREFIX
+from agent.s3.checksums import PREFIX
 from agent.s3.counters import S3Counters
 from agent.s3.errors import S3Error
 from agent.s3.index import PARTS_MAX, Part, Piece, StoredObject, Upload

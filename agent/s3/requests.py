@@ -12,7 +12,7 @@ from typing import Final
 from urllib.parse import unquote_to_bytes
 
 from agent.config.s3_section import BUCKET
-from agent.s3.checks import ALGORITHMS, PREFIX
+from agent.s3.checksums import ALGORITHMS, PREFIX
 from agent.s3.errors import S3Error
 from agent.s3.signature import HttpRequest
 from agent.s3.xml_out import UNFIT

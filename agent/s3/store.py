@@ -20,10 +20,10 @@ from typing import Final
 
 from agent.fs.files.block_store import BlockStore
 from agent.fs.files.face import FilesFace
+from agent.fs.files.metadata_pool import PoolOfNames
 from agent.fs.files.options import FilesOptions
-from agent.fs.files.pool_of_names import PoolOfNames
 from agent.fs.interface import FACE_FILES, FACE_SHIFT, Caller, FsError
-from agent.host_os.complaints import Complaints
+from agent.host_os.rate_limited_log import Complaints
 from agent.pool.steps import Runner, settle
 from agent.s3.errors import S3Error, of_file_system
 from agent.s3.index import NAMES_BYTES, Index, Piece, StoredObject
@@ -301,7 +301,7 @@ class ObjectReader:
         return self._open[1:]
 
     def _is_lost(self, runner: Runner, piece: Piece) -> bool:
-        """A file that lost a block has lost its name (agent/fs/files/reclaiming.py)."""
+        """A file that lost a block has lost its name (agent/fs/files/space_reclaim.py)."""
         try:
             entry = settle(self._store.files.lookup(_NOBODY, ROOT, piece.file.encode()), runner)
         except FsError as refused:

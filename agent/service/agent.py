@@ -20,18 +20,18 @@ from agent.config.configuration import Configuration
 from agent.fs.control.registered_memory import RegisteredMemory
 from agent.fs.doors.dev_fuse import DevFuseDoor
 from agent.fs.files.face import FilesFace
+from agent.fs.files.metadata_pool import NamesElsewhere
 from agent.fs.files.options import FilesOptions
-from agent.fs.files.pool_of_names import NamesElsewhere
 from agent.fs.files.pool_store import store_for
 from agent.fs.shared.discards import Discards
-from agent.fs.shared.seen import NamesSeen
+from agent.fs.shared.recent_names import NamesSeen
 from agent.fs.virtiofs.door import VirtioFsDoor
 from agent.host_os.per_user_bounds import Bounds
 from agent.inline.secrets import RootKey
 from agent.membership.auto_join import AutoJoin, membership_status
 from agent.pool.maintenance.rebalance import Rebalancer
 from agent.pool.map.document import PoolMap
-from agent.pool.map.seal import MapSeal
+from agent.pool.map.map_seal import MapSeal
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.volume import Volume, in_sets
 from agent.query.door import QueryDoor

@@ -27,7 +27,7 @@ from agent.fs.kv_face import KV_ROOT, KvFace
 from agent.fs.shared.discards import Discards
 from agent.fs.shared.face import SharedFace
 from agent.fs.shared.nodes import SHARED_ROOT
-from agent.fs.shared.seen import NamesSeen
+from agent.fs.shared.recent_names import NamesSeen
 from agent.fs.shared.volume import SharedVolume
 from agent.fs.virtiofs.door import VirtioFsDoor
 from agent.fs.virtiofs.guest_books import IDENTITY_BYTES, GuestBooks

@@ -21,7 +21,7 @@ from agent.host_os.presence import set_mark
 from agent.inline.secrets import root_key_in
 from agent.pool.map.document import PoolMap
 from agent.pool.map.inspect import newest_map
-from agent.pool.map.seal import MapSeal
+from agent.pool.map.map_seal import MapSeal
 from agent.remote.channel import WorkerChannel
 from agent.remote.channel_pool import ChannelPool
 from agent.remote.fabric import Fabric

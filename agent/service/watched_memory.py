@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from agent.fs.control.registered_memory import RegisteredMemory
+from agent.fs.files.fsync_tracking import BLOCKS_MAX
 from agent.fs.files.pool_store import OPEN_BLOCKS_MAX, PoolBlockStore
-from agent.fs.files.unsynced import BLOCKS_MAX
 from agent.host_os.per_user_bounds import ALL, Bound, Bounds, Limit
 from agent.pool.format.header_cache import KEPT_MAX
 from agent.pool.kv.volume import REMEMBERED_KEYS
 from agent.pool.prestage.predictor import ENTRIES_MAX
 from agent.pool.prestage.prefetcher import GUESSES_MAX, WAITING_MAX
 from agent.pool.volume.directory_cache import DirectoryCache
-from agent.pool.volume.holds import HELD_KEYS
+from agent.pool.volume.eviction_holds import HELD_KEYS
 from agent.pool.volume.in_doubt_writes import KEYS_MAX
 from agent.pool.volume.media_errors import REPORTS_MAX, SUSPECTS_MAX
 from agent.pool.volume.partial_puts import BEGUN_BYTES

@@ -11,10 +11,10 @@ from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from agent.sim.drive_times import HostLinks, RatedFlash
 from agent.sim.links import SharedLink
 from agent.sim.pod_plan import PodPlan
-from agent.sim.rated_flash import HostLinks, RatedFlash
-from agent.sim.virtual_loop import Signal, Sleep, VirtualLoop
+from agent.sim.virtual_time import Signal, Sleep, VirtualLoop
 from agent.sim.workload import Request
 
 Steps = Generator[Any, bool, Any]

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
+from agent.sim.drive_times import RatedFlash
 from agent.sim.engine import BlockLru, Engine
-from agent.sim.rated_flash import RatedFlash
-from agent.sim.virtual_loop import Signal, VirtualLoop
+from agent.sim.virtual_time import Signal, VirtualLoop
 from agent.sim.workload import Request
 
 Steps = Generator[Any, bool, Any]

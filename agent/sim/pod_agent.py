@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from agent.pool.volume.volume import Volume
-from agent.remote.health import Health
+from agent.remote.circuit_breaker import Health
 from agent.remote.outlier_detection import OutlierDetection
+from agent.sim.faulty_flash import SimChannel
 from agent.sim.pod_flash import PodMap
-from agent.sim.sim_flash import SimChannel
 
 
 class Stored(NamedTuple):

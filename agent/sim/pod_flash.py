@@ -11,11 +11,11 @@ from functools import lru_cache
 
 from agent.inline.scatter import Buffer
 from agent.pool.format.directory import DIRECTORY_BYTES, SLOTS_PER_SET, Directory
-from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.volume.settings import VolumeExtent, VolumeSettings
+from agent.sim.faulty_flash import BLOCK, SimNamespace
 from agent.sim.medium import EXTENT_AT, nguid_of
-from agent.sim.sim_flash import BLOCK, SimNamespace
-from agent.sim.step_scheduler import StepScheduler
+from agent.sim.seeded_scheduler import StepScheduler
 
 VALUE_BYTES = 4096
 MARK = b"a value in clear"

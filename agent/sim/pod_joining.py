@@ -10,11 +10,11 @@ from agent.pool.maintenance.rebalance import Rebalancer
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Volume
+from agent.sim.faulty_flash import SimChannel
 from agent.sim.medium import fixed_secret
 from agent.sim.pod_agent import PodAgent, Stored
 from agent.sim.pod_flash import Flash, PodMap
-from agent.sim.sim_flash import SimChannel
-from agent.sim.step_scheduler import Sleep, StepScheduler
+from agent.sim.seeded_scheduler import Sleep, StepScheduler
 
 RATE = 8 << 20
 FOLLOW_SECONDS, GRACE_SECONDS = 0.25, 0.1

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from agent.pool.maintenance.rebalance import Rebalancer
+from agent.sim.drive_times import RatedFlash
 from agent.sim.engine import Engines, Store
 from agent.sim.other_stores import LustreInDpus, NoStore, OwnDisks, Remembering, SharedStorage
 from agent.sim.pod_joining import changed
 from agent.sim.pod_plan import PodPlan, block_values
 from agent.sim.pool_store import HostAgent, PoolStore
-from agent.sim.rated_flash import RatedFlash
-from agent.sim.virtual_loop import Sleep, VirtualLoop
+from agent.sim.virtual_time import Sleep, VirtualLoop
 from agent.sim.workload import Request
 
 Steps = Generator[Any, bool, Any]

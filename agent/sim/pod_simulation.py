@@ -35,15 +35,15 @@ from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Volume
 from agent.pool.write.delete_and_pin import delete
 from agent.pool.write.put import SlotWriter
-from agent.remote.health import Health
+from agent.remote.circuit_breaker import Health
 from agent.remote.outlier_detection import LOOK_SECONDS, OutlierDetection, Verdict
+from agent.sim.faulty_flash import SimChannel
 from agent.sim.medium import fixed_secret, key_of
 from agent.sim.pod_agent import PodAgent, Stored
 from agent.sim.pod_flash import MARK, VALUE_BYTES, Flash, PodMap, Wrong
 from agent.sim.pod_joining import changed, forget_what_left, moving
 from agent.sim.pod_shapes import ENCLOSURE_FAULTS, FAULTS, Shape, small_shape
-from agent.sim.sim_flash import SimChannel
-from agent.sim.step_scheduler import Sleep, StepScheduler, Task
+from agent.sim.seeded_scheduler import Sleep, StepScheduler, Task
 
 Steps = Generator[Any, bool, Any]
 READ_DEADLINE, WRITE_DEADLINE = 0.05, 0.5

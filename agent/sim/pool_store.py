@@ -13,21 +13,21 @@ from typing import Any, Final
 from agent.pool.access import ServedVolume, serve
 from agent.pool.counters import Tally, total
 from agent.pool.errors import PutRefused
-from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.read.recompute_gate import RecomputeGate
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.settings import Timing, VolumeExtent, VolumeSettings
 from agent.pool.volume.volume import Volume
-from agent.remote.health import Health
+from agent.remote.circuit_breaker import Health
 from agent.remote.outlier_detection import LOOK_SECONDS, OutlierDetection
+from agent.sim.drive_times import RatedChannel, RatedFlash, unreserved
 from agent.sim.engine import BlockLru, Engine
 from agent.sim.medium import EXTENT_AT, fixed_secret, nguid_of
 from agent.sim.other_stores import UNBOUNDED
 from agent.sim.pod_flash import PodMap
 from agent.sim.pod_plan import PodPlan, sets_of_a_drive
-from agent.sim.rated_flash import RatedChannel, RatedFlash, unreserved
 from agent.sim.stand_in_cipher import StandInSuite
-from agent.sim.virtual_loop import Signal, Sleep, VirtualLoop
+from agent.sim.virtual_time import Signal, Sleep, VirtualLoop
 from agent.sim.workload import Request
 
 Steps = Generator[Any, bool, Any]

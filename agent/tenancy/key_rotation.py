@@ -21,7 +21,7 @@ from typing import Any
 from agent.inline.key_use import KeyUseBook, writes_max
 from agent.inline.secrets import RootKey, SecretKey
 from agent.pool.format.occupancy import SetPlace
-from agent.pool.format.slot import SlotCodec
+from agent.pool.format.sealed_slot import SlotCodec
 from agent.pool.maintenance.orphans import Unnamed, clear_leftovers
 from agent.pool.maintenance.rekey import ResealCounts, reseal_set
 from agent.pool.map.document import MapVolume, PoolMap

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from emulator.jbof.rdma_connection import RdmaConnection, RdmaDevice
-from nvmeof.controller.guest_connections import DISPLACED, peer_of
 from nvmeof.controller.rdma_queue import RdmaSettings, judge_request, send_room
 from nvmeof.controller.served_queue import ServedQueue
 from nvmeof.controller.target import Target
+from nvmeof.controller.unauthenticated_connections import DISPLACED, peer_of
 from nvmeof.errors import NvmeofError
 from nvmeof.rdma.buffers import RegisteredBuffers
 from nvmeof.rdma.work import Access
@@ -40,7 +40,7 @@ PROVIDER: Final = "emulator.roce.pyverbs"
 
 COMPLETIONS: Final = 32768
 """Entries of the completion queue. They bound the queue pairs, each of which may fill its queues. Those of
-guests (`nvmeof/controller/guest_connections.py`) give way to newcomers."""
+guests (`nvmeof/controller/unauthenticated_connections.py`) give way to newcomers."""
 
 BACKLOG: Final = 128
 

@@ -1,7 +1,8 @@
 """NVMe/TCP at one address of an enclosure: a listening socket, its thread, and its connections.
 
 A connection is a guest of the target until its host has proven who it is
-(`nvmeof/controller/guest_connections.py`). So strangers displace one another, and not the connected hosts.
+(`nvmeof/controller/unauthenticated_connections.py`). So strangers displace one another, and not the
+connected hosts.
 """
 
 import logging
@@ -12,9 +13,9 @@ import time
 from typing import Any, Final
 
 from emulator.jbof.connection import Connection
-from nvmeof.controller.guest_connections import peer_of
 from nvmeof.controller.target import Target
 from nvmeof.controller.tcp_rules import TcpSettings
+from nvmeof.controller.unauthenticated_connections import peer_of
 
 log = logging.getLogger(__name__)
 

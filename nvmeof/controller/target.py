@@ -13,9 +13,9 @@ from typing import Final
 
 from nvmeof.authentication.secret import Credentials
 from nvmeof.controller.controller import Controller
-from nvmeof.controller.guest_connections import GuestConnections
 from nvmeof.controller.settings import NAMESPACE_ID_LIMIT, ControllerSettings
 from nvmeof.controller.subsystem import AnyNamespace, Subsystem
+from nvmeof.controller.unauthenticated_connections import GuestConnections
 from nvmeof.wire.ana import AnaState
 from nvmeof.wire.fabrics import DISCOVERY_NQN
 from nvmeof.wire.log_page import DiscoveryEntry, DiscoveryLog

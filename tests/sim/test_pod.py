@@ -22,7 +22,7 @@ from agent.remote.outlier_detection import Verdict
 from agent.sim.pod_flash import Flash, Wrong
 from agent.sim.pod_shapes import FAULTS, calm_shape, full_shape
 from agent.sim.pod_simulation import PodSimulation
-from agent.sim.step_scheduler import Task
+from agent.sim.seeded_scheduler import Task
 
 SEEDS = int(os.environ.get("G35_POD_SEEDS", "1000"))
 FULL_SEEDS = 2

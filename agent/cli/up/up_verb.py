@@ -21,13 +21,13 @@ from agent.cli.record_options import options_of
 from agent.cli.status_document import read_status
 from agent.cli.up.agent_toml import agent_toml, check_room
 from agent.cli.up.children import Child, detach, end_process, told_by
-from agent.cli.up.dead_names import set_aside
 from agent.cli.up.folder_trouble import told_of_full_disk, told_of_owner
 from agent.cli.up.interrupts import Interrupts
 from agent.cli.up.layout import Layout, Running, default_state, is_alive
 from agent.cli.up.made_with import Formatted, check_media, options_of_before
 from agent.cli.up.rdma_addresses import free_address_from
 from agent.cli.up.ready_message import TYPED_COMMAND, ready_message, typed_command
+from agent.cli.up.stale_metadata import set_aside
 from agent.cli.up.up_arguments import UpOptions
 from agent.errors import G35Error, UserError
 from agent.fs.doors.mounting import clear_dead_mount

@@ -40,7 +40,7 @@ from agent.pool.errors import PutRefused
 from agent.pool.format.directory import TIME_MAX
 from agent.pool.prestage.readahead import INACTIVE, Readahead
 from agent.pool.read.prestage_cache import PrestageCache
-from agent.pool.read.reader import Reader
+from agent.pool.read.reader_base import Reader
 from agent.pool.steps import IoChannel, Steps
 from agent.pool.steps import Outcome as Settled
 from agent.pool.volume.volume import LOADS_IN_FLIGHT

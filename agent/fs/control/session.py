@@ -19,9 +19,9 @@ from agent.pool.access import ServedVolume
 from agent.pool.errors import BadPut, PutRefused
 from agent.pool.prestage.readahead import Readahead, Trail
 from agent.pool.read.prestage_cache import PrestageCache
-from agent.pool.read.reader import Reader
+from agent.pool.read.reader_base import Reader
 from agent.pool.steps import Acquire, IoChannel, Steps
-from agent.pool.write.writer import Writer
+from agent.pool.write.writer_base import Writer
 from host_shim.control_wire import Outcome
 
 NOT_FOR_READING: Final = "no key is bound to this ticket for reading"

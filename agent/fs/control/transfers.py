@@ -17,7 +17,7 @@ from agent.inline.scatter import Scatter, Target
 from agent.pool.access import ServedVolume
 from agent.pool.prestage.readahead import Readahead
 from agent.pool.read.prestage_cache import PrestageCache
-from agent.pool.read.reader import Reader
+from agent.pool.read.reader_base import Reader
 from agent.pool.steps import IoChannel, Steps
 from agent.pool.steps import Outcome as Settled
 from host_shim.control_wire import MalformedControl, Outcome

@@ -22,7 +22,7 @@ from agent.fs.doors.door import GRACE_SECONDS, START_SECONDS, MakeRunner
 from agent.fs.doors.mounting import MountError, MountOptions
 from agent.fs.doors.pyfuse3_handlers import Handlers, Slot
 from agent.fs.interface import Tree
-from agent.host_os.complaints import Complaints
+from agent.host_os.rate_limited_log import Complaints
 
 log = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from agent.fs.interface import (
     Tree,
     face_of,
 )
-from agent.host_os.complaints import Complaints
+from agent.host_os.rate_limited_log import Complaints
 from agent.pool.steps import Outcome, Runner, settle
 
 T = TypeVar("T")

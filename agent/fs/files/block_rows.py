@@ -9,7 +9,7 @@ import sqlite3
 from dataclasses import dataclass
 
 from agent.fs.files import inodes
-from agent.fs.files.schema import Database, marks
+from agent.fs.files.metadata_database import Database, marks
 
 
 @dataclass(frozen=True, slots=True)

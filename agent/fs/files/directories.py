@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from agent.fs.files import inodes
 from agent.fs.files.inodes import COLUMNS, Inode
-from agent.fs.files.schema import ROOT_LOCAL, Database
+from agent.fs.files.metadata_database import ROOT_LOCAL, Database
 from agent.fs.interface import NAME_BYTES_MAX, ROOT_INODE, Caller, DirectoryEntry, FsError
 
 LINKS_MAX = 65_000

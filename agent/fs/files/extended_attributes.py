@@ -3,7 +3,7 @@
 import errno
 
 from agent.fs.files import inodes
-from agent.fs.files.schema import Database
+from agent.fs.files.metadata_database import Database
 from agent.fs.interface import NAME_BYTES_MAX, FsError
 
 VALUE_BYTES_MAX = 65_536

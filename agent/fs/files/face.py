@@ -1,6 +1,6 @@
 """The /fs face: the operations of a file system, in terms of inodes, names and blocks.
 
-Read interface.py (one folder up) for the contract, then this file, then content.py for the bytes and
+Read interface.py (one folder up) for the contract, then this file, then file_io.py for the bytes and
 block_rows.py for how a crash is survived. The rooms:
 
     face           operations: arguments checked, metadata changed, bytes handed to content
@@ -24,8 +24,8 @@ and never in another:
 4. `Database`'s writer lock: one transaction at a time, no steps inside.
 5. SQLite's own locks.
 
-A question to the database takes none of them (schema.py). `getattr` reads what an open file knows before it
-reads the row: it sees a size that is committed in between in the row.
+A question to the database takes none of them (metadata_database.py). `getattr` reads what an open file
+knows before it reads the row: it sees a size that is committed in between in the row.
 
 An inode exists while it has a name, while the kernel remembers it (`forget`) or while a handle is open; the
 end of the last of the three reaps it. After a restart files without a name are swept.
@@ -44,16 +44,16 @@ from pathlib import Path
 from typing import Final
 
 from agent.fs.files import directories, extended_attributes, inodes
+from agent.fs.files.block_commit import Sealer
 from agent.fs.files.block_rows import doomed_backlog
 from agent.fs.files.block_store import BlockStore, block_id
-from agent.fs.files.content import Content
+from agent.fs.files.file_io import Content
 from agent.fs.files.inodes import Inode, global_ino, local_ino
+from agent.fs.files.metadata_database import Database, MetadataUnusable
+from agent.fs.files.metadata_pool import NamesElsewhere, PoolOfNames
 from agent.fs.files.open_files import HANDLES, OpenFile, OpenFiles
 from agent.fs.files.options import FilesCounters, FilesGauges, FilesOptions
-from agent.fs.files.pool_of_names import NamesElsewhere, PoolOfNames
-from agent.fs.files.reclaiming import Reclaimer
-from agent.fs.files.schema import Database, MetadataUnusable
-from agent.fs.files.sealing import Sealer
+from agent.fs.files.space_reclaim import Reclaimer
 from agent.fs.files.staging import Staging, StagingMemory
 from agent.fs.interface import (
     NOBODY,

@@ -6,7 +6,7 @@ import stat
 from dataclasses import dataclass
 from typing import Any
 
-from agent.fs.files.schema import ROOT_LOCAL, Database, in_int64
+from agent.fs.files.metadata_database import ROOT_LOCAL, Database, in_int64
 from agent.fs.interface import FACE_FILES, FACE_SHIFT, Attributes, FsError
 
 IO_BYTES_PREFERRED = 1 << 20

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from agent.fs.files import inodes
-from agent.fs.files.schema import ROOT_LOCAL, Database
+from agent.fs.files.metadata_database import ROOT_LOCAL, Database
 from agent.fs.files.staging import StagedBlock
 from agent.fs.interface import FsError
 from agent.host_os.per_user_bounds import SHARED, Bound, Holder, Limit

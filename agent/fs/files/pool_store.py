@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from agent.fs.files.block_store import StoreFull, StoreUnavailable, StoreUnreached
-from agent.fs.files.pool_of_names import PoolOfNames, noted_home
-from agent.fs.files.unsynced import Unsynced, UnsyncedBlocks, stands
+from agent.fs.files.fsync_tracking import Unsynced, UnsyncedBlocks, stands
+from agent.fs.files.metadata_pool import PoolOfNames, noted_home
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
 from agent.pool.flush_tracking import flush_written
@@ -45,7 +45,7 @@ _MAY_COME_BACK: Final = (MissCause.LATE, MissCause.ENCLOSURE_DOWN)
 def store_for(
     metadata: Path, pool_id: str, volumes: Sequence[Volume], channel: Callable[[], IoChannel]
 ) -> "tuple[PoolBlockStore, PoolOfNames]":
-    """The store for the names in a metadata file, and what that is to note (agent/fs/files/pool_of_names.py).
+    """The store for the names in a metadata file, and what that is to note (agent/fs/files/metadata_pool.py).
 
     Of several volumes of one capacity it is the one that has the blocks that are named already, and for a
     new file the first.

@@ -44,7 +44,7 @@ from agent.fs.fuse.operations import OFFSET_MAX, FuseOperations, Request
 from agent.fs.fuse.replies import ATTRIBUTES, ENTRY_OUT, OPEN_OUT, WRITE_OUT, looked_up_in
 from agent.fs.fuse.requests import READ_IN, WRITE_IN
 from agent.fs.interface import FsError, LockOwner, Tree, face_of
-from agent.host_os.complaints import Complaints
+from agent.host_os.rate_limited_log import Complaints
 from agent.inline.scatter import Target
 from agent.pool.steps import Runner, settle
 

@@ -5,10 +5,11 @@ knows of a file, so there is no table to ask, to lock or to lose (docs/decisions
 
 * A lookup reads the manifest anew each time: a file is there for all once its writer has closed it.
 * An open asks for all chunks in one round trip and holds them. A file one of whose chunks went is ENOENT, and
-  its manifest goes: never a shorter file, never a hole (open_file.py).
+  its manifest goes: never a shorter file, never a hole (file_reader.py).
 * A file that is written is there for its own process alone until it is closed (file_writer.py). What it
   replaces stays until then, and is another inode.
-* A folder is a manifest of its own. A listing shows the names that this agent has seen lately (seen.py).
+* A folder is a manifest of its own. A listing shows the names that this agent has seen lately
+  (recent_names.py).
 * A rename puts the manifest under the new name and takes the old one away. Of two that race one is whole.
 """
 
@@ -42,16 +43,16 @@ from agent.fs.interface import (
     check_same_face,
     folders,
 )
+from agent.fs.shared.call_prediction import Habits
 from agent.fs.shared.chunks import wall_ns
 from agent.fs.shared.discards import Discards
+from agent.fs.shared.file_reader import OpenFile, Prestage, ReadsUnderWay, hold_all
 from agent.fs.shared.file_writer import STAGED, FileWriter
-from agent.fs.shared.habits import Habits
 from agent.fs.shared.manifest import IDENTITY_BYTES, Manifest
 from agent.fs.shared.names import FOLDER_MODE, NAMES_ASKED, Names, folder
 from agent.fs.shared.nodes import NODES_FROM, SHARED_ROOT, VOLUMES_FROM, Node, Nodes
-from agent.fs.shared.open_file import OpenFile, Prestage, ReadsUnderWay, hold_all
 from agent.fs.shared.paths import ROOT_PATH, chunk_key, join, path_key
-from agent.fs.shared.seen import NamesSeen
+from agent.fs.shared.recent_names import NamesSeen
 from agent.fs.shared.volume import Hold, SharedVolume
 from agent.fs.shared.written_files import WrittenFiles
 from agent.host_os.per_user_bounds import SHARED, Bounds, Holder, Limit

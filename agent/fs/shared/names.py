@@ -8,7 +8,7 @@ from agent.fs.interface import FsError
 from agent.fs.shared.chunks import wall_ns
 from agent.fs.shared.manifest import Kind, Manifest, ManifestError, decode_manifest_untrusted
 from agent.fs.shared.paths import join, path_key
-from agent.fs.shared.seen import NamesSeen
+from agent.fs.shared.recent_names import NamesSeen
 from agent.fs.shared.volume import SharedVolume
 from agent.fs.value_writer import errno_of
 from agent.pool.counters import MissCause

@@ -22,7 +22,7 @@ RUNS_MAX: Final = 1024
 
 
 class Reader(Protocol):
-    """One chunk being read: agent/pool/read/reader.py."""
+    """One chunk being read: agent/pool/read/reader_base.py."""
 
     cause: MissCause | None
 
@@ -37,7 +37,7 @@ class Reader(Protocol):
 
 
 class Writer(Protocol):
-    """One chunk being written: agent/pool/write/writer.py."""
+    """One chunk being written: agent/pool/write/writer_base.py."""
 
     @property
     def stored(self) -> bool: ...
@@ -46,7 +46,7 @@ class Writer(Protocol):
 
 
 class Hold(Protocol):
-    """Chunks that this agent does not evict: agent/pool/volume/holds.py."""
+    """Chunks that this agent does not evict: agent/pool/volume/eviction_holds.py."""
 
     def let_go(self) -> None: ...
 

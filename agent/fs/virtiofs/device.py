@@ -20,8 +20,8 @@ from agent.fs.virtiofs.guest_view import GuestView
 from agent.fs.virtiofs.queue_worker import QueueWorker, Serve
 from agent.fs.virtiofs.request_buffers import RequestBuffers
 from agent.fs.virtiofs.request_service import RequestService, is_given_back
-from agent.host_os.complaints import Complaints
 from agent.host_os.foreign_descriptors import close_descriptor
+from agent.host_os.rate_limited_log import Complaints
 from agent.pool.steps import NoRunner, Runner
 from agent.virtio.memory_table import MemoryTable
 from agent.virtio.vhost_user import Feature

@@ -32,7 +32,7 @@ from typing import Final
 from agent.errors import G35Error
 from agent.fs.fuse.abi import InitFlag
 from agent.fs.fuse.session import Negotiated
-from agent.host_os.complaints import Complaints
+from agent.host_os.rate_limited_log import Complaints
 
 log = logging.getLogger(__name__)
 

@@ -42,8 +42,8 @@ from agent.fs.interface import (
 )
 from agent.fs.virtiofs.guest_books import GuestBooks, Handle
 from agent.fs.virtiofs.left_open import WHOLE_OR_ABSENT, LeftOpen, is_value
-from agent.host_os.complaints import Complaints
 from agent.host_os.per_user_bounds import ALL, Limit
+from agent.host_os.rate_limited_log import Complaints
 from agent.pool.steps import Outcome, Runner, Steps, is_steps, settle
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from typing import Final
 
 from agent.fs.virtiofs.device_queue import BadRing, Chain, DeviceQueue
 from agent.fs.virtiofs.front_end_descriptors import FREE_SECONDS, Call, signal
-from agent.host_os.complaints import Complaints
+from agent.host_os.rate_limited_log import Complaints
 
 log = logging.getLogger(__name__)
 

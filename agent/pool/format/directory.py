@@ -13,8 +13,8 @@ Layout of an entry, little-endian:
     56  4  tag of the identity: it tells a torn mix of two entries from either
     60  4  CRC-32 (IEEE 802.3) of the 60 bytes before
 
-A directory is a hint. Nothing is served because an entry says so; the slot proves itself (slot.py). So a
-stale, lost or damaged entry costs a hit. An entry with a wrong CRC names nothing; its key, where it is
+A directory is a hint. Nothing is served because an entry says so; the slot proves itself (sealed_slot.py).
+So a stale, lost or damaged entry costs a hit. An entry with a wrong CRC names nothing; its key, where it is
 readable, counts as corrupt.
 
 A hint is enough to read by, and not enough to write by: the image of a directory that was damaged on its way

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from agent.pool.counters import MissCause
 from agent.pool.format.directory import KEY_BYTES
-from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.kv.commands import PROOF_KEY, RESERVED_KEY, KvChannel
 from agent.pool.kv.volume import LIVE_FULL, KvVolume, room_of
 from agent.pool.steps import Steps, wait_for

@@ -9,10 +9,10 @@ last unit that was opened, which is kept for it.
 from typing import Final
 
 from agent.pool.counters import MissCause
-from agent.pool.format.slot import HEADER_BYTES, OpenSlot
+from agent.pool.format.sealed_slot import HEADER_BYTES, OpenSlot
 from agent.pool.kv.commands import KvPending, kv_channel
 from agent.pool.kv.volume import KvVolume
-from agent.pool.read.reader import Request, Source, UnitReader
+from agent.pool.read.reader_base import Request, Source, UnitReader
 from agent.pool.steps import IoChannel, Steps, wait_for
 
 _DAMAGED: Final = (MissCause.CORRUPT, MissCause.WRONG_KEY, MissCause.EVICTED)

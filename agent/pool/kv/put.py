@@ -13,12 +13,12 @@ from typing import Final
 from agent.inline.cipher_suites import PROOF_BYTES
 from agent.pool.counters import MissCause
 from agent.pool.errors import BadPut, PutRefused
-from agent.pool.format.slot import HEADER_BYTES, new_generation
+from agent.pool.format.sealed_slot import HEADER_BYTES, new_generation
 from agent.pool.kv.commands import KvPending, kv_channel
 from agent.pool.kv.eviction import make_room
 from agent.pool.kv.volume import KvVolume, room_of
 from agent.pool.steps import IoChannel, Steps, wait_for
-from agent.pool.write.writer import PutState, Writer
+from agent.pool.write.writer_base import PutState, Writer
 
 STORE_TRIES: Final = 4
 """With room made before each but the first; between the two others may take it."""

@@ -2,9 +2,9 @@
 slots.
 
 Read volume.py first, of which this is the short form. There are no sets and no directories: the key on flash
-is the pseudonym, its value the sealed slot (header and units, slot.py), and whatever the enclosure gives back
-for a pseudonym has to prove itself as that very key. kv/get.py and kv/put.py move values, kv/eviction.py
-makes room. The differences that follow:
+is the pseudonym, its value the sealed slot (header and units, sealed_slot.py), and whatever the enclosure
+gives back for a pseudonym has to prove itself as that very key. kv/get.py and kv/put.py move values,
+kv/eviction.py makes room. The differences that follow:
 
 * A key has one candidate, the namespace that ranks best, so that a miss is one Retrieve and nothing else.
 * The volume has its namespaces to itself (document.py sees to that), so "the namespace is full" means that
@@ -20,7 +20,7 @@ from typing import Final
 from agent.inline.cipher_suites import Place
 from agent.inline.secrets import SecretKey
 from agent.pool.counters import MissCause
-from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.kv.commands import KvChannel, KvPending, kv_channel
 from agent.pool.steps import IoChannel, Steps, wait_for
 from agent.pool.volume.partial_puts import PartialPuts

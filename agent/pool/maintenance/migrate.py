@@ -16,7 +16,7 @@ import enum
 from collections.abc import Callable, Sequence
 
 from agent.pool.counters import MissCause
-from agent.pool.format.slot import new_generation
+from agent.pool.format.sealed_slot import new_generation
 from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.volume import Found, Volume

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from agent.pool.flush_tracking import flush_written
 from agent.pool.format.directory import DIRECTORY_BYTES
 from agent.pool.format.occupancy import SetPlace
-from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.maintenance.migrate import Migration, Outcome, is_misplaced
 from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.directory_cache import CachedSet, SlotState

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from agent.pool.format.directory import SLOTS_PER_SET, is_under_dropped
-from agent.pool.format.slot import SlotCodec
+from agent.pool.format.sealed_slot import SlotCodec
 from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.replication_backlog import DOUBTFUL_MAX, NamedCopy

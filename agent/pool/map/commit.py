@@ -29,6 +29,7 @@ from typing import TypeAlias
 
 from agent.errors import G35Error
 from agent.pool.map.document import MapNamespace, PoolMap
+from agent.pool.map.map_seal import MapSeal
 from agent.pool.map.reconcile import agreed, counting
 from agent.pool.map.replicas import (
     Copy,
@@ -40,7 +41,6 @@ from agent.pool.map.replicas import (
     superblock_copies_are,
     write_superblock,
 )
-from agent.pool.map.seal import MapSeal
 from agent.pool.map.tenant_changes import version_after
 from agent.pool.steps import IoChannel, Steps
 

@@ -2,7 +2,7 @@
 
 It lies on every namespace of the pool (superblock.py). It lists the namespaces by NGUID and the volumes with
 their extents; a key's place follows from it and from the volume's secret alone. Its version grows with every
-change, and the greatest version is in force. `seal`: seal.py.
+change, and the greatest version is in force. `seal`: map_seal.py.
 
 The root key wraps the tenants' keys, a tenant's key wraps the secrets of its volumes
 (agent/inline/secrets.py). Each is wrapped for a context, made of the fields of its row, and opens in that
@@ -35,7 +35,7 @@ from agent.inline.secrets import (
     wrap_secret,
 )
 from agent.pool.format.directory import SLOTS_PER_SET
-from agent.pool.format.slot import UNIT_BYTES_MIN, UNITS_MAX
+from agent.pool.format.sealed_slot import UNIT_BYTES_MIN, UNITS_MAX
 from agent.pool.map.names import TenantName, VolumeName, checked_name
 from agent.pool.volume.settings import KvShare, VolumeExtent, VolumeSettings
 

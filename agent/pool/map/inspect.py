@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agent.errors import G35Error
-from agent.pool.map.claims import claimed_by
 from agent.pool.map.document import DATA_START, MapVolume, PoolMap, set_size
+from agent.pool.map.map_seal import MapSeal
+from agent.pool.map.namespace_claims import claimed_by
 from agent.pool.map.reconcile import agreed
-from agent.pool.map.seal import MapSeal
 from agent.pool.map.superblock import (
     ANOTHER_LAYOUT,
     BLOCK_BYTES,

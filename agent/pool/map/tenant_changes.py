@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from agent.errors import ConfigError, G35Error, did_you_mean, expected_there
 from agent.inline.secrets import RootKey, new_volume_secret
-from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.map.document import (
     TENANTS_MAX,
     VERSION_MAX,

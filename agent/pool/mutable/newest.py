@@ -16,7 +16,7 @@ from typing import Final
 
 from agent.inline.cipher_suites import PROOF_BYTES
 from agent.pool.counters import MissCause
-from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.read.replica_choice import DOUBTFUL, doubt
 from agent.pool.steps import IoChannel, Pending, Steps, wait_for
 from agent.pool.volume.directory_cache import CachedSet

@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from agent.host_os.complaints import Complaints
+from agent.host_os.rate_limited_log import Complaints
 from agent.inline.cipher_suites import Place
 from agent.pool.counters import MissCause
-from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.read.prestage_cache import SWEEP_SECONDS, OpenValue, PrestageCache
 from agent.pool.steps import IoChannel, Runner, Steps, wait_for
 from agent.pool.volume.bandwidth import TokenBucket

@@ -14,9 +14,9 @@ from typing import Final
 
 from agent.inline.cipher_suites import PROOF_BYTES
 from agent.pool.counters import MissCause
-from agent.pool.format.slot import HEADER_BYTES, OpenSlot
+from agent.pool.format.sealed_slot import HEADER_BYTES, OpenSlot
 from agent.pool.read.prestage_cache import PrestageCache
-from agent.pool.read.reader import Request, Source, UnitReader
+from agent.pool.read.reader_base import Request, Source, UnitReader
 from agent.pool.read.replica_choice import DOUBTFUL, doubt, in_turn, race, the_other_served
 from agent.pool.steps import Pending, Steps, Wait, has_come, wait_for, what_came
 from agent.pool.volume.directory_cache import CachedSet

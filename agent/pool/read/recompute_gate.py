@@ -15,10 +15,10 @@ import threading
 from typing import Final
 
 from agent.pool.counters import MissCause
-from agent.pool.format.slot import OpenSlot
+from agent.pool.format.sealed_slot import OpenSlot
 from agent.pool.read.get import SlotReader, remembered_length
 from agent.pool.read.prestage_cache import PrestageCache
-from agent.pool.read.reader import Request
+from agent.pool.read.reader_base import Request
 from agent.pool.steps import Steps
 from agent.pool.volume.volume import Volume
 

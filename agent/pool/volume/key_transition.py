@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from agent.pool.counters import MissCause
-from agent.pool.format.slot import SlotCodec
+from agent.pool.format.sealed_slot import SlotCodec
 from agent.pool.steps import IoChannel, Steps
 
 MAP_AGE_SECONDS: Final = 2.0

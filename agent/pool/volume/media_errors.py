@@ -10,7 +10,7 @@ import threading
 from collections import OrderedDict
 from typing import NamedTuple
 
-from agent.host_os.complaints import Complaints
+from agent.host_os.rate_limited_log import Complaints
 from agent.pool.volume.directory_cache import CachedSet
 
 log = logging.getLogger(__name__)

@@ -29,7 +29,7 @@ IDLE_SECONDS: Final = 30.0
 
 
 class PartialPut(ABC):
-    """One put, as it waits (agent/pool/write/writer.py)."""
+    """One put, as it waits (agent/pool/write/writer_base.py)."""
 
     held = 0
     """Its bytes of BEGUN_BYTES, its own to count."""

@@ -23,8 +23,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.inline.block_cipher import BlockCipher
 from agent.inline.secrets import SecretKey
+from agent.inline.single_block_aes import BlockCipher
 from agent.pool.format.directory import KEY_BYTES
 from agent.pool.volume.settings import VolumeExtent
 

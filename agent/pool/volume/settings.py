@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from agent.pool.format.directory import DIRECTORY_BYTES, SLOTS_PER_SET
 from agent.pool.format.occupancy import SetPlace
-from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.format.sealed_slot import HEADER_BYTES
 
 
 @dataclass(frozen=True, slots=True)

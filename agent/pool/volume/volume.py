@@ -1,8 +1,9 @@
 """A volume: fixed-size slots of one tenant, spread over the namespaces of the pool.
 
 This file knows where the slots lie and how to find a key's entry; agent/pool/read/get.py and
-agent/pool/write/put.py move values. Read slot.py and directory.py first. A set is one directory block and
-64 slots; a slot is a header block and `value_bytes`. Sets lie without a gap from the extent's start on.
+agent/pool/write/put.py move values. Read sealed_slot.py and directory.py first. A set is one directory
+block and 64 slots; a slot is a header block and `value_bytes`. Sets lie without a gap from the extent's
+start on.
 
 A `Volume` is the one record of the state that serves it, whole when it is made. `Volume.change` alone changes
 it: the thread that makes the agent calls that, later the upkeep thread (tests/rules/test_volume_owner.py).
@@ -20,12 +21,12 @@ from agent.inline.secrets import SecretKey, new_volume_secret
 from agent.pool.counters import MissCause
 from agent.pool.format.directory import DIRECTORY_BYTES, SLOTS_PER_SET, Entry
 from agent.pool.format.occupancy import Occupancy, SetPlace
-from agent.pool.format.slot import SlotCodec
+from agent.pool.format.sealed_slot import SlotCodec
 from agent.pool.steps import IoChannel, Pending, Steps, wait_for
 from agent.pool.volume.bandwidth import Bandwidth
 from agent.pool.volume.directory_cache import Borrowed, CachedSet, DirectoryCache, damage_look_seconds
+from agent.pool.volume.eviction_holds import Holds
 from agent.pool.volume.hedging import Hedge
-from agent.pool.volume.holds import Holds
 from agent.pool.volume.in_doubt_writes import InDoubtWrites
 from agent.pool.volume.key_locks import KeyLocks
 from agent.pool.volume.key_transition import GRACE_SECONDS, Ask, InForce, KeyTransition, MapAge

@@ -18,7 +18,7 @@ from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.volume import Volume
 from agent.pool.write.put import SlotWriter
 from agent.pool.write.slot_allocation import is_eviction
-from agent.pool.write.writer import PutState
+from agent.pool.write.writer_base import PutState
 
 SEEN_MAX: Final = 1 << 18
 """Keys of all volumes that are remembered by their pseudonyms, in two generations of half as many: 25 MiB at

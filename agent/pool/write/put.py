@@ -20,7 +20,7 @@ from agent.inline.cipher_suites import PROOF_BYTES
 from agent.pool.counters import MissCause
 from agent.pool.errors import IN_DOUBT, BadPut, PutRefused
 from agent.pool.format.directory import Choice, Directory, Entry, flags_of
-from agent.pool.format.slot import HEADER_BYTES, new_generation
+from agent.pool.format.sealed_slot import HEADER_BYTES, new_generation
 from agent.pool.steps import Acquire, IoChannel, Pending, Steps, wait_for
 from agent.pool.volume.directory_cache import ANSWER_SECONDS, CachedSet
 from agent.pool.volume.key_transition import words_for
@@ -29,7 +29,7 @@ from agent.pool.volume.volume import Volume
 from agent.pool.volume.writable_directory import prove
 from agent.pool.write.quota_eviction import Room, room_for
 from agent.pool.write.slot_allocation import Reservation, best_choice, is_eviction, release, reserve
-from agent.pool.write.writer import PutState, Writer
+from agent.pool.write.writer_base import PutState, Writer
 
 PUT_FRESH_SECONDS: Final = 0.02
 """A put right after the lookup that missed does not read the directories again. What another agent wrote

@@ -18,7 +18,7 @@ from typing import Final
 
 from agent.pool.counters import MissCause
 from agent.pool.format.directory import Directory, Entry
-from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.steps import Acquire, IoChannel, Pending, Steps, wait_for
 from agent.pool.volume.directory_cache import COOLDOWN_SECONDS, CachedSet
 from agent.pool.volume.volume import Found, Volume

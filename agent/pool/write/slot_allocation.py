@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from agent.pool.format.directory import FREE, SLOTS_PER_SET, Choice, choose_slot
-from agent.pool.format.slot import SlotSealer
+from agent.pool.format.sealed_slot import SlotSealer
 from agent.pool.steps import IoChannel
 from agent.pool.volume.directory_cache import LEGAL, CachedSet, SlotState
 from agent.pool.volume.volume import Volume

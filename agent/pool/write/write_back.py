@@ -22,14 +22,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from agent.host_os.complaints import Complaints
+from agent.host_os.rate_limited_log import Complaints
 from agent.pool.counters import MissCause
 from agent.pool.errors import BadPut, PutRefused
 from agent.pool.steps import Acquire, Held, IoChannel, Runner, Steps
 from agent.pool.volume.volume import Volume
 from agent.pool.write.delete_and_pin import delete, pin
 from agent.pool.write.put import SlotWriter
-from agent.pool.write.writer import PutState, Writer
+from agent.pool.write.writer_base import PutState, Writer
 
 log = logging.getLogger(__name__)
 

@@ -9,6 +9,7 @@ from emulator.roce.nic.completion import CompletionQueue
 from emulator.roce.nic.device_services import DeviceServices
 from emulator.roce.nic.memory import Backing, ProtectionDomain, Span, SpanList
 from emulator.roce.nic.path import Path
+from emulator.roce.nic.pending_send import completion_opcode
 from emulator.roce.nic.shared_receive import ReceiveQueue, SharedReceiveQueue
 from emulator.roce.nic.verbs import (
     AsyncEvent,
@@ -20,7 +21,6 @@ from emulator.roce.nic.verbs import (
     WcStatus,
     WorkCompletion,
 )
-from emulator.roce.nic.work import completion_opcode
 from emulator.roce.nic.work_requests import ReceiveRequest, SendRequest
 
 

@@ -15,6 +15,7 @@ from emulator.roce.nic.completion import CompletionQueue
 from emulator.roce.nic.datagram import DatagramService
 from emulator.roce.nic.device_services import DeviceServices
 from emulator.roce.nic.memory import ProtectionDomain, ProtectionFault
+from emulator.roce.nic.pending_send import ATOMIC_BYTES, ATOMICS, MESSAGES, UNRELIABLE_SHAPES
 from emulator.roce.nic.qp_context import QpContext
 from emulator.roce.nic.requester import Requester
 from emulator.roce.nic.responder import Responder
@@ -38,7 +39,6 @@ from emulator.roce.nic.verbs import (
     WcStatus,
     WorkCompletion,
 )
-from emulator.roce.nic.work import ATOMIC_BYTES, ATOMICS, MESSAGES, UNRELIABLE_SHAPES
 from emulator.roce.nic.work_requests import ReceiveRequest, SendRequest
 from emulator.roce.wire.bth import LOW_24_BITS
 from emulator.roce.wire.opcodes import Service

@@ -27,10 +27,7 @@ from emulator.roce.nic.memory import EMPTY, Bytes, ProtectionFault
 from emulator.roce.nic.packets_in import Row
 from emulator.roce.nic.packets_out import rows_of
 from emulator.roce.nic.path import Share
-from emulator.roce.nic.qp_context import QpContext
-from emulator.roce.nic.retry import Due, RetryClock
-from emulator.roce.nic.verbs import Burst, QpState, SendFlags, SendOpcode, WcStatus
-from emulator.roce.nic.work import (
+from emulator.roce.nic.pending_send import (
     ATOMIC_BYTES,
     ATOMICS,
     LOCAL_COMPLETION,
@@ -42,6 +39,9 @@ from emulator.roce.nic.work import (
     Work,
     extended_psn,
 )  # fmt: skip
+from emulator.roce.nic.qp_context import QpContext
+from emulator.roce.nic.retry import Due, RetryClock
+from emulator.roce.nic.verbs import Burst, QpState, SendFlags, SendOpcode, WcStatus
 from emulator.roce.nic.work_requests import SendRequest
 from emulator.roce.wire.extended import ATOMIC_ETH, IMM_DT, RETH, AethKind, NakCode, read_packets
 from emulator.roce.wire.opcodes import Opcode, Operation, class_of

@@ -17,6 +17,7 @@ from typing import Final, TypeAlias
 from emulator.roce.nic.counters import Count
 from emulator.roce.nic.memory import EMPTY, Bytes, ProtectionFault, SpanList
 from emulator.roce.nic.packets_in import Row
+from emulator.roce.nic.pending_send import ATOMIC_BYTES, extended_psn
 from emulator.roce.nic.qp_context import QpContext
 from emulator.roce.nic.verbs import (
     MAX_MESSAGE,
@@ -29,7 +30,6 @@ from emulator.roce.nic.verbs import (
     WcStatus,
     WorkCompletion,
 )
-from emulator.roce.nic.work import ATOMIC_BYTES, extended_psn
 from emulator.roce.nic.work_requests import ReceiveRequest
 from emulator.roce.wire.bth import LOW_24_BITS
 from emulator.roce.wire.extended import (

@@ -10,11 +10,11 @@ request that RC would refuse is dropped and counted, and the queue pair goes on.
 """
 
 from emulator.roce.nic.counters import Count
+from emulator.roce.nic.pending_send import UNRELIABLE_SHAPES, extended_psn
 from emulator.roce.nic.qp_context import QpContext
 from emulator.roce.nic.requester import Requester
 from emulator.roce.nic.responder import NotReady, Refusal, Responder, Responses
 from emulator.roce.nic.verbs import Burst, WcStatus
-from emulator.roce.nic.work import UNRELIABLE_SHAPES, extended_psn
 from emulator.roce.nic.work_requests import ReceiveRequest
 from emulator.roce.wire.extended import SYNDROME_ACK
 from emulator.roce.wire.opcodes import class_of

@@ -9,10 +9,10 @@ import errno
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from emulator.roce.nic.pending_send import ATOMIC_BYTES
 from emulator.roce.nic.queue_pair import OPCODES, QueuePair
 from emulator.roce.nic.states import mask_to
 from emulator.roce.nic.verbs import QpAttr, QpState, QpType, SendFlags, SendOpcode, Sge, VerbsError
-from emulator.roce.nic.work import ATOMIC_BYTES
 from emulator.roce.nic.work_requests import SendRequest
 from emulator.roce.pyverbs import enums as e
 from emulator.roce.pyverbs import mem_alloc, posting

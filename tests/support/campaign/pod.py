@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.pool.format.directory import DIRECTORY_BYTES, SLOTS_PER_SET
-from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.format.sealed_slot import HEADER_BYTES
 from emulator.jbof.control_client import ControlError, ask
 from host_shim.pool import Pool
 from tests.support.processes import Processes, Started

@@ -12,7 +12,7 @@ from agent.inline.secrets import SecretKey
 from agent.pool.access import serve
 from agent.pool.counters import MissCause, Tally
 from agent.pool.format.directory import DIRECTORY_BYTES, SLOTS_PER_SET, Directory
-from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.prestage.prefetcher import stage
 from agent.pool.read.get import SlotReader
 from agent.pool.read.prestage_cache import PrestageCache

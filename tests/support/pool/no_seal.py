@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from agent.pool.map.document import PoolMap
-from agent.pool.map.seal import MapSeal
+from agent.pool.map.map_seal import MapSeal
 
 
 class EveryCopyCounts(MapSeal):

@@ -16,8 +16,8 @@ from agent.pool.errors import PutRefused
 from agent.pool.maintenance.replication import work_off
 from agent.pool.maintenance.scrub import Scrubber, ScrubCounters, look_into_reports
 from agent.pool.write.delete_and_pin import delete
-from agent.sim.sim_flash import SimChannel, SimNamespace
-from agent.sim.step_scheduler import Sleep
+from agent.sim.faulty_flash import SimChannel, SimNamespace
+from agent.sim.seeded_scheduler import Sleep
 from tests.support.pool.memory_pool import SUITES, key_of, volume_settings
 from tests.support.sim.pool_simulation import WRITE_DEADLINE, PoolSimulation, SimAgent, Steps, Wrong
 

@@ -32,8 +32,8 @@ from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
 from agent.pool.map.inspect import Inspection, inspect, newest_map
 from agent.pool.map.key_epochs import rotating, with_new_data_keys, without_earlier_keys
 from agent.pool.map.kv_superblock import inspect_kv
+from agent.pool.map.map_seal import MapSeal
 from agent.pool.map.replicas import KEY_PLACES, read_copies, write_superblock
-from agent.pool.map.seal import MapSeal
 from agent.pool.map.superblock import COPY_OFFSETS
 from agent.pool.map.tenant_changes import find_tenant, with_limits, with_tenant, without_key
 from agent.pool.read.prestage_cache import PrestageCache

@@ -11,7 +11,7 @@ from typing import Any
 
 from agent.inline.secrets import RootKey, SecretKey
 from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
-from agent.pool.map.seal import MapSeal
+from agent.pool.map.map_seal import MapSeal
 from agent.pool.map.superblock import LAYOUT_VERSION, MAGIC, Superblock
 
 ROOT = RootKey(SecretKey(b"\x11" * 32), "a test")

@@ -1,9 +1,9 @@
 """KV namespaces in virtual time: latency, hangs, kills, and answers that are damaged, stale, of another key
 or cut short.
 
-Read sim_flash.py first. A Store is all or nothing, as the KV command set has it; whether one that was given
-up lands, and when, is chance. What a Retrieve is answered with may be wrong in every way that a broken
-enclosure could think of.
+Read faulty_flash.py first. A Store is all or nothing, as the KV command set has it; whether one that was
+given up lands, and when, is chance. What a Retrieve is answered with may be wrong in every way that a
+broken enclosure could think of.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agent.inline.scatter import Buffer
 from agent.pool.kv.volume import KvVolume, room_of
 from agent.pool.steps import Pending
 from agent.pool.volume.settings import KvShare, Timing, VolumeSettings
-from agent.sim.step_scheduler import StepScheduler
+from agent.sim.seeded_scheduler import StepScheduler
 from agent.sim.timed_channel import TimedChannel
 from nvmeof.wire.kv import encode_key_list
 from tests.support.pool.memory_pool import TENANT, VOLUME_ID, fixed_secret, nguid_of

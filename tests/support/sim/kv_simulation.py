@@ -20,13 +20,13 @@ from typing import Any
 
 from agent.pool.counters import Tally, total
 from agent.pool.errors import PutRefused
-from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.kv.commands import RESERVED_KEY
 from agent.pool.kv.get import KvReader
 from agent.pool.kv.put import KvWriter, delete_key
 from agent.pool.kv.volume import KvVolume, room_of
 from agent.pool.volume.settings import Timing
-from agent.sim.step_scheduler import Sleep, StepScheduler
+from agent.sim.seeded_scheduler import Sleep, StepScheduler
 from tests.support.pool.memory_pool import SUITES, key_of
 from tests.support.sim.kv_flash import SimKvChannel, SimKvNamespace, kv_volume
 from tests.support.sim.pool_simulation import Wrong

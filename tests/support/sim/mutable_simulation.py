@@ -25,8 +25,8 @@ from agent.pool.access import ServedVolume, serve
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
 from agent.pool.volume.directory_cache import DAMAGE_LOOK_SECONDS
-from agent.sim.sim_flash import SimChannel, SimNamespace
-from agent.sim.step_scheduler import Sleep
+from agent.sim.faulty_flash import SimChannel, SimNamespace
+from agent.sim.seeded_scheduler import Sleep
 from tests.support.pool.memory_pool import key_of
 from tests.support.sim.pool_simulation import (
     READ_DEADLINE,

@@ -9,7 +9,7 @@ from typing import Any
 from agent.inline.secrets import RootKey, SecretKey, root_key_in
 from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
 from agent.pool.map.inspect import COPY_BYTES
-from agent.pool.map.seal import MapSeal
+from agent.pool.map.map_seal import MapSeal
 from agent.pool.map.superblock import COPY_OFFSETS, Superblock, decode_superblock_untrusted
 from host_shim.pool import Pool
 from tests.support.pool.two_tenants import KEYS, TENANTS, TwoTenants, value_of

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agent.pool.format.directory import DIRECTORY_BYTES, Directory, quarantine_entry
-from agent.pool.format.slot import HEADER_BYTES, MAGIC
+from agent.pool.format.sealed_slot import HEADER_BYTES, MAGIC
 from agent.pool.map.document import DATA_START
 from host_shim.pool import Pool
 from tests.support.nvme.enclosure_process import EnclosureProcess

@@ -9,7 +9,7 @@ import pytest
 
 from agent.inline.cipher_suites import Place
 from agent.inline.secrets import Purpose, RootKey, SecretKey, WrongKey, root_key_in
-from agent.pool.format.slot import HEADER_BYTES, MAGIC, OpenSlot, SlotCodec
+from agent.pool.format.sealed_slot import HEADER_BYTES, MAGIC, OpenSlot, SlotCodec
 from agent.pool.map.document import PoolMap
 from host_shim.control_wire import Outcome
 from host_shim.pool import Pool, UnknownVolume

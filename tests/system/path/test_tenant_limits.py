@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from agent.pool.format.slot import MAGIC
+from agent.pool.format.sealed_slot import MAGIC
 from host_shim.block_key import key_of
 from host_shim.pool import Pool
 from tests.support.pool.two_tenants import KEYS, TwoTenants, value_of

@@ -16,7 +16,7 @@ from agent.pool.map.commit import replace_map
 from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
 from agent.pool.map.inspect import inspect, newest_map
 from agent.pool.map.key_epochs import rotating, with_new_data_keys, without_earlier_keys
-from agent.pool.map.seal import MapSeal
+from agent.pool.map.map_seal import MapSeal
 from agent.pool.map.tenant_changes import with_limits, without_key
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.key_transition import QUIET_SECONDS

@@ -12,7 +12,7 @@ import pytest
 from agent.fs.files.face import FilesFace
 from agent.fs.files.options import FilesOptions
 from agent.fs.files.pool_store import PoolBlockStore
-from agent.fs.files.reclaiming import RETRY_SECONDS
+from agent.fs.files.space_reclaim import RETRY_SECONDS
 from agent.pool.errors import PutRefused
 from agent.pool.format.directory import SLOTS_PER_SET
 from agent.pool.volume.volume import Layout

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.fs.files import unsynced
+from agent.fs.files import fsync_tracking
 from agent.fs.files.face import FilesFace
 from agent.fs.files.options import FilesOptions
 from agent.fs.files.pool_store import PoolBlockStore
@@ -177,7 +177,7 @@ def test_an_enclosure_that_is_away_leaves_the_doubt(shelves: Shelves) -> None:
 
 
 def test_blocks_that_wait_for_a_flush_are_bounded(shelves: Shelves, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unsynced, "BLOCKS_MAX", 4)
+    monkeypatch.setattr(fsync_tracking, "BLOCKS_MAX", 4)
     assert shelves.fsync(0) == 0
     flushes = shelves.here.flushes + shelves.there.flushes
     kept = dict(shelves.there.blocks)

@@ -8,8 +8,8 @@ import os
 
 import pytest
 
-from agent.fs.files.reclaiming import BACKLOG_BLOCKS, RETRY_SECONDS
-from agent.fs.files.sealing import PLACES_TRIED
+from agent.fs.files.block_commit import PLACES_TRIED
+from agent.fs.files.space_reclaim import BACKLOG_BLOCKS, RETRY_SECONDS
 from agent.fs.interface import Caller
 from tests.support.fs.files_calls import CALLER, ROOT
 from tests.unit.files.conftest import BLOCK, World

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 from agent.errors import Fault
-from agent.fs.files import inodes, schema
+from agent.fs.files import inodes, metadata_database
+from agent.fs.files.metadata_database import MetadataUnusable
+from agent.fs.files.metadata_pool import PoolOfNames
 from agent.fs.files.options import FilesOptions
-from agent.fs.files.pool_of_names import PoolOfNames
-from agent.fs.files.schema import MetadataUnusable
 from agent.fs.interface import FsError
 from tests.unit.files.conftest import BLOCK, World, refused
 
@@ -85,7 +85,7 @@ def test_a_full_disk_is_the_worlds_fault(world: World, monkeypatch: pytest.Monke
 
     for where, what, failing in (
         (os, "fsync", full),
-        (schema.Database, "_prepare", no_room),
+        (metadata_database.Database, "_prepare", no_room),
         (inodes, "ensure_root", lambda *_: full_refusal()),
     ):
         with monkeypatch.context() as patched:
@@ -107,11 +107,11 @@ def test_a_full_disk_is_named_where_sqlite_has_ended_the_transaction(
         error.sqlite_errorcode = of_sqlite
         raise error
 
-    monkeypatch.setattr(schema, "settle_home", full)
+    monkeypatch.setattr(metadata_database, "settle_home", full)
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=0))
     file = tmp_path / "files.sqlite"
     with pytest.raises(MetadataUnusable) as told:
-        schema.Database(file, PoolOfNames("aa" * 16))
+        metadata_database.Database(file, PoolOfNames("aa" * 16))
     assert str(told.value) == f"{file}: the disk that has it is full"
     assert "make some room" in told.value.advice
 

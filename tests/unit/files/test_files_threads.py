@@ -18,7 +18,7 @@ from time import sleep
 
 import pytest
 
-from agent.fs.files import reclaiming
+from agent.fs.files import space_reclaim
 from tests.support.fs.files_calls import FaceCalls
 from tests.support.pool.inline_runner import InlineRunner
 from tests.unit.files.conftest import BLOCK, World
@@ -34,7 +34,7 @@ def slow_fabric(step: str) -> None:
 @pytest.fixture
 def busy(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     """Room for two blocks only, deletions at once, and a fabric that takes its time."""
-    monkeypatch.setattr(reclaiming, "BACKLOG_BLOCKS", 1)
+    monkeypatch.setattr(space_reclaim, "BACKLOG_BLOCKS", 1)
     world.options = dataclasses.replace(world.options, staging_bytes=2 * BLOCK, workers=WORKERS)
     world.restart()
     world.store.before = slow_fabric

@@ -12,8 +12,8 @@ import pytest
 
 from agent.fs.files.block_store import StoreUnavailable
 from agent.fs.files.face import FilesFace
+from agent.fs.files.metadata_pool import FACT, NamesElsewhere, PoolOfNames, names_another, noted_home
 from agent.fs.files.options import FilesOptions
-from agent.fs.files.pool_of_names import FACT, NamesElsewhere, PoolOfNames, names_another, noted_home
 from agent.fs.files.pool_store import PoolBlockStore, store_for
 from agent.pool.volume.volume import Volume
 from tests.support.fs.files_calls import FaceCalls

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from agent.fs.fuse.abi import Opcode
 from agent.fs.fuse.session import NO_ANSWER, FuseSession, errno_for_kernel
 from agent.fs.interface import NOBODY, Attributes, Caller, DirectoryEntry, Entry, FsError, LockOwner
-from agent.host_os.complaints import Complaints
+from agent.host_os.rate_limited_log import Complaints
 from agent.pool.steps import Acquire, Outcome, Steps
 from tests.support.fs import fuse_records
 from tests.support.fs.fuse_peer import FusePeer

@@ -12,7 +12,7 @@ from agent.inline.cipher_suites import Place
 from agent.inline.random_bytes import AHEAD_SECONDS, random_bytes
 from agent.inline.salts import SALT_BYTES, new_salt
 from agent.inline.secrets import SecretKey
-from agent.pool.format.slot import SlotCodec
+from agent.pool.format.sealed_slot import SlotCodec
 
 NGUID = bytes(range(16))
 KEY = b"k" * 16

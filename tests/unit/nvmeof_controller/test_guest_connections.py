@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from nvmeof.controller.guest_connections import DISPLACED, SETTLED_S, GuestConnections, peer_of
 from nvmeof.controller.queue_session import QueueSession
 from nvmeof.controller.settings import ControllerSettings
 from nvmeof.controller.target import Target
+from nvmeof.controller.unauthenticated_connections import DISPLACED, SETTLED_S, GuestConnections, peer_of
 from nvmeof.wire.fabrics import DISCOVERY_NQN
 from nvmeof.wire.status import Status
 from tests.support.nvme.heap_storage import HeapStorage

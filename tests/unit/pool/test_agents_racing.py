@@ -22,8 +22,8 @@ from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Volume
 from agent.pool.write.delete_and_pin import delete
 from agent.pool.write.put import SlotWriter
-from agent.sim.sim_flash import SimChannel, SimNamespace
-from agent.sim.step_scheduler import Sleep, StepScheduler
+from agent.sim.faulty_flash import SimChannel, SimNamespace
+from agent.sim.seeded_scheduler import Sleep, StepScheduler
 from tests.support.pool.memory_pool import SUITES, fixed_secret, key_of, volume_settings
 
 Steps = Generator[Any, bool, Any]

@@ -25,8 +25,8 @@ from agent.pool.volume.quota import Limits, Measured, Quota
 from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import TenantShare
 from agent.pool.write.put import SlotWriter
-from agent.pool.write.writer import PutState, Writer
-from agent.sim.step_scheduler import StepScheduler
+from agent.pool.write.writer_base import PutState, Writer
+from agent.sim.seeded_scheduler import StepScheduler
 from host_shim.control_wire import FLAG_NO_ANSWER, Operation, Outcome, Request, data_offset
 from tests.support.engines.session_door import SessionDoor
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of

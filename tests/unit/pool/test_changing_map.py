@@ -22,7 +22,7 @@ from agent.pool.map.reconcile import agreed
 from agent.pool.map.replicas import write_superblock
 from agent.pool.map.tenant_changes import with_limits, with_tenant, without_key
 from agent.pool.steps import IoChannel, Steps
-from agent.sim.step_scheduler import StepScheduler
+from agent.sim.seeded_scheduler import StepScheduler
 from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
 from tests.support.pool.memory_pool import nguid_of
 from tests.support.sim.kv_flash import SimKvChannel, SimKvNamespace

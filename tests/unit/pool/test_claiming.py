@@ -10,10 +10,10 @@ import pytest
 from agent.errors import G35Error
 from agent.inline.secrets import RootKey, SecretKey
 from agent.membership.join import Seen, complete_map, join, newcomers_in, numbers_of, why_not
-from agent.pool.map import claims, commit
-from agent.pool.map.claims import Taken, claim_head, claimed_by, heads_of, want_unchanged
+from agent.pool.map import commit, namespace_claims
 from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
 from agent.pool.map.inspect import Content, Inspection, inspect, newest_map
+from agent.pool.map.namespace_claims import Taken, claim_head, claimed_by, heads_of, want_unchanged
 from agent.pool.map.replicas import write_superblock
 from agent.pool.map.superblock import COPY_OFFSETS
 from agent.pool.steps import Steps
@@ -31,7 +31,7 @@ FORMATTED = {number: plan_pool([(nguid_of(number), SIZE)], WISHES, ROOT) for num
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit, "PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr(claims, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(namespace_claims, "PAUSE_SECONDS", 0.0)
 
 
 class Pool:

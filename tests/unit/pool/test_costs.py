@@ -15,8 +15,8 @@ from agent.pool.volume.directory_cache import APPROXIMATE_BYTES, DirectoryCache
 from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Volume
 from agent.pool.write.put import SlotWriter
-from agent.sim.sim_flash import SimChannel, SimNamespace
-from agent.sim.step_scheduler import StepScheduler
+from agent.sim.faulty_flash import SimChannel, SimNamespace
+from agent.sim.seeded_scheduler import StepScheduler
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent, fixed_secret, key_of, volume_settings
 
 SLOW = Timing(read_deadline=100.0, write_deadline=100.0, directory_fresh=1000.0)

@@ -16,7 +16,7 @@ import pytest
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
 from agent.pool.format.directory import DIRECTORY_BYTES, ENTRY_BYTES
-from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.read.get import SlotReader
 from tests.support.pool.memory_pool import SUITES, MemoryPool, PoolAgent, key_of, stage_now
 from tests.support.pool.staged import add_staged

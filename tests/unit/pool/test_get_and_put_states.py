@@ -11,17 +11,17 @@ from agent.pool.access import serve
 from agent.pool.counters import MissCause
 from agent.pool.errors import BadPut, PutRefused
 from agent.pool.kv.put import KvWriter
-from agent.pool.read import reader
+from agent.pool.read import reader_base
 from agent.pool.read.get import SlotReader
-from agent.pool.read.reader import GetState
+from agent.pool.read.reader_base import GetState
 from agent.pool.steps import IoChannel
 from agent.pool.volume.partial_puts import IDLE_SECONDS, PartialPuts
-from agent.pool.write import writer
+from agent.pool.write import writer_base
 from agent.pool.write.admission import SecondUse
 from agent.pool.write.put import SlotWriter
 from agent.pool.write.write_back import WriteBack
-from agent.pool.write.writer import FORGETFUL, UNDER_WAY, PutState, Writer
-from agent.sim.step_scheduler import StepScheduler
+from agent.pool.write.writer_base import FORGETFUL, UNDER_WAY, PutState, Writer
+from agent.sim.seeded_scheduler import StepScheduler
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of
 from tests.support.sim.kv_flash import SimKvChannel, SimKvNamespace, kv_volume
 
@@ -39,10 +39,10 @@ def ends(states: type, legal: set[tuple[GetState, GetState]] | set[tuple[PutStat
 
 
 def test_what_is_under_way_can_end_and_an_end_is_final() -> None:
-    assert ends(PutState, writer.LEGAL) == set(PutState) - set(UNDER_WAY)
-    assert ends(GetState, reader.LEGAL) == {GetState.MISS}
+    assert ends(PutState, writer_base.LEGAL) == set(PutState) - set(UNDER_WAY)
+    assert ends(GetState, reader_base.LEGAL) == {GetState.MISS}
     reached = {PutState.NEW}
-    while new := {to for state, to in writer.LEGAL if state in reached} - reached:
+    while new := {to for state, to in writer_base.LEGAL if state in reached} - reached:
         reached |= new
     assert reached == set(PutState)
 
@@ -53,7 +53,7 @@ def test_no_step_is_taken_that_the_tables_do_not_name(agent: PoolAgent) -> None:
         for to in PutState:
             put = SlotWriter(agent.volume, key_of(1), length=10)
             put._state = state
-            if (state, to) in writer.LEGAL:
+            if (state, to) in writer_base.LEGAL:
                 put._enter(to)
                 assert put.state is to
                 assert put.finished is (to not in UNDER_WAY and to not in FORGETFUL)
@@ -64,7 +64,7 @@ def test_no_step_is_taken_that_the_tables_do_not_name(agent: PoolAgent) -> None:
         for then in GetState:
             get = SlotReader(agent.volume, key_of(1))
             get._state = seen
-            if (seen, then) in reader.LEGAL:
+            if (seen, then) in reader_base.LEGAL:
                 get._enter(then)
             else:
                 with pytest.raises(AssertionError):
@@ -210,7 +210,7 @@ def test_a_put_lives_as_the_table_says_and_holds_nothing_at_its_end(
 
 def test_every_step_of_a_put_is_walked() -> None:
     walked = {step for states in LIVES.values() for step in itertools.pairwise(states)}
-    assert walked == writer.LEGAL
+    assert walked == writer_base.LEGAL
 
 
 def test_a_put_that_was_turned_away_may_be_tried_again(agent: PoolAgent) -> None:

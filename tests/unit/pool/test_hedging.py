@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.pool.counters import MissCause
-from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.maintenance.replication import work_off
 from agent.pool.volume.hedging import DELAY_LEAST, FIRST_DELAY, SAMPLES_LEAST, SAVED_MAX, Hedge
 from tests.support.pool.memory_channel import MemoryPending

@@ -10,8 +10,8 @@ import pytest
 from agent.pool.access import serve
 from agent.pool.counters import MissCause
 from agent.pool.errors import BadPut, PutRefused
-from agent.pool.mutable.hold import HELD_AT_ONCE
-from agent.pool.volume.holds import HELD_KEYS, Hold
+from agent.pool.mutable.lookup_and_hold import HELD_AT_ONCE
+from agent.pool.volume.eviction_holds import HELD_KEYS, Hold
 from agent.pool.write.delete_and_pin import PINNED_SLOTS_MAX
 from agent.pool.write.quota_eviction import evict_one
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of

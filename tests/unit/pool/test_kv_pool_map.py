@@ -16,7 +16,7 @@ from agent.pool.map.kv_superblock import clear_keys, inspect_kv
 from agent.pool.map.replicas import KEY_PLACES, write_superblock
 from agent.remote.channel import WorkerChannel
 from agent.remote.fabric import Fabric
-from agent.sim.step_scheduler import StepScheduler
+from agent.sim.seeded_scheduler import StepScheduler
 from tests.support.pool.memory_pool import nguid_of
 from tests.support.sim.kv_flash import SimKvChannel, SimKvNamespace
 

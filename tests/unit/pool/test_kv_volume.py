@@ -10,14 +10,14 @@ import pytest
 from agent.pool.access import serve
 from agent.pool.counters import MissCause
 from agent.pool.errors import BadPut, PutRefused, TooLong
-from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.kv.commands import RESERVED_KEY
 from agent.pool.kv.get import KvReader
 from agent.pool.kv.put import RANGES_MAX, KvWriter, delete_key
 from agent.pool.kv.volume import KvVolume, room_of
 from agent.pool.volume.directory_cache import COOLDOWN_SECONDS
 from agent.pool.volume.partial_puts import BEGUN_BYTES
-from agent.sim.step_scheduler import StepScheduler
+from agent.sim.seeded_scheduler import StepScheduler
 from tests.support.pool.memory_pool import SUITES, key_of
 from tests.support.sim.kv_flash import SimKvChannel, SimKvNamespace, kv_volume
 

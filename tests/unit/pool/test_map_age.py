@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from agent.pool.counters import MissCause
-from agent.pool.format.slot import SlotCodec
+from agent.pool.format.sealed_slot import SlotCodec
 from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume import key_transition
 from agent.pool.volume.key_transition import GRACE_SECONDS, MAP_AGE_SECONDS, KeyTransition, MapAge

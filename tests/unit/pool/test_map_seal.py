@@ -13,8 +13,8 @@ from agent.pool.map.commit import ROUNDS_MAX, change_map, simply
 from agent.pool.map.document import PoolMap, VolumeWish, decode_pool_map_untrusted, plan_pool
 from agent.pool.map.inspect import inspect, newest_map
 from agent.pool.map.key_epochs import with_new_data_keys
+from agent.pool.map.map_seal import MapSeal
 from agent.pool.map.replicas import write_superblock
-from agent.pool.map.seal import MapSeal
 from agent.pool.map.superblock import COPY_OFFSETS, Superblock, decode_superblock_untrusted
 from agent.pool.map.tenant_changes import with_limits, with_tenant, without_key
 from tests.support.pool.memory_pool import nguid_of

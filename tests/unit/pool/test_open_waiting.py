@@ -7,10 +7,10 @@ import random
 import pytest
 
 from agent.pool.counters import MissCause
-from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.prestage.prefetcher import stage
 from agent.pool.read.prestage_cache import PrestageCache
-from agent.pool.read.reader import MemoryReader
+from agent.pool.read.reader_base import MemoryReader
 from tests.support.pool.memory_pool import SUITES, MemoryPool, PoolAgent, key_of, stage_now
 
 SIZE = 150_000

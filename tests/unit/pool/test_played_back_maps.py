@@ -17,8 +17,8 @@ from agent.membership.join import join, settle
 from agent.pool.map import commit
 from agent.pool.map.commit import change_map, simply
 from agent.pool.map.document import MapNamespace, PoolMap, plan_pool
+from agent.pool.map.map_seal import MapSeal
 from agent.pool.map.replicas import KEY_PLACES, read_copies, write_superblock
-from agent.pool.map.seal import MapSeal
 from agent.pool.map.superblock import COPY_OFFSETS
 from agent.pool.map.tenant_changes import with_limits, without_key
 from tests.support.sim.forged_pool import (

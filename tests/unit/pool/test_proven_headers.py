@@ -12,7 +12,7 @@ from agent.inline.cipher_suites import Place
 from agent.inline.secrets import SecretKey
 from agent.pool.counters import MissCause
 from agent.pool.format.header_cache import HeaderCache
-from agent.pool.format.slot import HEADER_BYTES, OpenSlot, SlotCodec
+from agent.pool.format.sealed_slot import HEADER_BYTES, OpenSlot, SlotCodec
 from tests.support.pool.memory_pool import SUITES, TENANT, VOLUME_ID, fixed_secret, nguid_of
 
 KEY, OTHER_KEY = bytes(range(16)), bytes(range(1, 17))

@@ -15,7 +15,7 @@ from agent.pool.access import serve
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused, TooLong
 from agent.pool.format.directory import Directory
-from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.maintenance.migrate import Migration, Outcome
 from agent.pool.mutable.replace import GENERATION_MAX
 from agent.pool.volume.quota import Limits, Measured, Quota

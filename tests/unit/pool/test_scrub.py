@@ -18,7 +18,7 @@ from agent.pool.format.directory import (
     count_quarantined,
     is_quarantined,
 )
-from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.maintenance.bad_slots import release, survey
 from agent.pool.maintenance.scrub import (
     NOTHING_OPENS,

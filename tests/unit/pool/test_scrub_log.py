@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.host_os.complaints import Complaints
+from agent.host_os.rate_limited_log import Complaints
 from agent.pool.maintenance.scrub import ScrubCounters, settle
 from agent.pool.volume.media_errors import log
 from agent.pool.volume.settings import Timing

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from agent.inline.cipher_suites import Place
 from agent.inline.secrets import SecretKey
 from agent.pool.counters import MissCause
-from agent.pool.format.slot import HEADER_BYTES, SlotCodec
+from agent.pool.format.sealed_slot import HEADER_BYTES, SlotCodec
 from tests.support.pool.memory_pool import SUITES, TENANT, VOLUME_ID, fixed_secret, nguid_of
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "pool.json"
@@ -86,7 +86,7 @@ def test_golden_slots_open(suite: str) -> None:
 @pytest.mark.interpreted
 def test_golden_slots_are_written_the_same(suite: str, monkeypatch: pytest.MonkeyPatch) -> None:
     golden = json.loads(VECTORS.read_text())["slots"][suite]
-    monkeypatch.setattr("agent.pool.format.slot.new_salt", lambda *_: bytes(range(0xA0, 0xA0 + 24)))
+    monkeypatch.setattr("agent.pool.format.sealed_slot.new_salt", lambda *_: bytes(range(0xA0, 0xA0 + 24)))
     slot = sealed_slot(suite, bytes.fromhex(golden["value"]))
     assert slot[:HEADER_BYTES].hex() == golden["header"]
     assert slot[HEADER_BYTES:].hex() == golden["body"]

@@ -18,7 +18,7 @@ from agent.inline.scatter import Buffer
 from agent.inline.secrets import Purpose, RootKey, SecretKey, WrongKey, unwrap_secret
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
-from agent.pool.format.slot import HEADER_BYTES, MAGIC, OpenSlot, SlotCodec
+from agent.pool.format.sealed_slot import HEADER_BYTES, MAGIC, OpenSlot, SlotCodec
 from agent.pool.kv.commands import RESERVED_KEY
 from agent.pool.kv.get import KvReader
 from agent.pool.kv.put import KvWriter
@@ -47,7 +47,7 @@ from agent.pool.volume.volume import PoolVolume, Volume
 from agent.pool.write.delete_and_pin import delete
 from agent.pool.write.put import SlotWriter
 from agent.remote.fabric import Fabric
-from agent.sim.step_scheduler import StepScheduler
+from agent.sim.seeded_scheduler import StepScheduler
 from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
 from tests.support.pool.memory_pool import key_of, nguid_of
 from tests.support.pool.no_seal import EveryCopyCounts

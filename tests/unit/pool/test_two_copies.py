@@ -9,7 +9,7 @@ import pytest
 
 from agent.pool.counters import MissCause
 from agent.pool.format.directory import SLOTS_PER_SET
-from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.maintenance.replication import DOUBT_SECONDS, Kept, keep_two, work_off
 from agent.pool.maintenance.scrub import PAUSE_SECONDS, Scrubber, ScrubCounters, look_into_reports
 from agent.pool.read.get import SlotReader

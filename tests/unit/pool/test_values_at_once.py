@@ -9,7 +9,7 @@ import pytest
 
 from agent.fs.control.face import CONTROL_ROOT
 from agent.fs.interface import Caller, FsError
-from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.prestage.readahead import Readahead
 from agent.pool.steps import settle
 from host_shim.control_wire import AT_ONCE_BYTES, value_xattr

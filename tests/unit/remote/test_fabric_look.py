@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from agent.remote.circuit_breaker import Health
 from agent.remote.enclosure import Enclosure, Route
 from agent.remote.fabric import Fabric
-from agent.remote.health import Health
 from tests.support.pool.memory_pool import nguid_of
 
 

@@ -9,7 +9,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.remote.health import LATE_BEFORE_PAUSE, LATENCY_BUCKETS, Health
+from agent.remote.circuit_breaker import LATE_BEFORE_PAUSE, LATENCY_BUCKETS, Health
 from agent.remote.outlier_detection import (
     HOLD_FIRST_SECONDS,
     HOLD_MAX_SECONDS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.remote.health import LATE_BEFORE_PAUSE, Health, Outstanding
+from agent.remote.circuit_breaker import LATE_BEFORE_PAUSE, Health, Outstanding
 
 
 def test_a_suspect_is_read_with_less_patience_and_written_with_as_much_as_ever() -> None:

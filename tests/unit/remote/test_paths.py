@@ -14,7 +14,7 @@ from agent.errors import ConfigError
 from agent.remote.enclosure import AVOID_MOST_SECONDS, Enclosure, Route
 from agent.remote.fabric import Fabric
 from agent.remote.fence import COMMAND_SECONDS, GRAIN, LOST_SECONDS, MOST_PLACES, Fence, GivenUp
-from agent.remote.paths import in_order, path_failed
+from agent.remote.path_choice import in_order, path_failed
 from agent.telemetry.snapshot import _enclosures
 from nvmeof.host import commands
 from nvmeof.host.namespaces import NamespaceInfo

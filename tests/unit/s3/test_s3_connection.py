@@ -8,9 +8,9 @@ from typing import cast
 import trio
 import trio.testing
 
-from agent.host_os.complaints import Complaints
+from agent.host_os.rate_limited_log import Complaints
 from agent.http.connection import BODY_RATE_MIN, CHUNK_BYTES_MIN, CHUNKS_FREE, EVENTS_TOGETHER
-from agent.http.rests import Rests
+from agent.http.gil_yield import Rests
 from agent.http.shares import Shares
 from agent.s3.answers import Answer, Send
 from agent.s3.body import Body

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import pytest
 import trio
 
-from agent.http.rests import STEP_ROWS, Rests, with_rests
+from agent.http.gil_yield import STEP_ROWS, Rests, with_rests
 from agent.http.shares import Shares
 from agent.http.workers import Workers
 from agent.s3.body import Body
@@ -157,7 +157,7 @@ def test_no_step_of_a_listing_has_more_than_its_rows(index: Index, monkeypatch: 
 
 def test_a_thread_rests_for_as_long_as_it_worked(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr("agent.http.rests.time.sleep", slept.append)
+    monkeypatch.setattr("agent.http.gil_yield.time.sleep", slept.append)
     rests, began = Rests(), time.thread_time()
     rests.after(began)
     assert slept == []
@@ -190,8 +190,8 @@ def test_all_threads_of_the_door_together_work_for_half_of_the_time() -> None:
 
 def test_a_thread_that_takes_many_rows_rests_after_every_few(monkeypatch: pytest.MonkeyPatch) -> None:
     worked, slept = [0.0], list[float]()
-    monkeypatch.setattr("agent.http.rests.time.sleep", slept.append)
-    monkeypatch.setattr("agent.http.rests.time.thread_time", lambda: worked[0])
+    monkeypatch.setattr("agent.http.gil_yield.time.sleep", slept.append)
+    monkeypatch.setattr("agent.http.gil_yield.time.thread_time", lambda: worked[0])
     for _ in with_rests(range(10 * STEP_ROWS)):
         worked[0] += 0.001
     assert slept == pytest.approx([STEP_ROWS * 0.001] * 10)
@@ -216,8 +216,8 @@ def test_no_step_of_a_completion_has_more_than_its_rows(
     rows_of_parts = [(number, f"f{number:05d}", f"{number:032x}") for number in range(1, count + 1)]
     made._connection.executemany(row, rows_of_parts)
     passes: list[int] = []
-    monkeypatch.setattr("agent.http.rests.time.sleep", lambda seconds: passes.append(1))
-    monkeypatch.setattr("agent.http.rests.time.thread_time", itertools.count().__next__)
+    monkeypatch.setattr("agent.http.gil_yield.time.sleep", lambda seconds: passes.append(1))
+    monkeypatch.setattr("agent.http.gil_yield.time.thread_time", itertools.count().__next__)
     rows = [{"PartNumber": str(number), "ETag": etag} for number, _, etag in rows_of_parts]
 
     class Read(Body):
@@ -272,7 +272,7 @@ def test_an_event_loop_takes_one_step_at_a_time_and_rests_after_it(monkeypatch: 
             nursery.start_soon(rests.work, steps())
             nursery.start_soon(rests.work, steps())
 
-    monkeypatch.setattr("agent.http.rests.trio.sleep", sleep)
+    monkeypatch.setattr("agent.http.gil_yield.trio.sleep", sleep)
     trio.run(main)
     assert at == ["step", "rest"] * 6
 

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from agent.s3.checks import ALGORITHMS
+from agent.s3.checksums import ALGORITHMS
 from agent.s3.errors import S3Error
 from agent.s3.index import Part, Piece
 from agent.s3.part_checksums import whole_checksum

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, cast
 
+from agent.fs.shared.file_reader import AHEAD, OpenFile, ReadsUnderWay
 from agent.fs.shared.manifest import Kind, Manifest
-from agent.fs.shared.open_file import AHEAD, OpenFile, ReadsUnderWay
 from agent.fs.shared.volume import SharedVolume
 from agent.pool.counters import MissCause
 from agent.pool.steps import IoChannel, Steps, Wait

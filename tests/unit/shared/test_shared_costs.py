@@ -17,8 +17,8 @@ from agent.pool.steps import Outcome, is_steps
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Volume
-from agent.sim.sim_flash import SimChannel, SimNamespace
-from agent.sim.step_scheduler import StepScheduler
+from agent.sim.faulty_flash import SimChannel, SimNamespace
+from agent.sim.seeded_scheduler import StepScheduler
 from tests.support.fs.memory_shared import CALLER, CHUNK, MAKER, settings_of
 from tests.support.pool.memory_pool import fixed_secret
 

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import pytest
 
 from agent.pool.access import serve
-from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.read.prestage_cache import PrestageCache
-from agent.pool.read.reader import MemoryReader, Reader
+from agent.pool.read.reader_base import MemoryReader, Reader
 from agent.pool.write.write_back import VALUE_COST, WriteBack
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of, stage_now
 

@@ -15,12 +15,12 @@ import pytest
 from agent.fs.control.registered_memory import RegisteredMemory
 from agent.fs.files.block_rows import SealedBlock
 from agent.fs.files.face import FilesFace
+from agent.fs.files.fsync_tracking import BLOCKS_MAX, Unsynced
 from agent.fs.files.open_files import OpenFile
 from agent.fs.files.options import FilesOptions
 from agent.fs.files.pool_store import OPEN_BLOCKS_MAX, PoolBlockStore
 from agent.fs.files.staging import StagingMemory
 from agent.fs.files.suspect_blocks import Suspects
-from agent.fs.files.unsynced import BLOCKS_MAX, Unsynced
 from agent.fs.interface import FACE_FILES, FACE_SHIFT, Caller, FsError
 from agent.host_os.per_user_bounds import CATALOGUE, Bounds
 from agent.inline.cipher_suites import Place

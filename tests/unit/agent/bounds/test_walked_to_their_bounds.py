@@ -27,8 +27,8 @@ from agent.fs.kv_face import KV_ROOT, KvFace
 from agent.fs.virtiofs.guest_view import HANDLES_MAX, NODES_MAX, GuestView
 from agent.host_os.per_user_bounds import CATALOGUE, RESERVE_PART, Bounds
 from agent.http.shares import Shares
-from agent.http.unproven_clients import KNOWN, UnprovenClient, UnprovenClients
-from agent.pool.format.slot import UNITS_MAX
+from agent.http.unauthenticated_clients import KNOWN, UnprovenClient, UnprovenClients
+from agent.pool.format.sealed_slot import UNITS_MAX
 from agent.pool.steps import settle
 from agent.s3.door import CONNECTIONS
 from host_shim.control_wire import ANSWERS_MAX, FLAG_NO_ANSWER, KEYS_MAX, Operation, Request, data_offset

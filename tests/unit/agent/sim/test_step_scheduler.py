@@ -7,9 +7,9 @@ from collections.abc import Generator
 from typing import Any
 
 from agent.pool.steps import Acquire, Wait
-from agent.remote.health import Health, Outstanding
-from agent.sim.sim_flash import SimPending
-from agent.sim.step_scheduler import Sleep, StepScheduler
+from agent.remote.circuit_breaker import Health, Outstanding
+from agent.sim.faulty_flash import SimPending
+from agent.sim.seeded_scheduler import Sleep, StepScheduler
 
 Steps = Generator[Any, bool, Any]
 

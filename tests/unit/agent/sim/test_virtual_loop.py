@@ -7,8 +7,8 @@ from collections.abc import Generator
 from typing import Any
 
 from agent.pool.steps import Acquire, Wait
-from agent.sim.rated_flash import FlashPending
-from agent.sim.virtual_loop import Signal, Sleep, VirtualLoop
+from agent.sim.drive_times import FlashPending
+from agent.sim.virtual_time import Signal, Sleep, VirtualLoop
 
 Steps = Generator[Any, bool, Any]
 

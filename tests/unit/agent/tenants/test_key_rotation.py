@@ -14,7 +14,7 @@ from agent.inline.secrets import RootKey, SecretKey
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
 from agent.pool.format.directory import SLOTS_PER_SET
-from agent.pool.format.slot import MAGIC
+from agent.pool.format.sealed_slot import MAGIC
 from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
 from agent.pool.map.key_epochs import (
     left_under_earlier,

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from agent.inline.scatter import Buffer
 from agent.pool.steps import Pending
-from agent.remote.health import NOT_ANSWERING, Health, Outstanding
+from agent.remote.circuit_breaker import NOT_ANSWERING, Health, Outstanding
 from agent.sim.medium import Medium
-from agent.sim.step_scheduler import StepScheduler
+from agent.sim.seeded_scheduler import StepScheduler
 from agent.sim.timed_channel import TimedChannel
 
 BLOCK = 4096

@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from agent.fs.files import block_rows, directories
 from agent.fs.files.block_rows import DoomedBlock
 from agent.fs.files.block_store import BlockStore, StoreUnavailable, block_id
+from agent.fs.files.metadata_database import Database
 from agent.fs.files.open_files import OpenFile, OpenFiles
 from agent.fs.files.options import FilesCounters, FilesOptions
-from agent.fs.files.schema import Database
 from agent.fs.interface import FsError
-from agent.host_os.complaints import Complaints
+from agent.host_os.rate_limited_log import Complaints
 from agent.pool.steps import Acquire, Held, Steps
 
 log = logging.getLogger(__name__)

@@ -24,9 +24,9 @@ from typing import Any
 
 from agent.errors import G35Error
 from agent.fs.files.block_store import FILE_SYSTEM_ID_BYTES
-from agent.fs.files.pool_of_names import PoolOfNames, settle_home
+from agent.fs.files.metadata_pool import PoolOfNames, settle_home
 from agent.fs.interface import FsError
-from agent.host_os.complaints import Complaints
+from agent.host_os.rate_limited_log import Complaints
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ class Database:
     """The metadata file. Any thread may call any method."""
 
     def __init__(self, path: Path, home: PoolOfNames | None = None) -> None:
-        """`home`: where its blocks lie. Raises MetadataUnusable, and NamesElsewhere (pool_of_names.py)."""
+        """`home`: where its blocks lie. Raises MetadataUnusable, and NamesElsewhere (metadata_pool.py)."""
         self.path = path
         self._lock = threading.Lock()
         self._idle: list[sqlite3.Connection] = []

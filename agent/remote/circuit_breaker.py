@@ -7,7 +7,7 @@ agent/remote/outlier_detection.py compares all namespaces by the counts that are
 and `patience`.
 
 All workers write the numbers without a lock: a lost update delays or repeats a probe, or is one of many that
-a judgement is made of. The worker's channel and the simulator's (agent/sim/sim_flash.py) both go by
+a judgement is made of. The worker's channel and the simulator's (agent/sim/faulty_flash.py) both go by
 `Outstanding`, so that the results of the simulation on gray failure hold for the agent. Without I/O.
 """
 

@@ -1,7 +1,7 @@
 """The bytes of files: read, write, resize, punch, flush and the last close, as steps.
 
 A file is cut into blocks of its block size. A block is a hole, or staged (staging.py), or sealed
-(sealing.py); where it is both of the latter, the staged bytes count.
+(block_commit.py); where it is both of the latter, the staged bytes count.
 
 Reads take no gate: they copy staged bytes under `OpenFiles.state`, ask the database where the rest lies, and
 fetch it straight into the caller's buffer. A block that is overwritten meanwhile can be deleted under a
@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from agent.fs.files import block_rows
+from agent.fs.files.block_commit import Sealer
 from agent.fs.files.block_rows import SealedBlock
 from agent.fs.files.block_store import BlockStore, StoreUnavailable, block_id, fitting
 from agent.fs.files.inodes import set_columns
+from agent.fs.files.metadata_database import Database
 from agent.fs.files.open_files import OpenFile, OpenFiles
-from agent.fs.files.reclaiming import Reclaimer
-from agent.fs.files.schema import Database
-from agent.fs.files.sealing import Sealer
+from agent.fs.files.space_reclaim import Reclaimer
 from agent.fs.files.staging import StagedBlock, Staging, fill_zero
 from agent.fs.files.suspect_blocks import SUSPECTS_MAX, Suspects
 from agent.fs.interface import FsError

@@ -14,7 +14,7 @@ from typing import Final
 
 from agent.inline.scatter import Target
 from agent.pool.counters import MissCause, Tally
-from agent.pool.format.slot import OpenSlot
+from agent.pool.format.sealed_slot import OpenSlot
 from agent.pool.steps import Acquire, IoChannel, Pending, Steps, Wait, has_come, what_came
 from agent.pool.volume.volume import PoolVolume
 

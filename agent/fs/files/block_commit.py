@@ -26,13 +26,13 @@ from agent.fs.files.block_store import (
     block_id,
     fitting,
 )
+from agent.fs.files.metadata_database import Database
 from agent.fs.files.open_files import OpenFile, OpenFiles
 from agent.fs.files.options import FilesCounters
-from agent.fs.files.reclaiming import Reclaimer
-from agent.fs.files.schema import Database
+from agent.fs.files.space_reclaim import Reclaimer
 from agent.fs.files.staging import StagedBlock, Staging
 from agent.fs.interface import FsError
-from agent.host_os.complaints import Complaints
+from agent.host_os.rate_limited_log import Complaints
 from agent.pool.steps import Steps
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ Of the sets that a key may lie in, the one that is remembered to name it is read
 where none is, and after it where it does not name the key any more.
 
 Of one set no more than half is held or pinned. What is beyond that is found and touched, and not held; the
-same goes for a holder who has no room left (agent/pool/volume/holds.py).
+same goes for a holder who has no room left (agent/pool/volume/eviction_holds.py).
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from agent.pool.counters import MissCause
 from agent.pool.errors import BadPut
 from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.directory_cache import CachedSet
-from agent.pool.volume.holds import Hold
+from agent.pool.volume.eviction_holds import Hold
 from agent.pool.volume.volume import Volume
 from agent.pool.write.delete_and_pin import PINNED_SLOTS_MAX
 from agent.pool.write.set_transaction import SetTransaction

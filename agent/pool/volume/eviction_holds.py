@@ -2,7 +2,8 @@
 
 A hold is a promise of one agent: another agent may evict the key, and then its read is a miss. It names keys
 (pseudonyms), so a value may move meanwhile. Holds must not be able to stop a volume from taking new values: a
-holder's keys are bounded, and so is the part of a set that is held or pinned (agent/pool/mutable/hold.py).
+holder's keys are bounded, and so is the part of a set that is held or pinned
+(agent/pool/mutable/lookup_and_hold.py).
 """
 
 import threading

@@ -1,6 +1,6 @@
 """Names of files whose pool is gone: `g35 up` sets them aside where it makes a new pool on new drives.
 
-The agent serves no names of another pool (agent/fs/files/pool_of_names.py), because its drives may come back.
+The agent serves no names of another pool (agent/fs/files/metadata_pool.py), because its drives may come back.
 Drives in memory never do, and /fs would be missing until somebody removed the file by hand.
 """
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from agent.cli.up.layout import Layout
-from agent.fs.files.pool_of_names import names_another, noted_home
+from agent.fs.files.metadata_pool import names_another, noted_home
 
 _NO_POOL = ""
 

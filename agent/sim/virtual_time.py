@@ -1,6 +1,6 @@
 """Runs steps in virtual time, each as soon as what it waits for has come: for runs that measure.
 
-step_scheduler.py draws at random who goes on, to hunt faults of order; here nothing is drawn, so that a
+seeded_scheduler.py draws at random who goes on, to hunt faults of order; here nothing is drawn, so that a
 hundred thousand requests are quick. What waits is woken by what it waits for, and nothing is looked at in
 between. Events of one moment run in the order in which they were planned.
 """

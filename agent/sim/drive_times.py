@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 from agent.inline.scatter import Buffer
 from agent.pool.steps import Pending
-from agent.remote.health import NOT_ANSWERING, Health, Outstanding
+from agent.remote.circuit_breaker import NOT_ANSWERING, Health, Outstanding
 from agent.sim.links import QueueLink, SharedLink
 from agent.sim.pod_plan import PodPlan
 from agent.sim.timed_channel import TimedChannel
-from agent.sim.virtual_loop import Task, VirtualLoop
+from agent.sim.virtual_time import Task, VirtualLoop
 
 BLOCK = 4096
 SMALL_BYTES = 2 * BLOCK
