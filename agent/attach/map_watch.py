@@ -22,6 +22,7 @@ from typing import NamedTuple
 from agent.attach.map_history import MapHistory, opens
 from agent.inline.secrets import RootKey
 from agent.pool.counters import MissCause
+from agent.pool.late_answers import wait_for
 from agent.pool.map.document import VERSIONS_AHEAD_MAX, MapNamespace, PoolMap
 from agent.pool.map.inspect import LOOK_SECONDS, Content, Inspection, inspect
 from agent.pool.map.key_epochs import has_keys_of
@@ -31,7 +32,7 @@ from agent.pool.map.reconcile import agreed, with_key_ends
 from agent.pool.map.replicas import name_in, name_of
 from agent.pool.map.superblock import BLOCK_BYTES, NoSuperblock, head_of
 from agent.pool.read.prestage_cache import PrestageCache
-from agent.pool.steps import IoChannel, Steps, wait_for
+from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.key_transition import slept_seconds
 from agent.pool.volume.volume import Layout, MapCheck, PoolVolume, Volume, in_sets
 from agent.remote.fabric import Fabric

@@ -17,7 +17,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from agent.pool.steps import IoChannel, Pending, Steps, wait_for
+from agent.pool.late_answers import wait_for
+from agent.pool.steps import IoChannel, Pending, Steps
 
 FLUSH_SECONDS: Final = 5.0
 """For all the namespaces together."""
@@ -158,3 +159,12 @@ def flush_written(channel: IoChannel, namespaces: Iterable[int]) -> Steps[dict[i
         else:
             failed[namespace] = pending.fault or "no answer"
     return failed
+
+
+def until_flushed(channel: IoChannel, namespace: int, pending: Pending, seconds: float) -> Steps[str | None]:
+    """Wait for a write, then for a flush, so many seconds for each; else why it may not be on flash."""
+    cause = yield from wait_for(channel, pending, channel.now() + seconds)
+    if cause is None:
+        pending = channel.flush(namespace)
+        cause = yield from wait_for(channel, pending, channel.now() + seconds)
+    return None if cause is None else pending.fault or "no answer"

@@ -18,7 +18,7 @@ from typing import Final, Protocol, TypeAlias, TypeVar, cast
 
 from agent.errors import G35Error
 from agent.inline.scatter import Buffer
-from agent.pool.counters import MissCause, Tally
+from agent.pool.counters import Tally
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -172,32 +172,6 @@ def is_steps(outcome: object) -> bool:
     return known
 
 
-def wait_for(
-    channel: IoChannel, pending: Pending, deadline: float, at_least: int | None = None
-) -> Steps[MissCause | None]:
-    """Wait for a read or write; None once it (or `at_least` bytes of it) is there, else why it is not.
-
-    Whatever did not come in time is abandoned, so its buffer is the caller's own again.
-    """
-    came = has_come(pending, at_least) or (yield Wait(pending, deadline, at_least))
-    return what_came(channel, pending, came)
-
-
-def has_come(pending: Pending, at_least: int | None = None) -> bool:
-    """Whether it is over, or `at_least` bytes of it are there: then there is nothing to wait for."""
-    return pending.done or (at_least is not None and pending.received >= at_least)
-
-
-def what_came(channel: IoChannel, pending: Pending, came: bool) -> MissCause | None:
-    """What a wait for it came to: None where what was waited for is there, else why it is not."""
-    if not came:
-        channel.abandon(pending)
-        return MissCause.LATE
-    if pending.fault is None:
-        return None
-    return fault_cause(pending)
-
-
 def beside(first: Steps[T], second: Steps[U]) -> Steps[tuple[T, U]]:
     """Both, in one round trip where each needs one: what `second` asks for is under way while `first` runs.
 
@@ -230,17 +204,3 @@ def _advance(steps: Steps[U], answer: bool | None, found: list[U]) -> Wait | Acq
 def _rest(steps: Steps[U], wanted: Wait | Acquire | None, found: list[U]) -> Steps[None]:
     while wanted is not None:
         wanted = _advance(steps, (yield wanted), found)
-
-
-def until_flushed(channel: IoChannel, namespace: int, pending: Pending, seconds: float) -> Steps[str | None]:
-    """Wait for a write, then for a flush, so many seconds for each; else why it may not be on flash."""
-    cause = yield from wait_for(channel, pending, channel.now() + seconds)
-    if cause is None:
-        pending = channel.flush(namespace)
-        cause = yield from wait_for(channel, pending, channel.now() + seconds)
-    return None if cause is None else pending.fault or "no answer"
-
-
-def fault_cause(pending: Pending) -> MissCause:
-    """A fault as a miss cause: no way there is the enclosure's absence, a media error is damage."""
-    return MissCause.ENCLOSURE_DOWN if pending.unreachable else MissCause.CORRUPT

@@ -21,10 +21,11 @@ from collections.abc import Callable
 from agent.errors import G35Error
 from agent.host_os.worker_thread import OwnThread
 from agent.pool.kv.commands import PROOF_KEY, kv_channel
+from agent.pool.late_answers import wait_for
 from agent.pool.map.inspect import Content
 from agent.pool.map.kv_superblock import inspect_kv
 from agent.pool.map.superblock import BLOCK_BYTES, MAGIC, PROOF_OFFSET
-from agent.pool.steps import IoChannel, Steps, wait_for
+from agent.pool.steps import IoChannel, Steps
 from agent.remote.channel import WorkerChannel
 from agent.remote.enclosure import Enclosure, Route
 from agent.remote.fabric import Fabric

@@ -4,9 +4,9 @@ Its owner drives it: `start`, `reset`, `shut_down` and `submit`; `ended` for eve
 `tick` when `deadline` has come; `connection_lost`. After each of these the owner submits the commands of
 `take_commands` to the admin queue, and looks at `take_events`.
 
-It keeps the controller alive (KATO), keeps asynchronous event requests outstanding and acts on the events. It
-aborts a command that is not answered in time, and gives the connection up when even that does not help. It
-never reconnects: `transport/reconnect.py` does.
+It keeps the controller alive (`keep_alive.py`), keeps asynchronous event requests outstanding and acts on
+the events. It aborts a command that is not answered in time, and gives the connection up when even that
+does not help. It never reconnects: `transport/reconnect.py` does.
 """
 
 from collections.abc import Callable
@@ -18,6 +18,7 @@ from nvmeof.errors import CommandFailed, ConnectionLost, LocalProtocolError, Nvm
 from nvmeof.host import commands
 from nvmeof.host.bring_up import ControllerFacts, SessionConfig, bring_up, reset, shut_down
 from nvmeof.host.command import Command
+from nvmeof.host.keep_alive import KeepAlive
 from nvmeof.host.namespaces import NO_ACCESS_REPORT, Access, NamespaceInfo, read_access, scan_namespaces
 from nvmeof.host.procedure import Procedure, Running, done, unless_lost
 from nvmeof.limits import ADMIN_TIMEOUT_S, AUTHENTICATION_ANSWER_S, SHUTDOWN_TIMEOUT_S
@@ -104,8 +105,7 @@ class ControllerSession:
         self._watched: dict[Command, Watch] = {}
         self._event_requests: set[Command] = set()
         self._failed_event_requests = 0
-        self._keep_alive: Command | None = None
-        self._keep_alive_due: float | None = None
+        self._keep_alive = KeepAlive(config.keep_alive_s)
         self._rescanning = False
         self._rescan_again = False
 
@@ -157,8 +157,8 @@ class ControllerSession:
         """When `tick` is wanted next."""
         times = [watch.expires for watch in self._watched.values()]
         times += [running.wake_at for running in self._running if running.wake_at is not None]
-        if self._keep_alive_due is not None and self._keep_alive is None:
-            times.append(self._keep_alive_due)
+        if self._keep_alive.due_at is not None:
+            times.append(self._keep_alive.due_at)
         return min(times, default=None)
 
     def ended(self, command: Command, now: float) -> None:
@@ -168,10 +168,10 @@ class ControllerSession:
         if command in self._event_requests:
             self._event_requests.discard(command)
             self._event(command, now)
-        elif command is self._keep_alive:
-            self._keep_alive = None
-            if command.status:
-                self._end(ConnectionLost(f"keep alive: {command.failure()}"))
+        elif self._keep_alive.is_under_way(command):
+            lost = self._keep_alive.answered(command)
+            if lost is not None:
+                self._end(lost)
         else:
             for running in self._running:
                 if running.waiting_for is command:
@@ -183,11 +183,9 @@ class ControllerSession:
             # An earlier one may have ended the session, and this one with it.
             if running in self._running:
                 self._go_on(running, now)
-        due = self._keep_alive_due
-        if due is not None and due <= now and self._keep_alive is None and self.state is SessionState.LIVE:
-            self._keep_alive = commands.keep_alive()
-            self._keep_alive_due = now + self.config.keep_alive_s / 2
-            self._issue(self._keep_alive, now, timeout=self.config.keep_alive_s / 2)
+        keep_alive = self._keep_alive.send(now)
+        if keep_alive is not None:
+            self._issue(keep_alive, now, timeout=self._keep_alive.period_s)
         for command, watch in [(c, w) for c, w in self._watched.items() if w.expires <= now]:
             self._overdue(command, watch, now)
 
@@ -209,7 +207,7 @@ class ControllerSession:
         self._running.clear()
         self._watched.clear()
         self._commands.clear()
-        self._keep_alive = self._keep_alive_due = None
+        self._keep_alive.stop()
 
     def _issue(self, command: Command, now: float, *, timeout: float | None = None) -> None:
         self._commands.append(command)
@@ -233,8 +231,7 @@ class ControllerSession:
         self.facts, self.namespaces = result
         self.access = self.facts.access
         self._become(SessionState.LIVE)
-        if self.config.keep_alive_s:
-            self._keep_alive_due = self._now + self.config.keep_alive_s / 2
+        self._keep_alive.start(self._now)
         for _ in range(min(EVENT_REQUESTS, self.facts.identify.aerl + 1)):
             self._request_event()
         self._events.append(Change.LIVE)
@@ -243,7 +240,7 @@ class ControllerSession:
         """Not answered in time: first an abort, which ends the command; if that does not, the connection."""
         if self.state is SessionState.ENDED:
             return
-        impatient = self.state is not SessionState.LIVE or command is self._keep_alive
+        impatient = self.state is not SessionState.LIVE or self._keep_alive.is_under_way(command)
         if watch.aborted or impatient or command.name == "abort" or command.cid < 0:
             # A procedure under way may know better why: a farewell need not be answered.
             self.connection_lost(ConnectionLost(f"{command.name} was not answered"))

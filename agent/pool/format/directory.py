@@ -27,7 +27,6 @@ Ghosts tell an evicted key from one that was never stored: for every agent, afte
 keys as there are slots, and in no memory of their own.
 """
 
-import math
 import struct
 import zlib
 from collections.abc import Collection, Iterable, Iterator
@@ -72,9 +71,9 @@ _U32: Final = struct.Struct("<I")
 _U16: Final = struct.Struct("<H")
 _ENTRIES: Final = struct.Struct(f"{ENTRY_BYTES}s" * SLOTS_PER_SET)
 _PSEUDONYMS: Final = struct.Struct(f"{KEY_BYTES}s{ENTRY_BYTES - KEY_BYTES}x" * SLOTS_PER_SET)
-_EXPIRIES: Final = struct.Struct("<" + f"36xI{ENTRY_BYTES - 40}x" * SLOTS_PER_SET)
+EXPIRIES: Final = struct.Struct("<" + f"36xI{ENTRY_BYTES - 40}x" * SLOTS_PER_SET)
 _PINS: Final = struct.Struct("<" + f"40xI{ENTRY_BYTES - 44}x" * SLOTS_PER_SET)
-assert _ENTRIES.size == _PSEUDONYMS.size == _EXPIRIES.size == _PINS.size == DIRECTORY_BYTES
+assert _ENTRIES.size == _PSEUDONYMS.size == EXPIRIES.size == _PINS.size == DIRECTORY_BYTES
 
 
 class Entry(NamedTuple):
@@ -271,7 +270,7 @@ class Directory:
     def free_slots(self) -> set[int]:
         """Slots that no entry takes; those in doubt are not among them."""
         keys = _PSEUDONYMS.unpack(self.raw)
-        free = {slot for slot in _EVERY_SLOT if keys[slot] == FREE}
+        free = {slot for slot in EVERY_SLOT if keys[slot] == FREE}
         return free.difference(self.doubted) if self.doubted else free
 
     def ghost(self, slot: int) -> bytes:
@@ -345,82 +344,12 @@ class Directory:
                 self.pin(slot, known.pinned_until)
 
 
-_EVERY_SLOT: Final = tuple(range(SLOTS_PER_SET))
+EVERY_SLOT: Final = tuple(range(SLOTS_PER_SET))
 
 
 def taken_in(block: bytes | bytearray | memoryview) -> int:
     """How many slots are not free in a directory as it lies on flash, damaged entries among them."""
     return SLOTS_PER_SET - _PSEUDONYMS.unpack(block).count(FREE)
-
-
-class Choice(NamedTuple):
-    """A slot that a new value may take, and the entry that has to go, if any."""
-
-    slot: int
-    victim: Entry | None
-    cost: float
-    """age / (1 + hits) of the victim in seconds, larger is the better victim; infinite where free."""
-
-    free_slots: int
-
-
-def _choice(slot: int, victim: Entry | None, cost: float, free_slots: int) -> Choice:
-    # Every put makes two, and a named tuple's own way to be made is interpreted.
-    return tuple.__new__(Choice, (slot, victim, cost, free_slots))
-
-
-def choose_slot(
-    directory: Directory,
-    taken: frozenset[int] | set[int],
-    now: float,
-    start: int = 0,
-    held: Collection[bytes] = (),
-    own: bytes = FREE,
-) -> Choice | None:
-    """The best slot of a set for a new value. `taken` are slots that writes under way have reserved, `held`
-    the keys whose values stay until they expire, and `own` is one that stays even then.
-
-    A free slot before an expired one before the entry with the greatest age / (1 + hits); pinned
-    entries never. None where every slot is pinned or reserved, and of a directory in doubt: what looks free
-    there may be somebody's. Among free slots the first from `start` on: agents whose directories are a moment
-    old then seldom choose the same one for different keys.
-    """
-    if directory.doubted:
-        return None
-    raw = directory.raw
-    free = SLOTS_PER_SET - directory.taken
-    for slot in taken:
-        free -= raw.startswith(FREE, slot * ENTRY_BYTES)
-    expired = 0
-    expiries = _EXPIRIES.unpack(raw)
-    if any(expiries):
-        expired = sum(
-            0 < expiry <= now and slot not in taken and not raw.startswith(FREE, slot * ENTRY_BYTES)
-            for slot, expiry in enumerate(expiries)
-        )
-    if free:
-        for slot in _EVERY_SLOT[start:] + _EVERY_SLOT[:start]:
-            if slot not in taken and raw.startswith(FREE, slot * ENTRY_BYTES):
-                return _choice(slot, None, math.inf, free + expired)
-    best: tuple[float, int] | None = None
-    now_us = int(now * 1e6)
-    for slot, fields in enumerate(ENTRY.iter_unpack(bytes(directory.raw))):
-        if slot in taken:
-            continue
-        expiry, pinned_until = fields[4], fields[5]
-        if fields[0] == own:
-            continue
-        if expiry and expiry <= now:
-            score = float("inf")
-        elif pinned_until > now or fields[0] in held:
-            continue
-        else:
-            score = max(0, now_us - fields[2]) / (1 + fields[6])
-        if best is None or score > best[0]:
-            best = (score, slot)
-    if best is None:
-        return None
-    return _choice(best[1], directory.entry(best[1]), best[0] / 1e6, expired)
 
 
 def flags_of(epoch: int) -> int:

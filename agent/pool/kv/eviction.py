@@ -17,7 +17,8 @@ from agent.pool.format.directory import KEY_BYTES
 from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.kv.commands import PROOF_KEY, RESERVED_KEY, KvChannel
 from agent.pool.kv.volume import LIVE_FULL, KvVolume, room_of
-from agent.pool.steps import Steps, wait_for
+from agent.pool.late_answers import wait_for
+from agent.pool.steps import Steps
 from nvmeof.errors import MalformedPdu
 from nvmeof.wire.kv import decode_key_list_untrusted
 

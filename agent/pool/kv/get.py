@@ -12,8 +12,9 @@ from agent.pool.counters import MissCause
 from agent.pool.format.sealed_slot import HEADER_BYTES, OpenSlot
 from agent.pool.kv.commands import KvPending, kv_channel
 from agent.pool.kv.volume import KvVolume
+from agent.pool.late_answers import wait_for
 from agent.pool.read.reader_base import Request, Source, UnitReader
-from agent.pool.steps import IoChannel, Steps, wait_for
+from agent.pool.steps import IoChannel, Steps
 
 _DAMAGED: Final = (MissCause.CORRUPT, MissCause.WRONG_KEY, MissCause.EVICTED)
 

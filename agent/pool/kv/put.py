@@ -17,7 +17,8 @@ from agent.pool.format.sealed_slot import HEADER_BYTES, new_generation
 from agent.pool.kv.commands import KvPending, kv_channel
 from agent.pool.kv.eviction import make_room
 from agent.pool.kv.volume import KvVolume, room_of
-from agent.pool.steps import IoChannel, Steps, wait_for
+from agent.pool.late_answers import wait_for
+from agent.pool.steps import IoChannel, Steps
 from agent.pool.write.writer_base import PutState, Writer
 
 STORE_TRIES: Final = 4

@@ -22,7 +22,8 @@ from agent.inline.secrets import SecretKey
 from agent.pool.counters import MissCause
 from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.kv.commands import KvChannel, KvPending, kv_channel
-from agent.pool.steps import IoChannel, Steps, wait_for
+from agent.pool.late_answers import wait_for
+from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.partial_puts import PartialPuts
 from agent.pool.volume.placement import Placement
 from agent.pool.volume.settings import Timing, VolumeExtent, VolumeSettings

@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from agent.pool.format.directory import DIRECTORY_BYTES, Directory, is_quarantined
+from agent.pool.late_answers import wait_for
 from agent.pool.map.document import MapVolume, set_size
 from agent.pool.map.superblock import MAP_IO_SECONDS
-from agent.pool.steps import IoChannel, Steps, wait_for
+from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.writable_directory import is_certain
 
 READS_IN_FLIGHT = 16

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from agent.pool.counters import MissCause
 from agent.pool.format.directory import DIRECTORY_BYTES, Directory, Entry, is_quarantined
 from agent.pool.format.sealed_slot import HEADER_BYTES
-from agent.pool.steps import IoChannel, Steps, wait_for
+from agent.pool.late_answers import wait_for
+from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.volume import Volume
 

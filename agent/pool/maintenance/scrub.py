@@ -28,10 +28,11 @@ from agent.pool.format.directory import (
     quarantine_entry,
 )
 from agent.pool.format.occupancy import SetPlace
+from agent.pool.late_answers import wait_for
 from agent.pool.maintenance.cross_check import is_vouched_for
 from agent.pool.maintenance.replication import Kept, keep_two
 from agent.pool.maintenance.slot_look import READ_SECONDS, Finding, look_at
-from agent.pool.steps import IoChannel, Steps, wait_for
+from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.directory_cache import LEGAL, CachedSet, SlotState
 from agent.pool.volume.media_errors import STRIKES, SlotAt
 from agent.pool.volume.volume import Found, Volume, all_sets

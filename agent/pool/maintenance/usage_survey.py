@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 
 from agent.pool.format.directory import DIRECTORY_BYTES, taken_in
 from agent.pool.format.occupancy import SetPlace
-from agent.pool.steps import IoChannel, Pending, Steps, wait_for
+from agent.pool.late_answers import wait_for
+from agent.pool.steps import IoChannel, Pending, Steps
 from agent.pool.volume.volume import LOADS_IN_FLIGHT, Volume, all_sets
 
 SETS_PER_LOOK = 128

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agent.errors import G35Error
+from agent.pool.late_answers import wait_for
 from agent.pool.map.document import DATA_START, MapVolume, PoolMap, set_size
 from agent.pool.map.map_seal import MapSeal
 from agent.pool.map.namespace_claims import claimed_by
@@ -23,7 +24,7 @@ from agent.pool.map.superblock import (
     Superblock,
     decode_superblock_untrusted,
 )
-from agent.pool.steps import IoChannel, Steps, wait_for
+from agent.pool.steps import IoChannel, Steps
 from nvmeof.wire.kv import KvFormat
 
 PROBE_BYTES = 1 << 20

@@ -14,11 +14,12 @@ from collections.abc import Callable, Mapping
 from agent.errors import ConfigError, G35Error
 from agent.inline.secrets import RootKey, SecretKey
 from agent.pool.format.directory import DIRECTORY_BYTES, left_in, taken_in
+from agent.pool.late_answers import wait_for
 from agent.pool.map.document import MapVolume, PoolMap, set_size, tenant_key, wrapped_for
 from agent.pool.map.inspect import WRITES_IN_FLIGHT
 from agent.pool.map.superblock import MAP_IO_SECONDS
 from agent.pool.map.tenant_changes import find_tenant, next_map, volumes_of
-from agent.pool.steps import IoChannel, Steps, wait_for
+from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.writable_directory import is_certain
 
 _PLACEMENT_BYTES, _DATA_BYTES = 32, 64

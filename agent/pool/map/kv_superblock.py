@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from agent.errors import G35Error
 from agent.pool.kv.commands import RESERVED_KEY, KvChannel, kv_channel
+from agent.pool.late_answers import wait_for
 from agent.pool.map.inspect import Content, Inspection
 from agent.pool.map.superblock import (
     COPY_BYTES,
@@ -15,7 +16,7 @@ from agent.pool.map.superblock import (
     NoSuperblock,
     decode_superblock_untrusted,
 )
-from agent.pool.steps import IoChannel, Steps, wait_for
+from agent.pool.steps import IoChannel, Steps
 from nvmeof.errors import MalformedPdu
 from nvmeof.wire.kv import decode_key_list_untrusted
 

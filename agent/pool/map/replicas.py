@@ -11,7 +11,9 @@ from typing import TypeAlias
 
 from agent.errors import G35Error
 from agent.pool.counters import MissCause
+from agent.pool.flush_tracking import until_flushed
 from agent.pool.kv.commands import RESERVED_KEY, kv_channel
+from agent.pool.late_answers import wait_for
 from agent.pool.map.document import MapNamespace, PoolMap
 from agent.pool.map.superblock import (
     BLOCK_BYTES,
@@ -25,7 +27,7 @@ from agent.pool.map.superblock import (
     decode_superblock_untrusted,
     head_of,
 )
-from agent.pool.steps import IoChannel, Pending, Steps, until_flushed, wait_for
+from agent.pool.steps import IoChannel, Pending, Steps
 
 CopyPlace: TypeAlias = int | bytes
 KEY_PLACES: Sequence[CopyPlace] = (RESERVED_KEY,)

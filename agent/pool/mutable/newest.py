@@ -17,8 +17,9 @@ from typing import Final
 from agent.inline.cipher_suites import PROOF_BYTES
 from agent.pool.counters import MissCause
 from agent.pool.format.sealed_slot import HEADER_BYTES
+from agent.pool.late_answers import wait_for
 from agent.pool.read.replica_choice import DOUBTFUL, doubt
-from agent.pool.steps import IoChannel, Pending, Steps, wait_for
+from agent.pool.steps import IoChannel, Pending, Steps
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.volume import Found, Volume
 from agent.pool.write.set_transaction import SetTransaction

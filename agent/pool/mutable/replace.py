@@ -23,8 +23,9 @@ from typing import Final
 
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused, TooLong
-from agent.pool.format.directory import Choice
-from agent.pool.steps import IoChannel, Steps, wait_for
+from agent.pool.format.eviction_choice import Choice
+from agent.pool.late_answers import wait_for
+from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.volume import Volume
 from agent.pool.write.delete_and_pin import MAY_LAND, NOT_REACHED, WRITTEN_ALL_THE_TIME

@@ -18,8 +18,9 @@ from agent.host_os.rate_limited_log import Complaints
 from agent.inline.cipher_suites import Place
 from agent.pool.counters import MissCause
 from agent.pool.format.sealed_slot import HEADER_BYTES
+from agent.pool.late_answers import wait_for
 from agent.pool.read.prestage_cache import SWEEP_SECONDS, OpenValue, PrestageCache
-from agent.pool.steps import IoChannel, Runner, Steps, wait_for
+from agent.pool.steps import IoChannel, Runner, Steps
 from agent.pool.volume.bandwidth import TokenBucket
 from agent.pool.volume.volume import Volume
 

@@ -15,10 +15,11 @@ from typing import Final
 from agent.inline.cipher_suites import PROOF_BYTES
 from agent.pool.counters import MissCause
 from agent.pool.format.sealed_slot import HEADER_BYTES, OpenSlot
+from agent.pool.late_answers import has_arrived, miss_cause_of, wait_for
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.read.reader_base import Request, Source, UnitReader
 from agent.pool.read.replica_choice import DOUBTFUL, doubt, in_turn, race, the_other_served
-from agent.pool.steps import Pending, Steps, Wait, has_come, wait_for, what_came
+from agent.pool.steps import Pending, Steps, Wait
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.volume import Found, Volume
 
@@ -192,8 +193,8 @@ class SlotReader(UnitReader):
             # and with several workers getting it back costs more than opening a header early gains.
             first = min(self._volume.codec.unit_bytes, len(source.data)) if source.data_starts_at else 0
             enough = HEADER_BYTES + first
-            came = has_come(header_from, enough) or (yield Wait(header_from, request.deadline, enough))
-            cause = what_came(channel, header_from, came)
+            came = has_arrived(header_from, enough) or (yield Wait(header_from, request.deadline, enough))
+            cause = miss_cause_of(channel, header_from, came)
             if cause is not None:
                 source.abandon(channel)
                 return cause

@@ -15,7 +15,8 @@ from typing import Final
 from agent.inline.scatter import Target
 from agent.pool.counters import MissCause, Tally
 from agent.pool.format.sealed_slot import OpenSlot
-from agent.pool.steps import Acquire, IoChannel, Pending, Steps, Wait, has_come, what_came
+from agent.pool.late_answers import has_arrived, miss_cause_of
+from agent.pool.steps import Acquire, IoChannel, Pending, Steps, Wait
 from agent.pool.volume.volume import PoolVolume
 
 _NUMBERS: Final = itertools.count(1)
@@ -269,8 +270,8 @@ class UnitReader(Reader):
             pending = source.pending
             if pending is not None:
                 enough = source.data_starts_at + at + size
-                came = has_come(pending, enough) or (yield Wait(pending, request.deadline, enough))
-                cause = what_came(request.channel, pending, came)
+                came = has_arrived(pending, enough) or (yield Wait(pending, request.deadline, enough))
+                cause = miss_cause_of(request.channel, pending, came)
                 if source.may_be_short and cause is None and pending.received < enough:
                     cause = MissCause.CORRUPT  # Cut short: behind the cut are bytes of an earlier read.
                 if cause is not None:

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from agent.pool.counters import MissCause
-from agent.pool.steps import IoChannel, Pending, Steps, Wait, has_come
+from agent.pool.late_answers import has_arrived
+from agent.pool.steps import IoChannel, Pending, Steps, Wait
 from agent.pool.volume.hedging import SLICE, Hedge
 from agent.pool.volume.media_errors import SlotAt
 from agent.pool.volume.volume import Found, Volume
@@ -54,7 +55,7 @@ def race(
     waits on. The caller abandons the read that it does not use.
     """
     began = channel.now()
-    if has_come(first, enough) or (yield Wait(first, min(deadline, began + hedge.delay()), enough)):
+    if has_arrived(first, enough) or (yield Wait(first, min(deadline, began + hedge.delay()), enough)):
         hedge.took(channel.now() - began)
         return False
     if channel.now() >= deadline or not hedge.may_ask():
@@ -63,9 +64,9 @@ def race(
     running = [(second, enough_of_second), (first, enough)]
     while running and channel.now() < deadline:
         for pending, wanted in tuple(running):
-            if not has_come(pending, wanted):
+            if not has_arrived(pending, wanted):
                 yield Wait(pending, min(deadline, channel.now() + SLICE), wanted)
-            if not has_come(pending, wanted):
+            if not has_arrived(pending, wanted):
                 continue
             if pending.fault is None:
                 hedge.took(channel.now() - began)

@@ -22,7 +22,8 @@ from agent.pool.counters import MissCause
 from agent.pool.format.directory import DIRECTORY_BYTES, SLOTS_PER_SET, Entry
 from agent.pool.format.occupancy import Occupancy, SetPlace
 from agent.pool.format.sealed_slot import SlotCodec
-from agent.pool.steps import IoChannel, Pending, Steps, wait_for
+from agent.pool.late_answers import wait_for
+from agent.pool.steps import IoChannel, Pending, Steps
 from agent.pool.volume.bandwidth import Bandwidth
 from agent.pool.volume.directory_cache import Borrowed, CachedSet, DirectoryCache, damage_look_seconds
 from agent.pool.volume.eviction_holds import Holds

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from agent.pool.counters import MissCause
-from agent.pool.steps import Acquire, IoChannel, Steps, wait_for
+from agent.pool.late_answers import wait_for
+from agent.pool.steps import Acquire, IoChannel, Steps
 from agent.pool.volume.directory_cache import DAMAGE_LOOK_SECONDS, CachedSet
 from agent.pool.volume.volume import Volume
 

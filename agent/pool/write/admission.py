@@ -12,7 +12,7 @@ values, or fewer that are used again. So what is kept is the least that can be: 
 import threading
 from typing import Final
 
-from agent.pool.format.directory import Choice
+from agent.pool.format.eviction_choice import Choice
 from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.volume import Volume

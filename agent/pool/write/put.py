@@ -19,9 +19,11 @@ from typing import Final, NoReturn
 from agent.inline.cipher_suites import PROOF_BYTES
 from agent.pool.counters import MissCause
 from agent.pool.errors import IN_DOUBT, BadPut, PutRefused
-from agent.pool.format.directory import Choice, Directory, Entry, flags_of
+from agent.pool.format.directory import Directory, Entry, flags_of
+from agent.pool.format.eviction_choice import Choice
 from agent.pool.format.sealed_slot import HEADER_BYTES, new_generation
-from agent.pool.steps import Acquire, IoChannel, Pending, Steps, wait_for
+from agent.pool.late_answers import wait_for
+from agent.pool.steps import Acquire, IoChannel, Pending, Steps
 from agent.pool.volume.directory_cache import ANSWER_SECONDS, CachedSet
 from agent.pool.volume.key_transition import words_for
 from agent.pool.volume.unit_buffers import Tail

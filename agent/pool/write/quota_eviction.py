@@ -11,7 +11,7 @@ import enum
 import random
 from collections.abc import Sequence
 
-from agent.pool.format.directory import Choice, choose_slot
+from agent.pool.format.eviction_choice import Choice, choose_slot
 from agent.pool.format.occupancy import SetPlace
 from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.directory_cache import CachedSet

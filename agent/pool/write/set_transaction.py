@@ -19,7 +19,8 @@ from typing import Final
 from agent.pool.counters import MissCause
 from agent.pool.format.directory import Directory, Entry
 from agent.pool.format.sealed_slot import HEADER_BYTES
-from agent.pool.steps import Acquire, IoChannel, Pending, Steps, wait_for
+from agent.pool.late_answers import wait_for
+from agent.pool.steps import Acquire, IoChannel, Pending, Steps
 from agent.pool.volume.directory_cache import COOLDOWN_SECONDS, CachedSet
 from agent.pool.volume.volume import Found, Volume
 from agent.pool.volume.writable_directory import load_writable, prove

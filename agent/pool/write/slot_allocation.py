@@ -7,7 +7,8 @@ a directory that is read again does not change it, and its set stays in the cach
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from agent.pool.format.directory import FREE, SLOTS_PER_SET, Choice, choose_slot
+from agent.pool.format.directory import FREE, SLOTS_PER_SET
+from agent.pool.format.eviction_choice import Choice, choose_slot
 from agent.pool.format.sealed_slot import SlotSealer
 from agent.pool.steps import IoChannel
 from agent.pool.volume.directory_cache import LEGAL, CachedSet, SlotState

@@ -14,7 +14,8 @@ from agent.inline.cipher_suites import PROOF_BYTES, UNIT_BYTES_MAX
 from agent.pool.counters import MissCause
 from agent.pool.format.directory import Entry, flags_of
 from agent.pool.format.sealed_slot import HEADER_BYTES, OpenSlot, SlotCodec, SlotSealer
-from agent.pool.steps import IoChannel, Steps, wait_for
+from agent.pool.late_answers import wait_for
+from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.volume import Found, Volume
 

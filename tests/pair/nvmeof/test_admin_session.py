@@ -111,7 +111,7 @@ def test_keep_alive_holds_the_controller() -> None:
     assert admin.events == []
     assert len(bench.target.controllers) == 1
     # And without it, the controller goes.
-    admin.session._keep_alive_due = None
+    admin.session._keep_alive.stop()
     bench.now = 200.0
     admin.pump()
     (event,) = admin.events

@@ -20,12 +20,12 @@ from agent.inline.secrets import RootKey, SecretKey
 from agent.membership import auto_join
 from agent.membership.auto_join import REST_SECONDS, AutoJoin, Patience
 from agent.membership.join import unsettled
+from agent.pool.late_answers import wait_for
 from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
 from agent.pool.map.inspect import newest_map
 from agent.pool.map.map_seal import MapSeal
 from agent.pool.map.replicas import write_superblock
 from agent.pool.map.tenant_changes import without_key
-from agent.pool.steps import wait_for
 from agent.remote.channel import WorkerChannel
 from agent.remote.fabric import Fabric
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings

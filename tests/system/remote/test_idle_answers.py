@@ -10,7 +10,8 @@ from typing import TypeVar
 import trio
 
 from agent.pool.counters import MissCause
-from agent.pool.steps import Steps, wait_for
+from agent.pool.late_answers import wait_for
+from agent.pool.steps import Steps
 from agent.remote.channel import WorkerChannel
 from agent.remote.supervisor import Supervisor
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings

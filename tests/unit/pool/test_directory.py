@@ -10,16 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.pool.format.directory import (
-    DIRECTORY_BYTES,
-    ENTRY_BYTES,
-    SLOTS_PER_SET,
-    Choice,
-    Directory,
-    Entry,
-    InDoubt,
-    choose_slot,
-)
+from agent.pool.format.directory import DIRECTORY_BYTES, ENTRY_BYTES, SLOTS_PER_SET, Directory, Entry, InDoubt
+from agent.pool.format.eviction_choice import Choice, choose_slot
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "pool.json"
 NOW = 1_800_000_000.0

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 import pytest
 
 from agent.pool.errors import PutRefused
-from agent.pool.format.directory import SLOTS_PER_SET, Choice, quarantine_entry
+from agent.pool.format.directory import SLOTS_PER_SET, quarantine_entry
+from agent.pool.format.eviction_choice import Choice
 from agent.pool.maintenance.rekey import ResealCounts, reseal_set
 from agent.pool.volume.directory_cache import COOLDOWN_SECONDS, LEGAL, CachedSet, SlotState
 from agent.pool.write.delete_and_pin import delete
