@@ -1,4 +1,5 @@
-"""Drives and links with rates, and one worker's channel to them. Values have lengths and no contents.
+"""How long each read and write of a simulated drive takes: drives and links with rates, and one worker's
+channel to them. Values have lengths and no contents.
 
 A block of 4 KiB (a directory, or a slot's header) is kept, without the zeros at its end; the bytes of a value
 behind its header only cross the links. A read or write takes effect when its last byte has been carried.

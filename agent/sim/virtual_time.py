@@ -1,4 +1,4 @@
-"""Runs steps in virtual time, each as soon as what it waits for has come: for runs that measure.
+"""Virtual time, for runs that measure: each step goes on as soon as what it waits for has come.
 
 seeded_scheduler.py draws at random who goes on, to hunt faults of order; here nothing is drawn, so that a
 hundred thousand requests are quick. What waits is woken by what it waits for, and nothing is looked at in
