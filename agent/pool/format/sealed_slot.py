@@ -60,7 +60,6 @@ _SEALED_AT: Final[int] = _PRELUDE.size
 _SALT_AT: Final = 24
 _PROOFS_AT: Final[int] = _SEALED.size
 _SEALED_BYTES: Final = HEADER_BYTES - _SEALED_AT - PROOF_BYTES
-_PROOF_AT: Final = HEADER_BYTES - PROOF_BYTES
 assert _PRELUDE.size == 64
 assert _SEALED.size == 80
 assert _SEALED.size + UNITS_MAX * PROOF_BYTES <= _SEALED_BYTES
