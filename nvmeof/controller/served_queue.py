@@ -32,7 +32,7 @@ class ServedQueue:
         self, wake: Callable[[], None], settings: ControllerSettings, transport: TransportType
     ) -> None:
         self.peer = ""
-        """Where the connection comes from (`guest_connections.peer_of`)."""
+        """Where the connection comes from (`unauthenticated_connections.peer_of`)."""
         self.wake = wake
         self.settings = settings
         self.transport = transport
