@@ -91,7 +91,7 @@ class DeviceServices:
     def control_congestion(self, settings: CongestionSettings | None) -> None:
         """Take part in congestion control from now on, or (None, the default) no more: `congestion.py`."""
         if self.congestion is not None:
-            # Whoever waits for its time is not forgotten with it.
+            # Connections that wait for their time are not forgotten with it.
             self.congestion.advance(float("inf"))
         self.congestion = DeviceCongestion(settings) if settings is not None else None
 
