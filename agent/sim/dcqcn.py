@@ -22,7 +22,7 @@ from typing import Final
 FLOWS_MEASURED: Final = 8
 """Flows of one link for which its utilisation is known; more count as so many."""
 MEASURED_S: Final = 0.02
-WARM_UP_S: Final = 0.005
+WARM_UP_S: Final = 0.02
 RECOVERED: Final = 0.999
 
 

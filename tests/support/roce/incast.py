@@ -69,6 +69,11 @@ class Incast:
         assert over, f"flows did not end by {self.network.now:.4f} s: {self.ends}"
         return [end - begin for end, begin in zip(self.ends, self.begins, strict=True)]
 
+    def start(self) -> None:
+        """Post all flows, for a test that runs the network by itself."""
+        for number in range(len(self.sizes)):
+            self._post(number)
+
     def _post(self, number: int) -> None:
         sender, receiver = self.senders[number], self.sinks[number]
         for at in range(0, self.sizes[number], PIECE):
