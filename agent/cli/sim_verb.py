@@ -109,6 +109,24 @@ class SimOptions:
     enclosure_nic: Annotated[str, _rate_option("Rate of an enclosure's NICs together, each way.")] = ""
     host_nic: Annotated[str, _rate_option("Rate of a host's DPU, each way, such as 800Gb/s.")] = ""
     gpu_pcie: Annotated[str, _rate_option("Rate of a GPU's PCIe, each way.")] = ""
+    fabric: Annotated[
+        str,
+        typer.Option(help="Between the NICs: none, ecmp (flows are hashed) or spray (packets are spread)."),
+    ] = "none"
+    spines: Annotated[int | None, typer.Option(help="Spines of the fabric; default: 18.")] = None
+    oversubscription: Annotated[
+        float | None,
+        typer.Option(help="How much more a leaf's ports carry than its links to spines; default: 1."),
+    ] = None
+    ecn: Annotated[
+        bool, typer.Option(help="Switches mark packets, and DCQCN controls rates. Needs a fabric.")
+    ] = False
+    loss: Annotated[
+        float, typer.Option(help="Part of the packets that one link loses, such as 0.001. Needs a fabric.")
+    ] = 0.0
+    noise: Annotated[
+        float, typer.Option(help="Part of the fabric that a neighbour takes, such as 0.3. Needs a fabric.")
+    ] = 0.0
     gate: Annotated[
         bool,
         typer.Option(
@@ -146,6 +164,8 @@ class SimOptions:
             drives=self.drives, tenants=self.tenants, workers=self.workers,
             bytes_per_token=self.bytes_per_token,
             prefill_rate=self.prefill_rate, decode_rate=self.decode_rate, fault_every=self.fault_every,
+            fabric=self.fabric, spines=self.spines, oversubscription=self.oversubscription, ecn=self.ecn,
+            loss=self.loss, noise=self.noise,
             gate=self.gate, faults=FAULTS if self.faults == "all" else _words(self.faults),
             **{name: parse_rate(text) if text else None for name, text in rates.items()},
             **{name: parse_size(text) if text else None for name, text in sizes.items()},

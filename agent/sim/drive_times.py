@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from agent.inline.scatter import Buffer
 from agent.pool.steps import Pending
 from agent.remote.circuit_breaker import NOT_ANSWERING, Health, Outstanding
+from agent.sim.fabric import Fabric, link_of
 from agent.sim.links import QueueLink, SharedLink
 from agent.sim.pod_plan import PodPlan
 from agent.sim.timed_channel import TimedChannel
@@ -95,6 +96,30 @@ class HostLinks:
     to_gpu: SharedLink
     from_gpu: SharedLink
     own_disks: QueueLink
+    leaf: int = 0
+    """Of the fabric, where there is one."""
+
+
+@dataclass(slots=True)
+class Durations:
+    """How long things took: how many, seconds in all, and the longest."""
+
+    count: int = 0
+    seconds: float = 0.0
+    longest: float = 0.0
+
+    def timed(self, loop: VirtualLoop, ended: Callable[[], None]) -> Callable[[], None]:
+        """`ended`, and what takes the time from now until it is called."""
+        began = loop.now
+
+        def end() -> None:
+            took = loop.now - began
+            self.count += 1
+            self.seconds += took
+            self.longest = max(self.longest, took)
+            ended()
+
+        return end
 
 
 class RatedFlash:
@@ -109,18 +134,22 @@ class RatedFlash:
             RatedDrive(number, number // plan.drives, QueueLink(plan.drive_read, plan.drive_latency))
             for number in range(plan.enclosures * plan.drives)
         ]
-        self.enclosures_out = [SharedLink(plan.enclosure_nic) for _ in range(plan.enclosures)]
-        self.enclosures_in = [SharedLink(plan.enclosure_nic) for _ in range(plan.enclosures)]
+        self.fabric = Fabric(loop, plan, seed, self.carry) if plan.fabric != "none" else None
+        self.enclosures_out = [link_of(plan, plan.enclosure_nic) for _ in range(plan.enclosures)]
+        self.enclosures_in = [link_of(plan, plan.enclosure_nic) for _ in range(plan.enclosures)]
         pcie = plan.gpu_pcie * plan.gpus_per_host
         self.hosts = [
             HostLinks(
-                SharedLink(plan.host_nic), SharedLink(plan.host_nic), SharedLink(pcie), SharedLink(pcie),
-                QueueLink(plan.g3_rate, plan.drive_latency),
+                link_of(plan, plan.host_nic), link_of(plan, plan.host_nic),
+                SharedLink(pcie), SharedLink(pcie),
+                QueueLink(plan.g3_rate, plan.drive_latency), number // plan.hosts_per_leaf,
             )
-            for _ in range(plan.hosts)
+            for number in range(plan.hosts)
         ]  # fmt: skip
         self.g4 = SharedLink(plan.g4_rate or 1.0)
         self.small_bytes = 0
+        self.moves = Durations()
+        """Of values between drives and hosts, where there is a fabric."""
         self.value_bytes_read = 0
         self.value_bytes_written = 0
 
@@ -156,22 +185,36 @@ class RatedFlash:
             self._plan(link)
 
     def move(
-        self, drive: RatedDrive, size: int, host: HostLinks, *, write: bool, ended: Callable[[], None]
+        self,
+        drive: RatedDrive,
+        size: int,
+        host: HostLinks,
+        *,
+        write: bool,
+        ended: Callable[[], None],
+        flow: int = 0,
     ) -> None:
-        """A transfer between a drive and a host; `ended` when its last link has carried it."""
-        now, plan = self.loop.now, self.plan
-        latency = plan.network_latency
+        """A transfer between a drive and a host; `ended` when its last link has carried it. `flow`: of the
+        host's connections, by which the fabric may choose a way."""
+        now, plan, fabric = self.loop.now, self.plan, self.fabric
+        side, nic = (
+            self.enclosures_in if write else self.enclosures_out,
+            host.nic_out if write else host.nic_in,
+        )
+        latency = plan.network_latency + side[drive.enclosure].wait() + nic.wait()
         if self._dice.random() < TAIL_SHARE:
             latency += self._dice.random() * plan.drive_tail
         if size <= SMALL_BYTES:
             self.small_bytes += size
+            if fabric is not None:
+                latency += fabric.wait_of(host.leaf, drive.enclosure, flow, write=write)
             self.loop.call_at(drive.link.begin(now, size) + latency, ended)
             return
         # A write takes longer at the drive: counted as so many bytes more of its one link.
         weight = plan.drive_read / plan.drive_write if write else 1.0
-        last = now
-        legs = 2 + self.stripe
-        left = [legs]
+        last, late = now, 0.0
+        legs: list[tuple[SharedLink, int]] = []
+        left = [0]
 
         def leg() -> None:
             left[0] -= 1
@@ -185,15 +228,23 @@ class RatedFlash:
                 of.bytes_written += size
             else:
                 of.bytes_read += size
-            side = self.enclosures_in if write else self.enclosures_out
-            self.carry(side[of.enclosure], size, leg)
+            legs.append((side[of.enclosure], size))
+            if fabric is not None:
+                way = fabric.way_of(host.leaf, of.enclosure, flow, size, write=write)
+                legs += [(link, way.size) for link in way.links]
+                late = max(late, way.latency)
         whole = size * self.stripe
+        if fabric is not None:
+            ended = self.moves.timed(self.loop, ended)
         if write:
             self.value_bytes_written += whole
         else:
             self.value_bytes_read += whole
-        self.carry(host.nic_out if write else host.nic_in, whole, leg)
-        self.loop.call_at(last + latency, leg)
+        legs.append((nic, whole))
+        left[0] = len(legs) + 1
+        for link, carried in legs:
+            self.carry(link, carried, leg)
+        self.loop.call_at(last + latency + late, leg)
 
     def _other(self, number: int, which: int) -> int:
         """Where another value of the stripe lies: as good as any, and the same each time."""
@@ -221,11 +272,17 @@ class RatedChannel(TimedChannel):
     """One worker's channel over the links of its host."""
 
     def __init__(
-        self, flash: RatedFlash, host: HostLinks, health: Sequence[Health], buffer_bytes: int
+        self,
+        flash: RatedFlash,
+        host: HostLinks,
+        health: Sequence[Health],
+        buffer_bytes: int,
+        flow: int = 0,
     ) -> None:
         super().__init__(flash.loop)
         self._flash = flash
         self._host = host
+        self._flow = flow
         self._health = health
         self._buffer_bytes = buffer_bytes
         self._receiving: memoryview | None = None
@@ -256,7 +313,7 @@ class RatedChannel(TimedChannel):
                 drive.load(offset, into)
             self._end(drive, pending)
 
-        self._flash.move(drive, len(into), self._host, write=False, ended=ended)
+        self._flash.move(drive, len(into), self._host, write=False, ended=ended, flow=self._flow)
         return pending
 
     def write(
@@ -278,7 +335,7 @@ class RatedChannel(TimedChannel):
                 drive.store(offset, head)
             self._end(drive, pending)
 
-        self._flash.move(drive, size, self._host, write=True, ended=ended)
+        self._flash.move(drive, size, self._host, write=True, ended=ended, flow=self._flow)
         return pending
 
     def flush(self, namespace: int) -> FlashPending:

@@ -39,6 +39,8 @@ DEFAULT_ROWS: Final = ("g35", "recompute", "g3", "lustre-dpu")
 NEED_G4: Final = ("g4", "g35+g4")
 LOAD_MAX: Final = 100
 RATE_ROUNDS: Final = 6
+NO_FABRIC_NOTE: Final = "Left out: there is no fabric between the NICs: no congestion, no loss, no incast."
+FABRIC_NOTE: Final = "Left out: pauses between switches (PFC). Shared storage has a network of its own."
 LOOKED_AT: Final = 20_000
 """Requests, from the first on, that come to the load that is asked for."""
 
@@ -152,7 +154,7 @@ class Report:
         notes = [
             "Replaced: values have lengths and no contents; a stand-in seals them, with headers and proofs.",
             "Replaced: gets into the host's memory begin when a request arrives, instead of prestaging.",
-            "Left out: there is no fabric between the NICs: no congestion, no loss, no incast.",
+            FABRIC_NOTE if self.experiment.plan.fabric != "none" else NO_FABRIC_NOTE,
             "Left out: a GPU computes at a constant rate, whatever the length of the context.",
         ]
         crossed = [
@@ -225,6 +227,16 @@ class Report:
             ("G4", g4),
         ]
 
+    def _fabric_facts(self) -> list[tuple[str, str]]:
+        plan = self.experiment.plan
+        if plan.fabric == "none":
+            return []
+        words = [plan.fabric, counted(plan.spines, "spine"), f"{plan.oversubscription:g}:1"]
+        words += ["ECN and DCQCN"] if plan.ecn else []
+        words += [f"one link loses {plan.loss:.3g} of its packets"] if plan.loss else []
+        words += [f"a neighbour takes {plan.noise:.0%}"] if plan.noise else []
+        return [("fabric", ", ".join(words))]
+
     def facts(self) -> list[tuple[str, str]]:
         """The first row in words, for a table."""
         plan, row = self.experiment.plan, self.first
@@ -237,6 +249,7 @@ class Report:
                 f"{counted(plan.enclosures, 'enclosure')} of {counted(plan.drives, 'drive')}",
             ),
             ("flash", f"{flash / 1e15:.4g} PB, {flash / plan.gpus / 1e12:.4g} TB a GPU"),
+            *self._fabric_facts(),
             ("rates", f"enclosure {readable_rate(plan.enclosure_nic)}, host {readable_rate(plan.host_nic)}, "
                       f"drive {readable_rate(plan.drive_read)}"),
             ("requests", f"{row.requests:,} in {row.virtual_seconds:.4g} s of virtual time"),

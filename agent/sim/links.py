@@ -52,6 +52,12 @@ class SharedLink:
     began: int = 0
     carried: int = 0
     busy_seconds: float = 0.0
+    parts: tuple[float, ...] = ()
+    """What part of the rate one, two, three transfers use together, and more than there are here as the last;
+    empty: all of it. `waits`: how long a packet waits behind so many, in seconds."""
+    waits: tuple[float, ...] = ()
+    most: int = 0
+    """Transfers that were under way at once."""
     planned_at: float = float("inf")
     """The event that its owner has planned for the next end."""
     _served: float = 0.0
@@ -68,13 +74,24 @@ class SharedLink:
         self.began += size
         self._number += 1
         heapq.heappush(self._under_way, (self._served + size, self._number, size, ended))
+        self.most = max(self.most, len(self._under_way))
+
+    def used_rate(self) -> float:
+        """What all transfers that are under way get together."""
+        parts = self.parts
+        return self.rate * parts[min(len(self._under_way), len(parts)) - 1] if parts else self.rate
+
+    def wait(self) -> float:
+        """How long a packet that comes now waits in the queue."""
+        waits = self.waits
+        return waits[min(len(self._under_way), len(waits)) - 1] if waits and self._under_way else 0.0
 
     def next_end(self) -> float:
         """When the next transfer ends if none comes before."""
         if not self._under_way:
             return float("inf")
         left = max(0.0, self._under_way[0][0] - self._served)
-        return self._since + left * len(self._under_way) / self.rate
+        return self._since + left * len(self._under_way) / self.used_rate()
 
     def end_due(self, now: float) -> None:
         """End the transfers whose time has come."""
@@ -97,6 +114,6 @@ class SharedLink:
     def _pass_time(self, now: float) -> None:
         if self._under_way and now > self._since:
             passed = now - self._since
-            self._served += passed * self.rate / len(self._under_way)
+            self._served += passed * self.used_rate() / len(self._under_way)
             self.busy_seconds += passed
         self._since = max(now, self._since)

@@ -10,12 +10,13 @@ from typing import Any
 
 from agent.sim.drive_times import RatedFlash
 from agent.sim.engine import BlockLru, Engine
+from agent.sim.fabric import mixed
+from agent.sim.links import SharedLink
 from agent.sim.virtual_time import Signal, VirtualLoop
 from agent.sim.workload import Request
 
 Steps = Generator[Any, bool, Any]
 UNBOUNDED = 1 << 62
-_WORD = (1 << 64) - 1
 
 
 class NoStore:
@@ -144,6 +145,7 @@ class LustreInDpus(SharedStorage):
         weight = plan.drive_read / plan.drive_write if write else 1.0
         by_enclosure: Counter[int] = Counter()
         by_server: Counter[int] = Counter()
+        by_pair: Counter[tuple[int, int]] = Counter()
         for block in blocks:
             for number in range(flash.stripe):
                 drive = flash.drives[mixed(block, number) % len(flash.drives)]
@@ -152,20 +154,23 @@ class LustreInDpus(SharedStorage):
                     drive.bytes_written += piece
                 else:
                     drive.bytes_read += piece
+                server = mixed(drive.number, 0) % len(hosts)
                 by_enclosure[drive.enclosure] += piece
-                by_server[mixed(drive.number, 0) % len(hosts)] += piece
+                by_server[server] += piece
+                by_pair[drive.enclosure, server] += piece
         legs = [
             ((flash.enclosures_in if write else flash.enclosures_out)[enclosure], size)
             for enclosure, size in by_enclosure.items()
         ]
         for number, size in by_server.items():
-            server, asker = hosts[number], engine.links
-            legs.append((server.nic_out if write else server.nic_in, size))
+            serving, asker = hosts[number], engine.links
+            legs.append((serving.nic_out if write else serving.nic_in, size))
             self.fabric_bytes += size
-            if server is not asker:
-                legs.append((server.nic_in if write else server.nic_out, size))
+            if serving is not asker:
+                legs.append((serving.nic_in if write else serving.nic_out, size))
                 legs.append((asker.nic_out if write else asker.nic_in, size))
                 self.fabric_bytes += size
+        last += self._cross(legs, by_pair, by_server, engine.number, write=write)
         left = [len(legs) + 1]
 
         def leg() -> None:
@@ -177,10 +182,28 @@ class LustreInDpus(SharedStorage):
             flash.carry(link, size, leg)
         self._loop.call_at(last, leg)
 
-
-def mixed(block: int, number: int) -> int:
-    """A number of 64 bits that looks drawn at random, the same each time (the finalizer of SplitMix64)."""
-    value = (block + (number + 1) * 0x9E3779B97F4A7C15) & _WORD
-    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _WORD
-    value = (value ^ value >> 27) * 0x94D049BB133111EB & _WORD
-    return value ^ value >> 31
+    def _cross(
+        self,
+        legs: list[tuple[SharedLink, int]],
+        by_pair: Counter[tuple[int, int]],
+        by_server: Counter[int],
+        asker: int,
+        *,
+        write: bool,
+    ) -> float:
+        """Add the links between leaves to `legs`; seconds that the slowest way takes beside them."""
+        fabric, late = self._flash.fabric, 0.0
+        if fabric is None:
+            return late
+        ways = [
+            fabric.way_of(fabric.leaf_of_host(server), enclosure, server, size, write=write)
+            for (enclosure, server), size in by_pair.items()
+        ]
+        for server, size in by_server.items():
+            source, target = (asker, server) if write else (server, asker)
+            ends = fabric.leaf_of_host(source), fabric.leaf_of_host(target)
+            ways.append(fabric.way(*ends, size, server))
+        for way in ways:
+            legs += [(link, way.size) for link in way.links]
+            late = max(late, way.latency)
+        return late

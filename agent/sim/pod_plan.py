@@ -17,6 +17,10 @@ SLOT_VALUE_MAX: Final = 16 << 20
 FAULTS: Final = ("stop", "slow", "err", "kill", "lose", "agent", "join", "leave")
 GPUS_MAX, DRIVES_MAX, ENCLOSURES_MAX = 1 << 14, 1 << 10, 1 << 10
 DRIVES_IN_ALL_MAX: Final = 1 << 14
+FABRICS: Final = ("none", "ecmp", "spray")
+SPINES_MAX: Final = 256
+LOSS_MAX: Final = 0.1
+NOISE_MAX: Final = 0.95
 FAULT_EVERY_LEAST: Final = 0.01
 """Seconds between two faults: with less, a run would hardly come to its end."""
 
@@ -66,13 +70,28 @@ class PodPlan:
     """The recompute gate: off, as in an agent that is not configured otherwise."""
     faults: tuple[str, ...] = ()
     fault_every: float = 5.0
+    fabric: str = "none"
+    """Between the NICs: `none`, or a leaf-spine that hashes flows (`ecmp`) or sprays packets (`spray`)."""
+    spines: int = 18
+    hosts_per_leaf: int = 18
+    enclosures_per_leaf: int = 4
+    oversubscription: float = 1.0
+    """How much more a leaf's ports carry than its links to the spines."""
+    ecn: bool = False
+    """Switches mark packets, and DCQCN controls the flows' rates."""
+    loss: float = 0.0
+    """Part of the packets that one link loses."""
+    noise: float = 0.0
+    """Part of all links between leaves and spines that a neighbour takes."""
 
     def __post_init__(self) -> None:
         counts = {
             "GPUs": (self.gpus, GPUS_MAX), "GPUs of a host": (self.gpus_per_host, 64),
             "enclosures": (self.enclosures, ENCLOSURES_MAX), "drives": (self.drives, DRIVES_MAX),
             "tenants": (self.tenants, 64), "workers": (self.workers, 256),
-            "bytes of a token": (self.bytes_per_token, 1 << 20),
+            "bytes of a token": (self.bytes_per_token, 1 << 20), "spines": (self.spines, SPINES_MAX),
+            "hosts of a leaf": (self.hosts_per_leaf, 1024),
+            "enclosures of a leaf": (self.enclosures_per_leaf, 1024),
         }  # fmt: skip
         for name, (count, most) in counts.items():
             if not 1 <= count <= most:
@@ -105,6 +124,26 @@ class PodPlan:
             if fault not in FAULTS:
                 known = ", ".join(FAULTS)
                 raise UserError(f"no fault {fault!r}{did_you_mean(fault, FAULTS)}", f"there are {known}")
+
+        self._check_fabric()
+
+    def _check_fabric(self) -> None:
+        if self.fabric not in FABRICS:
+            known = ", ".join(FABRICS)
+            raise UserError(
+                f"no fabric {self.fabric!r}{did_you_mean(self.fabric, FABRICS)}", f"there are {known}"
+            )
+        for name, part, most in (("--loss", self.loss, LOSS_MAX), ("--noise", self.noise, NOISE_MAX)):
+            if not 0 <= part <= most:
+                raise UserError(f"{name}: {part:g} is not from 0 to {most:g}", "give a part in between")
+        if not 1 <= self.oversubscription <= 64:
+            raise UserError(
+                f"--oversubscription: {self.oversubscription:g} is not from 1 to 64", "give 1 for none"
+            )
+        if self.fabric == "none" and (self.ecn or self.loss or self.noise):
+            raise UserError(
+                "--ecn, --loss and --noise are matters of a fabric", "give --fabric ecmp or --fabric spray"
+            )
 
     @property
     def hosts(self) -> int:

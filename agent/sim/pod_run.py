@@ -131,6 +131,8 @@ class PodRun:
                 self.loop.spawn(self._misfortune())
             if "join" in self.plan.faults:
                 self.loop.spawn(self._moving())
+        if self.flash.fabric is not None and self.plan.noise:
+            self.loop.spawn(self.flash.fabric.neighbour(lambda: self.over))
         self.loop.run()
         self._close_the_books()
         return self._result(self._over_at - began)
@@ -256,7 +258,7 @@ class PodRun:
     def link_bytes(self) -> dict[str, int]:
         """Bytes of values by link; `small`: directories and headers by themselves."""
         flash = self.flash
-        return {
+        return self._fabric_bytes() | {
             "drives_read": sum(drive.bytes_read for drive in flash.drives),
             "drives_written": sum(drive.bytes_written for drive in flash.drives),
             "enclosures_out": sum(link.carried for link in flash.enclosures_out),
@@ -267,6 +269,30 @@ class PodRun:
             "own_disks": sum(host.own_disks.began for host in flash.hosts),
             "g4": flash.g4.carried,
             "small": flash.small_bytes,
+        }
+
+    def _fabric_bytes(self) -> dict[str, int]:
+        fabric = self.flash.fabric
+        if fabric is None:
+            return {}
+        up, down = fabric.carried()
+        return {
+            "leaves_up": up, "leaves_down": down, "fabric_repeated": fabric.repeated,
+            "neighbour": fabric.noise // 2,
+        }  # fmt: skip
+
+    def _fabric_counts(self) -> dict[str, int]:
+        """What the fabric did. `incast`: transfers at once to one host, the most there were."""
+        fabric, hosts = self.flash.fabric, self.flash.hosts
+        if fabric is None:
+            return {}
+        moves = self.flash.moves
+        took = moves.seconds / moves.count if moves.count else 0.0
+        return dict(sorted(fabric.counts.items())) | {
+            "fabric mean us of a value": round(took * 1e6),
+            "fabric longest us of a value": round(moves.longest * 1e6),
+            "fabric incast": max(host.nic_in.most for host in hosts),
+            "fabric unevenness, per cent": round(100 * fabric.unevenness()),
         }
 
     def _close_the_books(self) -> None:
@@ -288,6 +314,8 @@ class PodRun:
         elif isinstance(store, SharedStorage):
             pairs += [(nics_in, store.bytes_loaded), (nics_out, store.bytes_stored)]
             pairs.append((moved["g4"], store.bytes_moved))
+        if self.flash.fabric is not None and not self.flash.fabric.balanced():
+            raise BooksDoNotBalance(f"what went up the leaves did not come down: {moved}")
         if any(one != other for one, other in pairs):
             raise BooksDoNotBalance(f"bytes by link are {moved}")
         for row in self.engines.served:
@@ -313,6 +341,7 @@ class PodRun:
                 "puts_already_there": tally.puts_already_there, "puts_refused": tally.puts_refused,
                 "evictions": tally.evictions, "directory_reads": tally.directory_reads,
             } | dict(sorted(self.pool.counts.items()))  # fmt: skip
+        counts |= self._fabric_counts()
         moved = self.link_bytes()
         digest = hashlib.blake2b(digest_size=16)
         for row in sorted(served, key=lambda each: each.number):

@@ -61,8 +61,14 @@ class HostAgent:
             self.served.append(serve(volume, gate))
         links = flash.hosts[number]
         self.channels = [
-            RatedChannel(flash, links, self.health, HEADER_BYTES + store.value_bytes + ROOM)
-            for _ in range(plan.workers)
+            RatedChannel(
+                flash,
+                links,
+                self.health,
+                HEADER_BYTES + store.value_bytes + ROOM,
+                number * plan.workers + worker,
+            )
+            for worker in range(plan.workers)
         ]
         self.free = deque(self.channels)
         self.waiting: deque[Signal] = deque()

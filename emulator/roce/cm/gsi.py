@@ -116,10 +116,16 @@ class Endpoint:
         nic.on_async_event = self._async_event
 
     def receive(
-        self, burst: memoryview, segment_size: int, source: Address, now: float, group: str = ""
+        self,
+        burst: memoryview,
+        segment_size: int,
+        source: Address,
+        now: float,
+        group: str = "",
+        marked: bool = False,
     ) -> None:
-        """Datagrams have arrived, for our own address or for a multicast group."""
-        self.nic.receive(burst, segment_size, source, now, group)
+        """See `Nic.receive`."""
+        self.nic.receive(burst, segment_size, source, now, group, marked)
         if self._gsi.waiting:
             self._gsi.take(self.cm.receive, now)
 

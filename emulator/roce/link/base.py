@@ -27,6 +27,8 @@ class Received(NamedTuple):
     source: Address
     group: str = ""
     """The multicast group that it was sent to; empty where that was the link's own address."""
+    marked: bool = False
+    """A switch has marked all of it (ECN, congestion experienced). Only a link that was told to looks."""
 
 
 @dataclass(slots=True)

@@ -27,9 +27,24 @@ _PART: Final = struct.Struct("@PN")
 """struct iovec."""
 _CONTROL_HEADER: Final = "@Nii"
 """struct cmsghdr: its length with the data, level, type."""
+_ALIGNED: Final = struct.calcsize("@N")
+"""Control messages begin at multiples of this."""
 _GRO: Final = struct.Struct(_CONTROL_HEADER + "i0N")
 _SEGMENT: Final = struct.Struct(_CONTROL_HEADER + "H0N")
 _SEGMENT_CONTROL_BYTES: Final = struct.calcsize(_CONTROL_HEADER + "H")
+
+_CONTROL_AT: Final = struct.calcsize(_CONTROL_HEADER)
+_CONTROL: Final = struct.Struct(_CONTROL_HEADER)
+CONTROL_SPACE: Final = 2 * _GRO.size
+"""Room for two control messages with an int each: size of segments, and the type of service."""
+
+IP_TOS: Final = 1
+IPV6_TCLASS: Final = 67
+"""The byte of an IP header whose lower two bits are the ECN field, as a control message brings it."""
+ECN_BITS: Final = 0b11
+ECN_CAPABLE: Final = 0b10
+"""ECT(0): the sender takes part in congestion control (RFC 3168)."""
+CONGESTION_EXPERIENCED: Final = 0b11
 
 _IPV4_NAME: Final = struct.Struct("!2xH4s8x")
 _IPV6_NAME: Final = struct.Struct("!2xH4x16s4x")
@@ -95,12 +110,12 @@ class Inbox:
         self._at = address_of(self.memory)
         self._parts = bytearray(2 * count * _PART.size)
         self._names = bytearray(count * _NAME_BYTES)
-        self._controls = bytearray(count * _GRO.size)
+        self._controls = bytearray(count * CONTROL_SPACE)
         parts, names, controls = map(address_of, (self._parts, self._names, self._controls))
         headers = [
             _HEADER.pack(
                 names + i * _NAME_BYTES, _NAME_BYTES, parts + 2 * i * _PART.size, 2,
-                controls + i * _GRO.size, _GRO.size, 0, 0,
+                controls + i * CONTROL_SPACE, CONTROL_SPACE, 0, 0,
             )
             for i in range(count)
         ]  # fmt: skip
@@ -135,7 +150,7 @@ class Inbox:
         name_bytes, control_bytes, flags, count = moved
         segment_size = count or 1
         if control_bytes:
-            _, level, kind, value = _GRO.unpack_from(self._controls, index * _GRO.size)
+            _, level, kind, value = _GRO.unpack_from(self._controls, index * CONTROL_SPACE)
             if level == SOL_UDP and kind == UDP_GRO:
                 segment_size = value
         at = index * _NAME_BYTES
@@ -146,6 +161,19 @@ class Inbox:
             first, start = start, (self._count + index) * self._size
             self.memory[start : start + stride] = self.memory[first : first + stride]
         return start, count, segment_size, name, flags & _TRUNCATED != 0
+
+    def is_marked(self, index: int) -> bool:
+        """Whether a burst was marked on its way (congestion experienced), where the socket tells it."""
+        moved: tuple[int, int, int, int] = _MOVED.unpack_from(self._headers, index * _HEADER.size)
+        at, end = index * CONTROL_SPACE, index * CONTROL_SPACE + moved[1]
+        while at + _CONTROL_AT < end:
+            length, level, kind = _CONTROL.unpack_from(self._controls, at)
+            if (level, kind) in ((socket.IPPROTO_IP, IP_TOS), (socket.IPPROTO_IPV6, IPV6_TCLASS)):
+                # A byte of IPv4, an int of IPv6, of which only the lowest byte is not 0.
+                value = self._controls[at + _CONTROL_AT : at + length]
+                return max(value, default=0) & ECN_BITS == CONGESTION_EXPERIENCED
+            at += max(-(-length // _ALIGNED) * _ALIGNED, _CONTROL_AT)
+        return False
 
 
 class Outbox:

@@ -17,6 +17,7 @@ import struct
 from typing import Final
 
 from emulator.roce.link.base import Received
+from emulator.roce.link.messages import CONGESTION_EXPERIENCED, ECN_BITS
 from emulator.roce.link.udp import SO_RCVBUFFORCE, SOCKET_BUFFER_BYTES, UdpLink
 from emulator.roce.nic.verbs import ROCE_PORT, Address
 from emulator.roce.wire.bth import BTH
@@ -36,7 +37,7 @@ _SMALL_BUFFER: Final = 4096
 class RawCheckedLink(UdpLink):
     """`UdpLink` that receives by a raw socket. Raises PermissionError where it may not, ValueError (IPv6)."""
 
-    def __init__(self, ip: str, port: int = ROCE_PORT) -> None:
+    def __init__(self, ip: str, port: int = ROCE_PORT, *, ecn: bool = False) -> None:
         if ":" in ip:
             raise ValueError("IPv6 has no identification: UdpLink checks its ICRC in full")
         raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_UDP)
@@ -44,7 +45,7 @@ class RawCheckedLink(UdpLink):
             raw.setblocking(False)
             raw.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, SOCKET_BUFFER_BYTES)
             raw.bind((ip, 0))
-            super().__init__(ip, port)
+            super().__init__(ip, port, ecn=ecn)
         except BaseException:
             raw.close()
             raise
@@ -94,7 +95,8 @@ class RawCheckedLink(UdpLink):
         if flags != DONT_FRAGMENT or right != int.from_bytes(payload[-ICRC_BYTES:], "little"):
             self.counters.wrong_icrc += 1
             return None
-        return Received(payload, len(payload), peer)
+        marked = self._ecn and packet[1] & ECN_BITS == CONGESTION_EXPERIENCED
+        return Received(payload, len(payload), peer, "", marked)
 
     def groups_fileno(self) -> int:
         """See `Link`: there are no groups."""

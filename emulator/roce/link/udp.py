@@ -30,7 +30,17 @@ from typing import Final, TypeAlias
 
 from emulator.roce.link.base import MAX_DATAGRAM, LinkCounters, Received
 from emulator.roce.link.groups import GroupSockets
-from emulator.roce.link.messages import SOL_UDP, UDP_GRO, UDP_SEGMENT, Inbox, Outbox, address_in, name_of
+from emulator.roce.link.messages import (
+    ECN_CAPABLE,
+    IPV6_TCLASS,
+    SOL_UDP,
+    UDP_GRO,
+    UDP_SEGMENT,
+    Inbox,
+    Outbox,
+    address_in,
+    name_of,
+)
 from emulator.roce.nic.verbs import ROCE_PORT, Address, Burst
 
 UDP_NO_CHECK6_RX: Final = 102
@@ -39,6 +49,8 @@ IPV6_MTU_DISCOVER: Final = 23
 PMTUDISC_DO: Final = 2
 IP_RECVERR: Final = 11
 IPV6_RECVERR: Final = 25
+IP_RECVTOS: Final = 13
+IPV6_RECVTCLASS: Final = 66
 SO_SNDBUFFORCE: Final = 32
 SO_RCVBUFFORCE: Final = 33
 """Of linux/udp.h, linux/in.h, linux/in6.h and asm-generic/socket.h; Python's socket module lacks them."""
@@ -69,8 +81,8 @@ _BUFFER_BYTES: Final = 1 << 16
 MAX_VIEWS: Final = 64
 """Parts of the receive buffer of which the view is remembered."""
 
-_Arrival: TypeAlias = tuple[int, int, int, Address]
-"""Where in the receive buffer it begins, where it ends, segment size, source."""
+_Arrival: TypeAlias = tuple[int, int, int, Address, bool]
+"""Where in the receive buffer it begins, where it ends, segment size, source, whether it was marked."""
 
 
 def _most_of(segment_size: int) -> int:
@@ -99,12 +111,16 @@ _OFFLOAD_REFUSED: Final = {errno.EINVAL, errno.EIO, errno.EMSGSIZE, errno.EOPNOT
 class UdpLink:
     """The UDP port 4791 of one address. `offload` False sends every datagram by itself. See `Link`.
 
+    With `ecn` it sends datagrams that a switch may mark (IP ECN, ECT(0)), and says of received ones whether
+    one did. The kernel merges only datagrams whose marks are equal (UDP_GRO).
+
     Raises OSError where the address cannot be bound (it is not this machine's, another NIC or the kernel's
     rxe has the port).
     """
 
-    def __init__(self, ip: str, port: int = ROCE_PORT, *, offload: bool = True) -> None:
+    def __init__(self, ip: str, port: int = ROCE_PORT, *, offload: bool = True, ecn: bool = False) -> None:
         self.counters = LinkCounters()
+        self._ecn = ecn
         self.on_no_offload: Callable[[str], None] | None = None
         """Called when `numbers_segments` has changed for an address: it takes no segmentation offload."""
         self._offload = offload
@@ -146,6 +162,12 @@ class UdpLink:
         else:
             sock.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, PMTUDISC_DO)
             sock.setsockopt(socket.IPPROTO_IP, IP_RECVERR, 1)
+        if self._ecn and self._ipv6:
+            sock.setsockopt(socket.IPPROTO_IPV6, IPV6_TCLASS, ECN_CAPABLE)
+            sock.setsockopt(socket.IPPROTO_IPV6, IPV6_RECVTCLASS, 1)
+        elif self._ecn:
+            sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, ECN_CAPABLE)
+            sock.setsockopt(socket.IPPROTO_IP, IP_RECVTOS, 1)
         sock.setsockopt(SOL_UDP, UDP_GRO, 1)
         for forced, plain in ((SO_RCVBUFFORCE, socket.SO_RCVBUF), (SO_SNDBUFFORCE, socket.SO_SNDBUF)):
             try:
@@ -207,11 +229,11 @@ class UdpLink:
     def _next(self) -> Received:
         """The first burst that is held, together with those that lie right behind it."""
         held = self._held
-        start, end, segment_size, source = held.popleft()
+        start, end, segment_size, source, marked = held.popleft()
         if end - start > segment_size and not self._numbers:
             while held and not (end - start) % segment_size:
-                begins, ends, following, whose = held[0]
-                if begins != end or following != segment_size or whose is not source:
+                begins, ends, following, whose, also = held[0]
+                if begins != end or following != segment_size or whose is not source or also != marked:
                     break
                 held.popleft()
                 end = ends
@@ -221,7 +243,7 @@ class UdpLink:
             if len(self._views) >= MAX_VIEWS:
                 self._views.clear()
             view = self._views[start, end] = self._buffer[start:end]
-        return Received(view, segment_size, source)
+        return Received(view, segment_size, source, "", marked)
 
     def _receive_some(self) -> bool:
         """Take bursts from the socket, as far as there is room; whether there were any."""
@@ -248,7 +270,8 @@ class UdpLink:
                     self._source = Address(*address_in(name))
                 counters.bursts_received += 1
                 counters.bytes_received += count
-                held.append((start, start + count, segment_size, self._source))
+                marked = self._ecn and inbox.is_marked(index)
+                held.append((start, start + count, segment_size, self._source, marked))
                 if count > segment_size:
                     self._stride = _most_of(segment_size)
             if held:

@@ -46,3 +46,10 @@ class Count(StrEnum):
     RNR_NAK_RECEIVED = "rnr nak received"
     TIMEOUTS = "time-outs"
     PROBES = "early retransmissions"
+
+    CE_IN = "packets marked congestion experienced"
+    """Valid packets of connections that a switch marked on their way (ECN)."""
+    CNP_SENT = "cnp sent"
+    CNP_HANDLED = "cnp handled"
+    CNP_IGNORED = "cnp ignored"
+    """For no connection of its sender's, or damaged."""

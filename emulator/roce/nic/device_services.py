@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Final
 
+from emulator.roce.nic.congestion import CongestionSettings, DeviceCongestion
 from emulator.roce.nic.counters import Count
 from emulator.roce.nic.memory import KeyTable
 from emulator.roce.nic.packets_out import VOLLEY_BURSTS, PacketWriter, rows_of
@@ -47,6 +48,7 @@ class DeviceServices:
         self.writer = PacketWriter()
         self.window_bytes = window_bytes
         self.segments_numbered = False
+        self.congestion: DeviceCongestion | None = None
         self._paths: dict[str, Path] = {}
 
     def path_to(self, ip: str) -> Path:
@@ -85,6 +87,13 @@ class DeviceServices:
         window, rows = self.window_packets(mtu), rows_of(mtu)
         full = (window * 4 // 5 - 2) // rows
         return full * rows + 2 if full else window // 2
+
+    def control_congestion(self, settings: CongestionSettings | None) -> None:
+        """Take part in congestion control from now on, or (None, the default) no more: `congestion.py`."""
+        if self.congestion is not None:
+            # Connections that wait for their time are not forgotten with it.
+            self.congestion.advance(float("inf"))
+        self.congestion = DeviceCongestion(settings) if settings is not None else None
 
     def check_address(self, av: AddressVector) -> None:
         """EINVAL where nothing can be sent to this address from here."""

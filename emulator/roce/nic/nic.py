@@ -52,6 +52,7 @@ from emulator.roce.nic.verbs import (
     VerbsError,
 )
 from emulator.roce.wire.bth import BTH, DEFAULT_P_KEY, LOW_24_BITS, MIGRATION_REQUEST
+from emulator.roce.wire.cnp import decode_cnp_untrusted, is_cnp_untrusted
 from emulator.roce.wire.flow import Flow, flow_of, gid_of
 from emulator.roce.wire.malformed import Cause, MalformedPacket
 from emulator.roce.wire.opcodes import ICRC_BYTES, SERVICE_SHIFT, Opcode, Service, class_of
@@ -106,6 +107,8 @@ class Nic(DeviceServices):
         """Bytes still to come of the message that the last row received was part of; half a window at most,
         because beyond that the peer may wait for an acknowledgement of ours."""
         self._in_turn = 0
+        self._marked = False
+        """What is received now was marked by a switch, which matters here."""
 
     def alloc_pd(self) -> ProtectionDomain:
         self._room(self._pds, self.limits.max_pd, "protection domains")
@@ -342,11 +345,22 @@ class Nic(DeviceServices):
         """The next packets to send, queue pair by queue pair in turn; None when there is nothing now. They
         are valid until the next call."""
         self.now = now
-        ready = self.ready
+        ready, congestion = self.ready, self.congestion
+        if congestion is not None:
+            notice = congestion.next_notice()
+            if notice is not None:
+                self.counters[Count.CNP_SENT] += 1
+                return notice
+            if now < congestion.port_free_at:
+                return None
         while ready:
             qp = ready[0]
             burst = qp.next_burst(now)
             if burst is not None:
+                if congestion is not None:
+                    congestion.sent(len(burst.data), now)
+                    if qp.limiter is not None:
+                        qp.limiter.sent(len(burst.data), now)
                 self._in_turn += 1 + len(burst.data) // MAX_BURST
                 if self._in_turn >= TURN_BURSTS:
                     self._in_turn = 0
@@ -360,13 +374,20 @@ class Nic(DeviceServices):
 
     def deadline(self) -> float | None:
         """When `advance` is due, if nothing happens before."""
-        if not self.running:
-            return None
-        return min([at for clock in self.running if (at := clock.deadline) is not None], default=None)
+        first: float | None = None
+        if self.congestion is not None:
+            first = self.congestion.deadline(len(self.ready) > 0)
+        for clock in self.running:
+            at = clock.deadline
+            if at is not None and (first is None or at < first):
+                first = at
+        return first
 
     def advance(self, now: float) -> None:
-        """It is `now`: handle time-outs, and the end of a wait for a receiver."""
+        """It is `now`: handle time-outs, and the end of a wait for a receiver, or for a paced turn."""
         self.now = now
+        if self.congestion is not None:
+            self.congestion.advance(now)
         for clock, call in list(self.running.items()):
             at = clock.deadline
             if at is not None and at <= now:
@@ -379,10 +400,13 @@ class Nic(DeviceServices):
         source: Address | tuple[str, int],
         now: float,
         group: str = "",
+        marked: bool = False,
     ) -> None:
         """Datagrams of `segment_size` bytes each (the last may be shorter) have come from `source`, for our
-        own address or for a multicast group. The memory is the caller's again afterwards."""
+        own address or for a multicast group. `marked`: a switch has marked all of them (ECN, congestion
+        experienced). The memory is the caller's again afterwards."""
         self.now = now
+        self._marked = marked and self.congestion is not None
         try:
             flow = flow_of(source[0], group or self.address, source[1])
         except ValueError:
@@ -437,6 +461,8 @@ class Nic(DeviceServices):
             expects = qp.responder.take_row(row, place[1])
         self.expects = min(expects, self.window_bytes // 2)
         self.counters[Count.ROW_PACKETS] += row.count
+        if self._marked:
+            self._congestion_seen(qp, p_key, row.count)
         return row.count
 
     def _receive_acknowledgement(self, datagram: memoryview, flow: Flow, ip: str, index: int) -> bool:
@@ -450,12 +476,17 @@ class Nic(DeviceServices):
         if identification_of(datagram, flow, index, self.solve_identification) is None:
             return False
         qp.requester.acknowledged(sequence & LOW_24_BITS, self.now)
+        if self._marked:
+            self._congestion_seen(qp, p_key, 1)
         return True
 
     def _receive_single(self, datagram: memoryview, flow: Flow, ip: str, index: int) -> None:
         if len(datagram) == _ACKNOWLEDGEMENT_BYTES and self._receive_acknowledgement(
             datagram, flow, ip, index
         ):
+            return
+        if self.congestion is not None and is_cnp_untrusted(datagram):
+            self._receive_notification(datagram, flow, ip, index)
             return
         counters = self.counters
         try:
@@ -481,11 +512,42 @@ class Nic(DeviceServices):
             counters[Count.MTU] += 1
         elif qp.datagrams is not None:
             qp.datagrams.receive(packet, datagram, flow)
-        elif known.request:
-            qp.communication_seen()
-            qp.responder.receive(packet)
         else:
-            qp.requester.receive(packet, self.now)
+            if self._marked:
+                self._congestion_seen(qp, packet.p_key, 1)
+            if known.request:
+                qp.communication_seen()
+                qp.responder.receive(packet)
+            else:
+                qp.requester.receive(packet, self.now)
+
+    def _congestion_seen(self, qp: QueuePair, p_key: int, count: int) -> None:
+        """`count` valid packets of a connection were marked: a CNP for its sender, if it had none of late."""
+        congestion = self.congestion
+        assert congestion is not None
+        self.counters[Count.CE_IN] += count
+        if self.now >= qp.notify_after:
+            qp.notify_after = self.now + congestion.settings.cnp_interval_s
+            congestion.notify(qp.path, qp.attributes.dest_qpn, p_key)
+
+    def _receive_notification(self, datagram: memoryview, flow: Flow, ip: str, index: int) -> None:
+        """A CNP, which is for a connection with its sender, or for nobody."""
+        counters = self.counters
+        try:
+            cnp = decode_cnp_untrusted(datagram)
+        except MalformedPacket as error:
+            counters[error.cause] += 1
+            return
+        qp = self._qps.get(cnp.queue_pair)
+        if qp is None or qp.datagrams is not None or not qp.receiving or qp.path.ip != ip:
+            counters[Count.CNP_IGNORED] += 1
+        elif cnp.p_key & 0x7FFF != DEFAULT_P_KEY & 0x7FFF:
+            counters[Count.WRONG_PKEY] += 1
+        elif identification_of(datagram, flow, index, self.solve_identification) is None:
+            counters[Cause.ICRC] += 1
+        else:
+            counters[Count.CNP_HANDLED] += 1
+            qp.congestion_notified(self.now)
 
     def _receive_multicast(self, datagram: memoryview, flow: Flow, group: str, index: int) -> None:
         """One datagram for all queue pairs that are attached to a group."""

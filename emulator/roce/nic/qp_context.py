@@ -6,6 +6,7 @@
 from abc import ABC, abstractmethod
 
 from emulator.roce.nic.completion import CompletionQueue
+from emulator.roce.nic.congestion import RateLimiter
 from emulator.roce.nic.device_services import DeviceServices
 from emulator.roce.nic.memory import Backing, ProtectionDomain, Span, SpanList
 from emulator.roce.nic.path import Path
@@ -53,6 +54,10 @@ class QpContext(ABC):
         self.attributes = QpAttributes(capabilities=capabilities)
         self.mtu = device.port_mtu.bytes
         self._path: Path | None = None
+        self.limiter: RateLimiter | None = None
+        """Of a connection that a CNP named."""
+        self.notify_after = 0.0
+        """A marked packet that comes earlier causes no CNP."""
         self._own_receives = ReceiveQueue(capabilities.max_recv_wr, capabilities.max_recv_sge)
         self.receives: ReceiveQueue = srq if srq is not None else self._own_receives
 
@@ -61,6 +66,14 @@ class QpContext(ABC):
         """The way to the peer of a connection."""
         assert self._path is not None
         return self._path
+
+    def volley_packets(self) -> int:
+        """Packets of a long message that are made at once; few where congestion control paces them."""
+        congestion = self.device.congestion
+        most = self.device.volley_packets(self.path, self.mtu)
+        if congestion is None:
+            return most
+        return min(most, congestion.burst_packets(self.limiter, self.mtu))
 
     def payload_of(self, request: SendRequest, *, write: bool) -> SpanList:
         """The memory of a send request. ProtectionFault where it may not be used so."""

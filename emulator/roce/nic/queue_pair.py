@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from emulator.roce.nic.completion import CompletionQueue
+from emulator.roce.nic.congestion import RateLimiter
 from emulator.roce.nic.datagram import DatagramService
 from emulator.roce.nic.device_services import DeviceServices
 from emulator.roce.nic.memory import ProtectionDomain, ProtectionFault
@@ -107,6 +108,7 @@ class QueuePair(QpContext):
     ) -> None:
         super().__init__(device, number, kind, pd, send_cq, recv_cq, capabilities, signal_all, srq)
         self._ready = ready
+        self._wake = self.schedule
         self.scheduled = False
         self._last_wqe_told = self._communicating = self._answers_first = False
         self.datagrams = DatagramService(self) if kind is QpType.UD else None
@@ -177,6 +179,9 @@ class QueuePair(QpContext):
         self.state = QpState.RESET
         self.attributes = QpAttributes(capabilities=self.capabilities)
         self._path = None
+        self.limiter, self.notify_after = None, 0.0
+        if self.device.congestion is not None:
+            self.device.congestion.forget(self._wake)
         self._last_wqe_told = self._communicating = False
         self._own_receives.row.clear()
         self.send_cq.forget(self.number)
@@ -309,12 +314,26 @@ class QueuePair(QpContext):
             self._communicating = True
             self.tell(EventType.COMM_EST)
 
+    def congestion_notified(self, now: float) -> None:
+        """The peer had packets of ours that a switch marked: send more slowly."""
+        congestion = self.device.congestion
+        if congestion is not None:
+            if self.limiter is None:
+                self.limiter = RateLimiter(congestion.settings)
+            self.limiter.notified(now)
+
+    def _may_send(self, limiter: RateLimiter, now: float) -> bool:
+        congestion = self.device.congestion
+        return congestion is None or congestion.may_send(limiter, self._wake, now)
+
     def next_burst(self, now: float) -> Burst | None:
         """The next packets to go out; answers and requests take turns."""
         if self.datagrams is not None:
             return self.datagrams.next_burst()
         if self._path is None:
             return None
+        if self.limiter is not None and not self._may_send(self.limiter, now):
+            return self.responder.next_burst(paced=True)
         self._answers_first = not self._answers_first
         if self._answers_first:
             return self.responder.next_burst() or self.requester.next_burst(now)

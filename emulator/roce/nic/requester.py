@@ -14,7 +14,7 @@ remembers.
 Bounds: the queue by `max_send_wr`; packets under way, those of READ responses included, by the window;
 READs and atomics by `max_rd_atomic`.
 
-A congestion control would bound the window besides, or say in `next_burst` that it is too early.
+Congestion control (`congestion.py`) says when a connection may send, and how many packets at once.
 """
 
 # One idea in one file: the queue of requests, and the packets that they become.
@@ -170,8 +170,9 @@ class Requester:
         mtu, position = qp.mtu, self._cursor - work.first
         last = work.packets - 1
         rows, left = rows_of(mtu), work.packets - position
-        wanted = min(room, device.volley_packets(qp.path, mtu), left)
-        if wanted < left and wanted < min(rows, device.window_packets(mtu) // 4):
+        volley = qp.volley_packets()
+        wanted = min(room, volley, left)
+        if wanted < left and wanted < min(rows, device.window_packets(mtu) // 4, volley):
             # The window leaves room for a scrap of a row: there will soon be more, since what is under way
             # and asks for no acknowledgement is never half a window.
             return None

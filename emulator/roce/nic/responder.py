@@ -118,8 +118,9 @@ class Responder:
         self._end_message()
         self._resources.clear()
 
-    def next_burst(self) -> Burst | None:
-        return self.responses.next_burst() if self.responses else None
+    def next_burst(self, paced: bool = False) -> Burst | None:
+        """The next answer; where the connection is `paced`, no data of a READ."""
+        return self.responses.next_burst(paced) if self.responses else None
 
     def receive(self, packet: Packet) -> None:
         """A request from the peer, whose form has been checked."""
@@ -505,12 +506,15 @@ class Responses:
         self._row.append(answer)
         self._qp.schedule()
 
-    def next_burst(self) -> Burst | None:
+    def next_burst(self, paced: bool = False) -> Burst | None:
+        """See `Responder.next_burst`."""
         while self._row:
             head = self._row[0]
             if not isinstance(head, ReadAnswer):
                 self._row.popleft()
                 return self._packet(head)
+            if paced:
+                return None
             try:
                 return self._read_packets(head)
             except ProtectionFault:
@@ -544,7 +548,7 @@ class Responses:
         qp = self._qp
         mtu, left = qp.mtu, answer.end - answer.psn
         # First and last carry an AETH, so they are no part of a row.
-        most = min(qp.device.volley_packets(qp.path, mtu), left - 1)
+        most = min(qp.volley_packets(), left - 1)
         if answer.begun and most > 1:
             source = answer.spans.contiguous(answer.offset, most * mtu)
             count = len(source) // mtu

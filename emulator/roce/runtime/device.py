@@ -24,6 +24,7 @@ from emulator.roce.link.base import Link
 from emulator.roce.link.raw import RawCheckedLink
 from emulator.roce.link.tap import TappedLink
 from emulator.roce.link.udp import UdpLink, interface_mtu
+from emulator.roce.nic.congestion import CongestionSettings
 from emulator.roce.nic.counters import Count
 from emulator.roce.nic.device_services import MAX_EVENTS
 from emulator.roce.nic.nic import Nic
@@ -78,7 +79,8 @@ class Device:
     """See the top of this file. Raises `CannotOpen` where the address or its UDP port cannot be had.
 
     `pcap` names a file that gets every packet; `mtu` is in bytes, by default what the interface allows;
-    `check_icrc_in_full` receives by a raw socket (see `emulator.roce.link.raw`).
+    `check_icrc_in_full` receives by a raw socket (see `emulator.roce.link.raw`). With `congestion` the device
+    takes part in congestion control (see `emulator.roce.nic.congestion`).
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Device:
         times: CmTimes | None = None,
         pcap: Path | None = None,
         check_icrc_in_full: bool = False,
+        congestion: CongestionSettings | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
@@ -99,7 +102,7 @@ class Device:
         chance = random.Random()
         try:
             self.mtu = Mtu.of(mtu) if mtu is not None else path_mtu_at(ip)
-            link: Link = self._open_link(ip, check_icrc_in_full)
+            link: Link = self._open_link(ip, check_icrc_in_full, congestion is not None)
         except (OSError, ValueError) as error:
             raise CannotOpen(f"{name}: no RoCE port at {ip}: {error}") from error
         try:
@@ -119,6 +122,7 @@ class Device:
             window_bytes=window_for(link.receive_buffer_bytes, most),
         )
         self.nic.groups.on_join, self.nic.groups.on_leave = link.join, link.leave
+        self.nic.control_congestion(congestion)
         self.nic.segments_numbered = link.numbers_segments("")
         # Peers in the kernel number their packets as they like; all peers on loopback are emulated.
         self.nic.solve_identification = self.nic.segments_numbered
@@ -139,8 +143,8 @@ class Device:
         """Wait until a condition holds; receive without waiting, for programs that poll in a loop."""
         seat.start()
 
-    def _open_link(self, ip: str, check_in_full: bool) -> Link:
-        link = RawCheckedLink(ip) if check_in_full else UdpLink(ip)
+    def _open_link(self, ip: str, check_in_full: bool, ecn: bool) -> Link:
+        link = RawCheckedLink(ip, ecn=ecn) if check_in_full else UdpLink(ip, ecn=ecn)
         link.on_no_offload = lambda address: self.nic.number_segments(address, False)
         return link
 

@@ -69,7 +69,13 @@ class Engine(Protocol):
         """Bytes still to come of the last burst's message that the peer sends without waiting for us."""
 
     def receive(
-        self, burst: memoryview, segment_size: int, source: Address, now: float, group: str = ""
+        self,
+        burst: memoryview,
+        segment_size: int,
+        source: Address,
+        now: float,
+        group: str = "",
+        marked: bool = False,
     ) -> None:
         """Datagrams have arrived."""
 
@@ -344,7 +350,7 @@ class Seat:
             self._bursts += 1
             now = clock()
             data = received[0]
-            take(data, received[1], received[2], now, received[3])
+            take(data, received[1], received[2], now, received[3], received[4])
             left -= len(data)
             self._bytes_since_sleep += len(data)
             if left <= 0 or condition():
@@ -352,7 +358,7 @@ class Seat:
             if number & 1 or len(data) > MAX_DATAGRAM:
                 self._send(now)
         while (received := link.pending()) is not None:
-            take(received[0], received[1], received[2], clock(), received[3])
+            take(received[0], received[1], received[2], clock(), received[3], received[4])
         return True
 
     def _send(self, now: float) -> None:

@@ -22,7 +22,13 @@ class Station:
         self.alarms: list[float] = []
 
     def receive(
-        self, burst: memoryview, segment_size: int, source: Address, now: float, group: str = ""
+        self,
+        burst: memoryview,
+        segment_size: int,
+        source: Address,
+        now: float,
+        group: str = "",
+        marked: bool = False,
     ) -> None:
         self.got.append((now, bytes(burst), segment_size, source.ip))
 

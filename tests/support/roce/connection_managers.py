@@ -36,7 +36,13 @@ class CmEnd:
         self.qpns = iter(range(0x100, 1 << 20))
 
     def receive(
-        self, burst: memoryview, segment_size: int, source: Address, now: float, group: str = ""
+        self,
+        burst: memoryview,
+        segment_size: int,
+        source: Address,
+        now: float,
+        group: str = "",
+        marked: bool = False,
     ) -> None:
         for start in range(0, len(burst), segment_size):
             self.manager.receive(burst[start : start + segment_size], source.ip, now)

@@ -8,7 +8,7 @@ Time stands still while stations act, and jumps to the next arrival or the next 
 run is a function of its seed. With `parted` every datagram arrives by itself, as from a kernel; without, the
 datagrams of a burst that suffered alike arrive as one row, as by UDP_GRO: a device has a path for each.
 
-A congested switch would mark datagrams (ECN) where they queue: `_Flight` is made in one place, `_launch`.
+With a `Switch` all datagrams queue for their destination's link, by themselves, and may be marked (ECN).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from emulator.roce.nic.verbs import ROCE_PORT, Address, Burst
+from tests.support.roce.switch import Switch
 from tests.support.roce.weather import CALM, Dice, Fate, Weather
 
 MAX_IN_FLIGHT: Final = 1 << 16
@@ -35,7 +36,13 @@ class Station(Protocol):
     """What can be attached: a device, or a device with its connection manager. It has no clock of its own."""
 
     def receive(
-        self, burst: memoryview, segment_size: int, source: Address, now: float, group: str = ""
+        self,
+        burst: memoryview,
+        segment_size: int,
+        source: Address,
+        now: float,
+        group: str = "",
+        marked: bool = False,
     ) -> None:
         """Datagrams have arrived, for the station's own address or for a multicast group."""
 
@@ -99,6 +106,8 @@ class _Flight(NamedTuple):
     destination: Address
     group: str = ""
     """The multicast group that it was sent to, if any; `destination` is the member that this copy is for."""
+    marked: bool = False
+    """The switch has marked it."""
 
 
 class MemoryNetwork:
@@ -110,11 +119,13 @@ class MemoryNetwork:
         chance: random.Random | None = None,
         *,
         parted: bool = False,
+        switch: Switch | None = None,
         log: Callable[[Decision], None] | None = None,
         tap: Callable[[Burst, Address, float], None] | None = None,
     ) -> None:
         self.now = 0.0
         self.parted = parted
+        self._switch = switch
         self.counters = NetworkCounters()
         self._dice = Dice(weather, chance if chance is not None else random.Random(0))
         self._log = log
@@ -265,6 +276,9 @@ class MemoryNetwork:
             self.counters.partitioned += count
             self._tell(source, destination, len(data), "partitioned")
             return
+        if self._switch is not None:
+            self._send_through(self._switch, data, segment_size, source, destination, group)
+            return
         weather = self._dice.weather
         if not weather.changes_packets and not self.parted:
             arrival = self.now + weather.delay_s
@@ -273,6 +287,26 @@ class MemoryNetwork:
             return
         for arrival, size, row in self._rows(data, segment_size, source, destination):
             self._launch(row, size, source, destination, arrival, group)
+
+    def _send_through(
+        self,
+        switch: Switch,
+        data: memoryview,
+        segment_size: int,
+        source: Address,
+        destination: Address,
+        group: str,
+    ) -> None:
+        """Each datagram queues in the switch, and then has the weather's delays."""
+        for start in range(0, len(data), segment_size):
+            packet = data[start : start + segment_size]
+            carried = switch.carry(destination.ip, len(packet), self.now)
+            fate = self._dice.fate(len(packet)) if carried is not None else Fate(())
+            self._count(fate, source, destination, len(packet))
+            left, marked = carried if carried is not None else (0.0, False)
+            for delay in fate.delays:
+                row = bytearray(packet)
+                self._launch(row, len(row), source, destination, left + delay, group, marked)
 
     def _rows(
         self, data: memoryview, segment_size: int, source: Address, destination: Address
@@ -333,13 +367,14 @@ class MemoryNetwork:
         destination: Address,
         arrival: float,
         group: str = "",
+        marked: bool = False,
     ) -> None:
         if len(self._flights) >= MAX_IN_FLIGHT:
             self.counters.full += -(-len(data) // segment_size)
             self._tell(source, destination, len(data), "full")
             return
         self._launched += 1
-        flight = _Flight(arrival, self._launched, data, segment_size, source, destination, group)
+        flight = _Flight(arrival, self._launched, data, segment_size, source, destination, group, marked)
         heapq.heappush(self._flights, flight)
 
     def _land(self, flight: _Flight) -> None:
@@ -347,5 +382,6 @@ class MemoryNetwork:
         if station is None:
             self.counters.nobody += 1
             return
-        station.receive(memoryview(flight.data), flight.segment_size, flight.source, self.now, flight.group)
+        data = memoryview(flight.data)
+        station.receive(data, flight.segment_size, flight.source, self.now, flight.group, flight.marked)
         self._collect(flight.destination.ip, station)

@@ -91,7 +91,13 @@ class CountingEngine:
         self.trip: Callable[[bytes], None] = lambda data: None
 
     def receive(
-        self, burst: memoryview, segment_size: int, source: Address, now: float, group: str = ""
+        self,
+        burst: memoryview,
+        segment_size: int,
+        source: Address,
+        now: float,
+        group: str = "",
+        marked: bool = False,
     ) -> None:
         self.bursts += 1
         if len(self.got) < 1000:

@@ -27,6 +27,7 @@ from emulator.roce.wire.cm_messages import (
     RejectReason,
     encode_cm,
 )
+from emulator.roce.wire.cnp import CNP_OPCODE, Cnp
 from emulator.roce.wire.extended import Aeth, AtomicEth, Deth, NakCode, Reth, nak_syndrome, rnr_syndrome
 from emulator.roce.wire.flow import flow_of, gid_of, text_address
 from emulator.roce.wire.opcodes import Opcode, class_of
@@ -135,6 +136,19 @@ def test_wireshark_reads_every_kind_of_packet(tmp_path: Path, flow: Any) -> None
         assert int(base["infiniband.bth.padcnt"], 0) == -len(packet.payload) & 3
         if flow is FOUR:
             assert seen["ip"]["ip.checksum.status"] == "1"
+
+
+@pytest.mark.parametrize("flow", [FOUR, SIX], ids=["IPv4", "IPv6"])
+def test_wireshark_reads_a_congestion_notification(tmp_path: Path, flow: Any) -> None:
+    file = tmp_path / "cnp.pcap"
+    with file.open("wb") as opened:
+        PcapWriter(opened).write(flow, Cnp(0xABCDEF, 0x8765).encode(flow), 1.0)
+    (seen,) = dissected(file)
+    assert not complaints(seen)
+    base = seen["infiniband"]["infiniband.bth_tree"]
+    assert int(base["infiniband.bth.opcode"], 0) == CNP_OPCODE
+    assert int(base["infiniband.bth.destqp"], 0) == 0xABCDEF
+    assert int(base["infiniband.bth.p_key"], 0) == 0x8765
 
 
 def test_wireshark_reads_the_connection_manager_as_we_wrote_it(tmp_path: Path) -> None:
