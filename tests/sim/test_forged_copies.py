@@ -1,6 +1,6 @@
 """One enclosure lies about the pool map to each who looks, many seeds: tests/support/sim/forged_pool.py.
 
-G35_SEED moves the seeds, G35_FORGED_SEEDS says how many. A failure prints the seed.
+G35_SEED moves the seeds, G35_SEEDS says how many. A failure prints the seed.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import pytest
 
 from agent.pool.map import commit
 from tests.support.sim.forged_pool import ForgedPool
+from tests.support.sim.seed_counts import seed_count
 
-SEEDS = int(os.environ.get("G35_FORGED_SEEDS", "20"))
+SEEDS = seed_count(whole=20)
 STEPS = 40
 
 pytestmark = pytest.mark.expects_log(".*")

@@ -1,6 +1,6 @@
 """A volume on KV namespaces in virtual time, many seeds: see tests/support/sim/kv_simulation.py.
 
-G35_SEED moves the seeds, G35_SIM_SEEDS says how many. A failure prints the seed; running it alone:
+G35_SEED moves the seeds, G35_SEEDS says how many. A failure prints the seed; running it alone:
     .venv/bin/python -m tests.sim.test_kv_simulation SEED
 """
 
@@ -14,8 +14,9 @@ import pytest
 
 from tests.support.sim.kv_simulation import FAULTS, KvSimulation
 from tests.support.sim.pool_simulation import Wrong
+from tests.support.sim.seed_counts import seed_count
 
-SEEDS = int(os.environ.get("G35_SIM_SEEDS", "200")) // 5
+SEEDS = seed_count(whole=40)
 
 
 def test_many_seeds(seed: int) -> None:

@@ -52,6 +52,8 @@ class GuestTests:
                     "tests.support.lab.guest_reporter",
                     "-rN",
                     "--tb=short",
+                    "-m",
+                    "",  # the selection was made here, nightly tests or none
                 ),
                 *("--timeout", str(TEST_TIMEOUT_S), f"@{EXCHANGE_IN_GUEST}/selection"),
             ],
