@@ -70,7 +70,11 @@ def test_a_kernel_panic_is_told_with_the_console(lab_image: LabImage) -> None:
     assert gone(guest.pid)
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "how",
+    # SIGTERM is handled as SIGINT is.
+    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly), signal.SIGKILL],
+)
 def test_an_interrupted_lab_leaves_nothing(
     lab_image: LabImage, processes: Processes, tmp_path: Path, how: signal.Signals
 ) -> None:

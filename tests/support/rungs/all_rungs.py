@@ -30,11 +30,11 @@ LAB = ("lab",)
 COMPUTE = ("unit", "pair", "sim", "rules")
 ALONE = (
     "system/path/test_gray_failure.py", "system/path/test_path_faults.py",
-    "system/path/test_slow_listed_path.py", "system/query", "system/roce",
+    "system/path/test_slow_listed_path.py",
 )  # fmt: skip
-"""Folders and files of system tests that another lane would disturb: they have bounds of milliseconds."""
+"""Folders and files of system tests that another lane would disturb: they look closely at clocks."""
 LONG = ("cli", "path", "replay")
-"""Folders of system tests that come first, so that no lane begins with much when the other is about to end."""
+"""Folders of system tests that come first: no lane is to begin with much when the other is about to end."""
 JOB_FILES = 10
 """Test files of a job: so few that the list has something left for the lane that is done first."""
 TWICE = ("unit/pool", "unit/files", "unit/fs")
@@ -44,7 +44,7 @@ NO_TESTS = 5
 
 
 def shared_jobs() -> list[list[str]]:
-    """The files of system tests that share the machine, from tests/ on, job by job; a new one is among them."""
+    """The files of system tests that share the machine, from tests/ on, by job; a new one is among them."""
     files = sorted(
         (TESTS / "system").glob("*/test_*.py"), key=lambda file: (file.parent.name not in LONG, file)
     )
