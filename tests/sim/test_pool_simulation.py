@@ -56,15 +56,14 @@ def test_the_oracle_sees_a_planted_wrong_byte(seed: int, monkeypatch: pytest.Mon
     from agent.inline import cipher_suites
 
     monkeypatch.setattr(cipher_suites.hmac, "compare_digest", lambda one, other: True)
-    found = 0
     for number in range(40):
         try:
             PoolSimulation((seed, number)).run()
         except Wrong:
-            found += 1
+            return
         except Exception:
             continue
-    assert found >= 1
+    raise AssertionError("no wrong byte in 40 seeds")
 
 
 if __name__ == "__main__":
