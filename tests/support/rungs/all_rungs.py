@@ -1,11 +1,12 @@
-"""What `make test` runs: the compiler, ruff, mypy, the import rules and every rung, in two lanes.
+"""What `make test` runs: the compiler, ruff, mypy, the import rules and every rung, in lanes.
 
 One lane shows what it does: the checks, then the tests that only compute. The lane beside it makes machine
 code of the hot modules and then runs the lab, whose emulated guest keeps about one core busy for ten minutes.
 Each lane then takes from one list what is left: some tests again with compiled modules, and the system tests.
-So both cores have work, whichever lane is done first. What looks closely at clocks comes last and has the
-machine to itself. What the lane beside says is kept and printed when both have ended. Where a check fails
-there are no tests. The exit code is the first that is not 0.
+A third lane takes from the list too, since system tests wait a third of their time. So two cores have work,
+whichever lane is done first. What looks closely at clocks comes last and has the machine to itself. What the
+lanes beside say is kept and printed when all have ended. Where a check fails there are no tests. The exit
+code is the first that is not 0.
 
 Tests that are marked `nightly` are not among them: see tests/support/rungs/nightly.py.
 """
@@ -17,6 +18,7 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from nvmeof import compiled
@@ -29,7 +31,7 @@ COMPILE = ("make", "--no-print-directory", "compiled")
 LAB = ("lab",)
 COMPUTE = ("unit", "pair", "sim", "rules")
 ALONE = (
-    "system/path/test_gray_failure.py", "system/path/test_path_faults.py",
+    "system/path/test_auto_membership.py", "system/path/test_gray_failure.py",
     "system/path/test_slow_listed_path.py",
 )  # fmt: skip
 """Folders and files of system tests that another lane would disturb: they look closely at clocks."""
@@ -76,16 +78,22 @@ def run_all(words: Sequence[str]) -> int:
     """Run every rung, `words` being options of pytest's for each; the exit code."""
     compile_all()
     waiting = deque([compiled_job(words), *(Job(pytest_of(places, words)) for places in shared_jobs())])
-    own = [Job(COMPILE), Job(pytest_of(LAB, words))]
-    with tempfile.TemporaryFile() as said, LaneBeside(own, waiting, said) as beside:
+    with ExitStack() as lanes:
+
+        def lane_beside(*own: Job) -> LaneBeside:
+            said = lanes.enter_context(tempfile.TemporaryFile())
+            return lanes.enter_context(LaneBeside(own, waiting, said))
+
+        long = lane_beside(Job(COMPILE), Job(pytest_of(LAB, words)))
         if failed := subprocess.call(CHECKS):
             return failed
         codes = [Job(pytest_of(COMPUTE, words)).run()]
-        beside.wait_for_first()  # what the system tests start is compiled
+        long.wait_for_first()  # what the system tests start is compiled
+        third = lane_beside()
         while (code := run_next(waiting)) is not None:
             codes.append(code)
         print("the lab and what else was run beside these:", flush=True)
-        codes += beside.join()
+        codes += [*third.join(), *long.join()]
     codes.append(Job(pytest_of(ALONE, words)).run())
     return first_failure(codes)
 
