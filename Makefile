@@ -27,7 +27,7 @@ compiled: set-up-to-run ## machine code of the hot modules, where it is not of t
 run: compiled ## enclosures, agent, mount, a verified replay: all of it; TRACE=FILE, TRANSPORT=tcp
 	@.venv/bin/g35 run $(if $(TRACE),--trace '$(TRACE)') $(if $(TRANSPORT),--transport '$(TRANSPORT)') $(ARGS)
 
-test: set-up-to-test $(if $(filter-out unit% pair% sim% rules%,$(RUNG)),compiled) ## ruff, mypy, import rules, all tests; RUNG=unit (pair sim rules system lab) for one rung
+test: set-up-to-test $(if $(filter-out unit% pair% sim% rules%,$(RUNG)),compiled) ## ruff, mypy, import rules, all tests but the nightly ones; RUNG=unit (pair sim rules system lab) for one rung
 ifdef RUNG
 	@$(PYTHON) -m pytest tests/$(RUNG) $(ARGS)
 else
