@@ -19,14 +19,39 @@ END_SECONDS = 60
 
 
 class Job(NamedTuple):
-    """A command, and what its environment has beside ours."""
+    """A command, what its environment has beside ours, and whether we go on as well where it fails."""
 
     words: Sequence[str]
     environment: Mapping[str, str] = {}
+    may_fail: bool = False
+
+    def start(self, said: BinaryIO | None = None) -> subprocess.Popen[bytes]:
+        """Start it; what it says goes to `said`, or is shown."""
+        environment = {**os.environ, **self.environment}
+        return subprocess.Popen(self.words, env=environment, stdout=said, stderr=said)
 
     def run(self) -> int:
         """Run it, shown; the exit code."""
-        return subprocess.call(self.words, env={**os.environ, **self.environment})
+        running = self.start()
+        try:
+            return self.judged(running.wait())
+        finally:
+            end(running)
+
+    def judged(self, code: int) -> int:
+        """The exit code that counts."""
+        return 0 if self.may_fail else code
+
+
+def end(running: subprocess.Popen[bytes]) -> None:
+    """As Ctrl-C does, so that it tidies up: what it started is gone when it is."""
+    if running.poll() is None:
+        running.send_signal(signal.SIGINT)
+        try:
+            running.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            running.kill()
+            running.wait()
 
 
 def run_next(waiting: deque[Job]) -> int | None:
@@ -63,11 +88,8 @@ class LaneBeside:
         with self._lock:
             self._stopped = True
             running = self._running
-        if running is not None and running.poll() is None:
-            running.send_signal(signal.SIGINT)
-            self._thread.join(END_SECONDS)
-            if self._thread.is_alive():
-                running.kill()
+        if running is not None:
+            end(running)
         self._thread.join()
 
     def wait_for_first(self) -> None:
@@ -93,13 +115,8 @@ class LaneBeside:
             with self._lock:
                 if self._stopped:
                     return
-                self._running = subprocess.Popen(
-                    job.words,
-                    env={**os.environ, **job.environment},
-                    stdout=self._said,
-                    stderr=subprocess.STDOUT,
-                )
-            self._codes.append(self._running.wait())
+                self._running = job.start(self._said)
+            self._codes.append(job.judged(self._running.wait()))
             self._first_ended.set()
 
     def _next(self) -> Job | None:

@@ -54,6 +54,14 @@ def test_a_job_has_the_environment_that_it_names(capfd: pytest.CaptureFixture[st
     assert capfd.readouterr().out.split() == ["yes"]
 
 
+def test_a_job_that_may_fail_counts_as_good(said: BinaryIO, capfd: pytest.CaptureFixture[str]) -> None:
+    fails = job("in vain", 3)._replace(may_fail=True)
+    assert fails.run() == 0
+    with LaneBeside([fails], deque(), said) as beside:
+        assert beside.join() == [0]
+    assert capfd.readouterr().out.split() == ["in", "vain"] * 2
+
+
 def test_leaving_early_ends_the_job_as_ctrl_c_does_and_begins_no_other(
     said: BinaryIO, tmp_path: Path
 ) -> None:
