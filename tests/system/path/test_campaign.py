@@ -38,6 +38,7 @@ def test_a_minute_of_it_or_less(processes: Processes, repository: Path, seconds:
 
 
 @needs_fuse
+@pytest.mark.nightly  # `make run` and `g35 up` are interrupted each time
 @pytest.mark.timeout(120)
 def test_an_interrupted_one_leaves_nothing(processes: Processes, repository: Path, tmp_path: Path) -> None:
     before = strays(mark_this_run()).keys()
