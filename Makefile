@@ -27,7 +27,7 @@ compiled: set-up-to-run ## machine code of the hot modules, where it is not of t
 run: compiled ## enclosures, agent, mount, a verified replay: all of it; TRACE=FILE, TRANSPORT=tcp
 	@.venv/bin/g35 run $(if $(TRACE),--trace '$(TRACE)') $(if $(TRANSPORT),--transport '$(TRANSPORT)') $(ARGS)
 
-test: set-up-to-test $(if $(filter-out unit% pair% sim% rules%,$(or $(RUNG),all)),compiled) ## ruff, mypy, import rules, all tests; RUNG=unit (pair sim rules system lab) for one rung
+test: set-up-to-test $(if $(filter-out unit% pair% sim% rules%,$(RUNG)),compiled) ## ruff, mypy, import rules, all tests but the nightly ones; RUNG=unit (pair sim rules system lab) for one rung
 ifdef RUNG
 	@$(PYTHON) -m pytest tests/$(RUNG) $(ARGS)
 else
@@ -50,8 +50,8 @@ lab: set-up-to-test compiled ## boot a Debian kernel in QEMU and let it judge (t
 campaign: set-up-to-test compiled ## every door and policy under every fault, for SECONDS=120; SEED=35; prints a table
 	@$(PYTHON) -m tests.support.campaign --seconds $(or $(SECONDS),120) --seed $(or $(SEED),35) $(ARGS)
 
-nightly: set-up-to-test ## the long way round: a million fuzzed packets, random seeds, long hypothesis runs
-	@G35_FUZZ=1000000 G35_SEED=random G35_HYPOTHESIS=long $(PYTHON) -m pytest tests/unit tests/pair tests/sim $(ARGS)
+nightly: set-up-to-test compiled ## before a release: a million fuzzed packets, random and all seeds, long hypothesis runs, slow tests, the lab
+	@$(PYTHON) -m tests.support.rungs.nightly $(ARGS)
 
 arm64: set-up-to-deploy ## unit and pair tests on a Debian of aarch64, emulated; every dependency is there for it
 	@$(PYTHON) -m tests.support.deploy.arm64 $(ARGS)

@@ -60,6 +60,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "expects_log(*patterns): log lines of WARNING and above that this test may cause"
     )
+    config.addinivalue_line(
+        "markers", "nightly: slower than it is worth each time; left out unless -m says otherwise"
+    )
     config.addinivalue_line("markers", "interpreted: not with compiled modules, whose classes are fixed")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # As in a job that a script put into the background: the programs under test would inherit it.

@@ -7,6 +7,7 @@ G35_LAB_REQUIRED=1 that is a failure instead.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,10 @@ HERE = Path(__file__).parent
 OUTSIDE_TIMEOUT_S = 1800
 """Of a test that waits for guests: longer than the bounds of those, which say more."""
 IN_GUEST = os.environ.get("G35_LAB_GUEST") == "1"
+
+# pytest keeps what it makes of each test file here, before the guest boots: to make it takes the guest ten
+# times as long. Some machines forbid it in the environment (tests/support/rungs/compiling.py).
+sys.dont_write_bytecode = IN_GUEST
 
 _guest_tests_key = pytest.StashKey[GuestTests | LabUnavailableError]()
 

@@ -84,7 +84,14 @@ def test_identify_and_log_pages(enclosure: RunningEnclosure, digests: bool) -> N
     controller.disconnect()
 
 
-@pytest.mark.parametrize("digests", [False, True], ids=["plain", "digests"])
+@pytest.mark.parametrize(
+    "digests",
+    [
+        pytest.param(False, id="plain"),
+        # The next test has large commands with digests each time.
+        pytest.param(True, id="digests", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_file_system(enclosure: RunningEnclosure, digests: bool, mount_point: Path) -> None:
     controller = enclosure.connect(digests=digests)
     device = controller.wait_for_namespace(1)

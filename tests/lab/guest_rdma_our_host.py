@@ -48,6 +48,12 @@ def choice(request: pytest.FixtureRequest, cable: Cable) -> Iterator[VerbsChoice
         yield VerbsChoice("emulator.roce.pyverbs", OURS)
 
 
+RXE_NIGHTLY = pytest.mark.parametrize(
+    "choice", ["emulator", pytest.param("rxe", marks=pytest.mark.nightly)], indirect=True
+)
+"""For what is a matter of a few capsules: the other tests send such capsules by rxe each time."""
+
+
 @pytest.fixture
 def target(cable: Cable) -> Iterator[KernelTarget]:
     with KernelTarget(port=PORT, address=KERNEL, transport="rdma") as running:
@@ -149,6 +155,7 @@ def write_and_read(queue: HostQueue) -> None:
     assert queue.in_flight == 0
 
 
+@RXE_NIGHTLY
 def test_identify(choice: VerbsChoice, target: KernelTarget) -> None:
     nguid = target.add_namespace(1, mebibytes=16)
     small = target.add_namespace(7, mebibytes=4, block_bytes=512)
@@ -209,6 +216,7 @@ def test_an_abandoned_read_leaves_its_buffer_alone(choice: VerbsChoice, target: 
     with_queue(choice, target, use)
 
 
+@RXE_NIGHTLY
 def test_the_controller_is_kept_alive(choice: VerbsChoice, target: KernelTarget) -> None:
     """nvmet ends a controller that it has not heard of for twice the time-out that it was told."""
     target.add_namespace(1)
@@ -248,6 +256,7 @@ def test_a_reset_and_again(choice: VerbsChoice, target: KernelTarget) -> None:
     with_queue(choice, target, read_back)
 
 
+@RXE_NIGHTLY
 def test_namespaces_that_come_and_go_are_told(choice: VerbsChoice, target: KernelTarget) -> None:
     target.add_namespace(1)
 
@@ -292,6 +301,7 @@ def test_the_end_of_the_target_ends_everything_once(choice: VerbsChoice, target:
     with_controller(choice, target, lose_it)
 
 
+@RXE_NIGHTLY
 def test_discovery(choice: VerbsChoice, target: KernelTarget) -> None:
     async def main() -> None:
         with trio.fail_after(DEADLINE_S):
@@ -302,6 +312,7 @@ def test_discovery(choice: VerbsChoice, target: KernelTarget) -> None:
     trio.run(main)
 
 
+@RXE_NIGHTLY
 def test_wrong_names_are_refused(choice: VerbsChoice, cable: Cable) -> None:
     async def nothing(controller: Controller) -> None:
         pytest.fail("connected")

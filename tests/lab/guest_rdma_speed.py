@@ -10,6 +10,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.support.lab.rdma_cable import KERNEL, RXE, Cable, inside
 from tests.support.processes import Processes
 
@@ -29,6 +31,7 @@ def figure(processes: Processes, folder: Path, *ends: tuple[str, str, str]) -> f
     return float(json.loads((folder / "figure").read_text())) / (1 << 20)
 
 
+@pytest.mark.nightly  # it asserts no figure
 def test_write_64k(
     cable: Cable,
     processes: Processes,

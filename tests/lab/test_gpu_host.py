@@ -110,6 +110,7 @@ def socket_of(pool: PoolUp) -> Path:
     return pool.state / "virtiofs.sock"
 
 
+@pytest.mark.nightly  # test_door.py of system/virtiofs has front-ends that are killed each time
 def test_a_guest_that_resets_itself_and_one_that_is_killed_while_it_writes(
     pool: PoolUp, lab_image: LabImage
 ) -> None:
@@ -228,6 +229,7 @@ def test_a_reader_that_is_killed_while_it_waits(gpu: GpuHostUp) -> None:
     assert gpu.call("verify_files", folder="slow", count=1, size=256 * KIB)["wrong"] == []
 
 
+@pytest.mark.nightly  # it asserts no figure
 def test_what_a_read_costs_the_host(gpu: GpuHostUp) -> None:
     """Reports, and asserts no figure: an emulated guest's CPU compares with itself alone."""
     rows = gpu.call("host_cpu", mebibytes=4, seconds=0.3)

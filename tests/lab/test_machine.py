@@ -44,6 +44,7 @@ def test_output_status_and_results_come_back_and_the_checkout_stays(
     assert [file.name for file in (tmp_path / "results").iterdir()] == ["file"], "a link is not followed"
 
 
+@pytest.mark.nightly  # test_lab_parts.py has the words of the script each time
 def test_an_argument_vector_arrives_as_it_is(lab_image: LabImage) -> None:
     words = ["a b", "$HOME", "'\"", "*", ""]
     with Guest(["/usr/bin/printf", r"<%s>\n", *words], image=lab_image) as guest:
@@ -60,6 +61,7 @@ def test_a_command_that_does_not_end_is_ended(lab_image: LabImage) -> None:
     assert not guest.exchange.exists()
 
 
+@pytest.mark.nightly  # a matter of the lab's own, which seldom changes
 def test_a_kernel_panic_is_told_with_the_console(lab_image: LabImage) -> None:
     with (
         Guest("echo c > /proc/sysrq-trigger", image=lab_image) as guest,
@@ -70,7 +72,11 @@ def test_a_kernel_panic_is_told_with_the_console(lab_image: LabImage) -> None:
     assert gone(guest.pid)
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "how",
+    # SIGTERM is handled as SIGINT is.
+    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly), signal.SIGKILL],
+)
 def test_an_interrupted_lab_leaves_nothing(
     lab_image: LabImage, processes: Processes, tmp_path: Path, how: signal.Signals
 ) -> None:

@@ -1,6 +1,6 @@
 """Two copies, scrub and quarantine under faults, many seeds: see tests/support/sim/copies_simulation.py.
 
-G35_SEED moves the seeds, G35_COPIES_SEEDS says how many. A failure prints the seed; running it alone:
+G35_SEED moves the seeds, G35_SEEDS says how many. A failure prints the seed; running it alone:
     .venv/bin/python -m tests.sim.test_copies_simulation SEED
 """
 
@@ -16,8 +16,9 @@ from agent.pool.maintenance import replication, scrub
 from tests.support.sim import pool_simulation
 from tests.support.sim.copies_simulation import CopiesSimulation
 from tests.support.sim.pool_simulation import Wrong
+from tests.support.sim.seed_counts import seed_count
 
-SEEDS = int(os.environ.get("G35_COPIES_SEEDS", "32"))
+SEEDS = seed_count(whole=32)
 YOUNG_SECONDS = 0.3
 PAUSE_SECONDS = 0.005
 SECONDS = 1.5

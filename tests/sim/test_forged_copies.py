@@ -1,6 +1,6 @@
 """One enclosure lies about the pool map to each who looks, many seeds: tests/support/sim/forged_pool.py.
 
-G35_SEED moves the seeds, G35_FORGED_SEEDS says how many. A failure prints the seed.
+G35_SEED moves the seeds, G35_SEEDS says how many. A failure prints the seed.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import pytest
 
 from agent.pool.map import commit
 from tests.support.sim.forged_pool import ForgedPool
+from tests.support.sim.seed_counts import seed_count
 
-SEEDS = int(os.environ.get("G35_FORGED_SEEDS", "20"))
+SEEDS = seed_count(whole=20, part=10)
 STEPS = 40
 
 pytestmark = pytest.mark.expects_log(".*")
@@ -37,7 +38,7 @@ def test_many_seeds(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             pool.close()
         counts.update(pool.counts)
     print(dict(counts))
-    if SEEDS >= 20:
+    if SEEDS >= 10:
         # A run in which none of it happened proves nothing.
         for what in (
             "edited",
@@ -49,4 +50,4 @@ def test_many_seeds(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             "end",
             "puts",
         ):
-            assert counts[what] > 5, what
+            assert counts[what] > SEEDS // 4, what

@@ -90,6 +90,7 @@ def play(requests: Sequence[Request], namespaces: int) -> tuple[float, float]:
     return ours.hit_ratio, lru.hit_ratio
 
 
+@pytest.mark.nightly  # Made traces are played each time.
 def test_the_real_trace(real_trace: Path) -> None:
     ours, lru = play(requests_of(real_trace, 3000), namespaces=4)
     assert ours >= lru

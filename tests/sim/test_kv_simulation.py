@@ -1,6 +1,6 @@
 """A volume on KV namespaces in virtual time, many seeds: see tests/support/sim/kv_simulation.py.
 
-G35_SEED moves the seeds, G35_SIM_SEEDS says how many. A failure prints the seed; running it alone:
+G35_SEED moves the seeds, G35_SEEDS says how many. A failure prints the seed; running it alone:
     .venv/bin/python -m tests.sim.test_kv_simulation SEED
 """
 
@@ -14,8 +14,9 @@ import pytest
 
 from tests.support.sim.kv_simulation import FAULTS, KvSimulation
 from tests.support.sim.pool_simulation import Wrong
+from tests.support.sim.seed_counts import seed_count
 
-SEEDS = int(os.environ.get("G35_SIM_SEEDS", "200")) // 5
+SEEDS = seed_count(whole=40)
 
 
 def test_many_seeds(seed: int) -> None:
@@ -54,15 +55,14 @@ def test_the_oracle_sees_a_planted_wrong_byte(seed: int, monkeypatch: pytest.Mon
     from agent.inline import cipher_suites
 
     monkeypatch.setattr(cipher_suites.hmac, "compare_digest", lambda one, other: True)
-    found = 0
     for number in range(10):
         try:
             KvSimulation((seed, number)).run()
         except Wrong:
-            found += 1
+            return
         except Exception:
             continue
-    assert found >= 1
+    raise AssertionError("no wrong byte in 10 seeds")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The whole pool in virtual time, many seeds: see tests/support/sim/pool_simulation.py for what must hold.
 
-G35_SEED moves the seeds, G35_SIM_SEEDS says how many. A failure prints the seed; running it alone:
+G35_SEED moves the seeds, G35_SEEDS says how many. A failure prints the seed; running it alone:
     .venv/bin/python -m tests.sim.test_pool_simulation SEED
 """
 
@@ -13,9 +13,10 @@ from collections import Counter
 import pytest
 
 from tests.support.sim.pool_simulation import PoolSimulation, Wrong
+from tests.support.sim.seed_counts import seed_count
 
-SEEDS = int(os.environ.get("G35_SIM_SEEDS", "200"))
-GROUPS = 8
+SEEDS = seed_count(whole=200, part=100)
+GROUPS = max(1, SEEDS // 25)
 
 
 @pytest.mark.parametrize("group", range(GROUPS))
@@ -55,15 +56,14 @@ def test_the_oracle_sees_a_planted_wrong_byte(seed: int, monkeypatch: pytest.Mon
     from agent.inline import cipher_suites
 
     monkeypatch.setattr(cipher_suites.hmac, "compare_digest", lambda one, other: True)
-    found = 0
     for number in range(40):
         try:
             PoolSimulation((seed, number)).run()
         except Wrong:
-            found += 1
+            return
         except Exception:
             continue
-    assert found >= 1
+    raise AssertionError("no wrong byte in 40 seeds")
 
 
 if __name__ == "__main__":

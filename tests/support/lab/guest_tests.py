@@ -24,6 +24,8 @@ from tests.support.lab.guest_reporter import REPORTS
 from tests.support.rungs.compiling import compile_all
 
 # A test in the guest is ended there after so many seconds; the whole guest, some time after its last word.
+# faulthandler, which pytest has print the stacks of a test that takes long, is off there: it walks them while
+# the test goes on, and has crashed the guest's Python so. This bound prints them in the test's own thread.
 TEST_TIMEOUT_S = 600
 SILENCE_TIMEOUT_S = TEST_TIMEOUT_S + 60
 # Before its first word it boots, and pytest there imports what is tested: half a minute on two idle cores,
@@ -52,8 +54,11 @@ class GuestTests:
                     "tests.support.lab.guest_reporter",
                     "-rN",
                     "--tb=short",
+                    "-m",
+                    "",  # the selection was made here, nightly tests or none
                 ),
-                *("--timeout", str(TEST_TIMEOUT_S), f"@{EXCHANGE_IN_GUEST}/selection"),
+                *("--timeout", str(TEST_TIMEOUT_S), "-o", "faulthandler_timeout=0"),
+                f"@{EXCHANGE_IN_GUEST}/selection",
             ],
             image=image,
             accelerator=choose_accelerator(image),

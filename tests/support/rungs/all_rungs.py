@@ -1,97 +1,108 @@
-"""What `make test` runs: ruff, mypy, the import rules and every rung, in two streams while the lab runs.
+"""What `make test` runs: the compiler, ruff, mypy, the import rules and every rung, in lanes.
 
-An emulated guest keeps about one core busy for ten minutes. So do, one after the other, the checks, the tests
-that only compute, those system tests that look at no clock, and some tests again with compiled modules: they
-share a machine well. The other system tests, which start many processes and look at clocks, come last and
-have it to themselves. What the lab says is kept and printed when it has ended. Where a check fails there are
-no tests. The exit code is the first that is not 0.
+One lane shows what it does: the checks, then the tests that only compute. The lane beside it makes machine
+code of the hot modules and then runs the lab, whose emulated guest keeps about one core busy for ten minutes.
+Each lane then takes from one list what is left: some tests again with compiled modules, and the system tests.
+A third lane takes from the list too, since system tests wait a third of their time. So two cores have work,
+whichever lane is done first. What looks closely at clocks comes last and has the machine to itself. What the
+lanes beside say is kept and printed when all have ended. Where a check fails there are no tests. The exit
+code is the first that is not 0.
+
+Tests that are marked `nightly` are not among them: see tests/support/rungs/nightly.py.
 """
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from nvmeof import compiled
 from tests.support.rungs.compiling import compile_all
+from tests.support.rungs.lanes import Job, LaneBeside, run_next
 
 TESTS = Path(__file__).parents[2]
 CHECKS = ("make", "--no-print-directory", "lint", "types", "rooms")
+COMPILE = Job((sys.executable, ".ci/compile"), may_fail=True)
+"""Where it fails g35 is run interpreted, and what failed has been said."""
 LAB = ("lab",)
 COMPUTE = ("unit", "pair", "sim", "rules")
-CALM = (
-    "deploy", "enclosure_control", "engines", "files", "fs", "jbof", "lab", "nvmeof", "remote", "s3",
-    "virtiofs",
+ALONE = (
+    "system/path/test_auto_membership.py", "system/path/test_gray_failure.py",
+    "system/path/test_slow_listed_path.py",
 )  # fmt: skip
-"""Folders of system tests that another stream does not disturb."""
+"""Folders and files of system tests that another lane would disturb: they look closely at clocks."""
+LONG = ("cli", "path", "replay")
+"""Folders of system tests that come first: no lane is to begin with much when the other is about to end."""
+JOB_FILES = 10
+"""Test files of a job: so few that the list has something left for the lane that is done first."""
 TWICE = ("unit/pool", "unit/files", "unit/fs")
 """Run compiled as well: what the translator makes of the agent's own work with threads and generators."""
-END_SECONDS = 60
 NO_TESTS = 5
 """pytest's exit code where its options leave no test of a rung."""
 
 
-def beside_the_lab() -> list[str]:
-    """Folders of tests, from tests/ on."""
-    return [*COMPUTE, *(f"system/{name}" for name in CALM)]
+def shared_jobs() -> list[list[str]]:
+    """The files of system tests that share the machine, from tests/ on, by job; a new one is among them."""
+    files = sorted(
+        (TESTS / "system").glob("*/test_*.py"), key=lambda file: (file.parent.name not in LONG, file)
+    )
+    places = [place for file in files if not is_alone(place := file.relative_to(TESTS).as_posix())]
+    return [places[at : at + JOB_FILES] for at in range(0, len(places), JOB_FILES)]
 
 
-def after_the_lab() -> list[str]:
-    """The other folders of system tests; one that is new is among them."""
-    folders = sorted(path.name for path in (TESTS / "system").iterdir() if any(path.glob("test_*.py")))
-    return [f"system/{name}" for name in folders if name not in CALM]
+def is_alone(place: str) -> bool:
+    """Whether a test file, from tests/ on, has the machine to itself."""
+    return any(place == alone or place.startswith(f"{alone}/") for alone in ALONE)
 
 
-def pytest_of(folders: Sequence[str], words: Sequence[str]) -> list[str]:
-    """The command that runs some folders of tests."""
-    return [sys.executable, "-m", "pytest", *(str(TESTS / folder) for folder in folders), *words]
+def pytest_of(places: Sequence[str], words: Sequence[str]) -> list[str]:
+    """The command that runs some folders or files of tests."""
+    return [sys.executable, "-m", "pytest", *(str(TESTS / place) for place in places), *words]
 
 
-def run_compiled(words: Sequence[str]) -> int:
-    """Some folders of tests with compiled modules in the tests' own process; the exit code.
+def compiled_job(words: Sequence[str]) -> Job:
+    """Some folders of tests with compiled modules in the tests' own process.
 
-    Those that need interpreted ones ran in the stream before. They are left out rather than skipped: what is
+    Those that need interpreted ones ran with the others. They are left out rather than skipped: what is
     skipped is what this machine lacks.
     """
-    environment = {**os.environ, compiled.SWITCH: ""}
-    return subprocess.call(pytest_of(TWICE, ["-m", "not interpreted", *words]), env=environment)
+    marks = ["-m", "not interpreted and not nightly"]
+    return Job(pytest_of(TWICE, [*marks, *words]), {compiled.SWITCH: ""})
 
 
 def run_all(words: Sequence[str]) -> int:
     """Run every rung, `words` being options of pytest's for each; the exit code."""
     compile_all()
-    with tempfile.TemporaryFile() as said:
-        lab = subprocess.Popen(pytest_of(LAB, words), stdout=said, stderr=subprocess.STDOUT)
-        try:
-            if failed := subprocess.call(CHECKS):
-                return failed
-            codes = [subprocess.call(pytest_of(beside_the_lab(), words)), run_compiled(words)]
-            print("the lab, which began beside these:", flush=True)
-            codes.append(lab.wait())
-            said.seek(0)
-            sys.stdout.buffer.write(said.read())
-            sys.stdout.flush()
-            codes.append(subprocess.call(pytest_of(after_the_lab(), words)))
-        finally:
-            _end(lab)
+    waiting = deque([compiled_job(words), *(Job(pytest_of(places, words)) for places in shared_jobs())])
+    with ExitStack() as lanes:
+
+        def lane_beside(*own: Job) -> LaneBeside:
+            said = lanes.enter_context(tempfile.TemporaryFile())
+            return lanes.enter_context(LaneBeside(own, waiting, said))
+
+        long = lane_beside(COMPILE, Job(pytest_of(LAB, words)))
+        if failed := subprocess.call(CHECKS):
+            return failed
+        codes = [Job(pytest_of(COMPUTE, words)).run()]
+        long.wait_for_first()  # what the system tests start is compiled
+        third = lane_beside()
+        while (code := run_next(waiting)) is not None:
+            codes.append(code)
+        print("the lab and what else was run beside these:", flush=True)
+        codes += [*third.join(), *long.join()]
+    codes.append(Job(pytest_of(ALONE, words)).run())
+    return first_failure(codes)
+
+
+def first_failure(codes: Sequence[int]) -> int:
+    """The first exit code of pytest's that is not 0, where one run of several has the tests asked for."""
     ran = [code for code in codes if code != NO_TESTS] or [NO_TESTS]
     return next((code for code in ran if code), 0)
-
-
-def _end(tests: subprocess.Popen[bytes]) -> None:
-    """As Ctrl-C does, so that they tidy up: what they started is gone when they are."""
-    if tests.poll() is None:
-        tests.send_signal(signal.SIGINT)
-        try:
-            tests.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            tests.kill()
-            tests.wait()
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ def test_cheapest(processes: Processes, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("g35-bench-*"))
 
 
+@pytest.mark.nightly  # what is copied on the way is counted each time by test_request_buffers.py
 def test_virtiofs(processes: Processes, tmp_path: Path) -> None:
     """Both ways bring the same values; by the device nothing is copied on the way."""
     target = tmp_path / "bench.json"
@@ -104,7 +105,7 @@ def test_pools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert failover["value"] > 0
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
 def test_interrupted(processes: Processes, tmp_path: Path, how: signal.Signals) -> None:
     """It leaves nothing behind."""
     bench = processes.g35("bench", "kv_get_64k", "--seconds", "600", environment={"TMPDIR": str(tmp_path)})

@@ -18,6 +18,7 @@ _AWAY = ("connection broken by", "ResolutionError", "Timeout", "ProxyError", "SS
 """What pip says of an index that it cannot ask. What it then makes of that is no answer."""
 
 
+@pytest.mark.nightly  # It asks the package index of what seldom changes; the pins are compared each time.
 def test_there_are_wheels_for_aarch64(repository: Path, tmp_path: Path) -> None:
     lines = pins(repository / "requirements.lock", from_source=False)
     options = ["--dry-run", "--ignore-installed", "--no-deps", "--retries", "1", "--timeout", "15", "-q"]

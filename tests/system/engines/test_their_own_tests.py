@@ -26,6 +26,7 @@ def test_a_link(tmp_path):
 """
 
 
+@pytest.mark.nightly  # A person runs this command; what it breaks is broken in system/path each time.
 @pytest.mark.timeout(600)
 def test_rounds_with_faults_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     engine_python("nixl")

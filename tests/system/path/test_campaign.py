@@ -12,7 +12,6 @@ from tests.support.processes import Processes, mark_this_run, strays
 from tests.support.rungs.leaks import mounts_below
 
 needs_fuse = pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="no /dev/fuse: nothing can be mounted")
-SECONDS = 40
 HEAD = ["fault", "injected", "wrong", "lost", "hung"]
 CAMPAIGN = (sys.executable, "-m", "tests.support.campaign")
 DAMAGING = (
@@ -20,14 +19,15 @@ DAMAGING = (
     "drive with errors", "flips at rest", "flips of values on reads", "misplaced writes",
     "writer by path killed",
 )  # fmt: skip
-"""Faults with tests of their own, which `make campaign` has all of: forty seconds are for what is left."""
+"""Faults with tests of their own, which `make campaign` has all of: so few seconds are for what is left."""
 
 
 @needs_fuse
 @pytest.mark.timeout(300)
-def test_forty_seconds_of_it(processes: Processes, repository: Path) -> None:
+@pytest.mark.parametrize("seconds", [20, pytest.param(60, marks=pytest.mark.nightly)])
+def test_a_minute_of_it_or_less(processes: Processes, repository: Path, seconds: int) -> None:
     without = [word for kind in DAMAGING for word in ("--without", kind)]
-    run = processes.start([*CAMPAIGN, "--seconds", str(SECONDS), *without], folder=repository)
+    run = processes.start([*CAMPAIGN, "--seconds", str(seconds), *without], folder=repository)
     assert run.process.wait(270) == 0, run.output
     said = run.output.splitlines()
     (head,) = (at for at, line in enumerate(said) if line.split() == HEAD)
@@ -38,6 +38,7 @@ def test_forty_seconds_of_it(processes: Processes, repository: Path) -> None:
 
 
 @needs_fuse
+@pytest.mark.nightly  # `make run` and `g35 up` are interrupted each time
 @pytest.mark.timeout(120)
 def test_an_interrupted_one_leaves_nothing(processes: Processes, repository: Path, tmp_path: Path) -> None:
     before = strays(mark_this_run()).keys()

@@ -67,10 +67,10 @@ while True:
 """
 
 
-def test_a_client_that_is_killed_leaves_nothing(pool_up: PoolUp) -> None:
-    agent = pool_up.pid("agent-process")
+def test_a_client_that_is_killed_leaves_nothing(whole_pool: PoolUp) -> None:
+    agent = whole_pool.pid("agent-process")
     for _ in range(3):
-        command = [sys.executable, "-P", "-c", CLIENT, str(pool_up.mount)]
+        command = [sys.executable, "-P", "-c", CLIENT, str(whole_pool.mount)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
             assert client.stdout is not None
             assert client.stdout.readline() == "moved\n"
@@ -147,10 +147,10 @@ def _waits_in(thread: threading.Thread, where: str) -> bool:
     return where in Path(f"/proc/self/task/{thread.native_id}/stack").read_text()
 
 
-def test_a_file_of_the_mount_itself_is_no_memory(pool_up: PoolUp) -> None:
+def test_a_file_of_the_mount_itself_is_no_memory(whole_pool: PoolUp) -> None:
     """To ask anything about it would be to ask ourselves, with the worker that ought to answer."""
-    session = os.open(pool_up.mount / ".g35/session", os.O_RDWR)
-    files = [os.open(pool_up.mount / name, os.O_RDONLY) for name in (".g35/status.json", ".", "fs")]
+    session = os.open(whole_pool.mount / ".g35/session", os.O_RDWR)
+    files = [os.open(whole_pool.mount / name, os.O_RDONLY) for name in (".g35/status.json", ".", "fs")]
     refusals: list[int | None] = []
 
     def register(descriptor: int) -> None:
@@ -168,7 +168,7 @@ def test_a_file_of_the_mount_itself_is_no_memory(pool_up: PoolUp) -> None:
     for each in (*files, session):
         os.close(each)
     assert refusals == [errno.EINVAL] * len(threads)
-    assert pool_up.answers()
+    assert whole_pool.answers()
 
 
 FORKED = """
@@ -192,9 +192,9 @@ with Pool(sys.argv[1]) as pool:
 """
 
 
-def test_a_child_of_a_fork_registers_for_itself(pool_up: PoolUp) -> None:
-    subprocess.run([sys.executable, "-P", "-c", FORKED, str(pool_up.mount)], check=True, timeout=60)
-    wait_until(lambda: not mapped(pool_up.pid("agent-process")), what="the agent to let go")
+def test_a_child_of_a_fork_registers_for_itself(whole_pool: PoolUp) -> None:
+    subprocess.run([sys.executable, "-P", "-c", FORKED, str(whole_pool.mount)], check=True, timeout=60)
+    wait_until(lambda: not mapped(whole_pool.pid("agent-process")), what="the agent to let go")
 
 
 def test_an_agent_that_may_not(make_pool: Callable[..., PoolUp]) -> None:
