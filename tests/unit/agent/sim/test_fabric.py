@@ -94,7 +94,7 @@ def test_many_enclosures_that_answer_one_host_share_its_nic(count: int, ecn: boo
         pod.read(enclosure, 0)
     took = pod.run()
     # Control leaves some of the link unused.
-    assert count * SIZE / 10e9 <= max(took) < count * SIZE / 10e9 * (1.3 if ecn else 1.05)
+    assert 0.999 * count * SIZE / 10e9 <= max(took) < count * SIZE / 10e9 * (1.3 if ecn else 1.05)
     assert pod.flash.hosts[0].nic_in.most == count
 
 
