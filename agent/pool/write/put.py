@@ -347,8 +347,17 @@ class SlotWriter(Writer):
         for pending in (slot_write, directory_write):
             cause = yield from wait_for(channel, pending, deadline)
             if cause is not None:
-                yield from wait_for(channel, directory_write, min(deadline, channel.now() + ANSWER_SECONDS))
-                self._volume.in_doubt_writes.write_failed(cached, reservation.slot, entry, channel.now())
+                named = cause
+                if pending is slot_write:
+                    until = min(deadline, channel.now() + ANSWER_SECONDS)
+                    named = yield from wait_for(channel, directory_write, until)
+                if cause is MissCause.CORRUPT and named in (None, MissCause.CORRUPT):
+                    # The enclosure answered both, as one that is full does: neither lands any more. Flash may
+                    # name a value that is not there, and whoever writes the directory next reads it.
+                    cached.disprove(reservation.slot, entry.generation)
+                else:
+                    in_doubt = self._volume.in_doubt_writes
+                    in_doubt.write_failed(cached, reservation.slot, entry, channel.now())
                 self._fail(channel, pending, cause)
         yield from self._vouched_for(channel, reservation, deadline, entry)
         with cached.guard:

@@ -211,6 +211,32 @@ def test_a_write_that_may_land_late_keeps_the_key_as_it_is_for_a_minute(
     assert newest(agent) == b"newer"
 
 
+@pytest.mark.parametrize("has_older", [False, True])
+def test_a_key_is_stored_at_once_when_an_enclosure_that_refused_it_takes_writes_again(
+    has_older: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drive that is full answers Capacity Exceeded: nothing lands late, so no key is in doubt."""
+    pool = MemoryPool((1, 1))
+    agent = pool.agent()
+    if has_older:
+        replace(agent, b"old")
+    write = agent.channel.write
+
+    def refuses(to: int, offset: int, parts: Sequence[Buffer], *, more: bool = False) -> MemoryPending:
+        pool.namespaces[to].broken = True
+        pending = write(to, offset, parts, more=more)
+        pool.namespaces[to].broken = False
+        return pending
+
+    monkeypatch.setattr(agent.channel, "write", refuses)
+    with pytest.raises(PutRefused, match="did not take it"):
+        replace(agent, b"new")
+    monkeypatch.undo()
+    assert newest(agent) == (b"old" if has_older else MissCause.NEVER_STORED)
+    replace(agent, b"newer")
+    assert newest(agent) == newest(pool.agent()) == b"newer"
+
+
 @pytest.mark.parametrize("sets", [(1, 1), (1,)])
 def test_whenever_the_agent_dies_the_key_has_the_older_value_or_the_new_one(sets: tuple[int, ...]) -> None:
     """Of the writes that are under way when it dies any part lands."""
