@@ -30,6 +30,7 @@ from agent.host_os.per_user_bounds import Bounds
 from agent.inline.secrets import RootKey
 from agent.membership.auto_join import AutoJoin, membership_status
 from agent.pool.maintenance.rebalance import Rebalancer
+from agent.pool.maintenance.resync import Resync
 from agent.pool.map.document import PoolMap
 from agent.pool.map.map_seal import MapSeal
 from agent.pool.volume.directory_cache import DirectoryCache
@@ -241,10 +242,17 @@ class Agent:
             while channel.run(self.discards.collect(channel)) and not stopping.is_set():
                 channel.run(self.watch.look(channel))
 
+        resyncs = [Resync(each, each.in_sync) for each in in_sets(self.volumes) if each.in_sync is not None]
+
+        def bring_back() -> None:
+            for resync in resyncs:
+                channel.run(resync.turn(channel))
+
         return {
             "following the pool map": lambda: channel.run(self.watch.look(channel)),
             "noting the pool map": lambda: self._history.write_again(channel.now()),
             "upkeep of tenants": lambda: channel.run(self.tenants.look(channel)),
+            "bringing enclosures back that were left out": bring_back,
             "moving values to newcomers": lambda: channel.run(self.rebalancer.turn(channel)),
             "looking into damage": lambda: channel.run(self.repair.look(channel)),
             "deleting what files have given up": delete_given_up,
