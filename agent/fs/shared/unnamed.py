@@ -12,7 +12,6 @@ from typing import Final, Protocol
 from agent.fs.interface import FsError
 from agent.pool.steps import IoChannel, Steps
 
-
 TURN_SECONDS: Final = 1.0
 """An enclosure that hangs keeps upkeep from its other duties for so long, and for one write's deadline."""
 
