@@ -91,8 +91,9 @@ class AgentSection(_Section):
         0.0,
         ge=0,
         description="For how long a remembered directory is believed when it says that a key is absent, "
-        "or what a name under /shared leads to. 0: never, so that what another agent has stored is seen at "
-        "once; with a single agent on the pool a longer time saves a round trip for each miss and each put.",
+        "what a name under /shared leads to, or that a chunk of its file is there. 0: never, so that what "
+        "another agent has stored is seen at once; with a single agent on the pool a longer time saves a "
+        "round trip for each miss and each put.",
     )
     directory_cache: Size = Field(
         64 << 20, ge=1 << 20, description="Memory for remembered directories; 4 KiB hold 64 slots."

@@ -29,6 +29,7 @@ from agent.pool.volume.settings import Timing, VolumeSettings
 from agent.pool.volume.volume import PoolVolume, Volume
 from agent.pool.write.admission import SecondUse, SecondUseWriter
 from agent.pool.write.delete_and_pin import delete, pin
+from agent.pool.write.name_together import UnnamedWriter, name_all
 from agent.pool.write.put import SlotWriter
 from agent.pool.write.write_back import AlreadyWaiting, BackWriter, Waiting, WriteBack
 from agent.pool.write.writer_base import Writer
@@ -81,6 +82,16 @@ class ServedVolume(ABC):
     def writer(self, key: bytes, *, length: int | None = None, ttl_seconds: int = 0) -> Writer:
         """One value to be written. Raises TooLong."""
 
+    def unnamed_writer(self, key: bytes, *, length: int) -> Writer:
+        """One value of a key that nobody else puts: it is on flash with its last byte, and there by
+        `name_all`; or there at once, as by any other writer. Raises TooLong."""
+        return self.writer(key, length=length)
+
+    def name_all(self, channel: IoChannel, writers: Sequence[Writer], deadline: float) -> Steps[None]:
+        """Name the values of `unnamed_writer`: those that are not there yet. Raises PutRefused where one
+        could not be named."""
+        yield from ()  # steps, of which there are none: any other writer names its own
+
     @abstractmethod
     def lookup(
         self, channel: IoChannel, keys: Sequence[bytes], deadline: float
@@ -110,8 +121,15 @@ class ServedVolume(ABC):
     def pin(self, channel: IoChannel, key: bytes, until: int, deadline: float) -> Steps[bool | None]:
         """Keep a key from eviction; see `delete_and_pin.pin`."""
 
-    def replace(self, channel: IoChannel, key: bytes, data: bytes, deadline: float) -> Steps[None]:
-        """Store a short value, one unit at the most, over what the key has; see `replace.py`.
+    def replace(
+        self,
+        channel: IoChannel,
+        key: bytes,
+        data: bytes,
+        deadline: float,
+        first: Steps[None] | None = None,
+    ) -> Steps[None]:
+        """Store a short value, one unit at the most, over what the key has, after `first`; see `replace.py`.
 
         Raises PutRefused, also where a candidate set cannot be read, and TooLong. In sets of slots alone;
         elsewhere BadPut, as the two below.
@@ -225,6 +243,15 @@ class _InSets(ServedVolume):
             return SlotWriter(volume, key, length=length, ttl_seconds=ttl_seconds)
         return SecondUseWriter(volume, key, self.admission, length=length, ttl_seconds=ttl_seconds)
 
+    def unnamed_writer(self, key: bytes, *, length: int) -> Writer:
+        if self.back is not None or self.admission is not None:
+            return self.writer(key, length=length)
+        return UnnamedWriter(self._volume, key, length=length)
+
+    def name_all(self, channel: IoChannel, writers: Sequence[Writer], deadline: float) -> Steps[None]:
+        unnamed = [writing for writing in writers if isinstance(writing, UnnamedWriter)]
+        return name_all(self._volume, channel, unnamed, deadline)
+
     def _waiting(self, key: bytes) -> Waiting | None:
         """The value of a key that was acknowledged and is not on flash yet."""
         if self.back is None or not len(self.back):
@@ -330,12 +357,19 @@ class _InSets(ServedVolume):
             return (yield from self.back.delete(channel, waiting, deadline))
         return (yield from delete(self._volume, channel, key, deadline))
 
-    def replace(self, channel: IoChannel, key: bytes, data: bytes, deadline: float) -> Steps[None]:
+    def replace(
+        self,
+        channel: IoChannel,
+        key: bytes,
+        data: bytes,
+        deadline: float,
+        first: Steps[None] | None = None,
+    ) -> Steps[None]:
         waiting = self._waiting(key)
         if waiting is not None and self.back is not None:
             # It would be on flash later, over the newer one.
             yield from self.back.delete(channel, waiting, deadline)
-        yield from replace(self._volume, channel, key, data, deadline)
+        yield from replace(self._volume, channel, key, data, deadline, first)
 
     def newest(self, channel: IoChannel, key: bytes, deadline: float) -> Steps[bytes | MissCause]:
         return newest(self._volume, channel, key, deadline)

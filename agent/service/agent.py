@@ -25,6 +25,7 @@ from agent.fs.files.options import FilesOptions
 from agent.fs.files.pool_store import store_for
 from agent.fs.shared.discards import Discards
 from agent.fs.shared.recent_names import NamesSeen
+from agent.fs.shared.unnamed import UnnamedChunks
 from agent.fs.virtiofs.door import VirtioFsDoor
 from agent.host_os.per_user_bounds import Bounds
 from agent.inline.secrets import RootKey
@@ -100,6 +101,7 @@ class Agent:
         self.served = self.policies.served
         self.registered = RegisteredMemory(settings.registered_memory)
         self.discards, self.names_seen = Discards(self.bounds), NamesSeen(self.bounds)
+        self.unnamed = UnnamedChunks()
         self.tenants = TenantLimits(
             pool_map, self.volumes, settings.workers, root, settings.state, self._unnamed
         )
@@ -181,6 +183,7 @@ class Agent:
             self.policies.start_prestage,
             self.discards,
             self.names_seen,
+            self.unnamed,
             self.registered,
         )
 
@@ -256,6 +259,7 @@ class Agent:
             "moving values to newcomers": lambda: channel.run(self.rebalancer.turn(channel)),
             "looking into damage": lambda: channel.run(self.repair.look(channel)),
             "deleting what files have given up": delete_given_up,
+            "naming chunks of files that wait": lambda: channel.run(self.unnamed.name(channel)),
             "deleting chunks that no file has any more": delete_replaced,
         }
 

@@ -28,6 +28,7 @@ from agent.fs.shared.discards import Discards
 from agent.fs.shared.face import SharedFace
 from agent.fs.shared.nodes import SHARED_ROOT
 from agent.fs.shared.recent_names import NamesSeen
+from agent.fs.shared.unnamed import UnnamedChunks
 from agent.fs.shared.volume import SharedVolume
 from agent.fs.virtiofs.door import VirtioFsDoor
 from agent.fs.virtiofs.guest_books import IDENTITY_BYTES, GuestBooks
@@ -69,6 +70,7 @@ class Shown:
     discards: Discards
     """Of all faces `/shared`, as is what follows."""
     names_seen: NamesSeen
+    unnamed: UnnamedChunks
     registered: RegisteredMemory | None = None
     """For clients on this machine: none behind a guest's door."""
 
@@ -193,6 +195,7 @@ def _shared_face(
         ahead if shown.prestage.budget_bytes else None,
         bounds=shown.bounds,
         seen=shown.names_seen,
+        unnamed=shown.unnamed,
     )
 
 

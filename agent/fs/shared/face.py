@@ -53,6 +53,7 @@ from agent.fs.shared.names import FOLDER_MODE, NAMES_ASKED, Names, folder
 from agent.fs.shared.nodes import NODES_FROM, SHARED_ROOT, VOLUMES_FROM, Node, Nodes
 from agent.fs.shared.paths import ROOT_PATH, chunk_key, join, path_key
 from agent.fs.shared.recent_names import NamesSeen
+from agent.fs.shared.unnamed import UnnamedChunks
 from agent.fs.shared.volume import Hold, SharedVolume
 from agent.fs.shared.written_files import WrittenFiles
 from agent.host_os.per_user_bounds import SHARED, Bounds, Holder, Limit
@@ -107,6 +108,7 @@ class SharedFace(FileSystem):
         judge: Judge = how_closed,
         bounds: Bounds | None = None,
         seen: NamesSeen | None = None,
+        unnamed: UnnamedChunks | None = None,
     ) -> None:
         """`epoch`: nodes have other numbers in each, for a guest that outlives the agent. `judge` tells how
         a file was closed."""
@@ -114,6 +116,7 @@ class SharedFace(FileSystem):
         self._judge = judge
         self._open_files, self._open_writers = bounds.of(OPEN_FILES), bounds.of(WRITERS)
         self._staged = bounds.of(STAGED)
+        self._unnamed = UnnamedChunks() if unnamed is None else unnamed
         self._volumes = {VOLUMES_FROM + number: volume for number, volume in enumerate(volumes)}
         self._volume_inodes = {volume.name.encode(): ino for ino, volume in self._volumes.items()}
         self._channel = channel
@@ -124,7 +127,7 @@ class SharedFace(FileSystem):
         self._nodes = Nodes(bounds, epoch)
         self._habits = Habits()
         self._under_way = ReadsUnderWay()
-        self._seen = seen or NamesSeen()
+        self._seen = NamesSeen() if seen is None else seen
         self._handles: dict[int, _Handle] = {}
         self._numbers = itertools.count(1)
         self._names = Names(channel, self._seen, owner)
@@ -536,7 +539,7 @@ class SharedFace(FileSystem):
             mode = 0o644 if replaced is None else replaced.mode
         return FileWriter(
             node.volume, node.path, ino, caller, mode, time.time_ns(), self._staged, self._discards,
-            self._judge, base, replaced, self._published, identity,
+            self._judge, base, replaced, self._published, identity, self._unnamed,
         )  # fmt: skip
 
     def _take_writer(self, ino: int, node: Node, writer: FileWriter, *, is_new: bool) -> bool:

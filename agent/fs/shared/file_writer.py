@@ -1,9 +1,10 @@
 """A file of /shared that is being written: any order of writes, whole or absent for everybody else.
 
 A chunk that one write covers is stored at once, from the door's buffer. The others are staged in memory until
-they are covered, or until the file is closed. A chunk that was stored and is written again is stored under
-another origin (manifest.py), so a reader of an earlier content finds what it was promised. The manifest goes
-last and makes the file visible, under the name that the file has then.
+they are covered, or until the file is closed. Directories name the chunks later, many in one step, and before
+the manifest goes (agent/pool/write/name_together.py). A chunk that was stored and is written again is stored
+under another origin (manifest.py), so a reader of an earlier content finds what it was promised. The manifest
+goes last and makes the file visible, under the name that the file has then.
 
 | event | the file |
 | --- | --- |
@@ -34,12 +35,14 @@ from agent.fs.shared.chunks import Staged, pieces, read_chunk, wall_ns
 from agent.fs.shared.discards import Discards
 from agent.fs.shared.manifest import HOLE, IDENTITY_BYTES, Kind, Manifest, Run
 from agent.fs.shared.paths import chunk_key, path_key, split
+from agent.fs.shared.unnamed import UnnamedChunks
 from agent.fs.shared.volume import SharedVolume
 from agent.fs.value_writer import errno_of
 from agent.host_os.per_user_bounds import SHARED, Bound, Holder, Limit
 from agent.pool.counters import MissCause
 from agent.pool.errors import BadPut, PutRefused
 from agent.pool.steps import Acquire, IoChannel, Steps, beside
+from agent.pool.write.writer_base import Writer
 
 STAGED: Final = Limit(
     "shared-staged-bytes", "bytes of chunks of /shared that are written in part", 512 << 20,
@@ -50,6 +53,13 @@ STAGED_CHUNKS_MAX: Final = 16
 """Of one file: so many may be filled at the same time, and then the oldest is stored as it is."""
 PUT_TRIES: Final = 3
 """A chunk that an enclosure does not take goes to another place, under another origin."""
+UNNAMED_MAX: Final = 16
+"""Chunks of one file that are on flash and that no directory names yet."""
+TOGETHER_SECONDS: Final = 0.02
+"""Chunks that come faster than this are named together: for so long a put trusts a directory that it read.
+Where the operator says that no other agent writes, it may be longer."""
+UNNAMED_SECONDS: Final = 0.5
+"""What has waited for so long is named by upkeep (unnamed.py), where the program writes no more."""
 ASKED_FROM: Final = 8
 """A file of more than this part of the volume is asked for before it is published: it may have evicted
 itself."""
@@ -75,6 +85,7 @@ class FileWriter:
         replaced: Manifest | None = None,
         published: "Callable[[FileWriter], None]" = lambda _: None,
         identity: bytes | None = None,
+        unnamed: UnnamedChunks | None = None,
     ) -> None:
         """`base`: the content that it begins with. `replaced`: what its name led to before, if that is
         known. `identity`: of the content, where the directories of its first chunk were read already."""
@@ -95,6 +106,7 @@ class FileWriter:
         self._bound = staged
         self._discards = discards
         self._published = published
+        self._stale = UnnamedChunks() if unnamed is None else unnamed
         self._replaced = replaced
         self._failed = 0
         self._lock = threading.Lock()
@@ -107,6 +119,11 @@ class FileWriter:
         they changed would be in no manifest."""
         self._numbers = itertools.count()
         self._staged: OrderedDict[int, Staged] = OrderedDict()
+        self._unnamed: dict[int, Writer] = {}
+        """Chunks that are on flash, and that no directory names."""
+        self._stored_at = float("-inf")
+        """When a chunk was stored last; of none, long ago."""
+        self._unnamed_since = 0.0
         self._begin(base, identity)
         self.changed = base is None
         """Something is to be published."""
@@ -352,9 +369,14 @@ class FileWriter:
 
     def _new_chunks(self) -> Iterator[tuple[bytes, int]]:
         for number, (origin, _) in self._stored.items():
-            yield origin, number
+            if number not in self._unnamed:
+                yield origin, number
 
     def _let_go(self) -> None:
+        for writing in self._unnamed.values():
+            writing.drop()
+        self._unnamed.clear()
+        self._stale.discard(self)
         for number in list(self._staged):
             self._unstage(number)
 
@@ -405,6 +427,8 @@ class FileWriter:
         origin, stored = self._origin(number)
         if origin != HOLE:
             try:
+                if number in self._unnamed:
+                    yield from self._name(channel, deadline)
                 yield from self._load(channel, number, origin, stored, memoryview(chunk.buffer), deadline)
             except BaseException:
                 # Whatever it was, for instance no memory: bytes that did not come are no zeros.
@@ -434,13 +458,13 @@ class FileWriter:
         busy.acquire()
         self._lock.release()
         failure: PutRefused | BadPut | None = None
-        origin = HOLE
+        origin, writing = HOLE, None
         try:
             for _ in range(PUT_TRIES):
                 origin = self._next_origin(number)
                 try:
                     failure = None
-                    yield from self._put_beside(channel, origin, number, data, deadline)
+                    writing = yield from self._put_beside(channel, origin, number, data, deadline)
                     break
                 except (PutRefused, BadPut) as refused:
                     failure = refused
@@ -454,13 +478,63 @@ class FileWriter:
         if failure is not None:
             self._fail(errno_of(failure) if isinstance(failure, PutRefused) else errno.EIO)
             raise FsError(self._failed, str(failure)) from None
+        assert writing is not None
         if self._failed:
-            self._discards.add(self.volume, [(origin, number)])
+            if writing.is_unnamed:
+                writing.drop()
+            else:
+                self._discards.add(self.volume, [(origin, number)])
             self._check()
-        earlier = self._stored.get(number)
-        if earlier is not None:
-            self._discards.add(self.volume, [(earlier[0], number)])
+        self._discard(number)
         self._stored[number] = (origin, len(data))
+        if writing.is_unnamed:
+            yield from self._name_later(channel, number, writing, deadline)
+
+    def _discard(self, number: int) -> None:
+        """What was stored of a chunk goes."""
+        unnamed, stored = self._unnamed.pop(number, None), self._stored.pop(number, None)
+        if unnamed is not None:
+            unnamed.drop()
+        elif stored is not None:
+            self._discards.add(self.volume, [(stored[0], number)])
+
+    def _name_later(self, channel: IoChannel, number: int, writing: Writer, deadline: float) -> Steps[None]:
+        """A chunk is on flash, and is to be named: with those that wait already, where it is time."""
+        now, before = channel.now(), self._stored_at
+        if not self._unnamed:
+            self._unnamed_since = now
+            self._stale.add(self)
+        self._unnamed[number], self._stored_at = writing, now
+        longest = min(UNNAMED_SECONDS, max(TOGETHER_SECONDS, self.volume.timing.directory_fresh))
+        is_slow = len(self._stored) > 1 and now - min(before, self._unnamed_since) >= longest
+        if is_slow or len(self._unnamed) >= UNNAMED_MAX:
+            yield from self._name(channel, deadline)
+
+    def _name(self, channel: IoChannel, deadline: float) -> Steps[None]:
+        """Name the chunks that wait for it, with the lock held. Raises FsError."""
+        if not self._unnamed:
+            return
+        unnamed, self._unnamed = self._unnamed, {}
+        self._stale.discard(self)
+        try:
+            yield from self.volume.chunks.name_all(channel, list(unnamed.values()), deadline)
+        except PutRefused as refused:
+            self._fail(errno_of(refused))
+            raise FsError(self._failed, str(refused)) from None
+
+    def name_stale(self, channel: IoChannel) -> Steps[None]:
+        """Name what has waited long, for a program that stops amid its file. Its next call hears errors."""
+        if channel.now() - self._unnamed_since < UNNAMED_SECONDS:
+            return
+        deadline = channel.now() + self.volume.timing.write_deadline
+        yield from self._take(channel, deadline)
+        try:
+            if not self._unnamed:
+                self._stale.discard(self)
+            elif channel.now() - self._unnamed_since >= UNNAMED_SECONDS:
+                yield from self._name(channel, deadline)
+        finally:
+            self._lock.release()
 
     def _next_origin(self, number: int) -> bytes:
         times = self._times.get(number, 0)
@@ -471,22 +545,23 @@ class FileWriter:
 
     def _put_beside(
         self, channel: IoChannel, origin: bytes, number: int, data: memoryview, deadline: float
-    ) -> Steps[None]:
+    ) -> Steps[Writer]:
         """Store a chunk, and read the directories of the next one beside it, where that comes next."""
         putting = self._put(channel, chunk_key(origin, number), data, deadline)
         is_next, self._last = number == self._last + 1, number
         if is_next and number + 1 not in self._times and len(data) == self.volume.chunk_bytes:
             key = chunk_key(self._origins[0], number + 1)
-            yield from beside(putting, self.volume.chunks.lookup(channel, [key], deadline))
-            return
-        yield from putting
+            writing, _ = yield from beside(putting, self.volume.chunks.lookup(channel, [key], deadline))
+            return writing
+        return (yield from putting)
 
-    def _put(self, channel: IoChannel, key: bytes, data: memoryview, deadline: float) -> Steps[None]:
-        writing = self.volume.chunks.writer(key, length=len(data))
+    def _put(self, channel: IoChannel, key: bytes, data: memoryview, deadline: float) -> Steps[Writer]:
+        writing = self.volume.chunks.unnamed_writer(key, length=len(data))
         yield from writing.write(channel, 0, data, deadline)
-        if not writing.stored:
+        if not (writing.stored or writing.is_unnamed):
             # The key is random, so another's value lies there; or a policy keeps nothing of a first write.
             raise PutRefused("the volume did not keep a chunk", MissCause.CORRUPT)
+        return writing
 
     def _load(
         self, channel: IoChannel, number: int, origin: bytes, size: int, into: memoryview, deadline: float
@@ -507,6 +582,8 @@ class FileWriter:
         if there and not number and self._short:
             into[:there] = self._short[at : at + there]
         elif there:
+            if number in self._unnamed:
+                yield from self._name(channel, deadline)
             key = chunk_key(origin, number)
             yield from read_chunk(channel, self.volume, key, size, at, into[:there], deadline)
         if there < len(into):
@@ -525,8 +602,8 @@ class FileWriter:
         first = number + (1 if rest else 0)
         for staged in [each for each in self._staged if each >= first]:
             self._unstage(staged)
-        gone = [each for each in self._stored if each >= first]
-        self._discards.add(self.volume, [(self._stored.pop(each)[0], each) for each in gone])
+        for gone in [each for each in self._stored if each >= first]:
+            self._discard(gone)
         self._base_chunks = min(self._base_chunks, first)
 
     # -- the manifest -----------------------------------------------------------------------------------
@@ -551,6 +628,7 @@ class FileWriter:
         yield from self._until_quiet(channel, deadline)
         if self.unlinked:
             self._discards.add(self.volume, self._new_chunks())
+            self._let_go()
             self.changed = False
             return
         content = self._short_content()
@@ -561,9 +639,9 @@ class FileWriter:
         if len(manifest.runs) > self.volume.runs_max:
             self._fail(errno.EFBIG)
             raise FsError(errno.EFBIG, "the file was written over in too many places")
-        names = self.volume.names
+        names, naming = self.volume.names, self._name(channel, deadline) if self._unnamed else None
         try:
-            yield from names.replace(channel, path_key(self.path), manifest.encode(), deadline)
+            yield from names.replace(channel, path_key(self.path), manifest.encode(), deadline, naming)
         except (PutRefused, BadPut) as refused:
             self._fail(errno_of(refused) if isinstance(refused, PutRefused) else errno.EIO)
             raise FsError(self._failed, str(refused)) from None
@@ -618,6 +696,7 @@ class FileWriter:
         """Where the file is large beside its volume: whether its beginning is still there."""
         if len(self._stored) * ASKED_FROM <= self.volume.chunks_max:
             return
+        yield from self._name(channel, deadline)
         keys = [chunk_key(origin, number) for number, (origin, _) in self._stored.items()]
         causes = yield from self.volume.chunks.lookup(channel, keys, deadline)
         gone = set(causes) - {None}

@@ -15,6 +15,7 @@ from agent.pool.counters import MissCause
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.settings import Timing, VolumeSettings
+from agent.pool.write.writer_base import Writer
 
 HELD_AT_ONCE: Final = 4096
 """Keys that one call of `hold` takes."""
@@ -34,15 +35,6 @@ class Reader(Protocol):
     def give_up(self, channel: IoChannel, cause: MissCause) -> None: ...
 
     def close(self) -> None: ...
-
-
-class Writer(Protocol):
-    """One chunk being written: agent/pool/write/writer_base.py."""
-
-    @property
-    def stored(self) -> bool: ...
-
-    def write(self, channel: IoChannel, offset: int, data: memoryview, deadline: float) -> Steps[bool]: ...
 
 
 class Hold(Protocol):
@@ -65,7 +57,9 @@ class Values(Protocol):
 
     def reader(self, key: bytes, prestage: PrestageCache | None = None) -> Reader: ...
 
-    def writer(self, key: bytes, *, length: int | None = None) -> Writer: ...
+    def unnamed_writer(self, key: bytes, *, length: int) -> Writer: ...
+
+    def name_all(self, channel: IoChannel, writers: Sequence[Writer], deadline: float) -> Steps[None]: ...
 
     def lookup(
         self, channel: IoChannel, keys: Sequence[bytes], deadline: float
@@ -73,7 +67,14 @@ class Values(Protocol):
 
     def delete(self, channel: IoChannel, key: bytes, deadline: float) -> Steps[bool]: ...
 
-    def replace(self, channel: IoChannel, key: bytes, data: bytes, deadline: float) -> Steps[None]: ...
+    def replace(
+        self,
+        channel: IoChannel,
+        key: bytes,
+        data: bytes,
+        deadline: float,
+        first: Steps[None] | None = None,
+    ) -> Steps[None]: ...
 
     def newest(self, channel: IoChannel, key: bytes, deadline: float) -> Steps[bytes | MissCause]: ...
 

@@ -4,7 +4,9 @@ The keys are held before the directories are read. So an eviction that is begun 
 one that was begun earlier has taken its key from the remembered directory by then (slot_allocation.py).
 
 Of the sets that a key may lie in, the one that is remembered to name it is read. The others are read with it
-where none is, and after it where it does not name the key any more.
+where none is, and after it where it does not name the key any more. A set that names what is asked of it is
+not read again within `directory_fresh`: with that the operator says that no other agent changes it. That a
+key is not there is believed of no set that is not read now.
 
 Of one set no more than half is held or pinned. What is beyond that is found and touched, and not held; the
 same goes for a holder who has no room left (agent/pool/volume/eviction_holds.py).
@@ -72,7 +74,7 @@ def _look(
             found = volume.find(sets, pseudonym)
             likely.update((id(cached), cached) for cached in ([found[0].cached] if found else sets))
         before = {id(cached): cached.writes for sets in borrowed for cached in sets}
-        came: list[CachedSet] = []
+        came = _believed(volume, channel, pseudonyms, borrowed, likely)
         trouble = yield from volume.load(
             channel, list(likely.values()), deadline, came=came, in_flight=LOADS_IN_FLIGHT
         )
@@ -100,6 +102,23 @@ def _look(
     finally:
         for sets in borrowed:
             volume.give_back_sets(sets)
+
+
+def _believed(
+    volume: Volume,
+    channel: IoChannel,
+    pseudonyms: Sequence[bytes],
+    borrowed: Sequence[Sequence[CachedSet]],
+    likely: dict[int, CachedSet],
+) -> list[CachedSet]:
+    """Of the sets that are likely to name keys, take out and return those that need not be read: they name
+    all that is asked of them, and the operator says that no other agent has changed them since."""
+    fresh = {number for number, cached in likely.items() if volume.is_fresh(cached, channel)}
+    if fresh:
+        for pseudonym, sets in zip(pseudonyms, borrowed, strict=True):
+            if _missing(volume, channel, pseudonym, sets, fresh, None) is not None:
+                fresh.difference_update(id(cached) for cached in sets)
+    return [likely.pop(number) for number in fresh]
 
 
 def _missing(

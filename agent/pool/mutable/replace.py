@@ -26,7 +26,7 @@ from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused, TooLong
 from agent.pool.format.eviction_choice import Choice
 from agent.pool.late_answers import wait_for
-from agent.pool.steps import IoChannel, Steps
+from agent.pool.steps import IoChannel, Steps, beside
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.in_sync import namespaces_of
 from agent.pool.volume.volume import Volume
@@ -42,8 +42,18 @@ and does not count."""
 LEFT: Final = "the enclosure did not take the older value away"
 
 
-def replace(volume: Volume, channel: IoChannel, key: bytes, data: bytes, deadline: float) -> Steps[None]:
+def replace(
+    volume: Volume,
+    channel: IoChannel,
+    key: bytes,
+    data: bytes,
+    deadline: float,
+    first: Steps[None] | None = None,
+) -> Steps[None]:
     """Store `data`, of one unit at the most, over what the key has.
+
+    `first`, what the value tells of, comes to its end before anything is written, beside the reads here. It
+    may take no set's writer of this volume, and where it raises, nothing is stored.
 
     Raises TooLong for bytes that do not fit, and PutRefused. After that the key may have either value; where
     a write was not answered, it is refused for 60 s, as a delete is.
@@ -51,7 +61,7 @@ def replace(volume: Volume, channel: IoChannel, key: bytes, data: bytes, deadlin
     if len(data) > volume.codec.unit_bytes:
         most = min(volume.codec.unit_bytes, volume.settings.value_bytes)
         raise TooLong(f"{len(data)} bytes; a value that is replaced has {most} at the most")
-    writing = ReplacingWriter(volume, key, length=len(data))
+    writing = ReplacingWriter(volume, key, length=len(data), first=first)
     yield from writing.write(channel, 0, memoryview(data), deadline)
 
 
@@ -70,8 +80,9 @@ class _Older:
 class ReplacingWriter(SlotWriter):
     """One short value that comes in one piece, and replaces what its key has."""
 
-    def __init__(self, volume: Volume, key: bytes, *, length: int) -> None:
+    def __init__(self, volume: Volume, key: bytes, *, length: int, first: Steps[None] | None = None) -> None:
         super().__init__(volume, key, length=length)
+        self._first = first
         self._sets: tuple[CachedSet, ...] = ()
         self._change: SetTransaction | None = None
         self._older: list[_Older] = []
@@ -103,7 +114,11 @@ class ReplacingWriter(SlotWriter):
             self._turn_away(channel, PutRefused(WRITTEN_ALL_THE_TIME, MissCause.LATE))
         if volume.in_doubt_writes.may_land(self.pseudonym, channel.now()):
             self._turn_away(channel, PutRefused(MAY_LAND, MissCause.LATE))
-        trouble = yield from change.load(deadline)
+        loading, first = change.load(deadline), self._first
+        if first is None:
+            trouble = yield from loading
+        else:
+            _, trouble = yield from beside(first, loading)
         if trouble is not None:
             self._turn_away(channel, PutRefused(NOT_REACHED, trouble))
         for cached in sets:

@@ -361,6 +361,11 @@ class SlotWriter(Writer):
                     in_doubt.write_failed(cached, reservation.slot, entry, channel.now())
                 self._fail(channel, pending, cause)
         yield from self._vouched_for(channel, reservation, deadline, entry)
+        self._show(channel, reservation, image)
+
+    def _show(self, channel: IoChannel, reservation: Reservation, image: Directory) -> None:
+        """The entry is on flash: readers here find it from now on."""
+        cached = reservation.cached
         with cached.guard:
             if cached.directory is not None:
                 self._forget_others(cached.directory)
@@ -377,12 +382,17 @@ class SlotWriter(Writer):
             self._refuse(channel, PutRefused(IN_DOUBT, doubt))
 
     def _image(self, channel: IoChannel, reservation: Reservation, length: int) -> tuple[Directory, Entry]:
-        """The directory as it is to be on flash: with the value's entry, the slot's ghost in it, instead of
-        any older entry of the key."""
-        cached, slot, sealer, wall = reservation.cached, reservation.slot, reservation.sealer, channel.wall()
+        """The directory as it is to be on flash, with the value's entry."""
+        cached = reservation.cached
         with cached.guard:
             assert cached.directory is not None
             image = cached.directory.copy()
+        return image, self._install(channel, reservation, image, length)
+
+    def _install(self, channel: IoChannel, reservation: Reservation, image: Directory, length: int) -> Entry:
+        """Put the value's entry into an image, the slot's ghost in it, instead of any older entry of the
+        key."""
+        slot, sealer, wall = reservation.slot, reservation.sealer, channel.wall()
         self._forget_others(image)
         used, expiry, flags = int(wall * 1e6), self._expiry(wall), flags_of(sealer.codec.epoch)
         ghost, tag = image.ghost(slot), sealer.tag()
@@ -391,7 +401,7 @@ class SlotWriter(Writer):
             Entry, (self.pseudonym, sealer.generation, used, length, expiry, 0, 0, flags, ghost, tag)
         )
         image.install(slot, entry)
-        return image, entry
+        return entry
 
     def _forget_others(self, directory: Directory) -> None:
         for older in directory.find_all(self.pseudonym):

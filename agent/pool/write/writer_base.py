@@ -85,6 +85,11 @@ class Writer(PartialPut):
         return self._state is PutState.STORED
 
     @property
+    def is_unnamed(self) -> bool:
+        """All of the value is on flash, and no directory names it; see name_together.py."""
+        return False
+
+    @property
     def already_there(self) -> bool:
         """The key was stored before."""
         return self._state is PutState.ALREADY_THERE

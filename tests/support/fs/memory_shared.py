@@ -217,6 +217,14 @@ class Files:
         """Slots of chunks that flash names just now."""
         return sum(len(list(directory)) for _, _, directory in self._directories(self.chunks))
 
+    def reserved(self) -> int:
+        """Slots of chunks that are being written, or are on flash and unnamed."""
+        return sum(len(each.reserved) for each in self.chunks.cache.snapshot())
+
+    def name(self) -> None:
+        """As upkeep does."""
+        settle(self.face._unnamed.name(self.channel), self.channel)
+
     def evict(self, volume: Volume, key: bytes) -> None:
         """Another agent evicts a key: its entry goes, and leaves a ghost."""
         pseudonym = volume.placement.pseudonym(key)

@@ -12,6 +12,7 @@ from agent.pool.counters import MissCause
 from agent.pool.errors import BadPut, PutRefused
 from agent.pool.mutable.lookup_and_hold import HELD_AT_ONCE
 from agent.pool.volume.eviction_holds import HELD_KEYS, Hold
+from agent.pool.volume.settings import Timing
 from agent.pool.write.delete_and_pin import PINNED_SLOTS_MAX
 from agent.pool.write.quota_eviction import evict_one
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of
@@ -143,6 +144,7 @@ def test_more_keys_than_may_be_are_the_callers_fault() -> None:
 
 def test_sixteen_keys_cost_one_round_trip_and_each_directory_one_read() -> None:
     timed = Timed((4, 4), value_bytes=4096)
+    timed.volume = timed.open(directory_fresh=0.0)
     keys = [key_of(number) for number in range(16)]
     for key in keys:
         timed.took(timed.put(key, b"value"))
@@ -189,6 +191,7 @@ def test_the_set_that_names_a_key_is_read_and_the_other_where_it_does_not_any_mo
 
 def test_a_hold_after_a_wrong_hint_takes_one_round_trip_more() -> None:
     timed = Timed((4, 4), value_bytes=4096)
+    timed.volume = timed.open(directory_fresh=0.0)
     timed.took(timed.put(key_of(0), b"value"))
     took = functools.partial(serve(timed.volume).hold, timed.channel, [key_of(0)], 1e9)
     assert timed.took(took()) == (1.0, 1, 0)
@@ -209,3 +212,29 @@ def test_a_put_is_refused_where_all_it_could_evict_is_kept() -> None:
         agent.put(key_of(100), b"new")
     everything.let_go()
     agent.put(key_of(100), b"new")
+
+
+def test_a_single_agent_reads_no_directory_that_it_has_just_read() -> None:
+    """With `directory_fresh` the operator says that no other agent changes them."""
+    pool = MemoryPool((2, 2), value_bytes=4096)
+    agent = pool.agent(timing=Timing(directory_fresh=1.0))
+    for number in range(16):
+        agent.put(key_of(number), b"value")
+    reads = agent.tally.directory_reads
+    held(agent, range(16)).let_go()
+    assert agent.tally.directory_reads == reads
+    agent.delete(key_of(3))
+    assert hold(agent, range(16)) is MissCause.NEVER_STORED
+    reads = agent.tally.directory_reads
+    assert hold(agent, [100]) is MissCause.NEVER_STORED
+    assert agent.tally.directory_reads > reads, "that a key is not there is asked"
+    other = pool.agent()
+    other.put(key_of(3), b"value")
+    held(agent, range(16)).let_go()
+    agent.age_directories()
+    reads = agent.tally.directory_reads
+    held(agent, range(16)).let_go()
+    assert agent.tally.directory_reads == reads + 4
+    other.delete(key_of(5))
+    agent.age_directories()
+    assert hold(agent, range(16)) is MissCause.NEVER_STORED

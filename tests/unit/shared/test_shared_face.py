@@ -10,6 +10,7 @@ import pytest
 
 from agent.fs.close_cause import Closing
 from agent.fs.interface import Caller, LockOwner, SetAttributes
+from agent.fs.shared.file_writer import UNNAMED_SECONDS
 from agent.fs.shared.paths import path_key
 from agent.pool.steps import settle
 from tests.support.fs.memory_shared import CALLER, CHUNK, OTHER, Files, SharedPool, refused
@@ -170,15 +171,19 @@ def test_a_file_goes_on_after_it_was_closed_by_one_of_its_descriptors(files: Fil
 # -- who closed it ---------------------------------------------------------------------------------
 
 
-def test_a_writer_that_dies_leaves_nothing(files: Files, others: Files) -> None:
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_writer_that_dies_leaves_nothing(files: Files, others: Files, is_named: bool) -> None:
     file = files.create("f")
     files.pwrite(file, 0, DATA)
-    assert files.taken() == 5
+    if is_named:
+        files.channel.clock += UNNAMED_SECONDS
+        files.name()
+    assert (files.taken(), files.reserved()) == ((5, 0) if is_named else (0, 5))
     files.flush(file, how=Closing.DYING)
     files.release(file)
     assert files.stat("f") is others.stat("f") is None
     files.collect()
-    assert files.taken() == 0
+    assert files.taken() == files.reserved() == 0
     assert files.face._staged.held == 0
 
 

@@ -1,0 +1,52 @@
+"""Files with chunks that are on flash and that no directory names yet: a program may stop amid its file.
+
+The chunks of a file are named together, sixteen at a time or with its close (file_writer.py). Where a program
+writes half of a file and then nothing for long, upkeep names what is there. Else its slots would go to other
+puts after a while (agent/pool/volume/partial_puts.py), and the file with them.
+"""
+
+import contextlib
+import threading
+from typing import Final, Protocol
+
+from agent.fs.interface import FsError
+from agent.pool.steps import IoChannel, Steps
+
+TURN_SECONDS: Final = 1.0
+"""An enclosure that hangs keeps upkeep from its other duties for so long, and for one write's deadline."""
+
+
+class Unnamed(Protocol):
+    """A file that has such chunks: file_writer.py."""
+
+    def name_stale(self, channel: IoChannel) -> Steps[None]: ...
+
+
+class UnnamedChunks:
+    """The files of all doors of an agent. Safe from any thread. As many as are being written at the most."""
+
+    def __init__(self) -> None:
+        self._files: dict[int, Unnamed] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def add(self, file: Unnamed) -> None:
+        with self._lock:
+            self._files[id(file)] = file
+
+    def discard(self, file: Unnamed) -> None:
+        with self._lock:
+            self._files.pop(id(file), None)
+
+    def name(self, channel: IoChannel) -> Steps[None]:
+        """Name what has waited long; of many files the next turn names the rest."""
+        with self._lock:
+            files = list(self._files.values())
+        until = channel.now() + TURN_SECONDS
+        for file in files:
+            if channel.now() >= until:
+                return
+            with contextlib.suppress(FsError):
+                yield from file.name_stale(channel)

@@ -1,0 +1,189 @@
+"""Values whose slots are written one by one and whose directories are written together."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.pool.counters import MissCause
+from agent.pool.errors import PutRefused
+from agent.pool.volume.partial_puts import IDLE_SECONDS
+from agent.pool.write.name_together import UnnamedWriter, name_all
+from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of
+
+VALUES = 12
+LENGTH = 5000
+
+
+def value_of(number: int) -> bytes:
+    return bytes([number + 1]) * LENGTH
+
+
+def write(agent: PoolAgent, number: int) -> UnnamedWriter:
+    """A value on flash that no directory names."""
+    writing = UnnamedWriter(agent.volume, key_of(number), length=LENGTH)
+    data = memoryview(value_of(number))
+    assert not agent.channel.run(writing.write(agent.channel, 0, data, agent.deadline()))
+    assert writing.is_unnamed
+    assert not writing.stored
+    return writing
+
+
+def name(agent: PoolAgent, writers: list[UnnamedWriter], seconds: float = 5.0) -> None:
+    agent.channel.run(name_all(agent.volume, agent.channel, writers, agent.deadline(seconds)))
+
+
+def writes(pool: MemoryPool) -> int:
+    return sum(namespace.writes for namespace in pool.namespaces)
+
+
+def there(agent: PoolAgent, numbers: range) -> list[int]:
+    return [number for number in numbers if agent.get(key_of(number)) == value_of(number)]
+
+
+def set_of(writing: UnnamedWriter) -> tuple[int, int]:
+    reservation = writing._reservation
+    assert reservation is not None
+    return reservation.cached.namespace, reservation.cached.offset
+
+
+def slot_of(writing: UnnamedWriter) -> int:
+    reservation = writing._reservation
+    assert reservation is not None
+    return reservation.offset
+
+
+def test_many_are_named_by_one_write_of_each_directory() -> None:
+    pool = MemoryPool((2, 2))
+    agent = pool.agent()
+    writers = [write(agent, number) for number in range(VALUES)]
+    assert writes(pool) == VALUES, "the slots alone"
+    assert there(pool.agent(), range(VALUES)) == there(agent, range(VALUES)) == []
+    sets = {set_of(writing) for writing in writers}
+    name(agent, writers)
+    assert writes(pool) == VALUES + len(sets)
+    assert all(writing.stored for writing in writers)
+    assert there(pool.agent(), range(VALUES)) == there(agent, range(VALUES)) == list(range(VALUES))
+    assert agent.tally.puts == VALUES
+
+
+def test_the_next_agent_finds_the_slots_of_one_that_died_free() -> None:
+    pool = MemoryPool((1,))
+    writers = [write(pool.agent(), number) for number in range(VALUES)]
+    assert all(writing.is_unnamed for writing in writers)
+    other = pool.agent()
+    for number in range(64):
+        other.put(key_of(100 + number), value_of(number))
+    assert other.tally.evictions == 0
+
+
+def test_one_that_is_dropped_lets_go_of_its_slot() -> None:
+    pool = MemoryPool((1,))
+    agent = pool.agent()
+    writers = [write(agent, number) for number in range(64)]
+    for writing in writers:
+        writing.drop()
+    for number in range(64):
+        agent.put(key_of(100 + number), value_of(number))
+    assert agent.tally.evictions == 0
+    assert not len(agent.volume.partial_puts)
+
+
+def test_what_another_agent_stored_meanwhile_stays() -> None:
+    pool = MemoryPool((1,))
+    agent, other = pool.agent(), pool.agent()
+    writers = [write(agent, number) for number in range(VALUES)]
+    ours = {number: slot_of(writing) for number, writing in enumerate(writers)}
+    for number in range(20, 30):
+        other.put(key_of(number), value_of(number))
+    theirs = {number: other.where(key_of(number))[1] for number in range(20, 30)}
+    agent.age_directories()
+    name(agent, writers)
+    # Where both chose one slot, neither is there.
+    named = [number for number, slot in ours.items() if slot not in theirs.values()]
+    kept = [number for number, slot in theirs.items() if slot not in ours.values()]
+    assert len(kept) > 5
+    assert there(pool.agent(), range(30)) == [*named, *kept]
+
+
+@pytest.mark.parametrize("fault", ["down", "broken", "hung"])
+def test_those_of_the_other_enclosure_are_named(fault: str) -> None:
+    pool = MemoryPool((2, 2))
+    agent = pool.agent()
+    writers = [write(agent, number) for number in range(VALUES)]
+    here = {number for number, writing in enumerate(writers) if set_of(writing)[0] == 0}
+    assert 0 < len(here) < VALUES
+    setattr(pool.namespaces[0], fault, True)
+    with pytest.raises(PutRefused):
+        name(agent, writers)
+    setattr(pool.namespaces[0], fault, False)
+    assert set(there(pool.agent(), range(VALUES))) == set(range(VALUES)) - here
+    assert {number for number, writing in enumerate(writers) if not writing.stored} == here
+    assert agent.tally.puts_refused == len(here)
+    assert not any(each.reserved for each in agent.cache.snapshot())
+
+
+def test_one_that_waited_long_gives_its_slot_to_another_put() -> None:
+    pool = MemoryPool((1,))
+    agent = pool.agent()
+    first = write(agent, 0)
+    for number in range(1, 64):
+        agent.put(key_of(number), value_of(number))
+    agent.channel.clock += IDLE_SECONDS + 1
+    later = write(agent, 100)
+    assert agent.tally.evictions == 0
+    with pytest.raises(PutRefused) as refused:
+        name(agent, [first, later])
+    assert refused.value.cause is MissCause.LATE
+    assert there(pool.agent(), range(101)) == [*range(1, 64), 100]
+
+
+def test_a_directory_that_somebody_writes_is_waited_for_and_the_others_go_first() -> None:
+    pool = MemoryPool((2, 2))
+    agent = pool.agent()
+    writers = [write(agent, number) for number in range(VALUES)]
+    reservation = writers[0]._reservation
+    assert reservation is not None
+    busy = reservation.cached
+    late = {number for number, writing in enumerate(writers) if set_of(writing) == set_of(writers[0])}
+    assert busy.writer.acquire(blocking=False)
+    with pytest.raises(PutRefused) as refused:
+        name(agent, writers)
+    busy.end_write()
+    assert refused.value.cause is MissCause.LATE
+    assert set(there(pool.agent(), range(VALUES))) == set(range(VALUES)) - late
+    assert not any(each.writer.locked() for each in agent.cache.snapshot())
+
+
+def test_a_damaged_directory_is_read_again_before_it_is_written() -> None:
+    pool = MemoryPool((1,))
+    agent = pool.agent()
+    for number in range(20, 30):
+        agent.put(key_of(number), value_of(number))
+    writers = [write(agent, number) for number in range(VALUES)]
+    reservation = writers[0]._reservation
+    assert reservation is not None
+    place, namespace = reservation.cached.offset, pool.namespaces[0]
+    whole = namespace.blocks[place]
+    spoiled = bytearray(whole)
+    for slot in range(64):
+        spoiled[slot * 64 + 20] ^= 1
+    namespace.blocks[place] = bytes(spoiled)
+    agent.channel.run(agent.volume.load(agent.channel, [reservation.cached], agent.deadline()))
+    namespace.blocks[place] = whole
+    assert reservation.cached.in_doubt
+    name(agent, writers)
+    assert there(pool.agent(), range(VALUES)) == list(range(VALUES))
+    assert there(pool.agent(), range(20, 30)) == list(range(20, 30))
+
+
+def test_a_value_in_pieces_is_unnamed_with_its_last() -> None:
+    pool = MemoryPool((1,))
+    agent = pool.agent()
+    writing = UnnamedWriter(agent.volume, key_of(0), length=LENGTH)
+    for at, end in ((0, 4096), (4096, LENGTH)):
+        assert not writing.is_unnamed
+        piece = memoryview(value_of(0))[at:end]
+        agent.channel.run(writing.write(agent.channel, at, piece, agent.deadline()))
+    assert writing.is_unnamed
+    name(agent, [writing])
+    assert there(pool.agent(), range(1)) == [0]

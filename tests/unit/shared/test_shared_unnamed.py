@@ -1,0 +1,166 @@
+"""Chunks of a file that are on flash before their directories name them: when they are named, and by whom."""
+
+from __future__ import annotations
+
+import errno
+import random
+
+import pytest
+
+from agent.fs.shared.face import SharedFace
+from agent.fs.shared.file_writer import UNNAMED_MAX, UNNAMED_SECONDS
+from agent.fs.shared.recent_names import NamesSeen
+from agent.fs.shared.unnamed import UnnamedChunks
+from agent.pool.volume.partial_puts import IDLE_SECONDS
+from tests.support.fs.memory_shared import CHUNK, Files, SharedPool, refused
+
+DATA = random.Random(1818).randbytes(40 * CHUNK)
+
+
+@pytest.fixture
+def pool() -> SharedPool:
+    return SharedPool()
+
+
+@pytest.fixture
+def files(pool: SharedPool) -> Files:
+    return pool.agent()
+
+
+def test_chunks_that_come_at_once_are_named_together(files: Files) -> None:
+    file = files.create("f")
+    files.pwrite(file, 0, DATA[: 15 * CHUNK])
+    assert (files.taken(), files.reserved()) == (0, 15)
+    files.pwrite(file, 15 * CHUNK, DATA[15 * CHUNK : 16 * CHUNK])
+    assert (files.taken(), files.reserved()) == (16, 0)
+    files.close(file)
+    assert files.get("f") == DATA[: 16 * CHUNK]
+
+
+def test_no_more_are_unnamed_than_the_bound(files: Files) -> None:
+    file = files.create("f")
+    for at in range(0, len(DATA), 5 * CHUNK):
+        files.pwrite(file, at, DATA[at : at + 5 * CHUNK])
+        assert files.reserved() < UNNAMED_MAX
+    files.close(file)
+    assert files.get("f") == DATA
+    assert files.reserved() == len(files.face._unnamed) == 0
+
+
+def test_chunks_that_come_slowly_are_named_one_by_one(files: Files) -> None:
+    """Other agents may take the same slots meanwhile, so none waits longer than a put trusts a directory."""
+    file = files.create("f")
+    named = []
+    for at in range(0, 5 * CHUNK, CHUNK):
+        files.pwrite(file, at, DATA[at : at + CHUNK])
+        named.append(files.taken())
+    assert named == [0, 2, 3, 4, 5]
+    files.close(file)
+    assert files.get("f") == DATA[: 5 * CHUNK]
+
+
+def test_a_program_reads_what_it_has_just_written(files: Files) -> None:
+    file = files.create("f")
+    files.pwrite(file, 0, DATA[: 5 * CHUNK])
+    assert files.pread(file, CHUNK // 2, 4 * CHUNK) == DATA[CHUNK // 2 : CHUNK // 2 + 4 * CHUNK]
+    files.pwrite(file, 100, b"x" * 100)
+    files.close(file)
+    assert files.get("f") == DATA[:100] + b"x" * 100 + DATA[200 : 5 * CHUNK]
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+def test_a_program_that_stops_amid_its_file_has_it_when_it_goes_on(is_full: bool) -> None:
+    files = SharedPool((1,), (4,)).agent()
+    file = files.create("f")
+    files.pwrite(file, 0, DATA[: 4 * CHUNK])
+    files.name()
+    assert files.taken() == 0, "it may go on at once"
+    files.channel.clock += UNNAMED_SECONDS
+    files.name()
+    assert (files.taken(), files.reserved(), len(files.face._unnamed)) == (4, 0, 0)
+    files.channel.clock += IDLE_SECONDS + 1
+    for number in range(59 if is_full else 1):
+        files.put(f"g{number}", DATA[:CHUNK])
+    files.pwrite(file, 4 * CHUNK, DATA[4 * CHUNK : 5 * CHUNK])
+    files.close(file)
+    assert files.get("f") == DATA[: 5 * CHUNK]
+
+
+def test_a_file_whose_slots_went_to_others_is_refused(files: Files) -> None:
+    """Where upkeep came to nothing."""
+    files = SharedPool((1,), (4,)).agent()
+    file = files.create("f")
+    files.pwrite(file, 0, DATA[: 4 * CHUNK])
+    files.channel.clock += IDLE_SECONDS + 1
+    for number in range(62):
+        files.put(f"g{number}", DATA[:CHUNK])
+    refused(errno.EIO, files.close, file)
+    assert files.stat("f") is None
+    files.collect()
+    assert (files.taken(), files.reserved()) == (62, 0)
+
+
+def test_an_enclosure_that_goes_before_the_close_is_an_error_of_the_close(
+    pool: SharedPool, files: Files
+) -> None:
+    file = files.create("f")
+    files.pwrite(file, 0, DATA[: 8 * CHUNK])
+    assert files.reserved() == 8
+    pool.namespaces[0].broken = True
+    refused(errno.EIO, files.close, file)
+    pool.namespaces[0].broken = False
+    assert files.stat("f") is None
+    files.collect()
+    assert files.reserved() == 0
+    files.put("f", DATA[: 8 * CHUNK])
+    assert pool.agent().get("f") == DATA[: 8 * CHUNK]
+
+
+def test_upkeep_tells_the_next_call_what_it_could_not_name(pool: SharedPool, files: Files) -> None:
+    file = files.create("f")
+    files.pwrite(file, 0, DATA[: 8 * CHUNK])
+    files.channel.clock += UNNAMED_SECONDS
+    pool.namespaces[0].broken = True
+    files.name()
+    pool.namespaces[0].broken = False
+    refused(errno.EIO, files.pwrite, file, 8 * CHUNK, DATA[:CHUNK])
+    refused(errno.EIO, files.close, file)
+    assert files.stat("f") is None
+    assert len(files.face._unnamed) == 0
+
+
+def test_a_chunk_that_is_written_again_before_it_is_named_leaves_its_slot(files: Files) -> None:
+    file = files.create("f")
+    files.pwrite(file, 0, DATA[: 3 * CHUNK])
+    files.pwrite(file, 0, DATA[CHUNK : 2 * CHUNK])
+    files.close(file)
+    assert files.get("f") == DATA[CHUNK : 2 * CHUNK] + DATA[CHUNK : 3 * CHUNK]
+    files.collect()
+    assert (files.taken(), files.reserved()) == (3, 0)
+
+
+def test_what_is_cut_off_before_it_is_named_leaves_its_slot(files: Files) -> None:
+    file = files.create("f")
+    files.pwrite(file, 0, DATA[: 5 * CHUNK])
+    files.ftruncate(file, 2 * CHUNK + 7)
+    files.close(file)
+    assert files.get("f") == DATA[: 2 * CHUNK + 7]
+    files.collect()
+    assert (files.taken(), files.reserved()) == (3, 0)
+
+
+def test_a_file_that_loses_its_name_amid_its_writes_leaves_nothing(files: Files) -> None:
+    file = files.create("f")
+    files.pwrite(file, 0, DATA[: 5 * CHUNK])
+    files.unlink("f")
+    files.close(file)
+    files.collect()
+    assert (files.taken(), files.reserved()) == (0, 0)
+
+
+def test_the_tables_of_all_doors_are_the_ones_that_a_face_is_given(files: Files) -> None:
+    """They are empty then, and an empty table is false."""
+    seen, unnamed = NamesSeen(), UnnamedChunks()
+    face = SharedFace([files.volume], files.channel.current, files.discards, seen=seen, unnamed=unnamed)
+    assert face._seen is seen
+    assert face._unnamed is unnamed
