@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent.http.rests import Rests
+from agent.http.gil_yield import Rests
 from agent.pool.access import serve
 from agent.pool.read.recompute_gate import RecomputeGate
 from agent.query.counters import QueryCounters
