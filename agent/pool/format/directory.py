@@ -60,12 +60,11 @@ FREE: Final = bytes(KEY_BYTES)
 _GHOST_AT: Final = 48
 _GHOST_BYTES: Final = 8
 _LAST_USE_AT: Final = 24
-_LENGTH_AT: Final = 32
 _HITS_AT: Final = 44
 _PINNED_AT: Final = 40
 _CRC_AT: Final = 60
-_HINT: Final = struct.Struct("<II")
-"""Length and expiry."""
+_HINT: Final = struct.Struct(f"<{KEY_BYTES}s16xII")
+"""Pseudonym, length and expiry."""
 _U64: Final = struct.Struct("<Q")
 _U32: Final = struct.Struct("<I")
 _U16: Final = struct.Struct("<H")
@@ -221,10 +220,11 @@ class Directory:
         first_bytes, raw, wanted = self._first_bytes, self.raw, pseudonym[0]
         slot = first_bytes.find(wanted)
         while slot >= 0:
-            if raw.startswith(pseudonym, slot * ENTRY_BYTES):
-                length: int
-                expiry: int
-                length, expiry = _HINT.unpack_from(raw, slot * ENTRY_BYTES + _LENGTH_AT)
+            named: bytes
+            length: int
+            expiry: int
+            named, length, expiry = _HINT.unpack_from(raw, slot * ENTRY_BYTES)
+            if named == pseudonym:
                 return length if not expiry or expiry > wall else -1
             slot = first_bytes.find(wanted, slot + 1)
         return -1
