@@ -85,7 +85,7 @@ def run(configuration: Configuration, ready_file: Path | None) -> None:
 
     def ready() -> None:
         # What the start has made stays to the end. Each full collection of garbage would look through it
-        # with the interpreter's lock: 50 ms for whoever waits for an answer then.
+        # with the interpreter's lock: 50 ms for all threads that wait for it then.
         gc.collect()
         gc.freeze()
         if ready_file is not None:
