@@ -23,7 +23,9 @@ WAITING_MAX = 65_536
 """Blocks whose events wait to be taken; each costs some hundred bytes."""
 KNOWN_MAX = 65_536
 """Blocks that are remembered as told of."""
-GATHER_SECONDS = 0.05
+NOTED_MAX = 256
+"""Calls that are noted and not looked at yet, and blocks of each of them."""
+GATHER_SECONDS = 0.1
 """How long a stream gathers events for one message."""
 BATCH_MAX = 4096
 """Blocks of one message."""
@@ -41,64 +43,128 @@ class Told(NamedTuple):
 
 
 class KvEvents:
-    """The queue of one connector. Any thread; no call waits."""
+    """The queue of one connector. Any thread; no call but `wait` waits.
+
+    Who stores a block notes the call and no more: an engine's thread comes here with cold caches, and looks
+    cost it ten times what they cost who looks at many blocks at once. `take` does so, or every
+    `NOTED_MAX` calls who notes the last of them.
+    """
 
     def __init__(self, waiting_max: int = WAITING_MAX, known_max: int = KNOWN_MAX) -> None:
         self._waiting_max, self._known_max = waiting_max, known_max
-        self._waiting: deque[tuple[bool, Hashable]] = deque()
+        self._noted: deque[tuple[bool, list[Hashable]]] = deque()
+        """Calls in their order that nobody has looked at: whether blocks are gone, and which."""
+        self._waiting: deque[Told] = deque()
+        self._count_waiting = 0
         self._known: OrderedDict[Hashable, None] = OrderedDict()
+        self._untold_lost = 0
         self._lost = 0
-        self.lost = 0
+        self._count = 0
+        self._lock = threading.Lock()
+        """Guards all but `_noted`, whose single calls are safe from any thread."""
+        self._bell = threading.Lock()
+        """Let go of where there may be something to take. A condition costs each call four more calls."""
+        self._bell.acquire()
+
+    @property
+    def lost(self) -> int:
         """Events that found no room, since the start."""
-        self.count = 0
+        with self._lock:
+            self._look()
+            return self._lost
+
+    @property
+    def count(self) -> int:
         """Events that found room."""
-        self.changed = threading.Condition()
+        with self._lock:
+            self._look()
+            return self._count
+
+    def __len__(self) -> int:
+        with self._lock:
+            self._look()
+            return self._count_waiting
 
     def stored(self, keys: Sequence[Hashable]) -> None:
         """These blocks are in the pool now."""
-        with self.changed:
-            for key in keys:
-                if key in self._known:
-                    self._known.move_to_end(key)
-                    continue
-                self._known[key] = None
-                self._add(False, key)
-            while len(self._known) > self._known_max:
-                self._known.popitem(last=False)
-            self.changed.notify()
+        self._note(False, list(keys))
 
     def gone(self, keys: Sequence[Hashable]) -> None:
         """These blocks are not in the pool. Nobody is told who was not told of them."""
-        with self.changed:
-            for key in keys:
-                if key in self._known:
-                    del self._known[key]
-                    self._add(True, key)
-            self.changed.notify()
+        self._note(True, list(keys))
 
-    def _add(self, removed: bool, key: Hashable) -> None:
-        if len(self._waiting) >= self._waiting_max:
-            self._lost += 1
-            self.lost += 1
+    def _note(self, removed: bool, keys: list[Hashable]) -> None:
+        self._noted.append((removed, keys))
+        if self._bell.locked():
+            self.ring()
+        if len(self._noted) >= NOTED_MAX or len(keys) >= NOTED_MAX:
+            with self._lock:
+                self._look()
+
+    def _look(self) -> None:
+        """Make events of the calls that were noted."""
+        known = self._known
+        while self._noted:
+            removed, keys = self._noted.popleft()
+            fresh = []
+            for key in keys:
+                if key in known:
+                    if removed:
+                        del known[key]
+                        fresh.append(key)
+                    else:
+                        known.move_to_end(key)
+                elif not removed:
+                    known[key] = None
+                    fresh.append(key)
+            while len(known) > self._known_max:
+                known.popitem(last=False)
+            self._add(removed, fresh)
+
+    def _add(self, removed: bool, keys: list[Any]) -> None:
+        beyond = self._count_waiting + len(keys) - self._waiting_max
+        if beyond > 0:
+            self._untold_lost += beyond
+            self._lost += beyond
+            del keys[len(keys) - beyond :]
+        if not keys:
             return
-        self._waiting.append((removed, key))
-        self.count += 1
+        self._count_waiting += len(keys)
+        self._count += len(keys)
+        if self._waiting and self._waiting[-1].removed is removed:
+            self._waiting[-1].keys.extend(keys)
+        else:
+            self._waiting.append(Told(removed, keys))
 
     def take(self, most: int = BATCH_MAX) -> tuple[list[Told], int]:
         """The oldest events, of `most` blocks at the most, in their order; and how many were lost since the
         last call."""
         told: list[Told] = []
-        with self.changed:
-            for _ in range(min(most, len(self._waiting))):
-                removed, key = self._waiting.popleft()
-                if not told or told[-1].removed is not removed:
-                    told.append(Told(removed, []))
-                told[-1].keys.append(key)
-            lost, self._lost = self._lost, 0
+        # First: a call that is noted while we look rings again.
+        self._bell.acquire(blocking=False)
+        with self._lock:
+            self._look()
+            left = min(most, self._count_waiting)
+            self._count_waiting -= left
+            while left:
+                told.append(self._waiting.popleft())
+                removed, keys = told[-1]
+                if len(keys) > left:
+                    self._waiting.appendleft(Told(removed, keys[left:]))
+                    del keys[left:]
+                left -= len(keys)
+            lost, self._untold_lost = self._untold_lost, 0
         return told, lost
 
-    def __len__(self) -> int:
-        return len(self._waiting)
+    def wait(self) -> None:
+        """Until there may be something to take, or `ring` was called; for one thread, which takes all."""
+        self._bell.acquire()
+
+    def ring(self) -> None:
+        """End a wait."""
+        with self._lock:
+            if self._bell.locked():
+                self._bell.release()
 
 
 class Publisher(Protocol):
@@ -126,32 +192,44 @@ class EventStream:
         self._events, self._publisher = events, publisher
         self._gather_seconds = gather_seconds
         self._clock = clock
-        self._closed = threading.Event()
+        self._is_closed = False
+        self._closing = threading.Lock()
+        """Held until `close`, so that a pause ends there."""
+        self._closing.acquire()
         self._warn_again_at = float("-inf")
         self._thread = threading.Thread(target=self._serve, name="g35-events", daemon=True)
         self._thread.start()
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Send what waits, and end; a thread that a publisher holds is left to its fate."""
-        self._closed.set()
-        with self._events.changed:
-            self._events.changed.notify_all()
+        if not self._is_closed:
+            self._is_closed = True
+            self._closing.release()
+        self._events.ring()
         self._thread.join(seconds)
 
     def _serve(self) -> None:
         try:
-            while True:
-                with self._events.changed:
-                    while not len(self._events) and not self._closed.is_set():
-                        self._events.changed.wait()
-                if not len(self._events) and self._closed.is_set():
-                    return
-                self._closed.wait(self._gather_seconds)
-                self._send()
+            sent = 0
+            while not self._is_closed:
+                # While events flow, the thread wakes by the clock alone, once for each message.
+                if not sent:
+                    self._events.wait()
+                self._pause()
+                sent = most = self._send()
+                while most == BATCH_MAX:
+                    most = self._send()
+            while self._send():
+                pass
         finally:
             self._publisher.close()
 
-    def _send(self) -> None:
+    def _pause(self) -> None:
+        if self._closing.acquire(timeout=self._gather_seconds):
+            self._closing.release()
+
+    def _send(self) -> int:
+        """Send the oldest events; of how many blocks they were."""
         told, lost = self._events.take()
         try:
             if lost:
@@ -163,7 +241,7 @@ class EventStream:
             if now >= self._warn_again_at:
                 self._warn_again_at = now + WARN_AGAIN_SECONDS
                 _log.exception("events of the g35 connector could not be published")
-            self._closed.wait(self._gather_seconds)
+        return sum(len(each.keys) for each in told)
 
 
 class ZmqPublisher:
@@ -209,6 +287,8 @@ class ZmqPublisher:
             socket.close()
             raise ValueError(f"g35: events cannot be published at {endpoint}: {refused}") from None
         self._socket = socket
+        self._send: Any = socket.send
+        self._more = self._zmq.NOBLOCK | self._zmq.SNDMORE
 
     def publish(self, told: Sequence[Told]) -> None:
         """Send one message; it is lost for a subscriber that has too many waiting."""
@@ -216,7 +296,10 @@ class ZmqPublisher:
         batch = (self._wall(), [self._event(each) for each in told], 0)
         number = self._sequence.to_bytes(8, "big")
         self._sequence += 1
-        self._socket.send_multipart((self._topic, number, self._encode(batch)), self._zmq.NOBLOCK)
+        # Frame by frame: `send_multipart` looks at each frame's type first. Only the first can be refused.
+        self._send(self._topic, self._more)
+        self._send(number, self._more)
+        self._send(self._encode(batch), self._zmq.NOBLOCK)
 
     def _event(self, told: Told) -> dict[str, Any]:
         if told.removed:

@@ -17,7 +17,7 @@ from typing import Protocol, cast
 
 from agent.claims.trace import Trace, next_requests
 from agent.inline.secrets import SecretKey
-from agent.pool.format.directory import SLOTS_PER_SET, Directory, Entry
+from agent.pool.format.directory import KEY_BYTES, SLOTS_PER_SET, Directory, Entry
 from agent.pool.steps import IoChannel
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.placement import Placement
@@ -172,8 +172,10 @@ class PoolCache:
         moment = self._moment
         moment.at = max(moment.at, self._trace.seconds[request])
         hits, leading = 0, True
-        names = self.placement.pseudonyms([block.to_bytes(16, "little") for block in blocks])
-        for name in names:
+        keys = b"".join(block.to_bytes(KEY_BYTES, "little") for block in blocks)
+        names = self.placement.pseudonyms(keys)
+        for at in range(0, len(names), KEY_BYTES):
+            name = names[at : at + KEY_BYTES]
             sets = [self._set(*place) for place in self.placement.candidates(name)]
             is_there = False
             for cached in sets:

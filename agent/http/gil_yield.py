@@ -54,6 +54,10 @@ class Rests:
             seconds = self._free_at - now
         return seconds if seconds >= REST_FROM_SECONDS else 0.0
 
+    def has_rested(self) -> bool:
+        """Whether as much was rested as worked, but for what is too little to rest."""
+        return self._free_at - self._clock() < REST_FROM_SECONDS
+
     def after(self, began: float) -> None:
         """Sleep, in a thread that has worked since `began`, a `time.thread_time`."""
         if seconds := self.owed(time.thread_time() - began):

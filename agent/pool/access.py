@@ -12,6 +12,7 @@ from typing import Final
 from agent.host_os.per_user_bounds import Holder
 from agent.pool.counters import MissCause
 from agent.pool.errors import BadPut
+from agent.pool.format.directory import KEY_BYTES
 from agent.pool.kv.get import KvReader
 from agent.pool.kv.put import KvWriter, delete_key
 from agent.pool.kv.volume import KvVolume
@@ -25,6 +26,7 @@ from agent.pool.read.reader_base import MemoryReader, Reader
 from agent.pool.read.recompute_gate import GatedReader, RecomputeGate
 from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.eviction_holds import Hold
+from agent.pool.volume.placement import Rank
 from agent.pool.volume.settings import Timing, VolumeSettings
 from agent.pool.volume.volume import PoolVolume, Volume
 from agent.pool.write.admission import SecondUse, SecondUseWriter
@@ -98,16 +100,25 @@ class ServedVolume(ABC):
     ) -> Steps[list[MissCause | None]]:
         """For each key None where it is there, else why it is not; a hint, as all such answers."""
 
+    def remembered_run(
+        self, keys: bytes, wall: float, prestage: PrestageCache | None, away: frozenset[int]
+    ) -> LeadingRun:
+        """As far as `leading_run` comes without a round trip, for a thread without a channel. It goes on with
+        what this returns. `wall`: seconds since the epoch."""
+        return LeadingRun()
+
     @abstractmethod
     def leading_run(
         self,
         channel: IoChannel,
-        keys: Sequence[bytes],
+        keys: bytes,
         deadline: float,
         prestage: PrestageCache | None,
         away: frozenset[int],
+        run: LeadingRun,
     ) -> Steps[LeadingRun]:
-        """How far the keys can be served from the first on. `away`: namespaces that cannot be read now."""
+        """How far the keys (one behind the other) can be served from the first on. `away`: namespaces that
+        cannot be read now. `run`: what is known of that, a new one at first; it is what comes back."""
 
     @abstractmethod
     def find_length(self, channel: IoChannel, key: bytes) -> Steps[int | None]:
@@ -171,20 +182,18 @@ class _OnKv(ServedVolume):
     def leading_run(
         self,
         channel: IoChannel,
-        keys: Sequence[bytes],
+        keys: bytes,
         deadline: float,
         prestage: PrestageCache | None,
         away: frozenset[int],
+        run: LeadingRun,
     ) -> Steps[LeadingRun]:
-        run = LeadingRun()
-        for start in range(0, len(keys), LOOKED_UP_AT_ONCE):
-            part = keys[start : start + LOOKED_UP_AT_ONCE]
-            causes = yield from self._volume.lookup(channel, part, deadline)
+        while not run.has_ended() and (asked := _keys_from(keys, run.length, LOOKED_UP_AT_ONCE)):
+            causes = yield from self._volume.lookup(channel, asked, deadline)
             there = _before_the_first_hole(causes)
             run.add_from_flash(self.settings.value_bytes, there)
-            if there < len(part):
+            if there < len(asked):
                 run.hole = causes[there]
-                break
         return run
 
     def find_length(self, channel: IoChannel, key: bytes) -> Steps[int | None]:
@@ -277,23 +286,22 @@ class _InSets(ServedVolume):
     def leading_run(
         self,
         channel: IoChannel,
-        keys: Sequence[bytes],
+        keys: bytes,
         deadline: float,
         prestage: PrestageCache | None,
         away: frozenset[int],
+        run: LeadingRun,
     ) -> Steps[LeadingRun]:
-        volume, run, began = self._volume, LeadingRun(), channel.now()
-        for start in range(0, len(keys), PLACED_AT_ONCE):
-            part = keys[start : start + PLACED_AT_ONCE]
+        volume, began = self._volume, channel.now()
+        while not run.has_ended() and (part := _part(keys, run.length)):
             pseudonyms = volume.placement.pseudonyms(part)
-            places = places_of(volume, pseudonyms)
-            done = 0
-            while not run.has_ended():
-                done += self._extend(run, prestage, pseudonyms, places, done, len(part), channel.wall(), away)
-                if done == len(part) or run.has_ended():
+            places, count, done = places_of(volume, pseudonyms), len(part) // KEY_BYTES, 0
+            while True:
+                done += self._extend(run, prestage, pseudonyms, places, done, count, channel.wall(), away)
+                if done == count or run.has_ended():
                     break
                 # As for `exists`: a directory that was read since the question came is not read again.
-                asked = part[done : done + LOOKED_UP_AT_ONCE]
+                asked = _keys_from(part, done, LOOKED_UP_AT_ONCE)
                 causes = yield from volume.lookup(channel, asked, deadline, channel.now() - began)
                 there = _before_the_first_hole(causes)
                 end = done + there
@@ -304,8 +312,18 @@ class _InSets(ServedVolume):
                 run.add_from_flash(volume.settings.value_bytes, there - grown)
                 if there < len(causes):
                     run.hole = causes[there]
+                    break
                 done = end
-            if run.has_ended():
+        return run
+
+    def remembered_run(
+        self, keys: bytes, wall: float, prestage: PrestageCache | None, away: frozenset[int]
+    ) -> LeadingRun:
+        volume, run = self._volume, LeadingRun()
+        while not run.has_ended() and (part := _part(keys, run.length)):
+            pseudonyms = volume.placement.pseudonyms(part)
+            places, count = places_of(volume, pseudonyms), len(part) // KEY_BYTES
+            if self._extend(run, prestage, pseudonyms, places, 0, count, wall, away) < count:
                 break
         return run
 
@@ -313,8 +331,8 @@ class _InSets(ServedVolume):
         self,
         run: LeadingRun,
         prestage: PrestageCache | None,
-        pseudonyms: Sequence[bytes],
-        places: Sequence[list[tuple[int, int]]],
+        pseudonyms: bytes,
+        places: Sequence[Rank],
         start: int,
         end: int,
         wall: float,
@@ -324,7 +342,9 @@ class _InSets(ServedVolume):
         back, at = self.back, start
         while at < end:
             at += extend_run(run, self._volume, prestage, pseudonyms, places, at, end, wall, away)
-            waiting = back.find(pseudonyms[at]) if back is not None and len(back) and at < end else None
+            waiting = None
+            if back is not None and len(back) and at < end:
+                waiting = back.find(pseudonyms[at * KEY_BYTES : (at + 1) * KEY_BYTES])
             if waiting is None or waiting.has_expired(wall):
                 break
             run.hole = None
@@ -398,6 +418,17 @@ def serve(
         return _OnKv(volume)
     assert isinstance(volume, Volume)
     return _InSets(volume, gate, admission, back)
+
+
+def _part(keys: bytes, first: int) -> bytes:
+    """Those of the joined keys whose places are computed together, from number `first` on."""
+    return keys[first * KEY_BYTES : (first + PLACED_AT_ONCE) * KEY_BYTES]
+
+
+def _keys_from(keys: bytes, first: int, most: int) -> list[bytes]:
+    """Of the joined keys those from number `first` on, `most` of them at the most."""
+    end = min(len(keys), (first + most) * KEY_BYTES)
+    return [keys[at : at + KEY_BYTES] for at in range(first * KEY_BYTES, end, KEY_BYTES)]
 
 
 def _before_the_first_hole(causes: Sequence[MissCause | None]) -> int:

@@ -97,7 +97,13 @@ class QueryConnection(HttpConnection):
             raise TooBusy("this tenant has too many queries under way")
         with place:
             body = await self._body(length)
-            job = partial(self._service.answer, tenant, body)
+            found = self._service.answer_at_once(tenant, body)
+            if isinstance(found, bytes):
+                return found
+            if found is None:
+                job = partial(self._service.answer, tenant, body)
+            else:
+                job = partial(self._service.finish, found)
             return await self._workers.run(tenant, job, first=True, rests=True)
 
     def _tenant(self, request: h11.Request) -> str:

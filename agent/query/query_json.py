@@ -42,14 +42,14 @@ class BadQuery(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Prompts, each as keys of 16 bytes."""
+    """Prompts, each as its keys of 16 bytes, one behind the other."""
 
     volume: str
-    prompts: list[list[bytes]]
+    prompts: list[bytes]
 
     @property
     def key_count(self) -> int:
-        return sum(map(len, self.prompts))
+        return sum(map(len, self.prompts)) // KEY_BYTES
 
 
 def decode_query_untrusted(body: bytes | bytearray) -> Query:
@@ -74,30 +74,31 @@ def decode_query_untrusted(body: bytes | bytearray) -> Query:
     left, decoded = KEYS_MAX, []
     for prompt in prompts:
         keys = _keys(prompt, form, left)
-        left -= len(keys)
+        left -= len(keys) // KEY_BYTES
         decoded.append(keys)
     return Query(volume, decoded)
 
 
-def _keys(prompt: Any, form: NameForm | None, most: int) -> list[bytes]:
+def _keys(prompt: Any, form: NameForm | None, most: int) -> bytes:
     """The keys of one prompt, `most` of them at the most. Raises BadQuery."""
     if isinstance(prompt, str) and form is None:
         _check_count(len(prompt) // (2 * KEY_BYTES), most)
         whole = _unhexed(prompt)
         if len(whole) % KEY_BYTES or len(prompt) != 2 * len(whole):
             raise BadQuery(400, f"a prompt in one text has {2 * KEY_BYTES} digits for each key")
-        return [whole[at : at + KEY_BYTES] for at in range(0, len(whole), KEY_BYTES)]
+        return whole
     if not isinstance(prompt, list):
         raise BadQuery(400, "a prompt is a list of texts, or one text of keys")
     _check_count(len(prompt), most)
     if form is None:
-        if any(not isinstance(each, str) or len(each) != 2 * KEY_BYTES for each in prompt):
+        # Two sets of one element each, where all is well, rather than a look in Python at each key.
+        if not set(map(type, prompt)) <= {str} or not set(map(len, prompt)) <= {2 * KEY_BYTES}:
             raise BadQuery(400, f"a key has {2 * KEY_BYTES} digits; hashes of an engine want names")
         return _keys("".join(prompt), None, most)
     hashes = [_unhexed(each) for each in prompt]
     if any(not 0 < len(each) <= HASH_BYTES_MAX for each in hashes):
         raise BadQuery(400, f"a hash has 1 to {HASH_BYTES_MAX} bytes")
-    return [key_of_long_name(form.name(each)) for each in hashes]
+    return b"".join([key_of_long_name(form.name(each)) for each in hashes])
 
 
 def _check_count(count: int, most: int) -> None:
@@ -112,10 +113,10 @@ def _unhexed(digits: Any) -> bytes:
         raise BadQuery(400, "a prompt is in hexadecimal digits") from None
 
 
-def answer_for(prompt: Sequence[bytes], run: LeadingRun, load: float | None, compute: float | None) -> Any:
+def answer_for(prompt: bytes, run: LeadingRun, load: float | None, compute: float | None) -> Any:
     """What is told of one prompt. `load`, `compute`: seconds for all of the run, where they are known."""
     told: dict[str, Any] = {
-        "keys": len(prompt),
+        "keys": len(prompt) // KEY_BYTES,
         "run": run.length,
         "memory": run.in_memory,
         "flash": run.on_flash,

@@ -7,11 +7,12 @@ that does not exist, by the same steps and in the same time.
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from agent.http.gil_yield import Rests
 from agent.pool.access import ServedVolume
 from agent.pool.counters import MissCause
+from agent.pool.format.directory import KEY_BYTES
 from agent.pool.read.leading_run import LeadingRun
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.steps import IoChannel, Runner, Steps
@@ -21,12 +22,18 @@ from agent.query.query_json import BadQuery, Query, answer_for, decode_query_unt
 
 REST_KEYS: Final = 1024
 """After so many keys the thread rests as long as they took, for threads of other doors."""
+AT_ONCE_KEYS: Final = 1024
+"""Of a query that is answered in the event loop where all it asks for is remembered: a hand-over to a thread
+and back costs as much again. The loop waits for it, some 2 ms."""
+AT_ONCE_PROMPTS: Final = 8
+AT_ONCE_BYTES: Final = 48 << 10
 BURST_SECONDS: Final = 1.0
 RETRY_SECONDS: Final = 1
 
 
 class QueryService:
-    """All queries. `answer` is called on the door's threads, `admit` in its event loop."""
+    """All queries. `answer` and `finish` are called on the door's threads, `admit` and `answer_at_once` in
+    its event loop."""
 
     def __init__(
         self,
@@ -40,6 +47,7 @@ class QueryService:
         keys_per_s: int,
         rests: Rests | None = None,
         clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         """`volumes`: those of each tenant, by its name. `is_away`: whether a namespace (an index into the
         pool map) cannot be read now. `deadline`: seconds that one answer waits for directories."""
@@ -53,6 +61,7 @@ class QueryService:
         self._deadline = deadline
         self._rests = rests or Rests()
         self._clock = clock
+        self._wall = wall
         self._buckets = {tenant: TokenBucket(keys_per_s, clock(), BURST_SECONDS) for tenant in volumes}
         self._lock = threading.Lock()
         """Guards the buckets and the counters."""
@@ -68,6 +77,31 @@ class QueryService:
 
     def answer(self, tenant: str, body: bytes | bytearray, runner: Runner) -> bytes:
         """The answer to a body. Raises BadQuery."""
+        return self.finish(self._asked(tenant, body), runner)
+
+    def answer_at_once(self, tenant: str, body: bytes | bytearray) -> "bytes | Asked | None":
+        """The answer to a short body, of what is remembered; or what there is of it, for `finish`. None: this
+        is for `answer`, because the body is long, or threads of other doors are to have their turn. Raises
+        BadQuery."""
+        is_short = len(body) <= AT_ONCE_BYTES and body.count(b",") <= AT_ONCE_KEYS
+        if not is_short or not self._rests.has_rested():
+            return None
+        began = time.thread_time()
+        try:
+            asked = self._asked(tenant, body)
+            if asked.volume is not None and len(asked.query.prompts) <= AT_ONCE_PROMPTS:
+                self._remember(asked, asked.volume)
+            return self._told(asked) if asked.is_complete else asked
+        finally:
+            self._rests.owed(time.thread_time() - began)
+
+    def finish(self, asked: "Asked", runner: Runner) -> bytes:
+        """The answer, after what has to be read for it."""
+        if asked.volume is not None:
+            self._look_up(asked, asked.volume, runner)
+        return self._told(asked)
+
+    def _asked(self, tenant: str, body: bytes | bytearray) -> "Asked":
         query = decode_query_untrusted(body)
         with self._lock:
             self._buckets[tenant].charge(query.key_count, self._clock())
@@ -75,42 +109,81 @@ class QueryService:
         if volume is not None and volume.erased:
             volume = None
         if volume is None:
-            told = [answer_for(prompt, _nothing(prompt), None, None) for prompt in query.prompts]
-        else:
-            told = self._looked_up(query, volume, runner)
-        with self._lock:
-            self._counters.prompts += len(told)
-            self._counters.keys += query.key_count
-            for each in told:
-                self._counters.keys_in_memory += each["memory"]
-                self._counters.keys_on_flash += each["flash"]
-                if each["hole"] is not None:
-                    self._counters.holes[each["hole"]["cause"]] += 1
-        return encode({"volume": query.volume, "served": volume is not None, "prompts": told})
+            return Asked(query, None, [_nothing(prompt) for prompt in query.prompts])
+        return Asked(query, volume, [LeadingRun() for _ in query.prompts])
 
-    def _looked_up(self, query: Query, volume: ServedVolume, runner: Runner) -> list[Any]:
+    def _remember(self, asked: "Asked", volume: ServedVolume) -> None:
+        """Follow the runs as far as directories are remembered."""
+        away, wall = self._away(volume), self._wall()
+        for number, prompt in enumerate(asked.query.prompts):
+            asked.runs[number] = volume.remembered_run(prompt, wall, self._prestage, away)
+            if not asked.has_ended(number):
+                break
+
+    def _look_up(self, asked: "Asked", volume: ServedVolume, runner: Runner) -> None:
+        """Follow the runs to their ends."""
         until = self._clock() + self._deadline
-        away = frozenset(each for each in _namespaces(volume) if self._is_away(each))
-        told, done, began = [], 0, time.thread_time()
-        for prompt in query.prompts:
+        away = self._away(volume)
+        done, began = 0, time.thread_time()
+        for number, prompt in enumerate(asked.query.prompts):
+            if asked.has_ended(number):
+                continue
             left = max(0.0, until - self._clock())
-            run = runner.run(self._run_of(volume, prompt, left, away))
-            load = compute = None
-            if volume.gate is not None:
-                load = volume.gate.seconds_to_load(run.flash_bytes) if run.on_flash else 0.0
-                compute = volume.gate.seconds_to_compute(run.memory_bytes + run.flash_bytes)
-            told.append(answer_for(prompt, run, load, compute))
-            done += len(prompt)
+            asked.runs[number] = runner.run(self._run_of(volume, prompt, left, away, asked.runs[number]))
+            done += len(prompt) // KEY_BYTES
             if done >= REST_KEYS:
                 self._rests.after(began)
                 done, began = 0, time.thread_time()
-        return told
+
+    def _told(self, asked: "Asked") -> bytes:
+        query, volume = asked.query, asked.volume
+        told = []
+        for prompt, run in zip(query.prompts, asked.runs, strict=True):
+            load = compute = None
+            if volume is not None and volume.gate is not None:
+                load = volume.gate.seconds_to_load(run.flash_bytes) if run.on_flash else 0.0
+                compute = volume.gate.seconds_to_compute(run.memory_bytes + run.flash_bytes)
+            told.append(answer_for(prompt, run, load, compute))
+        with self._lock:
+            self._counters.prompts += len(told)
+            self._counters.keys += query.key_count
+            for run in asked.runs:
+                self._counters.keys_in_memory += run.in_memory
+                self._counters.keys_on_flash += run.on_flash
+                if run.hole is not None:
+                    self._counters.holes[run.hole.name.lower()] += 1
+        return encode({"volume": query.volume, "served": volume is not None, "prompts": told})
+
+    def _away(self, volume: ServedVolume) -> frozenset[int]:
+        return frozenset(each for each in _namespaces(volume) if self._is_away(each))
 
     def _run_of(
-        self, volume: ServedVolume, prompt: Sequence[bytes], seconds: float, away: frozenset[int]
+        self, volume: ServedVolume, prompt: bytes, seconds: float, away: frozenset[int], run: LeadingRun
     ) -> Steps[LeadingRun]:
         channel = self._channel()  # there is one while steps are driven
-        return (yield from volume.leading_run(channel, prompt, channel.now() + seconds, self._prestage, away))
+        until = channel.now() + seconds
+        return (yield from volume.leading_run(channel, prompt, until, self._prestage, away, run))
+
+
+class Asked:
+    """A query on its way to its answer."""
+
+    __slots__ = ("query", "runs", "volume")
+
+    def __init__(self, query: Query, volume: ServedVolume | None, runs: list[LeadingRun]) -> None:
+        """`volume`: None where the tenant has none of that name. `runs`: of each prompt, as far as known."""
+        self.query = query
+        self.volume = volume
+        self.runs = runs
+
+    def has_ended(self, number: int) -> bool:
+        """Whether all is known of a prompt."""
+        run = self.runs[number]
+        return run.has_ended() or run.length * KEY_BYTES == len(self.query.prompts[number])
+
+    @property
+    def is_complete(self) -> bool:
+        return all(map(self.has_ended, range(len(self.runs))))
 
 
 def _namespaces(volume: ServedVolume) -> set[int]:
@@ -119,7 +192,7 @@ def _namespaces(volume: ServedVolume) -> set[int]:
     return {each.namespace for each in settings.extents} | {each.namespace for each in settings.shares}
 
 
-def _nothing(prompt: Sequence[bytes]) -> LeadingRun:
+def _nothing(prompt: bytes) -> LeadingRun:
     """Of a volume that the tenant has not: another one's, or nobody's."""
     run = LeadingRun()
     run.hole = MissCause.NEVER_STORED if prompt else None

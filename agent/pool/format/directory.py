@@ -60,12 +60,11 @@ FREE: Final = bytes(KEY_BYTES)
 _GHOST_AT: Final = 48
 _GHOST_BYTES: Final = 8
 _LAST_USE_AT: Final = 24
-_LENGTH_AT: Final = 32
 _HITS_AT: Final = 44
 _PINNED_AT: Final = 40
 _CRC_AT: Final = 60
-_HINT: Final = struct.Struct("<II")
-"""Length and expiry."""
+_HINT: Final = struct.Struct(f"<{KEY_BYTES}s16xII")
+"""Pseudonym, length and expiry."""
 _U64: Final = struct.Struct("<Q")
 _U32: Final = struct.Struct("<I")
 _U16: Final = struct.Struct("<H")
@@ -119,7 +118,9 @@ class Directory:
     (agent/pool/volume/directory_cache.py).
     """
 
-    __slots__ = ("_occupancy", "_repinned", "_uncounted", "corrupt_keys", "doubted", "raw", "taken")
+    __slots__ = (
+        "_first_bytes", "_occupancy", "_repinned", "_uncounted", "corrupt_keys", "doubted", "raw", "taken",
+    )  # fmt: skip
 
     def __init__(
         self, block: bytes | bytearray | memoryview | None = None, suspects: Iterable[int] | None = None
@@ -139,6 +140,9 @@ class Directory:
         if block is not None and any(self.raw):
             self._forget_damaged(range(SLOTS_PER_SET) if suspects is None else suspects)
             self.taken = SLOTS_PER_SET - _PSEUDONYMS.unpack(self.raw).count(FREE)
+        self._first_bytes = self.raw[::ENTRY_BYTES]
+        """Of each slot's pseudonym. A question about many keys would fetch all of a directory from memory for
+        each; of this it needs a line, and another one where the byte is right."""
 
     def _forget_damaged(self, slots: Iterable[int]) -> None:
         damaged = []
@@ -164,6 +168,7 @@ class Directory:
         start = slot * ENTRY_BYTES
         was_free = self.raw.startswith(FREE, start)
         self.raw[start : start + ENTRY_BYTES] = entry
+        self._first_bytes[slot] = entry[0]
         more = was_free - entry.startswith(FREE)
         if more:
             self.taken += more
@@ -206,22 +211,23 @@ class Directory:
         # Every request makes one, and a named tuple's own way to be made is interpreted.
         return tuple.__new__(Entry, fields[:10])
 
-    def hint(self, pseudonym: bytes) -> tuple[int, int] | None:
-        """Length and expiry of the entry with this pseudonym: what a question needs of it, and no more.
+    def find_length(self, pseudonym: bytes, wall: float) -> int:
+        """The length in the first entry with this pseudonym, where that has not expired at `wall`, seconds
+        since the epoch; else -1. It is what a question needs of the entry, and no more.
 
         A change amid it may hide an entry that moves.
         """
-        # Half of the cost of `find`: a search for one byte in 64, rather than for 16 in 4,096.
-        starts, wanted = self.raw[::ENTRY_BYTES], pseudonym[0]
-        slot = starts.find(wanted)
+        first_bytes, raw, wanted = self._first_bytes, self.raw, pseudonym[0]
+        slot = first_bytes.find(wanted)
         while slot >= 0:
-            if self.raw.startswith(pseudonym, slot * ENTRY_BYTES):
-                length: int
-                expiry: int
-                length, expiry = _HINT.unpack_from(self.raw, slot * ENTRY_BYTES + _LENGTH_AT)
-                return length, expiry
-            slot = starts.find(wanted, slot + 1)
-        return None
+            named: bytes
+            length: int
+            expiry: int
+            named, length, expiry = _HINT.unpack_from(raw, slot * ENTRY_BYTES)
+            if named == pseudonym:
+                return length if not expiry or expiry > wall else -1
+            slot = first_bytes.find(wanted, slot + 1)
+        return -1
 
     def __iter__(self) -> Iterator[tuple[int, Entry]]:
         """The slots that are taken, with their entries."""
@@ -325,6 +331,7 @@ class Directory:
         InDoubt."""
         other = Directory()
         other.raw[:] = self.image()
+        other._first_bytes[:] = other.raw[::ENTRY_BYTES]
         other.taken = self.taken
         return other
 

@@ -144,8 +144,12 @@ class PrestageCache:
         return staged
 
     def holds(self, volume_id: bytes, pseudonym: bytes) -> bool:
+        return self.generation(volume_id, pseudonym) is not None
+
+    def generation(self, volume_id: bytes, pseudonym: bytes) -> int | None:
+        """Which write of the key is here; None where none is."""
         staged = self._slots.get((volume_id, pseudonym))
-        return staged is not None and not self._is_old(staged)
+        return None if staged is None or self._is_old(staged) else staged.generation
 
     def expect(self, volume_id: bytes, pseudonym: bytes, *, guessed: bool = False) -> bool | None:
         """Somebody will read it into here. None: it is here already. False: that is expected already.

@@ -16,6 +16,7 @@
 import enum
 import threading
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -280,9 +281,10 @@ class DirectoryCache:
         cached = self._sets.get(place)
         return cached is not None and cached.directory is not None and cached.directory.taken > 0
 
-    def look(self, place: SetPlace) -> CachedSet | None:
-        """The set where it is remembered, for a look at once: it is neither in use nor used by that."""
-        return self._sets.get(place)
+    def look(self, namespaces: Iterable[int], offsets: Iterable[int]) -> list[CachedSet | None]:
+        """The sets at some places where they are remembered, for a look at once: they are neither in use nor
+        used by that."""
+        return list(map(self._sets.get, zip(namespaces, offsets, strict=True)))
 
     def borrow_remembered(self, place: SetPlace) -> CachedSet | None:
         """The set, to be given back, where it is remembered; it is not more recently used for that."""

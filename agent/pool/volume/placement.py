@@ -18,20 +18,23 @@ place where half of those lie.
 import math
 import struct
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agent.inline.secrets import SecretKey
 from agent.inline.single_block_aes import BlockCipher
-from agent.pool.format.directory import KEY_BYTES
 from agent.pool.volume.settings import VolumeExtent
 
 FEW_MEMBERS: Final = 12
 """Up to so many namespaces are ranked one by one. It is part of the placement: all agents do alike."""
 _WORDS: Final = struct.Struct("<QQ")
 _MASK: Final = (1 << 64) - 1
+
+
+Rank: TypeAlias = tuple[list[int], list[int]]
+"""Of many keys one candidate each: its namespace, and its byte offset there."""
 
 
 class Candidate(NamedTuple):
@@ -81,6 +84,9 @@ class Placement:
         self._members = [_member_seed(extent.nguid) for extent in extents]
         self._seeds: NDArray[np.uint64] = np.array(self._members, dtype=np.uint64)
         self._weights: NDArray[np.float64] = np.array([extent.sets for extent in extents], dtype=np.float64)
+        self._sets: NDArray[np.uint64] = np.array([extent.sets for extent in extents], dtype=np.uint64)
+        self._namespaces: NDArray[np.int64] = np.array([each.namespace for each in extents], dtype=np.int64)
+        self._offsets: NDArray[np.uint64] = np.array([each.offset for each in extents], dtype=np.uint64)
         most = max(range(len(extents)), key=lambda number: extents[number].sets)
         half = sum(extent.sets for extent in extents) / 2
         self._dominant = most if extents[most].sets > half and not self._apart else -1
@@ -93,10 +99,9 @@ class Placement:
         """What stands for `key` (16 bytes) on flash."""
         return self._blocks.encrypt(key)
 
-    def pseudonyms(self, keys: Sequence[bytes]) -> list[bytes]:
-        """Those of several keys, by one call of the cipher."""
-        whole = self._blocks.encrypt(b"".join(keys))
-        return [whole[start : start + KEY_BYTES] for start in range(0, len(whole), KEY_BYTES)]
+    def pseudonyms(self, keys: bytes) -> bytes:
+        """Those of several keys, one behind the other as these are, by one call of the cipher."""
+        return self._blocks.encrypt(keys)
 
     def key_of(self, pseudonym: bytes) -> bytes:
         """The key that a pseudonym stands for."""
@@ -115,43 +120,54 @@ class Placement:
             return self._two_sets(best, low, high)
         return self._set_in(best, high), self._set_in(runner_up, high)
 
-    def places(self, pseudonyms: Sequence[bytes], set_bytes: int) -> list[list[tuple[int, int]]]:
-        """The candidates of many pseudonyms at once, each as a namespace and a byte offset there.
+    def places(self, pseudonyms: bytes, set_bytes: int) -> list[Rank]:
+        """The candidates of many pseudonyms at once, the better-ranked of all of them first.
 
         Arrays are a tenth of the cost. Their logarithm may differ from `candidates`' in its last bit, and
         with it one place in 10^15: for looks alone, which ask again where they find nothing.
         """
-        words = np.frombuffer(b"".join(pseudonyms), dtype="<u8").reshape(-1, 2)
+        words = np.frombuffer(pseudonyms, dtype="<u8").reshape(-1, 2)
         low, high = words[:, 0].copy(), words[:, 1].copy()
-        sets = np.array([extent.sets for extent in self._extents], dtype=np.uint64)
         best, runner_up = self._ranked(low)
-        both = np.full(len(low), len(self._extents) == 1)
-        if self._dominant >= 0 and len(self._extents) > 1:
-            both = (best == self._dominant) & (self._ranked(_mixed_all(low))[0] == self._dominant)
-            both &= sets[self._dominant] > 1
-        runner_up = np.where(both, best, runner_up)
-        first = _mixed_all(high ^ self._seeds[best]) % sets[best]
-        apart = _mixed_all(high ^ self._seeds[runner_up]) % sets[runner_up]
-        one, of_best = np.uint64(1), sets[best]
-        step = one + _mixed_all(low ^ self._seeds[best]) % np.maximum(of_best - one, one)
-        second = np.where(both, (first + step) % of_best, apart)
-        namespaces = np.array([extent.namespace for extent in self._extents])
-        offsets = np.array([extent.offset for extent in self._extents], dtype=np.uint64)
-        size = np.uint64(set_bytes)
-        here = zip(namespaces[best].tolist(), (offsets[best] + first * size).tolist(), strict=True)
-        there = zip(
-            namespaces[runner_up].tolist(), (offsets[runner_up] + second * size).tolist(), strict=True
-        )
-        return [[one_place, other] for one_place, other in zip(here, there, strict=True)]
+        first = self._set_numbers(best, high)
+        second = self._set_numbers(runner_up, high)
+        if self._dominant >= 0 or len(self._extents) == 1:
+            both = self._shared(low, best)
+            runner_up = np.where(both, best, runner_up)
+            one, of_best = np.uint64(1), self._sets[best]
+            step = one + _mixed_all(low ^ self._seeds[best]) % np.maximum(of_best - one, one)
+            second = np.where(both, (first + step) % of_best, second)
+        return [self._rank(best, first, set_bytes), self._rank(runner_up, second, set_bytes)]
+
+    def _shared(self, low: NDArray[np.uint64], best: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Of which keys both sets lie in the best namespace, where one is dominant."""
+        if len(self._extents) == 1:
+            return np.full(len(low), True)
+        if self._extents[self._dominant].sets == 1:
+            return np.full(len(low), False)
+        again, _ = self._ranked(_mixed_all(low))
+        both: NDArray[np.bool_] = (best == self._dominant) & (again == self._dominant)
+        return both
+
+    def _set_numbers(self, members: NDArray[np.intp], high: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        return _mixed_all(high ^ self._seeds[members]) % self._sets[members]
+
+    def _rank(self, members: NDArray[np.intp], numbers: NDArray[np.uint64], set_bytes: int) -> Rank:
+        offsets = self._offsets[members] + numbers * np.uint64(set_bytes)
+        return self._namespaces[members].tolist(), offsets.tolist()
 
     def _ranked(self, words: NDArray[np.uint64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """The two best members for each word; the same twice where there is one."""
+        if len(self._extents) == 1:
+            only = np.zeros(len(words), dtype=np.intp)
+            return only, only
         value = _mixed_all(self._seeds[:, None] ^ words[None, :])
         uniform = ((value >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
         scores = -np.log(uniform) / self._weights[:, None]
+        if len(self._extents) == 2:
+            best = (scores[1] < scores[0]).astype(np.intp)
+            return best, 1 - best
         best = scores.argmin(axis=0)
-        if len(self._extents) == 1:
-            return best, best
         scores[best, np.arange(len(words))] = np.inf
         return best, scores.argmin(axis=0)
 

@@ -33,11 +33,13 @@ class Queried:
         self.section = QuerySection.model_validate({"listen": ["127.0.0.1:0"], "tenants": tenants, **section})
         self.bounds = Bounds()
         self._drives = False
+        self.runs = 0
+        """How often a thread of the door drove steps."""
         self.door = QueryDoor(
             self.section,
             [token_of(name) for name in TOKENS],
             {"one": [self.agent.served], "two": []},
-            None,
+            self.agent.prestage,
             self._channel,
             lambda member: self.agent.channel.namespaces[member].down,
             self._runner,
@@ -51,6 +53,7 @@ class Queried:
     def run(self, steps: Steps[T]) -> T:
         """As an agent's worker: its channel is there while steps are driven."""
         self._drives = True
+        self.runs += 1
         try:
             return self.agent.channel.run(steps)
         finally:

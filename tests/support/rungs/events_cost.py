@@ -24,11 +24,13 @@ from agent.bench.contents import Contents
 from agent.bench.fault_probes import VALUE_BYTES, pool_up
 from agent.cli.up.layout import Layout
 from host_shim.block_key import key_of
-from host_shim.kv_events import EventStream, KvEvents, ZmqPublisher
+from host_shim.kv_events import GATHER_SECONDS, EventStream, KvEvents, ZmqPublisher
 from host_shim.pool import Pool
 
 BLOCKS = 1000
 ROUNDS = 5
+LAST_MESSAGE_SECONDS = 5 * GATHER_SECONDS
+"""By then the last events have gone. A look every now and then would count as their cost."""
 SUBSCRIBER = """
 import sys, zmq
 socket = zmq.Context().socket(zmq.SUB)
@@ -108,8 +110,10 @@ def _events(endpoint: str, pace: float) -> list[float]:
         for number in range(ROUNDS):
             telling = _processor_seconds(events, [b"%d" % number + block for block in blocks], pace)
             costs.append((telling - _processor_seconds(None, blocks, pace)) / BLOCKS)
+            assert not len(events)
         stream.close()
         assert not events.lost
+        assert events.count == ROUNDS * BLOCKS
         return costs
     finally:
         subscriber.kill()
@@ -123,8 +127,7 @@ def _processor_seconds(events: KvEvents | None, blocks: list[bytes], pace: float
         if events is not None:
             events.stored([block])
         time.sleep(pace)
-    while events is not None and len(events):
-        time.sleep(pace)
+    time.sleep(LAST_MESSAGE_SECONDS)
     return time.process_time() - began
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from agent.query.query_json import BODY_BYTES_MAX, KEYS_MAX
 from tests.support.engines.s3_served import answer_of
-from tests.support.pool.memory_pool import key_of
+from tests.support.pool.memory_pool import MemoryPool, key_of, stage_now
 from tests.support.pool.queried import TOKENS, Queried, queried
 from tests.support.waiting import wait_until
 
@@ -49,6 +49,28 @@ def test_a_router_hears_how_long_the_run_is_and_goes_on_with_the_same_connection
                 status, found = answer_of(stream)
                 told = json.loads(found)["prompts"]
                 assert (status, told[0]["run"], told[0]["hole"]["at"], told[1]["run"]) == (200, 1, 1, 0)
+
+
+def test_no_thread_but_the_loop_takes_part_where_all_is_remembered() -> None:
+    with queried() as door:
+        stored(door)
+        assert door.ask(KEYS)["run"] == 20
+        assert door.runs == 0
+        told = door.ask([*KEYS, key_of(99)])
+        assert (told["run"], told["hole"]) == (20, {"at": 20, "cause": "never_stored"})
+        assert door.runs == 1
+
+
+def test_a_router_hears_which_values_wait_in_memory() -> None:
+    agent = MemoryPool((64, 64), value_bytes=4096).agent(prestage_bytes=1 << 20)
+    with queried(agent=agent) as door:
+        stored(door)
+        assert agent.prestage is not None
+        for key in KEYS[3:10]:
+            assert agent.channel.run(stage_now(agent.volume, agent.prestage, agent.channel, key))
+        told = door.ask(KEYS)
+        assert (told["run"], told["memory"], told["flash"], told["bytes"]) == (20, 7, 13, 100)
+        assert (door.door.counters.keys_in_memory, door.door.counters.keys_on_flash) == (7, 13)
 
 
 @pytest.mark.parametrize("token", ["", "x", "c" * 40, TOKENS["one"] + "a", TOKENS["one"][:-1]])

@@ -110,6 +110,50 @@ def test_a_publisher_that_holds_the_stream_costs_events_and_their_number_is_left
     assert kept.numbers == [0, 16]
 
 
+def test_calls_that_nobody_has_looked_at_are_bounded_in_number_and_in_blocks() -> None:
+    events = KvEvents(waiting_max=1000)
+    events.stored(range(kv_events.NOTED_MAX))
+    assert not events._noted
+    for number in range(1, 5001):
+        events.stored([-number])
+        assert len(events._noted) < kv_events.NOTED_MAX
+    assert (len(events), events.lost) == (1000, kv_events.NOTED_MAX + 5000 - 1000)
+    assert all_of(events)[0][0].keys[kv_events.NOTED_MAX + 5] == -6
+
+
+def test_events_of_threads_that_tell_while_others_are_taken_all_arrive() -> None:
+    events, kept = KvEvents(), Kept()
+    stream = EventStream(events, kept, gather_seconds=0.0)
+
+    def tell(first: int) -> None:
+        for number in range(first, first + 2000):
+            events.stored([number])
+
+    tellers = [threading.Thread(target=tell, args=(at * 2000,)) for at in range(3)]
+    for teller in tellers:
+        teller.start()
+    for teller in tellers:
+        teller.join()
+    wait_until(lambda: sum(len(each.keys) for each in kept.told) == 6000, 10, "all events, before the close")
+    stream.close()
+    assert sorted(key for each in kept.told for key in each.keys) == list(range(6000))
+    assert (events.count, events.lost) == (6000, 0)
+
+
+def test_more_than_one_message_has_room_for_does_not_wait_to_be_gathered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[int] = []
+    events, kept = KvEvents(), Kept()
+    monkeypatch.setattr(EventStream, "_pause", lambda stream: pauses.append(len(kept.told)))
+    events.stored(range(3 * kv_events.BATCH_MAX + 1))
+    stream = EventStream(events, kept)
+    wait_until(lambda: len(kept.told) == 4, 10, "four messages")
+    stream.close()
+    assert [len(each.keys) for each in kept.told] == [kv_events.BATCH_MAX] * 3 + [1]
+    assert set(pauses) <= {0, 4}
+
+
 @pytest.mark.expects_log("could not be published")
 def test_a_publisher_that_fails_is_logged_seldom_and_the_stream_goes_on(
     caplog: pytest.LogCaptureFixture,

@@ -86,16 +86,31 @@ def test_a_hint_is_of_the_entry_that_is_found() -> None:
     alike = [b"\x07" + pseudonym(number)[1:] for number in range(SLOTS_PER_SET - 2)]
     directory = Directory()
     for slot, each in enumerate(alike):
-        directory.install(slot, Entry(each, 1, 1, length=1000 + slot, expiry=slot))
+        directory.install(slot, Entry(each, 1, 1, length=1000 + slot, expiry=50 + slot if slot % 2 else 0))
     for slot, each in enumerate(alike):
         assert directory.find(each) == slot
-        assert directory.hint(each) == (1000 + slot, slot)
+        assert directory.find_length(each, 49.0 + slot) == 1000 + slot
+        assert directory.find_length(each, 50.0 + slot) == (-1 if slot % 2 else 1000 + slot)
     nobody = b"\x07" + pseudonym(99)[1:]
-    assert (directory.find(nobody), directory.hint(nobody), directory.hint(pseudonym(99))) == (
-        None,
-        None,
-        None,
-    )
+    assert directory.find(nobody) is None
+    assert directory.find_length(nobody, 0.0) == directory.find_length(pseudonym(99), 0.0) == -1
+
+
+def test_a_length_is_found_whichever_way_the_entry_came_and_not_after_it_went() -> None:
+    directory = full_directory()
+    lengths = {entry.pseudonym: entry.length for _, entry in directory}
+    for each in (directory, directory.copy(), Directory(directory.image())):
+        assert {name: each.find_length(name, 0.0) for name in lengths} == lengths
+    other, slot = Directory(), 7
+    entry = directory.entry(slot)
+    assert entry is not None
+    other.take_over(slot, directory)
+    assert other.find_length(entry.pseudonym, 0.0) == entry.length
+    directory.clear(slot)
+    assert directory.find_length(entry.pseudonym, 0.0) == -1
+    damaged = bytearray(other.image())
+    damaged[slot * 64 + 20] ^= 1
+    assert Directory(damaged).find_length(entry.pseudonym, 0.0) == -1
 
 
 def test_ghosts_outlive_clearing_and_reading() -> None:

@@ -26,16 +26,22 @@ def test_the_places_of_many_keys_are_those_of_each(sets: tuple[int, ...], apart:
     ]
     placement = Placement(KEY, extents, apart=apart)
     dice = random.Random(35)
-    pseudonyms = placement.pseudonyms([dice.randbytes(16) for _ in range(500)])
+    whole = placement.pseudonyms(dice.randbytes(500 * 16))
+    pseudonyms = [whole[at : at + 16] for at in range(0, len(whole), 16)]
     starts = {extent.namespace: extent.offset for extent in extents}
-    assert placement.places(pseudonyms, SET_BYTES) == [
-        [(each.namespace, starts[each.namespace] + each.set_number * SET_BYTES) for each in two]
-        for two in map(placement.candidates, pseudonyms)
+    both = [placement.candidates(pseudonym) for pseudonym in pseudonyms]
+    assert placement.places(whole, SET_BYTES) == [
+        (
+            [two[rank].namespace for two in both],
+            [starts[two[rank].namespace] + two[rank].set_number * SET_BYTES for two in both],
+        )
+        for rank in (0, 1)
     ]
 
 
 def test_pseudonyms_of_many_keys_are_those_of_each() -> None:
     placement = Placement(KEY, [VolumeExtent(0, nguid_of(0), 0, 4)])
     keys = [bytes([number]) * 16 for number in range(20)]
-    assert placement.pseudonyms(keys) == [placement.pseudonym(key) for key in keys]
-    assert placement.pseudonyms([]) == []
+    assert placement.pseudonyms(b"".join(keys)) == b"".join(map(placement.pseudonym, keys))
+    assert placement.pseudonyms(b"") == b""
+    assert placement.places(b"", SET_BYTES) == [([], []), ([], [])]

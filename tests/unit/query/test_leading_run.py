@@ -9,7 +9,8 @@ import pytest
 
 from agent.pool.access import LOOKED_UP_AT_ONCE
 from agent.pool.counters import MissCause
-from agent.pool.read.leading_run import LeadingRun
+from agent.pool.read.leading_run import LOOKED_AT_TOGETHER, LeadingRun
+from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.settings import Timing
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of, stage_now
 
@@ -22,9 +23,19 @@ def pool() -> MemoryPool:
 
 
 def run_of(agent: PoolAgent, keys: Sequence[bytes], away: frozenset[int] = NOBODY) -> LeadingRun:
-    return agent.channel.run(
-        agent.served.leading_run(agent.channel, keys, agent.deadline(0.05), agent.prestage, away)
-    )
+    """The whole run, by itself and as what goes on with the part that is remembered; they say the same."""
+    joined = b"".join(keys)
+
+    def followed(run: LeadingRun) -> LeadingRun:
+        deadline = agent.deadline(0.05)
+        return agent.channel.run(
+            agent.served.leading_run(agent.channel, joined, deadline, agent.prestage, away, run)
+        )
+
+    remembered = agent.served.remembered_run(joined, agent.channel.wall(), agent.prestage, away)
+    run, more = followed(LeadingRun()), followed(remembered)
+    assert [getattr(run, name) for name in run.__slots__] == [getattr(more, name) for name in run.__slots__]
+    return run
 
 
 def stored(agent: PoolAgent, count: int, first: int = 0) -> list[bytes]:
@@ -104,6 +115,42 @@ def test_what_waits_prestaged_is_of_memory_also_where_its_enclosure_is_away() ->
     assert (run.in_memory, run.on_flash, run.memory_bytes, run.flash_bytes) == (2, 2, 6000, 6000)
     run = run_of(agent, keys, frozenset({0, 1}))
     assert (run.in_memory, run.length, run.hole) == (2, 2, MissCause.ENCLOSURE_DOWN)
+
+
+def test_what_waits_prestaged_of_an_earlier_write_is_not_of_memory() -> None:
+    flash = pool()
+    agent, other = flash.agent(prestage_bytes=1 << 20), flash.agent()
+    keys = stored(agent, 2)
+    assert agent.prestage is not None
+    for key in keys:
+        assert agent.channel.run(stage_now(agent.volume, agent.prestage, agent.channel, key))
+    assert run_of(agent, keys).in_memory == 2
+    other.delete(keys[1])
+    other.put(keys[1], VALUE[:2000])
+    with agent.volume.borrowed(agent.served.pseudonym(keys[1])) as sets:
+        agent.channel.run(agent.volume.load(agent.channel, sets, agent.deadline()))
+    run = run_of(agent, keys)
+    assert (run.in_memory, run.on_flash, run.memory_bytes, run.flash_bytes) == (1, 1, 3000, 2000)
+    assert agent.get(keys[1]) == VALUE[:2000]
+
+
+@pytest.mark.interpreted
+def test_a_run_that_ends_soon_looks_at_few_sets_beyond_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = pool().agent()
+    keys = stored(agent, 3)
+    looked: list[int] = []
+    look = agent.cache.look
+
+    def counted(namespaces: Sequence[int], offsets: Sequence[int]) -> list[CachedSet | None]:
+        looked.append(len(namespaces))
+        return look(namespaces, offsets)
+
+    monkeypatch.setattr(agent.cache, "look", counted)
+    many = b"".join([*keys, *(key_of(number) for number in range(1000, 2000))])
+    run = agent.served.remembered_run(many, agent.channel.wall(), None, NOBODY)
+    assert (run.length, run.has_ended()) == (3, False)
+    assert max(looked) <= LOOKED_AT_TOGETHER
+    assert len(looked) == 2
 
 
 @pytest.mark.parametrize("seed", range(10))

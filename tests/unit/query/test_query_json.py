@@ -28,9 +28,9 @@ def refused(body: bytes) -> BadQuery:
 
 
 def test_prompts_are_lists_of_keys_or_one_text_of_their_digits() -> None:
-    assert decoded(prompts=[[KEY.hex(), OTHER.hex()], [OTHER.hex()]]).prompts == [[KEY, OTHER], [OTHER]]
-    assert decoded(prompts=[(KEY + OTHER).hex()]).prompts == [[KEY, OTHER]]
-    assert decoded(prompts=[[], ""]).prompts == [[], []]
+    assert decoded(prompts=[[KEY.hex(), OTHER.hex()], [OTHER.hex()]]).prompts == [KEY + OTHER, OTHER]
+    assert decoded(prompts=[(KEY + OTHER).hex()]).prompts == [KEY + OTHER]
+    assert decoded(prompts=[[], ""]).prompts == [b"", b""]
 
 
 def test_hashes_of_an_engine_become_the_keys_of_its_connector() -> None:
@@ -38,10 +38,10 @@ def test_hashes_of_an_engine_become_the_keys_of_its_connector() -> None:
     form = NameForm(name_of("vllm", b"layout"), tail=bytes(4))
     name = name_of("vllm", b"layout", block + bytes(4))
     assert form.name(block) == name
-    assert decoded(prompts=[[block.hex()]], names=form.describe()).prompts == [[key_of_long_name(name)]]
+    assert decoded(prompts=[[block.hex()]], names=form.describe()).prompts == [key_of_long_name(name)]
     page = NameForm(name_of("sglang"), name_of("kv", 64), is_text=True)
     name = name_of("sglang", block.hex(), "kv", 64)
-    assert decoded(prompts=[[block.hex()]], names=page.describe()).prompts == [[key_of_long_name(name)]]
+    assert decoded(prompts=[[block.hex()]], names=page.describe()).prompts == [key_of_long_name(name)]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_an_answer_tells_the_run_its_tiers_its_time_and_the_hole() -> None:
     run.add_from_memory(100)
     run.add_from_flash(200, 2)
     run.hole = MissCause.EVICTED
-    assert answer_for([KEY] * 5, run, 0.0125, None) == {
+    assert answer_for(KEY * 5, run, 0.0125, None) == {
         "keys": 5, "run": 3, "memory": 1, "flash": 2, "g4": 0, "bytes": 500, "load_ms": 12.5,
         "compute_ms": None, "hole": {"at": 3, "cause": "evicted"},
     }  # fmt: skip
