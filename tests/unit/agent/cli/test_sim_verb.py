@@ -99,6 +99,21 @@ def test_a_trace_is_played_with_its_own_blocks(capsys: pytest.CaptureFixture[str
     assert record["hit_ratio"] > 0.5
 
 
+def test_players_play_it_as_a_replay_does(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["sim", "--pod", "one", "--trace", str(_trace(tmp_path, 30)), "--players", "1"]
+    record = json.loads(_printed(capsys, *words, "--json"))
+    # 4 blocks are common, 2 are those of a fifth of the requests: 14 are not found, and stored.
+    assert (record["requests"], record["blocks"], record["hit_ratio"]) == (30, 180, (180 - 14) / 180)
+    assert [row["name"] for row in record["rows"]] == ["g35"]
+    assert record["read_mib_per_s"] * record["seconds"] == pytest.approx(
+        record["bytes_read"] / (1 << 20), rel=0.05
+    )
+    assert record["bytes_read"] / 166 == record["bytes_written"] / 14
+    text = _printed(capsys, *words)
+    assert "1 player: " in text
+    assert "Left out: processors." in text
+
+
 def test_a_trace_is_read_as_it_is_played(tmp_path: Path) -> None:
     """Not ahead: a trace may be larger than memory."""
     from agent.sim.experiment import Experiment
@@ -139,6 +154,9 @@ def test_a_trace_may_come_at_another_pace(capsys: pytest.CaptureFixture[str], tm
         (["--rows", "g4"], "needs the rate of shared storage"),
         (["--workload", "chats"], "did you mean chat?"),
         (["--faults", "stap"], "did you mean stop?"),
+        (["--players", "2", "--load", "0.7"], "players take requests as fast as they can"),
+        (["--players", "2", "--rows", "g35,g3"], "players play the pool alone"),
+        (["--read-deadline-ms", "nan"], "should be less than or equal to 60000"),
         (["--trace", "trace.jsonl", "--block-tokens", "64"], "a trace has blocks of its own size"),
     ],
 )
