@@ -232,6 +232,8 @@ class Report:
                     },
                     "gpu_busy_seconds": row.busy_seconds, "gpu_stalled_seconds": row.stalled_seconds,
                     "virtual_seconds": row.virtual_seconds, "bytes": row.link_bytes, "misses": row.misses,
+                    "drive_writes_a_day": row.drive_writes_a_day,
+                    "most_written_drive": row.most_written_drive,
                     "counts": row.counts, "fabric_per_byte": row.fabric_per_byte,
                 }
                 for row in self.rows
@@ -301,6 +303,13 @@ class Report:
         facts += [
             (f"bytes, {name}", readable_bytes(count)) for name, count in row.link_bytes.items() if count
         ]
+        facts.append(
+            (
+                "drive writes a day",
+                f"{row.drive_writes_a_day:.3g} of {plan.drive_writes_a_day:g} that drives last; "
+                f"{row.most_written_drive:.3g} of the drive written most",
+            )
+        )
         facts += [(name, f"{count:,}") for name, count in row.counts.items() if count]
         facts.append(
             ("all rows took", f"{self.cpu_seconds:.3g} s of processor, {readable_bytes(self.memory_bytes)}")

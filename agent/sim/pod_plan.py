@@ -1,8 +1,8 @@
 """What pod is simulated: its shape and its rates, with presets. Rates are bytes a second, sizes bytes.
 
 Shapes and rates of pods, and of models on GPUs, are those of the table of figures (agent/figures). It has
-not: PCIe 5.0 x16 of a GPU, two PCIe 5.0 drives of a host's own, room for cache in GPUs and hosts,
-latencies. Those are assumed, and options.
+not: PCIe 5.0 x16 of a GPU, two PCIe 5.0 drives of a host's own, room for cache in GPUs, latencies.
+Those are assumed, and options.
 """
 
 import math
@@ -46,6 +46,8 @@ class PodPlan:
     bytes_per_token: int = 35_136
     drive_read: float = 14e9
     drive_write: float = 7e9
+    drive_writes_a_day: float = 1.0
+    """Of its capacity, for the time of its warranty."""
     drive_latency: float = 80e-6
     drive_tail: float = 1e-3
     """One read in a hundred takes up to so much longer."""
@@ -166,7 +168,7 @@ def plan_of(tables: Tables, pod: str, model: str, kv: KvPrecision, gpu: str, **c
     """A pod by its name in the table of figures, for a model on a GPU, with other figures where they are not
     None. Raises UserError: with the nearest name, or where a rate was neither published nor given."""
     found = find("pod", pod, tables.pods)
-    find("gpu", gpu, tables.gpus)
+    memory_gb = find("gpu", gpu, tables.gpus).dram_gb.value
     enclosure, rate = tables.enclosures[found.enclosure], tables.rates.get((model, gpu))
     decode = rate.decode_tokens_s if rate is not None else None
     figures: dict[str, Any] = {
@@ -178,12 +180,17 @@ def plan_of(tables: Tables, pod: str, model: str, kv: KvPrecision, gpu: str, **c
         "bytes_per_token": find("model", model, tables.models).stored_bytes_per_token(kv),
         "drive_read": enclosure.drive_read_gb_s.value * 1e9,
         "drive_write": enclosure.drive_write_gb_s.value * 1e9,
+        "drive_writes_a_day": enclosure.drive_writes_a_day.value,
         "enclosure_nic": enclosure.nic_gb_s.value * 1e9,
         "host_nic": found.host_nic_gb_s.value * 1e9,
         "prefill_rate": None if rate is None else rate.tokens_s.value,
         "decode_rate": None if decode is None else decode.value,
     }
     figures |= {name: value for name, value in changes.items() if value is not None}
+    if figures["gpus"] > 0:
+        tables.check_fit(model, gpu, figures["gpus"])
+    # The rule of g35 claims: the memory of a server is room for cache.
+    figures.setdefault("g2_bytes", round(memory_gb * 1e9) * figures["gpus_per_host"])
     hosts = max(1, figures["gpus"] // max(1, figures["gpus_per_host"]))
     figures.setdefault("directory_cache", min(AGENT_DIRECTORY_CACHE, DIRECTORY_CACHES_MAX // hosts))
     for name, option in (("prefill_rate", "--prefill-rate"), ("decode_rate", "--decode-rate")):

@@ -25,6 +25,7 @@ Steps = Generator[Any, bool, Any]
 FAULT_SECONDS: Final = (1.0, 3.0)
 MOVE_BYTES_PER_S: Final = 2 << 30
 SAY_EVERY: Final = 1000
+DAY_SECONDS: Final = 86_400
 
 
 class BooksDoNotBalance(AssertionError):
@@ -60,6 +61,10 @@ class RowResult:
     """Of the values that the pool has taken, with those that were there already."""
     bytes_loaded: int = 0
     """Of the store's blocks that were loaded for prompts."""
+    drive_writes_a_day: float = 0.0
+    """Of the capacity of all drives, at the pace of the run: values and their headers, no directories."""
+    most_written_drive: float = 0.0
+    """The same of the drive that was written most."""
     fabric_per_byte: float | None = None
     """How often a byte that was loaded or stored crossed the fabric; None where none was."""
 
@@ -356,6 +361,10 @@ class PodRun:
         store = self._others
         return store.fabric_bytes / store.bytes_moved if store is not None and store.bytes_moved else None
 
+    def _writes_a_day(self, written: float, seconds: float) -> float:
+        """Of the capacity of one drive, from what was written to it in a time."""
+        return written * DAY_SECONDS / (seconds * self.plan.drive_bytes) if seconds else 0.0
+
     def _result(self, seconds: float) -> RowResult:
         served, plan = self.engines.served, self.plan
         counts: dict[str, int] = {}
@@ -389,6 +398,8 @@ class PodRun:
             tokens / busy if busy else 0.0, moved, misses, counts, self.loop.events,
             (counts.get("puts", 0) + counts.get("puts_already_there", 0)) * self.block_bytes,
             sum(row.loaded for row in served) * self.block_bytes,
+            self._writes_a_day(moved["drives_written"] / len(self.flash.drives), seconds),
+            self._writes_a_day(max(drive.bytes_written for drive in self.flash.drives), seconds),
             self._fabric_per_byte(moved),
         )  # fmt: skip
 

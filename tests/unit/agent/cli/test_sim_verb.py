@@ -150,6 +150,7 @@ def test_a_trace_may_come_at_another_pace(capsys: pytest.CaptureFixture[str], tm
         (["--prefill-rate", "0"], "--prefill-rate of 0 carries nothing"),
         (["--model", "deepseek-v33"], "did you mean deepseek-v3"),
         (["--model", "qwen3-32b"], "no prefill rate of qwen3-32b on gb200"),
+        (["--model", "kimi-k2.6", "--gpu", "h100", "--pod", "one"], "1,040 GB of weights in FP8, and 8 h100"),
         (["--rows", "recompte"], "did you mean recompute?"),
         (["--rows", "g4"], "needs the rate of shared storage"),
         (["--workload", "chats"], "did you mean chat?"),

@@ -98,6 +98,23 @@ def test_a_deadline_that_no_get_can_keep_is_a_miss_that_is_late() -> None:
     assert sum(found.misses.values()) == found.counts["gets_missed"]
 
 
+def test_a_host_has_the_memory_that_g35_claims_counts_too() -> None:
+    tables = load()
+    plan = plan_of(tables, "rack", "deepseek-v3", "fp8", "gb200")
+    assert plan.g2_bytes == tables.gpus["gb200"].dram_gb.value * 1e9 * plan.gpus_per_host
+    assert plan_of(tables, "rack", "deepseek-v3", "fp8", "gb200", g2_bytes=5).g2_bytes == 5
+
+
+def test_drives_are_written_as_often_a_day_as_the_run_says() -> None:
+    found = _run(SMALL)
+    days = found.virtual_seconds / 86_400
+    written = found.link_bytes["drives_written"]
+    assert found.drive_writes_a_day == pytest.approx(written / days / (6 * SMALL.drive_bytes))
+    assert found.drive_writes_a_day < found.most_written_drive < 6 * found.drive_writes_a_day
+    again = _run(changed(SMALL, drive_bytes=2 * SMALL.drive_bytes))
+    assert again.drive_writes_a_day == pytest.approx(found.drive_writes_a_day / 2, rel=0.01)
+
+
 def test_another_seed_lays_blocks_elsewhere() -> None:
     runs = [PodRun("g35", SMALL, seed, BLOCK_TOKENS, _asked_twice()) for seed in (1, 2)]
     for run in runs:
