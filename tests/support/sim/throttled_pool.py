@@ -132,7 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5)
     runs, repository = parser.parse_args().runs, Path(__file__).parents[3]
-    print("| drive, link, MiB/s | run | hits, real | hits, `g35 sim` | MiB/s, real | MiB/s, `g35 sim` | |")
+    print("| drive, link, MiB/s | run | hits, real | hits, `g35 sim` | MiB/s, real | MiB/s, `g35 sim` | off |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for rates in (DRIVES_LIMIT, LINKS_LIMIT):
         for run in range(1, runs + 1):
