@@ -29,6 +29,7 @@ VALUE_BYTES, TOKEN_BYTES = 64 << 10, 128
 ENCLOSURES, DRIVES = 2, 2
 WORKERS = 4
 SEEDS = 4
+BOTH = ("real", "`g35 sim`")
 MIB = 1 << 20
 READ_DEADLINE_MS = "10000"
 
@@ -132,8 +133,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5)
     runs, repository = parser.parse_args().runs, Path(__file__).parents[3]
-    print("| drive, link, MiB/s | run | hits, real | hits, `g35 sim` | MiB/s, real | MiB/s, `g35 sim` | off |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    heads = (
+        "drive, link, MiB/s",
+        "run",
+        *(f"{what}, {whose}" for what in ("hits", "MiB/s") for whose in BOTH),
+    )
+    print(f"| {' | '.join(heads)} | off |")
+    print("| --- " * (len(heads) + 1) + "|")
     for rates in (DRIVES_LIMIT, LINKS_LIMIT):
         for run in range(1, runs + 1):
             with tempfile.TemporaryDirectory() as name:
