@@ -86,7 +86,10 @@ class SimOptions:
         ),
     ] = None
     rows: Annotated[
-        str, typer.Option(help="What to compare: g35, g35-waits, g35+g4, recompute, g3, g4, lustre-dpu.")
+        str,
+        typer.Option(
+            help="What to compare: g35, g35-waits, g35+g4, g35@amd, g35@intel, recompute, g3, g4, lustre-dpu."
+        ),
     ] = ""
     faults: Annotated[
         str, typer.Option(help="What goes wrong: stop, slow, err, kill, lose, agent, join, leave; or all.")
@@ -215,7 +218,7 @@ class SimOptions:
         about = {"preset": self.pod, "model": self.model, "kv": self.kv, "gpu": self.gpu}
         return Experiment(
             plan, self.seed, self.requests, self.workload or MIXED, self.trace, load, rows,
-            self.block_tokens, about, self.players or 0,
+            self.block_tokens, about, figures.hosts, self.players or 0,
         )  # fmt: skip
 
 

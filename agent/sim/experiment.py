@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent.errors import UserError, did_you_mean
+from agent.figures.tables import Host
 from agent.replay.trace_lines import BLOCK_TOKENS, block_tokens_of
 from agent.sim.pod_plan import AGENT_DIRECTORY_CACHE, PodPlan, block_values, changed
 from agent.sim.pod_run import PodRun, RowResult
@@ -35,6 +36,8 @@ ROWS: Final[dict[str, str]] = {
     "g4": "shared storage alone, without an end",
     "lustre-dpu": "a shared file system with its servers in the DPUs, over the same enclosures",
 }
+AT_HOST: Final = "g35@"
+"""The pool before hosts of another maker, by a name of the table: their PCIe and NICs, and the same GPUs."""
 DEFAULT_ROWS: Final = ("g35", "recompute", "g3", "lustre-dpu")
 NEED_G4: Final = ("g4", "g35+g4")
 LOAD_MAX: Final = 100
@@ -61,13 +64,17 @@ class Experiment:
     """Of a block of a workload that is made up. Fewer, larger blocks are simulated sooner."""
     about: Mapping[str, str] = field(default_factory=dict)
     """What the plan was made of, by the names of the table: preset, model, kv, gpu."""
+    hosts: Mapping[str, Host] = field(default_factory=dict)
+    """For the rows g35@NAME."""
     players: int = 0
     """So many play the requests as `g35 replay` does, without GPUs. 0: engines serve them."""
 
     def __post_init__(self) -> None:
         for row in self.rows:
-            if row not in ROWS:
-                raise UserError(f"no row {row!r}{did_you_mean(row, ROWS)}", f"there are {', '.join(ROWS)}")
+            known = [*ROWS, *(f"{AT_HOST}{name}" for name in self.hosts)]
+            if row not in known:
+                raise UserError(f"no row {row!r}{did_you_mean(row, known)}", f"there are {', '.join(known)}")
+            self.plan_of(row)
             if row in NEED_G4 and not self.plan.g4_rate:
                 raise UserError(f"the row {row} needs the rate of shared storage", "give --g4, such as 1TB/s")
         if self.players and self.rows != ("g35",):
@@ -82,6 +89,25 @@ class Experiment:
             raise UserError(f"--load: {self.load:g} is not from 0 to {LOAD_MAX}", "give one, such as 0.7")
         if self.trace is None and not self.load:
             raise UserError("a workload that is made up has no pace of its own", "give --load, such as 0.7")
+
+    def plan_of(self, row: str) -> PodPlan:
+        """The plan of a row: what it changes in that of the experiment. Raises UserError."""
+        plan = self.plan
+        if row != "g35+g4" and row.startswith("g35"):
+            plan = changed(plan, g4_rate=0.0)
+        if row == "g35-waits":
+            plan = changed(plan, overlap=False)
+        if not row.startswith(AT_HOST):
+            return plan
+        host = self.hosts[row.removeprefix(AT_HOST)]
+        each = int(host.gpus_per_host.value)
+        larger = each / plan.gpus_per_host
+        return changed(
+            plan, gpus_per_host=each, host_nic=host.host_nic_gb_s.value * 1e9,
+            gpu_pcie=host.gpu_pcie_gb_s.value * 1e9,
+            g2_bytes=round(plan.g2_bytes * larger), g3_bytes=round(plan.g3_bytes * larger),
+            g3_rate=plan.g3_rate * larger,
+        )  # fmt: skip
 
     @property
     def block_tokens(self) -> int:
@@ -222,7 +248,7 @@ class Report:
             "counts": first.counts,
             "rows": [
                 {
-                    "name": row.name, "what": ROWS[row.name], "digest": row.digest,
+                    "name": row.name, "what": what_is(row.name), "digest": row.digest,
                     "hit_ratio": row.hit_ratio,
                     "loaded_ratio": row.loaded_ratio, "cached_tokens": row.cached_tokens,
                     "input_tokens": row.input_tokens, "speed_up": self.speed_up(row),
@@ -317,6 +343,13 @@ class Report:
         return facts
 
 
+def what_is(row: str) -> str:
+    """A row in words."""
+    if row.startswith(AT_HOST):
+        return f"the pool, and hosts of the kind {row.removeprefix(AT_HOST)}"
+    return ROWS[row]
+
+
 def _mib_s(count: int, row: RowResult) -> float:
     return round(count / (1 << 20) / max(row.virtual_seconds, 1e-9), 1)
 
@@ -339,11 +372,7 @@ def play(experiment: Experiment, say: Callable[[str, int], None] | None = None) 
     report, source = Report(experiment), experiment.source()
     began = time.process_time()
     for name in experiment.rows:
-        plan = experiment.plan
-        if name != "g35+g4" and name.startswith("g35"):
-            plan = changed(plan, g4_rate=0.0)
-        if name == "g35-waits":
-            plan = changed(plan, overlap=False)
+        plan = experiment.plan_of(name)
 
         def heard(served: int, name: str = name) -> None:
             if say is not None:

@@ -86,6 +86,30 @@ def test_the_recompute_gate_is_off_unless_it_is_asked_for(capsys: pytest.Capture
     assert plain["hit_ratio"] > gated["hit_ratio"]
 
 
+def test_hosts_of_other_makers_are_rows(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text(
+        "[hosts.slow]\n"
+        + "".join(
+            f'{name} = {{ value = {value}, source = "a test", date = "2026-11" }}\n'
+            for name, value in (("gpus_per_host", 8), ("host_nic_gb_s", 0.5), ("gpu_pcie_gb_s", 64))
+        )
+    )
+    rows = ["--rows", "g35,g35@amd,g35@slow,recompute", "--data", str(own)]
+    record = json.loads(_printed(capsys, *SHORT, "--json", *rows))
+    found = {row["name"]: row for row in record["rows"]}
+    assert found["g35@amd"]["what"] == "the pool, and hosts of the kind amd"
+    assert found["g35@slow"]["ttft_seconds"]["p95"] > 2 * found["g35@amd"]["ttft_seconds"]["p95"]
+    with pytest.raises(SystemExit) as ended:
+        main([*SHORT, "--rows", "g35@amdd"])
+    assert ended.value.code == 2
+    assert "did you mean g35@amd?" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        main([*SHORT, "--gpus", "4", "--rows", "g35@amd"])
+    assert ended.value.code == 2
+    assert "4 GPUs are no whole hosts of 8" in " ".join(capsys.readouterr().err.split())
+
+
 def test_people_read_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     printed = _printed(capsys, *SHORT)
     for word in ("digest", "hit_ratio", "bytes, host_nics_in", "recompute", "1.00x", "Sampled", "Left out"):
