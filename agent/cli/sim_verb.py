@@ -194,7 +194,7 @@ class SimOptions:
         }  # fmt: skip
         drives = {"drive_bytes": self.drive_size, "g3_bytes": self.g3}
         plan = plan_of(
-            figures, self.pod, self.model, self.kv, self.gpu,
+            figures, self.pod, self.model, self.kv, self.gpu, computes=self.players is None,
             gpus=self.gpus, gpus_per_host=self.gpus_per_host, enclosures=self.enclosures,
             drives=self.drives, tenants=self.tenants, workers=self.workers,
             bytes_per_token=self.bytes_per_token,

@@ -164,9 +164,19 @@ class PodPlan:
         return self.gpus // self.gpus_per_host
 
 
-def plan_of(tables: Tables, pod: str, model: str, kv: KvPrecision, gpu: str, **changes: object) -> PodPlan:
+def plan_of(
+    tables: Tables,
+    pod: str,
+    model: str,
+    kv: KvPrecision,
+    gpu: str,
+    *,
+    computes: bool = True,
+    **changes: object,
+) -> PodPlan:
     """A pod by its name in the table of figures, for a model on a GPU, with other figures where they are not
-    None. Raises UserError: with the nearest name, or where a rate was neither published nor given."""
+    None. `computes`: the GPUs have to hold the model's weights. Raises UserError: with the nearest name, or
+    where a rate was neither published nor given."""
     found = find("pod", pod, tables.pods)
     memory_gb = find("gpu", gpu, tables.gpus).dram_gb.value
     enclosure, rate = tables.enclosures[found.enclosure], tables.rates.get((model, gpu))
@@ -187,7 +197,7 @@ def plan_of(tables: Tables, pod: str, model: str, kv: KvPrecision, gpu: str, **c
         "decode_rate": None if decode is None else decode.value,
     }
     figures |= {name: value for name, value in changes.items() if value is not None}
-    if figures["gpus"] > 0:
+    if computes and figures["gpus"] > 0:
         tables.check_fit(model, gpu, figures["gpus"])
     # The rule of g35 claims: the memory of a server is room for cache.
     figures.setdefault("g2_bytes", round(memory_gb * 1e9) * figures["gpus_per_host"])
