@@ -227,13 +227,7 @@ def scenario_of(
     gpus, enclosures = pod.gpus.value, pod.enclosures.value
     cost = _cost(choice.model, tables)
     assert model.parameters is not None
-    needed = model.parameters.total / gpu.memory_gb.value
-    if needed > gpus:
-        raise UserError(
-            f"{choice.model} has {model.parameters.total:,.0f} GB of weights in FP8, and {gpus:g} "
-            f"{choice.gpu} have {gpus * gpu.memory_gb.value:,.0f} GB",
-            "choose a larger pod, or another GPU or model",
-        )
+    tables.check_fit(choice.model, choice.gpu, int(gpus))
     bytes_per_token = model.bytes_per_token(choice.kv, context)
     if not bytes_per_token:
         raise UserError(

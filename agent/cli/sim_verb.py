@@ -76,8 +76,20 @@ class SimOptions:
             "Default: 0.7, and a trace at its own pace (0).",
         ),
     ] = None  # fmt: skip
+    players: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=256,
+            help="Play the requests as g35 replay --concurrency N --no-prestage does, without GPUs: for "
+            "comparison with a real pool. The row is g35 alone.",
+        ),
+    ] = None
     rows: Annotated[
-        str, typer.Option(help="What to compare: g35, g35-waits, g35+g4, recompute, g3, g4, lustre-dpu.")
+        str,
+        typer.Option(
+            help="What to compare: g35, g35-waits, g35+g4, g35@amd, g35@intel, recompute, g3, g4, lustre-dpu."
+        ),
     ] = ""
     faults: Annotated[
         str, typer.Option(help="What goes wrong: stop, slow, err, kill, lose, agent, join, leave; or all.")
@@ -127,6 +139,25 @@ class SimOptions:
     noise: Annotated[
         float, typer.Option(help="Part of the fabric that a neighbour takes, such as 0.3. Needs a fabric.")
     ] = 0.0
+    drive_latency_ms: Annotated[
+        float | None, typer.Option(min=0, max=1000, help="What each command takes beside its bytes.")
+    ] = None
+    drive_tail_ms: Annotated[
+        float | None,
+        typer.Option(min=0, max=1000, help="One command in a hundred takes up to so much longer."),
+    ] = None
+    read_deadline_ms: Annotated[
+        float | None, typer.Option(min=0.1, max=60_000, help="A later read of the pool is a miss.")
+    ] = None
+    directory_fresh_ms: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=3_600_000,
+            help="For how long an agent believes a remembered directory that a key is absent. Default: 0, "
+            "for several agents. g35 up gives its only agent 1000.",
+        ),
+    ] = None
     gate: Annotated[
         bool,
         typer.Option(
@@ -157,9 +188,13 @@ class SimOptions:
             "gpu_pcie": self.gpu_pcie,
         }  # fmt: skip
         sizes = {"g1_bytes": self.g1, "g2_bytes": self.g2}
+        times = {
+            "drive_latency": self.drive_latency_ms, "drive_tail": self.drive_tail_ms,
+            "directory_fresh": self.directory_fresh_ms, "read_deadline": self.read_deadline_ms,
+        }  # fmt: skip
         drives = {"drive_bytes": self.drive_size, "g3_bytes": self.g3}
         plan = plan_of(
-            figures, self.pod, self.model, self.kv, self.gpu,
+            figures, self.pod, self.model, self.kv, self.gpu, computes=self.players is None,
             gpus=self.gpus, gpus_per_host=self.gpus_per_host, enclosures=self.enclosures,
             drives=self.drives, tenants=self.tenants, workers=self.workers,
             bytes_per_token=self.bytes_per_token,
@@ -168,17 +203,22 @@ class SimOptions:
             loss=self.loss, noise=self.noise,
             gate=self.gate, faults=FAULTS if self.faults == "all" else _words(self.faults),
             **{name: parse_rate(text) if text else None for name, text in rates.items()},
+            **{name: None if each is None else each / 1000 for name, each in times.items()},
             **{name: parse_size(text) if text else None for name, text in sizes.items()},
             **{name: parse_drive_size(text) if text else None for name, text in drives.items()},
         )  # fmt: skip
         rows = _words(self.rows) or (*DEFAULT_ROWS, *(NEED_G4 if plan.g4_rate else ()))
+        if self.players is not None:
+            rows = _words(self.rows) or ("g35",)
+            if self.load is not None:
+                raise UserError("players take requests as fast as they can", "leave --players or --load out")
         load = self.load if self.load is not None else (0.7 if self.trace is None else 0.0)
         if self.trace is not None and self.workload is not None:
             raise UserError("a trace is its own workload", "leave --workload or --trace out")
         about = {"preset": self.pod, "model": self.model, "kv": self.kv, "gpu": self.gpu}
         return Experiment(
             plan, self.seed, self.requests, self.workload or MIXED, self.trace, load, rows,
-            self.block_tokens, about,
+            self.block_tokens, about, figures.hosts, self.players or 0,
         )  # fmt: skip
 
 
@@ -218,6 +258,11 @@ def show(report: Report) -> None:
     facts = folding_table(f"row {report.first.name}", ("",), ("",), head=False)
     for what, how_much in report.facts():
         facts.add_row(what, how_much)
+    if report.experiment.players:
+        print_tables(facts)
+        for note in report.notes():
+            print(textwrap.fill(note, NOTE_COLUMNS))
+        return
     rows = folding_table(
         "the same requests before each store", ("row",),
         ("hits", "speed-up", "tokens/GPU s", "TTFT p50", "p95", "p99", "GPUs wait"),

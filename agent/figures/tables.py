@@ -217,6 +217,14 @@ class Pod(_Record):
     g4_watts_per_gb_s: Figure
 
 
+class Host(_Record):
+    """A server of another maker: what differs from the pod's own on the way to its accelerators."""
+
+    gpus_per_host: Whole
+    host_nic_gb_s: Figure
+    gpu_pcie_gb_s: Figure
+
+
 class Tables:
     """All records by name. Immutable after `load`."""
 
@@ -225,11 +233,25 @@ class Tables:
         self.gpus: dict[str, Gpu] = {}
         self.enclosures: dict[str, Enclosure] = {}
         self.pods: dict[str, Pod] = {}
+        self.hosts: dict[str, Host] = {}
         self.rates: dict[tuple[str, str], Rate] = {}
+
+    def check_fit(self, model: str, gpu: str, gpus: int) -> None:
+        """Raises UserError where so many GPUs have no room for the weights, in FP8. Of a model whose
+        parameters were not published nothing is known."""
+        parameters, memory_gb = self.models[model].parameters, self.gpus[gpu].memory_gb.value
+        if parameters is not None and parameters.total > gpus * memory_gb:
+            raise UserError(
+                f"{model} has {parameters.total:,.0f} GB of weights in FP8, and {gpus:,} {gpu} have "
+                f"{gpus * memory_gb:,.0f} GB",
+                "choose a larger pod, or another GPU or model",
+            )
 
     def add(self, document: Mapping[str, Any], where: str) -> None:
         """Add the records of a document. Raises ConfigError that names every wrong key."""
-        kinds: dict[str, type[_Record]] = {"models": Model, "gpus": Gpu, "enclosures": Enclosure, "pods": Pod}
+        kinds: dict[str, type[_Record]] = {
+            "models": Model, "gpus": Gpu, "enclosures": Enclosure, "pods": Pod, "hosts": Host,
+        }  # fmt: skip
         for key, section in document.items():
             if key == "rates" and isinstance(section, list):
                 for number, row in enumerate(section, 1):

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent.errors import UserError, did_you_mean
+from agent.figures.tables import Host
 from agent.replay.trace_lines import BLOCK_TOKENS, block_tokens_of
-from agent.sim.pod_plan import PodPlan, block_values, changed
+from agent.sim.pod_plan import AGENT_DIRECTORY_CACHE, PodPlan, block_values, changed
 from agent.sim.pod_run import PodRun, RowResult
 from agent.sim.workload import (
     MadeRequests,
@@ -35,6 +36,8 @@ ROWS: Final[dict[str, str]] = {
     "g4": "shared storage alone, without an end",
     "lustre-dpu": "a shared file system with its servers in the DPUs, over the same enclosures",
 }
+AT_HOST: Final = "g35@"
+"""The pool before hosts of another maker, by a name of the table: their PCIe and NICs, and the same GPUs."""
 DEFAULT_ROWS: Final = ("g35", "recompute", "g3", "lustre-dpu")
 NEED_G4: Final = ("g4", "g35+g4")
 LOAD_MAX: Final = 100
@@ -61,13 +64,21 @@ class Experiment:
     """Of a block of a workload that is made up. Fewer, larger blocks are simulated sooner."""
     about: Mapping[str, str] = field(default_factory=dict)
     """What the plan was made of, by the names of the table: preset, model, kv, gpu."""
+    hosts: Mapping[str, Host] = field(default_factory=dict)
+    """For the rows g35@NAME."""
+    players: int = 0
+    """So many play the requests as `g35 replay` does, without GPUs. 0: engines serve them."""
 
     def __post_init__(self) -> None:
         for row in self.rows:
-            if row not in ROWS:
-                raise UserError(f"no row {row!r}{did_you_mean(row, ROWS)}", f"there are {', '.join(ROWS)}")
+            known = [*ROWS, *(f"{AT_HOST}{name}" for name in self.hosts)]
+            if row not in known:
+                raise UserError(f"no row {row!r}{did_you_mean(row, known)}", f"there are {', '.join(known)}")
+            self.plan_of(row)
             if row in NEED_G4 and not self.plan.g4_rate:
                 raise UserError(f"the row {row} needs the rate of shared storage", "give --g4, such as 1TB/s")
+        if self.players and self.rows != ("g35",):
+            raise UserError("players play the pool alone", "give --rows g35, or leave --rows out")
         if self.trace is None:
             check_workload(self.workload)
         if self.trace is not None and self.made_block_tokens is not None:
@@ -78,6 +89,25 @@ class Experiment:
             raise UserError(f"--load: {self.load:g} is not from 0 to {LOAD_MAX}", "give one, such as 0.7")
         if self.trace is None and not self.load:
             raise UserError("a workload that is made up has no pace of its own", "give --load, such as 0.7")
+
+    def plan_of(self, row: str) -> PodPlan:
+        """The plan of a row: what it changes in that of the experiment. Raises UserError."""
+        plan = self.plan
+        if row != "g35+g4" and row.startswith("g35"):
+            plan = changed(plan, g4_rate=0.0)
+        if row == "g35-waits":
+            plan = changed(plan, overlap=False)
+        if not row.startswith(AT_HOST):
+            return plan
+        host = self.hosts[row.removeprefix(AT_HOST)]
+        each = int(host.gpus_per_host.value)
+        larger = each / plan.gpus_per_host
+        return changed(
+            plan, gpus_per_host=each, host_nic=host.host_nic_gb_s.value * 1e9,
+            gpu_pcie=host.gpu_pcie_gb_s.value * 1e9,
+            g2_bytes=round(plan.g2_bytes * larger), g3_bytes=round(plan.g3_bytes * larger),
+            g3_rate=plan.g3_rate * larger,
+        )  # fmt: skip
 
     @property
     def block_tokens(self) -> int:
@@ -153,18 +183,21 @@ class Report:
         values, value_bytes = block_values(self.experiment.plan, self.experiment.block_tokens)
         notes = [
             "Replaced: values have lengths and no contents; a stand-in seals them, with headers and proofs.",
-            "Replaced: gets into the host's memory begin when a request arrives, instead of prestaging.",
             FABRIC_NOTE if self.experiment.plan.fabric != "none" else NO_FABRIC_NOTE,
-            "Left out: a GPU computes at a constant rate, whatever the length of the context.",
         ]
-        crossed = [
-            f"{row.name} {row.fabric_per_byte:.2f}" for row in self.rows if row.fabric_per_byte is not None
-        ]
-        if crossed:
-            notes.insert(0, f"Times that a byte, loaded or stored, crossed the fabric: {', '.join(crossed)}.")
+        if self.experiment.players:
+            notes.append("Left out: processors. Doors, ciphers and interpreters take no time.")
+        else:
+            notes += self._notes_of_engines()
         if self.broken_lines:
             lines = counted(self.broken_lines, "broken line")
             notes.insert(0, f"Left out: {lines} of the trace; the first: {self.complaints[0]}.")
+        cache = self.experiment.plan.directory_cache
+        if cache < AGENT_DIRECTORY_CACHE:
+            notes.append(
+                f"Reduced: an agent remembers {readable_bytes(cache)} of directories, instead of "
+                f"{readable_bytes(AGENT_DIRECTORY_CACHE)}."
+            )
         if values > 1:
             notes.insert(
                 0,
@@ -173,10 +206,30 @@ class Report:
             )
         return notes
 
+    def _notes_of_engines(self) -> list[str]:
+        notes = [
+            "Replaced: gets into the host's memory begin when a request arrives, instead of prestaging.",
+            "Left out: a GPU computes at a constant rate, whatever the length of the context.",
+        ]
+        crossed = [
+            f"{row.name} {row.fabric_per_byte:.2f}" for row in self.rows if row.fabric_per_byte is not None
+        ]
+        if crossed:
+            notes.append(f"Times that a byte, loaded or stored, crossed the fabric: {', '.join(crossed)}.")
+        return notes
+
     def record(self) -> dict[str, Any]:
         """The report as JSON has it."""
         experiment, first = self.experiment, self.first
         plan = asdict(experiment.plan)
+        played: dict[str, Any] = {}
+        if experiment.players:
+            played = {
+                "players": experiment.players, "seconds": round(first.virtual_seconds, 3),
+                "blocks": first.blocks, "bytes_read": first.bytes_loaded, "bytes_written": first.bytes_stored,
+                "read_mib_per_s": _mib_s(first.bytes_loaded, first),
+                "written_mib_per_s": _mib_s(first.bytes_stored, first),
+            }  # fmt: skip
         return {
             "digest": first.digest,
             "hit_ratio": first.hit_ratio,
@@ -187,6 +240,7 @@ class Report:
             "load": experiment.load,
             "load_reached": self.load,
             **experiment.about,
+            **played,
             "broken_lines": self.broken_lines,
             "pod": plan,
             "bytes": first.link_bytes,
@@ -194,7 +248,7 @@ class Report:
             "counts": first.counts,
             "rows": [
                 {
-                    "name": row.name, "what": ROWS[row.name], "digest": row.digest,
+                    "name": row.name, "what": what_is(row.name), "digest": row.digest,
                     "hit_ratio": row.hit_ratio,
                     "loaded_ratio": row.loaded_ratio, "cached_tokens": row.cached_tokens,
                     "input_tokens": row.input_tokens, "speed_up": self.speed_up(row),
@@ -204,6 +258,8 @@ class Report:
                     },
                     "gpu_busy_seconds": row.busy_seconds, "gpu_stalled_seconds": row.stalled_seconds,
                     "virtual_seconds": row.virtual_seconds, "bytes": row.link_bytes, "misses": row.misses,
+                    "drive_writes_a_day": row.drive_writes_a_day,
+                    "most_written_drive": row.most_written_drive,
                     "counts": row.counts, "fabric_per_byte": row.fabric_per_byte,
                 }
                 for row in self.rows
@@ -237,6 +293,15 @@ class Report:
         words += [f"a neighbour takes {plan.noise:.0%}"] if plan.noise else []
         return [("fabric", ", ".join(words))]
 
+    def _pace(self) -> tuple[str, str]:
+        players, row = self.experiment.players, self.first
+        if players:
+            read, written = _mib_s(row.bytes_loaded, row), _mib_s(row.bytes_stored, row)
+            return "throughput", f"{counted(players, 'player')}: {read} MiB/s read, {written} written"
+        if self.load is None:
+            return "load", "all at once"
+        return "load", f"{self.load:.3g} of the GPUs' time, all computed"
+
     def facts(self) -> list[tuple[str, str]]:
         """The first row in words, for a table."""
         plan, row = self.experiment.plan, self.first
@@ -253,10 +318,7 @@ class Report:
             ("rates", f"enclosure {readable_rate(plan.enclosure_nic)}, host {readable_rate(plan.host_nic)}, "
                       f"drive {readable_rate(plan.drive_read)}"),
             ("requests", f"{row.requests:,} in {row.virtual_seconds:.4g} s of virtual time"),
-            (
-                "load",
-                "all at once" if self.load is None else f"{self.load:.3g} of the GPUs' time, all computed",
-            ),
+            self._pace(),
             ("digest", row.digest),
             ("hit_ratio", f"{row.hit_ratio:.4f} of {row.blocks:,} block references"),
             ("blocks in GPUs", f"{row.blocks_in_gpu:,}"),
@@ -267,11 +329,29 @@ class Report:
         facts += [
             (f"bytes, {name}", readable_bytes(count)) for name, count in row.link_bytes.items() if count
         ]
+        facts.append(
+            (
+                "drive writes a day",
+                f"{row.drive_writes_a_day:.3g} of {plan.drive_writes_a_day:g} that drives last; "
+                f"{row.most_written_drive:.3g} of the drive written most",
+            )
+        )
         facts += [(name, f"{count:,}") for name, count in row.counts.items() if count]
         facts.append(
             ("all rows took", f"{self.cpu_seconds:.3g} s of processor, {readable_bytes(self.memory_bytes)}")
         )
         return facts
+
+
+def what_is(row: str) -> str:
+    """A row in words."""
+    if row.startswith(AT_HOST):
+        return f"the pool, and hosts of the kind {row.removeprefix(AT_HOST)}"
+    return ROWS[row]
+
+
+def _mib_s(count: int, row: RowResult) -> float:
+    return round(count / (1 << 20) / max(row.virtual_seconds, 1e-9), 1)
 
 
 def _see_that_it_asked(requests: TraceRequests) -> None:
@@ -292,11 +372,7 @@ def play(experiment: Experiment, say: Callable[[str, int], None] | None = None) 
     report, source = Report(experiment), experiment.source()
     began = time.process_time()
     for name in experiment.rows:
-        plan = experiment.plan
-        if name != "g35+g4" and name.startswith("g35"):
-            plan = changed(plan, g4_rate=0.0)
-        if name == "g35-waits":
-            plan = changed(plan, overlap=False)
+        plan = experiment.plan_of(name)
 
         def heard(served: int, name: str = name) -> None:
             if say is not None:
@@ -305,7 +381,10 @@ def play(experiment: Experiment, say: Callable[[str, int], None] | None = None) 
         requests = source()
         played = Measured(itertools.islice(requests, experiment.requests or None))
         kind = "g35" if name.startswith("g35") else name
-        result = PodRun(kind, plan, experiment.seed, experiment.block_tokens, iter(played), heard).run()
+        result = PodRun(
+            kind, plan, experiment.seed, experiment.block_tokens, iter(played), heard,
+            experiment.players,
+        ).run()  # fmt: skip
         if isinstance(requests, TraceRequests):
             report.broken_lines, report.complaints = requests.file.broken_lines, requests.file.complaints
             _see_that_it_asked(requests)

@@ -1,8 +1,8 @@
 """What pod is simulated: its shape and its rates, with presets. Rates are bytes a second, sizes bytes.
 
 Shapes and rates of pods, and of models on GPUs, are those of the table of figures (agent/figures). It has
-not: PCIe 5.0 x16 of a GPU, two PCIe 5.0 drives of a host's own, room for cache in GPUs and hosts,
-latencies. Those are assumed, and options.
+not: PCIe 5.0 x16 of a GPU, two PCIe 5.0 drives of a host's own, room for cache in GPUs, latencies.
+Those are assumed, and options.
 """
 
 import math
@@ -16,11 +16,16 @@ SLOT_VALUE_MAX: Final = 16 << 20
 """The largest value of a volume: a block that weighs more is striped over several values."""
 FAULTS: Final = ("stop", "slow", "err", "kill", "lose", "agent", "join", "leave")
 GPUS_MAX, DRIVES_MAX, ENCLOSURES_MAX = 1 << 14, 1 << 10, 1 << 10
+TENANTS_MAX: Final = 64
 DRIVES_IN_ALL_MAX: Final = 1 << 14
 FABRICS: Final = ("none", "ecmp", "spray")
 SPINES_MAX: Final = 256
 LOSS_MAX: Final = 0.1
 NOISE_MAX: Final = 0.95
+AGENT_DIRECTORY_CACHE: Final = 64 << 20
+"""Of an agent that is not configured otherwise."""
+DIRECTORY_CACHES_MAX: Final = 1 << 30
+"""Of all agents of a simulated pod together."""
 FAULT_EVERY_LEAST: Final = 0.01
 """Seconds between two faults: with less, a run would hardly come to its end."""
 
@@ -41,6 +46,8 @@ class PodPlan:
     bytes_per_token: int = 35_136
     drive_read: float = 14e9
     drive_write: float = 7e9
+    drive_writes_a_day: float = 1.0
+    """Of its capacity, for the time of its warranty."""
     drive_latency: float = 80e-6
     drive_tail: float = 1e-3
     """One read in a hundred takes up to so much longer."""
@@ -62,6 +69,9 @@ class PodPlan:
     g4_rate: float = 0.0
     """Shared storage behind the pool; 0: none. The rows `g4` and `g35+g4` need it."""
     directory_cache: int = 4 << 20
+    """What each agent remembers of directories."""
+    directory_fresh: float = 0.0
+    """For how long an agent believes a remembered directory that a key is absent; see its configuration."""
     read_deadline: float = 0.05
     write_deadline: float = 5.0
     overlap: bool = True
@@ -88,7 +98,7 @@ class PodPlan:
         counts = {
             "GPUs": (self.gpus, GPUS_MAX), "GPUs of a host": (self.gpus_per_host, 64),
             "enclosures": (self.enclosures, ENCLOSURES_MAX), "drives": (self.drives, DRIVES_MAX),
-            "tenants": (self.tenants, 64), "workers": (self.workers, 256),
+            "tenants": (self.tenants, TENANTS_MAX), "workers": (self.workers, 256),
             "bytes of a token": (self.bytes_per_token, 1 << 20), "spines": (self.spines, SPINES_MAX),
             "hosts of a leaf": (self.hosts_per_leaf, 1024),
             "enclosures of a leaf": (self.enclosures_per_leaf, 1024),
@@ -106,7 +116,11 @@ class PodPlan:
             "--enclosure-nic": self.enclosure_nic, "--host-nic": self.host_nic, "--gpu-pcie": self.gpu_pcie,
             "--prefill-rate": self.prefill_rate, "--decode-rate": self.decode_rate,
         }  # fmt: skip
-        for name, rate in {**rates, "--fault-every": self.fault_every}.items():
+        times = {
+            "--drive-latency-ms": self.drive_latency, "--drive-tail-ms": self.drive_tail,
+            "--read-deadline-ms": self.read_deadline, "--directory-fresh-ms": self.directory_fresh,
+        }  # fmt: skip
+        for name, rate in {**rates, **times, "--fault-every": self.fault_every}.items():
             if math.isnan(rate):
                 raise UserError(f"{name}: {rate} is no number", "give one")
         if not FAULT_EVERY_LEAST <= self.fault_every < float("inf"):
@@ -150,11 +164,21 @@ class PodPlan:
         return self.gpus // self.gpus_per_host
 
 
-def plan_of(tables: Tables, pod: str, model: str, kv: KvPrecision, gpu: str, **changes: object) -> PodPlan:
+def plan_of(
+    tables: Tables,
+    pod: str,
+    model: str,
+    kv: KvPrecision,
+    gpu: str,
+    *,
+    computes: bool = True,
+    **changes: object,
+) -> PodPlan:
     """A pod by its name in the table of figures, for a model on a GPU, with other figures where they are not
-    None. Raises UserError: with the nearest name, or where a rate was neither published nor given."""
+    None. `computes`: the GPUs have to hold the model's weights. Raises UserError: with the nearest name, or
+    where a rate was neither published nor given."""
     found = find("pod", pod, tables.pods)
-    find("gpu", gpu, tables.gpus)
+    memory_gb = find("gpu", gpu, tables.gpus).dram_gb.value
     enclosure, rate = tables.enclosures[found.enclosure], tables.rates.get((model, gpu))
     decode = rate.decode_tokens_s if rate is not None else None
     figures: dict[str, Any] = {
@@ -166,12 +190,19 @@ def plan_of(tables: Tables, pod: str, model: str, kv: KvPrecision, gpu: str, **c
         "bytes_per_token": find("model", model, tables.models).stored_bytes_per_token(kv),
         "drive_read": enclosure.drive_read_gb_s.value * 1e9,
         "drive_write": enclosure.drive_write_gb_s.value * 1e9,
+        "drive_writes_a_day": enclosure.drive_writes_a_day.value,
         "enclosure_nic": enclosure.nic_gb_s.value * 1e9,
         "host_nic": found.host_nic_gb_s.value * 1e9,
         "prefill_rate": None if rate is None else rate.tokens_s.value,
         "decode_rate": None if decode is None else decode.value,
     }
     figures |= {name: value for name, value in changes.items() if value is not None}
+    if computes and figures["gpus"] > 0:
+        tables.check_fit(model, gpu, figures["gpus"])
+    # The rule of g35 claims: the memory of a server is room for cache.
+    figures.setdefault("g2_bytes", round(memory_gb * 1e9) * figures["gpus_per_host"])
+    hosts = max(1, figures["gpus"] // max(1, figures["gpus_per_host"]))
+    figures.setdefault("directory_cache", min(AGENT_DIRECTORY_CACHE, DIRECTORY_CACHES_MAX // hosts))
     for name, option in (("prefill_rate", "--prefill-rate"), ("decode_rate", "--decode-rate")):
         if figures[name] is None:
             raise UserError(

@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from agent.pool.maintenance.rebalance import Rebalancer
 from agent.sim.drive_times import RatedFlash
-from agent.sim.engine import Engines, Store
+from agent.sim.engine import Engines, Served, Store
 from agent.sim.other_stores import LustreInDpus, NoStore, OwnDisks, Remembering, SharedStorage
+from agent.sim.players import Players
 from agent.sim.pod_joining import changed
 from agent.sim.pod_plan import PodPlan, block_values
 from agent.sim.pool_store import HostAgent, PoolStore
@@ -24,6 +25,7 @@ Steps = Generator[Any, bool, Any]
 FAULT_SECONDS: Final = (1.0, 3.0)
 MOVE_BYTES_PER_S: Final = 2 << 30
 SAY_EVERY: Final = 1000
+DAY_SECONDS: Final = 86_400
 
 
 class BooksDoNotBalance(AssertionError):
@@ -55,6 +57,14 @@ class RowResult:
     misses: dict[str, int]
     counts: dict[str, int]
     events: int
+    bytes_stored: int = 0
+    """Of the values that the pool has taken, with those that were there already."""
+    bytes_loaded: int = 0
+    """Of the store's blocks that were loaded for prompts."""
+    drive_writes_a_day: float = 0.0
+    """Of the capacity of all drives, at the pace of the run: values and their headers, no directories."""
+    most_written_drive: float = 0.0
+    """The same of the drive that was written most."""
     fabric_per_byte: float | None = None
     """How often a byte that was loaded or stored crossed the fabric; None where none was."""
 
@@ -81,17 +91,20 @@ class PodRun:
 
     def __init__(
         self, row: str, plan: PodPlan, seed: int, block_tokens: int, requests: Iterator[Request],
-        say: Callable[[int], None] | None = None,
+        say: Callable[[int], None] | None = None, players: int = 0,
     ) -> None:  # fmt: skip
-        """`say` hears how many requests were served, now and then."""
+        """`say` hears how many requests were served, now and then. `players`: so many play the requests as
+        `g35 replay` does, without engines; the row is the pool then."""
         self.plan = plan
         self.row = row
         self.loop = VirtualLoop()
         stripe, value_bytes = block_values(plan, block_tokens)
         self.block_bytes = stripe * value_bytes
         self.flash = RatedFlash(self.loop, plan, seed, stripe)
+        self._seed = seed
         self._requests = requests
         self._say = say
+        self._players = players
         self._dice = random.Random(f"pod run {seed}")
         self._sick: dict[int, float] = {}
         self.pool: PoolStore | None = None
@@ -107,7 +120,7 @@ class PodRun:
         loop, flash, block = self.loop, self.flash, self.block_bytes
         if row == "g35":
             spare = self.plan.drives if "join" in self.plan.faults and self.plan.enclosures > 1 else 0
-            self.pool = PoolStore(loop, flash, value_bytes, block, spare)
+            self.pool = PoolStore(loop, flash, value_bytes, block, spare, self._seed)
             return self.pool
         others = {"recompute": NoStore, "g3": OwnDisks, "g4": SharedStorage, "lustre-dpu": LustreInDpus}
         kind: Any = others[row]
@@ -122,7 +135,15 @@ class PodRun:
     def run(self) -> RowResult:
         """Play all requests. Raises BooksDoNotBalance."""
         began = self.loop.now
-        self.loop.spawn(self._arrivals())
+        if self._players and self.pool is not None:
+            players = Players(self.pool, self._requests, self._served)
+            playing = [players.play(number) for number in range(self._players)]
+            for each in playing:
+                self.loop.spawn(self._played(each))
+            self._left = len(playing)
+            self._all_came = True
+        else:
+            self.loop.spawn(self._arrivals())
         if self.pool is not None:
             enclosures = [drive.enclosure for drive in self.flash.drives]
             for agent in self.pool.agents:
@@ -155,10 +176,22 @@ class PodRun:
     def _serve(self, request: Request) -> Steps:
         yield from self.engines.serve(request)
         self._left -= 1
+        self._tell()
+        self._perhaps_over()
+
+    def _played(self, player: Steps) -> Steps:
+        yield from player
+        self._left -= 1
+        self._perhaps_over()
+
+    def _served(self, row: Served) -> None:
+        self.engines.served.append(row)
+        self._tell()
+
+    def _tell(self) -> None:
         served = len(self.engines.served)
         if self._say is not None and not served % SAY_EVERY:
             self._say(served)
-        self._perhaps_over()
 
     def _perhaps_over(self) -> None:
         if self._all_came and not self._left:
@@ -328,6 +361,10 @@ class PodRun:
         store = self._others
         return store.fabric_bytes / store.bytes_moved if store is not None and store.bytes_moved else None
 
+    def _writes_a_day(self, written: float, seconds: float) -> float:
+        """Of the capacity of one drive, from what was written to it in a time."""
+        return written * DAY_SECONDS / (seconds * self.plan.drive_bytes) if seconds else 0.0
+
     def _result(self, seconds: float) -> RowResult:
         served, plan = self.engines.served, self.plan
         counts: dict[str, int] = {}
@@ -359,6 +396,10 @@ class PodRun:
             _quantile(ttfts, 0.99), busy,
             sum(engine.stalled_seconds for engine in self.engines.engines) * plan.gpus_per_host, seconds,
             tokens / busy if busy else 0.0, moved, misses, counts, self.loop.events,
+            (counts.get("puts", 0) + counts.get("puts_already_there", 0)) * self.block_bytes,
+            sum(row.loaded for row in served) * self.block_bytes,
+            self._writes_a_day(moved["drives_written"] / len(self.flash.drives), seconds),
+            self._writes_a_day(max(drive.bytes_written for drive in self.flash.drives), seconds),
             self._fabric_per_byte(moved),
         )  # fmt: skip
 

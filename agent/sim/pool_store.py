@@ -7,6 +7,7 @@ the workers of each agent, its looks at its drives, its kills and what it learns
 import hashlib
 from collections import Counter, deque
 from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -25,7 +26,7 @@ from agent.sim.engine import BlockLru, Engine
 from agent.sim.medium import EXTENT_AT, fixed_secret, nguid_of
 from agent.sim.other_stores import UNBOUNDED
 from agent.sim.pod_flash import PodMap
-from agent.sim.pod_plan import PodPlan, sets_of_a_drive
+from agent.sim.pod_plan import TENANTS_MAX, PodPlan, sets_of_a_drive
 from agent.sim.stand_in_cipher import StandInSuite
 from agent.sim.virtual_time import Signal, Sleep, VirtualLoop
 from agent.sim.workload import Request
@@ -47,11 +48,13 @@ class HostAgent:
         self.health = [Health() for _ in flash.drives]
         self.outliers = OutlierDetection(self.health)
         cache = DirectoryCache(plan.directory_cache)
-        timing = Timing(plan.read_deadline, plan.write_deadline)
+        timing = Timing(plan.read_deadline, plan.write_deadline, plan.directory_fresh)
         self.volumes: list[Volume] = []
         self.served: list[ServedVolume] = []
         for tenant in range(plan.tenants):
-            volume = Volume(store.settings(pod_map, tenant), fixed_secret(tenant), cache, timing)
+            volume = Volume(
+                store.settings(pod_map, tenant), fixed_secret(store.secrets + tenant), cache, timing
+            )
             volume.codec.suite = StandInSuite()
             tokens = plan.prefill_rate * plan.gpus_per_host
             # A get of one value of a stripe takes as long as the whole block, and spares all of its tokens.
@@ -94,10 +97,17 @@ class PoolStore:
     name = "g35"
 
     def __init__(
-        self, loop: VirtualLoop, flash: RatedFlash, value_bytes: int, block_bytes: int, spare: int = 0
+        self,
+        loop: VirtualLoop,
+        flash: RatedFlash,
+        value_bytes: int,
+        block_bytes: int,
+        spare: int = 0,
+        seed: int = 0,
     ) -> None:
         """`value_bytes`: of a value; a block is `flash.stripe` of them. `spare`: drives that are not in the
-        pool yet."""
+        pool yet. `seed`: of the volumes' secrets, so that blocks lie elsewhere with another one."""
+        self.secrets = seed * TENANTS_MAX
         self.loop = loop
         self.flash = flash
         self.plan: PodPlan = flash.plan
@@ -118,8 +128,6 @@ class PoolStore:
         self.g4_bytes_written = 0
         self.counts: Counter[str] = Counter()
         self.over = False
-        self.under_way = 0
-        """Puts that have not ended."""
 
     def _set_bytes(self) -> int:
         return self._bare("sets", bytes(16), ()).set_bytes
@@ -159,16 +167,33 @@ class PoolStore:
 
     # -- what engines ask -------------------------------------------------------------------------
 
-    def _tenant(self, request: Request) -> int:
+    def tenant(self, request: Request) -> int:
         return request.blocks[0] % self.plan.tenants if request.blocks else 0
 
-    def find(self, engine: Engine, request: Request, start: int) -> Steps:
-        agent = self.agents[engine.number]
+    def lookup(self, host: int, request: Request, start: int = 0) -> Steps:
+        """Why each block from `start` on cannot be had: a MissCause, or None where it can."""
+        agent = self.agents[host]
         keys = [key_of(block) for block in request.blocks[start:]]
         channel = yield from agent.worker()
         deadline = self.loop.now + self.plan.read_deadline
-        causes = yield from agent.served[self._tenant(request)].lookup(channel, keys, deadline)
+        causes = yield from agent.served[self.tenant(request)].lookup(channel, keys, deadline)
         agent.done(channel, self.loop)
+        return causes
+
+    def get(self, host: int, tenant: int, block: int) -> Steps:
+        """Read a value; the cause of the miss, or None."""
+        agent = self.agents[host]
+        channel = yield from agent.worker()
+        reader = agent.served[tenant].reader(key_of(block))
+        yield from reader.read(
+            channel, 0, self._into[: self.value_bytes], self.loop.now + self.plan.read_deadline
+        )
+        reader.close()
+        agent.done(channel, self.loop)
+        return reader.cause
+
+    def find(self, engine: Engine, request: Request, start: int) -> Steps:
+        causes = yield from self.lookup(engine.number, request, start)
         found = 0
         for block, cause in zip(request.blocks[start:], causes, strict=True):
             if cause is not None and not (self.plan.g4_rate and block in self.behind):
@@ -182,7 +207,7 @@ class PoolStore:
         state = _Fetch(request.blocks[start : start + count])
         state.left = min(self.plan.workers, count)
         for _ in range(state.left):
-            self.loop.spawn(self._fetch_some(engine, state, self._tenant(request)))
+            self.loop.spawn(self._fetch_some(engine, state, self.tenant(request)))
         yield state.done
         return min(state.hole, count)
 
@@ -190,14 +215,8 @@ class PoolStore:
         while state.next < min(len(state.blocks), state.hole):
             at = state.next
             state.next += 1
-            agent = self.agents[engine.number]
-            channel = yield from agent.worker()
-            reader = agent.served[tenant].reader(key_of(state.blocks[at]))
-            into = self._into[: self.value_bytes]
-            yield from reader.read(channel, 0, into, self.loop.now + self.plan.read_deadline)
-            reader.close()
-            agent.done(channel, self.loop)
-            if reader.cause is not None and not (yield from self._from_behind(engine, state.blocks[at])):
+            cause = yield from self.get(engine.number, tenant, state.blocks[at])
+            if cause is not None and not (yield from self._from_behind(engine, state.blocks[at])):
                 state.hole = min(state.hole, at)
         state.left -= 1
         if not state.left:
@@ -223,19 +242,16 @@ class PoolStore:
                 self.g4_bytes_written += size
                 self.flash.carry_g4(engine.links, size, lambda: self.behind.use(fresh), write=True)
         for block in request.blocks[start:]:
-            self.under_way += 1
-            self.loop.spawn(self._put(agent, self._tenant(request), block), agent)
+            self.loop.spawn(self.put(agent, self.tenant(request), block), agent)
 
-    def _put(self, agent: HostAgent, tenant: int, block: int) -> Steps:
+    def put(self, agent: HostAgent, tenant: int, block: int) -> Steps:
+        """Store a value, or have it refused."""
         channel = yield from agent.worker()
         writer = agent.served[tenant].writer(key_of(block), length=self.value_bytes)
         deadline = self.loop.now + self.plan.write_deadline
-        try:
+        # What is refused, the agent's own tally counts.
+        with suppress(PutRefused):
             yield from writer.write(channel, 0, self._value[: self.value_bytes], deadline)
-        except PutRefused:
-            pass  # The agent's own tally counts it.
-        finally:
-            self.under_way -= 1
         agent.done(channel, self.loop)
 
     # -- what agents do by themselves ---------------------------------------------------------------

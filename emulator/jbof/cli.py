@@ -215,6 +215,9 @@ def serve(
     write_latency_ms: Annotated[float, typer.Option(min=0, help="Drive model, per write.")] = 0.0,
     bandwidth_mib_s: Annotated[float, typer.Option(min=0, help="Drive model, per drive; 0: no limit.")] = 0.0,
     iops: Annotated[float, typer.Option(min=0, help="Drive model, per drive; 0: no limit.")] = 0.0,
+    link_mib_s: Annotated[
+        float, typer.Option(min=0, help="Rate of the link that all drives share, each way; 0: no limit.")
+    ] = 0.0,
     seed: Annotated[int, typer.Option(help="Of the drive model and of chance in faults.")] = 0,
     prefault: Annotated[
         bool, typer.Option(help="Take the memory of drives in memory at once, not at their first write.")
@@ -268,6 +271,7 @@ def serve(
                 iops=iops,
                 seed=seed,
             ),
+            link_bytes_per_s=link_mib_s * (1 << 20),
             controller=ControllerSettings(max_transfer_bytes=max_transfer, in_capsule_bytes=in_capsule),
             tcp=TcpSettings(
                 max_h2c_data=max(max_transfer, 4096),

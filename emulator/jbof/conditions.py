@@ -10,7 +10,7 @@ import threading
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from emulator.jbof.drive_model import DriveModel, DriveModelSettings
+from emulator.jbof.drive_model import DriveModel, DriveModelSettings, LinkModel
 from emulator.jbof.faults import DriveFaults
 from nvmeof.controller.storage import HELD, Operation, StorageError
 from nvmeof.wire.status import Status
@@ -29,6 +29,10 @@ class CommonCounters:
     failed_commands: int = 0
     faults_injected: dict[str, int] = field(default_factory=dict)
 
+
+_CARRIED_OUT: Final = frozenset({Operation.READ, Operation.RETRIEVE})
+_CARRIED_IN: Final = frozenset({Operation.WRITE, Operation.STORE, Operation.COMPARE})
+"""Commands whose data cross the enclosure's link, by its two ways."""
 
 _COMMAND_COUNTER: Final = {operation: f"{operation.value}_commands" for operation in Operation}
 
@@ -59,6 +63,8 @@ class DriveConditions:
         self._lock = threading.Lock()
         self._faulty = False  # faults.any_active, kept here so that a healthy drive pays one test
         self._model: DriveModel | None = None
+        self.link = LinkModel()
+        """The enclosure's: a drive that is in none has one to itself."""
         self.set_model(model or DriveModelSettings())
 
     def admit(self, operation: Operation, offset: int, length: int, now: float) -> float:
@@ -68,6 +74,9 @@ class DriveConditions:
             due = now
             if self._model is not None:
                 due = self._model.due(is_read=operation in _READING, length=length, now=now)
+            if operation in _CARRIED_OUT or operation in _CARRIED_IN:
+                carried = self.link.due(is_read=operation in _CARRIED_OUT, length=length, now=now)
+                due = max(due, carried)
             if self._faulty:
                 due = self._admit_faulty(operation, due)
             return due

@@ -10,7 +10,6 @@ commands read, or both sides wait for ever.
 
 import contextlib
 import logging
-import math
 import os
 import select
 import socket
@@ -39,6 +38,9 @@ answers together; otherwise each answer wakes the host up."""
 
 WAIT_MAX_S: Final = 3600.0
 """The longest wait without a look at the queue."""
+
+POLL_STEP_S: Final = 0.001
+"""Of poll(2)."""
 
 LINGER_S: Final = 1.0
 """How long a host that broke the protocol gets to read why, before the connection is reset."""
@@ -160,7 +162,11 @@ class Connection:
         poll.register(self._sock, mask)
         # A host may ask for a keep-alive time of 49 days, and poll(2) takes 24.
         left = min(max(0.0, queue.deadline() - time.monotonic()), WAIT_MAX_S)
-        ready = dict(poll.poll(math.ceil(left * 1000)))
+        # poll(2) takes whole milliseconds. The rest of one is slept, so that an imitated drive is not slower
+        # than its model says.
+        ready = dict(poll.poll(int(left * 1000)))
+        if not ready and (left := min(queue.deadline() - time.monotonic(), POLL_STEP_S)) > 0:
+            time.sleep(left)
         if self._wake_fd in ready:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wake_fd)

@@ -182,6 +182,15 @@ class ModelRequest(_OfDrives):
         drive.set_model(DriveModelSettings.of(seed=self.seed + drive.number, **given))
 
 
+class LinkRequest(Request):
+    """Imitate a link of this speed, which all drives share. 0 is no limit."""
+
+    bandwidth_mib_s: _Number = Field(0.0, description="Rate of each way.")
+
+    def carry_out(self, enclosure: Enclosure) -> None:
+        enclosure.link.set_rate(self.bandwidth_mib_s * (1 << 20))
+
+
 class RemoveRequest(Request):
     """Pull a drive out."""
 
@@ -238,7 +247,8 @@ class KillRequest(Request):
 VERBS: Final[dict[str, type[Request]]] = {
     "stats": StatsRequest, "slow": SlowRequest, "hang": HangRequest, "error": ErrorRequest,
     "flip": FlipRequest, "zero": ZeroRequest, "copy": CopyRequest, "full": FullRequest,
-    "lose-writes": LoseWritesRequest, "model": ModelRequest, "remove": RemoveRequest, "add": AddRequest,
+    "lose-writes": LoseWritesRequest, "model": ModelRequest, "link": LinkRequest,
+    "remove": RemoveRequest, "add": AddRequest,
     "heal": HealRequest, "port": PortRequest, "access": AccessRequest, "kill": KillRequest,
 }  # fmt: skip
 

@@ -1,10 +1,13 @@
-"""The time that a command takes on the imitated drive. No I/O, no clock; the same seed gives the same times.
+"""The time that a command takes on an imitated drive, and its bytes on the imitated link of the enclosure.
+
+No I/O, no clock; the same seed gives the same times.
 
 A drive is one server for bandwidth and one for commands per second, with a latency on top: a command is done
 `latency` after both servers have reached its end. With all at zero, the default, a command is done at once.
 """
 
 import random
+import threading
 from dataclasses import dataclass
 
 
@@ -71,3 +74,38 @@ class DriveModel:
         if latency and settings.jitter:
             latency *= 1 + settings.jitter * self._random.uniform(-1, 1)
         return end + latency
+
+
+class LinkModel:
+    """The link of an imitated enclosure: all its drives share it, and each way carries by itself.
+
+    It carries the data of one command after another, while the drive works at it. Thread-safe.
+    """
+
+    def __init__(self, bytes_per_s: float = 0.0) -> None:
+        """0: as fast as the machine."""
+        self._lock = threading.Lock()
+        self._bytes_per_s = 0.0
+        self._out_free_at = self._in_free_at = float("-inf")
+        self.set_rate(bytes_per_s)
+
+    def set_rate(self, bytes_per_s: float) -> None:
+        """Carry what comes from now on at this rate, each way. ValueError: no rate."""
+        if not 0 <= bytes_per_s < float("inf"):
+            raise ValueError("the rate of a link must be a number of 0 or more")
+        with self._lock:
+            self._bytes_per_s = bytes_per_s
+
+    def due(self, *, is_read: bool, length: int, now: float) -> float:
+        """When `length` bytes that come at `now` (seconds) have been carried."""
+        if not self._bytes_per_s:
+            return now
+        with self._lock:
+            if not self._bytes_per_s:
+                return now
+            takes = length / self._bytes_per_s
+            if is_read:
+                self._out_free_at = max(now, self._out_free_at) + takes
+                return self._out_free_at
+            self._in_free_at = max(now, self._in_free_at) + takes
+            return self._in_free_at

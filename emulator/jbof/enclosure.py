@@ -17,6 +17,7 @@ from emulator.command_line import words_of
 from emulator.jbof.drive import Drive
 from emulator.jbof.drive_folder import EnclosureError as EnclosureError
 from emulator.jbof.drive_folder import derived_nguid, lock_folder, persistent_nguid
+from emulator.jbof.drive_model import LinkModel
 from emulator.jbof.enclosure_settings import EnclosureSettings as EnclosureSettings
 from emulator.jbof.kv_drive import KvDrive
 from emulator.jbof.kv_values import FolderValues, MemoryValues, Values
@@ -59,6 +60,7 @@ class Enclosure:
         self.ports: tuple[int, ...] = ()
         """TCP ports of an enclosure with several, by port id from 1."""
         self._lock = threading.RLock()
+        self.link = LinkModel(settings.link_bytes_per_s)
         self._drives: dict[int, AnyDrive] = {}
         self._listeners: dict[tuple[str, str, int], TcpListener | RdmaListener] = {}
         self._pulled: dict[int, list[tuple[Subsystem, AnyNamespace]]] = {}
@@ -131,6 +133,7 @@ class Enclosure:
         except (OSError, ValueError) as error:
             values.close()
             raise EnclosureError(f"drive {number}: {words_of(error)}") from error
+        drive.link = self.link
         self._drives[number] = drive
         self.target.attach(self.subsystem, KvNamespace(number + 1, drive))
 
@@ -144,6 +147,7 @@ class Enclosure:
             model=settings.model,
             seed=settings.seed + number,
         )
+        drive.link = self.link
         self._drives[number] = drive
         if (window := medium.window(0, medium.size)) is not None:
             for listener in self._listeners.values():

@@ -45,6 +45,8 @@ class EnclosureSettings:
     allowed_hosts: frozenset[str] | None = None
     credentials: Mapping[str, Credentials] = field(default_factory=dict)
     model: DriveModelSettings = field(default_factory=DriveModelSettings)
+    link_bytes_per_s: float = 0.0
+    """Of the link that all drives share, each way; 0: as fast as the machine."""
     controller: ControllerSettings = field(default_factory=ControllerSettings)
     tcp: TcpSettings = field(default_factory=TcpSettings)
     rdma: RdmaSettings = field(default_factory=RdmaSettings)
@@ -60,6 +62,8 @@ class EnclosureSettings:
             raise EnclosureError(f"an enclosure has 0 to {NAMESPACE_ID_LIMIT} drives, not {total}")
         if self.kv_drives and self.drive_bytes % UNIT_BYTES:
             raise EnclosureError(f"a KV drive's size is a multiple of {UNIT_BYTES} bytes")
+        if not 0 <= self.link_bytes_per_s < float("inf"):
+            raise EnclosureError("the rate of an enclosure's link is a number of 0 or more")
         if not self.transports or any(each not in TRANSPORTS for each in self.transports):
             raise EnclosureError(f"an enclosure is reached by {' or '.join(TRANSPORTS)}")
         if not 1 <= self.ports <= MAX_PORTS:

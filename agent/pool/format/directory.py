@@ -56,6 +56,8 @@ assert len(QUARANTINE_NAME) == KEY_BYTES
 _CHECKED_BYTES: Final = 60
 _HITS_MAX: Final = 0xFFFF
 FREE: Final = bytes(KEY_BYTES)
+_EMPTY_ENTRY: Final = bytes(ENTRY_BYTES)
+_EMPTY: Final = bytes(DIRECTORY_BYTES)
 """The pseudonym of a slot that is free."""
 _GHOST_AT: Final = 48
 _GHOST_BYTES: Final = 8
@@ -71,8 +73,8 @@ _U16: Final = struct.Struct("<H")
 _ENTRIES: Final = struct.Struct(f"{ENTRY_BYTES}s" * SLOTS_PER_SET)
 _PSEUDONYMS: Final = struct.Struct(f"{KEY_BYTES}s{ENTRY_BYTES - KEY_BYTES}x" * SLOTS_PER_SET)
 EXPIRIES: Final = struct.Struct("<" + f"36xI{ENTRY_BYTES - 40}x" * SLOTS_PER_SET)
-_PINS: Final = struct.Struct("<" + f"40xI{ENTRY_BYTES - 44}x" * SLOTS_PER_SET)
-assert _ENTRIES.size == _PSEUDONYMS.size == EXPIRIES.size == _PINS.size == DIRECTORY_BYTES
+PINS: Final = struct.Struct("<" + f"40xI{ENTRY_BYTES - 44}x" * SLOTS_PER_SET)
+assert _ENTRIES.size == _PSEUDONYMS.size == EXPIRIES.size == PINS.size == DIRECTORY_BYTES
 
 
 class Entry(NamedTuple):
@@ -137,7 +139,7 @@ class Directory:
         """Slots changed in place since their CRC was made: a hit must not cost a CRC."""
         self._repinned: set[int] = set()
         """Slots whose pin was changed here, and which flash may not know of yet."""
-        if block is not None and any(self.raw):
+        if block is not None and self.raw != _EMPTY:
             self._forget_damaged(range(SLOTS_PER_SET) if suspects is None else suspects)
             self.taken = SLOTS_PER_SET - _PSEUDONYMS.unpack(self.raw).count(FREE)
         self._first_bytes = self.raw[::ENTRY_BYTES]
@@ -149,8 +151,11 @@ class Directory:
         view = memoryview(self.raw)
         for slot in slots:
             start = slot * ENTRY_BYTES
-            crc = zlib.crc32(view[start : start + _CHECKED_BYTES])
-            if crc != _U32.unpack_from(view, start + _CRC_AT)[0] and any(view[start : start + ENTRY_BYTES]):
+            stored = _U32.unpack_from(view, start + _CRC_AT)[0]
+            # A free entry is all zeros, and has no CRC.
+            if not stored and self.raw.startswith(_EMPTY_ENTRY, start):
+                continue
+            if zlib.crc32(view[start : start + _CHECKED_BYTES]) != stored:
                 damaged.append(bytes(view[start : start + KEY_BYTES]))
                 self.doubted[slot] = bytes(view[start : start + ENTRY_BYTES])
                 view[start : start + ENTRY_BYTES] = bytes(ENTRY_BYTES)
@@ -310,7 +315,7 @@ class Directory:
     def count_kept(self, held: Collection[bytes], now: float) -> int:
         """How many entries no eviction may take at `now`, seconds since the epoch: pinned ones, and those of
         the keys in `held`."""
-        pins, keys = _PINS.unpack(self.raw), _PSEUDONYMS.unpack(self.raw)
+        pins, keys = PINS.unpack(self.raw), _PSEUDONYMS.unpack(self.raw)
         return sum(
             key in held or (pin > now and key != QUARANTINE_NAME) for pin, key in zip(pins, keys, strict=True)
         )

@@ -6,8 +6,9 @@ agent/pool/write/quota_eviction.py.
 """
 
 import math
+import struct
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from agent.pool.format.directory import (
     ENTRY,
@@ -15,10 +16,16 @@ from agent.pool.format.directory import (
     EVERY_SLOT,
     EXPIRIES,
     FREE,
+    PINS,
     SLOTS_PER_SET,
     Directory,
     Entry,
 )
+
+_USES: Final = struct.Struct("<" + f"24xQ{ENTRY_BYTES - 32}x" * SLOTS_PER_SET)
+_HITS: Final = struct.Struct("<" + f"44xH{ENTRY_BYTES - 46}x" * SLOTS_PER_SET)
+"""When the entries were last used, and how often: all that a full set is judged by, as a rule."""
+assert _USES.size == _HITS.size == ENTRY.size * SLOTS_PER_SET
 
 
 class Choice(NamedTuple):
@@ -70,8 +77,10 @@ def choose_slot(
         for slot in EVERY_SLOT[start:] + EVERY_SLOT[:start]:
             if slot not in taken and raw.startswith(FREE, slot * ENTRY_BYTES):
                 return _choice(slot, None, math.inf, free + expired)
-    best: tuple[float, int] | None = None
     now_us = int(now * 1e6)
+    if own == FREE and not held and not expired and max(PINS.unpack(raw)) <= now:
+        return _oldest(directory, taken, now_us)
+    best: tuple[float, int] | None = None
     for slot, fields in enumerate(ENTRY.iter_unpack(bytes(directory.raw))):
         if slot in taken:
             continue
@@ -89,3 +98,19 @@ def choose_slot(
     if best is None:
         return None
     return _choice(best[1], directory.entry(best[1]), best[0] / 1e6, expired)
+
+
+def _oldest(directory: Directory, taken: frozenset[int] | set[int], now_us: int) -> Choice | None:
+    """Of a full set in which nothing is free, expired, pinned or held: the entry with the greatest age /
+    (1 + hits) that is not in `taken`. None: all are."""
+    scores = [
+        max(0, now_us - used) / (1 + hits)
+        for used, hits in zip(_USES.unpack(directory.raw), _HITS.unpack(directory.raw), strict=True)
+    ]
+    for slot in taken:
+        scores[slot] = -1.0
+    score = max(scores)
+    if score < 0:
+        return None
+    slot = scores.index(score)
+    return _choice(slot, directory.entry(slot), score / 1e6, 0)

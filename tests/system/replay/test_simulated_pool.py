@@ -1,4 +1,5 @@
-"""The simulation against the real path: a pool on this machine finds as much of a trace as `g35 sim` says."""
+"""The simulation against the real path: a pool on this machine finds as much of a trace as `g35 sim` says,
+and is as fast as it says."""
 
 from __future__ import annotations
 
@@ -15,12 +16,14 @@ from agent.sim.pod_run import PodRun
 from agent.sim.workload import Request, trace_requests
 from tests.support.processes import Processes
 from tests.support.rungs.leaks import mounts_below, unmount_below
+from tests.support.sim.throttled_pool import DRIVES_LIMIT, LINKS_LIMIT, Rates, measured, predicted
 
 TRACE = Path("agent/replay/sample_trace.jsonl")
 REQUESTS = 300
 VALUE_BYTES, TOKEN_BYTES = 64 << 10, 128
 ENCLOSURES, DRIVES = 2, 2
 WITHIN = 0.005
+THROUGHPUT_WITHIN = 0.15
 
 pytestmark = [
     pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="no /dev/fuse: nothing can be mounted"),
@@ -80,3 +83,15 @@ def test_the_hit_ratio_is_that_of_a_real_pool(mount: Path, repository: Path, tmp
     print(f"real {record['hit_ratio']:.4f}, simulated {hits / blocks:.4f}", file=sys.stderr)
     assert record["blocks"] == blocks
     assert hits / blocks == pytest.approx(record["hit_ratio"], abs=WITHIN)
+
+
+@pytest.mark.parametrize("rates", [DRIVES_LIMIT, LINKS_LIMIT], ids=["drives", "links"])
+def test_throughput_is_that_of_a_real_pool_of_the_same_rates(
+    repository: Path, tmp_path: Path, processes: Processes, rates: Rates
+) -> None:
+    real, slots = measured(processes, tmp_path, repository, rates)
+    told = predicted(repository, rates, slots)
+    print(f"real {real}, simulated {told}", file=sys.stderr)
+    assert told.hit_ratio == pytest.approx(real.hit_ratio, abs=WITHIN)
+    assert told.throughput == pytest.approx(real.throughput, rel=THROUGHPUT_WITHIN)
+    assert mounts_below(tmp_path) == []

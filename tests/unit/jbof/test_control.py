@@ -62,6 +62,20 @@ def test_faults_are_set_and_healed(enclosure: Enclosure) -> None:
     assert not one.faults.any_active
 
 
+def test_the_link_is_shared_by_all_drives(enclosure: Enclosure) -> None:
+    one, two = enclosure.drives
+    assert ask(enclosure, verb="link", bandwidth_mib_s=1) == {"ok": True}
+    assert one.admit(Operation.READ, 0, SIZE // 2, 10.0) == 10.5
+    assert two.admit(Operation.READ, 0, SIZE // 2, 10.0) == 11.0
+    assert two.admit(Operation.WRITE, 0, SIZE // 2, 10.0) == 10.5, "the other way"
+    assert one.admit(Operation.FLUSH, 0, 0, 10.0) == 10.0
+    ask(enclosure, verb="model", drive=0, bandwidth_mib_s=0.25)
+    assert one.admit(Operation.READ, 0, SIZE // 2, 20.0) == 22.0, "the slower of drive and link"
+    ask(enclosure, verb="link")
+    assert two.admit(Operation.READ, 0, SIZE, 30.0) == 30.0
+    assert "bandwidth_mib_s" in ask(enclosure, verb="link", bandwidth_mib_s=-1)["error"]
+
+
 def test_damage_and_drives(enclosure: Enclosure) -> None:
     reply = ask(enclosure, verb="flip", drive=0, offset=100, length=1, bits=3)
     assert reply == {"ok": True, "bytes_changed": [100]}
@@ -153,7 +167,8 @@ def test_every_verb_of_the_socket_is_one_of_the_command_line(enclosure: Enclosur
         "flip": ["--drive", "0", "--offset", "4K", "--length", "1", "--no-on-read"],
         "zero": ["--drive", "0", "--offset", "0", "--length", "4K"],
         "copy": ["--drive", "0", "--source", "0", "--offset", "4K", "--length", "512"],
-        "model": ["--iops", "10"], "remove": ["--drive", "1"], "add": ["--drive", "1"],
+        "model": ["--iops", "10"], "remove": ["--drive", "1"], "link": ["--bandwidth-mib-s", "9"],
+        "add": ["--drive", "1"],
         "port": ["--number", "1", "--up"], "access": ["--number", "1", "--state", "non-optimized"],
     }  # fmt: skip
     control = ControlServer(enclosure, tmp_path / "control")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from emulator.jbof.drive_model import DriveModel, DriveModelSettings
+from emulator.jbof.drive_model import DriveModel, DriveModelSettings, LinkModel
 
 
 def test_off_by_default() -> None:
@@ -48,3 +48,14 @@ def test_the_same_seed_gives_the_same_times() -> None:
 def test_settings_that_cannot_be(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError):
         DriveModelSettings(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_link_carries_each_way_by_itself() -> None:
+    link = LinkModel()
+    assert link.due(is_read=True, length=1 << 20, now=5.0) == 5.0
+    link.set_rate(1000.0)
+    assert link.due(is_read=True, length=500, now=5.0) == pytest.approx(5.5)
+    assert link.due(is_read=True, length=500, now=5.0) == pytest.approx(6.0)
+    assert link.due(is_read=False, length=500, now=5.0) == pytest.approx(5.5)
+    with pytest.raises(ValueError, match="rate of a link"):
+        link.set_rate(float("nan"))

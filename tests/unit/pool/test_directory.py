@@ -259,6 +259,37 @@ def test_the_victim_has_the_greatest_age_over_hits() -> None:
     assert chosen(directory, taken=set(range(64)) - {32}).cost == 0.0, "a clock that ran ahead"
 
 
+def _by_the_rule(directory: Directory, taken: set[int], held: set[bytes], own: bytes) -> int | None:
+    """The slot of a full set that has to go, entry by entry."""
+    costs = {}
+    for slot, each in directory:
+        if slot in taken or each.pseudonym == own:
+            continue
+        if each.expiry and each.expiry <= NOW:
+            costs[slot] = float("inf")
+        elif each.pinned_until <= NOW and each.pseudonym not in held:
+            costs[slot] = max(0, int(NOW * 1e6) - each.last_use_us) / (1 + each.hits)
+    return max(costs, key=lambda slot: (costs[slot], -slot)) if costs else None
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_victim_of_a_full_set_is_that_of_the_rule(seed: int) -> None:
+    """In sets without pins and ends, where two columns are enough, and in others."""
+    dice = random.Random(f"victims {seed}")
+    directory = Directory()
+    for slot in range(SLOTS_PER_SET):
+        more = {"age": float(dice.randrange(-2, 9)), "hits": dice.randrange(3)}
+        if seed % 2:
+            ends = [0, 0, 0, int(NOW) - 5, int(NOW) + 5]
+            more |= {"expiry": dice.choice(ends), "pinned_until": dice.choice(ends)}
+        directory.install(slot, entry(slot, **more))  # type: ignore[arg-type]
+    taken = set(dice.sample(range(SLOTS_PER_SET), dice.choice([0, 1, 9, SLOTS_PER_SET])))
+    held = {pseudonym(slot) for slot in range(dice.choice([0, 0, 20]))}
+    own = dice.choice([bytes(16), bytes(16), pseudonym(7)])
+    choice = choose_slot(directory, taken, NOW, held=held, own=own)
+    assert (choice.slot if choice is not None else None) == _by_the_rule(directory, taken, held, own)
+
+
 def test_pinned_and_reserved_slots_are_never_victims() -> None:
     directory = Directory()
     for slot in range(SLOTS_PER_SET):

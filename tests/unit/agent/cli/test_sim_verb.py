@@ -86,6 +86,30 @@ def test_the_recompute_gate_is_off_unless_it_is_asked_for(capsys: pytest.Capture
     assert plain["hit_ratio"] > gated["hit_ratio"]
 
 
+def test_hosts_of_other_makers_are_rows(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text(
+        "[hosts.slow]\n"
+        + "".join(
+            f'{name} = {{ value = {value}, source = "a test", date = "2026-11" }}\n'
+            for name, value in (("gpus_per_host", 8), ("host_nic_gb_s", 0.5), ("gpu_pcie_gb_s", 64))
+        )
+    )
+    rows = ["--rows", "g35,g35@amd,g35@slow,recompute", "--data", str(own)]
+    record = json.loads(_printed(capsys, *SHORT, "--json", *rows))
+    found = {row["name"]: row for row in record["rows"]}
+    assert found["g35@amd"]["what"] == "the pool, and hosts of the kind amd"
+    assert found["g35@slow"]["ttft_seconds"]["p95"] > 2 * found["g35@amd"]["ttft_seconds"]["p95"]
+    with pytest.raises(SystemExit) as ended:
+        main([*SHORT, "--rows", "g35@amdd"])
+    assert ended.value.code == 2
+    assert "did you mean g35@amd?" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        main([*SHORT, "--gpus", "4", "--rows", "g35@amd"])
+    assert ended.value.code == 2
+    assert "4 GPUs are no whole hosts of 8" in " ".join(capsys.readouterr().err.split())
+
+
 def test_people_read_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     printed = _printed(capsys, *SHORT)
     for word in ("digest", "hit_ratio", "bytes, host_nics_in", "recompute", "1.00x", "Sampled", "Left out"):
@@ -97,6 +121,22 @@ def test_a_trace_is_played_with_its_own_blocks(capsys: pytest.CaptureFixture[str
     record = json.loads(_printed(capsys, *SHORT, "--requests", "35", "--trace", str(file), "--json"))
     assert (record["requests"], record["block_tokens"], record["load"]) == (35, 64, 0.0)
     assert record["hit_ratio"] > 0.5
+
+
+def test_players_play_it_as_a_replay_does(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["sim", "--pod", "one", "--trace", str(_trace(tmp_path, 30)), "--players", "1"]
+    record = json.loads(_printed(capsys, *words, "--json"))
+    # 4 blocks are common, 2 are those of a fifth of the requests: 14 are not found, and stored.
+    assert (record["requests"], record["blocks"], record["hit_ratio"]) == (30, 180, (180 - 14) / 180)
+    assert [row["name"] for row in record["rows"]] == ["g35"]
+    assert record["read_mib_per_s"] * record["seconds"] == pytest.approx(
+        record["bytes_read"] / (1 << 20), rel=0.05
+    )
+    assert record["bytes_read"] / 166 == record["bytes_written"] / 14
+    # Without GPUs no weights have to fit.
+    text = _printed(capsys, *words, "--gpus", "1", "--gpus-per-host", "1")
+    assert "1 player: " in text
+    assert "Left out: processors." in text
 
 
 def test_a_trace_is_read_as_it_is_played(tmp_path: Path) -> None:
@@ -135,10 +175,14 @@ def test_a_trace_may_come_at_another_pace(capsys: pytest.CaptureFixture[str], tm
         (["--prefill-rate", "0"], "--prefill-rate of 0 carries nothing"),
         (["--model", "deepseek-v33"], "did you mean deepseek-v3"),
         (["--model", "qwen3-32b"], "no prefill rate of qwen3-32b on gb200"),
+        (["--model", "kimi-k2.6", "--gpu", "h100", "--pod", "one"], "1,040 GB of weights in FP8, and 8 h100"),
         (["--rows", "recompte"], "did you mean recompute?"),
         (["--rows", "g4"], "needs the rate of shared storage"),
         (["--workload", "chats"], "did you mean chat?"),
         (["--faults", "stap"], "did you mean stop?"),
+        (["--players", "2", "--load", "0.7"], "players take requests as fast as they can"),
+        (["--players", "2", "--rows", "g35,g3"], "players play the pool alone"),
+        (["--read-deadline-ms", "nan"], "should be less than or equal to 60000"),
         (["--trace", "trace.jsonl", "--block-tokens", "64"], "a trace has blocks of its own size"),
     ],
 )
