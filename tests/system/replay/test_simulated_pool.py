@@ -85,6 +85,7 @@ def test_the_hit_ratio_is_that_of_a_real_pool(mount: Path, repository: Path, tmp
     assert hits / blocks == pytest.approx(record["hit_ratio"], abs=WITHIN)
 
 
+@pytest.mark.nightly  # what else runs on the machine slows the real pool
 @pytest.mark.parametrize("rates", [DRIVES_LIMIT, LINKS_LIMIT], ids=["drives", "links"])
 def test_throughput_is_that_of_a_real_pool_of_the_same_rates(
     repository: Path, tmp_path: Path, processes: Processes, rates: Rates
