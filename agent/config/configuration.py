@@ -33,6 +33,7 @@ from agent.config.document_problems import (
 from agent.config.listen_address import parse_listen_address
 from agent.config.query_section import QuerySection, QueryTenantSection
 from agent.config.s3_section import S3Section, S3TenantSection
+from agent.config.spill_section import SpillSection
 from agent.errors import ConfigError, expected_there
 from agent.host_os.cpu_idle import StayAwake
 from agent.inline.cipher_suites import UNIT_BYTES_MAX
@@ -499,6 +500,7 @@ class Configuration(_Section):
     scrub: ScrubSection = Field(default_factory=lambda: ScrubSection.model_validate({}))
     s3: S3Section = Field(default_factory=lambda: S3Section.model_validate({}))
     query: QuerySection = Field(default_factory=lambda: QuerySection.model_validate({}))
+    spill: Annotated[tuple[SpillSection, ...], BeforeValidator(_as_list)] = Field((), max_length=16)
     virtiofs: Annotated[tuple[VirtioFsSection, ...], BeforeValidator(_as_list)] = Field((), max_length=64)
 
     @model_validator(mode="after")
@@ -520,6 +522,9 @@ class Configuration(_Section):
             raise ValueError("two guests have one virtiofs.socket")
         if len({each.volume for each in self.policies}) != len(self.policies):
             raise ValueError("two policies are for one volume")
+        spilled = [name for place in self.spill for name in place.volumes or ("",)]
+        if len(set(spilled)) != len(spilled):
+            raise ValueError("two places of spill are for one volume")
         shared = {each.name for each in self.volumes if each.kind == "shared"}
         for policy in self.policies:
             if policy.write == "second-use" and policy.volume in shared:
@@ -555,6 +560,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "policies": PolicySection,
     "pool": PoolSection,
     "scrub": ScrubSection,
+    "spill": SpillSection,
     "virtiofs": VirtioFsSection,
     "s3": S3Section,
     "s3.tenants": S3TenantSection,
@@ -562,7 +568,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "query.tenants": QueryTenantSection,
 }
 REPEATED = (
-    "enclosures", "discovery", "volumes", "policies", "virtiofs", "s3.tenants", "query.tenants",
+    "enclosures", "discovery", "volumes", "policies", "spill", "virtiofs", "s3.tenants", "query.tenants",
 )  # fmt: skip
 """Sections that are tables of their own for each of something."""
 

@@ -24,6 +24,12 @@ class MissCause(enum.Enum):
     WRONG_KEY = 5
     LATE = 6
     ENCLOSURE_DOWN = 7
+    G4_LATE = 8
+    """The directory says that the value is in G4, and it did not come by the deadline, or would not."""
+    G4_LOST = 9
+    """As above, and it is not there, or under a key that was dropped."""
+    G4_CORRUPT = 10
+    """As above, and what came does not prove itself."""
 
 
 CAUSES: Final = tuple(MissCause)
@@ -54,6 +60,8 @@ class Tally:
     prestage_hits: int = 0
     prestaged_bytes: int = 0
     gets_gated: int = 0
+    gets_from_g4: int = 0
+    bytes_from_g4: int = 0
     puts_declined: int = 0
     puts_written_back: int = 0
     puts_lost: int = 0

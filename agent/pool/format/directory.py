@@ -9,7 +9,8 @@ Layout of an entry, little-endian:
     40  4  pinned until, seconds since the epoch; 0: not pinned
     44  2  hits, saturating
     46  2  flags: the upper 8 bits are those of the epoch of the data key that the slot is sealed under
-    48  8  ghost: the first half of the pseudonym that this slot held before and lost by eviction
+    48  8  ghost of the value that this slot held before and lost by eviction: the first half of its pseudonym
+           with the highest bit zero, or, where the value was spilled first, its mark (spill_mark.py)
     56  4  tag of the identity: it tells a torn mix of two entries from either
     60  4  CRC-32 (IEEE 802.3) of the 60 bytes before
 
@@ -33,6 +34,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from agent.pool.format.occupancy import Occupancy
+from agent.pool.format.spill_mark import IS_MARK, MARK_BYTES, could_be
 
 KEY_BYTES: Final = 16
 ENTRY: Final = struct.Struct("<16sQQIIIHH8sII")
@@ -61,6 +63,9 @@ _EMPTY: Final = bytes(DIRECTORY_BYTES)
 """The pseudonym of a slot that is free."""
 _GHOST_AT: Final = 48
 _GHOST_BYTES: Final = 8
+assert MARK_BYTES == _GHOST_BYTES
+_LAST_OF_GHOST: Final = _GHOST_AT + _GHOST_BYTES - 1
+"""The byte whose highest bit tells a mark from a plain ghost."""
 _LAST_USE_AT: Final = 24
 _HITS_AT: Final = 44
 _PINNED_AT: Final = 40
@@ -270,8 +275,9 @@ class Directory:
             self._uncounted.add(slot)
 
     def clear(self, slot: int, *, ghost: bytes | None = None) -> None:
-        """Free a slot. `ghost` is the pseudonym that it lost by eviction; without it an older ghost stays."""
-        kept = self.ghost(slot) if ghost is None else ghost[:_GHOST_BYTES]
+        """Free a slot. `ghost` is what the value leaves that it lost by eviction: a pseudonym, or a mark of
+        eight bytes. Without it an older ghost stays."""
+        kept = self.ghost(slot) if ghost is None else _ghost_of(ghost)
         body = bytearray(ENTRY_BYTES)
         body[_GHOST_AT : _GHOST_AT + _GHOST_BYTES] = kept
         if any(kept):
@@ -288,9 +294,31 @@ class Directory:
         start = slot * ENTRY_BYTES + _GHOST_AT
         return bytes(self.raw[start : start + _GHOST_BYTES])
 
+    def marks(self, pseudonym: bytes) -> list[int]:
+        """The slots whose ghosts are marks that this key may have left: mostly none, seldom a foreign one."""
+        lasts, wanted = self.raw[_LAST_OF_GHOST::ENTRY_BYTES], pseudonym[-1] | IS_MARK
+        found: list[int] = []
+        slot = lasts.find(wanted)
+        while slot >= 0:
+            if could_be(self.ghost(slot), pseudonym):
+                found.append(slot)
+            slot = lasts.find(wanted, slot + 1)
+        return found
+
+    def unmark(self, pseudonym: bytes) -> list[int]:
+        """Take out the marks that this key may have left; their slots. The entries stay."""
+        found = self.marks(pseudonym)
+        for slot in found:
+            start = slot * ENTRY_BYTES + _GHOST_AT
+            self.raw[start : start + _GHOST_BYTES] = bytes(_GHOST_BYTES)
+            self._uncounted.add(slot)
+        return found
+
     def has_ghost(self, pseudonym: bytes) -> bool:
         """Whether a slot of this set lost this key by eviction, as far as ghosts reach back."""
-        half = pseudonym[:_GHOST_BYTES]
+        if self.marks(pseudonym):
+            return True
+        half = _ghost_of(pseudonym)
         start = self.raw.find(half)
         while start >= 0:
             if start % ENTRY_BYTES == _GHOST_AT:
@@ -357,6 +385,13 @@ class Directory:
 
 
 EVERY_SLOT: Final = tuple(range(SLOTS_PER_SET))
+
+
+def _ghost_of(left: bytes) -> bytes:
+    """The eight bytes for a pseudonym; a mark is its own."""
+    if len(left) == MARK_BYTES:
+        return left
+    return left[: _GHOST_BYTES - 1] + bytes((left[_GHOST_BYTES - 1] & ~IS_MARK,))
 
 
 def taken_in(block: bytes | bytearray | memoryview) -> int:

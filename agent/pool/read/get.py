@@ -12,15 +12,17 @@ not taken for a second one.
 
 from typing import Final
 
-from agent.inline.cipher_suites import PROOF_BYTES
+from agent.inline.cipher_suites import PROOF_BYTES, Place
 from agent.pool.counters import MissCause
 from agent.pool.format.sealed_slot import HEADER_BYTES, OpenSlot
+from agent.pool.format.spill_mark import could_be, decode
 from agent.pool.late_answers import has_arrived, miss_cause_of, wait_for
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.read.reader_base import Request, Source, UnitReader
 from agent.pool.read.replica_choice import DOUBTFUL, doubt, in_turn, race, the_other_served
 from agent.pool.steps import Pending, Steps, Wait
 from agent.pool.volume.directory_cache import CachedSet
+from agent.pool.volume.spill_copies import LowerTier
 from agent.pool.volume.volume import Found, Volume
 
 
@@ -40,7 +42,7 @@ class _Copy:
 class SlotReader(UnitReader):
     """One value of a volume in sets of slots, being read."""
 
-    __slots__ = ("_copy", "_prestage", "_volume")
+    __slots__ = ("_copy", "_from_below", "_prestage", "_volume")
 
     def __init__(self, volume: Volume, key: bytes, prestage: PrestageCache | None = None) -> None:
         super().__init__(volume, key)
@@ -48,13 +50,84 @@ class SlotReader(UnitReader):
         self._prestage = prestage
         self._copy: _Copy | None = None
         """The copy that has proven itself, and serves the ranges."""
+        self._from_below: memoryview | None = None
+        """Instead of a copy: header and value as they came from G4. The volume's lower tier has lent it."""
 
     @property
     def namespace(self) -> int | None:
         """Where the value is read; None before its header has proven itself."""
         return self._copy.namespace if self._copy is not None else None
 
+    def close(self) -> None:
+        below, sealed, self._from_below = self._volume.below, self._from_below, None
+        if below is not None and sealed is not None:
+            below.release(sealed)
+        super().close()
+
     def _first(self, request: Request) -> Steps[int | MissCause]:
+        below, began = self._volume.below, request.channel.now()
+        served = yield from self._first_on_flash(request)
+        if below is None or not isinstance(served, MissCause):
+            return served
+        return (yield from self._first_below(request, served, below, began))
+
+    def _first_below(
+        self, request: Request, cause: MissCause, below: LowerTier, began: float
+    ) -> Steps[int | MissCause]:
+        """Serve the range out of G4, where a mark names the key; else `cause`, the flash's, stays.
+
+        An object in G4 is not zeroed by a delete, as a slot is. So a mark counts in a directory alone that
+        was read since the get `began`."""
+        volume, channel = self._volume, request.channel
+        with volume.borrowed(self.pseudonym) as sets:
+            for cached, slot in volume.marks(sets, self.pseudonym):
+                is_fresh = volume.is_fresh(cached, channel, channel.now() - began)
+                if not is_fresh and (yield from volume.load(channel, [cached], request.deadline)) is not None:
+                    continue
+                directory = cached.directory
+                ghost = directory.ghost(slot) if directory is not None else b""
+                if not could_be(ghost, self.pseudonym):
+                    continue
+                sealed = below.fetch(decode(ghost))
+                if isinstance(sealed, MissCause):
+                    cause = sealed
+                    continue
+                place = volume.place(cached, slot)
+                served = yield from self._prove_below(request, cause, sealed, place)
+                if not isinstance(served, MissCause):
+                    self._from_below = sealed
+                    request.tally.gets_from_g4 += 1
+                    request.tally.bytes_from_g4 += len(sealed)
+                    below.served(self.pseudonym, self.key, place, sealed)
+                    return served
+                below.release(sealed)
+                cause = served
+        return cause
+
+    def _prove_below(
+        self, request: Request, cause: MissCause, sealed: memoryview, place: Place
+    ) -> Steps[int | MissCause]:
+        """As `_prove`, of what came from G4: by the same seal, and nothing else is believed."""
+        if len(sealed) < HEADER_BYTES:
+            return MissCause.G4_CORRUPT
+        header, codec = sealed[:HEADER_BYTES], self._volume.codec
+        opened = codec.open(header, self.key, place)
+        if opened is MissCause.EVICTED:
+            # It proves to be another key's: the mark was a foreign one. Zeros are nobody's.
+            return cause if any(header) else MissCause.G4_CORRUPT
+        if isinstance(opened, MissCause):
+            return MissCause.G4_LOST if opened is MissCause.WRONG_KEY else MissCause.G4_CORRUPT
+        if opened.expiry and opened.expiry <= request.channel.wall():
+            return MissCause.EXPIRED
+        if len(sealed) < HEADER_BYTES + codec.padded(opened.length):
+            return MissCause.G4_CORRUPT
+        served = yield from self._serve(request, opened, Source(header, sealed[HEADER_BYTES:], 0, None))
+        if isinstance(served, MissCause):
+            return MissCause.G4_CORRUPT
+        self._open = opened
+        return served
+
+    def _first_on_flash(self, request: Request) -> Steps[int | MissCause]:
         volume, channel = self._volume, request.channel
         sets = volume.borrow_sets(self.pseudonym)
         tried: list[tuple[Found, MissCause]] = []
@@ -89,6 +162,11 @@ class SlotReader(UnitReader):
             volume.give_back_sets(sets)
 
     def _next(self, request: Request, opened: OpenSlot) -> Steps[int | MissCause]:
+        below = self._from_below
+        if below is not None:
+            source = Source(below[:HEADER_BYTES], below[HEADER_BYTES:], 0, None)
+            served = yield from self._serve(request, opened, source)
+            return MissCause.G4_CORRUPT if isinstance(served, MissCause) else served
         copy = self._copy
         assert copy is not None
         source = self._ask(request, copy, with_header=False)

@@ -38,6 +38,7 @@ from agent.pool.volume.placement import Candidate, Placement
 from agent.pool.volume.quota import Quota
 from agent.pool.volume.replication_backlog import ReplicationBacklog
 from agent.pool.volume.settings import Timing, VolumeSettings
+from agent.pool.volume.spill_copies import LowerTier, SpillCopies
 from agent.pool.volume.unit_buffers import UnitBuffers, UnitCache
 
 LOADS_IN_FLIGHT: Final = 16
@@ -221,6 +222,7 @@ class Volume(PoolVolume):
         self.media_errors = MediaErrors()
         self.replication_backlog = ReplicationBacklog()
         self.holds = Holds()
+        self.spill_copies = SpillCopies()
         self.hedge = Hedge() if settings.copies > 1 else None
         self.map_age = MapAge()
         # From here on `change` alone writes.
@@ -230,6 +232,8 @@ class Volume(PoolVolume):
         self.files_elsewhere = settings.kind == "files"
         """Another agent may write blocks of files here, which must not be lost: a scrub only reads, and
         nothing is sealed anew. True until this agent has files here (agent/service/repair.py)."""
+        self.below: LowerTier | None = None
+        """Where values lie that were evicted and had a copy made first; None: no such place is configured."""
         self.newest_map: InForce | None = None
         """Asked before a block of a file is given up; None: the known map is the only one."""
         self.key_transition: KeyTransition | None = None
@@ -247,6 +251,7 @@ class Volume(PoolVolume):
         map_check: MapCheck | None = None,
         files_elsewhere: bool | None = None,
         on_erasure: Callable[[], None] | None = None,
+        below: LowerTier | None = None,
         erased: bool = False,
     ) -> None:
         """See `PoolVolume`. `layout`: extents that follow those of before, or no old placement any more.
@@ -262,6 +267,8 @@ class Volume(PoolVolume):
             self.newest_map = map_check.newest
         if files_elsewhere is not None:
             self.files_elsewhere = files_elsewhere
+        if below is not None:
+            self.below = below
         if on_erasure is not None:
             self._on_erasure.append(on_erasure)
         super().change(tenant=tenant, erased=erased)
@@ -328,6 +335,8 @@ class Volume(PoolVolume):
 
     def _forget_secret(self) -> None:
         self.key_transition = None
+        self.below = None
+        self.spill_copies.forget()
         super()._forget_secret()
 
     def set_offset(self, candidate: Candidate) -> int:
@@ -449,6 +458,15 @@ class Volume(PoolVolume):
                     worst = cause if worst is None or cause.value > worst.value else worst
         return worst
 
+    def marks(self, sets: Sequence[CachedSet], pseudonym: bytes) -> list[tuple[CachedSet, int]]:
+        """The slots whose marks say that the key is in G4: mostly none, seldom a foreign one."""
+        found = []
+        for cached in sets:
+            directory = cached.directory
+            if directory is not None:
+                found += [(cached, slot) for slot in directory.marks(pseudonym)]
+        return found
+
     def absence(self, sets: Sequence[CachedSet], pseudonym: bytes, trouble: MissCause | None) -> MissCause:
         """Why a key that no directory names is not there."""
         for cached in sets:
@@ -495,6 +513,8 @@ class Volume(PoolVolume):
     ) -> MissCause | None:
         found = self.find(sets, pseudonym)
         if not found:
+            if self.below is not None and self.marks(sets, pseudonym) and self.below.pays():
+                return None
             away = any(cached.fault is not None for cached in sets)
             return self.absence(sets, pseudonym, trouble if away else None)
         if any(not each.entry.expiry or each.entry.expiry > now for each in found):

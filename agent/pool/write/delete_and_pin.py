@@ -73,26 +73,34 @@ def _delete_in(
         if trouble is not None and not stored_once:
             raise PutRefused(NOT_REACHED, trouble)
         erased: list[SlotErase] = []
+        faults = []
+        was_below = False
         for cached in change.writable:
             directory = cached.directory
             assert directory is not None
             with cached.guard:
                 slots = directory.find_all(pseudonym)
             if slots:
+                with cached.guard:
+                    directory.unmark(pseudonym)
                 erased.append(change.erase(cached, slots))
-        faults = []
+                continue
+            marked, cause = yield from change.unmark(cached, pseudonym, deadline)
+            was_below |= marked
+            if cause is not None:
+                faults.append(cause)
         for each in erased:
             cause = yield from each.end(deadline)
             if cause is not None:
                 faults.append(cause)
         if faults:
             raise PutRefused("the enclosure did not delete it", faults[0])
-        channel.tally(volume.settings.name).deletes += bool(erased)
+        channel.tally(volume.settings.name).deletes += bool(erased) or was_below
         if trouble is not None and (
-            not erased or volume.old_placement is not None or volume.settings.copies > 1
+            not (erased or was_below) or volume.old_placement is not None or volume.settings.copies > 1
         ):
             raise PutRefused(NOT_REACHED, trouble)
-        return bool(erased)
+        return bool(erased) or was_below
 
 
 def pin(volume: Volume, channel: IoChannel, key: bytes, until: int, deadline: float) -> Steps[bool | None]:

@@ -30,12 +30,14 @@ from agent.pool.volume.unit_buffers import Tail
 from agent.pool.volume.volume import Volume
 from agent.pool.volume.writable_directory import prove
 from agent.pool.write.quota_eviction import Room, room_for
+from agent.pool.write.set_transaction import SetTransaction
 from agent.pool.write.slot_allocation import Reservation, best_choice, is_eviction, release, reserve
 from agent.pool.write.writer_base import PutState, Writer
 
 PUT_FRESH_SECONDS: Final = 0.02
 """A put right after the lookup that missed does not read the directories again. What another agent wrote
 into the same set in between may be lost to it: a hit, in the worst case."""
+MARK_STAYS: Final = "an older value of the key lies in G4, and the enclosure did not take its mark away"
 RESERVE_TRIES: Final = 4
 """Between choosing a slot and taking it another worker may take it; then the choice is made anew."""
 
@@ -297,6 +299,7 @@ class SlotWriter(Writer):
     ) -> Steps[None]:
         """Write the last of the slot and its entry; both on flash is what acknowledges the put."""
         cached = reservation.cached
+        yield from self._unmark_elsewhere(channel, cached, deadline)
         yield from self._vouched_for(channel, reservation, deadline)
         alone = cached.writer.acquire(blocking=False)
         try:
@@ -316,6 +319,23 @@ class SlotWriter(Writer):
             if alone:
                 cached.end_write()
         self._count_stored(channel, length)
+
+    def _unmark_elsewhere(self, channel: IoChannel, target: CachedSet, deadline: float) -> Steps[None]:
+        """An older value of the key that was evicted to G4 must not come up when this one is evicted. Its
+        mark in the value's own set goes with the entry's write."""
+        volume = self._volume
+        with volume.borrowed(self.pseudonym) as sets:
+            marked = dict.fromkeys(cached for cached, _ in volume.marks(sets, self.pseudonym))
+            others = [cached for cached in marked if cached is not target]
+            if not others:
+                return
+            with SetTransaction(volume, channel, *others) as change:
+                doubt = yield from change.begin(deadline)
+                for cached in others:
+                    if doubt is None:
+                        _, doubt = yield from change.unmark(cached, self.pseudonym, deadline)
+            if doubt is not None:
+                self._refuse(channel, PutRefused(MARK_STAYS, doubt))
 
     def _count_stored(self, channel: IoChannel, length: int) -> None:
         super()._count_stored(channel, length)
@@ -406,6 +426,7 @@ class SlotWriter(Writer):
     def _forget_others(self, directory: Directory) -> None:
         for older in directory.find_all(self.pseudonym):
             directory.clear(older)
+        directory.unmark(self.pseudonym)
 
     def _fail(self, channel: IoChannel, pending: Pending, cause: MissCause) -> NoReturn:
         why = pending.fault or "no answer in time"

@@ -17,7 +17,7 @@ from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.volume import Found, Volume
 from agent.pool.write.set_transaction import SetTransaction
-from agent.pool.write.slot_allocation import count_eviction, ghost_of
+from agent.pool.write.slot_allocation import count_eviction, left_by
 
 SAMPLE = 4
 """Sets that are compared. Each may have to be read."""
@@ -116,7 +116,7 @@ def _evict_from(volume: Volume, channel: IoChannel, cached: CachedSet, deadline:
         choice = _victim(volume, cached, channel)
         if choice is None or choice.victim is None:
             return False
-        ghost = ghost_of(choice)
+        ghost = left_by(volume, cached, choice)
         victim = Found(cached, choice.slot, choice.victim)
         gone = yield from change.clear(victim, deadline, ghost=ghost, evicts=ghost is not None)
         if gone:

@@ -144,6 +144,19 @@ class SetTransaction:
             image = cached.directory.image()
         return (yield from self.write(cached, image, (found.slot,), deadline)) is None
 
+    def unmark(
+        self, cached: CachedSet, pseudonym: bytes, deadline: float
+    ) -> Steps[tuple[bool, MissCause | None]]:
+        """Take out the marks by which a get would find the key in G4. Whether there were any, and why flash
+        may have them still."""
+        with cached.guard:
+            directory = cached.directory
+            if directory is None or not directory.marks(pseudonym):
+                return False, None
+            slots = directory.unmark(pseudonym)
+            image = directory.image()
+        return True, (yield from self.write(cached, image, slots, deadline))
+
     def erase(self, cached: CachedSet, slots: Collection[int]) -> "SlotErase":
         """Send the writes that free slots, entry and header; `SlotErase.end` waits for them."""
         return SlotErase(self._volume, self._channel, cached, slots)

@@ -10,6 +10,7 @@ from typing import Final
 from agent.pool.format.directory import FREE, SLOTS_PER_SET
 from agent.pool.format.eviction_choice import Choice, choose_slot
 from agent.pool.format.sealed_slot import SlotSealer
+from agent.pool.format.spill_mark import is_mark
 from agent.pool.steps import IoChannel
 from agent.pool.volume.directory_cache import LEGAL, CachedSet, SlotState
 from agent.pool.volume.volume import Volume
@@ -95,11 +96,20 @@ def reserve(
         ):
             return False
         if present is not None and not keep:
-            directory.clear(choice.slot, ghost=ghost_of(choice))
+            directory.clear(choice.slot, ghost=left_by(volume, cached, choice))
             count_eviction(volume, channel, choice)
         cached.reserved.add(choice.slot)
     volume.cache.borrow(cached.namespace, cached.offset)
     return True
+
+
+def left_by(volume: Volume, cached: CachedSet, choice: Choice) -> bytes | None:
+    """What the choice's victim leaves: the mark of its copy in G4, or else its ghost. A ghost does not take
+    the place of a mark: None, and the mark stays."""
+    if choice.victim is None or not is_eviction(choice):
+        return None
+    mark = volume.spill_copies.mark_for((cached.namespace, cached.offset), choice.slot, choice.victim)
+    return mark or (ghost_of(choice) if not is_mark(choice.victim.ghost) else None)
 
 
 def ghost_of(choice: Choice) -> bytes | None:

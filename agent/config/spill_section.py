@@ -1,0 +1,91 @@
+"""The section of the configuration for G4: where values go that are evicted (docs/tiers.md)."""
+
+import re
+from typing import Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from agent.config.document_problems import AbsolutePath
+from agent.config.s3_section import BUCKET
+from agent.pool.map.names import VolumeName
+from agent.sizes import Size
+
+BUNDLE_BYTES_MIN: Final = 8 << 20
+BUNDLE_BYTES_MAX: Final = 64 << 20
+_ENDPOINT: Final = re.compile(
+    r"https?://([a-z0-9.-]{1,253}|\[[0-9a-f:.]{2,45}\])(:[0-9]{1,5})?/?", re.IGNORECASE
+)
+
+
+class SpillSection(BaseModel):
+    """A place in G4 for values that are evicted, of some volumes or of all (docs/tiers.md). One table for
+    each place: a folder, or a bucket. Every agent of a pool should have the same."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    volumes: tuple[VolumeName, ...] = Field(
+        (),
+        max_length=64,
+        description="The key-value volumes whose values go there; empty: all. A volume has one place.",
+    )
+    folder: AbsolutePath | None = Field(
+        None, description="A folder of a shared file system (Scale, NFS, Lustre) or of a disk; it must exist."
+    )
+    bucket: str = Field("", description="Or a bucket; it must exist.")
+    endpoint: str = Field("", description="Of the bucket: `https://HOST:PORT`, or `http://`.")
+    region: str = Field("us-east-1", min_length=1, max_length=64, description="Of the bucket.")
+    credentials_file: AbsolutePath | None = Field(
+        None,
+        description="Of the bucket: an access key in the format of the AWS tools, a file of mode 0600.",
+    )
+    max_bytes: Size = Field(
+        ge=BUNDLE_BYTES_MAX, description="The room that this pool's values may take there, for each volume."
+    )
+    values: Literal["used", "all"] = Field(
+        "used",
+        description="Which evicted values go there: `used`, those that were read since they were put, or are "
+        "pinned; `all`, which writes ten times as much and finds ten times as much.",
+    )
+    bundle: Size = Field(
+        32 << 20,
+        ge=BUNDLE_BYTES_MIN,
+        le=BUNDLE_BYTES_MAX,
+        description="Bytes of one object, 8M to 64M; short values make smaller ones.",
+    )
+    rate: Size = Field(
+        256 << 20, ge=1 << 20, description="Bytes a second at the most that this agent writes there."
+    )
+    deadline_ms: float = Field(
+        100.0,
+        gt=0,
+        le=60_000,
+        description="What a get waits for a value from there, beside its time for flash.",
+    )
+    memory: Size = Field(
+        256 << 20,
+        ge=4 * BUNDLE_BYTES_MAX,
+        description="Memory for bundles that are being made and for values that are on their way up.",
+    )
+    in_flight: int = Field(32, ge=1, le=256, description="Ranges that are asked for at once.")
+
+    @property
+    def name(self) -> str:
+        """For status and logs."""
+        return f"folder {self.folder}" if self.folder is not None else f"bucket {self.bucket}"
+
+    @model_validator(mode="after")
+    def _is_one_place(self) -> "SpillSection":
+        if (self.folder is not None) == bool(self.bucket):
+            raise ValueError("a place is either a folder or a bucket")
+        if self.folder is not None and (self.endpoint or self.credentials_file is not None):
+            raise ValueError("endpoint and credentials_file are for a bucket")
+        if self.bucket:
+            if BUCKET.fullmatch(self.bucket) is None:
+                raise ValueError(f"{self.bucket!r} is no name for a bucket")
+            if _ENDPOINT.fullmatch(self.endpoint) is None:
+                raise ValueError("a bucket wants an endpoint such as https://s3.example:9000")
+            if self.credentials_file is None:
+                raise ValueError("a bucket wants a credentials_file")
+        if len(set(self.volumes)) != len(self.volumes):
+            raise ValueError("a volume is named twice")
+        return self

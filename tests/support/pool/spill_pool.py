@@ -1,0 +1,95 @@
+"""A pool in memory with a place in G4 below it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+
+from agent.pool.read.recompute_gate import RecomputeGate
+from agent.spill.down import Spiller
+from agent.spill.target import Gone, Stored, Taken, Target, TargetError
+from agent.spill.up import Below, PlaceHealth
+from tests.support.pool.memory_pool import PoolAgent
+
+POOL_ID = "00112233445566778899aabbccddeeff"
+
+
+class MemoryTarget(Target):
+    """Objects in a dict. `damage` is applied to each range; `silent` never answers; `refusal` is every
+    answer."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.damage: Callable[[bytes], bytes] = lambda data: data
+        self.silent = False
+        self.refusal: TargetError | None = None
+        self.fetched: list[tuple[str, int, int]] = []
+
+    def _check(self) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+
+    def put(self, name: str, data: memoryview) -> None:
+        self._check()
+        if name in self.objects:
+            raise Taken(name)
+        self.objects[name] = bytes(data)
+
+    def fetch(self, name: str, offset: int, size: int) -> Future[bytes]:
+        self.fetched.append((name, offset, size))
+        future: Future[bytes] = Future()
+        if self.silent:
+            return future
+        if self.refusal is not None:
+            future.set_exception(self.refusal)
+        elif name not in self.objects:
+            future.set_exception(Gone(name))
+        else:
+            future.set_result(self.damage(self.objects[name][offset : offset + size]))
+        return future
+
+    def delete(self, name: str) -> None:
+        self._check()
+        self.objects.pop(name, None)
+
+    def names(self, prefix: str) -> Iterator[Stored]:
+        self._check()
+        yield from [Stored(name, len(data)) for name, data in self.objects.items() if name.startswith(prefix)]
+
+    def close(self) -> None:
+        pass
+
+
+class SpillingAgent:
+    """An agent of a memory pool, and its place in G4; a turn of the spill thread is a call."""
+
+    def __init__(
+        self,
+        agent: PoolAgent,
+        target: Target,
+        *,
+        all_values: bool = False,
+        gate: RecomputeGate | None = None,
+        deadline: float = 0.02,
+    ) -> None:
+        self.agent = agent
+        self.health = PlaceHealth(8, 64 << 20, deadline)
+        self.below = Below(agent.volume, POOL_ID, target, self.health, gate, agent.channel.now)
+        agent.volume.change(below=self.below)
+        self.spiller = Spiller(
+            agent.volume, POOL_ID, target, 8 << 20, all_values=all_values, below=self.below
+        )
+
+    def spill(self, *, store: bool = True) -> None:
+        """Work off all that the evictions so far want."""
+        channel = self.agent.channel
+        while channel.run(self.spiller.turn(channel)) is not None:
+            pass
+        if store:
+            self.spiller.store(channel.wall())
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """As an engine does; time passes, and what is evicted was copied if it is worth it."""
+        self.agent.channel.clock += 1.0
+        self.agent.put(key, value)
+        self.spill()
