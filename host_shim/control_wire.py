@@ -112,6 +112,9 @@ class Outcome(enum.IntEnum):
     WRONG_KEY = 5
     LATE = 6
     ENCLOSURE_DOWN = 7
+    G4_LATE = 8
+    G4_LOST = 9
+    G4_CORRUPT = 10
     STARTED = 16
     """Prestage: on its way into the agent's memory."""
     REFUSED = 17
@@ -223,7 +226,7 @@ def decode_report_untrusted(data: bytes) -> PrefixReport:
     if len(data) != REPORT_BYTES:
         raise MalformedControl(f"a report has {REPORT_BYTES} bytes, not {len(data)}")
     asked, found, usable, stored, loaded, cause, is_known, saved, load = _REPORT.unpack(data)
-    if cause > Outcome.ENCLOSURE_DOWN and cause != Outcome.UNKNOWN:
+    if cause > Outcome.G4_CORRUPT and cause != Outcome.UNKNOWN:
         raise MalformedControl(f"{cause} is no cause of a hole")
     if not usable <= found <= asked:
         raise MalformedControl("a report of more blocks found than asked for, or usable than found")

@@ -10,7 +10,7 @@ from host_shim.control_wire import Outcome
 
 
 class Cause(enum.StrEnum):
-    """Why a block reference was no hit. The first seven are the agent's own causes."""
+    """Why a block reference was no hit. The first ten are the agent's own causes."""
 
     NEVER_STORED = "never_stored"
     EVICTED = "evicted"
@@ -19,6 +19,9 @@ class Cause(enum.StrEnum):
     WRONG_KEY = "wrong_key"
     LATE = "late"
     ENCLOSURE_DOWN = "enclosure_down"
+    G4_LATE = "g4_late"
+    G4_LOST = "g4_lost"
+    G4_CORRUPT = "g4_corrupt"
     BEHIND_A_HOLE = "behind_a_hole"
     """It is there, but an earlier block of the prefix is not, so an engine has no use for it."""
     AGENT_DOWN = "agent_down"

@@ -48,6 +48,7 @@ from agent.service.repair import Repair
 from agent.service.upkeep import Upkeep
 from agent.service.volume_policies import VolumePolicies
 from agent.service.watched_memory import watch_blocks, watch_memory
+from agent.spill.tier import SpillTier
 from agent.telemetry import metrics, snapshot
 from agent.tenancy.limits import TenantLimits
 from agent.tenancy.visibility import Members
@@ -135,6 +136,13 @@ class Agent:
             lambda: channels.take(queues.repair),
             channels.tallies,
             self._has_files,
+        )
+        self.spill = SpillTier(
+            configuration.spill,
+            self.pool_id,
+            self.volumes,
+            {each.settings.name: each.gate for each in self.served if each.gate is not None},
+            [functools.partial(channels.take, queue) for queue in queues.spill],
         )
         self.not_served: dict[str, str] = {}
         """The parts of the configuration that are not served, and why."""
@@ -226,6 +234,7 @@ class Agent:
         if self.auto_join is not None:
             services["members"] = Service(self.auto_join.start, self.auto_join.stop)
         services["keeper"] = Service(self.repair.start, self.repair.stop, self.repair.snapshot)
+        services["spill"] = Service(self.spill.start, self.spill.stop, self.spill.snapshot)
         services["policies"] = Service(self.policies.start, self.policies.stop)
         services["memory"] = Service(stop=self.registered.close, status=self.registered.mapped_bytes)
         for name, door in self.doors.items():

@@ -20,7 +20,7 @@ class QueuePlan:
     """The I/O queue ids of each thread that talks to enclosures; an enclosure takes one Connect for an id.
 
     Ids run from 1 without a gap: workers, prestaging, upkeep, repair, write-back, path prober, members,
-    guests, S3, queries. None, or an empty range: this agent has no such thread.
+    guests, S3, queries, places in G4. None, or an empty range: this agent has no such thread.
     """
 
     workers: range
@@ -35,18 +35,20 @@ class QueuePlan:
     """By virtio-fs device; one id for each of its request queues."""
     s3: range
     query: range
+    spill: range
+    """One for each place in G4 (agent/spill/tier.py)."""
 
     def __post_init__(self) -> None:
         one = (self.upkeep, self.repair, self.write_back, self.path_prober, self.members)
         ids = [each for each in one if each is not None]
-        for several in (self.workers, self.prestage, *self.guests, self.s3, self.query):
+        for several in (self.workers, self.prestage, *self.guests, self.s3, self.query, self.spill):
             ids += several
         if sorted(ids) != list(range(1, len(ids) + 1)):
             raise AssertionError(f"queue ids are not each there once: {sorted(ids)}")
 
     @property
     def total(self) -> int:
-        return self.query.stop - 1
+        return self.spill.stop - 1
 
     @property
     def extra(self) -> int:
@@ -78,6 +80,7 @@ class QueuePlan:
             tuple(take(device.queue_count(wanted)) for device in configuration.virtiofs),
             take(configuration.s3.workers if configuration.s3.listen else 0),
             take(configuration.query.workers if configuration.query.listen else 0),
+            take(len(configuration.spill)),
         )
 
 

@@ -39,6 +39,10 @@ class Target(ABC):
     def fetch(self, name: str, offset: int, size: int) -> "Future[bytes]":
         """A range of an object, shorter where the object ends. The future raises Gone and TargetError."""
 
+    def give_up(self, asked: "Future[bytes]") -> None:
+        """Nobody waits for a range any more; its future is done soon."""
+        asked.cancel()
+
     @abstractmethod
     def delete(self, name: str) -> None:
         """Remove an object; it may be gone already. Raises TargetError."""

@@ -55,7 +55,7 @@ class PlaceHealth:
     """What is under way at one place, and whether it is left alone. Safe from any thread."""
 
     def __init__(self, in_flight: int, memory: int, deadline: float) -> None:
-        self.deadline: Final = deadline
+        self.deadline = deadline
         self.counts = UpCounts()
         self._in_flight = in_flight
         self._memory = memory
@@ -177,7 +177,7 @@ class Below:
                 health.ended()
                 health.give_back(size)
 
-            asked.cancel()
+            self._target.give_up(asked)
             asked.add_done_callback(is_over)
             return MissCause.G4_LATE
         except TargetError:

@@ -37,6 +37,8 @@ VOLUME_COUNTERS = {
     "prestage_late_bytes": "Bytes that were read ahead for such a get, and not kept.",
     "prestage_failed": "Keys whose read ahead failed by a bug; see the log.",
     "gets_gated": "Gets refused as late, because computing the value again is quicker; among the misses.",
+    "gets_from_g4": "Gets that were served out of G4; among the hits.",
+    "bytes_from_g4": "Bytes that G4 gave for those, sealed.",
     "puts_declined": "Puts taken and not stored, because their keys were new and the volume is full.",
     "puts_written_back": "Puts acknowledged before they were on flash.",
     "puts_lost": "Of those, values that could not be stored afterwards.",
@@ -58,6 +60,22 @@ VOLUME_COUNTERS = {
     "prefix_cost_ms": "Milliseconds that loading took more than computing would have.",
 }
 
+
+SPILL_COUNTERS = {
+    "asked": "Ranges that gets asked a place in G4 for.",
+    "late": "Of those, ranges that did not come by the deadline.",
+    "lost": "Of those, ranges of objects that are not there.",
+    "failed": "Of those, ranges that the place refused.",
+    "not_asked": "Marks that gets met and did not follow, for the answer would have come too late.",
+    "bundles": "Bundles that were stored there.",
+    "bytes": "Bytes of those.",
+    "values": "Values in those.",
+    "bundles_dropped": "Bundles that the place did not take, or has no room for.",
+    "bundles_deleted": "Bundles that were deleted, for room or with their volume.",
+    "returned": "Values that went back from there to flash.",
+    "sets_dropped": "Sets whose next victims were not copied, because too many waited.",
+}
+SPILL_GAUGES = {"bytes_used": "Bytes that bundles take there, as far as is known."}
 
 SCRUB_COUNTERS = {
     "bytes_read": "Bytes that scrub has read.",
@@ -197,8 +215,20 @@ class Collector:
         enclosures = [{**each, "up": float(each["connected"])} for each in state["enclosures"]]
         yield from _labelled("enclosure", enclosures, _GAUGE, ENCLOSURE_GAUGES)
         yield from _labelled("enclosure", enclosures, _COUNTER, ENCLOSURE_COUNTERS)
+        places = [_spill_row(place) for place in state["spill"]]
+        yield from _labelled("spill", places, _COUNTER, SPILL_COUNTERS)
+        yield from _labelled("spill", places, _GAUGE, SPILL_GAUGES)
         yield from _http_door("s3", state["s3"], S3_TABLES, S3_COUNTERS, S3_GAUGES)
         yield from _http_door("query", state["query"], QUERY_TABLES, QUERY_COUNTERS, QUERY_GAUGES)
+
+
+def _spill_row(place: Mapping[str, Any]) -> dict[str, Any]:
+    """A place in G4, with the sums of its volumes."""
+    summed: dict[str, Any] = {**place, "name": place["place"]}
+    for field in (*SPILL_COUNTERS, *SPILL_GAUGES):
+        if field not in place:
+            summed[field] = sum(volume[field] for volume in place["volumes"].values())
+    return summed
 
 
 def _number_at(state: Mapping[str, Any], place: str) -> float:

@@ -159,6 +159,7 @@ def take(sources: Sources) -> dict[str, Any]:
         "memory": _memory(sources) if sources.whole else None,
         "upkeep_failures": sources.service("upkeep") or 0 if sources.whole else None,
         "scrub": dict(sources.service("keeper") or {}) if sources.whole else None,
+        "spill": list(sources.service("spill") or []) if sources.whole else [],
         "bounds": list(sources.bounds()) if sources.whole else [],
     }
 

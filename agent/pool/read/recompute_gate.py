@@ -50,6 +50,12 @@ class RecomputeGate:
         self._let_through = float("-inf")
         self._lock = threading.Lock()
 
+    def like(self) -> "RecomputeGate":
+        """One that has measured nothing yet, for another place that values come from."""
+        gate = RecomputeGate(1.0, 1)
+        gate._recomputed_per_s = self._recomputed_per_s
+        return gate
+
     @property
     def bandwidth(self) -> float | None:
         """Bytes a second that gets bring together; None while too little was fetched to say."""

@@ -1,0 +1,208 @@
+"""The places in G4 of an agent: for each its target, its volumes, and the thread that copies down and up.
+
+A place is made with the agent and whole then. Volumes of one copy in sets of slots, of kind `kv`, have a
+place; others have none (docs/limits.md)."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from agent.config.spill_section import SpillSection
+from agent.errors import ConfigError
+from agent.host_os.worker_thread import OwnThread
+from agent.pool.maintenance.scrub import Pace
+from agent.pool.read.recompute_gate import RecomputeGate
+from agent.pool.volume.volume import PoolVolume, Volume, in_sets
+from agent.remote.channel import WorkerChannel
+from agent.spill.down import Spiller
+from agent.spill.folder import FolderTarget
+from agent.spill.room import Room
+from agent.spill.s3_target import S3Target
+from agent.spill.target import Target, TargetError
+from agent.spill.up import Below, PlaceHealth
+
+log = logging.getLogger(__name__)
+
+IDLE_SECONDS: Final = 0.02
+"""How long a thread sleeps that found nothing to do."""
+ERROR_SECONDS: Final = 1.0
+STOP_SECONDS: Final = 10.0
+
+
+def target_of(section: SpillSection) -> Target:
+    """The folder or bucket of a section. Raises ConfigError."""
+    if section.folder is not None:
+        return FolderTarget(section.folder, room_wanted=section.bundle)
+    assert section.credentials_file is not None
+    return S3Target(section.endpoint, section.bucket, section.region, section.credentials_file)
+
+
+def can_spill(volume: Volume) -> bool:
+    """Whether a volume's values may go to G4: values that do not change, of which there is one copy."""
+    return volume.settings.kind == "kv" and volume.settings.copies == 1
+
+
+class SpillPlace(OwnThread):
+    """One place, and the thread that works for it. `take_channel` gives it its channel."""
+
+    def __init__(
+        self,
+        section: SpillSection,
+        pool_id: str,
+        volumes: Sequence[Volume],
+        gates: Mapping[str, RecomputeGate],
+        take_channel: Callable[[], WorkerChannel],
+    ) -> None:
+        """Raises ConfigError."""
+        super().__init__("spill", STOP_SECONDS, f"the thread of spill, which waits for {section.name},")
+        self._section = section
+        self._target = target_of(section)
+        self._take_channel = take_channel
+        self._error = ""
+        self.health = PlaceHealth(section.in_flight, section.memory // 2, section.deadline_ms / 1e3)
+        self._rooms: dict[str, Room] = {}
+        self._spillers: list[Spiller] = []
+        self._erased: set[str] = set()
+        # Each volume fills a bundle of its own; half of the memory is for those.
+        fitting = max(1, section.memory // 2 // section.bundle)
+        for volume in volumes[:fitting]:
+            settings = volume.settings
+            gate = gates.get(settings.name)
+            below = Below(
+                volume, pool_id, self._target, self.health, gate.like() if gate is not None else None
+            )
+            room = self._rooms[settings.name] = Room(
+                self._target, pool_id, settings.volume_id, section.max_bytes
+            )
+            self._spillers.append(
+                Spiller(
+                    volume,
+                    pool_id,
+                    self._target,
+                    section.bundle,
+                    all_values=section.values == "all",
+                    below=below,
+                    room_for=room.take,
+                )
+            )
+            volume.change(below=below, on_erasure=below.forget)
+        if len(volumes) > fitting:
+            log.warning(
+                "spill: %s has memory for the bundles of %d volumes, and %d have it as their place; raise "
+                "spill.memory, or the others have none",
+                section.name, fitting, len(volumes),
+            )  # fmt: skip
+
+    def snapshot(self) -> dict[str, Any]:
+        """What `g35 status` and the metrics tell of the place."""
+        return {
+            "place": self._section.name,
+            "error": self._error or next((each.last_error for each in self._spillers if each.last_error), ""),
+            "left_alone": self.health.is_alone(time.monotonic()),
+            **asdict(self.health.counts),
+            "volumes": {
+                each.volume.settings.name: {
+                    **asdict(each.counts),
+                    "sets_dropped": each.volume.spill_copies.sets_dropped,
+                    "copies_on_flash": len(each.volume.spill_copies),
+                    "bytes_used": self._rooms[each.volume.settings.name].used,
+                    "bytes_max": self._section.max_bytes,
+                    "bundles_deleted": self._rooms[each.volume.settings.name].deleted,
+                }
+                for each in self._spillers
+            },
+        }
+
+    def stop(self) -> None:
+        super().stop()
+        self._target.close()
+
+    def _work(self) -> None:
+        channel = self._take_channel()
+        pace = Pace(self._section.rate, lambda: 0)
+        while not self.stopping.is_set():
+            try:
+                wait = self._turn(channel, pace)
+                self._error = ""
+            except TargetError as error:
+                if str(error) != self._error:
+                    log.warning(
+                        "spill: %s: %s; values that are evicted meanwhile are lost", self._section.name, error
+                    )
+                self._error, wait = str(error), ERROR_SECONDS
+            except Exception:
+                log.exception("spill: work for %s failed; it is tried again", self._section.name)
+                wait = ERROR_SECONDS
+            self.stopping.wait(wait)
+        for spiller in self._spillers:
+            spiller.store(channel.wall())
+
+    def _turn(self, channel: WorkerChannel, pace: Pace) -> float:
+        """One thing for each volume; how long to wait before the next turn. Raises TargetError."""
+        moved, is_idle = 0, True
+        for spiller in self._spillers:
+            name, room = spiller.volume.settings.name, self._rooms[spiller.volume.settings.name]
+            if spiller.volume.erased:
+                if name not in self._erased:
+                    channel.run(spiller.turn(channel))
+                    if room.delete_all():
+                        self._erased.add(name)
+                        log.info(
+                            "spill: what the erased volume %s had at %s is deleted", name, self._section.name
+                        )
+                    is_idle = False
+                continue
+            count = channel.run(spiller.turn(channel))
+            moved += count or 0
+            is_idle = is_idle and count is None
+            room.survey(channel.now(), channel.wall())
+            room.make_room()
+        if is_idle:
+            return IDLE_SECONDS
+        return min(ERROR_SECONDS, max(0.0, pace.spend(moved, channel.now())))
+
+
+class SpillTier:
+    """All places of an agent."""
+
+    def __init__(
+        self,
+        sections: Sequence[SpillSection],
+        pool_id: str,
+        volumes: Sequence[PoolVolume],
+        gates: Mapping[str, RecomputeGate],
+        take_channels: Sequence[Callable[[], WorkerChannel]],
+    ) -> None:
+        """Raises ConfigError."""
+        self._places: list[SpillPlace] = []
+        fitting = {each.settings.name: each for each in in_sets(volumes) if can_spill(each)}
+        known = {each.settings.name for each in volumes}
+        named = {name for section in sections for name in section.volumes}
+        for name in sorted(named):
+            if name not in known:
+                log.warning("spill names volume %s, which this pool does not serve", name)
+            elif name not in fitting:
+                raise ConfigError(
+                    f"spill names {name}; a place in G4 is for key-value volumes in sets, of one copy",
+                    "take that name out",
+                )
+        for section, take_channel in zip(sections, take_channels, strict=True):
+            names = section.volumes or tuple(name for name in fitting if name not in named)
+            of_place = [fitting[name] for name in names if name in fitting]
+            self._places.append(SpillPlace(section, pool_id, of_place, gates, take_channel))
+
+    def start(self) -> None:
+        """Once."""
+        for place in self._places:
+            place.start()
+
+    def stop(self) -> None:
+        """What is in hand is stored, where the place takes it."""
+        for place in self._places:
+            place.stop()
+
+    def snapshot(self) -> list[dict[str, Any]] | None:
+        """By place; None where there is none."""
+        return [place.snapshot() for place in self._places] or None
