@@ -61,6 +61,7 @@ VERBS: dict[str, Verb] = {
     "unmount": Verb("agent.cli.mount_verb", "unmount", "End the agent behind a mount."),
     "pool": Verb("agent.cli.pool_verb", "app", "The pool: format, show, extend, scrub."),
     "tenant": Verb("agent.cli.tenant_verb", "app", "The tenants of a pool: list, add, set, rotate, erase."),
+    "spill": Verb("agent.cli.spill_verb", "app", "What the pool has in G4: status, scrub, drop."),
     "enclosure": Verb(
         "agent.cli.enclosure_verb", "app", "Configure an enclosure (SPDK, nvmet, jbof) from a file."
     ),
@@ -87,7 +88,7 @@ PASSED_ON: dict[str, tuple[str, str]] = {
 """Verbs that are programs of the emulator. The agent never imports it; it becomes it."""
 
 
-WITH_KEYS = frozenset({"agent", "key", "pool", "tenant"})
+WITH_KEYS = frozenset({"agent", "key", "pool", "spill", "tenant"})
 """Verbs that have the root key in their memory, some of them for minutes."""
 
 _CURES = {

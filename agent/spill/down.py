@@ -35,6 +35,8 @@ AHEAD: Final = 8
 """Victims of a set that are copied at most before they are evicted."""
 BUNDLE_SECONDS: Final = 30.0
 """A bundle that is not full is stored after so long."""
+URGENT_SECONDS: Final = 0.25
+"""Where a set's next victims are all in a bundle that is not stored yet, it is stored after so long."""
 IO_SECONDS: Final = 2.0
 NAME_TRIES: Final = 8
 """Numbers that are drawn for a bundle where one is taken."""
@@ -114,7 +116,10 @@ class Spiller:
 
     def _copy_next(self, channel: IoChannel, place: SetPlace, cached: CachedSet) -> Steps[int]:
         moved = 0
-        for slot, entry in self._next_victims(channel, place, cached):
+        victims = self._next_victims(channel, place, cached)
+        if not victims and channel.now() - self._since > URGENT_SECONDS:
+            self.store(channel.wall())
+        for slot, entry in victims:
             size = HEADER_BYTES + self.volume.codec.padded(entry.length)
             if self._bundle is not None and not self._bundle.has_room(size):
                 self.store(channel.wall())

@@ -31,10 +31,10 @@ ERROR_SECONDS: Final = 1.0
 STOP_SECONDS: Final = 10.0
 
 
-def target_of(section: SpillSection) -> Target:
+def target_of(section: SpillSection, *, wants_room: bool = True) -> Target:
     """The folder or bucket of a section. Raises ConfigError."""
     if section.folder is not None:
-        return FolderTarget(section.folder, room_wanted=section.bundle)
+        return FolderTarget(section.folder, room_wanted=section.bundle if wants_room else 0)
     assert section.credentials_file is not None
     return S3Target(section.endpoint, section.bucket, section.region, section.credentials_file)
 

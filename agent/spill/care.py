@@ -1,0 +1,118 @@
+"""What an operator does with a place by hand: see what is there, check it, delete it. Blocks; for verbs.
+
+Nothing here has a key, so a bundle is checked by its own table and checksums. What passes may still fail to
+prove itself to a get, and is a miss then.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from agent.inline.crc64 import crc64
+from agent.spill.bundle import TABLE_BYTES, Damaged, items_untrusted
+from agent.spill.names import GENERATIONS, age_of, pool_prefix
+from agent.spill.target import Gone, Stored, Target, TargetError
+
+RANGE_SECONDS: Final = 60.0
+
+
+@dataclass(slots=True)
+class Usage:
+    """What one volume has at a place."""
+
+    bundles: int = 0
+    bytes: int = 0
+    oldest_generations: int = 0
+    """Age of the oldest bundle, in generations of some six days."""
+
+
+@dataclass(slots=True)
+class Checked:
+    """What a check found."""
+
+    bundles: int = 0
+    bytes: int = 0
+    values: int = 0
+    bad_values: int = 0
+    bad_bundles: list[str] = field(default_factory=list)
+    """Names, 1,000 at the most; none of their values can be served."""
+    bad_count: int = 0
+    leftovers: int = 0
+    """Files that a crash left half written, and objects that are no bundles; they were deleted."""
+
+
+BAD_NAMED_MAX: Final = 1000
+
+
+def volume_of(name: str, pool_id: str) -> str:
+    """The hexadecimal id of the volume whose object it is; empty where it is no bundle of the pool."""
+    volume, _, rest = name.removeprefix(pool_prefix(pool_id)).partition("/")
+    is_bundle = len(volume) == 32 and age_of(name, 0.0) < GENERATIONS and len(rest.split("/")[-1]) == 5
+    return volume if is_bundle else ""
+
+
+def usage(target: Target, pool_id: str, wall: float) -> dict[str, Usage]:
+    """By hexadecimal volume id, what a pool has at a place. Raises TargetError."""
+    found: dict[str, Usage] = {}
+    for stored in target.names(pool_prefix(pool_id)):
+        each = found.setdefault(volume_of(stored.name, pool_id), Usage())
+        each.bundles += 1
+        each.bytes += stored.size
+        if volume_of(stored.name, pool_id):
+            each.oldest_generations = max(each.oldest_generations, age_of(stored.name, wall))
+    return found
+
+
+def check(target: Target, pool_id: str, progress: Callable[[int], None] = lambda size: None) -> Checked:
+    """Read all bundles of a pool. Those that no value can come from are deleted. Raises TargetError."""
+    found = Checked()
+    for stored in target.names(pool_prefix(pool_id)):
+        if not volume_of(stored.name, pool_id):
+            target.delete(stored.name)
+            found.leftovers += 1
+            continue
+        found.bundles += 1
+        found.bytes += stored.size
+        try:
+            good, bad = _items_in(target, stored)
+        except Gone:
+            continue  # Another agent deleted it meanwhile.
+        except Damaged:
+            good, bad = 0, 0
+        found.values += good
+        found.bad_values += bad
+        if not good:
+            target.delete(stored.name)
+            found.bad_count += 1
+            if len(found.bad_bundles) < BAD_NAMED_MAX:
+                found.bad_bundles.append(stored.name)
+        progress(stored.size)
+    return found
+
+
+def _items_in(target: Target, stored: Stored) -> tuple[int, int]:
+    """How many items of a bundle prove themselves, and how many do not. Raises Damaged and TargetError."""
+    whole = _range(target, stored.name, 0, stored.size)
+    good = bad = 0
+    for item in items_untrusted(bytes(whole[:TABLE_BYTES]), len(whole)):
+        if crc64(whole[item.offset : item.offset + item.size]) == item.checksum:
+            good += 1
+        else:
+            bad += 1
+    return good, bad
+
+
+def _range(target: Target, name: str, offset: int, size: int) -> memoryview:
+    asked = target.fetch(name, offset, size)
+    try:
+        return memoryview(asked.result(RANGE_SECONDS))
+    except TimeoutError:
+        target.give_up(asked)
+        raise TargetError(f"no answer within {RANGE_SECONDS:g} s") from None
+
+
+def drop(target: Target, prefix: str) -> Iterator[Stored]:
+    """Delete what begins with a prefix; each as it goes. Raises TargetError."""
+    for stored in target.names(prefix):
+        target.delete(stored.name)
+        yield stored

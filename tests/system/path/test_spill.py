@@ -1,0 +1,103 @@
+"""A real agent with a folder as its place in G4: what is evicted comes up again, and the operator's verbs."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from emulator.jbof.enclosure import Enclosure, EnclosureSettings
+from host_shim.pool import Pool
+from tests.support.processes import Processes
+
+KEYS = [random.Random(f"spilled key {number}").randbytes(16) for number in range(900)]
+VALUE_BYTES = 60_000
+
+CONFIGURATION = """
+[agent]
+mount = "{folder}/mnt"
+state = "{folder}/state"
+key_file = "{folder}/root.key"
+read_deadline_ms = 2000
+[[enclosures]]
+name = "one"
+address = "127.0.0.1"
+port = {port}
+nqn = "{nqn}"
+[[volumes]]
+name = "kv"
+value_size = "64K"
+share = 0.9
+[[spill]]
+folder = "{folder}/below"
+max_bytes = "1G"
+bundle = "8M"
+values = "all"
+deadline_ms = 5000
+"""
+
+
+def value_of(key: bytes) -> bytes:
+    return random.Random(key).randbytes(VALUE_BYTES)
+
+
+def test_what_is_evicted_comes_up_and_the_verbs_tell_of_it(processes: Processes, tmp_path: Path) -> None:
+    config, mount, below = tmp_path / "agent.toml", tmp_path / "mnt", tmp_path / "below"
+
+    def verb(*words: str) -> Any:
+        found = processes.g35("spill", *words, "--config", config)
+        assert found.process.wait(60) == 0, found.output
+        return found.output
+
+    def status() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((mount / ".g35/status.json").read_text())
+        return found
+
+    with Enclosure(EnclosureSettings(name="one", drives=1, drive_bytes=32 << 20)) as one:
+        config.write_text(
+            CONFIGURATION.format(folder=tmp_path, port=one.port, nqn=one.settings.subsystem_nqn)
+        )
+        for words in (("key", "new", tmp_path / "root.key"), ("pool", "format", "--config", config)):
+            assert processes.g35(*words).process.wait(60) == 0
+        refused = processes.g35("agent", "--config", config)
+        assert refused.process.wait(60) == 1
+        assert "cannot be used" in refused.output
+        assert "Traceback" not in refused.output
+        below.mkdir()
+        agent = processes.g35("agent", "--config", config)
+        agent.wait_for_line("ready", 60)
+        with Pool(mount, sessions=1) as pool:
+            kv = pool.volume("kv")
+            for key in KEYS:
+                assert kv.put(key, value_of(key))
+            (place,) = status()["spill"]
+            assert place["volumes"]["kv"]["values"] > 100
+            served = [key for key in KEYS if kv.get(key) == value_of(key)]
+            seen = next(each for each in status()["volumes"] if each["name"] == "kv")
+            assert seen["gets_from_g4"] > 50
+            assert seen["hits"] == len(served)
+            assert seen["misses"] == len(KEYS) - len(served)
+        assert agent.stop(30) == 0
+
+        (row,) = json.loads(verb("status", "--json"))
+        assert (row["volume"], row["bundles"] > 0) == ("kv", True)
+        (first, *_) = [path for path in below.rglob("*") if path.is_file()]
+        first.write_bytes(first.read_bytes()[:5000])
+        (first.parent / ".part-left").write_bytes(b"left by a crash")
+        (found,) = json.loads(verb("scrub", "--json"))
+        assert (found["bad_count"], found["leftovers"], found["bad_values"]) == (1, 1, 0)
+        assert found["values"] > 0
+
+        agent = processes.g35("agent", "--config", config)
+        agent.wait_for_line("ready", 60)
+        with Pool(mount, sessions=1) as pool:
+            kv = pool.volume("kv")
+            again = [key for key in KEYS if kv.get(key) == value_of(key)]
+            assert set(again) < set(served)
+            assert "bundles deleted" in verb("drop", "--all")
+            assert not [path for path in below.rglob("*") if path.is_file()]
+            assert all(kv.get(key) in (None, value_of(key)) for key in KEYS)
+            seen = next(each for each in status()["volumes"] if each["name"] == "kv")
+            assert seen["miss_causes"]["g4_lost"] > 0
+        assert agent.stop(30) == 0
