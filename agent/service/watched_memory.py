@@ -19,11 +19,14 @@ from agent.pool.volume.in_doubt_writes import KEYS_MAX
 from agent.pool.volume.media_errors import REPORTS_MAX, SUSPECTS_MAX
 from agent.pool.volume.partial_puts import BEGUN_BYTES
 from agent.pool.volume.replication_backlog import DOUBTFUL_MAX, OWED_MAX
+from agent.pool.volume.spill_copies import COPIES_MAX, SETS_MAX
 from agent.pool.volume.unit_buffers import KEPT_UNITS_MAX, SPARE_MAX
 from agent.pool.volume.volume import PoolVolume
 from agent.pool.write.admission import SEEN_MAX
 from agent.remote.fence import MOST_PLACES, Fence
 from agent.service.volume_policies import VolumePolicies
+from agent.spill.up import RETURNS_MAX
+from agent.spill.up import SEEN_MAX as UPS_MAX
 
 OLDEST: Final = "the oldest goes"
 
@@ -93,6 +96,14 @@ OF_VOLUMES: Final = {
     "owed-copies": _limit(
         "owed-copies", "second copies that are to be made, or taken back", OWED_MAX + DOUBTFUL_MAX,
         "left to a scrub; none is made", 512, "volume",
+    ),
+    "spill-copies": _limit(
+        "spill-copies", "values on flash that have a copy in G4, and sets that wait for one",
+        COPIES_MAX + SETS_MAX, OLDEST, 1024, "volume",
+    ),
+    "spill-uses": _limit(
+        "spill-uses", "keys that came up from G4 once, and values that go back to flash",
+        UPS_MAX + RETURNS_MAX, OLDEST, 512, "volume",
     ),
 }
 # fmt: on

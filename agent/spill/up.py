@@ -80,6 +80,14 @@ class PlaceHealth:
             self.counts.asked += 1
             return True
 
+    def set_aside(self, size: int) -> bool:
+        """Take memory for a value that waits to go back to flash. False: there is none."""
+        with self._lock:
+            if self._memory < size:
+                return False
+            self._memory -= size
+            return True
+
     def answered(self, cause: MissCause | None) -> None:
         """A range came, or its place said in time that it has none."""
         with self._lock:
@@ -134,6 +142,10 @@ class Below:
         self._seen: OrderedDict[bytes, None] = OrderedDict()
         self._returns: list[Returning] = []
         self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """See `LowerTier`."""
+        return len(self._seen) + len(self._returns)
 
     def pays(self) -> bool:
         """See `LowerTier`."""
@@ -201,17 +213,23 @@ class Below:
                 self._seen[pseudonym] = None
                 if len(self._seen) > SEEN_MAX:
                     self._seen.popitem(last=False)
-            elif len(self._returns) < RETURNS_MAX:
+            elif len(self._returns) < RETURNS_MAX and self._health.set_aside(len(sealed)):
                 del self._seen[pseudonym]
                 self._returns.append(Returning(key, place, bytes(sealed)))
 
     def next_return(self) -> Returning | None:
         """A value that goes back to flash."""
         with self._lock:
-            return self._returns.pop(0) if self._returns else None
+            if not self._returns:
+                return None
+            found = self._returns.pop(0)
+        self._health.give_back(len(found.sealed))
+        return found
 
     def forget(self) -> None:
         """The volume was erased."""
         with self._lock:
             self._seen.clear()
-            self._returns.clear()
+            left, self._returns = self._returns, []
+        for each in left:
+            self._health.give_back(len(each.sealed))

@@ -23,6 +23,9 @@ SETS_MAX: Final = 1024
 class LowerTier(Protocol):
     """What a get asks of G4 (agent/spill/up.py). Any thread may call it."""
 
+    def __len__(self) -> int:
+        """Keys and values that it remembers."""
+
     def pays(self) -> bool:
         """Whether a value would come in time, by what the last ones took."""
 
@@ -50,7 +53,7 @@ class SpillCopies:
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._copies)
+        return len(self._copies) + len(self._sets)
 
     def note(self, place: SetPlace, slot: int, entry: Entry, mark: SpillMark) -> None:
         """A copy of what the entry names lies in G4."""

@@ -523,7 +523,12 @@ class Volume(PoolVolume):
 
     def table_sizes(self) -> dict[str, int]:
         owed = self.replication_backlog
-        tables = {"damaged-slots": len(self.media_errors), "owed-copies": len(owed) + owed.doubtful}
+        tables = {
+            "damaged-slots": len(self.media_errors),
+            "owed-copies": len(owed) + owed.doubtful,
+            "spill-copies": len(self.spill_copies),
+            "spill-uses": len(self.below) if self.below is not None else 0,
+        }
         return super().table_sizes() | tables
 
     def usage(self) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from emulator.jbof.enclosure import Enclosure, EnclosureSettings
 from host_shim.pool import Pool
 from tests.support.processes import Processes
 
-KEYS = [random.Random(f"spilled key {number}").randbytes(16) for number in range(900)]
+KEYS = [random.Random(f"spilled key {number}").randbytes(16) for number in range(700)]
 VALUE_BYTES = 60_000
 
 CONFIGURATION = """

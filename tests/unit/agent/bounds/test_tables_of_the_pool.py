@@ -25,6 +25,8 @@ from agent.fs.interface import FACE_FILES, FACE_SHIFT, Caller, FsError
 from agent.host_os.per_user_bounds import CATALOGUE, Bounds
 from agent.inline.cipher_suites import Place
 from agent.pool.access import serve
+from agent.pool.format.directory import Entry
+from agent.pool.format.spill_mark import SpillMark
 from agent.pool.prestage.prefetcher import Prefetcher
 from agent.pool.prestage.readahead import CHAIN_MAX, Readahead
 from agent.pool.read.prestage_cache import PrestageCache
@@ -36,9 +38,11 @@ from agent.pool.write.admission import SecondUse
 from agent.pool.write.write_back import WriteBack
 from agent.remote.fence import Fence
 from agent.service.watched_memory import watch_memory
+from agent.spill.up import Below, PlaceHealth
 from tests.support.pool.inline_runner import InlineRunner
 from tests.support.pool.memory_blocks import MemoryBlockStore
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent
+from tests.support.pool.spill_pool import MemoryTarget
 from tests.support.sim.kv_flash import kv_volume
 
 RUN = InlineRunner()
@@ -121,6 +125,28 @@ def owed_copies() -> Walk:
     return of("owed-copies", add, volume)
 
 
+def spill_copies() -> Walk:
+    copies = agent().volume.spill_copies
+    copies.wanted = True
+
+    def add(at: int) -> None:
+        victim = Entry(name(at), at + 1, at, 4096)
+        copies.note((0, at), at % 64, victim, SpillMark(at, 1, 1))
+        copies.mark_for((1, at), at % 64, victim)
+
+    return Walk(add, lambda: len(copies), CATALOGUE["spill-copies"].most)
+
+
+def spill_uses() -> Walk:
+    below = Below(agent().volume, "00" * 16, MemoryTarget(), PlaceHealth(1, 1, 1.0))
+
+    def add(at: int) -> None:
+        for _ in range(1 + (at % 7 == 0)):
+            below.served(name(at), name(at), Place(bytes(16), at), memoryview(b""))
+
+    return Walk(add, lambda: len(below), CATALOGUE["spill-uses"].most)
+
+
 def held_keys() -> Walk:
     holds = agent().volume.holds
     return Walk(lambda at: holds.take([name(at)], 0), lambda: len(holds), CATALOGUE["held-keys"].most)
@@ -186,7 +212,8 @@ def suspect_blocks() -> Walk:
 WALKS = {
     "kept-units": kept_units, "spare-units": spare_units, "proven-headers": proven_headers,
     "unsettled-keys": unsettled_keys, "kv-keys": kv_keys, "damaged-slots": damaged_slots,
-    "owed-copies": owed_copies, "held-keys": held_keys, "second-use-keys": second_use_keys,
+    "owed-copies": owed_copies, "spill-copies": spill_copies, "spill-uses": spill_uses,
+    "held-keys": held_keys, "second-use-keys": second_use_keys,
     "learned-keys": learned_keys,
     "prestage-keys": prestage_keys, "fenced-places": fenced_places, "file-blocks": file_blocks,
     "suspect-blocks": suspect_blocks,

@@ -1,0 +1,49 @@
+"""Pools with a place in G4 in virtual time, many seeds: see tests/support/sim/spill_simulation.py.
+
+.venv/bin/python -m tests.sim.test_spill_simulation SEED
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+
+import pytest
+
+from tests.support.sim.spill_simulation import SpillSimulation
+
+SEEDS = int(os.environ.get("G35_SIM_SEEDS", "200")) // 4
+GROUPS = 4
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_many_seeds(group: int, seed: int) -> None:
+    counts: Counter[str] = Counter()
+    for number in range(group, SEEDS, GROUPS):
+        simulation = SpillSimulation((seed, number))
+        try:
+            simulation.run()
+        except Exception as error:
+            raise AssertionError(f"simulation {seed} {number}: {error!r}, {simulation.counts}") from error
+        counts.update(simulation.counts)
+        counts["from g4"] += simulation.tally().gets_from_g4
+        counts["strict"] += simulation.is_strict
+    print(dict(counts))
+    if SEEDS >= 48:
+        # A run in which nothing went down or came up proves nothing.
+        for what in ("spilled", "from g4", "miss g4_corrupt", "miss g4_late", "miss g4_lost", "strict"):
+            assert counts[what] > 0, (what, counts)
+
+
+def test_the_same_seed_is_the_same_run(seed: int) -> None:
+    for number in range(3):
+        assert len({SpillSimulation((seed, number)).run() for _ in range(2)}) == 1
+
+
+if __name__ == "__main__":
+    simulation = SpillSimulation((int(os.environ.get("G35_SEED", "35")), int(sys.argv[1])))
+    try:
+        print(simulation.run())
+    finally:
+        print(dict(simulation.counts), simulation.faults, simulation.agents_count, simulation.settings)

@@ -1,0 +1,208 @@
+"""A pool in virtual time with a place in G4 below it: evictions all the time, and faults of the place too.
+
+As the simulation of puts (pool_simulation.py), with fewer slots than keys and a spill task for each agent.
+The place damages, cuts and loses objects, refuses and falls silent. The oracle checks, beside what it checks
+there,
+
+* with one agent, and flash that keeps what it is given: once a put or a delete of a key was acknowledged, no
+  value is served whose own put was over before that one began. So nothing comes up from G4 that was deleted,
+  or that a newer value had taken the place of.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+
+from agent.pool.errors import PutRefused
+from agent.pool.read.get import SlotReader
+from agent.pool.write.delete_and_pin import delete, pin
+from agent.pool.write.put import SlotWriter
+from agent.sim.sim_flash import SimChannel, SimNamespace
+from agent.sim.step_scheduler import Sleep
+from agent.spill.down import Spiller
+from agent.spill.target import TargetError
+from agent.spill.up import Below, PlaceHealth
+from tests.support.pool.memory_pool import SUITES, key_of, volume_settings
+from tests.support.pool.spill_pool import POOL_ID, MemoryTarget
+from tests.support.sim.pool_simulation import (
+    READ_DEADLINE,
+    WRITE_DEADLINE,
+    PoolSimulation,
+    SimAgent,
+    Steps,
+    Wrong,
+)
+
+BUNDLE_BYTES = 2 << 20
+
+
+def _flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes(each ^ 8 for each in data[at : at + 1]) + data[at + 1 :]
+
+
+class SpillSimulation(PoolSimulation):
+    """See the module's docstring."""
+
+    def __init__(self, seed: object) -> None:
+        self._spillers: dict[tuple[int, int], Spiller] = {}
+        self.target = MemoryTarget()
+        self.below_rng = random.Random(f"spill {seed}")
+        self.over_values: defaultdict[int, set[bytes]] = defaultdict(set)
+        """Values whose own puts are over."""
+        self.dead: defaultdict[int, set[bytes]] = defaultdict(set)
+        super().__init__(seed)
+
+    def _shape(self) -> None:
+        """Called before the first agent is made."""
+        rng = self.below_rng
+        sets = (1,) * rng.choice([1, 1, 1, 2])
+        self.namespaces = [SimNamespace(1 << 40) for _ in sets]
+        self.value_bytes = rng.choice([4096, 12288])
+        self.settings = volume_settings(sets, value_bytes=self.value_bytes, suite=rng.choice(SUITES))
+        self.keys = int(self.settings.slots * 1.3)
+        self.place_faults = rng.random() < 0.6
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether flash keeps what it is given, and one agent alone writes."""
+        lossy = ("hang", "down", "broken", "rot", "lose", "sabotage")
+        return self.agents_count == 1 and not any(self.faults[each] for each in lossy)
+
+    def _boot(self, number: int, lives: int) -> SimAgent:
+        if not self._spillers:
+            self._shape()
+        agent = super()._boot(number, lives)
+        # A future that is not done now is late: virtual time does not pass within a step.
+        health = PlaceHealth(4, 64 << 20, 0.0)
+        below = Below(agent.volume, POOL_ID, self.target, health, clock=lambda: self.scheduler.now)
+        agent.volume.change(below=below)
+        spiller = Spiller(
+            agent.volume, POOL_ID, self.target, BUNDLE_BYTES, all_values=self.below_rng.random() < 0.7,
+            below=below,
+        )  # fmt: skip
+        self._spillers[number, lives] = spiller
+        return agent
+
+    def _start_workers(self, agent: SimAgent) -> None:
+        super()._start_workers(agent)
+        name = f"a{agent.number}.{agent.lives}.spill"
+        channel = SimChannel(self.scheduler, self.namespaces, name)
+        agent.channels.append(channel)
+        self.tallies.append(channel.tallies)
+        self.scheduler.spawn(name, self._spill(agent, channel), agent.number)
+
+    def _work(self, agent: SimAgent, channel: SimChannel, name: str) -> Steps:
+        rng = random.Random(f"{self.seed} {name}")
+        while not self.over:
+            yield Sleep(channel.now() + rng.expovariate(1 / 0.008))
+            # Some keys are asked for all the time, others are new most of the time.
+            number = rng.randrange(self.keys) if rng.random() < 0.6 else rng.randrange(self.keys // 6)
+            what = rng.choices(["get", "put", "delete", "pin"], [40, 50, 4, 1])[0]
+            self.counts[what] += 1
+            if what == "get":
+                if not (yield from self._get(agent, channel, number, rng)) and rng.random() < 0.7:
+                    yield from self._put(agent, channel, number, rng)
+            elif what == "put":
+                yield from self._put(agent, channel, number, rng)
+            elif what == "delete":
+                yield from self._delete(agent, channel, number)
+            else:
+                until, deadline = int(channel.wall()) + 1, channel.now() + WRITE_DEADLINE
+                yield from pin(agent.volume, channel, key_of(number), until, deadline)
+            if channel.unsettled():
+                raise Wrong(f"a {what} ended with a read or write still under way in the worker's buffers")
+
+    def _spill(self, agent: SimAgent, channel: SimChannel) -> Steps:
+        spiller = self._spillers[agent.number, agent.lives]
+        rng = random.Random(f"{self.seed} spill {agent.number} {agent.lives}")
+        while not self.over:
+            yield Sleep(channel.now() + rng.expovariate(1 / 0.01))
+            yield from spiller.turn(channel)
+            if rng.random() < 0.3:
+                spiller.store(channel.wall())
+            self._hurt_place(rng)
+        self.counts["spilled"] += spiller.counts.values
+        self.counts["returned"] += spiller.counts.returned
+
+    def _hurt_place(self, rng: random.Random) -> None:
+        target = self.target
+        if not self.place_faults or rng.random() > 0.05:
+            return
+        what = rng.choice(["well", "well", "damage", "cut", "refuse", "silent", "lose", "swap"])
+        self.counts[f"place {what}"] += 1
+        target.silent, target.refusal, target.damage = False, None, lambda data: data
+        if what == "damage":
+            at = rng.randrange(8192)
+            target.damage = lambda data: _flipped(data, at)
+        elif what == "cut":
+            size = rng.randrange(12_000)
+            target.damage = lambda data: data[:size]
+        elif what == "refuse":
+            target.refusal = TargetError("503")
+        elif what == "silent":
+            target.silent = True
+        elif what in ("lose", "swap") and target.objects:
+            names = sorted(target.objects)
+            name = rng.choice(names)
+            if what == "lose":
+                del target.objects[name]
+            else:
+                other = rng.choice(names)
+                target.objects[name], target.objects[other] = target.objects[other], target.objects[name]
+
+    # -- operations, with the stricter oracle ------------------------------------------------------
+
+    def _put(self, agent: SimAgent, channel: SimChannel, number: int, rng: random.Random) -> Steps:
+        before = set(self.over_values[number])
+        value = rng.randbytes(min(self.value_bytes, rng.choice([1, 100, 4096, 9000])))
+        self.stored.setdefault(number, set()).add(value)
+        deletes = self.deletes_begun[number]
+        writing = SlotWriter(agent.volume, key_of(number), length=len(value))
+        try:
+            yield from writing.write(channel, 0, memoryview(value), channel.now() + WRITE_DEADLINE)
+        except PutRefused:
+            self.counts["refused"] += 1
+            return
+        if writing.stored:
+            self.counts["stored"] += 1
+            self.over_values[number].add(value)
+            self.dead[number] |= before
+            if deletes != self.deletes_begun[number]:
+                self.acknowledged.pop(number, None)
+            else:
+                self.acknowledged[number] = value
+
+    def _delete(self, agent: SimAgent, channel: SimChannel, number: int) -> Steps:
+        before = set(self.over_values[number])
+        self.acknowledged.pop(number, None)
+        self.deletes_begun[number] += 1
+        try:
+            yield from delete(agent.volume, channel, key_of(number), channel.now() + WRITE_DEADLINE)
+            self.dead[number] |= before
+        except PutRefused:
+            self.counts["delete refused"] += 1
+        self.acknowledged.pop(number, None)
+        self.deletes_begun[number] += 1
+
+    def _get(self, agent: SimAgent, channel: SimChannel, number: int, rng: random.Random) -> Steps:
+        dead = set(self.dead[number])
+        reading = SlotReader(agent.volume, key_of(number), agent.prestage)
+        into = memoryview(bytearray(self.value_bytes))
+        began = channel.now()
+        count = yield from reading.read(channel, 0, into, began + READ_DEADLINE)
+        reading.close()
+        if channel.now() > began + READ_DEADLINE + 1e-9:
+            raise Wrong(f"a read took {channel.now() - began:.3f} s")
+        if reading.cause is None:
+            got = bytes(into[:count])
+            if got not in self.stored.get(number, ()):
+                raise Wrong(f"key {number}: a value that nobody stored")
+            if got in dead:
+                if self.is_strict:
+                    raise Wrong(f"key {number}: a value that was deleted, or that another took the place of")
+                self.counts["older value"] += 1
+            self.counts["bytes checked"] += count
+        self.counts["hits" if reading.cause is None else f"miss {reading.cause.name.lower()}"] += 1
+        self.counts["counted gets"] += 1
+        return reading.cause is None
