@@ -1,7 +1,7 @@
 """`g35 doctor`: what this machine has of what g35 needs, and what to do about the rest."""
 
 import errno
-import importlib
+import importlib.util
 import json
 import os
 import platform
@@ -83,6 +83,7 @@ def examine() -> Iterator[Finding]:
         _mounting,
         _mount_for_others,
         _crc,
+        _s3_client,
         _pyfuse3,
         _verbs,
         _verbs_nodes,
@@ -159,6 +160,14 @@ def _crc() -> Finding:
     if ENGINE == "awscrt":
         return _ok("CRC-64", ENGINE)
     return _without("CRC-64", "crcmod only, slow", "pip install awscrt")
+
+
+def _s3_client() -> Finding:
+    if importlib.util.find_spec("awscrt") is None:
+        return _without(
+            "awscrt.s3", "not installed: [[spill]] works with folders, not with buckets", "pip install awscrt"
+        )
+    return _ok("awscrt.s3", "evicted values can go to buckets ([[spill]])")
 
 
 def _pyfuse3() -> Finding:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from concurrent.futures import Future
 from itertools import islice
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import pytest
 from agent.pool.volume.settings import Timing
 from agent.replay.lru import LruBaseline
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent
+from tests.support.pool.spill_pool import MemoryTarget, SpillingAgent
 
 Request = tuple[float, list[int]]
 
@@ -47,11 +49,30 @@ def made_trace(seed: int, count: int) -> list[Request]:
     return requests
 
 
+class SparseTarget(MemoryTarget):
+    """Objects without the zeros at the end of each 4 KiB, which are most of values of a byte."""
+
+    def put(self, name: str, data: memoryview) -> None:
+        blocks = [bytes(data[at : at + 4096]).rstrip(b"\0") for at in range(0, len(data), 4096)]
+        self.sparse[name] = blocks
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sparse: dict[str, list[bytes]] = {}
+
+    def fetch(self, name: str, offset: int, size: int) -> Future[bytes]:
+        blocks = self.sparse[name][offset // 4096 : -(-(offset + size) // 4096)]
+        future: Future[bytes] = Future()
+        future.set_result(b"".join(block.ljust(4096, b"\0") for block in blocks)[:size])
+        return future
+
+
 class Player:
     """Plays requests through a volume as an engine would: the prefix that is there, then what is not."""
 
-    def __init__(self, agent: PoolAgent) -> None:
+    def __init__(self, agent: PoolAgent, spilling: SpillingAgent | None = None) -> None:
         self.agent = agent
+        self.spilling = spilling
         self.blocks = self.hits = 0
 
     def play(self, at: float, hash_ids: Sequence[int]) -> None:
@@ -66,6 +87,8 @@ class Player:
                 self.hits += prefix
             if not prefix:
                 self.agent.put(key, b"k")
+        if self.spilling is not None:
+            self.spilling.spill()
 
     @property
     def hit_ratio(self) -> float:
@@ -88,6 +111,30 @@ def play(requests: Sequence[Request], namespaces: int) -> tuple[float, float]:
     )
     assert agent.tally.gets_hit == ours.hits
     return ours.hit_ratio, lru.hit_ratio
+
+
+def play_with_g4(requests: Sequence[Request], namespaces: int, *, all_values: bool) -> float:
+    """As `play`, with a place in G4 below: what came from there is a hit."""
+    unique = len({hash_id for _, hash_ids in requests for hash_id in hash_ids})
+    sets = max(1, unique // 4 // 64 // namespaces)
+    pool = MemoryPool((sets,) * namespaces, value_bytes=4096, suite="plain+crc64")
+    agent = pool.agent(timing=Timing(directory_fresh=1e9), cache_bytes=1 << 30)
+    player = Player(agent, SpillingAgent(agent, SparseTarget(), all_values=all_values))
+    for at, hash_ids in requests:
+        player.play(at, hash_ids)
+    tally = agent.tally
+    print(f"with G4: {player.hit_ratio:.2%}, of them {tally.gets_from_g4} from there; {tally.misses}")
+    assert tally.gets_hit == player.hits
+    return player.hit_ratio
+
+
+def test_the_real_trace_with_g4_below(real_trace: Path) -> None:
+    """What docs/tiers.md says of both ways to choose what goes down."""
+    requests = requests_of(real_trace, 3000)
+    used = play_with_g4(requests, 4, all_values=False)
+    every = play_with_g4(requests, 4, all_values=True)
+    assert used > 0.25
+    assert every > 0.28
 
 
 @pytest.mark.nightly  # Made traces are played each time.
