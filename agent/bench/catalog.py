@@ -154,6 +154,8 @@ def _entries() -> Iterable[Entry]:
     yield Entry("lru_hit_ratio", "hit_ratio", RATIO, "a full LRU of as many blocks, same trace")
     what = "the trace, room for a quarter of its blocks"
     yield Entry("hit_ratio", "hit_ratio", RATIO, what, floor="lru_hit_ratio")
+    what += ", all that is evicted in G4; by directories alone, nothing is stored"
+    yield Entry("hit_ratio_with_g4", "hit_ratio", RATIO, what, floor="lru_hit_ratio")
 
 
 CATALOG: MappingProxyType[str, Entry] = MappingProxyType({entry.name: entry for entry in _entries()})

@@ -8,7 +8,10 @@ from typing import Any
 from agent.bench.contents import Contents
 from agent.bench.pool_probes import GetProbe, PutProbe, puts_at_a_time, shape_for
 from agent.bench.sites import PoolShape, PoolSite, Sites
+from agent.claims.hit_curve import SpillingPoolCache, share_of_blocks
+from agent.claims.trace import read_trace
 from agent.errors import G35Error, UserError
+from agent.inline.secrets import SecretKey
 from agent.pool.format.directory import SLOTS_PER_SET
 from agent.pool.map.document import DATA_START, set_size
 from agent.replay.replay_options import ReplayOptions
@@ -22,6 +25,8 @@ IDLE_WORK_SECONDS = 1.0
 """Work that an agent gets whose memory alone was asked for."""
 TRACE_VALUE_BYTES = 64 << 10
 TRACE_DRIVES = 2
+PLACEMENT = SecretKey(bytes(range(32)))
+"""Where blocks lie in what is only computed; any key does."""
 BUNDLED_TRACE = Path(__file__).parent.parent / "replay" / "sample_trace.jsonl"
 
 
@@ -100,7 +105,16 @@ def trace_hits(sites: Sites, trace: Path | None, requests: int) -> dict[str, Cou
     return {
         "hit_ratio": Counted(record["hit_ratio"], details),
         "lru_hit_ratio": Counted(record["lru_hit_ratio"], {"slots": slots}),
+        "hit_ratio_with_g4": _hits_with_g4(path, requests, slots),
     }
+
+
+def _hits_with_g4(path: Path, requests: int, slots: int) -> Counted:
+    """As the pool's directories have it with a place in G4 below (docs/tiers.md)."""
+    trace = read_trace(path, requests=requests)
+    cache = SpillingPoolCache(slots, trace, PLACEMENT, all_values=True)
+    found = share_of_blocks(cache, trace)
+    return Counted(found, {"slots": cache.slots, "copied": cache.copied, "from_g4": cache.from_below})
 
 
 def replay_record(site: PoolSite, path: Path, requests: int, **options: Any) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from typing import Protocol, cast
 from agent.claims.trace import Trace, next_requests
 from agent.inline.secrets import SecretKey
 from agent.pool.format.directory import KEY_BYTES, SLOTS_PER_SET, Directory, Entry
+from agent.pool.format.eviction_choice import Choice
+from agent.pool.format.spill_mark import SpillMark, is_mark
 from agent.pool.steps import IoChannel
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.placement import Placement
@@ -177,20 +179,26 @@ class PoolCache:
         for at in range(0, len(names), KEY_BYTES):
             name = names[at : at + KEY_BYTES]
             sets = [self._set(*place) for place in self.placement.candidates(name)]
-            is_there = False
-            for cached in sets:
-                assert cached.directory is not None
-                slot = cached.directory.find(name)
-                if slot is not None:
-                    is_there = True
-                    if leading:
-                        cached.directory.touch(slot, int(moment.wall() * 1e6))
-                    break
+            is_there = self._is_there(name, sets, leading)
             leading = leading and is_there
             hits += leading
             if not is_there:
                 self._put(name, sets)
         return hits
+
+    def _is_there(self, name: bytes, sets: Sequence[CachedSet], leading: bool) -> bool:
+        """Whether a block is there; it is used where it is `leading`."""
+        for cached in sets:
+            assert cached.directory is not None
+            slot = cached.directory.find(name)
+            if slot is not None:
+                if leading:
+                    cached.directory.touch(slot, int(self._moment.wall() * 1e6))
+                return True
+        return False
+
+    def _left_by(self, choice: Choice) -> bytes | None:
+        return ghost_of(choice)
 
     def _set(self, namespace: int, number: int) -> CachedSet:
         cached = self._sets.get((namespace, number))
@@ -206,10 +214,62 @@ class PoolCache:
         cached, choice = best
         assert cached.directory is not None
         if choice.victim is not None:
-            cached.directory.clear(choice.slot, ghost=ghost_of(choice))
+            cached.directory.clear(choice.slot, ghost=self._left_by(choice))
         now_us = int(self._moment.wall() * 1e6)
         ghost = cached.directory.ghost(choice.slot)
         cached.directory.install(choice.slot, Entry(name, now_us << 8, now_us, 1, ghost=ghost))
+
+
+class SpillingPoolCache(PoolCache):
+    """As `PoolCache`, with G4 below: its marks, as agent/spill leaves and follows them. Every copy is made in
+    time."""
+
+    def __init__(self, capacity: int, trace: Trace, secret: SecretKey, *, all_values: bool) -> None:
+        super().__init__(capacity, trace, secret)
+        self.copied = 0
+        """Values that went down."""
+        self.from_below = 0
+        """Leading blocks that came from there."""
+        self._all_values = all_values
+        self._below: set[bytes] = set()
+        self._came_up: set[bytes] = set()
+
+    def _left_by(self, choice: Choice) -> bytes | None:
+        victim = choice.victim
+        if victim is not None and (self._all_values or victim.hits):
+            self.copied += 1
+            self._below.add(victim.pseudonym)
+            return SpillMark(0, 1, 1).encode(victim.pseudonym)
+        return ghost_of(choice) if victim is None or not is_mark(victim.ghost) else None
+
+    def _is_there(self, name: bytes, sets: Sequence[CachedSet], leading: bool) -> bool:
+        if super()._is_there(name, sets, leading):
+            return True
+        if name not in self._below or not any(each.directory and each.directory.marks(name) for each in sets):
+            return False
+        if leading:
+            self.from_below += 1
+            if name in self._came_up:
+                self._came_up.discard(name)
+                self._put(name, sets)
+            else:
+                self._came_up.add(name)
+        return True
+
+    def _put(self, name: bytes, sets: Sequence[CachedSet]) -> None:
+        super()._put(name, sets)
+        for cached in sets:
+            if cached.directory is not None:
+                cached.directory.unmark(name)
+
+
+def share_of_blocks(cache: Cache, trace: Trace) -> float:
+    """Share of all block references that the cache finds, from the first request on."""
+    found = sum(
+        cache.play(request, trace.blocks[trace.starts[request] : trace.starts[request + 1]])
+        for request in range(trace.requests)
+    )
+    return found / max(1, len(trace.blocks))
 
 
 def _leading(kept: object, blocks: Sequence[int]) -> int:

@@ -61,9 +61,12 @@ class Trace:
         return sum(again) / max(1, self.unique)
 
 
-def read_trace(path: Path, progress: Callable[[float], None] = lambda share: None) -> Trace:
-    """The trace of a file. `progress` hears which share of the file was read. Raises UserError."""
-    file = TraceFile(path)
+def read_trace(
+    path: Path, progress: Callable[[float], None] = lambda share: None, requests: int = 0
+) -> Trace:
+    """The trace of a file, or its first `requests` (0: all). `progress` hears which share of the file was read. Raises
+    UserError."""
+    file = TraceFile(path, False, requests)
     dense: dict[int, int] = {}
     trace = Trace(BLOCK_TOKENS)
     for number, request in enumerate(file):

@@ -7,11 +7,13 @@ the threads of this target, and nobody else's."""
 import contextlib
 import errno
 import os
+import queue
 import secrets
+import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from agent.errors import ConfigError
 from agent.spill.target import Gone, Stored, Taken, Target, TargetError
@@ -19,6 +21,13 @@ from agent.spill.target import Gone, Stored, Taken, Target, TargetError
 THREADS: Final = 4
 _PARTIAL: Final = ".part-"
 """What the name of a file begins with that is being written."""
+
+
+class _Wanted(NamedTuple):
+    answer: "Future[bytes]"
+    name: str
+    offset: int
+    size: int
 
 
 class FolderTarget(Target):
@@ -45,7 +54,10 @@ class FolderTarget(Target):
                 f"bundle takes {room_wanted >> 20} MiB",
                 "give it room, or take the table [[spill]] out",
             )
-        self._readers: Final = ThreadPoolExecutor(THREADS, thread_name_prefix="spill-read")
+        # Daemons: a file system that hangs must not keep the agent from its end.
+        self._wanted: queue.SimpleQueue[_Wanted | None] = queue.SimpleQueue()
+        for number in range(THREADS):
+            threading.Thread(target=self._serve, name=f"spill-read-{number}", daemon=True).start()
 
     def put(self, name: str, data: memoryview) -> None:
         path = self._folder / name
@@ -67,7 +79,19 @@ class FolderTarget(Target):
                 os.unlink(partial)
 
     def fetch(self, name: str, offset: int, size: int) -> "Future[bytes]":
-        return self._readers.submit(self._read, name, offset, size)
+        wanted = _Wanted(Future(), name, offset, size)
+        self._wanted.put(wanted)
+        return wanted.answer
+
+    def _serve(self) -> None:
+        while (wanted := self._wanted.get()) is not None:
+            answer, name, offset, size = wanted
+            if not answer.set_running_or_notify_cancel():
+                continue
+            try:
+                answer.set_result(self._read(name, offset, size))
+            except TargetError as error:
+                answer.set_exception(error)
 
     def _read(self, name: str, offset: int, size: int) -> bytes:
         try:
@@ -106,4 +130,5 @@ class FolderTarget(Target):
                 yield Stored(str(path.relative_to(self._folder)), size)
 
     def close(self) -> None:
-        self._readers.shutdown(wait=False, cancel_futures=True)
+        for _ in range(THREADS):
+            self._wanted.put(None)

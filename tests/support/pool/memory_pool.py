@@ -88,7 +88,11 @@ class PoolAgent:
 
     def get(self, key: bytes, size: int | None = None, offset: int = 0) -> bytes | MissCause:
         """The value or a range of it, or why it is a miss."""
-        return self.read(SlotReader(self.volume, key, self.prestage), size, offset)
+        reading = SlotReader(self.volume, key, self.prestage)
+        try:
+            return self.read(reading, size, offset)
+        finally:
+            reading.close()
 
     def read(self, reading: SlotReader, size: int | None = None, offset: int = 0) -> bytes | MissCause:
         into = bytearray(self.volume.settings.value_bytes if size is None else size)

@@ -1,5 +1,6 @@
 """Hit ratios by capacity: against kvcache-simulator to the token, and against the volume itself."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -9,7 +10,17 @@ from kvcache_sim.policies import simulate_ceiling, simulate_policy
 from kvcache_sim.trace import parse_trace_file
 
 from agent.claims import trace as traces
-from agent.claims.hit_curve import Clairvoyant, Fifo, PoolCache, PrefixLru, Unbounded, curve_of, hit_ratio
+from agent.claims.hit_curve import (
+    Clairvoyant,
+    Fifo,
+    PoolCache,
+    PrefixLru,
+    SpillingPoolCache,
+    Unbounded,
+    curve_of,
+    hit_ratio,
+    share_of_blocks,
+)
 from agent.claims.trace import next_requests, read_trace
 from agent.errors import UserError
 from agent.inline.secrets import SecretKey
@@ -81,6 +92,21 @@ def test_the_pool_lies_between_lru_and_optimum_and_the_gap_is_shown(tmp_path: Pa
     best = hit_ratio(Clairvoyant(capacity, trace, next_requests(trace)), trace)
     print(f"pool {ours:.1%}, LRU {lru:.1%}, optimum {best:.1%}")
     assert lru - 0.03 <= ours <= best
+
+
+@pytest.mark.parametrize(("all_values", "ratio", "copied"), [(False, 0.253, 4300), (True, 0.276, 44300)])
+def test_with_g4_below_the_real_trace_finds_what_the_page_says(
+    real_trace: Path, tmp_path: Path, all_values: bool, ratio: float, copied: int
+) -> None:
+    """docs/tiers.md: the first 3,000 requests, room for a quarter of their blocks; LRU has 0.241."""
+    file = tmp_path / "first.jsonl"
+    with real_trace.open() as lines:
+        file.write_text("".join(itertools.islice(lines, 3000)))
+    trace = read_trace(file)
+    cache = SpillingPoolCache(trace.unique // 4, trace, SECRET, all_values=all_values)
+    found = share_of_blocks(cache, trace)
+    assert round(found, 3) == ratio
+    assert round(cache.copied, -2) == copied
 
 
 def test_a_trace_of_small_blocks_and_one_of_mixed_blocks(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ PROMISED = {
     "redis_tls_get_1m": "GiB/s",
     "hit_ratio": "ratio",
     "lru_hit_ratio": "ratio",
+    "hit_ratio_with_g4": "ratio",
     "virtiofs_get_1m": "GiB/s",
     "virtiofs_put_1m": "GiB/s",
     "copies_per_byte_fuse": "bytes/byte",
