@@ -64,8 +64,8 @@ class Trace:
 def read_trace(
     path: Path, progress: Callable[[float], None] = lambda share: None, requests: int = 0
 ) -> Trace:
-    """The trace of a file, or its first `requests` (0: all). `progress` hears which share of the file was read. Raises
-    UserError."""
+    """The trace of a file, or its first `requests` (0: all). `progress` hears which share of the file was
+    read. Raises UserError."""
     file = TraceFile(path, False, requests)
     dense: dict[int, int] = {}
     trace = Trace(BLOCK_TOKENS)

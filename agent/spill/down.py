@@ -17,9 +17,10 @@ from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
 from agent.pool.format.directory import Entry, is_quarantined
 from agent.pool.format.occupancy import SetPlace
-from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.format.spill_mark import SpillMark
-from agent.pool.steps import IoChannel, Steps, wait_for
+from agent.pool.late_answers import wait_for
+from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.volume import Volume
 from agent.pool.write.put import SlotWriter

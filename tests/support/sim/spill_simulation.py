@@ -21,6 +21,8 @@ from agent.pool.errors import PutRefused
 from agent.pool.read.get import SlotReader
 from agent.pool.write.delete_and_pin import delete, pin
 from agent.pool.write.put import SlotWriter
+from agent.sim.faulty_flash import SimChannel, SimNamespace
+from agent.sim.seeded_scheduler import Sleep
 from agent.spill.down import Spiller
 from agent.spill.target import TargetError
 from agent.spill.up import Below, PlaceHealth
