@@ -29,7 +29,7 @@ class MissCause(enum.Enum):
     G4_LOST = 9
     """As above, and it is not there, or under a key that was dropped."""
     G4_CORRUPT = 10
-    """As above, and what came does not prove itself."""
+    """As above, and the bytes do not prove themselves."""
 
 
 CAUSES: Final = tuple(MissCause)

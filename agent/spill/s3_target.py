@@ -28,7 +28,7 @@ _NOT_KNOWN: Final = frozenset((400, 405, 501))
 
 
 class _Answer:
-    """What came of one request."""
+    """The answer to one request."""
 
     def __init__(self, most: int) -> None:
         self.status = 0

@@ -42,7 +42,7 @@ class _Copy:
 class SlotReader(UnitReader):
     """One value of a volume in sets of slots, being read."""
 
-    __slots__ = ("_copy", "_from_below", "_prestage", "_volume")
+    __slots__ = ("_copy", "_from_below", "_lender", "_prestage", "_volume")
 
     def __init__(self, volume: Volume, key: bytes, prestage: PrestageCache | None = None) -> None:
         super().__init__(volume, key)
@@ -51,7 +51,8 @@ class SlotReader(UnitReader):
         self._copy: _Copy | None = None
         """The copy that has proven itself, and serves the ranges."""
         self._from_below: memoryview | None = None
-        """Instead of a copy: header and value as they came from G4. The volume's lower tier has lent it."""
+        """Instead of a copy: header and value as they came from G4, lent by the volume's lower tier."""
+        self._lender: LowerTier | None = None
 
     @property
     def namespace(self) -> int | None:
@@ -59,9 +60,9 @@ class SlotReader(UnitReader):
         return self._copy.namespace if self._copy is not None else None
 
     def close(self) -> None:
-        below, sealed, self._from_below = self._volume.below, self._from_below, None
-        if below is not None and sealed is not None:
-            below.release(sealed)
+        sealed, self._from_below = self._from_below, None
+        if self._lender is not None and sealed is not None:
+            self._lender.release(sealed)
         super().close()
 
     def _first(self, request: Request) -> Steps[int | MissCause]:
@@ -95,7 +96,7 @@ class SlotReader(UnitReader):
                 place = volume.place(cached, slot)
                 served = yield from self._prove_below(request, cause, sealed, place)
                 if not isinstance(served, MissCause):
-                    self._from_below = sealed
+                    self._from_below, self._lender = sealed, below
                     request.tally.gets_from_g4 += 1
                     request.tally.bytes_from_g4 += len(sealed)
                     below.served(self.pseudonym, self.key, place, sealed)
@@ -107,7 +108,7 @@ class SlotReader(UnitReader):
     def _prove_below(
         self, request: Request, cause: MissCause, sealed: memoryview, place: Place
     ) -> Steps[int | MissCause]:
-        """As `_prove`, of what came from G4: by the same seal, and nothing else is believed."""
+        """As `_prove`, of a range out of G4: by the same seal, and nothing else is believed."""
         if len(sealed) < HEADER_BYTES:
             return MissCause.G4_CORRUPT
         header, codec = sealed[:HEADER_BYTES], self._volume.codec
