@@ -76,8 +76,11 @@ class Spiller:
         all_values: bool = False,
         below: Below | None = None,
         room_for: Callable[[int], bool] = lambda size: True,
+        number_at: Callable[[float], int] = new_number,
     ) -> None:
-        """`room_for` sets room at the place aside. False: there is none."""
+        """`room_for` sets room at the place aside; False: there is none. `number_at` draws the number of a
+        bundle."""
+        self._number_at = number_at
         self.volume: Final = volume
         self.counts = DownCounts()
         self.last_error = ""
@@ -182,7 +185,7 @@ class Spiller:
         volume_id = self.volume.settings.volume_id
         try:
             for _ in range(NAME_TRIES):
-                number = new_number(wall)
+                number = self._number_at(wall)
                 data = bundle.finish(self._pool_id, volume_id, number)
                 if not self._room_for(len(data)):
                     raise TargetError("the room that is configured is used up")

@@ -38,6 +38,7 @@ from tests.support.sim.pool_simulation import (
 )
 
 BUNDLE_BYTES = 2 << 20
+LOSSY = ("hang", "down", "broken", "rot", "lose", "sabotage")
 
 
 def _flipped(data: bytes, at: int) -> bytes:
@@ -47,7 +48,8 @@ def _flipped(data: bytes, at: int) -> bytes:
 class SpillSimulation(PoolSimulation):
     """See the module's docstring."""
 
-    def __init__(self, seed: object) -> None:
+    def __init__(self, seed: object, *, strict: bool = False) -> None:
+        """`strict`: one agent, and flash that keeps what it is given."""
         self._spillers: dict[tuple[int, int], Spiller] = {}
         self.target = MemoryTarget()
         self.below_rng = random.Random(f"spill {seed}")
@@ -55,6 +57,9 @@ class SpillSimulation(PoolSimulation):
         """Values whose own puts are over."""
         self.dead: defaultdict[int, set[bytes]] = defaultdict(set)
         super().__init__(seed)
+        if strict:
+            self.agents_count, self.agents = 1, self.agents[:1]
+            self.faults |= dict.fromkeys(LOSSY, False)
 
     def _shape(self) -> None:
         """Called before the first agent is made."""
@@ -69,8 +74,7 @@ class SpillSimulation(PoolSimulation):
     @property
     def is_strict(self) -> bool:
         """Whether flash keeps what it is given, and one agent alone writes."""
-        lossy = ("hang", "down", "broken", "rot", "lose", "sabotage")
-        return self.agents_count == 1 and not any(self.faults[each] for each in lossy)
+        return self.agents_count == 1 and not any(self.faults[each] for each in LOSSY)
 
     def _boot(self, number: int, lives: int) -> SimAgent:
         if not self._spillers:
@@ -81,9 +85,14 @@ class SpillSimulation(PoolSimulation):
         below = Below(agent.volume, POOL_ID, self.target, health, clock=lambda: self.scheduler.now)
         agent.volume.change(below=below)
         spiller = Spiller(
-            agent.volume, POOL_ID, self.target, BUNDLE_BYTES, all_values=self.below_rng.random() < 0.7,
+            agent.volume,
+            POOL_ID,
+            self.target,
+            BUNDLE_BYTES,
+            all_values=self.below_rng.random() < 0.7,
             below=below,
-        )  # fmt: skip
+            number_at=lambda wall: self.below_rng.randrange(1 << 28),
+        )
         self._spillers[number, lives] = spiller
         return agent
 
