@@ -14,9 +14,6 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 
-from agent.sim.sim_flash import SimChannel, SimNamespace
-from agent.sim.step_scheduler import Sleep
-
 from agent.pool.errors import PutRefused
 from agent.pool.read.get import SlotReader
 from agent.pool.write.delete_and_pin import delete, pin
