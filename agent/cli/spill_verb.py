@@ -94,7 +94,10 @@ def status(config: Config, as_json: AsJson = False) -> None:
 
 @app.command()
 def scrub(config: Config, as_json: AsJson = False) -> None:
-    """Read all bundles and delete those that no value can come from, and what a crash left half written."""
+    """Check all bundles; delete what no value can come from.
+
+    That is bundles without a good value, and what a crash left half written.
+    """
     configuration, pool_map = _places(config)
     results = []
     for section in configuration.spill:

@@ -132,12 +132,14 @@ def _typed(document: object, location: _Location) -> object:
 
 
 def _where_known(model: type[BaseModel], location: _Location) -> str:
-    """Of an unknown key: the sections that have one of just that name, or the nearest key of its own."""
-    key = str(location[-1])
+    """Of an unknown key: its plural or singular in its own section, or the sections that have one
+    of just that name, or the nearest key of its own."""
+    key, own = str(location[-1]), _keys(model, location[:-1])
     sections = {name: _keys(model, (name,)) for name in model.model_fields}
-    if homes := [f"[{name}]" for name, keys in sections.items() if key in keys]:
+    homes = [f"[{name}]" for name, keys in sections.items() if key in keys]
+    if homes and not {f"{key}s", key.removesuffix("s")} & set(own):
         return f" here; it is one of {' and '.join(homes)}"
-    return did_you_mean(key, _keys(model, location[:-1]))
+    return did_you_mean(key, own)
 
 
 def _keys(model: type[BaseModel], location: _Location) -> list[str]:

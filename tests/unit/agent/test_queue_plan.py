@@ -35,4 +35,4 @@ def test_every_thread_has_an_id_of_its_own_also_where_few_workers_are_granted(
 
 def test_an_id_that_is_there_twice_is_refused() -> None:
     with pytest.raises(AssertionError, match="not each there once"):
-        QueuePlan(range(1, 3), range(3, 5), 5, 6, None, None, 6, (), range(7, 7), range(7, 7))
+        QueuePlan(range(1, 3), range(3, 5), 5, 6, None, None, 6, (), range(7, 7), range(7, 7), range(7, 7))
