@@ -246,13 +246,18 @@ class Agent:
         """Of the upkeep thread, in their order."""
         files = self.files
 
+        def meanwhile() -> None:
+            """What may not wait for a duty that takes long."""
+            channel.run(self.watch.look(channel))
+            bring_back()
+
         def delete_given_up() -> None:
             while files is not None and channel.run(files.collect()) and not stopping.is_set():
-                channel.run(self.watch.look(channel))
+                meanwhile()
 
         def delete_replaced() -> None:
             while channel.run(self.discards.collect(channel)) and not stopping.is_set():
-                channel.run(self.watch.look(channel))
+                meanwhile()
 
         resyncs = [Resync(each, each.in_sync) for each in in_sets(self.volumes) if each.in_sync is not None]
 

@@ -5,13 +5,15 @@ pool until it is evicted, as everything there is, so nothing depends on it. A co
 is not deleted before its last close.
 """
 
+import contextlib
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final
 
 from agent.fs.shared.manifest import Manifest
 from agent.fs.shared.paths import chunk_key
+from agent.fs.shared.unnamed import TURN_SECONDS, WAIT_SECONDS
 from agent.fs.shared.volume import SharedVolume
 from agent.host_os.per_user_bounds import ALL, Bounds, Limit
 from agent.pool.errors import PutRefused
@@ -22,7 +24,7 @@ DISCARDS: Final = Limit(
     by="everybody", share=ALL, refused="it stays until it is evicted", bytes_each=512,
 )  # fmt: skip
 AT_ONCE: Final = 32
-"""Chunks that one call deletes."""
+"""Chunks that one call deletes; fewer where enclosures let it wait."""
 
 
 class Discards:
@@ -81,15 +83,15 @@ class Discards:
             self._waiting.append((volume, chunk_key(origin, number)))
 
     def collect(self, channel: IoChannel) -> Steps[bool]:
-        """Delete some. True where more wait."""
-        taken: Sequence[tuple[SharedVolume, bytes]] = [
-            self._waiting.popleft() for _ in range(min(AT_ONCE, len(self._waiting)))
-        ]
-        for volume, key in taken:
+        """Delete some. True where more wait, and no enclosure kept this waiting."""
+        until = channel.now() + TURN_SECONDS
+        for _ in range(min(AT_ONCE, len(self._waiting))):
+            volume, key = self._waiting.popleft()
             if volume.erased:
                 continue
-            try:
-                yield from volume.chunks.delete(channel, key, channel.now() + volume.timing.write_deadline)
-            except PutRefused:
-                continue  # its enclosure is away; the chunk is evicted in its time
+            deadline = channel.now() + min(volume.timing.write_deadline, WAIT_SECONDS)
+            with contextlib.suppress(PutRefused):  # its enclosure is away; the chunk is evicted in its time
+                yield from volume.chunks.delete(channel, key, deadline)
+            if channel.now() >= until:
+                return False
         return bool(self._waiting)

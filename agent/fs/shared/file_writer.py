@@ -35,7 +35,7 @@ from agent.fs.shared.chunks import Staged, pieces, read_chunk, wall_ns
 from agent.fs.shared.discards import Discards
 from agent.fs.shared.manifest import HOLE, IDENTITY_BYTES, Kind, Manifest, Run
 from agent.fs.shared.paths import chunk_key, path_key, split
-from agent.fs.shared.unnamed import UnnamedChunks
+from agent.fs.shared.unnamed import WAIT_SECONDS, UnnamedChunks
 from agent.fs.shared.volume import SharedVolume
 from agent.fs.value_writer import errno_of
 from agent.host_os.per_user_bounds import SHARED, Bound, Holder, Limit
@@ -526,7 +526,7 @@ class FileWriter:
         """Name what has waited long, for a program that stops amid its file. Its next call hears errors."""
         if channel.now() - self._unnamed_since < UNNAMED_SECONDS:
             return
-        deadline = channel.now() + self.volume.timing.write_deadline
+        deadline = channel.now() + min(self.volume.timing.write_deadline, WAIT_SECONDS)
         yield from self._take(channel, deadline)
         try:
             if not self._unnamed:

@@ -13,7 +13,9 @@ from agent.fs.interface import FsError
 from agent.pool.steps import IoChannel, Steps
 
 TURN_SECONDS: Final = 1.0
-"""An enclosure that hangs keeps upkeep from its other duties for so long, and for one write's deadline."""
+WAIT_SECONDS: Final = 1.0
+"""An enclosure that hangs keeps upkeep from its other duties for both together at the most: it reads the sync
+records of the others oftener than `SyncTiming.unbroken` (agent/pool/volume/in_sync.py)."""
 
 
 class Unnamed(Protocol):
