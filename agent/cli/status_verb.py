@@ -149,8 +149,6 @@ def _health(found: dict[str, Any], rows: int | None = None) -> list[RenderableTy
     there = pool["namespaces"]
     reached = f"{there - pool['namespaces_away']} of {counted(there, 'namespace')} reached"
     up = readable_seconds(found["uptime_s"])
-    if left_out := pool.get("namespaces_left_out", 0):
-        reached += f"; {left_out} left out of the names of /shared"
     # A line of its own for each: ids and paths are longer than half a terminal.
     lines = [f"{reached}; the agent is up for {up}"]
     lines += [f"not served: {what}: {why}" for what, why in sorted(found["not_served"].items())]

@@ -31,7 +31,6 @@ from agent.host_os.per_user_bounds import Bounds
 from agent.inline.secrets import RootKey
 from agent.membership.auto_join import AutoJoin, membership_status
 from agent.pool.maintenance.rebalance import Rebalancer
-from agent.pool.maintenance.resync import Resync
 from agent.pool.map.document import PoolMap
 from agent.pool.map.map_seal import MapSeal
 from agent.pool.volume.directory_cache import DirectoryCache
@@ -246,30 +245,18 @@ class Agent:
         """Of the upkeep thread, in their order."""
         files = self.files
 
-        def meanwhile() -> None:
-            """What may not wait for a duty that takes long."""
-            channel.run(self.watch.look(channel))
-            bring_back()
-
         def delete_given_up() -> None:
             while files is not None and channel.run(files.collect()) and not stopping.is_set():
-                meanwhile()
+                channel.run(self.watch.look(channel))
 
         def delete_replaced() -> None:
             while channel.run(self.discards.collect(channel)) and not stopping.is_set():
-                meanwhile()
-
-        resyncs = [Resync(each, each.in_sync) for each in in_sets(self.volumes) if each.in_sync is not None]
-
-        def bring_back() -> None:
-            for resync in resyncs:
-                channel.run(resync.turn(channel))
+                channel.run(self.watch.look(channel))
 
         return {
             "following the pool map": lambda: channel.run(self.watch.look(channel)),
             "noting the pool map": lambda: self._history.write_again(channel.now()),
             "upkeep of tenants": lambda: channel.run(self.tenants.look(channel)),
-            "bringing enclosures back that were left out": bring_back,
             "moving values to newcomers": lambda: channel.run(self.rebalancer.turn(channel)),
             "looking into damage": lambda: channel.run(self.repair.look(channel)),
             "deleting what files have given up": delete_given_up,

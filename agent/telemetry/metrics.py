@@ -178,8 +178,6 @@ OF_THE_POOL: tuple[tuple[Kind, str, str, str], ...] = (
      "Memory of clients that is mapped for them."),
     (_GAUGE, "pool_namespaces", "pool.namespaces", "Namespaces of the pool map."),
     (_GAUGE, "pool_namespaces_away", "pool.namespaces_away", "Those that cannot be reached."),
-    (_GAUGE, "pool_namespaces_left_out", "pool.namespaces_left_out",
-     "Those whose names of shared files do not count until they are in sync again."),
     (_GAUGE, "pool_newcomers", "pool.newcomers",
      "Namespaces that enclosures show and the pool map does not name."),
     (_GAUGE, "pool_contested", "pool.contested",

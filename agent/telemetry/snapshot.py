@@ -13,7 +13,7 @@ from typing import Any
 from agent.pool.counters import MissCause, Tally, total
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.volume.directory_cache import DirectoryCache
-from agent.pool.volume.volume import PoolVolume, in_sets
+from agent.pool.volume.volume import PoolVolume
 from agent.remote.fabric import Fabric
 
 
@@ -139,10 +139,6 @@ def take(sources: Sources) -> dict[str, Any]:
             "map_version": sources.map_version(),
             "namespaces": len(sources.fabric.nguids),
             "namespaces_away": sum(route is None for route in sources.fabric.routes),
-            "namespaces_left_out": max(
-                (each.in_sync.marked() for each in in_sets(sources.volumes) if each.in_sync is not None),
-                default=0,
-            ),
             **(sources.membership() if sources.whole else {}),
         },
         "mount": sources.mount,

@@ -14,8 +14,7 @@ from agent.pool.steps import IoChannel, Steps
 
 TURN_SECONDS: Final = 1.0
 WAIT_SECONDS: Final = 1.0
-"""An enclosure that hangs keeps upkeep from its other duties for both together at the most: it reads the sync
-records of the others oftener than `SyncTiming.unbroken` (agent/pool/volume/in_sync.py)."""
+"""An enclosure that hangs keeps upkeep from its other duties for both together at the most."""
 
 
 class Unnamed(Protocol):

@@ -19,7 +19,6 @@ from agent.pool.counters import MissCause
 from agent.pool.format.sealed_slot import new_generation
 from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.directory_cache import CachedSet
-from agent.pool.volume.in_sync import namespaces_of
 from agent.pool.volume.volume import Found, Volume
 from agent.pool.write.set_transaction import SetTransaction, is_named
 from agent.pool.write.slot_allocation import best_choice, is_eviction, release, reserve
@@ -71,15 +70,6 @@ class Migration:
             volume.borrowed(old.entry.pseudonym) as sets,
             SetTransaction(volume, channel, old.cached) as change,
         ):
-            if volume.in_sync is not None:
-                # What does not count where it lies must not count elsewhere.
-                namespaces = namespaces_of(sets)
-                began = yield from volume.in_sync.refresh(channel, namespaces, deadline)
-                counted = volume.in_sync.counted(namespaces, began)
-                if len(counted) < len(namespaces):
-                    return Outcome.TROUBLE
-                if old.entry.generation <= volume.in_sync.floor(old.cached.namespace):
-                    return Outcome.TROUBLE
             if (yield from change.begin(deadline)) is not None:
                 return Outcome.TROUBLE
             wanted = volume.write_targets(old.entry.pseudonym, sets)

@@ -5,8 +5,6 @@ are read each time, and the slot that the remembered ones name is asked beside t
 trip, and a second one only where another agent has replaced the value since. A directory that was read within
 `directory_fresh` is not read again: with that the operator says that no other agent changes it.
 
-Sets of namespaces that are left out are not read (agent/pool/volume/in_sync.py).
-
 The entry with the greatest generation counts, and no other. An older value may be there while a newer one is
 being stored (replace.py), and is never served in place of one that is damaged or away. Where the slot holds
 another write by now, the value was replaced between the two reads. Then both are done again, with the writers
@@ -23,7 +21,6 @@ from agent.pool.late_answers import wait_for
 from agent.pool.read.replica_choice import DOUBTFUL, doubt
 from agent.pool.steps import IoChannel, Pending, Steps
 from agent.pool.volume.directory_cache import CachedSet
-from agent.pool.volume.in_sync import namespaces_of
 from agent.pool.volume.volume import Found, Volume
 from agent.pool.write.set_transaction import SetTransaction
 
@@ -53,22 +50,12 @@ def newest(volume: Volume, channel: IoChannel, key: bytes, deadline: float) -> S
 
 def _find(volume: Volume, channel: IoChannel, key: bytes, deadline: float) -> Steps[bytes | MissCause]:
     pseudonym = volume.placement.pseudonym(key)
-    borrowed = sets = volume.borrow_sets(pseudonym)
+    sets = volume.borrow_sets(pseudonym)
     failed: tuple[Found, MissCause] | None = None
     is_certain = False
-    away: MissCause | None = None
     try:
-        if volume.in_sync is not None:
-            namespaces = namespaces_of(sets)
-            began = yield from volume.in_sync.refresh(channel, namespaces, deadline)
-            counted = volume.in_sync.counted(namespaces, began)
-            if not counted:
-                return MissCause.ENCLOSURE_DOWN
-            if len(counted) + len(volume.in_sync.left_out(namespaces)) < len(namespaces):
-                away = MissCause.ENCLOSURE_DOWN
-            sets = tuple(cached for cached in borrowed if cached.namespace in counted)
         for _ in range(ROUNDS):
-            ahead = _Slot(volume, channel, _top(volume, sets, pseudonym))
+            ahead = _Slot(volume, channel, _top(sets, pseudonym))
             # With one enclosure hung there has to be time left for what the other one names.
             until = deadline if len(sets) == 1 else (channel.now() + deadline) / 2
             stale = [cached for cached in sets if not volume.is_fresh(cached, channel)]
@@ -79,14 +66,14 @@ def _find(volume: Volume, channel: IoChannel, key: bytes, deadline: float) -> St
                     trouble = yield from change.begin(until)
             elif stale:
                 trouble = yield from volume.load(channel, stale, until)
-            found = _top(volume, sets, pseudonym)
+            found = _top(sets, pseudonym)
             if found is None:
                 ahead.abandon()
                 crossed = any(each.was_written(at) for each, at in zip(stale, before, strict=True))
                 if crossed and not is_certain:
                     is_certain = True
                     continue
-                return volume.absence(sets, pseudonym, trouble or away)
+                return volume.absence(sets, pseudonym, trouble)
             if is_certain and failed is not None and _same(found, failed[0]):
                 ahead.abandon()
                 doubt(volume, [failed])
@@ -104,7 +91,7 @@ def _find(volume: Volume, channel: IoChannel, key: bytes, deadline: float) -> St
             failed, is_certain = (found, value), True
         return MissCause.LATE
     finally:
-        volume.give_back_sets(borrowed)
+        volume.give_back_sets(sets)
 
 
 class _Slot:
@@ -156,20 +143,17 @@ class _Slot:
         return bytes(plain[: entry.length])
 
 
-def _top(volume: Volume, sets: Sequence[CachedSet], pseudonym: bytes) -> Found | None:
-    """The entry with the greatest generation, of all that name the key and count."""
+def _top(sets: Sequence[CachedSet], pseudonym: bytes) -> Found | None:
+    """The entry with the greatest generation, of all that name the key."""
     top: Found | None = None
     for cached in sets:
-        floor = volume.in_sync.floor(cached.namespace) if volume.in_sync is not None else 0
         with cached.guard:
             directory = cached.directory
             slots = directory.find_all(pseudonym) if directory is not None else []
             for slot in slots:
                 assert directory is not None
                 entry = directory.entry(slot)
-                if entry is None or entry.generation <= floor:
-                    continue
-                if top is None or entry.generation > top.entry.generation:
+                if entry is not None and (top is None or entry.generation > top.entry.generation):
                     top = Found(cached, slot, entry)
     return top
 

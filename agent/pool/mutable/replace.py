@@ -4,8 +4,7 @@ A put of a key that is there is acknowledged and forgotten, for values do not ch
 an older one must not come back, on any agent. Four rules hold that:
 
 1. The directories of all sets that may have the key are read now, with their writers held, and proven whole.
-   Where one cannot be, nothing is replaced: the enclosure that is away may have an older value. After some
-   seconds it is left out (agent/pool/volume/in_sync.py): then what it has does not count, and is not asked.
+   Where one cannot be, nothing is replaced: the enclosure that is away may have an older value.
 2. Where an older value is, the new slot is on flash before an entry names it. So whenever the agent dies, the
    key has the older value or the new one.
 3. The entry goes into a set that has the key, where that set has room. Then one write of the directory takes
@@ -28,7 +27,6 @@ from agent.pool.format.eviction_choice import Choice
 from agent.pool.late_answers import wait_for
 from agent.pool.steps import IoChannel, Steps, beside
 from agent.pool.volume.directory_cache import CachedSet
-from agent.pool.volume.in_sync import namespaces_of
 from agent.pool.volume.volume import Volume
 from agent.pool.write.delete_and_pin import MAY_LAND, NOT_REACHED, WRITTEN_ALL_THE_TIME
 from agent.pool.write.put import PUT_FRESH_SECONDS, SlotWriter
@@ -86,7 +84,6 @@ class ReplacingWriter(SlotWriter):
         self._sets: tuple[CachedSet, ...] = ()
         self._change: SetTransaction | None = None
         self._older: list[_Older] = []
-        self._floor = 0
 
     def _take(self, channel: IoChannel, offset: int, data: memoryview, deadline: float) -> Steps[None]:
         try:
@@ -100,13 +97,7 @@ class ReplacingWriter(SlotWriter):
 
     def _begin(self, channel: IoChannel, deadline: float) -> Steps[None]:
         volume = self._volume
-        self._sets = borrowed = sets = volume.borrow_sets(self.pseudonym)
-        if volume.in_sync is not None:
-            counted = yield from volume.in_sync.settle(channel, namespaces_of(borrowed), deadline)
-            if isinstance(counted, MissCause):
-                self._turn_away(channel, PutRefused(NOT_REACHED, counted))
-            sets = tuple(cached for cached in borrowed if cached.namespace in counted)
-            self._floor = max(volume.in_sync.floor(each) for each in counted)
+        self._sets = sets = volume.borrow_sets(self.pseudonym)
         # An eviction for the quota locks other sets, so it comes before these are locked.
         exchange = yield from self._make_room(channel, sets, deadline)
         self._change = change = SetTransaction(volume, channel, *sets)
@@ -125,11 +116,8 @@ class ReplacingWriter(SlotWriter):
             older = self._older_in(cached)
             if older is not None:
                 self._older.append(older)
-        wanted = volume.write_targets(self.pseudonym, borrowed)
-        targets = [cached for cached in wanted if cached in sets]
-        if not targets:
-            self._turn_away(channel, PutRefused(NOT_REACHED, MissCause.ENCLOSURE_DOWN))
-        self._reserve(channel, targets, everywhere=len(targets) == len(wanted), exchange=exchange)
+        targets = list(volume.write_targets(self.pseudonym, sets))
+        self._reserve(channel, targets, everywhere=True, exchange=exchange)
 
     def _make_room(self, channel: IoChannel, sets: tuple[CachedSet, ...], deadline: float) -> Steps[bool]:
         """Room in the tenant's quota, where it has one. True: for the slot of another value of these sets."""
@@ -181,7 +169,7 @@ class ReplacingWriter(SlotWriter):
         return None
 
     def _new_generation(self, wall: float) -> int:
-        generation = max(super()._new_generation(wall), self._floor + 1)
+        generation = super()._new_generation(wall)
         for older in self._older:
             generation = max(generation, older.generation + 1)
         return generation

@@ -29,7 +29,6 @@ from agent.pool.volume.directory_cache import Borrowed, CachedSet, DirectoryCach
 from agent.pool.volume.eviction_holds import Holds
 from agent.pool.volume.hedging import Hedge
 from agent.pool.volume.in_doubt_writes import InDoubtWrites
-from agent.pool.volume.in_sync import InSync
 from agent.pool.volume.key_locks import KeyLocks
 from agent.pool.volume.key_transition import GRACE_SECONDS, Ask, InForce, KeyTransition, MapAge
 from agent.pool.volume.media_errors import MediaErrors
@@ -43,10 +42,6 @@ from agent.pool.volume.unit_buffers import UnitBuffers, UnitCache
 
 LOADS_IN_FLIGHT: Final = 16
 """Directory reads that one batch keeps under way; more would only queue at the drive."""
-
-
-FULL: Final = 0.9
-"""Part of a volume's slots that are taken, from which on live values make way for others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +234,6 @@ class Volume(PoolVolume):
         self.key_transition: KeyTransition | None = None
         self._damage_look_seconds: float = damage_look_seconds(settings.kind == "files")
         self._extents = {extent.namespace: extent for extent in settings.extents}
-        self.in_sync = InSync(self._nguid_of) if settings.names_of else None
-        """Which namespaces count; None: of a volume whose values do not change."""
 
     def change(
         self,
@@ -352,14 +345,6 @@ class Volume(PoolVolume):
         extent = self._extents[cached.namespace]
         set_number = (cached.offset - extent.offset) // self.settings.set_bytes
         return Place(extent.nguid, set_number * SLOTS_PER_SET + slot)
-
-    def _nguid_of(self, namespace: int) -> bytes:
-        return self._extents[namespace].nguid
-
-    def is_nearly_full(self) -> bool:
-        """Whether a live value may be evicted although another set of its key might have room: as far as this
-        agent has seen, the volume is as full as that."""
-        return self.occupancy.known >= self.settings.slots * FULL
 
     def borrowed(self, pseudonym: bytes) -> Borrowed:
         """The sets that a key may lie in, for as long as the block runs; see `borrow_sets`."""

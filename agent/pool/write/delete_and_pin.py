@@ -6,8 +6,6 @@ from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
 from agent.pool.format.directory import SLOTS_PER_SET, TIME_MAX, is_quarantined
 from agent.pool.steps import IoChannel, Steps
-from agent.pool.volume.directory_cache import CachedSet
-from agent.pool.volume.in_sync import namespaces_of
 from agent.pool.volume.volume import Volume
 from agent.pool.write.set_transaction import SetTransaction, SlotErase
 
@@ -43,26 +41,7 @@ def _delete(
     volume: Volume, channel: IoChannel, key: bytes, deadline: float, *, stored_once: bool
 ) -> Steps[bool]:
     pseudonym = volume.placement.pseudonym(key)
-    with volume.borrowed(pseudonym) as borrowed:
-        sets = borrowed
-        if volume.in_sync is not None:
-            counted = yield from volume.in_sync.settle(channel, namespaces_of(borrowed), deadline)
-            if isinstance(counted, MissCause):
-                raise PutRefused(NOT_REACHED, counted)
-            sets = tuple(cached for cached in borrowed if cached.namespace in counted)
-        return (yield from _delete_in(volume, channel, pseudonym, sets, deadline, stored_once=stored_once))
-
-
-def _delete_in(
-    volume: Volume,
-    channel: IoChannel,
-    pseudonym: bytes,
-    sets: tuple[CachedSet, ...],
-    deadline: float,
-    *,
-    stored_once: bool,
-) -> Steps[bool]:
-    with SetTransaction(volume, channel, *sets) as change:
+    with volume.borrowed(pseudonym) as sets, SetTransaction(volume, channel, *sets) as change:
         if not (yield from change.lock(deadline)):
             raise PutRefused(WRITTEN_ALL_THE_TIME, MissCause.LATE)
         if volume.in_doubt_writes.may_land(pseudonym, channel.now()):

@@ -194,8 +194,8 @@ class SlotWriter(Writer):
         """Choose and reserve a slot; evict only where both sets are full, or for `exchange`, and no put that
         has long waited for its next piece has a slot to give.
 
-        With one of two enclosures away nothing is evicted unless the volume as a whole is nearly full: it
-        may have plenty of room, and what must hold is that live data then stays.
+        With one of two enclosures away nothing is evicted: the volume as a whole may have plenty of
+        room, and what must hold is that live data then stays.
         """
         volume = self._volume
         for _ in range(RESERVE_TRIES):
@@ -203,8 +203,7 @@ class SlotWriter(Writer):
             evicts = best is None or is_eviction(best[1])
             if evicts and volume.partial_puts.make_way(volume.settings.volume_id, channel):
                 continue
-            may_evict = self._may_evict and (everywhere or volume.is_nearly_full())
-            if best is None or (evicts and not may_evict):
+            if best is None or (evicts and not (everywhere and self._may_evict)):
                 break
             cached, choice = best
             if self._reserve_slot(channel, cached, choice):
@@ -368,13 +367,13 @@ class SlotWriter(Writer):
         for pending in (slot_write, directory_write):
             cause = yield from wait_for(channel, pending, deadline)
             if cause is not None:
-                named: MissCause | None = cause
+                named = cause
                 if pending is slot_write:
                     until = min(deadline, channel.now() + ANSWER_SECONDS)
                     named = yield from wait_for(channel, directory_write, until)
                 if cause is MissCause.CORRUPT and named in (None, MissCause.CORRUPT):
                     # The enclosure answered both, as one that is full does: neither lands any more. Flash may
-                    # name a value that is not there, and the next writer of the directory reads it.
+                    # name a value that is not there, and whoever writes the directory next reads it.
                     cached.disprove(reservation.slot, entry.generation)
                 else:
                     in_doubt = self._volume.in_doubt_writes

@@ -41,10 +41,7 @@ def settings_of(name: str, kind: str, value_bytes: int, first: int, sets: Sequen
         for number, count in enumerate(sets)
     )
     volume_id = name.encode().ljust(16, b".")
-    names_of = volume_id if kind == "shared-names" else b""
-    return VolumeSettings(
-        name, TENANT, volume_id, kind, value_bytes, 65_536, "aes-256-gcm", 0, extents, names_of=names_of
-    )
+    return VolumeSettings(name, TENANT, volume_id, kind, value_bytes, 65_536, "aes-256-gcm", 0, extents)
 
 
 class TickingChannel(MemoryChannel):

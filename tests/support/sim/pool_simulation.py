@@ -67,8 +67,6 @@ class SimAgent:
 class PoolSimulation:
     """Build it with a seed, `run` it, and look at what it counted."""
 
-    seconds = SECONDS
-
     def __init__(self, seed: object) -> None:
         self.seed = seed
         self.rng = rng = random.Random(f"pool simulation {seed}")
@@ -299,7 +297,7 @@ class PoolSimulation:
         def stop() -> None:
             self.over = True
 
-        self.scheduler.call_at(self.scheduler.now + self.seconds, stop)
+        self.scheduler.call_at(self.scheduler.now + SECONDS, stop)
         self.scheduler.run()
         self._check_books()
         self._heal()

@@ -299,13 +299,11 @@ def test_nothing_is_evicted_before_the_volume_is_full(seed: int) -> None:
     assert agent.volume.usage() == (384, 364)
 
 
-def test_an_agent_that_does_not_know_of_a_full_volume_evicts_nothing_while_an_enclosure_is_away() -> None:
-    """One that does know evicts: see test_left_out.py."""
+def test_a_full_volume_refuses_rather_than_evict_while_an_enclosure_is_away() -> None:
     pool = MemoryPool((1, 1), value_bytes=4096)
-    other = pool.agent()
-    fill(other, 128)
-    assert other.volume.usage() == (128, 128)
     agent = pool.agent()
+    fill(agent, 128)
+    assert agent.volume.usage() == (128, 128)
     for fault in ("down", "broken"):
         setattr(pool.namespaces[1], fault, True)
         agent.age_directories()

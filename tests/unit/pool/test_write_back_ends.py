@@ -89,12 +89,11 @@ def test_a_key_that_is_used_up_acknowledges_nothing(agent: PoolAgent) -> None:
 
 
 def full_beside_one_that_is_away() -> tuple[MemoryPool, PoolAgent, WriteBack, Waiting]:
-    """A volume without a free slot, of whose two enclosures one is away, so that an agent that knows but half
-    of it evicts nothing; and a value that waits for it."""
+    """A volume without a free slot, of whose two enclosures one is away; and a value that waits for it."""
     pool = MemoryPool((1, 1), value_bytes=16384)
-    other, agent = pool.agent(), pool.agent()
+    agent = pool.agent()
     for number in range(1000, 1000 + 128):
-        other.put(key_of(number), b"old")
+        agent.put(key_of(number), b"old")
     agent.served = serve(agent.volume, back=WriteBack(agent.volume, ROOM))
     back, value = waiting(agent), put(agent, b"new")
     pool.namespaces[1].down = True

@@ -15,7 +15,6 @@ from agent.fs.shared.volume import SharedVolume
 from agent.pool.access import serve
 from agent.pool.steps import Outcome, is_steps
 from agent.pool.volume.directory_cache import DirectoryCache
-from agent.pool.volume.in_sync import InSync, SyncTiming
 from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Volume
 from agent.sim.faulty_flash import SimChannel, SimNamespace
@@ -57,11 +56,10 @@ class TimedFiles:
         chunks = settings_of("v", "shared", CHUNK, 0, (16, 16))
         names = settings_of("v.names", "shared-names", 16_384, 2, (4, 4))
         self.chunks = Volume(chunks, fixed_secret(1), cache, pool.timing)
-        of_names = Volume(names, fixed_secret(2), cache, pool.timing)
-        # Upkeep has read the sync records a moment ago, as it does all the time.
-        of_names.in_sync = in_sync = InSync(of_names._nguid_of, SyncTiming(fresh=1e6))
-        pool.scheduler.finish(in_sync.refresh(pool.channel, (2, 3), pool.channel.now() + 1000))
-        volume = SharedVolume("v", serve(self.chunks), serve(of_names), self.chunks.usage)
+        volume = SharedVolume(
+            "v", serve(self.chunks), serve(Volume(names, fixed_secret(2), cache, pool.timing)),
+            self.chunks.usage,
+        )  # fmt: skip
         self.face = SharedFace([volume], lambda: pool.channel, Discards())
         self.root = self.face._volume_inodes[b"v"]
         self.cost = (0.0, 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -214,22 +213,6 @@ def test_another_process_writes_beside_and_the_last_close_wins(files: Files, oth
     files.close(second, LockOwner(22, OTHER.pid))
     assert others.get("f") == DATA[::-1]
     assert MAKER.pid != OTHER.pid
-
-
-def test_of_processes_that_fill_parts_of_one_file_the_last_close_wins_with_its_own_part(
-    files: Files, others: Files
-) -> None:
-    """Each begins a content of its own from the file as it was (docs/shared.md). None is a mixture."""
-    files.put("f", DATA[: 2 * CHUNK])
-    first = files.open("f", os.O_RDWR)
-    second = files.open("f", os.O_RDWR, OTHER)
-    assert first[0] != second[0]
-    files.pwrite(first, 0, DATA[::-1][:CHUNK])
-    files.pwrite(second, CHUNK, DATA[::-1][:CHUNK], LockOwner(22, OTHER.pid))
-    files.close(first)
-    assert others.get("f") == DATA[::-1][:CHUNK] + DATA[CHUNK : 2 * CHUNK]
-    files.close(second, LockOwner(22, OTHER.pid))
-    assert others.get("f") == DATA[:CHUNK] + DATA[::-1][:CHUNK], "the part of the first is not in it"
 
 
 def test_no_room_while_an_enclosure_is_away_is_an_error_of_the_enclosure() -> None:
