@@ -367,13 +367,13 @@ class SlotWriter(Writer):
         for pending in (slot_write, directory_write):
             cause = yield from wait_for(channel, pending, deadline)
             if cause is not None:
-                named = cause
+                named: MissCause | None = cause
                 if pending is slot_write:
                     until = min(deadline, channel.now() + ANSWER_SECONDS)
                     named = yield from wait_for(channel, directory_write, until)
                 if cause is MissCause.CORRUPT and named in (None, MissCause.CORRUPT):
                     # The enclosure answered both, as one that is full does: neither lands any more. Flash may
-                    # name a value that is not there, and whoever writes the directory next reads it.
+                    # name a value that is not there, and the next writer of the directory reads it.
                     cached.disprove(reservation.slot, entry.generation)
                 else:
                     in_doubt = self._volume.in_doubt_writes
