@@ -112,7 +112,7 @@ def test_an_ordinary_tree(kind: DoorKind, place: Path) -> None:
         for index in range(700):
             (place / f"file {index}").touch()
         assert len(os.listdir(place)) == 702
-    assert filesystem.open_handles == 0
+        wait_until(lambda: filesystem.open_handles == 0, what="the releases, which no close waits for")
 
 
 def test_odd_names(kind: DoorKind, place: Path) -> None:
