@@ -22,7 +22,7 @@ from agent.pool.read.reader_base import Request, Source, UnitReader
 from agent.pool.read.replica_choice import DOUBTFUL, doubt, in_turn, race, the_other_served
 from agent.pool.steps import Pending, Steps, Wait
 from agent.pool.volume.directory_cache import CachedSet
-from agent.pool.volume.spill_copies import LowerTier
+from agent.pool.volume.spill_copies import FoundMark, LowerTier
 from agent.pool.volume.volume import Found, Volume
 
 
@@ -99,7 +99,8 @@ class SlotReader(UnitReader):
                     self._from_below, self._lender = sealed, below
                     request.tally.gets_from_g4 += 1
                     request.tally.bytes_from_g4 += len(sealed)
-                    below.served(self.pseudonym, self.key, place, sealed)
+                    set_place = cached.namespace, cached.offset
+                    below.served(self.pseudonym, self.key, sealed, FoundMark(place, set_place, slot, ghost))
                     return served
                 below.release(sealed)
                 cause = served

@@ -246,3 +246,53 @@ def test_keys_in_g4_count_as_there() -> None:
     keys = [key_of(number) for number in (0, 1, 9999)]
     causes = channel.run(spilling.agent.volume.lookup(channel, keys, channel.now() + 1))
     assert causes == [None, None, MissCause.NEVER_STORED]
+
+
+def test_a_key_that_is_deleted_while_its_value_waits_to_come_back_stays_deleted() -> None:
+    spilling = full(MemoryTarget())
+    evict_all(spilling)
+    for _ in range(2):
+        assert spilling.agent.get(key_of(1)) == value_of(1)
+    assert spilling.agent.delete(key_of(1))
+    spilling.spill()
+    assert spilling.agent.get(key_of(1)) is MissCause.NEVER_STORED
+    assert spilling.spiller.counts.returned == 0
+
+
+def test_a_key_that_another_agent_deletes_while_its_value_waits_to_come_back_stays_deleted() -> None:
+    pool = MemoryPool((1, 1))
+    spilling = SpillingAgent(pool.agent(), MemoryTarget())
+    for number in range(2 * SLOTS):
+        spilling.put(key_of(number), value_of(number))
+    for number in range(8):
+        spilling.agent.get(key_of(number))
+    evict_all(spilling, count=6 * SLOTS)
+    for _ in range(2):
+        assert spilling.agent.get(key_of(1)) == value_of(1)
+    assert pool.agent().delete(key_of(1))
+    spilling.spill()
+    assert spilling.agent.get(key_of(1)) is MissCause.NEVER_STORED
+
+
+def test_a_key_that_is_put_anew_while_its_value_waits_to_come_back_keeps_the_new_one() -> None:
+    spilling = full(MemoryTarget())
+    evict_all(spilling)
+    for _ in range(2):
+        assert spilling.agent.get(key_of(1)) == value_of(1)
+    spilling.agent.put(key_of(1), value_of(501))
+    spilling.spill()
+    assert spilling.agent.get(key_of(1)) == value_of(501)
+    assert spilling.agent.delete(key_of(1))
+    assert spilling.agent.get(key_of(1)) is MissCause.NEVER_STORED
+
+
+def test_what_came_back_left_no_mark() -> None:
+    pool = MemoryPool((1,))
+    spilling = full(MemoryTarget(), pool)
+    evict_all(spilling)
+    for _ in range(2):
+        assert spilling.agent.get(key_of(1)) == value_of(1)
+    spilling.spill()
+    assert spilling.spiller.counts.returned == 1
+    pseudonym = spilling.agent.volume.placement.pseudonym(key_of(1))
+    assert [directory.marks(pseudonym) for _, _, directory in pool.directories()] == [[]]
