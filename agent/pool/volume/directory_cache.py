@@ -22,6 +22,7 @@ from typing import Final
 
 from agent.pool.format.directory import Directory, is_quarantined
 from agent.pool.format.occupancy import Occupancy, SetPlace
+from agent.pool.format.spill_mark import is_mark
 
 ANSWER_SECONDS: Final = 0.05
 """How long a failed put waits for the answer of its directory write: without one, the directory would be
@@ -93,6 +94,8 @@ class CachedSet:
     loaded_at: float = float("-inf")
     fault: str | None = None
     reserved: set[int] = field(default_factory=set)
+    victims: dict[int, int] = field(default_factory=dict)
+    """Reserved slots whose victims leave a mark (spill_mark.py), with the victims' generations."""
     guard: threading.Lock = field(default_factory=threading.Lock)
     writer: threading.Lock = field(default_factory=threading.Lock)
     writes: int = 0
@@ -144,7 +147,7 @@ class CachedSet:
                 fresh.merge_uses(ours, differing)
                 fresh.keep_in_doubt(ours)
                 for slot in self.reserved:
-                    fresh.take_over(slot, ours)
+                    self._take_reserved(fresh, slot, ours)
                 ours.count_in(None)
             self._weigh(fresh, now, look_seconds)
             fresh.count_in(self.occupancy)
@@ -161,6 +164,18 @@ class CachedSet:
                     if entry is not None and entry.generation == generation
                 }
         return len(fresh.corrupt_keys)
+
+    def _take_reserved(self, fresh: Directory, slot: int, ours: Directory) -> None:
+        """Keep our entry of a reserved slot. Its mark stays only where flash has that, or names the victim
+        that is to leave it: else a delete through another agent has taken it, or the victim."""
+        ghost = ours.ghost(slot)
+        if not is_mark(ghost):
+            fresh.take_over(slot, ours)
+            return
+        on_flash, named = fresh.ghost(slot), fresh.entry(slot)
+        fresh.take_over(slot, ours)
+        if on_flash != ghost and (named is None or self.victims.get(slot) != named.generation):
+            fresh.unmark_slot(slot)
 
     def _weigh(self, fresh: Directory, now: float, look_seconds: float) -> None:
         """What a read says of the damage that it came with."""

@@ -28,7 +28,7 @@ from agent.pool.volume.directory_cache import ANSWER_SECONDS, CachedSet
 from agent.pool.volume.key_transition import words_for
 from agent.pool.volume.unit_buffers import Tail
 from agent.pool.volume.volume import Volume
-from agent.pool.volume.writable_directory import prove
+from agent.pool.volume.writable_directory import load_writable, prove
 from agent.pool.write.quota_eviction import Room, room_for
 from agent.pool.write.set_transaction import SetTransaction
 from agent.pool.write.slot_allocation import Reservation, best_choice, is_eviction, release, reserve
@@ -36,8 +36,10 @@ from agent.pool.write.writer_base import PutState, Writer
 
 PUT_FRESH_SECONDS: Final = 0.02
 """A put right after the lookup that missed does not read the directories again. What another agent wrote
-into the same set in between may be lost to it: a hit, in the worst case."""
+into the same set in between may be lost to it: a hit, in the worst case. With G4 below, a put that took
+longer reads its directory again before it writes that."""
 MARK_STAYS: Final = "an older value of the key lies in G4, and the enclosure did not take its mark away"
+UNREAD: Final = "the enclosure does not say what its directory holds by now"
 RESERVE_TRIES: Final = 4
 """Between choosing a slot and taking it another worker may take it; then the choice is made anew."""
 
@@ -393,12 +395,19 @@ class SlotWriter(Writer):
             cached.disproven.pop(reservation.slot, None)
 
     def _prove(self, channel: IoChannel, cached: CachedSet, deadline: float) -> Steps[None]:
-        """The set, whose writer is held, may be written; else the put is given up."""
-        if not cached.in_doubt:
+        """The set, whose writer is held, may be written; else the put is given up.
+
+        With G4 below, an image that is not of just now could bring a mark back that another agent's delete
+        took out."""
+        volume = self._volume
+        if volume.below is not None and not volume.is_fresh(cached, channel, PUT_FRESH_SECONDS):
+            doubt = yield from load_writable(volume, channel, [cached], deadline)
+        elif cached.in_doubt:
+            doubt = yield from prove(volume, channel, [cached], deadline, holds_writers=True)
+        else:
             return
-        doubt = yield from prove(self._volume, channel, [cached], deadline, holds_writers=True)
         if doubt is not None:
-            self._refuse(channel, PutRefused(IN_DOUBT, doubt))
+            self._refuse(channel, PutRefused(IN_DOUBT if cached.in_doubt else UNREAD, doubt))
 
     def _image(self, channel: IoChannel, reservation: Reservation, length: int) -> tuple[Directory, Entry]:
         """The directory as it is to be on flash, with the value's entry."""

@@ -10,7 +10,7 @@ from typing import Final
 from agent.pool.format.directory import FREE, SLOTS_PER_SET
 from agent.pool.format.eviction_choice import Choice, choose_slot
 from agent.pool.format.sealed_slot import SlotSealer
-from agent.pool.format.spill_mark import is_mark
+from agent.pool.format.spill_mark import MARK_BYTES, is_mark
 from agent.pool.steps import IoChannel
 from agent.pool.volume.directory_cache import LEGAL, CachedSet, SlotState
 from agent.pool.volume.volume import Volume
@@ -96,7 +96,10 @@ def reserve(
         ):
             return False
         if present is not None and not keep:
-            directory.clear(choice.slot, ghost=left_by(volume, cached, choice))
+            ghost = left_by(volume, cached, choice)
+            directory.clear(choice.slot, ghost=ghost)
+            if ghost is not None and is_mark(ghost) and len(ghost) == MARK_BYTES:
+                cached.victims[choice.slot] = present.generation
             count_eviction(volume, channel, choice)
         cached.reserved.add(choice.slot)
     volume.cache.borrow(cached.namespace, cached.offset)
@@ -127,4 +130,5 @@ def release(volume: Volume, cached: CachedSet, slot: int) -> None:
     """End a reservation: the value is named in the slot, or the slot is free."""
     with cached.guard:
         cached.reserved.discard(slot)
+        cached.victims.pop(slot, None)
     volume.cache.give_back(cached)
