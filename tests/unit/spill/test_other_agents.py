@@ -86,13 +86,10 @@ def test_a_slot_that_a_put_has_reserved_loses_the_mark_that_another_agent_took_o
         # The only free slot is the one with the mark.
         volume = other.volume
         pseudonym = volume.placement.pseudonym(key_of(number))
-        namespace, offset, directory = pool.directories()[0]
+        _, _, directory = pool.directories()[0]
         (slot,) = directory.marks(pseudonym)
         (above,) = [entry for at, entry in directory if at == slot]
-        victim = next(
-            n for n in range(1000, 1300) if volume.placement.pseudonym(key_of(n)) == above.pseudonym
-        )
-        assert spilling.agent.delete(key_of(victim))
+        assert spilling.agent.delete(volume.placement.key_of(above.pseudonym))
         let_pass(spilling.agent, other)
         writing = begin_put(other)
         assert writing._reservation is not None
