@@ -10,30 +10,16 @@ import pytest
 from agent.pool.counters import MissCause
 from agent.pool.read.get import SlotReader
 from agent.spill.folder import FolderTarget
-from agent.spill.target import Target, TargetError
+from agent.spill.target import TargetError
 from tests.support.pool.memory_pool import SUITES, MemoryPool, key_of
-from tests.support.pool.spill_pool import MemoryTarget, SpillingAgent
-
-SLOTS = 64
-
-
-def value_of(number: int) -> bytes:
-    return bytes(((number * 7 + at) & 0xFF) for at in range(256)) * 40
-
-
-def full(target: Target, pool: MemoryPool | None = None, *, all_values: bool = False) -> SpillingAgent:
-    """One set, full; the first eight values were read once."""
-    spilling = SpillingAgent((pool or MemoryPool((1,))).agent(), target, all_values=all_values)
-    for number in range(SLOTS):
-        spilling.put(key_of(number), value_of(number))
-    for number in range(8):
-        assert spilling.agent.get(key_of(number)) == value_of(number)
-    return spilling
-
-
-def evict_all(spilling: SpillingAgent, first: int = 1000, count: int = 4 * SLOTS) -> None:
-    for number in range(first, first + count):
-        spilling.put(key_of(number), value_of(number))
+from tests.support.pool.spill_pool import (
+    SLOTS,
+    MemoryTarget,
+    SpillingAgent,
+    evict_all,
+    full,
+    value_of,
+)
 
 
 @pytest.mark.parametrize("suite", SUITES)

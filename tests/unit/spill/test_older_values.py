@@ -8,8 +8,7 @@ from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
 from agent.pool.write.put import MARK_STAYS
 from tests.support.pool.memory_pool import MemoryPool, key_of
-from tests.support.pool.spill_pool import MemoryTarget, SpillingAgent
-from tests.unit.spill.test_down_and_up import SLOTS, evict_all, value_of
+from tests.support.pool.spill_pool import SLOTS, MemoryTarget, SpillingAgent, evict_all, value_of
 
 
 def two_sets() -> tuple[MemoryPool, MemoryTarget, SpillingAgent, dict[int, int]]:

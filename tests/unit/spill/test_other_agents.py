@@ -5,8 +5,7 @@ from __future__ import annotations
 from agent.pool.counters import MissCause
 from agent.pool.write.put import SlotWriter
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of
-from tests.support.pool.spill_pool import MemoryTarget, SpillingAgent
-from tests.unit.spill.test_down_and_up import evict_all, full, value_of
+from tests.support.pool.spill_pool import MemoryTarget, SpillingAgent, evict_all, full, value_of
 
 NEW = 7777
 SLOW = 10.0
