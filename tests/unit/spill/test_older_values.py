@@ -6,9 +6,12 @@ import pytest
 
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
+from agent.pool.write.admission import SecondUse, SecondUseWriter
 from agent.pool.write.put import MARK_STAYS
+from agent.pool.write.write_back import BackWriter, WriteBack
+from agent.pool.write.writer_base import PutState
 from tests.support.pool.memory_pool import MemoryPool, key_of
-from tests.support.pool.spill_pool import SLOTS, MemoryTarget, SpillingAgent, evict_all, value_of
+from tests.support.pool.spill_pool import MemoryTarget, SLOTS, SpillingAgent, evict_all, full, value_of
 
 
 def two_sets() -> tuple[MemoryPool, MemoryTarget, SpillingAgent, dict[int, int]]:
@@ -63,3 +66,45 @@ def test_without_a_place_in_g4_the_other_enclosure_takes_it() -> None:
     pool.namespaces[namespace].down = True
     plain.put(key_of(number), value_of(501))
     assert plain.get(key_of(number)) == value_of(501)
+
+
+def test_a_put_that_is_taken_and_forgotten_takes_the_older_values_mark_out() -> None:
+    spilling = full(MemoryTarget())
+    evict_all(spilling)
+    agent, value = spilling.agent, value_of(501)
+    agent.channel.clock += 1
+    writing = SecondUseWriter(agent.volume, key_of(1), SecondUse(), length=len(value), ttl_seconds=0)
+    agent.channel.run(writing.write(agent.channel, 0, memoryview(value), agent.deadline()))
+    assert writing.state is PutState.DECLINED
+    assert isinstance(agent.get(key_of(1)), MissCause)
+    assert agent.get(key_of(2)) == value_of(2)
+
+
+def test_of_a_put_into_memory_that_is_lost_the_older_value_does_not_come_up() -> None:
+    spilling = full(MemoryTarget())
+    evict_all(spilling)
+    agent, value, back = spilling.agent, value_of(501), WriteBack(spilling.agent.volume, 1 << 20)
+    agent.channel.clock += 1
+    assert back.set_aside(len(value))
+    writing = BackWriter(back, key_of(1), len(value), 0)
+    agent.channel.run(writing.write(agent.channel, 0, memoryview(value), agent.deadline()))
+    assert writing.state is PutState.STORED
+    waiting = back.find(writing.pseudonym)
+    assert waiting is not None
+    assert back.give_up_idle(waiting, agent.channel)
+    assert isinstance(agent.get(key_of(1)), MissCause)
+
+
+def test_a_put_into_memory_is_refused_while_an_older_values_mark_cannot_be_taken_out() -> None:
+    pool, target, spilling, marked = two_sets()
+    number, namespace = next(iter(marked.items()))
+    anew = SpillingAgent(pool.agent(), target).agent
+    anew.channel.clock = spilling.agent.channel.clock + 100
+    value, back = value_of(501), WriteBack(anew.volume, 1 << 20)
+    assert back.set_aside(len(value))
+    pool.namespaces[namespace].down = True
+    writing = BackWriter(back, key_of(number), len(value), 0)
+    with pytest.raises(PutRefused, match=MARK_STAYS):
+        anew.channel.run(writing.write(anew.channel, 0, memoryview(value), anew.deadline()))
+    assert not len(back)
+    assert back.bytes_held == 0
