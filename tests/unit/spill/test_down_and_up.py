@@ -282,3 +282,45 @@ def test_what_came_back_left_no_mark() -> None:
     assert spilling.spiller.counts.returned == 1
     pseudonym = spilling.agent.volume.placement.pseudonym(key_of(1))
     assert [directory.marks(pseudonym) for _, _, directory in pool.directories()] == [[]]
+
+
+def test_readers_that_stay_open_hold_no_memory_of_what_they_have_read() -> None:
+    spilling = full(MemoryTarget())
+    evict_all(spilling)
+    before = spilling.health._memory
+    readers = [SlotReader(spilling.agent.volume, key_of(number)) for number in range(8)]
+    for number, reading in enumerate(readers):
+        assert spilling.agent.read(reading) == value_of(number)
+    assert spilling.health._memory == before
+    for number, reading in enumerate(readers):
+        first = spilling.agent.read(reading, 1000, 0)
+        assert first == value_of(number)[:1000], "a later range asks again"
+    assert spilling.health._memory < before
+    for reading in readers:
+        reading.close()
+    assert spilling.health._memory == before
+    assert spilling.agent.tally.gets_from_g4 == 8
+
+
+def test_a_later_range_of_a_key_that_was_deleted_meanwhile_is_a_miss() -> None:
+    spilling = full(MemoryTarget())
+    evict_all(spilling)
+    reading = SlotReader(spilling.agent.volume, key_of(1))
+    assert spilling.agent.read(reading) == value_of(1)
+    spilling.agent.delete(key_of(1))
+    assert spilling.agent.read(reading, 1000, 0) is MissCause.EVICTED
+    reading.close()
+
+
+def test_a_later_range_is_of_the_write_that_the_first_was_of() -> None:
+    spilling = full(MemoryTarget())
+    evict_all(spilling)
+    reading = SlotReader(spilling.agent.volume, key_of(1))
+    assert spilling.agent.read(reading) == value_of(1)
+    spilling.put(key_of(1), value_of(501))
+    assert spilling.agent.get(key_of(1)) == value_of(501)
+    evict_all(spilling, first=5000)
+    assert spilling.agent.get(key_of(1)) == value_of(501)
+    assert spilling.agent.tally.gets_from_g4 == 2
+    assert spilling.agent.read(reading, 1000, 0) is MissCause.EVICTED
+    reading.close()

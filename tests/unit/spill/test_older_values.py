@@ -11,7 +11,7 @@ from agent.pool.write.put import MARK_STAYS
 from agent.pool.write.write_back import BackWriter, WriteBack
 from agent.pool.write.writer_base import PutState
 from tests.support.pool.memory_pool import MemoryPool, key_of
-from tests.support.pool.spill_pool import MemoryTarget, SLOTS, SpillingAgent, evict_all, full, value_of
+from tests.support.pool.spill_pool import SLOTS, MemoryTarget, SpillingAgent, evict_all, full, value_of
 
 
 def two_sets() -> tuple[MemoryPool, MemoryTarget, SpillingAgent, dict[int, int]]:
