@@ -108,11 +108,12 @@ def reserve(
 
 def left_by(volume: Volume, cached: CachedSet, choice: Choice) -> bytes | None:
     """What the choice's victim leaves: the mark of its copy in G4, or else its ghost. A ghost does not take
-    the place of a mark: None, and the mark stays."""
+    the place of a mark: None, and the mark stays; without G4 below it does, for no mark is followed here."""
     if choice.victim is None or not is_eviction(choice):
         return None
     mark = volume.spill_copies.mark_for((cached.namespace, cached.offset), choice.slot, choice.victim)
-    return mark or (ghost_of(choice) if not is_mark(choice.victim.ghost) else None)
+    stays = volume.below is not None and is_mark(choice.victim.ghost)
+    return mark or (None if stays else ghost_of(choice))
 
 
 def ghost_of(choice: Choice) -> bytes | None:
