@@ -136,6 +136,7 @@ class CachedSet:
             ours = self.directory
             if ours is None:
                 fresh = Directory(block)
+                doubted = fresh.doubted
                 if self.occupancy is not None:
                     self.occupancy.note_forgotten((self.namespace, self.offset), 0)
             elif self.was_written(writes) if not holds_writer else self.writes != writes:
@@ -146,10 +147,12 @@ class CachedSet:
                 fresh = Directory(block, differing)
                 fresh.merge_uses(ours, differing)
                 fresh.keep_in_doubt(ours)
+                # Of flash as it is: a put that has reserved a slot whose entry is damaged changes no flash.
+                doubted = dict(fresh.doubted)
                 for slot in self.reserved:
                     self._take_reserved(fresh, slot, ours)
                 ours.count_in(None)
-            self._weigh(fresh, now, look_seconds)
+            self._weigh(fresh, doubted, now, look_seconds)
             fresh.count_in(self.occupancy)
             self.directory = fresh
             # Of a damaged directory it is not believed that what it does not name is absent.
@@ -177,14 +180,14 @@ class CachedSet:
         if on_flash != ghost and (named is None or self.victims.get(slot) != named.generation):
             fresh.unmark_slot(slot)
 
-    def _weigh(self, fresh: Directory, now: float, look_seconds: float) -> None:
-        """What a read says of the damage that it came with."""
-        if not fresh.in_doubt:
+    def _weigh(self, fresh: Directory, doubted: dict[int, bytes], now: float, look_seconds: float) -> None:
+        """What a read says of the damage that it came with, `doubted`."""
+        if not doubted:
             if self.damage_looks:
                 self.damage, self.damage_looks = {}, 0
             return
-        if fresh.doubted != self.damage:
-            self.damage, self.damage_looks, self.damage_seen_at = dict(fresh.doubted), 1, now
+        if doubted != self.damage:
+            self.damage, self.damage_looks, self.damage_seen_at = dict(doubted), 1, now
         elif now - self.damage_seen_at >= look_seconds and self.damage_looks < DAMAGE_LOOKS:
             self.damage_looks, self.damage_seen_at = self.damage_looks + 1, now
         if self.damage_looks >= DAMAGE_LOOKS:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from agent.pool.counters import MissCause
+from agent.pool.format.directory import ENTRY_BYTES
+from agent.pool.volume.directory_cache import DAMAGE_LOOK_SECONDS
 from agent.pool.write.put import SlotWriter
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of
 from tests.support.pool.spill_pool import MemoryTarget, SpillingAgent, evict_all, full, value_of
@@ -18,9 +20,10 @@ def begin_put(agent: PoolAgent) -> SlotWriter:
     return writing
 
 
-def end_put(agent: PoolAgent, writing: SlotWriter) -> None:
-    agent.channel.run(writing.write(agent.channel, 4096, memoryview(value_of(NEW))[4096:], agent.deadline()))
-    agent.channel.run(writing.finish(agent.channel, agent.deadline()))
+def end_put(agent: PoolAgent, writing: SlotWriter, seconds: float = 5.0) -> None:
+    deadline = agent.deadline(seconds)
+    agent.channel.run(writing.write(agent.channel, 4096, memoryview(value_of(NEW))[4096:], deadline))
+    agent.channel.run(writing.finish(agent.channel, deadline))
 
 
 def let_pass(*agents: PoolAgent) -> None:
@@ -100,3 +103,22 @@ def test_a_slot_that_a_put_has_reserved_loses_the_mark_that_another_agent_took_o
         assert spilling.agent.get(key_of(number)) is MissCause.NEVER_STORED
         assert other.delete(key_of(NEW))
         spilling.put(key_of(9000 + number), value_of(number))
+
+
+def test_a_put_in_pieces_takes_a_slot_of_a_rotted_directory() -> None:
+    """Its own reservation of a damaged slot is no new damage, by which the proof would begin anew."""
+    target, pool = MemoryTarget(), MemoryPool((1,))
+    spilling = full(target, pool)
+    namespace, offset, directory = pool.directories()[0]
+    block = bytearray(directory.image())
+    for slot in (3, 9):
+        block[slot * ENTRY_BYTES + 20] ^= 1
+    pool.namespaces[namespace].store(offset, [bytes(block)])
+    agent = SpillingAgent(pool.agent(), target).agent
+    agent.channel.clock = spilling.agent.channel.clock + SLOW
+    writing = begin_put(agent)
+    assert writing._reservation is not None
+    assert writing._reservation.slot in (3, 9)
+    let_pass(agent)
+    end_put(agent, writing, seconds=DAMAGE_LOOK_SECONDS / 2)
+    assert agent.get(key_of(NEW)) == value_of(NEW)
