@@ -94,8 +94,9 @@ class CachedSet:
     loaded_at: float = float("-inf")
     fault: str | None = None
     reserved: set[int] = field(default_factory=set)
-    victims: dict[int, int] = field(default_factory=dict)
-    """Reserved slots whose victims leave a mark (spill_mark.py), with the victims' generations."""
+    victims: dict[int, int] | None = None
+    """Reserved slots whose victims leave a mark (spill_mark.py), with the victims' generations. None: there
+    was none yet, as where no place in G4 is configured."""
     guard: threading.Lock = field(default_factory=threading.Lock)
     writer: threading.Lock = field(default_factory=threading.Lock)
     writes: int = 0
@@ -177,7 +178,8 @@ class CachedSet:
             return
         on_flash, named = fresh.ghost(slot), fresh.entry(slot)
         fresh.take_over(slot, ours)
-        if on_flash != ghost and (named is None or self.victims.get(slot) != named.generation):
+        victim = self.victims.get(slot) if self.victims is not None else None
+        if on_flash != ghost and (named is None or named.generation != victim):
             fresh.unmark_slot(slot)
 
     def _weigh(self, fresh: Directory, doubted: dict[int, bytes], now: float, look_seconds: float) -> None:

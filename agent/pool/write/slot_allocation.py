@@ -99,6 +99,7 @@ def reserve(
             ghost = left_by(volume, cached, choice)
             directory.clear(choice.slot, ghost=ghost)
             if ghost is not None and is_mark(ghost) and len(ghost) == MARK_BYTES:
+                cached.victims = cached.victims or {}
                 cached.victims[choice.slot] = present.generation
             count_eviction(volume, channel, choice)
         cached.reserved.add(choice.slot)
@@ -131,5 +132,6 @@ def release(volume: Volume, cached: CachedSet, slot: int) -> None:
     """End a reservation: the value is named in the slot, or the slot is free."""
     with cached.guard:
         cached.reserved.discard(slot)
-        cached.victims.pop(slot, None)
+        if cached.victims is not None:
+            cached.victims.pop(slot, None)
     volume.cache.give_back(cached)
