@@ -23,10 +23,10 @@ from agent.pool.late_answers import wait_for
 from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.volume import Volume
-from agent.pool.write.put import SlotWriter
 from agent.pool.write.slot_copy import PIECE_BYTES
 from agent.spill.bundle import BundleBuilder
 from agent.spill.names import bundle_name, new_number
+from agent.spill.put_back import ReturnWriter
 from agent.spill.target import Taken, Target, TargetError
 from agent.spill.up import Below, Returning
 
@@ -211,11 +211,10 @@ class Spiller:
         self._bundle, self._copied = None, []
 
     def _put_back(self, channel: IoChannel, returning: Returning) -> Steps[int]:
-        """Open a value and put it as an engine does. It may evict; its mark goes with that."""
+        """Open a value and put it in its mark's own set, if the mark still stands then. It may evict."""
         volume, sealed = self.volume, memoryview(returning.sealed)
         opened = volume.codec.open(sealed[:HEADER_BYTES], returning.key, returning.place)
-        wall = channel.wall()
-        if isinstance(opened, MissCause) or 0 < opened.expiry <= wall + 1:
+        if isinstance(opened, MissCause) or 0 < opened.expiry <= channel.wall() + 1:
             return 0
         plain = memoryview(bytearray(volume.codec.padded(opened.length)))
         unit = volume.codec.unit_bytes
@@ -224,20 +223,19 @@ class Spiller:
             part = sealed[HEADER_BYTES + start : HEADER_BYTES + end]
             if not opened.open_unit(number, part, plain[start:end]):
                 return 0
-        writing = SlotWriter(
-            volume,
-            returning.key,
-            length=opened.length,
-            ttl_seconds=int(opened.expiry - wall) if opened.expiry else 0,
-        )
-        deadline = channel.now() + volume.timing.write_deadline
+        writing = ReturnWriter(volume, returning, opened)
+        deadline, tally = channel.now() + volume.timing.write_deadline, channel.tally(volume.settings.name)
+        refused_before = tally.puts_refused
         try:
             for start in range(0, opened.length, PIECE_BYTES):
                 piece = plain[start : min(start + PIECE_BYTES, opened.length)]
                 yield from writing.write(channel, start, piece, deadline)
             self.counts.returned += not writing.already_there
         except PutRefused:
-            pass  # The value stays where it is, and the next get may bring it back.
+            # The value stays where it is, and the next get may bring it back. No engine's put was refused.
+            tally.puts_refused = refused_before
         finally:
+            if not writing.finished:
+                writing.drop()
             plain[:] = bytes(len(plain))
         return opened.length

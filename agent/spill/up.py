@@ -16,8 +16,10 @@ from typing import Final, NamedTuple
 
 from agent.inline.cipher_suites import Place
 from agent.pool.counters import MissCause
+from agent.pool.format.occupancy import SetPlace
 from agent.pool.format.spill_mark import SpillMark, bytes_to_ask, step_bytes
 from agent.pool.read.recompute_gate import RecomputeGate
+from agent.pool.volume.spill_copies import FoundMark
 from agent.pool.volume.volume import Volume
 from agent.spill.names import bundle_name
 from agent.spill.target import Gone, Target, TargetError
@@ -44,11 +46,14 @@ class UpCounts:
 
 
 class Returning(NamedTuple):
-    """A value on its way back to flash, sealed as it came."""
+    """A value on its way back to flash, sealed as it came. `mark` named it: the ghost of a slot of a set."""
 
     key: bytes
     place: Place
     sealed: bytes
+    set_place: SetPlace
+    slot: int
+    mark: bytes
 
 
 class PlaceHealth:
@@ -206,7 +211,7 @@ class Below:
         """See `LowerTier`."""
         self._health.give_back(len(sealed))
 
-    def served(self, pseudonym: bytes, key: bytes, place: Place, sealed: memoryview) -> None:
+    def served(self, pseudonym: bytes, key: bytes, sealed: memoryview, found: FoundMark) -> None:
         """See `LowerTier`."""
         with self._lock:
             if pseudonym not in self._seen:
@@ -215,7 +220,8 @@ class Below:
                     self._seen.popitem(last=False)
             elif len(self._returns) < RETURNS_MAX and self._health.set_aside(len(sealed)):
                 del self._seen[pseudonym]
-                self._returns.append(Returning(key, place, bytes(sealed)))
+                place, set_place, slot, mark = found
+                self._returns.append(Returning(key, place, bytes(sealed), set_place, slot, mark))
 
     def next_return(self) -> Returning | None:
         """A value that goes back to flash."""

@@ -309,10 +309,14 @@ class Directory:
         """Take out the marks that this key may have left; their slots. The entries stay."""
         found = self.marks(pseudonym)
         for slot in found:
-            start = slot * ENTRY_BYTES + _GHOST_AT
-            self.raw[start : start + _GHOST_BYTES] = bytes(_GHOST_BYTES)
-            self._uncounted.add(slot)
+            self.unmark_slot(slot)
         return found
+
+    def unmark_slot(self, slot: int) -> None:
+        """Take out a slot's ghost. The entry stays."""
+        start = slot * ENTRY_BYTES + _GHOST_AT
+        self.raw[start : start + _GHOST_BYTES] = bytes(_GHOST_BYTES)
+        self._uncounted.add(slot)
 
     def has_ghost(self, pseudonym: bytes) -> bool:
         """Whether a slot of this set lost this key by eviction, as far as ghosts reach back."""

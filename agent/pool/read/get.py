@@ -22,7 +22,7 @@ from agent.pool.read.reader_base import Request, Source, UnitReader
 from agent.pool.read.replica_choice import DOUBTFUL, doubt, in_turn, race, the_other_served
 from agent.pool.steps import Pending, Steps, Wait
 from agent.pool.volume.directory_cache import CachedSet
-from agent.pool.volume.spill_copies import LowerTier
+from agent.pool.volume.spill_copies import FoundMark, LowerTier
 from agent.pool.volume.volume import Found, Volume
 
 
@@ -51,7 +51,8 @@ class SlotReader(UnitReader):
         self._copy: _Copy | None = None
         """The copy that has proven itself, and serves the ranges."""
         self._from_below: memoryview | None = None
-        """Instead of a copy: header and value as they came from G4, lent by the volume's lower tier."""
+        """Instead of a copy: header and value as they came from G4, lent by the volume's lower tier. Given
+        back once a range reached the value's end; a later range asks the tier again."""
         self._lender: LowerTier | None = None
 
     @property
@@ -60,10 +61,16 @@ class SlotReader(UnitReader):
         return self._copy.namespace if self._copy is not None else None
 
     def close(self) -> None:
-        sealed, self._from_below = self._from_below, None
-        if self._lender is not None and sealed is not None:
-            self._lender.release(sealed)
+        self._lend(None, None)
         super().close()
+
+    def _lend(self, sealed: memoryview | None, lender: LowerTier | None) -> None:
+        """Keep a range for the ranges to come, and give back what was kept until now."""
+        with self._counting:
+            before, owner = self._from_below, self._lender
+            self._from_below, self._lender = sealed, lender
+        if before is not None and owner is not None:
+            owner.release(before)
 
     def _first(self, request: Request) -> Steps[int | MissCause]:
         below, began = self._volume.below, request.channel.now()
@@ -79,7 +86,7 @@ class SlotReader(UnitReader):
 
         An object in G4 is not zeroed by a delete, as a slot is. So a mark counts in a directory alone that
         was read since the get `began`."""
-        volume, channel = self._volume, request.channel
+        volume, channel, is_first = self._volume, request.channel, self._open is None
         with volume.borrowed(self.pseudonym) as sets:
             for cached, slot in volume.marks(sets, self.pseudonym):
                 is_fresh = volume.is_fresh(cached, channel, channel.now() - began)
@@ -96,10 +103,13 @@ class SlotReader(UnitReader):
                 place = volume.place(cached, slot)
                 served = yield from self._prove_below(request, cause, sealed, place)
                 if not isinstance(served, MissCause):
-                    self._from_below, self._lender = sealed, below
-                    request.tally.gets_from_g4 += 1
+                    request.tally.gets_from_g4 += is_first
                     request.tally.bytes_from_g4 += len(sealed)
-                    below.served(self.pseudonym, self.key, place, sealed)
+                    if is_first:
+                        found = FoundMark(place, (cached.namespace, cached.offset), slot, ghost)
+                        below.served(self.pseudonym, self.key, sealed, found)
+                    self._lend(sealed, below)
+                    self._give_back_at_end(request, served)
                     return served
                 below.release(sealed)
                 cause = served
@@ -108,11 +118,13 @@ class SlotReader(UnitReader):
     def _prove_below(
         self, request: Request, cause: MissCause, sealed: memoryview, place: Place
     ) -> Steps[int | MissCause]:
-        """As `_prove`, of a range out of G4: by the same seal, and nothing else is believed."""
+        """As `_prove`, of a range out of G4: by the same seal, and nothing else is believed. A later range
+        comes from the same write as the first."""
         if len(sealed) < HEADER_BYTES:
             return MissCause.G4_CORRUPT
         header, codec = sealed[:HEADER_BYTES], self._volume.codec
-        opened = codec.open(header, self.key, place)
+        begun = self._open
+        opened = codec.open(header, self.key, place, begun.generation if begun is not None else None)
         if opened is MissCause.EVICTED:
             # It proves to be another key's: the mark was a foreign one. Zeros are nobody's.
             return cause if any(header) else MissCause.G4_CORRUPT
@@ -163,13 +175,9 @@ class SlotReader(UnitReader):
             volume.give_back_sets(sets)
 
     def _next(self, request: Request, opened: OpenSlot) -> Steps[int | MissCause]:
-        below = self._from_below
-        if below is not None:
-            source = Source(below[:HEADER_BYTES], below[HEADER_BYTES:], 0, None)
-            served = yield from self._serve(request, opened, source)
-            return MissCause.G4_CORRUPT if isinstance(served, MissCause) else served
         copy = self._copy
-        assert copy is not None
+        if copy is None:
+            return (yield from self._next_below(request, opened))
         source = self._ask(request, copy, with_header=False)
         served = yield from self._serve(request, opened, source)
         if not isinstance(served, MissCause):
@@ -186,6 +194,26 @@ class SlotReader(UnitReader):
         if self._volume.hedge is not None:
             return (yield from self._elsewhere(request, copy, opened, cause))
         return cause
+
+    def _next_below(self, request: Request, opened: OpenSlot) -> Steps[int | MissCause]:
+        sealed, below = self._from_below, self._volume.below
+        if sealed is None:
+            if below is None:
+                return MissCause.EVICTED
+            began = request.channel.now()
+            return (yield from self._first_below(request, MissCause.EVICTED, below, began))
+        source = Source(sealed[:HEADER_BYTES], sealed[HEADER_BYTES:], 0, None)
+        served = yield from self._serve(request, opened, source)
+        if isinstance(served, MissCause):
+            return MissCause.G4_CORRUPT
+        self._give_back_at_end(request, served)
+        return served
+
+    def _give_back_at_end(self, request: Request, served: int) -> None:
+        """The memory of a range is bounded for all readers, and a reader may stay open for long."""
+        length = self.length
+        if length is not None and request.offset + served >= length:
+            self._lend(None, None)
 
     def _elsewhere(
         self, request: Request, failed: _Copy, opened: OpenSlot, cause: MissCause

@@ -22,6 +22,7 @@ from typing import Final
 
 from agent.pool.format.directory import Directory, is_quarantined
 from agent.pool.format.occupancy import Occupancy, SetPlace
+from agent.pool.format.spill_mark import is_mark
 
 ANSWER_SECONDS: Final = 0.05
 """How long a failed put waits for the answer of its directory write: without one, the directory would be
@@ -93,6 +94,9 @@ class CachedSet:
     loaded_at: float = float("-inf")
     fault: str | None = None
     reserved: set[int] = field(default_factory=set)
+    victims: dict[int, int] | None = None
+    """Reserved slots whose victims leave a mark (spill_mark.py), with the victims' generations. None: there
+    was none yet, as where no place in G4 is configured."""
     guard: threading.Lock = field(default_factory=threading.Lock)
     writer: threading.Lock = field(default_factory=threading.Lock)
     writes: int = 0
@@ -133,6 +137,7 @@ class CachedSet:
             ours = self.directory
             if ours is None:
                 fresh = Directory(block)
+                doubted = fresh.doubted
                 if self.occupancy is not None:
                     self.occupancy.note_forgotten((self.namespace, self.offset), 0)
             elif self.was_written(writes) if not holds_writer else self.writes != writes:
@@ -143,10 +148,12 @@ class CachedSet:
                 fresh = Directory(block, differing)
                 fresh.merge_uses(ours, differing)
                 fresh.keep_in_doubt(ours)
+                # Of flash as it is: a put that has reserved a slot whose entry is damaged changes no flash.
+                doubted = dict(fresh.doubted)
                 for slot in self.reserved:
-                    fresh.take_over(slot, ours)
+                    self._take_reserved(fresh, slot, ours)
                 ours.count_in(None)
-            self._weigh(fresh, now, look_seconds)
+            self._weigh(fresh, doubted, now, look_seconds)
             fresh.count_in(self.occupancy)
             self.directory = fresh
             # Of a damaged directory it is not believed that what it does not name is absent.
@@ -162,14 +169,27 @@ class CachedSet:
                 }
         return len(fresh.corrupt_keys)
 
-    def _weigh(self, fresh: Directory, now: float, look_seconds: float) -> None:
-        """What a read says of the damage that it came with."""
-        if not fresh.in_doubt:
+    def _take_reserved(self, fresh: Directory, slot: int, ours: Directory) -> None:
+        """Keep our entry of a reserved slot. Its mark stays only where flash has that, or names the victim
+        that is to leave it: else a delete through another agent has taken it, or the victim."""
+        ghost = ours.ghost(slot)
+        if not is_mark(ghost):
+            fresh.take_over(slot, ours)
+            return
+        on_flash, named = fresh.ghost(slot), fresh.entry(slot)
+        fresh.take_over(slot, ours)
+        victim = self.victims.get(slot) if self.victims is not None else None
+        if on_flash != ghost and (named is None or named.generation != victim):
+            fresh.unmark_slot(slot)
+
+    def _weigh(self, fresh: Directory, doubted: dict[int, bytes], now: float, look_seconds: float) -> None:
+        """What a read says of the damage that it came with, `doubted`."""
+        if not doubted:
             if self.damage_looks:
                 self.damage, self.damage_looks = {}, 0
             return
-        if fresh.doubted != self.damage:
-            self.damage, self.damage_looks, self.damage_seen_at = dict(fresh.doubted), 1, now
+        if doubted != self.damage:
+            self.damage, self.damage_looks, self.damage_seen_at = dict(doubted), 1, now
         elif now - self.damage_seen_at >= look_seconds and self.damage_looks < DAMAGE_LOOKS:
             self.damage_looks, self.damage_seen_at = self.damage_looks + 1, now
         if self.damage_looks >= DAMAGE_LOOKS:

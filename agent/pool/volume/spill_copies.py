@@ -6,7 +6,7 @@ nothing. Lost with the agent: what was copied then, and is evicted later, leaves
 
 import threading
 from collections import OrderedDict, deque
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from agent.inline.cipher_suites import Place
 from agent.pool.counters import MissCause
@@ -18,6 +18,17 @@ COPIES_MAX: Final = 1 << 16
 """Values of a volume that are copied and still on flash; the one noted longest ago is forgotten first."""
 SETS_MAX: Final = 1024
 """Sets that evicted and whose next victims are yet to be copied; more are dropped without regret."""
+
+
+class FoundMark(NamedTuple):
+    """A mark that named a value, and where it stands."""
+
+    place: Place
+    """Of the slot, as its seal has it."""
+    set_place: SetPlace
+    slot: int
+    mark: bytes
+    """The eight bytes on flash."""
 
 
 class LowerTier(Protocol):
@@ -36,7 +47,7 @@ class LowerTier(Protocol):
     def release(self, sealed: memoryview) -> None:
         """The caller is done with a range."""
 
-    def served(self, pseudonym: bytes, key: bytes, place: Place, sealed: memoryview) -> None:
+    def served(self, pseudonym: bytes, key: bytes, sealed: memoryview, found: "FoundMark") -> None:
         """A get was served out of a range. On second use the value goes back to flash, later."""
 
 

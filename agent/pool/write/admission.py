@@ -69,6 +69,8 @@ class SecondUseWriter(SlotWriter):
         try:
             yield from super()._take(channel, offset, data, deadline)
         except _Declined:
+            if self._volume.below is not None:
+                yield from self._unmark(channel, deadline)
             channel.tally(self._volume.settings.name).puts_declined += 1
             self._enter(PutState.DECLINED)
 

@@ -28,16 +28,15 @@ from agent.pool.volume.directory_cache import ANSWER_SECONDS, CachedSet
 from agent.pool.volume.key_transition import words_for
 from agent.pool.volume.unit_buffers import Tail
 from agent.pool.volume.volume import Volume
-from agent.pool.volume.writable_directory import prove
+from agent.pool.volume.writable_directory import load_writable, prove
 from agent.pool.write.quota_eviction import Room, room_for
-from agent.pool.write.set_transaction import SetTransaction
 from agent.pool.write.slot_allocation import Reservation, best_choice, is_eviction, release, reserve
+from agent.pool.write.unmark import PUT_FRESH_SECONDS as PUT_FRESH_SECONDS
+from agent.pool.write.unmark import unmark
 from agent.pool.write.writer_base import PutState, Writer
 
-PUT_FRESH_SECONDS: Final = 0.02
-"""A put right after the lookup that missed does not read the directories again. What another agent wrote
-into the same set in between may be lost to it: a hit, in the worst case."""
-MARK_STAYS: Final = "an older value of the key lies in G4, and the enclosure did not take its mark away"
+MARK_STAYS: Final = "an older value of the key may lie in G4, and an enclosure did not take its mark away"
+UNREAD: Final = "the enclosure does not say what its directory holds by now"
 RESERVE_TRIES: Final = 4
 """Between choosing a slot and taking it another worker may take it; then the choice is made anew."""
 
@@ -165,6 +164,9 @@ class SlotWriter(Writer):
                     self._found_there(channel)
                     return
                 found.drop_hint()
+            if volume.below is not None and any(not _is_known(each) for each in sets):
+                # The mark of an older value may stand there. Nothing was written yet.
+                self._turn_away(channel, PutRefused(MARK_STAYS, trouble or MissCause.LATE))
             targets = volume.write_targets(self.pseudonym, sets)
             usable = [cached for cached in targets if _may_take(cached)]
             if not usable and any(cached.in_doubt for cached in targets):
@@ -298,7 +300,8 @@ class SlotWriter(Writer):
     ) -> Steps[None]:
         """Write the last of the slot and its entry; both on flash is what acknowledges the put."""
         cached = reservation.cached
-        yield from self._unmark_elsewhere(channel, cached, deadline)
+        if self._volume.below is not None:
+            yield from self._unmark(channel, deadline, target=cached)
         yield from self._vouched_for(channel, reservation, deadline)
         alone = cached.writer.acquire(blocking=False)
         try:
@@ -319,22 +322,12 @@ class SlotWriter(Writer):
                 cached.end_write()
         self._count_stored(channel, length)
 
-    def _unmark_elsewhere(self, channel: IoChannel, target: CachedSet, deadline: float) -> Steps[None]:
-        """An older value of the key that was evicted to G4 must not come up when this one is evicted. Its
-        mark in the value's own set goes with the entry's write."""
-        volume = self._volume
-        with volume.borrowed(self.pseudonym) as sets:
-            marked = dict.fromkeys(cached for cached, _ in volume.marks(sets, self.pseudonym))
-            others = [cached for cached in marked if cached is not target]
-            if not others:
-                return
-            with SetTransaction(volume, channel, *others) as change:
-                doubt = yield from change.begin(deadline)
-                for cached in others:
-                    if doubt is None:
-                        _, doubt = yield from change.unmark(cached, self.pseudonym, deadline)
-            if doubt is not None:
-                self._refuse(channel, PutRefused(MARK_STAYS, doubt))
+    def _unmark(self, channel: IoChannel, deadline: float, target: CachedSet | None = None) -> Steps[None]:
+        """An older value of the key that was evicted to G4 must not come up once this one is acknowledged.
+        Its mark in `target`, the value's own set, goes with the entry's write."""
+        doubt = yield from unmark(self._volume, channel, self.pseudonym, deadline, but=target)
+        if doubt is not None:
+            self._refuse(channel, PutRefused(MARK_STAYS, doubt))
 
     def _count_stored(self, channel: IoChannel, length: int) -> None:
         super()._count_stored(channel, length)
@@ -393,12 +386,19 @@ class SlotWriter(Writer):
             cached.disproven.pop(reservation.slot, None)
 
     def _prove(self, channel: IoChannel, cached: CachedSet, deadline: float) -> Steps[None]:
-        """The set, whose writer is held, may be written; else the put is given up."""
-        if not cached.in_doubt:
+        """The set, whose writer is held, may be written; else the put is given up.
+
+        With G4 below, an image that is not of just now could bring a mark back that another agent's delete
+        took out."""
+        volume = self._volume
+        if volume.below is not None and not volume.is_fresh(cached, channel, PUT_FRESH_SECONDS):
+            doubt = yield from load_writable(volume, channel, [cached], deadline)
+        elif cached.in_doubt:
+            doubt = yield from prove(volume, channel, [cached], deadline, holds_writers=True)
+        else:
             return
-        doubt = yield from prove(self._volume, channel, [cached], deadline, holds_writers=True)
         if doubt is not None:
-            self._refuse(channel, PutRefused(IN_DOUBT, doubt))
+            self._refuse(channel, PutRefused(IN_DOUBT if cached.in_doubt else UNREAD, doubt))
 
     def _image(self, channel: IoChannel, reservation: Reservation, length: int) -> tuple[Directory, Entry]:
         """The directory as it is to be on flash, with the value's entry."""
@@ -437,6 +437,11 @@ class SlotWriter(Writer):
         self._refuse(channel, PutRefused(f"the enclosure did not take it: {why}", cause))
 
 
+def _is_known(cached: CachedSet) -> bool:
+    """Whether a set's directory was read, and its enclosure answered the last time."""
+    return cached.directory is not None and cached.fault is None
+
+
 def _may_take(cached: CachedSet) -> bool:
     """Whether a set's directory was read, and says truly which slots are free."""
-    return cached.directory is not None and cached.fault is None and not cached.in_doubt
+    return _is_known(cached) and not cached.in_doubt

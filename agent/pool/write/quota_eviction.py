@@ -17,7 +17,7 @@ from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.volume import Found, Volume
 from agent.pool.write.set_transaction import SetTransaction
-from agent.pool.write.slot_allocation import count_eviction, left_by
+from agent.pool.write.slot_allocation import count_eviction, is_eviction, left_by
 
 SAMPLE = 4
 """Sets that are compared. Each may have to be read."""
@@ -118,7 +118,7 @@ def _evict_from(volume: Volume, channel: IoChannel, cached: CachedSet, deadline:
             return False
         ghost = left_by(volume, cached, choice)
         victim = Found(cached, choice.slot, choice.victim)
-        gone = yield from change.clear(victim, deadline, ghost=ghost, evicts=ghost is not None)
+        gone = yield from change.clear(victim, deadline, ghost=ghost, evicts=is_eviction(choice))
         if gone:
             count_eviction(volume, channel, choice)
         return gone

@@ -10,7 +10,7 @@ from typing import Final
 from agent.pool.format.directory import FREE, SLOTS_PER_SET
 from agent.pool.format.eviction_choice import Choice, choose_slot
 from agent.pool.format.sealed_slot import SlotSealer
-from agent.pool.format.spill_mark import is_mark
+from agent.pool.format.spill_mark import MARK_BYTES, is_mark
 from agent.pool.steps import IoChannel
 from agent.pool.volume.directory_cache import LEGAL, CachedSet, SlotState
 from agent.pool.volume.volume import Volume
@@ -96,7 +96,11 @@ def reserve(
         ):
             return False
         if present is not None and not keep:
-            directory.clear(choice.slot, ghost=left_by(volume, cached, choice))
+            ghost = left_by(volume, cached, choice)
+            directory.clear(choice.slot, ghost=ghost)
+            if ghost is not None and is_mark(ghost) and len(ghost) == MARK_BYTES:
+                cached.victims = cached.victims or {}
+                cached.victims[choice.slot] = present.generation
             count_eviction(volume, channel, choice)
         cached.reserved.add(choice.slot)
     volume.cache.borrow(cached.namespace, cached.offset)
@@ -105,11 +109,12 @@ def reserve(
 
 def left_by(volume: Volume, cached: CachedSet, choice: Choice) -> bytes | None:
     """What the choice's victim leaves: the mark of its copy in G4, or else its ghost. A ghost does not take
-    the place of a mark: None, and the mark stays."""
+    the place of a mark: None, and the mark stays; without G4 below it does, for no mark is followed here."""
     if choice.victim is None or not is_eviction(choice):
         return None
     mark = volume.spill_copies.mark_for((cached.namespace, cached.offset), choice.slot, choice.victim)
-    return mark or (ghost_of(choice) if not is_mark(choice.victim.ghost) else None)
+    stays = volume.below is not None and is_mark(choice.victim.ghost)
+    return mark or (None if stays else ghost_of(choice))
 
 
 def ghost_of(choice: Choice) -> bytes | None:
@@ -127,4 +132,6 @@ def release(volume: Volume, cached: CachedSet, slot: int) -> None:
     """End a reservation: the value is named in the slot, or the slot is free."""
     with cached.guard:
         cached.reserved.discard(slot)
+        if cached.victims is not None:
+            cached.victims.pop(slot, None)
     volume.cache.give_back(cached)

@@ -28,7 +28,8 @@ from agent.pool.errors import BadPut, PutRefused
 from agent.pool.steps import Acquire, Held, IoChannel, Runner, Steps
 from agent.pool.volume.volume import Volume
 from agent.pool.write.delete_and_pin import delete, pin
-from agent.pool.write.put import SlotWriter
+from agent.pool.write.put import MARK_STAYS, SlotWriter
+from agent.pool.write.unmark import unmark
 from agent.pool.write.writer_base import PutState, Writer
 
 log = logging.getLogger(__name__)
@@ -274,7 +275,6 @@ class BackWriter(Writer):
 
     def _take(self, channel: IoChannel, offset: int, data: memoryview, deadline: float) -> Steps[None]:
         """Take bytes of the value, in their order."""
-        yield from ()  # steps, of which there are none
         if offset != self._end:
             self._refuse(channel, BadPut("a value is written from its start on"))
         if self._data is None:
@@ -284,6 +284,11 @@ class BackWriter(Writer):
         self._end += len(data)
         if self._end < len(self._data):
             return
+        volume = self._back.volume
+        if volume.below is not None:
+            doubt = yield from unmark(volume, channel, self.pseudonym, deadline)
+            if doubt is not None:
+                self._refuse(channel, PutRefused(MARK_STAYS, doubt))
         wall, waiting = channel.wall(), self._data
         value = Waiting(self.key, self.pseudonym, waiting, self._expiry(wall), channel.now())
         self._back.forget_expired(self.pseudonym, wall)

@@ -9,9 +9,11 @@ from agent.pool.read.recompute_gate import RecomputeGate
 from agent.spill.down import Spiller
 from agent.spill.target import Gone, Stored, Taken, Target, TargetError
 from agent.spill.up import Below, PlaceHealth
-from tests.support.pool.memory_pool import PoolAgent
+from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of
 
 POOL_ID = "00112233445566778899aabbccddeeff"
+SLOTS = 64
+"""Of a set."""
 
 
 class MemoryTarget(Target):
@@ -93,3 +95,22 @@ class SpillingAgent:
         self.agent.channel.clock += 1.0
         self.agent.put(key, value)
         self.spill()
+
+
+def value_of(number: int) -> bytes:
+    return bytes(((number * 7 + at) & 0xFF) for at in range(256)) * 40
+
+
+def full(target: Target, pool: MemoryPool | None = None, *, all_values: bool = False) -> SpillingAgent:
+    """One set, full; the first eight values were read once."""
+    spilling = SpillingAgent((pool or MemoryPool((1,))).agent(), target, all_values=all_values)
+    for number in range(SLOTS):
+        spilling.put(key_of(number), value_of(number))
+    for number in range(8):
+        assert spilling.agent.get(key_of(number)) == value_of(number)
+    return spilling
+
+
+def evict_all(spilling: SpillingAgent, first: int = 1000, count: int = 4 * SLOTS) -> None:
+    for number in range(first, first + count):
+        spilling.put(key_of(number), value_of(number))

@@ -10,30 +10,16 @@ import pytest
 from agent.pool.counters import MissCause
 from agent.pool.read.get import SlotReader
 from agent.spill.folder import FolderTarget
-from agent.spill.target import Target, TargetError
+from agent.spill.target import TargetError
 from tests.support.pool.memory_pool import SUITES, MemoryPool, key_of
-from tests.support.pool.spill_pool import MemoryTarget, SpillingAgent
-
-SLOTS = 64
-
-
-def value_of(number: int) -> bytes:
-    return bytes(((number * 7 + at) & 0xFF) for at in range(256)) * 40
-
-
-def full(target: Target, pool: MemoryPool | None = None, *, all_values: bool = False) -> SpillingAgent:
-    """One set, full; the first eight values were read once."""
-    spilling = SpillingAgent((pool or MemoryPool((1,))).agent(), target, all_values=all_values)
-    for number in range(SLOTS):
-        spilling.put(key_of(number), value_of(number))
-    for number in range(8):
-        assert spilling.agent.get(key_of(number)) == value_of(number)
-    return spilling
-
-
-def evict_all(spilling: SpillingAgent, first: int = 1000, count: int = 4 * SLOTS) -> None:
-    for number in range(first, first + count):
-        spilling.put(key_of(number), value_of(number))
+from tests.support.pool.spill_pool import (
+    SLOTS,
+    MemoryTarget,
+    SpillingAgent,
+    evict_all,
+    full,
+    value_of,
+)
 
 
 @pytest.mark.parametrize("suite", SUITES)
@@ -246,3 +232,95 @@ def test_keys_in_g4_count_as_there() -> None:
     keys = [key_of(number) for number in (0, 1, 9999)]
     causes = channel.run(spilling.agent.volume.lookup(channel, keys, channel.now() + 1))
     assert causes == [None, None, MissCause.NEVER_STORED]
+
+
+def test_a_key_that_is_deleted_while_its_value_waits_to_come_back_stays_deleted() -> None:
+    spilling = full(MemoryTarget())
+    evict_all(spilling)
+    for _ in range(2):
+        assert spilling.agent.get(key_of(1)) == value_of(1)
+    assert spilling.agent.delete(key_of(1))
+    spilling.spill()
+    assert spilling.agent.get(key_of(1)) is MissCause.NEVER_STORED
+    assert spilling.spiller.counts.returned == 0
+
+
+def test_a_key_that_another_agent_deletes_while_its_value_waits_to_come_back_stays_deleted() -> None:
+    pool = MemoryPool((1, 1))
+    spilling = SpillingAgent(pool.agent(), MemoryTarget())
+    for number in range(2 * SLOTS):
+        spilling.put(key_of(number), value_of(number))
+    for number in range(8):
+        spilling.agent.get(key_of(number))
+    evict_all(spilling, count=6 * SLOTS)
+    for _ in range(2):
+        assert spilling.agent.get(key_of(1)) == value_of(1)
+    assert pool.agent().delete(key_of(1))
+    spilling.spill()
+    assert spilling.agent.get(key_of(1)) is MissCause.NEVER_STORED
+
+
+def test_a_key_that_is_put_anew_while_its_value_waits_to_come_back_keeps_the_new_one() -> None:
+    spilling = full(MemoryTarget())
+    evict_all(spilling)
+    for _ in range(2):
+        assert spilling.agent.get(key_of(1)) == value_of(1)
+    spilling.agent.put(key_of(1), value_of(501))
+    spilling.spill()
+    assert spilling.agent.get(key_of(1)) == value_of(501)
+    assert spilling.agent.delete(key_of(1))
+    assert spilling.agent.get(key_of(1)) is MissCause.NEVER_STORED
+
+
+def test_what_came_back_left_no_mark() -> None:
+    pool = MemoryPool((1,))
+    spilling = full(MemoryTarget(), pool)
+    evict_all(spilling)
+    for _ in range(2):
+        assert spilling.agent.get(key_of(1)) == value_of(1)
+    spilling.spill()
+    assert spilling.spiller.counts.returned == 1
+    pseudonym = spilling.agent.volume.placement.pseudonym(key_of(1))
+    assert [directory.marks(pseudonym) for _, _, directory in pool.directories()] == [[]]
+
+
+def test_readers_that_stay_open_hold_no_memory_of_what_they_have_read() -> None:
+    spilling = full(MemoryTarget())
+    evict_all(spilling)
+    before = spilling.health._memory
+    readers = [SlotReader(spilling.agent.volume, key_of(number)) for number in range(8)]
+    for number, reading in enumerate(readers):
+        assert spilling.agent.read(reading) == value_of(number)
+    assert spilling.health._memory == before
+    for number, reading in enumerate(readers):
+        first = spilling.agent.read(reading, 1000, 0)
+        assert first == value_of(number)[:1000], "a later range asks again"
+    assert spilling.health._memory < before
+    for reading in readers:
+        reading.close()
+    assert spilling.health._memory == before
+    assert spilling.agent.tally.gets_from_g4 == 8
+
+
+def test_a_later_range_of_a_key_that_was_deleted_meanwhile_is_a_miss() -> None:
+    spilling = full(MemoryTarget())
+    evict_all(spilling)
+    reading = SlotReader(spilling.agent.volume, key_of(1))
+    assert spilling.agent.read(reading) == value_of(1)
+    spilling.agent.delete(key_of(1))
+    assert spilling.agent.read(reading, 1000, 0) is MissCause.EVICTED
+    reading.close()
+
+
+def test_a_later_range_is_of_the_write_that_the_first_was_of() -> None:
+    spilling = full(MemoryTarget())
+    evict_all(spilling)
+    reading = SlotReader(spilling.agent.volume, key_of(1))
+    assert spilling.agent.read(reading) == value_of(1)
+    spilling.put(key_of(1), value_of(501))
+    assert spilling.agent.get(key_of(1)) == value_of(501)
+    evict_all(spilling, first=5000)
+    assert spilling.agent.get(key_of(1)) == value_of(501)
+    assert spilling.agent.tally.gets_from_g4 == 2
+    assert spilling.agent.read(reading, 1000, 0) is MissCause.EVICTED
+    reading.close()

@@ -34,6 +34,7 @@ from agent.pool.steps import settle
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.media_errors import SlotAt
 from agent.pool.volume.replication_backlog import DOUBTFUL_MAX, OWED_MAX, NamedCopy
+from agent.pool.volume.spill_copies import FoundMark
 from agent.pool.write.admission import SecondUse
 from agent.pool.write.write_back import WriteBack
 from agent.remote.fence import Fence
@@ -142,7 +143,9 @@ def spill_uses() -> Walk:
 
     def add(at: int) -> None:
         for _ in range(1 + (at % 7 == 0)):
-            below.served(name(at), name(at), Place(bytes(16), at), memoryview(b""))
+            below.served(
+                name(at), name(at), memoryview(b""), FoundMark(Place(bytes(16), at), (1, at), 0, bytes(8))
+            )
 
     return Walk(add, lambda: len(below), CATALOGUE["spill-uses"].most)
 
