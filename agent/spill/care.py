@@ -10,7 +10,7 @@ from typing import Final
 
 from agent.inline.crc64 import crc64
 from agent.spill.bundle import TABLE_BYTES, Damaged, items_untrusted
-from agent.spill.names import GENERATIONS, age_of, pool_prefix
+from agent.spill.names import age_of, pool_prefix, volume_of
 from agent.spill.target import Gone, Stored, Target, TargetError
 
 RANGE_SECONDS: Final = 60.0
@@ -42,13 +42,6 @@ class Checked:
 
 
 BAD_NAMED_MAX: Final = 1000
-
-
-def volume_of(name: str, pool_id: str) -> str:
-    """The hexadecimal id of the volume whose object it is; empty where it is no bundle of the pool."""
-    volume, _, rest = name.removeprefix(pool_prefix(pool_id)).partition("/")
-    is_bundle = len(volume) == 32 and age_of(name, 0.0) < GENERATIONS and len(rest.split("/")[-1]) == 5
-    return volume if is_bundle else ""
 
 
 def usage(target: Target, pool_id: str, wall: float) -> dict[str, Usage]:
