@@ -42,6 +42,12 @@ class Item(NamedTuple):
     checksum: int
 
 
+def bytes_wanted(slot_bytes: int) -> int:
+    """How long a bundle must be that holds one item of the longest: its first steps, and that item's."""
+    step = step_bytes(slot_bytes)
+    return (-(-TABLE_BYTES // step) + -(-slot_bytes // step)) * step
+
+
 class BundleBuilder:
     """A bundle that is being filled. Its memory is taken when it is made."""
 
@@ -67,7 +73,7 @@ class BundleBuilder:
         return len(self._items) < ITEMS_MAX and self._next + -(-size // self._step) <= self._steps
 
     def room(self, size: int) -> memoryview:
-        """Where the next item of `size` bytes is to be put, before `add`."""
+        """Where the next item of `size` bytes is to be put, before `add`; only where it `has_room`."""
         start = self._next * self._step
         return memoryview(self._data)[start : start + size]
 

@@ -130,6 +130,8 @@ class Spiller:
             if self._bundle is None:
                 self._bundle = BundleBuilder(self.volume.settings.slot_bytes, self._bundle_bytes)
                 self._since = channel.now()
+            if not self._bundle.has_room(size):
+                continue  # It fits into none, and stays without a copy.
             into = self._bundle.room(size)
             pending = channel.read(cached.namespace, self.volume.slot_offset(cached, slot), into)
             cause = yield from wait_for(channel, pending, channel.now() + IO_SECONDS)

@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from agent.config.spill_section import SpillSection
+from agent.config.spill_section import BUNDLE_BYTES_MAX, SpillSection
 from agent.errors import ConfigError
 from agent.host_os.worker_thread import OwnThread
 from agent.pool.maintenance.scrub import Pace
 from agent.pool.read.recompute_gate import RecomputeGate
 from agent.pool.volume.volume import PoolVolume, Volume, in_sets
 from agent.remote.channel import WorkerChannel
+from agent.spill.bundle import bytes_wanted
 from agent.spill.down import Spiller
 from agent.spill.folder import FolderTarget
 from agent.spill.room import Room
@@ -29,6 +30,7 @@ IDLE_SECONDS: Final = 0.02
 """How long a thread sleeps that found nothing to do."""
 ERROR_SECONDS: Final = 1.0
 STOP_SECONDS: Final = 10.0
+MIB: Final = 1 << 20
 
 
 def target_of(section: SpillSection, *, wants_room: bool = True) -> Target:
@@ -37,6 +39,22 @@ def target_of(section: SpillSection, *, wants_room: bool = True) -> Target:
         return FolderTarget(section.folder, room_wanted=section.bundle if wants_room else 0)
     assert section.credentials_file is not None
     return S3Target(section.endpoint, section.bucket, section.region, section.credentials_file)
+
+
+def check_bundles(section: SpillSection, volumes: Sequence[Volume]) -> None:
+    """Raises ConfigError where a bundle holds not one slot of a volume."""
+    for volume in volumes:
+        name, wanted = volume.settings.name, bytes_wanted(volume.settings.slot_bytes)
+        if wanted <= section.bundle:
+            continue
+        bundle = -(-wanted // MIB)
+        raise ConfigError(
+            f"spill: a bundle of {section.bundle / MIB:g} MiB holds no value of volume {name}, which wants "
+            f"{bundle} MiB",
+            f'set bundle = "{bundle}M" for {section.name}'
+            if bundle * MIB <= BUNDLE_BYTES_MAX
+            else f"set volumes for {section.name}, without {name}: no bundle is that long",
+        )
 
 
 def can_spill(volume: Volume) -> bool:
@@ -57,6 +75,7 @@ class SpillPlace(OwnThread):
     ) -> None:
         """Raises ConfigError."""
         super().__init__("spill", STOP_SECONDS, f"the thread of spill, which waits for {section.name},")
+        check_bundles(section, volumes)
         self._section = section
         self._target = target_of(section)
         self._take_channel = take_channel

@@ -71,13 +71,14 @@ class SpillingAgent:
         all_values: bool = False,
         gate: RecomputeGate | None = None,
         deadline: float = 0.02,
+        bundle_bytes: int = 8 << 20,
     ) -> None:
         self.agent = agent
         self.health = PlaceHealth(8, 64 << 20, deadline)
         self.below = Below(agent.volume, POOL_ID, target, self.health, gate, agent.channel.now)
         agent.volume.change(below=self.below)
         self.spiller = Spiller(
-            agent.volume, POOL_ID, target, 8 << 20, all_values=all_values, below=self.below
+            agent.volume, POOL_ID, target, bundle_bytes, all_values=all_values, below=self.below
         )
 
     def spill(self, *, store: bool = True) -> None:
