@@ -21,7 +21,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from agent.errors import ConfigError
 from agent.spill.names import PARTIAL
 from agent.spill.target import Gone, Stored, Taken, Target, TargetError
 
@@ -50,29 +49,11 @@ class FolderTarget(Target):
     """See `Target`."""
 
     def __init__(self, folder: Path, room_wanted: int = 0) -> None:
-        """`room_wanted`: bytes that must be free. Raises ConfigError where the folder cannot be used."""
+        """`room_wanted`: bytes that `check` wants free."""
         self._folder: Final = folder
+        self._room_wanted: Final = room_wanted
         self._device: int | None = None
         """Of the file system that was there at first."""
-        try:
-            with self._root() as root:
-                room = os.statvfs(root)
-                is_writable = os.access(".", os.W_OK | os.X_OK, dir_fd=root)
-        except (OSError, TargetError) as error:
-            why = error.strerror if isinstance(error, OSError) else error
-            raise ConfigError(
-                f"spill: the folder {folder} cannot be used: {why}", "make it, or mount it first"
-            ) from None
-        if not is_writable:
-            raise ConfigError(
-                f"spill: nothing can be written into the folder {folder}", "let the agent's user write there"
-            )
-        if room.f_bavail * room.f_frsize < room_wanted:
-            raise ConfigError(
-                f"spill: the folder {folder} has {room.f_bavail * room.f_frsize >> 20} MiB free, and one "
-                f"bundle takes {room_wanted >> 20} MiB",
-                "give it room, or take the table [[spill]] out",
-            )
         # Daemons: a file system that hangs must not keep the agent from its end.
         self._wanted: queue.SimpleQueue[_Wanted | None] = queue.SimpleQueue()
         for number in range(THREADS):
@@ -87,7 +68,9 @@ class FolderTarget(Target):
         try:
             opened = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
-            raise TargetError(f"there is no folder {self._folder}; make it, or mount it") from None
+            raise TargetError(
+                f"the folder {self._folder} cannot be used: it is not there; make it, or mount it"
+            ) from None
         try:
             device = os.fstat(opened).st_dev
             if self._device is None:
@@ -118,6 +101,22 @@ class FolderTarget(Target):
                     raise Gone("/".join(parts)) from None
                 way.callback(os.close, at)
             yield at
+
+    def check(self) -> None:
+        try:
+            with self._root() as root:
+                room = os.statvfs(root)
+                is_writable = os.access(".", os.W_OK | os.X_OK, dir_fd=root)
+        except OSError as error:
+            raise TargetError(f"the folder {self._folder} cannot be used: {error.strerror}") from None
+        if not is_writable:
+            raise TargetError(f"the agent's user may not write into the folder {self._folder}")
+        free = room.f_bavail * room.f_frsize
+        if free < self._room_wanted:
+            raise TargetError(
+                f"the folder {self._folder} has {free >> 20} MiB free, and one bundle takes "
+                f"{self._room_wanted >> 20} MiB; give it room, or take the table [[spill]] out"
+            )
 
     def put(self, name: str, data: memoryview) -> None:
         *way, last = name.split("/")

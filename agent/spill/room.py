@@ -42,6 +42,10 @@ class Room:
         self.used += size
         return True
 
+    def give_back(self, size: int) -> None:
+        """A bundle was not stored."""
+        self.used = max(0, self.used - size)
+
     def survey(self, now: float, wall: float) -> None:
         """Count what is there, if it is time. Raises TargetError; it is tried again after a minute."""
         if now < self._next_survey:

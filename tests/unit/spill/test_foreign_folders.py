@@ -172,7 +172,7 @@ def test_the_folder_itself_is_never_made(tmp_path: Path) -> None:
         lambda: target.delete(NAME),
         lambda: list(target.names(pool_prefix(POOL_ID))),
     ):
-        with pytest.raises(TargetError, match="there is no folder") as refused:
+        with pytest.raises(TargetError, match="it is not there") as refused:
             call()
         assert not isinstance(refused.value, Gone)
     assert not folder.exists()

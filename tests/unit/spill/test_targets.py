@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from agent.errors import ConfigError
 from agent.pool.format.spill_mark import SpillMark, could_be, decode, is_mark, step_bytes
 from agent.spill.bundle import ITEMS_MAX, BundleBuilder, Damaged, items_untrusted
 from agent.spill.folder import FolderTarget
@@ -53,18 +52,6 @@ def test_a_folder_that_goes_is_an_error_and_comes_again(tmp_path: Path) -> None:
     target.put(name, memoryview(b"one"))
     assert target.fetch(name, 0, 3).result(10) == b"one"
     target.close()
-
-
-@pytest.mark.parametrize("kind", ["missing", "a file", "without room"])
-def test_a_folder_that_cannot_be_used_is_refused_with_a_hint(tmp_path: Path, kind: str) -> None:
-    folder = tmp_path / "folder"
-    if kind == "a file":
-        folder.write_text("")
-    elif kind == "without room":
-        folder.mkdir()
-    with pytest.raises(ConfigError) as refused:
-        FolderTarget(folder, 1 << 60)
-    assert refused.value.advice
 
 
 def test_names_are_a_function_of_the_number_and_grow_old() -> None:
