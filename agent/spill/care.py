@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from agent.config.spill_section import BUNDLE_BYTES_MAX
 from agent.inline.crc64 import crc64
 from agent.spill.bundle import TABLE_BYTES, Damaged, items_untrusted
 from agent.spill.names import age_of, pool_prefix, volume_of
@@ -85,10 +86,12 @@ def check(target: Target, pool_id: str, progress: Callable[[int], None] = lambda
 
 def _items_in(target: Target, stored: Stored) -> tuple[int, int]:
     """How many items of a bundle prove themselves, and how many do not. Raises Damaged and TargetError."""
-    whole = _range(target, stored.name, 0, stored.size)
+    # No bundle is longer, so what a longer object has beyond is no value of it.
+    whole = _range(target, stored.name, 0, max(1, min(stored.size, BUNDLE_BYTES_MAX)))
     good = bad = 0
-    for item in items_untrusted(bytes(whole[:TABLE_BYTES]), len(whole)):
-        if crc64(whole[item.offset : item.offset + item.size]) == item.checksum:
+    for item in items_untrusted(bytes(whole[:TABLE_BYTES])):
+        data = whole[item.offset : item.offset + item.size]
+        if len(data) == item.size > 0 and crc64(data) == item.checksum:
             good += 1
         else:
             bad += 1

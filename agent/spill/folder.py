@@ -11,11 +11,11 @@ beneath."""
 
 import contextlib
 import os
-import queue
 import re
 import secrets
 import stat
 import threading
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -25,6 +25,8 @@ from agent.spill.names import PARTIAL
 from agent.spill.target import Gone, Stored, Taken, Target, TargetError
 
 THREADS: Final = 4
+WAITING_MAX: Final = 256
+"""Ranges that wait for a thread; as many as `in_flight` may be."""
 _WAY: Final = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -55,7 +57,9 @@ class FolderTarget(Target):
         self._device: int | None = None
         """Of the file system that was there at first."""
         # Daemons: a file system that hangs must not keep the agent from its end.
-        self._wanted: queue.SimpleQueue[_Wanted | None] = queue.SimpleQueue()
+        self._wanted: deque[_Wanted] = deque()
+        self._is_closed = False
+        self._changed: Final = threading.Condition()
         for number in range(THREADS):
             threading.Thread(target=self._serve, name=f"spill-read-{number}", daemon=True).start()
 
@@ -140,11 +144,30 @@ class FolderTarget(Target):
 
     def fetch(self, name: str, offset: int, size: int) -> "Future[bytes]":
         wanted = _Wanted(Future(), name, offset, size)
-        self._wanted.put(wanted)
+        with self._changed:
+            if self._is_closed or len(self._wanted) >= WAITING_MAX:
+                wanted.answer.set_exception(TargetError(f"no more can be asked of {self._folder} now"))
+            else:
+                self._wanted.append(wanted)
+                self._changed.notify()
         return wanted.answer
 
+    def give_up(self, asked: "Future[bytes]") -> None:
+        # Where all threads hang, nobody else takes it out.
+        if asked.cancel():
+            with self._changed:
+                self._wanted = deque(each for each in self._wanted if each.answer is not asked)
+
+    def _next_wanted(self) -> _Wanted | None:
+        with self._changed:
+            while not self._wanted:
+                if self._is_closed:
+                    return None
+                self._changed.wait()
+            return self._wanted.popleft()
+
     def _serve(self) -> None:
-        while (wanted := self._wanted.get()) is not None:
+        while (wanted := self._next_wanted()) is not None:
             answer, name, offset, size = wanted
             if not answer.set_running_or_notify_cancel():
                 continue
@@ -152,6 +175,10 @@ class FolderTarget(Target):
                 answer.set_result(self._read(name, offset, size))
             except TargetError as error:
                 answer.set_exception(error)
+            except Exception as error:
+                # Such as a lack of memory. The thread is for all who ask after this one.
+                words = f"cannot read from {self._folder}: {type(error).__name__} {error}"
+                answer.set_exception(TargetError(words))
 
     def _read(self, name: str, offset: int, size: int) -> bytes:
         *way, last = name.split("/")
@@ -218,5 +245,7 @@ class FolderTarget(Target):
             yield from self._names_in([*way, each])
 
     def close(self) -> None:
-        for _ in range(THREADS):
-            self._wanted.put(None)
+        """What was asked for is answered; then the threads end."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()

@@ -252,7 +252,7 @@ def _page_untrusted(document: bytes) -> tuple[list[Stored], str]:
             tag = element.tag.rpartition("}")[2]
             if tag == "Contents":
                 fields = {each.tag.rpartition("}")[2]: each.text or "" for each in element}
-                found.append(Stored(fields.get("Key", ""), int(fields.get("Size", ""))))
+                found.append(Stored(fields.get("Key", ""), max(0, int(fields.get("Size", "")))))
             elif tag == "NextContinuationToken":
                 following = element.text or ""
     except (ParseError, ValueError):

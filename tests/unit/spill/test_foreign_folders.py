@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from agent.spill.bundle import BundleBuilder
 from agent.spill.care import check, usage
-from agent.spill.folder import FolderTarget
+from agent.spill.folder import THREADS, WAITING_MAX, FolderTarget
 from agent.spill.names import ROOT, bundle_name, pool_prefix, volume_of, volume_prefix
 from agent.spill.room import Room
 from agent.spill.target import Gone, Stored, Target, TargetError
@@ -177,3 +179,82 @@ def test_the_folder_itself_is_never_made(tmp_path: Path) -> None:
         assert not isinstance(refused.value, Gone)
     assert not folder.exists()
     target.close()
+
+
+def stored_bundle(target: Target, *, values: int = 8, folder: Path) -> Path:
+    builder = BundleBuilder(4096 + 16384, 8 << 20)
+    for _ in range(values):
+        builder.room(20480)[:] = os.urandom(20480)
+        builder.add(20480)
+    target.put(NAME, builder.finish(POOL_ID, VOLUME, 77))
+    return folder / NAME
+
+
+@pytest.mark.parametrize(("left", "good"), [(8, 8), (3, 3), (1, 1), (0, 0)])
+def test_a_bundle_cut_short_is_kept_for_the_values_before_the_cut(
+    below: tuple[Path, Path, Target], left: int, good: int
+) -> None:
+    folder, _, target = below
+    file = stored_bundle(target, folder=folder)
+    os.truncate(file, 4096 + left * 20480 + (5000 if left < 8 else 0))
+    found = check(target, POOL_ID)
+    assert (found.values, found.bad_values) == (good, 8 - good)
+    assert file.exists() == (good > 0)
+    assert found.bad_count == (good == 0)
+
+
+def test_a_huge_file_under_a_bundles_name_is_not_read_into_memory(below: tuple[Path, Path, Target]) -> None:
+    folder, _, target = below
+    file = stored_bundle(target, folder=folder)
+    os.truncate(file, 1 << 42)
+    assert check(target, POOL_ID).values == 8
+    os.truncate(file, 0)
+    os.truncate(file, 1 << 42)
+    assert check(target, POOL_ID).bad_count == 1
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(), OSError(22, "invalid"), ValueError("null byte")])
+def test_a_read_that_fails_ends_no_thread(
+    below: tuple[Path, Path, Target], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    _, _, target = below
+    target.put(NAME, memoryview(b"12345"))
+    with monkeypatch.context() as patch:
+
+        def refuse(*_: object) -> bytes:
+            raise error
+
+        patch.setattr("agent.spill.folder.os.pread", refuse)
+        for _ in range(THREADS * 2):
+            with pytest.raises(TargetError, match="cannot read"):
+                target.fetch(NAME, 0, 5).result(SECONDS)
+    assert target.fetch(NAME, 0, 5).result(SECONDS) == b"12345"
+
+
+def test_what_is_given_up_waits_for_no_thread_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = threading.Event()
+    read = FolderTarget._read
+
+    def hang(self: FolderTarget, name: str, offset: int, size: int) -> bytes:
+        over.wait(60)
+        return read(self, name, offset, size)
+
+    monkeypatch.setattr(FolderTarget, "_read", hang)
+    target = FolderTarget(tmp_path)
+    target.put(NAME, memoryview(b"12345"))
+    for _ in range(4 * WAITING_MAX):
+        asked = target.fetch(NAME, 0, 5)
+        target.give_up(asked)
+    waiting = [target.fetch(NAME, 0, 5) for _ in range(WAITING_MAX + THREADS)]
+    assert len(target._wanted) <= WAITING_MAX
+    with pytest.raises(TargetError, match="no more can be asked"):
+        target.fetch(NAME, 0, 5).result(0)
+    over.set()
+    answers = [each.exception(SECONDS) or each.result(SECONDS) for each in waiting]
+    assert answers.count(b"12345") >= WAITING_MAX
+    target.close()
+    with pytest.raises(TargetError):
+        target.fetch(NAME, 0, 5).result(0)
