@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from agent.config.spill_section import SpillSection
+from agent.pool.read.get import SlotReader
 from agent.spill.folder import FolderTarget
 from agent.spill.names import bundle_name
 from agent.spill.room import Room
@@ -29,6 +30,16 @@ def tier_of(section: SpillSection) -> tuple[SpillTier, SpillPlace]:
     agent = MemoryPool((1,)).agent()
     tier = SpillTier([section], POOL_ID, [agent.volume], {}, [lambda: agent.channel])  # type: ignore[list-item, return-value]
     return tier, tier._places[0]
+
+
+def full(target: MemoryTarget) -> SpillingAgent:
+    """One set, full; the first eight values were read once."""
+    spilling = SpillingAgent(MemoryPool((1,)).agent(), target)
+    for number in range(64):
+        spilling.put(key_of(number), bytes(10_000))
+    for number in range(8):
+        assert spilling.agent.get(key_of(number)) == bytes(10_000)
+    return spilling
 
 
 def shown(place: SpillPlace) -> str:
@@ -150,3 +161,20 @@ def test_room_is_never_less_than_nothing() -> None:
     room.survey(1.0, 1.8e9)
     room.give_back(600)
     assert room.used == 0
+
+
+def test_what_is_served_while_its_volume_is_erased_holds_no_memory() -> None:
+    spilling = full(MemoryTarget())
+    for number in range(1000, 1000 + 4 * 64):
+        spilling.put(key_of(number), bytes(10_000))
+    key, before = key_of(1), spilling.health._memory
+    reading, late = SlotReader(spilling.agent.volume, key), SlotReader(spilling.agent.volume, key)
+    assert isinstance(spilling.agent.read(reading), bytes)
+    reading.close()
+    spilling.below.forget()
+    for _ in range(3):
+        assert isinstance(spilling.agent.read(late), bytes)
+        late.close()
+        late = SlotReader(spilling.agent.volume, key)
+    assert len(spilling.below) == 0
+    assert spilling.health._memory == before
