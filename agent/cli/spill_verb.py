@@ -59,6 +59,7 @@ def _opened(section: SpillSection) -> Iterator[Target]:
     # A verb writes nothing, so a place without room is none of its matters.
     target = target_of(section, wants_room=False)
     try:
+        target.check()
         yield target
     except TargetError as error:
         raise G35Error(f"{section.name}: {error}", "see that the place is there, and try again") from None

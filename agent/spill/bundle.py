@@ -42,6 +42,12 @@ class Item(NamedTuple):
     checksum: int
 
 
+def bytes_wanted(slot_bytes: int) -> int:
+    """How long a bundle must be that holds one item of the longest: its first steps, and that item's."""
+    step = step_bytes(slot_bytes)
+    return (-(-TABLE_BYTES // step) + -(-slot_bytes // step)) * step
+
+
 class BundleBuilder:
     """A bundle that is being filled. Its memory is taken when it is made."""
 
@@ -67,7 +73,7 @@ class BundleBuilder:
         return len(self._items) < ITEMS_MAX and self._next + -(-size // self._step) <= self._steps
 
     def room(self, size: int) -> memoryview:
-        """Where the next item of `size` bytes is to be put, before `add`."""
+        """Where the next item of `size` bytes is to be put, before `add`; only where it `has_room`."""
         start = self._next * self._step
         return memoryview(self._data)[start : start + size]
 
@@ -89,8 +95,8 @@ class BundleBuilder:
         return memoryview(self._data)[: self._end]
 
 
-def items_untrusted(table: bytes, size: int) -> Iterator[Item]:
-    """The items of a bundle of `size` bytes, by its first 4,096. Raises Damaged."""
+def items_untrusted(table: bytes) -> Iterator[Item]:
+    """The items of a bundle by its first 4,096 bytes; it may end before they do. Raises Damaged."""
     if len(table) < TABLE_BYTES:
         raise Damaged(f"it has {len(table)} bytes")
     magic, _, _, _, step, count, _, checksum = _HEAD.unpack_from(table)
@@ -98,6 +104,4 @@ def items_untrusted(table: bytes, size: int) -> Iterator[Item]:
         raise Damaged("its table does not prove itself")
     for number in range(count):
         first, length, expected = _ITEM.unpack_from(table, _HEAD.size + number * _ITEM.size)
-        if first * step + length > size:
-            raise Damaged(f"it ends at byte {size}, before its last item does")
         yield Item(first * step, length, expected)

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from agent.config.spill_section import BUNDLE_BYTES_MAX
 from agent.inline.crc64 import crc64
 from agent.spill.bundle import TABLE_BYTES, Damaged, items_untrusted
-from agent.spill.names import GENERATIONS, age_of, pool_prefix
+from agent.spill.names import age_of, pool_prefix, volume_of
 from agent.spill.target import Gone, Stored, Target, TargetError
 
 RANGE_SECONDS: Final = 60.0
@@ -42,13 +43,6 @@ class Checked:
 
 
 BAD_NAMED_MAX: Final = 1000
-
-
-def volume_of(name: str, pool_id: str) -> str:
-    """The hexadecimal id of the volume whose object it is; empty where it is no bundle of the pool."""
-    volume, _, rest = name.removeprefix(pool_prefix(pool_id)).partition("/")
-    is_bundle = len(volume) == 32 and age_of(name, 0.0) < GENERATIONS and len(rest.split("/")[-1]) == 5
-    return volume if is_bundle else ""
 
 
 def usage(target: Target, pool_id: str, wall: float) -> dict[str, Usage]:
@@ -92,10 +86,12 @@ def check(target: Target, pool_id: str, progress: Callable[[int], None] = lambda
 
 def _items_in(target: Target, stored: Stored) -> tuple[int, int]:
     """How many items of a bundle prove themselves, and how many do not. Raises Damaged and TargetError."""
-    whole = _range(target, stored.name, 0, stored.size)
+    # No bundle is longer, so what a longer object has beyond is no value of it.
+    whole = _range(target, stored.name, 0, max(1, min(stored.size, BUNDLE_BYTES_MAX)))
     good = bad = 0
-    for item in items_untrusted(bytes(whole[:TABLE_BYTES]), len(whole)):
-        if crc64(whole[item.offset : item.offset + item.size]) == item.checksum:
+    for item in items_untrusted(bytes(whole[:TABLE_BYTES])):
+        data = whole[item.offset : item.offset + item.size]
+        if len(data) == item.size > 0 and crc64(data) == item.checksum:
             good += 1
         else:
             bad += 1

@@ -8,6 +8,7 @@ and nobody hears of it but the counters.
 Nothing is opened: an item that was torn, or whose key was dropped, does not prove itself when it comes up.
 """
 
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -76,10 +77,11 @@ class Spiller:
         all_values: bool = False,
         below: Below | None = None,
         room_for: Callable[[int], bool] = lambda size: True,
+        room_back: Callable[[int], None] = lambda size: None,
         number_at: Callable[[float], int] = new_number,
     ) -> None:
-        """`room_for` sets room at the place aside; False: there is none. `number_at` draws the number of a
-        bundle."""
+        """`room_for` sets room at the place aside; False: there is none. `room_back` has what was set aside
+        for a bundle that was not stored. `number_at` draws the number of a bundle."""
         self._number_at = number_at
         self.volume: Final = volume
         self.counts = DownCounts()
@@ -90,6 +92,7 @@ class Spiller:
         self._all_values = all_values
         self._below = below
         self._room_for = room_for
+        self._room_back = room_back
         self._bundle: BundleBuilder | None = None
         self._since = 0.0
         self._copied: list[_Copied] = []
@@ -130,6 +133,8 @@ class Spiller:
             if self._bundle is None:
                 self._bundle = BundleBuilder(self.volume.settings.slot_bytes, self._bundle_bytes)
                 self._since = channel.now()
+            if not self._bundle.has_room(size):
+                continue  # It fits into none, and stays without a copy.
             into = self._bundle.room(size)
             pending = channel.read(cached.namespace, self.volume.slot_offset(cached, slot), into)
             cause = yield from wait_for(channel, pending, channel.now() + IO_SECONDS)
@@ -184,28 +189,36 @@ class Spiller:
             return
         volume_id = self.volume.settings.volume_id
         try:
-            for _ in range(NAME_TRIES):
-                number = self._number_at(wall)
-                data = bundle.finish(self._pool_id, volume_id, number)
-                if not self._room_for(len(data)):
-                    raise TargetError("the room that is configured is used up")
-                try:
-                    self._target.put(bundle_name(self._pool_id, volume_id, number), data)
-                    break
-                except Taken:
-                    continue
-            else:
-                raise TargetError("every name that was drawn is taken")
+            number, size = self._store(bundle, volume_id, wall)
         except TargetError as error:
             self.last_error = str(error)
             self.counts.bundles_dropped += 1
             return
         self.counts.bundles += 1
-        self.counts.bytes += len(data)
+        self.counts.bytes += size
         self.counts.values += len(copied)
         for each in copied:
             mark = each.mark._replace(bundle=number)
             self.volume.spill_copies.note(each.place, each.slot, each.entry, mark)
+
+    def _store(self, bundle: BundleBuilder, volume_id: bytes, wall: float) -> tuple[int, int]:
+        """The number that a bundle is stored under, and its bytes. Raises TargetError."""
+        size = 0
+        try:
+            for _ in range(NAME_TRIES):
+                number = self._number_at(wall)
+                data = bundle.finish(self._pool_id, volume_id, number)
+                if not size and not self._room_for(len(data)):
+                    raise TargetError("the room that is configured is used up")
+                size = len(data)
+                with contextlib.suppress(Taken):
+                    self._target.put(bundle_name(self._pool_id, volume_id, number), data)
+                    return number, size
+            raise TargetError("every name that was drawn is taken")
+        except Exception:
+            # A place that stores a bundle and says that it did not is found out by the next listing.
+            self._room_back(size)
+            raise
 
     def _drop_bundle(self) -> None:
         self._bundle, self._copied = None, []

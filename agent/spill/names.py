@@ -4,6 +4,7 @@ A number has 28 bits: 8 of the generation, which is the time in steps of some si
 drawn at random. So agents that know nothing of each other name bundles side by side; who meets a name that
 is taken draws again. A generation is a prefix, by which old bundles are found and deleted."""
 
+import re
 from typing import Final
 
 from agent.inline.random_bytes import random_bytes
@@ -11,7 +12,10 @@ from agent.inline.random_bytes import random_bytes
 ROOT: Final = "g35-spill"
 GENERATION_SECONDS: Final = 1 << 19
 GENERATIONS: Final = 256
+PARTIAL: Final = ".part-"
+"""What the name of a file begins with that is being written."""
 _SERIAL_BITS: Final = 20
+_OF_A_BUNDLE: Final = re.compile(r"([0-9a-f]{32})/[0-9a-f]{2}/[0-9a-f]{5}")
 
 
 def generation_at(wall: float) -> int:
@@ -48,3 +52,10 @@ def age_of(name: str, wall: float) -> int:
     except (IndexError, ValueError):
         return GENERATIONS
     return (generation_at(wall) - generation) % GENERATIONS
+
+
+def volume_of(name: str, pool_id: str) -> str:
+    """The hexadecimal id of the volume whose object it is; empty where it is no bundle of the pool."""
+    prefix = pool_prefix(pool_id)
+    found = _OF_A_BUNDLE.fullmatch(name[len(prefix) :]) if name.startswith(prefix) else None
+    return found[1] if found is not None else ""

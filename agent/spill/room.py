@@ -2,12 +2,13 @@
 
 A listing counts what is there at the agent's start and once an hour; in between this agent's own bundles are
 added. So agents that share a place learn of each other's bundles within the hour. Where the bound is
-reached, the bundles of the oldest generation go first, a few at a time."""
+reached, the bundles of the oldest generation go first, a few at a time. What has no bundle's name is
+counted, and is nobody's to delete here."""
 
 import heapq
 from typing import Final
 
-from agent.spill.names import age_of, volume_prefix
+from agent.spill.names import age_of, volume_of, volume_prefix
 from agent.spill.target import Target
 
 SURVEY_SECONDS: Final = 3600.0
@@ -29,6 +30,7 @@ class Room:
         self.deleted = 0
         """Bundles, since the agent's start."""
         self._target = target
+        self._pool_id: Final = pool_id
         self._prefix: Final = volume_prefix(pool_id, volume_id)
         self._oldest: list[tuple[int, str, int]] = []
         self._next_survey = self._surveyed = 0.0
@@ -40,6 +42,10 @@ class Room:
         self.used += size
         return True
 
+    def give_back(self, size: int) -> None:
+        """A bundle was not stored."""
+        self.used = max(0, self.used - size)
+
     def survey(self, now: float, wall: float) -> None:
         """Count what is there, if it is time. Raises TargetError; it is tried again after a minute."""
         if now < self._next_survey:
@@ -49,6 +55,8 @@ class Room:
         oldest: list[tuple[int, str, int]] = []
         for stored in self._target.names(self._prefix):
             used += stored.size
+            if not volume_of(stored.name, self._pool_id):
+                continue
             each = age_of(stored.name, wall), stored.name, stored.size
             if len(oldest) < OLDEST_MAX:
                 heapq.heappush(oldest, each)
@@ -73,10 +81,14 @@ class Room:
 
     def delete_all(self) -> bool:
         """Delete some of all bundles: the volume was erased. True once none is left. Raises TargetError."""
-        for count, stored in enumerate(self._target.names(self._prefix)):
+        count = 0
+        for stored in self._target.names(self._prefix):
+            if not volume_of(stored.name, self._pool_id):
+                continue
             if count == DELETED_AT_ONCE:
                 return False
             self._target.delete(stored.name)
             self.deleted += 1
+            count += 1
         self.used = 0
         return True

@@ -161,6 +161,9 @@ class S3Target(Target):
         meaning = " (see credentials_file and the bucket's rights)" if status in (401, 403) else ""
         return TargetError(f"{self._host} answers {status}{meaning}")
 
+    def check(self) -> None:
+        """Every request is answered for itself, so nothing is asked."""
+
     def put(self, name: str, data: memoryview) -> None:
         for _ in range(2):
             condition = [("if-none-match", "*")] if self._conditions else []
@@ -249,7 +252,7 @@ def _page_untrusted(document: bytes) -> tuple[list[Stored], str]:
             tag = element.tag.rpartition("}")[2]
             if tag == "Contents":
                 fields = {each.tag.rpartition("}")[2]: each.text or "" for each in element}
-                found.append(Stored(fields.get("Key", ""), int(fields.get("Size", ""))))
+                found.append(Stored(fields.get("Key", ""), max(0, int(fields.get("Size", "")))))
             elif tag == "NextContinuationToken":
                 following = element.text or ""
     except (ParseError, ValueError):

@@ -1,6 +1,7 @@
 """What a place in G4 can do: store an object once, give a range of it, delete it, list names.
 
-Every call but `fetch` blocks; a spill thread makes it. `fetch` answers by a future, and many may be under
+Every call but `fetch` blocks; a spill thread makes it. To make a target asks nothing of the place, which may
+hang or be missing. `fetch` answers by a future, and many may be under
 way. Objects are sealed: a target is trusted with nothing but to be there."""
 
 from abc import ABC, abstractmethod
@@ -30,6 +31,10 @@ class Stored(NamedTuple):
 
 class Target(ABC):
     """One folder or bucket."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Whether it can be used at all, before anything else is asked. Raises TargetError."""
 
     @abstractmethod
     def put(self, name: str, data: memoryview) -> None:

@@ -1,6 +1,7 @@
 """The places in G4 of an agent: for each its target, its volumes, and the thread that copies down and up.
 
-A place is made with the agent and whole then. Volumes of one copy in sets of slots, of kind `kv`, have a
+A place is made with the agent, and asked for nothing until its thread does: one that hangs or is missing
+keeps no flash from serving. Volumes of one copy in sets of slots, of kind `kv`, have a
 place; others have none (docs/limits.md)."""
 
 import logging
@@ -9,13 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from agent.config.spill_section import SpillSection
+from agent.config.spill_section import BUNDLE_BYTES_MAX, SpillSection
 from agent.errors import ConfigError
 from agent.host_os.worker_thread import OwnThread
 from agent.pool.maintenance.scrub import Pace
 from agent.pool.read.recompute_gate import RecomputeGate
 from agent.pool.volume.volume import PoolVolume, Volume, in_sets
 from agent.remote.channel import WorkerChannel
+from agent.spill.bundle import bytes_wanted
 from agent.spill.down import Spiller
 from agent.spill.folder import FolderTarget
 from agent.spill.room import Room
@@ -28,7 +30,12 @@ log = logging.getLogger(__name__)
 IDLE_SECONDS: Final = 0.02
 """How long a thread sleeps that found nothing to do."""
 ERROR_SECONDS: Final = 1.0
+LOG_SECONDS: Final = 10.0
+"""One error in this time is logged; status has the last."""
+SILENT_SECONDS: Final = 10.0
+"""A thread that has been at one thing for so long is told of in the status."""
 STOP_SECONDS: Final = 10.0
+MIB: Final = 1 << 20
 
 
 def target_of(section: SpillSection, *, wants_room: bool = True) -> Target:
@@ -37,6 +44,22 @@ def target_of(section: SpillSection, *, wants_room: bool = True) -> Target:
         return FolderTarget(section.folder, room_wanted=section.bundle if wants_room else 0)
     assert section.credentials_file is not None
     return S3Target(section.endpoint, section.bucket, section.region, section.credentials_file)
+
+
+def check_bundles(section: SpillSection, volumes: Sequence[Volume]) -> None:
+    """Raises ConfigError where a bundle holds not one slot of a volume."""
+    for volume in volumes:
+        name, wanted = volume.settings.name, bytes_wanted(volume.settings.slot_bytes)
+        if wanted <= section.bundle:
+            continue
+        bundle = -(-wanted // MIB)
+        raise ConfigError(
+            f"spill: a bundle of {section.bundle / MIB:g} MiB holds no value of volume {name}, which wants "
+            f"{bundle} MiB",
+            f'set bundle = "{bundle}M" for {section.name}'
+            if bundle * MIB <= BUNDLE_BYTES_MAX
+            else f"set volumes for {section.name}, without {name}: no bundle is that long",
+        )
 
 
 def can_spill(volume: Volume) -> bool:
@@ -57,10 +80,15 @@ class SpillPlace(OwnThread):
     ) -> None:
         """Raises ConfigError."""
         super().__init__("spill", STOP_SECONDS, f"the thread of spill, which waits for {section.name},")
+        check_bundles(section, volumes)
         self._section = section
         self._target = target_of(section)
         self._take_channel = take_channel
-        self._error = ""
+        self._error = self._told = ""
+        self._tell_at = 0.0
+        self._is_fit = False
+        self._began: float | None = None
+        """When the thread began its turn."""
         self.health = PlaceHealth(section.in_flight, section.memory // 2, section.deadline_ms / 1e3)
         self._rooms: dict[str, Room] = {}
         self._spillers: list[Spiller] = []
@@ -85,6 +113,7 @@ class SpillPlace(OwnThread):
                     all_values=section.values == "all",
                     below=below,
                     room_for=room.take,
+                    room_back=room.give_back,
                 )
             )
             volume.change(below=below, on_erasure=below.forget)
@@ -99,7 +128,9 @@ class SpillPlace(OwnThread):
         """What `g35 status` and the metrics tell of the place."""
         return {
             "place": self._section.name,
-            "error": self._error or next((each.last_error for each in self._spillers if each.last_error), ""),
+            "error": self._silence(time.monotonic())
+            or self._error
+            or next((each.last_error for each in self._spillers if each.last_error), ""),
             "left_alone": self.health.is_alone(time.monotonic()),
             **asdict(self.health.counts),
             "volumes": {
@@ -115,6 +146,12 @@ class SpillPlace(OwnThread):
             },
         }
 
+    def _silence(self, now: float) -> str:
+        began = self._began
+        if began is None or now - began < SILENT_SECONDS:
+            return ""
+        return f"{self._section.name} has not answered for {now - began:.0f} s"
+
     def stop(self) -> None:
         super().stop()
         self._target.close()
@@ -123,21 +160,29 @@ class SpillPlace(OwnThread):
         channel = self._take_channel()
         pace = Pace(self._section.rate, lambda: 0)
         while not self.stopping.is_set():
+            self._began = time.monotonic()
             try:
                 wait = self._turn(channel, pace)
-                self._error = ""
+                self._error = self._told = ""
             except TargetError as error:
-                if str(error) != self._error:
-                    log.warning(
-                        "spill: %s: %s; values that are evicted meanwhile are lost", self._section.name, error
-                    )
                 self._error, wait = str(error), ERROR_SECONDS
+                self._tell(time.monotonic())
             except Exception:
                 log.exception("spill: work for %s failed; it is tried again", self._section.name)
                 wait = ERROR_SECONDS
+            self._began = None
             self.stopping.wait(wait)
         for spiller in self._spillers:
             spiller.store(channel.wall())
+
+    def _tell(self, now: float) -> None:
+        """Log an error, if it is another one than before, and time for one."""
+        if self._error == self._told or now < self._tell_at:
+            return
+        log.warning(
+            "spill: %s: %s; values that are evicted meanwhile are lost", self._section.name, self._error
+        )
+        self._told, self._tell_at = self._error, now + LOG_SECONDS
 
     def _turn(self, channel: WorkerChannel, pace: Pace) -> float:
         """One thing for each volume; how long to wait before the next turn. Raises TargetError."""
@@ -154,6 +199,12 @@ class SpillPlace(OwnThread):
                         )
                     is_idle = False
                 continue
+            if not self._is_fit:
+                # Old bundles of this pool's may be what takes the room.
+                room.survey(channel.now(), channel.wall())
+                room.make_room()
+                self._target.check()
+                self._is_fit = True
             count = channel.run(spiller.turn(channel))
             moved += count or 0
             is_idle = is_idle and count is None

@@ -146,6 +146,7 @@ class Below:
         self._step: Final = step_bytes(self._slot_bytes)
         self._seen: OrderedDict[bytes, None] = OrderedDict()
         self._returns: list[Returning] = []
+        self._is_forgotten = False
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -214,6 +215,8 @@ class Below:
     def served(self, pseudonym: bytes, key: bytes, sealed: memoryview, found: FoundMark) -> None:
         """See `LowerTier`."""
         with self._lock:
+            if self._is_forgotten:
+                return  # The volume was erased during the get; nobody would give the memory back.
             if pseudonym not in self._seen:
                 self._seen[pseudonym] = None
                 if len(self._seen) > SEEN_MAX:
@@ -235,6 +238,7 @@ class Below:
     def forget(self) -> None:
         """The volume was erased."""
         with self._lock:
+            self._is_forgotten = True
             self._seen.clear()
             left, self._returns = self._returns, []
         for each in left:

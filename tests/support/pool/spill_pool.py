@@ -7,6 +7,7 @@ from concurrent.futures import Future
 
 from agent.pool.read.recompute_gate import RecomputeGate
 from agent.spill.down import Spiller
+from agent.spill.room import Room
 from agent.spill.target import Gone, Stored, Taken, Target, TargetError
 from agent.spill.up import Below, PlaceHealth
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of
@@ -26,6 +27,9 @@ class MemoryTarget(Target):
         self.silent = False
         self.refusal: TargetError | None = None
         self.fetched: list[tuple[str, int, int]] = []
+
+    def check(self) -> None:
+        self._check()
 
     def _check(self) -> None:
         if self.refusal is not None:
@@ -73,13 +77,23 @@ class SpillingAgent:
         all_values: bool = False,
         gate: RecomputeGate | None = None,
         deadline: float = 0.02,
+        bundle_bytes: int = 8 << 20,
+        room: Room | None = None,
     ) -> None:
         self.agent = agent
         self.health = PlaceHealth(8, 64 << 20, deadline)
         self.below = Below(agent.volume, POOL_ID, target, self.health, gate, agent.channel.now)
         agent.volume.change(below=self.below)
+        room = room or Room(target, POOL_ID, agent.volume.settings.volume_id, 1 << 40)
         self.spiller = Spiller(
-            agent.volume, POOL_ID, target, 8 << 20, all_values=all_values, below=self.below
+            agent.volume,
+            POOL_ID,
+            target,
+            bundle_bytes,
+            all_values=all_values,
+            below=self.below,
+            room_for=room.take,
+            room_back=room.give_back,
         )
 
     def spill(self, *, store: bool = True) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings
 from host_shim.pool import Pool
 from tests.support.processes import Processes
+from tests.support.waiting import wait_until
 
 KEYS = [random.Random(f"spilled key {number}").randbytes(16) for number in range(700)]
 VALUE_BYTES = 60_000
@@ -60,13 +61,13 @@ def test_what_is_evicted_comes_up_and_the_verbs_tell_of_it(processes: Processes,
         )
         for words in (("key", "new", tmp_path / "root.key"), ("pool", "format", "--config", config)):
             assert processes.g35(*words).process.wait(60) == 0
-        refused = processes.g35("agent", "--config", config)
-        assert refused.process.wait(60) == 1
-        assert "cannot be used" in refused.output
-        assert "Traceback" not in refused.output
-        below.mkdir()
         agent = processes.g35("agent", "--config", config)
         agent.wait_for_line("ready", 60)
+        agent.wait_for_line("cannot be used", 60)
+        assert "cannot be used" in status()["spill"][0]["error"]
+        assert "Traceback" not in agent.output
+        below.mkdir()
+        wait_until(lambda: not status()["spill"][0]["error"], 60)
         with Pool(mount, sessions=1) as pool:
             kv = pool.volume("kv")
             for key in KEYS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from agent.config.configuration import Configuration, parse_configuration
 from agent.config.spill_section import SpillSection
 from agent.errors import ConfigError
 from agent.service.queue_plan import QueuePlan
+from agent.spill.bundle import BundleBuilder
 from agent.spill.tier import SpillTier, target_of
 from tests.support.pool.memory_pool import MemoryPool
 from tests.support.pool.spill_pool import POOL_ID
@@ -100,4 +102,27 @@ def test_a_volume_of_two_copies_or_of_files_has_no_place(tmp_path: Path) -> None
     (shown,) = tier.snapshot() or []
     assert shown["volumes"] == {}
     assert volume.below is None
+    tier.stop()
+
+
+@pytest.mark.parametrize("value_mib", [8, 32, 60, 64])
+@pytest.mark.parametrize("names", [["v"], []])
+def test_a_bundle_that_holds_no_value_of_its_volume_is_refused(
+    tmp_path: Path, value_mib: int, names: list[str]
+) -> None:
+    def of(bundle: str) -> SpillSection:
+        return SpillSection.model_validate(
+            {"folder": str(tmp_path), "max_bytes": "1G", "volumes": names, "bundle": bundle}
+        )
+
+    volume = MemoryPool((1,), value_bytes=value_mib << 20).agent().volume
+    with pytest.raises(ConfigError) as refused:
+        SpillTier([of(f"{value_mib}M")], POOL_ID, [volume], {}, [lambda: pytest.fail("none is wanted")])
+    found = re.search(r'bundle = "(\d+M)"', refused.value.advice)
+    if value_mib == 64:
+        assert "without v" in refused.value.advice
+        return
+    assert found is not None
+    tier = SpillTier([of(found[1])], POOL_ID, [volume], {}, [lambda: pytest.fail("none is wanted")])
+    assert BundleBuilder(volume.settings.slot_bytes, of(found[1]).bundle).has_room(volume.settings.slot_bytes)
     tier.stop()

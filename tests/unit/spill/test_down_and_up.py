@@ -51,6 +51,21 @@ def test_all_values_go_where_that_is_wanted() -> None:
     assert all(each == value_of(n) for n, each in enumerate(got) if isinstance(each, bytes))
 
 
+def test_a_value_that_fits_into_no_bundle_stays_without_a_copy() -> None:
+    target, pool = MemoryTarget(), MemoryPool((1,), value_bytes=8 << 20)
+    spilling = SpillingAgent(pool.agent(), target, bundle_bytes=4 << 20)
+    spilling.put(key_of(0), value_of(0) * 400)
+    for number in range(1, SLOTS):
+        spilling.put(key_of(number), value_of(number))
+    for number in range(8):
+        assert isinstance(spilling.agent.get(key_of(number)), bytes)
+    evict_all(spilling)
+    assert spilling.agent.get(key_of(0)) in (MissCause.EVICTED, MissCause.NEVER_STORED)
+    assert [spilling.agent.get(key_of(number)) for number in range(1, 8)] == [
+        value_of(number) for number in range(1, 8)
+    ]
+
+
 def test_what_leaves_is_what_lies_on_flash() -> None:
     target = MemoryTarget()
     spilling = full(target)
