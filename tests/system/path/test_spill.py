@@ -87,7 +87,8 @@ def test_what_is_evicted_comes_up_and_the_verbs_tell_of_it(processes: Processes,
         first.write_bytes(first.read_bytes()[:5000])
         (first.parent / ".part-left").write_bytes(b"left by a crash")
         (found,) = json.loads(verb("scrub", "--json"))
-        assert (found["bad_count"], found["leftovers"], found["bad_values"]) == (1, 1, 0)
+        assert (found["bad_count"], found["leftovers"]) == (1, 1)
+        assert found["bad_values"] > 0, "those of the bundle that was cut before its first value's end"
         assert found["values"] > 0
 
         agent = processes.g35("agent", "--config", config)
