@@ -50,8 +50,9 @@ def replace(
 ) -> Steps[None]:
     """Store `data`, of one unit at the most, over what the key has.
 
-    `first`, what the value tells of, comes to its end before anything is written, beside the reads here. It
-    may take no set's writer of this volume, and where it raises, nothing is stored.
+    `first`, what the value tells of, comes to its end before anything is written, beside the reads here.
+    Where it takes longer than a put trusts a directory, the directories are read once more. It may take no
+    set's writer of this volume, and where it raises, nothing is stored.
 
     Raises TooLong for bytes that do not fit, and PutRefused. After that the key may have either value; where
     a write was not answered, it is refused for 60 s, as a delete is.
@@ -105,11 +106,14 @@ class ReplacingWriter(SlotWriter):
             self._turn_away(channel, PutRefused(WRITTEN_ALL_THE_TIME, MissCause.LATE))
         if volume.in_doubt_writes.may_land(self.pseudonym, channel.now()):
             self._turn_away(channel, PutRefused(MAY_LAND, MissCause.LATE))
-        loading, first = change.load(deadline), self._first
+        loading, first, began = change.load(deadline), self._first, channel.now()
         if first is None:
             trouble = yield from loading
         else:
             _, trouble = yield from beside(first, loading)
+            if channel.now() - began > PUT_FRESH_SECONDS:
+                # `first` may have waited for seconds, and other agents have stored names meanwhile.
+                trouble = yield from change.load(deadline)
         if trouble is not None:
             self._turn_away(channel, PutRefused(NOT_REACHED, trouble))
         for cached in sets:
