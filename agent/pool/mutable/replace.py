@@ -33,6 +33,7 @@ from agent.pool.write.put import PUT_FRESH_SECONDS, SlotWriter
 from agent.pool.write.quota_eviction import Room, room_for
 from agent.pool.write.set_transaction import HeaderErase, SetTransaction
 from agent.pool.write.slot_allocation import Reservation, best_choice, is_eviction
+from agent.pool.write.writer_base import PutState
 
 GENERATION_MAX: Final = 1 << 62
 """Microseconds of a year far ahead, with a byte behind them. An entry beyond that is nobody's clock: it goes,
@@ -95,6 +96,9 @@ class ReplacingWriter(SlotWriter):
                 self._change = None
             self._volume.give_back_sets(self._sets)
             self._sets = ()
+            if self._state is PutState.NEW:
+                # What `first` raised came past every refusal: the room in the tenant's quota goes back.
+                self._release()
 
     def _begin(self, channel: IoChannel, deadline: float) -> Steps[None]:
         volume = self._volume

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import itertools
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from typing import Any, Final
 
 import pytest
 
+from agent.fs.interface import FsError
 from agent.inline.scatter import Buffer
 from agent.pool.access import serve
 from agent.pool.counters import MissCause
@@ -332,6 +334,22 @@ def test_a_tenant_at_its_quota_replaces_what_it_has_and_evicts_nothing() -> None
     assert (agent.tally.evictions, quota.in_use()[0]) == (0, 2)
     replace(agent, b"three", key_of(3))
     assert (agent.tally.evictions, quota.in_use()[0]) == (1, 2)
+
+
+def test_first_steps_that_fail_leave_nothing_set_aside_in_the_quota() -> None:
+    pool = MemoryPool((1, 1))
+    agent = pool.agent()
+    quota = Quota([Measured(agent.volume.occupancy, pool.settings.slot_bytes)], Limits(slots=2))
+    agent.volume.change(tenant=TenantShare(quota, None, [agent.volume]))
+
+    def fail() -> None:
+        raise FsError(errno.EIO, "a chunk has no place")
+
+    for _ in range(3):
+        with pytest.raises(FsError):
+            replace_after(agent, b"one", fail)
+    assert quota.in_use() == (0, 0)
+    assert not any(each.reserved or each.writer.locked() for each in agent.cache.snapshot())
 
 
 def test_newest_counts_as_a_get_and_touches() -> None:
