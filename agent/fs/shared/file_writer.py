@@ -487,7 +487,8 @@ class FileWriter:
             self._check()
         self._discard(number)
         self._stored[number] = (origin, len(data))
-        if writing.is_unnamed:
+        # One that was given up while the lock was waited for is refused there, and the file with it.
+        if not writing.stored:
             yield from self._name_later(channel, number, writing, deadline)
 
     def _discard(self, number: int) -> None:
