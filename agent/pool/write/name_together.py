@@ -84,7 +84,12 @@ class UnnamedWriter(SlotWriter):
         """The write of its directory failed."""
         reservation = self._reservation
         assert reservation is not None
-        self._volume.in_doubt_writes.write_failed(reservation.cached, reservation.slot, entry, channel.now())
+        if cause is MissCause.CORRUPT:
+            # Answered, so it does not land any more, as in put.py.
+            reservation.cached.disprove(reservation.slot, entry.generation)
+        else:
+            in_doubt = self._volume.in_doubt_writes
+            in_doubt.write_failed(reservation.cached, reservation.slot, entry, channel.now())
         try:
             self._fail(channel, pending, cause)
         except PutRefused as refused:

@@ -122,6 +122,28 @@ def test_those_of_the_other_enclosure_are_named(fault: str) -> None:
     assert not any(each.reserved for each in agent.cache.snapshot())
 
 
+@pytest.mark.parametrize(("is_answered", "doubts"), [(True, 0), (False, 3)])
+def test_a_directory_write_that_was_answered_is_in_doubt_no_longer(is_answered: bool, doubts: int) -> None:
+    pool = MemoryPool((1,))
+    agent = pool.agent()
+    writers = [write(agent, number) for number in range(3)]
+    if is_answered:
+        pool.namespaces[0].unwritable.add(pool.settings.extents[0].offset)
+    else:
+        pool.namespaces[0].hung = True
+    with pytest.raises(PutRefused) as refused:
+        name(agent, writers)
+    assert refused.value.cause is (MissCause.CORRUPT if is_answered else MissCause.LATE)
+    assert len(agent.volume.in_doubt_writes) == doubts
+    pool.namespaces[0].unwritable.clear()
+    pool.namespaces[0].hung = False
+    assert there(pool.agent(), range(3)) == there(agent, range(3)) == []
+    if is_answered:
+        for number in range(3):
+            agent.put(key_of(number), value_of(number))
+        assert there(pool.agent(), range(3)) == [0, 1, 2]
+
+
 def test_one_that_waited_long_gives_its_slot_to_another_put() -> None:
     pool = MemoryPool((1,))
     agent = pool.agent()
