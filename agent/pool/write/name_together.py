@@ -66,6 +66,12 @@ class UnnamedWriter(SlotWriter):
         assert reservation is not None
         return reservation
 
+    def vouch(self, channel: IoChannel, deadline: float) -> Steps[None]:
+        """Raises PutRefused where its key is not good any more, and nothing of its entry is written."""
+        reservation = self._reservation
+        assert reservation is not None
+        yield from self._vouched_for(channel, reservation, deadline)
+
     def enter_into(self, channel: IoChannel, image: Directory) -> Entry:
         """Put its entry into the image of its directory."""
         reservation = self._reservation
@@ -73,7 +79,7 @@ class UnnamedWriter(SlotWriter):
         return self._install(channel, reservation, image, self._end)
 
     def named(self, channel: IoChannel, image: Directory, entry: Entry, deadline: float) -> Steps[None]:
-        """Its entry is on flash. Raises PutRefused where its key is not good any more."""
+        """Its entry is on flash. Raises PutRefused where its key is not good any more by then."""
         reservation = self._reservation
         assert reservation is not None
         yield from self._vouched_for(channel, reservation, deadline, entry)
@@ -114,6 +120,17 @@ class _Group:
         self.entries: list[Entry] = []
         self.image: Directory | None = None
         self.pending: Pending | None = None
+
+    def vouch(self, channel: IoChannel, deadline: float) -> Steps[list[PutRefused]]:
+        """Leave out those whose key is not good any more; their refusals."""
+        refusals = []
+        for writing in list(self.writers):
+            try:
+                yield from writing.vouch(channel, deadline)
+            except PutRefused as refused:
+                refusals.append(refused)
+                self.writers.remove(writing)
+        return refusals
 
     def send(self, channel: IoChannel, *, more: bool) -> None:
         cached = self.cached
@@ -201,7 +218,9 @@ def _write(
         elif group.cached.in_doubt:
             refusals += group.refuse(channel, IN_DOUBT, MissCause.LATE)
         else:
-            sent.append(group)
+            refusals += yield from group.vouch(channel, deadline)
+            if group.writers:
+                sent.append(group)
     for at, group in enumerate(sent):
         last = at + 1 == len(sent) or sent[at + 1].cached.namespace != group.cached.namespace
         group.send(channel, more=not last)

@@ -122,6 +122,20 @@ def test_those_of_the_other_enclosure_are_named(fault: str) -> None:
     assert not any(each.reserved for each in agent.cache.snapshot())
 
 
+def test_no_entry_of_a_volume_that_was_erased_is_written() -> None:
+    pool = MemoryPool((1,))
+    agent = pool.agent()
+    writers = [write(agent, number) for number in range(3)]
+    before = writes(pool)
+    agent.volume.change(erased=True)
+    with pytest.raises(PutRefused) as refused:
+        name(agent, writers)
+    assert refused.value.cause is MissCause.WRONG_KEY
+    assert writes(pool) == before
+    assert not any(len(list(directory)) for _, _, directory in pool.directories())
+    assert not any(each.reserved or each.writer.locked() for each in agent.cache.snapshot())
+
+
 @pytest.mark.parametrize(("is_answered", "doubts"), [(True, 0), (False, 3)])
 def test_a_directory_write_that_was_answered_is_in_doubt_no_longer(is_answered: bool, doubts: int) -> None:
     pool = MemoryPool((1,))
