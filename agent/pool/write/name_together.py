@@ -29,6 +29,7 @@ from agent.pool.write.slot_allocation import Reservation
 from agent.pool.write.writer_base import PutState
 
 NOT_IN_TIME: Final = "the directory of its set is written all the time"
+OVERTAKEN: Final = "another agent has stored a value in its slot"
 NOT_READ: Final = "the directory of its set cannot be read just now"
 
 
@@ -55,6 +56,8 @@ class UnnamedWriter(SlotWriter):
         if cause is not None:
             self._fail(channel, slot_write, cause)
         self._is_written = True
+        with reservation.cached.guard:
+            reservation.cached.unnamed[reservation.slot] = False
         self._wait_for_more(channel, 0)
 
     # -- for `name_all` alone -----------------------------------------------------------------------
@@ -67,9 +70,11 @@ class UnnamedWriter(SlotWriter):
         return reservation
 
     def vouch(self, channel: IoChannel, deadline: float) -> Steps[None]:
-        """Raises PutRefused where its key is not good any more, and nothing of its entry is written."""
+        """Raises PutRefused where its slot is another agent's by now, or its key not good any more."""
         reservation = self._reservation
         assert reservation is not None
+        if reservation.cached.unnamed.get(reservation.slot):
+            self._refuse(channel, PutRefused(OVERTAKEN, MissCause.EVICTED))
         yield from self._vouched_for(channel, reservation, deadline)
 
     def enter_into(self, channel: IoChannel, image: Directory) -> Entry:
@@ -122,7 +127,7 @@ class _Group:
         self.pending: Pending | None = None
 
     def vouch(self, channel: IoChannel, deadline: float) -> Steps[list[PutRefused]]:
-        """Leave out those whose key is not good any more; their refusals."""
+        """Leave out those that may not be named any more; their refusals."""
         refusals = []
         for writing in list(self.writers):
             try:
