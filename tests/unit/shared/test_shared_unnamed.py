@@ -89,6 +89,18 @@ def test_a_program_that_stops_amid_its_file_has_it_when_it_goes_on(is_full: bool
     assert files.get("f") == DATA[: 5 * CHUNK]
 
 
+def test_chunks_that_wait_leave_most_of_a_small_volume_to_others() -> None:
+    files = SharedPool((1,), (4,)).agent()
+    opened = [files.create(f"f{number}") for number in range(12)]
+    for at in range(0, 4 * CHUNK, CHUNK):
+        for file in opened:
+            files.pwrite(file, at, DATA[at : at + CHUNK])
+            assert files.reserved() <= 64 // 8
+    for file in opened:
+        files.close(file)
+    assert [files.get(f"f{number}") for number in range(12)] == [DATA[: 4 * CHUNK]] * 12
+
+
 def test_a_file_whose_slots_went_to_others_is_refused(files: Files) -> None:
     """Where upkeep came to nothing."""
     files = SharedPool((1,), (4,)).agent()
