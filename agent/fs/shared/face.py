@@ -67,8 +67,9 @@ OPEN_FILES: Final = Limit(
 )  # fmt: skip
 WRITERS: Final = Limit(
     "shared-writers", "files of /shared that are being written", 1024,
-    by="user, guest", share=SHARED, refused="ENFILE", bytes_each=65_536,
+    by="user, guest", share=SHARED, refused="ENFILE", bytes_each=262_144,
 )  # fmt: skip
+"""Each keeps the directories of its unnamed chunks remembered, UNNAMED_MAX at the most."""
 HELD_AHEAD_MAX: Final = 256
 """Chunks of a file that are held with its lookup, for a thread that opens what it looks up."""
 FOLDER_SECONDS: Final = 1.0

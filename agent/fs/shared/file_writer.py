@@ -60,6 +60,9 @@ TOGETHER_SECONDS: Final = 0.02
 Where the operator says that no other agent writes, it may be longer."""
 UNNAMED_SECONDS: Final = 0.5
 """What has waited for so long is named by upkeep (unnamed.py), where the program writes no more."""
+UNNAMED_PART: Final = 8
+"""Nothing evicts the slots of chunks that wait. So where they are more than this part of the volume, of all
+files together, each is named at once."""
 ASKED_FROM: Final = 8
 """A file of more than this part of the volume is asked for before it is published: it may have evicted
 itself."""
@@ -487,7 +490,8 @@ class FileWriter:
             self._check()
         self._discard(number)
         self._stored[number] = (origin, len(data))
-        if writing.is_unnamed:
+        # One that was given up while the lock was waited for is refused there, and the file with it.
+        if not writing.stored:
             yield from self._name_later(channel, number, writing, deadline)
 
     def _discard(self, number: int) -> None:
@@ -507,7 +511,8 @@ class FileWriter:
         self._unnamed[number], self._stored_at = writing, now
         longest = min(UNNAMED_SECONDS, max(TOGETHER_SECONDS, self.volume.timing.directory_fresh))
         is_slow = len(self._stored) > 1 and now - min(before, self._unnamed_since) >= longest
-        if is_slow or len(self._unnamed) >= UNNAMED_MAX:
+        are_many = writing.waiting * UNNAMED_PART > self.volume.chunks_max
+        if is_slow or are_many or len(self._unnamed) >= UNNAMED_MAX:
             yield from self._name(channel, deadline)
 
     def _name(self, channel: IoChannel, deadline: float) -> Steps[None]:

@@ -33,6 +33,7 @@ from agent.pool.write.put import PUT_FRESH_SECONDS, SlotWriter
 from agent.pool.write.quota_eviction import Room, room_for
 from agent.pool.write.set_transaction import HeaderErase, SetTransaction
 from agent.pool.write.slot_allocation import Reservation, best_choice, is_eviction
+from agent.pool.write.writer_base import PutState
 
 GENERATION_MAX: Final = 1 << 62
 """Microseconds of a year far ahead, with a byte behind them. An entry beyond that is nobody's clock: it goes,
@@ -50,8 +51,9 @@ def replace(
 ) -> Steps[None]:
     """Store `data`, of one unit at the most, over what the key has.
 
-    `first`, what the value tells of, comes to its end before anything is written, beside the reads here. It
-    may take no set's writer of this volume, and where it raises, nothing is stored.
+    `first`, what the value tells of, comes to its end before anything is written, beside the reads here.
+    Where it takes longer than a put trusts a directory, the directories are read once more. It may take no
+    set's writer of this volume, and where it raises, nothing is stored.
 
     Raises TooLong for bytes that do not fit, and PutRefused. After that the key may have either value; where
     a write was not answered, it is refused for 60 s, as a delete is.
@@ -94,6 +96,9 @@ class ReplacingWriter(SlotWriter):
                 self._change = None
             self._volume.give_back_sets(self._sets)
             self._sets = ()
+            if self._state is PutState.NEW:
+                # What `first` raised came past every refusal: the room in the tenant's quota goes back.
+                self._release()
 
     def _begin(self, channel: IoChannel, deadline: float) -> Steps[None]:
         volume = self._volume
@@ -105,11 +110,14 @@ class ReplacingWriter(SlotWriter):
             self._turn_away(channel, PutRefused(WRITTEN_ALL_THE_TIME, MissCause.LATE))
         if volume.in_doubt_writes.may_land(self.pseudonym, channel.now()):
             self._turn_away(channel, PutRefused(MAY_LAND, MissCause.LATE))
-        loading, first = change.load(deadline), self._first
+        loading, first, began = change.load(deadline), self._first, channel.now()
         if first is None:
             trouble = yield from loading
         else:
             _, trouble = yield from beside(first, loading)
+            if channel.now() - began > PUT_FRESH_SECONDS:
+                # `first` may have waited for seconds, and other agents have stored names meanwhile.
+                trouble = yield from change.load(deadline)
         if trouble is not None:
             self._turn_away(channel, PutRefused(NOT_REACHED, trouble))
         for cached in sets:

@@ -97,6 +97,11 @@ class CachedSet:
     victims: dict[int, int] | None = None
     """Reserved slots whose victims leave a mark (spill_mark.py), with the victims' generations. None: there
     was none yet, as where no place in G4 is configured."""
+    unnamed: dict[int, bool] = field(default_factory=dict)
+    """Reserved slots whose value is on flash and waits to be named, by no write that is under way. True:
+    another agent has named a value of its own there since."""
+    dropped: dict[int, int] = field(default_factory=dict)
+    """Slots whose entry of this generation was taken out here alone, for a put that is to say so on flash."""
     guard: threading.Lock = field(default_factory=threading.Lock)
     writer: threading.Lock = field(default_factory=threading.Lock)
     writes: int = 0
@@ -131,7 +136,9 @@ class CachedSet:
 
         `writes` is `self.writes` of when the read went out: a block that crossed a write of ours may be
         either image, so ours stays. Reserved slots stay as well: flash has the entry that went, or one that
-        is not acknowledged yet. `look_seconds` lie between two reads that speak for damage of flash's own.
+        is not acknowledged yet. In a slot of `unnamed` an entry that did not go is another agent's: it is
+        taken over, so no image of ours takes it from flash. `look_seconds` lie between two reads that speak
+        for damage of flash's own.
         """
         with self.guard:
             ours = self.directory
@@ -151,7 +158,12 @@ class CachedSet:
                 # Of flash as it is: a put that has reserved a slot whose entry is damaged changes no flash.
                 doubted = dict(fresh.doubted)
                 for slot in self.reserved:
-                    self._take_reserved(fresh, slot, ours)
+                    if slot not in self.unnamed or not self._is_anothers(fresh, slot):
+                        self._take_reserved(fresh, slot, ours)
+                if self.dropped:
+                    self.dropped = {
+                        slot: generation for slot, generation in self.dropped.items() if slot in self.reserved
+                    }
                 ours.count_in(None)
             self._weigh(fresh, doubted, now, look_seconds)
             fresh.count_in(self.occupancy)
@@ -168,6 +180,15 @@ class CachedSet:
                     if entry is not None and entry.generation == generation
                 }
         return len(fresh.corrupt_keys)
+
+    def _is_anothers(self, fresh: Directory, slot: int) -> bool:
+        """Whether another agent has named a value in a slot of `unnamed`, now or before."""
+        if self.unnamed[slot]:
+            return True
+        entry = fresh.entry(slot)
+        is_anothers = entry is not None and entry.generation != self.dropped.get(slot)
+        self.unnamed[slot] = is_anothers
+        return is_anothers
 
     def _take_reserved(self, fresh: Directory, slot: int, ours: Directory) -> None:
         """Keep our entry of a reserved slot. Its mark stays only where flash has that, or names the victim
@@ -194,6 +215,14 @@ class CachedSet:
             self.damage_looks, self.damage_seen_at = self.damage_looks + 1, now
         if self.damage_looks >= DAMAGE_LOOKS:
             fresh.believe()
+
+    def end_reservation(self, slot: int) -> None:
+        """The value is named in the slot, or the slot is free or another agent's."""
+        with self.guard:
+            self.reserved.discard(slot)
+            self.unnamed.pop(slot, None)
+            if self.victims is not None:
+                self.victims.pop(slot, None)
 
     def was_written(self, writes: int) -> bool:
         """Whether a write of ours has crossed a read that went out at `writes`. Then `accept` has left the

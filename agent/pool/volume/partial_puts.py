@@ -57,6 +57,10 @@ class PartialPuts:
     def __len__(self) -> int:
         return sum(len(line) for line in self._of_volume.values())
 
+    def waiting(self, volume_id: bytes) -> int:
+        """How many of a volume wait, each with a slot of its own."""
+        return len(self._of_volume.get(volume_id, ()))
+
     def add(self, put: PartialPut, volume_id: bytes, more: int, channel: IoChannel) -> bool:
         """It waits from now on, and holds `more` bytes than before. False, and nothing done: no room."""
         now = channel.now()

@@ -103,6 +103,7 @@ class Found:
             directory = self.cached.directory
             if directory is not None and directory.entry(self.slot) == self.entry:
                 directory.clear(self.slot)
+                self.cached.dropped[self.slot] = self.entry.generation
 
 
 class PoolVolume(ABC):

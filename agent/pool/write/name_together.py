@@ -29,6 +29,7 @@ from agent.pool.write.slot_allocation import Reservation
 from agent.pool.write.writer_base import PutState
 
 NOT_IN_TIME: Final = "the directory of its set is written all the time"
+OVERTAKEN: Final = "another agent has stored a value in its slot"
 NOT_READ: Final = "the directory of its set cannot be read just now"
 
 
@@ -55,6 +56,8 @@ class UnnamedWriter(SlotWriter):
         if cause is not None:
             self._fail(channel, slot_write, cause)
         self._is_written = True
+        with reservation.cached.guard:
+            reservation.cached.unnamed[reservation.slot] = False
         self._wait_for_more(channel, 0)
 
     # -- for `name_all` alone -----------------------------------------------------------------------
@@ -66,6 +69,14 @@ class UnnamedWriter(SlotWriter):
         assert reservation is not None
         return reservation
 
+    def vouch(self, channel: IoChannel, deadline: float) -> Steps[None]:
+        """Raises PutRefused where its slot is another agent's by now, or its key not good any more."""
+        reservation = self._reservation
+        assert reservation is not None
+        if reservation.cached.unnamed.get(reservation.slot):
+            self._refuse(channel, PutRefused(OVERTAKEN, MissCause.EVICTED))
+        yield from self._vouched_for(channel, reservation, deadline)
+
     def enter_into(self, channel: IoChannel, image: Directory) -> Entry:
         """Put its entry into the image of its directory."""
         reservation = self._reservation
@@ -73,7 +84,7 @@ class UnnamedWriter(SlotWriter):
         return self._install(channel, reservation, image, self._end)
 
     def named(self, channel: IoChannel, image: Directory, entry: Entry, deadline: float) -> Steps[None]:
-        """Its entry is on flash. Raises PutRefused where its key is not good any more."""
+        """Its entry is on flash. Raises PutRefused where its key is not good any more by then."""
         reservation = self._reservation
         assert reservation is not None
         yield from self._vouched_for(channel, reservation, deadline, entry)
@@ -84,7 +95,12 @@ class UnnamedWriter(SlotWriter):
         """The write of its directory failed."""
         reservation = self._reservation
         assert reservation is not None
-        self._volume.in_doubt_writes.write_failed(reservation.cached, reservation.slot, entry, channel.now())
+        if cause is MissCause.CORRUPT:
+            # Answered, so it does not land any more, as in put.py.
+            reservation.cached.disprove(reservation.slot, entry.generation)
+        else:
+            in_doubt = self._volume.in_doubt_writes
+            in_doubt.write_failed(reservation.cached, reservation.slot, entry, channel.now())
         try:
             self._fail(channel, pending, cause)
         except PutRefused as refused:
@@ -109,6 +125,17 @@ class _Group:
         self.entries: list[Entry] = []
         self.image: Directory | None = None
         self.pending: Pending | None = None
+
+    def vouch(self, channel: IoChannel, deadline: float) -> Steps[list[PutRefused]]:
+        """Leave out those that may not be named any more; their refusals."""
+        refusals = []
+        for writing in list(self.writers):
+            try:
+                yield from writing.vouch(channel, deadline)
+            except PutRefused as refused:
+                refusals.append(refused)
+                self.writers.remove(writing)
+        return refusals
 
     def send(self, channel: IoChannel, *, more: bool) -> None:
         cached = self.cached
@@ -196,7 +223,9 @@ def _write(
         elif group.cached.in_doubt:
             refusals += group.refuse(channel, IN_DOUBT, MissCause.LATE)
         else:
-            sent.append(group)
+            refusals += yield from group.vouch(channel, deadline)
+            if group.writers:
+                sent.append(group)
     for at, group in enumerate(sent):
         last = at + 1 == len(sent) or sent[at + 1].cached.namespace != group.cached.namespace
         group.send(channel, more=not last)

@@ -98,6 +98,7 @@ def reserve(
         if present is not None and not keep:
             ghost = left_by(volume, cached, choice)
             directory.clear(choice.slot, ghost=ghost)
+            cached.dropped[choice.slot] = present.generation
             if ghost is not None and is_mark(ghost) and len(ghost) == MARK_BYTES:
                 cached.victims = cached.victims or {}
                 cached.victims[choice.slot] = present.generation
@@ -130,8 +131,5 @@ def count_eviction(volume: Volume, channel: IoChannel, choice: Choice) -> None:
 
 def release(volume: Volume, cached: CachedSet, slot: int) -> None:
     """End a reservation: the value is named in the slot, or the slot is free."""
-    with cached.guard:
-        cached.reserved.discard(slot)
-        if cached.victims is not None:
-            cached.victims.pop(slot, None)
+    cached.end_reservation(slot)
     volume.cache.give_back(cached)

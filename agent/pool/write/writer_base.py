@@ -90,6 +90,11 @@ class Writer(PartialPut):
         return False
 
     @property
+    def waiting(self) -> int:
+        """Puts of its volume that wait, each with a slot that no directory names."""
+        return self.volume.partial_puts.waiting(self.volume.settings.volume_id)
+
+    @property
     def already_there(self) -> bool:
         """The key was stored before."""
         return self._state is PutState.ALREADY_THERE

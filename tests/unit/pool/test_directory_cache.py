@@ -88,6 +88,25 @@ def test_reserved_slots_stay_as_they_are() -> None:
         assert not Directory(cached.directory.image()).corrupt_keys
 
 
+def test_another_agents_entry_in_a_slot_that_waits_to_be_named_is_taken_over() -> None:
+    cached = remembered((1, entry(1)), (5, entry(5)))
+    assert cached.directory is not None
+    cached.directory.clear(5)
+    cached.dropped[5] = entry(5).generation
+    cached.reserved.add(5)
+    cached.unnamed[5] = False
+    cached.accept(block_of((1, entry(1)), (5, entry(5))), 6.0, cached.writes)
+    assert (slots(cached), cached.unnamed) == ({1: entry(1).pseudonym}, {5: False}), "the victim"
+    theirs = entry(6, generation=2)
+    cached.accept(block_of((1, entry(1)), (5, theirs)), 6.0, cached.writes)
+    assert (slots(cached), cached.unnamed) == ({1: entry(1).pseudonym, 5: theirs.pseudonym}, {5: True})
+    cached.accept(block_of((1, entry(1))), 6.0, cached.writes)
+    assert (slots(cached), cached.unnamed) == ({1: entry(1).pseudonym}, {5: True}), "it was deleted"
+    cached.end_reservation(5)
+    cached.accept(block_of((1, entry(1))), 6.0, cached.writes)
+    assert not any((cached.reserved, cached.unnamed, cached.dropped))
+
+
 def test_disproven_entries_are_remembered_as_long_as_they_stand() -> None:
     cached = remembered((1, entry(1)), (2, entry(2)), (3, entry(3)))
     for slot in (1, 2, 3):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import pytest
 
+from agent.fs.interface import FsError
 from agent.inline.scatter import Buffer
 from agent.pool.access import serve
 from agent.pool.counters import MissCause
@@ -18,8 +20,10 @@ from agent.pool.format.directory import Directory
 from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.maintenance.migrate import Migration, Outcome
 from agent.pool.mutable.replace import GENERATION_MAX
+from agent.pool.steps import Steps
 from agent.pool.volume.quota import Limits, Measured, Quota
 from agent.pool.volume.volume import TenantShare
+from agent.pool.write.put import PUT_FRESH_SECONDS
 from tests.support.pool.memory_channel import MemoryPending
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of
 from tests.support.sim.stepped_programs import Program, SteppedChannel
@@ -31,6 +35,16 @@ KEY: Final = key_of(1)
 
 def replace(agent: PoolAgent, value: bytes, key: bytes = KEY) -> None:
     agent.channel.run(agent.served.replace(agent.channel, key, value, agent.deadline()))
+
+
+def replace_after(agent: PoolAgent, value: bytes, first: Callable[[], None], key: bytes = KEY) -> None:
+    """`first` runs beside the reads of the directories."""
+
+    def steps() -> Steps[None]:
+        yield from ()
+        first()
+
+    agent.channel.run(agent.served.replace(agent.channel, key, value, agent.deadline(), steps()))
 
 
 def newest(agent: PoolAgent, key: bytes = KEY, seconds: float = 0.05) -> bytes | MissCause:
@@ -64,6 +78,24 @@ def test_a_value_is_replaced_and_every_agent_has_the_newest(suite: str) -> None:
     assert one.get(KEY) == newest(one), "a plain get finds it, too"
     assert one.delete(KEY)
     assert newest(other) is MissCause.NEVER_STORED
+
+
+def test_what_another_agent_stored_while_the_first_steps_took_long_stays() -> None:
+    """A file's chunks are named by them, and may wait for another put."""
+    pool = MemoryPool((1,))
+    one, other = pool.agent(), pool.agent()
+    replace(other, b"first")
+
+    def long() -> None:
+        one.channel.clock += PUT_FRESH_SECONDS + 0.001
+        replace(other, b"second")
+        replace(other, b"new", key_of(2))
+
+    replace_after(one, b"one", long, key_of(3))
+    for agent in (one, other, pool.agent()):
+        assert newest(agent) == b"second"
+        assert newest(agent, key_of(2)) == b"new"
+        assert newest(agent, key_of(3)) == b"one"
 
 
 def test_a_value_longer_than_a_unit_or_a_slot_and_an_empty_one_are_refused() -> None:
@@ -302,6 +334,22 @@ def test_a_tenant_at_its_quota_replaces_what_it_has_and_evicts_nothing() -> None
     assert (agent.tally.evictions, quota.in_use()[0]) == (0, 2)
     replace(agent, b"three", key_of(3))
     assert (agent.tally.evictions, quota.in_use()[0]) == (1, 2)
+
+
+def test_first_steps_that_fail_leave_nothing_set_aside_in_the_quota() -> None:
+    pool = MemoryPool((1, 1))
+    agent = pool.agent()
+    quota = Quota([Measured(agent.volume.occupancy, pool.settings.slot_bytes)], Limits(slots=2))
+    agent.volume.change(tenant=TenantShare(quota, None, [agent.volume]))
+
+    def fail() -> None:
+        raise FsError(errno.EIO, "a chunk has no place")
+
+    for _ in range(3):
+        with pytest.raises(FsError):
+            replace_after(agent, b"one", fail)
+    assert quota.in_use() == (0, 0)
+    assert not any(each.reserved or each.writer.locked() for each in agent.cache.snapshot())
 
 
 def test_newest_counts_as_a_get_and_touches() -> None:

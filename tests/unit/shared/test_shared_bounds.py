@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from agent.fs.interface import Caller, FsError
 from agent.fs.shared.discards import DISCARDS, Discards
-from agent.fs.shared.file_writer import STAGED
+from agent.fs.shared.file_writer import STAGED, UNNAMED_MAX
 from agent.fs.shared.nodes import NODES
 from agent.fs.shared.recent_names import FOLDER_NAMES_MAX, NamesSeen
 from agent.host_os.per_user_bounds import CATALOGUE, Bounds
@@ -49,6 +50,22 @@ def with_most(limit: object, most: int) -> tuple[Bounds, Files]:
     bounds = Bounds()
     bounds.of(limit, most)  # type: ignore[arg-type]
     return bounds, SharedPool().agent(bounds)
+
+
+def test_a_file_with_unnamed_chunks_costs_no_more_memory_than_is_said() -> None:
+    """Each of them keeps a directory remembered."""
+    files, data, count = SharedPool((4096, 4096)).agent(), bytes((UNNAMED_MAX - 1) * CHUNK), 40
+    for namespace in files.channel.namespaces:
+        namespace.store = lambda offset, parts: None  # type: ignore[method-assign]
+    files.pwrite(files.create("f"), 0, data)
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for number in range(count):
+        files.pwrite(files.create(f"f{number}"), 0, data)
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert files.reserved() == (count + 1) * (UNNAMED_MAX - 1)
+    assert grown / count < CATALOGUE["shared-writers"].bytes_each
 
 
 def test_a_file_looked_up_long_ago_gives_its_place_and_a_folder_does_not() -> None:

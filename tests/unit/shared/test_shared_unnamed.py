@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import random
+from collections.abc import Generator
 
 import pytest
 
@@ -11,8 +13,9 @@ from agent.fs.shared.face import SharedFace
 from agent.fs.shared.file_writer import UNNAMED_MAX, UNNAMED_SECONDS
 from agent.fs.shared.recent_names import NamesSeen
 from agent.fs.shared.unnamed import UnnamedChunks
+from agent.pool.steps import Acquire
 from agent.pool.volume.partial_puts import IDLE_SECONDS
-from tests.support.fs.memory_shared import CHUNK, Files, SharedPool, refused
+from tests.support.fs.memory_shared import CHUNK, MAKER, Files, SharedPool, refused
 
 DATA = random.Random(1818).randbytes(40 * CHUNK)
 
@@ -86,6 +89,18 @@ def test_a_program_that_stops_amid_its_file_has_it_when_it_goes_on(is_full: bool
     assert files.get("f") == DATA[: 5 * CHUNK]
 
 
+def test_chunks_that_wait_leave_most_of_a_small_volume_to_others() -> None:
+    files = SharedPool((1,), (4,)).agent()
+    opened = [files.create(f"f{number}") for number in range(12)]
+    for at in range(0, 4 * CHUNK, CHUNK):
+        for file in opened:
+            files.pwrite(file, at, DATA[at : at + CHUNK])
+            assert files.reserved() <= 64 // 8
+    for file in opened:
+        files.close(file)
+    assert [files.get(f"f{number}") for number in range(12)] == [DATA[: 4 * CHUNK]] * 12
+
+
 def test_a_file_whose_slots_went_to_others_is_refused(files: Files) -> None:
     """Where upkeep came to nothing."""
     files = SharedPool((1,), (4,)).agent()
@@ -98,6 +113,42 @@ def test_a_file_whose_slots_went_to_others_is_refused(files: Files) -> None:
     assert files.stat("f") is None
     files.collect()
     assert (files.taken(), files.reserved()) == (62, 0)
+
+
+def test_a_chunk_whose_slot_went_to_another_while_its_write_waited_is_refused() -> None:
+    """For another operation of the file, which holds its lock."""
+    files = SharedPool((1,), (8,)).agent()
+    for number in range(63):
+        files.put(f"old{number}", DATA[:CHUNK])
+    file = files.create("f")
+    steps, channel = files.face.write(*file, 0, memoryview(DATA[:CHUNK]), MAKER), files.channel
+    assert isinstance(steps, Generator)
+    locks: list[object] = []
+    answer = None
+    channel.is_driving = True
+    while True:
+        wanted = steps.send(answer)
+        if isinstance(wanted, Acquire):
+            if wanted.lock in locks:
+                break  # The chunk is on flash, and its write takes the file's lock again.
+            locks.append(wanted.lock)
+            answer = wanted.lock.acquire(blocking=False)
+        else:
+            answer = wanted.pending.done
+    assert isinstance(wanted, Acquire)
+    assert files.reserved() == 1
+    channel.clock += IDLE_SECONDS + 1
+    for number in range(2):
+        files.put(f"g{number}", DATA[:CHUNK])
+    channel.is_driving = True
+    answer = wanted.lock.acquire(blocking=False)
+    with contextlib.suppress(StopIteration):
+        while True:
+            wanted = steps.send(answer)
+            assert isinstance(wanted, Acquire)
+            answer = wanted.lock.acquire(blocking=False)
+    refused(errno.EIO, files.close, file)
+    assert files.stat("f") is None
 
 
 def test_an_enclosure_that_goes_before_the_close_is_an_error_of_the_close(
