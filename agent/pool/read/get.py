@@ -84,12 +84,12 @@ class SlotReader(UnitReader):
     ) -> Steps[int | MissCause]:
         """Serve the range out of G4, where a mark names the key; else `cause`, the flash's, stays.
 
-        An object in G4 is not zeroed by a delete, as a slot is. So a mark counts in a directory alone that
-        was read since the get `began`."""
+        An object in G4 is not zeroed by a delete, as a slot is. So a mark counts in a directory alone whose
+        read went out since the get `began`: then no delete that was over before leaves it there."""
         volume, channel, is_first = self._volume, request.channel, self._open is None
         with volume.borrowed(self.pseudonym) as sets:
             for cached, slot in volume.marks(sets, self.pseudonym):
-                is_fresh = volume.is_fresh(cached, channel, channel.now() - began)
+                is_fresh = cached.directory is not None and cached.asked_at > began
                 if not is_fresh and (yield from volume.load(channel, [cached], request.deadline)) is not None:
                     continue
                 directory = cached.directory

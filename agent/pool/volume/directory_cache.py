@@ -92,6 +92,8 @@ class CachedSet:
     """Where the taken slots of its directory are counted for as long as it is remembered."""
     directory: Directory | None = None
     loaded_at: float = float("-inf")
+    asked_at: float = float("-inf")
+    """When the read went out that brought `directory`: what others did before is in there."""
     fault: str | None = None
     reserved: set[int] = field(default_factory=set)
     victims: dict[int, int] | None = None
@@ -131,6 +133,7 @@ class CachedSet:
         *,
         holds_writer: bool = False,
         look_seconds: float = DAMAGE_LOOK_SECONDS,
+        asked_at: float = float("-inf"),
     ) -> int:
         """Take over a block read from flash; how many damaged entries it had.
 
@@ -170,6 +173,7 @@ class CachedSet:
             self.directory = fresh
             # Of a damaged directory it is not believed that what it does not name is absent.
             self.loaded_at = now if not fresh.corrupt_keys else float("-inf")
+            self.asked_at = asked_at
             if self.disproven:
                 standing = (
                     (slot, generation, fresh.entry(slot)) for slot, generation in self.disproven.items()

@@ -422,6 +422,7 @@ class Volume(PoolVolume):
         worst: MissCause | None = None
         for start in range(0, len(sets), in_flight):
             batch: list[tuple[CachedSet, int, memoryview, Pending]] = []
+            asked_at = channel.now()
             for cached in sets[start : start + in_flight]:
                 block = memoryview(bytearray(DIRECTORY_BYTES))
                 writes = cached.writes
@@ -437,6 +438,7 @@ class Volume(PoolVolume):
                         writes,
                         holds_writer=holds_writers,
                         look_seconds=self._damage_look_seconds,
+                        asked_at=asked_at,
                     )
                     if came is not None:
                         came.append(cached)
