@@ -248,10 +248,12 @@ def test_what_is_given_up_waits_for_no_thread_that_hangs(
     for _ in range(4 * WAITING_MAX):
         asked = target.fetch(NAME, 0, 5)
         target.give_up(asked)
-    waiting = [target.fetch(NAME, 0, 5) for _ in range(WAITING_MAX + THREADS)]
+    waiting = [target.fetch(NAME, 0, 5) for _ in range(2 * WAITING_MAX + THREADS)]
     assert len(target._wanted) <= WAITING_MAX
+    refused = [each for each in waiting if each.done()]
+    assert len(refused) >= WAITING_MAX
     with pytest.raises(TargetError, match="no more can be asked"):
-        target.fetch(NAME, 0, 5).result(0)
+        refused[0].result(0)
     over.set()
     answers = [each.exception(SECONDS) or each.result(SECONDS) for each in waiting]
     assert answers.count(b"12345") >= WAITING_MAX
