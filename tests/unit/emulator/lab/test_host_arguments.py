@@ -74,10 +74,12 @@ def test_what_is_no_socket(tmp_path: Path) -> None:
     place = tmp_path / "socket"
     with pytest.raises(NoDeviceError, match=r"there is no such socket\n.*g35 up --virtiofs"):
         require_socket(place)
+    file = tmp_path / "file"
+    file.touch()
     with pytest.raises(NoDeviceError, match=r"that is no socket\n.*--socket"):
-        require_socket(Path("/etc/passwd"))
+        require_socket(file)
     with pytest.raises(NoDeviceError, match="Not a directory"):
-        require_socket(Path("/etc/passwd/socket"))
+        require_socket(file / "socket")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(place))
     require_socket(place)
