@@ -42,6 +42,8 @@ JOB_FILES = 10
 """Test files of a job: so few that the list has something left for the lane that is done first."""
 TWICE = ("unit/pool", "unit/files", "unit/fs")
 """Run compiled as well: what the translator makes of the agent's own work with threads and generators."""
+POLITE = ("nice", "-n", "5")
+"""For what runs while the lab does. The guest is the longest job, and its time-outs go by the clock."""
 NO_TESTS = 5
 """pytest's exit code where its options leave no test of a rung."""
 
@@ -72,13 +74,14 @@ def compiled_job(words: Sequence[str]) -> Job:
     skipped is what this machine lacks.
     """
     marks = ["-m", "not interpreted and not nightly"]
-    return Job(pytest_of(TWICE, [*marks, *words]), {compiled.SWITCH: ""})
+    return Job([*POLITE, *pytest_of(TWICE, [*marks, *words])], {compiled.SWITCH: ""})
 
 
 def run_all(words: Sequence[str]) -> int:
     """Run every rung, `words` being options of pytest's for each; the exit code."""
     compile_all()
-    waiting = deque([compiled_job(words), *(Job(pytest_of(places, words)) for places in shared_jobs())])
+    shared = (Job([*POLITE, *pytest_of(places, words)]) for places in shared_jobs())
+    waiting = deque([compiled_job(words), *shared])
     with ExitStack() as lanes:
 
         def lane_beside(*own: Job) -> LaneBeside:
@@ -88,7 +91,7 @@ def run_all(words: Sequence[str]) -> int:
         long = lane_beside(COMPILE, Job(pytest_of(LAB, words)))
         if failed := subprocess.call(CHECKS):
             return failed
-        codes = [Job(pytest_of(COMPUTE, words)).run()]
+        codes = [Job([*POLITE, *pytest_of(COMPUTE, words)]).run()]
         long.wait_for_first()  # what the system tests start is compiled
         third = lane_beside()
         while (code := run_next(waiting)) is not None:
