@@ -63,7 +63,7 @@ class IoChannel(Protocol):
         """None where no write is to be flushed; else a mark, to be asked for before the flush is sent."""
 
     def flushed(self, namespace: int, mark: int, flush: Pending) -> None:
-        """The flush was answered well (agent/pool/flush_tracking.py)."""
+        """The flush was answered well (agent/pool/write/flush_tracking.py)."""
 
     def written(self) -> int:
         """The number of the last write of this agent, to whichever namespace; they are numbered through."""

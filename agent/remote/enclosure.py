@@ -24,7 +24,7 @@ class Enclosure:
     epoch: int = 0
     """Grows with every new session; a queue of an older epoch is of no use any more."""
     began: int = 0
-    """The number of the session among all (agent/pool/flush_tracking.py). Set before `epoch`."""
+    """The number of the session among all (agent/pool/write/flush_tracking.py). Set before `epoch`."""
     namespaces: tuple[NamespaceInfo, ...] = ()
     fault: str = "not connected yet"
     reconnects: int = 0

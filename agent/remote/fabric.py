@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from agent.pool.flush_tracking import UnflushedWrites
+from agent.pool.write.flush_tracking import UnflushedWrites
 from agent.remote.circuit_breaker import Health
 from agent.remote.enclosure import Enclosure, Route
 from agent.remote.fence import Fence

@@ -42,7 +42,7 @@ class PendingRequest:
         self.request: Request | None = None
         """Of a write, and of a read with more than one path, until it goes by no other path any more."""
         self.began = 0
-        """Which session it was sent over last (agent/pool/flush_tracking.py)."""
+        """Which session it was sent over last (agent/pool/write/flush_tracking.py)."""
         self.base = 0
         """Bytes that came by an earlier path; the commands are about those behind them."""
 

@@ -31,7 +31,7 @@ class QueueSlot:
         self.epoch = -1
         """Of the session that the queue or the try belongs to."""
         self.began = 0
-        """The number of that session (agent/pool/flush_tracking.py)."""
+        """The number of that session (agent/pool/write/flush_tracking.py)."""
         self._queue_id = queue_id
         self._buffers = buffers
         self._connecting: ConnectAttempt | None = None

@@ -1,8 +1,9 @@
 """Blocks of files that no flush has proven to be durable, so that fsync(2) knows what to look into.
 
 A block is here from its put until all namespaces that it may lie on were flushed over a session that stood
-since before the put (agent/pool/flush_tracking.py). With a later session the block is *in doubt*, until it is
-read or deleted: the enclosure may have lost power meanwhile, and with it what it had acknowledged.
+since before the put (agent/pool/write/flush_tracking.py). With a later session the block is *in doubt*,
+until it is read or deleted: the enclosure may have lost power meanwhile, and with it what it had
+acknowledged.
 """
 
 import logging

@@ -21,12 +21,12 @@ from agent.fs.files.fsync_tracking import Unsynced, UnsyncedBlocks, stands
 from agent.fs.files.metadata_pool import PoolOfNames, noted_home
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
-from agent.pool.flush_tracking import flush_written
 from agent.pool.maintenance.loss_check import Undecided, examine, set_aside
 from agent.pool.read.get import SlotReader
 from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.volume import Volume
 from agent.pool.write.delete_and_pin import delete_block
+from agent.pool.write.flush_tracking import flush_written
 from agent.pool.write.put import SlotWriter
 
 log = logging.getLogger(__name__)

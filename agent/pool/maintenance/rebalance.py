@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from agent.pool.flush_tracking import flush_written
 from agent.pool.format.directory import DIRECTORY_BYTES
 from agent.pool.format.occupancy import SetPlace
 from agent.pool.format.sealed_slot import HEADER_BYTES
@@ -21,6 +20,7 @@ from agent.pool.maintenance.migrate import Migration, Outcome, is_misplaced
 from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.directory_cache import CachedSet, SlotState
 from agent.pool.volume.volume import Found, PoolVolume, Volume, all_sets, in_sets
+from agent.pool.write.flush_tracking import flush_written
 
 TURN_SECONDS = 0.25
 """The longest turn, but for one value: upkeep has other work."""

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from agent.pool.counters import MissCause
-from agent.pool.flush_tracking import flush_written
 from agent.pool.format.directory import DIRECTORY_BYTES, ENTRY, FREE, Entry, flags_of, is_under
 from agent.pool.format.eviction_choice import Choice, choose_slot
 from agent.pool.format.occupancy import SetPlace
@@ -21,6 +20,7 @@ from agent.pool.late_answers import wait_for
 from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.directory_cache import COOLDOWN_SECONDS, CachedSet
 from agent.pool.volume.volume import Found, Volume
+from agent.pool.write.flush_tracking import flush_written
 from agent.pool.write.set_transaction import SetTransaction, is_named
 from agent.pool.write.slot_allocation import release, reserve
 from agent.pool.write.slot_copy import SlotCopy, SlotVerifier

@@ -35,10 +35,10 @@ from collections.abc import Mapping, Sequence, Set
 
 from agent.errors import G35Error
 from agent.pool.counters import MissCause
-from agent.pool.flush_tracking import until_flushed
 from agent.pool.late_answers import wait_for
 from agent.pool.map.superblock import BLOCK_BYTES, COPY_OFFSETS, HEAD_BYTES, MAGIC, MAP_IO_SECONDS
 from agent.pool.steps import IoChannel, Steps
+from agent.pool.write.flush_tracking import until_flushed
 
 CLAIM_MAGIC = b"g35claim"
 LAYOUT_VERSION = 1

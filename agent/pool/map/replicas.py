@@ -11,7 +11,6 @@ from typing import TypeAlias
 
 from agent.errors import G35Error
 from agent.pool.counters import MissCause
-from agent.pool.flush_tracking import until_flushed
 from agent.pool.kv.commands import RESERVED_KEY, kv_channel
 from agent.pool.late_answers import wait_for
 from agent.pool.map.document import MapNamespace, PoolMap
@@ -28,6 +27,7 @@ from agent.pool.map.superblock import (
     head_of,
 )
 from agent.pool.steps import IoChannel, Pending, Steps
+from agent.pool.write.flush_tracking import until_flushed
 
 CopyPlace: TypeAlias = int | bytes
 KEY_PLACES: Sequence[CopyPlace] = (RESERVED_KEY,)

@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from agent.inline.scatter import Buffer
 from agent.pool.counters import Tally
-from agent.pool.flush_tracking import UnflushedWrites
 from agent.pool.steps import Acquire, Pending, Steps
+from agent.pool.write.flush_tracking import UnflushedWrites
 from agent.sim.medium import Medium, WorkerBuffer
 
 T = TypeVar("T")

@@ -11,10 +11,10 @@ import pytest
 from agent.inline.scatter import Buffer
 from agent.inline.secrets import SecretKey
 from agent.pool.errors import PutRefused
-from agent.pool.flush_tracking import flush_written
 from agent.pool.format.directory import SLOTS_PER_SET
 from agent.pool.maintenance.rekey import ResealCounts, reseal_set
 from agent.pool.volume.volume import Keys
+from agent.pool.write.flush_tracking import flush_written
 from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace, MemoryPending
 from tests.support.pool.memory_pool import EXTENT_AT, MemoryPool, PoolAgent, fixed_secret, key_of
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from agent.pool.flush_tracking import RUNS_MAX, UnflushedWrites, flush_written
 from agent.pool.maintenance.rebalance import WALK_AGAIN_SECONDS, Rebalancer
+from agent.pool.write.flush_tracking import RUNS_MAX, UnflushedWrites, flush_written
 from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
 from tests.unit.pool.test_joining import Joined
 
