@@ -15,6 +15,7 @@ from typing import Final
 
 from agent.bench.virtio_driver.guest_memory import Room
 from agent.bench.virtio_driver.machine import Machine
+from host_shim.control_session import Files
 
 TRANSFER_BYTES: Final = 1 << 20
 """The longest READ or WRITE, as the device agrees to it at INIT; longer calls are several requests."""
@@ -22,7 +23,7 @@ BORROWED_MAX: Final = 32
 """Buffers for calls with memory of their own, a transfer long each: more such calls at a time wait."""
 
 
-class VirtiofsFiles:
+class VirtiofsFiles(Files):
     """Open files by number, as a process has them. Any thread of the process that made it: a child of a fork
     shares the guest's memory with its parent, and would ask the device in its place."""
 
