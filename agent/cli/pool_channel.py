@@ -13,13 +13,10 @@ import trio
 import typer
 
 from agent.attach.connect import connected
-from agent.attach.inspect_namespaces import WITH_ALL, unreached
 from agent.cli.trio_run import run_unwrapped
 from agent.config.configuration import Configuration
-from agent.errors import G35Error, UserError
+from agent.errors import UserError
 from agent.host_os.presence import serving_processes
-from agent.membership.join import Seen, members_missing
-from agent.pool.map.document import PoolMap
 from agent.pool.map.inspect import Inspection
 from agent.remote.channel import VerbChannel, WorkerChannel
 from agent.remote.fabric import Fabric
@@ -84,15 +81,4 @@ def refuse_served(inspections: Iterable[Inspection]) -> None:
             f"the pool there is being served, by process {', '.join(map(str, processes))}; "
             "it was not touched",
             "end the agent first: g35 unmount, or g35 down",
-        )
-
-
-def want_all(pool_map: PoolMap, seen: Seen, fabric: Fabric) -> None:
-    """Raises G35Error where a namespace of the pool is not reached."""
-    missing = members_missing(pool_map, seen)
-    if missing:
-        raise G35Error(
-            f"{len(missing)} of the pool's {len(pool_map.namespaces)} namespaces are not reached; "
-            f"not connected: {unreached(fabric)}",
-            WITH_ALL,
         )

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from agent.attach.inspect_namespaces import look_round
+from agent.attach.inspect_namespaces import look_round, want_all
 from agent.attach.map_history import map_seal
-from agent.cli.pool_channel import Config, refuse_served, want_all, with_channel
+from agent.cli.pool_channel import Config, refuse_served, with_channel
 from agent.cli.tables import progress_bar
 from agent.config.configuration import load_configuration
 from agent.errors import G35Error, UserError

@@ -8,10 +8,10 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from agent.attach.inspect_namespaces import look_round
+from agent.attach.inspect_namespaces import look_round, want_all
 from agent.attach.map_history import map_seal
 from agent.attach.map_watch import EVERY_SECONDS
-from agent.cli.pool_channel import AsJson, Config, size_option, want_all, with_channel
+from agent.cli.pool_channel import AsJson, Config, size_option, with_channel
 from agent.cli.tables import folding_table, print_tables
 from agent.config.configuration import Configuration, load_configuration
 from agent.errors import G35Error, UserError, did_you_mean

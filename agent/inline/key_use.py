@@ -7,10 +7,11 @@ docs/security.md.
 
 import json
 import logging
-import os
 import threading
 from pathlib import Path
 from typing import Final
+
+from agent.host_os.whole_file import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -142,13 +143,8 @@ class KeyUseBook:
                 self._write()
 
     def _write(self) -> bool:
-        partial = self._file.with_suffix(".part")
         try:
-            with open(partial, "w") as file:
-                json.dump(self._counts, file)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(self._file)
+            write_whole(self._file, json.dumps(self._counts), durable=True)
         except OSError as error:
             if not self._has_failed:
                 log.warning(

@@ -11,6 +11,7 @@ from typing import Final
 from agent.pool.counters import MissCause
 from agent.pool.format.directory import KEY_BYTES, Directory
 from agent.pool.read.prestage_cache import PrestageCache
+from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.placement import Rank
 from agent.pool.volume.volume import Volume
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from agent.attach.inspect_namespaces import want_all
 from agent.cli import pool_members
-from agent.cli.pool_channel import want_all
 from agent.errors import G35Error, UserError
 from agent.inline.secrets import RootKey, SecretKey
 from agent.membership.join import newcomers_in, pool_of
