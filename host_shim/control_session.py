@@ -445,7 +445,6 @@ class SessionLender:
         return session
 
     def give_back(self, session: Session) -> None:
-        """The end of a loan."""
         if session.dead or self.closed:
             # Its agent is gone, so those of the same agent that wait here are dead as well.
             self._drop(session)

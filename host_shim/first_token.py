@@ -173,7 +173,6 @@ def break_even(rows: Sequence[Row]) -> float | None:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """For people."""
     lines = [f"{'prefix':>8} {'MiB':>9} {'recomputed':>12} {'restored':>12} {'of it gets':>12} {'GiB/s':>7}"]
     for row in rows:
         speed = row.bytes / GIBIBYTE / row.get_s

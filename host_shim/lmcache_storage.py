@@ -336,7 +336,6 @@ class G35StorageBackend(StoragePluginInterface):  # type: ignore[misc]
 
 
 def _give_back(chunks: Sequence[Any]) -> None:
-    """Memory that was loaded and is not handed over."""
     for each in chunks:
         if each is not None:
             each.ref_count_down()

@@ -269,7 +269,6 @@ class SglangPublisher:
             raise ValueError(f"g35: events cannot be published at {endpoint}: {refused}") from None
 
     def publish(self, told: Sequence[Told]) -> None:
-        """Send one message."""
         events = [self._event(each) for each in told]
         self._publisher.publish(self._forms.KVEventBatch(ts=time.time(), events=events))
 

@@ -45,7 +45,6 @@ def write(path: Path, figures: Mapping[str, Figure]) -> None:
 
 
 def table(figures: Mapping[str, Figure]) -> Table:
-    """All numbers, in the catalog's order."""
     made = folding_table("g35 bench", ("name", "unit", "floor"), ("value", "ratio"))
     for name, figure in figures.items():
         over = ratio(figure, figures)

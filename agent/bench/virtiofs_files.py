@@ -67,7 +67,6 @@ class VirtiofsFiles(Files):
         return done
 
     def pwrite(self, descriptor: int, data: bytes | memoryview, offset: int) -> int:
-        """As pwrite(2)."""
         view = memoryview(data)
         address = self._memory.address_of(view)
         if address is None:
@@ -83,7 +82,6 @@ class VirtiofsFiles(Files):
         return done
 
     def preadv_parts(self, descriptor: int, parts: Sequence[memoryview], offset: int) -> int:
-        """As preadv(2) into several places."""
         done = 0
         for part in parts:
             got = self.preadv(descriptor, part, offset + done)
@@ -93,7 +91,6 @@ class VirtiofsFiles(Files):
         return done
 
     def pwritev(self, descriptor: int, parts: Sequence[memoryview], offset: int) -> int:
-        """As pwritev(2)."""
         return self.pwrite(descriptor, b"".join(parts), offset)
 
     def fgetxattr(self, descriptor: int, name: bytes, into: memoryview) -> int:

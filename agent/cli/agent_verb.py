@@ -125,7 +125,6 @@ def agent_need(configuration: Configuration) -> Need:
 
 
 def served(configuration: Configuration) -> str:
-    """Where the pool is reached, for a line about it."""
     sockets = [str(device.socket) for device in configuration.virtiofs]
     mount = configuration.agent.mount
     return ", ".join([str(mount), *sockets] if mount is not None else sockets)

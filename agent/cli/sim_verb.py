@@ -249,7 +249,6 @@ def sim(_context: typer.Context, options: SimOptions) -> None:
 
 
 def show(report: Report) -> None:
-    """The report as tables on standard output."""
     from agent.cli.tables import folding_table, print_facts
 
     rows = folding_table(

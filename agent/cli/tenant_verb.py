@@ -465,7 +465,6 @@ def _replace(
 
 
 def _limits(quota_bytes: str | None, quota_slots: int | None, bandwidth: str | None) -> dict[str, int]:
-    """What was named on the command line."""
     limits = {} if quota_slots is None else {"quota_slots": quota_slots}
     for key, text in (("quota_bytes", quota_bytes), ("bandwidth", bandwidth)):
         if text is not None:

@@ -83,7 +83,6 @@ class S3Section(HttpSection):
 
     @property
     def bucket_of_host(self) -> dict[str, str]:
-        """`hosts` as a table."""
         return dict(each.split("=", 1) for each in self.hosts)
 
     @model_validator(mode="after")

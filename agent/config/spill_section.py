@@ -68,7 +68,6 @@ class SpillSection(Section):
 
     @property
     def name(self) -> str:
-        """For status and logs."""
         return f"folder {self.folder}" if self.folder is not None else f"bucket {self.bucket}"
 
     @model_validator(mode="after")

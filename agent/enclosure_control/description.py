@@ -279,7 +279,6 @@ def _distinct(what: str, names: Iterable[object]) -> None:
 
 
 def address_of(transport: str, address: str, port: int) -> records.Address:
-    """The record of an address, in its one spelling."""
     family = "IPv6" if ":" in address else "IPv4"
     return records.Address(transport.upper(), records.canonical_address(address), str(port), family)
 

@@ -58,7 +58,6 @@ class KeyUse:
         return self.writes / self.most
 
     def count(self) -> None:
-        """One slot more."""
         with self._lock:
             self.writes += 1
             if self.writes > self._noted and self.writes >= self._next_try:
@@ -125,7 +124,6 @@ class KeyUseBook:
             return self._write()
 
     def forget(self, fingerprint: bytes) -> None:
-        """The key was dropped."""
         with self._lock:
             self._uses.pop(fingerprint.hex(), None)
             if self._counts.pop(fingerprint.hex(), None) is not None:

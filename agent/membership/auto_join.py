@@ -76,7 +76,6 @@ class Patience:
         return bool(newcomers) and now >= max(self._due, self._rested)
 
     def rest(self, now: float) -> None:
-        """Something was tried."""
         self._rested = now + REST_SECONDS
 
 

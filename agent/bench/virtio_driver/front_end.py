@@ -128,7 +128,6 @@ class FrontEnd:
         return dict(self._bases)
 
     def close(self) -> None:
-        """Forget the inflight area."""
         if self.inflight is not None:
             os.close(self.inflight[1])
             self.inflight = None

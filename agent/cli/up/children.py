@@ -102,7 +102,6 @@ class Child:
         return f"{self.name} ended with {_told(status)}; started again"
 
     def stop(self) -> None:
-        """SIGTERM, and SIGKILL for one that does not hear."""
         process, self._process = self._process, None
         if process is None:
             return

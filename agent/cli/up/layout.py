@@ -115,7 +115,6 @@ class Layout:
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def sign_off(self, descriptor: int) -> None:
-        """The end of the lock."""
         os.ftruncate(descriptor, 0)
         os.close(descriptor)
 

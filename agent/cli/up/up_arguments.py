@@ -186,7 +186,6 @@ class UpOptions:
         return READ_DEADLINE_MS[self.transport] if self.read_deadline_ms is None else self.read_deadline_ms
 
     def check(self) -> None:
-        """Refuse options that do not go together."""
         if (self.prefill_tokens_per_s > 0) != (parse_size(self.bytes_per_token) != 0):
             raise typer.BadParameter(
                 "--prefill-tokens-per-s and --bytes-per-token go together", param_hint="--bytes-per-token"

@@ -254,7 +254,6 @@ class _Pool:
             )
 
     def tend(self) -> None:
-        """Start again what has died, and say so."""
         for child in [*self._enclosures, *([self._agent] if self._agent is not None else [])]:
             happened = child.tend()
             if happened is not None:
