@@ -14,7 +14,8 @@ from pydantic import TypeAdapter
 from agent.attach.inspect_namespaces import look_round
 from agent.attach.map_history import map_seal
 from agent.attach.open_volumes import open_volumes
-from agent.cli.pool_channel import AsJson, Config, size_option, with_channel
+from agent.cli.pool_channel import Config, size_option, with_channel
+from agent.cli.record_options import AsJson
 from agent.cli.tables import folding_table, progress_bar, table_console
 from agent.config.configuration import load_configuration
 from agent.errors import G35Error

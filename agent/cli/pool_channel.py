@@ -13,18 +13,20 @@ import trio
 import typer
 
 from agent.attach.connect import connected
+from agent.attach.inspect_namespaces import look_round
 from agent.cli.trio_run import run_unwrapped
 from agent.config.configuration import Configuration
 from agent.errors import UserError
 from agent.host_os.presence import serving_processes
-from agent.pool.map.inspect import Inspection
+from agent.pool.map.document import PoolMap
+from agent.pool.map.inspect import Inspection, newest_map
+from agent.pool.map.map_seal import MapSeal
 from agent.remote.channel import VerbChannel, WorkerChannel
 from agent.remote.fabric import Fabric
 from agent.sizes import parse_size
 
 T = TypeVar("T")
 Config = Annotated[Path, typer.Option("--config", help="The TOML file with the enclosures.")]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 
 
 def size_option(text: str | None) -> str | None:
@@ -66,6 +68,15 @@ def with_channel(configuration: Configuration, work: Callable[[Fabric, WorkerCha
                         await trio.sleep(0.02)
 
     return run_unwrapped(main)
+
+
+def map_in_force(configuration: Configuration, seal: MapSeal | None = None) -> PoolMap:
+    """The pool map that the enclosures carry. Raises G35Error where there is none."""
+
+    def work(fabric: Fabric, channel: WorkerChannel) -> PoolMap:
+        return newest_map([each for _, _, each in look_round(fabric, channel)], seal)
+
+    return with_channel(configuration, work)
 
 
 def refuse_served(inspections: Iterable[Inspection]) -> None:

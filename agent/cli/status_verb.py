@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from agent.cli.record_options import AsJson
 from agent.cli.status_document import read_status
 from agent.cli.tables import folding_table, print_tables
 from agent.cli.top_screen import REST_LINES_LEAST, Scroll, fitted, follow_keys, typed_keys
@@ -38,7 +39,7 @@ Mount = Annotated[
 def status(
     state: State = None,
     mount: Mount = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: AsJson = False,
     bounds: Annotated[
         bool, typer.Option("--bounds", help="Show the counts that others can raise, and their limits.")
     ] = False,

@@ -11,7 +11,8 @@ import typer
 from agent.attach.inspect_namespaces import look_round, want_all
 from agent.attach.map_history import map_seal
 from agent.attach.map_watch import EVERY_SECONDS
-from agent.cli.pool_channel import AsJson, Config, size_option, with_channel
+from agent.cli.pool_channel import Config, map_in_force, size_option, with_channel
+from agent.cli.record_options import AsJson
 from agent.cli.tables import folding_table, print_tables
 from agent.config.configuration import Configuration, load_configuration
 from agent.errors import G35Error, UserError, did_you_mean
@@ -63,12 +64,7 @@ app = typer.Typer(
 @app.command("list")
 def list_tenants(config: Config, as_json: AsJson = False) -> None:
     """Show the tenants, their volumes, and whose keys are erased."""
-    configuration = load_configuration(config)
-
-    def work(fabric: Fabric, channel: WorkerChannel) -> PoolMap:
-        return newest_map([inspection for _, _, inspection in look_round(fabric, channel)])
-
-    rows = rows_of(with_channel(configuration, work))
+    rows = rows_of(map_in_force(load_configuration(config)))
     if as_json:
         print(json.dumps(rows, indent=1))
         return
