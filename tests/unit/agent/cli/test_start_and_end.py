@@ -94,7 +94,7 @@ def test_a_mount_that_is_interrupted_leaves_no_agent(tmp_path: Path, monkeypatch
     assert started.ended
 
 
-@pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="g35 run wants /dev/fuse")
+@pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="no /dev/fuse: nothing can be mounted")
 def test_the_logs_of_a_run_that_did_not_come_up_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
