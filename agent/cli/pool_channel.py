@@ -14,10 +14,12 @@ import typer
 
 from agent.attach.connect import connected
 from agent.attach.inspect_namespaces import look_round
+from agent.attach.map_history import map_seal
 from agent.cli.trio_run import run_unwrapped
 from agent.config.configuration import Configuration
 from agent.errors import UserError
 from agent.host_os.presence import serving_processes
+from agent.inline.secrets import RootKey, root_key_in
 from agent.pool.map.document import PoolMap
 from agent.pool.map.inspect import Inspection, newest_map
 from agent.pool.map.map_seal import MapSeal
@@ -36,6 +38,12 @@ def size_option(text: str | None) -> str | None:
     except ValueError as bad:
         raise typer.BadParameter(f"{text!r} is no size: {bad}") from None
     return text
+
+
+def keys_of(configuration: Configuration) -> tuple[RootKey, MapSeal]:
+    """The root key, and the seal that it puts on what verbs write. Raises ConfigError."""
+    root = root_key_in(configuration.agent.key_file)
+    return root, map_seal(root, configuration.agent.state)
 
 
 END_SECONDS = 2.0

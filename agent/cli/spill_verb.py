@@ -9,14 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from agent.attach.map_history import map_seal
-from agent.cli.pool_channel import Config, map_in_force
+from agent.cli.pool_channel import Config, keys_of, map_in_force
 from agent.cli.record_options import AsJson
 from agent.cli.tables import folding_table, table_console
 from agent.config.configuration import Configuration, load_configuration
 from agent.config.spill_section import SpillSection
 from agent.errors import G35Error, UserError
-from agent.inline.secrets import root_key_in
 from agent.pool.map.document import PoolMap
 from agent.sizes import counted
 from agent.spill.care import check, usage
@@ -38,7 +36,7 @@ def _places(config: Any) -> tuple[Configuration, PoolMap]:
     configuration = load_configuration(config)
     if not configuration.spill:
         raise UserError(f"{config} has no table [[spill]]", "docs/tiers.md shows one")
-    seal = map_seal(root_key_in(configuration.agent.key_file), configuration.agent.state)
+    _, seal = keys_of(configuration)
     return configuration, map_in_force(configuration, seal)
 
 

@@ -9,14 +9,13 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from agent.attach.inspect_namespaces import look_round, want_all
-from agent.attach.map_history import map_seal
 from agent.attach.map_watch import EVERY_SECONDS
-from agent.cli.pool_channel import Config, map_in_force, size_option, with_channel
+from agent.cli.pool_channel import Config, keys_of, map_in_force, size_option, with_channel
 from agent.cli.record_options import AsJson
 from agent.cli.tables import folding_table, print_tables
 from agent.config.configuration import Configuration, load_configuration
 from agent.errors import G35Error, UserError, did_you_mean
-from agent.inline.secrets import RootKey, root_key_in
+from agent.inline.secrets import RootKey
 from agent.membership.join import numbers_of
 from agent.pool.map.commit import Change, Guard, change_map, simply
 from agent.pool.map.document import TENANTS_MAX, MapTenant, PoolMap
@@ -108,7 +107,7 @@ def add(
     """
     configuration = load_configuration(config)
     limits = _limits(quota_bytes, quota_slots, bandwidth)
-    root, seal = _keys_of(configuration)
+    root, seal = keys_of(configuration)
     wishes = [each.wish() for each in configuration.volumes]
 
     def work(fabric: Fabric, channel: WorkerChannel) -> int:
@@ -147,12 +146,6 @@ def add(
         )
     served = "; agents serve them from their next start on" if count else ""
     print(f"tenant {name}: a key of its own, {count} new volume(s){served}")
-
-
-def _keys_of(configuration: Configuration) -> tuple[RootKey, MapSeal]:
-    """The root key, and the seal that it puts on what these verbs write. Raises ConfigError."""
-    root = root_key_in(configuration.agent.key_file)
-    return root, map_seal(root, configuration.agent.state)
 
 
 def _check_root_key(pool_map: PoolMap, root: RootKey) -> None:
@@ -200,7 +193,7 @@ def set_limits(
     if not limits:
         raise UserError("nothing to set", "give --quota-bytes, --quota-slots or --bandwidth")
     configuration = load_configuration(config)
-    seal = _keys_of(configuration)[1]
+    seal = keys_of(configuration)[1]
 
     def work(fabric: Fabric, channel: WorkerChannel) -> MapTenant:
         pool_map, numbers, _ = _look_at_maps(fabric, channel, seal)
@@ -266,7 +259,7 @@ def rotate(
     ended first. Exit code 1 where --wait was given and the rotation is not over.
     """
     configuration = load_configuration(config)
-    root, seal = _keys_of(configuration)
+    root, seal = keys_of(configuration)
 
     def work(fabric: Fabric, channel: WorkerChannel) -> str:
         pool_map, numbers, others = _look_at_maps(fabric, channel, seal)
@@ -371,7 +364,7 @@ def erase(
     Exit code 1 while a namespace may still hold the key; it is named: erase again once it is reached.
     """
     configuration = load_configuration(config)
-    seal = _keys_of(configuration)[1]
+    seal = keys_of(configuration)[1]
     if not yes:
         tenant, names = with_channel(
             configuration,
@@ -418,7 +411,7 @@ class Erased:
 
 def erase_tenant(configuration: Configuration, name: str) -> Erased:
     """Write the map without the tenant's key to every namespace that is reached. Raises ConfigError."""
-    seal = _keys_of(configuration)[1]
+    seal = keys_of(configuration)[1]
 
     def work(fabric: Fabric, channel: WorkerChannel) -> Erased:
         pool_map, numbers, _ = _look_at_maps(fabric, channel, seal, all_of_them=False)

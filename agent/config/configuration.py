@@ -19,9 +19,9 @@ from agent.config.document_problems import (
     HostAddress,
     Section,
     bare_address,
+    checked,
     name_of_letters,
     parse_address,
-    problems_in,
     toml_in,
     want_once,
 )
@@ -537,13 +537,8 @@ class Configuration(Section):
 
 def parse_configuration(document: dict[str, Any], where: str) -> Configuration:
     """A checked configuration. Raises ConfigError that names every key that is wrong."""
-    try:
-        return Configuration.model_validate(document)
-    except ValidationError as error:
-        raise ConfigError(
-            f"{where} is not a usable configuration: {problems_in(document, Configuration, error)}",
-            "docs/reference/configuration.md lists every key",
-        ) from None
+    refusal = f"{where} is not a usable configuration"
+    return checked(document, Configuration, refusal, "docs/reference/configuration.md lists every key")
 
 
 def load_configuration(path: Path) -> Configuration:

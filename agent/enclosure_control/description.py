@@ -16,14 +16,12 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
-    ValidationError,
     model_validator,
 )
 
-from agent.config.document_problems import Section, matching, name_of_letters, problems_in, toml_in
+from agent.config.document_problems import Section, checked, matching, name_of_letters, toml_in
 from agent.enclosure_control import records
 from agent.enclosure_control.steps import MIB
-from agent.errors import ConfigError
 from agent.sizes import Size, size_text
 
 _PRINTABLE = re.compile(r"[\x20-\x7e]+")
@@ -285,13 +283,8 @@ def address_of(transport: str, address: str, port: int) -> records.Address:
 
 def parse_description(document: dict[str, Any], where: str) -> Description:
     """A checked description. Raises ConfigError, which names every wrong key."""
-    try:
-        return Description.model_validate(document)
-    except ValidationError as error:
-        raise ConfigError(
-            f"{where} does not describe an enclosure: {problems_in(document, Description, error)}",
-            "docs/enclosures.md lists every key",
-        ) from None
+    refusal = f"{where} does not describe an enclosure"
+    return checked(document, Description, refusal, "docs/enclosures.md lists every key")
 
 
 def load_description(path: Path) -> Description:
