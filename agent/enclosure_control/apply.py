@@ -81,4 +81,5 @@ def apply(
                 break
         if not again:
             return Applied(tuple(done), found.left_alone)
-    raise G35Error(f"still not done after {ROUNDS_MAX} rounds", fault=Fault.BUG)
+    what = f"still not done after {ROUNDS_MAX} rounds"
+    raise G35Error(what, "this is a bug of g35; please report it", fault=Fault.BUG)
