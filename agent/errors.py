@@ -102,9 +102,3 @@ class PeerError(G35Error):
     """The other end answered with something that its specification does not allow."""
 
     fault = Fault.PEER
-
-
-class BugError(G35Error):
-    """An invariant of ours does not hold."""
-
-    fault = Fault.BUG

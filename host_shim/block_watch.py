@@ -3,14 +3,19 @@
 For engines that give their storage no name of the request; vLLM's tier, which has one, does both by itself.
 """
 
+import logging
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+from host_shim.connector_jobs import JobRunner
 from host_shim.control_wire import Outcome
 from host_shim.kv_events import EventStream, KvEvents, Publisher
 from host_shim.named_values import NamedValues
 from host_shim.prefix_records import PrefixRecords
 
+_log = logging.getLogger(__name__)
+
+CLOSE_SECONDS = 10.0
 GONE = frozenset({Outcome.NEVER_STORED, Outcome.EVICTED, Outcome.EXPIRED, Outcome.CORRUPT, Outcome.WRONG_KEY})
 """A block that is late, or whose enclosure is away, may be there."""
 
@@ -23,12 +28,20 @@ class BlockWatch:
         values: NamedValues,
         names: Callable[[Sequence[Any]], list[bytes]],
         hash_of: Callable[[Any], Hashable | None],
-        publisher: Publisher | None = None,
+        new_publisher: Callable[[], Publisher] | None = None,
     ) -> None:
-        """`names` makes names of an engine's keys, `hash_of` what events call one; None: nothing."""
+        """`names` makes names of an engine's keys, `hash_of` what events call one; None: nothing.
+
+        Where there can be no publisher, the values are closed, and what it raised is raised.
+        """
         self._values, self._names, self._hash_of = values, names, hash_of
+        try:
+            publisher = None if new_publisher is None else new_publisher()
+        except BaseException:
+            values.close()
+            raise
         self.records = PrefixRecords(values.speeds, values.report)
-        self.events = KvEvents() if publisher is not None else None
+        self.events = None if publisher is None else KvEvents()
         self._stream: EventStream | None = None
         if self.events is not None and publisher is not None:
             self._stream = EventStream(self.events, publisher)
@@ -61,11 +74,15 @@ class BlockWatch:
             found["events"] = {"told": self.events.count, "lost": self.events.lost}
         return found
 
-    def close(self) -> None:
-        """End the threads, before the values are closed."""
+    def close(self, *runners: JobRunner) -> None:
+        """End the connector: what its runners have begun, for CLOSE_SECONDS at most, the threads here, and
+        the values. What waited has failed."""
+        ended = [runner.close(CLOSE_SECONDS) for runner in runners]
         self.records.close()
         if self._stream is not None:
             self._stream.close()
+        if not all(ended) or not self._values.close():
+            _log.warning("the g35 mount %s still holds a call of the engine at its end", self._values.mount)
 
     def _tell_gone(self, keys: Sequence[Any]) -> None:
         if keys and self.events is not None:

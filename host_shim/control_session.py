@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from host_shim.control_wire import (
     ANSWER_BYTES_MAX,
@@ -38,7 +38,7 @@ from host_shim.control_wire import (
     outcomes,
     value_xattr,
 )
-from host_shim.registered_memory import IoctlFiles, RegisteredMemory, Transfers
+from host_shim.registered_memory import RegisteredMemory, Transfers
 from host_shim.transfer_wire import Ioctl
 from host_shim.unlocked_memory import new_memory
 
@@ -70,31 +70,13 @@ class SessionDead(Exception):
     """There is no agent behind this session any more."""
 
 
-class Files(IoctlFiles, Protocol):
-    """The system calls of a session; tests put a scripted agent here."""
-
-    def open(self, path: str) -> int: ...
-
-    def close(self, descriptor: int) -> None: ...
-
-    def pwrite(self, descriptor: int, data: bytes | memoryview, offset: int) -> int: ...
-
-    def pwritev(self, descriptor: int, parts: Sequence[memoryview], offset: int) -> int: ...
-
-    def preadv(self, descriptor: int, into: memoryview, offset: int) -> int: ...
-
-    def preadv_parts(self, descriptor: int, parts: Sequence[memoryview], offset: int) -> int: ...
-
-    def fgetxattr(self, descriptor: int, name: bytes, into: memoryview) -> int: ...
-
-
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fgetxattr.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t)
 _libc.fgetxattr.restype = ctypes.c_ssize_t
 
 
-class RealFiles:
-    """The operating system's."""
+class Files:
+    """The system calls of a session. A subclass has them elsewhere: a scripted agent, a virtio-fs device."""
 
     def open(self, path: str) -> int:
         """A session. ENOTSUP for an ordinary file of this name: what it gives back would be no values."""
@@ -148,7 +130,7 @@ class Session:
 
     def __init__(self, path: str, files: Files, memory: RegisteredMemory | None = None) -> None:
         self._files = files
-        self._transfers = None if memory is None else Transfers(files, memory)
+        self._transfers = None if memory is None else Transfers(files.ioctl, memory)
         self._gives_at_once = True
         self._next_id = 0
         self._room: dict[str, int] | None = None
@@ -463,7 +445,6 @@ class SessionLender:
         return session
 
     def give_back(self, session: Session) -> None:
-        """The end of a loan."""
         if session.dead or self.closed:
             # Its agent is gone, so those of the same agent that wait here are dead as well.
             self._drop(session)

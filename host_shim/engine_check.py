@@ -20,7 +20,6 @@ import errno
 import importlib
 import importlib.metadata
 import json
-import mmap
 import os
 import secrets
 import select
@@ -38,6 +37,7 @@ from host_shim.engine_folders import (
     folders_of,
     judge_folder,
     judge_memory,
+    judge_page,
     memory_of,
     read_flags,
     room_of,
@@ -99,24 +99,10 @@ def blocks_by_key(place: Place) -> Found:
 
 def files_by_path(place: Place) -> Found:
     """A file on /fs, written and read with O_DIRECT as the engines' file tiers do, then removed."""
-    path = os.path.join(place.mount, "fs", f".g35-check-{secrets.token_hex(8)}")
-    page = memoryview(mmap.mmap(-1, 4096))
-    page[:] = os.urandom(4096)
-    expected = bytes(page)
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_DIRECT, 0o600)
-        try:
-            os.pwritev(descriptor, [page], 0)
-            page[:] = bytes(4096)
-            os.preadv(descriptor, [page], 0)
-        finally:
-            os.close(descriptor)
-            os.unlink(path)
-    except OSError as refused:
-        return Found("/fs", False, str(refused), "a pool has /fs if it has a volume of kind files")
-    if page != expected:
-        return Found("/fs", False, "a page that was written did not come back", "g35 status")
-    return Found("/fs", True, "a page written and read with O_DIRECT")
+    folder = os.path.join(place.mount, "fs")
+    if not os.path.isdir(folder):
+        return Found("/fs", False, f"no {folder}", "a pool has /fs if it has a volume of kind files")
+    return judge_page("/fs", folder, is_direct=True)
 
 
 def vllm_loads_the_tier(_place: Place) -> Found:

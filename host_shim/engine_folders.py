@@ -185,7 +185,7 @@ def judge_folder(engine: str, folder: Folder, mount: str) -> Iterator[Found]:
     if folder.keeps_count:
         advice = "leave max_capacity_gb at 0: the pool evicts by itself"
         yield Found(what, False, f"LMCache lists {path} and evicts there", advice, minor=True)
-    yield _page(what, path, folder.is_direct)
+    yield judge_page(what, path, is_direct=folder.is_direct)
 
 
 def _shared_volumes(mount: str) -> list[str]:
@@ -195,7 +195,7 @@ def _shared_volumes(mount: str) -> list[str]:
         return []
 
 
-def _page(what: str, path: str, is_direct: bool) -> Found:
+def judge_page(what: str, path: str, *, is_direct: bool) -> Found:
     """A page written and read in the folder, or in the nearest one above it that is there."""
     there = path
     while not os.path.isdir(there):

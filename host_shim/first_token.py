@@ -127,7 +127,8 @@ def measured(model: Model, volume: Volume, tokens: int, options: argparse.Namesp
     blocks = Blocks(model, volume, options.block_tokens, tokens)
     fingerprint = f"first_token {options.model} {model.kind} {options.block_tokens}"
     keys = chained_keys(fingerprint, prompt[:tokens].tolist(), options.block_tokens)
-    wait = torch.cuda.synchronize if model.device.startswith("cuda") else _nothing
+    # A processor has done what it was told when the call returns.
+    wait = torch.cuda.synchronize if model.device.startswith("cuda") else lambda: None
     recomputed, recomputing = _timed(lambda: model.prefill(on_device, cache, 0), wait, options.rounds)
     try:
         blocks.store(cache, keys)
@@ -172,7 +173,6 @@ def break_even(rows: Sequence[Row]) -> float | None:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """For people."""
     lines = [f"{'prefix':>8} {'MiB':>9} {'recomputed':>12} {'restored':>12} {'of it gets':>12} {'GiB/s':>7}"]
     for row in rows:
         speed = row.bytes / GIBIBYTE / row.get_s
@@ -221,10 +221,6 @@ def _timed(work: Callable[[], Any], wait: Callable[[], None], rounds: int) -> tu
         wait()
         taken.append(time.perf_counter() - began)
     return result, median(taken)
-
-
-def _nothing() -> None:
-    """A processor has done what it was told when the call returns."""
 
 
 def _lengths(text: str) -> list[int]:

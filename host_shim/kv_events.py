@@ -86,7 +86,6 @@ class KvEvents:
             return self._count_waiting
 
     def stored(self, keys: Sequence[Hashable]) -> None:
-        """These blocks are in the pool now."""
         self._note(False, list(keys))
 
     def gone(self, keys: Sequence[Hashable]) -> None:
@@ -161,7 +160,6 @@ class KvEvents:
         self._bell.acquire()
 
     def ring(self) -> None:
-        """End a wait."""
         with self._lock:
             if self._bell.locked():
                 self._bell.release()

@@ -18,6 +18,7 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from lmcache.lmcache_native import Bitmap
@@ -37,7 +38,6 @@ RESULTS_MAX = 65536
 """Results nobody has fetched; beyond it the oldest goes, which LMCache sees as a task that never ends."""
 SIZES_MAX = 65536
 """Sizes of stored blocks that are remembered for LMCache's own books."""
-CLOSE_SECONDS = 10.0
 
 
 class _Lane:
@@ -80,13 +80,8 @@ class G35L2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def __init__(self, adapter_params: dict[str, Any], l1_memory_desc: Any = None) -> None:
         super().__init__()
         self._options = options = PublisherOptions.from_dict(adapter_params)
-        publisher = ZmqPublisher(options.events, options.events_topic) if options.events else None
-        try:
-            self._values = NamedValues.opened(options)
-        except BaseException:
-            if publisher is not None:
-                publisher.close()
-            raise
+        self._values = NamedValues.opened(options)
+        publisher = partial(ZmqPublisher, options.events, options.events_topic) if options.events else None
         self.watch = BlockWatch(self._values, _names, lambda key: bytes(key.chunk_hash), publisher)
         self._told_form = False
         self._readers = JobRunner("g35-lmcache-load", options.threads)
@@ -191,18 +186,12 @@ class G35L2Adapter(L2AdapterInterface):  # type: ignore[misc]
         }
 
     def close(self) -> None:
-        """End the tasks under way, for CLOSE_SECONDS at most; what waited has failed."""
-        if self._closed:
-            return
-        self._closed = True
-        ended = [runner.close(CLOSE_SECONDS) for runner in (self._readers, self._writers)]
-        for lane in (self._stores, self._lookups, self._loads):
-            lane.close()
-        self.watch.close()
-        if all(ended):
-            self._values.close()
-        else:
-            _log.warning("the g35 mount %s still holds a task of LMCache at its end", self._options.mount)
+        """See `BlockWatch.close`."""
+        if not self._closed:
+            self._closed = True
+            self.watch.close(self._readers, self._writers)
+            for lane in (self._stores, self._lookups, self._loads):
+                lane.close()
 
     def _start(self, runner: JobRunner, lane: _Lane, work: Callable[[], Any], failed: Any) -> int:
         with self._lock:

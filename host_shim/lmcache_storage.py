@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, TypeVar
 
 from lmcache.v1.memory_management import MemoryFormat
@@ -41,7 +42,6 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 OPTION_PREFIX = "g35."
-CLOSE_SECONDS = 10.0
 LOOKUP_SECONDS = 2.0
 """What a question of LMCache's scheduler may take; a pool that works answers in a millisecond."""
 LOAD_SECONDS = 30.0
@@ -113,16 +113,11 @@ class G35StorageBackend(StoragePluginInterface):  # type: ignore[misc]
         self._format = MemoryFormat.KV_MLA_FMT if metadata.use_mla else MemoryFormat.KV_2LTD
         chunk_bytes = self._layout().full_chunk_size_bytes
         options = self._options
-        publisher = None
-        if options.events:
-            publisher = ZmqPublisher(options.events, options.events_topic, block_size=metadata.chunk_size)
-        try:
-            self._values = NamedValues.opened(options, chunk_bytes)
-        except BaseException:
-            if publisher is not None:
-                publisher.close()
-            raise
-        self.watch = BlockWatch(self._values, _names, _event_hash, publisher)
+        self._values = NamedValues.opened(options, chunk_bytes)
+        publisher = partial(
+            ZmqPublisher, options.events, options.events_topic, block_size=metadata.chunk_size
+        )
+        self.watch = BlockWatch(self._values, _names, _event_hash, publisher if options.events else None)
         allocates_by = inspect.signature(local_cpu_backend.allocate).parameters
         # By default it waits until somebody gives memory back, which we may be holding meanwhile.
         self._at_once = {"busy_loop": False} if "busy_loop" in allocates_by else {}
@@ -264,13 +259,8 @@ class G35StorageBackend(StoragePluginInterface):  # type: ignore[misc]
         return self.local_cpu_backend
 
     def close(self) -> None:
-        """Let end what runs, for CLOSE_SECONDS at most; what waited has failed."""
-        ended = [runner.close(CLOSE_SECONDS) for runner in (self._askers, self._readers, self._writers)]
-        self.watch.close()
-        if all(ended):
-            self._values.close()
-        else:
-            _log.warning("the g35 mount %s still holds a task of LMCache at its end", self._options.mount)
+        """See `BlockWatch.close`."""
+        self.watch.close(self._askers, self._readers, self._writers)
 
     def _layout(self) -> _ChunkLayout:
         """That of now: LMCache groups a model's layers when it has seen their memory, after our start."""
@@ -346,7 +336,6 @@ class G35StorageBackend(StoragePluginInterface):  # type: ignore[misc]
 
 
 def _give_back(chunks: Sequence[Any]) -> None:
-    """Memory that was loaded and is not handed over."""
     for each in chunks:
         if each is not None:
             each.ref_count_down()

@@ -71,6 +71,7 @@ class NamedValues:
 
     def __init__(self, pool: Pool, volume: str, ttl: float | None = None) -> None:
         self._pool = pool
+        self.mount = pool.mount
         self._volume = pool.volume(volume)
         self._ttl_seconds = whole_seconds(ttl)
         self._warn_again_at = -math.inf

@@ -31,7 +31,7 @@ from typing import Any, TypeAlias
 
 from host_shim.block_key import checked_key
 from host_shim.connector_jobs import JobRunner, share
-from host_shim.control_session import ONE_REQUEST_BYTES, Files, RealFiles, Session, SessionDead, SessionLender
+from host_shim.control_session import ONE_REQUEST_BYTES, Files, Session, SessionDead, SessionLender
 from host_shim.control_wire import (
     KEY_BYTES,
     KEYS_MAX,
@@ -99,7 +99,7 @@ class Pool:
         self.mount = os.fspath(mount)
         self._memory = RegisteredMemory()
         path = os.path.join(self.mount, SESSION_PATH)
-        self._lender = SessionLender(path, files or RealFiles(), sessions, self._memory)
+        self._lender = SessionLender(path, files or Files(), sessions, self._memory)
         self._parallel = parallel
         self._known: set[str] = set()
         """Volumes that the agent has served to this process; no more than there are."""
@@ -439,12 +439,10 @@ class Volume:
     def _ask_each(
         self, operation: Operation, keys: Sequence[bytes], ttl_seconds: int = 0
     ) -> list[Outcome | None]:
-        for key in keys:
-            checked_key(key)
+        _same_count(keys, keys)
         result: list[Outcome | None] = []
         for start in range(0, len(keys), KEYS_MAX):
-            some = keys[start : start + KEYS_MAX]
-            result += self._ask_some(operation, some, ttl_seconds)
+            result += self._ask_some(operation, keys[start : start + KEYS_MAX], ttl_seconds)
         return result
 
     def _ask_some(

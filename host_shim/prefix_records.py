@@ -80,7 +80,6 @@ class PrefixRecord:
             self.hole, self.cause = self.usable, outcomes[self.usable]
 
     def report(self) -> PrefixReport:
-        """For the agent."""
         saved = self.saved_seconds
         return PrefixReport(
             self.asked, self.found, self.usable, self.stored, self.loaded,
@@ -114,7 +113,6 @@ class PrefixRecords:
         self._holes: Counter[str] = Counter()
 
     def note_answers(self, request: Hashable, outcomes: Sequence[Outcome | None]) -> None:
-        """What the pool said of a request's blocks, all of them in their order."""
         with self._lock:
             self._record(request).note_answers(outcomes)
 
@@ -272,7 +270,6 @@ def _cause_text(record: PrefixRecord) -> str:
 
 
 def _line(record: PrefixRecord) -> str:
-    """A record for the log."""
     hole = "no hole" if record.hole is None else f"hole at {record.hole}: {_cause_text(record)}"
     took = f"loaded {record.loaded} in {record.load_seconds * 1e3:.1f} ms"
     if record.load_estimate is not None:

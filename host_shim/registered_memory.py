@@ -10,8 +10,8 @@ import fcntl
 import mmap
 import os
 import threading
-from collections.abc import Sequence
-from typing import Final, Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
 
 from host_shim.control_wire import MalformedControl, Outcome, outcomes
 from host_shim.transfer_wire import (
@@ -140,17 +140,12 @@ class RegisteredMemory:
             self._by_address = ((), ())
 
 
-class IoctlFiles(Protocol):
-    """The system call on a session's open file: `data` goes in, what the agent answers comes back in it."""
-
-    def ioctl(self, descriptor: int, command: int, data: bytearray) -> None: ...
-
-
 class Transfers:
     """Of one session. Safe from several threads at once."""
 
-    def __init__(self, files: IoctlFiles, memory: RegisteredMemory) -> None:
-        self._files = files
+    def __init__(self, ioctl: Callable[[int, int, bytearray], None], memory: RegisteredMemory) -> None:
+        """`ioctl` of a descriptor and a command: what the agent answers comes back in the bytes."""
+        self._ioctl = ioctl
         self._memory = memory
         self._lock = threading.Lock()
         self._numbers: dict[Registrable, tuple[int, int] | None] = {}
@@ -215,7 +210,7 @@ class Transfers:
 
     def _call(self, descriptor: int, which: Ioctl, data: bytearray, places: Sequence[Place]) -> None:
         try:
-            self._files.ioctl(descriptor, ioctl_command(which, len(data)), data)
+            self._ioctl(descriptor, ioctl_command(which, len(data)), data)
         except OSError as error:
             if error.errno in NO_ANSWER:
                 for memory, _, _ in places:

@@ -16,6 +16,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolHitPolicy, PoolName, PoolTransferResult
@@ -61,15 +62,12 @@ class G35HiCache(HiCacheStorage):  # type: ignore[misc]
         self.mem_pool_host: Any = None
         self._host_pools: dict[str, Any] = {}
         self._told_form = False
-        publisher = None
         # Each rank has a part of the same pages: one of them tells of all.
-        if self._options.events and not (storage_config.tp_rank or storage_config.pp_rank):
-            try:
-                publisher = SglangPublisher(self._options.events, self._options.events_topic)
-            except BaseException:
-                self._values.close()
-                raise
-        self.watch = BlockWatch(self._values, self._kv_names, event_hash, publisher)
+        tells = self._options.events and not (storage_config.tp_rank or storage_config.pp_rank)
+        publisher = partial(SglangPublisher, self._options.events, self._options.events_topic)
+        self.watch = BlockWatch(
+            self._values, partial(self._names, _KV), event_hash, publisher if tells else None
+        )
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
         self._host_pools[_text(host_pool_name)] = host_pool
@@ -180,15 +178,10 @@ class G35HiCache(HiCacheStorage):  # type: ignore[misc]
     def close(self) -> None:
         """Wait for calls under way, some seconds at most: they move SGLang's memory."""
         self.watch.close()
-        if not self._values.close():
-            _log.warning("the g35 mount %s still holds a call of SGLang at its end", self._options.mount)
 
     def name_form(self, pool: str = _KV) -> NameForm:
         """How a router makes names of this engine's page hashes (docs/query.md)."""
         return NameForm(name_of("sglang"), name_of(*self._beside_the_hash(pool)), is_text=True)
-
-    def _kv_names(self, keys: Sequence[str]) -> list[bytes]:
-        return self._names(_KV, keys)
 
     def _names(self, pool: str, keys: Sequence[str]) -> list[bytes]:
         """The full identity of pages: what is stored, of which model and shard, in which layout."""
@@ -276,7 +269,6 @@ class SglangPublisher:
             raise ValueError(f"g35: events cannot be published at {endpoint}: {refused}") from None
 
     def publish(self, told: Sequence[Told]) -> None:
-        """Send one message."""
         events = [self._event(each) for each in told]
         self._publisher.publish(self._forms.KVEventBatch(ts=time.time(), events=events))
 

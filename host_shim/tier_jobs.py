@@ -48,7 +48,6 @@ class Job:
 
     @property
     def success(self) -> bool:
-        """Whether all were."""
         return len(self.done) == len(self.keys)
 
 

@@ -107,7 +107,6 @@ def encode_register(descriptor: int, size: int) -> bytearray:
 
 
 def encode_registered(region: int, locked_byte: int) -> bytes:
-    """Its answer."""
     return _REGISTER.pack(region, 0, locked_byte)
 
 
@@ -220,7 +219,6 @@ def decode_transfer_untrusted(data: bytes | bytearray | memoryview) -> Transfer:
 
 
 def encode_done(outcome: int, length: int) -> bytes:
-    """The answer to LOAD and STORE."""
     return _DONE.pack(outcome, length)
 
 

@@ -137,7 +137,6 @@ class G35Tier(SecondaryTierManager):
         self._jobs.store(job_metadata.job_id, list(job_metadata.keys), job_metadata.chunk_ids.tolist())
 
     def submit_load(self, job_metadata: TransferJob) -> None:
-        """Have chunks filled."""
         self._note_job(job_metadata)
         self._jobs.load(job_metadata.job_id, list(job_metadata.keys), job_metadata.chunk_ids.tolist())
 
@@ -259,5 +258,4 @@ class G35Tier(SecondaryTierManager):
         return ("g35_volume",)
 
     def config_info(self) -> dict[str, str]:
-        """Their values."""
         return {"g35_volume": self._options.volume}

@@ -1,7 +1,10 @@
 """The superblocks and the pool map on the namespaces that are reached."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
+from agent.errors import G35Error
+from agent.pool.map.document import PoolMap
 from agent.pool.map.inspect import Inspection, inspect, with_strangers
 from agent.pool.map.kv_superblock import inspect_kv
 from agent.remote.channel import WorkerChannel
@@ -50,6 +53,17 @@ def _look_at(channel: WorkerChannel, number: int, namespace: NamespaceInfo) -> I
         return channel.run(inspect(channel, number, namespace.nguid, namespace.size_bytes))
     found = channel.run(inspect_kv(channel, number, namespace.nguid))
     return replace(found, kv=namespace.kv)
+
+
+def want_all(pool_map: PoolMap, seen: Iterable[tuple[bytes, int, Inspection]], fabric: Fabric) -> None:
+    """Raises G35Error where a namespace of the pool is not among those that are reached."""
+    missing = {each.nguid for each in pool_map.namespaces} - {nguid.hex() for nguid, _, _ in seen}
+    if missing:
+        raise G35Error(
+            f"{len(missing)} of the pool's {len(pool_map.namespaces)} namespaces are not reached; "
+            f"not connected: {unreached(fabric)}",
+            WITH_ALL,
+        )
 
 
 def unreached(fabric: Fabric) -> str:

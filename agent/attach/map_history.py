@@ -15,12 +15,12 @@ agent ends, one warning says so, and it is tried again. For one thread.
 
 import json
 import logging
-import os
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from agent.errors import ConfigError, G35Error
+from agent.host_os.whole_file import write_whole
 from agent.inline.secrets import RootKey
 from agent.pool.map.document import EPOCHS_AHEAD_MAX, VERSION_MAX, VERSIONS_AHEAD_MAX, MapVolume, PoolMap
 from agent.pool.map.map_seal import MapSeal
@@ -202,15 +202,10 @@ class MapHistory:
             self._write()
 
     def _write(self) -> None:
-        partial = self._file.with_suffix(".json.part")
         try:
             self._take_others()
             pools = {pool: asdict(seen) for pool, seen in self._pools.items()}
-            with open(partial, "w") as file:
-                json.dump({"served": self.served, "pools": pools}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(self._file)
+            write_whole(self._file, json.dumps({"served": self.served, "pools": pools}), durable=True)
         except OSError as error:
             if not self._has_failed:
                 log.warning(

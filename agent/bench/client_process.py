@@ -41,7 +41,6 @@ class LineClient:
         return self._heard()
 
     def stop(self) -> None:
-        """End it."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with contextlib.suppress(OSError):

@@ -127,7 +127,6 @@ def _p99_of(gets: list[Get]) -> tuple[float, dict[str, Any]]:
 
 
 def _paths(layout: Layout) -> list[dict[str, Any]]:
-    """The agent's ways to its enclosures, as its status has them."""
     found: list[dict[str, Any]] = json.loads((layout.default_mount / ".g35/status.json").read_text())[
         "enclosures"
     ]

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from agent.bench.contents import Contents, pages
 from agent.bench.floors import file_reads
@@ -49,22 +49,8 @@ class Answer:
     misses: int
 
 
-class Work(Protocol):
-    """What a way in can do; the values are set up and numbered as the probes do it (pool_probes.py)."""
-
-    bytes_got: int
-    bytes_put: int
-    misses: int
-
-    def compare(self) -> None: ...
-
-    def get(self, seconds: float) -> tuple[Timed, float]: ...
-
-    def put(self, seconds: float) -> Timed: ...
-
-
 class PoolWork:
-    """A pool by host_shim. `new_buffer` makes what is read into and written from."""
+    """A pool by host_shim; the values are set up and numbered as the probes do it (pool_probes.py)."""
 
     def __init__(self, pool: Pool, value_bytes: int, guest: Machine | None = None) -> None:
         self.bytes_got = self.bytes_put = self.misses = 0
@@ -93,10 +79,9 @@ class PoolWork:
 class FileWork:
     """An ordinary file of as many bytes as the values that are got, read in pieces of their size."""
 
-    bytes_put = misses = 0
+    bytes_got = bytes_put = misses = 0
 
     def __init__(self, path: str, value_bytes: int) -> None:
-        self.bytes_got = 0
         self._descriptor = os.open(path, os.O_RDONLY)
         self._value_bytes = value_bytes
         count = values_got(value_bytes)
@@ -119,6 +104,10 @@ class FileWork:
 
     def put(self, seconds: float) -> Timed:
         raise G35Error("the file is only read")
+
+
+Work: TypeAlias = PoolWork | FileWork
+"""What a way in can do."""
 
 
 def cpu_seconds() -> float:

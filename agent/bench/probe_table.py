@@ -74,10 +74,7 @@ PROBES: Mapping[str, Callable[[Sites, Entry], Probe]] = {
         for verb in ("get", "put")
     },
     **{f"shared_{verb}_cached": _file("shared/shared", verb, direct=False) for verb in ("get", "put")},
-    "redis_get": _redis("get"),
-    "redis_put": _redis("put"),
-    "redis_get_in_flight": _redis("get"),
-    "redis_put_in_flight": _redis("put"),
+    **{f"redis_{verb}{how}": _redis(verb) for verb in ("get", "put") for how in ("", "_in_flight")},
     "redis_get_p50": _redis("get", median_only=True),
     **{
         f"{peer}_{verb}_in_flight": _peer(peer, verb)

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from agent.bench.catalog import CATALOG, LATENCY, PEERS, SIZES, Entry
 from agent.cli.tables import folding_table
+from agent.host_os.whole_file import write_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +41,10 @@ def records(figures: Mapping[str, Figure]) -> list[dict[str, Any]]:
 
 
 def write(path: Path, figures: Mapping[str, Figure]) -> None:
-    """Write the records to a file, as a whole or not at all."""
-    partial = path.with_name(f".{path.name}.part")
-    partial.write_text(json.dumps(records(figures), indent=1) + "\n")
-    partial.replace(path)
+    write_whole(path, json.dumps(records(figures), indent=1) + "\n")
 
 
 def table(figures: Mapping[str, Figure]) -> Table:
-    """All numbers, in the catalog's order."""
     made = folding_table("g35 bench", ("name", "unit", "floor"), ("value", "ratio"))
     for name, figure in figures.items():
         over = ratio(figure, figures)

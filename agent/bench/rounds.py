@@ -146,19 +146,18 @@ def run_rounds(
     probes: Mapping[str, Probe],
     seconds: float,
     said: Callable[[str, int], None],
-    rounds: int = ROUNDS,
     given_up: Callable[[str, Exception], bool] = lambda name, why: False,
     settle: Callable[[], None] = lambda: None,
 ) -> dict[str, list[Sample]]:
-    """Warm each up, then `rounds` rounds of each in turn. `seconds` is what a name gets in all.
+    """Warm each up, then ROUNDS rounds of each in turn. `seconds` is what a name gets in all.
 
     `settle()` and `said(name, round)` are called before each round, -1 being the warm-up. What a round
     raises is raised, unless `given_up(name, it)` is true: then this name goes without a figure, and the
     others go on.
     """
     samples: dict[str, list[Sample]] = {name: [] for name in probes}
-    each = seconds / rounds
-    for number in range(-1, rounds):
+    each = seconds / ROUNDS
+    for number in range(-1, ROUNDS):
         for name, probe in probes.items():
             if name not in samples:
                 continue

@@ -25,8 +25,13 @@ from agent.host_os.cpu_idle import LOOK_SECONDS, wake_up_microseconds
 
 SETTLE_SECONDS = 10 * LOOK_SECONDS
 """An agent whose requests have ended lets processors sleep again long before."""
-COPIES_BY = {"copies_fuse": MOUNT, "copies_virtiofs": VIRTIOFS}
-"""By `Entry.kind`: the way into the pool."""
+COUNTED_ONCE: Mapping[str, Callable[[Sites, Entry], Counted]] = {
+    "copies_fuse": lambda sites, entry: copies_per_byte(sites, entry.value_bytes, MOUNT),
+    "copies_virtiofs": lambda sites, entry: copies_per_byte(sites, entry.value_bytes, VIRTIOFS),
+    "write_amplification": lambda sites, _: single_probes.write_amplification(sites),
+    "agent_rss": lambda sites, _: single_probes.agent_rss(sites),
+}
+"""By `Entry.kind`: what is counted on the pools of the speeds, in the catalog's order."""
 
 ON_THEIR_OWN: Mapping[str, tuple[str, "Callable[[Path, Wishes], dict[str, Counted]]"]] = {
     "tenants": ("two tenants", lambda folder, _: tenant_probes.measure(folder)),
@@ -76,20 +81,11 @@ def run(wishes: Wishes, folder: Path, said: Said) -> Results:
     kinds = {entry.kind for entry in wishes.entries}
     with _sites(folder / "speeds") as sites:
         _speeds(wishes, sites, results, said)
-        if "write_amplification" in kinds:
-            said("write amplification", 0.8)
-            with _explained(results, "write_amplification"):
-                results.add("write_amplification", single_probes.write_amplification(sites))
         for entry in wishes.entries:
-            if entry.kind in COPIES_BY:
+            if count := COUNTED_ONCE.get(entry.kind):
                 said(entry.name, 0.83)
                 with _explained(results, entry.name):
-                    way = COPIES_BY[entry.kind]
-                    results.add(entry.name, copies_per_byte(sites, entry.value_bytes, way))
-        if "agent_rss" in kinds:
-            said("resident memory", 0.85)
-            with _explained(results, "agent_rss_mib"):
-                results.add("agent_rss_mib", single_probes.agent_rss(sites))
+                    results.add(entry.name, count(sites, entry))
         for site in sites.pools.values():
             results.troubles += site.complaints()
     wanted = {entry.name for entry in wishes.entries}

@@ -210,15 +210,8 @@ class Sites:
     def client(self, way: str, path: Path, value_bytes: int) -> LineClient:
         """A process that gets values by the named way (pool_client.py)."""
         if (way, path) not in self._clients:
-            command = [
-                sys.executable,
-                "-P",
-                "-m",
-                "agent.bench.pool_client",
-                way,
-                str(path),
-                str(value_bytes),
-            ]
+            words = (way, str(path), str(value_bytes))
+            command = [sys.executable, "-P", "-m", "agent.bench.pool_client", *words]
             log = self.folder / f"client-{len(self._clients)}.log"
             client = self._clients[way, path] = LineClient(f"the client by {way}", command, log)
             self._stack.callback(client.stop)

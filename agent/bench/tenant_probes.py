@@ -42,7 +42,6 @@ class TenantSite:
     config: Path
 
     def flush(self) -> None:
-        """Bring the drives' files to the disk."""
         for path in (self.folder / "drives").iterdir():
             with open(path, "rb") as file:
                 os.fsync(file.fileno())

@@ -15,6 +15,7 @@ from typing import Final
 
 from agent.bench.virtio_driver.guest_memory import Room
 from agent.bench.virtio_driver.machine import Machine
+from host_shim.control_session import Files
 
 TRANSFER_BYTES: Final = 1 << 20
 """The longest READ or WRITE, as the device agrees to it at INIT; longer calls are several requests."""
@@ -22,7 +23,7 @@ BORROWED_MAX: Final = 32
 """Buffers for calls with memory of their own, a transfer long each: more such calls at a time wait."""
 
 
-class VirtiofsFiles:
+class VirtiofsFiles(Files):
     """Open files by number, as a process has them. Any thread of the process that made it: a child of a fork
     shares the guest's memory with its parent, and would ask the device in its place."""
 
@@ -66,7 +67,6 @@ class VirtiofsFiles:
         return done
 
     def pwrite(self, descriptor: int, data: bytes | memoryview, offset: int) -> int:
-        """As pwrite(2)."""
         view = memoryview(data)
         address = self._memory.address_of(view)
         if address is None:
@@ -82,7 +82,6 @@ class VirtiofsFiles:
         return done
 
     def preadv_parts(self, descriptor: int, parts: Sequence[memoryview], offset: int) -> int:
-        """As preadv(2) into several places."""
         done = 0
         for part in parts:
             got = self.preadv(descriptor, part, offset + done)
@@ -92,7 +91,6 @@ class VirtiofsFiles:
         return done
 
     def pwritev(self, descriptor: int, parts: Sequence[memoryview], offset: int) -> int:
-        """As pwritev(2)."""
         return self.pwrite(descriptor, b"".join(parts), offset)
 
     def fgetxattr(self, descriptor: int, name: bytes, into: memoryview) -> int:

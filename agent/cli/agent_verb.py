@@ -18,6 +18,7 @@ from agent.config.configuration import Configuration, load_configuration
 from agent.errors import ConfigError
 from agent.host_os import systemd_notify
 from agent.host_os.private_memory import keep_memory_private
+from agent.host_os.whole_file import write_whole
 from agent.pool.volume.partial_puts import BEGUN_BYTES
 from agent.query.query_json import BODY_BYTES_MAX
 from agent.service.queue_plan import QueuePlan
@@ -89,7 +90,7 @@ def run(configuration: Configuration, ready_file: Path | None) -> None:
         gc.collect()
         gc.freeze()
         if ready_file is not None:
-            announce(ready_file)
+            write_whole(ready_file, f"{os.getpid()}\n")
         systemd_notify.notify(systemd_notify.READY, f"STATUS=serving {served(configuration)}")
         print("ready", flush=True)
 
@@ -124,7 +125,6 @@ def agent_need(configuration: Configuration) -> Need:
 
 
 def served(configuration: Configuration) -> str:
-    """Where the pool is reached, for a line about it."""
     sockets = [str(device.socket) for device in configuration.virtiofs]
     mount = configuration.agent.mount
     return ", ".join([str(mount), *sockets] if mount is not None else sockets)
@@ -152,10 +152,3 @@ async def _say_alive() -> None:
     while every is not None:
         systemd_notify.notify(systemd_notify.ALIVE)
         await trio.sleep(every)
-
-
-def announce(file: Path) -> None:
-    """Write our process id, whole or not at all."""
-    partial = file.with_suffix(".part")
-    partial.write_text(f"{os.getpid()}\n")
-    partial.replace(file)

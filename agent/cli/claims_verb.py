@@ -141,7 +141,6 @@ def _known(kind: str, name: str, records: dict[str, Any]) -> None:
 
 
 def show_tables(said: "Answer") -> None:
-    """The answer for people, on standard output."""
     from agent.claims.report import record
     from agent.cli.tables import folding_table, print_tables
 

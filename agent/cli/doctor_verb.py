@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 
 from agent.cli.doctor_engines import Engine, Finding, Verdict, engine_findings
+from agent.cli.record_options import AsJson
 from agent.cli.tables import folding_table
 from agent.fs.doors.mounting import dead_mount_advice, may_mount, mounts_of_agents
 from agent.host_os.hung_agent import LOOK_SECONDS, AgentHangs, asked
@@ -32,7 +33,7 @@ _QUEUE_LOCKED_BYTES = 7 << 20
 
 def doctor(
     context: typer.Context,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: AsJson = False,
     engine: Annotated[
         Engine | None, typer.Option(help="Look at this inference engine and the pool instead (docs/engines).")
     ] = None,

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from agent.cli.record_options import AsJson
 from agent.cli.tables import folding_table, print_tables, table_console
 from agent.enclosure_control.apply import ApplyFailed, Target, apply, planned
 from agent.enclosure_control.configfs_target import ROOT, ConfigfsTarget
@@ -45,7 +46,6 @@ Prune = Annotated[
     bool,
     typer.Option(help="Also remove what the description does not name; never logical volumes."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 
 
 @app.command("apply")

@@ -1,7 +1,6 @@
 """`g35 mount` and `g35 unmount`: the agent in the background, for people and scripts that think in mounts."""
 
 import os
-import pwd
 import shlex
 import signal
 import sys
@@ -18,6 +17,7 @@ from agent.config.configuration import load_configuration
 from agent.errors import G35Error, UserError
 from agent.fs.doors.mounting import clear_dead_mount, is_mounted
 from agent.host_os.hung_agent import AgentHangs
+from nvmeof.authentication.private_files import user_name
 
 READY_SECONDS = 30.0
 
@@ -72,7 +72,7 @@ def unmount(
     try:
         os.kill(pid, signal.SIGTERM)
     except PermissionError:
-        owner = _user(os.stat(f"/proc/{pid}").st_uid)
+        owner = user_name(os.stat(f"/proc/{pid}").st_uid)
         raise UserError(
             f"user {owner} runs the agent behind {where}, process {pid}; you may not end it",
             f"run this as {owner if owner == 'root' else f'{owner} or as root'}: "
@@ -84,13 +84,6 @@ def unmount(
             raise G35Error(f"the agent, process {pid}, does not end", "look at its log")
         time.sleep(0.05)
     print(f"unmounted {where}")
-
-
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 def _is_served(where: Path) -> bool:

@@ -12,13 +12,12 @@ import typer
 from pydantic import TypeAdapter
 
 from agent.attach.inspect_namespaces import look_round
-from agent.attach.map_history import map_seal
 from agent.attach.open_volumes import open_volumes
-from agent.cli.pool_channel import AsJson, Config, size_option, with_channel
+from agent.cli.pool_channel import Config, keys_of, size_option, with_channel
+from agent.cli.record_options import AsJson
 from agent.cli.tables import folding_table, progress_bar, table_console
 from agent.config.configuration import load_configuration
 from agent.errors import G35Error
-from agent.inline.secrets import root_key_in
 from agent.membership.join import numbers_of
 from agent.pool.maintenance.bad_slots import Quarantined, release, survey
 from agent.pool.maintenance.replication import DOUBT_SECONDS, work_off
@@ -51,8 +50,7 @@ def scrub(
     skipped; then it ends with 1. Bad blocks of files are left to the agent that serves /fs.
     """
     configuration = load_configuration(config)
-    root = root_key_in(configuration.agent.key_file)
-    seal = map_seal(root, configuration.agent.state)
+    root, seal = keys_of(configuration)
     rate = _RATE.validate_python(bandwidth)
 
     def work(fabric: Fabric, channel: WorkerChannel) -> ScrubCounters:
@@ -122,8 +120,7 @@ def quarantine(
     Exit code 1 where a directory could not be read, or a slot not be released.
     """
     configuration = load_configuration(config)
-    agent = configuration.agent
-    seal = map_seal(root_key_in(agent.key_file), agent.state) if give_back else None
+    seal = keys_of(configuration)[1] if give_back else None
 
     def work(fabric: Fabric, channel: WorkerChannel) -> dict[str, Any]:
         seen = look_round(fabric, channel)

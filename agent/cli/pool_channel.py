@@ -13,21 +13,22 @@ import trio
 import typer
 
 from agent.attach.connect import connected
-from agent.attach.inspect_namespaces import WITH_ALL, unreached
+from agent.attach.inspect_namespaces import look_round
+from agent.attach.map_history import map_seal
 from agent.cli.trio_run import run_unwrapped
 from agent.config.configuration import Configuration
-from agent.errors import G35Error, UserError
+from agent.errors import UserError
 from agent.host_os.presence import serving_processes
-from agent.membership.join import Seen, members_missing
+from agent.inline.secrets import RootKey, root_key_in
 from agent.pool.map.document import PoolMap
-from agent.pool.map.inspect import Inspection
+from agent.pool.map.inspect import Inspection, newest_map
+from agent.pool.map.map_seal import MapSeal
 from agent.remote.channel import VerbChannel, WorkerChannel
 from agent.remote.fabric import Fabric
 from agent.sizes import parse_size
 
 T = TypeVar("T")
 Config = Annotated[Path, typer.Option("--config", help="The TOML file with the enclosures.")]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 
 
 def size_option(text: str | None) -> str | None:
@@ -37,6 +38,12 @@ def size_option(text: str | None) -> str | None:
     except ValueError as bad:
         raise typer.BadParameter(f"{text!r} is no size: {bad}") from None
     return text
+
+
+def keys_of(configuration: Configuration) -> tuple[RootKey, MapSeal]:
+    """The root key, and the seal that it puts on what verbs write. Raises ConfigError."""
+    root = root_key_in(configuration.agent.key_file)
+    return root, map_seal(root, configuration.agent.state)
 
 
 END_SECONDS = 2.0
@@ -71,6 +78,15 @@ def with_channel(configuration: Configuration, work: Callable[[Fabric, WorkerCha
     return run_unwrapped(main)
 
 
+def map_in_force(configuration: Configuration, seal: MapSeal | None = None) -> PoolMap:
+    """The pool map that the enclosures carry. Raises G35Error where there is none."""
+
+    def work(fabric: Fabric, channel: WorkerChannel) -> PoolMap:
+        return newest_map([each for _, _, each in look_round(fabric, channel)], seal)
+
+    return with_channel(configuration, work)
+
+
 def refuse_served(inspections: Iterable[Inspection]) -> None:
     """Raises UserError where a pool that lies there is served by an agent of this machine.
 
@@ -84,15 +100,4 @@ def refuse_served(inspections: Iterable[Inspection]) -> None:
             f"the pool there is being served, by process {', '.join(map(str, processes))}; "
             "it was not touched",
             "end the agent first: g35 unmount, or g35 down",
-        )
-
-
-def want_all(pool_map: PoolMap, seen: Seen, fabric: Fabric) -> None:
-    """Raises G35Error where a namespace of the pool is not reached."""
-    missing = members_missing(pool_map, seen)
-    if missing:
-        raise G35Error(
-            f"{len(missing)} of the pool's {len(pool_map.namespaces)} namespaces are not reached; "
-            f"not connected: {unreached(fabric)}",
-            WITH_ALL,
         )

@@ -5,13 +5,11 @@ from typing import Annotated
 
 import typer
 
-from agent.attach.inspect_namespaces import look_round
-from agent.attach.map_history import map_seal
-from agent.cli.pool_channel import Config, refuse_served, want_all, with_channel
+from agent.attach.inspect_namespaces import look_round, want_all
+from agent.cli.pool_channel import Config, keys_of, refuse_served, with_channel
 from agent.cli.tables import progress_bar
 from agent.config.configuration import load_configuration
 from agent.errors import G35Error, UserError
-from agent.inline.secrets import root_key_in
 from agent.membership.join import (
     complete_map,
     join,
@@ -46,7 +44,7 @@ def add(
     named = {each.lower() for each in namespaces or ()}
     if force and not named:
         raise UserError("--force wants the namespaces to be named", "see g35 pool show")
-    seal = map_seal(root_key_in(configuration.agent.key_file), configuration.agent.state)
+    _, seal = keys_of(configuration)
 
     def work(fabric: Fabric, channel: WorkerChannel) -> tuple[PoolMap, set[str], int]:
         seen = look_round(fabric, channel)
@@ -106,8 +104,7 @@ def settle(
     It looks them up. Agents then stop looking at earlier places, and namespaces may join again.
     """
     configuration = load_configuration(config)
-    root = root_key_in(configuration.agent.key_file)
-    seal = map_seal(root, configuration.agent.state)
+    root, seal = keys_of(configuration)
 
     def work(fabric: Fabric, channel: WorkerChannel) -> int | None:
         seen = look_round(fabric, channel)

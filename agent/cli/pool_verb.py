@@ -12,7 +12,8 @@ import typer
 from agent.attach.inspect_namespaces import look_round, unreached
 from agent.attach.map_history import MapHistory
 from agent.cli import pool_care, pool_members
-from agent.cli.pool_channel import AsJson, Config, refuse_served, with_channel
+from agent.cli.pool_channel import Config, refuse_served, with_channel
+from agent.cli.record_options import AsJson
 from agent.cli.tables import folding_table, progress_bar, table_console
 from agent.config.configuration import load_configuration
 from agent.errors import G35Error, UserError

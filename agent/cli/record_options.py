@@ -3,11 +3,12 @@
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 R = TypeVar("R")
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 
 
 def options_of(record: type[R]) -> Callable[[Callable[[typer.Context, R], None]], Callable[..., None]]:

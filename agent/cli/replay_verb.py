@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import textwrap
 from typing import TYPE_CHECKING
 
 import typer
@@ -14,8 +13,6 @@ from agent.replay.replay_options import ReplayOptions
 
 if TYPE_CHECKING:
     from agent.replay.report import Report
-
-NOTE_COLUMNS = 80
 
 
 @options_of(ReplayOptions)
@@ -49,11 +46,6 @@ def replay(_context: typer.Context, options: ReplayOptions) -> None:
 
 
 def show_table(report: Report, title: str) -> None:
-    from agent.cli.tables import folding_table, print_tables
+    from agent.cli.tables import print_facts
 
-    table = folding_table(title, ("",), ("",), head=False)
-    for what, how_much in report.rows():
-        table.add_row(what, how_much)
-    print_tables(table)
-    for note in report.notes():
-        print(textwrap.fill(note, NOTE_COLUMNS))
+    print_facts(title, report.rows(), notes=report.notes())

@@ -94,7 +94,6 @@ def _say(what: str) -> None:
 
 @contextmanager
 def _pool_up(state: Path, transport: Transport, options: list[str]) -> Iterator[None]:
-    """A pool for as long as the block runs."""
     if shutil.which("fusermount3") is None and not Path("/dev/fuse").exists():
         raise UserError("there is no /dev/fuse here, so nothing can be mounted", "see `make setup`")
     _say(f"up: two enclosures of two drives each over {_WAYS[transport]}, a fresh pool, the agent, its mount")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,6 @@ from agent.sizes import parse_drive_size, parse_rate, parse_size
 if TYPE_CHECKING:
     from agent.figures.tables import Tables
     from agent.sim.experiment import Experiment, Report
-
-NOTE_COLUMNS = 80
 
 
 def _option(parse: Callable[[str], object], metavar: str) -> Callable[[str], Any]:
@@ -252,28 +249,18 @@ def sim(_context: typer.Context, options: SimOptions) -> None:
 
 
 def show(report: Report) -> None:
-    """The report as tables on standard output."""
-    from agent.cli.tables import folding_table, print_tables
+    from agent.cli.tables import folding_table, print_facts
 
-    facts = folding_table(f"row {report.first.name}", ("",), ("",), head=False)
-    for what, how_much in report.facts():
-        facts.add_row(what, how_much)
-    if report.experiment.players:
-        print_tables(facts)
-        for note in report.notes():
-            print(textwrap.fill(note, NOTE_COLUMNS))
-        return
     rows = folding_table(
         "the same requests before each store", ("row",),
         ("hits", "speed-up", "tokens/GPU s", "TTFT p50", "p95", "p99", "GPUs wait"),
     )  # fmt: skip
-    for row in report.rows:
+    for row in report.rows if not report.experiment.players else ():
         speed_up = report.speed_up(row)
         rows.add_row(
             row.name, f"{row.hit_ratio:.1%}", "-" if speed_up is None else f"{speed_up:.2f}x",
             f"{row.tokens_per_gpu_second:,.0f}", f"{row.ttft_p50:.3g} s", f"{row.ttft_p95:.3g} s",
             f"{row.ttft_p99:.3g} s", f"{row.stalled_share:.1%}",
         )  # fmt: skip
-    print_tables(facts, rows)
-    for note in report.notes():
-        print(textwrap.fill(note, NOTE_COLUMNS))
+    compared = () if report.experiment.players else (rows,)
+    print_facts(f"row {report.first.name}", report.facts(), *compared, notes=report.notes())

@@ -9,18 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
-from agent.attach.inspect_namespaces import look_round
-from agent.attach.map_history import map_seal
-from agent.cli.pool_channel import AsJson, Config, with_channel
+from agent.cli.pool_channel import Config, keys_of, map_in_force
+from agent.cli.record_options import AsJson
 from agent.cli.tables import folding_table, table_console
 from agent.config.configuration import Configuration, load_configuration
 from agent.config.spill_section import SpillSection
 from agent.errors import G35Error, UserError
-from agent.inline.secrets import root_key_in
 from agent.pool.map.document import PoolMap
-from agent.pool.map.inspect import newest_map
-from agent.remote.channel import WorkerChannel
-from agent.remote.fabric import Fabric
 from agent.sizes import counted
 from agent.spill.care import check, usage
 from agent.spill.care import drop as drop_prefix
@@ -37,21 +32,12 @@ def spill() -> None:
     """What the pool has in G4, the folders and buckets of `[[spill]]`."""
 
 
-def _pool_map_of(configuration: Configuration) -> PoolMap:
-    root = root_key_in(configuration.agent.key_file)
-    seal = map_seal(root, configuration.agent.state)
-
-    def work(fabric: Fabric, channel: WorkerChannel) -> PoolMap:
-        return newest_map([each for _, _, each in look_round(fabric, channel)], seal)
-
-    return with_channel(configuration, work)
-
-
 def _places(config: Any) -> tuple[Configuration, PoolMap]:
     configuration = load_configuration(config)
     if not configuration.spill:
         raise UserError(f"{config} has no table [[spill]]", "docs/tiers.md shows one")
-    return configuration, _pool_map_of(configuration)
+    _, seal = keys_of(configuration)
+    return configuration, map_in_force(configuration, seal)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from agent.cli.record_options import AsJson
 from agent.cli.status_document import read_status
 from agent.cli.tables import folding_table, print_tables
 from agent.cli.top_screen import REST_LINES_LEAST, Scroll, fitted, follow_keys, typed_keys
@@ -38,7 +39,7 @@ Mount = Annotated[
 def status(
     state: State = None,
     mount: Mount = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: AsJson = False,
     bounds: Annotated[
         bool, typer.Option("--bounds", help="Show the counts that others can raise, and their limits.")
     ] = False,
@@ -244,13 +245,10 @@ def _s3(door: dict[str, Any] | None) -> list[Text]:
     """Where S3-shaped clients find the pool, and its counts; nothing where there is no such door."""
     if door is None:
         return []
-    scheme = "https" if door["tls"] else "http"
-    where = ", ".join(f"{scheme}://{each}" for each in door["listen"])
-    refused = ", ".join(f"{code} {count}" for code, count in sorted(door["refusals"].items())) or "none"
     moved = f"read {readable_bytes(door['bytes_read'])}, written {readable_bytes(door['bytes_written'])}"
     requests = counted(sum(door["requests"].values()), "request")
     done = f"{counted(door['objects'], 'object')}, {requests}, {moved}"
-    return [Text(f"S3 at {where}: {done}; refused: {refused}", overflow="fold")]
+    return [_door("S3", door, "", done)]
 
 
 def _members(pool: dict[str, Any]) -> list[Text]:
@@ -302,12 +300,16 @@ def _query(door: dict[str, Any] | None) -> list[Text]:
     """Where routers ask, and what they were told; nothing where there is no such door."""
     if door is None:
         return []
-    scheme = "https" if door["tls"] else "http"
-    where = ", ".join(f"{scheme}://{each}/query" for each in door["listen"])
-    refused = ", ".join(f"{status} {count}" for status, count in sorted(door["refusals"].items())) or "none"
     counted = f"{door['requests']} requests, {door['prompts']} prompts, {door['keys']} keys"
     found = f"{door['keys_in_memory']} in memory, {door['keys_on_flash']} on flash"
-    return [Text(f"queries at {where}: {counted}: {found}; refused: {refused}", overflow="fold")]
+    return [_door("queries", door, "/query", f"{counted}: {found}")]
+
+
+def _door(what: str, door: dict[str, Any], path: str, done: str) -> Text:
+    scheme = "https" if door["tls"] else "http"
+    where = ", ".join(f"{scheme}://{each}{path}" for each in door["listen"])
+    refused = ", ".join(f"{code} {count}" for code, count in sorted(door["refusals"].items())) or "none"
+    return Text(f"{what} at {where}: {done}; refused: {refused}", overflow="fold")
 
 
 def _resident(memory: dict[str, int] | None) -> str:

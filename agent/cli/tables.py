@@ -6,7 +6,8 @@ name, and a number that is cut is another number.
 
 import itertools
 import os
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterable, Sequence
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -17,6 +18,7 @@ from rich.text import Text
 
 _PIPE_COLUMNS = 1000
 """The width for a file or a pipe: a row is a line there, so that `grep` finds it whole."""
+NOTE_COLUMNS = 80
 _WORD_MAX = 32
 """Words up to this stand in one piece: an NGUID has 32 characters."""
 
@@ -95,3 +97,13 @@ def progress_bar() -> Progress:
 
 def print_tables(*shown: RenderableType) -> None:
     table_console().print(*shown, sep="\n")
+
+
+def print_facts(title: str, rows: Iterable[tuple[str, str]], *more: Table, notes: Iterable[str]) -> None:
+    """A table of what and how much, further ones, and sentences below them."""
+    facts = folding_table(title, ("",), ("",), head=False)
+    for row in rows:
+        facts.add_row(*row)
+    print_tables(facts, *more)
+    for note in notes:
+        print(textwrap.fill(note, NOTE_COLUMNS))

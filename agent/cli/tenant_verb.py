@@ -8,14 +8,14 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from agent.attach.inspect_namespaces import look_round
-from agent.attach.map_history import map_seal
+from agent.attach.inspect_namespaces import look_round, want_all
 from agent.attach.map_watch import EVERY_SECONDS
-from agent.cli.pool_channel import AsJson, Config, size_option, want_all, with_channel
+from agent.cli.pool_channel import Config, keys_of, map_in_force, size_option, with_channel
+from agent.cli.record_options import AsJson
 from agent.cli.tables import folding_table, print_tables
 from agent.config.configuration import Configuration, load_configuration
 from agent.errors import G35Error, UserError, did_you_mean
-from agent.inline.secrets import RootKey, root_key_in
+from agent.inline.secrets import RootKey
 from agent.membership.join import numbers_of
 from agent.pool.map.commit import Change, Guard, change_map, simply
 from agent.pool.map.document import TENANTS_MAX, MapTenant, PoolMap
@@ -63,12 +63,7 @@ app = typer.Typer(
 @app.command("list")
 def list_tenants(config: Config, as_json: AsJson = False) -> None:
     """Show the tenants, their volumes, and whose keys are erased."""
-    configuration = load_configuration(config)
-
-    def work(fabric: Fabric, channel: WorkerChannel) -> PoolMap:
-        return newest_map([inspection for _, _, inspection in look_round(fabric, channel)])
-
-    rows = rows_of(with_channel(configuration, work))
+    rows = rows_of(map_in_force(load_configuration(config)))
     if as_json:
         print(json.dumps(rows, indent=1))
         return
@@ -112,7 +107,7 @@ def add(
     """
     configuration = load_configuration(config)
     limits = _limits(quota_bytes, quota_slots, bandwidth)
-    root, seal = _keys_of(configuration)
+    root, seal = keys_of(configuration)
     wishes = [each.wish() for each in configuration.volumes]
 
     def work(fabric: Fabric, channel: WorkerChannel) -> int:
@@ -151,12 +146,6 @@ def add(
         )
     served = "; agents serve them from their next start on" if count else ""
     print(f"tenant {name}: a key of its own, {count} new volume(s){served}")
-
-
-def _keys_of(configuration: Configuration) -> tuple[RootKey, MapSeal]:
-    """The root key, and the seal that it puts on what these verbs write. Raises ConfigError."""
-    root = root_key_in(configuration.agent.key_file)
-    return root, map_seal(root, configuration.agent.state)
 
 
 def _check_root_key(pool_map: PoolMap, root: RootKey) -> None:
@@ -204,7 +193,7 @@ def set_limits(
     if not limits:
         raise UserError("nothing to set", "give --quota-bytes, --quota-slots or --bandwidth")
     configuration = load_configuration(config)
-    seal = _keys_of(configuration)[1]
+    seal = keys_of(configuration)[1]
 
     def work(fabric: Fabric, channel: WorkerChannel) -> MapTenant:
         pool_map, numbers, _ = _look_at_maps(fabric, channel, seal)
@@ -270,7 +259,7 @@ def rotate(
     ended first. Exit code 1 where --wait was given and the rotation is not over.
     """
     configuration = load_configuration(config)
-    root, seal = _keys_of(configuration)
+    root, seal = keys_of(configuration)
 
     def work(fabric: Fabric, channel: WorkerChannel) -> str:
         pool_map, numbers, others = _look_at_maps(fabric, channel, seal)
@@ -375,7 +364,7 @@ def erase(
     Exit code 1 while a namespace may still hold the key; it is named: erase again once it is reached.
     """
     configuration = load_configuration(config)
-    seal = _keys_of(configuration)[1]
+    seal = keys_of(configuration)[1]
     if not yes:
         tenant, names = with_channel(
             configuration,
@@ -422,7 +411,7 @@ class Erased:
 
 def erase_tenant(configuration: Configuration, name: str) -> Erased:
     """Write the map without the tenant's key to every namespace that is reached. Raises ConfigError."""
-    seal = _keys_of(configuration)[1]
+    seal = keys_of(configuration)[1]
 
     def work(fabric: Fabric, channel: WorkerChannel) -> Erased:
         pool_map, numbers, _ = _look_at_maps(fabric, channel, seal, all_of_them=False)
@@ -465,7 +454,6 @@ def _replace(
 
 
 def _limits(quota_bytes: str | None, quota_slots: int | None, bandwidth: str | None) -> dict[str, int]:
-    """What was named on the command line."""
     limits = {} if quota_slots is None else {"quota_slots": quota_slots}
     for key, text in (("quota_bytes", quota_bytes), ("bandwidth", bandwidth)):
         if text is not None:

@@ -8,31 +8,26 @@ default stands here and in docs/reference/configuration.md, which `g35 config re
 
 import os
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from agent.config.document_problems import (
     AbsolutePath,
     HostAddress,
+    Section,
     bare_address,
+    checked,
     name_of_letters,
     parse_address,
-    problems_in,
     toml_in,
+    want_once,
 )
 from agent.config.listen_address import parse_listen_address
-from agent.config.query_section import QuerySection, QueryTenantSection
-from agent.config.s3_section import S3Section, S3TenantSection
+from agent.config.query_section import QuerySection
+from agent.config.s3_section import S3Section
 from agent.config.spill_section import SpillSection
 from agent.errors import ConfigError, expected_there
 from agent.host_os.cpu_idle import StayAwake
@@ -50,6 +45,7 @@ from agent.pool.prestage.readahead import DEPTH
 from agent.pool.volume.settings import Timing
 from agent.sizes import Size as Size
 from agent.sizes import parse_size as parse_size
+from agent.sizes import typed_size
 from nvmeof.transport.base import VerbsChoice
 
 FILES_UNIT_BYTES = 256 << 10
@@ -59,11 +55,7 @@ SOCKET_PATH_BYTES_MAX = 107
 """sun_path of unix(7), without its zero byte."""
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class AgentSection(_Section):
+class AgentSection(Section):
     """What this agent is and where it serves."""
 
     mount: AbsolutePath | None = Field(
@@ -148,7 +140,7 @@ def parse_path(text: str) -> tuple[str, int]:
     return parse_address(text, 1)
 
 
-class EnclosureSection(_Section):
+class EnclosureSection(Section):
     """One enclosure: where its NVMe-oF subsystem listens."""
 
     name: Annotated[str, name_of_letters(64)] = Field(description="Your name for it.")
@@ -191,8 +183,7 @@ class EnclosureSection(_Section):
     @model_validator(mode="after")
     def _are_several(self) -> "EnclosureSection":
         ways = [(self.address, self.port), *map(parse_path, self.paths)]
-        if len(set(ways)) < len(ways):
-            raise ValueError("an address and port is named twice: that is one path, and no other to go by")
+        want_once(ways, "an address and port is named twice: that is one path, and no other to go by")
         return self
 
     def each_path(self) -> "list[EnclosureSection]":
@@ -205,7 +196,7 @@ class EnclosureSection(_Section):
         return sections
 
 
-class DiscoverySection(_Section):
+class DiscoverySection(Section):
     """A discovery controller that names enclosures (docs/operating.md).
 
     The agent stays connected to it, connects to what it lists, and follows when that changes.
@@ -227,7 +218,7 @@ class DiscoverySection(_Section):
     )
 
 
-class FabricSection(_Section):
+class FabricSection(Section):
     """How enclosures are reached: those with `transport = "rdma"`, and those that want authentication."""
 
     verbs_provider: Literal["pyverbs", "emulator.roce.pyverbs"] = Field(
@@ -261,7 +252,7 @@ class FabricSection(_Section):
         return VerbsChoice(self.verbs_provider, self.local_address)
 
 
-class VolumeSection(_Section):
+class VolumeSection(Section):
     """A volume that `g35 pool format` lays out, or `g35 tenant add`; read by nothing else."""
 
     name: VolumeName = Field(
@@ -319,7 +310,7 @@ class VolumeSection(_Section):
         return VolumeWish(value_bytes=self.value_size, unit_bytes=unit_bytes, **self.model_dump(include=same))
 
 
-class FilesSection(_Section):
+class FilesSection(Section):
     """The file face, /fs. It is there when the pool has a volume of kind `files`."""
 
     staging: Size = Field(256 << 20, ge=16 << 20, description="Memory for files being written.")
@@ -328,7 +319,7 @@ class FilesSection(_Section):
     )
 
 
-class VirtioFsSection(_Section):
+class VirtioFsSection(Section):
     """A device for a guest: the socket at which QEMU's `vhost-user-fs-pci` finds it (docs/virtiofs.md).
 
     One table for each guest; a single one may be written `[virtiofs]`. The tag is given to QEMU.
@@ -383,7 +374,7 @@ class VirtioFsSection(_Section):
         return self.queues or workers
 
 
-class PrestageSection(_Section):
+class PrestageSection(Section):
     """What waits in the agent's memory before it is asked for (docs/prestaging.md)."""
 
     memory: Size = Field(
@@ -405,7 +396,7 @@ class PrestageSection(_Section):
     )
 
 
-class PolicySection(_Section):
+class PolicySection(Section):
     """How this agent serves one key-value volume, where that is not as by default (docs/prestaging.md)."""
 
     volume: VolumeName = Field(description="The volume; one table for each.")
@@ -434,7 +425,7 @@ class PolicySection(_Section):
         return self
 
 
-class PoolSection(_Section):
+class PoolSection(Section):
     """Choices that concern the pool as a whole."""
 
     membership: Literal["manual", "auto"] = Field(
@@ -460,7 +451,7 @@ class PoolSection(_Section):
     )
 
 
-class ScrubSection(_Section):
+class ScrubSection(Section):
     """Reading all that is stored, to find what is bad before somebody asks for it (docs/operating.md).
 
     Every agent with this section reads all of the pool, so set it on one.
@@ -485,7 +476,7 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, dict) else value
 
 
-class Configuration(_Section):
+class Configuration(Section):
     """The whole file."""
 
     agent: AgentSection
@@ -498,17 +489,16 @@ class Configuration(_Section):
     policies: tuple[PolicySection, ...] = Field((), max_length=64)
     pool: PoolSection = Field(default_factory=lambda: PoolSection.model_validate({}))
     scrub: ScrubSection = Field(default_factory=lambda: ScrubSection.model_validate({}))
-    s3: S3Section = Field(default_factory=lambda: S3Section.model_validate({}))
-    query: QuerySection = Field(default_factory=lambda: QuerySection.model_validate({}))
     spill: Annotated[tuple[SpillSection, ...], BeforeValidator(_as_list)] = Field((), max_length=16)
     virtiofs: Annotated[tuple[VirtioFsSection, ...], BeforeValidator(_as_list)] = Field((), max_length=64)
+    s3: S3Section = Field(default_factory=lambda: S3Section.model_validate({}))
+    query: QuerySection = Field(default_factory=lambda: QuerySection.model_validate({}))
 
     @model_validator(mode="after")
     def _holds_together(self) -> "Configuration":
         if not self.enclosures and not self.discovery:
             raise ValueError("neither an enclosure nor a discovery controller says where the pool is")
-        if len({each.name for each in self.discovery}) != len(self.discovery):
-            raise ValueError("two discovery controllers have one name")
+        want_once((each.name for each in self.discovery), "two discovery controllers have one name")
         sections: list[FabricSection | EnclosureSection | DiscoverySection] = [self.fabric]
         sections += [*self.enclosures, *self.discovery]
         for section in sections:
@@ -518,13 +508,10 @@ class Configuration(_Section):
             raise ValueError("no agent.mount, virtiofs.socket or s3.listen says how the pool is reached")
         # However they are spelled: two slashes at the beginning are kept by realpath, and mean one.
         sockets = ["/" + os.path.realpath(device.socket).lstrip("/") for device in self.virtiofs]
-        if len(set(sockets)) != len(sockets):
-            raise ValueError("two guests have one virtiofs.socket")
-        if len({each.volume for each in self.policies}) != len(self.policies):
-            raise ValueError("two policies are for one volume")
+        want_once(sockets, "two guests have one virtiofs.socket")
+        want_once((each.volume for each in self.policies), "two policies are for one volume")
         spilled = [name for place in self.spill for name in place.volumes or ("",)]
-        if len(set(spilled)) != len(spilled):
-            raise ValueError("two places of spill are for one volume")
+        want_once(spilled, "two places of spill are for one volume")
         shared = {each.name for each in self.volumes if each.kind == "shared"}
         for policy in self.policies:
             if policy.write == "second-use" and policy.volume in shared:
@@ -532,14 +519,13 @@ class Configuration(_Section):
                     f"policies: {policy.volume} is a shared volume, which would lose files by second-use: "
                     "their chunks are stored once; leave out `write`"
                 )
-        names = [enclosure.name for enclosure in self.enclosures]
-        if len(set(names)) != len(names):
-            raise ValueError("two enclosures have one name")
+        want_once((each.name for each in self.enclosures), "two enclosures have one name")
         paths = [path for enclosure in self.enclosures for path in enclosure.each_path()]
-        if len({(each.transport, each.address, each.port, each.nqn) for each in paths}) < len(paths):
-            raise ValueError("two enclosures have one address, port and NQN: that is one path")
-        if len({each.name for each in self.volumes}) != len(self.volumes):
-            raise ValueError("two volumes have one name")
+        want_once(
+            ((each.transport, each.address, each.port, each.nqn) for each in paths),
+            "two enclosures have one address, port and NQN: that is one path",
+        )
+        want_once((each.name for each in self.volumes), "two volumes have one name")
         for volume in self.volumes:
             if volume.suite == "plain+crc64" and not self.pool.allow_plain:
                 raise ValueError(
@@ -549,39 +535,10 @@ class Configuration(_Section):
         return self
 
 
-SECTIONS: dict[str, type[BaseModel]] = {
-    "agent": AgentSection,
-    "enclosures": EnclosureSection,
-    "discovery": DiscoverySection,
-    "fabric": FabricSection,
-    "volumes": VolumeSection,
-    "files": FilesSection,
-    "prestage": PrestageSection,
-    "policies": PolicySection,
-    "pool": PoolSection,
-    "scrub": ScrubSection,
-    "spill": SpillSection,
-    "virtiofs": VirtioFsSection,
-    "s3": S3Section,
-    "s3.tenants": S3TenantSection,
-    "query": QuerySection,
-    "query.tenants": QueryTenantSection,
-}
-REPEATED = (
-    "enclosures", "discovery", "volumes", "policies", "spill", "virtiofs", "s3.tenants", "query.tenants",
-)  # fmt: skip
-"""Sections that are tables of their own for each of something."""
-
-
 def parse_configuration(document: dict[str, Any], where: str) -> Configuration:
     """A checked configuration. Raises ConfigError that names every key that is wrong."""
-    try:
-        return Configuration.model_validate(document)
-    except ValidationError as error:
-        raise ConfigError(
-            f"{where} is not a usable configuration: {problems_in(document, Configuration, error)}",
-            "docs/reference/configuration.md lists every key",
-        ) from None
+    refusal = f"{where} is not a usable configuration"
+    return checked(document, Configuration, refusal, "docs/reference/configuration.md lists every key")
 
 
 def load_configuration(path: Path) -> Configuration:
@@ -612,19 +569,23 @@ def reference_markdown() -> str:
         "Paths are absolute.",
         "Unknown keys are refused. This page is made by `g35 config reference`.",
     ]
-    for name, section in SECTIONS.items():
-        repeated = name in REPEATED
-        lines += ["", f"## `{'[[' if repeated else '['}{name}{']]' if repeated else ']'}`", ""]
-        lines += [
-            (section.__doc__ or "").strip(),
-            "",
-            "| key | default | what it is |",
-            "| --- | --- | --- |",
-        ]
+    for header, section in _sections(Configuration):
+        lines += ["", f"## `{header}`", "", (section.__doc__ or "").strip(), ""]
+        lines += ["| key | default | what it is |", "| --- | --- | --- |"]
         for key, info in section.model_fields.items():
             default = "required" if info.is_required() else f"`{_shown(info.default)}`"
             lines.append(f"| `{key}` | {default} | {info.description} |")
     return "\n".join(lines) + "\n"
+
+
+def _sections(model: type[BaseModel], before: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
+    """Each table with its header, `[[NAME]]` where there is one for each of something."""
+    for key, info in model.model_fields.items():
+        several = get_args(info.annotation)
+        section: Any = several[0] if several else info.annotation
+        if isinstance(section, type) and issubclass(section, BaseModel):
+            yield f"[[{before}{key}]]" if several else f"[{before}{key}]", section
+            yield from _sections(section, f"{before}{key}.")
 
 
 def _shown(value: object) -> str:
@@ -633,7 +594,5 @@ def _shown(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int) and value >= 1 << 10 and value % (1 << 10) == 0:
-        for power, unit in ((3, "G"), (2, "M"), (1, "K")):
-            if value % 1024**power == 0:
-                return f'"{value // 1024**power}{unit}"'
+        return f'"{typed_size(value)}"'
     return f'"{value}"' if isinstance(value, str) else str(value)

@@ -3,11 +3,11 @@
 import ipaddress
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, get_args
+from typing import Annotated, Any, Final, TypeVar, get_args
 
-from pydantic import AfterValidator, BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from agent.errors import ConfigError, did_you_mean, expected_there
@@ -19,6 +19,13 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _NAME_WITH_SLASH: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,252})")
 _Location = tuple[int | str, ...]
+M = TypeVar("M", bound=BaseModel)
+
+
+class Section(BaseModel):
+    """A table of such a document: a key that it does not know is refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def toml_in(path: Path) -> dict[str, Any]:
@@ -49,6 +56,13 @@ def parse_address(text: str, least_port: int = 0) -> tuple[str, int]:
     if not least_port <= int(port) <= 65_535:
         raise ValueError(f"{text!r}: a port is between {least_port} and 65535")
     return bare, int(port)
+
+
+def want_once(names: Iterable[object], otherwise: str) -> None:
+    """Raises ValueError where one of the names comes twice; `otherwise` says so."""
+    all_names = list(names)
+    if len(set(all_names)) < len(all_names):
+        raise ValueError(otherwise)
 
 
 def matching(allowed: re.Pattern[str], most: int, otherwise: str) -> AfterValidator:
@@ -102,9 +116,15 @@ AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 """A path that means the same wherever the program that reads it was started."""
 
 
-def problems_in(document: Mapping[str, Any], model: type[BaseModel], error: ValidationError) -> str:
-    """The first problems, each with its key: what was expected there, and which known word is near."""
-    return "; ".join(_problem(document, model, each) for each in error.errors(include_url=False)[:SHOWN_MAX])
+def checked(document: Mapping[str, Any], model: type[M], refusal: str, advice: str) -> M:
+    """What a document says. Raises ConfigError: `refusal`, and the first problems, each with its key, what
+    was expected there, and which known word is near."""
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        found = error.errors(include_url=False)[:SHOWN_MAX]
+    problems = "; ".join(_problem(document, model, each) for each in found)
+    raise ConfigError(f"{refusal}: {problems}", advice)
 
 
 def _problem(document: Mapping[str, Any], model: type[BaseModel], found: ErrorDetails) -> str:

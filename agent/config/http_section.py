@@ -2,9 +2,9 @@
 
 import ipaddress
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from agent.config.document_problems import AbsolutePath, parse_address
+from agent.config.document_problems import AbsolutePath, Section, parse_address
 
 
 def parse_listener(text: str) -> tuple[str, int]:
@@ -17,10 +17,8 @@ def parse_listener(text: str) -> tuple[str, int]:
     return address, port
 
 
-class HttpSection(BaseModel):
+class HttpSection(Section):
     """Where a door listens, and how it proves itself."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     listen: tuple[str, ...] = Field(
         (),

@@ -1,16 +1,14 @@
 """The section of the configuration for the query door (docs/query.md)."""
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from agent.config.document_problems import AbsolutePath
+from agent.config.document_problems import AbsolutePath, Section, want_once
 from agent.config.http_section import HttpSection
 from agent.pool.map.names import TenantName
 
 
-class QueryTenantSection(BaseModel):
+class QueryTenantSection(Section):
     """A tenant whose router may ask; one table for each. It hears of its own volumes alone."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     tenant: TenantName = Field(description="Whose volumes are asked about.")
     tokens: AbsolutePath = Field(description="Its tokens: a file of mode 0600, made by `g35 key make-query`.")
@@ -50,6 +48,5 @@ class QuerySection(HttpSection):
     def _has_tenants(self) -> "QuerySection":
         if self.listen and not self.tenants:
             raise ValueError("the query door has no tenants: nobody could come in")
-        if len({each.tenant for each in self.tenants}) != len(self.tenants):
-            raise ValueError("a tenant is named twice")
+        want_once((each.tenant for each in self.tenants), "a tenant is named twice")
         return self

@@ -3,9 +3,9 @@
 import re
 from typing import Final
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from agent.config.document_problems import AbsolutePath
+from agent.config.document_problems import AbsolutePath, Section, want_once
 from agent.config.http_section import HttpSection
 from agent.pool.map.names import TenantName
 from agent.sizes import Size
@@ -17,11 +17,9 @@ guide)."""
 _HOST = re.compile(r"[a-z0-9.-]{1,253}|\[[0-9a-f:.]{2,45}\]")
 
 
-class S3TenantSection(BaseModel):
+class S3TenantSection(Section):
     """A tenant that comes in by the S3 door; one table for each. It has buckets of its own, which no other
     tenant's access keys see, in its own volumes of kind `files`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     tenant: TenantName = Field(description="Whose volumes hold the objects.")
     credentials: AbsolutePath = Field(
@@ -85,15 +83,13 @@ class S3Section(HttpSection):
 
     @property
     def bucket_of_host(self) -> dict[str, str]:
-        """`hosts` as a table."""
         return dict(each.split("=", 1) for each in self.hosts)
 
     @model_validator(mode="after")
     def _holds_together(self) -> "S3Section":
         if self.listen and not self.tenants:
             raise ValueError("the S3 door has no tenants: nobody could come in")
-        if len({each.tenant for each in self.tenants}) != len(self.tenants):
-            raise ValueError("a tenant is named twice")
+        want_once((each.tenant for each in self.tenants), "a tenant is named twice")
         for each in self.hosts:
             host, equals, bucket = each.partition("=")
             if not equals or _HOST.fullmatch(host) is None or BUCKET.fullmatch(bucket) is None:

@@ -3,9 +3,9 @@
 import re
 from typing import Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from agent.config.document_problems import AbsolutePath
+from agent.config.document_problems import AbsolutePath, Section, want_once
 from agent.config.s3_section import BUCKET
 from agent.pool.map.names import VolumeName
 from agent.sizes import Size
@@ -17,11 +17,9 @@ _ENDPOINT: Final = re.compile(
 )
 
 
-class SpillSection(BaseModel):
+class SpillSection(Section):
     """A place in G4 for values that are evicted, of some volumes or of all (docs/tiers.md). One table for
     each place: a folder, or a bucket. Every agent of a pool should have the same."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     volumes: tuple[VolumeName, ...] = Field(
         (),
@@ -70,7 +68,6 @@ class SpillSection(BaseModel):
 
     @property
     def name(self) -> str:
-        """For status and logs."""
         return f"folder {self.folder}" if self.folder is not None else f"bucket {self.bucket}"
 
     @model_validator(mode="after")
@@ -86,6 +83,5 @@ class SpillSection(BaseModel):
                 raise ValueError("a bucket wants an endpoint such as https://s3.example:9000")
             if self.credentials_file is None:
                 raise ValueError("a bucket wants a credentials_file")
-        if len(set(self.volumes)) != len(self.volumes):
-            raise ValueError("a volume is named twice")
+        want_once(self.volumes, "a volume is named twice")
         return self

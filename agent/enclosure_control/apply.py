@@ -14,7 +14,7 @@ from agent.enclosure_control.description import Description
 from agent.enclosure_control.plan import Plan, plan
 from agent.enclosure_control.rpc_target import RpcTarget
 from agent.enclosure_control.steps import Step, WaitForExamine
-from agent.errors import BugError, G35Error, printable
+from agent.errors import Fault, G35Error, printable
 from agent.sizes import counted
 
 ROUNDS_MAX: Final = 4
@@ -81,4 +81,5 @@ def apply(
                 break
         if not again:
             return Applied(tuple(done), found.left_alone)
-    raise BugError(f"still not done after {ROUNDS_MAX} rounds")
+    what = f"still not done after {ROUNDS_MAX} rounds"
+    raise G35Error(what, "this is a bug of g35; please report it", fault=Fault.BUG)

@@ -159,7 +159,6 @@ class DryRunFiles(ConfigfsFiles):
         self._anew: set[Path] = set()
 
     def one(self, operation: FileOperation) -> None:
-        """Record it."""
         path = operation.path
         match operation:
             case MakeFolder() | Link():

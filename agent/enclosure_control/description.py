@@ -14,18 +14,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
-    ValidationError,
     model_validator,
 )
 
-from agent.config.document_problems import matching, name_of_letters, problems_in, toml_in
+from agent.config.document_problems import Section, checked, matching, name_of_letters, toml_in
 from agent.enclosure_control import records
 from agent.enclosure_control.steps import MIB
-from agent.errors import ConfigError
 from agent.sizes import Size, size_text
 
 _PRINTABLE = re.compile(r"[\x20-\x7e]+")
@@ -76,11 +72,7 @@ _Uuid = Annotated[str, BeforeValidator(_uuid)]
 _Path = Annotated[str, AfterValidator(_absolute)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class TransportSection(_Section):
+class TransportSection(Section):
     """A transport of the target. Options that are left out stay as they are."""
 
     type: Literal["tcp", "rdma"] = Field(description="The transport.")
@@ -93,14 +85,14 @@ class TransportSection(_Section):
         return tuple((k, v) for k, v in self.model_dump(exclude={"type"}).items() if v is not None)
 
 
-class KeySection(_Section):
+class KeySection(Section):
     """A DH-HMAC-CHAP secret, by the file on the enclosure's machine that holds it (mode 0600)."""
 
     name: _Name = Field(description="Its name in the keyring. A new secret wants a new name.")
     file: _Path = Field(description="Absolute path of the file with `DHHC-1:...`.")
 
 
-class MallocSection(_Section):
+class MallocSection(Section):
     """Memory as a block device. Its contents end with the target."""
 
     name: _Name = Field(description="Name of the bdev.")
@@ -120,7 +112,7 @@ class NullSection(MallocSection):
     """A bdev without contents, for measurements: writes are forgotten, reads are zeros."""
 
 
-class AioSection(_Section):
+class AioSection(Section):
     """A file or a block device of the enclosure's machine as a bdev."""
 
     name: _Name = Field(description="Name of the bdev.")
@@ -128,7 +120,7 @@ class AioSection(_Section):
     block_size: _BlockSize = Field(4096, description="Bytes of a logical block.")
 
 
-class NvmeSection(_Section):
+class NvmeSection(Section):
     """An NVMe controller to attach: an SSD in a slot, or one behind another fabric."""
 
     name: _Name = Field(description="Its bdevs are called NAMEn1, NAMEn2 and so on.")
@@ -147,7 +139,7 @@ class NvmeSection(_Section):
         return address_of(self.transport, self.address, self.port or 4420)
 
 
-class LvolStoreSection(_Section):
+class LvolStoreSection(Section):
     """A store of logical volumes. If the bdev carries none, one is made, and the bdev's contents are lost."""
 
     name: _Name = Field(description="Name of the store.")
@@ -155,7 +147,7 @@ class LvolStoreSection(_Section):
     cluster_size: Size | None = Field(None, ge=1 << 12, description="Unit of allocation.")
 
 
-class LvolSection(_Section):
+class LvolSection(Section):
     """A logical volume; namespaces name it as `STORE/NAME`."""
 
     name: _Name = Field(description="Name of the volume.")
@@ -168,14 +160,14 @@ class LvolSection(_Section):
         return f"{self.store}/{self.name}"
 
 
-class NamespaceSection(_Section):
+class NamespaceSection(Section):
     nsid: int = Field(ge=1, le=0xFFFF_FFFE, description="Namespace id.")
     bdev: _BdevName = Field(description="Name of the bdev, `STORE/NAME` of a logical volume.")
     nguid: _Nguid | None = Field(None, description="32 digits. g35 knows a namespace by it: do set it.")
     uuid: _Uuid | None = Field(None, description="UUID; without it, that of the bdev.")
 
 
-class ListenerSection(_Section):
+class ListenerSection(Section):
     """An address at which hosts find the subsystem."""
 
     transport: Literal["tcp", "rdma"] = Field("tcp", description="The transport.")
@@ -197,7 +189,7 @@ class ListenerSection(_Section):
         return address_of(self.transport, self.address, self.port)
 
 
-class HostSection(_Section):
+class HostSection(Section):
     """A host that may connect."""
 
     nqn: _Nqn = Field(description="Its NQN.")
@@ -215,7 +207,7 @@ class HostSection(_Section):
         return records.Host(self.nqn, self.key, self.controller_key)
 
 
-class SubsystemSection(_Section):
+class SubsystemSection(Section):
     """An NVM subsystem, with its namespaces, listeners and hosts."""
 
     nqn: _Nqn = Field(description="Its NQN.")
@@ -243,7 +235,7 @@ class SubsystemSection(_Section):
         return self
 
 
-class Description(_Section):
+class Description(Section):
     """The whole file."""
 
     transports: tuple[TransportSection, ...] = Field((), max_length=2)
@@ -285,20 +277,14 @@ def _distinct(what: str, names: Iterable[object]) -> None:
 
 
 def address_of(transport: str, address: str, port: int) -> records.Address:
-    """The record of an address, in its one spelling."""
     family = "IPv6" if ":" in address else "IPv4"
     return records.Address(transport.upper(), records.canonical_address(address), str(port), family)
 
 
 def parse_description(document: dict[str, Any], where: str) -> Description:
     """A checked description. Raises ConfigError, which names every wrong key."""
-    try:
-        return Description.model_validate(document)
-    except ValidationError as error:
-        raise ConfigError(
-            f"{where} does not describe an enclosure: {problems_in(document, Description, error)}",
-            "docs/enclosures.md lists every key",
-        ) from None
+    refusal = f"{where} does not describe an enclosure"
+    return checked(document, Description, refusal, "docs/enclosures.md lists every key")
 
 
 def load_description(path: Path) -> Description:

@@ -161,7 +161,6 @@ class Address:
         return f"{self.trtype} {host}:{self.trsvcid}" if self.trsvcid else f"{self.trtype} {host}"
 
     def params(self) -> dict[str, str]:
-        """As SPDK's RPC takes it."""
         return asdict(self)
 
 

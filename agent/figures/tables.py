@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from agent.config.document_problems import problems_in, toml_in
+from agent.config.document_problems import checked, toml_in
 from agent.errors import ConfigError, UserError, did_you_mean
 
 OWN_TABLES = Path(__file__).with_name("figures.toml")
@@ -288,10 +288,7 @@ _ADVICE = "docs/claims.md shows the form of each record"
 def _checked(kind: type[R], row: Any, where: str) -> R:
     if not isinstance(row, dict):
         raise ConfigError(f"{where} should be a table", _ADVICE)
-    try:
-        return kind.model_validate(row)
-    except ValidationError as error:
-        raise ConfigError(f"{where} is not usable: {problems_in(row, kind, error)}", _ADVICE) from None
+    return checked(row, kind, f"{where} is not usable", _ADVICE)
 
 
 def load(more: Path | None = None) -> Tables:

@@ -399,7 +399,6 @@ class KvFace(FileSystem):
         self._show(writer, ino)
 
     def _show(self, writer: ValueWriter, ino: int) -> None:
-        """What stat(2) shows of a file that is written."""
         if writer.writing.stored:
             self._complete(ino, writer.writing.received)
             return

@@ -135,7 +135,6 @@ class AwakeWhileBusy:
             self._awake.release()
 
     async def keep(self, work_done: Callable[[], Work]) -> None:
-        """Look and look again, until cancelled."""
         try:
             while True:
                 self.look(work_done(), time.monotonic())

@@ -75,7 +75,6 @@ class CallClock:
         return now
 
     def end(self) -> float:
-        """It has returned; the time."""
         self._began = None
         return time.perf_counter()
 

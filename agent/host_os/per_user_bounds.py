@@ -110,7 +110,6 @@ class Bound:
             self._of_owners += (heir in self._owners) - (holder in self._owners)
 
     def by_holder(self) -> dict[Holder, int]:
-        """How much each holder has now."""
         with self._lock:
             return dict(self._held)
 

@@ -20,7 +20,6 @@ class OwnThread(ABC):
     def _work(self) -> None: ...
 
     def start(self) -> None:
-        """Once."""
         self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
         self._thread.start()
 

@@ -7,10 +7,11 @@ docs/security.md.
 
 import json
 import logging
-import os
 import threading
 from pathlib import Path
 from typing import Final
+
+from agent.host_os.whole_file import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,6 @@ class KeyUse:
         return self.writes / self.most
 
     def count(self) -> None:
-        """One slot more."""
         with self._lock:
             self.writes += 1
             if self.writes > self._noted and self.writes >= self._next_try:
@@ -124,7 +124,6 @@ class KeyUseBook:
             return self._write()
 
     def forget(self, fingerprint: bytes) -> None:
-        """The key was dropped."""
         with self._lock:
             self._uses.pop(fingerprint.hex(), None)
             if self._counts.pop(fingerprint.hex(), None) is not None:
@@ -142,13 +141,8 @@ class KeyUseBook:
                 self._write()
 
     def _write(self) -> bool:
-        partial = self._file.with_suffix(".part")
         try:
-            with open(partial, "w") as file:
-                json.dump(self._counts, file)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(self._file)
+            write_whole(self._file, json.dumps(self._counts), durable=True)
         except OSError as error:
             if not self._has_failed:
                 log.warning(

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import asdict
 from typing import Any
 
-from agent.attach.inspect_namespaces import WITH_ALL, look_round
+from agent.attach.inspect_namespaces import look_round, want_all
 from agent.attach.map_watch import MapWatch
 from agent.config.configuration import PoolSection
 from agent.errors import G35Error
@@ -31,7 +31,6 @@ from agent.membership.join import (
     Seen,
     complete_map,
     join,
-    members_missing,
     misplaced_values,
     newcomers_in,
     numbers_of,
@@ -77,7 +76,6 @@ class Patience:
         return bool(newcomers) and now >= max(self._due, self._rested)
 
     def rest(self, now: float) -> None:
-        """Something was tried."""
         self._rested = now + REST_SECONDS
 
 
@@ -196,11 +194,7 @@ class AutoJoin(OwnThread):
                 "the agent does not reach all of the pool, or several enclosures claim a part of it",
                 "see g35 status",
             )
-        if missing := members_missing(pool_map, seen):
-            raise G35Error(
-                f"{len(missing)} of the pool's {len(pool_map.namespaces)} namespaces are not reached",
-                WITH_ALL,
-            )
+        want_all(pool_map, seen, self._fabric)
 
     def _join(self, channel: WorkerChannel) -> None:
         pool_map, seen = self._look(channel)

@@ -97,12 +97,6 @@ Seen = Sequence[tuple[bytes, int, Inspection]]
 """Every namespace that is reached: NGUID, bytes, what it carries; numbered in the channel as they come."""
 
 
-def members_missing(pool_map: PoolMap, seen: Seen) -> list[str]:
-    """The namespaces of the map that are not reached, NGUIDs as hex."""
-    reached = {nguid.hex() for nguid, _, _ in seen}
-    return [each.nguid for each in pool_map.namespaces if each.nguid not in reached]
-
-
 def complete_map(
     channel: IoChannel, pool_map: PoolMap, seen: Seen, seal: MapSeal | None = None
 ) -> Steps[int]:

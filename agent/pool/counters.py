@@ -99,7 +99,6 @@ _PLAIN_FIELDS: Final = tuple(each.name for each in fields(Tally) if each.name no
 
 
 def total(tallies: Iterable[Tally]) -> Tally:
-    """The sum of the tallies of all workers."""
     summed = Tally()
     for tally in tallies:
         for name in _PLAIN_FIELDS:

@@ -307,7 +307,6 @@ class WorkerChannel:
         return slot
 
     def close(self) -> None:
-        """Hang up every queue; the worker is done."""
         # Of a thread that hangs at the end of everything nothing is waited for.
         held = self._in_use.acquire(timeout=CLOSE_WAIT_SECONDS)
         for slot in self._slots.values():

@@ -97,7 +97,6 @@ class QueueSlot:
         return True
 
     def _connected(self) -> HostQueue | None:
-        """The try is over."""
         assert self._connecting is not None
         queue, self._connecting = self._connecting.queue, None
         if queue is None:

@@ -18,7 +18,6 @@ ANSWERED_MAX = 3
 
 
 def say_on_stderr(what: str) -> None:
-    """Where the replay reports what it waits for."""
     print(what, file=sys.stderr, flush=True)
 
 

@@ -39,7 +39,6 @@ class Latencies:
         raise AssertionError("the counts changed under the sum")
 
     def since(self, earlier: "Latencies") -> "Latencies":
-        """The counts since the copy `earlier` was taken."""
         return Latencies([now - then for now, then in zip(self.counts, earlier.counts, strict=True)])
 
 

@@ -147,7 +147,6 @@ class Report:
         return round(count / (1 << 20) / max(self.seconds, 1e-9), 1)
 
     def rows(self) -> list[tuple[str, str]]:
-        """The lines of the table: what, and how much."""
         sums, record = self.sums, self.record()
         rows = [
             (

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from agent.errors import UserError, did_you_mean
 from agent.fs.doors.mounting import dead_mount_advice, is_mounted
@@ -160,12 +160,10 @@ def _play(
     return seconds
 
 
-class _Show(Protocol):
-    def __call__(self, sums: Tally) -> None: ...
-
-
 @contextmanager
-def _progress(options: ReplayOptions, trace: TraceFile, absence: Absence) -> Iterator[_Show]:
+def _progress(
+    options: ReplayOptions, trace: TraceFile, absence: Absence
+) -> Iterator[Callable[[Tally], None]]:
     """A bar on standard error, where somebody looks at it; what is said meanwhile goes above it."""
     if options.json_output or not sys.stderr.isatty():
         yield lambda sums: None

@@ -93,7 +93,6 @@ class TraceMaker:
 
 
 def made_trace(seed: int, requests: int) -> Iterator[TraceRequest]:
-    """The first `requests` requests of the trace of `seed`."""
     return itertools.islice(TraceMaker(seed).requests(), requests)
 
 

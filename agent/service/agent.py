@@ -174,25 +174,14 @@ class Agent:
             self.bounds, self.policies, self.directories, self.registered, settings.registered_memory,
             fabric.fence,
         )  # fmt: skip
+        shown = Shown(
+            self.served, self.members, self.files, self.sources, self.bounds, self.policies.prestage,
+            self.policies.readahead, self.policies.start_prestage, self.discards, self.names_seen,
+            self.unnamed, self.registered,
+        )  # fmt: skip
         self.doors: Doors = {}
-        self.doors |= make_doors(configuration, queues, channels.take, self._shown(), self.volumes, erased)
+        self.doors |= make_doors(configuration, queues, channels.take, shown, self.volumes, erased)
         self.services |= self._services(fabric)
-
-    def _shown(self) -> Shown:
-        return Shown(
-            self.served,
-            self.members,
-            self.files,
-            self.sources,
-            self.bounds,
-            self.policies.prestage,
-            self.policies.readahead,
-            self.policies.start_prestage,
-            self.discards,
-            self.names_seen,
-            self.unnamed,
-            self.registered,
-        )
 
     def _open_files(self) -> FilesFace | None:
         """/fs, where the pool has a volume for it and its names are those of this pool."""

@@ -67,7 +67,6 @@ class Upkeep(OwnThread):
         self._duties = Duties({})
 
     def failures(self) -> int:
-        """Turns of duties that raised."""
         return sum(self._duties.failed.values())
 
     def _work(self) -> None:

@@ -2,6 +2,7 @@
 are shown among the bounds; nothing is counted here.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -33,6 +34,9 @@ OLDEST: Final = "the oldest goes"
 
 def _limit(name: str, counts: str, most: int, refused: str, bytes_each: int, by: str = "everybody") -> Limit:
     return Limit(name, counts, most, by=by, share=ALL, refused=refused, bytes_each=bytes_each)
+
+
+_of_volume: Final = functools.partial(_limit, by="volume")
 
 
 # fmt: off
@@ -71,41 +75,23 @@ FILE_BLOCKS: Final = _limit(
     "file-blocks", "blocks of files that were read lately, or that no flush has proven",
     OPEN_BLOCKS_MAX + 2 * BLOCKS_MAX, "a put flushes; the oldest goes", 16384,
 )
-OF_VOLUMES: Final = {
-    "kept-units": _limit(
-        "kept-units", "opened units whose rest is not read yet", KEPT_UNITS_MAX, OLDEST, 2 << 20, "volume"
-    ),
-    "spare-units": _limit(
-        "spare-units", "buffers that wait for their next use", SPARE_MAX, "it is freed", 2 << 20, "volume"
-    ),
-    "proven-headers": _limit(
-        "proven-headers", "headers of slots that need no second proof", KEPT_MAX, OLDEST, 16384, "volume"
-    ),
-    "unsettled-keys": _limit(
-        "unsettled-keys", "keys of which a write may still land", KEYS_MAX,
-        "none of its keys is deleted for 60 s", 256, "volume",
-    ),
-    "kv-keys": _limit(
-        "kv-keys", "keys on KV namespaces that were used, evicted or disproven", 3 * REMEMBERED_KEYS,
-        OLDEST, 512, "volume",
-    ),
-    "damaged-slots": _limit(
-        "damaged-slots", "slots with strikes, and reports that wait", SUSPECTS_MAX + REPORTS_MAX,
-        OLDEST, 512, "volume",
-    ),
-    "owed-copies": _limit(
-        "owed-copies", "second copies that are to be made, or taken back", OWED_MAX + DOUBTFUL_MAX,
-        "left to a scrub; none is made", 512, "volume",
-    ),
-    "spill-copies": _limit(
-        "spill-copies", "values on flash that have a copy in G4, and sets that wait for one",
-        COPIES_MAX + SETS_MAX, OLDEST, 1024, "volume",
-    ),
-    "spill-uses": _limit(
-        "spill-uses", "keys that came up from G4 once, and values that go back to flash",
-        UPS_MAX + RETURNS_MAX, OLDEST, 512, "volume",
-    ),
-}
+OF_VOLUMES: Final = {limit.name: limit for limit in (
+    _of_volume("kept-units", "opened units whose rest is not read yet", KEPT_UNITS_MAX, OLDEST, 2 << 20),
+    _of_volume("spare-units", "buffers that wait for their next use", SPARE_MAX, "it is freed", 2 << 20),
+    _of_volume("proven-headers", "headers of slots that need no second proof", KEPT_MAX, OLDEST, 16384),
+    _of_volume("unsettled-keys", "keys of which a write may still land", KEYS_MAX,
+               "none of its keys is deleted for 60 s", 256),
+    _of_volume("kv-keys", "keys on KV namespaces that were used, evicted or disproven", 3 * REMEMBERED_KEYS,
+               OLDEST, 512),
+    _of_volume("damaged-slots", "slots with strikes, and reports that wait", SUSPECTS_MAX + REPORTS_MAX,
+               OLDEST, 512),
+    _of_volume("owed-copies", "second copies that are to be made, or taken back", OWED_MAX + DOUBTFUL_MAX,
+               "left to a scrub; none is made", 512),
+    _of_volume("spill-copies", "values on flash that have a copy in G4, and sets that wait for one",
+               COPIES_MAX + SETS_MAX, OLDEST, 1024),
+    _of_volume("spill-uses", "keys that came up from G4 once, and values that go back to flash",
+               UPS_MAX + RETURNS_MAX, OLDEST, 512),
+)}
 # fmt: on
 
 

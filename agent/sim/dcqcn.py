@@ -14,7 +14,6 @@ emulated NIC, packet by packet (tests/sim/test_fabric_model.py). Seconds, bytes,
 
 import random
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -178,16 +177,6 @@ class FluidLink:
             return 1.0
         span = settings.mark_all_s - settings.mark_from_s
         return settings.mark_part * (waits - settings.mark_from_s) / span
-
-
-def times_of(
-    settings: FluidSettings, sizes: Sequence[float], begins: Sequence[float] = (), most: float = 10.0
-) -> list[float]:
-    """How long each of several flows takes through one link."""
-    link = FluidLink(settings)
-    flows = [link.begin(size, at) for size, at in zip(sizes, begins or [0.0] * len(sizes), strict=True)]
-    link.run(most)
-    return [(flow.end if flow.end is not None else float("inf")) - flow.begin for flow in flows]
 
 
 @lru_cache(maxsize=16)

@@ -126,7 +126,6 @@ class Listener:
 
     @property
     def connections(self) -> int:
-        """How many there are."""
         return len(self._connections)
 
     def start(self) -> None:

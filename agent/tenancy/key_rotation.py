@@ -87,7 +87,6 @@ class KeyRotation:
         self._book.close()
 
     def follow(self, pool_map: PoolMap) -> None:
-        """Go by a newer map."""
         for entry in pool_map.volumes:
             keys = self._keys.get(entry.volume_id)
             if keys is None or keys.volume.erased or pool_map.is_erased(entry):

@@ -203,20 +203,10 @@ class Region(PayloadRecord):
     mmap_offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class OneRegion:
+class OneRegion(Region):
     """ADD_MEM_REG and REM_MEM_REG."""
 
-    LAYOUT: ClassVar[struct.Struct] = struct.Struct("<Q")
-
-    region: Region
-
-    @classmethod
-    def decode_untrusted(cls, payload: Buffer) -> Self:
-        return cls(Region.decode_untrusted(payload[cls.LAYOUT.size :]))
-
-    def encode(self) -> bytes:
-        return self.LAYOUT.pack(0) + self.region.encode()
+    LAYOUT = struct.Struct("<8xQQQQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,12 +252,12 @@ class InflightArea(PayloadRecord):
 
 assert Header.LAYOUT.size == 12
 assert U64.LAYOUT.size == VringFd.LAYOUT.size == VringState.LAYOUT.size == 8
-assert VringAddress.LAYOUT.size == OneRegion.LAYOUT.size + Region.LAYOUT.size == 40
+assert VringAddress.LAYOUT.size == OneRegion.LAYOUT.size == Region.LAYOUT.size + 8 == 40
 assert InflightArea.LAYOUT.size == 24
 
 HEADER_BYTES = Header.LAYOUT.size
 
-Payload: TypeAlias = U64 | VringFd | VringState | VringAddress | OneRegion | RegionTable | InflightArea | None
+Payload: TypeAlias = U64 | VringFd | VringState | VringAddress | Region | RegionTable | InflightArea | None
 
 _STATE_REQUESTS = (
     Request.SET_VRING_NUM,
@@ -275,7 +265,7 @@ _STATE_REQUESTS = (
     Request.GET_VRING_BASE,
     Request.SET_VRING_ENABLE,
 )
-PAYLOADS: dict[Request, type[PayloadRecord] | type[OneRegion] | type[RegionTable]] = {
+PAYLOADS: dict[Request, type[PayloadRecord] | type[RegionTable]] = {
     Request.SET_FEATURES: U64,
     Request.SET_PROTOCOL_FEATURES: U64,
     Request.SET_MEM_TABLE: RegionTable,

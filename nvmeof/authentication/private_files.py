@@ -130,8 +130,8 @@ def open_guarded(path: Path) -> Opened:
             raise SecretFileError(f"{where} is no regular file", "name the file of the secret itself")
         if facts.st_uid not in (0, os.geteuid()):
             raise SecretFileError(
-                f"{where} belongs to user {_name(facts.st_uid)}, who can change it",
-                f"chown {_name(os.geteuid())} {where}, once you know what is in it",
+                f"{where} belongs to user {user_name(facts.st_uid)}, who can change it",
+                f"chown {user_name(os.geteuid())} {where}, once you know what is in it",
             )
     except SecretFileError:
         os.close(descriptor)
@@ -214,7 +214,7 @@ def _check_link(facts: os.stat_result, where: str, links: int) -> None:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), where)
     if facts.st_uid not in (0, os.geteuid()):
         raise SecretFileError(
-            f"{where} is a link of user {_name(facts.st_uid)}, who can lead it elsewhere",
+            f"{where} is a link of user {user_name(facts.st_uid)}, who can lead it elsewhere",
             "name the file that it is to lead to",
         )
 
@@ -223,10 +223,10 @@ def _check_folder(descriptor: int, where: str, of_anybody: bool) -> None:
     facts = os.fstat(descriptor)
     own = of_anybody or facts.st_uid in (0, os.geteuid())
     if not own and not _is_outside(facts.st_uid):
-        here = _name(os.geteuid())
-        theirs = " or ".join(dict.fromkeys((here, _name(0))))
+        here = user_name(os.geteuid())
+        theirs = " or ".join(dict.fromkeys((here, user_name(0))))
         raise SecretFileError(
-            f"folder {where} belongs to user {_name(facts.st_uid)}, who can exchange what lies in it",
+            f"folder {where} belongs to user {user_name(facts.st_uid)}, who can exchange what lies in it",
             f"keep the secret in a folder of {theirs}, or chown {here} {where}",
         )
     writers = facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
@@ -271,7 +271,7 @@ def _has_acl(descriptor: int) -> bool:
         return error.errno not in (errno.ENODATA, errno.ENOTSUP)
 
 
-def _name(uid: int) -> str:
+def user_name(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from agent.sim.dcqcn import FluidSettings, steady_state, times_of
+from agent.sim.dcqcn import FluidLink, FluidSettings, steady_state
 from agent.sim.links import SharedLink
 from tests.support.roce.incast import SINK, Incast, paced
 from tests.support.roce.switch import Switch
@@ -43,7 +43,11 @@ def packets(
 def fluid(
     sizes: Sequence[int], *, ecn: bool, rate: float = RATE, begins: Sequence[float] = ()
 ) -> list[float]:
-    return times_of(FluidSettings(rate, ecn=ecn), sizes, begins)
+    """How long each of the flows takes through one link of the model, ten seconds at the most."""
+    link = FluidLink(FluidSettings(rate, ecn=ecn))
+    flows = [link.begin(size, at) for size, at in zip(sizes, begins or [0.0] * len(sizes), strict=True)]
+    link.run(10.0)
+    return [(flow.end if flow.end is not None else float("inf")) - flow.begin for flow in flows]
 
 
 def shares(took: Sequence[float]) -> list[float]:

@@ -128,7 +128,6 @@ class FrontEnd:
         return dict(self._bases)
 
     def close(self) -> None:
-        """Forget the inflight area."""
         if self.inflight is not None:
             os.close(self.inflight[1])
             self.inflight = None
@@ -179,14 +178,15 @@ class FrontEnd:
         yield self._acknowledged(Request.SET_INFLIGHT_FD, area.encode(), descriptor)
 
     def _show_memory(self) -> Conversation[None]:
+        kind = OneRegion if self.has(ProtocolFeature.CONFIGURE_MEM_SLOTS) else Region
         regions = [
-            Region(region.guest_address, region.size, region.user_address, region.offset)
+            kind(region.guest_address, region.size, region.user_address, region.offset)
             for region in self._memory.regions
         ]
         descriptors = [region.descriptor for region in self._memory.regions]
-        if self.has(ProtocolFeature.CONFIGURE_MEM_SLOTS):
+        if kind is OneRegion:
             for region, descriptor in zip(regions, descriptors, strict=True):
-                yield self._acknowledged(Request.ADD_MEM_REG, OneRegion(region).encode(), descriptor)
+                yield self._acknowledged(Request.ADD_MEM_REG, region.encode(), descriptor)
         else:
             table = RegionTable(tuple(regions)).encode()
             yield self._acknowledged(Request.SET_MEM_TABLE, table, *descriptors)

@@ -170,7 +170,6 @@ class FuseClient:
     def start_write(
         self, node: int, handle: int, offset: int, data: Laid, queue: RequestQueue | None = None
     ) -> Call:
-        """WRITE, given to the device."""
         desk, table = self._desk_for(data, Opcode.WRITE)
         wire.WRITE_IN.pack_into(desk.view, _ARGUMENTS_AT, handle, offset, data.size, 0, 0, 0, 0)
         if table:
@@ -285,7 +284,6 @@ def _lay(addresses: NDArray[np.uint64], sizes: NDArray[np.uint64]) -> Laid:
 
 
 def handle_in(body: bytes) -> int:
-    """The handle of an opened file or folder."""
     if len(body) < wire.OPEN_OUT.size:
         raise FuseReplyError(f"an opened file of {len(body)} bytes")
     return int(wire.OPEN_OUT.unpack_from(body)[0])

@@ -90,7 +90,6 @@ class Machine:
             self.lose()
 
     def lose(self) -> None:
-        """Hang up without a word."""
         if self.connection is not None:
             self.connection.close()
             self.connection = None

@@ -65,7 +65,6 @@ class RequestQueue:
             self.kick_now()
 
     def kick_now(self) -> None:
-        """Kick, wanted or not."""
         self.kicks += 1
         os.eventfd_write(self.kick, 1)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import AnyStr
 
 from agent.errors import G35Error
+from agent.host_os.whole_file import write_whole
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -63,9 +64,7 @@ class Child:
             )
         self.starts += 1
         self._next_start = time.monotonic() + RESTART_SECONDS
-        partial = self._pid_file.with_suffix(".part")
-        partial.write_text(f"{self._process.pid}\n")
-        partial.replace(self._pid_file)
+        write_whole(self._pid_file, f"{self._process.pid}\n")
 
     def wait_ready(self, stop: threading.Event | None = None, seconds: float = START_SECONDS) -> None:
         """Until it serves, or `stop` is set. Raises G35Error with its last words otherwise."""
@@ -103,7 +102,6 @@ class Child:
         return f"{self.name} ended with {_told(status)}; started again"
 
     def stop(self) -> None:
-        """SIGTERM, and SIGKILL for one that does not hear."""
         process, self._process = self._process, None
         if process is None:
             return

@@ -3,11 +3,11 @@
 import contextlib
 import errno
 import os
-import pwd
 from collections.abc import Iterator
 from pathlib import Path
 
 from agent.errors import G35Error, UserError
+from nvmeof.authentication.private_files import user_name
 
 ROOM_LEAST = 64 << 10
 """Bytes: on a disk with less room, a process fails that writes nothing but its log and its process id."""
@@ -76,8 +76,6 @@ def _told(error: OSError, state: Path) -> UserError:
             nearest = nearest.parent
     if error.errno == errno.EROFS or owner == os.geteuid():
         return UserError(f"cannot use the state folder {state}: {error.filename}: {error.strerror}", _ANOTHER)
-    try:
-        name = pwd.getpwuid(owner).pw_name
-    except KeyError:
-        name = str(owner)
-    return UserError(f"{nearest} is a folder of user {name}", f"run this as that user; {_ANOTHER}")
+    return UserError(
+        f"{nearest} is a folder of user {user_name(owner)}", f"run this as that user; {_ANOTHER}"
+    )

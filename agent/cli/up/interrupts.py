@@ -3,7 +3,7 @@
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 
 EXIT_FAILED = 1
@@ -12,15 +12,18 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block as Ctrl-C does, so that it takes down what it has made."""
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+def _handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+def ended_by_signals() -> contextlib.AbstractContextManager[None]:
+    """SIGTERM and SIGHUP end the block as Ctrl-C does, so that it takes down what it has made."""
+    return _handled((signal.SIGTERM, signal.SIGHUP), signal.default_int_handler)
 
 
 class Interrupts:
@@ -35,19 +38,13 @@ class Interrupts:
         """Of a start that the signal has cut short."""
         return EXIT_INTERRUPTED if self._first == signal.SIGINT else EXIT_FAILED
 
-    @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
+    def noted(self) -> contextlib.AbstractContextManager[None]:
         """Note the signals while the block runs.
 
         A KeyboardInterrupt would be raised wherever Python happens to be: a destructor or a callback of a
         library swallows it, and the start would go on as if nobody had pressed anything.
         """
-        before = {number: signal.signal(number, self._note) for number in _ENDING}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        return _handled(_ENDING, self._note)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self._first = self._first or number

@@ -27,6 +27,7 @@ from pathlib import Path
 
 from agent.errors import G35Error, UserError
 from agent.fs.doors.mounting import is_mounted
+from agent.host_os.whole_file import write_whole
 
 
 def default_state() -> Path:
@@ -114,7 +115,6 @@ class Layout:
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def sign_off(self, descriptor: int) -> None:
-        """The end of the lock."""
         os.ftruncate(descriptor, 0)
         os.close(descriptor)
 
@@ -173,9 +173,7 @@ class Layout:
             raise G35Error(f"{self.running_file} is damaged", "remove it once no g35 process runs") from None
 
     def write_running(self, running: Running) -> None:
-        partial = self.running_file.with_suffix(".part")
-        partial.write_text(json.dumps(asdict(running)))
-        partial.replace(self.running_file)
+        write_whole(self.running_file, json.dumps(asdict(running)))
 
 
 def is_alive(pid: int) -> bool:

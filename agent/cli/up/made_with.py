@@ -11,6 +11,7 @@ from typing import Any
 
 from agent.cli.up.layout import Layout
 from agent.errors import G35Error, UserError
+from agent.host_os.whole_file import write_whole
 from agent.sizes import parse_size, typed_size
 
 _SIZES = ("drive_size", "value_size")
@@ -28,9 +29,7 @@ class Formatted:
 
     def write(self, layout: Layout) -> None:
         """Note it in the state folder, whole or not at all."""
-        partial = layout.made_with.with_suffix(".part")
-        partial.write_text(json.dumps(asdict(self)) + "\n")
-        partial.replace(layout.made_with)
+        write_whole(layout.made_with, json.dumps(asdict(self)) + "\n")
 
 
 def check_media(layout: Layout, media: str) -> None:

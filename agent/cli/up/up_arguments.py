@@ -41,7 +41,7 @@ def check_captures(transport: Transport) -> None:
         )
 
 
-def _size_between(least: int, most: int) -> Callable[[str], str]:
+def _size_between(least: int, most: int, step: int = 4096) -> Callable[[str], str]:
     def check(text: str) -> str:
         try:
             size = int(cast(int, parse_size(text)))
@@ -52,8 +52,8 @@ def _size_between(least: int, most: int) -> Callable[[str], str]:
                 f"{text!r} is no size from {typed_size(least)} to {typed_size(most)}; "
                 "write for example 64K, 1M or 2.5G"
             )
-        if size % 4096:
-            raise typer.BadParameter(f"{text!r} is no multiple of 4K")
+        if size % step:
+            raise typer.BadParameter(f"{text!r} is no multiple of {typed_size(step)}")
         return text
 
     return check
@@ -62,19 +62,8 @@ def _size_between(least: int, most: int) -> Callable[[str], str]:
 value_size_option = _size_between(VALUE_BYTES_MIN, VALUE_BYTES_MAX)
 drive_size_option = _size_between(1 << 20, DRIVE_BYTES_MAX)
 memory_option = _size_between(0, 1 << 44)
-
-
-def token_option(text: str) -> str:
-    """What a token weighs; no multiple of anything."""
-    try:
-        size = int(cast(int, parse_size(text)))
-    except (ValueError, OverflowError):
-        size = -1
-    if not 0 <= size <= VALUE_BYTES_MAX:
-        raise typer.BadParameter(
-            f"{text!r} is no size up to {typed_size(VALUE_BYTES_MAX)}; write for example 128K"
-        )
-    return text
+token_option = _size_between(0, VALUE_BYTES_MAX, step=1)
+"""What a token weighs; no multiple of anything."""
 
 
 def metrics_option(text: str) -> str:
@@ -186,7 +175,6 @@ class UpOptions:
         return READ_DEADLINE_MS[self.transport] if self.read_deadline_ms is None else self.read_deadline_ms
 
     def check(self) -> None:
-        """Refuse options that do not go together."""
         if (self.prefill_tokens_per_s > 0) != (parse_size(self.bytes_per_token) != 0):
             raise typer.BadParameter(
                 "--prefill-tokens-per-s and --bytes-per-token go together", param_hint="--bytes-per-token"

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -172,18 +172,11 @@ class _Pool:
         self._key_is_new = not layout.key.exists()
         if self._key_is_new:
             create_root_key(layout.key)
-        s3_port = 0
+        s3_port = query_port = 0
         if self._options.s3:
-            s3_port = _free_port_from(layout.s3_port, 1)
-            layout.s3_port.write_text(f"{s3_port}\n")
-            if not layout.s3_credentials.exists():
-                new_credentials_file(layout.s3_credentials)
-        query_port = 0
+            s3_port = _port_of_door(layout.s3_port, layout.s3_credentials, new_credentials_file)
         if self._options.query:
-            query_port = _free_port_from(layout.query_port, 1)
-            layout.query_port.write_text(f"{query_port}\n")
-            if not layout.query_tokens.exists():
-                new_tokens_file(layout.query_tokens)
+            query_port = _port_of_door(layout.query_port, layout.query_tokens, new_tokens_file)
         text = agent_toml(layout, self._mount, ready, self._options, s3_port, query_port)
         layout.configuration.write_text(text)
         self._format_if_blank(stop, are_new)
@@ -254,7 +247,6 @@ class _Pool:
             )
 
     def tend(self) -> None:
-        """Start again what has died, and say so."""
         for child in [*self._enclosures, *([self._agent] if self._agent is not None else [])]:
             happened = child.tend()
             if happened is not None:
@@ -322,11 +314,7 @@ class _Pool:
             if stop.is_set():
                 return
             if shown.returncode:
-                said = told_by(shown.stderr, shown.returncode)
-                raise G35Error(
-                    f"cannot look at the drives: {said}",
-                    f"the logs of the enclosures are in {self._layout.state}",
-                )
+                raise self._failed("look at the drives", shown)
             if json.loads(shown.stdout)["pool"] is not None:
                 if self._key_is_new:
                     raise UserError(
@@ -340,14 +328,15 @@ class _Pool:
         formatted = _run([*command, "format", *config])
         if formatted.returncode:
             if not stop.is_set():
-                said = told_by(formatted.stderr, formatted.returncode)
-                raise G35Error(
-                    f"cannot format the pool: {said}",
-                    f"the logs of the enclosures are in {self._layout.state}",
-                )
+                raise self._failed("format the pool", formatted)
         elif self._options.media == "files":
             options = self._options
             Formatted(options.value_size, options.suite, options.files).write(self._layout)
+
+    def _failed(self, what: str, ran: subprocess.CompletedProcess[str]) -> G35Error:
+        said = told_by(ran.stderr, ran.returncode)
+        where = f"the logs of the enclosures are in {self._layout.state}"
+        return G35Error(f"cannot {what}: {said}", where)
 
     def _agent_is_ready(self) -> bool:
         try:
@@ -365,6 +354,15 @@ def _say(what: str) -> None:
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     # In a session of its own: a Ctrl-C at the terminal is for us, who end things in their order.
     return subprocess.run(command, capture_output=True, text=True, check=False, start_new_session=True)
+
+
+def _port_of_door(file: Path, secrets: Path, make: Callable[[Path], None]) -> int:
+    """The port of a door, and what its clients prove themselves by, made where there is none."""
+    port = _free_port_from(file, 1)
+    file.write_text(f"{port}\n")
+    if not secrets.exists():
+        make(secrets)
+    return port
 
 
 def _free_port_from(file: Path, count: int, given: Set[int] = frozenset()) -> int:

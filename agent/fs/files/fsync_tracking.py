@@ -61,7 +61,6 @@ class UnsyncedBlocks:
             self._bound(self._open)
 
     def forget(self, block_id: bytes) -> None:
-        """It is gone."""
         with self._lock:
             self._open.pop(block_id, None)
             self._doubtful.pop(block_id, None)

@@ -96,7 +96,6 @@ class StagingMemory:
         return payload_memory(size)
 
     def give(self, buffer: memoryview) -> None:
-        """Take a buffer back."""
         size = len(buffer)
         self.lent -= size
         self._idle[size].append(buffer)
@@ -135,7 +134,6 @@ class Staging:
         block.reserved = capacity
 
     def remove(self, block: StagedBlock) -> None:
-        """Forget the block and take its buffer back."""
         del self._order[block.ino, block.position]
         self.reserve(block, 0)
         self.memory.give(block.memory)

@@ -249,10 +249,10 @@ class BackEnd:
     def _add_mem_reg(self, message: OneRegion, fds: list[int]) -> None:
         if not fds:
             raise PeerError("a region without a descriptor")
-        self._use_memory(self._state.memory.with_region(self._mapped(message.region, fds[0])))
+        self._use_memory(self._state.memory.with_region(self._mapped(message, fds[0])))
 
     def _rem_mem_reg(self, message: OneRegion, fds: list[int]) -> None:
-        self._use_memory(self._state.memory.without_region(message.region))
+        self._use_memory(self._state.memory.without_region(message))
 
     def _queue(self, index: int) -> _Queue:
         if index >= len(self._queues):

@@ -82,7 +82,6 @@ def is_given_back(message: memoryview, received: int) -> bool:
 
 
 def acknowledged(message: memoryview) -> Reply:
-    """Success, without anything being done."""
     return [encode_answer(0, _opcode_and_unique(message)[1])]
 
 

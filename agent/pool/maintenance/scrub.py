@@ -259,7 +259,6 @@ class Scrubber:
 
     @property
     def sets(self) -> int:
-        """How many a pass looks at."""
         return sum(extent.sets for volume in self._volumes for extent in volume.settings.extents)
 
     @property

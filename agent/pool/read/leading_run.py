@@ -11,6 +11,7 @@ from typing import Final
 from agent.pool.counters import MissCause
 from agent.pool.format.directory import KEY_BYTES, Directory
 from agent.pool.read.prestage_cache import PrestageCache
+from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.placement import Rank
 from agent.pool.volume.volume import Volume
 
@@ -86,38 +87,21 @@ def extend_run(
     `places`: those of the pseudonyms (`places_of`). `away`: namespaces that cannot be read now; a
     value that lies there alone is the hole. `wall`: seconds since the epoch.
     """
-    for first in range(start, end, LOOKED_AT_TOGETHER):
-        beyond = min(first + LOOKED_AT_TOGETHER, end)
-        grown = _extend_by_few(run, volume, prestage, pseudonyms, places, first, beyond, wall, away)
-        if grown < beyond - first:
-            return first + grown - start
-    return end - start
-
-
-def _extend_by_few(
-    run: LeadingRun,
-    volume: Volume,
-    prestage: PrestageCache | None,
-    pseudonyms: bytes,
-    places: Sequence[Rank],
-    start: int,
-    end: int,
-    wall: float,
-    away: frozenset[int],
-) -> int:
-    """As `extend_run`, with one call for the sets of each rank."""
     cache: Final = volume.cache
     staged = prestage if prestage is not None and prestage.bytes_held else None
-    remembered = [cache.look(namespaces[start:end], offsets[start:end]) for namespaces, offsets in places]
+    remembered: list[list[CachedSet | None]] = []
     on_flash = flash_bytes = 0
-    grown = 0
-    while grown < end - start:
+    grown = first = 0
+    while start + grown < end:
         at = (start + grown) * KEY_BYTES
+        if grown % LOOKED_AT_TOGETHER == 0:  # one call for the sets of each rank
+            first, few = grown, slice(start + grown, min(start + grown + LOOKED_AT_TOGETHER, end))
+            remembered = [cache.look(namespaces[few], offsets[few]) for namespaces, offsets in places]
         pseudonym = pseudonyms[at : at + KEY_BYTES]
         length, is_away = -1, False
         named_by: Directory | None = None
         for sets in remembered:
-            cached = sets[grown]
+            cached = sets[grown - first]
             directory = None if cached is None else cached.directory
             if cached is None or directory is None:
                 continue

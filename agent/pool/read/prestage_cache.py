@@ -243,7 +243,6 @@ class PrestageCache:
                 self._drop(place)
 
     def counts(self, volume_id: bytes) -> PrestageCounts:
-        """A copy of the results so far."""
         with self._lock:
             return replace(self._count(volume_id))
 

@@ -92,7 +92,6 @@ class Source:
         """The read may end, without a fault, before its buffer is full."""
 
     def abandon(self, channel: IoChannel) -> None:
-        """Give up the reads that are under way."""
         for pending in (self.header_pending, self.pending):
             if pending is not None and not pending.done:
                 channel.abandon(pending)

@@ -102,7 +102,6 @@ class SpillCopies:
             return place
 
     def forget(self) -> None:
-        """The volume was erased."""
         with self._lock:
             self.wanted = False
             self._copies.clear()

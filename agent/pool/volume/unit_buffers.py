@@ -119,12 +119,10 @@ class Tail:
         self._filled += len(data)
 
     def text(self) -> memoryview:
-        """What is held."""
         assert self._buffer is not None
         return self._buffer[: self._filled]
 
     def clear(self) -> None:
-        """Hold nothing, and give the buffer back."""
         buffer, self._buffer = self._buffer, None
         self._filled = 0
         if buffer is not None:

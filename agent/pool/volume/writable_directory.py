@@ -75,7 +75,6 @@ def prove(
 
 
 def pause(channel: IoChannel, seconds: float) -> Steps[None]:
-    """Let time pass."""
     closed = threading.Lock()
     closed.acquire()
     yield Acquire(closed, channel.now() + seconds)  # Nobody gives it away.

@@ -60,8 +60,8 @@ def polite(device: InlineDevice, memory: Memory, area: Memory) -> Iterator[tuple
     yield said(Request.SET_FEATURES, U64(int(FEATURES)).encode())
     yield said(Request.GET_INFLIGHT_FD, InflightArea(0, 0, QUEUES, SIZE).encode())
     yield said(Request.SET_INFLIGHT_FD, InflightArea(INFLIGHT_BYTES, 0, QUEUES, SIZE).encode(), area)
-    region = Region(GUEST, MEMORY_BYTES, USER, 0)
-    yield said(Request.ADD_MEM_REG, OneRegion(region).encode(), memory)
+    region = OneRegion(GUEST, MEMORY_BYTES, USER, 0)
+    yield said(Request.ADD_MEM_REG, region.encode(), memory)
     for index in range(QUEUES):
         page = USER + 4096 * index
         places = VringAddress(index, 0, page + TABLE, page + USED, page + AVAILABLE, 0)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from host_shim.block_key import key_of
-from host_shim.control_session import RealFiles
+from host_shim.control_session import Files
 from host_shim.pool import Pool
 from host_shim.transfer_wire import Ioctl, encode_register, ioctl_command
 from tests.support.pool_up import PoolUp
@@ -56,7 +56,7 @@ CLIENT = """
 import sys
 from host_shim.block_key import key_of
 from host_shim.pool import Pool
-from host_shim.control_session import RealFiles
+from host_shim.control_session import Files
 from host_shim.transfer_wire import Ioctl, encode_register, ioctl_command
 pool = Pool(sys.argv[1])
 memory = pool.memory(1 << 20)
@@ -156,7 +156,7 @@ def test_a_file_of_the_mount_itself_is_no_memory(whole_pool: PoolUp) -> None:
     def register(descriptor: int) -> None:
         data = encode_register(descriptor, 4096)
         try:
-            RealFiles().ioctl(session, ioctl_command(Ioctl.REGISTER, len(data)), data)
+            Files().ioctl(session, ioctl_command(Ioctl.REGISTER, len(data)), data)
         except OSError as refused:
             refusals.append(refused.errno)
 

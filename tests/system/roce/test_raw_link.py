@@ -21,7 +21,7 @@ def links() -> Iterator[tuple[UdpLink, RawCheckedLink]]:
     try:
         checked = RawCheckedLink(some_ip())
     except PermissionError:
-        pytest.skip("raw sockets are not allowed here (CAP_NET_RAW)")
+        pytest.skip("no CAP_NET_RAW, which raw sockets need")
     plain = UdpLink(some_ip())
     try:
         yield plain, checked

@@ -113,7 +113,7 @@ def test_a_raw_socket_sees_marks_too(field: int) -> None:
     try:
         link = RawCheckedLink(some_ip(), ecn=True)
     except PermissionError:
-        pytest.skip("raw sockets need CAP_NET_RAW")
+        pytest.skip("no CAP_NET_RAW, which raw sockets need")
     # Unconnected and never in fragments, it sends identification 0, for which the ICRC is made.
     with closing(link), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, PMTUDISC_DO)

@@ -135,12 +135,11 @@ def _one_of(both: tuple[int, int], closing: ExitStack) -> int:
 
 def payload_of(request: Request) -> bytes:
     """What the request needs to be taken for what it is."""
-    region = Region(0, 2 * MIB, 0, 0)
     match request:
         case Request.SET_MEM_TABLE:
-            return RegionTable((region,)).encode()
+            return RegionTable((Region(0, 2 * MIB, 0, 0),)).encode()
         case Request.ADD_MEM_REG | Request.REM_MEM_REG:
-            return OneRegion(region).encode()
+            return OneRegion(0, 2 * MIB, 0, 0).encode()
         case Request.SET_INFLIGHT_FD:
             return InflightArea(2 * MIB, 0, 1, 16).encode()
         case Request.SET_VRING_KICK | Request.SET_VRING_CALL | Request.SET_VRING_ERR:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import typer
 
-from agent.cli import pool_care
+from agent.cli import pool_care, pool_channel
 from agent.cli.pool_care import told
 from agent.cli.pool_verb import short_of_second_copies
 from agent.config.configuration import ScrubSection
@@ -56,7 +56,7 @@ def test_the_verbs_end_with_1_where_not_all_was_read(
 ) -> None:
     agent = SimpleNamespace(key_file=Path("root.key"), state=Path("/nonexistent"))
     monkeypatch.setattr(pool_care, "load_configuration", lambda path: SimpleNamespace(agent=agent))
-    monkeypatch.setattr(pool_care, "root_key_in", lambda file: ROOT)
+    monkeypatch.setattr(pool_channel, "root_key_in", lambda file: ROOT)
     results: list[Any] = [ScrubCounters(), ScrubCounters(sets_skipped=1)]
     monkeypatch.setattr(pool_care, "with_channel", lambda configuration, work: results.pop(0))
     pool_care.scrub(Path("x"), "0", as_json)

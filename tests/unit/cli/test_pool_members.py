@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from agent.cli import pool_members
-from agent.cli.pool_channel import want_all
+from agent.attach.inspect_namespaces import want_all
+from agent.cli import pool_channel, pool_members
 from agent.errors import G35Error, UserError
 from agent.inline.secrets import RootKey, SecretKey
 from agent.membership.join import newcomers_in, pool_of
@@ -100,7 +100,7 @@ def test_of_a_named_one_that_is_a_member_it_is_said(
     pool_map = plan_pool([(nguid_of(0), SIZE)], [VolumeWish(name="v", share=0.5, value_bytes=65536)], root)
     agent = SimpleNamespace(key_file=Path("root.key"), state=Path("/nonexistent"))
     monkeypatch.setattr(pool_members, "load_configuration", lambda path: SimpleNamespace(agent=agent))
-    monkeypatch.setattr(pool_members, "root_key_in", lambda file: root)
+    monkeypatch.setattr(pool_channel, "root_key_in", lambda file: root)
     for joined in (set[str](), {nguid_of(1).hex()}):
         monkeypatch.setattr(
             pool_members, "with_channel", lambda configuration, work, joined=joined: (pool_map, joined, 0)

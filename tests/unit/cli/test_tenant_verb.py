@@ -45,7 +45,7 @@ def test_who_no_longer_waits_is_told_that_the_rotation_goes_on(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(tenant_verb, "load_configuration", lambda _: None)
-    monkeypatch.setattr(tenant_verb, "_keys_of", lambda _: (ROOT, MapSeal(ROOT)))
+    monkeypatch.setattr(tenant_verb, "keys_of", lambda _: (ROOT, MapSeal(ROOT)))
     monkeypatch.setattr(tenant_verb, "with_channel", interrupted)
     with pytest.raises(KeyboardInterrupt):
         tenant_verb.rotate("blue", Path("agent.toml"), 60.0)
@@ -104,7 +104,7 @@ def test_a_tenant_comes_back_only_after_agents_have_dropped_what_it_was(
 
     for name, stand_in in {
         "load_configuration": lambda _: configuration,
-        "_keys_of": lambda _: (ROOT, MapSeal(ROOT)),
+        "keys_of": lambda _: (ROOT, MapSeal(ROOT)),
         "with_channel": lambda _, work: work(None, channel),
         "_look_at_maps": lambda *_: (erased, NUMBERS, []),
         "clear_directories": cleared,
@@ -131,7 +131,7 @@ class Verbs:
         self.write(POOL_MAP)
         for name, stand_in in {
             "load_configuration": lambda _: None,
-            "_keys_of": lambda _: (ROOT, MapSeal(ROOT)),
+            "keys_of": lambda _: (ROOT, MapSeal(ROOT)),
             "with_channel": lambda _, work: work(None, channel),
             "_look_at_maps": lambda *_, **_all: (self.found(), NUMBERS, []),
         }.items():
@@ -214,7 +214,7 @@ class Rotating:
         self.is_first = True
         for name, stand_in in {
             "load_configuration": lambda _: None,
-            "_keys_of": lambda _: (ROOT, MapSeal(ROOT)),
+            "keys_of": lambda _: (ROOT, MapSeal(ROOT)),
             "with_channel": lambda _, work: work(None, None),
             "_look_at_maps": lambda *_: (self.look(), NUMBERS, []),
             "_replace": lambda *_: self.in_force,

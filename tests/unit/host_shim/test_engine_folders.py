@@ -36,7 +36,9 @@ def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for folder in ("kv/kv", "fs", "shared/all", ".g35"):
         (tmp_path / folder).mkdir(parents=True)
     monkeypatch.setattr(
-        engine_folders, "_page", lambda what, path, is_direct: Found(what, True, f"{path} {is_direct}")
+        engine_folders,
+        "judge_page",
+        lambda what, path, *, is_direct: Found(what, True, f"{path} {is_direct}"),
     )
     return tmp_path
 
@@ -152,7 +154,7 @@ def test_nixl_without_a_folder_is_said(mount: Path) -> None:
 
 
 def test_a_page_is_written_where_the_folder_will_be(tmp_path: Path) -> None:
-    found = engine_folders._page("root_dir", str(tmp_path / "not/yet"), False)
+    found = engine_folders.judge_page("root_dir", str(tmp_path / "not/yet"), is_direct=False)
     assert found.good, found.detail
     assert not list(tmp_path.iterdir())
 
@@ -164,7 +166,7 @@ def test_a_folder_that_the_user_may_not_write_is_said(
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
     monkeypatch.setattr(engine_folders.os, "open", refused)
-    found = engine_folders._page("root_dir", str(tmp_path), True)
+    found = engine_folders.judge_page("root_dir", str(tmp_path), is_direct=True)
     assert not found.good
     assert "Permission denied" in found.detail
     assert "chown" in found.advice

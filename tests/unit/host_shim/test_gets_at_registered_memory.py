@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from host_shim.block_key import key_of
-from host_shim.control_session import RealFiles, SessionDead
+from host_shim.control_session import Files, SessionDead
 from host_shim.control_wire import VALUE_BYTES_MAX, Outcome
 from host_shim.pool import Pool
 from host_shim.transfer_wire import (
@@ -22,7 +22,7 @@ from host_shim.transfer_wire import (
 KEY = key_of("a block")
 
 
-class Ioctls(RealFiles):
+class Ioctls(Files):
     """Answers every LOAD with a length; everything else finds no agent."""
 
     def __init__(self, length: int) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from host_shim import control_session, named_values
-from host_shim.control_session import RealFiles, Session
+from host_shim.control_session import Files, Session
 from host_shim.control_wire import Outcome, data_offset
 from host_shim.named_values import LABEL_BYTES, NamedValues, key_of_long_name, label_of, name_of
 from host_shim.pool import Pool
@@ -206,7 +206,7 @@ def test_expired_values_are_misses(agent: ScriptedAgent, values: NamedValues) ->
     assert loaded(values, NAME, 4) is None
 
 
-class MemoryFiles(RealFiles):
+class MemoryFiles(Files):
     """The operating system's calls on a file in memory, some of which move less than they were given."""
 
     def __init__(self, most: int = 1 << 30) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from host_shim.block_key import key_of
-from host_shim.control_session import RealFiles
+from host_shim.control_session import Files
 from host_shim.control_wire import (
     AT_ONCE_BYTES,
     KEY_BYTES,
@@ -142,7 +142,7 @@ def test_any_bytes_are_a_name_or_refused(name: bytes) -> None:
 def test_the_operating_systems_call_fills_the_callers_memory(tmp_path: os.PathLike[str]) -> None:
     path = os.path.join(tmp_path, "file")
     with open(path, "wb") as file:
-        files, into = RealFiles(), memoryview(bytearray(8))
+        files, into = Files(), memoryview(bytearray(8))
         try:
             os.setxattr(path, "user.x", b"value")
         except OSError:

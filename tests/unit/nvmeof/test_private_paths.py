@@ -16,7 +16,7 @@ from nvmeof.authentication.private_files import SecretFileError, check_private, 
 SOMEBODY = 4242
 """A user id that nobody here has."""
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to other users")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="not root, and nobody else may give files away")
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from agent.membership.join import (
     as_settled,
     complete_map,
     join,
-    members_missing,
     misplaced_values,
     unsettled,
     with_namespaces,
@@ -111,7 +110,7 @@ class Media:
         try:
             seen = self.look()
             pool_map = newest_map([each for _, _, each in seen])
-            assert not members_missing(pool_map, seen)
+            assert {each.nguid for each in pool_map.namespaces} <= {nguid.hex() for nguid, _, _ in seen}
             self.channel.run(complete_map(self.channel, pool_map, seen))
             if len(pool_map.namespaces) == 2:
                 numbers = {nguid_of(number).hex(): number for number in range(3)}

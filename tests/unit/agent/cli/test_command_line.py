@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.cli import main as command_line
-from agent.errors import BugError, ConfigError, Fault, G35Error, PeerError, UserError
+from agent.errors import ConfigError, Fault, G35Error, PeerError, UserError
 from tests.support.rungs import cli_reference
 
 
@@ -109,7 +109,6 @@ def test_errors_say_whose_fault_they_are() -> None:
     assert G35Error("x").fault is Fault.WORLD
     assert UserError("x").fault is ConfigError("x").fault is Fault.OURS
     assert PeerError("x").fault is Fault.PEER
-    assert BugError("x").fault is Fault.BUG
     assert G35Error("x", fault=Fault.PEER).fault is Fault.PEER
 
 

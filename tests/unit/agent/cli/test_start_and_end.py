@@ -42,7 +42,7 @@ def test_the_mount_of_another_user_is_said_to_be_theirs(
     assert f"user {owner} runs the agent behind /mnt/a pool" in said
     assert "sudo g35 unmount '/mnt/a pool'" in said
     for name, who in (("root", "root"), ("somebody", "somebody or as root")):
-        monkeypatch.setattr(mount_verb, "_user", lambda _uid, name=name: name)
+        monkeypatch.setattr(mount_verb, "user_name", lambda _uid, name=name: name)
         assert command_line.main(["unmount", "/mnt/a pool"]) == 1
         assert f"run this as {who}: sudo" in capsys.readouterr().err
 
@@ -94,7 +94,7 @@ def test_a_mount_that_is_interrupted_leaves_no_agent(tmp_path: Path, monkeypatch
     assert started.ended
 
 
-@pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="g35 run wants /dev/fuse")
+@pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="no /dev/fuse: nothing can be mounted")
 def test_the_logs_of_a_run_that_did_not_come_up_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,7 +16,7 @@ from agent.cli.up.folder_trouble import told_of_full_disk, told_of_owner
 from agent.errors import G35Error, UserError
 
 NOBODY = 65534
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="not root, and nobody else may become another user")
 
 
 @pytest.fixture

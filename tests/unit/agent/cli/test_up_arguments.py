@@ -41,7 +41,7 @@ from agent.config.configuration import parse_configuration
         ("--write", "sometimes", "second-use"),
         ("--prefill-tokens-per-s", "nan", "1000000000"),
         ("--prefill-tokens-per-s", "4000", "go together"),
-        ("--bytes-per-token", "4G", "128K"),
+        ("--bytes-per-token", "4G", "0 to 16M"),
     ],
 )
 def test_a_wrong_word_is_2_and_nothing_is_made(
