@@ -22,7 +22,7 @@ from nvmeof.wire.features import (
     encode_queue_count,
 )
 from nvmeof.wire.identify import IDENTIFY_BYTES
-from nvmeof.wire.log_page import decode_log_page_request
+from nvmeof.wire.log_page import LogPageRequest
 from nvmeof.wire.sqe import AdminOpcode
 from nvmeof.wire.status import Status
 
@@ -45,7 +45,7 @@ def begin_admin(request: Request, controller: Controller) -> None:
         case AdminOpcode.IDENTIFY:
             request.direction, request.length = Direction.TO_HOST, IDENTIFY_BYTES
         case AdminOpcode.GET_LOG_PAGE:
-            length = decode_log_page_request(sqe).length
+            length = LogPageRequest.of(sqe).length
             if length > controller.settings.max_transfer_bytes:
                 raise Refusal(Status.INVALID_FIELD)
             request.direction, request.length = Direction.TO_HOST, length
@@ -62,7 +62,7 @@ def execute_admin(request: Request, target: Target, controller: Controller, admi
         case AdminOpcode.IDENTIFY:
             request.data = memoryview(identify(controller, sqe))
         case AdminOpcode.GET_LOG_PAGE:
-            request.data = memoryview(log_page(target, controller, decode_log_page_request(sqe)))
+            request.data = memoryview(log_page(target, controller, LogPageRequest.of(sqe)))
         case AdminOpcode.SET_FEATURES:
             request.result = _set_feature(controller, sqe.cdw10, sqe.cdw11)
         case AdminOpcode.GET_FEATURES:

@@ -88,6 +88,8 @@ class Controller:
         self.queues: dict[int, ServedQueue] = {}
         self.configuration = 0
         """CC, as the host wrote it."""
+        self.all_command_sets = False
+        """The host asked for namespaces of every command set; one that did not sees those of blocks alone."""
         self._shutdown_status = 0
         self._fatal = False
         self.keep_alive_ms = 0
@@ -161,12 +163,7 @@ class Controller:
             max_queue_entries=self.settings.max_queue_entries - 1,
             timeout=20,  # 10 s; we are ready at once
             command_sets=CAPABLE_OF_NVM | CAPABLE_OF_ALL_SETS,
-        ).encode()
-
-    @property
-    def all_command_sets(self) -> bool:
-        """The host asked for namespaces of every command set; one that did not sees those of blocks alone."""
-        return Configuration.decode(self.configuration).command_set == CONFIGURE_ALL_SETS
+        ).to_number()
 
     @property
     def namespaces(self) -> list[AnyNamespace]:
@@ -176,13 +173,14 @@ class Controller:
 
     @property
     def status(self) -> int:
-        ready = Configuration.decode(self.configuration).enable and not self._fatal
-        return ControllerStatus(ready=ready, fatal=self._fatal, shutdown=self._shutdown_status).encode()
+        ready = Configuration.of_number(self.configuration).enable and not self._fatal
+        return ControllerStatus(ready=ready, fatal=self._fatal, shutdown=self._shutdown_status).to_number()
 
     def configure(self, value: int) -> None:
         """Write CC: enable, disable, shut down. One that cannot be is a fatal status (CSTS.CFS)."""
-        old, new = Configuration.decode(self.configuration), Configuration.decode(value)
+        old, new = Configuration.of_number(self.configuration), Configuration.of_number(value)
         self.configuration = value
+        self.all_command_sets = new.command_set == CONFIGURE_ALL_SETS
         if new.enable and not old.enable:
             self._shutdown_status = 0
             sizes_fit = self.subsystem.is_discovery or (

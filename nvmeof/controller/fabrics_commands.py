@@ -17,7 +17,7 @@ from nvmeof.errors import MalformedPdu
 from nvmeof.wire.authentication import MAX_MESSAGE_BYTES, PROTOCOL_SPECIFIC, SECURITY_PROTOCOL
 from nvmeof.wire.fabrics import (
     CATTR_NO_FLOW_CONTROL,
-    CONNECT_DATA,
+    CONNECT_DATA_BYTES,
     DYNAMIC_CONTROLLER,
     RESULT_AUTH_REQUIRED,
     Connect,
@@ -25,7 +25,6 @@ from nvmeof.wire.fabrics import (
     ConnectParameter,
     FabricsType,
     decode_authentication,
-    decode_connect,
     decode_connect_data_untrusted,
     decode_property_access,
 )
@@ -39,8 +38,8 @@ def begin_fabrics(request: Request, queue: ServedQueue, *, connected: bool) -> N
     fctype = request.sqe.fctype
     if fctype == FabricsType.CONNECT:
         # Also a second one, which is refused when its data have come.
-        request.direction, request.length = Direction.FROM_HOST, CONNECT_DATA.size
-        request.window = memoryview(bytearray(CONNECT_DATA.size))
+        request.direction, request.length = Direction.FROM_HOST, CONNECT_DATA_BYTES
+        request.window = memoryview(bytearray(CONNECT_DATA_BYTES))
     elif not connected:
         raise Refusal(Status.COMMAND_SEQUENCE_ERROR)
     elif is_authentication(request.sqe):
@@ -75,7 +74,7 @@ def connect(request: Request, target: Target, queue: ServedQueue, now: float) ->
     The result of the command is the controller's id and AUTHREQ.
     """
     assert request.window is not None
-    fields = decode_connect(request.sqe)
+    fields = Connect.of(request.sqe)
     if fields.recfmt != 0:
         raise Refusal(FabricsStatus.CONNECT_INCOMPATIBLE_FORMAT)
     try:

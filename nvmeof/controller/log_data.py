@@ -14,7 +14,7 @@ from nvmeof.wire.kv import KvOpcode
 from nvmeof.wire.log_page import (
     EFFECT_CONTENT_CHANGE,
     EFFECT_SUPPORTED,
-    ERROR_ENTRY,
+    ERROR_ENTRY_BYTES,
     LogPage,
     LogPageRequest,
     encode_changed_namespaces,
@@ -68,7 +68,7 @@ def _supported(target: Target, controller: Controller, wanted: LogPageRequest) -
 
 def _errors(target: Target, controller: Controller, wanted: LogPageRequest) -> bytes:
     entries = b"".join(entry.encode() for entry in controller.error_log)
-    return entries.ljust(ERROR_LOG_ENTRIES * ERROR_ENTRY.size, b"\0")
+    return entries.ljust(ERROR_LOG_ENTRIES * ERROR_ENTRY_BYTES, b"\0")
 
 
 def _smart(target: Target, controller: Controller, wanted: LogPageRequest) -> bytes:

@@ -207,7 +207,7 @@ class QueueSession(ServedQueue):
         if self.qid == 0 and self.controller is not None:
             with self.target.lock:
                 for cid, event in self.controller.due_events():
-                    self._completions.append(Completion(cid, 0, event.encode()))
+                    self._completions.append(Completion(cid, 0, event.to_number()))
         taken = []
         while self._completions:
             taken.append(self._completions.popleft())

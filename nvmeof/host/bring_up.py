@@ -218,7 +218,7 @@ def _property(offset: Property) -> Procedure[int]:
 def _status_within(timeout_s: float, is_reached: Callable[[ControllerStatus], bool]) -> Procedure[bool]:
     """Read CSTS again and again; whether it came to hold in time."""
     left = timeout_s
-    while not is_reached(ControllerStatus.decode((yield from _property(Property.CSTS)))):
+    while not is_reached(ControllerStatus.of_number((yield from _property(Property.CSTS)))):
         if left <= 0:
             return False
         yield Pause(POLL_S)
@@ -250,11 +250,11 @@ def _configuration(capabilities: Capabilities, shutdown: Shutdown = Shutdown.NON
 
 def _enable(capabilities: Capabilities) -> Procedure[None]:
     timeout = max(capabilities.timeout * 0.5, READY_TIMEOUT_LEAST_S)
-    status = ControllerStatus.decode((yield from _property(Property.CSTS)))
+    status = ControllerStatus.of_number((yield from _property(Property.CSTS)))
     if status.ready:
-        yield from done(commands.property_set(Property.CC, Configuration(enable=False).encode()))
+        yield from done(commands.property_set(Property.CC, Configuration(enable=False).to_number()))
         yield from _wait_ready(False, timeout)
-    yield from done(commands.property_set(Property.CC, _configuration(capabilities).encode()))
+    yield from done(commands.property_set(Property.CC, _configuration(capabilities).to_number()))
     yield from _wait_ready(True, timeout)
 
 
@@ -273,7 +273,7 @@ def _check(identify: IdentifyController, cntlid: int, *, io: bool) -> None:
 def bring_up(config: SessionConfig) -> Procedure[tuple[ControllerFacts, dict[int, NamespaceInfo]]]:
     """From Connect on the admin queue to a live controller, with its namespaces (none for discovery)."""
     cntlid = yield from join(config, 0, ADMIN_QUEUE_DEPTH, DYNAMIC_CONTROLLER)
-    capabilities = Capabilities.decode((yield from _property(Property.CAP)))
+    capabilities = Capabilities.of_number((yield from _property(Property.CAP)))
     yield from _enable(capabilities)
     data = yield from data_of(commands.identify(IdentifyCns.CONTROLLER))
     identify = decode_identify_controller_untrusted(data)
@@ -309,12 +309,12 @@ def bring_up(config: SessionConfig) -> Procedure[tuple[ControllerFacts, dict[int
 
 def reset(timeout_s: float) -> Procedure[None]:
     """A controller reset: disable it. The association ends with it; connect anew to go on."""
-    yield from done(commands.property_set(Property.CC, Configuration(enable=False).encode()))
+    yield from done(commands.property_set(Property.CC, Configuration(enable=False).to_number()))
     yield from _wait_ready(False, timeout_s)
 
 
 def shut_down(capabilities: Capabilities, timeout_s: float) -> Procedure[None]:
     """A normal shutdown, so that the controller may flush what it holds."""
     configuration = _configuration(capabilities, Shutdown.NORMAL)
-    yield from done(commands.property_set(Property.CC, configuration.encode()))
+    yield from done(commands.property_set(Property.CC, configuration.to_number()))
     yield from _status_within(timeout_s, lambda status: status.shutdown == SHUTDOWN_COMPLETE)

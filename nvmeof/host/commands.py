@@ -101,7 +101,7 @@ def set_queue_count(queues: int) -> Command:
 
 
 def async_event_request() -> Command:
-    """Ends when something happens; `result` says what (`features.decode_async_event`)."""
+    """Ends when something happens; `result` says what (`features.AsyncEvent`)."""
     return Command("asynchronous event request", AdminOpcode.ASYNC_EVENT_REQUEST)
 
 

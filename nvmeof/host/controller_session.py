@@ -27,7 +27,7 @@ from nvmeof.wire.features import (
     NOTICE_ANA_CHANGED,
     NOTICE_DISCOVERY_CHANGED,
     NOTICE_NAMESPACE_CHANGED,
-    decode_async_event,
+    AsyncEvent,
 )
 from nvmeof.wire.identify import IdentifyController
 from nvmeof.wire.log_page import CHANGED_NAMESPACES_BYTES, LogPage
@@ -265,7 +265,7 @@ class ControllerSession:
             return
         self._failed_event_requests = 0
         self._request_event()
-        event = decode_async_event(command.result)
+        event = AsyncEvent.of_number(command.result)
         if event.kind != EVENT_NOTICE:
             return
         if event.information == NOTICE_NAMESPACE_CHANGED:

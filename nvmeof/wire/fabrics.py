@@ -1,23 +1,16 @@
 """Fabrics commands: Connect, Disconnect, Property Get and Set, Authentication Send and Receive.
 
 NVMe-oF 1.1, chapter 3. All have opcode 7Fh and travel as an ordinary `Sqe`, whose byte 4 is the command
-type; the bytes from 40 on are theirs:
-
-    Connect       40 RECFMT u16, 42 QID u16, 44 SQSIZE u16 (0's based), 46 CATTR u8, 48 KATO u32 (ms)
-    Property Get  40 ATTRIB u8 (1 = 8 bytes, 0 = 4), 44 OFST u32
-    Property Set  the same, 48 VALUE u64
-    Disconnect    40 RECFMT u16
-    Auth          41 SPSP0 u8, 42 SPSP1 u8, 43 SECP u8, 44 length u32
-
-Connect data, 1024 bytes: 0 HOSTID 16, 16 CNTLID u16 (FFFFh: give me one), 256 SUBNQN 256, 512 HOSTNQN 256.
-The names are UTF-8, padded with NUL.
+type; the bytes from 40 on are theirs. Disconnect has RECFMT there alone, in two bytes.
 """
 
-import struct
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Annotated, ClassVar
 
 from nvmeof.errors import MalformedPdu, exactly
+from nvmeof.wire.bit_fields import Bits, Bytes, Order, Record
+from nvmeof.wire.command_dwords import CommandDwords
 from nvmeof.wire.sqe import Sqe
 
 DISCOVERY_NQN = "nqn.2014-08.org.nvmexpress.discovery"
@@ -25,8 +18,7 @@ MAX_NQN_BYTES = 223
 DYNAMIC_CONTROLLER = 0xFFFF
 """CNTLID that asks for any controller (the dynamic controller model)."""
 
-CONNECT_DATA = struct.Struct("<16sH238x256s256s256x")
-assert CONNECT_DATA.size == 1024
+CONNECT_DATA_BYTES = 1024
 
 CATTR_NO_FLOW_CONTROL = 0x04
 """CATTR: do not use SQ head pointers for flow control."""
@@ -77,42 +69,14 @@ def refused_parameter(result: int) -> ConnectParameter | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Connect:
+class Connect(CommandDwords):
     """The fields of a Connect command. `sqsize` is 0's based, `kato` is in milliseconds (0: none)."""
 
-    qid: int
-    sqsize: int
-    kato: int = 0
-    cattr: int = 0
-    recfmt: int = 0
-
-    def dwords(self) -> tuple[int, ...]:
-        return self.recfmt | self.qid << 16, self.sqsize | self.cattr << 16, self.kato
-
-
-def decode_connect(sqe: Sqe) -> Connect:
-    return Connect(
-        qid=sqe.cdw10 >> 16,
-        sqsize=sqe.cdw11 & 0xFFFF,
-        kato=sqe.cdw12,
-        cattr=sqe.cdw11 >> 16 & 0xFF,
-        recfmt=sqe.cdw10 & 0xFFFF,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectData:
-    """Who connects to what. `host_id` has 16 bytes; `cntlid` is FFFFh on the admin queue."""
-
-    host_id: bytes
-    cntlid: int
-    subsystem_nqn: str
-    host_nqn: str
-
-    def encode(self) -> bytes:
-        return CONNECT_DATA.pack(
-            self.host_id, self.cntlid, encode_nqn(self.subsystem_nqn), encode_nqn(self.host_nqn)
-        )
+    qid: Annotated[int, Bits(2, 16)]
+    sqsize: Annotated[int, Bits(4, 16)]
+    kato: Annotated[int, Bits(8, 32)] = 0
+    cattr: Annotated[int, Bits(6, 8)] = 0
+    recfmt: Annotated[int, Bits(0, 16)] = 0
 
 
 def encode_nqn(name: str) -> bytes:
@@ -123,26 +87,44 @@ def encode_nqn(name: str) -> bytes:
     return raw
 
 
-def _decode_nqn(raw: bytes, field: str) -> str:
-    name, end, _ = raw.partition(b"\0")
-    if not end or len(name) > MAX_NQN_BYTES:
-        raise MalformedPdu(f"{field} has no end")
-    try:
-        return name.decode()
-    except UnicodeDecodeError:
-        raise MalformedPdu(f"{field} is not UTF-8") from None
+class _Nqn(Bytes):
+    def number(self, value: str, order: Order) -> int:
+        return super().number(encode_nqn(value), order)
+
+    def value(self, number: int, order: Order) -> str:
+        name, end, _ = super().value(number, order).partition(b"\0")
+        if not end or len(name) > MAX_NQN_BYTES:
+            raise MalformedPdu("a qualified name has no end")
+        try:
+            return str(name, "utf-8")
+        except UnicodeDecodeError:
+            raise MalformedPdu("a qualified name is not UTF-8") from None
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectData(Record):
+    """Who connects to what. `host_id` has 16 bytes; `cntlid` is FFFFh on the admin queue."""
+
+    BYTES: ClassVar[int] = CONNECT_DATA_BYTES
+
+    host_id: Annotated[bytes, Bytes(0, 16, whole=True)]
+    cntlid: Annotated[int, Bits(16, 16)]
+    subsystem_nqn: Annotated[str, _Nqn(256, 256)]
+    host_nqn: Annotated[str, _Nqn(512, 256)]
 
 
 def decode_connect_data_untrusted(data: bytes | bytearray | memoryview) -> ConnectData:
     """Connect data from exactly 1024 bytes. An empty name decodes; the controller refuses it."""
-    exactly(data, CONNECT_DATA.size, "Connect data")
-    host_id, cntlid, subsystem, host = CONNECT_DATA.unpack(data)
-    return ConnectData(host_id, cntlid, _decode_nqn(subsystem, "SUBNQN"), _decode_nqn(host, "HOSTNQN"))
+    exactly(data, CONNECT_DATA_BYTES, "Connect data")
+    return ConnectData.decode(data)
 
 
 @dataclass(frozen=True, slots=True)
 class PropertyAccess:
-    """A Property Get (`value` is None) or Property Set. `size` is 4 or 8 bytes, 0 if the code is reserved."""
+    """A Property Get (`value` is None) or Property Set. `size` is 4 or 8 bytes, 0 if the code is reserved.
+
+    Bytes from 40 on: 40 ATTRIB u8 (1 = 8 bytes, 0 = 4), 44 OFST u32, 48 VALUE u64.
+    """
 
     offset: int
     size: int
@@ -163,24 +145,15 @@ def decode_property_access(sqe: Sqe) -> PropertyAccess:
 
 
 @dataclass(frozen=True, slots=True)
-class Authentication:
+class Authentication(CommandDwords):
     """An Authentication Send or Receive: `length` bytes of protocol `secp` (E9h is DH-HMAC-CHAP)."""
 
     receive: bool
-    length: int
-    secp: int = 0xE9
-    spsp0: int = 1
-    spsp1: int = 1
-
-    def dwords(self) -> tuple[int, ...]:
-        return self.spsp0 << 8 | self.spsp1 << 16 | self.secp << 24, self.length
+    length: Annotated[int, Bits(4, 32)]
+    secp: Annotated[int, Bits(3, 8)] = 0xE9
+    spsp0: Annotated[int, Bits(1, 8)] = 1
+    spsp1: Annotated[int, Bits(2, 8)] = 1
 
 
 def decode_authentication(sqe: Sqe) -> Authentication:
-    return Authentication(
-        receive=sqe.fctype == FabricsType.AUTHENTICATION_RECEIVE,
-        length=sqe.cdw11,
-        secp=sqe.cdw10 >> 24,
-        spsp0=sqe.cdw10 >> 8 & 0xFF,
-        spsp1=sqe.cdw10 >> 16 & 0xFF,
-    )
+    return Authentication.of(sqe, receive=sqe.fctype == FabricsType.AUTHENTICATION_RECEIVE)

@@ -7,6 +7,9 @@ result        the value (Number of Queues: what was granted)
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Annotated
+
+from nvmeof.wire.bit_fields import Bits, Record
 
 
 class Feature(IntEnum):
@@ -54,19 +57,12 @@ NOTICE_DISCOVERY_CHANGED = 0xF0
 
 
 @dataclass(frozen=True, slots=True)
-class AsyncEvent:
-    """Result of an Asynchronous Event Request: 2:0 kind, 15:8 information, 23:16 the log page to read."""
+class AsyncEvent(Record):
+    """Result of an Asynchronous Event Request; `log_page` is the one to read."""
 
-    kind: int
-    information: int
-    log_page: int
-
-    def encode(self) -> int:
-        return self.kind | self.information << 8 | self.log_page << 16
-
-
-def decode_async_event(result: int) -> AsyncEvent:
-    return AsyncEvent(result & 7, result >> 8 & 0xFF, result >> 16 & 0xFF)
+    kind: Annotated[int, Bits(0, 3)]
+    information: Annotated[int, Bits(1, 8)]
+    log_page: Annotated[int, Bits(2, 8)]
 
 
 NAMESPACE_CHANGED_EVENT = AsyncEvent(EVENT_NOTICE, NOTICE_NAMESPACE_CHANGED, 0x04)

@@ -5,11 +5,13 @@ of the specification. A field that our controller does not fill and our host doe
 """
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Annotated, Any, ClassVar
 
 from nvmeof.errors import MalformedPdu, exactly
+from nvmeof.wire.bit_fields import Bits, Bytes, Layout, Order, Record, layout_of
 
 IDENTIFY_BYTES = 4096
 
@@ -55,121 +57,127 @@ CTRATT_HOST_ID_128 = 1 << 0
 VWC_PRESENT = 1 << 0
 
 
-def _text(value: str, length: int) -> bytes:
-    return value.encode("ascii", "replace").ljust(length)[:length]
+class Formats(Bytes):
+    """Records of one kind from `byte` on, up to `most`; byte 25 (NLBAF, NKVF) has their number less one."""
+
+    def __init__(self, byte: int, kind: type[Record], most: int) -> None:
+        self.step = layout_of(kind).size
+        super().__init__(byte, most * self.step)
+        self.kind = kind
+
+    def put(self, value: Sequence[Record], layout: Layout) -> int:
+        raw = b"".join(each.encode() for each in value)
+        return super().put(raw, layout) | _COUNT.put(len(value) - 1, layout)
+
+    def take(self, record: int, layout: Layout) -> Any:
+        end = (_COUNT.take(record, layout) + 1) * self.step
+        if end > self.size:
+            raise MalformedPdu(f"{end // self.step} formats")
+        raw = super().take(record, layout)
+        return tuple(self.kind.decode(raw[at : at + self.step]) for at in range(0, end, self.step))
 
 
-def _plain(raw: bytes) -> str:
-    return raw.split(b"\0")[0].decode("ascii", "replace").rstrip()
+_COUNT = Bits(25, 8)
+
+
+class Text(Bytes):
+    """Text behind which `fill` follows. What is too long is cut off, what is not in the encoding replaced."""
+
+    def __init__(self, byte: int, size: int, encoding: str = "ascii", fill: bytes = b" ") -> None:
+        super().__init__(byte, size)
+        self.encoding, self.fill = encoding, fill
+
+    def number(self, value: str, order: Order) -> int:
+        raw = value.encode(self.encoding, "replace").ljust(self.size, self.fill)
+        return super().number(raw[: self.size], order)
+
+    def value(self, number: int, order: Order) -> str:
+        raw: bytes = super().value(number, order)
+        return raw.split(b"\0")[0].decode(self.encoding, "replace").rstrip()
 
 
 # --- CNS 01: controller ----------------------------------------
 
-CONTROLLER = struct.Struct(
-    "<4x20s40s8s4xBBHI8xII11xB141x"  # 0..252: who it is
-    "5xBBBBB3xHH42x"  # 253..311: administration
-    "8xH20xBBII160x"  # 312..511
-    "BBHIH3xB10xII"  # 512..543: I/O commands
-    "224x256s768x"  # 544..1791: names
-    "IIHxBH2290x"  # 1792..4095: fabrics
-)
-assert CONTROLLER.size == IDENTIFY_BYTES
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IdentifyController:
-    serial: str = ""
-    model: str = ""
-    firmware: str = ""
-    cmic: int = 0
-    mdts: int = 0
-    cntlid: int = 0
-    version: int = 0
-    oaes: int = 0
-    ctratt: int = 0
-    cntrltype: int = 0
-    acl: int = 0
-    aerl: int = 0
-    frmw: int = 0
-    lpa: int = 0
-    elpe: int = 0
-    wctemp: int = 0
-    cctemp: int = 0
-    kas: int = 0
-    anatt: int = 0
-    anacap: int = 0
-    anagrpmax: int = 0
-    nanagrpid: int = 0
-    sqes: int = 0
-    cqes: int = 0
-    maxcmd: int = 0
-    nn: int = 0
-    oncs: int = 0
-    vwc: int = 0
-    sgls: int = 0
-    mnan: int = 0
-    subnqn: str = ""
-    ioccsz: int = 0
-    iorcsz: int = 0
-    icdoff: int = 0
-    msdbd: int = 0
-    ofcs: int = 0
+class IdentifyController(Record):
+    BYTES: ClassVar[int] = IDENTIFY_BYTES
 
-    def encode(self) -> bytes:
-        s = self
-        return CONTROLLER.pack(
-            _text(s.serial, 20), _text(s.model, 40), _text(s.firmware, 8), s.cmic, s.mdts, s.cntlid,
-            s.version, s.oaes, s.ctratt, s.cntrltype, s.acl, s.aerl, s.frmw, s.lpa, s.elpe, s.wctemp,
-            s.cctemp, s.kas, s.anatt, s.anacap, s.anagrpmax, s.nanagrpid, s.sqes, s.cqes, s.maxcmd, s.nn,
-            s.oncs, s.vwc, s.sgls, s.mnan, s.subnqn.encode(), s.ioccsz, s.iorcsz, s.icdoff, s.msdbd, s.ofcs,
-        )  # fmt: skip
+    serial: Annotated[str, Text(4, 20)] = ""
+    model: Annotated[str, Text(24, 40)] = ""
+    firmware: Annotated[str, Text(64, 8)] = ""
+    cmic: Annotated[int, Bits(76, 8)] = 0
+    mdts: Annotated[int, Bits(77, 8)] = 0
+    cntlid: Annotated[int, Bits(78, 16)] = 0
+    version: Annotated[int, Bits(80, 32)] = 0
+    oaes: Annotated[int, Bits(92, 32)] = 0
+    ctratt: Annotated[int, Bits(96, 32)] = 0
+    cntrltype: Annotated[int, Bits(111, 8)] = 0
+    acl: Annotated[int, Bits(258, 8)] = 0
+    aerl: Annotated[int, Bits(259, 8)] = 0
+    frmw: Annotated[int, Bits(260, 8)] = 0
+    lpa: Annotated[int, Bits(261, 8)] = 0
+    elpe: Annotated[int, Bits(262, 8)] = 0
+    wctemp: Annotated[int, Bits(266, 16)] = 0
+    cctemp: Annotated[int, Bits(268, 16)] = 0
+    kas: Annotated[int, Bits(320, 16)] = 0
+    anatt: Annotated[int, Bits(342, 8)] = 0
+    anacap: Annotated[int, Bits(343, 8)] = 0
+    anagrpmax: Annotated[int, Bits(344, 32)] = 0
+    nanagrpid: Annotated[int, Bits(348, 32)] = 0
+    sqes: Annotated[int, Bits(512, 8)] = 0
+    cqes: Annotated[int, Bits(513, 8)] = 0
+    maxcmd: Annotated[int, Bits(514, 16)] = 0
+    nn: Annotated[int, Bits(516, 32)] = 0
+    oncs: Annotated[int, Bits(520, 16)] = 0
+    vwc: Annotated[int, Bits(525, 8)] = 0
+    sgls: Annotated[int, Bits(536, 32)] = 0
+    mnan: Annotated[int, Bits(540, 32)] = 0
+    subnqn: Annotated[str, Text(768, 256, "utf-8", b"\0")] = ""
+    ioccsz: Annotated[int, Bits(1792, 32)] = 0
+    iorcsz: Annotated[int, Bits(1796, 32)] = 0
+    icdoff: Annotated[int, Bits(1800, 16)] = 0
+    msdbd: Annotated[int, Bits(1803, 8)] = 0
+    ofcs: Annotated[int, Bits(1804, 16)] = 0
 
 
 def decode_identify_controller_untrusted(data: bytes | bytearray | memoryview) -> IdentifyController:
     """CNS 01. Text that is not ASCII decodes with replacement characters."""
     exactly(data, IDENTIFY_BYTES, "Identify Controller")
-    fields = dict(zip(IdentifyController.__dataclass_fields__, CONTROLLER.unpack(data), strict=True))
-    for name in ("serial", "model", "firmware"):
-        fields[name] = _plain(fields[name])
-    fields["subnqn"] = fields["subnqn"].split(b"\0")[0].decode("utf-8", "replace")
-    return IdentifyController(**fields)
+    return IdentifyController.decode(data)
 
 
 # --- CNS 00: namespace, NVM command set ----------------------------------------
 
-NAMESPACE = struct.Struct("<QQQBBB3xB2xB30xHH24xI8x16s8s")
-LBA_FORMAT = struct.Struct("<HBB")
-assert NAMESPACE.size == 128
-assert LBA_FORMAT.size == 4
-MAX_LBA_FORMATS = 64
-
 
 @dataclass(frozen=True, slots=True)
-class LbaFormat:
+class LbaFormat(Record):
     """One LBA format: blocks of 2^`data_shift` bytes, each with `metadata_bytes` beside it."""
 
-    data_shift: int
-    metadata_bytes: int = 0
-    performance: int = 0
+    data_shift: Annotated[int, Bits(2, 8)]
+    metadata_bytes: Annotated[int, Bits(0, 16)] = 0
+    performance: Annotated[int, Bits(3, 8)] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IdentifyNamespace:
-    """What a namespace is. Sizes are in logical blocks; `nlbaf` is derived from `formats`."""
+class IdentifyNamespace(Record):
+    """What a namespace is. Sizes are in logical blocks."""
 
-    nsze: int = 0
-    ncap: int = 0
-    nuse: int = 0
-    nsfeat: int = 0
-    flbas: int = 0
-    nmic: int = 0
-    dlfeat: int = 0
-    npwg: int = 0
-    npwa: int = 0
-    anagrpid: int = 0
-    nguid: bytes = bytes(16)
-    eui64: bytes = bytes(8)
-    formats: tuple[LbaFormat, ...] = (LbaFormat(12),)
+    BYTES: ClassVar[int] = IDENTIFY_BYTES
+
+    nsze: Annotated[int, Bits(0, 64)] = 0
+    ncap: Annotated[int, Bits(8, 64)] = 0
+    nuse: Annotated[int, Bits(16, 64)] = 0
+    nsfeat: Annotated[int, Bits(24, 8)] = 0
+    flbas: Annotated[int, Bits(26, 8)] = 0
+    nmic: Annotated[int, Bits(30, 8)] = 0
+    dlfeat: Annotated[int, Bits(33, 8)] = 0
+    npwg: Annotated[int, Bits(64, 16)] = 0
+    npwa: Annotated[int, Bits(66, 16)] = 0
+    anagrpid: Annotated[int, Bits(92, 32)] = 0
+    nguid: Annotated[bytes, Bytes(104, 16)] = bytes(16)
+    eui64: Annotated[bytes, Bytes(120, 8)] = bytes(8)
+    formats: Annotated[tuple[LbaFormat, ...], Formats(128, LbaFormat, 64)] = (LbaFormat(12),)
 
     @property
     def format_index(self) -> int:
@@ -180,31 +188,12 @@ class IdentifyNamespace:
     def lba_bytes(self) -> int:
         return 1 << self.formats[self.format_index].data_shift
 
-    def encode(self) -> bytes:
-        s = self
-        head = NAMESPACE.pack(
-            s.nsze, s.ncap, s.nuse, s.nsfeat, len(s.formats) - 1, s.flbas, s.nmic, s.dlfeat, s.npwg, s.npwa,
-            s.anagrpid, s.nguid, s.eui64,
-        )  # fmt: skip
-        formats = b"".join(LBA_FORMAT.pack(f.metadata_bytes, f.data_shift, f.performance) for f in s.formats)
-        return (head + formats).ljust(IDENTIFY_BYTES, b"\0")
-
 
 def decode_identify_namespace_untrusted(data: bytes | bytearray | memoryview) -> IdentifyNamespace:
     """CNS 00. All zeros is an inactive namespace id, and decodes. Refuses a format out of the list."""
     exactly(data, IDENTIFY_BYTES, "Identify Namespace")
-    values = list(NAMESPACE.unpack_from(data))
-    count = values.pop(4) + 1
-    if count > MAX_LBA_FORMATS:
-        raise MalformedPdu(f"{count} LBA formats")
-    end = NAMESPACE.size + count * LBA_FORMAT.size
-    formats = tuple(
-        LbaFormat(shift, metadata, performance)
-        for metadata, shift, performance in LBA_FORMAT.iter_unpack(data[NAMESPACE.size : end])
-    )
-    names = [name for name in IdentifyNamespace.__dataclass_fields__ if name != "formats"]
-    namespace = IdentifyNamespace(**dict(zip(names, values, strict=True)), formats=formats)
-    index = namespace.format_index
+    namespace = IdentifyNamespace.decode(data)
+    index, count = namespace.format_index, len(namespace.formats)
     if index >= count or namespace.formats[index].data_shift > 24:
         raise MalformedPdu(f"LBA format {index} of {count} cannot be in use")
     return namespace

@@ -13,9 +13,11 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
+from typing import Annotated, ClassVar
 
 from nvmeof.errors import MalformedPdu, exactly
-from nvmeof.wire.identify import IDENTIFY_BYTES
+from nvmeof.wire.bit_fields import Bits, Bytes, Record
+from nvmeof.wire.identify import IDENTIFY_BYTES, Formats
 from nvmeof.wire.sqe import Sqe
 
 KEY_BYTES_MAX = 16
@@ -119,59 +121,37 @@ def decode_key_list_untrusted(data: bytes | bytearray | memoryview) -> list[byte
 
 # --- CNS 05, CSI 1: namespace ----------------------------------------------------------
 
-NAMESPACE = struct.Struct("<Q8xQBBB9xI8x16s8s")
-KV_FORMAT = struct.Struct("<HxBII4x")
-assert NAMESPACE.size == 72
-assert KV_FORMAT.size == 16
-KV_FORMATS_MAX = 16
-
 
 @dataclass(frozen=True, slots=True)
-class KvFormat:
+class KvFormat(Record):
     """One KV format: the longest key and value in bytes, and how many keys there may be (0: no bound)."""
 
-    key_max: int
-    value_max: int
-    keys_max: int = 0
-    additional: int = 0
+    BYTES: ClassVar[int] = 16
+
+    key_max: Annotated[int, Bits(0, 16)]
+    value_max: Annotated[int, Bits(4, 32)]
+    keys_max: Annotated[int, Bits(8, 32)] = 0
+    additional: Annotated[int, Bits(3, 8)] = 0
     """AFO."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IdentifyKvNamespace:
-    """What a KV namespace is. Sizes are in bytes; NKVF is derived from `formats`, the first is in use."""
+class IdentifyKvNamespace(Record):
+    """What a KV namespace is. Sizes are in bytes; the first of `formats` is in use."""
 
-    nsze: int = 0
-    nuse: int = 0
-    nsfeat: int = 0
-    nmic: int = 0
-    anagrpid: int = 0
-    nguid: bytes = bytes(16)
-    eui64: bytes = bytes(8)
-    formats: tuple[KvFormat, ...] = (KvFormat(KEY_BYTES_MAX, 1 << 20),)
+    BYTES: ClassVar[int] = IDENTIFY_BYTES
 
-    def encode(self) -> bytes:
-        s = self
-        head = NAMESPACE.pack(
-            s.nsze, s.nuse, s.nsfeat, len(s.formats) - 1, s.nmic, s.anagrpid, s.nguid, s.eui64
-        )
-        formats = b"".join(
-            KV_FORMAT.pack(f.key_max, f.additional, f.value_max, f.keys_max) for f in s.formats
-        )
-        return (head + formats).ljust(IDENTIFY_BYTES, b"\0")
+    nsze: Annotated[int, Bits(0, 64)] = 0
+    nuse: Annotated[int, Bits(16, 64)] = 0
+    nsfeat: Annotated[int, Bits(24, 8)] = 0
+    nmic: Annotated[int, Bits(26, 8)] = 0
+    anagrpid: Annotated[int, Bits(36, 32)] = 0
+    nguid: Annotated[bytes, Bytes(48, 16)] = bytes(16)
+    eui64: Annotated[bytes, Bytes(64, 8)] = bytes(8)
+    formats: Annotated[tuple[KvFormat, ...], Formats(72, KvFormat, 16)] = (KvFormat(KEY_BYTES_MAX, 1 << 20),)
 
 
 def decode_identify_kv_namespace_untrusted(data: bytes | bytearray | memoryview) -> IdentifyKvNamespace:
     """CNS 05 with CSI 1. All zeros is an inactive namespace id, and decodes."""
     exactly(data, IDENTIFY_BYTES, "Identify Namespace")
-    values = list(NAMESPACE.unpack_from(data))
-    count = values.pop(3) + 1
-    if count > KV_FORMATS_MAX:
-        raise MalformedPdu(f"{count} KV formats")
-    end = NAMESPACE.size + count * KV_FORMAT.size
-    formats = tuple(
-        KvFormat(key_max, value_max, keys_max, additional)
-        for key_max, additional, value_max, keys_max in KV_FORMAT.iter_unpack(data[NAMESPACE.size : end])
-    )
-    names = [name for name in IdentifyKvNamespace.__dataclass_fields__ if name != "formats"]
-    return IdentifyKvNamespace(**dict(zip(names, values, strict=True)), formats=formats)
+    return IdentifyKvNamespace.decode(data)

@@ -1,19 +1,15 @@
-"""Get Log Page and the pages that we speak (NVMe Base 2.0, 5.16; discovery: NVMe-oF 1.1, 5.3).
-
-CDW10  7:0 LID, 14:8 LSP, 15 RAE, 31:16 number of dwords (low half, 0's based)
-CDW11  15:0 number of dwords (high half), 31:16 LSI
-CDW12, 13  offset in bytes
-CDW14  6:0 UUID index, 23 offset type, 31:24 CSI
-"""
+"""Get Log Page and the pages that we speak (NVMe Base 2.0, 5.16; discovery: NVMe-oF 1.1, 5.3)."""
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Annotated, ClassVar
 
 from nvmeof.errors import MalformedPdu, exactly
 from nvmeof.limits import ADMIN_QUEUE_DEPTH, MAX_DISCOVERY_ENTRIES
-from nvmeof.wire.sqe import Sqe
+from nvmeof.wire.bit_fields import Bits, Flag, Order, Record
+from nvmeof.wire.command_dwords import CommandDwords
 
 
 class LogPage(IntEnum):
@@ -29,70 +25,48 @@ class LogPage(IntEnum):
     DISCOVERY = 0x70
 
 
+class _Length(Bits):
+    """Bytes, as a 0's based number of dwords."""
+
+    def number(self, value: int, order: Order) -> int:
+        return super().number(value // 4 - 1, order)
+
+    def value(self, number: int, order: Order) -> int:
+        return (number + 1) * 4
+
+
 @dataclass(frozen=True, slots=True)
-class LogPageRequest:
-    """The fields of a Get Log Page command; `length` and `offset` are in bytes."""
+class LogPageRequest(CommandDwords):
+    """A Get Log Page command: LID, NUMD (in bytes, a multiple of 4), LPO in bytes, RAE, LSP, CSI."""
 
-    page: int
-    length: int
-    offset: int = 0
-    retain_event: bool = False
-    specific: int = 0
-    csi: int = 0
-
-    def dwords(self) -> tuple[int, int, int, int, int]:
-        """Command dwords 10 to 14. `length` is a multiple of 4, at least 4."""
-        count = self.length // 4 - 1
-        return (
-            self.page | self.specific << 8 | self.retain_event << 15 | (count & 0xFFFF) << 16,
-            count >> 16,
-            self.offset & 0xFFFF_FFFF,
-            self.offset >> 32,
-            self.csi << 24,
-        )
-
-
-def decode_log_page_request(sqe: Sqe) -> LogPageRequest:
-    return LogPageRequest(
-        page=sqe.cdw10 & 0xFF,
-        length=((sqe.cdw10 >> 16 | (sqe.cdw11 & 0xFFFF) << 16) + 1) * 4,
-        offset=sqe.cdw12 | sqe.cdw13 << 32,
-        retain_event=sqe.cdw10 >> 15 & 1 != 0,
-        specific=sqe.cdw10 >> 8 & 0x7F,
-        csi=sqe.cdw14 >> 24,
-    )
+    page: Annotated[int, Bits(0, 8)]
+    length: Annotated[int, _Length(2, 32)]
+    offset: Annotated[int, Bits(8, 64)] = 0
+    retain_event: Annotated[bool, Flag(1, 7)] = False
+    specific: Annotated[int, Bits(1, 7)] = 0
+    csi: Annotated[int, Bits(19, 8)] = 0
 
 
 # --- 01: errors ----------------------------------------
 
-ERROR_ENTRY = struct.Struct("<QHHHHQIxB34x")
-assert ERROR_ENTRY.size == 64
+ERROR_ENTRY_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class ErrorEntry:
+class ErrorEntry(Record):
     """One entry of the error log. `count` 0 marks an entry that was never used."""
 
-    count: int
-    sqid: int
-    cid: int
-    status: int
-    lba: int = 0
-    nsid: int = 0
-    transport_type: int = 0
+    BYTES: ClassVar[int] = ERROR_ENTRY_BYTES
 
-    def encode(self) -> bytes:
-        """Sixty-four bytes. The status is one bit to the left, as in a CQE; FFFFh points at no parameter."""
-        return ERROR_ENTRY.pack(
-            self.count,
-            self.sqid,
-            self.cid,
-            self.status << 1,
-            0xFFFF,
-            self.lba,
-            self.nsid,
-            self.transport_type,
-        )
+    count: Annotated[int, Bits(0, 64)]
+    sqid: Annotated[int, Bits(8, 16)]
+    cid: Annotated[int, Bits(10, 16)]
+    status: Annotated[int, Bits(12, 15, 1)]
+    lba: Annotated[int, Bits(16, 64)] = 0
+    nsid: Annotated[int, Bits(24, 32)] = 0
+    transport_type: Annotated[int, Bits(29, 8)] = 0
+    parameter: Annotated[int, Bits(14, 16)] = 0xFFFF
+    """The offset of a wrong one in the command; FFFFh is none."""
 
 
 # --- 02: SMART / health ----------------------------------------

@@ -3,10 +3,11 @@
 They are read and written by Property Get and Property Set (`fabrics.py`). Bit fields are named here once.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import ClassVar, Self, TypeAlias
+from typing import Annotated
+
+from nvmeof.wire.bit_fields import Bits, Flag, Record
 
 
 class Property(IntEnum):
@@ -28,39 +29,15 @@ PROPERTY_BYTES = {
 VERSION_1_4 = 0x0001_0400
 
 
-Bits: TypeAlias = Mapping[str, tuple[int, int]]
-"""By field of a record: its lowest bit in the register, and how many bits it has."""
-
-
-class _Register:
-    """A record of the fields of a register."""
-
-    __slots__ = ()
-    BITS: ClassVar[Bits]
-
-    def encode(self) -> int:
-        return sum(int(getattr(self, name)) << low for name, (low, _) in self.BITS.items())
-
-    @classmethod
-    def decode(cls, value: int) -> Self:
-        fields = {name: (value >> low & (1 << width) - 1, width) for name, (low, width) in cls.BITS.items()}
-        return cls(**{name: field if width > 1 else bool(field) for name, (field, width) in fields.items()})
-
-
 @dataclass(frozen=True, slots=True)
-class Capabilities(_Register):
+class Capabilities(Record):
     """CAP. `max_queue_entries` is 0's based (MQES), `timeout` counts 500 ms, `min_page_size` is MPSMIN."""
 
-    BITS: ClassVar[Bits] = {
-        "max_queue_entries": (0, 16), "contiguous_queues": (16, 1), "timeout": (24, 8),
-        "command_sets": (37, 8), "min_page_size": (48, 4),
-    }  # fmt: skip
-
-    max_queue_entries: int
-    timeout: int = 0
-    command_sets: int = 1
-    min_page_size: int = 0
-    contiguous_queues: bool = True
+    max_queue_entries: Annotated[int, Bits(0, 16)]
+    timeout: Annotated[int, Bits(3, 8)] = 0
+    command_sets: Annotated[int, Bits(0, 8, 37)] = 1
+    min_page_size: Annotated[int, Bits(6, 4)] = 0
+    contiguous_queues: Annotated[bool, Flag(2, 0)] = True
 
 
 class Shutdown(IntEnum):
@@ -82,29 +59,22 @@ SHUTDOWN_COMPLETE = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Configuration(_Register):
+class Configuration(Record):
     """CC. Entry sizes are powers of two: 6 is 64 bytes, 4 is 16 bytes."""
 
-    BITS: ClassVar[Bits] = {
-        "enable": (0, 1), "command_set": (4, 3), "page_size": (7, 4), "arbitration": (11, 3),
-        "shutdown": (14, 2), "sq_entry_size": (16, 4), "cq_entry_size": (20, 4),
-    }  # fmt: skip
-
-    enable: bool
-    shutdown: int = Shutdown.NONE
-    command_set: int = 0
-    page_size: int = 0
-    arbitration: int = 0
-    sq_entry_size: int = 6
-    cq_entry_size: int = 4
+    enable: Annotated[bool, Flag(0, 0)]
+    shutdown: Annotated[int, Bits(0, 2, 14)] = Shutdown.NONE
+    command_set: Annotated[int, Bits(0, 3, 4)] = 0
+    page_size: Annotated[int, Bits(0, 4, 7)] = 0
+    arbitration: Annotated[int, Bits(0, 3, 11)] = 0
+    sq_entry_size: Annotated[int, Bits(0, 4, 16)] = 6
+    cq_entry_size: Annotated[int, Bits(0, 4, 20)] = 4
 
 
 @dataclass(frozen=True, slots=True)
-class ControllerStatus(_Register):
+class ControllerStatus(Record):
     """CSTS."""
 
-    BITS: ClassVar[Bits] = {"ready": (0, 1), "fatal": (1, 1), "shutdown": (2, 2)}
-
-    ready: bool
-    fatal: bool = False
-    shutdown: int = 0
+    ready: Annotated[bool, Flag(0, 0)]
+    fatal: Annotated[bool, Flag(0, 1)] = False
+    shutdown: Annotated[int, Bits(0, 2, 2)] = 0

@@ -3,7 +3,6 @@
     flow.py, icrc.py                 addresses and ports; the invariant CRC over them
     opcodes.py, bth.py, extended.py  base and extended transport headers
     packet.py                        one whole packet: from UDP payload to record
-    bit_fields.py                    records whose fields say where their bits are
     mad.py, cm_*.py                  management datagrams and the connection manager's messages in them
 
 Everything that touches bytes of the network ends in `_untrusted` and raises `MalformedPacket` alone.

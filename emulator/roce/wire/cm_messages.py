@@ -13,24 +13,24 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, Any, Final, TypeAlias
 
-from emulator.roce.wire.bit_fields import Bits, Bytes, Flag, Layout
 from emulator.roce.wire.flow import GID_BYTES
 from emulator.roce.wire.mad import Attribute, ManagementDatagram, decode_mad_untrusted
 from emulator.roce.wire.malformed import Cause, MalformedPacket
+from nvmeof.wire.bit_fields import BigEndianRecord, Bits, Bytes, Flag, Layout, Order, layout_of
 
 NO_LID: Final = 0xFFFF
 """RoCE has none."""
 
 
 @dataclass(frozen=True, slots=True)
-class CmPath:
+class CmPath(BigEndianRecord):
     """The path of a connection as REQ describes it, primary and alternate alike (12.6.5).
 
     "Local" is the sender of the REQ; GIDs have 16 bytes.
     """
 
-    local_gid: Annotated[bytes, Bytes(4, GID_BYTES)]
-    remote_gid: Annotated[bytes, Bytes(20, GID_BYTES)]
+    local_gid: Annotated[bytes, Bytes(4, GID_BYTES, whole=True)]
+    remote_gid: Annotated[bytes, Bytes(20, GID_BYTES, whole=True)]
     local_lid: Annotated[int, Bits(0, 16)] = NO_LID
     remote_lid: Annotated[int, Bits(2, 16)] = NO_LID
     flow_label: Annotated[int, Bits(36, 20)] = 0
@@ -42,14 +42,6 @@ class CmPath:
     local_ack_timeout: Annotated[int, Bits(43, 5)] = 0
     """The sender's, coded (`ack_timeout_seconds`): the receiver's queue pair waits for ACKs so long."""
 
-    def encode(self) -> bytes:
-        """44 bytes. ValueError for fields that do not fit."""
-        if len(self.local_gid) != GID_BYTES or len(self.remote_gid) != GID_BYTES:
-            raise ValueError("a GID has 16 bytes")
-        return PATH.encode(self)
-
-
-PATH: Final = Layout(CmPath)
 
 NO_PATH: Final = CmPath(bytes(GID_BYTES), bytes(GID_BYTES), 0, 0, hop_limit=0)
 """All zero: there is no alternate path."""
@@ -108,13 +100,13 @@ class _Path(Bytes):
     """A path, which has a layout of its own."""
 
     def __init__(self, byte: int) -> None:
-        super().__init__(byte, PATH.size)
+        super().__init__(byte, layout_of(CmPath).size)
 
-    def number(self, value: Any) -> int:
-        return super().number(value.encode())
+    def number(self, value: CmPath, order: Order) -> int:
+        return value.to_number()
 
-    def take(self, record: int, bits: int) -> Any:
-        return PATH.decode(super().take(record, bits))
+    def value(self, number: int, order: Order) -> CmPath:
+        return CmPath.of_number(number)
 
 
 class _Counted(Bytes):
@@ -124,16 +116,16 @@ class _Counted(Bytes):
         super().__init__(byte, size)
         self.count = count
 
-    def put(self, value: Any, bits: int) -> int:
-        return super().put(value, bits) | self.count.put(len(value), bits)
+    def put(self, value: Any, layout: Layout) -> int:
+        return super().put(value, layout) | self.count.put(len(value), layout)
 
-    def take(self, record: int, bits: int) -> bytes:
-        return super().take(record, bits)[: self.count.take(record, bits)]
+    def take(self, record: int, layout: Layout) -> Any:
+        return super().take(record, layout)[: self.count.take(record, layout)]
 
 
 class _Reason(Bits):
-    def take(self, record: int, bits: int) -> int:
-        return reject_reason(super().take(record, bits))
+    def value(self, number: int, order: Order) -> int:
+        return reject_reason(number)
 
 
 class MessageKind(IntEnum):
@@ -153,7 +145,7 @@ class TransportType(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectRequest:
+class ConnectRequest(BigEndianRecord):
     """REQ. Time-outs and the path MTU are coded as they are sent."""
 
     local_id: Annotated[int, Bits(0, 32)]
@@ -185,7 +177,7 @@ class ConnectRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class _OfConnection:
+class _OfConnection(BigEndianRecord):
     """A message of a connection that both sides have numbered."""
 
     local_id: Annotated[int, Bits(0, 32)]
@@ -264,7 +256,7 @@ class SidrStatus(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceRequest:
+class ServiceRequest(BigEndianRecord):
     """SIDR_REQ: which queue pair serves this service?"""
 
     request_id: Annotated[int, Bits(0, 32)]
@@ -274,7 +266,7 @@ class ServiceRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceReply:
+class ServiceReply(BigEndianRecord):
     """SIDR_REP: this one, with this Q_Key."""
 
     request_id: Annotated[int, Bits(0, 32)]
@@ -298,21 +290,21 @@ CmMessage: TypeAlias = (
     | ServiceReply
 )
 
-_LAYOUTS: Final[dict[int, Layout[Any]]] = {
-    Attribute.REQ: Layout(ConnectRequest),
-    Attribute.MRA: Layout(MessageReceipt),
-    Attribute.REJ: Layout(ConnectReject),
-    Attribute.REP: Layout(ConnectReply),
-    Attribute.RTU: Layout(ReadyToUse),
-    Attribute.DREQ: Layout(DisconnectRequest),
-    Attribute.DREP: Layout(DisconnectReply),
-    Attribute.SIDR_REQ: Layout(ServiceRequest),
-    Attribute.SIDR_REP: Layout(ServiceReply),
+_MESSAGES: Final[dict[int, type[CmMessage]]] = {
+    Attribute.REQ: ConnectRequest,
+    Attribute.MRA: MessageReceipt,
+    Attribute.REJ: ConnectReject,
+    Attribute.REP: ConnectReply,
+    Attribute.RTU: ReadyToUse,
+    Attribute.DREQ: DisconnectRequest,
+    Attribute.DREP: DisconnectReply,
+    Attribute.SIDR_REQ: ServiceRequest,
+    Attribute.SIDR_REP: ServiceReply,
 }
-_ATTRIBUTES: Final = {layout.kind: Attribute(attribute) for attribute, layout in _LAYOUTS.items()}
+_ATTRIBUTES: Final = {kind: Attribute(attribute) for attribute, kind in _MESSAGES.items()}
 
 PRIVATE_BYTES: Final = {
-    attribute: layout.fields["private_data"].width // 8 for attribute, layout in _LAYOUTS.items()
+    attribute: layout_of(kind).fields["private_data"].width // 8 for attribute, kind in _MESSAGES.items()
 }
 """Bytes of private data that each message carries."""
 
@@ -325,7 +317,7 @@ def encode_cm(message: CmMessage, transaction: int) -> bytes:
     """The whole management datagram, 256 bytes. ValueError for what does not fit, private data included."""
     attribute = attribute_of(message)
     try:
-        return ManagementDatagram(attribute, transaction, _LAYOUTS[attribute].encode(message)).encode()
+        return ManagementDatagram(attribute, transaction, message.encode()).encode()
     except ValueError as error:
         raise ValueError(f"{attribute.name}: {error}") from None
 
@@ -335,7 +327,7 @@ def decode_cm_untrusted(raw: bytes | bytearray | memoryview) -> tuple[CmMessage,
     length of their field. MalformedPacket (causes MAD_LENGTH, MAD_CLASS, CM_ATTRIBUTE) if there is none.
     """
     datagram = decode_mad_untrusted(raw)
-    layout = _LAYOUTS.get(datagram.attribute)
-    if layout is None:
+    kind = _MESSAGES.get(datagram.attribute)
+    if kind is None:
         raise MalformedPacket(Cause.CM_ATTRIBUTE, f"{datagram.attribute:#06x}")
-    return layout.decode(datagram.data), datagram.transaction
+    return kind.decode(datagram.data), datagram.transaction

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, Final
 
-from emulator.roce.wire.bit_fields import Bits, Bytes, Layout
 from emulator.roce.wire.flow import Buffer
 from emulator.roce.wire.malformed import Cause, MalformedPacket
+from nvmeof.wire.bit_fields import BigEndianRecord, Bits, Bytes, layout_of
 
 MAD_BYTES: Final = 256
 DATA_BYTES: Final = 232
@@ -39,33 +39,26 @@ class Attribute(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ManagementDatagram:
+class ManagementDatagram(BigEndianRecord):
     """One of the connection manager's class. `data` has 232 bytes: the message, see `cm_messages.py`."""
 
     attribute: Annotated[int, Bits(16, 16)]
     transaction: Annotated[int, Bits(8, 64)]
-    data: Annotated[bytes, Bytes(24, DATA_BYTES)]
+    data: Annotated[bytes, Bytes(24, DATA_BYTES, whole=True)]
     status: Annotated[int, Bits(4, 16)] = 0
     class_specific: Annotated[int, Bits(6, 16)] = 0
     modifier: Annotated[int, Bits(20, 32)] = 0
     kind: Annotated[int, Bits(0, 32)] = _KIND
 
-    def encode(self) -> bytes:
-        """256 bytes. ValueError when `data` has any other length."""
-        if len(self.data) != DATA_BYTES:
-            raise ValueError(f"a management datagram carries {DATA_BYTES} bytes, not {len(self.data)}")
-        return _MAD.encode(self)
 
-
-_MAD: Final = Layout(ManagementDatagram)
-assert _MAD.size == MAD_BYTES
+assert layout_of(ManagementDatagram).size == MAD_BYTES
 
 
 def decode_mad_untrusted(raw: Buffer) -> ManagementDatagram:
     """The datagram. MalformedPacket (causes MAD_LENGTH, MAD_CLASS): not the connection manager's."""
     if len(raw) != MAD_BYTES:
         raise MalformedPacket(Cause.MAD_LENGTH, f"{len(raw)} bytes")
-    datagram = _MAD.decode(bytes(raw))
+    datagram = ManagementDatagram.decode(raw)
     if datagram.kind != _KIND:
         base, kind, version, method = raw[:4]
         raise MalformedPacket(

@@ -67,7 +67,7 @@ def is_connect(sqe: Sqe) -> bool:
 
 def is_shutdown(sqe: Sqe) -> bool:
     is_set = sqe.opcode == AdminOpcode.FABRICS and sqe.fctype == FabricsType.PROPERTY_SET
-    return is_set and Configuration.decode(sqe.cdw12).shutdown != 0
+    return is_set and Configuration.of_number(sqe.cdw12).shutdown != 0
 
 
 def offers_differ(sqe: Sqe, qid: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nvmeof.wire.fabrics import CONNECT_DATA, Authentication, Connect, FabricsType, PropertyAccess
+from nvmeof.wire.fabrics import CONNECT_DATA_BYTES, Authentication, Connect, FabricsType, PropertyAccess
 from nvmeof.wire.sgl import (
     SUBTYPE_ADDRESS,
     SUBTYPE_INVALIDATE,
@@ -53,7 +53,7 @@ def fabrics_entry(
     """A Fabrics command; data to the controller are in the capsule unless `sgl` says otherwise."""
     match fields:
         case Connect():
-            kind, place = FabricsType.CONNECT, in_capsule(CONNECT_DATA.size)
+            kind, place = FabricsType.CONNECT, in_capsule(CONNECT_DATA_BYTES)
         case PropertyAccess(value=None):
             kind, place = FabricsType.PROPERTY_GET, transport(0)
         case PropertyAccess():

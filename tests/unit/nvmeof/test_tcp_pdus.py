@@ -35,7 +35,7 @@ from nvmeof.tcp.pdu import (
 )
 from nvmeof.tcp.receiver import BadDataDigest, Event, PduReceiver
 from nvmeof.wire.cqe import Cqe
-from nvmeof.wire.fabrics import decode_connect, decode_connect_data_untrusted
+from nvmeof.wire.fabrics import Connect, decode_connect_data_untrusted
 from nvmeof.wire.identify import decode_identify_controller_untrusted
 from nvmeof.wire.sqe import Sqe
 from tests.support.lab.packet_capture import read_connections
@@ -143,7 +143,7 @@ def test_kernel_vectors_say_what_they_should() -> None:
     ]
     connect = events[0]
     assert isinstance(connect, CapsuleCmd)
-    fields = decode_connect(connect.sqe)
+    fields = Connect.of(connect.sqe)
     assert (fields.qid, fields.sqsize, fields.recfmt) == (0, 31, 0)
     who = decode_connect_data_untrusted(owner.data[0])
     assert who.cntlid == 0xFFFF

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nvmeof.controller.settings import ControllerSettings
-from nvmeof.wire.fabrics import CONNECT_DATA, DISCOVERY_NQN, Connect, FabricsType
+from nvmeof.wire.fabrics import CONNECT_DATA_BYTES, DISCOVERY_NQN, Connect, FabricsType
 from nvmeof.wire.properties import Property
 from nvmeof.wire.sqe import AdminOpcode, Sqe
 from nvmeof.wire.status import FabricsStatus, Status
@@ -72,7 +72,7 @@ def test_refusals(change: dict[str, Any], status: int, pointer: int) -> None:
 def test_a_name_without_an_end_or_without_a_letter_is_refused(field: int) -> None:
     target, _ = make_target(HeapStorage())
     host = RawHost(target)
-    data = bytearray(CONNECT_DATA.size)
+    data = bytearray(CONNECT_DATA_BYTES)
     data[256 : 256 + len(SUBSYSTEM)] = SUBSYSTEM.encode()
     data[512 : 512 + len(HOST)] = HOST.encode()
     data[16:18] = b"\xff\xff"
