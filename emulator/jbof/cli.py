@@ -24,16 +24,9 @@ from pydantic.fields import FieldInfo
 from typer.core import TyperGroup
 
 from emulator.command_line import EXIT_FAILED, run_program, tell_error, words_of
+from emulator.jbof import control_requests
 from emulator.jbof.control import ControlServer
 from emulator.jbof.control_client import NO_ENCLOSURE, ControlError, ask
-from emulator.jbof.control_requests import (
-    VERBS,
-    Request,
-    RequestError,
-    checked_request,
-    did_you_mean,
-    parse_status,
-)
 from emulator.jbof.drive_folder import write_atomically
 from emulator.jbof.drive_model import DriveModelSettings
 from emulator.jbof.enclosure import Enclosure, EnclosureError
@@ -68,7 +61,7 @@ def _near_words() -> Iterator[None]:
         text = wrong.message.removeprefix("Value error, ").removeprefix("Input ")
         typed, is_choice, known = text.partition(" is not one of ")
         if is_choice and "did you mean" not in text:
-            near = did_you_mean(typed.strip("'"), re.findall("'([^']*)'", known))
+            near = control_requests.did_you_mean(typed.strip("'"), re.findall("'([^']*)'", known))
             text = f"{text.removesuffix('.')}{near}."
         wrong.message = text
         raise
@@ -129,8 +122,8 @@ def _size(text: str) -> int:
 
 def _status(text: str) -> int:
     try:
-        return parse_status(text)
-    except RequestError as error:
+        return control_requests.parse_status(text)
+    except control_requests.RequestError as error:
         raise typer.BadParameter(str(error)) from None
 
 
@@ -389,11 +382,13 @@ def _option(name: str, field: FieldInfo) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _verb_of(verb: str, request: type[Request]) -> Callable[..., None]:
+def _verb_of(verb: str, request: type[control_requests.Request]) -> Callable[..., None]:
     def tell(*, control: Path, **given: Any) -> None:
         try:
-            checked = checked_request({"verb": verb} | {n: v for n, v in given.items() if v is not None})
-        except RequestError as error:
+            checked = control_requests.checked_request(
+                {"verb": verb} | {n: v for n, v in given.items() if v is not None}
+            )
+        except control_requests.RequestError as error:
             raise typer.BadParameter(str(error)) from None
         try:
             answer = ask(control, verb, **checked.model_dump(mode="json", exclude_none=True))
@@ -409,7 +404,7 @@ def _verb_of(verb: str, request: type[Request]) -> Callable[..., None]:
     return tell
 
 
-for _verb, _request in VERBS.items():
+for _verb, _request in control_requests.VERBS.items():
     (app if _verb == "stats" else fault).command(_verb)(_verb_of(_verb, _request))
 
 

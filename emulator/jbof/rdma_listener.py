@@ -26,13 +26,7 @@ from nvmeof.rdma.buffers import RegisteredBuffers
 from nvmeof.rdma.work import Access
 from nvmeof.transport.rdma_pair import Domain, poll, verbs_errors
 from nvmeof.transport.verbs_provider import Verbs, load_verbs
-from nvmeof.wire.rdma import (
-    ConnectRequest,
-    RejectStatus,
-    UnacceptableRequest,
-    decode_connect_request_untrusted,
-    encode_connect_reject,
-)
+from nvmeof.wire import rdma as wire
 
 log = logging.getLogger(__name__)
 
@@ -226,16 +220,16 @@ class RdmaListener:
         """Accept or reject a host's request for a queue pair."""
         host_reads = event.param.initiator_depth
         try:
-            request = decode_connect_request_untrusted(private)
+            request = wire.decode_connect_request_untrusted(private)
             limit = self._target.settings.max_io_queues
             judge_request(request, self._settings, max_io_queues=limit, host_reads=host_reads)
             peer = peer_of(cmid.connection().remote_ip)
             while self._entries_used + _entries(request.host_send_entries) > COMPLETIONS:
                 if not self._displace_for(peer):
-                    raise UnacceptableRequest(
-                        RejectStatus.NO_RESOURCES, "there are as many queue pairs as fit"
+                    raise wire.UnacceptableRequest(
+                        wire.RejectStatus.NO_RESOURCES, "there are as many queue pairs as fit"
                     )
-        except UnacceptableRequest as refusal:
+        except wire.UnacceptableRequest as refusal:
             log.debug("refused: %s", refusal)
             self._reject(cmid, refusal.status)
             return
@@ -243,7 +237,7 @@ class RdmaListener:
             connection = self._accept(cmid, request, host_reads, peer)
         except NvmeofError as error:
             log.debug("not accepted: %s", error)
-            self._reject(cmid, RejectStatus.NO_RESOURCES)
+            self._reject(cmid, wire.RejectStatus.NO_RESOURCES)
             return
         self.accepted += 1
         self._entries_used += _entries(request.host_send_entries)
@@ -264,7 +258,7 @@ class RdmaListener:
         self._forget(connection)
         return True
 
-    def _accept(self, cmid: Any, request: ConnectRequest, host_reads: int, peer: str) -> RdmaConnection:
+    def _accept(self, cmid: Any, request: wire.ConnectRequest, host_reads: int, peer: str) -> RdmaConnection:
         made: list[RdmaConnection] = []
 
         def wake() -> None:
@@ -277,10 +271,10 @@ class RdmaListener:
         )
         return made[0]
 
-    def _reject(self, cmid: Any, status: RejectStatus) -> None:
+    def _reject(self, cmid: Any, status: wire.RejectStatus) -> None:
         self.refused += 1
         try:
-            cmid.reject(encode_connect_reject(status))
+            cmid.reject(wire.encode_connect_reject(status))
             cmid.close()
         except self._verbs.error as error:
             log.debug("rejecting: %s", error)

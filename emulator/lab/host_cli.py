@@ -11,17 +11,9 @@ from typing import Annotated
 
 import typer
 
+from emulator.lab import cli
 from emulator.lab.accelerator import choose_accelerator
 from emulator.lab.cache import REPOSITORY
-from emulator.lab.cli import (
-    FOLDER_HELP,
-    checked_folder,
-    failures_told,
-    prepared_image,
-    print_raw,
-    told,
-    wait_on_terminal,
-)
 from emulator.lab.device_socket import require_socket
 from emulator.lab.gpu_host import GpuHostShape, gpu_host
 
@@ -68,7 +60,7 @@ def host(
     timeout: Annotated[
         float, typer.Option(help="With a command: seconds until the guest is ended.", min=1)
     ] = (3600.0),
-    folder: Annotated[Path, typer.Option(help=FOLDER_HELP)] = REPOSITORY,
+    folder: Annotated[Path, typer.Option(help=cli.FOLDER_HELP)] = REPOSITORY,
     results: Annotated[
         Path | None, typer.Option(help="Folder for the files that the command leaves in /run/g35/results.")
     ] = None,
@@ -86,10 +78,10 @@ def host(
         raise typer.BadParameter("name the one or the other", param_hint="--socket, --config")
     place = socket or (socket_of(config) if config else default_socket())
     shape = GpuHostShape(memory, cpus, tag, mount)
-    start = checked_folder(folder)
-    with failures_told():
+    start = cli.checked_folder(folder)
+    with cli.failures_told():
         require_socket(place)
-        image = prepared_image()
+        image = cli.prepared_image()
         accelerator = choose_accelerator(image)
         with gpu_host(
             command or "exec /bin/bash --login",
@@ -102,12 +94,12 @@ def host(
             tell=_tell,
         ) as guest:
             if not command:
-                wait_on_terminal(guest, THE_GUEST)
+                cli.wait_on_terminal(guest, THE_GUEST)
                 return
-            if told.is_terminal:
-                told.print(f"booting {THE_GUEST}")
+            if cli.told.is_terminal:
+                cli.told.print(f"booting {THE_GUEST}")
             try:
-                status = guest.wait(timeout, print_raw).status
+                status = guest.wait(timeout, cli.print_raw).status
             finally:
                 if results is not None:
                     guest.copy_results(results)
@@ -144,4 +136,4 @@ def socket_of(config: Path) -> Path:
 
 
 def _tell(sentence: str) -> None:
-    told.print(sentence, markup=False, highlight=False, soft_wrap=True, end="\r\n")
+    cli.told.print(sentence, markup=False, highlight=False, soft_wrap=True, end="\r\n")

@@ -32,19 +32,8 @@ from emulator.roce.cm.attributes import queue_pair_attributes
 from emulator.roce.cm.connection import CmEvent, Connection
 from emulator.roce.cm.events import CmEventType, ConnectionParameters
 from emulator.roce.link.udp import UdpLink
+from emulator.roce.nic import verbs
 from emulator.roce.nic.queue_pair import QueuePair
-from emulator.roce.nic.verbs import (
-    Access,
-    Address,
-    Burst,
-    QpCapabilities,
-    QpState,
-    QpType,
-    SendFlags,
-    SendOpcode,
-    Sge,
-    WcStatus,
-)
 from emulator.roce.nic.work_requests import ReceiveRequest, SendRequest
 from emulator.roce.runtime.device import Device
 from emulator.roce.wire.cm_ip import PortSpace
@@ -70,7 +59,7 @@ FLOOR_BUFFER_BYTES: Final = 512 << 10
 
 _REGION: Final = struct.Struct(">IQ")
 _COUNT: Final = struct.Struct("=Qd")
-_ACCESS: Final = Access.LOCAL_WRITE | Access.REMOTE_WRITE | Access.REMOTE_READ
+_ACCESS: Final = verbs.Access.LOCAL_WRITE | verbs.Access.REMOTE_WRITE | verbs.Access.REMOTE_READ
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +84,13 @@ class _Party:
             self.cq = nic.create_cq(256)
             self.region = nic.reg_mr(self.pd, memoryview(self.memory), 0x10000, _ACCESS)
             self.qp: QueuePair = nic.create_qp(
-                self.pd, QpType.RC, self.cq, self.cq, QpCapabilities(64, 64, 1, 1, 0)
+                self.pd, verbs.QpType.RC, self.cq, self.cq, verbs.QpCapabilities(64, 64, 1, 1, 0)
             )
 
-    def sge(self, offset: int, length: int) -> Sge:
-        return Sge(self.region.address + offset, length, self.region.lkey)
+    def sge(self, offset: int, length: int) -> verbs.Sge:
+        return verbs.Sge(self.region.address + offset, length, self.region.lkey)
 
-    def move(self, connection: Connection, *states: QpState) -> None:
+    def move(self, connection: Connection, *states: verbs.QpState) -> None:
         for state in states:
             self.qp.modify(*queue_pair_attributes(connection, state))
 
@@ -122,7 +111,7 @@ class _Party:
         with self.device.turn():
             done = self.cq.poll(64)
         for completion in done:
-            if completion.status is not WcStatus.SUCCESS:
+            if completion.status is not verbs.WcStatus.SUCCESS:
                 raise ConnectionError(f"a request ended with {completion.status.name}")
         return len(done)
 
@@ -131,7 +120,9 @@ class _Party:
             self.qp.post_recv(ReceiveRequest(0, (self.sge(0, SMALL),)))
 
     def send_small(self) -> None:
-        self.qp.post_send(SendRequest(1, SendOpcode.SEND, SendFlags(0), (self.sge(SMALL, SMALL),)))
+        self.qp.post_send(
+            SendRequest(1, verbs.SendOpcode.SEND, verbs.SendFlags(0), (self.sge(SMALL, SMALL),))
+        )
 
 
 def _serve() -> None:
@@ -144,7 +135,7 @@ def _serve() -> None:
         print("ready", flush=True)
         connection = party.wait_for(CmEventType.CONNECT_REQUEST).connection
         with party.device.turn():
-            party.move(connection, QpState.INIT, QpState.RTR, QpState.RTS)
+            party.move(connection, verbs.QpState.INIT, verbs.QpState.RTR, verbs.QpState.RTS)
             party.post_receives(32)
             private = _REGION.pack(party.region.rkey, party.region.address)
             connection.accept(ConnectionParameters(party.qp.number, private, 16, 16), time.monotonic())
@@ -153,7 +144,7 @@ def _serve() -> None:
             party.device.drive_until(lambda: len(party.cq) or party.events)
             with party.device.turn():
                 for completion in party.cq.poll(64):
-                    if completion.status is WcStatus.SUCCESS:
+                    if completion.status is verbs.WcStatus.SUCCESS:
                         party.post_receives(1)
                         party.send_small()
     finally:
@@ -219,7 +210,7 @@ def _connected() -> Iterator[tuple[_Party, int, int]]:
             answer = party.wait_for(CmEventType.CONNECT_RESPONSE)
             rkey, address = _REGION.unpack_from(answer.private_data)
             with party.device.turn():
-                party.move(connection, QpState.INIT, QpState.RTR, QpState.RTS)
+                party.move(connection, verbs.QpState.INIT, verbs.QpState.RTR, verbs.QpState.RTS)
                 connection.establish(time.monotonic())
             yield party, rkey, address
             with party.device.turn():
@@ -234,7 +225,7 @@ def udp_gso(seconds: float = SECONDS) -> Record:
     with _peer("receive") as peer:
         link = UdpLink(OWN_IP)
         try:
-            burst = Burst(memoryview(bytes(SEGMENT * SEGMENTS)), SEGMENT, Address(PEER_IP))
+            burst = verbs.Burst(memoryview(bytes(SEGMENT * SEGMENTS)), SEGMENT, verbs.Address(PEER_IP))
             end = time.perf_counter() + seconds
             while True:
                 # At least so many, however late it is by then.
@@ -249,13 +240,13 @@ def udp_gso(seconds: float = SECONDS) -> Record:
     return Record("udp_gso", received / took / (1 << 30), "GiB/s")
 
 
-def _one_sided(name: str, opcode: SendOpcode, seconds: float = SECONDS) -> Record:
+def _one_sided(name: str, opcode: verbs.SendOpcode, seconds: float = SECONDS) -> Record:
     with _connected() as (party, rkey, address):
         qp = party.qp
 
         def post(slot: int) -> None:
             local = party.sge(slot * MIB, MIB)
-            request = SendRequest(slot, opcode, SendFlags.SIGNALED, (local,))
+            request = SendRequest(slot, opcode, verbs.SendFlags.SIGNALED, (local,))
             request.remote_address, request.rkey = address + slot * MIB, rkey
             qp.post_send(request)
 
@@ -280,13 +271,15 @@ def _one_sided(name: str, opcode: SendOpcode, seconds: float = SECONDS) -> Recor
         left = IN_FLIGHT - fresh
         while left > 0:
             left -= party.completions()
-        if opcode is SendOpcode.RDMA_READ and party.memory != bytes(range(256)) * (len(party.memory) >> 8):
+        if opcode is verbs.SendOpcode.RDMA_READ and party.memory != bytes(range(256)) * (
+            len(party.memory) >> 8
+        ):
             raise ValueError("what was read is not what was there")
     return Record(name, done * MIB / took / (1 << 30), "GiB/s")
 
 
-roce_write_1m = partial(_one_sided, "roce_write_1m", SendOpcode.RDMA_WRITE)
-roce_read_1m = partial(_one_sided, "roce_read_1m", SendOpcode.RDMA_READ)
+roce_write_1m = partial(_one_sided, "roce_write_1m", verbs.SendOpcode.RDMA_WRITE)
+roce_read_1m = partial(_one_sided, "roce_read_1m", verbs.SendOpcode.RDMA_READ)
 
 
 def roce_send_64b_p50_us(seconds: float = SECONDS) -> Record:

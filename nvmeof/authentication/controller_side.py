@@ -22,24 +22,9 @@ from nvmeof.authentication.responses import HASH_BYTES, Exchange, new_challenge
 from nvmeof.authentication.secret import Credentials
 from nvmeof.errors import MalformedPdu
 from nvmeof.limits import AUTHENTICATION_S
-from nvmeof.wire.authentication import (
-    FAILURE,
-    AuthType,
-    Challenge,
-    Failure,
-    FailureReason,
-    GroupId,
-    HashId,
-    Negotiate,
-    Reply,
-    Success1,
-    Success2,
-    decode_host_message_untrusted,
-    describe_reason,
-    transaction_of,
-)
+from nvmeof.wire import authentication as wire
 
-LEAST_ROOM: Final = FAILURE.size
+LEAST_ROOM: Final = wire.FAILURE.size
 """An Authentication Receive for less could not even be told that it failed."""
 
 
@@ -68,11 +53,11 @@ class ControllerAuthentication:
         """When the exchange has to be through; infinity while none is under way."""
         self._host_nqn = host_nqn
         self._subsystem_nqn = subsystem_nqn
-        self._reason = FailureReason.FAILED
+        self._reason = wire.FailureReason.FAILED
         self._credentials: Credentials | None = None
         self._transaction = 0
-        self._hash = HashId.SHA256
-        self._group = GroupId.NULL
+        self._hash = wire.HashId.SHA256
+        self._group = wire.GroupId.NULL
         self._challenge = b""
         self._sequence = 0
         self._pair: KeyPair | None = None
@@ -91,80 +76,82 @@ class ControllerAuthentication:
             return  # It stays failed, whatever else is sent.
         self.deadline = min(self.deadline, now + AUTHENTICATION_S)
         try:
-            message = decode_host_message_untrusted(data)
+            message = wire.decode_host_message_untrusted(data)
         except MalformedPdu as error:
-            self._transaction = transaction_of(data)
-            self._fail(FailureReason.INCORRECT_PAYLOAD, str(error))
+            self._transaction = wire.transaction_of(data)
+            self._fail(wire.FailureReason.INCORRECT_PAYLOAD, str(error))
             return
         match self.state, message:
-            case ControllerState.IDLE, Negotiate():
+            case ControllerState.IDLE, wire.Negotiate():
                 self._negotiate(message, credentials)
-            case _, Negotiate():
+            case _, wire.Negotiate():
                 self._transaction = message.transaction
-                self._fail(FailureReason.INCORRECT_MESSAGE, "AUTH_Negotiate amid an authentication")
+                self._fail(wire.FailureReason.INCORRECT_MESSAGE, "AUTH_Negotiate amid an authentication")
             case _, _ if message.transaction != self._transaction:
-                self._fail(FailureReason.INCORRECT_PAYLOAD, "a message of another transaction")
-            case ControllerState.CONFIRMATION_DUE, Failure(reason=FailureReason.FAILED):
+                self._fail(wire.FailureReason.INCORRECT_PAYLOAD, "a message of another transaction")
+            case ControllerState.CONFIRMATION_DUE, wire.Failure(reason=wire.FailureReason.FAILED):
                 self._end("the host does not accept our proof: it has another secret for this subsystem")
-            case _, Failure(reason=reason):
-                self._end(f"the host gives up: {describe_reason(reason)}")
-            case ControllerState.REPLY_DUE, Reply():
+            case _, wire.Failure(reason=reason):
+                self._end(f"the host gives up: {wire.describe_reason(reason)}")
+            case ControllerState.REPLY_DUE, wire.Reply():
                 self._reply(message)
-            case ControllerState.CONFIRMATION_DUE, Success2():
+            case ControllerState.CONFIRMATION_DUE, wire.Success2():
                 self._succeed()
             case _:
-                self._fail(FailureReason.INCORRECT_MESSAGE, f"{type(message).__name__} out of order")
+                self._fail(wire.FailureReason.INCORRECT_MESSAGE, f"{type(message).__name__} out of order")
 
-    def _negotiate(self, message: Negotiate, credentials: Credentials | None) -> None:
+    def _negotiate(self, message: wire.Negotiate, credentials: Credentials | None) -> None:
         self._transaction = message.transaction
         if message.concatenation:
-            self._fail(FailureReason.CONCATENATION_MISMATCH, "the host wants a secure channel on top")
+            self._fail(wire.FailureReason.CONCATENATION_MISMATCH, "the host wants a secure channel on top")
             return
-        ours = [each for each in message.protocols if each.authid == AuthType.DHCHAP]
+        ours = [each for each in message.protocols if each.authid == wire.AuthType.DHCHAP]
         if credentials is None or not ours:
             why = "the host has no secret here" if credentials is None else "the host cannot do DH-HMAC-CHAP"
-            self._fail(FailureReason.NOT_USABLE, why)
+            self._fail(wire.FailureReason.NOT_USABLE, why)
             return
         hashes = {number for each in ours for number in each.hashes}
         groups = {number for each in ours for number in each.groups}
         hash_id = next((each for each in credentials.hashes if each in hashes), None)
         group = next((each for each in credentials.groups if each in groups), None)
         if hash_id is None:
-            self._fail(FailureReason.HASH_UNUSABLE, "the host offers none of our hashes")
+            self._fail(wire.FailureReason.HASH_UNUSABLE, "the host offers none of our hashes")
         elif group is None:
-            self._fail(FailureReason.GROUP_UNUSABLE, "the host offers none of our DH groups")
+            self._fail(wire.FailureReason.GROUP_UNUSABLE, "the host offers none of our DH groups")
         else:
             self._credentials, self._hash, self._group = credentials, hash_id, group
             self.state = ControllerState.CHALLENGE_DUE
 
-    def _reply(self, message: Reply) -> None:
+    def _reply(self, message: wire.Reply) -> None:
         credentials = self._credentials
         assert credentials is not None
         if len(message.response) != HASH_BYTES[self._hash]:
-            self._fail(FailureReason.INCORRECT_PAYLOAD, "a response of a wrong length")
+            self._fail(wire.FailureReason.INCORRECT_PAYLOAD, "a response of a wrong length")
             return
         shared = None
         if self._pair is not None:
             try:
                 shared = self._pair.shared(message.dh_value)
             except BadPublicValue as error:
-                self._fail(FailureReason.INCORRECT_PAYLOAD, f"the host sent {error}")
+                self._fail(wire.FailureReason.INCORRECT_PAYLOAD, f"the host sent {error}")
                 return
         elif message.dh_value:
-            self._fail(FailureReason.INCORRECT_PAYLOAD, "a DH value without a group")
+            self._fail(wire.FailureReason.INCORRECT_PAYLOAD, "a DH value without a group")
             return
         exchange = Exchange(self._hash, self._transaction, self._host_nqn, self._subsystem_nqn, shared)
         expected = exchange.host_response(credentials.host_secret, self._challenge, self._sequence)
         if not hmac.compare_digest(message.response, expected):
-            self._fail(FailureReason.FAILED, "the host's response is wrong: it has another secret")
+            self._fail(wire.FailureReason.FAILED, "the host's response is wrong: it has another secret")
             return
         if message.challenge is not None:
             secret = credentials.controller_secret
             if secret is None:
-                self._fail(FailureReason.FAILED, "the host asks for our secret, and there is none for it")
+                self._fail(
+                    wire.FailureReason.FAILED, "the host asks for our secret, and there is none for it"
+                )
                 return
             if message.challenge == self._challenge or not message.sequence:
-                self._fail(FailureReason.INCORRECT_PAYLOAD, "the host's challenge is ours, or not one")
+                self._fail(wire.FailureReason.INCORRECT_PAYLOAD, "the host's challenge is ours, or not one")
                 return
             self._response = exchange.controller_response(secret, message.challenge, message.sequence)
         self.state = ControllerState.VERDICT_DUE
@@ -176,17 +163,17 @@ class ControllerAuthentication:
                 message = self._make_challenge()
                 following = ControllerState.REPLY_DUE
             case ControllerState.VERDICT_DUE:
-                message = Success1(self._transaction, HASH_BYTES[self._hash], self._response).encode()
+                message = wire.Success1(self._transaction, HASH_BYTES[self._hash], self._response).encode()
                 following = ControllerState.CONFIRMATION_DUE
             case _:
-                self._fail(FailureReason.INCORRECT_MESSAGE, "there is nothing to receive")
+                self._fail(wire.FailureReason.INCORRECT_MESSAGE, "there is nothing to receive")
                 message, following = b"", self.state
         if len(message) > room:
-            self._fail(FailureReason.INCORRECT_PAYLOAD, f"{room} bytes are too few to receive it")
+            self._fail(wire.FailureReason.INCORRECT_PAYLOAD, f"{room} bytes are too few to receive it")
         if self.state is ControllerState.FAILURE_DUE:
             self._end(self.failure or "")
         if self.state is ControllerState.OVER:
-            return Failure(self._transaction, self._reason, from_host=False).encode()
+            return wire.Failure(self._transaction, self._reason, from_host=False).encode()
         self.state = following
         if following is ControllerState.CONFIRMATION_DUE and self._response is None:
             self._succeed()
@@ -197,9 +184,9 @@ class ControllerAuthentication:
         assert credentials is not None
         self._challenge = new_challenge(self._hash)
         self._sequence = credentials.numbers.next_sequence()
-        self._pair = None if self._group is GroupId.NULL else KeyPair(self._group)
+        self._pair = None if self._group is wire.GroupId.NULL else KeyPair(self._group)
         value = b"" if self._pair is None else self._pair.public
-        return Challenge(
+        return wire.Challenge(
             self._transaction, self._hash, self._group, self._sequence, self._challenge, value
         ).encode()
 
@@ -212,7 +199,7 @@ class ControllerAuthentication:
         self.deadline = math.inf
         self.state = ControllerState.IDLE
 
-    def _fail(self, reason: FailureReason, why: str) -> None:
+    def _fail(self, reason: wire.FailureReason, why: str) -> None:
         """The host is to be told; until then the deadline goes on."""
         if self.state in (ControllerState.FAILURE_DUE, ControllerState.OVER):
             return

@@ -16,21 +16,7 @@ from nvmeof.authentication.groups import BadPublicValue, KeyPair, value_bytes
 from nvmeof.authentication.responses import HASH_BYTES, Exchange, new_challenge
 from nvmeof.authentication.secret import Credentials
 from nvmeof.errors import AuthenticationFailed, LocalProtocolError, MalformedPdu
-from nvmeof.wire.authentication import (
-    Challenge,
-    ControllerMessage,
-    Failure,
-    FailureReason,
-    GroupId,
-    HashId,
-    Negotiate,
-    Protocol,
-    Reply,
-    Success1,
-    Success2,
-    decode_controller_message_untrusted,
-    describe_reason,
-)
+from nvmeof.wire import authentication as wire
 
 
 class HostState(Enum):
@@ -58,38 +44,42 @@ class HostAuthentication:
         """AUTH_Negotiate: what we can do."""
         self._step(HostState.NEW, HostState.NEGOTIATING)
         credentials = self._credentials
-        return Negotiate(self._transaction, (Protocol(credentials.hashes, credentials.groups),)).encode()
+        return wire.Negotiate(
+            self._transaction, (wire.Protocol(credentials.hashes, credentials.groups),)
+        ).encode()
 
     def challenged(self, data: bytes | memoryview) -> bytes:
         """The controller's first answer; our Reply to it. Raises `AuthenticationFailed`."""
         self._step(HostState.NEGOTIATING, HostState.REPLIED)
         message = self._decode(data)
-        if not isinstance(message, Challenge):
-            self._refuse(FailureReason.INCORRECT_MESSAGE, "the controller did not send a challenge")
+        if not isinstance(message, wire.Challenge):
+            self._refuse(wire.FailureReason.INCORRECT_MESSAGE, "the controller did not send a challenge")
         credentials = self._credentials
         if message.hash_id not in credentials.hashes:
-            self._refuse(FailureReason.HASH_UNUSABLE, f"the controller wants hash {message.hash_id}")
+            self._refuse(wire.FailureReason.HASH_UNUSABLE, f"the controller wants hash {message.hash_id}")
         if message.group_id not in credentials.groups:
-            self._refuse(FailureReason.GROUP_UNUSABLE, f"the controller wants DH group {message.group_id}")
-        hash_id, group = HashId(message.hash_id), GroupId(message.group_id)
+            self._refuse(
+                wire.FailureReason.GROUP_UNUSABLE, f"the controller wants DH group {message.group_id}"
+            )
+        hash_id, group = wire.HashId(message.hash_id), wire.GroupId(message.group_id)
         if len(message.challenge) != HASH_BYTES[hash_id] or not message.sequence:
-            self._refuse(FailureReason.INCORRECT_PAYLOAD, "the controller's challenge is not one")
+            self._refuse(wire.FailureReason.INCORRECT_PAYLOAD, "the controller's challenge is not one")
         value, shared = b"", None
         if len(message.dh_value) != value_bytes(group):
-            self._refuse(FailureReason.INCORRECT_PAYLOAD, "the controller's DH value has a wrong length")
-        if group is not GroupId.NULL:
+            self._refuse(wire.FailureReason.INCORRECT_PAYLOAD, "the controller's DH value has a wrong length")
+        if group is not wire.GroupId.NULL:
             try:
                 pair = KeyPair(group)
                 value, shared = pair.public, pair.shared(message.dh_value)
             except BadPublicValue as error:
-                self._refuse(FailureReason.INCORRECT_PAYLOAD, f"the controller sent {error}")
+                self._refuse(wire.FailureReason.INCORRECT_PAYLOAD, f"the controller sent {error}")
         exchange = Exchange(hash_id, self._transaction, self._host_nqn, self._subsystem_nqn, shared)
         self._exchange = exchange
         if credentials.controller_secret is not None:
             self._challenge = new_challenge(hash_id)
             self._sequence = credentials.numbers.next_sequence()
         response = exchange.host_response(credentials.host_secret, message.challenge, message.sequence)
-        return Reply(self._transaction, response, self._sequence, self._challenge, value).encode()
+        return wire.Reply(self._transaction, response, self._sequence, self._challenge, value).encode()
 
     def concluded(self, data: bytes | memoryview) -> bytes | None:
         """The controller's verdict; Success2 if it had to prove itself. Raises `AuthenticationFailed`."""
@@ -97,48 +87,50 @@ class HostAuthentication:
         message = self._decode(data)
         exchange, secret = self._exchange, self._credentials.controller_secret
         assert exchange is not None
-        if not isinstance(message, Success1):
-            self._refuse(FailureReason.INCORRECT_MESSAGE, "the controller did not send a verdict")
+        if not isinstance(message, wire.Success1):
+            self._refuse(wire.FailureReason.INCORRECT_MESSAGE, "the controller did not send a verdict")
         if secret is None or self._challenge is None:
             if message.response is not None:
-                self._refuse(FailureReason.INCORRECT_PAYLOAD, "the controller answers what was not asked")
+                self._refuse(
+                    wire.FailureReason.INCORRECT_PAYLOAD, "the controller answers what was not asked"
+                )
             return None
         expected = exchange.controller_response(secret, self._challenge, self._sequence)
         # A controller that leaves its response out has not proven anything.
         if message.response is None or not hmac.compare_digest(message.response, expected):
             self._refuse(
-                FailureReason.FAILED,
+                wire.FailureReason.FAILED,
                 "the controller could not prove itself: its secret (controller_secret_file here) is another, "
                 "or it is not the controller that it claims to be",
             )
-        return Success2(self._transaction).encode()
+        return wire.Success2(self._transaction).encode()
 
     def _step(self, before: HostState, after: HostState) -> None:
         if self.state is not before:
             raise LocalProtocolError(f"an authentication that is {self.state.value} is not {before.value}")
         self.state = after
 
-    def _decode(self, data: bytes | memoryview) -> ControllerMessage:
+    def _decode(self, data: bytes | memoryview) -> wire.ControllerMessage:
         try:
-            message = decode_controller_message_untrusted(data)
+            message = wire.decode_controller_message_untrusted(data)
         except MalformedPdu as error:
-            self._refuse(FailureReason.INCORRECT_PAYLOAD, f"the controller sent {error}")
-        if isinstance(message, Failure):
+            self._refuse(wire.FailureReason.INCORRECT_PAYLOAD, f"the controller sent {error}")
+        if isinstance(message, wire.Failure):
             self.state = HostState.FAILED
             raise AuthenticationFailed(self._why_refused(message.reason))
         if message.transaction != self._transaction:
-            self._refuse(FailureReason.INCORRECT_PAYLOAD, "the controller answers another transaction")
+            self._refuse(wire.FailureReason.INCORRECT_PAYLOAD, "the controller answers another transaction")
         return message
 
     def _why_refused(self, reason: int) -> str:
-        if reason == FailureReason.FAILED:
+        if reason == wire.FailureReason.FAILED:
             return (
                 f"the controller does not accept the secret of {self._host_nqn} (host_secret_file here): "
                 "it has another one for this host, or the subsystem's own is missing there"
             )
-        return f"the controller refuses to authenticate: {describe_reason(reason)}"
+        return f"the controller refuses to authenticate: {wire.describe_reason(reason)}"
 
-    def _refuse(self, reason: FailureReason, why: str) -> NoReturn:
+    def _refuse(self, reason: wire.FailureReason, why: str) -> NoReturn:
         self.state = HostState.FAILED
-        farewell = Failure(self._transaction, reason, from_host=True).encode()
+        farewell = wire.Failure(self._transaction, reason, from_host=True).encode()
         raise AuthenticationFailed(why, farewell=farewell)

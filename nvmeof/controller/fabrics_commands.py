@@ -14,20 +14,8 @@ from nvmeof.controller.request import Direction, Outcome, Refusal, Request
 from nvmeof.controller.served_queue import ServedQueue
 from nvmeof.controller.target import Target
 from nvmeof.errors import MalformedPdu
+from nvmeof.wire import fabrics
 from nvmeof.wire.authentication import MAX_MESSAGE_BYTES, PROTOCOL_SPECIFIC, SECURITY_PROTOCOL
-from nvmeof.wire.fabrics import (
-    CATTR_NO_FLOW_CONTROL,
-    CONNECT_DATA_BYTES,
-    DYNAMIC_CONTROLLER,
-    RESULT_AUTH_REQUIRED,
-    Connect,
-    ConnectData,
-    ConnectParameter,
-    FabricsType,
-    decode_authentication,
-    decode_connect_data_untrusted,
-    decode_property_access,
-)
 from nvmeof.wire.properties import Property
 from nvmeof.wire.sqe import AdminOpcode, Sqe
 from nvmeof.wire.status import FabricsStatus, Status
@@ -36,35 +24,39 @@ from nvmeof.wire.status import FabricsStatus, Status
 def begin_fabrics(request: Request, queue: ServedQueue, *, connected: bool) -> None:
     """Set direction, length and window. Raises Refusal."""
     fctype = request.sqe.fctype
-    if fctype == FabricsType.CONNECT:
+    if fctype == fabrics.FabricsType.CONNECT:
         # Also a second one, which is refused when its data have come.
-        request.direction, request.length = Direction.FROM_HOST, CONNECT_DATA_BYTES
-        request.window = memoryview(bytearray(CONNECT_DATA_BYTES))
+        request.direction, request.length = Direction.FROM_HOST, fabrics.CONNECT_DATA_BYTES
+        request.window = memoryview(bytearray(fabrics.CONNECT_DATA_BYTES))
     elif not connected:
         raise Refusal(Status.COMMAND_SEQUENCE_ERROR)
     elif is_authentication(request.sqe):
         begin_authentication(request, queue)
-    elif fctype not in (FabricsType.PROPERTY_GET, FabricsType.PROPERTY_SET, FabricsType.DISCONNECT):
+    elif fctype not in (
+        fabrics.FabricsType.PROPERTY_GET,
+        fabrics.FabricsType.PROPERTY_SET,
+        fabrics.FabricsType.DISCONNECT,
+    ):
         raise Refusal(Status.INVALID_OPCODE)
 
 
 def execute_fabrics(request: Request, controller: Controller, queue: ServedQueue) -> Outcome:
     """Carry a command out that comes after Connect. Raises Refusal."""
     match request.sqe.fctype:
-        case FabricsType.CONNECT:
+        case fabrics.FabricsType.CONNECT:
             raise Refusal(Status.COMMAND_SEQUENCE_ERROR)
-        case FabricsType.PROPERTY_GET:
+        case fabrics.FabricsType.PROPERTY_GET:
             request.result = _property_get(request, controller, queue)
-        case FabricsType.PROPERTY_SET:
+        case fabrics.FabricsType.PROPERTY_SET:
             _property_set(request, controller, queue)
-        case FabricsType.DISCONNECT:
+        case fabrics.FabricsType.DISCONNECT:
             _disconnect(request, queue)
         case _:
             raise Refusal(Status.INVALID_OPCODE)
     return Outcome.DONE
 
 
-def _invalid(where: ConnectParameter) -> NoReturn:
+def _invalid(where: fabrics.ConnectParameter) -> NoReturn:
     raise Refusal(FabricsStatus.CONNECT_INVALID_PARAMETERS, result=int(where))
 
 
@@ -74,22 +66,22 @@ def connect(request: Request, target: Target, queue: ServedQueue, now: float) ->
     The result of the command is the controller's id and AUTHREQ.
     """
     assert request.window is not None
-    fields = Connect.of(request.sqe)
+    fields = fabrics.Connect.of(request.sqe)
     if fields.recfmt != 0:
         raise Refusal(FabricsStatus.CONNECT_INCOMPATIBLE_FORMAT)
     try:
-        data = decode_connect_data_untrusted(request.window)
+        data = fabrics.decode_connect_data_untrusted(request.window)
     except MalformedPdu:
-        _invalid(ConnectParameter.SUBNQN)
+        _invalid(fabrics.ConnectParameter.SUBNQN)
     if not 1 <= fields.sqsize < queue.settings.max_queue_entries:
-        _invalid(ConnectParameter.SQSIZE)
+        _invalid(fabrics.ConnectParameter.SQSIZE)
     if not data.host_nqn:
-        _invalid(ConnectParameter.HOSTNQN)
+        _invalid(fabrics.ConnectParameter.HOSTNQN)
     if fields.qid == 0:
         controller = _connect_admin(fields, data, target, queue, now)
     else:
         controller = _connect_io(fields, data, target, queue)
-    no_flow_control = fields.cattr & CATTR_NO_FLOW_CONTROL != 0
+    no_flow_control = fields.cattr & fabrics.CATTR_NO_FLOW_CONTROL != 0
     queue.attach(fields.qid, fields.sqsize + 1, no_flow_control=no_flow_control)
     request.result = controller.cntlid
     is_proven = data.host_nqn not in controller.subsystem.credentials
@@ -98,22 +90,22 @@ def connect(request: Request, target: Target, queue: ServedQueue, now: float) ->
         controller.queues[fields.qid] = queue
     if not is_proven:
         require_authentication(controller, queue, now)
-        request.result |= RESULT_AUTH_REQUIRED
+        request.result |= fabrics.RESULT_AUTH_REQUIRED
     elif not controller.subsystem.is_discovery:
         target.guests.leave(queue)
     return controller
 
 
 def _connect_admin(
-    fields: Connect, data: ConnectData, target: Target, queue: ServedQueue, now: float
+    fields: fabrics.Connect, data: fabrics.ConnectData, target: Target, queue: ServedQueue, now: float
 ) -> Controller:
     subsystem = target.find_subsystem(data.subsystem_nqn)
     if subsystem is None:
-        _invalid(ConnectParameter.SUBNQN)
+        _invalid(fabrics.ConnectParameter.SUBNQN)
     if not subsystem.allows(data.host_nqn):
         raise Refusal(FabricsStatus.CONNECT_INVALID_HOST)
-    if data.cntlid != DYNAMIC_CONTROLLER:
-        _invalid(ConnectParameter.CNTLID)
+    if data.cntlid != fabrics.DYNAMIC_CONTROLLER:
+        _invalid(fabrics.ConnectParameter.CNTLID)
     if data.host_nqn in subsystem.credentials and not target.unproven.admit(queue, now):
         # A stranger may open as many as he likes and never prove himself.
         target.authentications.turned_away += 1
@@ -139,21 +131,23 @@ def _connect_admin(
     return controller
 
 
-def _connect_io(fields: Connect, data: ConnectData, target: Target, queue: ServedQueue) -> Controller:
+def _connect_io(
+    fields: fabrics.Connect, data: fabrics.ConnectData, target: Target, queue: ServedQueue
+) -> Controller:
     subsystem = target.find_subsystem(data.subsystem_nqn)
     if subsystem is None or subsystem.is_discovery:
-        _invalid(ConnectParameter.SUBNQN)
+        _invalid(fabrics.ConnectParameter.SUBNQN)
     controller = target.find_controller(data.cntlid)
     if controller is None or controller.subsystem is not subsystem or controller.ended is not None:
-        _invalid(ConnectParameter.CNTLID)
+        _invalid(fabrics.ConnectParameter.CNTLID)
     if controller.port_id != queue.port_id:  # a controller is of one port
-        _invalid(ConnectParameter.CNTLID)
+        _invalid(fabrics.ConnectParameter.CNTLID)
     if controller.host_nqn != data.host_nqn or controller.host_id != data.host_id:
         raise Refusal(FabricsStatus.CONNECT_INVALID_HOST)
     if not controller.enabled:
         raise Refusal(Status.COMMAND_SEQUENCE_ERROR)
     if fields.qid > controller.granted_io_queues:
-        _invalid(ConnectParameter.QID)
+        _invalid(fabrics.ConnectParameter.QID)
     if fields.qid in controller.queues:
         raise Refusal(Status.COMMAND_SEQUENCE_ERROR)
     return controller
@@ -162,7 +156,7 @@ def _connect_io(fields: Connect, data: ConnectData, target: Target, queue: Serve
 def _property_get(request: Request, controller: Controller, queue: ServedQueue) -> int:
     if queue.qid != 0:
         raise Refusal(Status.INVALID_OPCODE)
-    access = decode_property_access(request.sqe)
+    access = fabrics.decode_property_access(request.sqe)
     match access.offset, access.size:
         case Property.CAP, 8:
             return controller.capabilities
@@ -179,7 +173,7 @@ def _property_get(request: Request, controller: Controller, queue: ServedQueue) 
 def _property_set(request: Request, controller: Controller, queue: ServedQueue) -> None:
     if queue.qid != 0:
         raise Refusal(Status.INVALID_OPCODE)
-    access = decode_property_access(request.sqe)
+    access = fabrics.decode_property_access(request.sqe)
     if access.offset != Property.CC or access.size != 4 or access.value is None:
         raise Refusal(Status.INVALID_FIELD)
     controller.configure(access.value)
@@ -196,8 +190,8 @@ def _disconnect(request: Request, queue: ServedQueue) -> None:
 
 def is_authentication(sqe: Sqe) -> bool:
     return sqe.opcode == AdminOpcode.FABRICS and sqe.fctype in (
-        FabricsType.AUTHENTICATION_SEND,
-        FabricsType.AUTHENTICATION_RECEIVE,
+        fabrics.FabricsType.AUTHENTICATION_SEND,
+        fabrics.FabricsType.AUTHENTICATION_RECEIVE,
     )
 
 
@@ -214,7 +208,7 @@ def begin_authentication(request: Request, queue: ServedQueue) -> None:
     """Set direction, length and window. Raises Refusal."""
     if queue.authentication is None:
         raise Refusal(Status.INVALID_OPCODE)
-    fields = decode_authentication(request.sqe)
+    fields = fabrics.decode_authentication(request.sqe)
     protocol = SECURITY_PROTOCOL, PROTOCOL_SPECIFIC, PROTOCOL_SPECIFIC
     if (fields.secp, fields.spsp0, fields.spsp1) != protocol:
         raise Refusal(Status.INVALID_FIELD)
@@ -237,7 +231,7 @@ def execute_authentication(
     if authentication is None:
         raise Refusal(Status.INVALID_OPCODE)
     successes = authentication.successes
-    if request.sqe.fctype == FabricsType.AUTHENTICATION_SEND:
+    if request.sqe.fctype == fabrics.FabricsType.AUTHENTICATION_SEND:
         assert request.window is not None
         credentials = controller.subsystem.credentials.get(controller.host_nqn)
         authentication.receive(request.window, credentials, now)

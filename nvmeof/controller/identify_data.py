@@ -10,33 +10,10 @@ from nvmeof.controller.controller import ERROR_LOG_ENTRIES, Controller
 from nvmeof.controller.request import Refusal
 from nvmeof.controller.settings import NAMESPACE_ID_LIMIT
 from nvmeof.controller.subsystem import ANA_GROUP, ANA_TRANSITION_S, AnyNamespace, KvNamespace, Namespace
+from nvmeof.wire import identify as wire
 from nvmeof.wire.ana import ANACAP_ALL_STATES, CMIC_ANA
 from nvmeof.wire.cqe import CQE
 from nvmeof.wire.features import AEC_ANA_CHANGED, AEC_DISCOVERY_CHANGED, AEC_NAMESPACE_CHANGED
-from nvmeof.wire.identify import (
-    CTRATT_HOST_ID_128,
-    IDENTIFY_BYTES,
-    LPA_EFFECTS,
-    LPA_EXTENDED,
-    ONCS_COMPARE,
-    ONCS_DATASET_MANAGEMENT,
-    ONCS_WRITE_ZEROES,
-    SGLS_KEYED,
-    SGLS_OFFSET,
-    SGLS_SUPPORTED,
-    VWC_PRESENT,
-    CommandSet,
-    ControllerKind,
-    IdentifyCns,
-    IdentifyController,
-    IdentifyNamespace,
-    LbaFormat,
-    NamespaceDescriptors,
-    encode_command_sets,
-    encode_independent_namespace,
-    encode_namespace_list,
-    encode_nvm_controller,
-)
 from nvmeof.wire.kv import IdentifyKvNamespace
 from nvmeof.wire.log_page import TransportType
 from nvmeof.wire.sqe import Sqe
@@ -68,9 +45,9 @@ def _controller(controller: Controller, sqe: Sqe) -> bytes:
     settings, subsystem = controller.settings, controller.subsystem
     discovery = subsystem.is_discovery
     ana = subsystem.access is not None
-    keyed = SGLS_KEYED if controller.transport == TransportType.RDMA else 0  # Linux: for RDMA
+    keyed = wire.SGLS_KEYED if controller.transport == TransportType.RDMA else 0  # Linux: for RDMA
     events = AEC_NAMESPACE_CHANGED | (AEC_ANA_CHANGED if ana else 0)
-    return IdentifyController(
+    return wire.IdentifyController(
         serial=subsystem.serial,
         model=subsystem.model,
         firmware=subsystem.firmware,
@@ -79,12 +56,12 @@ def _controller(controller: Controller, sqe: Sqe) -> bytes:
         cntlid=controller.cntlid,  # Linux: equal to the result of Connect
         version=controller.version,
         oaes=AEC_DISCOVERY_CHANGED if discovery else events,
-        ctratt=CTRATT_HOST_ID_128 | _CTRATT_TRAFFIC_KEEP_ALIVE,
-        cntrltype=ControllerKind.DISCOVERY if discovery else ControllerKind.IO,
+        ctratt=wire.CTRATT_HOST_ID_128 | _CTRATT_TRAFFIC_KEEP_ALIVE,
+        cntrltype=wire.ControllerKind.DISCOVERY if discovery else wire.ControllerKind.IO,
         acl=settings.abort_limit - 1,
         aerl=settings.async_event_limit - 1,
         frmw=0x03,  # one firmware slot, read-only
-        lpa=LPA_EFFECTS | LPA_EXTENDED,
+        lpa=wire.LPA_EFFECTS | wire.LPA_EXTENDED,
         elpe=ERROR_LOG_ENTRIES - 1,
         wctemp=353,
         cctemp=363,
@@ -97,9 +74,9 @@ def _controller(controller: Controller, sqe: Sqe) -> bytes:
         cqes=0x44,
         maxcmd=settings.max_queue_entries,
         nn=0 if discovery else NAMESPACE_ID_LIMIT,
-        oncs=0 if discovery else ONCS_COMPARE | ONCS_DATASET_MANAGEMENT | ONCS_WRITE_ZEROES,
-        vwc=0 if discovery else VWC_PRESENT | _VWC_FLUSH_BROADCAST,
-        sgls=SGLS_SUPPORTED | SGLS_OFFSET | keyed,  # Linux: SGLs at all, in-capsule data by offset
+        oncs=0 if discovery else wire.ONCS_COMPARE | wire.ONCS_DATASET_MANAGEMENT | wire.ONCS_WRITE_ZEROES,
+        vwc=0 if discovery else wire.VWC_PRESENT | _VWC_FLUSH_BROADCAST,
+        sgls=wire.SGLS_SUPPORTED | wire.SGLS_OFFSET | keyed,  # Linux: SGLs at all, in-capsule data by offset
         mnan=NAMESPACE_ID_LIMIT if ana else 0,  # Linux: wanted where there is ANA
         subnqn=subsystem.nqn,
         ioccsz=settings.ioccsz,  # Linux: at least 4
@@ -127,9 +104,9 @@ def _namespace(controller: Controller, sqe: Sqe) -> bytes:
     if namespace is None or isinstance(namespace, KvNamespace):
         # Zeros are how an inactive id is told. KV namespaces have CNS 05 and 08. SPDK's host asks this of all
         # ids in the list of CNS 02 and takes a refusal (Invalid I/O Command Set) for a broken controller.
-        return bytes(IDENTIFY_BYTES)
+        return bytes(wire.IDENTIFY_BYTES)
     blocks = namespace.block_count
-    return IdentifyNamespace(
+    return wire.IdentifyNamespace(
         nsze=blocks,
         ncap=blocks,
         nuse=namespace.storage.used_blocks(),
@@ -140,46 +117,46 @@ def _namespace(controller: Controller, sqe: Sqe) -> bytes:
         npwa=_SENSIBLE_WRITE_BLOCKS - 1,
         anagrpid=_ana_group(controller),
         nguid=namespace.nguid,
-        formats=(LbaFormat(namespace.lba_bytes.bit_length() - 1),),
+        formats=(wire.LbaFormat(namespace.lba_bytes.bit_length() - 1),),
     ).encode()
 
 
 def _active_namespaces(controller: Controller, sqe: Sqe) -> bytes:
     if sqe.nsid >= 0xFFFF_FFFE:
         raise Refusal(Status.INVALID_NAMESPACE)
-    return encode_namespace_list(each.nsid for each in controller.namespaces if each.nsid > sqe.nsid)
+    return wire.encode_namespace_list(each.nsid for each in controller.namespaces if each.nsid > sqe.nsid)
 
 
 def _descriptors(controller: Controller, sqe: Sqe) -> bytes:
     namespace = _namespace_of(controller, sqe.nsid)
     if namespace is None:
         raise Refusal(Status.INVALID_NAMESPACE)
-    return NamespaceDescriptors(
+    return wire.NamespaceDescriptors(
         nguid=namespace.nguid, uuid=namespace.uuid, command_set=_command_set(namespace)
     ).encode()
 
 
-def _command_set(namespace: AnyNamespace) -> CommandSet:
-    return CommandSet.KEY_VALUE if isinstance(namespace, KvNamespace) else CommandSet.NVM
+def _command_set(namespace: AnyNamespace) -> wire.CommandSet:
+    return wire.CommandSet.KEY_VALUE if isinstance(namespace, KvNamespace) else wire.CommandSet.NVM
 
 
-def _asked_command_set(sqe: Sqe) -> CommandSet:
+def _asked_command_set(sqe: Sqe) -> wire.CommandSet:
     """The CSI of an Identify that is about one command set. Raises Refusal for one that we have not."""
     csi = sqe.cdw11 >> 24
-    if csi not in (CommandSet.NVM, CommandSet.KEY_VALUE):
+    if csi not in (wire.CommandSet.NVM, wire.CommandSet.KEY_VALUE):
         raise Refusal(Status.INVALID_FIELD)
-    return CommandSet(csi)
+    return wire.CommandSet(csi)
 
 
 def _set_namespace(controller: Controller, sqe: Sqe) -> bytes:
     asked = _asked_command_set(sqe)
     namespace = _namespace_of(controller, sqe.nsid)
     if namespace is None:
-        return bytes(IDENTIFY_BYTES)
+        return bytes(wire.IDENTIFY_BYTES)
     if _command_set(namespace) is not asked:
         raise Refusal(Status.INVALID_IO_COMMAND_SET)
     if not isinstance(namespace, KvNamespace):
-        return bytes(IDENTIFY_BYTES)  # NVM: no extended protection information
+        return bytes(wire.IDENTIFY_BYTES)  # NVM: no extended protection information
     storage = namespace.storage
     return IdentifyKvNamespace(
         nsze=storage.capacity_bytes,
@@ -193,9 +170,9 @@ def _set_namespace(controller: Controller, sqe: Sqe) -> bytes:
 
 
 def _set_controller(controller: Controller, sqe: Sqe) -> bytes:
-    if _asked_command_set(sqe) is CommandSet.KEY_VALUE:
-        return bytes(IDENTIFY_BYTES)  # The KV command set has nothing to say of a controller.
-    return encode_nvm_controller(dataset_ranges=255)
+    if _asked_command_set(sqe) is wire.CommandSet.KEY_VALUE:
+        return bytes(wire.IDENTIFY_BYTES)  # The KV command set has nothing to say of a controller.
+    return wire.encode_nvm_controller(dataset_ranges=255)
 
 
 def _set_active_namespaces(controller: Controller, sqe: Sqe) -> bytes:
@@ -203,31 +180,31 @@ def _set_active_namespaces(controller: Controller, sqe: Sqe) -> bytes:
     if sqe.nsid >= 0xFFFF_FFFE:
         raise Refusal(Status.INVALID_NAMESPACE)
     of_the_set = (each for each in controller.namespaces if _command_set(each) is asked)
-    return encode_namespace_list(each.nsid for each in of_the_set if each.nsid > sqe.nsid)
+    return wire.encode_namespace_list(each.nsid for each in of_the_set if each.nsid > sqe.nsid)
 
 
 def _independent(controller: Controller, sqe: Sqe) -> bytes:
     if _namespace_of(controller, sqe.nsid) is None:
-        return bytes(IDENTIFY_BYTES)
-    return encode_independent_namespace(_NMIC_SHARED, _ana_group(controller))
+        return bytes(wire.IDENTIFY_BYTES)
+    return wire.encode_independent_namespace(_NMIC_SHARED, _ana_group(controller))
 
 
 def _command_sets(controller: Controller, sqe: Sqe) -> bytes:
-    return encode_command_sets(1 << CommandSet.NVM | 1 << CommandSet.KEY_VALUE)
+    return wire.encode_command_sets(1 << wire.CommandSet.NVM | 1 << wire.CommandSet.KEY_VALUE)
 
 
 _Builder = Callable[[Controller, Sqe], bytes]
 
-_DISCOVERY: Final[dict[int, _Builder]] = {IdentifyCns.CONTROLLER: _controller}
+_DISCOVERY: Final[dict[int, _Builder]] = {wire.IdentifyCns.CONTROLLER: _controller}
 
 _BUILDERS: Final[dict[int, _Builder]] = {
-    IdentifyCns.NAMESPACE: _namespace,
-    IdentifyCns.CONTROLLER: _controller,
-    IdentifyCns.ACTIVE_NAMESPACES: _active_namespaces,
-    IdentifyCns.NAMESPACE_DESCRIPTORS: _descriptors,
-    IdentifyCns.COMMAND_SET_NAMESPACE: _set_namespace,
-    IdentifyCns.COMMAND_SET_CONTROLLER: _set_controller,
-    IdentifyCns.COMMAND_SET_ACTIVE_NAMESPACES: _set_active_namespaces,
-    IdentifyCns.INDEPENDENT_NAMESPACE: _independent,
-    IdentifyCns.COMMAND_SETS: _command_sets,
+    wire.IdentifyCns.NAMESPACE: _namespace,
+    wire.IdentifyCns.CONTROLLER: _controller,
+    wire.IdentifyCns.ACTIVE_NAMESPACES: _active_namespaces,
+    wire.IdentifyCns.NAMESPACE_DESCRIPTORS: _descriptors,
+    wire.IdentifyCns.COMMAND_SET_NAMESPACE: _set_namespace,
+    wire.IdentifyCns.COMMAND_SET_CONTROLLER: _set_controller,
+    wire.IdentifyCns.COMMAND_SET_ACTIVE_NAMESPACES: _set_active_namespaces,
+    wire.IdentifyCns.INDEPENDENT_NAMESPACE: _independent,
+    wire.IdentifyCns.COMMAND_SETS: _command_sets,
 }

@@ -8,40 +8,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from nvmeof import errors
 from nvmeof.authentication.host_side import HostAuthentication
 from nvmeof.authentication.secret import Credentials
-from nvmeof.errors import (
-    AuthenticationFailed,
-    CommandFailed,
-    ConnectionLost,
-    ConnectRefused,
-    MalformedPdu,
-    RemoteProtocolError,
-)
 from nvmeof.host import commands
 from nvmeof.host.command import Command
 from nvmeof.host.namespaces import NO_ACCESS_REPORT, Access, NamespaceInfo, read_access, scan_namespaces
 from nvmeof.host.procedure import Pause, Procedure, data_of, done
 from nvmeof.limits import ADMIN_QUEUE_DEPTH
+from nvmeof.wire import fabrics as wire
+from nvmeof.wire import features
 from nvmeof.wire.ana import CMIC_ANA
-from nvmeof.wire.fabrics import (
-    CATTR_NO_FLOW_CONTROL,
-    DISCOVERY_NQN,
-    DYNAMIC_CONTROLLER,
-    RESULT_AUTH_REQUIRED,
-    RESULT_AUTH_SECURE_CHANNEL,
-    Connect,
-    ConnectData,
-    ConnectParameter,
-    refused_parameter,
-)
-from nvmeof.wire.features import (
-    AEC_ANA_CHANGED,
-    AEC_DISCOVERY_CHANGED,
-    AEC_NAMESPACE_CHANGED,
-    Feature,
-    decode_queue_count,
-)
 from nvmeof.wire.identify import (
     ControllerKind,
     IdentifyCns,
@@ -93,7 +70,7 @@ class SessionConfig:
     @property
     def discovery(self) -> bool:
         """The subsystem is the discovery subsystem."""
-        return self.subsystem_nqn == DISCOVERY_NQN
+        return self.subsystem_nqn == wire.DISCOVERY_NQN
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +98,8 @@ def connect_command(config: SessionConfig, qid: int, entries: int, cntlid: int) 
     """
     keep_alive_ms = round(config.keep_alive_s * 1000) if qid == 0 else 0
     return commands.connect(
-        Connect(qid, entries - 1, keep_alive_ms, CATTR_NO_FLOW_CONTROL),
-        ConnectData(config.host_id, cntlid, config.subsystem_nqn, config.host_nqn),
+        wire.Connect(qid, entries - 1, keep_alive_ms, wire.CATTR_NO_FLOW_CONTROL),
+        wire.ConnectData(config.host_id, cntlid, config.subsystem_nqn, config.host_nqn),
     )
 
 
@@ -135,27 +112,29 @@ def join(config: SessionConfig, qid: int, entries: int, cntlid: int) -> Procedur
     yield command
     if command.status:
         why = _why_refused(config, command.status, command.result)
-        raise ConnectRefused(
+        raise errors.ConnectRefused(
             f"the controller refuses the connection: {why}",
             retry_is_useless=command.do_not_retry or command.status in _POINTLESS,
         )
     command.check()
     given = command.result & 0xFFFF
-    if cntlid not in (given, DYNAMIC_CONTROLLER):
-        raise MalformedPdu("a queue was connected to another controller")
+    if cntlid not in (given, wire.DYNAMIC_CONTROLLER):
+        raise errors.MalformedPdu("a queue was connected to another controller")
     credentials = config.credentials
-    if command.result & RESULT_AUTH_SECURE_CHANNEL:
-        raise AuthenticationFailed("the controller wants a secure channel (TLS), which this host cannot do")
-    if command.result & RESULT_AUTH_REQUIRED:
+    if command.result & wire.RESULT_AUTH_SECURE_CHANNEL:
+        raise errors.AuthenticationFailed(
+            "the controller wants a secure channel (TLS), which this host cannot do"
+        )
+    if command.result & wire.RESULT_AUTH_REQUIRED:
         if credentials is None:
-            raise AuthenticationFailed(
+            raise errors.AuthenticationFailed(
                 f"the controller wants {config.host_nqn} to authenticate, and this host has no secret for it "
                 "(host_secret_file)"
             )
         yield from authenticate(credentials, config.host_nqn, config.subsystem_nqn)
     elif credentials is not None and credentials.controller_secret is not None and not config.discovery:
         # Anybody could answer Connect with that.
-        raise AuthenticationFailed(
+        raise errors.AuthenticationFailed(
             "the controller does not authenticate, and this host wants it to (controller_secret_file)"
         )
     return given
@@ -168,13 +147,13 @@ def _why_refused(config: SessionConfig, status: int, result: int) -> str:
         return f"{said}: it does not let {config.host_nqn} in; add this host to those that it allows"
     if status != FabricsStatus.CONNECT_INVALID_PARAMETERS:
         return said
-    match refused_parameter(result):
-        case ConnectParameter.SUBNQN:
+    match wire.refused_parameter(result):
+        case wire.ConnectParameter.SUBNQN:
             return (
                 f"{said}: it has no subsystem {config.subsystem_nqn}; compare the nqn, the address and the "
                 "port with those of the enclosure"
             )
-        case ConnectParameter.HOSTNQN:
+        case wire.ConnectParameter.HOSTNQN:
             return f"{said}: it does not take {config.host_nqn} as the name of a host"
         case None:
             return said
@@ -196,16 +175,16 @@ def authenticate(credentials: Credentials, host_nqn: str, subsystem_nqn: str) ->
         confirmation = exchange.concluded((yield from data_of(commands.authentication_receive())))
         if confirmation is not None:
             yield from done(commands.authentication_send(confirmation))
-    except AuthenticationFailed as error:
+    except errors.AuthenticationFailed as error:
         if error.farewell is not None:
             # Whatever it is answered with, and if it hangs up meanwhile: we hang up next, and know why.
-            with suppress(ConnectionLost):
+            with suppress(errors.ConnectionLost):
                 yield commands.authentication_send(error.farewell)
         raise
-    except CommandFailed as error:
-        raise AuthenticationFailed(f"the controller breaks the authentication off: {error}") from error
-    except ConnectionLost as error:
-        raise ConnectionLost(
+    except errors.CommandFailed as error:
+        raise errors.AuthenticationFailed(f"the controller breaks the authentication off: {error}") from error
+    except errors.ConnectionLost as error:
+        raise errors.ConnectionLost(
             f"{error}, amid the authentication; if it does so every time, compare the secrets of both sides"
         ) from error
 
@@ -229,12 +208,12 @@ def _status_within(timeout_s: float, is_reached: Callable[[ControllerStatus], bo
 def _wait_ready(ready: bool, timeout_s: float) -> Procedure[None]:
     def is_reached(status: ControllerStatus) -> bool:
         if ready and status.fatal:
-            raise ConnectionLost("the controller reports a fatal status (CSTS.CFS)")
+            raise errors.ConnectionLost("the controller reports a fatal status (CSTS.CFS)")
         return status.ready == ready
 
     if not (yield from _status_within(timeout_s, is_reached)):
         state = "ready" if ready else "disabled"
-        raise ConnectionLost(f"the controller is not {state} after {timeout_s:g} s")
+        raise errors.ConnectionLost(f"the controller is not {state} after {timeout_s:g} s")
 
 
 def _configuration(capabilities: Capabilities, shutdown: Shutdown = Shutdown.NONE) -> Configuration:
@@ -260,11 +239,11 @@ def _enable(capabilities: Capabilities) -> Procedure[None]:
 
 def _check(identify: IdentifyController, cntlid: int, *, io: bool) -> None:
     if identify.cntlid != cntlid:
-        raise RemoteProtocolError(
+        raise errors.RemoteProtocolError(
             f"Connect gave controller {cntlid}, Identify says {identify.cntlid}", fatal_error_status=None
         )
     if io and (identify.ioccsz < 4 or identify.iorcsz < 1 or identify.icdoff):
-        raise RemoteProtocolError(
+        raise errors.RemoteProtocolError(
             f"capsules of {identify.ioccsz} and {identify.iorcsz} * 16 bytes, offset {identify.icdoff}",
             fatal_error_status=None,
         )
@@ -272,7 +251,7 @@ def _check(identify: IdentifyController, cntlid: int, *, io: bool) -> None:
 
 def bring_up(config: SessionConfig) -> Procedure[tuple[ControllerFacts, dict[int, NamespaceInfo]]]:
     """From Connect on the admin queue to a live controller, with its namespaces (none for discovery)."""
-    cntlid = yield from join(config, 0, ADMIN_QUEUE_DEPTH, DYNAMIC_CONTROLLER)
+    cntlid = yield from join(config, 0, ADMIN_QUEUE_DEPTH, wire.DYNAMIC_CONTROLLER)
     capabilities = Capabilities.of_number((yield from _property(Property.CAP)))
     yield from _enable(capabilities)
     data = yield from data_of(commands.identify(IdentifyCns.CONTROLLER))
@@ -281,15 +260,17 @@ def bring_up(config: SessionConfig) -> Procedure[tuple[ControllerFacts, dict[int
     _check(identify, cntlid, io=io)
 
     io_queues = 0
-    events = AEC_DISCOVERY_CHANGED
+    events = features.AEC_DISCOVERY_CHANGED
     namespaces: dict[int, NamespaceInfo] = {}
     if io:
         command = yield from done(commands.set_queue_count(config.io_queues))
-        granted = decode_queue_count(command.result)
+        granted = features.decode_queue_count(command.result)
         io_queues = min(*granted, config.io_queues)
-        events = AEC_NAMESPACE_CHANGED | (AEC_ANA_CHANGED if identify.cmic & CMIC_ANA else 0)
+        events = features.AEC_NAMESPACE_CHANGED | (
+            features.AEC_ANA_CHANGED if identify.cmic & CMIC_ANA else 0
+        )
     if events & identify.oaes:
-        yield from done(commands.set_features(Feature.ASYNC_EVENT_CONFIG, events & identify.oaes))
+        yield from done(commands.set_features(features.Feature.ASYNC_EVENT_CONFIG, events & identify.oaes))
     access = NO_ACCESS_REPORT
     if io:
         namespaces = yield from scan_namespaces()

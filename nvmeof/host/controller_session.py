@@ -22,13 +22,7 @@ from nvmeof.host.keep_alive import KeepAlive
 from nvmeof.host.namespaces import NO_ACCESS_REPORT, Access, NamespaceInfo, read_access, scan_namespaces
 from nvmeof.host.procedure import Procedure, Running, done, unless_lost
 from nvmeof.limits import ADMIN_TIMEOUT_S, AUTHENTICATION_ANSWER_S, SHUTDOWN_TIMEOUT_S
-from nvmeof.wire.features import (
-    EVENT_NOTICE,
-    NOTICE_ANA_CHANGED,
-    NOTICE_DISCOVERY_CHANGED,
-    NOTICE_NAMESPACE_CHANGED,
-    AsyncEvent,
-)
+from nvmeof.wire import features
 from nvmeof.wire.identify import IdentifyController
 from nvmeof.wire.log_page import CHANGED_NAMESPACES_BYTES, LogPage
 
@@ -265,15 +259,15 @@ class ControllerSession:
             return
         self._failed_event_requests = 0
         self._request_event()
-        event = AsyncEvent.of_number(command.result)
-        if event.kind != EVENT_NOTICE:
+        event = features.AsyncEvent.of_number(command.result)
+        if event.kind != features.EVENT_NOTICE:
             return
-        if event.information == NOTICE_NAMESPACE_CHANGED:
+        if event.information == features.NOTICE_NAMESPACE_CHANGED:
             self._rescan(now)
-        elif event.information == NOTICE_ANA_CHANGED:
+        elif event.information == features.NOTICE_ANA_CHANGED:
             assert self.facts is not None
             self._run(_access_or_nothing(self.facts.identify), self._access_read, now)
-        elif event.information == NOTICE_DISCOVERY_CHANGED:
+        elif event.information == features.NOTICE_DISCOVERY_CHANGED:
             self._events.append(Change.DISCOVERY)
 
     def _access_read(self, access: Access | None) -> None:

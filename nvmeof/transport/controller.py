@@ -19,6 +19,7 @@ from typing import Protocol, TypeVar
 
 import trio
 
+from nvmeof import limits
 from nvmeof.authentication.secret import Credentials
 from nvmeof.errors import ConnectionLost, LocalProtocolError, NvmeofError
 from nvmeof.host.bring_up import ControllerFacts, SessionConfig
@@ -26,14 +27,6 @@ from nvmeof.host.command import Command
 from nvmeof.host.controller_session import Change, ControllerSession, Ended, SessionEvent, SessionState
 from nvmeof.host.namespaces import Access, NamespaceInfo
 from nvmeof.host.procedure import Pause, Procedure
-from nvmeof.limits import (
-    ADMIN_COMMANDS,
-    ADMIN_TIMEOUT_S,
-    CONNECT_TIMEOUT_S,
-    KEEP_ALIVE_S,
-    SESSION_EVENTS,
-    SHUTDOWN_TIMEOUT_S,
-)
 from nvmeof.transport.base import Address, ControllerInfo
 from nvmeof.wire.identify import IdentifyController
 
@@ -77,7 +70,7 @@ class Controller:
         """Set when the session is over, for whatever reason."""
         self.error: NvmeofError | None = None
         """Why it ended; None after a reset or shutdown of ours."""
-        self._events_in, self.events = trio.open_memory_channel[SessionEvent](SESSION_EVENTS)
+        self._events_in, self.events = trio.open_memory_channel[SessionEvent](limits.SESSION_EVENTS)
         """Each `Change`, and `Ended`, in order."""
         self.answer_timeout_s = admin_timeout_s
         self._session = ControllerSession(config, admin_timeout_s=admin_timeout_s)
@@ -85,7 +78,7 @@ class Controller:
         self._live = trio.Event()
         self._wake = trio.Event()
         self._sending = trio.Lock()
-        self._room = trio.Semaphore(ADMIN_COMMANDS)
+        self._room = trio.Semaphore(limits.ADMIN_COMMANDS)
         self._waiters: dict[Command, trio.Event] = {}
 
     @property
@@ -285,10 +278,10 @@ async def opened(
     host_nqn: str,
     host_id: bytes,
     *,
-    keep_alive_s: float = KEEP_ALIVE_S,
+    keep_alive_s: float = limits.KEEP_ALIVE_S,
     io_queues: int = 1,
-    admin_timeout_s: float = ADMIN_TIMEOUT_S,
-    connect_timeout_s: float = CONNECT_TIMEOUT_S,
+    admin_timeout_s: float = limits.ADMIN_TIMEOUT_S,
+    connect_timeout_s: float = limits.CONNECT_TIMEOUT_S,
     credentials: Credentials | None = None,
 ) -> AsyncIterator[Controller]:
     """Connect a controller and bring it up; shut it down at the end of the block.
@@ -326,7 +319,9 @@ async def opened(
                 try:
                     yield controller
                 finally:
-                    with trio.CancelScope(shield=True, deadline=trio.current_time() + SHUTDOWN_TIMEOUT_S):
+                    with trio.CancelScope(
+                        shield=True, deadline=trio.current_time() + limits.SHUTDOWN_TIMEOUT_S
+                    ):
                         await controller.shut_down()
             finally:
                 running.cancel()

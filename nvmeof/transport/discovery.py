@@ -18,25 +18,9 @@ from nvmeof.errors import NvmeofError, RemoteProtocolError
 from nvmeof.host import commands
 from nvmeof.host.controller_session import Change
 from nvmeof.host.procedure import Procedure, data_of
-from nvmeof.transport.reconnect import (
-    Connected,
-    Disconnected,
-    GivenUp,
-    Keeper,
-    Opener,
-    ReconnectPolicy,
-    keep_controller,
-)
+from nvmeof.transport import reconnect
+from nvmeof.wire import log_page
 from nvmeof.wire.features import AEC_DISCOVERY_CHANGED
-from nvmeof.wire.log_page import (
-    DISCOVERY_ENTRY,
-    DISCOVERY_HEADER,
-    DiscoveryEntry,
-    DiscoveryLog,
-    LogPage,
-    decode_discovery_header_untrusted,
-    decode_discovery_log_untrusted,
-)
 
 log = logging.getLogger(__name__)
 
@@ -50,18 +34,18 @@ PIECE_BYTES = 64 << 10
 
 
 async def follow_discovery(
-    opener: Opener,
-    listed: Callable[[Sequence[DiscoveryEntry]], None],
+    opener: reconnect.Opener,
+    listed: Callable[[Sequence[log_page.DiscoveryEntry]], None],
     unreachable: Callable[[NvmeofError | None], None],
-    policy: ReconnectPolicy,
+    policy: reconnect.ReconnectPolicy,
 ) -> None:
     """Until cancelled, or until the policy gives the controller up. Raises nothing of the fabric's.
 
     `listed` gets the log after each connect and after each change. `unreachable` is called when the
     controller went away or was not reached: it is tried again, and its last log counts. Neither may block.
     """
-    async with keep_controller(opener, policy) as keeper:
-        told: DiscoveryLog | None = None
+    async with reconnect.keep_controller(opener, policy) as keeper:
+        told: log_page.DiscoveryLog | None = None
         due = False
         wait_s: float = ASK_ANYWAY_S
         while True:
@@ -74,14 +58,14 @@ async def follow_discovery(
                     listed(found.entries)
             with trio.move_on_after(wait_s) as waiting:
                 match await keeper.events.receive():
-                    case Connected():
+                    case reconnect.Connected():
                         due, told = True, None
                     case Change.DISCOVERY:
                         due = True
-                    case Disconnected(error):
+                    case reconnect.Disconnected(error):
                         due = False
                         unreachable(error)
-                    case GivenUp():
+                    case reconnect.GivenUp():
                         return
                     case _:
                         pass
@@ -89,13 +73,13 @@ async def follow_discovery(
                 due = True
 
 
-def _tells(keeper: Keeper) -> bool:
+def _tells(keeper: reconnect.Keeper) -> bool:
     """Whether the controller tells of changes by itself."""
     controller = keeper.controller
     return controller is not None and controller.identify.oaes & AEC_DISCOVERY_CHANGED != 0
 
 
-async def _read(keeper: Keeper) -> DiscoveryLog | None:
+async def _read(keeper: reconnect.Keeper) -> log_page.DiscoveryLog | None:
     """The log; None where that failed, which the log says once a try."""
     assert keeper.controller is not None
     try:
@@ -105,7 +89,7 @@ async def _read(keeper: Keeper) -> DiscoveryLog | None:
         return None
 
 
-def read_discovery_log() -> Procedure[DiscoveryLog]:
+def read_discovery_log() -> Procedure[log_page.DiscoveryLog]:
     """The whole log, from one generation of it.
 
     The log may change between its header and its entries, so the generation is compared before and after,
@@ -113,19 +97,19 @@ def read_discovery_log() -> Procedure[DiscoveryLog]:
     (it is read without "retain asynchronous event"), so a change after that is told of.
     """
     for _ in range(TRIES):
-        header = yield from _piece(0, DISCOVERY_HEADER.size)
-        generation, count = decode_discovery_header_untrusted(header)
-        length = DISCOVERY_HEADER.size + count * DISCOVERY_ENTRY.size
+        header = yield from _piece(0, log_page.DISCOVERY_HEADER.size)
+        generation, count = log_page.decode_discovery_header_untrusted(header)
+        length = log_page.DISCOVERY_HEADER.size + count * log_page.DISCOVERY_ENTRY.size
         whole = bytearray()
         while len(whole) < length:
             whole += yield from _piece(len(whole), min(PIECE_BYTES, length - len(whole)))
         # The header in the first piece is older than the entries of the others.
-        after = whole if length <= PIECE_BYTES else (yield from _piece(0, DISCOVERY_HEADER.size))
-        before = decode_discovery_header_untrusted(whole)
-        if before == (generation, count) == decode_discovery_header_untrusted(after):
-            return decode_discovery_log_untrusted(whole)
+        after = whole if length <= PIECE_BYTES else (yield from _piece(0, log_page.DISCOVERY_HEADER.size))
+        before = log_page.decode_discovery_header_untrusted(whole)
+        if before == (generation, count) == log_page.decode_discovery_header_untrusted(after):
+            return log_page.decode_discovery_log_untrusted(whole)
     raise RemoteProtocolError("the discovery log does not hold still", fatal_error_status=None)
 
 
 def _piece(offset: int, length: int) -> Procedure[memoryview]:
-    return data_of(commands.get_log_page(LogPage.DISCOVERY, length, offset=offset, nsid=0))
+    return data_of(commands.get_log_page(log_page.LogPage.DISCOVERY, length, offset=offset, nsid=0))

@@ -13,18 +13,8 @@ from typing import Any, Final
 from pydantic import BaseModel, ValidationError
 
 from emulator.jbof.enclosure import Enclosure
-from emulator.jbof.rpc import parameters
+from emulator.jbof.rpc import faults, parameters
 from emulator.jbof.rpc.bdevs import Bdevs
-from emulator.jbof.rpc.faults import (
-    INTERNAL_ERROR,
-    INVALID_PARAMETERS,
-    INVALID_REQUEST,
-    METHOD_NOT_FOUND,
-    WRONG_STATE,
-    RpcFault,
-    internal_error,
-    invalid_parameters,
-)
 from emulator.jbof.rpc.keyring import Keyring
 from emulator.jbof.rpc.subsystems import Subsystems
 
@@ -99,12 +89,12 @@ class Dispatcher:
         if not isinstance(request, list):
             return self._one(request)
         if not request or len(request) > BATCH_MAX:
-            return _error(None, RpcFault(INVALID_REQUEST, "Invalid request"))
+            return _error(None, faults.RpcFault(faults.INVALID_REQUEST, "Invalid request"))
         answers = [said for each in request if (said := self._one(each)) is not None]
         return answers or None
 
     def _one(self, request: Any) -> dict[str, Any] | None:
-        invalid = RpcFault(INVALID_REQUEST, "Invalid request")
+        invalid = faults.RpcFault(faults.INVALID_REQUEST, "Invalid request")
         if not isinstance(request, dict):
             return _error(None, invalid)
         number = request.get("id")
@@ -117,35 +107,35 @@ class Dispatcher:
             return _error(number, invalid)
         try:
             result = self._call(method, params)
-        except RpcFault as fault:
+        except faults.RpcFault as fault:
             return _error(number, fault) if "id" in request else None
         except Exception:
             # A bug fails one call.
             log.exception("the RPC method %s", method)
-            return _error(number, internal_error()) if "id" in request else None
+            return _error(number, faults.internal_error()) if "id" in request else None
         return {"jsonrpc": "2.0", "id": number, "result": result} if "id" in request else None
 
     def _call(self, name: str, params: dict[str, Any] | list[Any] | None) -> Any:
         if name in _BEFORE_START:
-            raise RpcFault(
-                WRONG_STATE,
+            raise faults.RpcFault(
+                faults.WRONG_STATE,
                 "Method may only be called before framework is initialized using framework_start_init RPC.",
             )
         method = self.methods.get(name)
         if method is None:
-            raise RpcFault(METHOD_NOT_FOUND, "Method not found")
+            raise faults.RpcFault(faults.METHOD_NOT_FOUND, "Method not found")
         if method.takes is parameters.NoParameters:
             if params:
-                raise RpcFault(INVALID_PARAMETERS, f"{name} method requires no parameters")
+                raise faults.RpcFault(faults.INVALID_PARAMETERS, f"{name} method requires no parameters")
             params = {}
         try:
             asked = method.takes.model_validate({} if params is None else params)
         except ValidationError:
-            undecodable = RpcFault(INTERNAL_ERROR, "spdk_json_decode_object failed")
-            raise (undecodable if name.startswith("bdev_") else invalid_parameters()) from None
+            undecodable = faults.RpcFault(faults.INTERNAL_ERROR, "spdk_json_decode_object failed")
+            raise (undecodable if name.startswith("bdev_") else faults.invalid_parameters()) from None
         with self._lock:
             return method.run(asked)
 
 
-def _error(number: Any, fault: RpcFault) -> dict[str, Any]:
+def _error(number: Any, fault: faults.RpcFault) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": number, "error": {"code": fault.code, "message": str(fault)}}

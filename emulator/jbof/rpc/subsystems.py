@@ -9,17 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from emulator.jbof.enclosure import Enclosure, EnclosureError
-from emulator.jbof.rpc import parameters
+from emulator.jbof.rpc import faults, parameters
 from emulator.jbof.rpc.bdevs import Bdev, Bdevs
-from emulator.jbof.rpc.faults import (
-    INTERNAL_ERROR,
-    INVALID_PARAMETERS,
-    RpcFault,
-    internal_error,
-    invalid_parameters,
-    no_device,
-    of_errno,
-)
 from emulator.jbof.rpc.keyring import Keyring
 from nvmeof.authentication.secret import CONTROLLER_GROUPS, Credentials
 from nvmeof.controller.settings import NAMESPACE_ID_LIMIT
@@ -86,9 +77,9 @@ class Subsystems:
         """nvmf_create_transport. All transports of the target share its options."""
         trtype = asked.trtype.upper()
         if trtype not in _TRTYPES:
-            raise RpcFault(INVALID_PARAMETERS, f"Invalid transport type '{asked.trtype}'")
+            raise faults.RpcFault(faults.INVALID_PARAMETERS, f"Invalid transport type '{asked.trtype}'")
         if trtype in self._transports:
-            raise RpcFault(INTERNAL_ERROR, f"Transport type '{trtype}' already exists")
+            raise faults.RpcFault(faults.INTERNAL_ERROR, f"Transport type '{trtype}' already exists")
         target = self._enclosure.target
         wanted = {
             ours: value
@@ -97,11 +88,11 @@ class Subsystems:
         }
         if wanted:
             if self._transports:
-                raise of_errno(errno.EINVAL)
+                raise faults.of_errno(errno.EINVAL)
             try:
                 target.settings = dataclasses.replace(target.settings, **wanted)
             except ValueError:
-                raise of_errno(errno.EINVAL) from None
+                raise faults.of_errno(errno.EINVAL) from None
         self._transports.append(trtype)
         return True
 
@@ -116,7 +107,7 @@ class Subsystems:
     def _find(self, nqn: str) -> _Offer:
         offer = self._offers.get(nqn)
         if offer is None:
-            raise RpcFault(INVALID_PARAMETERS, f"Subsystem with NQN '{nqn}' not found")
+            raise faults.RpcFault(faults.INVALID_PARAMETERS, f"Subsystem with NQN '{nqn}' not found")
         return offer
 
     def create(self, asked: parameters.CreateSubsystem) -> bool:
@@ -137,7 +128,7 @@ class Subsystems:
             subsystem.access = PortAccess() if asked.ana_reporting else None
             self._enclosure.target.add_subsystem(subsystem)
         except ValueError:
-            raise RpcFault(INTERNAL_ERROR, f"Unable to create subsystem {asked.nqn}") from None
+            raise faults.RpcFault(faults.INTERNAL_ERROR, f"Unable to create subsystem {asked.nqn}") from None
         self._offers[asked.nqn] = _Offer(subsystem, asked.max_namespaces or 32, asked.allow_any_host)
         return True
 
@@ -152,7 +143,7 @@ class Subsystems:
     def get(self, asked: parameters.GetSubsystems) -> list[dict[str, Any]]:
         """nvmf_get_subsystems; the discovery subsystem comes first and lacks the last members."""
         if asked.nqn is not None and asked.nqn not in (DISCOVERY_NQN, *self._offers):
-            raise no_device()
+            raise faults.no_device()
         discovery = {
             "nqn": DISCOVERY_NQN, "subtype": "Discovery", "listen_addresses": [],
             "allow_any_host": True, "hosts": [],
@@ -210,17 +201,17 @@ class Subsystems:
         offer, wanted = self._find(asked.nqn), asked.namespace
         try:
             bdev = self._bdevs.find(wanted.bdev_name)
-        except RpcFault:
-            raise invalid_parameters() from None
+        except faults.RpcFault:
+            raise faults.invalid_parameters() from None
         taken = offer.subsystem.namespaces
         nsid = wanted.nsid or next(each for each in range(1, NAMESPACE_ID_LIMIT + 2) if each not in taken)
         if nsid in taken or nsid > offer.max_namespaces:
-            raise invalid_parameters()
+            raise faults.invalid_parameters()
         named = _identifier(wanted.uuid) or bdev.uuid.bytes
         nguid = _identifier(wanted.nguid) or named
         claimed = self._enclosure.is_attached(bdev.drive.number)
         if claimed or any(nguid == each.nguid or named == each.uuid for each in taken.values()):
-            raise invalid_parameters()
+            raise faults.invalid_parameters()
         self._enclosure.target.attach(offer.subsystem, Namespace(nsid, bdev.drive, nguid=nguid, uuid=named))
         offer.bdevs[nsid] = bdev.name
         return nsid
@@ -228,7 +219,7 @@ class Subsystems:
     def remove_namespace(self, asked: parameters.RemoveNamespace) -> bool:
         offer = self._find(asked.nqn)
         if asked.nsid not in offer.subsystem.namespaces:
-            raise invalid_parameters()
+            raise faults.invalid_parameters()
         self._enclosure.target.remove_namespace(offer.subsystem, asked.nsid)
         offer.bdevs.pop(asked.nsid, None)
         return True
@@ -242,25 +233,25 @@ class Subsystems:
         """RpcFault where it is no address, or the transport was not created."""
         trtype = said.trtype.upper()
         if trtype not in self._transports or said.adrfam.lower() not in ("ipv4", "ipv6"):
-            raise invalid_parameters()
+            raise faults.invalid_parameters()
         try:
             address = ipaddress.ip_address(said.traddr)
         except ValueError:
-            raise invalid_parameters() from None
+            raise faults.invalid_parameters() from None
         # `int` takes " +1_000 " too; a service is digits.
         port = int(said.trsvcid) if re.fullmatch("[0-9]{1,5}", said.trsvcid) else 0
         if not 1 <= port <= 65535 or f"ipv{address.version}" != said.adrfam.lower():
-            raise invalid_parameters()
+            raise faults.invalid_parameters()
         return _Place(trtype, str(address), port)
 
     def add_listener(self, asked: parameters.AddListener) -> bool:
         offer, place = self._find(asked.nqn), self._place(asked.listen_address)
         if place in offer.listeners or len(offer.listeners) >= LISTENERS_MAX:
-            raise invalid_parameters()
+            raise faults.invalid_parameters()
         try:
             self._enclosure.listen(_TRTYPES[place.trtype], place.address, place.port, asked.nqn)
         except EnclosureError:
-            raise invalid_parameters() from None
+            raise faults.invalid_parameters() from None
         offer.listeners.append(place)
         return True
 
@@ -268,7 +259,7 @@ class Subsystems:
         """nvmf_subsystem_remove_listener; connections end with the last subsystem that listens there."""
         offer, place = self._find(asked.nqn), self._place(asked.listen_address)
         if place not in offer.listeners:
-            raise invalid_parameters()
+            raise faults.invalid_parameters()
         self._stop_listening(offer, place)
         return True
 
@@ -286,9 +277,9 @@ class Subsystems:
         offer = self._find(asked.nqn)
         credentials = self._credentials(asked)
         if asked.host in offer.hosts:
-            raise internal_error()
+            raise faults.internal_error()
         if not _is_nqn(asked.host) or len(asked.host) > 223 or len(offer.hosts) >= HOSTS_MAX:
-            raise invalid_parameters()
+            raise faults.invalid_parameters()
         # The key first: nobody may come in without it in between.
         self._enclosure.target.set_credentials(offer.subsystem, asked.host, credentials)
         offer.hosts[asked.host] = (asked.dhchap_key, asked.dhchap_ctrlr_key)
@@ -298,7 +289,7 @@ class Subsystems:
     def set_keys(self, asked: parameters.OfHost) -> bool:
         offer = self._find(asked.nqn)
         if asked.host not in offer.hosts:
-            raise invalid_parameters()
+            raise faults.invalid_parameters()
         self._enclosure.target.set_credentials(offer.subsystem, asked.host, self._credentials(asked))
         offer.hosts[asked.host] = (asked.dhchap_key, asked.dhchap_ctrlr_key)
         return True
@@ -312,18 +303,18 @@ class Subsystems:
         controller = self._keyring.secret(asked.dhchap_ctrlr_key)
         if host is None:
             if controller is not None:
-                raise invalid_parameters()
+                raise faults.invalid_parameters()
             return None
         try:
             return Credentials(host, controller, groups=CONTROLLER_GROUPS)
         except ValueError:
-            raise invalid_parameters() from None
+            raise faults.invalid_parameters() from None
 
     def remove_host(self, asked: parameters.RemoveHost) -> bool:
         """nvmf_subsystem_remove_host; its controllers end."""
         offer = self._find(asked.nqn)
         if offer.hosts.pop(asked.host, None) is None:
-            raise internal_error()
+            raise faults.internal_error()
         self._let_in(offer)
         self._enclosure.target.set_credentials(offer.subsystem, asked.host, None)
         return True
@@ -355,5 +346,5 @@ def _identifier(text: str | None) -> bytes | None:
     try:
         found = uuid.UUID(text)
     except ValueError:
-        raise invalid_parameters() from None
+        raise faults.invalid_parameters() from None
     return found.bytes if found.int else None

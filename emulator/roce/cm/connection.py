@@ -19,22 +19,8 @@ from emulator.roce.cm.limits import MAX_SERVICE_WAIT_S, MRA_EXPONENT, REQ_CONSUM
 from emulator.roce.cm.services import ConnectionServices
 from emulator.roce.cm.states import LEGAL, CmState
 from emulator.roce.nic.verbs import Mtu, VerbsError
+from emulator.roce.wire import cm_messages as wire
 from emulator.roce.wire.cm_ip import IP_CM_BYTES, IpCmHeader, PortSpace, service_id
-from emulator.roce.wire.cm_messages import (
-    PRIVATE_BYTES,
-    CmMessage,
-    CmPath,
-    ConnectReject,
-    ConnectReply,
-    ConnectRequest,
-    DisconnectReply,
-    DisconnectRequest,
-    MessageKind,
-    MessageReceipt,
-    ReadyToUse,
-    RejectReason,
-    encode_cm,
-)
 from emulator.roce.wire.extended import exponential_seconds
 from emulator.roce.wire.flow import gid_of, packed_address
 from emulator.roce.wire.mad import Attribute
@@ -163,7 +149,7 @@ class Connection:
             return
         self._expect("disconnect", CmState.ESTABLISHED, CmState.REP_SENT, CmState.REP_RECEIVED)
         self._become(CmState.DREQ_SENT)
-        message = DisconnectRequest(self.local_id, self.remote_id, self.remote_qpn)
+        message = wire.DisconnectRequest(self.local_id, self.remote_id, self.remote_qpn)
         self._ask(message, self.manager.new_transaction(), now, self.manager.times.disconnect_tries)
 
     def destroy(self, now: float) -> None:
@@ -171,7 +157,7 @@ class Connection:
         self.orphan = True
         match self.state:
             case CmState.REQ_SENT:
-                self._send_reject(RejectReason.TIMEOUT, MessageKind.OTHER)
+                self._send_reject(wire.RejectReason.TIMEOUT, wire.MessageKind.OTHER)
                 self._close()
             case CmState.REQ_RECEIVED | CmState.REP_RECEIVED:
                 self.reject(now)
@@ -188,13 +174,15 @@ class Connection:
         self._take(parameters, REQ_CONSUMER_BYTES)
         self.responder_resources = parameters.responder_resources
         self.initiator_depth = parameters.initiator_depth
-        request = ConnectRequest(
+        request = wire.ConnectRequest(
             local_id=self.local_id,
             service_id=service_id(self.port_space, self.remote_port),
             ca_guid=manager.guid,
             queue_pair=self.local_qpn,
             starting_psn=self.rq_psn,
-            primary=CmPath(gid_of(manager.ip), gid_of(self.remote_ip), local_ack_timeout=self.ack_exponent),
+            primary=wire.CmPath(
+                gid_of(manager.ip), gid_of(self.remote_ip), local_ack_timeout=self.ack_exponent
+            ),
             path_mtu=self.path_mtu,
             responder_resources=parameters.responder_resources,
             initiator_depth=parameters.initiator_depth,
@@ -214,9 +202,9 @@ class Connection:
     def establish(self, now: float, private_data: bytes = b"") -> None:
         """rdma_establish: send the RTU, once the queue pair is ready to receive. No event follows."""
         self._expect("establish", CmState.REP_RECEIVED)
-        check_private(private_data, PRIVATE_BYTES[Attribute.RTU])
+        check_private(private_data, wire.PRIVATE_BYTES[Attribute.RTU])
         self._become(CmState.ESTABLISHED)
-        self._reply(ReadyToUse(self.local_id, self.remote_id, private_data))
+        self._reply(wire.ReadyToUse(self.local_id, self.remote_id, private_data))
 
     def accept(self, parameters: ConnectionParameters, now: float) -> None:
         """Send a REP, once the queue pair is ready to receive. ESTABLISHED, REJECTED or UNREACHABLE follows.
@@ -224,12 +212,12 @@ class Connection:
         Of `responder_resources` and `initiator_depth` the connection gets no more than the peer offered.
         """
         self._expect("accept", CmState.REQ_RECEIVED)
-        self._take(parameters, PRIVATE_BYTES[Attribute.REP])
+        self._take(parameters, wire.PRIVATE_BYTES[Attribute.REP])
         self.responder_resources = min(parameters.responder_resources, self.responder_resources)
         self.initiator_depth = min(parameters.initiator_depth, self.initiator_depth)
         self._answered()
         self._become(CmState.REP_SENT)
-        reply = ConnectReply(
+        reply = wire.ConnectReply(
             local_id=self.local_id,
             remote_id=self.remote_id,
             queue_pair=self.local_qpn,
@@ -245,16 +233,16 @@ class Connection:
         self._ask(reply, self._transaction, now, self._tries)
 
     def reject(
-        self, now: float, private_data: bytes = b"", reason: int = RejectReason.CONSUMER_DEFINED
+        self, now: float, private_data: bytes = b"", reason: int = wire.RejectReason.CONSUMER_DEFINED
     ) -> None:
         """rdma_reject, of a request on the passive side or a reply on the active one; no event follows."""
         self._expect("reject", CmState.REQ_RECEIVED, CmState.REP_RECEIVED)
-        check_private(private_data, PRIVATE_BYTES[Attribute.REJ])
+        check_private(private_data, wire.PRIVATE_BYTES[Attribute.REJ])
         if self.state is CmState.REQ_RECEIVED:
-            self._send_reject(reason, MessageKind.REQ, private_data)
+            self._send_reject(reason, wire.MessageKind.REQ, private_data)
             self._close()
         else:
-            self._send_reject(reason, MessageKind.REP, private_data)
+            self._send_reject(reason, wire.MessageKind.REP, private_data)
             self._wait_out(now)
 
     def communication_established(self) -> None:
@@ -262,7 +250,7 @@ class Connection:
         if self.state is CmState.REP_SENT:
             self._be_established(b"")
 
-    def begin(self, request: ConnectRequest, transaction: int, ip: str, listener: Listener) -> None:
+    def begin(self, request: wire.ConnectRequest, transaction: int, ip: str, listener: Listener) -> None:
         """A REQ that was found fit makes this a passive connection; its user hears of it."""
         private = self._be_asked(request.local_id, request.private_data, transaction, ip, listener)
         self.remote_qpn = request.queue_pair
@@ -297,15 +285,15 @@ class Connection:
     def repeated_request(self) -> None:
         """The REQ that began this connection, once more."""
         if self.state is CmState.REQ_RECEIVED:
-            receipt = MessageReceipt(self.local_id, self.remote_id, MessageKind.REQ, MRA_EXPONENT)
+            receipt = wire.MessageReceipt(self.local_id, self.remote_id, wire.MessageKind.REQ, MRA_EXPONENT)
             self._send(receipt, self._transaction)
         elif self.state is CmState.REP_SENT:
             self.manager.send(self._again, self.remote_ip)
 
-    def reply_received(self, reply: ConnectReply, transaction: int) -> bool:
+    def reply_received(self, reply: wire.ConnectReply, transaction: int) -> bool:
         """REP. False where it makes no sense in this state."""
         if self.state is CmState.REP_RECEIVED:
-            receipt = MessageReceipt(self.local_id, self.remote_id, MessageKind.REP, MRA_EXPONENT)
+            receipt = wire.MessageReceipt(self.local_id, self.remote_id, wire.MessageKind.REP, MRA_EXPONENT)
             self._send(receipt, transaction)
             return True
         if self.state is CmState.ESTABLISHED and self.active and reply.local_id == self.remote_id:
@@ -328,16 +316,16 @@ class Connection:
         self._tell(CmEventType.CONNECT_RESPONSE, private_data=reply.private_data, parameters=told)
         return True
 
-    def ready_received(self, message: ReadyToUse) -> bool:
+    def ready_received(self, message: wire.ReadyToUse) -> bool:
         """RTU. False where it makes no sense in this state; one more is no mistake."""
         if self.state is CmState.REP_SENT:
             self._be_established(message.private_data)
             return True
         return self.state in (CmState.ESTABLISHED, CmState.DREQ_SENT, CmState.TIME_WAIT)
 
-    def receipt_received(self, message: MessageReceipt, now: float) -> bool:
+    def receipt_received(self, message: wire.MessageReceipt, now: float) -> bool:
         """MRA: the peer has our message and takes its time."""
-        waiting_for = {CmState.REQ_SENT: MessageKind.REQ, CmState.REP_SENT: MessageKind.REP}
+        waiting_for = {CmState.REQ_SENT: wire.MessageKind.REQ, CmState.REP_SENT: wire.MessageKind.REP}
         if waiting_for.get(self.state) != message.message:
             return False
         self._set_deadline(
@@ -345,20 +333,22 @@ class Connection:
         )
         return True
 
-    def reject_received(self, message: ConnectReject, now: float) -> bool:
+    def reject_received(self, message: wire.ConnectReject, now: float) -> bool:
         """REJ. It ends everything that has not ended yet; False where it has."""
         if self.state in (CmState.IDLE, CmState.TIME_WAIT, CmState.CLOSED):
             return False
         early = self.state in (CmState.REQ_SENT, CmState.REP_SENT)
         self._answered()
-        if self.state is CmState.REQ_RECEIVED or (early and message.reason != RejectReason.STALE_CONNECTION):
+        if self.state is CmState.REQ_RECEIVED or (
+            early and message.reason != wire.RejectReason.STALE_CONNECTION
+        ):
             self._close()
         else:
             self._wait_out(now)
         self._tell(CmEventType.REJECTED, status=message.reason, private_data=message.private_data)
         return True
 
-    def disconnect_received(self, message: DisconnectRequest, transaction: int, now: float) -> bool:
+    def disconnect_received(self, message: wire.DisconnectRequest, transaction: int, now: float) -> bool:
         """DREQ: answered at once, whatever the user does."""
         if message.remote_queue_pair != self.local_qpn or message.local_id != self.remote_id:
             return False
@@ -366,13 +356,13 @@ class Connection:
             CmState.ESTABLISHED, CmState.REP_SENT, CmState.REP_RECEIVED, CmState.DREQ_SENT, CmState.TIME_WAIT,
         ):  # fmt: skip
             return False
-        self._send(DisconnectReply(self.local_id, self.remote_id), transaction)
+        self._send(wire.DisconnectReply(self.local_id, self.remote_id), transaction)
         if self.state is not CmState.TIME_WAIT:
             self._wait_out(now)
             self._tell(CmEventType.DISCONNECTED, private_data=message.private_data)
         return True
 
-    def disconnected(self, message: DisconnectReply, now: float) -> bool:
+    def disconnected(self, message: wire.DisconnectReply, now: float) -> bool:
         """DREP."""
         if self.state is not CmState.DREQ_SENT:
             return self.state is CmState.TIME_WAIT
@@ -400,8 +390,8 @@ class Connection:
             self._wait_out(now)
             self._tell(CmEventType.DISCONNECTED, status=-errno.ETIMEDOUT)
         else:
-            kind = MessageKind.OTHER if self.state is CmState.REQ_SENT else MessageKind.REQ
-            self._send_reject(RejectReason.TIMEOUT, kind)
+            kind = wire.MessageKind.OTHER if self.state is CmState.REQ_SENT else wire.MessageKind.REQ
+            self._send_reject(wire.RejectReason.TIMEOUT, kind)
             self._close()
             self._tell(CmEventType.UNREACHABLE, status=-errno.ETIMEDOUT)
 
@@ -445,25 +435,25 @@ class Connection:
         if not self.orphan:
             self.sink(CmEvent(kind, self, status, private_data, parameters, listener))
 
-    def _send(self, message: CmMessage, transaction: int) -> None:
-        self.manager.send(encode_cm(message, transaction), self.remote_ip)
+    def _send(self, message: wire.CmMessage, transaction: int) -> None:
+        self.manager.send(wire.encode_cm(message, transaction), self.remote_ip)
 
-    def _ask(self, message: CmMessage, transaction: int, now: float, tries: int) -> None:
+    def _ask(self, message: wire.CmMessage, transaction: int, now: float, tries: int) -> None:
         """Send a message that wants an answer."""
-        self._again = encode_cm(message, transaction)
+        self._again = wire.encode_cm(message, transaction)
         self._tries = tries
         self.manager.send(self._again, self.remote_ip)
         self._set_deadline(now + self._wait_s)
 
-    def _reply(self, message: CmMessage) -> None:
+    def _reply(self, message: wire.CmMessage) -> None:
         """Send a message that answers; it is sent again if the question comes again."""
-        self._answer = encode_cm(message, self._transaction)
+        self._answer = wire.encode_cm(message, self._transaction)
         self.manager.send(self._answer, self.remote_ip)
 
-    def _send_reject(self, reason: int, kind: MessageKind, private_data: bytes = b"") -> None:
+    def _send_reject(self, reason: int, kind: wire.MessageKind, private_data: bytes = b"") -> None:
         # The peer knows us by our GUID and ID, in case that we never learnt the peer's ID.
-        information = self.manager.guid.to_bytes(8, "big") if reason == RejectReason.TIMEOUT else b""
-        message = ConnectReject(self.local_id, self.remote_id, kind, reason, information, private_data)
+        information = self.manager.guid.to_bytes(8, "big") if reason == wire.RejectReason.TIMEOUT else b""
+        message = wire.ConnectReject(self.local_id, self.remote_id, kind, reason, information, private_data)
         self._send(message, self._transaction)
 
     def _be_established(self, private_data: bytes) -> None:

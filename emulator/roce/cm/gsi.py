@@ -9,28 +9,10 @@ from collections.abc import Callable
 from typing import Final
 
 from emulator.roce.cm.manager import ConnectionManager
+from emulator.roce.nic import verbs
 from emulator.roce.nic.memory import AddressHandle
 from emulator.roce.nic.nic import Nic
 from emulator.roce.nic.states import mask_to
-from emulator.roce.nic.verbs import (
-    GRH_BYTES,
-    GSI_QKEY,
-    GSI_QPN,
-    Access,
-    Address,
-    AddressVector,
-    AsyncEvent,
-    Burst,
-    EventType,
-    QpAttributes,
-    QpCapabilities,
-    QpState,
-    QpType,
-    SendFlags,
-    Sge,
-    VerbsError,
-    WcStatus,
-)
 from emulator.roce.nic.work_requests import ReceiveRequest, SendRequest
 from emulator.roce.wire.mad import MAD_BYTES
 
@@ -54,16 +36,16 @@ class GeneralServices:
         self._nic = nic
         self._pd = nic.alloc_pd()
         # As large as a datagram can be: one that finds too little room would end the queue pair.
-        self._slot_bytes = GRH_BYTES + nic.port_mtu.bytes
+        self._slot_bytes = verbs.GRH_BYTES + nic.port_mtu.bytes
         self._memory = memoryview(bytearray(SLOTS * self._slot_bytes))
-        self._region = nic.reg_mr(self._pd, self._memory, 0, Access.LOCAL_WRITE)
+        self._region = nic.reg_mr(self._pd, self._memory, 0, verbs.Access.LOCAL_WRITE)
         self._arrived = nic.create_cq(SLOTS)
         self._sent = nic.create_cq(MAX_SENDS)
-        bounds = QpCapabilities(MAX_SENDS, SLOTS, 1, 1, MAD_BYTES)
-        self._qp = nic.create_qp(self._pd, QpType.UD, self._sent, self._arrived, bounds, gsi=True)
-        for state in (QpState.INIT, QpState.RTR, QpState.RTS):
-            attributes = QpAttributes(state=state, port_num=1, qkey=GSI_QKEY)
-            self._qp.modify(attributes, mask_to(QpType.UD, state))
+        bounds = verbs.QpCapabilities(MAX_SENDS, SLOTS, 1, 1, MAD_BYTES)
+        self._qp = nic.create_qp(self._pd, verbs.QpType.UD, self._sent, self._arrived, bounds, gsi=True)
+        for state in (verbs.QpState.INIT, verbs.QpState.RTR, verbs.QpState.RTS):
+            attributes = verbs.QpAttributes(state=state, port_num=1, qkey=verbs.GSI_QKEY)
+            self._qp.modify(attributes, mask_to(verbs.QpType.UD, state))
         self._handles: dict[str, AddressHandle] = {}
         self._arrived.on_entry = self._has_arrived
         for slot in range(SLOTS):
@@ -73,17 +55,17 @@ class GeneralServices:
         self.waiting = True
 
     def _post(self, slot: int) -> None:
-        sge = Sge(slot * self._slot_bytes, self._slot_bytes, self._region.lkey)
+        sge = verbs.Sge(slot * self._slot_bytes, self._slot_bytes, self._region.lkey)
         self._qp.post_recv(ReceiveRequest(slot, (sge,)))
 
     def take(self, receive: Callable[[memoryview, str, float], None], now: float) -> None:
         """Pass arrived datagrams to `receive`: payload, the sender's address, and `now`."""
         self.waiting = False
         for done in self._arrived.poll(SLOTS):
-            if done.status is not WcStatus.SUCCESS:
+            if done.status is not verbs.WcStatus.SUCCESS:
                 continue
             start = done.wr_id * self._slot_bytes
-            receive(self._memory[start + GRH_BYTES : start + done.byte_len], done.source, now)
+            receive(self._memory[start + verbs.GRH_BYTES : start + done.byte_len], done.source, now)
             self._post(done.wr_id)
 
     def send(self, ip: str, mad: bytes) -> None:
@@ -95,12 +77,16 @@ class GeneralServices:
                     # Requests that still wait keep theirs; only the device's table of handles is relieved.
                     while self._handles:
                         self._nic.destroy_ah(self._handles.popitem()[1])
-                handle = self._handles[ip] = self._nic.create_ah(self._pd, AddressVector(ip))
+                handle = self._handles[ip] = self._nic.create_ah(self._pd, verbs.AddressVector(ip))
             request = SendRequest(
-                flags=SendFlags.INLINE, ah=handle, remote_qpn=GSI_QPN, remote_qkey=GSI_QKEY, inline=mad
+                flags=verbs.SendFlags.INLINE,
+                ah=handle,
+                remote_qpn=verbs.GSI_QPN,
+                remote_qkey=verbs.GSI_QKEY,
+                inline=mad,
             )
             self._qp.post_send(request)
-        except VerbsError:
+        except verbs.VerbsError:
             self.dropped += 1
 
 
@@ -110,7 +96,7 @@ class Endpoint:
     def __init__(self, nic: Nic, cm: ConnectionManager) -> None:
         self.nic = nic
         self.cm = cm
-        self.on_async_event: Callable[[AsyncEvent], None] = nic.async_events.append
+        self.on_async_event: Callable[[verbs.AsyncEvent], None] = nic.async_events.append
         """Takes asynchronous events for the program."""
         self._gsi = GeneralServices(nic)
         nic.on_async_event = self._async_event
@@ -119,7 +105,7 @@ class Endpoint:
         self,
         burst: memoryview,
         segment_size: int,
-        source: Address,
+        source: verbs.Address,
         now: float,
         group: str = "",
         marked: bool = False,
@@ -145,7 +131,7 @@ class Endpoint:
         self.nic.advance(now)
         self.cm.advance(now)
 
-    def next_burst(self, now: float) -> Burst | None:
+    def next_burst(self, now: float) -> verbs.Burst | None:
         """The next burst, to be sent or copied before any other call; None when that is all."""
         if self.cm.has_output:
             for ip, mad in self.cm.take_output():
@@ -154,7 +140,7 @@ class Endpoint:
 
     def _async_event(self) -> None:
         event = self.nic.async_events.pop()
-        if event.type is EventType.COMM_EST:
+        if event.type is verbs.EventType.COMM_EST:
             connection = self.cm.find(getattr(event.element, "number", 0))
             if connection is not None:
                 connection.communication_established()

@@ -16,43 +16,24 @@ import itertools
 import random
 from typing import TypeAlias
 
+from emulator.roce.cm import limits
 from emulator.roce.cm.connection import Connection, EventSink, Listener
-from emulator.roce.cm.limits import (
-    EPHEMERAL_PORTS,
-    MAX_BACKLOG,
-    MAX_CONNECTIONS,
-    MAX_LISTENERS,
-    CmTimes,
-)
 from emulator.roce.cm.service_resolution import ServiceResolution
 from emulator.roce.cm.services import ConnectionServices
 from emulator.roce.cm.states import CmState
 from emulator.roce.nic.verbs import Mtu, VerbsError
+from emulator.roce.wire import cm_messages as wire
 from emulator.roce.wire.cm_ip import PortSpace, decode_ip_cm_untrusted, port_of
-from emulator.roce.wire.cm_messages import (
-    CmMessage,
-    ConnectReject,
-    ConnectReply,
-    ConnectRequest,
-    DisconnectReply,
-    DisconnectRequest,
-    MessageKind,
-    MessageReceipt,
-    ReadyToUse,
-    RejectReason,
-    ServiceReply,
-    ServiceRequest,
-    SidrStatus,
-    TransportType,
-    attribute_of,
-    decode_cm_untrusted,
-    encode_cm,
-)
 from emulator.roce.wire.flow import gid_of, packed_address
 from emulator.roce.wire.malformed import MalformedPacket
 
 _OfConnection: TypeAlias = (
-    ConnectReply | ConnectReject | ReadyToUse | MessageReceipt | DisconnectRequest | DisconnectReply
+    wire.ConnectReply
+    | wire.ConnectReject
+    | wire.ReadyToUse
+    | wire.MessageReceipt
+    | wire.DisconnectRequest
+    | wire.DisconnectReply
 )
 
 
@@ -66,9 +47,9 @@ class ConnectionManager(ConnectionServices):
         chance: random.Random,
         *,
         mtu: Mtu = Mtu.MTU_4096,
-        times: CmTimes | None = None,
+        times: limits.CmTimes | None = None,
     ) -> None:
-        super().__init__(ip, guid, chance, mtu, times if times is not None else CmTimes())
+        super().__init__(ip, guid, chance, mtu, times if times is not None else limits.CmTimes())
         self._listeners: dict[tuple[PortSpace, int], Listener] = {}
         self._connections: dict[int, Connection] = {}
         self._by_request: dict[tuple[str, int], Connection] = {}
@@ -78,21 +59,21 @@ class ConnectionManager(ConnectionServices):
         self._timers: list[tuple[float, int, int]] = []
         """A heap of deadline, number and connection's ID; entries that have become void are still in it."""
         self._timer_numbers = itertools.count()
-        self._ports = itertools.cycle(EPHEMERAL_PORTS)
-        for _ in range(chance.randrange(len(EPHEMERAL_PORTS))):
+        self._ports = itertools.cycle(limits.EPHEMERAL_PORTS)
+        for _ in range(chance.randrange(len(limits.EPHEMERAL_PORTS))):
             next(self._ports)
 
     def create(self, sink: EventSink, port_space: PortSpace = PortSpace.TCP) -> Connection:
         """A connection, or a datagram service, that does nothing yet. ENOMEM where there are too many."""
-        if len(self._connections) >= MAX_CONNECTIONS:
-            raise VerbsError(errno.ENOMEM, f"{MAX_CONNECTIONS} connections exist")
+        if len(self._connections) >= limits.MAX_CONNECTIONS:
+            raise VerbsError(errno.ENOMEM, f"{limits.MAX_CONNECTIONS} connections exist")
         kind = ServiceResolution if port_space is PortSpace.UDP else Connection
         connection = kind(self, sink, self._unused_id())
         self._connections[connection.local_id] = connection
         return connection
 
     def listen(
-        self, port_space: PortSpace, port: int, sink: EventSink, backlog: int = MAX_BACKLOG
+        self, port_space: PortSpace, port: int, sink: EventSink, backlog: int = limits.MAX_BACKLOG
     ) -> Listener:
         """Take requests for a port; 0 asks for any. EADDRINUSE for a port with a listener, EINVAL for no
         port."""
@@ -102,10 +83,10 @@ class ConnectionManager(ConnectionServices):
             port = self.ephemeral_port(port_space)
         if (port_space, port) in self._listeners:
             raise VerbsError(errno.EADDRINUSE, f"somebody listens on port {port}")
-        if len(self._listeners) >= MAX_LISTENERS:
-            raise VerbsError(errno.ENOMEM, f"{MAX_LISTENERS} listeners exist")
+        if len(self._listeners) >= limits.MAX_LISTENERS:
+            raise VerbsError(errno.ENOMEM, f"{limits.MAX_LISTENERS} listeners exist")
         # rdma_listen's 0 and less mean "as many as possible".
-        most = backlog if 0 < backlog <= MAX_BACKLOG else MAX_BACKLOG
+        most = backlog if 0 < backlog <= limits.MAX_BACKLOG else limits.MAX_BACKLOG
         listener = Listener(port_space, port, sink, most, self._stop_listening)
         self._listeners[port_space, port] = listener
         return listener
@@ -159,24 +140,24 @@ class ConnectionManager(ConnectionServices):
     def receive(self, raw: bytes | bytearray | memoryview, ip: str, now: float) -> None:
         """A datagram for queue pair 1 has come from `ip`. Never raises."""
         try:
-            message, transaction = decode_cm_untrusted(raw)
+            message, transaction = wire.decode_cm_untrusted(raw)
         except MalformedPacket as error:
             self.counters[error.cause] += 1
             return
-        self.counters[f"received {attribute_of(message).name}"] += 1
+        self.counters[f"received {wire.attribute_of(message).name}"] += 1
         match message:
-            case ConnectRequest():
+            case wire.ConnectRequest():
                 self._request(message, transaction, ip, now)
-            case ServiceRequest():
+            case wire.ServiceRequest():
                 self._service_request(message, transaction, ip)
-            case ServiceReply():
+            case wire.ServiceReply():
                 self._service_reply(message, ip)
             case _:
                 self._for_connection(message, transaction, ip, now)
 
     def _for_connection(self, message: _OfConnection, transaction: int, ip: str, now: float) -> None:
         connection = self._connections.get(message.remote_id)
-        if connection is None and isinstance(message, ConnectReject) and not message.remote_id:
+        if connection is None and isinstance(message, wire.ConnectReject) and not message.remote_id:
             # The peer gave up its REQ before it had learnt of our ID.
             connection = self._by_request.get((ip, message.local_id))
         if connection is not None and connection.remote_ip != ip:
@@ -187,17 +168,17 @@ class ConnectionManager(ConnectionServices):
             self._unknown(message, transaction, ip)
             return
         match message:
-            case ConnectReply():
+            case wire.ConnectReply():
                 known = self._reply(connection, message, transaction, ip)
-            case ConnectReject():
+            case wire.ConnectReject():
                 known = connection.reject_received(message, now)
-            case ReadyToUse():
+            case wire.ReadyToUse():
                 known = connection.ready_received(message)
-            case MessageReceipt():
+            case wire.MessageReceipt():
                 known = connection.receipt_received(message, now)
-            case DisconnectRequest():
+            case wire.DisconnectRequest():
                 known = connection.disconnect_received(message, transaction, now)
-            case DisconnectReply():
+            case wire.DisconnectReply():
                 known = connection.disconnected(message, now)
         if not known:
             self.counters["out of state"] += 1
@@ -211,8 +192,8 @@ class ConnectionManager(ConnectionServices):
         if connection.state is CmState.REQ_SENT or message.local_id == connection.remote_id:
             return True
         return (
-            isinstance(message, ConnectReject)
-            and (message.local_id, message.message) == (0, MessageKind.REP)
+            isinstance(message, wire.ConnectReject)
+            and (message.local_id, message.message) == (0, wire.MessageKind.REP)
             and connection.state is CmState.REP_SENT
         )
 
@@ -220,14 +201,14 @@ class ConnectionManager(ConnectionServices):
         """No connection of ours: what would leave the peer waiting is answered (IBTA 12.9.8.3)."""
         self.counters["unknown connection"] += 1
         match message:
-            case ConnectReply():
-                reason = RejectReason.INVALID_COMMUNICATION_ID
-                refusal = ConnectReject(0, message.local_id, MessageKind.REP, reason)
+            case wire.ConnectReply():
+                reason = wire.RejectReason.INVALID_COMMUNICATION_ID
+                refusal = wire.ConnectReject(0, message.local_id, wire.MessageKind.REP, reason)
                 self._answer(refusal, transaction, ip)
-            case DisconnectRequest():
-                self._answer(DisconnectReply(message.remote_id, message.local_id), transaction, ip)
+            case wire.DisconnectRequest():
+                self._answer(wire.DisconnectReply(message.remote_id, message.local_id), transaction, ip)
 
-    def _request(self, request: ConnectRequest, transaction: int, ip: str, now: float) -> None:
+    def _request(self, request: wire.ConnectRequest, transaction: int, ip: str, now: float) -> None:
         known = self._by_request.get((ip, request.local_id))
         if known is not None:
             known.repeated_request()
@@ -241,19 +222,19 @@ class ConnectionManager(ConnectionServices):
         # A service of datagrams takes no connections.
         listener = None if port is None or port[0] is not PortSpace.TCP else self._listeners.get(port)
         if refusal is None and listener is None:
-            refusal = RejectReason.INVALID_SERVICE_ID
+            refusal = wire.RejectReason.INVALID_SERVICE_ID
         stale = self._by_queue_pair.get((request.ca_guid, request.queue_pair))
         if refusal is None and stale is not None:
-            refusal = RejectReason.STALE_CONNECTION
+            refusal = wire.RejectReason.STALE_CONNECTION
             if stale.remote_ip == ip:
                 stale.superseded(now)
-        if refusal is None and len(self._connections) >= MAX_CONNECTIONS:
-            refusal = RejectReason.NO_RESOURCES
+        if refusal is None and len(self._connections) >= limits.MAX_CONNECTIONS:
+            refusal = wire.RejectReason.NO_RESOURCES
         if refusal is not None or listener is None:
             self.counters["refused"] += 1
-            information = bytes([self.mtu << 4]) if refusal is RejectReason.INVALID_PATH_MTU else b""
-            reason = refusal or RejectReason.INVALID_SERVICE_ID
-            answer = ConnectReject(0, request.local_id, MessageKind.REQ, reason, information)
+            information = bytes([self.mtu << 4]) if refusal is wire.RejectReason.INVALID_PATH_MTU else b""
+            reason = refusal or wire.RejectReason.INVALID_SERVICE_ID
+            answer = wire.ConnectReject(0, request.local_id, wire.MessageKind.REQ, reason, information)
             self._answer(answer, transaction, ip)
             return
         if self._has_room(listener):
@@ -271,59 +252,61 @@ class ConnectionManager(ConnectionServices):
         listener.waiting += 1
         return True
 
-    def _refusal(self, request: ConnectRequest) -> RejectReason | None:
+    def _refusal(self, request: wire.ConnectRequest) -> wire.RejectReason | None:
         """The fault of a request by itself, for any listener."""
-        if request.transport_type != TransportType.RC:
-            return RejectReason.INVALID_TRANSPORT_SERVICE_TYPE
+        if request.transport_type != wire.TransportType.RC:
+            return wire.RejectReason.INVALID_TRANSPORT_SERVICE_TYPE
         if request.primary.remote_gid != gid_of(self.ip):
-            return RejectReason.PRIMARY_GID_REJECTED
+            return wire.RejectReason.PRIMARY_GID_REJECTED
         if not Mtu.MTU_256 <= request.path_mtu <= self.mtu:
-            return RejectReason.INVALID_PATH_MTU
+            return wire.RejectReason.INVALID_PATH_MTU
         if port_of(request.service_id) is None:
-            return RejectReason.INVALID_SERVICE_ID
+            return wire.RejectReason.INVALID_SERVICE_ID
         if request.queue_pair < 2:
-            return RejectReason.NO_QUEUE_PAIR
+            return wire.RejectReason.NO_QUEUE_PAIR
         try:
             header = decode_ip_cm_untrusted(request.private_data)
         except MalformedPacket as error:
             self.counters[error.cause] += 1
-            return RejectReason.UNSUPPORTED_REQUEST
+            return wire.RejectReason.UNSUPPORTED_REQUEST
         if header.destination != packed_address(self.ip):
-            return RejectReason.UNSUPPORTED_REQUEST
+            return wire.RejectReason.UNSUPPORTED_REQUEST
         return None
 
-    def _reply(self, connection: Connection, reply: ConnectReply, transaction: int, ip: str) -> bool:
+    def _reply(self, connection: Connection, reply: wire.ConnectReply, transaction: int, ip: str) -> bool:
         if connection.state is CmState.REQ_SENT:
             key = (reply.ca_guid, reply.queue_pair)
             if key in self._by_queue_pair or reply.queue_pair < 2:
-                reason = RejectReason.STALE_CONNECTION
-                refusal = ConnectReject(connection.local_id, reply.local_id, MessageKind.REP, reason)
+                reason = wire.RejectReason.STALE_CONNECTION
+                refusal = wire.ConnectReject(
+                    connection.local_id, reply.local_id, wire.MessageKind.REP, reason
+                )
                 self._answer(refusal, transaction, ip)
                 return False
             self._by_queue_pair[key] = connection
         return connection.reply_received(reply, transaction)
 
-    def _service_request(self, request: ServiceRequest, transaction: int, ip: str) -> None:
+    def _service_request(self, request: wire.ServiceRequest, transaction: int, ip: str) -> None:
         known = self._by_request.get((ip, request.request_id))
         if known is not None:
             known.repeated_request()
             return
         port = port_of(request.service_id)
         listener = None if port is None or port[0] is not PortSpace.UDP else self._listeners.get(port)
-        status = SidrStatus.UNSUPPORTED_SERVICE_ID if listener is None else SidrStatus.VALID
+        status = wire.SidrStatus.UNSUPPORTED_SERVICE_ID if listener is None else wire.SidrStatus.VALID
         try:
             header = decode_ip_cm_untrusted(request.private_data)
             addresses = (header.source, header.destination)
             if listener is not None and addresses != (packed_address(ip), packed_address(self.ip)):
-                status = SidrStatus.REJECTED
+                status = wire.SidrStatus.REJECTED
         except MalformedPacket as error:
             self.counters[error.cause] += 1
-            status = status or SidrStatus.REJECTED
-        if len(self._connections) >= MAX_CONNECTIONS:
-            status = status or SidrStatus.NO_QUEUE_PAIR
-        if status is not SidrStatus.VALID or listener is None:
+            status = status or wire.SidrStatus.REJECTED
+        if len(self._connections) >= limits.MAX_CONNECTIONS:
+            status = status or wire.SidrStatus.NO_QUEUE_PAIR
+        if status is not wire.SidrStatus.VALID or listener is None:
             self.counters["refused"] += 1
-            answer = ServiceReply(request.request_id, status, service_id=request.service_id)
+            answer = wire.ServiceReply(request.request_id, status, service_id=request.service_id)
             self._answer(answer, transaction, ip)
             return
         if self._has_room(listener):
@@ -332,7 +315,7 @@ class ConnectionManager(ConnectionServices):
             self._by_request[ip, request.request_id] = service
             service.begin_service(request, transaction, ip, listener)
 
-    def _service_reply(self, reply: ServiceReply, ip: str) -> None:
+    def _service_reply(self, reply: wire.ServiceReply, ip: str) -> None:
         service = self._connections.get(reply.request_id)
         if not isinstance(service, ServiceResolution) or not service.active:
             self.counters["unasked"] += 1
@@ -341,12 +324,12 @@ class ConnectionManager(ConnectionServices):
         elif not service.reply_to_service(reply):
             self.counters["out of state"] += 1
 
-    def _answer(self, message: CmMessage, transaction: int, ip: str) -> None:
-        self.send(encode_cm(message, transaction), ip)
+    def _answer(self, message: wire.CmMessage, transaction: int, ip: str) -> None:
+        self.send(wire.encode_cm(message, transaction), ip)
 
     def arm(self, local_id: int, deadline: float) -> None:
         """The connection's deadline has become this one; an earlier entry is found to be void later."""
-        if len(self._timers) > 4 * MAX_CONNECTIONS:
+        if len(self._timers) > 4 * limits.MAX_CONNECTIONS:
             self._timers = [timer for timer in self._timers if not self._is_void(timer)]
             heapq.heapify(self._timers)
         heapq.heappush(self._timers, (deadline, next(self._timer_numbers), local_id))
@@ -365,7 +348,7 @@ class ConnectionManager(ConnectionServices):
 
     def ephemeral_port(self, port_space: PortSpace = PortSpace.TCP) -> int:
         """A port without a listener. EADDRINUSE when all are taken."""
-        for _ in EPHEMERAL_PORTS:
+        for _ in limits.EPHEMERAL_PORTS:
             port = next(self._ports)
             if (port_space, port) not in self._listeners:
                 return port

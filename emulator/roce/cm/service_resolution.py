@@ -20,24 +20,16 @@ from emulator.roce.cm.services import ConnectionServices
 from emulator.roce.cm.states import CmState
 from emulator.roce.nic.multicast import MULTICAST_QPN
 from emulator.roce.nic.verbs import VerbsError
+from emulator.roce.wire import cm_messages as wire
 from emulator.roce.wire.bth import LOW_24_BITS
 from emulator.roce.wire.cm_ip import IP_CM_BYTES, service_id
-from emulator.roce.wire.cm_messages import (
-    PRIVATE_BYTES,
-    MessageKind,
-    RejectReason,
-    ServiceReply,
-    ServiceRequest,
-    SidrStatus,
-    encode_cm,
-)
 from emulator.roce.wire.flow import is_multicast, packed_address
 from emulator.roce.wire.mad import Attribute
 
 UDP_QKEY: Final = 0x01234567
 """The Q_Key of every queue pair of this port space (RDMA_UDP_QKEY of `rdma/rdma_cma.h`)."""
 
-_MOST_PRIVATE: Final = PRIVATE_BYTES[Attribute.SIDR_REQ] - IP_CM_BYTES
+_MOST_PRIVATE: Final = wire.PRIVATE_BYTES[Attribute.SIDR_REQ] - IP_CM_BYTES
 
 
 class ServiceResolution(Connection):
@@ -83,7 +75,7 @@ class ServiceResolution(Connection):
         check_private(parameters.private_data, _MOST_PRIVATE)
         manager = self.manager
         self.local_qpn = parameters.qp_num
-        request = ServiceRequest(
+        request = wire.ServiceRequest(
             self.local_id,
             service_id(self.port_space, self.remote_port),
             private_data=self._ip_header() + parameters.private_data,
@@ -91,11 +83,11 @@ class ServiceResolution(Connection):
         self._become(CmState.SIDR_SENT)
         self._ask(request, manager.new_transaction(), now, manager.times.tries)
 
-    def reply_to_service(self, reply: ServiceReply) -> bool:
+    def reply_to_service(self, reply: wire.ServiceReply) -> bool:
         """SIDR_REP; whether it was waited for."""
         if self.state is not CmState.SIDR_SENT:
             return self.state is CmState.RESOLVED
-        if reply.status != SidrStatus.VALID or not 1 < reply.queue_pair <= LOW_24_BITS:
+        if reply.status != wire.SidrStatus.VALID or not 1 < reply.queue_pair <= LOW_24_BITS:
             self._close()
             self._tell(CmEventType.UNREACHABLE, status=reply.status, private_data=reply.private_data)
             return True
@@ -106,7 +98,9 @@ class ServiceResolution(Connection):
         self._tell(CmEventType.ESTABLISHED, private_data=reply.private_data, parameters=told)
         return True
 
-    def begin_service(self, request: ServiceRequest, transaction: int, ip: str, listener: Listener) -> None:
+    def begin_service(
+        self, request: wire.ServiceRequest, transaction: int, ip: str, listener: Listener
+    ) -> None:
         """A SIDR_REQ that was found fit; the listener's user hears of it."""
         private = self._be_asked(request.request_id, request.private_data, transaction, ip, listener)
         self._become(CmState.SIDR_RECEIVED)
@@ -121,16 +115,16 @@ class ServiceResolution(Connection):
     def accept(self, parameters: ConnectionParameters, now: float) -> None:
         """Send a SIDR_REP with the queue pair that serves. No event follows."""
         self._expect("accept", CmState.SIDR_RECEIVED)
-        check_private(parameters.private_data, PRIVATE_BYTES[Attribute.SIDR_REP])
+        check_private(parameters.private_data, wire.PRIVATE_BYTES[Attribute.SIDR_REP])
         if not 1 < parameters.qp_num <= LOW_24_BITS:
             raise VerbsError(errno.EINVAL, f"{parameters.qp_num} is no queue pair")
         self._answered()
         self.local_qpn = parameters.qp_num
         self._become(CmState.RESOLVED)
         self._reply(
-            ServiceReply(
+            wire.ServiceReply(
                 self.remote_id,
-                SidrStatus.VALID,
+                wire.SidrStatus.VALID,
                 parameters.qp_num,
                 service_id(self.port_space, self.local_port),
                 UDP_QKEY,
@@ -139,21 +133,21 @@ class ServiceResolution(Connection):
         )
 
     def reject(
-        self, now: float, private_data: bytes = b"", reason: int = RejectReason.CONSUMER_DEFINED
+        self, now: float, private_data: bytes = b"", reason: int = wire.RejectReason.CONSUMER_DEFINED
     ) -> None:
         """Send a SIDR_REP that refuses; no event follows."""
         self._expect("reject", CmState.SIDR_RECEIVED)
-        check_private(private_data, PRIVATE_BYTES[Attribute.SIDR_REP])
+        check_private(private_data, wire.PRIVATE_BYTES[Attribute.SIDR_REP])
         self._refuse(private_data)
 
     def _refuse(self, private_data: bytes = b"") -> None:
-        answer = ServiceReply(
+        answer = wire.ServiceReply(
             self.remote_id,
-            SidrStatus.REJECTED,
+            wire.SidrStatus.REJECTED,
             service_id=service_id(self.port_space, self.local_port),
             private_data=private_data,
         )
-        self.manager.send(encode_cm(answer, self._transaction), self.remote_ip)
+        self.manager.send(wire.encode_cm(answer, self._transaction), self.remote_ip)
         self._close()
 
     def disconnect(self, now: float) -> None:
@@ -168,5 +162,5 @@ class ServiceResolution(Connection):
         elif self.state is not CmState.CLOSED:
             self._close()
 
-    def _send_reject(self, reason: int, kind: MessageKind, private_data: bytes = b"") -> None:
+    def _send_reject(self, reason: int, kind: wire.MessageKind, private_data: bytes = b"") -> None:
         """A question that is given up needs no word to the peer."""

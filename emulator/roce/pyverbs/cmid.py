@@ -23,20 +23,10 @@ from emulator.roce.cm.connection import Connection, Listener
 from emulator.roce.cm.events import CmEventType, ConnectionParameters
 from emulator.roce.cm.service_resolution import UDP_QKEY, ServiceResolution
 from emulator.roce.nic.verbs import Address, AddressVector, QpAttr, QpAttributes, QpState, VerbsError
-from emulator.roce.pyverbs import cm_devices
+from emulator.roce.pyverbs import base, cm_devices
 from emulator.roce.pyverbs import cm_enums as cm
 from emulator.roce.pyverbs import enums as e
 from emulator.roce.pyverbs.addr import AH, AHAttr
-from emulator.roce.pyverbs.base import (
-    PyverbsObject,
-    asking,
-    close_children,
-    close_deferred,
-    close_or_defer,
-    reads,
-    refusal,
-    refusing,
-)
 from emulator.roce.pyverbs.cm_channel import ChannelEvent, CMEventChannel
 from emulator.roce.pyverbs.cm_records import AddrInfo, ConnParam, JoinMCAttrEx, checked_flags, group_in
 from emulator.roce.pyverbs.cq import CQ, WC
@@ -61,7 +51,7 @@ _FAILED = frozenset(
 )  # fmt: skip
 
 
-class CMEvent(PyverbsObject):
+class CMEvent(base.PyverbsObject):
     """The next event of a channel: waits for it where there is none, and the descriptor blocks.
 
     To take a CONNECT_RESPONSE of a CMID with a queue pair of its own sets that to RTS and completes the
@@ -134,7 +124,7 @@ def _owner(thing: Connection | Listener | None) -> "CMID | None":
     return found
 
 
-class UDParam(PyverbsObject):
+class UDParam(base.PyverbsObject):
     """struct rdma_ud_param: where datagrams go, with ESTABLISHED of a service of RDMA_PS_UDP and with
     MULTICAST_JOIN; else zeros."""
 
@@ -181,7 +171,7 @@ class CMID(DomainUser):
         self._shares = False
         self._over = False
         self._ack_timeout: int | None = None
-        close_deferred()
+        base.close_deferred()
         if isinstance(creator, CMEventChannel):
             self._take_port_space(port_space)
             self.event_channel = self._channel = creator
@@ -212,7 +202,7 @@ class CMID(DomainUser):
             self._resolve(info)
         except VerbsError as error:
             self._release()
-            raise refusal(refused, error) from error
+            raise base.refusal(refused, error) from error
         self._context_and_domain()
         if qp_init_attr is not None:
             try:
@@ -225,7 +215,7 @@ class CMID(DomainUser):
     def __del__(self) -> None:
         if getattr(self, "_open", False):
             if self._users:
-                close_or_defer(self)
+                base.close_or_defer(self)
             else:
                 self.close()
 
@@ -264,7 +254,7 @@ class CMID(DomainUser):
         """The device's port; 0 before it is known."""
         return 1 if self._device is not None else 0
 
-    context = reads("ctx", "The `Context` of its device, once it is known.")
+    context = base.reads("ctx", "The `Context` of its device, once it is known.")
 
     @property
     def src_port(self) -> int:
@@ -285,7 +275,7 @@ class CMID(DomainUser):
 
     def bind_addr(self, lai: AddrInfo) -> None:
         """Take a local address; with one of a device, that device. ENODEV where no device has it."""
-        with refusing("Failed to Bind ID"):
+        with base.refusing("Failed to Bind ID"):
             self._bind(lai.source)
         if self._device is not None:
             self._context_and_domain()
@@ -319,12 +309,12 @@ class CMID(DomainUser):
             self._resolve(rai)
         except VerbsError as error:
             if error.errno != errno.ENODEV or self.event_channel is None:
-                raise refusal("Failed to Resolve Address", error) from error
+                raise base.refusal("Failed to Resolve Address", error) from error
             self._channel.tell(self, CmEventType.ADDR_ERROR, -errno.ENODEV)
 
     def resolve_route(self, timeout_ms: int = 2000) -> None:
         """The way is the kernel's affair. ROUTE_RESOLVED follows; `context` and `pd` are there now."""
-        with asking(self.opened(), "Failed to Resolve Route"):
+        with base.asking(self.opened(), "Failed to Resolve Route"):
             self.connection().resolve_route()
         if self.event_channel is None:
             self._channel.take(wait=False)
@@ -353,7 +343,7 @@ class CMID(DomainUser):
                 port = listener.port
         except VerbsError as error:
             self._stop_listening()
-            raise refusal("Listen Failed", error) from error
+            raise base.refusal("Listen Failed", error) from error
 
     def _stop_listening(self) -> None:
         devices = [self._device] if self._device is not None else self._users
@@ -408,7 +398,7 @@ class CMID(DomainUser):
     def accept(self, param: ConnParam | None = None) -> None:
         """Say yes. A queue pair of the CMID's own is made ready before; ESTABLISHED follows."""
         refused = "Failed to Accept Connection"
-        with refusing(refused):
+        with base.refusing(refused):
             device, connection = self.opened(), self.connection()
             given = self._parameters(param, (connection.responder_resources, connection.initiator_depth))
             if self.qp is not None and not self.datagrams:
@@ -421,14 +411,14 @@ class CMID(DomainUser):
     def reject(self, private_data: bytes | None = None) -> None:
         """Say no, with up to 148 bytes of private data."""
         device = self.opened()
-        with asking(device, "Failed to Reject Connection"):
+        with base.asking(device, "Failed to Reject Connection"):
             self.connection().reject(device.clock(), private_data or b"")
 
     def connect(self, param: ConnParam | None = None) -> None:
         """Ask for the connection. CONNECT_RESPONSE follows (with a queue pair of the CMID's own ESTABLISHED),
         or REJECTED (ECONNREFUSED), or UNREACHABLE (ETIMEDOUT)."""
         refused = "Failed to Connect"
-        with refusing(refused):
+        with base.refusing(refused):
             device, connection = self.opened(), self.connection()
             most = device.nic.limits.max_qp_rd_atom
             given = self._parameters(param, (most, most))
@@ -439,7 +429,7 @@ class CMID(DomainUser):
     def establish(self) -> None:
         """Complete an active connection whose queue pair is the program's own, when that is ready."""
         device = self.opened()
-        with asking(device, "Failed to Complete an active connection request"):
+        with base.asking(device, "Failed to Complete an active connection request"):
             if self.qp is not None:
                 raise VerbsError(errno.EINVAL, "the CMID has completed the connection itself")
             self.connection().establish(device.clock())
@@ -449,9 +439,9 @@ class CMID(DomainUser):
         refused = "Failed to Disconnect"
         device = self.opened()
         if self.qp is not None:
-            with asking(device, refused):
+            with base.asking(device, refused):
                 self.qp.native.modify(QpAttributes(state=QpState.ERR), QpAttr.STATE)
-        with asking(device, refused):
+        with base.asking(device, refused):
             self.connection().disconnect(device.clock())
         if not self._over:
             self._complete(refused, CmEventType.DISCONNECTED)
@@ -627,7 +617,7 @@ class CMID(DomainUser):
         if addr is None and mc_attr is None:
             raise PyverbsUserError("Join to multicast must have AddrInfo or JoinMCAttrEx arguments")
         refused = "Failed to Join multicast"
-        with refusing(refused):
+        with base.refusing(refused):
             flags = cm.RDMA_MC_JOIN_FLAG_FULLMEMBER
             if mc_attr is not None:
                 addr, flags = mc_attr.addr, checked_flags(mc_attr)
@@ -643,7 +633,7 @@ class CMID(DomainUser):
     def leave_multicast(self, addr: AddrInfo) -> None:
         """Leave the group that is the source of `addr`; what the channel still has of it goes. EADDRNOTAVAIL
         where it was not joined."""
-        with refusing("Failed to leave multicast"):
+        with base.refusing("Failed to leave multicast"):
             group, service = group_in(addr), self._service()
             with self.opened().turn():
                 nic = self.opened().nic
@@ -711,7 +701,7 @@ class CMID(DomainUser):
                 self._connection.destroy(self._device.clock())
         self._stop_listening()
         self._channel.forget(self._connection, self)
-        close_children(self.mrs)
+        base.close_children(self.mrs)
         if not self._shares:
             if self.pd is not None:
                 self.pd.forget_if_borrowed()

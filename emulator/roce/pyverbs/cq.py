@@ -13,19 +13,8 @@ from typing import Any, ClassVar, Final
 
 from emulator.roce.nic.completion import CompletionQueue
 from emulator.roce.nic.verbs import VerbsError, WcFlags, WcStatus, WorkCompletion
+from emulator.roce.pyverbs import base
 from emulator.roce.pyverbs import enums as e
-from emulator.roce.pyverbs.base import (
-    Children,
-    DeviceObject,
-    EventRow,
-    PyverbsCM,
-    PyverbsObject,
-    asking,
-    close_children,
-    close_or_defer,
-    reads,
-    shown,
-)
 from emulator.roce.pyverbs.device import Context
 from emulator.roce.pyverbs.pd import PD
 from emulator.roce.pyverbs.pyverbs_error import PyverbsError, PyverbsRDMAError, PyverbsUserError
@@ -108,7 +97,7 @@ def create_wc_flags_to_str(flags: int) -> str:
 
 
 @dataclass(slots=True, eq=False)
-class WC(PyverbsObject):
+class WC(base.PyverbsObject):
     wr_id: int = 0
     status: int = 0
     opcode: int = 0
@@ -123,7 +112,7 @@ class WC(PyverbsObject):
     sl: int = 0
     dlid_path_bits: int = 0
 
-    __str__ = shown(
+    __str__ = base.shown(
         "",
         ("WR ID", "wr_id"), ("status", "status", cqe_status_to_str), ("opcode", "opcode", cqe_opcode_to_str),
         ("vendor error", "vendor_err"), ("byte length", "byte_len"), ("QP num", "qp_num"),
@@ -162,17 +151,17 @@ def work_completion_of(completion: WorkCompletion) -> WC:
 
 
 @dataclass(slots=True, eq=False)
-class PollCqAttr(PyverbsObject):
+class PollCqAttr(base.PyverbsObject):
     comp_mask: int = field(default=0, init=False)
 
 
 @dataclass(slots=True, eq=False)
-class WcTmInfo(PyverbsObject):
+class WcTmInfo(base.PyverbsObject):
     priv: int = field(default=0, init=False)
     tag: int = field(default=0, init=False)
 
 
-class CompChannel(EventRow, PyverbsCM):
+class CompChannel(base.EventRow, base.PyverbsCM):
     """A row of completion events behind a file descriptor, readable while there are any."""
 
     __slots__ = ("context", "cqs", "device", "events")
@@ -183,19 +172,19 @@ class CompChannel(EventRow, PyverbsCM):
         self.events: EventChannel[CompletionQueue] = EventChannel()
         # The descriptor of libibverbs blocks; a program that wants EAGAIN sets O_NONBLOCK on it.
         os.set_blocking(self.events.fileno(), True)
-        self.cqs: Children = weakref.WeakSet()
+        self.cqs: base.Children = weakref.WeakSet()
         context.ccs.add(self)
 
     def __del__(self) -> None:
         events = getattr(self, "events", None)
         if events is not None and not events.closed:
-            close_or_defer(self)
+            base.close_or_defer(self)
 
     def close(self) -> None:
         """Close the queues that report here, and the descriptor."""
         if self.events.closed:
             return
-        close_children(self.cqs)
+        base.close_children(self.cqs)
         with self.device.turn():
             self.events.close()
 
@@ -225,15 +214,15 @@ class CompChannel(EventRow, PyverbsCM):
         expected_cq.num_events += 1
 
 
-class AnyCQ(DeviceObject[CompletionQueue]):
+class AnyCQ(base.DeviceObject[CompletionQueue]):
     """What both kinds of completion queue have. `num_events` counts events taken and not acknowledged."""
 
     __slots__ = ("channel", "context", "num_events", "qps", "srqs")
     CHILDREN = "qps srqs"
     DESTROY = "destroy_cq"
 
-    qps: Children
-    srqs: Children
+    qps: base.Children
+    srqs: base.Children
 
     def __init__(
         self, context: Context, channel: CompChannel | None, cqe: int, comp_vector: int, refused: str
@@ -270,7 +259,7 @@ class AnyCQ(DeviceObject[CompletionQueue]):
         self.channel = None
         self.num_events = 0
 
-    cqe = reads("native.entries", "Entries.")
+    cqe = base.reads("native.entries", "Entries.")
 
     def req_notify(self, solicited_only: bool = False) -> None:
         """One event for the next completion, or for the next that was solicited or failed. In pyverbs only a
@@ -295,11 +284,11 @@ class CQ(AnyCQ):
     ) -> None:
         super().__init__(context, channel, cqe, comp_vector, "Failed to create a CQ")
 
-    comp_channel = reads("channel", "Where events go.")
+    comp_channel = base.reads("channel", "Where events go.")
 
     def resize(self, cqe: int) -> None:
         """Change the number of entries. EINVAL where it does not hold what is in it."""
-        with asking(self.device, "Failed to resize CQ"):
+        with base.asking(self.device, "Failed to resize CQ"):
             self.native.resize(cqe)
 
     def poll(self, num_entries: int = 1) -> tuple[int, list[WC]]:
@@ -318,11 +307,11 @@ class CQ(AnyCQ):
     def ack_events(self, num_events: int) -> None:
         self.num_events -= num_events
 
-    __str__ = shown("CQ\n", ("Handle", "native", id), ("CQEs", "cqe"))
+    __str__ = base.shown("CQ\n", ("Handle", "native", id), ("CQEs", "cqe"))
 
 
 @dataclass(slots=True, eq=False)
-class CqInitAttrEx(PyverbsObject):
+class CqInitAttrEx(base.PyverbsObject):
     cqe: int = 100
     channel: InitVar[CompChannel | None] = None
     comp_vector: int = 0
@@ -342,7 +331,7 @@ class CqInitAttrEx(PyverbsObject):
         doc="The caller's own; it can be set, and not read.",
     )
 
-    __str__ = shown(
+    __str__ = base.shown(
         "",
         ("Number of CQEs", "cqe"), ("WC flags", "wc_flags", create_wc_flags_to_str),
         ("comp mask", "comp_mask"), ("flags", "flags"),
@@ -446,4 +435,4 @@ class CQEX(AnyCQ):
         """There is no tag matching."""
         return WcTmInfo()
 
-    __str__ = shown("Extended CQ:\n", ("Handle", "native", id), ("CQEs", "cqe"))
+    __str__ = base.shown("Extended CQ:\n", ("Handle", "native", id), ("CQEs", "cqe"))

@@ -17,18 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 
 from emulator.roce.nic.nic import Nic
 from emulator.roce.nic.verbs import Mtu
+from emulator.roce.pyverbs import base
 from emulator.roce.pyverbs import enums as e
-from emulator.roce.pyverbs.base import (
-    Children,
-    PyverbsCM,
-    PyverbsObject,
-    close_children,
-    close_deferred,
-    close_or_defer,
-    listing,
-    reads,
-    shown,
-)
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
 from emulator.roce.pyverbs.utils import GID, be64toh, gid_str
 from emulator.roce.runtime import registry
@@ -161,7 +151,7 @@ def translate_event_type(event_type: int) -> str:
         return f"Unknown event_type ({event_type})"
 
 
-class _Record(PyverbsObject):
+class _Record(base.PyverbsObject):
     """Attributes that begin as 0."""
 
     __slots__: tuple[str, ...] = ()
@@ -170,10 +160,10 @@ class _Record(PyverbsObject):
         for name in type(self).__slots__:
             setattr(self, name, 0)
 
-    def _listing(self, shown: Mapping[str, Callable[[Any], str]]) -> str:
-        """All attributes line by line, as `shown` says or as numbers."""
-        return listing(
-            (name.replace("_", " "), shown.get(name, str)(getattr(self, name))) for name in self.__slots__
+    def _listing(self, words: Mapping[str, Callable[[Any], str]]) -> str:
+        """All attributes line by line, as `words` say or as numbers."""
+        return base.listing(
+            (name.replace("_", " "), words.get(name, str)(getattr(self, name))) for name in self.__slots__
         )
 
     def fill(self, **values: int) -> None:
@@ -215,11 +205,11 @@ class DeviceAttr(_Record):
         return attr
 
     def __str__(self) -> str:
-        shown = {
+        words = {
             "node_guid": guid_format, "sys_image_guid": guid_format, "max_mr_size": hex, "page_size_cap": hex,
             "vendor_id": hex, "device_cap_flags": translate_device_caps,
         }  # fmt: skip
-        return self._listing(shown)
+        return self._listing(words)
 
 
 class TSOCaps(_Record):
@@ -287,7 +277,7 @@ class DeviceAttrEx(_Record):
 
 
 @dataclass(slots=True, eq=False)
-class QueryDeviceExInput(PyverbsObject):
+class QueryDeviceExInput(base.PyverbsObject):
     comp_mask: int
 
 
@@ -313,17 +303,17 @@ class PortAttr(_Record):
         return attr
 
     def __str__(self) -> str:
-        shown = {
+        words = {
             "state": port_state_to_str, "max_mtu": translate_mtu, "active_mtu": translate_mtu, "lmc": hex,
             "link_layer": translate_link_layer, "max_msg_sz": hex, "port_cap_flags": translate_port_cap_flags,
             "port_cap_flags2": translate_port_cap_flags2, "active_width": width_to_str,
             "active_speed": speed_to_str, "phys_state": phys_state_to_str,
         }  # fmt: skip
-        return self._listing(shown)
+        return self._listing(words)
 
 
 @dataclass(slots=True, eq=False)
-class GIDEntry(PyverbsObject):
+class GIDEntry(base.PyverbsObject):
     subnet_prefix: InitVar[int] = 0
     interface_id: InitVar[int] = 0
     gid_index: int = 0
@@ -340,7 +330,7 @@ class GIDEntry(PyverbsObject):
         return gid_str(self.gid_subnet_prefix, self.gid_interface_id)
 
     def __str__(self) -> str:
-        return listing(
+        return base.listing(
             [
                 ("GID", self.gid_str()), ("GID Index", self.gid_index), ("Port number", self.port_num),
                 ("GID type", translate_gid_type(self.gid_type)), ("Ndev ifindex", self.ndev_ifindex),
@@ -349,24 +339,24 @@ class GIDEntry(PyverbsObject):
 
 
 @dataclass(slots=True, eq=False)
-class AsyncEvent(PyverbsObject):
+class AsyncEvent(base.PyverbsObject):
     event_type: int = 0
 
     def ack(self) -> None:
         """Nothing waits for it here."""
 
-    __str__ = shown("", ("Event Type", "event_type", translate_event_type))
+    __str__ = base.shown("", ("Event Type", "event_type", translate_event_type))
 
 
 @dataclass(slots=True, eq=False)
-class AllocDmAttr(PyverbsObject):
+class AllocDmAttr(base.PyverbsObject):
     length: int
     log_align_req: int = 0
     comp_mask: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Device(PyverbsObject):
+class Device(base.PyverbsObject):
     """A device that exists. `name` is bytes, as in pyverbs."""
 
     name: bytes
@@ -407,7 +397,7 @@ def rdma_get_devices() -> list[Device]:
     return get_device_list()
 
 
-class Context(PyverbsCM):
+class Context(base.PyverbsCM):
     """A device, opened by `name=`; or, inside of this package, that of a CMID."""
 
     __slots__ = ("_device", "_shared", "ccs", "cqs", "name", "pds", "qps")
@@ -415,7 +405,7 @@ class Context(PyverbsCM):
     def __init__(self, **kwargs: Any) -> None:
         self._device: OpenedDevice | None = None
         self._shared = False
-        self.pds, self.ccs, self.cqs, self.qps = (Children() for _ in range(4))
+        self.pds, self.ccs, self.cqs, self.qps = (base.Children() for _ in range(4))
         self.name: str = kwargs.get("name", "")
         cmid = kwargs.get("cmid")
         if cmid is not None:
@@ -430,7 +420,7 @@ class Context(PyverbsCM):
             raise PyverbsRDMAError("there are no providers of vendors here", errno.EOPNOTSUPP)
         if not self.name:
             raise PyverbsUserError("Device name must be provided")
-        close_deferred()
+        base.close_deferred()
         try:
             self._device = registry.open_device(self.name)
         except NoSuchDevice as error:
@@ -440,7 +430,7 @@ class Context(PyverbsCM):
 
     def __del__(self) -> None:
         if getattr(self, "_device", None) is not None and not self._shared:
-            close_or_defer(self)
+            base.close_or_defer(self)
 
     @property
     def device(self) -> OpenedDevice:
@@ -453,8 +443,8 @@ class Context(PyverbsCM):
         """Close everything that was made of the device, and the device, where nobody else has it open."""
         if self._device is None:
             return
-        close_children(self.qps, self.ccs, self.cqs, self.pds)
-        close_deferred()
+        base.close_children(self.qps, self.ccs, self.cqs, self.pds)
+        base.close_deferred()
         if not self._shared:
             registry.release_device(self._device)
         self._device = None
@@ -463,7 +453,7 @@ class Context(PyverbsCM):
         """Its CMID is closed, and with it everything that was made of the device. Not in pyverbs."""
         self._device = None
 
-    context = reads("device", "As `device`: in pyverbs the C structure.")
+    context = base.reads("device", "As `device`: in pyverbs the C structure.")
     num_comp_vectors: ClassVar[int] = 1
     """Completion vectors; they are all the same."""
 
@@ -568,7 +558,7 @@ def _exists(port_num: int, index: int, refused: str, number: int = -1) -> None:
         raise PyverbsRDMAError(refused, number)
 
 
-class DM(PyverbsCM):
+class DM(base.PyverbsCM):
     """Memory on the device: there is none, and `query_device_ex` says so (`max_dm_size` is 0)."""
 
     __slots__ = ()

@@ -14,19 +14,9 @@ from emulator.roce.nic.queue_pair import OPCODES, QueuePair
 from emulator.roce.nic.states import mask_to
 from emulator.roce.nic.verbs import QpAttr, QpState, QpType, SendFlags, SendOpcode, Sge, VerbsError
 from emulator.roce.nic.work_requests import SendRequest
+from emulator.roce.pyverbs import base, mem_alloc, posting
 from emulator.roce.pyverbs import enums as e
-from emulator.roce.pyverbs import mem_alloc, posting
 from emulator.roce.pyverbs.addr import AH
-from emulator.roce.pyverbs.base import (
-    Children,
-    DeviceObject,
-    asking,
-    inc_rkey,
-    reads,
-    refusal,
-    refusing,
-    shown,
-)
 from emulator.roce.pyverbs.cq import CQ, CQEX
 from emulator.roce.pyverbs.device import Context
 from emulator.roce.pyverbs.mr import MW, MWBind, MWBindInfo
@@ -70,7 +60,7 @@ def kind_of(qp_type: int) -> QpType:
         raise VerbsError(number, f"there are no queue pairs of type {qp_type_to_str(qp_type)}") from None
 
 
-class QP(DeviceObject[QueuePair]):
+class QP(base.DeviceObject[QueuePair]):
     """A queue pair of a `PD` (with `QPInitAttr`) or of a `Context` (with `QPInitAttrEx`).
 
     With a `qp_attr` it is taken as far as that carries it: a UD pair to RTS, an RC pair to INIT.
@@ -82,7 +72,7 @@ class QP(DeviceObject[QueuePair]):
     DESTROY = "destroy_qp"
     REFUSED = "Failed to destroy QP"
 
-    mws: Children
+    mws: base.Children
 
     def __init__(
         self, creator: PD | Context, init_attr: QPInitAttr | QPInitAttrEx, qp_attr: QPAttr | None = None
@@ -150,7 +140,7 @@ class QP(DeviceObject[QueuePair]):
         """An `ibv_qp_state`: always the device's own, in libibverbs the last one that was asked for."""
         return int(self.native.state)
 
-    qp_num = reads("native.number", "The number that the peer sends to.")
+    qp_num = base.reads("native.number", "The number that the peer sends to.")
 
     def _give_back(self, native: QueuePair) -> None:
         # It leaves all groups; what was posted and is not complete is gone.
@@ -165,7 +155,7 @@ class QP(DeviceObject[QueuePair]):
 
     def _modify(self, qp_attr: QPAttr, mask: int, refused: str) -> None:
         wanted = QpAttr(mask)
-        with refusing(refused):
+        with base.refusing(refused):
             attributes = qp_attr.attributes(wanted)
             with self.device.turn():
                 self.native.modify(attributes, wanted)
@@ -210,7 +200,7 @@ class QP(DeviceObject[QueuePair]):
         self._multicast("Failed to detach QP from multicast", self.device.nic.detach_mcast, gid)
 
     def _multicast(self, refused: str, call: Callable[[QueuePair, bytes], None], gid: GID | str) -> None:
-        with asking(self.device, refused):
+        with base.asking(self.device, refused):
             call(self.native, gid_bytes(gid) if isinstance(gid, str) else gid.raw)
 
     def post_recv(self, wr: RecvWR, bad_wr: RecvWR | None = None) -> None:
@@ -233,10 +223,10 @@ class QP(DeviceObject[QueuePair]):
             raise PyverbsRDMAError(refused, errno.EINVAL)
         if info.mr.native.pd is not mw.native.pd:
             raise PyverbsRDMAError(refused, errno.EPERM)
-        key = inc_rkey(mw.rkey)
+        key = base.inc_rkey(mw.rkey)
         request = SendRequest(mw_bind.wr_id, SendOpcode.BIND_MW, FLAGS[mw_bind.send_flags & 15])
         request.window, request.window_rkey, request.bind = mw.native, key, info.bind()
-        with asking(self.device, refused):
+        with base.asking(self.device, refused):
             self.native.post_send(request)
         mw.rkey = key
 
@@ -253,7 +243,7 @@ class QP(DeviceObject[QueuePair]):
         """0: nobody may rely on the order in which bytes of a message land."""
         return 0
 
-    __str__ = shown(
+    __str__ = base.shown(
         "",
         ("QP type", "qp_type", qp_type_to_str), ("  number", "qp_num"),
         ("  state", "qp_state", qp_state_to_str),
@@ -306,7 +296,7 @@ class QPEx(QP):
             with self.device.turn():
                 self.native.post_sends(built)
         except VerbsError as error:
-            raise refusal("ibv_wr_complete failed.", error) from error
+            raise base.refusal("ibv_wr_complete failed.", error) from error
 
     def post_rows(self, receives: Sequence[posting.ReceiveRow], rows: Sequence[posting.SendRow]) -> None:
         """Post receives, then requests, as `post_recv` and a row between `wr_start` and `wr_complete` do,
@@ -320,7 +310,7 @@ class QPEx(QP):
         try:
             posting.post(self.native, self.device, receives, rows)
         except VerbsError as error:
-            raise refusal("post_rows failed.", error) from error
+            raise base.refusal("post_rows failed.", error) from error
 
     def wr_abort(self) -> None:
         self._built = None

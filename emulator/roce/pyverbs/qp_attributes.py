@@ -5,30 +5,15 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any, Final
 
-from emulator.roce.nic.verbs import (
-    Access,
-    AddressVector,
-    Mtu,
-    QpAttr,
-    QpAttributes,
-    QpCapabilities,
-    QpState,
-    VerbsError,
-)
+from emulator.roce.nic import verbs
 from emulator.roce.pyverbs import enums as e
+from emulator.roce.pyverbs import utils
 from emulator.roce.pyverbs.addr import AHAttr
 from emulator.roce.pyverbs.base import PyverbsCM, PyverbsObject, listing, shown
 from emulator.roce.pyverbs.cq import CQ, CQEX, flags_to_str
 from emulator.roce.pyverbs.pd import PD
 from emulator.roce.pyverbs.pyverbs_error import PyverbsUserError
 from emulator.roce.pyverbs.srq import SRQ
-from emulator.roce.pyverbs.utils import (
-    access_flags_to_str,
-    mig_state_to_str,
-    mtu_to_str,
-    qp_state_to_str,
-    qp_type_to_str,
-)
 
 _COMP_MASK: Final = {
     1: "PD", 2: "XRCD", 4: "Create Flags", 8: "Max TSO header", 16: "Indirection Table", 32: "RX hash",
@@ -99,15 +84,15 @@ class _InitAttr(PyverbsObject):
     def cap(self, val: QPCap) -> None:
         _copy_caps(val, self)
 
-    def capabilities(self) -> QpCapabilities:
+    def capabilities(self) -> verbs.QpCapabilities:
         """What the device takes. VerbsError(EINVAL) for a negative number. Not in pyverbs."""
         values = _bounds(self)
         if min(values) < 0:
-            raise VerbsError(errno.EINVAL, "a bound of a queue pair is negative")
-        return QpCapabilities(*values)
+            raise verbs.VerbsError(errno.EINVAL, "a bound of a queue pair is negative")
+        return verbs.QpCapabilities(*values)
 
     def _listing(self, indent: str, inner: str = "") -> str:
-        rows = [("QP type", qp_type_to_str(self.qp_type)), ("SQ sig. all", self.sq_sig_all)]
+        rows = [("QP type", utils.qp_type_to_str(self.qp_type)), ("SQ sig. all", self.sq_sig_all)]
         bounds = [(inner + name.replace("_", " "), getattr(self, name)) for name in _CAPS]
         return listing(rows) + "QP caps:\n" + listing(bounds, indent)
 
@@ -241,27 +226,29 @@ class QPAttr(PyverbsObject):
         else:
             self.ah_attr = ah_attr
 
-    def attributes(self, mask: QpAttr) -> QpAttributes:
+    def attributes(self, mask: verbs.QpAttr) -> verbs.QpAttributes:
         """What the device takes: those in the mask. VerbsError(EINVAL) for values that do not exist.
         Not in pyverbs."""
-        vector: AddressVector | None = self._ah_attr.vector() if mask & QpAttr.AV else None
+        vector: verbs.AddressVector | None = self._ah_attr.vector() if mask & verbs.QpAttr.AV else None
         try:
-            return QpAttributes(
-                state=QpState(self.qp_state) if mask & QpAttr.STATE else QpState.RESET,
-                current_state=QpState(self.cur_qp_state) if mask & QpAttr.CUR_STATE else QpState.RESET,
-                path_mtu=Mtu(self.path_mtu) if mask & QpAttr.PATH_MTU else Mtu.MTU_256,
+            return verbs.QpAttributes(
+                state=verbs.QpState(self.qp_state) if mask & verbs.QpAttr.STATE else verbs.QpState.RESET,
+                current_state=verbs.QpState(self.cur_qp_state)
+                if mask & verbs.QpAttr.CUR_STATE
+                else verbs.QpState.RESET,
+                path_mtu=verbs.Mtu(self.path_mtu) if mask & verbs.QpAttr.PATH_MTU else verbs.Mtu.MTU_256,
                 dest_qpn=self.dest_qp_num,
-                access=Access(self.qp_access_flags),
+                access=verbs.Access(self.qp_access_flags),
                 av=vector,
                 enable_sqd_notify=bool(self.en_sqd_async_notify),
                 retry_count=self.retry_cnt,
                 **{name: getattr(self, name) for name in _AS_THEY_ARE},
             )
         except ValueError as error:
-            raise VerbsError(errno.EINVAL, str(error)) from error
+            raise verbs.VerbsError(errno.EINVAL, str(error)) from error
 
     @classmethod
-    def of(cls, given: QpAttributes) -> "QPAttr":
+    def of(cls, given: verbs.QpAttributes) -> "QPAttr":
         """From what the device gives. Not in pyverbs."""
         attr = cls(int(given.state), int(given.current_state), given.port_num, int(given.path_mtu))
         for name in _AS_THEY_ARE:
@@ -275,13 +262,13 @@ class QPAttr(PyverbsObject):
 
     def __str__(self) -> str:
         first = [
-            ("QP state", qp_state_to_str(self.qp_state)),
-            ("QP current state", qp_state_to_str(self.cur_qp_state)),
-            ("Path MTU", mtu_to_str(self.path_mtu)),
-            ("Path mig. state", mig_state_to_str(self.path_mig_state)),
+            ("QP state", utils.qp_state_to_str(self.qp_state)),
+            ("QP current state", utils.qp_state_to_str(self.cur_qp_state)),
+            ("Path MTU", utils.mtu_to_str(self.path_mtu)),
+            ("Path mig. state", utils.mig_state_to_str(self.path_mig_state)),
             ("QKey", self.qkey), ("RQ PSN", self.rq_psn), ("SQ PSN", self.sq_psn),
             ("Dest QP number", self.dest_qp_num),
-            ("QP access flags", access_flags_to_str(self.qp_access_flags)),
+            ("QP access flags", utils.access_flags_to_str(self.qp_access_flags)),
         ]  # fmt: skip
         last = [
             ("PKey index", self.pkey_index), ("Alt. PKey index", self.alt_pkey_index),
