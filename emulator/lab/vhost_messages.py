@@ -69,16 +69,7 @@ class Request(IntEnum):
     REM_MEM_REG = 38
 
 
-ANSWERED = frozenset(
-    {
-        Request.GET_FEATURES,
-        Request.GET_PROTOCOL_FEATURES,
-        Request.GET_QUEUE_NUM,
-        Request.GET_VRING_BASE,
-        Request.GET_INFLIGHT_FD,
-        Request.GET_MAX_MEM_SLOTS,
-    }
-)
+ANSWERED = frozenset(request for request in Request if request.name.startswith("GET_"))
 """These have an answer of their own, with or without need_reply."""
 
 

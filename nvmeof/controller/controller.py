@@ -15,42 +15,11 @@ from typing import Final
 from nvmeof.controller.served_queue import ServedQueue
 from nvmeof.controller.settings import ControllerSettings
 from nvmeof.controller.subsystem import AnyNamespace, Namespace, Subsystem
-from nvmeof.wire.features import (
-    AEC_ANA_CHANGED,
-    AEC_DISCOVERY_CHANGED,
-    AEC_NAMESPACE_CHANGED,
-    ANA_CHANGED_EVENT,
-    DISCOVERY_CHANGED_EVENT,
-    NAMESPACE_CHANGED_EVENT,
-    AsyncEvent,
-    Feature,
-)
+from nvmeof.wire import features, properties
 from nvmeof.wire.log_page import ErrorEntry, LogPage, TransportType
-from nvmeof.wire.properties import (
-    CAPABLE_OF_ALL_SETS,
-    CAPABLE_OF_NVM,
-    CONFIGURE_ALL_SETS,
-    CONFIGURE_NVM,
-    SHUTDOWN_COMPLETE,
-    VERSION_1_4,
-    Capabilities,
-    Configuration,
-    ControllerStatus,
-    Shutdown,
-)
 from nvmeof.wire.sqe import AdminOpcode
 
-ADMIN_OPCODES: Final = frozenset(
-    {
-        AdminOpcode.GET_LOG_PAGE,
-        AdminOpcode.IDENTIFY,
-        AdminOpcode.ABORT,
-        AdminOpcode.SET_FEATURES,
-        AdminOpcode.GET_FEATURES,
-        AdminOpcode.ASYNC_EVENT_REQUEST,
-        AdminOpcode.KEEP_ALIVE,
-    }
-)
+ADMIN_OPCODES: Final = frozenset(AdminOpcode) - {AdminOpcode.FABRICS}
 """Of the commands that a controller carries out on its admin queue, beside those of Fabrics."""
 ERROR_LOG_ENTRIES: Final = 16
 _CHANGED_LIMIT: Final = 1025  # one more than the changed-namespace log can list
@@ -82,7 +51,7 @@ class Controller:
         self.settings = settings
         self.transport = transport
         self.port_id = port_id
-        self.version = VERSION_1_4
+        self.version = properties.VERSION_1_4
         self.enabled = False
         self.ended: str | None = None
         self.queues: dict[int, ServedQueue] = {}
@@ -96,17 +65,18 @@ class Controller:
         self._last_heard = now
         self.set_keep_alive(keep_alive_ms)
         self.features: dict[int, int] = {
-            Feature.ARBITRATION: 0,
-            Feature.POWER_MANAGEMENT: 0,
-            Feature.TEMPERATURE_THRESHOLD: 0x0FFF,
-            Feature.ERROR_RECOVERY: 0,
-            Feature.WRITE_ATOMICITY: 0,
-            Feature.COMMAND_SET_PROFILE: 0,
+            features.Feature.ARBITRATION: 0,
+            features.Feature.POWER_MANAGEMENT: 0,
+            features.Feature.TEMPERATURE_THRESHOLD: 0x0FFF,
+            features.Feature.ERROR_RECOVERY: 0,
+            features.Feature.WRITE_ATOMICITY: 0,
+            features.Feature.COMMAND_SET_PROFILE: 0,
             # Everything that can be reported is, until the host chooses: so does Linux' target.
-            Feature.ASYNC_EVENT_CONFIG: (
-                AEC_DISCOVERY_CHANGED
+            features.Feature.ASYNC_EVENT_CONFIG: (
+                features.AEC_DISCOVERY_CHANGED
                 if subsystem.is_discovery
-                else AEC_NAMESPACE_CHANGED | (AEC_ANA_CHANGED if subsystem.access is not None else 0)
+                else features.AEC_NAMESPACE_CHANGED
+                | (features.AEC_ANA_CHANGED if subsystem.access is not None else 0)
             ),
         }
         self.granted_io_queues = settings.max_io_queues
@@ -114,7 +84,7 @@ class Controller:
         self.error_count = 0
         self.changed_namespaces: set[int] = set()
         self._event_requests: deque[int] = deque()
-        self._events: deque[AsyncEvent] = deque()
+        self._events: deque[features.AsyncEvent] = deque()
         self._masked: set[int] = set()  # log pages whose event has been given and which were not read since
 
     def heard(self, now: float) -> None:
@@ -159,10 +129,10 @@ class Controller:
 
     @property
     def capabilities(self) -> int:
-        return Capabilities(
+        return properties.Capabilities(
             max_queue_entries=self.settings.max_queue_entries - 1,
             timeout=20,  # 10 s; we are ready at once
-            command_sets=CAPABLE_OF_NVM | CAPABLE_OF_ALL_SETS,
+            command_sets=properties.CAPABLE_OF_NVM | properties.CAPABLE_OF_ALL_SETS,
         ).to_number()
 
     @property
@@ -173,29 +143,36 @@ class Controller:
 
     @property
     def status(self) -> int:
-        ready = Configuration.of_number(self.configuration).enable and not self._fatal
-        return ControllerStatus(ready=ready, fatal=self._fatal, shutdown=self._shutdown_status).to_number()
+        ready = properties.Configuration.of_number(self.configuration).enable and not self._fatal
+        return properties.ControllerStatus(
+            ready=ready, fatal=self._fatal, shutdown=self._shutdown_status
+        ).to_number()
 
     def configure(self, value: int) -> None:
         """Write CC: enable, disable, shut down. One that cannot be is a fatal status (CSTS.CFS)."""
-        old, new = Configuration.of_number(self.configuration), Configuration.of_number(value)
+        old, new = (
+            properties.Configuration.of_number(self.configuration),
+            properties.Configuration.of_number(value),
+        )
         self.configuration = value
-        self.all_command_sets = new.command_set == CONFIGURE_ALL_SETS
+        self.all_command_sets = new.command_set == properties.CONFIGURE_ALL_SETS
         if new.enable and not old.enable:
             self._shutdown_status = 0
             sizes_fit = self.subsystem.is_discovery or (
                 new.sq_entry_size == _SQ_ENTRY_SHIFT and new.cq_entry_size == _CQ_ENTRY_SHIFT
             )
-            set_exists = new.command_set in (CONFIGURE_NVM, CONFIGURE_ALL_SETS)
+            set_exists = new.command_set in (properties.CONFIGURE_NVM, properties.CONFIGURE_ALL_SETS)
             self._fatal = bool(not sizes_fit or not set_exists or new.page_size or new.arbitration)
         elif old.enable and not new.enable:
             self._reset()
-        if new.shutdown != Shutdown.NONE:
+        if new.shutdown != properties.Shutdown.NONE:
             # Nothing is cached above the media, so a shutdown is complete as soon as it is asked for.
-            self._shutdown_status = SHUTDOWN_COMPLETE
-        elif old.shutdown != Shutdown.NONE:
+            self._shutdown_status = properties.SHUTDOWN_COMPLETE
+        elif old.shutdown != properties.Shutdown.NONE:
             self._shutdown_status = 0
-        self.enabled = new.enable and not self._fatal and new.shutdown == Shutdown.NONE and self.ended is None
+        self.enabled = (
+            new.enable and not self._fatal and new.shutdown == properties.Shutdown.NONE and self.ended is None
+        )
 
     def _reset(self) -> None:
         """CC.EN 1 to 0: I/O queues are deleted; events and their requests are forgotten."""
@@ -223,7 +200,7 @@ class Controller:
         self._event_requests.remove(cid)
         return True
 
-    def due_events(self) -> list[tuple[int, AsyncEvent]]:
+    def due_events(self) -> list[tuple[int, features.AsyncEvent]]:
         """Events that have found a request: (command id to complete, event). Each is given once."""
         due = []
         while self._events and self._event_requests:
@@ -233,17 +210,20 @@ class Controller:
     def namespace_changed(self, nsid: int) -> None:
         if len(self.changed_namespaces) < _CHANGED_LIMIT:
             self.changed_namespaces.add(nsid)
-        self._raise_event(NAMESPACE_CHANGED_EVENT, AEC_NAMESPACE_CHANGED)
+        self._raise_event(features.NAMESPACE_CHANGED_EVENT, features.AEC_NAMESPACE_CHANGED)
 
     def discovery_changed(self) -> None:
-        self._raise_event(DISCOVERY_CHANGED_EVENT, AEC_DISCOVERY_CHANGED)
+        self._raise_event(features.DISCOVERY_CHANGED_EVENT, features.AEC_DISCOVERY_CHANGED)
 
     def access_changed(self) -> None:
         """The port by which its host came reaches the namespaces in another way now (ANA)."""
-        self._raise_event(ANA_CHANGED_EVENT, AEC_ANA_CHANGED)
+        self._raise_event(features.ANA_CHANGED_EVENT, features.AEC_ANA_CHANGED)
 
-    def _raise_event(self, event: AsyncEvent, enabling_bit: int) -> None:
-        if not self.features[Feature.ASYNC_EVENT_CONFIG] & enabling_bit or event.log_page in self._masked:
+    def _raise_event(self, event: features.AsyncEvent, enabling_bit: int) -> None:
+        if (
+            not self.features[features.Feature.ASYNC_EVENT_CONFIG] & enabling_bit
+            or event.log_page in self._masked
+        ):
             return
         self._masked.add(event.log_page)
         self._events.append(event)

@@ -17,16 +17,9 @@ import math
 from collections.abc import Callable, Container
 from typing import Final
 
+from nvmeof.controller import fabrics_commands
 from nvmeof.controller.admin_commands import begin_admin, execute_admin
 from nvmeof.controller.controller import Controller
-from nvmeof.controller.fabrics_commands import (
-    begin_fabrics,
-    connect,
-    execute_authentication,
-    execute_fabrics,
-    give_up,
-    is_authentication,
-)
 from nvmeof.controller.io_commands import accept_io, begin_io, execute_io, open_window
 from nvmeof.controller.request import Direction, Outcome, Refusal, Request
 from nvmeof.controller.served_queue import Completion, ServedQueue
@@ -112,11 +105,11 @@ class QueueSession(ServedQueue):
                 raise Refusal(Status.KEEP_ALIVE_EXPIRED)
             if sqe.flags & FLAGS_FUSE or sqe.flags & FLAGS_PSDT != FLAGS_SGL:
                 raise Refusal(Status.INVALID_FIELD)
-            if self.unproven and not is_authentication(sqe):
+            if self.unproven and not fabrics_commands.is_authentication(sqe):
                 raise Refusal(FabricsStatus.AUTHENTICATION_REQUIRED)
             if sqe.opcode == AdminOpcode.FABRICS:
                 with self.target.lock:
-                    begin_fabrics(request, self, connected=controller is not None)
+                    fabrics_commands.begin_fabrics(request, self, connected=controller is not None)
             elif controller is None:
                 raise Refusal(Status.COMMAND_SEQUENCE_ERROR)
             elif self.qid == 0:
@@ -157,18 +150,18 @@ class QueueSession(ServedQueue):
         try:
             if controller is None:  # `begin` has let nothing through but Connect.
                 with self.target.lock:
-                    self.controller = connect(request, self.target, self, now)
+                    self.controller = fabrics_commands.connect(request, self.target, self, now)
                 return Outcome.DONE
             if request.operation is not None:
                 outcome = execute_io(request, controller, now, scratch)
                 if outcome is Outcome.LATER:
                     self.waiting[request.sqe.cid] = request
                 return outcome
-            if is_authentication(request.sqe):
-                return execute_authentication(request, self.target, controller, self, now)
+            if fabrics_commands.is_authentication(request.sqe):
+                return fabrics_commands.execute_authentication(request, self.target, controller, self, now)
             with self.target.lock:
                 if request.sqe.opcode == AdminOpcode.FABRICS:
-                    return execute_fabrics(request, controller, self)
+                    return fabrics_commands.execute_fabrics(request, controller, self)
                 return execute_admin(request, self.target, controller, self)
         except Refusal as refusal:
             request.fail(refusal.status, result=refusal.result, do_not_retry=refusal.do_not_retry)
@@ -238,7 +231,7 @@ class QueueSession(ServedQueue):
         authentication = self.authentication
         if authentication is not None and now >= authentication.deadline:
             authentication.expire()
-            give_up(self.target, controller, self, now)
+            fabrics_commands.give_up(self.target, controller, self, now)
             self.close("no authentication within the time for it")
         return self.close_reason
 

@@ -13,7 +13,7 @@ from nvmeof.wire.fabrics import Authentication, Connect, ConnectData, FabricsTyp
 from nvmeof.wire.features import Feature, encode_queue_count
 from nvmeof.wire.identify import IDENTIFY_BYTES
 from nvmeof.wire.log_page import LogPageRequest
-from nvmeof.wire.properties import PROPERTY_BYTES, Property
+from nvmeof.wire.properties import Property
 from nvmeof.wire.sqe import AdminOpcode, IoOpcode
 
 AUTHENTICATION_SEND: Final = "authentication send"
@@ -137,11 +137,11 @@ def connect(fields: Connect, data: ConnectData) -> Command:
 
 def property_get(offset: Property) -> Command:
     """Read a property; its value is `result`."""
-    return _fabrics("property get", FabricsType.PROPERTY_GET, PropertyAccess(offset, PROPERTY_BYTES[offset]))
+    return _fabrics("property get", FabricsType.PROPERTY_GET, PropertyAccess(offset, offset.bytes))
 
 
 def property_set(offset: Property, value: int) -> Command:
-    fields = PropertyAccess(offset, PROPERTY_BYTES[offset], value)
+    fields = PropertyAccess(offset, offset.bytes, value)
     return _fabrics("property set", FabricsType.PROPERTY_SET, fields)
 
 

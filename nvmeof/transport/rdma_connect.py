@@ -21,12 +21,7 @@ from nvmeof.transport.base import Address, VerbsChoice
 from nvmeof.transport.rdma_pair import ACK_TIMEOUT, Domain, QueuePair, poll, verbs_errors
 from nvmeof.transport.verbs_provider import Verbs
 from nvmeof.transport.verbs_waiting import Completions
-from nvmeof.wire.rdma import (
-    ConnectRequest,
-    decode_connect_accept_untrusted,
-    decode_connect_reject_untrusted,
-    describe_reject,
-)
+from nvmeof.wire import rdma as wire
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +109,7 @@ class RdmaLink:
         self.pair.modify(self._cmid, verbs.enums.IBV_QPS_INIT)
         return self.domain
 
-    def connect(self, request: ConnectRequest, deadline: float) -> Waiting[int]:
+    def connect(self, request: wire.ConnectRequest, deadline: float) -> Waiting[int]:
         """Connect; receives are posted. The entries of the controller's receive queue.
 
         Raises `ConnectionLost`, with the controller's reason if any.
@@ -135,7 +130,7 @@ class RdmaLink:
             self._cmid.connect(parameters)
             soon = min(deadline, time.monotonic() + ANSWER_S)
             answer = yield from self._expect(cm.RDMA_CM_EVENT_CONNECT_RESPONSE, soon)
-            accept = decode_connect_accept_untrusted(answer)
+            accept = wire.decode_connect_accept_untrusted(answer)
             self.pair.modify(self._cmid, states.IBV_QPS_INIT)
             self.pair.modify(self._cmid, states.IBV_QPS_RTR)
             self.pair.modify(self._cmid, states.IBV_QPS_RTS, timeout=ACK_TIMEOUT)
@@ -174,13 +169,13 @@ class RdmaLink:
         cm = self._verbs.cm_enums
         if kind == cm.RDMA_CM_EVENT_REJECTED:
             try:
-                status = decode_connect_reject_untrusted(private)
+                status = wire.decode_connect_reject_untrusted(private)
             except MalformedPdu:
                 status = 0
             # Without a consumer behind it a rejection has no private data, or only zeros.
             if not status:
                 return "it refuses without a reason, as where nobody listens"
-            return f"it refuses: {describe_reject(status)}"
+            return f"it refuses: {wire.describe_reject(status)}"
         return {
             cm.RDMA_CM_EVENT_ADDR_ERROR: "no RDMA device leads there",
             cm.RDMA_CM_EVENT_ROUTE_ERROR: "there is no route",

@@ -13,13 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from nvmeof.errors import (
-    AuthenticationFailed,
-    ConnectionLost,
-    ConnectRefused,
-    LocalProtocolError,
-    NvmeofError,
-)
+from nvmeof import errors
 from nvmeof.host.bring_up import join
 from nvmeof.host.command import Command
 from nvmeof.host.procedure import each_command
@@ -149,20 +143,20 @@ class RdmaHostQueue:
     def submit(self, command: Command, *, more: bool = False) -> None:
         """Post it. Raises `QueueFull` and `ConnectionLost`; then it was not submitted."""
         if not self.alive:
-            raise ConnectionLost(self._why)
+            raise errors.ConnectionLost(self._why)
         linked = self._linked or self._connect_again()
         queue = linked.queue
         if queue.in_flight >= queue.depth:
             # Answers that nobody waits for (to abandoned commands) may have made room.
             self._pump(linked)
             if self._linked is None:
-                raise ConnectionLost(self._why)
+                raise errors.ConnectionLost(self._why)
         queue.submit(command, time.monotonic())
         if more:
             return
         try:
             linked.post()
-        except ConnectionLost as error:
+        except errors.ConnectionLost as error:
             self._die(str(error))
 
     def wait(self, command: Command, deadline: float, at_least: int | None = None) -> bool:
@@ -170,7 +164,7 @@ class RdmaHostQueue:
         while not command.done:
             linked = self._linked
             if command.cid < 0 or linked is None:
-                raise LocalProtocolError(f"{command!r} is not in flight here")
+                raise errors.LocalProtocolError(f"{command!r} is not in flight here")
             completions = linked.link.completions
             assert completions is not None
             if completions.needs_arming:
@@ -184,7 +178,7 @@ class RdmaHostQueue:
                 completions.wait(deadline, linked.link.event_waits)
                 if linked.link.event_waits():
                     linked.link.look_at_events()
-            except NvmeofError as error:
+            except errors.NvmeofError as error:
                 self._die(str(error))
             else:
                 if linked.link.gone is not None:
@@ -216,7 +210,7 @@ class RdmaHostQueue:
     def _pump(self, linked: Linked) -> None:
         try:
             linked.pump()
-        except NvmeofError as error:
+        except errors.NvmeofError as error:
             self._die(str(error))
 
     def _die(self, reason: str) -> None:
@@ -242,7 +236,7 @@ class RdmaHostQueue:
                 if not self.wait(command, deadline):
                     self._die("no answer in time")  # by which it is lost: the procedure says what that means
             self._register(linked)
-        except NvmeofError:
+        except errors.NvmeofError:
             self._linked = None
             linked.end("not connected")
             raise
@@ -252,7 +246,7 @@ class RdmaHostQueue:
         """Those that are not yet. One that the device will not have is copied from and to, as any other."""
         for buffer in self._registered:
             if linked.buffers.find(buffer) is None:
-                with suppress(ConnectionLost):
+                with suppress(errors.ConnectionLost):
                     linked.buffers.register(buffer)
 
     def _connect_again(self) -> Linked:
@@ -261,14 +255,14 @@ class RdmaHostQueue:
         while True:
             try:
                 self.connect(deadline)
-            except ConnectRefused as refusal:
-                if isinstance(refusal, AuthenticationFailed) or time.monotonic() + RETRY_S >= deadline:
+            except errors.ConnectRefused as refusal:
+                if isinstance(refusal, errors.AuthenticationFailed) or time.monotonic() + RETRY_S >= deadline:
                     self._die(str(refusal))
-                    raise ConnectionLost(str(refusal)) from refusal
+                    raise errors.ConnectionLost(str(refusal)) from refusal
                 time.sleep(RETRY_S)
-            except NvmeofError as error:
+            except errors.NvmeofError as error:
                 self._die(str(error))
-                raise ConnectionLost(str(error)) from error
+                raise errors.ConnectionLost(str(error)) from error
             else:
                 assert self._linked is not None
                 return self._linked
@@ -280,8 +274,8 @@ def connect_io_queue(
     queue = RdmaHostQueue(info, qid, info.queue_depth(qid, depth))
     try:
         queue.connect(time.monotonic() + timeout_s)
-    except NvmeofError:
-        with suppress(NvmeofError):
+    except errors.NvmeofError:
+        with suppress(errors.NvmeofError):
             queue.close()
         raise
     return queue

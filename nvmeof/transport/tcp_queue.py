@@ -20,12 +20,7 @@ import time
 from contextlib import suppress
 from typing import Final
 
-from nvmeof.errors import (
-    ConnectionLost,
-    LocalProtocolError,
-    NvmeofError,
-    RemoteProtocolError,
-)
+from nvmeof import errors
 from nvmeof.host.bring_up import join
 from nvmeof.host.command import Command
 from nvmeof.host.procedure import each_command
@@ -61,7 +56,7 @@ def open_socket(host: str, port: int, timeout_s: float) -> socket.socket:
         set_options(sock)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, END_HARD)
     except OSError as error:
-        raise ConnectionLost(f"cannot connect to {host} port {port}: {error}") from error
+        raise errors.ConnectionLost(f"cannot connect to {host} port {port}: {error}") from error
     return sock
 
 
@@ -98,13 +93,13 @@ class TcpHostQueue:
     def submit(self, command: Command, *, more: bool = False) -> None:
         """Put it on the wire. Raises `QueueFull` and `ConnectionLost`; then it was not submitted."""
         if not self.alive:
-            raise ConnectionLost(self._why)
+            raise errors.ConnectionLost(self._why)
         queue = self._queue
         if queue.in_flight >= queue.depth:
             # Answers that nobody waits for (to abandoned commands) may have made room.
             self._drain()
             if not self.alive:
-                raise ConnectionLost(self._why)
+                raise errors.ConnectionLost(self._why)
         queue.submit(command, time.monotonic())
         command.heard = self._heard
         if not more:
@@ -116,7 +111,7 @@ class TcpHostQueue:
             if at_least is not None and command.received >= at_least:
                 return True
             if command.cid < 0:
-                raise LocalProtocolError(f"{command!r} was not submitted")
+                raise errors.LocalProtocolError(f"{command!r} was not submitted")
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 self._drain()
@@ -175,7 +170,7 @@ class TcpHostQueue:
             buffer = self._queue.next_buffer()
             self._receive(buffer, len(buffer), 0)
         if not self.alive:
-            raise ConnectionLost(self._why)
+            raise errors.ConnectionLost(self._why)
 
     def _arm(self, seconds: float) -> None:
         """Let receives return after `seconds`. Zero would mean for ever."""
@@ -200,7 +195,7 @@ class TcpHostQueue:
         self._heard += count
         try:
             self._queue.received(count)
-        except RemoteProtocolError as error:
+        except errors.RemoteProtocolError as error:
             self._complain(error)
             return False
         return True
@@ -243,7 +238,7 @@ class TcpHostQueue:
             if ready & select.POLLOUT and self.alive:
                 self._push()
 
-    def _complain(self, error: RemoteProtocolError) -> None:
+    def _complain(self, error: errors.RemoteProtocolError) -> None:
         """Tell the controller what it did wrong, and hang up."""
         request = self._queue.termination(error)
         # Amid a PDU of ours the request would be taken for its payload.
@@ -280,7 +275,7 @@ def connect_io_queue(
             connection.submit(command)
             if not connection.wait(command, deadline):
                 connection.give_up(f"no answer within {timeout_s:g} s")
-    except NvmeofError:
+    except errors.NvmeofError:
         connection.close()
         raise
     return connection

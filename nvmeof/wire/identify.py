@@ -228,21 +228,8 @@ def decode_namespace_list_untrusted(data: bytes | bytearray | memoryview) -> lis
 DESCRIPTOR = struct.Struct("<BB2x")
 
 
-class DescriptorKind(IntEnum):
-    """NIDT."""
-
-    EUI64 = 1
-    NGUID = 2
-    UUID = 3
-    COMMAND_SET = 4
-
-
-DESCRIPTOR_BYTES = {
-    DescriptorKind.EUI64: 8,
-    DescriptorKind.NGUID: 16,
-    DescriptorKind.UUID: 16,
-    DescriptorKind.COMMAND_SET: 1,
-}
+_DESCRIPTORS = {1: ("eui64", 8), 2: ("nguid", 16), 3: ("uuid", 16), 4: ("command_set", 1)}
+"""By NIDT: the field below, and its length (NIDL)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,21 +242,19 @@ class NamespaceDescriptors:
     command_set: int | None = None
 
     def encode(self) -> bytes:
-        entries: list[tuple[int, bytes | None]] = [
-            (DescriptorKind.EUI64, self.eui64),
-            (DescriptorKind.NGUID, self.nguid),
-            (DescriptorKind.UUID, self.uuid),
-            (DescriptorKind.COMMAND_SET, None if self.command_set is None else bytes([self.command_set])),
-        ]
-        packed = [DESCRIPTOR.pack(kind, len(value)) + value for kind, value in entries if value is not None]
-        return b"".join(packed).ljust(IDENTIFY_BYTES, b"\0")
+        raw = b""
+        for kind, (name, length) in _DESCRIPTORS.items():
+            value = getattr(self, name)
+            if value is not None:
+                raw += DESCRIPTOR.pack(kind, length) + (value if length > 1 else bytes([value]))
+        return raw.ljust(IDENTIFY_BYTES, b"\0")
 
 
 def decode_namespace_descriptors_untrusted(data: bytes | bytearray | memoryview) -> NamespaceDescriptors:
     """CNS 03. Kinds that we do not know are skipped; one of the wrong length is refused."""
     exactly(data, IDENTIFY_BYTES, "a descriptor list")
     raw = bytes(data)
-    found: dict[int, bytes] = {}
+    found: dict[str, Any] = {}
     position = 0
     while position + DESCRIPTOR.size <= len(raw):
         kind, length = DESCRIPTOR.unpack_from(raw, position)
@@ -278,18 +263,13 @@ def decode_namespace_descriptors_untrusted(data: bytes | bytearray | memoryview)
         position += DESCRIPTOR.size
         if position + length > len(raw):
             raise MalformedPdu("a namespace descriptor runs over the end")
-        if kind in DESCRIPTOR_BYTES:
-            if length != DESCRIPTOR_BYTES[DescriptorKind(kind)]:
-                raise MalformedPdu(f"a namespace descriptor of kind {kind} has {length} bytes")
-            found[kind] = raw[position : position + length]
+        name, expected = _DESCRIPTORS.get(kind, ("", length))
+        if length != expected:
+            raise MalformedPdu(f"a namespace descriptor of kind {kind} has {length} bytes")
+        if name:
+            found[name] = raw[position : position + length] if length > 1 else raw[position]
         position += length
-    command_set = found.get(DescriptorKind.COMMAND_SET)
-    return NamespaceDescriptors(
-        nguid=found.get(DescriptorKind.NGUID),
-        eui64=found.get(DescriptorKind.EUI64),
-        uuid=found.get(DescriptorKind.UUID),
-        command_set=None if command_set is None else command_set[0],
-    )
+    return NamespaceDescriptors(**found)
 
 
 # --- CNS 06, 08, 1C: by I/O command set ----------------------------------------

@@ -18,13 +18,10 @@ class Property(IntEnum):
     CC = 0x14
     CSTS = 0x1C
 
+    @property
+    def bytes(self) -> int:
+        return 8 if self is Property.CAP else 4
 
-PROPERTY_BYTES = {
-    Property.CAP: 8,
-    Property.VS: 4,
-    Property.CC: 4,
-    Property.CSTS: 4,
-}
 
 VERSION_1_4 = 0x0001_0400
 

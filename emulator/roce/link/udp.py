@@ -28,19 +28,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
+from emulator.roce.link import messages
 from emulator.roce.link.base import MAX_DATAGRAM, LinkCounters, Received
 from emulator.roce.link.groups import GroupSockets
-from emulator.roce.link.messages import (
-    ECN_CAPABLE,
-    IPV6_TCLASS,
-    SOL_UDP,
-    UDP_GRO,
-    UDP_SEGMENT,
-    Inbox,
-    Outbox,
-    address_in,
-    name_of,
-)
 from emulator.roce.nic.verbs import ROCE_PORT, Address, Burst
 
 UDP_NO_CHECK6_RX: Final = 102
@@ -127,8 +117,8 @@ class UdpLink:
         self._waiting: deque[tuple[bytes, int, Address]] = deque()
         self._controls: dict[int, list[tuple[int, int, bytes]]] = {}
         self._no_offload: set[str] = set()
-        self._inbox = Inbox(MERGED_BURSTS, _BUFFER_BYTES)
-        self._outbox = Outbox(VOLLEY_BURSTS)
+        self._inbox = messages.Inbox(MERGED_BURSTS, _BUFFER_BYTES)
+        self._outbox = messages.Outbox(VOLLEY_BURSTS)
         self._buffer = self._inbox.memory
         self._views: dict[tuple[int, int], memoryview] = {}
         self._stride = _BUFFER_BYTES
@@ -158,17 +148,17 @@ class UdpLink:
             sock.setsockopt(socket.IPPROTO_IPV6, IPV6_MTU_DISCOVER, PMTUDISC_DO)
             sock.setsockopt(socket.IPPROTO_IPV6, IPV6_RECVERR, 1)
             # rxe sends the UDP checksum 0, which over IPv6 a socket drops unless told not to (RFC 6935).
-            sock.setsockopt(SOL_UDP, UDP_NO_CHECK6_RX, 1)
+            sock.setsockopt(messages.SOL_UDP, UDP_NO_CHECK6_RX, 1)
         else:
             sock.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, PMTUDISC_DO)
             sock.setsockopt(socket.IPPROTO_IP, IP_RECVERR, 1)
         if self._ecn and self._ipv6:
-            sock.setsockopt(socket.IPPROTO_IPV6, IPV6_TCLASS, ECN_CAPABLE)
+            sock.setsockopt(socket.IPPROTO_IPV6, messages.IPV6_TCLASS, messages.ECN_CAPABLE)
             sock.setsockopt(socket.IPPROTO_IPV6, IPV6_RECVTCLASS, 1)
         elif self._ecn:
-            sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, ECN_CAPABLE)
+            sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, messages.ECN_CAPABLE)
             sock.setsockopt(socket.IPPROTO_IP, IP_RECVTOS, 1)
-        sock.setsockopt(SOL_UDP, UDP_GRO, 1)
+        sock.setsockopt(messages.SOL_UDP, messages.UDP_GRO, 1)
         for forced, plain in ((SO_RCVBUFFORCE, socket.SO_RCVBUF), (SO_SNDBUFFORCE, socket.SO_SNDBUF)):
             try:
                 sock.setsockopt(socket.SOL_SOCKET, forced, SOCKET_BUFFER_BYTES)
@@ -267,7 +257,7 @@ class UdpLink:
                     continue
                 if name != self._last_name:
                     self._last_name = name
-                    self._source = Address(*address_in(name))
+                    self._source = Address(*messages.address_in(name))
                 counters.bursts_received += 1
                 counters.bytes_received += count
                 marked = self._ecn and inbox.is_marked(index)
@@ -319,7 +309,7 @@ class UdpLink:
         outbox = self._outbox
         size = min(len(data), VOLLEY_BURSTS * most)
         try:
-            name = name_of(destination.ip, destination.port)
+            name = messages.name_of(destination.ip, destination.port)
             sent = outbox.send(self._descriptor, data, size, most, segment_size, name)
         except (OSError, TypeError):
             return 0  # an address with a zone; memory that is read-only
@@ -368,7 +358,7 @@ class UdpLink:
                 if control is None:
                     if len(self._controls) >= MAX_SEGMENTS:
                         self._controls.clear()
-                    control = [(SOL_UDP, UDP_SEGMENT, _SIZE.pack(segment_size))]
+                    control = [(messages.SOL_UDP, messages.UDP_SEGMENT, _SIZE.pack(segment_size))]
                     self._controls[segment_size] = control
                 self._socket.sendmsg([data], control, 0, destination)
             else:

@@ -26,6 +26,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from emulator.roce.nic import verbs
 from emulator.roce.nic.completion import CompletionQueue
 from emulator.roce.nic.counters import Count
 from emulator.roce.nic.device_services import WINDOW_BYTES, DeviceServices
@@ -35,22 +36,6 @@ from emulator.roce.nic.packets_in import RowReader, identification_of
 from emulator.roce.nic.packets_out import MAX_BURST, ROW_OVERHEAD, VOLLEY_BURSTS
 from emulator.roce.nic.queue_pair import SERVICES, QueuePair
 from emulator.roce.nic.shared_receive import SharedReceiveQueue
-from emulator.roce.nic.verbs import (
-    GSI_QKEY,
-    GSI_QPN,
-    Access,
-    Address,
-    AddressVector,
-    AsyncEvent,
-    Burst,
-    EventType,
-    Limits,
-    MwType,
-    QpCapabilities,
-    QpState,
-    QpType,
-    VerbsError,
-)
 from emulator.roce.wire.bth import BTH, DEFAULT_P_KEY, LOW_24_BITS, MIGRATION_REQUEST
 from emulator.roce.wire.cnp import decode_cnp_untrusted, is_cnp_untrusted
 from emulator.roce.wire.flow import Flow, flow_of, gid_of
@@ -80,7 +65,7 @@ class Nic(DeviceServices):
         rng: random.Random,
         guid: int = 0,
         mtu: int = 4096,
-        limits: Limits | None = None,
+        limits: verbs.Limits | None = None,
         window_bytes: int = WINDOW_BYTES,
     ) -> None:
         self.gid = gid_of(address)
@@ -123,38 +108,40 @@ class Nic(DeviceServices):
         self._unused(pd.users, "protection domain")
         self._pds.discard(pd)
 
-    def reg_mr(self, pd: ProtectionDomain, memory: Memory, address: int, access: Access) -> MemoryRegion:
+    def reg_mr(
+        self, pd: ProtectionDomain, memory: Memory, address: int, access: verbs.Access
+    ) -> MemoryRegion:
         """ibv_reg_mr_iova: `address` is what both sides call the first byte of `memory`, any writable buffer,
         which stays exported until `dereg_mr`."""
         self._known(pd, self._pds, "protection domain")
-        return self.keys.add_region(pd, memory, address, Access(access))
+        return self.keys.add_region(pd, memory, address, verbs.Access(access))
 
     def dereg_mr(self, region: MemoryRegion) -> None:
         """ibv_dereg_mr: from now on nothing reads or writes that memory."""
         self.keys.remove_region(region)
 
     def rereg_mr(
-        self, region: MemoryRegion, pd: ProtectionDomain, memory: Memory, address: int, access: Access
+        self, region: MemoryRegion, pd: ProtectionDomain, memory: Memory, address: int, access: verbs.Access
     ) -> MemoryRegion:
         """ibv_rereg_mr: the keys of `region` lead to this from now on; refused, nothing has changed."""
         successor = self.reg_mr(pd, memory, address, access)
         try:
             self.keys.replace_region(region, successor)
-        except VerbsError:
+        except verbs.VerbsError:
             self.keys.remove_region(successor)
             raise
         return successor
 
-    def alloc_mw(self, pd: ProtectionDomain, kind: MwType) -> MemoryWindow:
+    def alloc_mw(self, pd: ProtectionDomain, kind: verbs.MwType) -> MemoryWindow:
         self._known(pd, self._pds, "protection domain")
-        return self.keys.add_window(pd, MwType(kind))
+        return self.keys.add_window(pd, verbs.MwType(kind))
 
     def dealloc_mw(self, window: MemoryWindow) -> None:
         self.keys.remove_window(window)
 
     def create_cq(self, entries: int) -> CompletionQueue:
         if not 1 <= entries <= self.limits.max_cqe:
-            raise VerbsError(errno.EINVAL, f"a completion queue of {entries} entries is not possible")
+            raise verbs.VerbsError(errno.EINVAL, f"a completion queue of {entries} entries is not possible")
         self._room(self._cqs, self.limits.max_cq, "completion queues")
         cq = CompletionQueue(entries, self.limits.max_cqe, self._overrun)
         self._cqs.add(cq)
@@ -173,7 +160,7 @@ class Nic(DeviceServices):
         self._known(pd, self._pds, "protection domain")
         limits = self.limits
         if not 1 <= max_wr <= limits.max_srq_wr or not 0 <= max_sge <= limits.max_srq_sge or limit > max_wr:
-            raise VerbsError(errno.EINVAL, f"a shared queue of {max_wr} receives of {max_sge} entries")
+            raise verbs.VerbsError(errno.EINVAL, f"a shared queue of {max_wr} receives of {max_sge} entries")
         self._room(self._srqs, limits.max_srq, "shared receive queues")
         srq = SharedReceiveQueue(
             pd,
@@ -181,7 +168,7 @@ class Nic(DeviceServices):
             max_sge,
             limit,
             limits.max_srq_wr,
-            lambda queue: self.raise_event(AsyncEvent(EventType.SRQ_LIMIT_REACHED, queue)),
+            lambda queue: self.raise_event(verbs.AsyncEvent(verbs.EventType.SRQ_LIMIT_REACHED, queue)),
         )
         self._srqs.add(srq)
         pd.users += 1
@@ -195,7 +182,7 @@ class Nic(DeviceServices):
         srq.pd.users -= 1
         self._forget_events_of(srq)
 
-    def create_ah(self, pd: ProtectionDomain, av: AddressVector) -> AddressHandle:
+    def create_ah(self, pd: ProtectionDomain, av: verbs.AddressVector) -> AddressHandle:
         self._known(pd, self._pds, "protection domain")
         self._room(self._ahs, self.limits.max_ah, "address handles")
         self.check_address(av)
@@ -212,10 +199,10 @@ class Nic(DeviceServices):
     def create_qp(
         self,
         pd: ProtectionDomain,
-        kind: QpType,
+        kind: verbs.QpType,
         send_cq: CompletionQueue,
         recv_cq: CompletionQueue,
-        capabilities: QpCapabilities,
+        capabilities: verbs.QpCapabilities,
         *,
         signal_all: bool = False,
         srq: SharedReceiveQueue | None = None,
@@ -223,16 +210,16 @@ class Nic(DeviceServices):
     ) -> QueuePair:
         """ibv_create_qp. The number is one that no queue pair of this device had of late; with `gsi` it is
         QP1, and EBUSY where there is one."""
-        number = GSI_QPN if gsi else self._new_number()
-        if gsi and GSI_QPN in self._qps:
-            raise VerbsError(errno.EBUSY, "QP1 is in use")
+        number = verbs.GSI_QPN if gsi else self._new_number()
+        if gsi and verbs.GSI_QPN in self._qps:
+            raise verbs.VerbsError(errno.EBUSY, "QP1 is in use")
         self._known(pd, self._pds, "protection domain")
         self._known(send_cq, self._cqs, "completion queue")
         self._known(recv_cq, self._cqs, "completion queue")
         if srq is not None:
             self._known(srq, self._srqs, "shared receive queue")
         if kind not in SERVICES:
-            raise VerbsError(errno.EOPNOTSUPP, f"no queue pairs of type {int(kind)}")
+            raise verbs.VerbsError(errno.EOPNOTSUPP, f"no queue pairs of type {int(kind)}")
         limits = self.limits
         wanted = capabilities
         if (
@@ -242,9 +229,9 @@ class Nic(DeviceServices):
             or not 0 <= wanted.max_recv_sge <= limits.max_sge
             or not 0 <= wanted.max_inline_data <= limits.max_inline_data
         ):
-            raise VerbsError(errno.EINVAL, f"{wanted} is beyond the limits")
+            raise verbs.VerbsError(errno.EINVAL, f"{wanted} is beyond the limits")
         self._room(self._qps, limits.max_qp, "queue pairs")
-        kind, own = QpType(kind), replace(capabilities)
+        kind, own = verbs.QpType(kind), replace(capabilities)
         qp = QueuePair(self, self.ready, number, kind, pd, send_cq, recv_cq, own, signal_all, srq)
         self._qps[number] = qp
         pd.users += 1
@@ -253,7 +240,7 @@ class Nic(DeviceServices):
         if srq is not None:
             srq.users += 1
         if gsi:
-            qp.attributes.qkey = GSI_QKEY
+            qp.attributes.qkey = verbs.GSI_QKEY
         return qp
 
     def _new_number(self) -> int:
@@ -287,7 +274,7 @@ class Nic(DeviceServices):
 
     def _known_qp(self, qp: QueuePair) -> None:
         if self._qps.get(qp.number) is not qp:
-            raise VerbsError(errno.EINVAL, "this queue pair does not exist here")
+            raise verbs.VerbsError(errno.EINVAL, "this queue pair does not exist here")
 
     def close(self) -> None:
         """Destroy everything at once, as at the end of a process. No memory is touched afterwards."""
@@ -302,17 +289,17 @@ class Nic(DeviceServices):
     @staticmethod
     def _known(thing: object, table: object, what: str) -> None:
         if thing not in table:  # type: ignore[operator]
-            raise VerbsError(errno.EINVAL, f"this {what} does not exist here")
+            raise verbs.VerbsError(errno.EINVAL, f"this {what} does not exist here")
 
     @staticmethod
     def _unused(users: int, what: str) -> None:
         if users:
-            raise VerbsError(errno.EBUSY, f"{users} objects use this {what}")
+            raise verbs.VerbsError(errno.EBUSY, f"{users} objects use this {what}")
 
     @staticmethod
     def _room(table: object, most: int, what: str) -> None:
         if len(table) >= most:  # type: ignore[arg-type]
-            raise VerbsError(errno.ENOMEM, f"no more than {most} {what}")
+            raise verbs.VerbsError(errno.ENOMEM, f"no more than {most} {what}")
 
     def _forget_events_of(self, element: object) -> None:
         """Drop the events of a destroyed object, as the kernel drops untaken ones
@@ -326,10 +313,10 @@ class Nic(DeviceServices):
             self.on_gone(element)
 
     def _overrun(self, cq: CompletionQueue) -> None:
-        self.raise_event(AsyncEvent(EventType.CQ_ERR, cq))
+        self.raise_event(verbs.AsyncEvent(verbs.EventType.CQ_ERR, cq))
         for qp in list(self._qps.values()):
-            if cq in (qp.send_cq, qp.recv_cq) and qp.state not in (QpState.RESET, QpState.ERR):
-                self.raise_event(AsyncEvent(EventType.QP_FATAL, qp))
+            if cq in (qp.send_cq, qp.recv_cq) and qp.state not in (verbs.QpState.RESET, verbs.QpState.ERR):
+                self.raise_event(verbs.AsyncEvent(verbs.EventType.QP_FATAL, qp))
                 qp.enter_error()
 
     def fall_silent(self) -> None:
@@ -341,7 +328,7 @@ class Nic(DeviceServices):
         self.ready.clear()
         self.ready.extend(kept)
 
-    def next_burst(self, now: float) -> Burst | None:
+    def next_burst(self, now: float) -> verbs.Burst | None:
         """The next packets to send, queue pair by queue pair in turn; None when there is nothing now. They
         are valid until the next call."""
         self.now = now
@@ -397,7 +384,7 @@ class Nic(DeviceServices):
         self,
         data: memoryview,
         segment_size: int,
-        source: Address | tuple[str, int],
+        source: verbs.Address | tuple[str, int],
         now: float,
         group: str = "",
         marked: bool = False,

@@ -20,16 +20,7 @@ from numpy.typing import NDArray
 from emulator.roce.nic.memory import EMPTY, Bytes, SpanList
 from emulator.roce.nic.path import Path
 from emulator.roce.nic.verbs import Burst
-from emulator.roce.wire.bth import (
-    ACKNOWLEDGE_REQUEST,
-    BTH,
-    DEFAULT_P_KEY,
-    LOW_24_BITS,
-    MIGRATION_REQUEST,
-    OFFSET_PSN,
-    PAD_SHIFT,
-    SOLICITED_EVENT,
-)
+from emulator.roce.wire import bth
 from emulator.roce.wire.flow import Flow
 from emulator.roce.wire.icrc import ICRC_BYTES, burst_prefixes, crc32, prefix_crc
 from emulator.roce.wire.opcodes import BTH_BYTES, MAX_PACKET
@@ -56,7 +47,7 @@ PSN_BLOCK: Final = 1 << 16
 _ICRC: Final = struct.Struct("<I")
 _COMMON: Final = struct.Struct(">II")
 """The first two words of a BTH: what is equal in a row."""
-_ACKNOWLEDGE_BIT: Final = ACKNOWLEDGE_REQUEST >> 24
+_ACKNOWLEDGE_BIT: Final = bth.ACKNOWLEDGE_REQUEST >> 24
 _ZEROS: Final = bytes(3)
 
 
@@ -116,12 +107,12 @@ class _Layout:
 
     def write_psns(self, psn: int, count: int) -> None:
         """The rest of the headers, without acknowledge requests."""
-        psn &= LOW_24_BITS
+        psn &= bth.LOW_24_BITS
         low = psn % PSN_BLOCK
         if low + count <= PSN_BLOCK:
             self.sequence[:count] = psn_words(psn // PSN_BLOCK)[low : low + count]
         else:
-            psns = self.steps[:count] + np.uint32(psn) & np.uint32(LOW_24_BITS)
+            psns = self.steps[:count] + np.uint32(psn) & np.uint32(bth.LOW_24_BITS)
             self.sequence[:count] = psns.astype(">u4").view("<u4")
 
     def write_icrcs(self, flow: Flow, count: int) -> None:
@@ -163,9 +154,9 @@ class PacketWriter:
         that memory is gone."""
         view = self._view
         pad = -length & 3
-        flags = MIGRATION_REQUEST | pad << PAD_SHIFT | (SOLICITED_EVENT if solicited else 0)
-        sequence = psn & LOW_24_BITS | (ACKNOWLEDGE_REQUEST if acknowledge else 0)
-        BTH.pack_into(view, 0, opcode, flags, DEFAULT_P_KEY, queue_pair, sequence)
+        flags = bth.MIGRATION_REQUEST | pad << bth.PAD_SHIFT | (bth.SOLICITED_EVENT if solicited else 0)
+        sequence = psn & bth.LOW_24_BITS | (bth.ACKNOWLEDGE_REQUEST if acknowledge else 0)
+        bth.BTH.pack_into(view, 0, opcode, flags, bth.DEFAULT_P_KEY, queue_pair, sequence)
         begin = BTH_BYTES + len(extended)
         view[BTH_BYTES:begin] = extended
         end = begin + length
@@ -201,11 +192,11 @@ class PacketWriter:
             layout = self._layouts[mtu] = _Layout(mtu)
         count = len(source) // mtu
         size, view, flow = layout.size, layout.view, path.flow
-        head = opcode << 24 | MIGRATION_REQUEST << 16 | DEFAULT_P_KEY
+        head = opcode << 24 | bth.MIGRATION_REQUEST << 16 | bth.DEFAULT_P_KEY
         layout.write_common(_COMMON.pack(head, queue_pair))
         layout.write_psns(psn, count)
         if acknowledge:
-            view[(count - 1) * size + OFFSET_PSN] |= _ACKNOWLEDGE_BIT
+            view[(count - 1) * size + bth.OFFSET_PSN] |= _ACKNOWLEDGE_BIT
         layout.payload[:count] = source.reshape(count, mtu)
         outer = []
         if first is not None:

@@ -8,6 +8,7 @@ arrays by the device, with the constants of `bth.py`, `opcodes.py` and `icrc.py`
 
 from typing import Final, NamedTuple
 
+from emulator.roce.wire import extended
 from emulator.roce.wire.bth import (
     ACKNOWLEDGE_REQUEST,
     BECN,
@@ -20,19 +21,6 @@ from emulator.roce.wire.bth import (
     PAD_SHIFT,
     SOLICITED_EVENT,
     VERSION_MASK,
-)
-from emulator.roce.wire.extended import (
-    AETH,
-    ATOMIC_ACK_ETH,
-    ATOMIC_ETH,
-    DETH,
-    IETH,
-    IMM_DT,
-    RETH,
-    Aeth,
-    AtomicEth,
-    Deth,
-    Reth,
 )
 from emulator.roce.wire.flow import Buffer
 from emulator.roce.wire.icrc import ICRC_BYTES
@@ -59,16 +47,16 @@ class Packet(NamedTuple):
     p_key: int = DEFAULT_P_KEY
     fecn: bool = False
     becn: bool = False
-    reth: Reth | None = None
-    aeth: Aeth | None = None
-    atomic: AtomicEth | None = None
+    reth: extended.Reth | None = None
+    aeth: extended.Aeth | None = None
+    atomic: extended.AtomicEth | None = None
     original: int | None = None
     """AtomicAckETH: the eight bytes as they were before the operation."""
     immediate: int | None = None
     """ImmDt, as a number."""
     invalidate: int | None = None
     """IETH: the R_Key to invalidate."""
-    deth: Deth | None = None
+    deth: extended.Deth | None = None
 
 
 def decode_transport_untrusted(datagram: Buffer) -> Packet:
@@ -100,21 +88,21 @@ def decode_transport_untrusted(datagram: Buffer) -> Packet:
         raise MalformedPacket(Cause.QUEUE_PAIR_0, known.opcode.name)
     reth = aeth = atomic = original = immediate = invalidate = deth = None
     if known.reth:
-        reth = Reth._make(RETH.unpack_from(datagram, known.reth))
+        reth = extended.Reth._make(extended.RETH.unpack_from(datagram, known.reth))
     if known.aeth:
-        (word,) = AETH.unpack_from(datagram, known.aeth)
-        aeth = Aeth(word >> 24, word & LOW_24_BITS)
+        (word,) = extended.AETH.unpack_from(datagram, known.aeth)
+        aeth = extended.Aeth(word >> 24, word & LOW_24_BITS)
     if known.atomic:
-        atomic = AtomicEth._make(ATOMIC_ETH.unpack_from(datagram, known.atomic))
+        atomic = extended.AtomicEth._make(extended.ATOMIC_ETH.unpack_from(datagram, known.atomic))
     if known.atomic_ack:
-        (original,) = ATOMIC_ACK_ETH.unpack_from(datagram, known.atomic_ack)
+        (original,) = extended.ATOMIC_ACK_ETH.unpack_from(datagram, known.atomic_ack)
     if known.immediate:
-        (immediate,) = IMM_DT.unpack_from(datagram, known.immediate)
+        (immediate,) = extended.IMM_DT.unpack_from(datagram, known.immediate)
     if known.invalidate:
-        (invalidate,) = IETH.unpack_from(datagram, known.invalidate)
+        (invalidate,) = extended.IETH.unpack_from(datagram, known.invalidate)
     if known.deth:
-        q_key, source = DETH.unpack_from(datagram, known.deth)
-        deth = Deth(q_key, source & LOW_24_BITS)
+        q_key, source = extended.DETH.unpack_from(datagram, known.deth)
+        deth = extended.Deth(q_key, source & LOW_24_BITS)
     return Packet(
         known.opcode,
         destination & LOW_24_BITS,
