@@ -88,17 +88,23 @@ def encode_nqn(name: str) -> bytes:
 
 
 class _Nqn(Bytes):
+    """A qualified name, UTF-8 and padded with NUL; `name` is the field's in the specification."""
+
+    def __init__(self, byte: int, name: str) -> None:
+        super().__init__(byte, 256)
+        self.name = name
+
     def number(self, value: str, order: Order) -> int:
         return super().number(encode_nqn(value), order)
 
     def value(self, number: int, order: Order) -> str:
         name, end, _ = super().value(number, order).partition(b"\0")
         if not end or len(name) > MAX_NQN_BYTES:
-            raise MalformedPdu("a qualified name has no end")
+            raise MalformedPdu(f"{self.name} has no end")
         try:
             return str(name, "utf-8")
         except UnicodeDecodeError:
-            raise MalformedPdu("a qualified name is not UTF-8") from None
+            raise MalformedPdu(f"{self.name} is not UTF-8") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +115,8 @@ class ConnectData(Record):
 
     host_id: Annotated[bytes, Bytes(0, 16, whole=True)]
     cntlid: Annotated[int, Bits(16, 16)]
-    subsystem_nqn: Annotated[str, _Nqn(256, 256)]
-    host_nqn: Annotated[str, _Nqn(512, 256)]
+    subsystem_nqn: Annotated[str, _Nqn(256, "SUBNQN")]
+    host_nqn: Annotated[str, _Nqn(512, "HOSTNQN")]
 
 
 def decode_connect_data_untrusted(data: bytes | bytearray | memoryview) -> ConnectData:
