@@ -31,6 +31,7 @@ from typing import Final, TypeAlias
 from emulator.roce.link import messages
 from emulator.roce.link.base import MAX_DATAGRAM, LinkCounters, Received
 from emulator.roce.link.groups import GroupSockets
+from emulator.roce.link.messages import name_of
 from emulator.roce.nic.verbs import ROCE_PORT, Address, Burst
 
 UDP_NO_CHECK6_RX: Final = 102
@@ -309,7 +310,7 @@ class UdpLink:
         outbox = self._outbox
         size = min(len(data), VOLLEY_BURSTS * most)
         try:
-            name = messages.name_of(destination.ip, destination.port)
+            name = name_of(destination.ip, destination.port)
             sent = outbox.send(self._descriptor, data, size, most, segment_size, name)
         except (OSError, TypeError):
             return 0  # an address with a zone; memory that is read-only

@@ -17,6 +17,7 @@ from emulator.roce.nic.packets_out import PSN_BLOCK, ROW_OVERHEAD, SAME_BYTES, p
 from emulator.roce.wire import icrc
 from emulator.roce.wire.bth import ACKNOWLEDGE_REQUEST, LOW_24_BITS
 from emulator.roce.wire.flow import Flow
+from emulator.roce.wire.icrc import crc32, prefix_crc
 from emulator.roce.wire.opcodes import BTH_BYTES
 
 RESIDUE: Final = 0x2144DF1C
@@ -35,12 +36,12 @@ def identification_of(datagram: memoryview, flow: Flow, index: int, solve: bool)
     correction = icrc.RESERVED_CORRECTION[datagram[icrc.BTH_RESERVED_OFFSET]]
     covered = datagram[: size - icrc.ICRC_BYTES]
     received = int.from_bytes(datagram[size - icrc.ICRC_BYTES :], "little")
-    difference = icrc.crc32(covered, icrc.prefix_crc(flow, size) ^ correction) ^ received
+    difference = crc32(covered, prefix_crc(flow, size) ^ correction) ^ received
     if not difference:
         return 0
     if flow.is_ipv6:
         return None
-    if index and icrc.crc32(covered, icrc.prefix_crc(flow, size, index) ^ correction) == received:
+    if index and crc32(covered, prefix_crc(flow, size, index) ^ correction) == received:
         return index
     return icrc.solved_ip_id(difference, size) if solve else None
 
@@ -109,13 +110,13 @@ class RowReader:
         table = self._table(data, start, mtu)
         size = mtu + ROW_OVERHEAD
         same = data[start : start + SAME_BYTES]
-        value = icrc.crc32(same, icrc.prefix_crc(flow, size))
+        value = crc32(same, prefix_crc(flow, size))
         count, asked = _quick_run(table, most, value) or _run(data, start, size, most, repeat(value))
         if count < 2 and not flow.is_ipv6:
             number = identification_of(data[start : start + size], flow, index, solve)
             if number is not None:
                 numbers = range(number, number + most)
-                values = (icrc.crc32(same, icrc.prefix_crc(flow, size, i & 0xFFFF)) for i in numbers)
+                values = (crc32(same, prefix_crc(flow, size, i & 0xFFFF)) for i in numbers)
                 count, asked = _run(data, start, size, most, values)
         return Row(table.payload, mtu, count, asked) if count > 1 else None
 
@@ -134,7 +135,7 @@ def _quick_run(table: _Table, most: int, value: int) -> tuple[int, int] | None:
     """The result of `_run`, in few steps for the usual case: all packets up to the end, or up to those of
     another message, are right. None: not the usual case."""
     parts = table.parts[:most]
-    if icrc.crc32(parts[0], value) != RESIDUE:
+    if crc32(parts[0], value) != RESIDUE:
         return None
     heads, words = table.heads, table.words
     if most < len(heads):
@@ -156,7 +157,7 @@ def _quick_run(table: _Table, most: int, value: int) -> tuple[int, int] | None:
         if (wrong[asking] != _FIRST_BIT).any():
             return None
         asked = int(asking[-1])
-    if list(map(icrc.crc32, parts, repeat(value))).count(RESIDUE) != most:
+    if list(map(crc32, parts, repeat(value))).count(RESIDUE) != most:
         return None
     return most, asked
 
@@ -176,7 +177,7 @@ def _run(data: memoryview, start: int, size: int, most: int, values: Iterable[in
             if word != expected | ACKNOWLEDGE_REQUEST:
                 break
             asked = count
-        if icrc.crc32(data[at + SAME_BYTES : at + size], value) != RESIDUE:
+        if crc32(data[at + SAME_BYTES : at + size], value) != RESIDUE:
             break
         count += 1
         expected = expected + 1 & LOW_24_BITS

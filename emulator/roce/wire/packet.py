@@ -22,6 +22,7 @@ from emulator.roce.wire.bth import (
     SOLICITED_EVENT,
     VERSION_MASK,
 )
+from emulator.roce.wire.extended import Aeth, AtomicEth, Deth, Reth
 from emulator.roce.wire.flow import Buffer
 from emulator.roce.wire.icrc import ICRC_BYTES
 from emulator.roce.wire.malformed import Cause, MalformedPacket
@@ -47,16 +48,16 @@ class Packet(NamedTuple):
     p_key: int = DEFAULT_P_KEY
     fecn: bool = False
     becn: bool = False
-    reth: extended.Reth | None = None
-    aeth: extended.Aeth | None = None
-    atomic: extended.AtomicEth | None = None
+    reth: Reth | None = None
+    aeth: Aeth | None = None
+    atomic: AtomicEth | None = None
     original: int | None = None
     """AtomicAckETH: the eight bytes as they were before the operation."""
     immediate: int | None = None
     """ImmDt, as a number."""
     invalidate: int | None = None
     """IETH: the R_Key to invalidate."""
-    deth: extended.Deth | None = None
+    deth: Deth | None = None
 
 
 def decode_transport_untrusted(datagram: Buffer) -> Packet:
@@ -88,12 +89,12 @@ def decode_transport_untrusted(datagram: Buffer) -> Packet:
         raise MalformedPacket(Cause.QUEUE_PAIR_0, known.opcode.name)
     reth = aeth = atomic = original = immediate = invalidate = deth = None
     if known.reth:
-        reth = extended.Reth._make(extended.RETH.unpack_from(datagram, known.reth))
+        reth = Reth._make(extended.RETH.unpack_from(datagram, known.reth))
     if known.aeth:
         (word,) = extended.AETH.unpack_from(datagram, known.aeth)
-        aeth = extended.Aeth(word >> 24, word & LOW_24_BITS)
+        aeth = Aeth(word >> 24, word & LOW_24_BITS)
     if known.atomic:
-        atomic = extended.AtomicEth._make(extended.ATOMIC_ETH.unpack_from(datagram, known.atomic))
+        atomic = AtomicEth._make(extended.ATOMIC_ETH.unpack_from(datagram, known.atomic))
     if known.atomic_ack:
         (original,) = extended.ATOMIC_ACK_ETH.unpack_from(datagram, known.atomic_ack)
     if known.immediate:
@@ -102,7 +103,7 @@ def decode_transport_untrusted(datagram: Buffer) -> Packet:
         (invalidate,) = extended.IETH.unpack_from(datagram, known.invalidate)
     if known.deth:
         q_key, source = extended.DETH.unpack_from(datagram, known.deth)
-        deth = extended.Deth(q_key, source & LOW_24_BITS)
+        deth = Deth(q_key, source & LOW_24_BITS)
     return Packet(
         known.opcode,
         destination & LOW_24_BITS,
