@@ -17,19 +17,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from emulator.lab import vhost_messages as vhost
 from emulator.lab.device_setup import DeviceSetup
 from emulator.lab.device_socket import cannot_connect, connected, hung_up, no_device, silent
-from emulator.lab.vhost_messages import (
-    INFLIGHT,
-    PROTOCOL_INFLIGHT,
-    U64,
-    MalformedMessage,
-    Message,
-    Request,
-    answer_to,
-    receive_message,
-    send_message,
-)
 
 RETRY_S = 0.1
 TURNED_AWAY_S = 1.0
@@ -37,7 +27,7 @@ RINGS_MIN = 2
 """One for urgent requests, one for the others."""
 
 
-class HungUp(MalformedMessage):
+class HungUp(vhost.MalformedMessage):
     """The listener has ended the connection where an answer was due."""
 
 
@@ -97,12 +87,12 @@ class DeviceRelay:
                 raise cannot_connect(self._path, error) from None
             try:
                 return self._offered_queues()
-            except (OSError, MalformedMessage) as error:
+            except (OSError, vhost.MalformedMessage) as error:
                 self._agent.close()
                 self._agent = None
                 if isinstance(error, TimeoutError):
                     raise silent(self._path) from None
-                if isinstance(error, MalformedMessage) and not isinstance(error, HungUp):
+                if isinstance(error, vhost.MalformedMessage) and not isinstance(error, HungUp):
                     raise no_device(self._path, f"it answers otherwise: {error}") from None
                 if time.monotonic() > until:
                     raise hung_up(self._path) from None
@@ -110,19 +100,23 @@ class DeviceRelay:
 
     def _offered_queues(self) -> int:
         """The number of rings. Raises as `_ask`."""
-        for request in (Request.GET_FEATURES, Request.GET_PROTOCOL_FEATURES, Request.GET_QUEUE_NUM):
-            answer = self._ask(Message(request))
-        if answer is None or len(answer.payload) != U64.size:
-            raise MalformedMessage("it does not say how many queues it has")
-        (offered,) = U64.unpack(answer.payload)
+        for request in (
+            vhost.Request.GET_FEATURES,
+            vhost.Request.GET_PROTOCOL_FEATURES,
+            vhost.Request.GET_QUEUE_NUM,
+        ):
+            answer = self._ask(vhost.Message(request))
+        if answer is None or len(answer.payload) != vhost.U64.size:
+            raise vhost.MalformedMessage("it does not say how many queues it has")
+        (offered,) = vhost.U64.unpack(answer.payload)
         if offered < RINGS_MIN:
-            raise MalformedMessage(f"it has {offered} queues")
+            raise vhost.MalformedMessage(f"it has {offered} queues")
         return int(offered)
 
     def _run(self) -> None:
         try:
             self._relay()
-        except (OSError, MalformedMessage):
+        except (OSError, vhost.MalformedMessage):
             pass  # QEMU has ended, and with it the device
         finally:
             for each in (self._qemu, self._close_seen, *([self._agent] if self._agent else ())):
@@ -140,60 +134,62 @@ class DeviceRelay:
             if self._agent is None:
                 self._find_agent()
             if self._qemu in ready:
-                message = receive_message(self._qemu)
+                message = vhost.receive_message(self._qemu)
                 if message is None:
                     return
                 self._pass_on(message)
 
-    def _pass_on(self, message: Message) -> None:
+    def _pass_on(self, message: vhost.Message) -> None:
         """Pass a message of QEMU's to the agent if there is one; QEMU gets an answer in any case."""
         answer = self._asked_agent(message)
         if message.wants_answer:
             payload = self._setup.answer(message) if answer is None else answer.payload
             descriptors = () if answer is None else answer.descriptors
-            send_message(self._qemu, answer_to(message, payload, descriptors))
+            vhost.send_message(self._qemu, vhost.answer_to(message, payload, descriptors))
         if answer is not None:
             self._setup.keep_answer(message, answer)
             answer.close()
         self._setup.keep(message)
-        if message.request == Request.SET_FEATURES and self._agent is not None:
+        if message.request == vhost.Request.SET_FEATURES and self._agent is not None:
             try:
                 self._take_inflight_area()
-            except (OSError, MalformedMessage):
+            except (OSError, vhost.MalformedMessage):
                 self._lose_agent()
 
-    def _asked_agent(self, message: Message) -> Message | None:
+    def _asked_agent(self, message: vhost.Message) -> vhost.Message | None:
         if self._agent is None:
             return None
         try:
             return self._ask(message)
-        except (OSError, MalformedMessage):
+        except (OSError, vhost.MalformedMessage):
             self._lose_agent()
             return None
 
-    def _ask(self, message: Message) -> Message | None:
+    def _ask(self, message: vhost.Message) -> vhost.Message | None:
         """Send it to the agent; its answer, where one is due. Raises OSError, MalformedMessage."""
         assert self._agent is not None
-        send_message(self._agent, message)
+        vhost.send_message(self._agent, message)
         if not message.wants_answer:
             return None
-        answer = receive_message(self._agent)
+        answer = vhost.receive_message(self._agent)
         if answer is None:
             raise HungUp("it hangs up; has another guest the device?")
         if answer.request != message.request:
             answer.close()
-            raise MalformedMessage(f"request {answer.request} where {message.request} was to be answered")
+            raise vhost.MalformedMessage(
+                f"request {answer.request} where {message.request} was to be answered"
+            )
         return answer
 
     def _take_inflight_area(self) -> None:
         """Have the agent make the area for descriptors in flight, if it can, and keep it."""
-        if self._setup.has_inflight or not self._setup.protocol_features & PROTOCOL_INFLIGHT:
+        if self._setup.has_inflight or not self._setup.protocol_features & vhost.PROTOCOL_INFLIGHT:
             return
-        wish = INFLIGHT.pack(0, 0, 1 + self.request_queues, self._queue_size)
-        made = self._ask(Message(Request.GET_INFLIGHT_FD, wish))
+        wish = vhost.INFLIGHT.pack(0, 0, 1 + self.request_queues, self._queue_size)
+        made = self._ask(vhost.Message(vhost.Request.GET_INFLIGHT_FD, wish))
         if made is None or not made.descriptors:
             return
-        area = Message(Request.SET_INFLIGHT_FD, made.payload, made.descriptors)
+        area = vhost.Message(vhost.Request.SET_INFLIGHT_FD, made.payload, made.descriptors)
         self._ask(area)
         self._setup.keep(area)
 
@@ -214,17 +210,19 @@ class DeviceRelay:
         except OSError:
             return
         try:
-            self._ask(Message(Request.GET_FEATURES))
-            self._ask(Message(Request.GET_PROTOCOL_FEATURES))
+            self._ask(vhost.Message(vhost.Request.GET_FEATURES))
+            self._ask(vhost.Message(vhost.Request.GET_PROTOCOL_FEATURES))
             for message in self._setup.told():
                 answer = self._ask(message)
                 if answer is not None and any(answer.payload):
-                    raise MalformedMessage(f"the agent refused message {Request(message.request).name}")
-        except (OSError, MalformedMessage) as error:
+                    raise vhost.MalformedMessage(
+                        f"the agent refused message {vhost.Request(message.request).name}"
+                    )
+        except (OSError, vhost.MalformedMessage) as error:
             self._agent.close()
             self._agent = None
             # An OSError is the agent's end, and on a first try may be that of the one before.
-            if isinstance(error, MalformedMessage) and str(error) != self._complaint:
+            if isinstance(error, vhost.MalformedMessage) and str(error) != self._complaint:
                 self._complaint = str(error)
                 self._tell(f"an agent is back, but did not take the device: {error}")
             return

@@ -25,9 +25,7 @@ RNR_TIMER: Final = 24
 """41 ms: the wait that a peer gets when no receive is posted. Linux leaves 0, which is 655 ms. A program
 that posts late because others have the cores gets five retries in a fifth of a second."""
 
-_AGREED = {
-    CmState.REQ_RECEIVED, CmState.REP_RECEIVED, CmState.REP_SENT, CmState.ESTABLISHED,
-}  # fmt: skip
+_AGREED = {CmState.REQ_RECEIVED, CmState.REP_RECEIVED, CmState.REP_SENT, CmState.ESTABLISHED}
 
 
 def queue_pair_attributes(connection: Connection, state: QpState) -> tuple[QpAttributes, QpAttr]:
