@@ -21,6 +21,7 @@ wait. After a fork the child opens its own. An event loop calls from threads:
 import contextlib
 import difflib
 import errno
+import itertools
 import math
 import os
 import threading
@@ -44,6 +45,7 @@ from host_shim.control_wire import (
     Outcome,
     PrefixReport,
 )
+from host_shim.many_loads import groups_of
 from host_shim.registered_memory import RegisteredMemory
 from host_shim.unlocked_memory import new_memory
 
@@ -298,6 +300,9 @@ class Volume:
                     lengths[index] = lent.read(index, views[index])
 
             try:
+                together = self._fetch_together(session, keys, views)
+                if together is not None:
+                    return together
                 session.bind_reads(self.name, keys)
                 self._pool._known.add(self.name)
                 self._pool._share(read, len(keys))
@@ -324,6 +329,31 @@ class Volume:
             _judged(length, len(view), outcome)
             for length, view, outcome in zip(lengths, views, seen, strict=True)
         ]
+
+    def _fetch_together(
+        self, session: Session, keys: Sequence[bytes], views: Sequence[memoryview]
+    ) -> list[Fetched] | None:
+        """Many short values, by a request for each `groups_of` them; None where the agent does not do so."""
+        groups = groups_of(views) if session.loads_many else []
+        found: list[list[tuple[Outcome, int]] | None] = [None] * len(groups)
+
+        def load(number: int) -> None:
+            if not session.dead and session.loads_many:
+                group = groups[number]
+                found[number] = session.load_many(self.name, keys[group], views[group])
+
+        if groups:
+            self._pool._share(load, len(groups))
+        if not groups or None in found:
+            return None
+        self._pool._known.add(self.name)
+        fetched: list[Fetched] = []
+        for outcome, length in itertools.chain.from_iterable(filter(None, found)):
+            number = len(fetched)
+            if outcome is Outcome.HIT and length > len(views[number]):
+                raise self._too_small(session, keys[number], len(views[number]))
+            fetched.append(Fetched(length if outcome is Outcome.HIT else None, outcome))
+        return fetched
 
     def put_many(
         self, keys: Sequence[bytes], values: Sequence[bytes | Buffer], ttl: float | None = None

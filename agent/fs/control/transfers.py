@@ -23,11 +23,14 @@ from agent.pool.steps import Outcome as Settled
 from host_shim.control_wire import MalformedControl, Outcome
 from host_shim.transfer_wire import (
     Ioctl,
+    ManyLoads,
     Transfer,
+    decode_load_many_untrusted,
     decode_register_untrusted,
     decode_transfer_untrusted,
     decode_unregister_untrusted,
     encode_done,
+    encode_done_many,
     encode_registered,
     ioctl_of,
 )
@@ -54,6 +57,9 @@ class Transfers:
                 return self._under_way(self._load(session, decode_transfer_untrusted(data)))
             if which is Ioctl.STORE:
                 return self._under_way(self._store(session, decode_transfer_untrusted(data)))
+            if which is Ioctl.LOAD_MANY:
+                many = decode_load_many_untrusted(data)
+                return self._under_way(self._load_many(session, many, len(data)))
             if which is Ioctl.REGISTER:
                 return self._register(session, process, *decode_register_untrusted(data))
             if which is Ioctl.UNREGISTER:
@@ -89,31 +95,55 @@ class Transfers:
 
     def _pieces(self, session: ControlSession, transfer: Transfer) -> list[memoryview]:
         """The memory of the parts, in their order."""
-        found: list[memoryview] = []
-        for number, offset, length in transfer.parts:
-            region = session.regions.get(number)
-            if region is None or offset + length > len(region.view):
-                raise FsError(errno.EINVAL, "a part that lies in no region")
-            found.append(region.view[offset : offset + length])
-        return found
+        return [self._piece(session, *part) for part in transfer.parts]
+
+    def _piece(self, session: ControlSession, number: int, offset: int, length: int) -> memoryview:
+        region = session.regions.get(number)
+        if region is None or offset + length > len(region.view):
+            raise FsError(errno.EINVAL, "a part that lies in no region")
+        return region.view[offset : offset + length]
+
+    def _load_many(self, session: ControlSession, many: ManyLoads, size: int) -> Steps[bytes]:
+        volume, channel = self._volume_of(many.volume), self._channel()
+        targets = [self._piece(session, *part) for part in many.parts]
+        if self._continuer.active:
+            self._continuer.chain(volume.in_sets, many.keys, session.trail)
+            self._continuer.reads(volume.in_sets, many.keys[-1])
+        # Such a suite may not open into memory that its client can change meanwhile.
+        aside = volume.volume.codec.suite.reads_text_again
+        served: list[int | None] = [None] * len(targets)
+        if not aside:
+            served = yield from volume.read_together(channel, many.keys, targets, self._prestage)
+        done: list[tuple[int, int]] = []
+        for number, length in enumerate(served):
+            if length is not None:
+                done.append((Outcome.HIT.value, length))
+                continue
+            reading = volume.reader(many.keys[number], self._prestage)
+            try:
+                done.append((yield from self._fill(reading, targets[number])))
+            finally:
+                reading.close()
+        return encode_done_many(done, size)
 
     def _load(self, session: ControlSession, transfer: Transfer) -> Steps[bytes]:
         pieces = self._pieces(session, transfer)
         into: Target = pieces[0] if len(pieces) == 1 else Scatter(pieces)
         if transfer.ticket is not None:
             reading = session.reading_at(transfer.ticket, self._prestage, self._continuer)
-            return (yield from self._fill(reading, into))
+            return encode_done(*(yield from self._fill(reading, into)))
         volume = self._volume_of(transfer.volume)
         if self._continuer.active:
             self._continuer.chain(volume.in_sets, (transfer.key,), session.trail)
             self._continuer.reads(volume.in_sets, transfer.key)
         reading = volume.reader(transfer.key, self._prestage)
         try:
-            return (yield from self._fill(reading, into))
+            return encode_done(*(yield from self._fill(reading, into)))
         finally:
             reading.close()
 
-    def _fill(self, reading: Reader, into: Target) -> Steps[bytes]:
+    def _fill(self, reading: Reader, into: Target) -> Steps[tuple[int, int]]:
+        """Outcome and length, for the answer."""
         channel, done, room = self._channel(), 0, len(into)
         aside = reading.volume.codec.suite.reads_text_again
         while done < room:
@@ -129,10 +159,10 @@ class Transfers:
                 break
         length, cause = reading.length, reading.cause
         if cause is not None:
-            return encode_done(cause.value, 0)
+            return cause.value, 0
         if length is None or done != min(length, room):
-            return encode_done(Outcome.UNKNOWN.value, 0)
-        return encode_done(Outcome.HIT.value, length)
+            return Outcome.UNKNOWN.value, 0
+        return Outcome.HIT.value, length
 
     def _store(self, session: ControlSession, transfer: Transfer) -> Steps[bytes]:
         pieces = self._pieces(session, transfer)
