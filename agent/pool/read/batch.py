@@ -14,6 +14,7 @@ from agent.pool.format.directory import KEY_BYTES
 from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.late_answers import wait_for
 from agent.pool.steps import IoChannel, Pending, Steps
+from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.volume import Found, Volume
 
 PART_BYTES: Final = 1 << 20
@@ -88,7 +89,7 @@ def _parts(
     volume: Volume,
     channel: IoChannel,
     pseudonyms: bytes,
-    borrowed: Sequence[Sequence[object]],
+    borrowed: Sequence[Sequence[CachedSet]],
     targets: Sequence[memoryview],
 ) -> list[list[_Asked]]:
     """The values that can be had so, in the order of their keys, as many in a part as its buffer takes."""
