@@ -23,6 +23,7 @@ from typing import Any
 
 from agent.pool.counters import Tally, total
 from agent.pool.errors import PutRefused
+from agent.pool.read.batch import PART_BYTES, read_together
 from agent.pool.read.get import SlotReader
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.volume.directory_cache import DAMAGE_LOOK_SECONDS, DirectoryCache
@@ -115,7 +116,9 @@ class PoolSimulation:
         while not self.over:
             yield Sleep(channel.now() + rng.expovariate(1 / 0.04))
             number = rng.randrange(self.keys)
-            what = rng.choices(["get", "put", "delete", "lookup", "stage", "pin"], [50, 40, 4, 4, 6, 2])[0]
+            what = rng.choices(
+                ["get", "put", "delete", "lookup", "stage", "pin", "get many"], [50, 40, 4, 4, 6, 2, 8]
+            )[0]
             self.counts[what] += 1
             if what == "get":
                 yield from self._get(agent, channel, number, rng)
@@ -123,6 +126,8 @@ class PoolSimulation:
                 yield from self._put(agent, channel, number, rng)
             elif what == "delete":
                 yield from self._delete(agent, channel, number)
+            elif what == "get many":
+                yield from self._get_many(agent, channel, rng)
             elif what == "lookup":
                 keys = [key_of(rng.randrange(self.keys)) for _ in range(8)]
                 yield from agent.volume.lookup(channel, keys, channel.now() + READ_DEADLINE)
@@ -222,6 +227,28 @@ class PoolSimulation:
                 raise Wrong(f"key {number} was acknowledged and is {reading.cause.name}")
             self.lost_between_agents += 1
         return reading.cause is None
+
+    def _get_many(self, agent: SimAgent, channel: SimChannel, rng: random.Random) -> Steps:
+        """Several keys by one call, those that it leaves by a get of their own."""
+        numbers = [rng.randrange(self.keys) for _ in range(rng.randint(2, 9))]
+        room = rng.choice([self.value_bytes, self.value_bytes, 9000, 8192])
+        targets = [memoryview(bytearray(room)) for _ in numbers]
+        keys = [key_of(number) for number in numbers]
+        began = channel.now()
+        lengths = yield from read_together(agent.volume, channel, keys, targets, READ_DEADLINE)
+        parts = 1 + sum(map(len, targets)) // (PART_BYTES // 2)
+        if channel.now() > began + parts * READ_DEADLINE + 1e-9:
+            raise Wrong(f"a read of many took {channel.now() - began:.3f} s")
+        for number, target, length in zip(numbers, targets, lengths, strict=True):
+            if length is None:
+                yield from self._get(agent, channel, number, rng)
+                continue
+            if bytes(target[:length]) not in self.stored.get(number, ()):
+                raise Wrong(f"key {number}: {length} bytes, by a read of many, that nobody stored")
+            self.counts["bytes checked"] += length
+            self.counts["hits"] += 1
+            self.counts["hits of many"] += 1
+            self.counts["counted gets"] += 1
 
     def _must_be_there(self, agent: SimAgent, number: int, expected: bytes | None) -> bool:
         if expected is None or self.acknowledged.get(number) != expected:
