@@ -20,6 +20,8 @@ from agent.pool.volume.volume import Found, Volume
 PART_BYTES: Final = 1 << 20
 """Of the worker's receive buffer for the reads that leave together. While they are opened, as many are under
 way."""
+PART_VALUES: Final = 16
+"""That leave together. All may go to one enclosure, whose queue has room for 64 commands of a worker."""
 
 
 class _Asked:
@@ -108,7 +110,7 @@ def _parts(
         taken = HEADER_BYTES + size + PROOF_BYTES
         if taken > PART_BYTES:
             continue
-        if taken > room:
+        if taken > room or len(parts[-1]) == PART_VALUES:
             parts.append([])
             room = PART_BYTES
         parts[-1].append(_Asked(number, found, PART_BYTES - room, size))

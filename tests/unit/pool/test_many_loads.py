@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from agent.fs.control.registered_memory import RegisteredMemory
-from agent.pool.read.batch import PART_BYTES
+from agent.pool.read.batch import PART_BYTES, PART_VALUES, read_together
 from agent.pool.volume.bandwidth import Bandwidth
 from host_shim.control_wire import Outcome
 from host_shim.many_loads import SHORT_BYTES, TOGETHER_BYTES, groups_of
@@ -204,6 +204,36 @@ def test_more_than_the_parts_of_one_request_and_a_rate(memory: RegisteredMemory)
         buffers = [bytearray(64 * KIB) for _ in keys]
         assert volume.get_many(keys, buffers) == [64 * KIB] * count
         assert all(buffers[n] == BLOB[n : n + 64 * KIB] for n in range(count))
+
+
+def test_no_more_reads_are_under_way_than_a_queue_takes() -> None:
+    """The reads of one part are sent while those of the part before are opened, and no more."""
+    agent = agent_with()
+    values = [bytes([n]) * 100 for n in range(200)]
+    for number, value in enumerate(values):
+        agent.put(key_of(number), value)
+    sent: list[int] = []
+    read = agent.channel.read
+
+    def counted(namespace: int, offset: int, into: memoryview) -> object:
+        sent.append(len(opened))
+        return read(namespace, offset, into)
+
+    opened: list[object] = []
+    hit = agent.volume.codec.open
+
+    def open_counted(*arguments: object) -> object:
+        opened.append(arguments)
+        return hit(*arguments)
+
+    agent.channel.read = counted  # type: ignore[method-assign, assignment]
+    agent.volume.codec.open = open_counted  # type: ignore[method-assign, assignment]
+    targets = [memoryview(bytearray(4096)) for _ in values]
+    keys = [key_of(number) for number in range(len(values))]
+    lengths = agent.channel.run(read_together(agent.volume, agent.channel, keys, targets, 1.0))
+    assert lengths == [100] * len(values)
+    assert all(number - done < 2 * PART_VALUES for number, done in enumerate(sent))
+    assert [bytes(target[:100]) for target in targets] == values
 
 
 @pytest.mark.parametrize(
