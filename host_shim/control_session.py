@@ -132,8 +132,8 @@ class Session:
         self._files = files
         self._transfers = None if memory is None else Transfers(files.ioctl, memory)
         self._gives_at_once = True
-        self.loads_many = True
-        """False once the agent has said that it does not know LOAD_MANY."""
+        self.moves_many = True
+        """False once the agent has said that it does not know LOAD_MANY or STORE_MANY."""
         self._next_id = 0
         self._room: dict[str, int] | None = None
         self.dead = False
@@ -268,22 +268,27 @@ class Session:
             self._gives_at_once = False
             return None
 
-    def load_many(
-        self, volume: str, keys: Sequence[bytes], views: Sequence[memoryview]
+    def move_many(
+        self,
+        which: Ioctl,
+        volume: str,
+        keys: Sequence[bytes],
+        views: Sequence[memoryview],
+        ttl_seconds: int = 0,
     ) -> list[tuple[Outcome, int]] | None:
-        """Values by one request, one of `groups_of` (many_loads.py): outcome and length of each.
+        """Load or store values by one request, one of `groups_of` (many_values.py): outcomes and lengths.
 
         None where that cannot be had here.
         """
-        if self._transfers is None or not self.loads_many:
+        if self._transfers is None or not self.moves_many:
             return None
         try:
-            done = self._transfers.load_many(self._descriptor, volume, keys, views)
+            done = self._transfers.move_many(self._descriptor, which, volume, keys, views, ttl_seconds)
         except MalformedControl as nonsense:
             raise self._ended(nonsense) from None
         except OSError as error:
             if error.errno == errno.ENOTTY:  # an agent that does not know it
-                self.loads_many = False
+                self.moves_many = False
                 return None
             raise self._seen(error) from None
         return None if done is None else [(Outcome(outcome), length) for outcome, length in done]

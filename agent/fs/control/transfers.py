@@ -11,21 +11,25 @@ from dataclasses import dataclass
 from typing import Final
 
 from agent.fs.control.registered_memory import REGIONS_MAX, RegisteredMemory
-from agent.fs.control.session import ControlSession, Ticket
+from agent.fs.control.session import ControlSession, Ticket, outcome_of
 from agent.fs.interface import FsError
 from agent.inline.scatter import Scatter, Target
 from agent.pool.access import ServedVolume
+from agent.pool.errors import BadPut, PutRefused
 from agent.pool.prestage.readahead import Readahead
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.read.reader_base import Reader
 from agent.pool.steps import IoChannel, Steps
 from agent.pool.steps import Outcome as Settled
+from agent.pool.write.batch import VALUE_BYTES_MAX as BATCH_VALUE_BYTES_MAX
+from agent.pool.write.batch import write_together
+from agent.pool.write.writer_base import Writer
 from host_shim.control_wire import MalformedControl, Outcome
 from host_shim.transfer_wire import (
     Ioctl,
-    ManyLoads,
+    ManyTransfers,
     Transfer,
-    decode_load_many_untrusted,
+    decode_many_untrusted,
     decode_register_untrusted,
     decode_transfer_untrusted,
     decode_unregister_untrusted,
@@ -58,8 +62,9 @@ class Transfers:
             if which is Ioctl.STORE:
                 return self._under_way(self._store(session, decode_transfer_untrusted(data)))
             if which is Ioctl.LOAD_MANY:
-                many = decode_load_many_untrusted(data)
-                return self._under_way(self._load_many(session, many, len(data)))
+                return self._under_way(self._load_many(session, decode_many_untrusted(data), len(data)))
+            if which is Ioctl.STORE_MANY:
+                return self._under_way(self._store_many(session, decode_many_untrusted(data), len(data)))
             if which is Ioctl.REGISTER:
                 return self._register(session, process, *decode_register_untrusted(data))
             if which is Ioctl.UNREGISTER:
@@ -103,7 +108,7 @@ class Transfers:
             raise FsError(errno.EINVAL, "a part that lies in no region")
         return region.view[offset : offset + length]
 
-    def _load_many(self, session: ControlSession, many: ManyLoads, size: int) -> Steps[bytes]:
+    def _load_many(self, session: ControlSession, many: ManyTransfers, size: int) -> Steps[bytes]:
         volume, channel = self._volume_of(many.volume), self._channel()
         targets = [self._piece(session, *part) for part in many.parts]
         if self._continuer.active:
@@ -179,6 +184,30 @@ class Transfers:
             ticket.drop()
         return encode_done(Outcome.HIT.value, 0)
 
+    def _store_many(self, session: ControlSession, many: ManyTransfers, size: int) -> Steps[bytes]:
+        volume, channel = self._volume_of(many.volume), self._channel()
+        values = [self._piece(session, *part) for part in many.parts]
+        longest = max(map(len, values))
+        if longest > min(volume.settings.value_bytes, BATCH_VALUE_BYTES_MAX):
+            raise FsError(errno.EFBIG, f"{longest} bytes; a value has {volume.settings.value_bytes} at most")
+        if self._continuer.active:
+            self._continuer.chain(volume.in_sets, many.keys, session.trail)
+        if volume.volume.codec.suite.reads_text_again:
+            values = [memoryview(bytes(value)) for value in values]
+        writers = [
+            volume.writer(key, length=len(value), ttl_seconds=many.ttl_seconds)
+            for key, value in zip(many.keys, values, strict=True)
+        ]
+        wait_seconds = volume.timing.write_deadline
+        refusals: list[PutRefused | BadPut | None] = []
+        if volume.in_sets is not None:
+            refusals = yield from write_together(channel, writers, values, wait_seconds)
+        else:
+            # Writers there use the receive buffer, which is one.
+            for writing, value in zip(writers, values, strict=True):
+                refusals.append((yield from _write_alone(channel, writing, value, wait_seconds)))
+        return encode_done_many([(outcome_of(refused).value, 0) for refused in refusals], size)
+
     def _take(self, ticket: Ticket, pieces: list[memoryview]) -> Steps[None]:
         channel, at = self._channel(), 0
         aside = ticket.volume.volume.codec.suite.reads_text_again
@@ -189,3 +218,15 @@ class Transfers:
                     part = memoryview(bytes(part))
                 yield from ticket.put(channel, at, part)
                 at += len(part)
+
+
+def _write_alone(
+    channel: IoChannel, writing: Writer, value: memoryview, wait_seconds: float
+) -> Steps[PutRefused | BadPut | None]:
+    try:
+        yield from writing.write(channel, 0, value, channel.now() + wait_seconds)
+    except (PutRefused, BadPut) as refused:
+        return refused
+    finally:
+        writing.drop()
+    return None

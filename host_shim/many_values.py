@@ -1,7 +1,7 @@
-"""Many short values by one request: LOAD_MANY of transfer_wire.py, into memory of any kind.
+"""Many short values by one request: LOAD_MANY and STORE_MANY of transfer_wire.py, for memory of any kind.
 
-A value that goes to registered memory comes straight into it. Any other comes into memory that the pool has
-registered for this, and is copied from there.
+Values in registered memory move straight from and to it. Others pass through memory that the pool has
+registered for this.
 """
 
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ from typing import Final
 from host_shim.transfer_wire import MANY_MAX
 
 SHORT_BYTES: Final = 1 << 17
-"""Of a buffer: a longer one is filled by a call of its own, which several threads make side by side."""
+"""Of a buffer: a longer value has a call of its own, and several threads make these side by side."""
 TOGETHER_BYTES: Final = 2 << 20
 """Of the buffers of one request."""
 ALIGNED_BYTES: Final = 4096
 
 
 def groups_of(views: Sequence[memoryview]) -> list[slice]:
-    """The buffers that one request fills each, in their order; none where they are not many and short."""
+    """The buffers of each request, in their order; none where they are not many and short."""
     if len(views) < 2 or max(map(len, views)) > SHORT_BYTES or not min(map(len, views)):
         return []
     groups: list[slice] = []
