@@ -132,6 +132,8 @@ class Session:
         self._files = files
         self._transfers = None if memory is None else Transfers(files.ioctl, memory)
         self._gives_at_once = True
+        self.moves_many = True
+        """False once the agent has said that it does not know LOAD_MANY or STORE_MANY."""
         self._next_id = 0
         self._room: dict[str, int] | None = None
         self.dead = False
@@ -265,6 +267,31 @@ class Session:
                 raise seen from None
             self._gives_at_once = False
             return None
+
+    def move_many(
+        self,
+        which: Ioctl,
+        volume: str,
+        keys: Sequence[bytes],
+        views: Sequence[memoryview],
+        ttl_seconds: int = 0,
+    ) -> list[tuple[Outcome, int]] | None:
+        """Load or store values by one request, one of `groups_of` (many_values.py): outcomes and lengths.
+
+        None where that cannot be had here.
+        """
+        if self._transfers is None or not self.moves_many:
+            return None
+        try:
+            done = self._transfers.move_many(self._descriptor, which, volume, keys, views, ttl_seconds)
+        except MalformedControl as nonsense:
+            raise self._ended(nonsense) from None
+        except OSError as error:
+            if error.errno == errno.ENOTTY:  # an agent that does not know it
+                self.moves_many = False
+                return None
+            raise self._seen(error) from None
+        return None if done is None else [(Outcome(outcome), length) for outcome, length in done]
 
     def read_parts(self, ticket: int, parts: Sequence[memoryview]) -> int:
         """Bytes of the ticket's value that came into the parts, one after another; 0 for a miss."""

@@ -21,6 +21,7 @@ wait. After a fork the child opens its own. An event loop calls from threads:
 import contextlib
 import difflib
 import errno
+import itertools
 import math
 import os
 import threading
@@ -44,7 +45,9 @@ from host_shim.control_wire import (
     Outcome,
     PrefixReport,
 )
+from host_shim.many_values import groups_of
 from host_shim.registered_memory import RegisteredMemory
+from host_shim.transfer_wire import Ioctl
 from host_shim.unlocked_memory import new_memory
 
 __all__ = ["BufferTooSmall", "Fetched", "Pool", "UnknownVolume", "ValueTooLong", "Volume", "whole_seconds"]
@@ -298,6 +301,9 @@ class Volume:
                     lengths[index] = lent.read(index, views[index])
 
             try:
+                together = self._fetch_together(session, keys, views)
+                if together is not None:
+                    return together
                 session.bind_reads(self.name, keys)
                 self._pool._known.add(self.name)
                 self._pool._share(read, len(keys))
@@ -324,6 +330,41 @@ class Volume:
             _judged(length, len(view), outcome)
             for length, view, outcome in zip(lengths, views, seen, strict=True)
         ]
+
+    def _move_together(
+        self,
+        which: Ioctl,
+        session: Session,
+        keys: Sequence[bytes],
+        views: Sequence[memoryview],
+        ttl_seconds: int = 0,
+    ) -> list[tuple[Outcome, int]] | None:
+        """Many short values, by a request for each `groups_of` them; None where the agent does not do so."""
+        groups = groups_of(views) if session.moves_many else []
+        found: list[list[tuple[Outcome, int]] | None] = [None] * len(groups)
+
+        def move(number: int) -> None:
+            if not session.dead and session.moves_many:
+                group = groups[number]
+                found[number] = session.move_many(which, self.name, keys[group], views[group], ttl_seconds)
+
+        if groups:
+            self._pool._share(move, len(groups))
+        if not groups or None in found:
+            return None
+        self._pool._known.add(self.name)
+        return list(itertools.chain.from_iterable(filter(None, found)))
+
+    def _fetch_together(
+        self, session: Session, keys: Sequence[bytes], views: Sequence[memoryview]
+    ) -> list[Fetched] | None:
+        moved = self._move_together(Ioctl.LOAD_MANY, session, keys, views)
+        if moved is None:
+            return None
+        for (outcome, length), key, view in zip(moved, keys, views, strict=True):
+            if outcome is Outcome.HIT and length > len(view):
+                raise self._too_small(session, key, len(view))
+        return [Fetched(length if outcome is Outcome.HIT else None, outcome) for outcome, length in moved]
 
     def put_many(
         self, keys: Sequence[bytes], values: Sequence[bytes | Buffer], ttl: float | None = None
@@ -362,6 +403,9 @@ class Volume:
                 if len(keys) == 1 and session.write_at_once(self.name, keys[0], views[0], seconds):
                     self._pool._known.add(self.name)
                     return [True]
+                moved = self._move_together(Ioctl.STORE_MANY, session, keys, views, seconds)
+                if moved is not None:
+                    return [outcome is Outcome.HIT for outcome, _ in moved]
                 session.bind_writes(self.name, keys, [len(view) for view in views], seconds)
                 self._pool._known.add(self.name)
                 self._pool._share(write, len(keys))

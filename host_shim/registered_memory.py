@@ -14,15 +14,18 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
 from host_shim.control_wire import MalformedControl, Outcome, outcomes
+from host_shim.many_values import TOGETHER_BYTES, cut
 from host_shim.transfer_wire import (
     PARTS_MAX,
     SET_LOCK,
     SET_LOCK_WAITING,
     Ioctl,
     Part,
+    decode_done_many_untrusted,
     decode_done_untrusted,
     decode_registered_untrusted,
     encode_lock,
+    encode_many,
     encode_register,
     encode_transfer,
     ioctl_command,
@@ -38,6 +41,8 @@ _F_SEAL_GROW: Final = 0x0004
 _MADV_POPULATE_WRITE: Final = 23
 _TOUCHED_AT_A_TIME: Final = 16 << 20
 _SCRAP_BYTES: Final = 64 << 10
+_ASIDE_MAX: Final = 8
+"""Pieces of `TOGETHER_BYTES` for values that go to other memory, of one pool."""
 NO_ANSWER: Final = frozenset({errno.ENOTCONN, errno.ECONNABORTED, errno.ETIMEDOUT, errno.ENODEV})
 """How the kernel ends a call that the agent may still be working on."""
 _HIT: Final = Outcome.HIT.value
@@ -91,6 +96,8 @@ class RegisteredMemory:
         self._lock = threading.Lock()
         self._by_address: tuple[tuple[int, ...], tuple[Registrable, ...]] = ((), ())
         self._scrap = memoryview(b"")
+        self._aside: list[memoryview] = []
+        self._asides = 0
 
     def new(self, size: int) -> memoryview:
         """`size` zero bytes that begin at a page, with every page there. Beyond `MEMFDS_MAX`: ordinary
@@ -118,6 +125,21 @@ class RegisteredMemory:
             self._scrap = scrap[size:]
         return scrap[:size]
 
+    def borrow_aside(self) -> memoryview | None:
+        """Registered memory for one request, to be given back; None where all of it is in use."""
+        try:
+            return self._aside.pop()
+        except IndexError:
+            pass
+        with self._lock:
+            if self._asides >= _ASIDE_MAX:
+                return None
+            self._asides += 1
+        return self.new(TOGETHER_BYTES)
+
+    def give_back_aside(self, aside: memoryview) -> None:
+        self._aside.append(aside)
+
     def find(self, buffer: memoryview) -> Place | None:
         """Where it lies; None for any other memory. `buffer` is contiguous."""
         addresses, known = self._by_address
@@ -131,8 +153,9 @@ class RegisteredMemory:
         return known[at], address - addresses[at], length
 
     def after_fork_in_child(self) -> None:
-        """The memory is shared with the parent; its lock is not."""
+        """The memory is shared with the parent; its lock is not, and what calls there have in use is lost."""
         self._lock = threading.Lock()
+        self._aside, self._asides = [], 0
 
     def close(self) -> None:
         """Nothing is registered any more; buffers stay what they are."""
@@ -168,20 +191,10 @@ class Transfers:
         """
         if len(buffers) > PARTS_MAX:
             return None
-        places: list[Place] = []
-        for buffer in buffers:
-            place = self._memory.find(buffer)
-            if place is None:
-                return None
-            places.append(place)
-        if not places:
+        places = self._places(buffers)
+        parts = self._parts(descriptor, places)
+        if not parts:
             return None
-        parts: list[Part] = []
-        for memory, offset, length in places:
-            number = self._number(descriptor, memory)
-            if number is None:
-                return None
-            parts.append((number, offset, length))
         data = encode_transfer(volume, key, ticket, parts, ttl_seconds)
         self._call(descriptor, which, data, places)
         outcome, moved = decode_done_untrusted(data)
@@ -189,6 +202,78 @@ class Transfers:
             return moved
         outcomes((outcome,))  # raises MalformedControl for what is none
         return 0
+
+    def move_many(
+        self,
+        descriptor: int,
+        which: Ioctl,
+        volume: str,
+        keys: Sequence[bytes],
+        views: Sequence[memoryview],
+        ttl_seconds: int = 0,
+    ) -> list[tuple[int, int]] | None:
+        """LOAD_MANY or STORE_MANY of one of `groups_of`: outcome and length of each value.
+
+        None and raises as `move`. A value that is longer than its buffer may have changed nothing in it.
+        """
+        if self._places(views):
+            return self._move_many(descriptor, which, volume, keys, views, ttl_seconds)
+        aside = self._memory.borrow_aside()
+        if aside is None:
+            return None
+        try:
+            pieces = cut(aside, views)
+            if which is Ioctl.STORE_MANY:
+                pieces = [piece[: len(view)] for piece, view in zip(pieces, views, strict=True)]
+                for piece, view in zip(pieces, views, strict=True):
+                    piece[:] = view
+            done = self._move_many(descriptor, which, volume, keys, pieces, ttl_seconds)
+            if which is Ioctl.LOAD_MANY:
+                for (outcome, length), view, piece in zip(done or (), views, pieces, strict=False):
+                    if outcome == _HIT and length <= len(view):
+                        view[:length] = piece[:length]
+            return done
+        finally:
+            self._memory.give_back_aside(aside)
+
+    def _move_many(
+        self,
+        descriptor: int,
+        which: Ioctl,
+        volume: str,
+        keys: Sequence[bytes],
+        views: Sequence[memoryview],
+        ttl_seconds: int,
+    ) -> list[tuple[int, int]] | None:
+        places = self._places(views)
+        parts = self._parts(descriptor, places)
+        if not parts:
+            return None
+        data = encode_many(volume, keys, parts, ttl_seconds)
+        self._call(descriptor, which, data, places)
+        done = decode_done_many_untrusted(data, len(keys))
+        outcomes([outcome for outcome, _ in done])  # raises MalformedControl for what is none
+        return done
+
+    def _places(self, buffers: Sequence[memoryview]) -> list[Place]:
+        """Where they all lie in registered memory; nothing where one of them does not."""
+        places: list[Place] = []
+        for buffer in buffers:
+            place = self._memory.find(buffer)
+            if place is None:
+                return []
+            places.append(place)
+        return places
+
+    def _parts(self, descriptor: int, places: Sequence[Place]) -> list[Part]:
+        """The same as the agent knows it; nothing where it has not mapped one of them."""
+        parts: list[Part] = []
+        for memory, offset, length in places:
+            number = self._number(descriptor, memory)
+            if number is None:
+                return []
+            parts.append((number, offset, length))
+        return parts
 
     def _number(self, descriptor: int, memory: Registrable) -> int | None:
         try:

@@ -19,8 +19,9 @@ from agent.pool.kv.volume import KvVolume
 from agent.pool.mutable.lookup_and_hold import hold
 from agent.pool.mutable.newest import newest
 from agent.pool.mutable.replace import replace
+from agent.pool.read.batch import read_together
 from agent.pool.read.get import SlotReader, remembered_length
-from agent.pool.read.leading_run import LeadingRun, extend_run, places_of
+from agent.pool.read.leading_run import LeadingRun, extend_run
 from agent.pool.read.prestage_cache import OpenValue, PrestageCache
 from agent.pool.read.reader_base import MemoryReader, Reader
 from agent.pool.read.recompute_gate import GatedReader, RecomputeGate
@@ -79,6 +80,18 @@ class ServedVolume(ABC):
     @abstractmethod
     def reader(self, key: bytes, prestage: PrestageCache | None = None) -> Reader:
         """One value to be read."""
+
+    def read_together(
+        self,
+        channel: IoChannel,
+        keys: Sequence[bytes],
+        targets: Sequence[memoryview],
+        prestage: PrestageCache | None,
+    ) -> Steps[list[int | None]]:
+        """Read many values, each into its target; see batch.py. A reader of its own must look for those with
+        None: all of them here."""
+        yield from ()  # steps, of which there are none
+        return [None] * len(keys)
 
     @abstractmethod
     def writer(self, key: bytes, *, length: int | None = None, ttl_seconds: int = 0) -> Writer:
@@ -240,6 +253,19 @@ class _InSets(ServedVolume):
             return SlotReader(volume, key, prestage)
         return GatedReader(volume, key, prestage, self.gate)
 
+    def read_together(
+        self,
+        channel: IoChannel,
+        keys: Sequence[bytes],
+        targets: Sequence[memoryview],
+        prestage: PrestageCache | None,
+    ) -> Steps[list[int | None]]:
+        volume, back = self._volume, self.back
+        waits_in_memory = (back is not None and len(back)) or (prestage is not None and prestage.bytes_held)
+        if volume.erased or volume.hedge is not None or self.gate is not None or waits_in_memory:
+            return [None] * len(keys)
+        return (yield from read_together(volume, channel, keys, targets, volume.timing.read_deadline))
+
     def writer(self, key: bytes, *, length: int | None = None, ttl_seconds: int = 0) -> Writer:
         volume, back = self._volume, self.back
         fits = length is not None and 0 < length <= volume.settings.value_bytes
@@ -295,7 +321,7 @@ class _InSets(ServedVolume):
         volume, began = self._volume, channel.now()
         while not run.has_ended() and (part := _part(keys, run.length)):
             pseudonyms = volume.placement.pseudonyms(part)
-            places, count, done = places_of(volume, pseudonyms), len(part) // KEY_BYTES, 0
+            places, count, done = volume.places_of_many(pseudonyms), len(part) // KEY_BYTES, 0
             while True:
                 done += self._extend(run, prestage, pseudonyms, places, done, count, channel.wall(), away)
                 if done == count or run.has_ended():
@@ -322,7 +348,7 @@ class _InSets(ServedVolume):
         volume, run = self._volume, LeadingRun()
         while not run.has_ended() and (part := _part(keys, run.length)):
             pseudonyms = volume.placement.pseudonyms(part)
-            places, count = places_of(volume, pseudonyms), len(part) // KEY_BYTES
+            places, count = volume.places_of_many(pseudonyms), len(part) // KEY_BYTES
             if self._extend(run, prestage, pseudonyms, places, 0, count, wall, away) < count:
                 break
         return run

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from agent.fs.control.registered_memory import RegisteredMemory
-from agent.fs.control.session import Ahead, ControlSession, Ticket
+from agent.fs.control.session import Ahead, ControlSession, Ticket, outcome_of
 from agent.fs.control.transfers import Transfers
 from agent.fs.interface import (
     FACE_CONTROL,
@@ -431,7 +431,7 @@ class ControlFace(FileSystem):
         try:
             pinned = yield from volume.pin(channel, key, until, deadline)
         except PutRefused as refused:
-            return Outcome.REFUSED if refused.cause is None else Outcome(refused.cause.value)
+            return outcome_of(refused)
         if pinned is None:
             return Outcome.NEVER_STORED
         return Outcome.HIT if pinned else Outcome.REFUSED
@@ -442,7 +442,7 @@ class ControlFace(FileSystem):
         try:
             there = yield from volume.delete(channel, key, deadline)
         except PutRefused as refused:
-            return Outcome.REFUSED if refused.cause is None else Outcome(refused.cause.value)
+            return outcome_of(refused)
         return Outcome.HIT if there else Outcome.NEVER_STORED
 
 

@@ -45,6 +45,14 @@ LEGAL: Final = {
 }
 
 
+def outcome_of(refused: PutRefused | BadPut | None) -> Outcome:
+    """What a client is told of a put; None: it was not refused."""
+    if refused is None:
+        return Outcome.HIT
+    cause = refused.cause if isinstance(refused, PutRefused) else None
+    return Outcome.REFUSED if cause is None else Outcome(cause.value)
+
+
 class Ahead:
     """What the tickets of one binding share: that reading them leads on, behind the last of their keys."""
 
@@ -109,10 +117,10 @@ class Ticket:
                 )
             yield from writing.write(channel, within, data, deadline)
         except BadPut as bad:
-            self.refused = Outcome.REFUSED
+            self.refused = outcome_of(bad)
             raise FsError(errno.EINVAL, str(bad)) from None
         except PutRefused as refused:
-            self.refused = Outcome.REFUSED if refused.cause is None else Outcome(refused.cause.value)
+            self.refused = outcome_of(refused)
             raise FsError(errno_of(refused), str(refused)) from None
         finally:
             self.lock.release()

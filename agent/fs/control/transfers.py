@@ -11,23 +11,30 @@ from dataclasses import dataclass
 from typing import Final
 
 from agent.fs.control.registered_memory import REGIONS_MAX, RegisteredMemory
-from agent.fs.control.session import ControlSession, Ticket
+from agent.fs.control.session import ControlSession, Ticket, outcome_of
 from agent.fs.interface import FsError
 from agent.inline.scatter import Scatter, Target
 from agent.pool.access import ServedVolume
+from agent.pool.errors import BadPut, PutRefused
 from agent.pool.prestage.readahead import Readahead
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.read.reader_base import Reader
 from agent.pool.steps import IoChannel, Steps
 from agent.pool.steps import Outcome as Settled
+from agent.pool.write.batch import VALUE_BYTES_MAX as BATCH_VALUE_BYTES_MAX
+from agent.pool.write.batch import write_together
+from agent.pool.write.writer_base import Writer
 from host_shim.control_wire import MalformedControl, Outcome
 from host_shim.transfer_wire import (
     Ioctl,
+    ManyTransfers,
     Transfer,
+    decode_many_untrusted,
     decode_register_untrusted,
     decode_transfer_untrusted,
     decode_unregister_untrusted,
     encode_done,
+    encode_done_many,
     encode_registered,
     ioctl_of,
 )
@@ -54,6 +61,10 @@ class Transfers:
                 return self._under_way(self._load(session, decode_transfer_untrusted(data)))
             if which is Ioctl.STORE:
                 return self._under_way(self._store(session, decode_transfer_untrusted(data)))
+            if which is Ioctl.LOAD_MANY:
+                return self._under_way(self._load_many(session, decode_many_untrusted(data), len(data)))
+            if which is Ioctl.STORE_MANY:
+                return self._under_way(self._store_many(session, decode_many_untrusted(data), len(data)))
             if which is Ioctl.REGISTER:
                 return self._register(session, process, *decode_register_untrusted(data))
             if which is Ioctl.UNREGISTER:
@@ -89,31 +100,55 @@ class Transfers:
 
     def _pieces(self, session: ControlSession, transfer: Transfer) -> list[memoryview]:
         """The memory of the parts, in their order."""
-        found: list[memoryview] = []
-        for number, offset, length in transfer.parts:
-            region = session.regions.get(number)
-            if region is None or offset + length > len(region.view):
-                raise FsError(errno.EINVAL, "a part that lies in no region")
-            found.append(region.view[offset : offset + length])
-        return found
+        return [self._piece(session, *part) for part in transfer.parts]
+
+    def _piece(self, session: ControlSession, number: int, offset: int, length: int) -> memoryview:
+        region = session.regions.get(number)
+        if region is None or offset + length > len(region.view):
+            raise FsError(errno.EINVAL, "a part that lies in no region")
+        return region.view[offset : offset + length]
+
+    def _load_many(self, session: ControlSession, many: ManyTransfers, size: int) -> Steps[bytes]:
+        volume, channel = self._volume_of(many.volume), self._channel()
+        targets = [self._piece(session, *part) for part in many.parts]
+        if self._continuer.active:
+            self._continuer.chain(volume.in_sets, many.keys, session.trail)
+            self._continuer.reads(volume.in_sets, many.keys[-1])
+        # Such a suite may not open into memory that its client can change meanwhile.
+        aside = volume.volume.codec.suite.reads_text_again
+        served: list[int | None] = [None] * len(targets)
+        if not aside:
+            served = yield from volume.read_together(channel, many.keys, targets, self._prestage)
+        done: list[tuple[int, int]] = []
+        for number, length in enumerate(served):
+            if length is not None:
+                done.append((Outcome.HIT.value, length))
+                continue
+            reading = volume.reader(many.keys[number], self._prestage)
+            try:
+                done.append((yield from self._fill(reading, targets[number])))
+            finally:
+                reading.close()
+        return encode_done_many(done, size)
 
     def _load(self, session: ControlSession, transfer: Transfer) -> Steps[bytes]:
         pieces = self._pieces(session, transfer)
         into: Target = pieces[0] if len(pieces) == 1 else Scatter(pieces)
         if transfer.ticket is not None:
             reading = session.reading_at(transfer.ticket, self._prestage, self._continuer)
-            return (yield from self._fill(reading, into))
+            return encode_done(*(yield from self._fill(reading, into)))
         volume = self._volume_of(transfer.volume)
         if self._continuer.active:
             self._continuer.chain(volume.in_sets, (transfer.key,), session.trail)
             self._continuer.reads(volume.in_sets, transfer.key)
         reading = volume.reader(transfer.key, self._prestage)
         try:
-            return (yield from self._fill(reading, into))
+            return encode_done(*(yield from self._fill(reading, into)))
         finally:
             reading.close()
 
-    def _fill(self, reading: Reader, into: Target) -> Steps[bytes]:
+    def _fill(self, reading: Reader, into: Target) -> Steps[tuple[int, int]]:
+        """Outcome and length, for the answer."""
         channel, done, room = self._channel(), 0, len(into)
         aside = reading.volume.codec.suite.reads_text_again
         while done < room:
@@ -129,10 +164,10 @@ class Transfers:
                 break
         length, cause = reading.length, reading.cause
         if cause is not None:
-            return encode_done(cause.value, 0)
+            return cause.value, 0
         if length is None or done != min(length, room):
-            return encode_done(Outcome.UNKNOWN.value, 0)
-        return encode_done(Outcome.HIT.value, length)
+            return Outcome.UNKNOWN.value, 0
+        return Outcome.HIT.value, length
 
     def _store(self, session: ControlSession, transfer: Transfer) -> Steps[bytes]:
         pieces = self._pieces(session, transfer)
@@ -149,6 +184,30 @@ class Transfers:
             ticket.drop()
         return encode_done(Outcome.HIT.value, 0)
 
+    def _store_many(self, session: ControlSession, many: ManyTransfers, size: int) -> Steps[bytes]:
+        volume, channel = self._volume_of(many.volume), self._channel()
+        values = [self._piece(session, *part) for part in many.parts]
+        longest = max(map(len, values))
+        if longest > min(volume.settings.value_bytes, BATCH_VALUE_BYTES_MAX):
+            raise FsError(errno.EFBIG, f"{longest} bytes; a value has {volume.settings.value_bytes} at most")
+        if self._continuer.active:
+            self._continuer.chain(volume.in_sets, many.keys, session.trail)
+        if volume.volume.codec.suite.reads_text_again:
+            values = [memoryview(bytes(value)) for value in values]
+        writers = [
+            volume.writer(key, length=len(value), ttl_seconds=many.ttl_seconds)
+            for key, value in zip(many.keys, values, strict=True)
+        ]
+        wait_seconds = volume.timing.write_deadline
+        refusals: list[PutRefused | BadPut | None] = []
+        if volume.in_sets is not None:
+            refusals = yield from write_together(channel, writers, values, wait_seconds)
+        else:
+            # Writers there use the receive buffer, which is one.
+            for writing, value in zip(writers, values, strict=True):
+                refusals.append((yield from _write_alone(channel, writing, value, wait_seconds)))
+        return encode_done_many([(outcome_of(refused).value, 0) for refused in refusals], size)
+
     def _take(self, ticket: Ticket, pieces: list[memoryview]) -> Steps[None]:
         channel, at = self._channel(), 0
         aside = ticket.volume.volume.codec.suite.reads_text_again
@@ -159,3 +218,15 @@ class Transfers:
                     part = memoryview(bytes(part))
                 yield from ticket.put(channel, at, part)
                 at += len(part)
+
+
+def _write_alone(
+    channel: IoChannel, writing: Writer, value: memoryview, wait_seconds: float
+) -> Steps[PutRefused | BadPut | None]:
+    try:
+        yield from writing.write(channel, 0, value, channel.now() + wait_seconds)
+    except (PutRefused, BadPut) as refused:
+        return refused
+    finally:
+        writing.drop()
+    return None

@@ -197,6 +197,10 @@ class Directory:
 
     def find(self, pseudonym: bytes, first: int = 0) -> int | None:
         """The slot from `first` on whose entry has this pseudonym."""
+        likely = self._first_bytes.find(pseudonym[0], first)
+        if likely < 0 or self.raw.startswith(pseudonym, likely * ENTRY_BYTES):
+            return likely if likely >= 0 else None
+        # By one operation, as a walk through the slots might miss an entry that moves meanwhile.
         start = self.raw.find(pseudonym, first * ENTRY_BYTES)
         while start >= 0:
             if start % ENTRY_BYTES == 0:
@@ -322,12 +326,13 @@ class Directory:
         """Whether a slot of this set lost this key by eviction, as far as ghosts reach back."""
         if self.marks(pseudonym):
             return True
-        half = _ghost_of(pseudonym)
-        start = self.raw.find(half)
-        while start >= 0:
-            if start % ENTRY_BYTES == _GHOST_AT:
+        half, raw = _ghost_of(pseudonym), self.raw
+        first_bytes = raw[_GHOST_AT::ENTRY_BYTES]
+        slot = first_bytes.find(half[0])
+        while slot >= 0:
+            if raw.startswith(half, slot * ENTRY_BYTES + _GHOST_AT):
                 return True
-            start = self.raw.find(half, start + 1)
+            slot = first_bytes.find(half[0], slot + 1)
         return False
 
     def touch(self, slot: int, now_us: int) -> None:

@@ -54,22 +54,6 @@ class LeadingRun:
         self.flash_bytes += size * count
 
 
-def places_of(volume: Volume, pseudonyms: bytes) -> list[Rank]:
-    """The sets of many keys, for a look at what is remembered: of each key the first, then the next."""
-    if volume.old_placement is None:
-        return volume.placement.places(pseudonyms, volume.settings.set_bytes)
-    of_each = [
-        [
-            (place.namespace, volume.set_offset(place))
-            for place in volume.places(pseudonyms[at : at + KEY_BYTES])
-        ]
-        for at in range(0, len(pseudonyms), KEY_BYTES)
-    ]
-    most = max(map(len, of_each), default=0)
-    ranks = [[places[min(rank, len(places) - 1)] for places in of_each] for rank in range(most)]
-    return [([place[0] for place in rank], [place[1] for place in rank]) for rank in ranks]
-
-
 def extend_run(
     run: LeadingRun,
     volume: Volume,
@@ -84,7 +68,7 @@ def extend_run(
     """Go on with the run over the keys from number `start` to `end` of `pseudonyms`, as far as remembered
     directories name them. How many it grew by.
 
-    `places`: those of the pseudonyms (`places_of`). `away`: namespaces that cannot be read now; a
+    `places`: those of the pseudonyms (`Volume.places_of_many`). `away`: namespaces that cannot be read now; a
     value that lies there alone is the hole. `wall`: seconds since the epoch.
     """
     cache: Final = volume.cache

@@ -16,7 +16,7 @@
 import enum
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -307,9 +307,31 @@ class DirectoryCache:
             cached.users += 1
             return cached
 
-    def give_back(self, cached: CachedSet) -> None:
+    def borrow_many(
+        self, namespaces: Sequence[int], offsets: Sequence[int], occupancy: Occupancy | None = None
+    ) -> list[CachedSet]:
+        """As `borrow`, for many places at once."""
         with self._lock:
-            cached.users -= 1
+            sets, borrowed = self._sets, []
+            for place in zip(namespaces, offsets, strict=True):
+                cached = sets.get(place)
+                if cached is None:
+                    cached = sets[place] = CachedSet(*place, occupancy)
+                else:
+                    sets.move_to_end(place)
+                cached.users += 1
+                borrowed.append(cached)
+            while len(sets) > self.capacity and self._drop_one():
+                pass
+            return borrowed
+
+    def give_back(self, cached: CachedSet) -> None:
+        self.give_back_many((cached,))
+
+    def give_back_many(self, borrowed: Iterable[CachedSet]) -> None:
+        with self._lock:
+            for cached in borrowed:
+                cached.users -= 1
             while len(self._sets) > self.capacity and self._drop_one():
                 pass
 
@@ -372,5 +394,4 @@ class Borrowed:
         return self._sets
 
     def __exit__(self, *_: object) -> None:
-        for cached in self._sets:
-            self._cache.give_back(cached)
+        self._cache.give_back_many(self._sets)

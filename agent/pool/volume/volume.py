@@ -19,7 +19,7 @@ from typing import ClassVar, Final
 from agent.inline.cipher_suites import Place
 from agent.inline.secrets import SecretKey, new_volume_secret
 from agent.pool.counters import MissCause
-from agent.pool.format.directory import DIRECTORY_BYTES, SLOTS_PER_SET, Entry
+from agent.pool.format.directory import DIRECTORY_BYTES, KEY_BYTES, SLOTS_PER_SET, Entry
 from agent.pool.format.occupancy import Occupancy, SetPlace
 from agent.pool.format.sealed_slot import SlotCodec
 from agent.pool.late_answers import wait_for
@@ -33,7 +33,7 @@ from agent.pool.volume.key_locks import KeyLocks
 from agent.pool.volume.key_transition import GRACE_SECONDS, Ask, InForce, KeyTransition, MapAge
 from agent.pool.volume.media_errors import MediaErrors
 from agent.pool.volume.partial_puts import PartialPuts
-from agent.pool.volume.placement import Candidate, Placement
+from agent.pool.volume.placement import Candidate, Placement, Rank
 from agent.pool.volume.quota import Quota
 from agent.pool.volume.replication_backlog import ReplicationBacklog
 from agent.pool.volume.settings import Timing, VolumeSettings
@@ -42,6 +42,8 @@ from agent.pool.volume.unit_buffers import UnitBuffers, UnitCache
 
 LOADS_IN_FLIGHT: Final = 16
 """Directory reads that one batch keeps under way; more would only queue at the drive."""
+MANY: Final = 8
+"""Keys from which on their places are computed together: for fewer the arrays cost more than they save."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,6 +372,33 @@ class Volume(PoolVolume):
             return (first,) if first == second else (first, second)
         return list(dict.fromkeys((first, second, *old.candidates(pseudonym))))
 
+    def places_of_many(self, pseudonyms: bytes) -> list[Rank]:
+        """The sets of many keys, those that each belongs to first. A key with fewer sets than others has its
+        last one again."""
+        if self.old_placement is None:
+            return self.placement.places(pseudonyms, self.settings.set_bytes)
+        of_each = [
+            [(place.namespace, self.set_offset(place)) for place in self.places(pseudonym)]
+            for pseudonym in _each(pseudonyms)
+        ]
+        most = max(map(len, of_each), default=0)
+        ranks = [[places[min(rank, len(places) - 1)] for places in of_each] for rank in range(most)]
+        return [([place[0] for place in rank], [place[1] for place in rank]) for rank in ranks]
+
+    def borrow_sets_of_many(self, pseudonyms: bytes) -> list[tuple[CachedSet, ...]]:
+        """As `borrow_sets`, of each of the pseudonyms, that lie one behind the other."""
+        if self.old_placement is not None or len(pseudonyms) < MANY * KEY_BYTES:
+            return [self.borrow_sets(pseudonym) for pseudonym in _each(pseudonyms)]
+        (first_in, first_at), (second_in, second_at) = self.placement.places(
+            pseudonyms, self.settings.set_bytes
+        )
+        firsts = self.cache.borrow_many(first_in, first_at, self.occupancy)
+        seconds = self.cache.borrow_many(second_in, second_at, self.occupancy)
+        if self.settings.slots == SLOTS_PER_SET:
+            self.cache.give_back_many(seconds)
+            return [(first,) for first in firsts]
+        return list(zip(firsts, seconds, strict=True))
+
     def write_targets(self, pseudonym: bytes, sets: Sequence[CachedSet]) -> Sequence[CachedSet]:
         """Those of a key's sets that a new value may go to: all, but for earlier places."""
         if self.old_placement is None:
@@ -379,8 +408,7 @@ class Volume(PoolVolume):
         return [cached for cached in sets if (cached.namespace, cached.offset) in wanted] or sets
 
     def give_back_sets(self, sets: Sequence[CachedSet]) -> None:
-        for cached in sets:
-            self.cache.give_back(cached)
+        self.cache.give_back_many(sets)
 
     def find(self, sets: Sequence[CachedSet], pseudonym: bytes) -> list[Found]:
         """What the remembered directories hint at, the newest generation first."""
@@ -472,21 +500,26 @@ class Volume(PoolVolume):
     def lookup(
         self, channel: IoChannel, keys: Sequence[bytes], deadline: float, least: float = 0.0
     ) -> Steps[list[MissCause | None]]:
-        pseudonyms = [self.placement.pseudonym(key) for key in keys]
-        borrowed = [self.borrow_sets(pseudonym) for pseudonym in pseudonyms]
+        together = self.placement.pseudonyms(b"".join(keys))
+        pseudonyms = _each(together)
+        borrowed = self.borrow_sets_of_many(together)
         try:
+            found = list(map(self.find, borrowed, pseudonyms))
+            believed_since = channel.now() - max(least, self.timing.directory_fresh)
             wanted: dict[int, CachedSet] = {}
-            for pseudonym, sets in zip(pseudonyms, borrowed, strict=True):
-                if not self.find(sets, pseudonym):
-                    stale = (cached for cached in sets if not self.is_fresh(cached, channel, least))
-                    wanted.update((id(cached), cached) for cached in stale)
+            for sets, of_key in zip(borrowed, found, strict=True):
+                if not of_key:
+                    for cached in sets:
+                        if cached.directory is None or cached.loaded_at <= believed_since:
+                            wanted[id(cached)] = cached
             trouble: MissCause | None = None
             if wanted:
                 trouble = yield from self.load(channel, list(wanted.values()), deadline)
-            now = channel.wall()
+                found = list(map(self.find, borrowed, pseudonyms))
+            wall = channel.wall()
             presences = [
-                self._presence(sets, pseudonym, now, trouble)
-                for pseudonym, sets in zip(pseudonyms, borrowed, strict=True)
+                self._presence(of_key, sets, pseudonym, wall, trouble)
+                for of_key, sets, pseudonym in zip(found, borrowed, pseudonyms, strict=True)
             ]
             tally = channel.tally(self.settings.name)
             tally.lookups += len(presences)
@@ -497,17 +530,22 @@ class Volume(PoolVolume):
                 self.give_back_sets(sets)
 
     def _presence(
-        self, sets: Sequence[CachedSet], pseudonym: bytes, now: float, trouble: MissCause | None
+        self,
+        found: Sequence[Found],
+        sets: Sequence[CachedSet],
+        pseudonym: bytes,
+        wall: float,
+        trouble: MissCause | None,
     ) -> MissCause | None:
-        found = self.find(sets, pseudonym)
-        if not found:
-            if self.below is not None and self.marks(sets, pseudonym) and self.below.pays():
+        for each in found:
+            if not each.entry.expiry or each.entry.expiry > wall:
                 return None
-            away = any(cached.fault is not None for cached in sets)
-            return self.absence(sets, pseudonym, trouble if away else None)
-        if any(not each.entry.expiry or each.entry.expiry > now for each in found):
+        if found:
+            return MissCause.EXPIRED
+        if self.below is not None and self.marks(sets, pseudonym) and self.below.pays():
             return None
-        return MissCause.EXPIRED
+        away = trouble is not None and any(cached.fault is not None for cached in sets)
+        return self.absence(sets, pseudonym, trouble if away else None)
 
     def table_sizes(self) -> dict[str, int]:
         owed = self.replication_backlog
@@ -521,6 +559,11 @@ class Volume(PoolVolume):
 
     def usage(self) -> tuple[int, int]:
         return self.settings.slots, self.occupancy.taken
+
+
+def _each(pseudonyms: bytes) -> list[bytes]:
+    """Those that lie one behind the other."""
+    return [pseudonyms[at : at + KEY_BYTES] for at in range(0, len(pseudonyms), KEY_BYTES)]
 
 
 def all_sets(volumes: Iterable[Volume], *, old: bool = False) -> Iterator[tuple[Volume, SetPlace]]:
