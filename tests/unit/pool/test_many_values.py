@@ -12,6 +12,7 @@ import pytest
 from agent.fs.control.registered_memory import RegisteredMemory
 from agent.pool.read.batch import PART_BYTES, PART_VALUES, read_together
 from agent.pool.volume.bandwidth import Bandwidth
+from agent.pool.volume.volume import TenantShare
 from host_shim.control_wire import Outcome
 from host_shim.many_values import SHORT_BYTES, TOGETHER_BYTES, groups_of
 from host_shim.pool import BufferTooSmall, Pool, UnknownVolume, ValueTooLong, Volume
@@ -200,7 +201,8 @@ def test_more_than_the_parts_of_one_request_and_a_rate(memory: RegisteredMemory)
         count = 3 * PART_BYTES // (64 * KIB)
         keys = [key_of(n) for n in range(count)]
         assert all(volume.put_many(keys, [BLOB[n : n + 64 * KIB] for n in range(count)]))
-        agent.volume.bandwidth = Bandwidth(threading.BoundedSemaphore(4), 1 << 30)
+        bandwidth = Bandwidth(threading.BoundedSemaphore(4), 1 << 30)
+        agent.volume.change(tenant=TenantShare(None, bandwidth))
         buffers = [bytearray(64 * KIB) for _ in keys]
         assert volume.get_many(keys, buffers) == [64 * KIB] * count
         assert all(buffers[n] == BLOB[n : n + 64 * KIB] for n in range(count))
