@@ -16,6 +16,7 @@ from agent.pool.format.directory import KEY_BYTES
 from agent.pool.kv.get import KvReader
 from agent.pool.kv.put import KvWriter, delete_key
 from agent.pool.kv.volume import KvVolume
+from agent.pool.mutable.look_ahead import Look, look_ahead
 from agent.pool.mutable.lookup_and_hold import hold
 from agent.pool.mutable.newest import newest
 from agent.pool.mutable.replace import replace
@@ -152,13 +153,20 @@ class ServedVolume(ABC):
         data: bytes,
         deadline: float,
         first: Steps[None] | None = None,
+        look: Look | None = None,
     ) -> Steps[None]:
-        """Store a short value, one unit at the most, over what the key has, after `first`; see `replace.py`.
+        """Store a short value, one unit at the most, over what the key has, after `first`, with what
+        `look_ahead` told of the key; see `replace.py`.
 
         Raises PutRefused, also where a candidate set cannot be read, and TooLong. In sets of slots alone;
         elsewhere BadPut, as the two below.
         """
         raise BadPut(IN_SETS_ONLY)
+
+    def look_ahead(self, channel: IoChannel, key: bytes, deadline: float) -> Steps[Look | None]:
+        """Read now what `replace` of the key would read; see `look_ahead.py`. None: it has to read itself."""
+        yield from ()  # steps, of which there are none
+        return None
 
     def newest(self, channel: IoChannel, key: bytes, deadline: float) -> Steps[bytes | MissCause]:
         """The value of a key by directories that are read now, or why it is not there; see `newest.py`. A
@@ -410,12 +418,16 @@ class _InSets(ServedVolume):
         data: bytes,
         deadline: float,
         first: Steps[None] | None = None,
+        look: Look | None = None,
     ) -> Steps[None]:
         waiting = self._waiting(key)
         if waiting is not None and self.back is not None:
             # It would be on flash later, over the newer one.
             yield from self.back.delete(channel, waiting, deadline)
-        yield from replace(self._volume, channel, key, data, deadline, first)
+        yield from replace(self._volume, channel, key, data, deadline, first, look)
+
+    def look_ahead(self, channel: IoChannel, key: bytes, deadline: float) -> Steps[Look | None]:
+        return look_ahead(self._volume, channel, key, deadline)
 
     def newest(self, channel: IoChannel, key: bytes, deadline: float) -> Steps[bytes | MissCause]:
         return newest(self._volume, channel, key, deadline)

@@ -41,6 +41,7 @@ from agent.fs.value_writer import errno_of
 from agent.host_os.per_user_bounds import SHARED, Bound, Holder, Limit
 from agent.pool.counters import MissCause
 from agent.pool.errors import BadPut, PutRefused
+from agent.pool.mutable.look_ahead import Look
 from agent.pool.steps import Acquire, IoChannel, Steps, beside
 from agent.pool.write.writer_base import Writer
 
@@ -53,6 +54,9 @@ STAGED_CHUNKS_MAX: Final = 16
 """Of one file: so many may be filled at the same time, and then the oldest is stored as it is."""
 PUT_TRIES: Final = 3
 """A chunk that an enclosure does not take goes to another place, under another origin."""
+NAMED_WITH_DATA: Final = 2
+"""So many chunks of a file, its first, are named as values are, beside their data: a close then writes the
+manifest alone. Of a longer file that would be a write of a directory for each chunk."""
 UNNAMED_MAX: Final = 16
 """Chunks of one file that are on flash and that no directory names yet."""
 TOGETHER_SECONDS: Final = 0.02
@@ -126,7 +130,11 @@ class FileWriter:
         """Chunks that are on flash, and that no directory names."""
         self._stored_at = float("-inf")
         """When a chunk was stored last; of none, long ago."""
+        self._pace = 0.0
+        """Seconds from the last chunk but one to the last."""
         self._unnamed_since = 0.0
+        self._look: Look | None = None
+        """What the directories of its name said, read beside a chunk."""
         self._begin(base, identity)
         self.changed = base is None
         """Something is to be published."""
@@ -490,9 +498,11 @@ class FileWriter:
             self._check()
         self._discard(number)
         self._stored[number] = (origin, len(data))
+        before, self._stored_at = self._stored_at, channel.now()
+        self._pace = self._stored_at - before
         # One that was given up while the lock was waited for is refused there, and the file with it.
         if not writing.stored:
-            yield from self._name_later(channel, number, writing, deadline)
+            yield from self._name_later(channel, number, writing, before, deadline)
 
     def _discard(self, number: int) -> None:
         """What was stored of a chunk goes."""
@@ -502,15 +512,22 @@ class FileWriter:
         elif stored is not None:
             self._discards.add(self.volume, [(stored[0], number)])
 
-    def _name_later(self, channel: IoChannel, number: int, writing: Writer, deadline: float) -> Steps[None]:
-        """A chunk is on flash, and is to be named: with those that wait already, where it is time."""
-        now, before = channel.now(), self._stored_at
+    @property
+    def _together_seconds(self) -> float:
+        """Between two chunks at the most that are named together."""
+        return min(UNNAMED_SECONDS, max(TOGETHER_SECONDS, self.volume.timing.directory_fresh))
+
+    def _name_later(
+        self, channel: IoChannel, number: int, writing: Writer, before: float, deadline: float
+    ) -> Steps[None]:
+        """A chunk is on flash, and is to be named: with those that wait already, where it is time. `before`:
+        when one was stored before it."""
+        now = self._stored_at
         if not self._unnamed:
             self._unnamed_since = now
             self._stale.add(self)
-        self._unnamed[number], self._stored_at = writing, now
-        longest = min(UNNAMED_SECONDS, max(TOGETHER_SECONDS, self.volume.timing.directory_fresh))
-        is_slow = len(self._stored) > 1 and now - min(before, self._unnamed_since) >= longest
+        self._unnamed[number] = writing
+        is_slow = len(self._stored) > 1 and now - min(before, self._unnamed_since) >= self._together_seconds
         are_many = writing.waiting * UNNAMED_PART > self.volume.chunks_max
         if is_slow or are_many or len(self._unnamed) >= UNNAMED_MAX:
             yield from self._name(channel, deadline)
@@ -551,17 +568,39 @@ class FileWriter:
     def _put_beside(
         self, channel: IoChannel, origin: bytes, number: int, data: memoryview, deadline: float
     ) -> Steps[Writer]:
-        """Store a chunk, and read the directories of the next one beside it, where that comes next."""
-        putting = self._put(channel, chunk_key(origin, number), data, deadline)
+        """Store a chunk, and read beside it what the next step needs."""
+        # So many are stored, or on their way: its own is one of them.
+        is_first = len(self._stored) + len(self._in_flight) <= NAMED_WITH_DATA
+        is_slow = max(self._pace, channel.now() - self._stored_at) >= self._together_seconds
+        putting = self._put(channel, chunk_key(origin, number), data, is_first or is_slow, deadline)
         is_next, self._last = number == self._last + 1, number
         if is_next and number + 1 not in self._times and len(data) == self.volume.chunk_bytes:
-            key = chunk_key(self._origins[0], number + 1)
-            writing, _ = yield from beside(putting, self.volume.chunks.lookup(channel, [key], deadline))
-            return writing
+            putting = self._before_next(channel, number + 1, putting, deadline)
+        if is_first and self._look is None:
+            return (yield from self._before_close(channel, putting, deadline))
         return (yield from putting)
 
-    def _put(self, channel: IoChannel, key: bytes, data: memoryview, deadline: float) -> Steps[Writer]:
-        writing = self.volume.chunks.unnamed_writer(key, length=len(data))
+    def _before_next(
+        self, channel: IoChannel, number: int, putting: Steps[Writer], deadline: float
+    ) -> Steps[Writer]:
+        """Where chunks come in their order, the directories of the next one are read."""
+        key = chunk_key(self._origins[0], number)
+        writing, _ = yield from beside(putting, self.volume.chunks.lookup(channel, [key], deadline))
+        return writing
+
+    def _before_close(self, channel: IoChannel, putting: Steps[Writer], deadline: float) -> Steps[Writer]:
+        """The file may end here, so the directories of its name are read."""
+        looking = self.volume.names.look_ahead(channel, path_key(self.path), deadline)
+        writing, self._look = yield from beside(putting, looking)
+        return writing
+
+    def _put(
+        self, channel: IoChannel, key: bytes, data: memoryview, is_named: bool, deadline: float
+    ) -> Steps[Writer]:
+        """Store a chunk. `is_named`: the write of its directory goes beside it."""
+        chunks = self.volume.chunks
+        make = chunks.writer if is_named else chunks.unnamed_writer
+        writing = make(key, length=len(data))
         yield from writing.write(channel, 0, data, deadline)
         if not (writing.stored or writing.is_unnamed):
             # The key is random, so another's value lies there; or a policy keeps nothing of a first write.
@@ -645,8 +684,9 @@ class FileWriter:
             self._fail(errno.EFBIG)
             raise FsError(errno.EFBIG, "the file was written over in too many places")
         names, naming = self.volume.names, self._name(channel, deadline) if self._unnamed else None
+        look, self._look = self._look, None
         try:
-            yield from names.replace(channel, path_key(self.path), manifest.encode(), deadline, naming)
+            yield from names.replace(channel, path_key(self.path), manifest.encode(), deadline, naming, look)
         except (PutRefused, BadPut) as refused:
             self._fail(errno_of(refused) if isinstance(refused, PutRefused) else errno.EIO)
             raise FsError(self._failed, str(refused)) from None

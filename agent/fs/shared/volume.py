@@ -12,6 +12,7 @@ from agent.fs.shared.manifest import HEAD, RUN
 from agent.fs.shared.paths import PATH_BYTES_MAX
 from agent.host_os.per_user_bounds import Holder
 from agent.pool.counters import MissCause
+from agent.pool.mutable.look_ahead import Look
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.settings import Timing, VolumeSettings
@@ -57,6 +58,8 @@ class Values(Protocol):
 
     def reader(self, key: bytes, prestage: PrestageCache | None = None) -> Reader: ...
 
+    def writer(self, key: bytes, *, length: int | None = None, ttl_seconds: int = 0) -> Writer: ...
+
     def unnamed_writer(self, key: bytes, *, length: int) -> Writer: ...
 
     def name_all(self, channel: IoChannel, writers: Sequence[Writer], deadline: float) -> Steps[None]: ...
@@ -74,7 +77,10 @@ class Values(Protocol):
         data: bytes,
         deadline: float,
         first: Steps[None] | None = None,
+        look: Look | None = None,
     ) -> Steps[None]: ...
+
+    def look_ahead(self, channel: IoChannel, key: bytes, deadline: float) -> Steps[Look | None]: ...
 
     def newest(self, channel: IoChannel, key: bytes, deadline: float) -> Steps[bytes | MissCause]: ...
 

@@ -25,6 +25,7 @@ from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused, TooLong
 from agent.pool.format.eviction_choice import Choice
 from agent.pool.late_answers import wait_for
+from agent.pool.mutable.look_ahead import Look
 from agent.pool.steps import IoChannel, Steps, beside
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.volume import Volume
@@ -48,12 +49,14 @@ def replace(
     data: bytes,
     deadline: float,
     first: Steps[None] | None = None,
+    look: Look | None = None,
 ) -> Steps[None]:
     """Store `data`, of one unit at the most, over what the key has.
 
     `first`, what the value tells of, comes to its end before anything is written, beside the reads here.
     Where it takes longer than a put trusts a directory, the directories are read once more. It may take no
-    set's writer of this volume, and where it raises, nothing is stored.
+    set's writer of this volume, and where it raises, nothing is stored. With a `look` at the key that still
+    holds, no directory is read (look_ahead.py).
 
     Raises TooLong for bytes that do not fit, and PutRefused. After that the key may have either value; where
     a write was not answered, it is refused for 60 s, as a delete is.
@@ -61,7 +64,7 @@ def replace(
     if len(data) > volume.codec.unit_bytes:
         most = min(volume.codec.unit_bytes, volume.settings.value_bytes)
         raise TooLong(f"{len(data)} bytes; a value that is replaced has {most} at the most")
-    writing = ReplacingWriter(volume, key, length=len(data), first=first)
+    writing = ReplacingWriter(volume, key, length=len(data), first=first, look=look)
     yield from writing.write(channel, 0, memoryview(data), deadline)
 
 
@@ -80,9 +83,18 @@ class _Older:
 class ReplacingWriter(SlotWriter):
     """One short value that comes in one piece, and replaces what its key has."""
 
-    def __init__(self, volume: Volume, key: bytes, *, length: int, first: Steps[None] | None = None) -> None:
+    def __init__(
+        self,
+        volume: Volume,
+        key: bytes,
+        *,
+        length: int,
+        first: Steps[None] | None = None,
+        look: Look | None = None,
+    ) -> None:
         super().__init__(volume, key, length=length)
         self._first = first
+        self._look = look
         self._sets: tuple[CachedSet, ...] = ()
         self._change: SetTransaction | None = None
         self._older: list[_Older] = []
@@ -110,14 +122,7 @@ class ReplacingWriter(SlotWriter):
             self._turn_away(channel, PutRefused(WRITTEN_ALL_THE_TIME, MissCause.LATE))
         if volume.in_doubt_writes.may_land(self.pseudonym, channel.now()):
             self._turn_away(channel, PutRefused(MAY_LAND, MissCause.LATE))
-        loading, first, began = change.load(deadline), self._first, channel.now()
-        if first is None:
-            trouble = yield from loading
-        else:
-            _, trouble = yield from beside(first, loading)
-            if channel.now() - began > PUT_FRESH_SECONDS:
-                # `first` may have waited for seconds, and other agents have stored names meanwhile.
-                trouble = yield from change.load(deadline)
+        trouble = yield from self._load(channel, change, deadline)
         if trouble is not None:
             self._turn_away(channel, PutRefused(NOT_REACHED, trouble))
         for cached in sets:
@@ -126,6 +131,22 @@ class ReplacingWriter(SlotWriter):
                 self._older.append(older)
         targets = list(volume.write_targets(self.pseudonym, sets))
         self._reserve(channel, targets, everywhere=True, exchange=exchange)
+
+    def _load(self, channel: IoChannel, change: SetTransaction, deadline: float) -> Steps[MissCause | None]:
+        """Read the directories, whose writers are held, unless a look at them still holds; `first` beside."""
+        first, look, began = self._first, self._look, channel.now()
+        is_known = look is not None and look.holds(self._volume, channel, self.pseudonym, self._sets)
+        if first is None:
+            return None if is_known else (yield from change.load(deadline))
+        if is_known:
+            yield from first
+            trouble: MissCause | None = None
+        else:
+            _, trouble = yield from beside(first, change.load(deadline))
+        if channel.now() - began > PUT_FRESH_SECONDS:
+            # `first` may have waited for seconds, and other agents have stored names meanwhile.
+            trouble = yield from change.load(deadline)
+        return trouble
 
     def _make_room(self, channel: IoChannel, sets: tuple[CachedSet, ...], deadline: float) -> Steps[bool]:
         """Room in the tenant's quota, where it has one. True: for the slot of another value of these sets."""

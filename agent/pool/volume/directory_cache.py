@@ -93,7 +93,8 @@ class CachedSet:
     directory: Directory | None = None
     loaded_at: float = float("-inf")
     asked_at: float = float("-inf")
-    """When the read went out that brought `directory`: what others did before is in there."""
+    """When the read went out that brought `directory`: what others did before is in there. Never, where a
+    write of ours failed since."""
     fault: str | None = None
     reserved: set[int] = field(default_factory=set)
     victims: dict[int, int] | None = None
@@ -236,6 +237,11 @@ class CachedSet:
     def end_write(self) -> None:
         self.writes += 1
         self.writer.release()
+
+    def write_failed(self) -> None:
+        """Flash may have entries yet that were taken out here."""
+        with self.guard:
+            self.asked_at = float("-inf")
 
     def disprove(self, slot: int, generation: int) -> None:
         """The slot does not hold what its entry of this generation says."""

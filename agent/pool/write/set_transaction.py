@@ -95,6 +95,7 @@ class SetTransaction:
                 failure = failure or cause
                 may_land |= cause is not None and cause is not MissCause.ENCLOSURE_DOWN
         if failure is not None:
+            cached.write_failed()
             for slot in slots:
                 if added is not None:
                     self._volume.in_doubt_writes.write_failed(cached, slot, added, channel.now())
@@ -201,6 +202,7 @@ class HeaderErase:
         if failure is None:
             self.restore()
         else:
+            self._cached.write_failed()
             for slot in self._cooling_before:
                 self._cached.cool_down(slot, self._channel.now())
         return failure

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from agent.fs.interface import Caller, FsError
 from agent.fs.shared.discards import DISCARDS, Discards
-from agent.fs.shared.file_writer import STAGED, UNNAMED_MAX
+from agent.fs.shared.file_writer import NAMED_WITH_DATA, STAGED, UNNAMED_MAX
 from agent.fs.shared.nodes import NODES
 from agent.fs.shared.recent_names import FOLDER_NAMES_MAX, NamesSeen
 from agent.host_os.per_user_bounds import CATALOGUE, Bounds
@@ -54,7 +54,8 @@ def with_most(limit: object, most: int) -> tuple[Bounds, Files]:
 
 def test_a_file_with_unnamed_chunks_costs_no_more_memory_than_is_said() -> None:
     """Each of them keeps a directory remembered."""
-    files, data, count = SharedPool((4096, 4096)).agent(), bytes((UNNAMED_MAX - 1) * CHUNK), 40
+    chunks, count = NAMED_WITH_DATA + UNNAMED_MAX - 1, 40
+    files, data = SharedPool((4096, 4096)).agent(), bytes(chunks * CHUNK)
     for namespace in files.channel.namespaces:
         namespace.store = lambda offset, parts: None  # type: ignore[method-assign]
     files.pwrite(files.create("f"), 0, data)

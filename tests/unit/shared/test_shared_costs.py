@@ -10,6 +10,7 @@ import pytest
 from agent.fs.interface import FsError, SetAttributes
 from agent.fs.shared.discards import Discards
 from agent.fs.shared.face import FOLDER_SECONDS, SharedFace
+from agent.fs.shared.file_writer import NAMED_WITH_DATA
 from agent.fs.shared.nodes import SHARED_ROOT
 from agent.fs.shared.volume import SharedVolume
 from agent.pool.access import serve
@@ -150,15 +151,62 @@ def test_a_file_of_sixteen_chunks_is_put_with_one_write_of_each_directory() -> N
     entry, opened = files.call(files.face.create(CALLER, files.root, b"g", 0o644, os.O_WRONLY | os.O_CREAT))
     file = entry.attributes.ino, opened.handle
     began, writes = timed.scheduler.now, timed.writes()
-    for number in range(CHUNKS - 1):
+    for number in range(CHUNKS):
         data = DATA[number * CHUNK : (number + 1) * CHUNK]
         files.call(files.face.write(*file, number * CHUNK, memoryview(data), MAKER))
-    assert timed.writes() - writes == CHUNKS - 1, "the slots"
-    assert round(timed.scheduler.now - began, 3) <= CHUNKS / 1000, "one each, and the first directories"
+    assert timed.writes() - writes == CHUNKS + NAMED_WITH_DATA, "the slots, and the first directories"
+    assert round(timed.scheduler.now - began, 3) <= (CHUNKS + 1) / 1000, "one each, and the first directories"
     files.call(files.face.flush(*file, MAKER))
-    assert files.cost == (0.002, 2), "the chunks are named while the directories of the name are read"
-    named = timed.writes() - writes - (CHUNKS - 1) - 2
-    assert named < CHUNKS - 1
+    assert files.cost == (0.002, 0), "the directories of the name were read before"
+    named = timed.writes() - writes - CHUNKS - NAMED_WITH_DATA - 2
+    assert NAMED_WITH_DATA + named < CHUNKS
+
+
+def _put_trips(files: TimedFiles, name: bytes, chunks: int) -> list[tuple[float, int]]:
+    """Put a file by one call for each chunk: round trips and reads of each call, and of the close."""
+    with pytest.raises(FsError):
+        files.lookup(name)
+    entry, opened = files.call(files.face.create(CALLER, files.root, name, 0o644, os.O_WRONLY | os.O_CREAT))
+    file, costs = (entry.attributes.ino, opened.handle), []
+    for number in range(chunks):
+        data = memoryview(DATA[number * CHUNK : (number + 1) * CHUNK])
+        files.call(files.face.write(*file, number * CHUNK, data, MAKER))
+        costs.append(files.cost)
+    files.call(files.face.flush(*file, MAKER))
+    costs.append(files.cost)
+    files.call(files.face.release(*file))
+    return costs
+
+
+@pytest.mark.parametrize("chunks", range(1, NAMED_WITH_DATA + 1))
+def test_the_close_of_a_short_file_costs_a_single_agent_one_round_trip(chunks: int) -> None:
+    """As a value of /kv does: its slot and its directory. All else was done beside the data."""
+    files = TimedPool(directory_fresh=1000.0).agent()
+    for name in (b"a", b"b"):  # From then on a program that looks a name up creates it.
+        _put_trips(files, name, 1)
+    costs = _put_trips(files, b"d", chunks)
+    assert [trips for trips, _ in costs] == [1.0] * (chunks + 1)
+    assert costs[-1] == (1.0, 0)
+    assert files.lookup(b"d")
+
+
+@pytest.mark.parametrize("trip", [0.001, 1.0])
+def test_the_close_of_a_short_file_waits_for_no_chunk_where_other_agents_write(trip: float) -> None:
+    """The directories of its name are read with the close, however slow the enclosures are."""
+    files = TimedPool(trip=trip).agent()
+    for name in (b"a", b"b"):
+        _put_trips(files, name, 1)
+    costs = _put_trips(files, b"c", NAMED_WITH_DATA)
+    assert costs[-1] == (2 * trip, 2)
+
+
+def test_chunks_that_come_slowly_are_named_with_their_data() -> None:
+    timed = TimedPool()
+    files = timed.agent()
+    for name in (b"a", b"b"):
+        _put_trips(files, name, 1)
+    costs = _put_trips(files, b"c", 8)
+    assert max(trips for trips, _ in costs) <= 2.0
 
 
 def test_a_single_agent_opens_a_file_by_directories_that_it_has_just_read() -> None:

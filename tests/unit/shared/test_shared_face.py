@@ -10,7 +10,7 @@ import pytest
 
 from agent.fs.close_cause import Closing
 from agent.fs.interface import Caller, LockOwner, SetAttributes
-from agent.fs.shared.file_writer import UNNAMED_SECONDS
+from agent.fs.shared.file_writer import NAMED_WITH_DATA, UNNAMED_SECONDS
 from agent.fs.shared.paths import path_key
 from agent.pool.steps import settle
 from tests.support.fs.memory_shared import CALLER, CHUNK, OTHER, Files, SharedPool, refused
@@ -178,7 +178,9 @@ def test_a_writer_that_dies_leaves_nothing(files: Files, others: Files, is_named
     if is_named:
         files.channel.clock += UNNAMED_SECONDS
         files.name()
-    assert (files.taken(), files.reserved()) == ((5, 0) if is_named else (0, 5))
+    assert (files.taken(), files.reserved()) == (
+        (5, 0) if is_named else (NAMED_WITH_DATA, 5 - NAMED_WITH_DATA)
+    )
     files.flush(file, how=Closing.DYING)
     files.release(file)
     assert files.stat("f") is others.stat("f") is None

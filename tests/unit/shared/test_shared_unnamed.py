@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import random
 from collections.abc import Generator
@@ -10,10 +9,10 @@ from collections.abc import Generator
 import pytest
 
 from agent.fs.shared.face import SharedFace
-from agent.fs.shared.file_writer import UNNAMED_MAX, UNNAMED_SECONDS
+from agent.fs.shared.file_writer import NAMED_WITH_DATA, UNNAMED_MAX, UNNAMED_SECONDS
 from agent.fs.shared.recent_names import NamesSeen
 from agent.fs.shared.unnamed import UnnamedChunks
-from agent.pool.steps import Acquire
+from agent.pool.steps import Acquire, Steps
 from agent.pool.volume.partial_puts import IDLE_SECONDS
 from tests.support.fs.memory_shared import CHUNK, MAKER, Files, SharedPool, refused
 
@@ -32,12 +31,16 @@ def files(pool: SharedPool) -> Files:
 
 def test_chunks_that_come_at_once_are_named_together(files: Files) -> None:
     file = files.create("f")
-    files.pwrite(file, 0, DATA[: 15 * CHUNK])
-    assert (files.taken(), files.reserved()) == (0, 15)
-    files.pwrite(file, 15 * CHUNK, DATA[15 * CHUNK : 16 * CHUNK])
-    assert (files.taken(), files.reserved()) == (16, 0)
+    chunks = NAMED_WITH_DATA + UNNAMED_MAX
+    files.pwrite(file, 0, DATA[: (chunks - 1) * CHUNK])
+    assert (files.taken(), files.reserved()) == (NAMED_WITH_DATA, UNNAMED_MAX - 1)
     files.close(file)
-    assert files.get("f") == DATA[: 16 * CHUNK]
+    file = files.create("g")
+    files.pwrite(file, 0, DATA[: chunks * CHUNK])
+    assert files.reserved() == 0
+    files.close(file)
+    assert files.get("f") == DATA[: (chunks - 1) * CHUNK]
+    assert files.get("g") == DATA[: chunks * CHUNK]
 
 
 def test_no_more_are_unnamed_than_the_bound(files: Files) -> None:
@@ -57,7 +60,7 @@ def test_chunks_that_come_slowly_are_named_one_by_one(files: Files) -> None:
     for at in range(0, 5 * CHUNK, CHUNK):
         files.pwrite(file, at, DATA[at : at + CHUNK])
         named.append(files.taken())
-    assert named == [0, 2, 3, 4, 5]
+    assert named == [1, 2, 3, 4, 5]
     files.close(file)
     assert files.get("f") == DATA[: 5 * CHUNK]
 
@@ -77,7 +80,7 @@ def test_a_program_that_stops_amid_its_file_has_it_when_it_goes_on(is_full: bool
     file = files.create("f")
     files.pwrite(file, 0, DATA[: 4 * CHUNK])
     files.name()
-    assert files.taken() == 0, "it may go on at once"
+    assert files.taken() == NAMED_WITH_DATA, "it may go on at once"
     files.channel.clock += UNNAMED_SECONDS
     files.name()
     assert (files.taken(), files.reserved(), len(files.face._unnamed)) == (4, 0, 0)
@@ -118,10 +121,10 @@ def test_a_file_whose_slots_went_to_others_is_refused(files: Files) -> None:
 def test_a_chunk_whose_slot_went_to_another_while_its_write_waited_is_refused() -> None:
     """For another operation of the file, which holds its lock."""
     files = SharedPool((1,), (8,)).agent()
-    for number in range(63):
+    for number in range(63 - NAMED_WITH_DATA):
         files.put(f"old{number}", DATA[:CHUNK])
-    file = files.create("f")
-    steps, channel = files.face.write(*file, 0, memoryview(DATA[:CHUNK]), MAKER), files.channel
+    file, data = files.create("f"), memoryview(DATA[: (NAMED_WITH_DATA + 1) * CHUNK])
+    steps, channel = files.face.write(*file, 0, data, MAKER), files.channel
     assert isinstance(steps, Generator)
     locks: list[object] = []
     answer = None
@@ -129,8 +132,8 @@ def test_a_chunk_whose_slot_went_to_another_while_its_write_waited_is_refused() 
     while True:
         wanted = steps.send(answer)
         if isinstance(wanted, Acquire):
-            if wanted.lock in locks:
-                break  # The chunk is on flash, and its write takes the file's lock again.
+            if wanted.lock in locks and files.reserved():
+                break  # The last chunk is on flash, and its write takes the file's lock again.
             locks.append(wanted.lock)
             answer = wanted.lock.acquire(blocking=False)
         else:
@@ -142,13 +145,17 @@ def test_a_chunk_whose_slot_went_to_another_while_its_write_waited_is_refused() 
         files.put(f"g{number}", DATA[:CHUNK])
     channel.is_driving = True
     answer = wanted.lock.acquire(blocking=False)
-    with contextlib.suppress(StopIteration):
-        while True:
-            wanted = steps.send(answer)
-            assert isinstance(wanted, Acquire)
-            answer = wanted.lock.acquire(blocking=False)
+    refused(errno.EIO, _take_all, steps, answer)
     refused(errno.EIO, files.close, file)
     assert files.stat("f") is None
+
+
+def _take_all(steps: Steps[int], answer: bool) -> None:
+    """Drive steps that wait for locks alone, all of which are free."""
+    while True:
+        wanted = steps.send(answer)
+        assert isinstance(wanted, Acquire)
+        answer = wanted.lock.acquire(blocking=False)
 
 
 def test_an_enclosure_that_goes_before_the_close_is_an_error_of_the_close(
@@ -156,7 +163,7 @@ def test_an_enclosure_that_goes_before_the_close_is_an_error_of_the_close(
 ) -> None:
     file = files.create("f")
     files.pwrite(file, 0, DATA[: 8 * CHUNK])
-    assert files.reserved() == 8
+    assert files.reserved() == 8 - NAMED_WITH_DATA
     pool.namespaces[0].broken = True
     refused(errno.EIO, files.close, file)
     pool.namespaces[0].broken = False
