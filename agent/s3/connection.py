@@ -19,7 +19,7 @@ from agent.s3.body import Body
 from agent.s3.errors import S3Error
 from agent.s3.requests import http_request, s3_request
 from agent.s3.service import S3Service
-from agent.s3.signature import verify
+from agent.s3.signature import check_region, verify
 from agent.s3.xml_out import error
 
 TOGETHER_BYTES_MAX: Final = 64 << 10
@@ -67,6 +67,7 @@ class Connection(HttpConnection):
                     signer = verify(http, self._service.keys, self._wall())
                     if not self._take_place(signer.access_key.tenant):
                         raise S3Error("SlowDown", "This tenant has too many connections.", closes=True)
+                    check_region(signer, http, self._service.region)
                     wanted = s3_request(http, self._service.hosts)
                     resource = wanted.resource
                     body = Body(wanted.body_headers, signer, self._receive_body)
@@ -136,7 +137,7 @@ class Connection(HttpConnection):
         if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
         number = secrets.token_hex(8).upper()
-        document = error(refusal.code, refusal.message, resource, number)
+        document = error(refusal.code, refusal.message, resource, number, refusal.details)
         headers = [("content-type", "application/xml"), ("x-amz-request-id", number), *refusal.headers]
         unread = self._is_unread
         if unread:

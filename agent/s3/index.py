@@ -231,6 +231,29 @@ class Index:
         with self._transaction() as tx:
             return _put_within(tx, bucket, new, pieces, only_new)
 
+    def describe(
+        self,
+        bucket: str,
+        found: StoredObject,
+        headers: Mapping[str, str] | None,
+        changed_ns: int,
+        *,
+        only_new: bool = False,
+    ) -> bool:
+        """Give an object a new time and, if there are any, other headers. False where it was replaced or
+        removed meanwhile. Raises S3Error."""
+        if only_new:
+            raise _is_there()
+        with self._transaction() as tx:
+            self._check_room(tx)
+            extra = _extra(found.headers if headers is None else headers, found.checksum)
+            return bool(
+                tx.execute(
+                    "UPDATE objects SET changed_ns = ?, extra = ? WHERE bucket = ? AND key = ? AND id = ?",
+                    (changed_ns, extra, bucket, found.key.encode(), found.id),
+                ).rowcount
+            )
+
     def remove(self, bucket: str, key: str, *, only_id: int | None = None) -> list[str]:
         """Remove an object, if it is there; the files that become spare."""
         with self._transaction() as tx:
@@ -413,14 +436,13 @@ def _put_within(
         only_new
         and tx.execute("SELECT 1 FROM objects WHERE bucket = ? AND key = ?", (bucket, key)).fetchone()
     ):
-        raise S3Error("PreconditionFailed", "There is such an object already.")
+        raise _is_there()
     old = _remove_within(tx, bucket, key, None)
     tx.execute("UPDATE facts SET value = value + 1 WHERE name = 'objects'")
     tx.execute("INSERT OR IGNORE INTO facts VALUES ('last_id', 0)")
     tx.execute("UPDATE facts SET value = value + 1 WHERE name = 'last_id'")
     [number] = tx.execute("SELECT value FROM facts WHERE name = 'last_id'").fetchone()
-    extra = json.dumps({"headers": dict(new.headers), "checksum": new.checksum})
-    row = (bucket, key, number, new.size, new.etag, new.changed_ns, extra)
+    row = (bucket, key, number, new.size, new.etag, new.changed_ns, _extra(new.headers, new.checksum))
     tx.execute("INSERT INTO objects VALUES (?, ?, ?, ?, ?, ?, ?)", row)
     rows = ((number, position, piece.file, piece.size) for position, piece in enumerate(pieces))
     tx.executemany("INSERT INTO pieces VALUES (?, ?, ?, ?)", with_rests(rows))
@@ -449,6 +471,10 @@ def _bucket_within(tx: sqlite3.Connection, name: str) -> None:
         raise _no_bucket()
 
 
+def _extra(headers: Mapping[str, str], checksum: str) -> str:
+    return json.dumps({"headers": dict(headers), "checksum": checksum})
+
+
 def _object(row: Sequence[Any]) -> StoredObject:
     key, size, etag, changed_ns, number, text = row
     extra = json.loads(text)
@@ -464,6 +490,10 @@ def _past(prefix: bytes) -> bytes | None:
     """The first key after all that begin with `prefix`; None where there is no end."""
     trimmed = prefix.rstrip(b"\xff")
     return trimmed[:-1] + bytes([trimmed[-1] + 1]) if trimmed else None
+
+
+def _is_there() -> S3Error:
+    return S3Error("PreconditionFailed", "There is such an object already.")
 
 
 def _no_bucket() -> S3Error:

@@ -139,6 +139,25 @@ def verify(request: HttpRequest, keys: Mapping[str, AccessKey], now: float) -> S
     return Signer(known, claim.payload, claim.stamp, words, claim.signature, key)
 
 
+def check_region(signer: Signer, request: HttpRequest, region: str) -> None:
+    """Raises S3Error where a valid signature is for another region than `region`.
+
+    The refusal names the right one, as S3's does: SDKs read it there, or in the header, and sign anew.
+    """
+    said = signer.scope.split("/")[1]
+    if said == region:
+        return
+    code = "AuthorizationHeaderMalformed"
+    if "authorization" not in request.headers:
+        code = "AuthorizationQueryParametersError"
+    raise S3Error(
+        code,
+        f"The region {said!r} of the signature is wrong; expecting {region!r}.",
+        headers=[("x-amz-bucket-region", region)],
+        details=[("Region", region)],
+    )
+
+
 def _by_header(request: HttpRequest) -> _Claim:
     header = request.headers.get("authorization", "")
     if not header and any(name == "AWSAccessKeyId" for name, _ in request.query):
