@@ -12,7 +12,7 @@ key; with a delimiter it skips from one common prefix to the next.
 import json
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -215,14 +215,17 @@ class Index:
             raise S3Error("NoSuchKey", "There is no such object.")
         return _object(rows[0])
 
-    def pieces(self, found: StoredObject) -> list[Piece]:
-        """The files of an object, in order; none where it was replaced or removed meanwhile."""
-        rows = self._ask("SELECT file, size FROM pieces WHERE id = ? ORDER BY position", found.id)
-        return [Piece(*row) for row in rows]
+    def pieces(self, found: StoredObject, hold: Callable[[list[Piece]], None] | None = None) -> list[Piece]:
+        """The files of an object, in order; none where it was replaced or removed meanwhile.
 
-    def has(self, found: StoredObject) -> bool:
-        """Whether an object is still there, and not replaced."""
-        return bool(self._ask("SELECT 1 FROM pieces WHERE id = ? LIMIT 1", found.id))
+        `hold` gets them while nobody can remove the object: its remover comes after it.
+        """
+        with self._lock:
+            statement = "SELECT file, size FROM pieces WHERE id = ? ORDER BY position"
+            pieces = [Piece(*row) for row in self._connection.execute(statement, (found.id,))]
+            if hold is not None:
+                hold(pieces)
+            return pieces
 
     def put(
         self, bucket: str, new: StoredObject, pieces: Sequence[Piece], *, only_new: bool = False
