@@ -155,8 +155,8 @@ def mounted(commands: Commands) -> Iterator[Path]:
     mount = commands.folder / "mount"
     mount.mkdir()
     options = [
-        f"url={commands.url}", "use_path_request_style", "endpoint=us-east-1", "multipart_size=10", "singlepart_copy_limit=10",
-        f"tmpdir={commands.folder}",
+        f"url={commands.url}", "use_path_request_style", "endpoint=us-east-1", "multipart_size=10",
+        "singlepart_copy_limit=10", f"tmpdir={commands.folder}",
     ]  # fmt: skip
     words = [s3fs, BUCKET, str(mount), "-f", *(word for option in options for word in ("-o", option))]
     log = (commands.folder / "s3fs.log").open("wb")
