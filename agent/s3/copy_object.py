@@ -132,7 +132,8 @@ class ObjectCopies:
             algorithm, commit_this = wanted or known, partial(commit, found)
             return _Copy(store, runner, bucket, found, 0, found.size, algorithm, commit_this)
 
-        return _described("CopyObjectResult", await self._carry_out(store, bucket, key, begin))
+        copied = await self._carry_out(store, bucket, key, begin, rests=is_itself)
+        return _described("CopyObjectResult", copied)
 
     async def copy_part(self, store: ObjectStore, request: S3Request) -> Answer:
         bucket, key = source_of(request.headers)
@@ -158,10 +159,13 @@ class ObjectCopies:
         bucket: str,
         key: str,
         begin: Callable[[Runner, StoredObject], _Copy | _Copied | None],
+        *,
+        rests: bool = False,
     ) -> _Copied:
         """Find the source, and copy it a piece a job, so that other tenants have their turn. Raises S3Error.
 
-        `begin` returns None, or raises LostObject, for a source that was replaced since it was found.
+        `begin` returns None, or raises LostObject, for a source that was replaced since it was found. `rests`
+        where it changes names alone.
         """
 
         def first(runner: Runner) -> _Copy | _Copied:
@@ -176,7 +180,7 @@ class ObjectCopies:
             raise _no_source()
 
         with await self._transfers.take(store):
-            begun = await self._workers.run(store, first, first=True)
+            begun = await self._workers.run(store, first, first=True, rests=rests)
             if isinstance(begun, _Copied):
                 return begun
             try:
