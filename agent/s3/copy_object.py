@@ -7,6 +7,7 @@ A copy of an object onto itself moves no byte: it changes what the index says of
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
@@ -124,10 +125,13 @@ class ObjectCopies:
             check_conditions(request.headers, found)
             known = found.checksum.partition(":")[0]
             if is_itself and wanted in ("", known):
-                changed = time.time_ns()
-                if not store.index.describe(bucket, found, own, changed, only_new=is_new):
+                if is_new:
+                    raise S3Error("PreconditionFailed", "There is such an object already.")
+                headers = found.headers if own is None else own
+                new = replace(found, headers=headers, changed_ns=time.time_ns())
+                if not store.index.describe(bucket, new):
                     return None
-                return _Copied(found.etag, found.checksum, changed)
+                return _Copied(new.etag, new.checksum, new.changed_ns)
             self._check_size(found.size)
             algorithm, commit_this = wanted or known, partial(commit, found)
             return _Copy(store, runner, bucket, found, 0, found.size, algorithm, commit_this)

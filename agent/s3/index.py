@@ -234,27 +234,14 @@ class Index:
         with self._transaction() as tx:
             return _put_within(tx, bucket, new, pieces, only_new)
 
-    def describe(
-        self,
-        bucket: str,
-        found: StoredObject,
-        headers: Mapping[str, str] | None,
-        changed_ns: int,
-        *,
-        only_new: bool = False,
-    ) -> bool:
-        """Give an object a new time and, if there are any, other headers. False where it was replaced or
-        removed meanwhile. Raises S3Error."""
-        if only_new:
-            raise _is_there()
+    def describe(self, bucket: str, new: StoredObject) -> bool:
+        """Renew headers and time of an object. False where it was replaced or removed. Raises S3Error."""
         with self._transaction() as tx:
             self._check_room(tx)
-            extra = _extra(found.headers if headers is None else headers, found.checksum)
+            where = "bucket = ? AND key = ? AND id = ?"
+            row = (new.changed_ns, _extra(new), bucket, new.key.encode(), new.id)
             return bool(
-                tx.execute(
-                    "UPDATE objects SET changed_ns = ?, extra = ? WHERE bucket = ? AND key = ? AND id = ?",
-                    (changed_ns, extra, bucket, found.key.encode(), found.id),
-                ).rowcount
+                tx.execute(f"UPDATE objects SET changed_ns = ?, extra = ? WHERE {where}", row).rowcount
             )
 
     def remove(self, bucket: str, key: str, *, only_id: int | None = None) -> list[str]:
@@ -439,13 +426,13 @@ def _put_within(
         only_new
         and tx.execute("SELECT 1 FROM objects WHERE bucket = ? AND key = ?", (bucket, key)).fetchone()
     ):
-        raise _is_there()
+        raise S3Error("PreconditionFailed", "There is such an object already.")
     old = _remove_within(tx, bucket, key, None)
     tx.execute("UPDATE facts SET value = value + 1 WHERE name = 'objects'")
     tx.execute("INSERT OR IGNORE INTO facts VALUES ('last_id', 0)")
     tx.execute("UPDATE facts SET value = value + 1 WHERE name = 'last_id'")
     [number] = tx.execute("SELECT value FROM facts WHERE name = 'last_id'").fetchone()
-    row = (bucket, key, number, new.size, new.etag, new.changed_ns, _extra(new.headers, new.checksum))
+    row = (bucket, key, number, new.size, new.etag, new.changed_ns, _extra(new))
     tx.execute("INSERT INTO objects VALUES (?, ?, ?, ?, ?, ?, ?)", row)
     rows = ((number, position, piece.file, piece.size) for position, piece in enumerate(pieces))
     tx.executemany("INSERT INTO pieces VALUES (?, ?, ?, ?)", with_rests(rows))
@@ -474,8 +461,8 @@ def _bucket_within(tx: sqlite3.Connection, name: str) -> None:
         raise _no_bucket()
 
 
-def _extra(headers: Mapping[str, str], checksum: str) -> str:
-    return json.dumps({"headers": dict(headers), "checksum": checksum})
+def _extra(new: StoredObject) -> str:
+    return json.dumps({"headers": dict(new.headers), "checksum": new.checksum})
 
 
 def _object(row: Sequence[Any]) -> StoredObject:
@@ -493,10 +480,6 @@ def _past(prefix: bytes) -> bytes | None:
     """The first key after all that begin with `prefix`; None where there is no end."""
     trimmed = prefix.rstrip(b"\xff")
     return trimmed[:-1] + bytes([trimmed[-1] + 1]) if trimmed else None
-
-
-def _is_there() -> S3Error:
-    return S3Error("PreconditionFailed", "There is such an object already.")
 
 
 def _no_bucket() -> S3Error:
