@@ -168,27 +168,27 @@ def test_a_copy_has_the_checksum_that_its_upload_announced(s3: Served) -> None:
 def test_a_source_that_goes_meanwhile_is_copied_as_it_was(
     s3: Served, monkeypatch: pytest.MonkeyPatch, event: str
 ) -> None:
-    client, begun, go_on = s3.client(), threading.Event(), threading.Event()
+    client, other, begun, go_on = s3.client(), s3.client(), threading.Event(), threading.Event()
     client.put_object(Bucket=BUCKET, Key="a", Body=BIG)
     step = copy_object._Copy.step
 
     def slow(self: Any, runner: Any) -> Any:
         begun.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         return step(self, runner)
 
     monkeypatch.setattr(copy_object._Copy, "step", slow)
     copying = threading.Thread(target=copy, args=(client, "a", "b"))
     copying.start()
-    assert begun.wait(10)
+    assert begun.wait(60)
     if event == "deleted":
-        s3.client().delete_object(Bucket=BUCKET, Key="a")
+        other.delete_object(Bucket=BUCKET, Key="a")
     else:
-        s3.client().put_object(Bucket=BUCKET, Key="a", Body=b"another")
+        other.put_object(Bucket=BUCKET, Key="a", Body=b"another")
     go_on.set()
     copying.join()
-    assert body_of(client, "b") == BIG
     assert s3.stores["one"].files_held() == 0
+    assert body_of(client, "b") == BIG
 
 
 @pytest.mark.expects_log(".*")
