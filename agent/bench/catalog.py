@@ -151,6 +151,8 @@ def _entries() -> Iterable[Entry]:
         ("failover_get_p99_ms", "failover", LATENCY, "99 of 100 gets within it, one path of 2 cut"),
     ):
         yield Entry(name, kind, unit, what, alone=True)
+    what = "gets by the S3 door, four clients, AES on"
+    yield Entry("s3_get_1m", "s3", RATE, what, "1m", "raw_tcp_1m", alone=True)
     yield Entry("lru_hit_ratio", "hit_ratio", RATIO, "a full LRU of as many blocks, same trace")
     what = "the trace, room for a quarter of its blocks"
     yield Entry("hit_ratio", "hit_ratio", RATIO, what, floor="lru_hit_ratio")

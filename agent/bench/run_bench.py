@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent.bench import fault_probes, loop_probe, query_probe, single_probes, tenant_probes
+from agent.bench import fault_probes, loop_probe, query_probe, s3_probe, single_probes, tenant_probes
 from agent.bench.catalog import CATALOG, Entry
 from agent.bench.prestage_probes import replayed
 from agent.bench.probe_table import probe_for
@@ -39,6 +39,7 @@ ON_THEIR_OWN: Mapping[str, tuple[str, "Callable[[Path, Wishes], dict[str, Counte
     "stopped": ("an enclosure that stops", lambda folder, _: fault_probes.measure_stopped(folder)),
     "failover": ("a path that is cut off", lambda folder, _: fault_probes.measure_failover(folder)),
     "query": ("queries of a router", lambda folder, _: query_probe.measure(folder)),
+    "s3": ("gets by the S3 door", lambda folder, _: s3_probe.measure(folder)),
     "hit_ratio": ("replaying the trace", lambda folder, wishes: _replays(folder, wishes, trace_hits)),
     "prestage_replay": (
         "replaying with prestaging", lambda folder, wishes: _replays(folder, wishes, replayed)

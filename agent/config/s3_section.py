@@ -51,7 +51,9 @@ class S3Section(HttpSection):
         description="Hosts that stand for a bucket, each `HOST=BUCKET` without a port, for clients that want "
         "the bucket in the host.",
     )
-    region: str = Field("us-east-1", description="What it says its region is; it takes signatures of any.")
+    region: str = Field(
+        "us-east-1", description="Its region. A signature for another is refused, and told this one."
+    )
     workers: int = Field(
         2, ge=1, le=16, description="Its threads; each has a queue of its own on every enclosure."
     )

@@ -10,6 +10,8 @@ with turns of others in between, and refused where most of it is chunk headers.
 
 import contextlib
 import enum
+import os
+import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -35,6 +37,9 @@ EVENTS_TOGETHER: Final = 64
 CHUNKS_FREE: Final = 1024
 CHUNK_BYTES_MIN: Final = 1024
 """Of HTTP's chunks, on the average, beyond the first `CHUNKS_FREE`."""
+TOGETHER_BYTES_MAX: Final = 64 << 10
+UNSENT_BYTES: Final = 1 << 20
+"""Of an answer, in the kernel and not on its way, for a client who has shown a key."""
 LINGER_SECONDS: Final = 2.0
 LINGER_BYTES_MAX: Final = 8 << 20
 """A client that still sends reads a refusal only if the connection is not reset."""
@@ -112,7 +117,15 @@ class HttpConnection(ABC):
                 self._places.refusals += 1
                 return False
             self._known()
+            self._take_more_at_once()
         return True
+
+    def _take_more_at_once(self) -> None:
+        """Let the kernel take a whole piece of a body. Of trio's streams it takes 16 KiB above what is on its
+        way, so a MiB would cost several calls and turns of the event loop."""
+        under = self._stream.transport_stream if isinstance(self._stream, trio.SSLStream) else self._stream
+        if isinstance(under, trio.SocketStream):
+            under.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
     async def _serve_one(self, idle_seconds: float) -> bool:
         """One request; whether there may be another."""
@@ -142,18 +155,20 @@ class HttpConnection(ABC):
                 self._http.receive_data(await self._some(HEAD_BYTES_MAX))
             if idle.cancelled_caught:
                 return None
-        with trio.move_on_after(HEAD_SECONDS):
-            while True:
-                # Bytes behind the body before may be longer than one receive.
-                _check_head(self._http.trailing_data[0])
-                event = self._http.next_event()
-                if isinstance(event, h11.Request):
-                    return event
-                if event is not h11.NEED_DATA:
-                    return None
-                # In small pieces: h11 bounds incomplete heads, and a whole one may come at once.
-                self._http.receive_data(await self._some(HEAD_BYTES_MAX))
-        return None
+        # Most heads are there whole, and need no clock of their own.
+        event = self._next_of_head()
+        if event is h11.NEED_DATA:
+            with trio.move_on_after(HEAD_SECONDS):
+                while event is h11.NEED_DATA:
+                    # In small pieces: h11 bounds incomplete heads, and a whole one may come at once.
+                    self._http.receive_data(await self._some(HEAD_BYTES_MAX))
+                    event = self._next_of_head()
+        return event if isinstance(event, h11.Request) else None
+
+    def _next_of_head(self) -> Event:
+        # Bytes behind the body before may be longer than one receive.
+        _check_head(self._http.trailing_data[0])
+        return self._http.next_event()
 
     async def _some(self, most: int = RECEIVE_BYTES) -> bytes:
         """The next bytes; none at the end of the stream."""
@@ -165,6 +180,14 @@ class HttpConnection(ABC):
         if self._http.they_are_waiting_for_100_continue:
             go_on = h11.InformationalResponse(status_code=100, headers=[])
             await self._send_all(self._http.send(go_on))
+        if not self._body_events and not self._http.trailing_data[0]:
+            # Most requests have no body, and h11 says so at once.
+            event = self._http.next_event()
+            self._body_events += 1
+            if isinstance(event, h11.EndOfMessage):
+                return None
+            if event is not h11.NEED_DATA:
+                raise self._body_refusal(BodyFault.NO_END)
         began = trio.current_time()
         left = self._idle_seconds + self._body_bytes / BODY_RATE_MIN - self._receiving_seconds
         with trio.move_on_after(_not_negative(min(left, self._idle_seconds))):
@@ -217,18 +240,41 @@ class HttpConnection(ABC):
             while left > 0 and (data := await self._stream.receive_some(RECEIVE_BYTES)):
                 left -= len(data)
 
-    async def _send_all(self, data: bytes | memoryview | None) -> None:
-        """Raises BrokenOff where the client takes too little. The time of drives does not count against
-        it."""
-        if data:
+    async def _send_all(self, *parts: bytes | memoryview | None) -> None:
+        """Send the parts, one behind the other. Raises BrokenOff where the client takes too little. The time
+        of drives does not count against it."""
+        for data in self._send_now([part for part in parts if part]):
             began = trio.current_time()
             self._sent_bytes += len(data)
             left = self._idle_seconds + self._sent_bytes / BODY_RATE_MIN - self._sending_seconds
-            with trio.move_on_after(_not_negative(min(left, self._idle_seconds + len(data) / BODY_RATE_MIN))):
+            seconds = _not_negative(min(left, self._idle_seconds + len(data) / BODY_RATE_MIN))
+            with trio.move_on_after(seconds) as clock:
                 await self._stream.send_all(data)
                 self._sending_seconds += trio.current_time() - began
-                return
-            raise BrokenOff("the client takes nothing, or too little")
+            if clock.cancelled_caught:
+                raise BrokenOff("the client takes nothing, or too little")
+
+    def _send_now(self, parts: list[bytes | memoryview]) -> list[bytes | memoryview]:
+        """Send as much as a bare socket takes without waiting, in one call; what is left.
+
+        The time-out and the turn of the event loop, which each wait costs, cost as much as the call.
+        """
+        if not isinstance(self._stream, trio.SocketStream):
+            # Of TLS, each call is a record: below some size a copy costs less.
+            return [b"".join(parts)] if sum(map(len, parts)) <= TOGETHER_BYTES_MAX else parts
+        if not parts:
+            return parts
+        try:
+            sent = os.writev(self._stream.socket.fileno(), parts)
+        except OSError:
+            # It would wait, or the client is gone: the stream says which.
+            return parts
+        self._sent_bytes += sent
+        while parts and sent >= len(parts[0]):
+            sent -= len(parts.pop(0))
+        if sent:
+            parts[0] = memoryview(parts[0])[sent:]
+        return parts
 
 
 def http_time(nanoseconds: int) -> str:

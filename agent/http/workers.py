@@ -164,8 +164,9 @@ class Workers:
                 # A thread has it: the caller may have to close the result.
             if not job.done.is_set() and queue.withdraw(job):
                 raise self._refusal("Others were first. Please try again.")
-        with trio.CancelScope(shield=True):
-            await job.done.wait()
+        if not job.done.is_set():
+            with trio.CancelScope(shield=True):
+                await job.done.wait()
         if job.error is not None:
             raise job.error
         return job.value

@@ -75,6 +75,14 @@ class BodyChecks:
             size = len(ALGORITHMS[named[0]]().digest())
             self._expected[named[0]] = _decoded(headers[PREFIX + named[0]], size)
 
+    @classmethod
+    def computing(cls, algorithm: str) -> "BodyChecks":
+        """For bytes that no client announced: MD5 and, if there is one, `algorithm`."""
+        made = cls({}, "")
+        if algorithm:
+            made.algorithm, made._digests[algorithm] = algorithm, ALGORITHMS[algorithm]()
+        return made
+
     def update(self, piece: memoryview) -> None:
         for digest in self._digests.values():
             digest.update(piece)

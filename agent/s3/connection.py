@@ -19,11 +19,9 @@ from agent.s3.body import Body
 from agent.s3.errors import S3Error
 from agent.s3.requests import http_request, s3_request
 from agent.s3.service import S3Service
-from agent.s3.signature import verify
+from agent.s3.signature import check_region, verify
 from agent.s3.xml_out import error
 
-TOGETHER_BYTES_MAX: Final = 64 << 10
-"""Head and body go in one segment up to here; above, a copy costs more than a call."""
 _BODY_FAULTS: Final = {
     BodyFault.SMALL_CHUNKS: "InvalidChunkSizeError",
     BodyFault.NO_END: "IncompleteBody",
@@ -67,6 +65,7 @@ class Connection(HttpConnection):
                     signer = verify(http, self._service.keys, self._wall())
                     if not self._take_place(signer.access_key.tenant):
                         raise S3Error("SlowDown", "This tenant has too many connections.", closes=True)
+                    check_region(signer, http, self._service.region)
                     wanted = s3_request(http, self._service.hosts)
                     resource = wanted.resource
                     body = Body(wanted.body_headers, signer, self._receive_body)
@@ -96,34 +95,27 @@ class Connection(HttpConnection):
             if length is None:
                 length = len(answer.body) if stream is None else stream.length
             head = self._head_of(answer.status, answer.headers, length)
-            if stream is None and len(answer.body) > TOGETHER_BYTES_MAX:
-                await self._send_all(head)
-                for each in self._http.send_with_data_passthrough(h11.Data(data=answer.body)) or ():
-                    await self._send_all(each)
-            elif stream is None or stream.length <= TOGETHER_BYTES_MAX:
-                together = [head, answer.body]
-                if stream is not None:
-
-                    async def keep(data: memoryview) -> None:
-                        together.append(bytes(data))
-
-                    await stream.send(keep)
-                body = b"".join(together[1:])
-                await self._send_all(head + self._data(memoryview(body)) if body else head)
-                counters.bytes_read += 0 if stream is None else len(body)
+            if stream is None:
+                await self._send_all(head, *self._framed(answer.body))
             else:
-                await self._send_all(head)
+                unsent = [head]
+                """The head goes with the first bytes, in one call."""
 
                 async def send(data: memoryview) -> None:
-                    for each in self._http.send_with_data_passthrough(h11.Data(data=data)) or ():  # type: ignore[arg-type]
-                        await self._send_all(each)
+                    first, unsent[:] = unsent[:], []
+                    await self._send_all(*first, *self._framed(data))
                     counters.bytes_read += len(data)
 
                 await stream.send(send)
+                await self._send_all(*unsent)
             await self._send_all(self._http.send(h11.EndOfMessage()) or b"")
         finally:
             if stream is not None:
                 await stream.close()
+
+    def _framed(self, data: bytes | memoryview) -> Sequence[bytes | memoryview]:
+        """Bytes of a body as they go out, not copied."""
+        return self._http.send_with_data_passthrough(h11.Data(data=data)) or ()  # type: ignore[arg-type]
 
     def _head_of(self, status: int, headers: Sequence[tuple[str, str]], length: int) -> bytes:
         if not any(name == "x-amz-request-id" for name, _ in headers):
@@ -136,7 +128,7 @@ class Connection(HttpConnection):
         if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
         number = secrets.token_hex(8).upper()
-        document = error(refusal.code, refusal.message, resource, number)
+        document = error(refusal.code, refusal.message, resource, number, refusal.details)
         headers = [("content-type", "application/xml"), ("x-amz-request-id", number), *refusal.headers]
         unread = self._is_unread
         if unread:

@@ -33,6 +33,7 @@ STATUS: Final = {
     "InvalidPartOrder": 400,
     "InvalidRange": 416,
     "InvalidRequest": 400,
+    "InvalidStorageClass": 400,
     "InvalidURI": 400,
     "KeyTooLongError": 400,
     "MalformedXML": 400,
@@ -62,7 +63,13 @@ class S3Error(Exception):
     """The request is refused, with one of the codes above."""
 
     def __init__(
-        self, code: str, message: str, *, closes: bool = False, headers: Sequence[tuple[str, str]] = ()
+        self,
+        code: str,
+        message: str,
+        *,
+        closes: bool = False,
+        headers: Sequence[tuple[str, str]] = (),
+        details: Sequence[tuple[str, str]] = (),
     ) -> None:
         super().__init__(message)
         self.code = code
@@ -70,6 +77,8 @@ class S3Error(Exception):
         self.closes = closes
         self.headers = headers
         """Further headers of the answer."""
+        self.details = details
+        """Further elements of the answer's document."""
 
     @property
     def status(self) -> int:

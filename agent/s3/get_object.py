@@ -36,14 +36,15 @@ class ObjectStream:
         self,
         reads: "ObjectReads",
         store: ObjectStore,
-        reader: ObjectReader,
+        reader: ObjectReader | None,
         start: int,
         end: int,
         first: memoryview,
         lost: Callable[[Runner], None],
         place: Place,
     ) -> None:
-        """`lost` is called where the bytes are gone for good; `place` is given back at the end."""
+        """`reader`: None where `first` is all. `lost` is called where the bytes are gone for good; `place` is
+        given back at the end."""
         self._workers = reads.workers
         self._counters = reads.counters
         self._store = store
@@ -91,6 +92,7 @@ class ObjectStream:
 
     async def _read_on(self, into: memoryview, offset: int, lost: list[Exception]) -> None:
         def read(runner: Runner) -> None:
+            assert self._reader is not None, "there is more than the first piece"
             try:
                 self._reader.read(runner, offset, into)
             except LostObject:
@@ -107,7 +109,8 @@ class ObjectStream:
         if not self._closed:
             self._closed = True
             try:
-                await self._workers.run(self._store, self._reader.close)
+                if self._reader is not None:
+                    await self._workers.run(self._store, self._reader.close)
             finally:
                 self._place.give_back()
 
@@ -146,6 +149,10 @@ class ObjectReads:
             try:
                 reader = ObjectReader(store, found)
                 reader.read(runner, start, first)
+                if len(first) == end - start:
+                    # Nothing more is read, so that no other job has to close it.
+                    reader.close(runner)
+                    reader = None
             except LostObject:
                 if reader is not None:
                     reader.close(runner)

@@ -12,7 +12,7 @@ key; with a delimiter it skips from one common prefix to the next.
 import json
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -215,14 +215,17 @@ class Index:
             raise S3Error("NoSuchKey", "There is no such object.")
         return _object(rows[0])
 
-    def pieces(self, found: StoredObject) -> list[Piece]:
-        """The files of an object, in order; none where it was replaced or removed meanwhile."""
-        rows = self._ask("SELECT file, size FROM pieces WHERE id = ? ORDER BY position", found.id)
-        return [Piece(*row) for row in rows]
+    def pieces(self, found: StoredObject, hold: Callable[[list[Piece]], None] | None = None) -> list[Piece]:
+        """The files of an object, in order; none where it was replaced or removed meanwhile.
 
-    def has(self, found: StoredObject) -> bool:
-        """Whether an object is still there, and not replaced."""
-        return bool(self._ask("SELECT 1 FROM pieces WHERE id = ? LIMIT 1", found.id))
+        `hold` gets them while nobody can remove the object: its remover comes after it.
+        """
+        with self._lock:
+            statement = "SELECT file, size FROM pieces WHERE id = ? ORDER BY position"
+            pieces = [Piece(*row) for row in self._connection.execute(statement, (found.id,))]
+            if hold is not None:
+                hold(pieces)
+            return pieces
 
     def put(
         self, bucket: str, new: StoredObject, pieces: Sequence[Piece], *, only_new: bool = False
@@ -230,6 +233,16 @@ class Index:
         """Make an object visible, or replace one; the files that become spare. Raises S3Error."""
         with self._transaction() as tx:
             return _put_within(tx, bucket, new, pieces, only_new)
+
+    def describe(self, bucket: str, new: StoredObject) -> bool:
+        """Renew headers and time of an object. False where it was replaced or removed. Raises S3Error."""
+        with self._transaction() as tx:
+            self._check_room(tx)
+            where = "bucket = ? AND key = ? AND id = ?"
+            row = (new.changed_ns, _extra(new), bucket, new.key.encode(), new.id)
+            return bool(
+                tx.execute(f"UPDATE objects SET changed_ns = ?, extra = ? WHERE {where}", row).rowcount
+            )
 
     def remove(self, bucket: str, key: str, *, only_id: int | None = None) -> list[str]:
         """Remove an object, if it is there; the files that become spare."""
@@ -419,8 +432,7 @@ def _put_within(
     tx.execute("INSERT OR IGNORE INTO facts VALUES ('last_id', 0)")
     tx.execute("UPDATE facts SET value = value + 1 WHERE name = 'last_id'")
     [number] = tx.execute("SELECT value FROM facts WHERE name = 'last_id'").fetchone()
-    extra = json.dumps({"headers": dict(new.headers), "checksum": new.checksum})
-    row = (bucket, key, number, new.size, new.etag, new.changed_ns, extra)
+    row = (bucket, key, number, new.size, new.etag, new.changed_ns, _extra(new))
     tx.execute("INSERT INTO objects VALUES (?, ?, ?, ?, ?, ?, ?)", row)
     rows = ((number, position, piece.file, piece.size) for position, piece in enumerate(pieces))
     tx.executemany("INSERT INTO pieces VALUES (?, ?, ?, ?)", with_rests(rows))
@@ -447,6 +459,10 @@ def _spare_within(tx: sqlite3.Connection, files: list[str]) -> list[str]:
 def _bucket_within(tx: sqlite3.Connection, name: str) -> None:
     if not tx.execute("SELECT 1 FROM buckets WHERE name = ?", (name,)).fetchone():
         raise _no_bucket()
+
+
+def _extra(new: StoredObject) -> str:
+    return json.dumps({"headers": dict(new.headers), "checksum": new.checksum})
 
 
 def _object(row: Sequence[Any]) -> StoredObject:

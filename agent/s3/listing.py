@@ -95,6 +95,15 @@ class Listings:
         # The first region has no name here, because it was the only one once.
         return xml_answer("LocationConstraint", "" if self._region == "us-east-1" else self._region)
 
+    async def versioning(self, store: ObjectStore, request: S3Request) -> Answer:
+        await self._workers.ask(store, lambda: store.index.check_bucket(request.bucket))
+        # Without a status: versions were never turned on.
+        return xml_answer("VersioningConfiguration", ())
+
+    async def tagging(self, store: ObjectStore, request: S3Request) -> Answer:
+        await self._workers.ask(store, lambda: store.index.find(request.bucket, request.key))
+        return xml_answer("Tagging", [("TagSet", ())])
+
     async def page(self, store: ObjectStore, request: S3Request) -> Answer:
         """Of objects, parts or uploads. A worker writes it, a few rows at a time."""
         if request.operation is Operation.LIST_PARTS:

@@ -51,22 +51,22 @@ class ObjectWrites:
 
     async def put(self, store: ObjectStore, request: S3Request, body: Body) -> Answer:
         _need_length(body)
-        headers = _kept_headers(request.headers)
-        only_new = _only_new(request.headers)
+        headers = kept_headers(request.headers)
+        is_new = only_new(request.headers)
         await self._workers.ask(store, lambda: store.index.check_bucket(request.bucket))
 
         def commit(piece: Piece) -> list[str]:
             new = StoredObject(
                 request.key, piece.size, body.checks.md5, time.time_ns(), 0, headers, body.checks.checksum
             )
-            return store.index.put(request.bucket, new, [piece], only_new=only_new)
+            return store.index.put(request.bucket, new, [piece], only_new=is_new)
 
         await self._into_file(store, body, commit)
         return _written(body)
 
     async def put_part(self, store: ObjectStore, request: S3Request, body: Body) -> Answer:
         _need_length(body)
-        number, name = _part_number(request.parameters["partNumber"]), _upload_name(request)
+        number, name = part_number(request.parameters["partNumber"]), upload_name(request)
         question = partial(store.index.upload, request.bucket, request.key, name)
         announced = (await self._workers.ask(store, question)).algorithm
         if announced and body.checks.algorithm not in ("", announced):
@@ -111,7 +111,7 @@ class ObjectWrites:
                     await self._workers.run(store, writer.drop)
 
     async def begin_upload(self, store: ObjectStore, request: S3Request) -> Answer:
-        headers = _kept_headers(request.headers)
+        headers = kept_headers(request.headers)
         algorithm = request.headers.get("x-amz-checksum-algorithm", "")
         new = Upload(secrets.token_urlsafe(24), request.key, time.time_ns(), headers, algorithm.lower())
         await self._workers.ask(store, lambda: store.index.begin_upload(request.bucket, new))
@@ -124,7 +124,7 @@ class ObjectWrites:
     async def complete_upload(self, store: ObjectStore, request: S3Request, body: Body) -> Answer:
         with await self._transfers.take(store):
             rows = (await body.rows("CompleteMultipartUpload", "Part", self._rests)).rows
-        name, only_new = _upload_name(request), _only_new(request.headers)
+        name, is_new = upload_name(request), only_new(request.headers)
 
         def complete(runner: Runner, etag: str) -> str:
             upload = store.index.upload(request.bucket, request.key, name)
@@ -132,7 +132,7 @@ class ObjectWrites:
             checksum = whole_checksum(request.headers, parts)
             size = sum(part.piece.size for part in parts)
             new = StoredObject(request.key, size, etag, time.time_ns(), 0, upload.headers, checksum)
-            spare = store.index.complete_upload(request.bucket, name, new, parts, only_new=only_new)
+            spare = store.index.complete_upload(request.bucket, name, new, parts, only_new=is_new)
             store.discard(runner, spare)
             return checksum
 
@@ -156,7 +156,7 @@ class ObjectWrites:
         return xml_answer("CompleteMultipartUploadResult", found)
 
     async def abort_upload(self, store: ObjectStore, request: S3Request) -> Answer:
-        name = _upload_name(request)
+        name = upload_name(request)
 
         def abort(runner: Runner) -> None:
             store.index.upload(request.bucket, request.key, name)
@@ -171,20 +171,20 @@ def _need_length(body: Body) -> None:
         raise S3Error("MissingContentLength", "Content-Length is missing.")
 
 
-def _part_number(text: str) -> int:
+def part_number(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or len(text) > 5 or not 1 <= int(text) <= PARTS_MAX:
         raise S3Error("InvalidArgument", f"A part's number is 1 to {PARTS_MAX}.")
     return int(text)
 
 
-def _upload_name(request: S3Request) -> str:
+def upload_name(request: S3Request) -> str:
     name = request.parameters["uploadId"]
     if _TOKEN.fullmatch(name) is None:
         raise S3Error("NoSuchUpload", "There is no such upload.")
     return name
 
 
-def _only_new(headers: Mapping[str, str]) -> bool:
+def only_new(headers: Mapping[str, str]) -> bool:
     if "if-match" in headers:
         raise S3Error("NotImplemented", "If-Match is not known of writes.")
     condition = headers.get("if-none-match")
@@ -193,7 +193,7 @@ def _only_new(headers: Mapping[str, str]) -> bool:
     return condition is not None
 
 
-def _kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
+def kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
     kept = {name: headers[name] for name in KEPT if name in headers}
     kept |= {name: value for name, value in headers.items() if name.startswith("x-amz-meta-")}
     encodings = [each.strip() for each in headers.get("content-encoding", "").split(",")]
@@ -232,7 +232,7 @@ def _chosen(rows: Sequence[Mapping[str, str]], parts: Mapping[int, Part]) -> lis
     if not rows:
         raise S3Error("MalformedXML", "An upload is completed with one part at the least.")
     for row in with_rests(rows):
-        number = _part_number(row.get("PartNumber", ""))
+        number = part_number(row.get("PartNumber", ""))
         part = parts.get(number)
         if part is None or row.get("ETag", "").strip('"') != part.etag:
             raise S3Error("InvalidPart", "A part is missing, or has another ETag.")

@@ -46,6 +46,10 @@ class Operation(enum.StrEnum):
     COMPLETE_UPLOAD = "CompleteMultipartUpload"
     ABORT_UPLOAD = "AbortMultipartUpload"
     LIST_PARTS = "ListParts"
+    COPY_OBJECT = "CopyObject"
+    UPLOAD_PART_COPY = "UploadPartCopy"
+    GET_BUCKET_VERSIONING = "GetBucketVersioning"
+    GET_OBJECT_TAGGING = "GetObjectTagging"
 
 
 _SERVICE: Final = {("GET", frozenset[str]()): Operation.LIST_BUCKETS}
@@ -54,6 +58,7 @@ _OF_BUCKET: Final = {
     ("DELETE", frozenset[str]()): Operation.DELETE_BUCKET,
     ("HEAD", frozenset[str]()): Operation.HEAD_BUCKET,
     ("GET", frozenset({"location"})): Operation.GET_BUCKET_LOCATION,
+    ("GET", frozenset({"versioning"})): Operation.GET_BUCKET_VERSIONING,
     ("GET", frozenset({"list-type"})): Operation.LIST_OBJECTS,
     ("GET", frozenset[str]()): Operation.LIST_OBJECTS_V1,
     ("GET", frozenset({"uploads"})): Operation.LIST_UPLOADS,
@@ -69,8 +74,16 @@ _OF_OBJECT: Final = {
     ("POST", frozenset({"uploadId"})): Operation.COMPLETE_UPLOAD,
     ("DELETE", frozenset({"uploadId"})): Operation.ABORT_UPLOAD,
     ("GET", frozenset({"uploadId"})): Operation.LIST_PARTS,
+    ("GET", frozenset({"tagging"})): Operation.GET_OBJECT_TAGGING,
 }
-_DECIDES: Final = frozenset({"location", "list-type", "uploads", "delete", "uploadId", "partNumber"})
+_COPIES: Final = {
+    Operation.PUT_OBJECT: Operation.COPY_OBJECT,
+    Operation.UPLOAD_PART: Operation.UPLOAD_PART_COPY,
+}
+"""What is meant where a header names a source."""
+_DECIDES: Final = frozenset(
+    {"location", "versioning", "list-type", "uploads", "delete", "uploadId", "partNumber", "tagging"}
+)
 _AS_ANSWERED: Final = frozenset(
     {
         "response-content-type", "response-content-disposition", "response-content-encoding",
@@ -104,27 +117,49 @@ _OF_SIGNATURE: Final = frozenset(
     }
 )  # fmt: skip
 _NOT_HERE: Final = (
-    "x-amz-bypass-governance-retention", "x-amz-copy-source", "x-amz-expected-bucket-owner", "x-amz-grant-",
-    "x-amz-if-match-", "x-amz-mfa", "x-amz-mp-object-size", "x-amz-object-lock-", "x-amz-security-token",
-    "x-amz-server-side-encryption", "x-amz-tagging", "x-amz-website-redirect-location",
-    "x-amz-write-offset-bytes",
+    "x-amz-bypass-governance-retention", "x-amz-copy-source-", "x-amz-expected-bucket-owner",
+    "x-amz-grant-", "x-amz-if-match-", "x-amz-mfa", "x-amz-mp-object-size", "x-amz-object-lock-",
+    "x-amz-security-token", "x-amz-server-side-encryption-", "x-amz-source-expected-bucket-owner",
+    "x-amz-tagging", "x-amz-website-redirect-location", "x-amz-write-offset-bytes",
 )  # fmt: skip
 """Prefixes of headers that ask for missing features: refused, not ignored."""
 _ONLY: Final = {
     "x-amz-acl": "private",
     "x-amz-bucket-object-lock-enabled": "false",
     "x-amz-object-ownership": "BucketOwnerEnforced",
-    "x-amz-storage-class": "STANDARD",
+    "x-amz-server-side-encryption": "AES256",
 }
 """Headers of which one value is the only behaviour."""
 _CHECKSUMS: Final = frozenset({*ALGORITHMS, "algorithm", "mode", "type"})
 """Endings of `x-amz-checksum-`; an unknown checksum could not be verified."""
+ALGORITHM: Final = PREFIX + "algorithm"
 _CHOICES: Final = {
-    PREFIX + "algorithm": tuple(name.upper() for name in ALGORITHMS),
+    "x-amz-metadata-directive": ("COPY", "REPLACE"),
+    "x-amz-tagging-directive": ("COPY", "REPLACE"),
+    ALGORITHM: tuple(name.upper() for name in ALGORITHMS),
     PREFIX + "mode": ("ENABLED",),
     PREFIX + "type": ("FULL_OBJECT", "COMPOSITE"),
 }
 """Headers with a choice of words."""
+_STORAGE_CLASSES: Final = frozenset(
+    {
+        "STANDARD", "REDUCED_REDUNDANCY", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING", "GLACIER",
+        "GLACIER_IR", "DEEP_ARCHIVE", "OUTPOSTS", "SNOW", "EXPRESS_ONEZONE", "FSX_OPENZFS",
+    }
+)  # fmt: skip
+"""All are taken, and mean the same here."""
+SOURCE: Final = "x-amz-copy-source"
+_OF_SOURCE: Final = {
+    SOURCE: {Operation.COPY_OBJECT, Operation.UPLOAD_PART_COPY},
+    SOURCE + "-range": {Operation.UPLOAD_PART_COPY},
+    **{
+        f"{SOURCE}-if-{condition}": {Operation.COPY_OBJECT, Operation.UPLOAD_PART_COPY}
+        for condition in ("match", "none-match", "modified-since", "unmodified-since")
+    },
+}
+"""Headers of a copy, each with its operations; elsewhere they are refused."""
+_NAMED_ANYHOW: Final = frozenset({*_OF_SOURCE, "x-amz-tagging-directive"})
+"""Headers that are known, though they begin as some that are not. An object has no tags to replace."""
 _CONDITIONS: Final = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since")
 
 
@@ -216,12 +251,15 @@ def s3_request(http: HttpRequest, hosts: Hosts) -> S3Request:
             raise S3Error("InvalidArgument", "A parameter is there twice.")
         parameters[name] = value
     for header, value in headers.items():
-        if header.startswith(_NOT_HERE) or _ONLY.get(header, value) != value:
+        is_missing = header.startswith(_NOT_HERE) and header not in _NAMED_ANYHOW
+        if is_missing or _ONLY.get(header, value) != value:
             raise S3Error("NotImplemented", f"{header} is not known here, or not with that value.")
         if header.startswith(PREFIX) and header.removeprefix(PREFIX) not in _CHECKSUMS:
             raise S3Error("NotImplemented", f"{header} is no checksum that is known here.")
         if header in _CHOICES and value.upper() not in _CHOICES[header]:
             raise S3Error("InvalidRequest", f"{header} is one of {', '.join(_CHOICES[header])}.")
+        if header == "x-amz-storage-class" and value not in _STORAGE_CLASSES:
+            raise S3Error("InvalidStorageClass", "That is no storage class of S3.")
         is_fit = _TOKEN.fullmatch(header) and _PRINTABLE.fullmatch(value)
         if header.startswith("x-amz-meta-") and not is_fit:
             raise S3Error("InvalidArgument", "Metadata is not in the form of a header.")
@@ -231,10 +269,14 @@ def s3_request(http: HttpRequest, hosts: Hosts) -> S3Request:
     operation = table.get((http.method, _DECIDES.intersection(parameters)))
     if parameters.keys() - _DECIDES - _KNOWN:
         raise S3Error("NotImplemented", "A parameter or sub-resource is not known here.")
+    if SOURCE in headers and operation is not None:
+        operation = _COPIES.get(operation, operation)
     if operation is None or (operation is Operation.LIST_OBJECTS and parameters["list-type"] != "2"):
         raise S3Error("MethodNotAllowed", "That is not done to this resource.")
     if parameters.keys() - _DECIDES - _OF_NOTHING - _TAKEN.get(operation, frozenset()):
         raise S3Error("NotImplemented", "A parameter is not one of this operation here.")
+    if any(operation not in of for header, of in _OF_SOURCE.items() if header in headers):
+        raise S3Error("NotImplemented", "A header about the source of a copy is not one of this operation.")
     if http.method == "DELETE" and any(condition in headers for condition in _CONDITIONS):
         raise S3Error("NotImplemented", "A delete has no conditions here.")
     return S3Request(headers, operation, bucket, key, parameters)

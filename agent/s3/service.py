@@ -7,6 +7,7 @@ from agent.http.shares import Shares
 from agent.http.workers import Workers
 from agent.s3.answers import Answer
 from agent.s3.body import Body
+from agent.s3.copy_object import ObjectCopies
 from agent.s3.counters import S3Counters
 from agent.s3.credentials import AccessKey
 from agent.s3.errors import S3Error, slow_down
@@ -31,6 +32,7 @@ class S3Service:
         """`keys` by their ids, `stores` by their tenants."""
         self.transfers = transfers = Shares(section.transfers, stores.values(), refusal=slow_down)
         self.keys = keys
+        self.region = section.region
         self.connections = Shares(section.connections, stores)
         """Connections of known tenants; the door counts all."""
         self.counters = counters
@@ -40,6 +42,7 @@ class S3Service:
         listings = Listings(workers, section.region, transfers, rests)
         reads = ObjectReads(workers, counters, transfers)
         writes = ObjectWrites(workers, counters, transfers, section.object_max, rests)
+        copies = ObjectCopies(workers, transfers, section.object_max)
         self._with_body = {
             Operation.PUT_OBJECT: writes.put,
             Operation.UPLOAD_PART: writes.put_part,
@@ -50,6 +53,8 @@ class S3Service:
         self._without_body = {
             Operation.GET_OBJECT: reads.get,
             Operation.HEAD_OBJECT: reads.head,
+            Operation.COPY_OBJECT: copies.copy,
+            Operation.UPLOAD_PART_COPY: copies.copy_part,
             Operation.DELETE_OBJECT: listings.delete,
             Operation.LIST_OBJECTS: listings.page,
             Operation.LIST_OBJECTS_V1: listings.page,
@@ -59,6 +64,8 @@ class S3Service:
             Operation.ABORT_UPLOAD: writes.abort_upload,
             Operation.HEAD_BUCKET: listings.head_bucket,
             Operation.GET_BUCKET_LOCATION: listings.location,
+            Operation.GET_BUCKET_VERSIONING: listings.versioning,
+            Operation.GET_OBJECT_TAGGING: listings.tagging,
             Operation.DELETE_BUCKET: listings.delete_bucket,
             Operation.LIST_BUCKETS: listings.buckets,
         }

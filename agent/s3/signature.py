@@ -30,6 +30,8 @@ UNSIGNED: Final = "UNSIGNED-PAYLOAD"
 _SCOPE = re.compile(r"([A-Za-z0-9]{4,128})/(\d{8})/([A-Za-z0-9-]{1,64})/s3/aws4_request")
 _SIGNATURE = re.compile(r"[0-9a-f]{64}")
 _STAMP = re.compile(r"\d{8}T\d{6}Z")
+_PLAIN = re.compile(r"[A-Za-z0-9._~-]*")
+"""Text that needs no quoting, as most."""
 _SPACES = re.compile(r"[ \t]+")
 _SIGNED_HEADERS = re.compile(r"[a-z0-9-]+(?:;[a-z0-9-]+)*")
 
@@ -66,13 +68,13 @@ class Signer:
 def signing_key(secret: SecretKey, date: str, region: str, service: str = "s3") -> SecretKey:
     key = b"AWS4" + secret.reveal()
     for word in (date, region, service, "aws4_request"):
-        key = hmac.new(key, word.encode(), hashlib.sha256).digest()
+        key = hmac.digest(key, word.encode(), "sha256")
     return SecretKey(key)
 
 
 def canonical_request(request: HttpRequest, signed: Sequence[str], payload: str) -> str:
     """The text whose hash is signed, in Latin-1."""
-    query = sorted((quote(name, safe="~"), quote(value, safe="~")) for name, value in request.query)
+    query = sorted((_quoted(name), _quoted(value)) for name, value in request.query)
     return "\n".join(
         (
             request.method,
@@ -86,10 +88,14 @@ def canonical_request(request: HttpRequest, signed: Sequence[str], payload: str)
     )
 
 
+def _quoted(text: str) -> str:
+    return text if _PLAIN.fullmatch(text) else quote(text, safe="~")
+
+
 def signature_of(key: SecretKey, stamp: str, scope: str, canonical: str) -> str:
     """The signature in hex."""
     text = f"{ALGORITHM}\n{stamp}\n{scope}\n{hashlib.sha256(canonical.encode('latin-1')).hexdigest()}"
-    return hmac.new(key.reveal(), text.encode(), hashlib.sha256).hexdigest()
+    return hmac.digest(key.reveal(), text.encode(), "sha256").hex()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +143,25 @@ def verify(request: HttpRequest, keys: Mapping[str, AccessKey], now: float) -> S
     if not matches:
         raise S3Error("SignatureDoesNotMatch", "The signature is not that of this request and secret.")
     return Signer(known, claim.payload, claim.stamp, words, claim.signature, key)
+
+
+def check_region(signer: Signer, request: HttpRequest, region: str) -> None:
+    """Raises S3Error where a valid signature is for another region than `region`.
+
+    The refusal names the right one, as S3's does: SDKs read it there, or in the header, and sign anew.
+    """
+    said = signer.scope.split("/")[1]
+    if said == region:
+        return
+    code = "AuthorizationHeaderMalformed"
+    if "authorization" not in request.headers:
+        code = "AuthorizationQueryParametersError"
+    raise S3Error(
+        code,
+        f"The region {said!r} of the signature is wrong; expecting {region!r}.",
+        headers=[("x-amz-bucket-region", region)],
+        details=[("Region", region)],
+    )
 
 
 def _by_header(request: HttpRequest) -> _Claim:
@@ -198,7 +223,8 @@ def _presigned(request: HttpRequest) -> _Claim:
 
 def _check_time(claim: _Claim, date: str, now: float) -> None:
     try:
-        at = datetime.strptime(claim.stamp, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
+        # Of digits alone, as _STAMP has seen to; strptime takes ten times as long.
+        at = datetime.fromisoformat(claim.stamp.removesuffix("Z")).replace(tzinfo=UTC).timestamp()
     except ValueError:
         raise S3Error("AccessDenied", "The date of the signature is none.") from None
     if claim.stamp[:8] != date:

@@ -93,21 +93,23 @@ class ObjectStore:
 
     def hold(self, found: StoredObject) -> list[Piece]:
         """The files of an object, which stay until `release`. Raises LostObject where it was replaced."""
-        pieces = self.index.pieces(found)
-        with self._lock:
-            self._read.update(piece.file for piece in pieces)
-        # Removal takes the object out of the index before it looks for readers of its files. So files of an
-        # object that is in the index after they were held stay.
-        if sum(piece.size for piece in pieces) != found.size or not self.index.has(found):
+        # Removal takes the object out of the index before it looks for readers of its files. So files that
+        # are held while the index has them stay.
+        pieces = self.index.pieces(found, self._hold)
+        if not pieces or sum(piece.size for piece in pieces) != found.size:
             self.release(pieces)
             raise LostObject("it was replaced while it was looked for")
         return pieces
 
+    def _hold(self, pieces: Sequence[Piece]) -> None:
+        with self._lock:
+            self._read.update([piece.file for piece in pieces])
+
     def release(self, pieces: Sequence[Piece]) -> None:
         """A reader is done. `tidy` removes files that are spare by now."""
         with self._lock:
-            self._read.subtract(piece.file for piece in pieces)
             for piece in pieces:
+                self._read[piece.file] -= 1
                 if not self._read[piece.file]:
                     del self._read[piece.file]
 

@@ -34,10 +34,13 @@ def written(content: Content) -> str:
     return "".join(f"<{name}>{written(inner)}</{name}>" for name, inner in content if inner is not None)
 
 
-def error(code: str, message: str, resource: str, request_id: str) -> bytes:
+def error(
+    code: str, message: str, resource: str, request_id: str, details: Sequence[tuple[str, str]] = ()
+) -> bytes:
     """The document of a refusal; characters of the request that XML cannot carry are replaced."""
     message, resource = (UNFIT.sub("\ufffd", text) for text in (message, resource))
-    fields = [("Code", code), ("Message", message), ("Resource", resource), ("RequestId", request_id)]
+    fields = [("Code", code), ("Message", message), *details]
+    fields += [("Resource", resource), ("RequestId", request_id)]
     return document("Error", fields, bare=True)
 
 

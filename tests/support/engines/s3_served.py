@@ -76,7 +76,9 @@ def served(folder: Path, **section: Any) -> Iterator[Served]:
         made.door.stop(0.0)
 
 
-def boto_client(url: str, key_id: str, secret: str, verify: Any = None, **settings: Any) -> Any:
+def boto_client(
+    url: str, key_id: str, secret: str, verify: Any = None, region: str = "us-east-1", **settings: Any
+) -> Any:
     """boto3's client with path-style addresses; no retries, so that a refusal is seen as it is."""
     settings.setdefault("retries", {"total_max_attempts": 1})
     settings.setdefault("s3", {"addressing_style": "path"})
@@ -85,7 +87,7 @@ def boto_client(url: str, key_id: str, secret: str, verify: Any = None, **settin
         endpoint_url=url,
         aws_access_key_id=key_id,
         aws_secret_access_key=secret,
-        region_name="us-east-1",
+        region_name=region,
         verify=verify,
         config=botocore.config.Config(**settings),
     )
@@ -97,16 +99,17 @@ def signed_head(
     headers: dict[str, str] | None = None,
     payload: str = UNSIGNED,
     key: AccessKey = KEY,
+    region: str = "us-east-1",
 ) -> tuple[bytes, Signer]:
     """The head of a request as a client of its own making writes it, signed as it stands; and its signer."""
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
-    scope = f"{stamp[:8]}/eu-west-1/s3/aws4_request"
+    scope = f"{stamp[:8]}/{region}/s3/aws4_request"
     together = {
         "host": "127.0.0.1", "x-amz-date": stamp, "x-amz-content-sha256": payload, **(headers or {})
     }  # fmt: skip
     pairs = [(name.encode(), text.encode()) for name, text in together.items()]
     names = sorted(together)
-    made = signing_key(key.secret, stamp[:8], "eu-west-1")
+    made = signing_key(key.secret, stamp[:8], region)
     canonical = canonical_request(http_request(method.encode(), target.encode(), pairs), names, payload)
     signature = signature_of(made, stamp, scope, canonical)
     together["authorization"] = (

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +15,11 @@ from botocore.exceptions import ClientError
 
 from agent.config.s3_section import S3Section
 from agent.fs.files.options import FilesOptions
+from agent.inline.secrets import SecretKey
 from agent.pool.map.document import tenant_id
 from agent.s3.credentials import new_credentials_file, read_credentials_file
 from agent.s3.make_door import make_s3_door
-from tests.support.engines.s3_served import Served, boto_client
+from tests.support.engines.s3_served import KEY, Served, answer_of, boto_client, served, signed_head
 from tests.support.pool.inline_runner import InlineRunner
 from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
 from tests.support.pool.memory_pool import PoolAgent, volume_settings
@@ -29,6 +32,71 @@ def code_of(call: Callable[..., Any], **arguments: Any) -> str:
     with pytest.raises(ClientError) as refused:
         call(**arguments)
     return str(refused.value.response["Error"]["Code"])
+
+
+def test_a_wrong_region_is_refused_with_the_right_one(tmp_path: Path) -> None:
+    with served(tmp_path, region="eu-west-1") as s3:
+        told = s3.client(region="us-east-1")
+        with pytest.raises(ClientError) as refused:
+            told.list_buckets()
+        error = refused.value.response["Error"]
+        assert (error["Code"], error["Region"]) == ("AuthorizationHeaderMalformed", "eu-west-1")
+        # boto3 reads the right one there, of a bucket's request, and signs anew.
+        told.put_object(Bucket=BUCKET, Key="a", Body=b"bytes")
+        assert s3.client(region="eu-west-1").get_object(Bucket=BUCKET, Key="a")["Body"].read() == b"bytes"
+        url = s3.client(region="us-east-1", signature_version="s3v4").generate_presigned_url(
+            "get_object", Params={"Bucket": BUCKET, "Key": "a"}
+        )
+        with pytest.raises(urllib.error.HTTPError) as presigned:
+            urllib.request.urlopen(url)
+        with presigned.value as answer:
+            document = answer.read()
+        assert b"<Code>AuthorizationQueryParametersError</Code>" in document
+        assert b"<Region>eu-west-1</Region>" in document
+
+
+def test_a_wrong_region_and_a_wrong_secret_are_told_nothing(s3: Served) -> None:
+    wrong = replace(KEY, secret=SecretKey(b"not the secret of any tenant"))
+    for key, code in (
+        (wrong, b"SignatureDoesNotMatch"),
+        (replace(KEY, key_id="G35NOBODY"), b"InvalidAccess"),
+    ):
+        with s3.connect() as connection:
+            connection.sendall(signed_head("GET", "/", key=key, region="eu-west-1")[0])
+            status, document = answer_of(connection)
+        assert status == 403
+        assert code in document
+        assert b"us-east-1" not in document
+
+
+def test_classes_and_encryption_by_the_service_are_taken_and_mean_nothing(s3: Served) -> None:
+    client = s3.client()
+    client.put_object(
+        Bucket=BUCKET, Key="a", Body=b"bytes", StorageClass="STANDARD_IA", ServerSideEncryption="AES256"
+    )
+    upload = client.create_multipart_upload(
+        Bucket=BUCKET, Key="b", StorageClass="GLACIER", ServerSideEncryption="AES256"
+    )
+    client.abort_multipart_upload(Bucket=BUCKET, Key="b", UploadId=upload["UploadId"])
+    found = client.get_object(Bucket=BUCKET, Key="a")
+    assert found["Body"].read() == b"bytes"
+    assert "StorageClass" not in found
+    assert client.list_objects_v2(Bucket=BUCKET)["Contents"][0]["StorageClass"] == "STANDARD"
+    put = {"Bucket": BUCKET, "Key": "a", "Body": b"other"}
+    assert code_of(client.put_object, **put, StorageClass="WARM") == "InvalidStorageClass"
+    assert code_of(client.put_object, **put, ServerSideEncryption="aws:kms") == "NotImplemented"
+    assert client.get_object(Bucket=BUCKET, Key="a")["Body"].read() == b"bytes"
+
+
+def test_a_bucket_says_that_it_keeps_no_versions_and_an_object_that_it_has_no_tags(s3: Served) -> None:
+    client = s3.client()
+    client.put_object(Bucket=BUCKET, Key="a", Body=b"bytes")
+    assert "Status" not in client.get_bucket_versioning(Bucket=BUCKET)
+    assert code_of(client.get_bucket_versioning, Bucket="nobucket") == "NoSuchBucket"
+    assert client.get_object_tagging(Bucket=BUCKET, Key="a")["TagSet"] == []
+    assert code_of(client.get_object_tagging, Bucket=BUCKET, Key="b") == "NoSuchKey"
+    on = {"Bucket": BUCKET, "VersioningConfiguration": {"Status": "Enabled"}}
+    assert code_of(client.put_bucket_versioning, **on) == "MethodNotAllowed"
 
 
 @pytest.mark.parametrize(

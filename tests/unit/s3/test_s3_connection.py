@@ -47,7 +47,7 @@ class FakeService:
     def __init__(self, stream: Slow | None = None, seconds: float = 0.0) -> None:
         self.keys = {KEY.key_id: KEY}
         self.counters = S3Counters()
-        self.hosts = Hosts()
+        self.hosts, self.region = Hosts(), "us-east-1"
         self.connections = Shares(4, ["one"])
         self.rests = Rests()
         self._stream = stream

@@ -230,18 +230,35 @@ def test_who_is_replaced_between_being_found_and_being_held_is_not_read(start: S
     found = store.index.find("blocks", "a")
     pieces = store.index.pieces
 
-    def pieces_and_then_replaced(found: StoredObject) -> list[Piece]:
-        rows = pieces(found)
+    def replaced_and_then_pieces(
+        found: StoredObject, hold: Callable[[list[Piece]], None] | None = None
+    ) -> list[Piece]:
         put(store, "a", b"new")
-        return rows
+        return pieces(found, hold)
 
-    store.index.pieces = pieces_and_then_replaced  # type: ignore[method-assign]
+    store.index.pieces = replaced_and_then_pieces  # type: ignore[method-assign]
     with pytest.raises(LostObject):
         ObjectReader(store, found)
     store.index.pieces = pieces  # type: ignore[method-assign]
     settle(store)
+    assert store.files_held() == 0
     assert store.index.spare(9) == []
     assert get(store, "a") == b"new"
+
+
+def test_who_is_replaced_as_soon_as_it_is_held_is_read_as_it_was(start: Start) -> None:
+    store = start()
+    store.index.make_bucket("blocks", 1)
+    put_in_parts(store, "a", b"old", b"old")
+    reader = ObjectReader(store, store.index.find("blocks", "a"))
+    put(store, "a", b"new")
+    settle(store)
+    into = bytearray(6)
+    reader.read(RUN, 0, memoryview(into))
+    assert into == b"oldold"
+    reader.close(RUN)
+    settle(store)
+    assert store.index.spare(9) == []
 
 
 @pytest.mark.expects_log(".*")
