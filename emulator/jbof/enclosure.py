@@ -24,12 +24,12 @@ from emulator.jbof.kv_values import FolderValues, MemoryValues, Values
 from emulator.jbof.medium import FileMedium, Medium, MemoryMedium
 from emulator.jbof.rdma_listener import RdmaListener
 from emulator.jbof.retired import RetiredDrives
-from emulator.jbof.tcp_listener import TcpListener
 from nvmeof.controller.settings import NAMESPACE_ID_LIMIT
 from nvmeof.controller.subsystem import AnyNamespace, KvNamespace, Namespace, PortAccess, Subsystem
 from nvmeof.controller.target import Target
 from nvmeof.errors import NvmeofError
 from nvmeof.transport import TRANSPORTS
+from nvmeof.transport.tcp_listener import TcpListener
 from nvmeof.wire.ana import AnaState
 from nvmeof.wire.log_page import AddressFamily, DiscoveryEntry, TransportType
 from nvmeof.wire.rdma import RDMA_ADDRESS

@@ -16,7 +16,7 @@ import os
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from emulator.jbof.drive_memory import DriveMemory
+from nvmeof.transport.drive_memory import DriveMemory
 
 _FALLOC_FL_KEEP_SIZE: Final = 1
 _FALLOC_FL_PUNCH_HOLE: Final = 2

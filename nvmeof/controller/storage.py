@@ -15,6 +15,7 @@ more than the namespace's capacity by starting and not finishing.
 
 import enum
 import math
+import mmap
 from typing import Final, Protocol
 
 from nvmeof.wire.kv import KvFormat, StoreOption
@@ -52,13 +53,14 @@ class Operation(enum.Enum):
 class Scratch:
     """One buffer that a queue lends to its drive for payload that has no place of its own in memory.
 
+    It begins at a page, as direct I/O wants it (open(2), O_DIRECT).
     It grows to the largest command seen and never beyond `limit` bytes; the commands themselves are
     bounded by MDTS, so a request above the limit is a bug.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._memory = bytearray()
+        self._memory: bytearray | mmap.mmap = bytearray()
 
     def take(self, length: int) -> memoryview:
         """A writable view of `length` bytes; what an earlier call returned must not be in use any more."""
@@ -66,7 +68,7 @@ class Scratch:
             raise ValueError(f"{length} bytes of scratch asked for, the limit is {self._limit}")
         if len(self._memory) < length:
             # A new one, not resize: a view of the old one may still be held by somebody who ignores it.
-            self._memory = bytearray(length)
+            self._memory = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         return memoryview(self._memory)[:length]
 
     def holds(self, view: memoryview) -> bool:

@@ -6,11 +6,11 @@ import socket
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-from emulator.jbof.tcp_listener import TcpListener
 from nvmeof.controller.settings import ControllerSettings
 from nvmeof.controller.storage import Storage
 from nvmeof.controller.tcp_rules import TcpSettings
 from nvmeof.tcp.pdu import CapsuleCmd, Digests, ICReq
+from nvmeof.transport.tcp_listener import TcpListener
 from nvmeof.wire.cqe import Cqe, decode_cqe_untrusted
 from nvmeof.wire.fabrics import Connect, ConnectData
 from tests.support.nvme.entries import fabrics_entry

@@ -18,13 +18,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulator.jbof import page_sender
 from emulator.jbof.drive import Drive
-from emulator.jbof.drive_memory import DriveMemory, is_drive_memory
 from emulator.jbof.medium import MemoryMedium
-from emulator.jbof.page_sender import LEAST_BYTES, PIPE_BYTES, PageSender, pays_here
 from nvmeof.tcp.crc32c import Buffer, crc32c
 from nvmeof.tcp.pdu import CapsuleCmd
+from nvmeof.transport import page_sender
+from nvmeof.transport.drive_memory import DriveMemory, is_drive_memory
+from nvmeof.transport.page_sender import LEAST_BYTES, PIPE_BYTES, PageSender, pays_here
 from nvmeof.wire.sqe import IoOpcode, Sqe
 from tests.support.nvme.entries import transport
 from tests.support.nvme.pdus import encode_pdu

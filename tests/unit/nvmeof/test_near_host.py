@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 
-from emulator.jbof.near_host import APART, BOUND_FOR, LONG_BYTES, LOOK_EVERY, NearHost, Processors
+from nvmeof.transport.near_host import APART, BOUND_FOR, LONG_BYTES, LOOK_EVERY, NearHost, Processors
 
 ALL = frozenset({0, 1})
 FOLLOWS = APART * LOOK_EVERY

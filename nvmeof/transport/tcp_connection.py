@@ -17,12 +17,12 @@ import threading
 import time
 from typing import Final
 
-from emulator.jbof.near_host import NearHost, incoming_processor
-from emulator.jbof.page_sender import PageSender, pays_here
 from nvmeof.controller.target import Target
 from nvmeof.controller.tcp_queue import TcpControllerQueue
 from nvmeof.controller.tcp_rules import TcpSettings
 from nvmeof.linux_limits import SureThread
+from nvmeof.transport.near_host import NearHost, incoming_processor
+from nvmeof.transport.page_sender import PageSender, pays_here
 from nvmeof.transport.socket_options import set_options
 
 log = logging.getLogger(__name__)

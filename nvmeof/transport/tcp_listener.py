@@ -1,4 +1,4 @@
-"""NVMe/TCP at one address of an enclosure: a listening socket, its thread, and its connections.
+"""NVMe/TCP at one address of a target: a listening socket, its thread, and its connections.
 
 A connection is a guest of the target until its host has proven who it is
 (`nvmeof/controller/unauthenticated_connections.py`). So strangers displace one another, and not the
@@ -12,10 +12,10 @@ import threading
 import time
 from typing import Any, Final
 
-from emulator.jbof.connection import Connection
 from nvmeof.controller.target import Target
 from nvmeof.controller.tcp_rules import TcpSettings
 from nvmeof.controller.unauthenticated_connections import peer_of
+from nvmeof.transport.tcp_connection import Connection
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class TcpListener:
         self._socket.close()
         self._thread.join(_STOP_S)
         for connection in connections:
-            connection.stop("the enclosure stops listening here")
+            connection.stop("the target stops listening here")
         deadline = time.monotonic() + _STOP_S
         for connection in connections:
             connection.thread.join(max(0.0, deadline - time.monotonic()))

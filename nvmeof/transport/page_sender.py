@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from emulator.jbof.drive_memory import is_drive_memory
 from nvmeof.tcp.crc32c import Buffer
+from nvmeof.transport.drive_memory import is_drive_memory
 
 log = logging.getLogger(__name__)
 
