@@ -8,6 +8,7 @@ import trio
 
 from agent.attach.map_history import remembered_pool
 from agent.config.configuration import Configuration, host_identity
+from agent.local.namespaces import LocalNamespaces
 from agent.remote.fabric import Fabric
 from agent.remote.supervisor import Supervisor, secret_finder
 
@@ -18,27 +19,34 @@ log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def connected(configuration: Configuration, io_queues: int) -> AsyncIterator[Supervisor]:
-    """The sessions to the enclosures, for as long as the block runs; each was tried once."""
+async def connected(
+    configuration: Configuration, io_queues: int, *, serve: bool = False
+) -> AsyncIterator[Supervisor]:
+    """The sessions to the enclosures, for as long as the block runs; each was tried once.
+
+    `serve`: local namespaces are this process's own, and served to other agents (agent/local/namespaces.py).
+    """
     host_nqn, host_id = host_identity(configuration.agent.state)
     verbs = configuration.fabric.choice
-    supervisor = Supervisor(
-        configuration.enclosures,
-        host_nqn,
-        host_id,
-        io_queues,
-        verbs,
-        secret_finder(configuration.fabric),
-        configuration.discovery,
-    )
-    if configuration.pool.membership == "auto":
-        supervisor.newcomers_level = logging.INFO
-    supervisor.fabric.own_pool = remembered_pool(configuration.agent.state)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(supervisor.run)
-        await supervisor.all_tried(FIRST_TRY_SECONDS)
-        yield supervisor
-        nursery.cancel_scope.cancel()
+    with LocalNamespaces(configuration.local, host_nqn, host_id, serve=serve) as local:
+        supervisor = Supervisor(
+            [*local.elsewhere, *configuration.enclosures],
+            host_nqn,
+            host_id,
+            io_queues,
+            verbs,
+            secret_finder(configuration.fabric),
+            configuration.discovery,
+            local.opened,
+        )
+        if configuration.pool.membership == "auto":
+            supervisor.newcomers_level = logging.INFO
+        supervisor.fabric.own_pool = remembered_pool(configuration.agent.state)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(supervisor.run)
+            await supervisor.all_tried(FIRST_TRY_SECONDS)
+            yield supervisor
+            nursery.cancel_scope.cancel()
 
 
 def say_what_is_away(fabric: Fabric) -> None:

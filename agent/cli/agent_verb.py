@@ -24,6 +24,7 @@ from agent.query.query_json import BODY_BYTES_MAX
 from agent.service.queue_plan import QueuePlan
 from agent.service.run import serve
 from nvmeof.linux_limits import RESERVE_BYTES, Need, check_limits
+from nvmeof.transport.local_queue import IO_THREADS, MAX_TRANSFER
 
 PROGRAM_BYTES: Final = 384 << 20
 """Python, its libraries and the tables of an agent that has nothing to do."""
@@ -115,10 +116,11 @@ def agent_need(configuration: Configuration) -> Need:
     )
     queues = QueuePlan.of(configuration).total
     paths = sum(len(each.each_path()) for each in configuration.enclosures)
+    local = len(configuration.local)
     return Need(
         "its configuration",
-        PROGRAM_BYTES + RESERVE_BYTES + promised + queues * QUEUE_BYTES,
-        queues + OTHER_THREADS,
+        PROGRAM_BYTES + RESERVE_BYTES + promised + queues * QUEUE_BYTES + local * IO_THREADS * MAX_TRANSFER,
+        queues + OTHER_THREADS + local * (IO_THREADS + 1),
         2 * queues * (paths + 1) + OTHER_FILES,
         ", or lower agent.directory_cache, prestage.memory, files.staging and write_back_memory",
     )

@@ -26,6 +26,7 @@ from agent.config.document_problems import (
     want_once,
 )
 from agent.config.listen_address import parse_listen_address
+from agent.config.local_section import LocalSection
 from agent.config.query_section import QuerySection
 from agent.config.s3_section import S3Section
 from agent.config.spill_section import SpillSection
@@ -482,6 +483,7 @@ class Configuration(Section):
     agent: AgentSection
     enclosures: tuple[EnclosureSection, ...] = Field((), max_length=4096)
     discovery: Annotated[tuple[DiscoverySection, ...], BeforeValidator(_as_list)] = Field((), max_length=64)
+    local: Annotated[tuple[LocalSection, ...], BeforeValidator(_as_list)] = Field((), max_length=64)
     fabric: FabricSection = Field(default_factory=lambda: FabricSection.model_validate({}))
     volumes: tuple[VolumeSection, ...] = Field((), max_length=64)
     files: FilesSection = Field(default_factory=lambda: FilesSection.model_validate({}))
@@ -496,8 +498,10 @@ class Configuration(Section):
 
     @model_validator(mode="after")
     def _holds_together(self) -> "Configuration":
-        if not self.enclosures and not self.discovery:
-            raise ValueError("neither an enclosure nor a discovery controller says where the pool is")
+        if not self.enclosures and not self.discovery and not self.local:
+            raise ValueError(
+                "neither an enclosure nor a discovery controller nor a local namespace says where the pool is"
+            )
         want_once((each.name for each in self.discovery), "two discovery controllers have one name")
         sections: list[FabricSection | EnclosureSection | DiscoverySection] = [self.fabric]
         sections += [*self.enclosures, *self.discovery]
@@ -519,7 +523,8 @@ class Configuration(Section):
                     f"policies: {policy.volume} is a shared volume, which would lose files by second-use: "
                     "their chunks are stored once; leave out `write`"
                 )
-        want_once((each.name for each in self.enclosures), "two enclosures have one name")
+        names = [each.name for each in self.enclosures] + [each.shown_name for each in self.local]
+        want_once(names, "two enclosures, local namespaces among them, have one name")
         paths = [path for enclosure in self.enclosures for path in enclosure.each_path()]
         want_once(
             ((each.transport, each.address, each.port, each.nqn) for each in paths),

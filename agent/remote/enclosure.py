@@ -43,6 +43,8 @@ class Enclosure:
     """Whether this is one of several paths, whatever has become of the others."""
     sent_elsewhere: int = 0
     """Requests that this path left without an answer and that went on by another."""
+    is_local: bool = False
+    """Whether it is a device of this machine, without a wire (agent/local)."""
     discovered: bool = False
     """Whether a discovery controller lists it, and the configuration does not."""
 

@@ -87,6 +87,12 @@ class Fabric:
             return True
         return health[member].refuses(time.monotonic())
 
+    def is_local(self, member: int) -> bool:
+        """Whether a namespace is read without a wire just now."""
+        routes = self.routes
+        route = routes[member] if member < len(routes) else None
+        return route is not None and route.enclosure.is_local
+
     def note_taken(self, nguid: bytes, pool_id: str) -> None:
         """A namespace carries another pool now; "": its own."""
         others = {each: pool for each, pool in self.taken.items() if each != nguid}
@@ -166,5 +172,7 @@ class Fabric:
 
 
 def _serving(ways: Sequence[Route]) -> tuple[Route, ...]:
-    """Those that serve, optimized ones first, else in the order of the configuration."""
-    return tuple(sorted((way for way in ways if way.access.serves), key=lambda way: way.access))
+    """Those that serve: a device of this machine, then optimized ones, else in the order of the
+    configuration."""
+    serving = (way for way in ways if way.access.serves)
+    return tuple(sorted(serving, key=lambda way: (not way.enclosure.is_local, way.access)))

@@ -17,6 +17,7 @@ import trio
 
 from agent.config.configuration import DiscoverySection, EnclosureSection, FabricSection
 from agent.host_os.rate_limited_log import Complaints
+from agent.local.namespaces import LocalNamespace
 from agent.remote.discovery import Discovered, itself
 from agent.remote.enclosure import Enclosure
 from agent.remote.fabric import Fabric
@@ -85,6 +86,7 @@ class Supervisor:
         verbs: VerbsChoice | None = None,
         secrets: SecretFinder = lambda section: None,
         discovery: Sequence[DiscoverySection] = (),
+        local: Sequence[LocalNamespace] = (),
     ) -> None:
         sections = [path for section in sections for path in section.each_path()]
         self._sections = sections
@@ -110,6 +112,8 @@ class Supervisor:
         """The last message about each namespace that several enclosures claim."""
         self._complaints = Complaints(log)
         self.fabric = Fabric([Enclosure(section.name, nqn=section.nqn) for section in sections])
+        beside = [_beside(each, self.fabric) for each in local]
+        self.fabric.enclosures = [*beside, *self.fabric.enclosures]
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -118,7 +122,8 @@ class Supervisor:
             nursery.start_soon(self._look_around)
             for discovery in self._discovery:
                 nursery.start_soon(self._follow, discovery)
-            for section, enclosure in zip(self._sections, self.fabric.enclosures, strict=True):
+            reached = [each for each in self.fabric.enclosures if not each.is_local]
+            for section, enclosure in zip(self._sections, reached, strict=True):
                 nursery.start_soon(self._keep, section, enclosure)
 
     async def _look_around(self) -> None:
@@ -346,6 +351,20 @@ class Supervisor:
                 what = "a queue was lost or does not answer"
                 self._note(enclosure, what, "the controller is reset")
                 await keeper.reset()
+
+
+def _beside(local: LocalNamespace, fabric: Fabric) -> Enclosure:
+    """A device of this machine: its session stands from the start, and nobody need keep it."""
+    return Enclosure(
+        local.name,
+        local.session,
+        epoch=1,
+        began=fabric.unflushed.session_began(),
+        namespaces=(local.namespace,),
+        fault="",
+        nqn=local.nqn,
+        is_local=True,
+    )
 
 
 def _named(nguids: Mapping[int, bytes], nsids: Set[int]) -> str:

@@ -40,7 +40,7 @@ async def serve(configuration: Configuration, ready: Callable[[], None], stop: t
     root = root_key_in(configuration.agent.key_file)
     wanted = QueuePlan.of(configuration)
     async with (
-        connected(configuration, wanted.total) as supervisor,
+        connected(configuration, wanted.total, serve=True) as supervisor,
         AsyncExitStack() as cleanup,
     ):
         fabric = supervisor.fabric

@@ -1,5 +1,5 @@
 """NVMe over Fabrics over sockets and queue pairs. `base.py` is the interface; `tcp.py` and `rdma.py` are the
-transports behind it, found by their names.
+transports behind it, found by their names. `local_queue.py` is the way to media of this machine.
 """
 
 import importlib
@@ -50,4 +50,6 @@ def connect_io_queue(
     The queue may turn out less deep than asked, where the controller allows no more. Raises
     `ConnectionLost`, or `ConnectRefused`.
     """
+    if info.local is not None:
+        return info.local.connect(info.queue_depth(qid, depth))
     return transport_named(info.transport).connect_io_queue(info, qid, depth, timeout_s)

@@ -36,6 +36,13 @@ class VerbsChoice:
     local_address: str = ""
 
 
+class MediaOfThisMachine(Protocol):
+    """Namespaces that are reached without a wire."""
+
+    def connect(self, depth: int) -> "HostQueue":
+        """A queue to them, for one thread."""
+
+
 @dataclass(frozen=True, slots=True)
 class ControllerInfo:
     """What an I/O queue needs to know of the controller that it belongs to. Safe to hand to any thread."""
@@ -50,6 +57,8 @@ class ControllerInfo:
     """TCP: those of I/O queues."""
     verbs: VerbsChoice | None = None
     """RDMA: whose verbs lead there."""
+    local: "MediaOfThisMachine | None" = None
+    """Present where no wire leads there (local_queue.py)."""
 
     def queue_depth(self, qid: int, wanted: int) -> int:
         """How deep I/O queue `qid` may be, at most `wanted`. Raises `LocalProtocolError`: no such queue."""

@@ -1,0 +1,244 @@
+"""A device of this machine as a local namespace: a block device or a file, opened for this process alone.
+
+`open_device` refuses what would harm somebody: a device that is mounted or in use, a folder, one that holds
+other data. It writes a label (label.py) on one that begins with zeros, and on no other.
+
+One process at a time has the device: Linux grants one exclusive lock of it (flock(2)), and an exclusive open
+of a block device (open(2), O_EXCL). The lock goes with the process, and a process does not end while one of
+its writes is under way. So a write of a killed agent never lands behind those of its successor.
+"""
+
+import errno
+import fcntl
+import logging
+import os
+import stat
+import struct
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from agent.config.local_section import LocalSection
+from agent.errors import G35Error, UserError
+from agent.host_os.payload_memory import payload_memory
+from agent.local.label import (
+    BLOCK_BYTES,
+    LABEL_BYTES,
+    NAMESPACE_START,
+    Label,
+    NoLabel,
+    decode_label_untrusted,
+)
+from agent.sizes import typed_size
+
+log = logging.getLogger(__name__)
+
+NAMESPACE_BYTES_MIN: Final = 2 << 20
+"""The pool map's room and one more mebibyte. A volume wants far more, and says so itself."""
+_BLKGETSIZE64: Final = 0x80081272
+_LOOP_FILES: Final = "block/loop*/loop/backing_file"
+
+
+class DeviceInUse(G35Error):
+    """Another process has it, or Linux itself: mounted, or part of another device."""
+
+
+@dataclass(slots=True)
+class Device:
+    """An open device. `direct` and `buffered` are descriptors of it; the same where it has no O_DIRECT."""
+
+    path: Path
+    label: Label
+    direct: int
+    buffered: int
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether reads and writes go past the page cache."""
+        return self.direct != self.buffered
+
+    def close(self) -> None:
+        for descriptor in {self.direct, self.buffered}:
+            os.close(descriptor)
+
+
+def same_device(paths: list[Path]) -> tuple[Path, Path] | None:
+    """Two of them that lead to one device or file, by whatever names."""
+    seen: dict[tuple[str, int, int], Path] = {}
+    for path in paths:
+        with suppress(OSError):
+            found = os.stat(path)
+            is_block = stat.S_ISBLK(found.st_mode)
+            key = ("block", found.st_rdev, 0) if is_block else ("file", found.st_dev, found.st_ino)
+            if key in seen:
+                return seen[key], path
+            seen[key] = path
+    return None
+
+
+def read_label(path: Path) -> Label:
+    """The label of a device that another process may have. Raises G35Error where it cannot be read, or is
+    none."""
+    try:
+        with open(path, "rb", buffering=0) as device:
+            return decode_label_untrusted(device.read(LABEL_BYTES))
+    except OSError as failed:
+        raise G35Error(f"{path}: {failed.strerror or failed}", "see the path of [[local]]") from None
+    except NoLabel as lacks:
+        raise G35Error(f"{path} carries no local namespace but {lacks}", "see docs/tier0.md") from None
+
+
+def open_device(section: LocalSection) -> Device:
+    """Open the device of a section, and make its label where it is blank. A file is made where there is none
+    and the section has a size.
+
+    Raises `DeviceInUse`, UserError for a device that may not be used so, and G35Error.
+    """
+    path = section.path
+    _check_kind(path, section)
+    try:
+        buffered = os.open(path, _flags(path), 0o600)
+    except OSError as failed:
+        if failed.errno in (errno.EBUSY, errno.ETXTBSY):
+            raise DeviceInUse(
+                f"{path} is in use: mounted, or part of another device",
+                "see lsblk; a device of [[local]] belongs to g35 alone",
+            ) from None
+        raise G35Error(f"cannot open {path}: {failed.strerror or failed}", "see its mode and owner") from None
+    try:
+        _lock(path, buffered)
+        label = _label_of(section, buffered)
+        return Device(path, label, _direct(path, buffered), buffered)
+    except BaseException:
+        os.close(buffered)
+        raise
+
+
+def _check_kind(path: Path, section: LocalSection) -> None:
+    try:
+        kind = os.stat(path).st_mode
+    except FileNotFoundError:
+        if section.size:
+            return
+        raise UserError(
+            f"{path} does not exist", "name a device or a file; a file is made where `size` says how large"
+        ) from None
+    except OSError as failed:
+        raise G35Error(f"{path}: {failed.strerror or failed}", "see the path of [[local]]") from None
+    if stat.S_ISDIR(kind):
+        raise UserError(f"{path} is a folder", "name a block device, or a file in that folder")
+    if not stat.S_ISBLK(kind) and not stat.S_ISREG(kind):
+        raise UserError(f"{path} is neither a block device nor a file", "name one that is")
+
+
+def _flags(path: Path) -> int:
+    flags = os.O_RDWR | os.O_CLOEXEC
+    try:
+        is_block = stat.S_ISBLK(os.stat(path).st_mode)
+    except FileNotFoundError:
+        return flags | os.O_CREAT
+    return flags | os.O_EXCL if is_block else flags
+
+
+def _lock(path: Path, descriptor: int) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as failed:
+        if failed.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            raise G35Error(f"cannot lock {path}: {failed.strerror or failed}", "see docs/tier0.md") from None
+        raise DeviceInUse(
+            f"another process uses {path}", f"end it, or name another device; fuser -v {path} names it"
+        ) from None
+    if (loop := _loop_device(path)) is not None:
+        raise DeviceInUse(f"{path} is the file behind {loop}", f"detach it first: losetup -d {loop}")
+
+
+def _loop_device(path: Path, system: Path = Path("/sys")) -> str | None:
+    """The loop device whose file it is."""
+    wanted = os.path.realpath(path)
+    for backing in system.glob(_LOOP_FILES):
+        with suppress(OSError):
+            if backing.read_text().rstrip("\n") == wanted:
+                return f"/dev/{backing.parts[-3]}"
+    return None
+
+
+def _device_bytes(descriptor: int) -> int:
+    found = os.fstat(descriptor)
+    if stat.S_ISBLK(found.st_mode):
+        (size,) = struct.unpack("Q", fcntl.ioctl(descriptor, _BLKGETSIZE64, bytes(8)))
+        return int(size)
+    return found.st_size
+
+
+def _label_of(section: LocalSection, descriptor: int) -> Label:
+    """The label that is there, or a new one on a blank device."""
+    path = section.path
+    try:
+        there = _device_bytes(descriptor)
+        if there == 0 and stat.S_ISREG(os.fstat(descriptor).st_mode) and section.size:
+            os.ftruncate(descriptor, section.size)
+            there = section.size
+        head = os.pread(descriptor, NAMESPACE_START, 0)
+        if not any(head):
+            return _new_label(section, descriptor, there)
+        label = decode_label_untrusted(head[:LABEL_BYTES])
+    except NoLabel as lacks:
+        raise UserError(
+            f"{path} is not blank, it carries {lacks}; it was not touched",
+            "if nothing there is wanted, make its first mebibyte zeros: "
+            f"dd if=/dev/zero of={path} bs=1M count=1 conv=notrunc",
+        ) from None
+    except OSError as failed:
+        raise G35Error(f"cannot use {path}: {failed.strerror or failed}", "see the device") from None
+    if NAMESPACE_START + label.size > there:
+        raise UserError(
+            f"{path} has {there} bytes, and its label says {NAMESPACE_START + label.size}: it was cut short",
+            "bring back the device as it was; its values can be lost to no other",
+        )
+    if section.size and _fitting(section.size) != label.size:
+        raise UserError(
+            f"{path} was made with size = {NAMESPACE_START + label.size}, and `size` says {section.size} now",
+            "a local namespace keeps its size: leave `size` out, or set it back",
+        )
+    return label
+
+
+def _fitting(device_bytes: int) -> int:
+    """The size of the namespace on a device."""
+    return (device_bytes - NAMESPACE_START) // BLOCK_BYTES * BLOCK_BYTES
+
+
+def _new_label(section: LocalSection, descriptor: int, there: int) -> Label:
+    if section.size > there:
+        raise UserError(
+            f"{section.path} has {there} bytes, and `size` says {section.size}", "set a `size` that it has"
+        )
+    size = _fitting(section.size or there)
+    if size < NAMESPACE_BYTES_MIN:
+        least = NAMESPACE_START + NAMESPACE_BYTES_MIN
+        raise UserError(
+            f"{section.path} has {section.size or there} bytes, too few for a local namespace",
+            f"give it {typed_size(least)} at the least, and far more to be of use",
+        )
+    label = Label(os.urandom(16), size)
+    os.pwrite(descriptor, label.encode(), 0)
+    os.fdatasync(descriptor)
+    log.info("%s is local namespace %s from now on, %d bytes", section.path, label.nguid.hex(), size)
+    return label
+
+
+def _direct(path: Path, buffered: int) -> int:
+    """A descriptor with O_DIRECT; `buffered` where the file system has none."""
+    direct = -1
+    with suppress(OSError):
+        direct = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_DIRECT)
+        one, other = os.fstat(direct), os.fstat(buffered)
+        is_it = (one.st_dev, one.st_ino, one.st_rdev) == (other.st_dev, other.st_ino, other.st_rdev)
+        if is_it and os.preadv(direct, [payload_memory(BLOCK_BYTES)], 0) == BLOCK_BYTES:
+            return direct
+    if direct >= 0:
+        os.close(direct)
+    log.info("%s has no direct I/O (O_DIRECT): it goes through the page cache", path)
+    return buffered

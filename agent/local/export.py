@@ -1,0 +1,106 @@
+"""The enclosure role of an agent: its local namespaces, served to the other agents by NVMe-oF over TCP.
+
+Each local namespace is a subsystem of its own, whose NQN follows from its NGUID. A target has one address: a
+host that reaches one address sees the namespaces that are exported there, and no others.
+"""
+
+import hashlib
+import uuid
+from collections.abc import Sequence
+from typing import Final
+
+from agent.config.local_section import LocalSection
+from agent.errors import ConfigError, G35Error
+from agent.local.storage import DeviceStorage
+from nvmeof.authentication.secret import Credentials
+from nvmeof.authentication.secret_files import SecretFileError, read_hosts_file
+from nvmeof.controller.settings import ControllerSettings
+from nvmeof.controller.subsystem import Namespace, Subsystem
+from nvmeof.controller.target import Target
+from nvmeof.controller.tcp_rules import TcpSettings
+from nvmeof.transport.tcp_listener import TcpListener
+from nvmeof.wire.log_page import AddressFamily, DiscoveryEntry, TransportType
+
+NSID: Final = 1
+"""Of the one namespace of each subsystem."""
+IN_CAPSULE_BYTES: Final = 1056 << 10
+"""A slot of the default volume, 1 MiB and its header, goes with its command (docs/enclosures.md)."""
+
+
+def subsystem_nqn(nguid: bytes) -> str:
+    """The name under which a local namespace is found."""
+    return f"nqn.2014-08.org.nvmexpress:uuid:{uuid.UUID(bytes=nguid)}"
+
+
+def _credentials(section: LocalSection) -> dict[str, Credentials]:
+    if section.hosts_file is None:
+        return {}
+    try:
+        return read_hosts_file(section.hosts_file)
+    except SecretFileError as wrong:
+        raise ConfigError(f"local.hosts_file: {wrong}", wrong.advice) from None
+
+
+class Export:
+    """Listeners for the local namespaces, from construction to `close`. Raises G35Error."""
+
+    def __init__(self, exported: Sequence[tuple[LocalSection, DeviceStorage]]) -> None:
+        self._targets: dict[tuple[str, int], Target] = {}
+        self._listeners: list[TcpListener] = []
+        for section, storage in exported:
+            self._offer(section, storage)
+        try:
+            for (address, port), target in self._targets.items():
+                self._listeners.append(TcpListener(target, TcpSettings(), address, port))
+        except OSError as failed:
+            self.close()
+            raise G35Error(
+                f"cannot serve local namespaces at {address}:{port}: {failed.strerror or failed}",
+                "give [[local]] an `export` address of this machine with a free port",
+            ) from None
+
+    def _offer(self, section: LocalSection, storage: DeviceStorage) -> None:
+        where = section.address
+        target = self._targets.get(where)
+        if target is None:
+            settings = ControllerSettings(in_capsule_bytes=IN_CAPSULE_BYTES)
+            target = self._targets[where] = Target(settings)
+        nqn = subsystem_nqn(storage.nguid)
+        credentials = _credentials(section)
+        subsystem = Subsystem(
+            nqn,
+            serial=hashlib.sha256(nqn.encode()).hexdigest()[:20],
+            model="g35 local namespace",
+            allowed_hosts=credentials.keys() if credentials else None,
+        )
+        for host_nqn, each in credentials.items():
+            target.set_credentials(subsystem, host_nqn, each)
+        target.add_subsystem(subsystem)
+        target.attach(subsystem, Namespace(NSID, storage))
+        address, port = where
+        family = AddressFamily.IPV6 if ":" in address else AddressFamily.IPV4
+        target.add_port(
+            DiscoveryEntry(
+                address,
+                str(port),
+                nqn,
+                transport_type=TransportType.TCP,
+                address_family=family,
+                port_id=1,
+                tsas=bytes(256),
+            )
+        )
+
+    @property
+    def hosts(self) -> int:
+        """Sessions of hosts that are connected."""
+        return sum(
+            not controller.subsystem.is_discovery
+            for target in self._targets.values()
+            for controller in target.controllers
+        )
+
+    def close(self) -> None:
+        """Stop listening, and end all connections."""
+        for listener in self._listeners:
+            listener.close()
