@@ -153,6 +153,9 @@ class _Moment:
         self.at += _STEP_S
         return _EPOCH_S + self.at
 
+    def is_local(self, namespace: int) -> bool:
+        return False
+
     def trusts(self, namespace: int) -> bool:
         return True
 

@@ -238,7 +238,8 @@ def _state(enclosure: dict[str, Any]) -> str:
         return f"away: {enclosure['fault']}"
     elsewhere = enclosure["sent_elsewhere"]
     access = [each.replace("_", "-") for each in enclosure["access"]]
-    return ", ".join(["connected", *access, *([f"{elsewhere} sent elsewhere"] if elsewhere else [])])
+    there = "on this machine" if enclosure.get("local") else "connected"
+    return ", ".join([there, *access, *([f"{elsewhere} sent elsewhere"] if elsewhere else [])])
 
 
 def _s3(door: dict[str, Any] | None) -> list[Text]:

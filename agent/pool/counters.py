@@ -37,7 +37,7 @@ CAUSES: Final = tuple(MissCause)
 
 @dataclass(slots=True)
 class Tally:
-    """Counts since the worker began. Bytes are those of values, but for `flash_*`.
+    """Counts since the worker began. Bytes are those of values, but for `flash_*` and `local_*`.
 
     The help of the metrics (`VOLUME_COUNTERS` in agent/telemetry/metrics.py) says what each counts.
     """
@@ -85,6 +85,8 @@ class Tally:
     prefix_holes: dict[MissCause, int] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
     flash_bytes_read: int = 0
     flash_bytes_written: int = 0
+    local_bytes_read: int = 0
+    local_bytes_written: int = 0
 
     def miss(self, cause: MissCause) -> None:
         self.misses[cause] += 1

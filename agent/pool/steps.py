@@ -86,6 +86,9 @@ class IoChannel(Protocol):
     def trusts(self, namespace: int) -> bool:
         """Whether new values should go there: it has not lately been slower or less true than its peers."""
 
+    def is_local(self, namespace: int) -> bool:
+        """Whether it is a device of this machine: no fabric lies between."""
+
     def tally(self, volume: str) -> Tally:
         """This worker's counters for a volume; for the fabric as a whole under the empty name."""
 

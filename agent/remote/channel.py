@@ -70,14 +70,20 @@ class WorkerChannel:
         self._look_asked = False
 
     def read(self, namespace: int, offset: int, into: memoryview) -> PendingRequest:
-        self.tallies[""].flash_bytes_read += len(into)
+        tally = self.tallies[""]
+        tally.flash_bytes_read += len(into)
+        if self._fabric.is_local(namespace):
+            tally.local_bytes_read += len(into)
         return self._start(namespace, offset, len(into), into, ())
 
     def write(
         self, namespace: int, offset: int, parts: Sequence[Buffer], *, more: bool = False
     ) -> PendingRequest:
         size = sum(map(len, parts))
-        self.tallies[""].flash_bytes_written += size
+        tally = self.tallies[""]
+        tally.flash_bytes_written += size
+        if self._fabric.is_local(namespace):
+            tally.local_bytes_written += size
         sessions = self._fabric.unflushed.sessions
         pending = self._start(namespace, offset, size, None, parts, more)
         if pending.queue is not None:
@@ -119,6 +125,9 @@ class WorkerChannel:
     def trusts(self, namespace: int) -> bool:
         fabric = self._fabric
         return fabric.health[namespace].trusted and fabric.nguids[namespace] not in fabric.taken
+
+    def is_local(self, namespace: int) -> bool:
+        return self._fabric.is_local(namespace)
 
     def tally(self, volume: str) -> Tally:
         tally = self.tallies.get(volume)

@@ -384,5 +384,8 @@ class RatedChannel(TimedChannel):
     def unflushed(self, namespace: int) -> int | None:
         return 0
 
+    def is_local(self, namespace: int) -> bool:
+        return False
+
     def trusts(self, namespace: int) -> bool:
         return self._health[namespace].trusted

@@ -55,7 +55,14 @@ class Sources:
     started_at: float = field(default_factory=time.time)
 
 
-_APART = {"gets_hit", "prefix_holes_unknown", "flash_bytes_read", "flash_bytes_written"}
+_APART = {
+    "gets_hit",
+    "prefix_holes_unknown",
+    "flash_bytes_read",
+    "flash_bytes_written",
+    "local_bytes_read",
+    "local_bytes_written",
+}
 _COUNTED = [each.name for each in fields(Tally) if each.default == 0 and each.name not in _APART]
 """Counters of a tally that the document has under the same name."""
 
@@ -131,6 +138,8 @@ def take(sources: Sources) -> dict[str, Any]:
         fabric = total(reading[""] for reading in readings if "" in reading)
         totals["flash_bytes_read"] = fabric.flash_bytes_read
         totals["flash_bytes_written"] = fabric.flash_bytes_written
+        totals["local_bytes_read"] = fabric.local_bytes_read
+        totals["local_bytes_written"] = fabric.local_bytes_written
     return {
         **({} if sources.guest else {"pid": os.getpid()}),
         "uptime_s": time.time() - sources.started_at,
@@ -196,6 +205,7 @@ def _enclosures(fabric: Fabric) -> list[dict[str, Any]]:
     return [
         {
             "name": enclosure.name,
+            "local": enclosure.is_local,
             "connected": enclosure.session is not None,
             "fault": "" if enclosure.session is not None else enclosure.fault,
             "reconnects": enclosure.reconnects,

@@ -18,12 +18,17 @@ def in_turn(volume: Volume, channel: IoChannel, found: list[Found]) -> list[tupl
     """The entries to try, one after the other, and with each the copy that may be asked beside it."""
     if volume.hedge is None or len(found) < 2:
         return [(each, None) for each in found]
-    # A trusted namespace first; among those of one trust the newest, which `find` has put first.
-    found = sorted(found, key=lambda each: not channel.trusts(each.cached.namespace))
+    # A trusted namespace first, then one of this machine; else the newest, which `find` has put first.
+    found = sorted(found, key=lambda each: _distance(channel, each.cached.namespace))
     first, other = found[0], found[1]
     same = first.entry.generation == other.entry.generation
     spare = other if same and first.cached.namespace != other.cached.namespace else None
     return [(first, spare), *((each, None) for each in found[1:])]
+
+
+def _distance(channel: IoChannel, namespace: int) -> tuple[bool, bool]:
+    """What is read first has the least of it."""
+    return not channel.trusts(namespace), not channel.is_local(namespace)
 
 
 def doubt(volume: Volume, tried: Sequence[tuple[Found, MissCause]]) -> None:

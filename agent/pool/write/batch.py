@@ -70,6 +70,9 @@ class OwnBuffer:
     def trusts(self, namespace: int) -> bool:
         return self._channel.trusts(namespace)
 
+    def is_local(self, namespace: int) -> bool:
+        return self._channel.is_local(namespace)
+
     def tally(self, volume: str) -> Tally:
         return self._channel.tally(volume)
 

@@ -138,6 +138,9 @@ class MemoryChannel:
     def send_buffer(self, size: int) -> memoryview:
         return self._send.take(size)
 
+    def is_local(self, namespace: int) -> bool:
+        return False
+
     def trusts(self, namespace: int) -> bool:
         return not self.namespaces[namespace].suspect
 

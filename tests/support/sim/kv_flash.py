@@ -252,6 +252,9 @@ class SimKvChannel(TimedChannel):
     def unflushed(self, namespace: int) -> int | None:
         return None
 
+    def is_local(self, namespace: int) -> bool:
+        return False
+
     def trusts(self, namespace: int) -> bool:
         return True
 
