@@ -92,6 +92,8 @@ def _entries() -> Iterable[Entry]:
     yield Entry("roce_send_64b_p50_us", "roce", MICROSECONDS, "half of a SEND of 64 bytes to and fro")
     what = "/kv gets over NVMe/RDMA on the emulated NICs"
     yield Entry("kv_get_1m_rdma", "kv_get", RATE, what, "1m", "kv_get_1m", transport="rdma")
+    what = "/kv gets from a file of this machine in place"
+    yield Entry("local_get_1m", "kv_get", RATE, what, "1m", "kv_get_1m", transport="local")
     for verb in ("get", "put"):
         what = f"/kv {verb}s by virtio-fs, Python driver"
         yield Entry(f"virtiofs_{verb}_1m", f"virtiofs_{verb}", RATE, what, "1m", f"kv_{verb}_1m")

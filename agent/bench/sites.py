@@ -4,6 +4,7 @@ All lie in one temporary folder and on one exit stack. They die with the bench (
 """
 
 import json
+import os
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -42,6 +43,7 @@ class PoolShape:
     drives: int = 1
     door: str = "fuse"
     transport: str = "tcp"
+    """To the drives; `local`: none, they are a file in memory that the agent reads in place (agent/local)."""
     virtiofs: bool = False
     """Served by a virtio-fs device as well as by its mount."""
     prestaged: bool = False
@@ -64,16 +66,27 @@ class PoolSite:
         self.bytes_put = 0
         self.misses = 0
         self._registers = False
+        self._memory = -1
         self._layout = Layout(folder / name)
         self._child = pool_process(
             f"the pool {name}", self._layout, folder / f"{name}.log", shape.value_bytes, READ_DEADLINE_MS,
-            "--enclosures", "1", "--drives", str(shape.drives), "--drive-size", str(shape.drive_bytes),
-            "--prefault", "--door", shape.door, "--transport", shape.transport,
+            *self._drives(name),
+            "--drive-size", str(shape.drive_bytes), "--prefault", "--door", shape.door,
             "--stay-awake", shape.stay_awake,
             *(["--virtiofs"] if shape.virtiofs else []),
             *(["--learn"] if shape.learn else []),
             *([] if shape.files else ["--no-files"]),
         )  # fmt: skip
+
+    def _drives(self, name: str) -> list[str]:
+        """The options for the drives of its shape."""
+        if self.shape.transport != "local":
+            drives = str(self.shape.drives)
+            return ["--enclosures", "1", "--drives", drives, "--transport", self.shape.transport]
+        # Memory with a name for as long as this process has it open: nothing of it is left behind.
+        self._memory = os.memfd_create(name, os.MFD_CLOEXEC)
+        os.ftruncate(self._memory, self.shape.drive_bytes)
+        return ["--enclosures", "0", "--media", "files", "--local", f"/proc/{os.getpid()}/fd/{self._memory}"]
 
     @property
     def mount(self) -> Path:
@@ -97,6 +110,9 @@ class PoolSite:
             client.close()
         self._child.stop()
         clear_dead_mount(self.mount)
+        if self._memory >= 0:
+            os.close(self._memory)
+            self._memory = -1
 
     @property
     def volume(self) -> Volume:

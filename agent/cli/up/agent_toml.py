@@ -49,6 +49,7 @@ def agent_toml(
     options: UpOptions,
     s3_port: int = 0,
     query_port: int = 0,
+    local_port: int = 0,
 ) -> str:
     """The agent's configuration for the enclosures that announced themselves in `ready`."""
     sections: list[tuple[str, dict[str, Any]]] = [
@@ -90,6 +91,11 @@ def agent_toml(
         place = {name: enclosure[name] for name in ("address", "port", "nqn")}
         section = {"name": f"jbof-{number}", "transport": options.transport, **place}
         sections.append(("[[enclosures]]", section | ({"paths": others} if others else {})))
+    if options.local is not None and local_port:
+        path = options.local.absolute()
+        size = options.drive_size if not path.exists() else "0"
+        local = {"path": str(path), "size": size, "export": f"127.0.0.1:{local_port}"}
+        sections.append(("[[local]]", local))
     volumes = [("kv", "kv", options.value_size, 0.75 if options.files else 1.0)]
     if options.files:
         volumes += [("files-small", "files", "64K", 0.04), ("files-large", "files", "1M", 0.18)]
@@ -113,7 +119,7 @@ def has_shared(options: UpOptions) -> bool:
     drive, value_bytes = (
         int(cast(int, parse_size(each))) for each in (options.drive_size, options.value_size)
     )
-    has_room = options.enclosures * options.drives * drive * SHARED_SHARE >= set_size(1 << 20)
+    has_room = options.namespaces * drive * SHARED_SHARE >= set_size(1 << 20)
     return options.files and has_room and drive * (0.75 - SHARED_SHARE) >= set_size(value_bytes)
 
 
@@ -131,7 +137,7 @@ def agent_cpus(transport: Transport) -> tuple[int, ...]:
 
 def check_room(options: UpOptions) -> None:
     """Refuse drives on which the pool of `options` could not be laid out."""
-    count = options.enclosures * options.drives
+    count = options.namespaces
     if count > NAMESPACES_MAX:
         raise typer.BadParameter(
             f"{options.enclosures} enclosures of {options.drives} drives are {count} namespaces; "

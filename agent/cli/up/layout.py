@@ -10,6 +10,7 @@ agent.pid      present while the mount is served
 virtiofs.sock  where the agent's virtio-fs device listens, with --virtiofs
 s3.credentials the access key of the S3 door, made at the first start with --s3; s3.port its port
 query.tokens   the token of the query door, made at the first start with --query; query.port its port
+local.port     the port at which the agent serves the device of --local to other agents
 jbof-N.address the address on loopback of enclosure N's RDMA device, where it has one
 jbof-N.json    where enclosure N listens; jbof-N.sock its control socket, jbof-N.log its words
 drives-N/      its drives, where they are files
@@ -65,6 +66,7 @@ class Layout:
         self.s3_port = state / "s3.port"
         self.query_tokens = state / "query.tokens"
         self.query_port = state / "query.port"
+        self.local_port = state / "local.port"
         self.made_with = state / "made_with.json"
         self.default_mount = state / "mnt"
         self.lock = state / "lock"

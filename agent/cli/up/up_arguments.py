@@ -81,7 +81,7 @@ class UpOptions:
     """What the user of `g35 up` chooses."""
 
     transport: Annotated[Transport, typer.Option(help="NVMe-oF transport.")] = "tcp"
-    enclosures: Annotated[int, typer.Option(min=1, max=ENCLOSURES_MAX, help="How many enclosures.")] = 2
+    enclosures: Annotated[int, typer.Option(min=0, max=ENCLOSURES_MAX, help="How many enclosures.")] = 2
     drives: Annotated[int, typer.Option(min=1, max=DRIVES_MAX, help="Drives in each.")] = 2
     drive_size: Annotated[str, typer.Option(callback=drive_size_option, help="Size of each drive.")] = "1G"
     media: Annotated[Media, typer.Option(help="Sparse files survive a restart; memory is faster.")] = "files"
@@ -118,6 +118,15 @@ class UpOptions:
             min=1, max=PATHS_MAX + 1, help="TCP ports of each enclosure: as many paths to its drives."
         ),
     ] = 1
+    local: Annotated[
+        Path | None,
+        typer.Option(
+            parser=Path,
+            metavar="<file>",
+            help="A file or device of this machine in the pool, beside the enclosures; a file that is "
+            "missing is made, of --drive-size.",
+        ),
+    ] = None
     shared: Annotated[
         bool, typer.Option(help="Other agents use the pool, too: read flash for each key that seems absent.")
     ] = False
@@ -174,6 +183,11 @@ class UpOptions:
         """`read_deadline_ms`, with the transport's default."""
         return READ_DEADLINE_MS[self.transport] if self.read_deadline_ms is None else self.read_deadline_ms
 
+    @property
+    def namespaces(self) -> int:
+        """How many a new pool has."""
+        return self.enclosures * self.drives + (self.local is not None)
+
     def check(self) -> None:
         if (self.prefill_tokens_per_s > 0) != (parse_size(self.bytes_per_token) != 0):
             raise typer.BadParameter(
@@ -183,5 +197,15 @@ class UpOptions:
             raise typer.BadParameter("objects lie in the volumes of /fs: it wants --files", param_hint="--s3")
         if self.ports > 1 and self.transport != "tcp":
             raise typer.BadParameter("several ports of an enclosure are of TCP", param_hint="--ports")
+        if not self.enclosures and self.local is None:
+            raise typer.BadParameter(
+                "a pool without an enclosure lies on a device of this machine: it wants --local",
+                param_hint="--enclosures",
+            )
+        if self.local is not None and self.media == "memory":
+            raise typer.BadParameter(
+                "drives in memory are new at each start, and this one is not: it wants --media files",
+                param_hint="--local",
+            )
         if self.pcap is not None:
             check_captures(self.transport)

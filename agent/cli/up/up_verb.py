@@ -72,7 +72,12 @@ def _up(context: typer.Context, options: UpOptions, layout: Layout, interrupts: 
         lock = layout.take_lock()
     s3_was = layout.s3_port.read_text().strip() if options.s3 and layout.s3_port.exists() else ""
     if options.detach_:
-        folders = {"--state": layout.state, "--mount": options.mount, "--pcap": options.pcap}
+        folders = {
+            "--state": layout.state,
+            "--mount": options.mount,
+            "--pcap": options.pcap,
+            "--local": options.local,
+        }
         if not _detached(layout, lock, folders, interrupts.stop):
             _leave_unserved(interrupts)
         print(ready_message(layout, where, options, s3_was), flush=True)
@@ -159,7 +164,9 @@ class _Pool:
     def start(self, stop: threading.Event) -> None:
         """Bring everything up in its order; returns early once `stop` is set."""
         layout = self._layout
-        are_new = self._options.media == "memory" or not layout.has_drives()
+        local = self._options.local
+        is_there = layout.has_drives() or (local is not None and local.exists())
+        are_new = self._options.media == "memory" or not is_there
         for number in range(self._options.enclosures):
             self._enclosures.append(self._enclosure(number))
         for child in self._enclosures:
@@ -177,7 +184,11 @@ class _Pool:
             s3_port = _port_of_door(layout.s3_port, layout.s3_credentials, new_credentials_file)
         if self._options.query:
             query_port = _port_of_door(layout.query_port, layout.query_tokens, new_tokens_file)
-        text = agent_toml(layout, self._mount, ready, self._options, s3_port, query_port)
+        local_port = 0
+        if self._options.local is not None:
+            local_port = _free_port_from(layout.local_port, 1, self._given)
+            layout.local_port.write_text(f"{local_port}\n")
+        text = agent_toml(layout, self._mount, ready, self._options, s3_port, query_port, local_port)
         layout.configuration.write_text(text)
         self._format_if_blank(stop, are_new)
         if stop.is_set():
