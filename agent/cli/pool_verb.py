@@ -36,6 +36,7 @@ from agent.pool.map.map_seal import MapSeal
 from agent.pool.map.namespace_claims import heads_of, want_unchanged
 from agent.pool.map.replicas import KEY_PLACES, write_superblock
 from agent.pool.map.superblock import COPY_OFFSETS
+from agent.pool.volume.settings import LOCAL_NGUID
 from agent.remote.channel import WorkerChannel
 from agent.remote.fabric import Fabric
 from agent.sizes import counted
@@ -217,11 +218,15 @@ def not_looked_at(inspections: list[Inspection], away: str) -> G35Error | None:
 def short_of_second_copies(volume: MapVolume) -> str:
     """What to say of a volume whose second copies have less room than the first; empty where they have."""
     sets = [extent.sets for extent in volume.extents]
-    beside = sum(sets) - max(sets, default=0)
+    largest, where = max(sets, default=0), "one namespace"
+    if volume.local_first:
+        near = sum(each.sets for each in volume.extents if each.nguid.startswith(LOCAL_NGUID.hex()))
+        largest, where = max(near, sum(sets) - near), "one side: servers' own SSDs, or enclosures"
+    beside = sum(sets) - largest
     if volume.copies < 2 or 2 * beside >= LOPSIDED_SHARE * sum(sets):
         return ""
     return (
-        f"volume {volume.name}: most of its slots lie on one namespace, so there is room for two copies of "
+        f"volume {volume.name}: most of its slots lie on {where}; so there is room for two copies of "
         f"{SLOTS_PER_SET * beside} values only; what comes beyond is kept once. Drives of one size hold more"
     )
 

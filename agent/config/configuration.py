@@ -291,6 +291,12 @@ class VolumeSection(Section):
         "is slow. For `kv` volumes in sets. It halves what the volume holds.",
     )
 
+    local_first: bool = Field(
+        False,
+        description="With `copies = 2`: the first copy lies on a server's own SSD (`[[local]]`), the second "
+        "in an enclosure. Reads on that server need no fabric.",
+    )
+
     @model_validator(mode="after")
     def _can_be_laid_out(self) -> "VolumeSection":
         try:
@@ -306,7 +312,7 @@ class VolumeSection(Section):
         return max(UNIT_BYTES_MIN, min(most, 1 << (self.value_size - 1).bit_length()))
 
     def wish(self) -> VolumeWish:
-        same = {"name", "kind", "suite", "ttl_seconds", "share", "tenant", "layout", "copies"}
+        same = {"name", "kind", "suite", "ttl_seconds", "share", "tenant", "layout", "copies", "local_first"}
         unit_bytes = self.unit_size or self._fitting_unit()
         return VolumeWish(value_bytes=self.value_size, unit_bytes=unit_bytes, **self.model_dump(include=same))
 

@@ -30,6 +30,7 @@ from agent.local.label import (
     NoLabel,
     decode_label_untrusted,
 )
+from agent.pool.volume.settings import LOCAL_NGUID
 from agent.sizes import typed_size
 
 log = logging.getLogger(__name__)
@@ -222,7 +223,7 @@ def _new_label(section: LocalSection, descriptor: int, there: int) -> Label:
             f"{section.path} has {section.size or there} bytes, too few for a local namespace",
             f"give it {typed_size(least)} at the least, and far more to be of use",
         )
-    label = Label(os.urandom(16), size)
+    label = Label(LOCAL_NGUID + os.urandom(16 - len(LOCAL_NGUID)), size)
     os.pwrite(descriptor, label.encode(), 0)
     os.fdatasync(descriptor)
     log.info("%s is local namespace %s from now on, %d bytes", section.path, label.nguid.hex(), size)

@@ -4,7 +4,7 @@
      0  8  magic "g35local"
      8  4  version of this layout
     12  4  zero
-    16 16  NGUID, made at random with the label
+    16 16  NGUID: "g35l", and twelve bytes made at random with the label
     32  8  bytes of the namespace, a multiple of 4,096
     40  8  CRC-64/NVME of the 40 bytes before
     48  …  zero

@@ -218,7 +218,9 @@ def misplaced_values(
     G35Error."""
     settings = pool_map.settings(volume)
     placement_key = SecretKey(secret.reveal()[:32])
-    placement = Placement(placement_key, settings.extents, apart=settings.copies > 1)
+    placement = Placement(
+        placement_key, settings.extents, apart=settings.copies > 1, local_first=settings.local_first
+    )
     namespaces = {extent.nguid.hex(): extent.namespace for extent in settings.extents}
     values = 0
 

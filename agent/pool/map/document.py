@@ -37,7 +37,7 @@ from agent.inline.secrets import (
 from agent.pool.format.directory import SLOTS_PER_SET
 from agent.pool.format.sealed_slot import UNIT_BYTES_MIN, UNITS_MAX
 from agent.pool.map.names import TenantName, VolumeName, checked_name
-from agent.pool.volume.settings import KvShare, VolumeExtent, VolumeSettings
+from agent.pool.volume.settings import LOCAL_NGUID, KvShare, VolumeExtent, VolumeSettings
 
 DATA_START = 1 << 20
 """Where the first extent of a namespace begins; the superblocks lie before it."""
@@ -133,6 +133,8 @@ class MapVolume(_Document):
     settled: int = Field(default=0, ge=0, le=NAMESPACES_MAX)
     """Values may still lie where the first so many extents alone would have them (join.py); 0: none do."""
     copies: Literal[1, 2] = 1
+    local_first: bool = False
+    """Its first copies lie on servers' own SSDs, its second in enclosures (placement.py)."""
 
     @model_validator(mode="after")
     def _can_be_sealed(self) -> "MapVolume":
@@ -150,6 +152,8 @@ class MapVolume(_Document):
             raise ValueError(f"volume {self.name} cannot lie on KV namespaces")
         if self.copies > 1 and (self.kind != "kv" or self.kv_namespaces):
             raise ValueError(f"volume {self.name} keeps two copies: for key-value volumes in sets only")
+        if self.local_first and self.copies < 2:
+            raise ValueError(f"volume {self.name} of one copy has no first one")
         if self.earlier_secret and not self.key_epoch:
             raise ValueError(f"volume {self.name} has an earlier key before its first")
         return self
@@ -252,6 +256,7 @@ class PoolMap(_Document):
             ),
             volume.settled,
             volume.copies,
+            volume.local_first,
             bytes.fromhex(volume.names_of),
         )
 
@@ -318,12 +323,15 @@ class VolumeWish(_Document):
     tenant: TenantName = "default"
     layout: Layout = "auto"
     copies: Literal[1, 2] = 1
+    local_first: bool = False
 
     @model_validator(mode="after")
     def _can_be_sealed(self) -> "VolumeWish":
         _check_sizes(self.kind, self.value_bytes, self.unit_bytes)
         if self.copies > 1 and self.kind != "kv":
             raise ValueError("two copies are for key-value volumes")
+        if self.local_first and self.copies < 2:
+            raise ValueError("local_first says where the first of two copies lies: it wants copies = 2")
         return self
 
 
@@ -537,6 +545,12 @@ def new_volume(
         raise ConfigError(
             f"volume {wish.name} is to keep two copies, and lies on fewer than two namespaces of blocks",
             "add drives, give it a larger share, or take copies = 2 away",
+        )
+    if wish.local_first and len({each.nguid.startswith(LOCAL_NGUID.hex()) for each in extents}) < 2:
+        raise ConfigError(
+            f"volume {wish.name} is to keep its first copy on a server's own SSD and its second in an "
+            "enclosure, and does not lie on both",
+            "add a [[local]] namespace or an enclosure, or take local_first away",
         )
     volume = MapVolume(
         volume_id=uuid.uuid4().hex,

@@ -9,6 +9,11 @@ tells anything of the key, and nobody without the volume's secret can aim keys a
   namespace with more than half of the sets may get both candidates: with the other one always in the small
   rest, its keys would in effect have one choice.
 
+A volume may ask for its first copy on a server's own SSD and its second in an enclosure (`local_first`). Then
+the two kinds of namespaces are ranked apart, and a key has one candidate in each. Which server that is
+follows from the key, and not from who writes: so every agent finds both copies
+(docs/decisions/0057-a-servers-own-ssds.md).
+
 Two namespaces keep a volume of few sets from running full in one of them while the other has room, and let
 writes go on while an enclosure is away (docs/decisions/0003-candidates-in-two-namespaces.md). A joining
 namespace still moves about 1/N of the keys: it enters the first two ranks of 2/N of them, and displaces the
@@ -71,11 +76,20 @@ class Placement:
     """Candidates of keys in one volume. Immutable; a changed pool map makes a new one."""
 
     def __init__(
-        self, placement_key: SecretKey, extents: Sequence[VolumeExtent], *, apart: bool = False
+        self,
+        placement_key: SecretKey,
+        extents: Sequence[VolumeExtent],
+        *,
+        apart: bool = False,
+        local_first: bool = False,
     ) -> None:
         """`apart`: the two sets of a key lie in two namespaces wherever there are two: for a volume of two
-        copies."""
+        copies. `local_first`: the first of the two lies on a server's own SSD, the second in an enclosure,
+        wherever the volume lies on both kinds."""
         self._apart = apart
+        self._local_first = local_first
+        self._near: Placement | None = None
+        self._far: Placement | None = None
         self._key = placement_key
         self._blocks = BlockCipher(placement_key.reveal())
         if not extents:
@@ -88,12 +102,17 @@ class Placement:
         self._namespaces: NDArray[np.int64] = np.array([each.namespace for each in extents], dtype=np.int64)
         self._offsets: NDArray[np.uint64] = np.array([each.offset for each in extents], dtype=np.uint64)
         most = max(range(len(extents)), key=lambda number: extents[number].sets)
+        near = [extent for extent in extents if extent.is_local]
+        far = [extent for extent in extents if not extent.is_local]
+        if local_first and near and far:
+            self._near = Placement(placement_key, near, apart=True)
+            self._far = Placement(placement_key, far, apart=True)
         half = sum(extent.sets for extent in extents) / 2
         self._dominant = most if extents[most].sets > half and not self._apart else -1
 
     def over(self, extents: Sequence[VolumeExtent]) -> "Placement":
         """The placement of the same volume over other extents."""
-        return Placement(self._key, extents, apart=self._apart)
+        return Placement(self._key, extents, apart=self._apart, local_first=self._local_first)
 
     def pseudonym(self, key: bytes) -> bytes:
         """What stands for `key` (16 bytes) on flash."""
@@ -113,12 +132,18 @@ class Placement:
         high: int
         low, high = _WORDS.unpack(pseudonym)
         extents = self._extents
+        if self._near is not None and self._far is not None:
+            return self._near.best_set(low, high), self._far.best_set(low, high)
         if len(extents) == 1:
             return self._two_sets(0, low, high)
         best, runner_up = self._two_best(low)
         if best == self._dominant and self._two_best(_mixed(low))[0] == best and extents[best].sets > 1:
             return self._two_sets(best, low, high)
         return self._set_in(best, high), self._set_in(runner_up, high)
+
+    def best_set(self, low: int, high: int) -> Candidate:
+        """The set in the best-ranked namespace, by the two words of a pseudonym."""
+        return self._set_in(0 if len(self._extents) == 1 else self._two_best(low)[0], high)
 
     def places(self, pseudonyms: bytes, set_bytes: int) -> list[Rank]:
         """The candidates of many pseudonyms at once, the better-ranked of all of them first.
@@ -128,6 +153,8 @@ class Placement:
         """
         words = np.frombuffer(pseudonyms, dtype="<u8").reshape(-1, 2)
         low, high = words[:, 0].copy(), words[:, 1].copy()
+        if self._near is not None and self._far is not None:
+            return [each.best_places(low, high, set_bytes) for each in (self._near, self._far)]
         best, runner_up = self._ranked(low)
         first = self._set_numbers(best, high)
         second = self._set_numbers(runner_up, high)
@@ -138,6 +165,11 @@ class Placement:
             step = one + _mixed_all(low ^ self._seeds[best]) % np.maximum(of_best - one, one)
             second = np.where(both, (first + step) % of_best, second)
         return [self._rank(best, first, set_bytes), self._rank(runner_up, second, set_bytes)]
+
+    def best_places(self, low: NDArray[np.uint64], high: NDArray[np.uint64], set_bytes: int) -> Rank:
+        """As `best_set`, of many pseudonyms."""
+        best, _ = self._ranked(low)
+        return self._rank(best, self._set_numbers(best, high), set_bytes)
 
     def _shared(self, low: NDArray[np.uint64], best: NDArray[np.intp]) -> NDArray[np.bool_]:
         """Of which keys both sets lie in the best namespace, where one is dominant."""

@@ -2,10 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from agent.pool.format.directory import DIRECTORY_BYTES, SLOTS_PER_SET
 from agent.pool.format.occupancy import SetPlace
 from agent.pool.format.sealed_slot import HEADER_BYTES
+
+LOCAL_NGUID: Final = b"g35l"
+"""How the NGUID of a local namespace begins (agent/local/device.py). So every agent knows from the pool map
+alone which namespaces are a server's own SSDs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +21,11 @@ class VolumeExtent:
     nguid: bytes
     offset: int
     sets: int
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it lies on a server's own SSD, and not in an enclosure."""
+        return self.nguid.startswith(LOCAL_NGUID)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +57,8 @@ class VolumeSettings:
     (join.py). 0: none does."""
     copies: int = 1
     """2: each value in a slot of both its sets (replication.py)."""
+    local_first: bool = False
+    """Of two copies the first lies on a server's own SSD, the second in an enclosure (placement.py)."""
     names_of: bytes = b""
     """Of the kind `shared-names`: the id of the shared volume whose names it has."""
 

@@ -306,7 +306,10 @@ class Volume(PoolVolume):
         """Where values lay before namespaces joined, until all have moved."""
 
     def _place_keys(self, placement_key: SecretKey) -> Placement:
-        return Placement(placement_key, self.settings.extents, apart=self.settings.copies > 1)
+        settings = self.settings
+        return Placement(
+            placement_key, settings.extents, apart=settings.copies > 1, local_first=settings.local_first
+        )
 
     def _old_placement(self, settings: VolumeSettings) -> Placement | None:
         if not settings.settled_extents:

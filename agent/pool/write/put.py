@@ -217,7 +217,15 @@ class SlotWriter(Writer):
     def _best(
         self, channel: IoChannel, sets: list[CachedSet], exchange: bool
     ) -> tuple[CachedSet, Choice] | None:
-        return best_choice(sets, channel, self.pseudonym, self._volume.holds.held, exchange=exchange)
+        volume = self._volume
+        if volume.settings.local_first:
+            # The first copy on this machine, where that evicts nothing.
+            near = (each for each in sets if channel.is_local(each.namespace))
+            here = [each for each in near if channel.trusts(each.namespace)]
+            best = best_choice(here, channel, self.pseudonym, volume.holds.held, exchange=exchange)
+            if best is not None and not is_eviction(best[1]):
+                return best
+        return best_choice(sets, channel, self.pseudonym, volume.holds.held, exchange=exchange)
 
     def _new_generation(self, wall: float) -> int:
         return new_generation(wall)

@@ -31,6 +31,8 @@ class MemoryNamespace(Medium):
     unwritable: set[int] = field(default_factory=set)
     """Blocks whose writes end with Write Fault."""
     unflushable: bool = False
+    is_local: bool = False
+    """A device of the machine whose agent asks."""
     flushes: int = 0
     key: bytes = field(default_factory=lambda: next(_NGUIDS).to_bytes(16, "big"))
     began: int = 0
@@ -139,7 +141,7 @@ class MemoryChannel:
         return self._send.take(size)
 
     def is_local(self, namespace: int) -> bool:
-        return False
+        return self.namespaces[namespace].is_local
 
     def trusts(self, namespace: int) -> bool:
         return not self.namespaces[namespace].suspect

@@ -18,7 +18,7 @@ from agent.pool.read.get import SlotReader
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.directory_cache import DirectoryCache
-from agent.pool.volume.settings import Timing, VolumeExtent, VolumeSettings
+from agent.pool.volume.settings import LOCAL_NGUID, Timing, VolumeExtent, VolumeSettings
 from agent.pool.volume.volume import Volume
 from agent.pool.write.delete_and_pin import delete
 from agent.pool.write.put import PUT_FRESH_SECONDS, SlotWriter
@@ -42,14 +42,35 @@ def volume_settings(
     tenant: bytes = TENANT,
     volume_id: bytes = VOLUME_ID,
     copies: int = 1,
+    local: Sequence[int] = (),
 ) -> VolumeSettings:
-    """A volume with `sets[n]` sets on namespace n."""
+    """A volume with `sets[n]` sets on namespace n. `local`: those that are servers' own SSDs, where the first
+    copies lie."""
     extents = tuple(
-        VolumeExtent(number, nguid_of(number), EXTENT_AT, count) for number, count in enumerate(sets) if count
+        VolumeExtent(
+            number, local_nguid_of(number) if number in local else nguid_of(number), EXTENT_AT, count
+        )
+        for number, count in enumerate(sets)
+        if count
     )
     return VolumeSettings(
-        "v", tenant, volume_id, "kv", value_bytes, unit_bytes, suite, ttl_seconds, extents, copies=copies
+        "v",
+        tenant,
+        volume_id,
+        "kv",
+        value_bytes,
+        unit_bytes,
+        suite,
+        ttl_seconds,
+        extents,
+        copies=copies,
+        local_first=bool(local),
     )
+
+
+def local_nguid_of(number: int) -> bytes:
+    """As `nguid_of`, of a server's own SSD."""
+    return LOCAL_NGUID + nguid_of(number)[len(LOCAL_NGUID) :]
 
 
 class PoolAgent:
