@@ -3,105 +3,25 @@
 from __future__ import annotations
 
 import json
-import random
 import socket
 import uuid
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from agent.local.device import read_label
 from host_shim.control_wire import Outcome
-from host_shim.pool import Pool
 from nvmeof.authentication.secret import new_secret
-from tests.support.processes import Processes, Started
+from tests.support.local_rig import KEYS, LOCAL, LocalRig, free_port, value_of
+from tests.support.processes import Processes
 from tests.support.waiting import wait_until
-
-KEYS = [random.Random(f"local key {number}").randbytes(16) for number in range(24)]
-
-AGENT = """
-[agent]
-mount = "{folder}/mnt-{name}"
-state = "{folder}/state-{name}"
-key_file = "{folder}/root.key"
-read_deadline_ms = 2000
-[[volumes]]
-name = "kv"
-value_size = "64K"
-share = 0.9
-"""
-LOCAL = """
-[[local]]
-path = "{path}"
-size = "48M"
-export = "127.0.0.1:{port}"
-"""
-ENCLOSURE = """
-[[enclosures]]
-name = "server"
-address = "127.0.0.1"
-port = {port}
-nqn = "nqn.2014-08.org.nvmexpress:uuid:{uuid}"
-"""
-
-
-def value_of(key: bytes) -> bytes:
-    return random.Random(key).randbytes(60_000)
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
-
-
-class Rig:
-    """Agents on one machine, and their configurations."""
-
-    def __init__(self, processes: Processes, folder: Path) -> None:
-        self.processes = processes
-        self.folder = folder
-        self.ssd = folder / "ssd"
-        self.port = free_port()
-        assert self.g35("key", "new", folder / "root.key")[0] == 0
-        self.configure("one", LOCAL.format(path=self.ssd, port=self.port))
-
-    def configure(self, name: str, *tables: str) -> Path:
-        path = self.folder / f"{name}.toml"
-        path.write_text(AGENT.format(folder=self.folder, name=name) + "".join(tables))
-        return path
-
-    def g35(self, *words: str | Path) -> tuple[int, str]:
-        started = self.processes.g35(*words)
-        return started.process.wait(60), started.output
-
-    def verb(self, name: str, *words: str) -> tuple[int, str]:
-        return self.g35(*words, "--config", self.folder / f"{name}.toml")
-
-    def agent(self, name: str) -> Started:
-        started = self.processes.g35("agent", "--config", self.folder / f"{name}.toml")
-        started.wait_for_line("ready", 60)
-        return started
-
-    def pool(self, name: str) -> Pool:
-        return Pool(self.folder / f"mnt-{name}")
-
-    def status(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / f"mnt-{name}/.g35/status.json").read_text())
-        return found
-
-    @property
-    def as_enclosure(self) -> str:
-        return ENCLOSURE.format(port=self.port, uuid=uuid.UUID(bytes=read_label(self.ssd).nguid))
 
 
 @pytest.fixture
-def rig(processes: Processes, tmp_path: Path) -> Rig:
-    return Rig(processes, tmp_path)
+def rig(processes: Processes, tmp_path: Path) -> LocalRig:
+    return LocalRig(processes, tmp_path)
 
 
-def test_every_agent_sees_one_namespace_and_its_server_may_go(rig: Rig) -> None:
+def test_every_agent_sees_one_namespace_and_its_server_may_go(rig: LocalRig) -> None:
     assert rig.verb("one", "pool", "format")[0] == 0
     rig.configure("two", rig.as_enclosure)
     one = rig.agent("one")
@@ -148,7 +68,7 @@ def test_every_agent_sees_one_namespace_and_its_server_may_go(rig: Rig) -> None:
     assert "Traceback" not in one.output + two.output
 
 
-def test_a_device_is_one_agents_and_one_tables(rig: Rig) -> None:
+def test_a_device_is_one_agents_and_one_tables(rig: LocalRig) -> None:
     assert rig.verb("one", "pool", "format")[0] == 0
     one = rig.agent("one")
     hard = rig.folder / "hard"
@@ -171,7 +91,7 @@ def test_a_device_is_one_agents_and_one_tables(rig: Rig) -> None:
     assert "cannot serve local namespaces" in said
 
 
-def test_the_way_over_loopback_stands_behind_the_one_in_place(rig: Rig) -> None:
+def test_the_way_over_loopback_stands_behind_the_one_in_place(rig: LocalRig) -> None:
     """An agent may have the same list of enclosures as all others, its own server among them."""
     assert rig.verb("one", "pool", "format")[0] == 0
     rig.configure("one", LOCAL.format(path=rig.ssd, port=rig.port), rig.as_enclosure)
@@ -188,7 +108,7 @@ def test_the_way_over_loopback_stands_behind_the_one_in_place(rig: Rig) -> None:
     assert one.stop(30) == 0
 
 
-def test_other_agents_prove_who_they_are_where_a_hosts_file_says_so(rig: Rig) -> None:
+def test_other_agents_prove_who_they_are_where_a_hosts_file_says_so(rig: LocalRig) -> None:
     secret, hosts = rig.folder / "secret", rig.folder / "hosts"
     text = new_secret().text()
     for path, content in ((secret, text + "\n"), (hosts, f"nqn.2014-08.org.nvmexpress:uuid:x {text}\n")):
