@@ -103,7 +103,7 @@ def open_device(section: LocalSection) -> Device:
     except OSError as failed:
         if failed.errno in (errno.EBUSY, errno.ETXTBSY):
             raise DeviceInUse(
-                f"{path} is in use: mounted, or part of another device",
+                f"{path} is in use: by another agent, mounted, or part of another device",
                 "see lsblk; a device of [[local]] belongs to g35 alone",
             ) from None
         raise G35Error(f"cannot open {path}: {failed.strerror or failed}", "see its mode and owner") from None

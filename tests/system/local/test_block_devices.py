@@ -1,0 +1,76 @@
+"""A block device of this kernel as a local namespace: a loop device, which only root can make."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.config.local_section import LocalSection
+from agent.errors import UserError
+from agent.local.device import DeviceInUse, open_device, same_device
+from agent.local.storage import DeviceStorage
+from nvmeof.controller.storage import Scratch
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def loop(tmp_path: Path) -> Iterator[Path]:
+    """A loop device over a blank file `backing`."""
+    if os.geteuid() or shutil.which("losetup") is None:
+        pytest.skip("a loop device takes root, and losetup")
+    with (tmp_path / "backing").open("wb") as file:
+        file.truncate(64 * MIB)
+    made = subprocess.run(
+        ["losetup", "-f", "--show", tmp_path / "backing"], capture_output=True, text=True, check=False
+    )
+    if made.returncode:
+        pytest.skip(f"no loop device: {made.stderr.strip()}")
+    path = Path(made.stdout.strip())
+    try:
+        yield path
+    finally:
+        subprocess.run(["losetup", "-d", path], check=True)
+
+
+def test_a_block_device_is_read_and_written_in_place(loop: Path, tmp_path: Path) -> None:
+    storage = DeviceStorage(open_device(LocalSection(path=loop)))
+    assert storage.device.label.size == 63 * MIB
+    payload = os.urandom(MIB)
+    storage.write(5 * MIB, memoryview(payload), placed=False)
+    storage.write(7 * MIB + 100, memoryview(payload)[:1000], placed=False)
+    storage.flush()
+    assert storage.read(5 * MIB, MIB, Scratch(MIB)) == payload
+    assert bytes(storage.read(7 * MIB, 4096, Scratch(MIB))[100:1100]) == payload[:1000]
+    for taken in (loop, tmp_path / "backing"):
+        with pytest.raises(DeviceInUse):
+            open_device(LocalSection(path=taken))
+    storage.close()
+    again = open_device(LocalSection(path=loop))
+    assert again.label == storage.device.label
+    again.close()
+    (tmp_path / "alias").symlink_to(loop)
+    assert same_device([loop, tmp_path / "alias"]) == (loop, tmp_path / "alias")
+
+
+def test_a_device_with_a_file_system_is_left_alone_mounted_or_not(loop: Path, tmp_path: Path) -> None:
+    if shutil.which("mkfs.ext4") is None:
+        pytest.skip("there is no mkfs.ext4")
+    subprocess.run(["mkfs.ext4", "-q", loop], check=True)
+    before = (tmp_path / "backing").read_bytes()
+    with pytest.raises(UserError, match="it was not touched"):
+        open_device(LocalSection(path=loop))
+    assert (tmp_path / "backing").read_bytes() == before
+    mount = tmp_path / "mounted"
+    mount.mkdir()
+    subprocess.run(["mount", loop, mount], check=True)
+    try:
+        with pytest.raises(DeviceInUse, match="in use: by another agent, mounted"):
+            open_device(LocalSection(path=loop))
+    finally:
+        subprocess.run(["umount", mount], check=True)
