@@ -10,6 +10,8 @@ from itertools import product
 from types import MappingProxyType
 
 SIZES = MappingProxyType({"64k": 1 << 16, "1m": 1 << 20, "4m": 1 << 22})
+BATCH_SIZES = MappingProxyType({"64k": 1 << 16, "16k": 1 << 14, "4k": 1 << 12})
+"""Of values that move in batches."""
 FILE_SIZES = MappingProxyType({"2m": 2 << 20, "16m": 16 << 20, "64m": 64 << 20})
 """Of files that are read and written whole, by path."""
 VALUE_BY_PATH = MappingProxyType({"2m": "2m", "16m": "16m", "64m": "16m"})
@@ -43,7 +45,7 @@ class Entry:
 
     @property
     def value_bytes(self) -> int:
-        return SIZES[self.size] if self.size in SIZES else FILE_SIZES[self.size]
+        return (SIZES | BATCH_SIZES | FILE_SIZES)[self.size]
 
     @property
     def in_rounds(self) -> bool:
@@ -120,6 +122,11 @@ def _entries() -> Iterable[Entry]:
             f"{what}, {verb}s, {in_flight} in flight", size, f"raw_tcp_{size}",
             tls=peer.endswith("_tls"), in_flight=in_flight, by_name=name not in PEERS_ASKED,
         )  # fmt: skip
+    for verb, size in product(("get", "put"), BATCH_SIZES):
+        what = f"/kv {verb}s, 32 keys a call, registered memory, four threads"
+        name, peer = f"kv_{verb}_{size}_b32", f"redis_{verb}_{size}_b32"
+        yield Entry(peer, f"redis_{verb}_batch", RATE, f"Redis, {verb}s, pipelines of 32, four clients", size)
+        yield Entry(name, f"kv_{verb}_batch", RATE, what, size, peer)
     for verb, size in product(("get", "put"), FILE_SIZES):
         asked = size != "16m"
         floor = f"by_path_{verb}_{VALUE_BY_PATH[size]}"

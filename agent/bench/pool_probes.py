@@ -72,6 +72,15 @@ class PoolProbe:
     batch: int = BATCH
     in_flight: int = IN_FLIGHT
     registered: bool = False
+    value_bytes: int = 0
+    """Of the values, where that is less than the shape's slots take."""
+
+    def __post_init__(self) -> None:
+        self.value_bytes = self.value_bytes or self.shape.value_bytes
+
+    def prefix(self, verb: str) -> str:
+        """Of the keys: values of several lengths may lie in one pool."""
+        return verb if self.value_bytes == self.shape.value_bytes else f"{verb} {self.value_bytes}"
 
 
 @dataclass
@@ -82,10 +91,11 @@ class GetProbe(PoolProbe):
 
     def prepare(self) -> None:
         self.site = self.sites.pool(self.shape)
-        contents = Contents(self.shape.value_bytes)
-        store(self.site, contents, "get", values_got(self.shape.value_bytes))
+        contents = Contents(self.value_bytes)
+        prefix = self.prefix("get")
+        store(self.site, contents, prefix, values_got(self.value_bytes))
         new_buffer = self.site.memory if self.registered else pages
-        self._gets = Gets(self.site, contents, self.batch, new_buffer, self.in_flight)
+        self._gets = Gets(self.site, contents, self.batch, new_buffer, self.in_flight, prefix)
 
     def round(self, seconds: float) -> Sample:
         timed = self._gets.timed(seconds, LATENCIES_MIN if self.median_only else 0)
@@ -103,12 +113,13 @@ class Gets:
         batch: int = BATCH,
         new_buffer: Callable[[int], memoryview] = pages,
         in_flight: int = IN_FLIGHT,
+        prefix: str = "get",
     ) -> None:
         count = values_got(contents.value_bytes)
         self._site = site
         self._together = together_clocked if batch == 1 else together
         self._readers = [
-            _Reader(site, contents, list(range(first, count, in_flight)), batch, new_buffer)
+            _Reader(site, contents, list(range(first, count, in_flight)), batch, new_buffer, prefix)
             for first in range(in_flight)
         ]
 
@@ -132,11 +143,12 @@ class _Reader:
         numbers: list[int],
         batch: int,
         new_buffer: Callable[[int], memoryview] = pages,
+        prefix: str = "get",
     ) -> None:
         self._site, self._contents = site, contents
         self._get_many, self._get_into = site.volume.get_many, site.volume.get_into
         self._buffers = [new_buffer(contents.value_bytes) for _ in range(min(batch, len(numbers)))]
-        keys = [(number, key_of(f"get {number}")) for number in numbers]
+        keys = [(number, key_of(f"{prefix} {number}")) for number in numbers]
         self._round_about = itertools.cycle(keys)
         self._last: list[int] = []
 
@@ -171,9 +183,11 @@ class PutProbe(PoolProbe):
     """Puts."""
 
     def prepare(self) -> None:
-        site, size = self.sites.pool(self.shape), self.shape.value_bytes
+        site, size = self.sites.pool(self.shape), self.value_bytes
         contents = Contents(size, site.memory if self.registered else None)
-        self._puts = Puts(site, contents, pages(size), batch=self.batch, in_flight=self.in_flight)
+        self._puts = Puts(
+            site, contents, pages(size), self.prefix("put"), batch=self.batch, in_flight=self.in_flight
+        )
 
     def round(self, seconds: float) -> Sample:
         return rate(self._puts.timed(seconds))

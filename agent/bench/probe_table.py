@@ -12,6 +12,7 @@ from agent.bench.client_process import LineClient, cost, speed
 from agent.bench.floors import AesProbe, FuseMemoryProbe, RawTcpProbe
 from agent.bench.pool_probes import GetProbe, PutProbe, puts_at_a_time, shape_for, values_got
 from agent.bench.prestage_probes import PrestagedProbe
+from agent.bench.redis_pipelines import PIPELINED, PipelineProbe
 from agent.bench.redis_probes import RedisProbe
 from agent.bench.rounds import Probe, Sample
 from agent.bench.shared_probes import FileProbe
@@ -19,6 +20,8 @@ from agent.bench.sites import PoolShape, Sites
 from agent.bench.virtiofs_probes import MOUNT, VIRTIOFS, ClientProbe, FileCpuProbe
 from agent.errors import G35Error
 
+SLOT_BYTES_MIN = 1 << 16
+"""A volume has no smaller slots."""
 SECONDS_MIN = 0.5
 """Two processes and a connection are set up each time; less would measure little else."""
 
@@ -36,6 +39,11 @@ def _redis(verb: str, *, median_only: bool = False) -> Callable[[Sites, Entry], 
 
 def _one_get(sites: Sites, shape: PoolShape) -> Probe:
     return GetProbe(sites, shape, batch=1, in_flight=1, median_only=True)
+
+
+def _batches(probe: type[GetProbe | PutProbe], sites: Sites, entry: Entry) -> Probe:
+    shape = shape_for(max(entry.value_bytes, SLOT_BYTES_MIN))
+    return probe(sites, shape, batch=PIPELINED, registered=True, value_bytes=entry.value_bytes)
 
 
 def _file(folder: str, verb: str, *, direct: bool = True) -> Callable[[Sites, Entry], Probe]:
@@ -65,6 +73,10 @@ PROBES: Mapping[str, Callable[[Sites, Entry], Probe]] = {
     "kv_put_in_flight": lambda sites, entry: PutProbe(
         sites, shape_for(entry.value_bytes), batch=1, in_flight=entry.in_flight, registered=True
     ),
+    "kv_get_batch": lambda sites, entry: _batches(GetProbe, sites, entry),
+    "kv_put_batch": lambda sites, entry: _batches(PutProbe, sites, entry),
+    "redis_get_batch": lambda sites, entry: PipelineProbe(sites, "get", entry.value_bytes),
+    "redis_put_batch": lambda sites, entry: PipelineProbe(sites, "put", entry.value_bytes),
     "prestaged_get_in_flight": lambda sites, entry: PrestagedProbe(
         sites, shape_for(entry.value_bytes), entry.in_flight
     ),
