@@ -67,6 +67,9 @@ class ReturnWriter(SlotWriter):
             yield from self._name(channel, reservation, slot_write, length, deadline)
         self._count_stored(channel, length)
 
+    def _note_removed(self, channel: IoChannel, marks: list[bytes]) -> None:
+        """Where its mark comes back, it leads to the same value."""
+
     def _mark_stands(self, sets: tuple[CachedSet, ...]) -> bool:
         """Whether the one mark that the key may have left is the one that it came up by, and no set names
         it. Asked with the sets' writers held."""

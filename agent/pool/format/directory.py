@@ -309,12 +309,17 @@ class Directory:
             slot = lasts.find(wanted, slot + 1)
         return found
 
-    def unmark(self, pseudonym: bytes) -> list[int]:
-        """Take out the marks that this key may have left; their slots. The entries stay."""
-        found = self.marks(pseudonym)
-        for slot in found:
+    def unmark(self, pseudonym: bytes) -> list[bytes]:
+        """Take out the marks that this key may have left. The entries stay."""
+        return self.unmark_slots(self.marks(pseudonym))
+
+    def unmark_slots(self, slots: Iterable[int]) -> list[bytes]:
+        """Take out the ghosts of some slots, and return them."""
+        ghosts = []
+        for slot in slots:
+            ghosts.append(self.ghost(slot))
             self.unmark_slot(slot)
-        return found
+        return ghosts
 
     def unmark_slot(self, slot: int) -> None:
         """Take out a slot's ghost. The entry stays."""

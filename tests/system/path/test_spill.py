@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,9 @@ def test_what_is_evicted_comes_up_and_the_verbs_tell_of_it(processes: Processes,
         assert (row["volume"], row["bundles"] > 0) == ("kv", True)
         (first, *_) = [path for path in below.rglob("*") if path.is_file()]
         first.write_bytes(first.read_bytes()[:5000])
-        (first.parent / ".part-left").write_bytes(b"left by a crash")
+        left = first.parent / ".part-left"
+        left.write_bytes(b"left by a crash")
+        os.utime(left, (0, 0))
         (found,) = json.loads(verb("scrub", "--json"))
         assert (found["bad_count"], found["leftovers"]) == (1, 1)
         assert found["bad_values"] > 0, "those of the bundle that was cut before its first value's end"
