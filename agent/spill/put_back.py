@@ -76,9 +76,8 @@ class ReturnWriter(SlotWriter):
         if any(cached.directory is None or cached.directory.find_all(self.pseudonym) for cached in sets):
             return False
         found = [
-            ((cached.namespace, cached.offset), slot, cached.directory.ghost(slot))
-            for cached, slot in self._volume.marks(sets, self.pseudonym)
+            ((cached.namespace, cached.offset), cached.directory.mark(at))
+            for cached, at in self._volume.marks(sets, self.pseudonym)
             if cached.directory is not None
         ]
-        returning = self._returning
-        return found == [(returning.set_place, returning.slot, returning.mark)]
+        return found == [(self._returning.set_place, self._returning.mark)]

@@ -109,6 +109,8 @@ def agent_toml(
             volumes.append(("shared", "shared", "1M", SHARED_SHARE))
     for name, kind, value_size, share in volumes:
         section = {"name": name, "kind": kind, "value_size": value_size}
+        if kind == "kv" and options.spill is not None:
+            section |= {"marks": 340}
         sections.append(("[[volumes]]", section | {"suite": options.suite, "share": share}))
     # A string, a number, a truth value and a list of them are written in TOML as they are in JSON.
     written = [

@@ -160,7 +160,9 @@ class UpOptions:
     spill: Annotated[
         Path | None,
         typer.Option(
-            parser=Path, metavar="<path>", help="A folder for values of `kv` that are evicted, 64 GiB of them."
+            parser=Path,
+            metavar="<path>",
+            help="A folder for values of `kv` that are evicted, 64 GiB of them.",
         ),
     ] = None
     prestage_memory: Annotated[

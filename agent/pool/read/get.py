@@ -14,8 +14,9 @@ from typing import Final
 
 from agent.inline.cipher_suites import PROOF_BYTES, Place
 from agent.pool.counters import MissCause
+from agent.pool.format.mark_block import located, may_be_of
 from agent.pool.format.sealed_slot import HEADER_BYTES, OpenSlot
-from agent.pool.format.spill_mark import could_be, decode, sixteenths_of
+from agent.pool.format.spill_mark import sixteenths_of
 from agent.pool.late_answers import has_arrived, miss_cause_of, wait_for
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.read.reader_base import Request, Source, UnitReader
@@ -89,13 +90,14 @@ class SlotReader(UnitReader):
         stays."""
         volume, is_first = self._volume, self._open is None
         with volume.borrowed(self.pseudonym) as sets:
-            for cached, slot in volume.marks(sets, self.pseudonym):
-                ghost = yield from _mark_since(
-                    request.channel, request.deadline, volume, cached, slot, self.pseudonym, began
+            for cached, at in volume.marks(sets, self.pseudonym):
+                mark = yield from _mark_since(
+                    request.channel, request.deadline, volume, cached, at, self.pseudonym, began
                 )
-                if ghost is None:
+                if mark is None:
                     continue
-                sealed = below.fetch(decode(ghost))
+                item, slot = located(mark, at)
+                sealed = below.fetch(item)
                 if isinstance(sealed, MissCause):
                     cause = sealed
                     continue
@@ -105,7 +107,7 @@ class SlotReader(UnitReader):
                     request.tally.gets_from_g4 += is_first
                     request.tally.bytes_from_g4 += len(sealed)
                     if is_first:
-                        found = FoundMark(place, (cached.namespace, cached.offset), slot, ghost)
+                        found = FoundMark(place, (cached.namespace, cached.offset), slot, mark)
                         below.served(self.pseudonym, self.key, sealed, found)
                     self._lend(sealed, below)
                     self._give_back_at_end(request, served)
@@ -397,12 +399,12 @@ def length_below(volume: Volume, channel: IoChannel, key: bytes, deadline: float
         return None
     wanted = sixteenths_of(HEADER_BYTES, volume.settings.slot_bytes)
     with volume.borrowed(pseudonym) as sets:
-        for cached, slot in volume.marks(sets, pseudonym):
-            ghost = yield from _mark_since(channel, deadline, volume, cached, slot, pseudonym, began)
-            if ghost is None:
+        for cached, at in volume.marks(sets, pseudonym):
+            mark = yield from _mark_since(channel, deadline, volume, cached, at, pseudonym, began)
+            if mark is None:
                 continue
-            mark = decode(ghost)
-            sealed = below.fetch(mark._replace(sixteenths=min(mark.sixteenths, wanted)))
+            item, slot = located(mark, at)
+            sealed = below.fetch(item._replace(sixteenths=min(item.sixteenths, wanted)))
             if isinstance(sealed, MissCause):
                 continue
             header = memoryview(bytes(sealed[:HEADER_BYTES]))
@@ -418,12 +420,12 @@ def _mark_since(
     deadline: float,
     volume: Volume,
     cached: CachedSet,
-    slot: int,
+    at: int,
     pseudonym: bytes,
     began: float,
 ) -> Steps[bytes | None]:
-    """The mark of a key in a slot, by a directory whose read went out since the get `began`; None: it may not
-    be followed.
+    """The mark of a key at a place, by a directory whose read went out since the get `began`. None: it may
+    not be followed.
 
     An object in G4 is not zeroed by a delete, as a slot is. A delete that was over before the get has left no
     mark in such a directory. A read that a write of ours crosses says nothing, so there are two."""
@@ -435,7 +437,7 @@ def _mark_since(
     directory = cached.directory
     if directory is None:
         return None
-    ghost, removed = directory.ghost(slot), volume.removed_marks
-    if not could_be(ghost, pseudonym) or removed.is_removed(pseudonym, ghost, channel.now()):
+    mark, removed = directory.mark(at), volume.removed_marks
+    if not may_be_of(mark, pseudonym) or removed.is_removed(pseudonym, mark, channel.now()):
         return None
-    return ghost
+    return mark

@@ -19,7 +19,7 @@ from typing import ClassVar, Final
 from agent.inline.cipher_suites import Place
 from agent.inline.secrets import SecretKey, new_volume_secret
 from agent.pool.counters import MissCause
-from agent.pool.format.directory import DIRECTORY_BYTES, KEY_BYTES, SLOTS_PER_SET, Entry
+from agent.pool.format.directory import KEY_BYTES, SLOTS_PER_SET, Entry
 from agent.pool.format.occupancy import Occupancy, SetPlace
 from agent.pool.format.sealed_slot import SlotCodec
 from agent.pool.late_answers import wait_for
@@ -349,7 +349,7 @@ class Volume(PoolVolume):
         return extent.offset + candidate.set_number * self.settings.set_bytes
 
     def slot_offset(self, cached: CachedSet, slot: int) -> int:
-        return cached.offset + DIRECTORY_BYTES + slot * self.settings.slot_bytes
+        return cached.offset + self.settings.directory_bytes + slot * self.settings.slot_bytes
 
     def place(self, cached: CachedSet, slot: int) -> Place:
         """A slot as the cipher sees it: its number counts through all sets of the namespace."""
@@ -465,7 +465,7 @@ class Volume(PoolVolume):
             batch: list[tuple[CachedSet, int, memoryview, Pending]] = []
             asked_at = channel.now()
             for cached in sets[start : start + in_flight]:
-                block = memoryview(bytearray(DIRECTORY_BYTES))
+                block = memoryview(bytearray(self.settings.directory_bytes))
                 writes = cached.writes
                 batch.append((cached, writes, block, channel.read(cached.namespace, cached.offset, block)))
             for cached, writes, block, pending in batch:
@@ -488,7 +488,8 @@ class Volume(PoolVolume):
         return worst
 
     def marks(self, sets: Sequence[CachedSet], pseudonym: bytes) -> list[tuple[CachedSet, int]]:
-        """The slots whose marks say that the key is in G4: mostly none, seldom a foreign one."""
+        """The places (`Directory.marks`) of marks that say that the key is in G4: mostly none, seldom a
+        foreign one."""
         found = []
         for cached in sets:
             directory = cached.directory
@@ -504,7 +505,7 @@ class Volume(PoolVolume):
             (cached, slot)
             for cached, slot in self.marks(sets, pseudonym)
             if cached.directory is not None
-            and not self.removed_marks.is_removed(pseudonym, cached.directory.ghost(slot), now)
+            and not self.removed_marks.is_removed(pseudonym, cached.directory.mark(slot), now)
         ]
 
     def absence(self, sets: Sequence[CachedSet], pseudonym: bytes, trouble: MissCause | None) -> MissCause:

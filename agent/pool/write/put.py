@@ -421,7 +421,7 @@ class SlotWriter(Writer):
         with cached.guard:
             assert cached.directory is not None
             image = cached.directory.copy()
-        self._marks = [image.ghost(slot) for slot in image.marks(self.pseudonym)]
+        self._marks = [image.mark(place) for place in image.marks(self.pseudonym)]
         return image, self._install(channel, reservation, image, length)
 
     def _install(self, channel: IoChannel, reservation: Reservation, image: Directory, length: int) -> Entry:

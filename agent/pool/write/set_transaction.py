@@ -18,7 +18,7 @@ from collections.abc import Collection
 from typing import Final
 
 from agent.pool.counters import MissCause
-from agent.pool.format.directory import Directory, Entry
+from agent.pool.format.directory import SLOTS_PER_SET, Directory, Entry
 from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.late_answers import wait_for
 from agent.pool.steps import Acquire, IoChannel, Pending, Steps
@@ -155,19 +155,20 @@ class SetTransaction:
         may have them still."""
         with cached.guard:
             directory = cached.directory
-            slots = directory.marks(pseudonym) if directory is not None else []
-        if not slots:
+            places = directory.marks(pseudonym) if directory is not None else []
+        if not places:
             return False, None
-        return True, (yield from self.unmark_slots(cached, pseudonym, slots, deadline))
+        return True, (yield from self.unmark_at(cached, pseudonym, places, deadline))
 
-    def unmark_slots(
-        self, cached: CachedSet, pseudonym: bytes, slots: Collection[int], deadline: float
+    def unmark_at(
+        self, cached: CachedSet, pseudonym: bytes, places: Collection[int], deadline: float
     ) -> Steps[MissCause | None]:
-        """Take out a key's marks in these slots. None: flash has them no more."""
+        """Take out a key's marks at these places. None: flash has them no more."""
         with cached.guard:
             assert cached.directory is not None
-            marks = cached.directory.unmark_slots(slots)
+            marks = cached.directory.unmark_at(places)
             image = cached.directory.image()
+        slots = [place for place in places if place < SLOTS_PER_SET]
         cause = yield from self.write(cached, image, slots, deadline)
         if cause is None:
             self._volume.removed_marks.note(pseudonym, marks, self._channel.now())

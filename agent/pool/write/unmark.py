@@ -66,7 +66,7 @@ def look_again(volume: Volume, channel: IoChannel, pseudonym: bytes, deadline: f
                 slots = [each for each in found if isinstance(each, int)]
                 if slots:
                     removed.found_again += len(slots)
-                    yield from change.unmark_slots(cached, pseudonym, slots, deadline)
+                    yield from change.unmark_at(cached, pseudonym, slots, deadline)
                 for entry in found:
                     if isinstance(entry, Found):
                         yield from change.clear(entry, deadline)
@@ -81,7 +81,7 @@ def _came_back(volume: Volume, channel: IoChannel, cached: CachedSet, pseudonym:
         if directory is None or directory.in_doubt:
             return []
         for slot in directory.marks(pseudonym):
-            if removed.is_removed(pseudonym, directory.ghost(slot), now):
+            if removed.is_removed(pseudonym, directory.mark(slot), now):
                 found.append(slot)
         for slot in directory.find_all(pseudonym):
             entry = directory.entry(slot)

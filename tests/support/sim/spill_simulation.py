@@ -84,7 +84,10 @@ class SpillSimulation(PoolSimulation):
         sets = (1,) * rng.choice([1, 1, 1, 2])
         self.namespaces = [SimNamespace(1 << 40) for _ in sets]
         self.value_bytes = rng.choice([4096, 12288])
-        self.settings = volume_settings(sets, value_bytes=self.value_bytes, suite=rng.choice(SUITES))
+        suite, mark_blocks = rng.choice(SUITES), rng.choice([0, 1])
+        self.settings = volume_settings(
+            sets, value_bytes=self.value_bytes, suite=suite, mark_blocks=mark_blocks
+        )
         self.keys = int(self.settings.slots * 1.3)
         self.place_faults = rng.random() < 0.6
 

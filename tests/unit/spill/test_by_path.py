@@ -9,6 +9,8 @@ from agent.pool.format.sealed_slot import HEADER_BYTES
 from tests.support.pool.memory_pool import SUITES, MemoryPool, key_of
 from tests.support.pool.spill_pool import MemoryTarget, SpillingAgent, evict_all, full, value_of
 
+pytestmark = pytest.mark.usefixtures("mark_blocks")
+
 
 def spilled(suite: str = SUITES[0]) -> tuple[SpillingAgent, MemoryTarget]:
     target = MemoryTarget()

@@ -103,8 +103,10 @@ def test_a_folder_for_what_is_evicted_is_configured_for_kv_alone(tmp_path: Path)
         chosen = UpOptions(spill=tmp_path, value_size=value_size)
         chosen.check()
         text = agent_toml(Layout(tmp_path), tmp_path / "mnt", [nowhere], chosen)
-        [section] = parse_configuration(tomllib.loads(text), "the configuration").spill
+        parsed = parse_configuration(tomllib.loads(text), "the configuration")
+        [section] = parsed.spill
         assert (section.folder, section.volumes, section.max_bytes) == (tmp_path, ("kv",), 64 << 30)
+        assert {each.name: each.marks for each in parsed.volumes}["kv"] == 340
         assert section.bundle >= bytes_wanted(parse_size(value_size) + HEADER_BYTES)
     with pytest.raises(BadParameter, match="there is no folder"):
         UpOptions(spill=tmp_path / "missing").check()
