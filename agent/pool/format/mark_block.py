@@ -27,6 +27,7 @@ MARKS_MAX: Final = 340
 _FIRST: Final = 16
 _CRC_AT: Final = 12
 _NAME_BYTES: Final = 5
+_BLANK: Final = bytes(MARK_BLOCK_BYTES)
 _IS_THERE: Final = 0x80
 _SLOT: Final = 0x3F
 _MARK: Final = struct.Struct(f"<{_NAME_BYTES}sBIH")
@@ -84,7 +85,7 @@ class MarkBlock:
     def _checksum(self) -> int:
         """Of a block of zeros it is zero, for none was ever written."""
         _U32.pack_into(self.raw, _CRC_AT, 0)
-        return zlib.crc32(self.raw) if any(self.raw) else 0
+        return zlib.crc32(self.raw) if self.raw != _BLANK else 0
 
     def image(self) -> bytes:
         """The block as it is to be written."""
