@@ -17,8 +17,9 @@ from typing import Protocol, cast
 
 from agent.claims.trace import Trace, next_requests
 from agent.inline.secrets import SecretKey
-from agent.pool.format.directory import KEY_BYTES, SLOTS_PER_SET, Directory, Entry
+from agent.pool.format.directory import DIRECTORY_BYTES, KEY_BYTES, SLOTS_PER_SET, Directory, Entry
 from agent.pool.format.eviction_choice import Choice
+from agent.pool.format.mark_block import MARK_BLOCK_BYTES
 from agent.pool.format.spill_mark import SpillMark, is_mark
 from agent.pool.steps import IoChannel
 from agent.pool.volume.directory_cache import CachedSet
@@ -203,10 +204,13 @@ class PoolCache:
     def _left_by(self, choice: Choice) -> bytes | None:
         return ghost_of(choice)
 
+    def _directory(self) -> Directory:
+        return Directory()
+
     def _set(self, namespace: int, number: int) -> CachedSet:
         cached = self._sets.get((namespace, number))
         if cached is None:
-            cached = CachedSet(namespace, number, directory=Directory())
+            cached = CachedSet(namespace, number, directory=self._directory())
             self._sets[namespace, number] = cached
         return cached
 
@@ -227,8 +231,12 @@ class SpillingPoolCache(PoolCache):
     """As `PoolCache`, with G4 below: its marks, as agent/spill leaves and follows them. Every copy is made in
     time."""
 
-    def __init__(self, capacity: int, trace: Trace, secret: SecretKey, *, all_values: bool) -> None:
+    def __init__(
+        self, capacity: int, trace: Trace, secret: SecretKey, *, all_values: bool, mark_blocks: int = 1
+    ) -> None:
+        """`mark_blocks`: see `VolumeSettings`."""
         super().__init__(capacity, trace, secret)
+        self._directory_bytes = DIRECTORY_BYTES + mark_blocks * MARK_BLOCK_BYTES
         self.copied = 0
         """Values that went down."""
         self.from_below = 0
@@ -236,6 +244,9 @@ class SpillingPoolCache(PoolCache):
         self._all_values = all_values
         self._below: set[bytes] = set()
         self._came_up: set[bytes] = set()
+
+    def _directory(self) -> Directory:
+        return Directory(bytes(self._directory_bytes))
 
     def _left_by(self, choice: Choice) -> bytes | None:
         victim = choice.victim

@@ -83,7 +83,7 @@ def status(config: Config, as_json: AsJson = False) -> None:
 def scrub(config: Config, as_json: AsJson = False) -> None:
     """Check all bundles; delete what no value can come from.
 
-    That is bundles without a good value, and what a crash left half written.
+    That is bundles without a good value, and what a crash left half written an hour ago or before.
     """
     configuration, pool_map = _places(config)
     results = []
@@ -97,6 +97,7 @@ def scrub(config: Config, as_json: AsJson = False) -> None:
                 f"{counted(found.values, 'good value')}, {counted(found.bad_values, 'bad value')}; "
                 f"{counted(found.bad_count, 'bundle')} deleted, "
                 f"{counted(found.leftovers, 'leftover')} deleted"
+                + (f", {found.being_written} being written" if found.being_written else "")
             )
     if as_json:
         print(json.dumps(results, indent=1))

@@ -33,6 +33,7 @@ from agent.config.spill_section import SpillSection
 from agent.errors import ConfigError, expected_there
 from agent.host_os.cpu_idle import StayAwake
 from agent.inline.cipher_suites import UNIT_BYTES_MAX
+from agent.pool.format.directory import SLOTS_PER_SET
 from agent.pool.format.sealed_slot import UNIT_BYTES_MIN
 from agent.pool.map.document import (
     VALUE_BYTES_MAX,
@@ -290,6 +291,11 @@ class VolumeSection(Section):
         description="2: a second copy of each value in another namespace, and gets that ask both where one "
         "is slow. For `kv` volumes in sets. It halves what the volume holds.",
     )
+    marks: Literal[64, 340] = Field(
+        64,
+        description="How many values in G4 a set of 64 slots remembers (docs/tiers.md). 340 takes a second "
+        "block of directory, of 4 KiB for each set. For `kv` volumes in sets, of one copy.",
+    )
 
     local_first: bool = Field(
         False,
@@ -314,7 +320,12 @@ class VolumeSection(Section):
     def wish(self) -> VolumeWish:
         same = {"name", "kind", "suite", "ttl_seconds", "share", "tenant", "layout", "copies", "local_first"}
         unit_bytes = self.unit_size or self._fitting_unit()
-        return VolumeWish(value_bytes=self.value_size, unit_bytes=unit_bytes, **self.model_dump(include=same))
+        return VolumeWish(
+            value_bytes=self.value_size,
+            unit_bytes=unit_bytes,
+            mark_blocks=1 if self.marks > SLOTS_PER_SET else 0,
+            **self.model_dump(include=same),
+        )
 
 
 class FilesSection(Section):

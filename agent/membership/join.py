@@ -33,7 +33,6 @@ from agent.pool.map.document import (
     MapNamespace,
     MapVolume,
     PoolMap,
-    set_size,
 )
 from agent.pool.map.inspect import NOT_BLANK, Content, Inspection, clear_directories, newest_map
 from agent.pool.map.key_epochs import count_in_directories
@@ -74,13 +73,13 @@ def with_namespaces(pool_map: PoolMap, newcomers: Sequence[tuple[bytes, int]]) -
         if not volume.extents:
             volumes.append(volume)
             continue
-        set_bytes = set_size(volume.value_bytes)
+        set_bytes = volume.set_bytes
         share = sum(extent.sets for extent in volume.extents) * set_bytes / room
         fresh: list[MapExtent] = []
         for nguid, size in newcomers:
             # A share was rounded down to whole sets when it was given; that is not done twice.
             sets = int((size - DATA_START) * share / set_bytes + 0.5)
-            extent = layouts[nguid].up_to(nguid, volume.value_bytes, sets)
+            extent = layouts[nguid].up_to(nguid, set_bytes, sets)
             fresh += [] if extent is None else [extent]
         changes = {"extents": (*volume.extents, *fresh), "settled": len(volume.extents) if fresh else 0}
         volumes.append(volume.model_copy(update=changes))

@@ -21,7 +21,7 @@ from agent.pool.mutable.lookup_and_hold import hold
 from agent.pool.mutable.newest import newest
 from agent.pool.mutable.replace import replace
 from agent.pool.read.batch import read_together
-from agent.pool.read.get import SlotReader, remembered_length
+from agent.pool.read.get import SlotReader, length_below, remembered_length
 from agent.pool.read.leading_run import LeadingRun, extend_run
 from agent.pool.read.prestage_cache import OpenValue, PrestageCache
 from agent.pool.read.reader_base import MemoryReader, Reader
@@ -387,7 +387,7 @@ class _InSets(ServedVolume):
         return at - start
 
     def find_length(self, channel: IoChannel, key: bytes) -> Steps[int | None]:
-        """The length that a directory hints at."""
+        """The length that a directory hints at, or that of a value in G4."""
         volume, deadline = self._volume, channel.now() + self.timing.read_deadline
         waiting = self._waiting(key)
         if waiting is not None:
@@ -401,9 +401,11 @@ class _InSets(ServedVolume):
                 if stale:
                     yield from volume.load(channel, stale, deadline)
                     length = remembered_length(volume, pseudonym, sets)
-            return length
         finally:
             volume.give_back_sets(sets)
+        if length is None and volume.below is not None:
+            length = yield from length_below(volume, channel, key, deadline)
+        return length
 
     def delete(self, channel: IoChannel, key: bytes, deadline: float) -> Steps[bool]:
         waiting = self._waiting(key)

@@ -19,6 +19,7 @@ from agent.pool.volume.eviction_holds import HELD_KEYS
 from agent.pool.volume.in_doubt_writes import KEYS_MAX
 from agent.pool.volume.media_errors import REPORTS_MAX, SUSPECTS_MAX
 from agent.pool.volume.partial_puts import BEGUN_BYTES
+from agent.pool.volume.removed_marks import KEYS_MAX as REMOVED_MAX
 from agent.pool.volume.replication_backlog import DOUBTFUL_MAX, OWED_MAX
 from agent.pool.volume.spill_copies import COPIES_MAX, SETS_MAX
 from agent.pool.volume.unit_buffers import KEPT_UNITS_MAX, SPARE_MAX
@@ -91,6 +92,8 @@ OF_VOLUMES: Final = {limit.name: limit for limit in (
                COPIES_MAX + SETS_MAX, OLDEST, 1024),
     _of_volume("spill-uses", "keys that came up from G4 once, and values that go back to flash",
                UPS_MAX + RETURNS_MAX, OLDEST, 512),
+    _of_volume("removed-marks", "keys whose marks in G4 were taken out within the last minute", REMOVED_MAX,
+               OLDEST, 3072),
 )}
 # fmt: on
 

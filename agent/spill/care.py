@@ -4,6 +4,7 @@ Nothing here has a key, so a bundle is checked by its own table and checksums. W
 prove itself to a get, and is a miss then.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -15,6 +16,9 @@ from agent.spill.names import age_of, pool_prefix, volume_of
 from agent.spill.target import Gone, Stored, Target, TargetError
 
 RANGE_SECONDS: Final = 60.0
+LEFTOVER_SECONDS: Final = 3600.0
+"""A half-written file that was not written to for so long is a crash's. The file server and this machine may
+differ in time by less than that."""
 
 
 @dataclass(slots=True)
@@ -40,6 +44,8 @@ class Checked:
     bad_count: int = 0
     leftovers: int = 0
     """Files that a crash left half written, and objects that are no bundles; they were deleted."""
+    being_written: int = 0
+    """Half-written files that may be an agent's that writes them now; they stay."""
 
 
 BAD_NAMED_MAX: Final = 1000
@@ -57,11 +63,21 @@ def usage(target: Target, pool_id: str, wall: float) -> dict[str, Usage]:
     return found
 
 
-def check(target: Target, pool_id: str, progress: Callable[[int], None] = lambda size: None) -> Checked:
+def check(
+    target: Target,
+    pool_id: str,
+    progress: Callable[[int], None] = lambda size: None,
+    *,
+    wall: Callable[[], float] = time.time,
+) -> Checked:
     """Read all bundles of a pool. Those that no value can come from are deleted. Raises TargetError."""
     found = Checked()
     for stored in target.names(pool_prefix(pool_id)):
         if not volume_of(stored.name, pool_id):
+            since = stored.unfinished_since
+            if since is not None and wall() - since < LEFTOVER_SECONDS:
+                found.being_written += 1
+                continue
             target.delete(stored.name)
             found.leftovers += 1
             continue

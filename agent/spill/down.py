@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
-from agent.pool.format.directory import Entry, is_quarantined
+from agent.pool.format.directory import DIRECTORY_BYTES, Entry, is_quarantined
 from agent.pool.format.occupancy import SetPlace
 from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.format.spill_mark import SpillMark
@@ -25,6 +25,7 @@ from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.volume import Volume
 from agent.pool.write.slot_copy import PIECE_BYTES
+from agent.pool.write.unmark import look_again
 from agent.spill.bundle import BundleBuilder
 from agent.spill.names import bundle_name, new_number
 from agent.spill.put_back import ReturnWriter
@@ -109,6 +110,8 @@ class Spiller:
         if self.volume.erased:
             self._drop_bundle()
             return None
+        if looked := (yield from self.look_again(channel)):
+            return looked
         returning = self._below.next_return() if self._below is not None else None
         if returning is not None:
             return (yield from self._put_back(channel, returning))
@@ -120,6 +123,14 @@ class Spiller:
         if self._bundle is not None and channel.now() - self._since > BUNDLE_SECONDS:
             self.store(channel.wall())
         return moved if place is not None else None
+
+    def look_again(self, channel: IoChannel) -> Steps[int]:
+        """Look whether a mark is back that was taken out lately; the bytes that were read."""
+        pseudonym = self.volume.removed_marks.next_due(channel.now())
+        if pseudonym is None:
+            return 0
+        yield from look_again(self.volume, channel, pseudonym, channel.now() + IO_SECONDS)
+        return 2 * DIRECTORY_BYTES
 
     def _copy_next(self, channel: IoChannel, place: SetPlace, cached: CachedSet) -> Steps[int]:
         moved = 0

@@ -232,8 +232,9 @@ class FolderTarget(Target):
                             elif entry.is_file(follow_symlinks=False):
                                 # Another agent may have removed it meanwhile.
                                 with contextlib.suppress(FileNotFoundError):
-                                    size = entry.stat(follow_symlinks=False).st_size
-                                    files.append(Stored("/".join((*way, entry.name)), size))
+                                    seen = entry.stat(follow_symlinks=False)
+                                    written = seen.st_mtime if entry.name.startswith(PARTIAL) else None
+                                    files.append(Stored("/".join((*way, entry.name)), seen.st_size, written))
                 finally:
                     os.close(opened)
         except Gone:

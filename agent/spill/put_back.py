@@ -67,15 +67,17 @@ class ReturnWriter(SlotWriter):
             yield from self._name(channel, reservation, slot_write, length, deadline)
         self._count_stored(channel, length)
 
+    def _note_removed(self, channel: IoChannel, marks: list[bytes]) -> None:
+        """Where its mark comes back, it leads to the same value."""
+
     def _mark_stands(self, sets: tuple[CachedSet, ...]) -> bool:
         """Whether the one mark that the key may have left is the one that it came up by, and no set names
         it. Asked with the sets' writers held."""
         if any(cached.directory is None or cached.directory.find_all(self.pseudonym) for cached in sets):
             return False
         found = [
-            ((cached.namespace, cached.offset), slot, cached.directory.ghost(slot))
-            for cached, slot in self._volume.marks(sets, self.pseudonym)
+            ((cached.namespace, cached.offset), cached.directory.mark(at))
+            for cached, at in self._volume.marks(sets, self.pseudonym)
             if cached.directory is not None
         ]
-        returning = self._returning
-        return found == [(returning.set_place, returning.slot, returning.mark)]
+        return found == [(self._returning.set_place, self._returning.mark)]

@@ -27,6 +27,8 @@ class Stored(NamedTuple):
 
     name: str
     size: int
+    unfinished_since: float | None = None
+    """Of a file that is being written, or was: its last write, in seconds since the epoch."""
 
 
 class Target(ABC):

@@ -200,6 +200,8 @@ class SpillPlace(OwnThread):
                     is_idle = False
                 continue
             if not self._is_fit:
+                # Marks are flash's matter, whatever the place does.
+                channel.run(spiller.look_again(channel))
                 # Old bundles of this pool's may be what takes the room.
                 room.survey(channel.now(), channel.wall())
                 room.make_room()

@@ -40,10 +40,32 @@ def test_what_was_deleted_or_replaced_does_not_come_up(seed: int) -> None:
     came_up = 0
     for number in range(SEEDS // 10):
         simulation = SpillSimulation((seed, "strict", number), strict=True)
-        assert simulation.is_strict
+        assert simulation.keeps
         simulation.run()
         came_up += simulation.tally().gets_from_g4
     assert came_up > 0
+
+
+def test_several_agents_serve_nothing_that_was_deleted(seed: int) -> None:
+    """Each writes what it read before, over the others'. See the oracle for what is bounded by time alone."""
+    counts: Counter[str] = Counter()
+    for number in range(SEEDS // 3):
+        simulation = SpillSimulation((seed, "several", number), several=True)
+        assert simulation.agents_count > 1
+        assert simulation.keeps
+        try:
+            simulation.run()
+        except Exception as error:
+            raise AssertionError(f"{seed} several {number}: {error!r}, {simulation.counts}") from error
+        counts.update(simulation.counts)
+        counts["from g4"] += simulation.tally().gets_from_g4
+        counts["found again"] += sum(
+            each.volume.removed_marks.found_again for each in simulation.agents if each.alive
+        )
+    print(dict(counts))
+    if SEEDS >= 48:
+        assert counts["from g4"] > 0
+        assert counts["found again"] > 0, "else nothing was brought back"
 
 
 def test_the_same_seed_is_the_same_run(seed: int) -> None:

@@ -30,6 +30,8 @@ REBALANCE = "64M"
 SHARED_SHARE = 0.2
 """Of a new pool's room, for /shared; /kv has so much less."""
 S3_BUCKET = "kvcache"
+SPILL_BYTES = "64G"
+"""What `--spill` allows in its folder."""
 S3_BUCKET_ADDRESS = "127.0.0.2"
 """A second address on loopback, at which clients that want the bucket in the host find that bucket."""
 DIRECTORY_FRESH_MS = 1000
@@ -82,14 +84,17 @@ def agent_toml(
     if options.query:
         sections.append(("[query]", {"listen": [f"127.0.0.1:{query_port}"]}))
         sections.append(("[[query.tenants]]", {"tenant": "default", "tokens": str(layout.query_tokens)}))
+    if options.spill is not None:
+        place = {"folder": str(options.spill.absolute()), "max_bytes": SPILL_BYTES, "volumes": ["kv"]}
+        sections.append(("[[spill]]", place))
     if options.write != "through" or options.prefill_tokens_per_s:
         names = ("write", "prefill_tokens_per_s", "bytes_per_token")
         policy = {name: getattr(options, name) for name in names}
         sections.append(("[[policies]]", {"volume": "kv", **policy}))
     for number, enclosure in enumerate(ready):
         others = [f"{_bracketed(enclosure)}:{port}" for port in enclosure.get("ports", [])[1:]]
-        place = {name: enclosure[name] for name in ("address", "port", "nqn")}
-        section = {"name": f"jbof-{number}", "transport": options.transport, **place}
+        where = {name: enclosure[name] for name in ("address", "port", "nqn")}
+        section = {"name": f"jbof-{number}", "transport": options.transport, **where}
         sections.append(("[[enclosures]]", section | ({"paths": others} if others else {})))
     if options.local is not None and local_port:
         path = options.local.absolute()
@@ -104,6 +109,8 @@ def agent_toml(
             volumes.append(("shared", "shared", "1M", SHARED_SHARE))
     for name, kind, value_size, share in volumes:
         section = {"name": name, "kind": kind, "value_size": value_size}
+        if kind == "kv" and options.spill is not None:
+            section |= {"marks": 340}
         sections.append(("[[volumes]]", section | {"suite": options.suite, "share": share}))
     # A string, a number, a truth value and a list of them are written in TOML as they are in JSON.
     written = [

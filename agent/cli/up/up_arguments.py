@@ -157,6 +157,14 @@ class UpOptions:
         bool,
         typer.Option("--query", help="Answer routers on loopback, too; says where the token is."),
     ] = False
+    spill: Annotated[
+        Path | None,
+        typer.Option(
+            parser=Path,
+            metavar="<path>",
+            help="A folder for values of `kv` that are evicted, 64 GiB of them.",
+        ),
+    ] = None
     prestage_memory: Annotated[
         str,
         typer.Option(callback=memory_option, help="Memory for prestaged values; 0: none."),
@@ -195,6 +203,8 @@ class UpOptions:
             )
         if self.s3 and not self.files:
             raise typer.BadParameter("objects lie in the volumes of /fs: it wants --files", param_hint="--s3")
+        if self.spill is not None and not self.spill.is_dir():
+            raise typer.BadParameter(f"there is no folder {self.spill}; make it", param_hint="--spill")
         if self.ports > 1 and self.transport != "tcp":
             raise typer.BadParameter("several ports of an enclosure are of TCP", param_hint="--ports")
         if not self.enclosures and self.local is None:

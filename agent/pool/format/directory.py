@@ -1,4 +1,5 @@
-"""The directory block that a set begins with: 64 entries of 64 bytes, one for each slot.
+"""The directory block that a set begins with: 64 entries of 64 bytes, one for each slot. In some volumes a
+block of marks lies behind it (mark_block.py).
 
 Layout of an entry, little-endian:
      0 16  pseudonym of the key (agent/pool/volume/placement.py); zero where the slot is free
@@ -33,8 +34,9 @@ import zlib
 from collections.abc import Collection, Iterable, Iterator
 from typing import Final, NamedTuple
 
+from agent.pool.format.mark_block import MarkBlock, wide_mark
 from agent.pool.format.occupancy import Occupancy
-from agent.pool.format.spill_mark import IS_MARK, MARK_BYTES, could_be
+from agent.pool.format.spill_mark import IS_MARK, MARK_BYTES, could_be, decode
 
 KEY_BYTES: Final = 16
 ENTRY: Final = struct.Struct("<16sQQIIIHH8sII")
@@ -126,13 +128,21 @@ class Directory:
     """
 
     __slots__ = (
-        "_first_bytes", "_occupancy", "_repinned", "_uncounted", "corrupt_keys", "doubted", "raw", "taken",
+        "_first_bytes", "_occupancy", "_repinned", "_uncounted",
+        "corrupt_keys", "doubted", "mark_block", "raw", "taken",
     )  # fmt: skip
 
     def __init__(
-        self, block: bytes | bytearray | memoryview | None = None, suspects: Iterable[int] | None = None
+        self,
+        block: bytes | bytearray | memoryview | None = None,
+        suspects: Iterable[int] | None = None,
     ) -> None:
-        """`suspects`: the slots whose CRC is checked; None: all."""
+        """`block`: what a set begins with, and its block of marks where it has one. `suspects`: the slots
+        whose CRC is checked; None: all."""
+        self.mark_block: MarkBlock | None = None
+        if block is not None and len(block) > DIRECTORY_BYTES:
+            self.mark_block = MarkBlock(block[DIRECTORY_BYTES:])
+            block = block[:DIRECTORY_BYTES]
         self.raw = bytearray(block) if block is not None else bytearray(DIRECTORY_BYTES)
         self.corrupt_keys: frozenset[bytes] = frozenset()
         self.doubted: dict[int, bytes] = {}
@@ -187,6 +197,7 @@ class Directory:
 
     def unlike(self, block: bytes | bytearray | memoryview) -> list[int]:
         """The slots of a block of flash whose bytes differ from this copy, or whose CRC is not made here."""
+        block = block[:DIRECTORY_BYTES]
         # A bytearray on the left compares memory; a memoryview there would go byte by byte.
         if self.raw == block:
             return list(self._uncounted)
@@ -280,7 +291,12 @@ class Directory:
 
     def clear(self, slot: int, *, ghost: bytes | None = None) -> None:
         """Free a slot. `ghost` is what the value leaves that it lost by eviction: a pseudonym, or a mark of
-        eight bytes. Without it an older ghost stays."""
+        eight bytes, which goes to the block of marks where there is one. Without it an older ghost stays."""
+        if ghost is not None and len(ghost) == MARK_BYTES and self.mark_block is not None:
+            start = slot * ENTRY_BYTES
+            victim = bytes(self.raw[start : start + KEY_BYTES])
+            self.mark_block.add(wide_mark(decode(ghost), slot, victim))
+            ghost = victim
         kept = self.ghost(slot) if ghost is None else _ghost_of(ghost)
         body = bytearray(ENTRY_BYTES)
         body[_GHOST_AT : _GHOST_AT + _GHOST_BYTES] = kept
@@ -299,7 +315,11 @@ class Directory:
         return bytes(self.raw[start : start + _GHOST_BYTES])
 
     def marks(self, pseudonym: bytes) -> list[int]:
-        """The slots whose ghosts are marks that this key may have left: mostly none, seldom a foreign one."""
+        """The places of the marks that this key may have left: mostly none, seldom a foreign one. A place is
+        a slot whose ghost is a mark, or lies in the block of marks, counted from SLOTS_PER_SET on."""
+        block = self.mark_block
+        if block is not None:
+            return [SLOTS_PER_SET + place for place in block.find(pseudonym)]
         lasts, wanted = self.raw[_LAST_OF_GHOST::ENTRY_BYTES], pseudonym[-1] | IS_MARK
         found: list[int] = []
         slot = lasts.find(wanted)
@@ -309,12 +329,26 @@ class Directory:
             slot = lasts.find(wanted, slot + 1)
         return found
 
-    def unmark(self, pseudonym: bytes) -> list[int]:
-        """Take out the marks that this key may have left; their slots. The entries stay."""
-        found = self.marks(pseudonym)
-        for slot in found:
-            self.unmark_slot(slot)
-        return found
+    def mark(self, place: int) -> bytes:
+        """The mark at a place; zeros where there is none."""
+        if place < SLOTS_PER_SET:
+            return self.ghost(place)
+        return self.mark_block.at(place - SLOTS_PER_SET) if self.mark_block is not None else b""
+
+    def unmark(self, pseudonym: bytes) -> list[bytes]:
+        """Take out the marks that this key may have left. The entries stay."""
+        return self.unmark_at(self.marks(pseudonym))
+
+    def unmark_at(self, places: Iterable[int]) -> list[bytes]:
+        """Take out the marks at some places, and return them."""
+        marks = []
+        for place in places:
+            marks.append(self.mark(place))
+            if place < SLOTS_PER_SET:
+                self.unmark_slot(place)
+            elif self.mark_block is not None:
+                self.mark_block.take_out(place - SLOTS_PER_SET)
+        return marks
 
     def unmark_slot(self, slot: int) -> None:
         """Take out a slot's ghost. The entry stays."""
@@ -366,13 +400,16 @@ class Directory:
             start = self._uncounted.pop() * ENTRY_BYTES
             crc = zlib.crc32(memoryview(self.raw)[start : start + _CHECKED_BYTES])
             _U32.pack_into(self.raw, start + _CRC_AT, crc)
-        return bytes(self.raw)
+        return bytes(self.raw) if self.mark_block is None else bytes(self.raw) + self.mark_block.image()
 
     def copy(self) -> "Directory":
         """The same entries, each with its CRC made right; changing one leaves the other as it is. Raises
         InDoubt."""
         other = Directory()
-        other.raw[:] = self.image()
+        other.raw[:] = self.image()[:DIRECTORY_BYTES]
+        if self.mark_block is not None:
+            other.mark_block = MarkBlock()
+            other.mark_block.raw[:] = self.mark_block.raw
         other._first_bytes[:] = other.raw[::ENTRY_BYTES]
         other.taken = self.taken
         return other

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from agent.pool.format.directory import DIRECTORY_BYTES, Directory, is_quarantined
 from agent.pool.late_answers import wait_for
-from agent.pool.map.document import MapVolume, set_size
+from agent.pool.map.document import MapVolume
 from agent.pool.map.superblock import MAP_IO_SECONDS
 from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.writable_directory import is_certain
@@ -40,7 +40,7 @@ class Survey(NamedTuple):
 def _directories(volume: MapVolume) -> Iterator[tuple[str, int]]:
     for extent in volume.extents:
         for number in range(extent.sets):
-            yield extent.nguid, extent.offset + number * set_size(volume.value_bytes)
+            yield extent.nguid, extent.offset + number * volume.set_bytes
 
 
 def survey(channel: IoChannel, volume: MapVolume, numbers: Mapping[str, int]) -> Steps[Survey]:

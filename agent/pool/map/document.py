@@ -56,6 +56,7 @@ TENANTS_MAX = 64
 VALUE_BYTES_MIN, VALUE_BYTES_MAX = 1 << 16, 1 << 24
 NAMES_BYTES_MIN, NAMES_BYTES_MAX = 1 << 12, 1 << 14
 """Of the slots for the names of a shared volume."""
+MARKS_ARE_FOR = "for key-value volumes in sets, of one copy"
 NAMES = "shared-names"
 """The kind of the volumes that have them."""
 NAMES_PER_CHUNK = 2
@@ -135,6 +136,12 @@ class MapVolume(_Document):
     copies: Literal[1, 2] = 1
     local_first: bool = False
     """Its first copies lie on servers' own SSDs, its second in enclosures (placement.py)."""
+    mark_blocks: Literal[0, 1] = 0
+    """1: behind each directory lies a block of marks of values in G4 (mark_block.py)."""
+
+    @property
+    def set_bytes(self) -> int:
+        return set_size(self.value_bytes, self.mark_blocks)
 
     @model_validator(mode="after")
     def _can_be_sealed(self) -> "MapVolume":
@@ -154,6 +161,8 @@ class MapVolume(_Document):
             raise ValueError(f"volume {self.name} keeps two copies: for key-value volumes in sets only")
         if self.local_first and self.copies < 2:
             raise ValueError(f"volume {self.name} of one copy has no first one")
+        if self.mark_blocks and (self.kind != "kv" or self.kv_namespaces or self.copies > 1):
+            raise ValueError(f"volume {self.name} has blocks of marks: {MARKS_ARE_FOR}")
         if self.earlier_secret and not self.key_epoch:
             raise ValueError(f"volume {self.name} has an earlier key before its first")
         return self
@@ -218,7 +227,7 @@ class PoolMap(_Document):
             raise ValueError("two volumes lie on one KV namespace")
         taken: dict[str, list[tuple[int, int]]] = {}
         for volume in self.volumes:
-            set_bytes = set_size(volume.value_bytes)
+            set_bytes = volume.set_bytes
             for extent in volume.extents:
                 end = extent.offset + extent.sets * set_bytes
                 if end > sizes.get(extent.nguid, 0):
@@ -258,6 +267,7 @@ class PoolMap(_Document):
             volume.copies,
             volume.local_first,
             bytes.fromhex(volume.names_of),
+            volume.mark_blocks,
         )
 
     def tenant_of(self, volume: MapVolume) -> MapTenant:
@@ -305,9 +315,9 @@ def decode_pool_map_untrusted(data: bytes | memoryview) -> PoolMap:
         raise ValueError(f"no pool map: {where} {expected_there(first)}") from None
 
 
-def set_size(value_bytes: int) -> int:
-    """Bytes of one set: its directory and 64 slots, each with a header."""
-    return 4096 + SLOTS_PER_SET * (4096 + value_bytes)
+def set_size(value_bytes: int, mark_blocks: int = 0) -> int:
+    """Bytes of one set: its directory, with its marks, and 64 slots, each with a header."""
+    return 4096 * (1 + mark_blocks) + SLOTS_PER_SET * (4096 + value_bytes)
 
 
 class VolumeWish(_Document):
@@ -324,6 +334,11 @@ class VolumeWish(_Document):
     layout: Layout = "auto"
     copies: Literal[1, 2] = 1
     local_first: bool = False
+    mark_blocks: Literal[0, 1] = 0
+
+    @property
+    def set_bytes(self) -> int:
+        return set_size(self.value_bytes, self.mark_blocks)
 
     @model_validator(mode="after")
     def _can_be_sealed(self) -> "VolumeWish":
@@ -332,6 +347,8 @@ class VolumeWish(_Document):
             raise ValueError("two copies are for key-value volumes")
         if self.local_first and self.copies < 2:
             raise ValueError("local_first says where the first of two copies lies: it wants copies = 2")
+        if self.mark_blocks and (self.kind != "kv" or self.copies > 1 or self.layout == "kv"):
+            raise ValueError(f"blocks of marks are {MARKS_ARE_FOR}")
         return self
 
 
@@ -418,43 +435,42 @@ class ExtentLayout:
         self._next = dict.fromkeys(self._sizes, DATA_START)
         for volume in taken:
             for extent in volume.extents:
-                self._skip(bytes.fromhex(extent.nguid), extent, volume.value_bytes)
+                self._skip(bytes.fromhex(extent.nguid), extent, volume.set_bytes)
 
-    def _skip(self, nguid: bytes, extent: MapExtent, value_bytes: int) -> None:
-        end = extent.offset + extent.sets * set_size(value_bytes)
+    def _skip(self, nguid: bytes, extent: MapExtent, set_bytes: int) -> None:
+        end = extent.offset + extent.sets * set_bytes
         self._next[nguid] = max(self._next[nguid], -(-end // EXTENT_ALIGNMENT) * EXTENT_ALIGNMENT)
 
     def by_share(self, wish: VolumeWish) -> list[MapExtent]:
         """The volume's share of every namespace, in whole sets; none where that is less than one."""
         return [
-            self._take(nguid, wish.value_bytes, sets)
+            self._take(nguid, wish.set_bytes, sets)
             for nguid in self._sizes
             if (sets := min(int((self._sizes[nguid] - DATA_START) * wish.share), self._left(nguid))
-                // set_size(wish.value_bytes)) > 0
+                // wish.set_bytes) > 0
         ]  # fmt: skip
 
     def one_set(self, wish: VolumeWish) -> list[MapExtent]:
         """A single set where most room is left. Raises ConfigError where it does not fit."""
         roomiest = max(self._sizes, key=self._left)
-        if self._left(roomiest) < set_size(wish.value_bytes):
+        if self._left(roomiest) < wish.set_bytes:
             raise ConfigError(
-                f"no namespace has room for one set of volume {wish.name} "
-                f"({set_size(wish.value_bytes) >> 20} MiB)",
+                f"no namespace has room for one set of volume {wish.name} ({wish.set_bytes >> 20} MiB)",
                 "give it a larger share, smaller values, or larger drives",
             )
-        return [self._take(roomiest, wish.value_bytes, 1)]
+        return [self._take(roomiest, wish.set_bytes, 1)]
 
-    def up_to(self, nguid: bytes, value_bytes: int, sets: int) -> MapExtent | None:
+    def up_to(self, nguid: bytes, set_bytes: int, sets: int) -> MapExtent | None:
         """So many sets of a namespace, or as many as there is room for; None where that is none."""
-        fit = min(sets, self._left(nguid) // set_size(value_bytes))
-        return self._take(nguid, value_bytes, fit) if fit > 0 else None
+        fit = min(sets, self._left(nguid) // set_bytes)
+        return self._take(nguid, set_bytes, fit) if fit > 0 else None
 
     def _left(self, nguid: bytes) -> int:
         return self._sizes[nguid] - self._next[nguid]
 
-    def _take(self, nguid: bytes, value_bytes: int, sets: int) -> MapExtent:
+    def _take(self, nguid: bytes, set_bytes: int, sets: int) -> MapExtent:
         extent = MapExtent(nguid=nguid.hex(), offset=self._next[nguid], sets=sets)
-        self._skip(nguid, extent, value_bytes)
+        self._skip(nguid, extent, set_bytes)
         return extent
 
 
@@ -551,6 +567,11 @@ def new_volume(
             f"volume {wish.name} is to keep its first copy on a server's own SSD and its second in an "
             "enclosure, and does not lie on both",
             "add a [[local]] namespace or an enclosure, or take local_first away",
+        )
+    if wish.mark_blocks and kv_namespaces:
+        raise ConfigError(
+            f"volume {wish.name} is to have 340 marks for each set, and lies on KV namespaces",
+            "take marks = 340 away",
         )
     volume = MapVolume(
         volume_id=uuid.uuid4().hex,

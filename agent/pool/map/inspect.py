@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from agent.errors import G35Error
 from agent.pool.late_answers import wait_for
-from agent.pool.map.document import DATA_START, MapVolume, PoolMap, set_size
+from agent.pool.map.document import DATA_START, MapVolume, PoolMap
 from agent.pool.map.map_seal import MapSeal
 from agent.pool.map.namespace_claims import claimed_by
 from agent.pool.map.reconcile import agreed
@@ -207,8 +207,8 @@ def clear_directories(
     `numbers` gives each NGUID (hex) its namespace; `advance` gets the counts of done sets; `guard` runs
     before each batch of writes, and may raise.
     """
-    set_bytes = set_size(volume.value_bytes)
-    blank = bytes(BLOCK_BYTES)
+    set_bytes = volume.set_bytes
+    blank = bytes(BLOCK_BYTES * (1 + volume.mark_blocks))
     # One by one: an attacker on the flash may write a map of more sets than there is memory for.
     places = (
         (numbers[extent.nguid], extent.offset + number * set_bytes)

@@ -15,7 +15,7 @@ from agent.errors import ConfigError, G35Error
 from agent.inline.secrets import RootKey, SecretKey
 from agent.pool.format.directory import DIRECTORY_BYTES, left_in, taken_in
 from agent.pool.late_answers import wait_for
-from agent.pool.map.document import MapVolume, PoolMap, set_size, tenant_key, wrapped_for
+from agent.pool.map.document import MapVolume, PoolMap, tenant_key, wrapped_for
 from agent.pool.map.inspect import WRITES_IN_FLIGHT
 from agent.pool.map.superblock import MAP_IO_SECONDS
 from agent.pool.map.tenant_changes import find_tenant, next_map, volumes_of
@@ -114,7 +114,7 @@ def count_in_directories(
 
     `numbers` gives each NGUID its namespace. Raises G35Error where a directory cannot be read whole.
     """
-    found, set_bytes = 0, set_size(volume.value_bytes)
+    found, set_bytes = 0, volume.set_bytes
     sets = ((extent, number) for extent in volume.extents for number in range(extent.sets))
     while some := list(itertools.islice(sets, WRITES_IN_FLIGHT)):
         batch = []

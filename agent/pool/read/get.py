@@ -14,16 +14,20 @@ from typing import Final
 
 from agent.inline.cipher_suites import PROOF_BYTES, Place
 from agent.pool.counters import MissCause
+from agent.pool.format.mark_block import located, may_be_of
 from agent.pool.format.sealed_slot import HEADER_BYTES, OpenSlot
-from agent.pool.format.spill_mark import could_be, decode
+from agent.pool.format.spill_mark import sixteenths_of
 from agent.pool.late_answers import has_arrived, miss_cause_of, wait_for
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.read.reader_base import Request, Source, UnitReader
 from agent.pool.read.replica_choice import DOUBTFUL, doubt, in_turn, race, the_other_served
-from agent.pool.steps import Pending, Steps, Wait
+from agent.pool.steps import IoChannel, Pending, Steps, Wait
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.spill_copies import FoundMark, LowerTier
 from agent.pool.volume.volume import Found, Volume
+
+ASKS: Final = 2
+"""Reads of a directory before a mark in it is left alone."""
 
 
 class _Copy:
@@ -82,21 +86,18 @@ class SlotReader(UnitReader):
     def _first_below(
         self, request: Request, cause: MissCause, below: LowerTier, began: float
     ) -> Steps[int | MissCause]:
-        """Serve the range out of G4, where a mark names the key; else `cause`, the flash's, stays.
-
-        An object in G4 is not zeroed by a delete, as a slot is. So a mark counts in a directory alone whose
-        read went out since the get `began`: then no delete that was over before leaves it there."""
-        volume, channel, is_first = self._volume, request.channel, self._open is None
+        """Serve the range out of G4, where a mark names the key (`_mark_since`); else `cause`, the flash's,
+        stays."""
+        volume, is_first = self._volume, self._open is None
         with volume.borrowed(self.pseudonym) as sets:
-            for cached, slot in volume.marks(sets, self.pseudonym):
-                is_fresh = cached.directory is not None and cached.asked_at > began
-                if not is_fresh and (yield from volume.load(channel, [cached], request.deadline)) is not None:
+            for cached, at in volume.marks(sets, self.pseudonym):
+                mark = yield from _mark_since(
+                    request.channel, request.deadline, volume, cached, at, self.pseudonym, began
+                )
+                if mark is None:
                     continue
-                directory = cached.directory
-                ghost = directory.ghost(slot) if directory is not None else b""
-                if not could_be(ghost, self.pseudonym):
-                    continue
-                sealed = below.fetch(decode(ghost))
+                item, slot = located(mark, at)
+                sealed = below.fetch(item)
                 if isinstance(sealed, MissCause):
                     cause = sealed
                     continue
@@ -106,7 +107,7 @@ class SlotReader(UnitReader):
                     request.tally.gets_from_g4 += is_first
                     request.tally.bytes_from_g4 += len(sealed)
                     if is_first:
-                        found = FoundMark(place, (cached.namespace, cached.offset), slot, ghost)
+                        found = FoundMark(place, (cached.namespace, cached.offset), slot, mark)
                         below.served(self.pseudonym, self.key, sealed, found)
                     self._lend(sealed, below)
                     self._give_back_at_end(request, served)
@@ -389,3 +390,54 @@ def remembered_length(volume: Volume, pseudonym: bytes, sets: tuple[CachedSet, .
     """The length that a directory hints at, for a stat that must not move the value."""
     found = volume.find(sets, pseudonym)
     return found[0].entry.length if found else None
+
+
+def length_below(volume: Volume, channel: IoChannel, key: bytes, deadline: float) -> Steps[int | None]:
+    """The length that the header of a value in G4 proves; None where no mark leads to one in time."""
+    below, pseudonym, began = volume.below, volume.placement.pseudonym(key), channel.now()
+    if below is None:
+        return None
+    wanted = sixteenths_of(HEADER_BYTES, volume.settings.slot_bytes)
+    with volume.borrowed(pseudonym) as sets:
+        for cached, at in volume.marks(sets, pseudonym):
+            mark = yield from _mark_since(channel, deadline, volume, cached, at, pseudonym, began)
+            if mark is None:
+                continue
+            item, slot = located(mark, at)
+            sealed = below.fetch(item._replace(sixteenths=min(item.sixteenths, wanted)))
+            if isinstance(sealed, MissCause):
+                continue
+            header = memoryview(bytes(sealed[:HEADER_BYTES]))
+            below.release(sealed)
+            opened = volume.codec.open(header, key, volume.place(cached, slot), None)
+            if not isinstance(opened, MissCause) and not 0 < opened.expiry <= channel.wall():
+                return opened.length
+    return None
+
+
+def _mark_since(
+    channel: IoChannel,
+    deadline: float,
+    volume: Volume,
+    cached: CachedSet,
+    at: int,
+    pseudonym: bytes,
+    began: float,
+) -> Steps[bytes | None]:
+    """The mark of a key at a place, by a directory whose read went out since the get `began`. None: it may
+    not be followed.
+
+    An object in G4 is not zeroed by a delete, as a slot is. A delete that was over before the get has left no
+    mark in such a directory. A read that a write of ours crosses says nothing, so there are two."""
+    asks = 0
+    while not (cached.asked_at > began or (asks and cached.asked_at == began)):
+        if asks == ASKS or (yield from volume.load(channel, [cached], deadline)) is not None:
+            return None
+        asks += 1
+    directory = cached.directory
+    if directory is None:
+        return None
+    mark, removed = directory.mark(at), volume.removed_marks
+    if not may_be_of(mark, pseudonym) or removed.is_removed(pseudonym, mark, channel.now()):
+        return None
+    return mark

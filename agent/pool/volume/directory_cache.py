@@ -45,6 +45,8 @@ def damage_look_seconds(of_files: bool) -> float:
 
 APPROXIMATE_BYTES: Final = 4096 + 1024
 """What one cached set takes: the block, the object round it and its place in the table."""
+NO_VICTIM: Final = (-1, b"")
+"""Of a slot whose victim leaves no mark: a generation that none has."""
 LOOKS: Final = 8
 """Sets that are looked at for one to be forgotten."""
 
@@ -97,9 +99,9 @@ class CachedSet:
     write of ours failed since."""
     fault: str | None = None
     reserved: set[int] = field(default_factory=set)
-    victims: dict[int, int] | None = None
-    """Reserved slots whose victims leave a mark (spill_mark.py), with the victims' generations. None: there
-    was none yet, as where no place in G4 is configured."""
+    victims: dict[int, tuple[int, bytes]] | None = None
+    """Reserved slots whose victims leave a mark (spill_mark.py), with the victims' generations and the marks
+    as a block has them (mark_block.py). None: there was none yet, as where no place in G4 is configured."""
     unnamed: dict[int, bool] = field(default_factory=dict)
     """Reserved slots whose value is on flash and waits to be named, by no write that is under way. True:
     another agent has named a value of its own there since."""
@@ -198,14 +200,17 @@ class CachedSet:
     def _take_reserved(self, fresh: Directory, slot: int, ours: Directory) -> None:
         """Keep our entry of a reserved slot. Its mark stays only where flash has that, or names the victim
         that is to leave it: else a delete through another agent has taken it, or the victim."""
-        ghost = ours.ghost(slot)
-        if not is_mark(ghost):
+        victim, mark = self.victims.get(slot, NO_VICTIM) if self.victims is not None else NO_VICTIM
+        named = fresh.entry(slot)
+        is_there = named is not None and named.generation == victim
+        if fresh.mark_block is not None:
+            if is_there and mark:
+                fresh.mark_block.add(mark)
             fresh.take_over(slot, ours)
             return
-        on_flash, named = fresh.ghost(slot), fresh.entry(slot)
+        ghost, on_flash = ours.ghost(slot), fresh.ghost(slot)
         fresh.take_over(slot, ours)
-        victim = self.victims.get(slot) if self.victims is not None else None
-        if on_flash != ghost and (named is None or named.generation != victim):
+        if is_mark(ghost) and on_flash != ghost and not is_there:
             fresh.unmark_slot(slot)
 
     def _weigh(self, fresh: Directory, doubted: dict[int, bytes], now: float, look_seconds: float) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from agent.pool.format.directory import DIRECTORY_BYTES, SLOTS_PER_SET
+from agent.pool.format.mark_block import MARK_BLOCK_BYTES
 from agent.pool.format.occupancy import SetPlace
 from agent.pool.format.sealed_slot import HEADER_BYTES
 
@@ -61,6 +62,8 @@ class VolumeSettings:
     """Of two copies the first lies on a server's own SSD, the second in an enclosure (placement.py)."""
     names_of: bytes = b""
     """Of the kind `shared-names`: the id of the shared volume whose names it has."""
+    mark_blocks: int = 0
+    """1: a directory has a second block, of marks of values in G4 (mark_block.py)."""
 
     @property
     def may_lose(self) -> bool:
@@ -72,8 +75,12 @@ class VolumeSettings:
         return HEADER_BYTES + self.value_bytes
 
     @property
+    def directory_bytes(self) -> int:
+        return DIRECTORY_BYTES + self.mark_blocks * MARK_BLOCK_BYTES
+
+    @property
     def set_bytes(self) -> int:
-        return DIRECTORY_BYTES + SLOTS_PER_SET * self.slot_bytes
+        return self.directory_bytes + SLOTS_PER_SET * self.slot_bytes
 
     @property
     def slots(self) -> int:

@@ -19,7 +19,7 @@ from typing import ClassVar, Final
 from agent.inline.cipher_suites import Place
 from agent.inline.secrets import SecretKey, new_volume_secret
 from agent.pool.counters import MissCause
-from agent.pool.format.directory import DIRECTORY_BYTES, KEY_BYTES, SLOTS_PER_SET, Entry
+from agent.pool.format.directory import KEY_BYTES, SLOTS_PER_SET, Entry
 from agent.pool.format.occupancy import Occupancy, SetPlace
 from agent.pool.format.sealed_slot import SlotCodec
 from agent.pool.late_answers import wait_for
@@ -35,6 +35,7 @@ from agent.pool.volume.media_errors import MediaErrors
 from agent.pool.volume.partial_puts import PartialPuts
 from agent.pool.volume.placement import Candidate, Placement, Rank
 from agent.pool.volume.quota import Quota
+from agent.pool.volume.removed_marks import RemovedMarks
 from agent.pool.volume.replication_backlog import ReplicationBacklog
 from agent.pool.volume.settings import Timing, VolumeSettings
 from agent.pool.volume.spill_copies import LowerTier, SpillCopies
@@ -42,6 +43,8 @@ from agent.pool.volume.unit_buffers import UnitBuffers, UnitCache
 
 LOADS_IN_FLIGHT: Final = 16
 """Directory reads that one batch keeps under way; more would only queue at the drive."""
+RECENT_SECONDS: Final = 0.02
+"""See `Volume.is_recent`."""
 MANY: Final = 8
 """Keys from which on their places are computed together: for fewer the arrays cost more than they save."""
 
@@ -221,6 +224,7 @@ class Volume(PoolVolume):
         self.replication_backlog = ReplicationBacklog()
         self.holds = Holds()
         self.spill_copies = SpillCopies()
+        self.removed_marks = RemovedMarks()
         self.hedge = Hedge() if settings.copies > 1 else None
         self.map_age = MapAge()
         # From here on `change` alone writes.
@@ -336,6 +340,7 @@ class Volume(PoolVolume):
         self.key_transition = None
         self.below = None
         self.spill_copies.forget()
+        self.removed_marks.forget()
         super()._forget_secret()
 
     def set_offset(self, candidate: Candidate) -> int:
@@ -344,7 +349,7 @@ class Volume(PoolVolume):
         return extent.offset + candidate.set_number * self.settings.set_bytes
 
     def slot_offset(self, cached: CachedSet, slot: int) -> int:
-        return cached.offset + DIRECTORY_BYTES + slot * self.settings.slot_bytes
+        return cached.offset + self.settings.directory_bytes + slot * self.settings.slot_bytes
 
     def place(self, cached: CachedSet, slot: int) -> Place:
         """A slot as the cipher sees it: its number counts through all sets of the namespace."""
@@ -435,6 +440,11 @@ class Volume(PoolVolume):
         age = channel.now() - cached.loaded_at
         return cached.directory is not None and age < max(least, self.timing.directory_fresh)
 
+    def is_recent(self, cached: CachedSet, channel: IoChannel) -> bool:
+        """Whether a set was read within RECENT_SECONDS, for an image that goes over what others wrote. A
+        write of ours since then tells nothing of others, so `loaded_at` is not what counts."""
+        return cached.directory is not None and channel.now() - cached.asked_at < RECENT_SECONDS
+
     def load(
         self,
         channel: IoChannel,
@@ -455,7 +465,7 @@ class Volume(PoolVolume):
             batch: list[tuple[CachedSet, int, memoryview, Pending]] = []
             asked_at = channel.now()
             for cached in sets[start : start + in_flight]:
-                block = memoryview(bytearray(DIRECTORY_BYTES))
+                block = memoryview(bytearray(self.settings.directory_bytes))
                 writes = cached.writes
                 batch.append((cached, writes, block, channel.read(cached.namespace, cached.offset, block)))
             for cached, writes, block, pending in batch:
@@ -478,13 +488,25 @@ class Volume(PoolVolume):
         return worst
 
     def marks(self, sets: Sequence[CachedSet], pseudonym: bytes) -> list[tuple[CachedSet, int]]:
-        """The slots whose marks say that the key is in G4: mostly none, seldom a foreign one."""
+        """The places (`Directory.marks`) of marks that say that the key is in G4: mostly none, seldom a
+        foreign one."""
         found = []
         for cached in sets:
             directory = cached.directory
             if directory is not None:
                 found += [(cached, slot) for slot in directory.marks(pseudonym)]
         return found
+
+    def live_marks(
+        self, sets: Sequence[CachedSet], pseudonym: bytes, now: float
+    ) -> list[tuple[CachedSet, int]]:
+        """As `marks`, without those that this agent took out lately, and that came back."""
+        return [
+            (cached, slot)
+            for cached, slot in self.marks(sets, pseudonym)
+            if cached.directory is not None
+            and not self.removed_marks.is_removed(pseudonym, cached.directory.mark(slot), now)
+        ]
 
     def absence(self, sets: Sequence[CachedSet], pseudonym: bytes, trouble: MissCause | None) -> MissCause:
         """Why a key that no directory names is not there."""
@@ -519,9 +541,9 @@ class Volume(PoolVolume):
             if wanted:
                 trouble = yield from self.load(channel, list(wanted.values()), deadline)
                 found = list(map(self.find, borrowed, pseudonyms))
-            wall = channel.wall()
+            now, wall = channel.now(), channel.wall()
             presences = [
-                self._presence(of_key, sets, pseudonym, wall, trouble)
+                self._presence(of_key, sets, pseudonym, now, wall, trouble)
                 for of_key, sets, pseudonym in zip(found, borrowed, pseudonyms, strict=True)
             ]
             tally = channel.tally(self.settings.name)
@@ -537,6 +559,7 @@ class Volume(PoolVolume):
         found: Sequence[Found],
         sets: Sequence[CachedSet],
         pseudonym: bytes,
+        now: float,
         wall: float,
         trouble: MissCause | None,
     ) -> MissCause | None:
@@ -545,7 +568,7 @@ class Volume(PoolVolume):
                 return None
         if found:
             return MissCause.EXPIRED
-        if self.below is not None and self.marks(sets, pseudonym) and self.below.pays():
+        if self.below is not None and self.live_marks(sets, pseudonym, now) and self.below.pays():
             return None
         away = trouble is not None and any(cached.fault is not None for cached in sets)
         return self.absence(sets, pseudonym, trouble if away else None)
@@ -557,6 +580,7 @@ class Volume(PoolVolume):
             "owed-copies": len(owed) + owed.doubtful,
             "spill-copies": len(self.spill_copies),
             "spill-uses": len(self.below) if self.below is not None else 0,
+            "removed-marks": len(self.removed_marks),
         }
         return super().table_sizes() | tables
 

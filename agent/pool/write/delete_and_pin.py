@@ -52,6 +52,8 @@ def _delete(
         if trouble is not None and not stored_once:
             raise PutRefused(NOT_REACHED, trouble)
         erased: list[SlotErase] = []
+        marks: list[bytes] = []
+        generations: list[int] = []
         faults = []
         was_below = False
         for cached in change.writable:
@@ -61,7 +63,8 @@ def _delete(
                 slots = directory.find_all(pseudonym)
             if slots:
                 with cached.guard:
-                    directory.unmark(pseudonym)
+                    marks += directory.unmark(pseudonym)
+                    generations += [entry.generation for entry in map(directory.entry, slots) if entry]
                 erased.append(change.erase(cached, slots))
                 continue
             marked, cause = yield from change.unmark(cached, pseudonym, deadline)
@@ -74,6 +77,8 @@ def _delete(
                 faults.append(cause)
         if faults:
             raise PutRefused("the enclosure did not delete it", faults[0])
+        if volume.below is not None:
+            volume.removed_marks.note(pseudonym, marks, channel.now(), generations=generations)
         channel.tally(volume.settings.name).deletes += bool(erased) or was_below
         if trouble is not None and (
             not (erased or was_below) or volume.old_placement is not None or volume.settings.copies > 1

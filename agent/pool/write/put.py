@@ -61,6 +61,8 @@ class SlotWriter(Writer):
         self._units_sealed = 0
         """A bit for each."""
         self._tail = Tail(volume.unit_buffers)
+        self._marks: list[bytes] = []
+        """Those of an older value that the entry's write takes out."""
 
     def _take(self, channel: IoChannel, offset: int, data: memoryview, deadline: float) -> Steps[None]:
         volume, end = self._volume, offset + len(data)
@@ -392,6 +394,11 @@ class SlotWriter(Writer):
                 cached.directory.take_over(reservation.slot, image)
                 cached.loaded_at = max(cached.loaded_at, channel.now())
             cached.disproven.pop(reservation.slot, None)
+        if self._marks and self._volume.below is not None:
+            self._note_removed(channel, self._marks)
+
+    def _note_removed(self, channel: IoChannel, marks: list[bytes]) -> None:
+        self._volume.removed_marks.note(self.pseudonym, marks, channel.now())
 
     def _prove(self, channel: IoChannel, cached: CachedSet, deadline: float) -> Steps[None]:
         """The set, whose writer is held, may be written; else the put is given up.
@@ -399,7 +406,7 @@ class SlotWriter(Writer):
         With G4 below, an image that is not of just now could bring a mark back that another agent's delete
         took out."""
         volume = self._volume
-        if volume.below is not None and not volume.is_fresh(cached, channel, PUT_FRESH_SECONDS):
+        if volume.below is not None and not volume.is_recent(cached, channel):
             doubt = yield from load_writable(volume, channel, [cached], deadline)
         elif cached.in_doubt:
             doubt = yield from prove(volume, channel, [cached], deadline, holds_writers=True)
@@ -414,6 +421,7 @@ class SlotWriter(Writer):
         with cached.guard:
             assert cached.directory is not None
             image = cached.directory.copy()
+        self._marks = [image.mark(place) for place in image.marks(self.pseudonym)]
         return image, self._install(channel, reservation, image, length)
 
     def _install(self, channel: IoChannel, reservation: Reservation, image: Directory, length: int) -> Entry:

@@ -6,7 +6,8 @@ It has four guarantees, which its users do not repeat:
    are taken in the order of their places, so two transactions never wait for each other.
 2. **The truth.** `begin` reads the directories again and has each proven whole, so an image drops no entry
    that flash has, and brings none back. With `reload=False` it reads only a directory in doubt. That does for
-   a new entry in a reserved slot: an entry of another agent may be lost then, as it may by a put.
+   a new entry in a reserved slot: an entry of another agent may be lost then, as it may by a put. With G4
+   below, what was read 20 ms ago is read again all the same, or a mark would be back that another agent took.
 3. **The entry as it was.** `clear` leaves an entry that is another one by now, or whose slot a put has
    reserved. Those who `erase` or `write` ask `is_named` first.
 4. **A fence.** A write without an answer may land late. So its slots cool down, and an entry that it may
@@ -17,7 +18,7 @@ from collections.abc import Collection
 from typing import Final
 
 from agent.pool.counters import MissCause
-from agent.pool.format.directory import Directory, Entry
+from agent.pool.format.directory import SLOTS_PER_SET, Directory, Entry
 from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.late_answers import wait_for
 from agent.pool.steps import Acquire, IoChannel, Pending, Steps
@@ -63,9 +64,11 @@ class SetTransaction:
         """Take the writers and read the directories. None: all sets may be written; otherwise why not."""
         if not (yield from self.lock(deadline)):
             return MissCause.LATE
-        if reload:
+        volume, channel = self._volume, self._channel
+        is_old = volume.below is not None and not all(volume.is_recent(each, channel) for each in self._sets)
+        if reload or is_old:
             return (yield from self.load(deadline))
-        return (yield from prove(self._volume, self._channel, self._sets, deadline, holds_writers=True))
+        return (yield from prove(volume, channel, self._sets, deadline, holds_writers=True))
 
     def load(self, deadline: float) -> Steps[MissCause | None]:
         """Read the directories. None: all sets may be written; otherwise why not all of them."""
@@ -152,11 +155,24 @@ class SetTransaction:
         may have them still."""
         with cached.guard:
             directory = cached.directory
-            if directory is None or not directory.marks(pseudonym):
-                return False, None
-            slots = directory.unmark(pseudonym)
-            image = directory.image()
-        return True, (yield from self.write(cached, image, slots, deadline))
+            places = directory.marks(pseudonym) if directory is not None else []
+        if not places:
+            return False, None
+        return True, (yield from self.unmark_at(cached, pseudonym, places, deadline))
+
+    def unmark_at(
+        self, cached: CachedSet, pseudonym: bytes, places: Collection[int], deadline: float
+    ) -> Steps[MissCause | None]:
+        """Take out a key's marks at these places. None: flash has them no more."""
+        with cached.guard:
+            assert cached.directory is not None
+            marks = cached.directory.unmark_at(places)
+            image = cached.directory.image()
+        slots = [place for place in places if place < SLOTS_PER_SET]
+        cause = yield from self.write(cached, image, slots, deadline)
+        if cause is None:
+            self._volume.removed_marks.note(pseudonym, marks, self._channel.now())
+        return cause
 
     def erase(self, cached: CachedSet, slots: Collection[int]) -> "SlotErase":
         """Send the writes that free slots, entry and header; `SlotErase.end` waits for them."""

@@ -9,8 +9,9 @@ from typing import Final
 
 from agent.pool.format.directory import FREE, SLOTS_PER_SET
 from agent.pool.format.eviction_choice import Choice, choose_slot
+from agent.pool.format.mark_block import wide_mark
 from agent.pool.format.sealed_slot import SlotSealer
-from agent.pool.format.spill_mark import MARK_BYTES, is_mark
+from agent.pool.format.spill_mark import MARK_BYTES, decode, is_mark
 from agent.pool.steps import IoChannel
 from agent.pool.volume.directory_cache import LEGAL, CachedSet, SlotState
 from agent.pool.volume.volume import Volume
@@ -101,7 +102,8 @@ def reserve(
             cached.dropped[choice.slot] = present.generation
             if ghost is not None and is_mark(ghost) and len(ghost) == MARK_BYTES:
                 cached.victims = cached.victims or {}
-                cached.victims[choice.slot] = present.generation
+                wide = wide_mark(decode(ghost), choice.slot, present.pseudonym)
+                cached.victims[choice.slot] = present.generation, wide
             count_eviction(volume, channel, choice)
         cached.reserved.add(choice.slot)
     volume.cache.borrow(cached.namespace, cached.offset)

@@ -28,6 +28,8 @@ from agent.sim.medium import key_of as key_of
 from agent.sim.medium import nguid_of as nguid_of
 from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
 
+MARK_BLOCKS = 0
+"""Of volumes that do not say; see `mark_blocks` in tests/unit/spill/conftest.py."""
 TENANT, VOLUME_ID = bytes(range(1, 17)), bytes(range(17, 33))
 SUITES = ("aes-256-gcm", "aes-256-xts+crc64", "plain+crc64")
 
@@ -43,6 +45,7 @@ def volume_settings(
     volume_id: bytes = VOLUME_ID,
     copies: int = 1,
     local: Sequence[int] = (),
+    mark_blocks: int | None = None,
 ) -> VolumeSettings:
     """A volume with `sets[n]` sets on namespace n. `local`: those that are servers' own SSDs, where the first
     copies lie."""
@@ -65,6 +68,7 @@ def volume_settings(
         extents,
         copies=copies,
         local_first=bool(local),
+        mark_blocks=MARK_BLOCKS if mark_blocks is None else mark_blocks,
     )
 
 
@@ -165,7 +169,7 @@ class MemoryPool:
         for extent in self.settings.extents:
             for number in range(extent.sets):
                 offset = extent.offset + number * self.settings.set_bytes
-                block = bytearray(DIRECTORY_BYTES)
+                block = bytearray(self.settings.directory_bytes)
                 self.namespaces[extent.namespace].load(offset, memoryview(block))
                 found.append((extent.namespace, offset, Directory(block)))
         return found

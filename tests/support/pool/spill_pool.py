@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
+from agent.pool.counters import MissCause
 from agent.pool.read.recompute_gate import RecomputeGate
 from agent.spill.down import Spiller
 from agent.spill.room import Room
 from agent.spill.target import Gone, Stored, Taken, Target, TargetError
 from agent.spill.up import Below, PlaceHealth
+from tests.support.pool import memory_pool
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of
 
 POOL_ID = "00112233445566778899aabbccddeeff"
@@ -109,6 +111,14 @@ class SpillingAgent:
         self.agent.channel.clock += 1.0
         self.agent.put(key, value)
         self.spill()
+
+
+def causes_once_deleted() -> set[MissCause]:
+    """Why a value that was in G4 and was deleted is a miss. A mark stands in the place of its ghost. With
+    a block of marks the ghost stays, until another takes its place."""
+    return (
+        {MissCause.NEVER_STORED, MissCause.EVICTED} if memory_pool.MARK_BLOCKS else {MissCause.NEVER_STORED}
+    )
 
 
 def value_of(number: int) -> bytes:

@@ -6,16 +6,22 @@ there,
 
 * with one agent, and flash that keeps what it is given: once a put or a delete of a key was acknowledged, no
   value is served whose own put was over before that one began. So nothing comes up from G4 that was deleted,
-  or that a newer value had taken the place of.
+  or that a newer value had taken the place of;
+* with several agents, and such flash: no value that was deleted is served out of flash. Out of G4 the agent
+  that deleted it serves it no more; another one does so until the first has looked again, and for longer only
+  where that crashed meanwhile. A put of other bytes without a delete may be undone on flash by the image of
+  another agent, and the older value is in force again (decision 2): that is counted.
 """
 
 from __future__ import annotations
 
 import random
 from collections import defaultdict
+from typing import NamedTuple
 
 from agent.pool.errors import PutRefused
 from agent.pool.read.get import SlotReader
+from agent.pool.volume.removed_marks import LOOKS
 from agent.pool.write.delete_and_pin import delete, pin
 from agent.pool.write.put import SlotWriter
 from agent.sim.faulty_flash import SimChannel, SimNamespace
@@ -35,6 +41,8 @@ from tests.support.sim.pool_simulation import (
 )
 
 BUNDLE_BYTES = 2 << 20
+SETTLED_SECONDS = LOOKS[-2] + 1.0
+"""From a delete to the last look that counts here, and what the spill task and the look itself may take."""
 LOSSY = ("hang", "down", "broken", "rot", "lose", "sabotage")
 
 
@@ -42,20 +50,32 @@ def _flipped(data: bytes, at: int) -> bytes:
     return data[:at] + bytes(each ^ 8 for each in data[at : at + 1]) + data[at + 1 :]
 
 
+class Ended(NamedTuple):
+    """How a value came to its end."""
+
+    at: float
+    by: SimAgent
+    deleted: bool
+
+
 class SpillSimulation(PoolSimulation):
     """See the module's docstring."""
 
-    def __init__(self, seed: object, *, strict: bool = False) -> None:
-        """`strict`: one agent, and flash that keeps what it is given."""
+    def __init__(self, seed: object, *, strict: bool = False, several: bool = False) -> None:
+        """`strict`: one agent, and flash that keeps what it is given. `several`: more than one, likewise."""
         self._spillers: dict[tuple[int, int], Spiller] = {}
         self.target = MemoryTarget()
         self.below_rng = random.Random(f"spill {seed}")
         self.over_values: defaultdict[int, set[bytes]] = defaultdict(set)
         """Values whose own puts are over."""
-        self.dead: defaultdict[int, set[bytes]] = defaultdict(set)
+        self.ended: defaultdict[int, dict[bytes, Ended]] = defaultdict(dict)
         super().__init__(seed)
         if strict:
             self.agents_count, self.agents = 1, self.agents[:1]
+        if several and self.agents_count == 1:
+            self.agents_count = 2
+            self.agents.append(self._boot(1, 1))
+        if strict or several:
             self.faults |= dict.fromkeys(LOSSY, False)
 
     def _shape(self) -> None:
@@ -64,14 +84,17 @@ class SpillSimulation(PoolSimulation):
         sets = (1,) * rng.choice([1, 1, 1, 2])
         self.namespaces = [SimNamespace(1 << 40) for _ in sets]
         self.value_bytes = rng.choice([4096, 12288])
-        self.settings = volume_settings(sets, value_bytes=self.value_bytes, suite=rng.choice(SUITES))
+        suite, mark_blocks = rng.choice(SUITES), rng.choice([0, 1])
+        self.settings = volume_settings(
+            sets, value_bytes=self.value_bytes, suite=suite, mark_blocks=mark_blocks
+        )
         self.keys = int(self.settings.slots * 1.3)
         self.place_faults = rng.random() < 0.6
 
     @property
-    def is_strict(self) -> bool:
-        """Whether flash keeps what it is given, and one agent alone writes."""
-        return self.agents_count == 1 and not any(self.faults[each] for each in LOSSY)
+    def keeps(self) -> bool:
+        """Whether flash keeps what it is given."""
+        return not any(self.faults[each] for each in LOSSY)
 
     def _boot(self, number: int, lives: int) -> SimAgent:
         if not self._spillers:
@@ -164,7 +187,8 @@ class SpillSimulation(PoolSimulation):
 
     def _put(self, agent: SimAgent, channel: SimChannel, number: int, rng: random.Random) -> Steps:
         before = set(self.over_values[number])
-        value = rng.randbytes(min(self.value_bytes, rng.choice([1, 100, 4096, 9000])))
+        # No two are alike, or the oracle would take one for the other.
+        value = rng.randbytes(min(self.value_bytes, rng.choice([16, 100, 4096, 9000])))
         self.stored.setdefault(number, set()).add(value)
         deletes = self.deletes_begun[number]
         writing = SlotWriter(agent.volume, key_of(number), length=len(value))
@@ -176,7 +200,7 @@ class SpillSimulation(PoolSimulation):
         if writing.stored:
             self.counts["stored"] += 1
             self.over_values[number].add(value)
-            self.dead[number] |= before
+            self._end(agent, number, before, deleted=False)
             if deletes != self.deletes_begun[number]:
                 self.acknowledged.pop(number, None)
             else:
@@ -188,14 +212,43 @@ class SpillSimulation(PoolSimulation):
         self.deletes_begun[number] += 1
         try:
             yield from delete(agent.volume, channel, key_of(number), channel.now() + WRITE_DEADLINE)
-            self.dead[number] |= before
+            self._end(agent, number, before, deleted=True)
         except PutRefused:
             self.counts["delete refused"] += 1
         self.acknowledged.pop(number, None)
         self.deletes_begun[number] += 1
 
+    def _end(self, agent: SimAgent, number: int, values: set[bytes], *, deleted: bool) -> None:
+        ended = self.ended[number]
+        for value in values:
+            before = ended.get(value)
+            was_deleted = before is not None and before.deleted
+            ended[value] = Ended(self.scheduler.now, agent, deleted or was_deleted)
+
+    def _judge_older(self, agent: SimAgent, number: int, ended: Ended, began: float, *, is_g4: bool) -> None:
+        """A value was served that had come to its end before the get began."""
+        what = f"key {number}: a value that was deleted, or that another took the place of"
+        self.counts[f"older value, {'g4' if is_g4 else 'flash'}"] += 1
+        if not self.keeps:
+            return
+        if self.agents_count == 1:
+            raise Wrong(what)
+        if not ended.deleted:
+            self.counts["older value, put undone"] += 1
+            return
+        if not is_g4:
+            raise Wrong(f"{what}, out of flash")
+        if not ended.by.alive:
+            self.counts["older value, of one that crashed"] += 1
+            return
+        if agent is ended.by:
+            raise Wrong(f"{what} by this very agent")
+        if began - ended.at > SETTLED_SECONDS:
+            raise Wrong(f"{what} {began - ended.at:.3f} s ago")
+
     def _get(self, agent: SimAgent, channel: SimChannel, number: int, rng: random.Random) -> Steps:
-        dead = set(self.dead[number])
+        ended = dict(self.ended[number])
+        of_g4 = channel.tally(self.settings.name).gets_from_g4
         reading = SlotReader(agent.volume, key_of(number), agent.prestage)
         into = memoryview(bytearray(self.value_bytes))
         began = channel.now()
@@ -207,10 +260,9 @@ class SpillSimulation(PoolSimulation):
             got = bytes(into[:count])
             if got not in self.stored.get(number, ()):
                 raise Wrong(f"key {number}: a value that nobody stored")
-            if got in dead:
-                if self.is_strict:
-                    raise Wrong(f"key {number}: a value that was deleted, or that another took the place of")
-                self.counts["older value"] += 1
+            if got in ended:
+                is_g4 = channel.tally(self.settings.name).gets_from_g4 > of_g4
+                self._judge_older(agent, number, ended[got], began, is_g4=is_g4)
             self.counts["bytes checked"] += count
         self.counts["hits" if reading.cause is None else f"miss {reading.cause.name.lower()}"] += 1
         self.counts["counted gets"] += 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ nqn = "{nqn}"
 name = "kv"
 value_size = "64K"
 share = 0.9
+marks = 340
 [[spill]]
 folder = "{folder}/below"
 max_bytes = "1G"
@@ -79,13 +82,22 @@ def test_what_is_evicted_comes_up_and_the_verbs_tell_of_it(processes: Processes,
             assert seen["gets_from_g4"] > 10, "how many depends on which victims were copied in time"
             assert seen["hits"] == len(served)
             assert seen["misses"] == len(KEYS) - len(served)
+            for key in KEYS[:120]:
+                # What comes back to flash may evict values that have no copy yet. A miss after the look-up is
+                # an empty file.
+                with contextlib.suppress(FileNotFoundError):
+                    assert (mount / "kv/kv" / key.hex()).read_bytes() in (b"", value_of(key))
+            after = next(each for each in status()["volumes"] if each["name"] == "kv")
+            assert after["gets_from_g4"] > seen["gets_from_g4"] + 10, "a path finds values in G4, too"
         assert agent.stop(30) == 0
 
         (row,) = json.loads(verb("status", "--json"))
         assert (row["volume"], row["bundles"] > 0) == ("kv", True)
         (first, *_) = [path for path in below.rglob("*") if path.is_file()]
         first.write_bytes(first.read_bytes()[:5000])
-        (first.parent / ".part-left").write_bytes(b"left by a crash")
+        left = first.parent / ".part-left"
+        left.write_bytes(b"left by a crash")
+        os.utime(left, (0, 0))
         (found,) = json.loads(verb("scrub", "--json"))
         assert (found["bad_count"], found["leftovers"]) == (1, 1)
         assert found["bad_values"] > 0, "those of the bundle that was cut before its first value's end"

@@ -94,16 +94,21 @@ def test_the_pool_lies_between_lru_and_optimum_and_the_gap_is_shown(tmp_path: Pa
     assert lru - 0.03 <= ours <= best
 
 
-@pytest.mark.parametrize(("all_values", "ratio", "copied"), [(False, 0.253, 4300), (True, 0.276, 44300)])
+@pytest.mark.parametrize(
+    ("all_values", "mark_blocks", "ratio", "copied"),
+    [(False, 0, 0.253, 4300), (True, 0, 0.276, 44300), (False, 1, 0.253, 4300), (True, 1, 0.314, 43400)],
+)
 def test_with_g4_below_the_real_trace_finds_what_the_page_says(
-    real_trace: Path, tmp_path: Path, all_values: bool, ratio: float, copied: int
+    real_trace: Path, tmp_path: Path, all_values: bool, mark_blocks: int, ratio: float, copied: int
 ) -> None:
     """docs/tiers.md: the first 3,000 requests, room for a quarter of their blocks; LRU has 0.241."""
     file = tmp_path / "first.jsonl"
     with real_trace.open() as lines:
         file.write_text("".join(itertools.islice(lines, 3000)))
     trace = read_trace(file)
-    cache = SpillingPoolCache(trace.unique // 4, trace, SECRET, all_values=all_values)
+    cache = SpillingPoolCache(
+        trace.unique // 4, trace, SECRET, all_values=all_values, mark_blocks=mark_blocks
+    )
     found = share_of_blocks(cache, trace)
     assert round(found, 3) == ratio
     assert round(cache.copied, -2) == copied

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent.spill.bundle import BundleBuilder
-from agent.spill.care import check, usage
+from agent.spill.care import LEFTOVER_SECONDS, check, usage
 from agent.spill.folder import THREADS, WAITING_MAX, FolderTarget
 from agent.spill.names import ROOT, bundle_name, pool_prefix, volume_of, volume_prefix
 from agent.spill.room import Room
@@ -112,6 +112,11 @@ def test_what_has_no_name_of_g35s_stays(below: tuple[Path, Path, Target]) -> Non
     target.put(NAME, memoryview(bytes(100)))
     assert room.delete_all()
     assert partial.exists()
+    found = check(target, POOL_ID)
+    assert (found.leftovers, found.being_written) == (0, 1), "another agent may be writing it"
+    assert partial.exists()
+    an_hour_ago = time.time() - LEFTOVER_SECONDS - 1
+    os.utime(partial, (an_hour_ago, an_hour_ago))
     assert check(target, POOL_ID).leftovers == 1
     assert not partial.exists()
     assert all(each.exists() for each in theirs)

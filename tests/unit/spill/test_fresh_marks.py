@@ -9,6 +9,8 @@ from agent.pool.volume.settings import Timing
 from tests.support.pool.memory_pool import MemoryPool, key_of
 from tests.support.pool.spill_pool import MemoryTarget, SpillingAgent
 
+pytestmark = pytest.mark.usefixtures("mark_blocks")
+
 VALUE = bytes(range(250)) * 40
 
 

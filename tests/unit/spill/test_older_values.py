@@ -13,6 +13,8 @@ from agent.pool.write.writer_base import PutState
 from tests.support.pool.memory_pool import MemoryPool, key_of
 from tests.support.pool.spill_pool import SLOTS, MemoryTarget, SpillingAgent, evict_all, full, value_of
 
+pytestmark = pytest.mark.usefixtures("mark_blocks")
+
 
 def two_sets() -> tuple[MemoryPool, MemoryTarget, SpillingAgent, dict[int, int]]:
     """A pool of two sets, each on an enclosure, and where the marks of some keys stand."""

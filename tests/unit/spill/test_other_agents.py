@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from agent.pool.counters import MissCause
+import pytest
+
 from agent.pool.format.directory import ENTRY_BYTES
 from agent.pool.volume.directory_cache import DAMAGE_LOOK_SECONDS
 from agent.pool.write.put import SlotWriter
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of
-from tests.support.pool.spill_pool import MemoryTarget, SpillingAgent, evict_all, full, value_of
+from tests.support.pool.spill_pool import (
+    MemoryTarget,
+    SpillingAgent,
+    causes_once_deleted,
+    evict_all,
+    full,
+    value_of,
+)
+
+pytestmark = pytest.mark.usefixtures("mark_blocks")
 
 NEW = 7777
 SLOW = 10.0
@@ -44,7 +54,7 @@ def test_a_put_in_pieces_brings_back_no_mark_of_a_deleted_key() -> None:
     end_put(other, writing)
     let_pass(spilling.agent, other)
     for agent in (spilling.agent, other):
-        assert agent.get(key_of(1)) is MissCause.NEVER_STORED
+        assert agent.get(key_of(1)) in causes_once_deleted()
         assert agent.get(key_of(2)) == value_of(2), "the other marks stay"
         assert agent.get(key_of(NEW)) == value_of(NEW)
 
@@ -79,7 +89,7 @@ def test_a_put_in_pieces_leaves_the_mark_of_its_victim() -> None:
 
 
 def test_a_slot_that_a_put_has_reserved_loses_the_mark_that_another_agent_took_out() -> None:
-    target, pool = MemoryTarget(), MemoryPool((1,))
+    target, pool = MemoryTarget(), MemoryPool((1,), mark_blocks=0)
     spilling = full(target, pool)
     evict_all(spilling)
     other = SpillingAgent(pool.agent(), target).agent
@@ -100,7 +110,7 @@ def test_a_slot_that_a_put_has_reserved_loses_the_mark_that_another_agent_took_o
         assert spilling.agent.delete(key_of(number))
         end_put(other, writing)
         let_pass(spilling.agent, other)
-        assert spilling.agent.get(key_of(number)) is MissCause.NEVER_STORED
+        assert spilling.agent.get(key_of(number)) in causes_once_deleted()
         assert other.delete(key_of(NEW))
         spilling.put(key_of(9000 + number), value_of(number))
 

@@ -150,6 +150,17 @@ def spill_uses() -> Walk:
     return Walk(add, lambda: len(below), CATALOGUE["spill-uses"].most)
 
 
+def removed_marks() -> Walk:
+    volume = agent().volume
+
+    def add(at: int) -> None:
+        for number in range(1 + 31 * (at % 64 == 0)):
+            marks = [(at << 8 | number << 4 | each).to_bytes(8, "big") for each in range(4)]
+            volume.removed_marks.note(name(at), marks, at / 1e6, generations=[at + number])
+
+    return of("removed-marks", add, volume)
+
+
 def held_keys() -> Walk:
     holds = agent().volume.holds
     return Walk(lambda at: holds.take([name(at)], 0), lambda: len(holds), CATALOGUE["held-keys"].most)
@@ -216,6 +227,7 @@ WALKS = {
     "kept-units": kept_units, "spare-units": spare_units, "proven-headers": proven_headers,
     "unsettled-keys": unsettled_keys, "kv-keys": kv_keys, "damaged-slots": damaged_slots,
     "owed-copies": owed_copies, "spill-copies": spill_copies, "spill-uses": spill_uses,
+    "removed-marks": removed_marks,
     "held-keys": held_keys, "second-use-keys": second_use_keys,
     "learned-keys": learned_keys,
     "prestage-keys": prestage_keys, "fenced-places": fenced_places, "file-blocks": file_blocks,

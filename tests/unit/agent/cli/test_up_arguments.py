@@ -12,6 +12,9 @@ from agent.cli.up.agent_toml import agent_toml, check_room
 from agent.cli.up.layout import Layout
 from agent.cli.up.up_arguments import UpOptions
 from agent.config.configuration import parse_configuration
+from agent.pool.format.sealed_slot import HEADER_BYTES
+from agent.sizes import parse_size
+from agent.spill.bundle import bytes_wanted
 
 
 @pytest.mark.parametrize(
@@ -90,3 +93,20 @@ def test_the_policy_and_the_s3_door_that_are_asked_for_are_configured(tmp_path: 
         tomllib.loads(agent_toml(Layout(tmp_path), tmp_path, [nowhere], UpOptions())), ""
     )
     assert (bare.policies, bare.s3.listen) == ((), ())
+
+
+def test_a_folder_for_what_is_evicted_is_configured_for_kv_alone(tmp_path: Path) -> None:
+    from typer import BadParameter
+
+    nowhere = {"address": "127.0.0.1", "port": 4420, "nqn": "nqn.2014-08.org.nvmexpress:one"}
+    for value_size in ("64K", "16M"):
+        chosen = UpOptions(spill=tmp_path, value_size=value_size)
+        chosen.check()
+        text = agent_toml(Layout(tmp_path), tmp_path / "mnt", [nowhere], chosen)
+        parsed = parse_configuration(tomllib.loads(text), "the configuration")
+        [section] = parsed.spill
+        assert (section.folder, section.volumes, section.max_bytes) == (tmp_path, ("kv",), 64 << 30)
+        assert {each.name: each.marks for each in parsed.volumes}["kv"] == 340
+        assert section.bundle >= bytes_wanted(parse_size(value_size) + HEADER_BYTES)
+    with pytest.raises(BadParameter, match="there is no folder"):
+        UpOptions(spill=tmp_path / "missing").check()
