@@ -18,6 +18,7 @@ from agent.host_os.per_user_bounds import Bounds
 from agent.inline.secrets import SecretKey
 from agent.s3.credentials import AccessKey
 from agent.s3.door import S3Door
+from agent.s3.rdma.engine import TransferEngine
 from agent.s3.requests import http_request
 from agent.s3.signature import UNSIGNED, Signer, canonical_request, signature_of, signing_key
 from agent.s3.store import ObjectStore
@@ -26,6 +27,7 @@ from tests.support.pool.memory_blocks import MemoryBlockStore
 
 KEY = AccessKey("G35TESTONE", SecretKey(b"the secret of the first tenant"), "one")
 OTHER_KEY = AccessKey("G35TESTTWO", SecretKey(b"the secret of another tenant"), "two")
+EMULATED = "emulator.roce.pyverbs"
 CAPACITIES = (65_536, 1 << 20)
 
 
@@ -46,8 +48,15 @@ class Served:
             for name, blocks in self.blocks.items()
         }
         self.bounds = Bounds()
-        self.door = S3Door(self.section, [KEY, OTHER_KEY], self.stores, inline_runner, self.bounds)
+        self.door = S3Door(self.section, [KEY, OTHER_KEY], self.stores, inline_runner, self.bounds, self._rdma())
         self.door.start()
+
+    def _rdma(self) -> TransferEngine | None:
+        """An emulated device, with `rdma` among the settings."""
+        section = self.section
+        if not section.rdma:
+            return None
+        return TransferEngine(EMULATED, section.rdma, section.transfers, section.rdma_connections)
 
     @property
     def port(self) -> int:
