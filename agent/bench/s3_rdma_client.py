@@ -1,7 +1,8 @@
-"""A client of the S3 door that moves objects by RDMA (agent/s3/rdma): the door's other end in bench and tests.
+"""A client of the S3 door that moves objects by RDMA: the door's other end in bench and tests.
 
-It speaks HTTP/1.1 over one connection, from the address of its RDMA device, and signs as an SDK does. Objects move from
-and to memory that it registered. It compares the checksum of every answer with its memory.
+It speaks HTTP/1.1 over one connection, from the address of its RDMA device, and signs as an SDK does.
+Objects move from and to memory that it registered. It compares the checksum of every answer with its
+memory.
 """
 
 import base64
@@ -18,7 +19,7 @@ from agent.s3.rdma.token import BYTES, PSN, REPLY, SESSION, TOKEN, Memory, encod
 from agent.s3.requests import http_request
 from agent.s3.signature import ALGORITHM, UNSIGNED, canonical_request, signature_of, signing_key
 from nvmeof.rdma.work import Access, Region
-from nvmeof.transport.rdma_direct import DirectDevice, DirectPair
+from nvmeof.transport.rdma_direct import DirectDevice, DirectPair, PairEnd
 from nvmeof.transport.verbs_provider import load_verbs
 
 REGION: Final = "us-east-1"
@@ -42,11 +43,14 @@ class WrongBytes(Exception):
 class S3RdmaClient:
     """One HTTP connection and one RDMA connection. Used by one thread; `close` it."""
 
-    def __init__(self, host: str, port: int, key: AccessKey, provider: str, address: str) -> None:
-        """`address` of this client's RDMA device. Raises `VerbsUnavailable` or `ConnectionLost`."""
+    def __init__(
+        self, host: str, port: int, key: AccessKey, provider: str, address: str, source: str = ""
+    ) -> None:
+        """`address` of this client's RDMA device; `source` of its requests, else the same. Raises
+        `VerbsUnavailable` or `ConnectionLost`."""
         self._host, self._key = host, key
         self._device = DirectDevice(load_verbs(provider), address, entries=4)
-        self._http = http.client.HTTPConnection(host, port, TIMEOUT_S, source_address=(address, 0))
+        self._http = http.client.HTTPConnection(host, port, TIMEOUT_S, source_address=(source or address, 0))
         self._pair: DirectPair | None = None
         self._regions: list[Region] = []
         self.session = ""
@@ -61,7 +65,7 @@ class S3RdmaClient:
     def close(self) -> None:
         """Without a word to the door, which notices by itself."""
         self._http.close()
-        self._drop_pair()
+        self.drop_pair()
         for region in self._regions:
             self._device.domain.deregister(region)
         self._regions.clear()
@@ -74,12 +78,14 @@ class S3RdmaClient:
         self._regions.append(region)
         return region
 
-    def connect(self) -> None:
-        """Make an RDMA connection, in place of an earlier one. Raises Refused."""
-        self._drop_pair()
+    def connect(self, as_another: PairEnd | None = None) -> None:
+        """Make an RDMA connection, in place of an earlier one. `as_another`: what the door is told in place
+        of this client's queue pair. Raises Refused."""
+        self.drop_pair()
         access = Access.REMOTE_WRITE | Access.REMOTE_READ
         self._pair = pair = self._device.make_pair(room=1, access=int(access))
-        own = {TOKEN: encode_pair(pair.end), PSN: f"{pair.end.psn:06x}"}
+        end = as_another or pair.end
+        own = {TOKEN: encode_pair(end), PSN: f"{end.psn:06x}"}
         _, answer = self.request("POST", CONTROL.decode() + "connect", own)
         pair.connect(parse_reply(answer[REPLY], answer[PSN]))
         self.session = answer[SESSION]
@@ -87,9 +93,10 @@ class S3RdmaClient:
     def disconnect(self) -> None:
         """Tell the door, too. Raises Refused."""
         self.request("POST", CONTROL.decode() + "disconnect", {SESSION: self.session})
-        self._drop_pair()
+        self.drop_pair()
 
-    def _drop_pair(self) -> None:
+    def drop_pair(self) -> None:
+        """End the RDMA connection without a word to the door."""
         pair, self._pair, self.session = self._pair, None, ""
         if pair is not None:
             pair.close()
@@ -100,7 +107,10 @@ class S3RdmaClient:
         return str(Memory(self.session, region.address + offset, size, region.rkey))
 
     def get(self, path: str, region: Region, byte_range: str = "") -> int:
-        """The object `/BUCKET/KEY` into the beginning of the memory; its length. Raises Refused, WrongBytes."""
+        """The object `/BUCKET/KEY` into the beginning of the memory; its length.
+
+        Raises Refused, WrongBytes.
+        """
         asked = {TOKEN: self.token(region)} | ({"range": byte_range} if byte_range else {})
         _, answer = self.request("GET", path, asked)
         length = int(answer[BYTES])
@@ -151,5 +161,3 @@ class S3RdmaClient:
 def crc_of(data: memoryview) -> str:
     """CRC-64/NVME as S3 writes it."""
     return base64.b64encode(checksums.crc64nvme(data, 0).to_bytes(8, "big")).decode()
-
-

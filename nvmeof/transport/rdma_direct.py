@@ -1,8 +1,8 @@
 """Reliable queue pairs that are connected by exchanged numbers, without the connection manager.
 
-Both sides tell each other the number, the GID and the first packet sequence number of their queue pair by some
-other way, such as HTTP. Then each moves its own queue pair to RTS. `rdma_connect.py` is the way for peers that
-have no other.
+Both sides tell each other the number, the GID and the first packet sequence number of their queue pair by
+some other way, such as HTTP. Then each moves its own queue pair to RTS. `rdma_connect.py` is the way for
+peers that have no other.
 """
 
 import ipaddress
@@ -104,9 +104,7 @@ class DirectDevice:
         found = gid_of(context.query_gid(PORT, index).gid)
         kinds = self.verbs.enums
         # RoCE v1 has entries for the same addresses.
-        return found == self.gid and (
-            context.query_gid_type(PORT, index) == kinds.IBV_GID_TYPE_SYSFS_ROCE_V2
-        )
+        return found == self.gid and (context.query_gid_type(PORT, index) == kinds.IBV_GID_TYPE_SYSFS_ROCE_V2)
 
     def make_pair(self, *, room: int, access: int = 0) -> "DirectPair":
         """A queue pair with `room` for work requests, not connected yet. `access`: what its peer may do to
@@ -185,5 +183,3 @@ class _Attributes:
                 | e.IBV_QP_SQ_PSN | e.IBV_QP_MAX_QP_RD_ATOMIC
             )  # fmt: skip
         return attributes, int(mask)
-
-

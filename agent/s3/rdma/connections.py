@@ -1,8 +1,8 @@
 """The RDMA connections of the door's clients: whose they are, how many there are, when they end.
 
-A connection is named in requests and belongs to the tenant that made it: for others it does not exist. A client that
-dies says nothing, so a connection that nobody uses for `IDLE_SECONDS` ends. A tenant that has no place left gets that of
-its own connection that rested longest.
+A connection is named in requests and belongs to the tenant that made it: for others it does not exist. A
+client that dies says nothing, so a connection that nobody uses for `IDLE_SECONDS` ends. A tenant that has
+no place left gets that of its own connection that rested longest.
 """
 
 import secrets
@@ -63,7 +63,7 @@ class ClientConnections:
     def use(self, name: str, tenant: str, now: float) -> Iterator[Connection]:
         """The connection, which stays meanwhile; it goes after a use that broke it. Raises S3Error."""
         found = self._by_name.get(name)
-        if found is None or found.tenant != tenant or found.connection.broken:
+        if found is None or found.tenant != tenant or found.connection.over():
             raise _unknown()
         found.used_at = now
         found.under_way += 1
@@ -71,7 +71,7 @@ class ClientConnections:
             yield found.connection
         finally:
             found.under_way -= 1
-            if found.connection.broken and not found.under_way:
+            if found.connection.over() and not found.under_way:
                 self._drop(found)
 
     def remove(self, name: str, tenant: str) -> None:

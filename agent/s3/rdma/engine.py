@@ -1,10 +1,10 @@
 """The RDMA device of the S3 door: staging memory, transfers, and the thread that waits for their completions.
 
-A transfer is posted in the door's event loop, which waits for it as for a job of a worker. The thread `s3-rdma`
-waits for completions while transfers are under way. So a client that does not answer holds no worker: it holds a
-piece of staging memory, until the time of its transfer is over. Then the queue pair is broken off, which ends
-everything on it at once. A buffer is used again only after the completion of its transfer, or after the end of its
-queue pair.
+A transfer is posted in the door's event loop, which waits for it as for a job of a worker. The thread
+`s3-rdma` waits for completions while transfers are under way. So a client that does not answer holds no
+worker: it holds a piece of staging memory, until the time of its transfer is over. Then the queue pair is
+broken off, which ends everything on it at once. A buffer is used again only after the completion of its
+transfer, or after the end of its queue pair.
 """
 
 import logging
@@ -48,7 +48,7 @@ FLUSH_SECONDS: Final = 2.0
 SLICE_SECONDS: Final = 1.0
 """The thread looks whether it should end at least so often."""
 REMOTE_ACCESS: Final = (9, 10)
-"""Remote invalid request, remote access error: the client's device refused the key, the address or the length."""
+"""Remote invalid request, remote access error: the client's device refused."""
 UNREACHABLE: Final = (12, 13)
 """Transport or receiver-not-ready retries exceeded: nobody answered."""
 
@@ -69,20 +69,24 @@ class TransferFailed(Exception):
 
 
 class Connection:
-    """A queue pair that is connected to a client's. `broken` says why it is over."""
+    """A queue pair that is connected to a client's."""
 
     def __init__(self, pair: DirectPair) -> None:
         self.pair = pair
-        self.broken = ""
+        self._over = ""
         self.places = trio.Semaphore(ROOM)
 
     @property
     def end(self) -> PairEnd:
         return self.pair.end
 
+    def over(self) -> str:
+        """Why it is over; empty while it is not."""
+        return self._over
+
     def break_off(self, why: str) -> None:
-        if not self.broken:
-            self.broken = why
+        if not self._over:
+            self._over = why
             self.pair.break_off()
 
 
@@ -166,7 +170,9 @@ class TransferEngine:
         number = self._free.pop()
         try:
             assert self._region is not None, "the engine is open"
-            yield Staging(self._views[number], self._region.address + number * BUFFER_BYTES, self._region.lkey)
+            yield Staging(
+                self._views[number], self._region.address + number * BUFFER_BYTES, self._region.lkey
+            )
         finally:
             self._free.append(number)
             self._some_free.release()
@@ -191,8 +197,8 @@ class TransferEngine:
 
     async def _move(self, connection: Connection, work: Work) -> None:
         async with connection.places:
-            if connection.broken:
-                raise TransferFailed(connection.broken)
+            if why := connection.over():
+                raise TransferFailed(why)
             transfer = _Transfer()
             with self._changed:
                 self._under_way[work.work_id] = transfer
@@ -209,7 +215,7 @@ class TransferEngine:
                 self._forget(work.work_id)
         if transfer.status:
             words = describe_status(transfer.status)
-            late = transfer.status in UNREACHABLE or connection.broken == _LATE
+            late = transfer.status in UNREACHABLE or connection.over() == _LATE
             connection.break_off(words)
             raise TransferFailed(words, refused=transfer.status in REMOTE_ACCESS, late=late)
 
@@ -276,5 +282,3 @@ class Staging:
     def span(self, length: int) -> Span:
         assert length <= BUFFER_BYTES
         return Span(self._address, length, self._lkey)
-
-

@@ -1,10 +1,10 @@
 """Requests of the S3 door that move an object's bytes by RDMA, and the connections for it.
 
-A client makes a connection once: `POST /.s3rdma-rc/connect` with its queue pair, answered with the door's. Then each
-GetObject, PutObject or UploadPart may name a piece of the client's memory in `x-amz-rdma-token`. The bytes of a get are
-written there before the answer is sent, and those of a put are read from there; neither is in the HTTP body. Everything
-else of a request is as without RDMA: signature, tenant, places, conditions, ranges, checksums. Each answer has the
-CRC-64/NVME of the bytes that moved.
+A client makes a connection once: `POST /.s3rdma-rc/connect` with its queue pair, answered with the door's.
+Then each GetObject, PutObject or UploadPart may name a piece of the client's memory in `x-amz-rdma-token`.
+The bytes of a get are written there before the answer is sent, and those of a put are read from there;
+neither is in the HTTP body. Everything else of a request is as without RDMA: signature, tenant, places,
+conditions, ranges, checksums. Each answer has the CRC-64/NVME of the bytes that moved.
 
 A request whose form is another is declined with 501 (token.py).
 """

@@ -1,11 +1,11 @@
 """The headers by which a client asks for RDMA, as bytes and fields; no I/O.
 
-Two forms of `x-amz-rdma-token` are known here. **A queue pair**, when a client connects: 44 bytes in hex, as AMD's
-hipObject writes it: transport, number, GID, key, address, length, port, LID, least significant byte first.
-**Memory**, in a request for an object: `rc:CONNECTION:ADDRESS:LENGTH:KEY`, all in hex, as elbencho's RC client
-writes it. The form of cuObject (`ADDRESS:LENGTH:KEY:LID:NUMBER:...`) is for Dynamically Connected queue pairs,
-which only one vendor's devices have. That form and every unknown one are declined with 501, which clients take
-as the sign to use plain HTTP.
+Two forms of `x-amz-rdma-token` are known here. **A queue pair**, when a client connects: 44 bytes in hex,
+as AMD's hipObject writes it: transport, number, GID, key, address, length, port, LID, least significant
+byte first. **Memory**, in a request for an object: `rc:CONNECTION:ADDRESS:LENGTH:KEY`, all in hex, as
+elbencho's RC client writes it. The form of cuObject (`ADDRESS:LENGTH:KEY:LID:NUMBER:...`) is for
+Dynamically Connected queue pairs, which only one vendor's devices have. That form and every unknown one are
+declined with 501, which clients take as the sign to use plain HTTP.
 """
 
 import re

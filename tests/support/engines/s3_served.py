@@ -48,7 +48,9 @@ class Served:
             for name, blocks in self.blocks.items()
         }
         self.bounds = Bounds()
-        self.door = S3Door(self.section, [KEY, OTHER_KEY], self.stores, inline_runner, self.bounds, self._rdma())
+        self.door = S3Door(
+            self.section, [KEY, OTHER_KEY], self.stores, inline_runner, self.bounds, self._rdma()
+        )
         self.door.start()
 
     def _rdma(self) -> TransferEngine | None:
