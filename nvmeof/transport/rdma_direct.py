@@ -61,8 +61,9 @@ class DirectDevice:
         verbs.require_device()
         verbs.ensure_device(address)
         self.gid = gid_of(address)
-        self._name, self.gid_index = self._find(address)
-        self.context: Any = verbs.open_context(self._name)
+        with verbs_errors(verbs, f"no RDMA device at {address}"):
+            self._name, self.gid_index = self._find(address)
+            self.context: Any = verbs.open_context(self._name)
         self._domain: Domain | None = None
         self._completions: Completions | None = None
         try:

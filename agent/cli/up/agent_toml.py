@@ -79,10 +79,10 @@ def agent_toml(
         listen = [f"127.0.0.1:{s3_port}", f"{S3_BUCKET_ADDRESS}:{s3_port}"]
         credentials = str(layout.s3_credentials)
         tenant = {"tenant": "default", "credentials": credentials, "buckets": [S3_BUCKET]}
-        section = {"listen": listen, "hosts": [f"{S3_BUCKET_ADDRESS}={S3_BUCKET}"]}
+        door = {"listen": listen, "hosts": [f"{S3_BUCKET_ADDRESS}={S3_BUCKET}"]}
         # Clients here come from an address of loopback, and their emulated devices have others.
         rdma = {"rdma": s3_address, "rdma_clients": ["127.0.0.0/8"]} if s3_address else {}
-        sections.append(("[s3]", section | rdma))
+        sections.append(("[s3]", door | rdma))
         sections.append(("[[s3.tenants]]", tenant))
     if options.query:
         sections.append(("[query]", {"listen": [f"127.0.0.1:{query_port}"]}))

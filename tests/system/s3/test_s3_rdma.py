@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import random
 import threading
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from botocore.exceptions import ClientError
 
 from agent.bench.s3_rdma_client import Refused, S3RdmaClient, crc_of
 from agent.s3.chunked import UNSIGNED_TRAILER
+from agent.s3.rdma import engine
 from agent.s3.rdma.token import TOKEN
 from agent.s3.signature import UNSIGNED
 from nvmeof.rdma.work import Access
@@ -387,3 +389,39 @@ def test_a_client_that_is_killed_in_the_middle_leaves_a_door_that_serves(
     assert into.view[: len(DATA)] == DATA
     wait_until(lambda: s3.door.snapshot()["connections"] == 1, 30.0)
     client.put("/blocks/b", into, 100)
+
+
+def test_a_transfer_that_is_late_ends_and_its_buffer_serves_the_next(
+    s3: Served, client: S3RdmaClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "TRANSFER_SECONDS", 0.05)
+    region = client.register(memory(3 * MIB)[0])
+    token = client.token(region)
+    client.drop_pair()
+    for _ in range(s3.section.transfers + 1):
+        assert "RequestTimeout" in refused(client, "GET", "/blocks/a", token).words
+        client.connect()
+        token = client.token(region)
+        client.drop_pair()
+    monkeypatch.undo()
+    client.connect()
+    assert client.put("/blocks/b", client.register(memoryview(bytearray(DATA))), len(DATA))
+
+
+def test_a_door_that_stops_ends_transfers_that_nobody_answers(s3: Served, client: S3RdmaClient) -> None:
+    token = client.token(client.register(memory(3 * MIB)[0]))
+    client.drop_pair()
+    failures: list[BaseException] = []
+
+    def get() -> None:
+        try:
+            client.request("GET", "/blocks/a", {TOKEN: token})
+        except (OSError, http.client.HTTPException) as failure:  # and no answer, late or not
+            failures.append(failure)
+
+    waiting = threading.Thread(target=get)
+    waiting.start()
+    wait_until(lambda: any(row["name"] == "s3-transfers" and row["held"] for row in s3.bounds.snapshot()))
+    s3.door.stop(0.0)
+    waiting.join()
+    assert failures
