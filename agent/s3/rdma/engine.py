@@ -202,9 +202,11 @@ class TransferEngine:
             transfer = _Transfer()
             with self._changed:
                 self._under_way[work.work_id] = transfer
-                self._changed.notify()
             try:
                 self._post(connection, work)
+                # After the post, in which the thread would only contend for the device and the interpreter.
+                with self._changed:
+                    self._changed.notify()
                 try:
                     with trio.move_on_after(TRANSFER_SECONDS):
                         await transfer.done.wait()
