@@ -24,6 +24,7 @@ from nvmeof.transport.verbs_provider import load_verbs
 
 REGION: Final = "us-east-1"
 TIMEOUT_S: Final = 60.0
+HEADS_MAX: Final = 256
 
 
 class Refused(Exception):
@@ -53,6 +54,8 @@ class S3RdmaClient:
         self._http = http.client.HTTPConnection(host, port, TIMEOUT_S, source_address=(source or address, 0))
         self._pair: DirectPair | None = None
         self._regions: list[Region] = []
+        self._heads: dict[tuple[object, ...], dict[str, str]] = {}
+        """Of requests, signed: a signature is good for 15 minutes."""
         self.session = ""
         """Of the RDMA connection, once there is one."""
 
@@ -131,7 +134,12 @@ class S3RdmaClient:
     ) -> tuple[bytes, dict[str, str]]:
         """One signed request without a body; body and headers of the answer. Raises Refused."""
         target = f"{path}?{query}" if query else path
-        self._http.request(method, target, headers=self._signed(method, target, headers))
+        asked = (method, target, *headers.items())
+        if asked not in self._heads:
+            if len(self._heads) >= HEADS_MAX:
+                self._heads.clear()
+            self._heads[asked] = self._signed(method, target, headers)
+        self._http.request(method, target, headers=self._heads[asked])
         answer = self._http.getresponse()
         body = answer.read()
         found = {name.lower(): value for name, value in answer.getheaders()}
