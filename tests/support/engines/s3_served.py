@@ -34,7 +34,7 @@ CAPACITIES = (65_536, 1 << 20)
 class Served:
     """A door of two tenants, `one` and `two`, each with a bucket `blocks`."""
 
-    def __init__(self, folder: Path, **section: Any) -> None:
+    def __init__(self, folder: Path, provider: str = EMULATED, **section: Any) -> None:
         self.blocks = {name: MemoryBlockStore(CAPACITIES) for name in ("one", "two")}
         tenants = [
             {"tenant": name, "credentials": "/nonexistent", "buckets": ["blocks"]} for name in self.blocks
@@ -49,16 +49,16 @@ class Served:
         }
         self.bounds = Bounds()
         self.door = S3Door(
-            self.section, [KEY, OTHER_KEY], self.stores, inline_runner, self.bounds, self._rdma()
+            self.section, [KEY, OTHER_KEY], self.stores, inline_runner, self.bounds, self._rdma(provider)
         )
         self.door.start()
 
-    def _rdma(self) -> TransferEngine | None:
-        """An emulated device, with `rdma` among the settings."""
+    def _rdma(self, provider: str) -> TransferEngine | None:
+        """A device, with `rdma` among the settings."""
         section = self.section
         if not section.rdma:
             return None
-        return TransferEngine(EMULATED, section.rdma, section.transfers, section.rdma_connections)
+        return TransferEngine(provider, section.rdma, section.transfers, section.rdma_connections)
 
     @property
     def port(self) -> int:
@@ -79,8 +79,8 @@ class Served:
 
 
 @contextmanager
-def served(folder: Path, **section: Any) -> Iterator[Served]:
-    made = Served(folder, **section)
+def served(folder: Path, provider: str = EMULATED, **section: Any) -> Iterator[Served]:
+    made = Served(folder, provider, **section)
     try:
         yield made
     finally:
