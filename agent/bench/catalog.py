@@ -162,6 +162,8 @@ def _entries() -> Iterable[Entry]:
         yield Entry(name, kind, unit, what, alone=True)
     what = "gets by the S3 door, four clients, AES on"
     yield Entry("s3_get_1m", "s3", RATE, what, "1m", "raw_tcp_1m", alone=True)
+    what = "the same by RDMA, emulated NICs"
+    yield Entry("s3_rdma_get_1m", "s3", RATE, what, "1m", "s3_get_1m", alone=True)
     yield Entry("lru_hit_ratio", "hit_ratio", RATIO, "a full LRU of as many blocks, same trace")
     what = "the trace, room for a quarter of its blocks"
     yield Entry("hit_ratio", "hit_ratio", RATIO, what, floor="lru_hit_ratio")

@@ -15,7 +15,7 @@ import time
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from agent.bench.contents import Contents, pages
 from agent.bench.pool_client import Answer, cpu_seconds
@@ -104,15 +104,22 @@ def _length(head: bytes) -> int:
     return int(head.partition(b"\r\ncontent-length:")[2].partition(b"\r\n")[0])
 
 
+class Getting(Protocol):
+    """A client that gets objects by their names."""
+
+    def get(self, name: str) -> memoryview: ...
+
+
 class Gets:
     """The objects `0` to `count`, of which each holds the contents of its number."""
 
-    def __init__(self, client: S3Client, count: int) -> None:
+    def __init__(self, client: Getting, count: int) -> None:
         self._client, self._count = client, count
         self._contents = Contents(VALUE_BYTES)
         self._at = 0
 
     def compare(self) -> None:
+        """Get every object, and compare it."""
         for number in range(self._count):
             self._check(number, self._client.get(str(number)))
 
@@ -140,7 +147,12 @@ class Gets:
 def main() -> None:
     port, credentials, bucket, count = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     client = S3Client(port, read_credentials_file(credentials, "default")[0], bucket)
-    gets = Gets(client, count)
+    answer_lines(Gets(client, count))
+    client.close()
+
+
+def answer_lines(gets: Gets) -> None:
+    """Do what lines on the standard input ask for, until it ends."""
     print(json.dumps({"ready": "s3"}), flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
@@ -155,7 +167,6 @@ def main() -> None:
         except G35Error as error:
             answer = {"error": str(error)}
         print(json.dumps(answer), flush=True)
-    client.close()
 
 
 if __name__ == "__main__":

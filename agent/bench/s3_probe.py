@@ -1,4 +1,4 @@
-"""How fast four clients get objects of 1 MiB by the S3 door, and what a get costs the agent's processors."""
+"""How fast four clients get objects of 1 MiB by the S3 door, over HTTP and by RDMA, and at what cost."""
 
 import os
 import statistics
@@ -24,34 +24,55 @@ ROUND_SECONDS = 1.0
 WARM_SECONDS = 0.3
 
 
+WAYS = {"s3_get_1m": "s3_client", "s3_rdma_get_1m": "s3_rdma_load"}
+
+
 def measure(folder: Path) -> dict[str, Counted]:
-    """`s3_get_1m`, on a pool of its own below `folder`."""
-    with pool_up(folder, 1, "--s3", "--files", "--drive-size", "512M") as layout, ExitStack() as undo:
+    """`s3_get_1m` and `s3_rdma_get_1m`, in turn on a pool of their own below `folder`."""
+    options = ("--s3", "--s3-rdma", "--files", "--drive-size", "512M")
+    with pool_up(folder, 1, *options) as layout, ExitStack() as undo, ThreadPoolExecutor(CLIENTS) as threads:
         port = int(layout.s3_port.read_text())
         _put(layout, port)
-        clients = [_started(undo, layout, port, folder / f"client-{number}.log") for number in range(CLIENTS)]
-        clients[0].ask("compare")
-        with ThreadPoolExecutor(CLIENTS) as threads:
+        crowds = {}
+        for name, module in WAYS.items():
+            logs = [folder / f"{module}-{number}.log" for number in range(CLIENTS)]
+            crowds[name] = crowd = Crowd([_started(undo, layout, module, port, log) for log in logs], threads)
+            crowd.clients[0].ask("compare")
+            crowd.round(WARM_SECONDS)
+        for _ in range(ROUNDS):
+            for crowd in crowds.values():
+                before = _agent_seconds(layout)
+                crowd.rounds.append(crowd.round(ROUND_SECONDS))
+                crowd.agent_seconds += _agent_seconds(layout) - before
+    return {name: crowd.counted() for name, crowd in crowds.items()}
 
-            def round_of(seconds: float) -> tuple[float, int]:
-                """GiB/s of all clients, and their gets."""
-                samples = [
-                    speed(answer) for answer in threads.map(lambda each: each.ask("get", seconds), clients)
-                ]
-                return sum(sample.value for sample in samples), sum(sample.operations for sample in samples)
 
-            round_of(WARM_SECONDS)
-            before = _agent_seconds(layout)
-            rounds = [round_of(ROUND_SECONDS) for _ in range(ROUNDS)]
-            taken = _agent_seconds(layout) - before
-    value, gets = statistics.median(each for each, _ in rounds), sum(count for _, count in rounds)
-    details = {
-        "clients": CLIENTS,
-        "gets": gets,
-        "gets_per_second": value * (1 << 30) / VALUE_BYTES,
-        "agent_cpu_ms_per_get": taken * 1e3 / gets,
-    }
-    return {"s3_get_1m": Counted(value, details)}
+class Crowd:
+    """Clients that get objects by one way, all at once."""
+
+    def __init__(self, clients: list[LineClient], threads: ThreadPoolExecutor) -> None:
+        self.clients, self._threads = clients, threads
+        self.rounds: list[tuple[float, int]] = []
+        self.agent_seconds = 0.0
+
+    def round(self, seconds: float) -> tuple[float, int]:
+        """GiB/s of all clients, and their gets."""
+        answers = self._threads.map(lambda each: each.ask("get", seconds), self.clients)
+        samples = [speed(answer) for answer in answers]
+        return sum(sample.value for sample in samples), sum(sample.operations for sample in samples)
+
+    def counted(self) -> Counted:
+        value, gets = (
+            statistics.median(each for each, _ in self.rounds),
+            sum(count for _, count in self.rounds),
+        )
+        details = {
+            "clients": CLIENTS,
+            "gets": gets,
+            "gets_per_second": value * (1 << 30) / VALUE_BYTES,
+            "agent_cpu_ms_per_get": self.agent_seconds * 1e3 / gets,
+        }
+        return Counted(value, details)
 
 
 def _put(layout: Layout, port: int) -> None:
@@ -64,9 +85,11 @@ def _put(layout: Layout, port: int) -> None:
         client.close()
 
 
-def _started(undo: ExitStack, layout: Layout, port: int, log: Path) -> LineClient:
+def _started(undo: ExitStack, layout: Layout, module: str, port: int, log: Path) -> LineClient:
     words = [str(port), str(layout.s3_credentials), S3_BUCKET, str(OBJECTS)]
-    client = LineClient("a client of S3", [sys.executable, "-P", "-m", "agent.bench.s3_client", *words], log)
+    client = LineClient(
+        f"a client of S3 ({module})", [sys.executable, "-P", "-m", f"agent.bench.{module}", *words], log
+    )
     undo.callback(client.stop)
     return client
 

@@ -249,6 +249,10 @@ def _s3(door: dict[str, Any] | None) -> list[Text]:
     moved = f"read {readable_bytes(door['bytes_read'])}, written {readable_bytes(door['bytes_written'])}"
     requests = counted(sum(door["requests"].values()), "request")
     done = f"{counted(door['objects'], 'object')}, {requests}, {moved}"
+    if door["rdma"]:
+        by = f"read {readable_bytes(door['rdma_bytes_read'])}, written"
+        by += f" {readable_bytes(door['rdma_bytes_written'])}"
+        done += f"; RDMA at {door['rdma']}: {counted(door['rdma_connections'], 'connection')}, {by}"
     return [_door("S3", door, "", done)]
 
 

@@ -1,5 +1,6 @@
 """The section of the configuration for the S3 door (docs/engines/s3.md)."""
 
+import ipaddress
 import re
 from typing import Final
 
@@ -81,7 +82,40 @@ class S3Section(HttpSection):
     upload_hours: float = Field(
         24.0, gt=0, le=8760, description="A multipart upload that is not completed by then is given up."
     )
+    rdma: str = Field(
+        "",
+        description="Address of the RDMA device by which objects move for clients that ask for it, through "
+        "`fabric.verbs_provider`; `transfers` MiB of memory are registered with it. Empty: plain HTTP alone.",
+    )
+    rdma_connections: int = Field(
+        64,
+        ge=1,
+        le=1024,
+        description="RDMA connections of clients at once. Half are owed to the tenants in equal shares. One "
+        "that nobody uses for 5 minutes ends.",
+    )
+    rdma_clients: tuple[str, ...] = Field(
+        (),
+        max_length=64,
+        description="Networks, such as `10.1.0.0/16`, in which clients may have their RDMA devices. A client "
+        "may always use the address that its request comes from.",
+    )
     tenants: tuple[S3TenantSection, ...] = Field((), max_length=64, description="See `[[s3.tenants]]`.")
+
+    @field_validator("rdma")
+    @classmethod
+    def _is_an_address(cls, address: str) -> str:
+        return str(ipaddress.ip_address(address)) if address else address
+
+    @field_validator("rdma_clients")
+    @classmethod
+    def _are_networks(cls, networks: tuple[str, ...]) -> tuple[str, ...]:
+        for text in networks:
+            try:
+                ipaddress.ip_network(text)
+            except ValueError as error:
+                raise ValueError(f"{text!r} is no network: {error}") from None
+        return networks
 
     @property
     def bucket_of_host(self) -> dict[str, str]:

@@ -80,8 +80,14 @@ class BodyChecks:
         """For bytes that no client announced: MD5 and, if there is one, `algorithm`."""
         made = cls({}, "")
         if algorithm:
-            made.algorithm, made._digests[algorithm] = algorithm, ALGORITHMS[algorithm]()
+            made.compute(algorithm)
         return made
+
+    def compute(self, algorithm: str) -> None:
+        """Compute a checksum where the client gave none."""
+        if not self.algorithm:
+            self.algorithm = algorithm
+            self._digests[algorithm] = ALGORITHMS[algorithm]()
 
     def update(self, piece: memoryview) -> None:
         for digest in self._digests.values():

@@ -7,6 +7,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import h11
@@ -17,9 +18,10 @@ from agent.http.connection import BodyFault, BrokenOff, HttpConnection
 from agent.s3.answers import Answer
 from agent.s3.body import Body
 from agent.s3.errors import S3Error
+from agent.s3.rdma.service import Answering, wants_rdma
 from agent.s3.requests import http_request, s3_request
 from agent.s3.service import S3Service
-from agent.s3.signature import check_region, verify
+from agent.s3.signature import HttpRequest, Signer, check_region, verify
 from agent.s3.xml_out import error
 
 _BODY_FAULTS: Final = {
@@ -40,11 +42,14 @@ class Connection(HttpConnection):
         complaints: Complaints,
         wall: Callable[[], float] = time.time,
         known: Callable[[], None] = lambda: None,
+        peer: str = "",
     ) -> None:
+        """`peer`: the address of the client, where the stream has one."""
         super().__init__(stream, idle_seconds, service.connections, known)
         self._service = service
         self._complaints = complaints
         self._wall = wall
+        self._peer = peer
 
     async def _refuse_head(self, is_too_large: bool) -> None:
         code = "RequestHeaderSectionTooLarge" if is_too_large else "InvalidRequest"
@@ -66,13 +71,11 @@ class Connection(HttpConnection):
                     if not self._take_place(signer.access_key.tenant):
                         raise S3Error("SlowDown", "This tenant has too many connections.", closes=True)
                     check_region(signer, http, self._service.region)
-                    wanted = s3_request(http, self._service.hosts)
-                    resource = wanted.resource
-                    body = Body(wanted.body_headers, signer, self._receive_body)
+                    resource, answering = self._answering(http, signer, resource)
                 finally:
                     # After a refusal too: a stranger may send heads without end.
                     await self._service.rests.after_turn(began)
-                answer = await self._service.answer(wanted, signer.access_key.tenant, body)
+                answer = await answering()
             except S3Error as refusal:
                 await self._refuse(refusal, resource, is_head)
                 return not refusal.closes
@@ -87,6 +90,14 @@ class Connection(HttpConnection):
                 await self._refuse(S3Error("InternalError", "This is a bug of g35."), resource, is_head)
             return False
         return True
+
+    def _answering(self, http: HttpRequest, signer: Signer, path: str) -> tuple[str, Answering]:
+        """The resource of a request, and what carries the request out. Raises S3Error."""
+        if wants_rdma(http):
+            return path, self._service.rdma.prepare(http, signer, self._receive_body, self._peer)
+        wanted = s3_request(http, self._service.hosts)
+        body = Body(wanted.body_headers, signer, self._receive_body)
+        return wanted.resource, partial(self._service.answer, wanted, signer.access_key.tenant, body)
 
     async def _send(self, answer: Answer) -> None:
         stream, counters = answer.stream, self._service.counters

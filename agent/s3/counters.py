@@ -13,5 +13,10 @@ class S3Counters(DoorCounters):
     bytes_read: int = 0
     bytes_written: int = 0
     bodies_broken_off: int = 0
+    rdma_bytes_read: int = 0
+    """Of `bytes_read`, those that were written into clients' memory by RDMA."""
+    rdma_bytes_written: int = 0
+    rdma_failures: int = 0
+    """Requests that failed because a transfer by RDMA did, or could not be made whole."""
     requests: Counter[str] = field(default_factory=Counter)
     """By operation, successful or not."""

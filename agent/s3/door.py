@@ -27,6 +27,7 @@ from agent.s3.connection import Connection
 from agent.s3.counters import S3Counters
 from agent.s3.credentials import AccessKey
 from agent.s3.errors import S3Error, slow_down
+from agent.s3.rdma.engine import TransferEngine
 from agent.s3.service import S3Service
 from agent.s3.store import ObjectStore
 
@@ -52,6 +53,12 @@ HELD_FILES: Final = Limit(
     by="tenant", share=ALL, refused="as its body", bytes_each=512,
 )  # fmt: skip
 
+RDMA: Final = Limit(
+    "s3-rdma-connections", "RDMA connections of S3's clients (`s3.rdma_connections`)", 64,
+    by="tenant", share="all but a half, in which each other tenant has an equal share",
+    refused="that of its own that rested longest goes, or SlowDown", bytes_each=256 << 10,
+)  # fmt: skip
+
 TIDY_SECONDS: Final = 0.5
 UPLOADS_SECONDS: Final = 60.0
 """Between two looks for forgotten uploads."""
@@ -67,8 +74,10 @@ class S3Door(HttpDoor):
         stores: Mapping[str, ObjectStore],
         make_runner: MakeRunner,
         bounds: Bounds | None = None,
+        rdma: TransferEngine | None = None,
     ) -> None:
-        """`stores` by tenant. Raises ConfigError where the certificate is not usable."""
+        """`stores` by tenant; `rdma` moves objects for clients that ask for it. Raises ConfigError where the
+        certificate is not usable."""
         self._bounds = bounds or Bounds()
         self.counters = S3Counters()
         super().__init__(
@@ -83,12 +92,15 @@ class S3Door(HttpDoor):
         self._section = section
         self._keys = {key.key_id: key for key in keys}
         self._stores = dict(stores)
-        self._service: S3Service
+        self._service: S3Service | None = None
+        self._rdma = rdma
         self._lock = threading.Lock()
         """Held by other threads that use the stores, against their being closed meanwhile."""
 
     def close(self) -> None:
         super().close()
+        if self._rdma is not None:
+            self._rdma.close()
         with self._lock:
             for store in self._stores.values():
                 store.close()
@@ -101,6 +113,8 @@ class S3Door(HttpDoor):
             "listen": self.addresses,
             "tls": self.speaks_tls,
             "objects": objects,
+            "rdma": self._rdma.address if self._rdma is not None else "",
+            "rdma_connections": len(self._service.rdma.connections) if self._service is not None else 0,
             **self.counters.snapshot(),
         }
 
@@ -122,18 +136,26 @@ class S3Door(HttpDoor):
         return left
 
     async def _prepare(self) -> None:
-        self._service = S3Service(self._section, self._keys, self._stores, self._workers, self.counters)
+        self._service = S3Service(
+            self._section, self._keys, self._stores, self._workers, self.counters, self._rdma
+        )
+        self._service.rdma.start()
         watch_shares(self._bounds, self._service, self._stores)
         await self._workers.run(None, self._make_buckets)
 
     def _connection(self, stream: trio.abc.Stream, known: Callable[[], None]) -> Connection:
-        return Connection(self._service, stream, self._section.idle_s, self._complaints, known=known)
+        assert self._service is not None, "made before the first connection"
+        return Connection(
+            self._service, stream, self._section.idle_s, self._complaints, known=known, peer=_peer(stream)
+        )
 
     async def _tend(self) -> None:
-        """Remove spare files, a batch at a time; end old uploads."""
+        """Remove spare files, a batch at a time; end old uploads, and RDMA connections that rest."""
+        assert self._service is not None, "made before"
         next_look, seconds = 0.0, self._section.upload_hours * 3600
         while True:
             more, now = False, trio.current_time()
+            self._service.rdma.tend()
             for store in self._stores.values():
                 try:
                     more |= await self._workers.run(store, store.tidy)
@@ -160,13 +182,21 @@ class S3Door(HttpDoor):
                     log.warning("bucket %s of %s was not made: %s", name, tenant.tenant, refused)
 
     async def _finish(self) -> None:
-        """Seal everything that is staged."""
+        """End the RDMA connections; seal everything that is staged."""
+        if self._service is not None:
+            self._service.rdma.close()
 
         def seal(runner: Runner) -> None:
             for store in self._stores.values():
                 runner.run(store.files.seal_everything())
 
         await self._workers.run(None, seal)
+
+
+def _peer(stream: trio.abc.Stream) -> str:
+    """The address of a client."""
+    bare = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
+    return str(bare.socket.getpeername()[0]) if isinstance(bare, trio.SocketStream) else ""
 
 
 def watch_shares(bounds: Bounds, service: S3Service, stores: Mapping[str, ObjectStore]) -> None:
@@ -177,6 +207,8 @@ def watch_shares(bounds: Bounds, service: S3Service, stores: Mapping[str, Object
         lambda: service.connections.refusals,
         service.connections.total,
     )
+    pairs: Shares = service.rdma.connections.shares
+    bounds.watch(RDMA, pairs.of_each, lambda: pairs.refusals, pairs.total)
     transfers: Shares = service.transfers
     bounds.watch(TRANSFERS, transfers.of_each, lambda: transfers.refusals, transfers.total)
     bounds.watch(

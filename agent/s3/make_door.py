@@ -18,7 +18,10 @@ from agent.pool.steps import IoChannel
 from agent.pool.volume.volume import PoolVolume, Volume, in_sets
 from agent.s3.credentials import AccessKey, read_credentials_file
 from agent.s3.door import S3Door
+from agent.s3.rdma.engine import TransferEngine
 from agent.s3.store import ObjectStore
+from nvmeof.errors import NvmeofError
+from nvmeof.transport.base import DEFAULT_PROVIDER
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +37,12 @@ def make_s3_door(
     pool_id: str = "",
     not_served: MutableMapping[str, str] | None = None,
     bounds: Bounds | None = None,
+    verbs_provider: str = DEFAULT_PROVIDER,
 ) -> S3Door:
     """A door, not open yet, with its names in files in `state`. Raises ConfigError.
 
     The keys of `erased` tenants are not valid, nor those of a tenant whose objects lie in another pool than
-    `pool_id`; `not_served` gets the reason.
+    `pool_id`; `not_served` gets the reason. `verbs_provider`: where `section.rdma` is set.
     """
     keys: list[AccessKey] = []
     stores: dict[str, ObjectStore] = {}
@@ -79,11 +83,36 @@ def make_s3_door(
                     not_served[f"S3 of tenant {tenant.tenant}"] = f"{elsewhere}; {elsewhere.advice}"
                 continue
             keys += own
-        return S3Door(section, keys, stores, make_runner, bounds)
+        engine = _engine(section, verbs_provider)
+        try:
+            return S3Door(section, keys, stores, make_runner, bounds, engine)
+        except BaseException:
+            if engine is not None:
+                engine.close()
+            raise
     except BaseException:
         for store in stores.values():
             store.close()
         raise
+
+
+def _engine(section: S3Section, verbs_provider: str) -> TransferEngine | None:
+    """What moves objects by RDMA; None where it is not asked for. Raises ConfigError."""
+    if not section.rdma:
+        return None
+    tenants = len(section.tenants)
+    try:
+        return TransferEngine(
+            verbs_provider,
+            section.rdma,
+            max(section.transfers, tenants),
+            max(section.rdma_connections, tenants),
+        )
+    except NvmeofError as refused:
+        raise ConfigError(
+            f"s3.rdma: {refused}",
+            "it is the address of an RDMA device of this machine; see fabric.verbs_provider and g35 doctor",
+        ) from None
 
 
 def _is_erased(volumes: Sequence[Volume]) -> bool:

@@ -14,6 +14,8 @@ from agent.s3.errors import S3Error, slow_down
 from agent.s3.get_object import ObjectReads
 from agent.s3.listing import Listings
 from agent.s3.put_object import ObjectWrites
+from agent.s3.rdma.engine import TransferEngine
+from agent.s3.rdma.service import S3Rdma
 from agent.s3.requests import Hosts, Operation, S3Request
 from agent.s3.store import ObjectStore
 
@@ -28,8 +30,10 @@ class S3Service:
         stores: Mapping[str, ObjectStore],
         workers: Workers,
         counters: S3Counters,
+        engine: TransferEngine | None = None,
     ) -> None:
-        """`keys` by their ids, `stores` by their tenants."""
+        """`keys` by their ids, `stores` by their tenants. `engine`: where objects move by RDMA."""
+        self.rdma = S3Rdma(section, stores, counters, self.answer, engine)
         self.transfers = transfers = Shares(section.transfers, stores.values(), refusal=slow_down)
         self.keys = keys
         self.region = section.region

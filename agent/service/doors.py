@@ -127,6 +127,7 @@ def make_doors(
             shown.sources.pool_id,
             shown.sources.not_served,
             shown.bounds,
+            configuration.fabric.verbs_provider,
         )
     if configuration.query.listen:
         doors[QUERY_DOOR] = make_query_door(

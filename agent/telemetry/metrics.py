@@ -106,9 +106,16 @@ S3_COUNTERS = {
     "bytes_read": "Bytes of objects that were sent.",
     "bytes_written": "Bytes of objects and parts that were stored.",
     "bodies_broken_off": "Answers that ended early, because the rest of an object could not be had.",
+    "rdma_bytes_read": "Of the bytes that were sent, those that went into clients' memory by RDMA.",
+    "rdma_bytes_written": "Of the bytes that were stored, those that came from clients' memory by RDMA.",
+    "rdma_failures": "Requests that failed because a transfer by RDMA did.",
     "connections_refused": "Connections that were closed: at the TLS handshake, or of one address too many.",
 }
-S3_GAUGES = {"connections": "Connections now.", "objects": "Objects of all tenants."}
+S3_GAUGES = {
+    "connections": "Connections now.",
+    "objects": "Objects of all tenants.",
+    "rdma_connections": "RDMA connections of clients now.",
+}
 
 TENANT_COUNTERS = {
     "bytes_read": "Bytes of values that were served.",

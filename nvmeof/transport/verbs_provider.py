@@ -29,7 +29,7 @@ from nvmeof.errors import NvmeofError
 from nvmeof.transport.base import DEFAULT_PROVIDER
 from nvmeof.transport.verbs_waiting import Channel, Completions
 
-MODULES = ("cm_enums", "cmid", "cq", "device", "enums", "mr", "pd", "pyverbs_error", "qp", "wr")
+MODULES = ("addr", "cm_enums", "cmid", "cq", "device", "enums", "mr", "pd", "pyverbs_error", "qp", "wr")
 
 _making_channels = threading.Lock()
 """Held while a channel is made, so that the descriptor that appears is its own."""
@@ -145,6 +145,12 @@ class Verbs:
             device.name.decode() if isinstance(device.name, bytes) else str(device.name)
             for device in self.device.get_device_list()
         ]
+
+    def devices_for(self, address: str) -> list[str]:
+        """Names of devices that may have a local address: the emulated one, or all real ones."""
+        if self._registry is None:
+            return self.devices()
+        return [entry.name for entry in self._registry.devices() if entry.ip == address]
 
     def require_device(self) -> None:
         """Raises `VerbsUnavailable` where there is no device: librdmacm would write lines of its own."""

@@ -52,8 +52,10 @@ def agent_toml(
     s3_port: int = 0,
     query_port: int = 0,
     local_port: int = 0,
+    s3_address: str = "",
 ) -> str:
-    """The agent's configuration for the enclosures that announced themselves in `ready`."""
+    """The agent's configuration for the enclosures that announced themselves in `ready`. `s3_address`: of the
+    S3 door's RDMA device."""
     sections: list[tuple[str, dict[str, Any]]] = [
         ("[agent]", {
             "mount": str(mount),
@@ -79,7 +81,10 @@ def agent_toml(
         listen = [f"127.0.0.1:{s3_port}", f"{S3_BUCKET_ADDRESS}:{s3_port}"]
         credentials = str(layout.s3_credentials)
         tenant = {"tenant": "default", "credentials": credentials, "buckets": [S3_BUCKET]}
-        sections.append(("[s3]", {"listen": listen, "hosts": [f"{S3_BUCKET_ADDRESS}={S3_BUCKET}"]}))
+        door = {"listen": listen, "hosts": [f"{S3_BUCKET_ADDRESS}={S3_BUCKET}"]}
+        # Clients here come from an address of loopback, and their emulated devices have others.
+        rdma = {"rdma": s3_address, "rdma_clients": ["127.0.0.0/8"]} if s3_address else {}
+        sections.append(("[s3]", door | rdma))
         sections.append(("[[s3.tenants]]", tenant))
     if options.query:
         sections.append(("[query]", {"listen": [f"127.0.0.1:{query_port}"]}))

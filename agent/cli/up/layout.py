@@ -9,6 +9,7 @@ agent/         the agent's own state
 agent.pid      present while the mount is served
 virtiofs.sock  where the agent's virtio-fs device listens, with --virtiofs
 s3.credentials the access key of the S3 door, made at the first start with --s3; s3.port its port
+s3.address     the address on loopback of the S3 door's RDMA device, with --s3-rdma
 query.tokens   the token of the query door, made at the first start with --query; query.port its port
 local.port     the port at which the agent serves the device of --local to other agents
 jbof-N.address the address on loopback of enclosure N's RDMA device, where it has one
@@ -64,6 +65,7 @@ class Layout:
         self.virtiofs_socket = state / "virtiofs.sock"
         self.s3_credentials = state / "s3.credentials"
         self.s3_port = state / "s3.port"
+        self.s3_address = state / "s3.address"
         self.query_tokens = state / "query.tokens"
         self.query_port = state / "query.port"
         self.local_port = state / "local.port"

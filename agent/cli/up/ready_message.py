@@ -28,7 +28,8 @@ def ready_message(layout: Layout, mount: Path, options: UpOptions, s3_was: str =
         if s3_was not in ("", port):
             lines.append(f"S3: port {s3_was} is another program's now: tell clients of {port}")
         url = f"http://127.0.0.1:{port}"
-        lines.append(f"S3: {url}, bucket {S3_BUCKET}, access key in {layout.s3_credentials}")
+        rdma = f", RDMA at {layout.s3_address.read_text().strip()}" if options.s3_rdma else ""
+        lines.append(f"S3: {url}, bucket {S3_BUCKET}, access key in {layout.s3_credentials}{rdma}")
     if options.query:
         url = f"http://127.0.0.1:{layout.query_port.read_text().strip()}/query"
         lines.append(f"routers: {url}, token in {layout.query_tokens}")

@@ -153,6 +153,9 @@ class UpOptions:
     s3: Annotated[
         bool, typer.Option("--s3", help="Serve S3 clients on loopback, too; says where the access key is.")
     ] = False
+    s3_rdma: Annotated[
+        bool, typer.Option("--s3-rdma", help="With --s3: objects move by RDMA, too, over an emulated NIC.")
+    ] = False
     query: Annotated[
         bool,
         typer.Option("--query", help="Answer routers on loopback, too; says where the token is."),
@@ -205,6 +208,8 @@ class UpOptions:
             raise typer.BadParameter("objects lie in the volumes of /fs: it wants --files", param_hint="--s3")
         if self.spill is not None and not self.spill.is_dir():
             raise typer.BadParameter(f"there is no folder {self.spill}; make it", param_hint="--spill")
+        if self.s3_rdma and not self.s3:
+            raise typer.BadParameter("it is a way of S3's objects: it wants --s3", param_hint="--s3-rdma")
         if self.ports > 1 and self.transport != "tcp":
             raise typer.BadParameter("several ports of an enclosure are of TCP", param_hint="--ports")
         if not self.enclosures and self.local is None:

@@ -188,7 +188,9 @@ class _Pool:
         if self._options.local is not None:
             local_port = _free_port_from(layout.local_port, 1, self._given)
             layout.local_port.write_text(f"{local_port}\n")
-        text = agent_toml(layout, self._mount, ready, self._options, s3_port, query_port, local_port)
+        s3_address = free_address_from(layout.s3_address) if self._options.s3_rdma else ""
+        ports = (s3_port, query_port, local_port)
+        text = agent_toml(layout, self._mount, ready, self._options, *ports, s3_address)
         layout.configuration.write_text(text)
         self._format_if_blank(stop, are_new)
         if stop.is_set():

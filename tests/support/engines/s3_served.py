@@ -18,6 +18,7 @@ from agent.host_os.per_user_bounds import Bounds
 from agent.inline.secrets import SecretKey
 from agent.s3.credentials import AccessKey
 from agent.s3.door import S3Door
+from agent.s3.rdma.engine import TransferEngine
 from agent.s3.requests import http_request
 from agent.s3.signature import UNSIGNED, Signer, canonical_request, signature_of, signing_key
 from agent.s3.store import ObjectStore
@@ -26,13 +27,14 @@ from tests.support.pool.memory_blocks import MemoryBlockStore
 
 KEY = AccessKey("G35TESTONE", SecretKey(b"the secret of the first tenant"), "one")
 OTHER_KEY = AccessKey("G35TESTTWO", SecretKey(b"the secret of another tenant"), "two")
+EMULATED = "emulator.roce.pyverbs"
 CAPACITIES = (65_536, 1 << 20)
 
 
 class Served:
     """A door of two tenants, `one` and `two`, each with a bucket `blocks`."""
 
-    def __init__(self, folder: Path, **section: Any) -> None:
+    def __init__(self, folder: Path, provider: str = EMULATED, **section: Any) -> None:
         self.blocks = {name: MemoryBlockStore(CAPACITIES) for name in ("one", "two")}
         tenants = [
             {"tenant": name, "credentials": "/nonexistent", "buckets": ["blocks"]} for name in self.blocks
@@ -46,8 +48,17 @@ class Served:
             for name, blocks in self.blocks.items()
         }
         self.bounds = Bounds()
-        self.door = S3Door(self.section, [KEY, OTHER_KEY], self.stores, inline_runner, self.bounds)
+        self.door = S3Door(
+            self.section, [KEY, OTHER_KEY], self.stores, inline_runner, self.bounds, self._rdma(provider)
+        )
         self.door.start()
+
+    def _rdma(self, provider: str) -> TransferEngine | None:
+        """A device, with `rdma` among the settings."""
+        section = self.section
+        if not section.rdma:
+            return None
+        return TransferEngine(provider, section.rdma, section.transfers, section.rdma_connections)
 
     @property
     def port(self) -> int:
@@ -68,8 +79,8 @@ class Served:
 
 
 @contextmanager
-def served(folder: Path, **section: Any) -> Iterator[Served]:
-    made = Served(folder, **section)
+def served(folder: Path, provider: str = EMULATED, **section: Any) -> Iterator[Served]:
+    made = Served(folder, provider, **section)
     try:
         yield made
     finally:

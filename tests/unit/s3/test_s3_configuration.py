@@ -53,6 +53,9 @@ def test_an_s3_door_is_a_way_to_the_pool_and_there_is_none_unless_it_is_asked_fo
         ),
         ({"listen": ["127.0.0.1:1"], "tenants": [{**TENANT, "buckets": ["a..b"]}]}, "no name for a bucket"),
         ({"listen": ["127.0.0.1:1"], "tenants": [TENANT], "secret_key": "x"}, "unknown key"),
+        ({"listen": ["127.0.0.1:1"], "tenants": [TENANT], "rdma": "mlx5_0"}, "does not appear to be an IP"),
+        ({"listen": ["127.0.0.1:1"], "tenants": [TENANT], "rdma_connections": 0}, "rdma_connections"),
+        ({"listen": ["127.0.0.1:1"], "tenants": [TENANT], "rdma_clients": ["10.0.0.1/8"]}, "is no network"),
     ],
 )
 def test_what_is_not_whole_is_refused(section: dict[str, Any], why: str) -> None:
@@ -116,6 +119,17 @@ def test_a_tenant_without_volumes_of_blocks_has_no_door(tmp_path: Path) -> None:
     found = configured(listen=["127.0.0.1:0"], tenants=[{**TENANT, "credentials": str(tmp_path / "keys")}])
     with pytest.raises(ConfigError, match="no volume of kind"):
         make_s3_door(found.s3, [], tmp_path, FilesOptions(), lambda: pytest.fail("asked"), inline_runner)
+
+
+@pytest.mark.parametrize("provider", ["emulator.roce.pyverbs", "tests.no_such_provider"])
+def test_a_door_whose_rdma_device_is_not_there_says_so(tmp_path: Path, provider: str) -> None:
+    found = configured(listen=["127.0.0.1:0"], tenants=[TENANT], rdma="192.0.2.1")
+    with pytest.raises(ConfigError, match=r"s3\.rdma: ") as refused:
+        make_s3_door(
+            found.s3, [], tmp_path, FilesOptions(), lambda: pytest.fail("asked"), inline_runner, {"default"},
+            verbs_provider=provider,
+        )  # fmt: skip
+    assert "g35 doctor" in refused.value.advice
 
 
 def test_a_tenant_that_was_erased_is_not_missed(tmp_path: Path) -> None:

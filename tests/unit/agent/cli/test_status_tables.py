@@ -44,7 +44,8 @@ def snapshot() -> dict[str, Any]:
         "s3": {
             "listen": ["127.0.0.1:9036", "[::1]:9036"], "tls": True, "objects": LARGE + 29,
             "requests": {"GetObject": LARGE, "PutObject": 1}, "bytes_read": 1 << 40, "bytes_written": 1 << 30,
-            "refusals": {"NoSuchKey": LARGE + 30, "AccessDenied": 2},
+            "refusals": {"NoSuchKey": LARGE + 30, "AccessDenied": 2}, "rdma": "10.1.0.5",
+            "rdma_connections": LARGE + 31, "rdma_bytes_read": 1 << 39, "rdma_bytes_written": 1 << 29,
         },
         "query": {
             "listen": ["127.0.0.1:9037"], "tls": False, "requests": LARGE + 37, "prompts": LARGE + 38,

@@ -1,0 +1,286 @@
+"""The RDMA device of the S3 door: staging memory, transfers, and the thread that waits for their completions.
+
+A transfer is posted in the door's event loop, which waits for it as for a job of a worker. The thread
+`s3-rdma` waits for completions while transfers are under way. So a client that does not answer holds no
+worker: it holds a piece of staging memory, until the time of its transfer is over. Then the queue pair is
+broken off, which ends everything on it at once. A buffer is used again only after the completion of its
+transfer, or after the end of its queue pair.
+"""
+
+import logging
+import mmap
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Final
+
+import trio
+
+from nvmeof.errors import ConnectionLost
+from nvmeof.rdma.work import (
+    FLUSHED,
+    Access,
+    Done,
+    Read,
+    Region,
+    Span,
+    Work,
+    WorkKind,
+    Write,
+    describe_status,
+    work_id,
+)
+from nvmeof.transport.rdma_direct import DirectDevice, DirectPair, PairEnd
+from nvmeof.transport.rdma_pair import poll
+from nvmeof.transport.verbs_provider import load_verbs
+
+log = logging.getLogger(__name__)
+
+BUFFER_BYTES: Final = 1 << 20
+"""Of one transfer: a piece of a body, as over HTTP."""
+ROOM: Final = 16
+"""Transfers of one queue pair at once; further ones wait."""
+TRANSFER_SECONDS: Final = 16.0
+"""For 1 MiB: the least rate of a body over HTTP."""
+FLUSH_SECONDS: Final = 2.0
+"""From the end of a queue pair to the completions of its transfers, which the device writes by itself."""
+SLICE_SECONDS: Final = 1.0
+"""The thread looks whether it should end at least so often."""
+REMOTE_ACCESS: Final = (9, 10)
+"""Remote invalid request, remote access error: the client's device refused."""
+UNREACHABLE: Final = (12, 13)
+"""Transport or receiver-not-ready retries exceeded: nobody answered."""
+
+
+_LATE: Final = "the client did not answer in time"
+
+
+class TransferFailed(Exception):
+    """A transfer did not happen, or only in part. Its connection is over.
+
+    `refused`: the client's own device refused it. `late`: nobody answered in time.
+    """
+
+    def __init__(self, why: str, *, refused: bool = False, late: bool = False) -> None:
+        super().__init__(why)
+        self.refused = refused
+        self.late = late
+
+
+class Connection:
+    """A queue pair that is connected to a client's."""
+
+    def __init__(self, pair: DirectPair) -> None:
+        self.pair = pair
+        self._over = ""
+        self.places = trio.Semaphore(ROOM)
+
+    @property
+    def end(self) -> PairEnd:
+        return self.pair.end
+
+    def over(self) -> str:
+        """Why it is over; empty while it is not."""
+        return self._over
+
+    def break_off(self, why: str) -> None:
+        if not self._over:
+            self._over = why
+            self.pair.break_off()
+
+
+class _Transfer:
+    """One work request that is under way."""
+
+    def __init__(self) -> None:
+        self.done = trio.Event()
+        self.status = FLUSHED
+        self._token = trio.lowlevel.current_trio_token()
+
+    def finish(self, status: int) -> None:
+        """In the thread of completions."""
+        self.status = status
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(self.done.set)
+
+
+class TransferEngine:
+    """See the top of this file. Its methods are for the door's event loop."""
+
+    def __init__(self, provider: str, address: str, buffers: int, connections: int) -> None:
+        """`buffers` of staging memory, 1 MiB each. Raises `VerbsUnavailable` or `ConnectionLost`."""
+        self.address = address
+        self._verbs = load_verbs(provider)
+        self._memory = mmap.mmap(-1, buffers * BUFFER_BYTES)
+        # Registered once: a registration for each transfer costs more than the copy.
+        self._device = DirectDevice(self._verbs, address, entries=(connections + 1) * (ROOM + 1))
+        try:
+            view = memoryview(self._memory)
+            self._region: Region | None = self._device.domain.register(view, Access.LOCAL_WRITE)
+        except BaseException:
+            self._device.close()
+            raise
+        self._views = [view[at * BUFFER_BYTES : (at + 1) * BUFFER_BYTES] for at in range(buffers)]
+        self._free = list(range(buffers))
+        self._some_free = trio.Semaphore(buffers)
+        self._count = 0
+        self._changed = threading.Condition()
+        self._under_way: dict[int, _Transfer] = {}
+        """By the number of their work request."""
+        self._stopping = False
+        self._thread = threading.Thread(target=self._complete, name="s3-rdma", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """The connections are closed. Idempotent."""
+        with self._changed:
+            if self._stopping:
+                return
+            self._stopping = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+        region, self._region = self._region, None
+        if region is not None:
+            self._device.domain.deregister(region)
+        self._device.close()
+
+    def connect(self, peer: PairEnd) -> Connection:
+        """A connection to a client's queue pair. Raises `ConnectionLost`."""
+        pair = self._device.make_pair(room=ROOM)
+        try:
+            pair.connect(peer)
+        except BaseException:
+            pair.close()
+            raise
+        return Connection(pair)
+
+    def disconnect(self, connection: Connection) -> None:
+        """Its transfers end as failed."""
+        connection.break_off("the connection was closed")
+        connection.pair.close()
+
+    @asynccontextmanager
+    async def buffer(self) -> AsyncIterator["Staging"]:
+        """A piece of staging memory. There is one for each body that moves, so the wait is short."""
+        await self._some_free.acquire()
+        number = self._free.pop()
+        try:
+            assert self._region is not None, "the engine is open"
+            yield Staging(
+                self._views[number], self._region.address + number * BUFFER_BYTES, self._region.lkey
+            )
+        finally:
+            self._free.append(number)
+            self._some_free.release()
+
+    async def write(
+        self, connection: Connection, staging: "Staging", length: int, address: int, key: int
+    ) -> None:
+        """RDMA WRITE of the first `length` bytes into the client's memory. Raises TransferFailed."""
+        number = work_id(WorkKind.WRITE, self._number())
+        await self._move(connection, Write(number, staging.span(length), address, key, signaled=True))
+
+    async def read(
+        self, connection: Connection, staging: "Staging", length: int, address: int, key: int
+    ) -> None:
+        """RDMA READ of `length` bytes of the client's memory. Raises TransferFailed."""
+        number = work_id(WorkKind.READ, self._number())
+        await self._move(connection, Read(number, staging.span(length), address, key))
+
+    def _number(self) -> int:
+        self._count = (self._count + 1) & 0xFFFFFFFF
+        return self._count
+
+    async def _move(self, connection: Connection, work: Work) -> None:
+        async with connection.places:
+            if why := connection.over():
+                raise TransferFailed(why)
+            transfer = _Transfer()
+            with self._changed:
+                self._under_way[work.work_id] = transfer
+            try:
+                self._post(connection, work)
+                # After the post, in which the thread would only contend for the device and the interpreter.
+                with self._changed:
+                    self._changed.notify()
+                try:
+                    with trio.move_on_after(TRANSFER_SECONDS):
+                        await transfer.done.wait()
+                finally:
+                    if not transfer.done.is_set():
+                        await self._end(connection, transfer)
+            finally:
+                self._forget(work.work_id)
+        if transfer.status:
+            words = describe_status(transfer.status)
+            late = transfer.status in UNREACHABLE or connection.over() == _LATE
+            connection.break_off(words)
+            raise TransferFailed(words, refused=transfer.status in REMOTE_ACCESS, late=late)
+
+    def _post(self, connection: Connection, work: Work) -> None:
+        try:
+            connection.pair.pair.post([], [work])
+        except ConnectionLost as lost:
+            connection.break_off(str(lost))
+            raise TransferFailed(str(lost)) from lost
+
+    async def _end(self, connection: Connection, transfer: _Transfer) -> None:
+        """Take the buffer back from the device, whatever the client does."""
+        connection.break_off(_LATE)
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + FLUSH_SECONDS):
+            await transfer.done.wait()
+        if not transfer.done.is_set():
+            # A queue pair that is gone reaches no memory.
+            connection.pair.close()
+
+    def _forget(self, number: int) -> None:
+        with self._changed:
+            self._under_way.pop(number, None)
+
+    def _complete(self) -> None:
+        """The thread: hand completions to those who wait for them."""
+        completions = self._device.completions
+        while True:
+            with self._changed:
+                while not self._under_way and not self._stopping:
+                    self._changed.wait()
+                if self._stopping:
+                    return
+            try:
+                found = poll(self._verbs, completions)
+                if not found:
+                    if completions.needs_arming:
+                        completions.arm()
+                        found = poll(self._verbs, completions)
+                    if not found:
+                        completions.wait(time.monotonic() + SLICE_SECONDS)
+                        continue
+            except ConnectionLost as lost:
+                # What is under way ends by its time, and every later post is refused.
+                log.error("the RDMA device of the S3 door is gone: %s", lost)
+                return
+            self._hand_over(found)
+
+    def _hand_over(self, found: list[tuple[int, Done]]) -> None:
+        for _, done in found:
+            with self._changed:
+                transfer = self._under_way.get(done.work_id)
+            if transfer is not None:
+                transfer.finish(done.status)
+
+
+class Staging:
+    """A piece of staging memory. `view` has `BUFFER_BYTES`."""
+
+    def __init__(self, view: memoryview, address: int, lkey: int) -> None:
+        self.view = view
+        self._address = address
+        self._lkey = lkey
+
+    def span(self, length: int) -> Span:
+        assert length <= BUFFER_BYTES
+        return Span(self._address, length, self._lkey)
