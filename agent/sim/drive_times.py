@@ -304,15 +304,7 @@ class RatedChannel(TimedChannel):
         drive = self._asked(namespace, pending, read=True)
         if drive is None:
             return pending
-
-        def ended() -> None:
-            if drive.hung:
-                drive.waiting.append(ended)
-                return
-            if not pending.abandoned and not drive.down:
-                drive.load(offset, into)
-            self._end(drive, pending)
-
+        ended = _ReadEnd(self, drive, pending, offset, into)
         self._flash.move(drive, len(into), self._host, write=False, ended=ended, flow=self._flow)
         return pending
 
@@ -325,16 +317,7 @@ class RatedChannel(TimedChannel):
         if drive is None:
             return pending
         head = packed(bytes(memoryview(parts[0])[:BLOCK]))
-
-        def ended() -> None:
-            if drive.hung:
-                drive.waiting.append(ended)
-                return
-            # What an agent sent before it was killed lands all the same.
-            if not drive.down:
-                drive.store(offset, head)
-            self._end(drive, pending)
-
+        ended = _WriteEnd(self, drive, pending, offset, head)
         self._flash.move(drive, size, self._host, write=True, ended=ended, flow=self._flow)
         return pending
 
@@ -354,7 +337,8 @@ class RatedChannel(TimedChannel):
         pending.asked = Outstanding(health, self._flash.loop.now, is_read=read)
         return drive
 
-    def _end(self, drive: RatedDrive, pending: FlashPending) -> None:
+    def end(self, drive: RatedDrive, pending: FlashPending) -> None:
+        """The last byte has been carried: answer, unless nobody waits."""
         if pending.abandoned or self._gone:
             return
         if drive.down:
@@ -389,3 +373,56 @@ class RatedChannel(TimedChannel):
 
     def trusts(self, namespace: int) -> bool:
         return self._health[namespace].trusted
+
+
+class _ReadEnd:
+    """What happens when a read's last byte has been carried.
+
+    An object and no nested function: one that names itself is a cycle, which keeps its buffer until the
+    garbage collector comes by.
+    """
+
+    __slots__ = ("_channel", "_drive", "_into", "_offset", "_pending")
+
+    def __init__(
+        self, channel: RatedChannel, drive: RatedDrive, pending: FlashPending, offset: int, into: memoryview
+    ) -> None:
+        self._channel = channel
+        self._drive = drive
+        self._pending = pending
+        self._offset = offset
+        self._into = into
+
+    def __call__(self) -> None:
+        drive, pending = self._drive, self._pending
+        if drive.hung:
+            drive.waiting.append(self)
+            return
+        if not pending.abandoned and not drive.down:
+            drive.load(self._offset, self._into)
+        self._channel.end(drive, pending)
+
+
+class _WriteEnd:
+    """The same of a write; `head` is what is kept of it."""
+
+    __slots__ = ("_channel", "_drive", "_head", "_offset", "_pending")
+
+    def __init__(
+        self, channel: RatedChannel, drive: RatedDrive, pending: FlashPending, offset: int, head: bytes
+    ) -> None:
+        self._channel = channel
+        self._drive = drive
+        self._pending = pending
+        self._offset = offset
+        self._head = head
+
+    def __call__(self) -> None:
+        drive = self._drive
+        if drive.hung:
+            drive.waiting.append(self)
+            return
+        # What an agent sent before it was killed lands all the same.
+        if not drive.down:
+            drive.store(self._offset, self._head)
+        self._channel.end(drive, self._pending)
