@@ -18,7 +18,7 @@ from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.read.recompute_gate import RecomputeGate
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.settings import Timing, VolumeExtent, VolumeSettings
-from agent.pool.volume.volume import Volume
+from agent.pool.volume.volume import Layout, Volume
 from agent.remote.circuit_breaker import Health
 from agent.remote.outlier_detection import LOOK_SECONDS, OutlierDetection
 from agent.sim.drive_times import RatedChannel, RatedFlash, unreserved
@@ -46,15 +46,17 @@ class HostAgent:
         self.number = number
         self.map = pod_map
         self.health = [Health() for _ in flash.drives]
-        self.outliers = OutlierDetection(self.health)
+        # Nobody looks where nothing goes wrong (PodRun), and a superpod has 300,000 of its records.
+        self.outliers = OutlierDetection(self.health if plan.faults else [])
         cache = DirectoryCache(plan.directory_cache)
         timing = Timing(plan.read_deadline, plan.write_deadline, plan.directory_fresh)
         self.volumes: list[Volume] = []
         self.served: list[ServedVolume] = []
         for tenant in range(plan.tenants):
             volume = Volume(
-                store.settings(pod_map, tenant), fixed_secret(store.secrets + tenant), cache, timing
+                store.few_extents(pod_map, tenant), fixed_secret(store.secrets + tenant), cache, timing
             )
+            volume.change(layout=store.layout(pod_map, tenant, volume))
             volume.codec.suite = StandInSuite()
             tokens = plan.prefill_rate * plan.gpus_per_host
             # A get of one value of a stripe takes as long as the whole block, and spares all of its tokens.
@@ -115,6 +117,7 @@ class PoolStore:
         self._block_bytes = block_bytes
         self._volume_bytes = max(value_bytes, VALUE_BYTES_LEAST)
         self._settings: dict[tuple[int, int], VolumeSettings] = {}
+        self._layouts: dict[tuple[int, int], Layout] = {}
         sets = sets_of_a_drive(self.plan, flash.stripe, self._set_bytes())
         self.map = PodMap(1, tuple(range(len(flash.drives) - spare)), (sets,) * self.plan.tenants)
         self._value = unreserved(self._volume_bytes)
@@ -158,6 +161,19 @@ class PoolStore:
             )
             found = replace(bare, extents=extents, settled_extents=pod_map.settled)
             self._settings[pod_map.version, tenant] = found
+        return found
+
+    def few_extents(self, pod_map: PodMap, tenant: int) -> VolumeSettings:
+        """The same with one extent: for a volume that has its layout next."""
+        whole = self.settings(pod_map, tenant)
+        return replace(whole, extents=whole.extents[:1], settled_extents=0)
+
+    def layout(self, pod_map: PodMap, tenant: int, volume: Volume) -> Layout:
+        """A tenant's layout by a map. It is immutable, so all agents have the same one."""
+        place = (pod_map.version, tenant)
+        found = self._layouts.get(place)
+        if found is None:
+            found = self._layouts[place] = volume.layout(self.settings(pod_map, tenant))
         return found
 
     def tally(self) -> Tally:
@@ -289,7 +305,7 @@ class PoolStore:
             return self.kill(number)
         agent.map = now
         for tenant, volume in enumerate(agent.volumes):
-            volume.change(layout=volume.layout(self.settings(now, tenant)))
+            volume.change(layout=self.layout(now, tenant, volume))
         return None
 
 
