@@ -51,6 +51,10 @@ class RatedDrive:
     waiting: list[Callable[[], None]] = field(default_factory=list)
     bytes_read: int = 0
     bytes_written: int = 0
+    keys: dict[bytes, tuple[bytes, int]] = field(default_factory=dict)
+    """Of a KV namespace: the first block of each key's value, as it is kept, and the value's bytes."""
+    key_bytes: int = 0
+    key_room: int = 0
 
     def load(self, offset: int, into: memoryview) -> None:
         """Copy the block at `offset`, or zeros."""
@@ -58,15 +62,26 @@ class RatedDrive:
         if kept is None:
             into[:BLOCK] = bytes(BLOCK)
         else:
-            into[:BLOCK] = kept[_PROOF:].ljust(BLOCK - _PROOF, b"\0") + kept[:_PROOF]
+            unpack_into(kept, into[:BLOCK])
 
     def store(self, offset: int, packed: bytes) -> None:
         self.blocks[offset] = packed
+
+    def lose_all(self) -> None:
+        """A blank drive takes its place."""
+        self.blocks.clear()
+        self.keys.clear()
+        self.key_bytes = 0
 
 
 def packed(block: bytes) -> bytes:
     """A block as it is kept: its last bytes (a proof, where it is a header), then what is not zero."""
     return block[-_PROOF:] + block[:-_PROOF].rstrip(b"\0")
+
+
+def unpack_into(kept: bytes, into: memoryview) -> None:
+    """The block again, of which `kept` is what `packed` made."""
+    into[:] = kept[_PROOF:].ljust(len(into) - _PROOF, b"\0") + kept[:_PROOF]
 
 
 class FlashPending:
@@ -341,15 +356,17 @@ class RatedChannel(TimedChannel):
         """The last byte has been carried: answer, unless nobody waits."""
         if pending.abandoned or self._gone:
             return
+        failed = True
         if drive.down:
             pending.fault, pending.unreachable = "the connection is gone", True
         elif self._flash.errs(drive):
             pending.fault = "Unrecovered Read Error"
         else:
-            pending.received = pending.size
+            # That a key is not there, or is, is an answer as good as any.
+            failed = False
+            pending.received = 0 if pending.fault is not None else pending.size
         pending.done = True
         assert pending.asked is not None
-        failed = pending.fault is not None
         pending.asked.answered(self._flash.loop.now, failed=failed, lost=pending.unreachable)
         self._flash.loop.came(pending)
 

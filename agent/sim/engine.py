@@ -78,6 +78,9 @@ class Store(Protocol):
     def find(self, engine: Engine, request: Request, start: int) -> Steps:
         """How many blocks of a prompt, from `start` on and without a hole, can be loaded."""
 
+    def announce(self, engine: Engine, request: Request, start: int, count: int) -> None:
+        """They were found, and will be fetched when the GPUs are free."""
+
     def fetch(self, engine: Engine, request: Request, start: int, count: int) -> Steps:
         """Load them into the host's memory; how many came before the first miss."""
 
@@ -141,6 +144,8 @@ class Engines:
             wanted = yield from store.find(engine, request, here)
         if wanted and plan.overlap:
             loaded = yield from store.fetch(engine, request, here, wanted)
+        elif wanted:
+            store.announce(engine, request, here, wanted)
         yield from self._turn(engine)
         began = loop.now
         if wanted and not plan.overlap:

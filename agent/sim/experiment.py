@@ -8,14 +8,14 @@ import math
 import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from agent.errors import UserError, did_you_mean
 from agent.figures.tables import Host
 from agent.replay.trace_lines import BLOCK_TOKENS, block_tokens_of
-from agent.sim.pod_plan import AGENT_DIRECTORY_CACHE, PodPlan, block_values, changed
+from agent.sim.pod_plan import AGENT_DIRECTORY_CACHE, ANNOUNCED, LEARNED, PodPlan, block_values, changed
 from agent.sim.pod_run import PodRun, RowResult
 from agent.sim.workload import (
     MadeRequests,
@@ -30,12 +30,26 @@ from agent.sizes import counted, readable_bytes, readable_rate
 ROWS: Final[dict[str, str]] = {
     "g35": "the pool, by the agent's own code",
     "g35-waits": "the pool, and loading begins only when the GPUs are free",
+    "g35-prestages": "as g35-waits, and its blocks are announced to the agent when a request arrives",
+    "g35-learns": "as g35-waits, and the agent guesses what follows a block that is read",
+    "g35-copies": "the pool with two copies of each value",
+    "g35-hedges": "two copies, and the other one is asked where the first is slow",
+    "g35-kv": "the pool on KV namespaces",
     "g35+g4": "the pool with shared storage behind it",
     "recompute": "no store: what the hosts' memory has not is computed again",
     "g3": "each host's own SSDs",
     "g4": "shared storage alone, without an end",
     "lustre-dpu": "a shared file system with its servers in the DPUs, over the same enclosures",
 }
+CHANGES: Final[dict[str, dict[str, Any]]] = {
+    "g35-waits": {"overlap": False},
+    "g35-prestages": {"overlap": False, "prestage": ANNOUNCED},
+    "g35-learns": {"overlap": False, "prestage": LEARNED},
+    "g35-copies": {"copies": 2, "hedges": False},
+    "g35-hedges": {"copies": 2},
+    "g35-kv": {"on_kv": True},
+}
+"""What a row changes in the plan."""
 AT_HOST: Final = "g35@"
 """The pool before hosts of another maker, by a name of the table: their PCIe and NICs, and the same GPUs."""
 DEFAULT_ROWS: Final = ("g35", "recompute", "g3", "lustre-dpu")
@@ -95,8 +109,7 @@ class Experiment:
         plan = self.plan
         if row != "g35+g4" and row.startswith("g35"):
             plan = changed(plan, g4_rate=0.0)
-        if row == "g35-waits":
-            plan = changed(plan, overlap=False)
+        plan = replace(plan, **CHANGES.get(row, {}))
         if not row.startswith(AT_HOST):
             return plan
         host = self.hosts[row.removeprefix(AT_HOST)]

@@ -18,6 +18,9 @@ FAULTS: Final = ("stop", "slow", "err", "kill", "lose", "agent", "join", "leave"
 GPUS_MAX, DRIVES_MAX, ENCLOSURES_MAX = 1 << 14, 1 << 10, 1 << 10
 TENANTS_MAX: Final = 64
 DRIVES_IN_ALL_MAX: Final = 1 << 14
+ANNOUNCED: Final = "announced"
+LEARNED: Final = "learned"
+PRESTAGES: Final = ("", ANNOUNCED, LEARNED)
 FABRICS: Final = ("none", "ecmp", "spray")
 SPINES_MAX: Final = 256
 LOSS_MAX: Final = 0.1
@@ -76,6 +79,17 @@ class PodPlan:
     write_deadline: float = 5.0
     overlap: bool = True
     """Loading begins when a request arrives, and not when its GPU is free."""
+    prestage: str = ""
+    """Without `overlap`: whether blocks that were found are announced to the agent when their request arrives
+    (`announced`), or the agent guesses what follows a block that is read (`learned`)."""
+    prestage_bytes: int = 4 << 30
+    """Of an agent's memory, for what is prestaged."""
+    copies: int = 1
+    """Of each value: 2 in two enclosures, where there are two."""
+    hedges: bool = True
+    """Of two copies, the other is asked where the first is slow."""
+    on_kv: bool = False
+    """The volumes lie on KV namespaces."""
     gate: bool = False
     """The recompute gate: off, as in an agent that is not configured otherwise."""
     faults: tuple[str, ...] = ()
@@ -139,6 +153,11 @@ class PodPlan:
                 known = ", ".join(FAULTS)
                 raise UserError(f"no fault {fault!r}{did_you_mean(fault, FAULTS)}", f"there are {known}")
 
+        if self.on_kv and (self.tenants > 1 or {"join", "leave"} & set(self.faults)):
+            raise UserError(
+                "on KV namespaces a volume has its drives to itself, and the map does not change",
+                "leave out the row g35-kv, or --tenants and the faults join and leave",
+            )
         self._check_fabric()
 
     def _check_fabric(self) -> None:

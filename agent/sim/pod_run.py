@@ -238,7 +238,7 @@ class PodRun:
         drives = self.flash.drives_of(enclosure)
         if fault == "lose":
             drives = [drives[int(self._dice.random() * len(drives))]]
-            drives[0].blocks.clear()
+            drives[0].lose_all()
         for drive in drives:
             drive.hung = fault == "stop"
             drive.down = fault in ("kill", "lose")
@@ -393,7 +393,7 @@ class PodRun:
                 "lookups": tally.lookups, "lookups_absent": tally.lookups_absent, "puts": tally.puts,
                 "puts_already_there": tally.puts_already_there, "puts_refused": tally.puts_refused,
                 "evictions": tally.evictions, "directory_reads": tally.directory_reads,
-            } | dict(sorted(self.pool.counts.items()))  # fmt: skip
+            } | self.pool.policy_counts(tally) | dict(sorted(self.pool.counts.items()))  # fmt: skip
         counts |= self._fabric_counts()
         moved = self.link_bytes()
         digest = hashlib.blake2b(digest_size=16)

@@ -28,13 +28,23 @@ STOP_SECONDS = 10.0
 operator may set to minutes; nothing is lost with it."""
 
 
+def _memory(size: int) -> memoryview:
+    return memoryview(bytearray(size))
+
+
 def stage(
-    volume: Volume, cache: PrestageCache, channel: IoChannel, pseudonym: bytes, key: bytes | None = None
+    volume: Volume,
+    cache: PrestageCache,
+    channel: IoChannel,
+    pseudonym: bytes,
+    key: bytes | None = None,
+    memory: Callable[[int], memoryview] = _memory,
 ) -> Steps[bool]:
     """Read one slot into the cache, which expects it; given up where its get comes meanwhile.
 
     False where no directory names it or it did not come. A sealed slot is not checked: the bytes prove
-    themselves in a get, or are a miss then. Without a key it is a guess.
+    themselves in a get, or are a miss then. Without a key it is a guess. `memory` gives so many bytes for a
+    slot.
     """
     volume_id = volume.settings.volume_id
     with volume.borrowed(pseudonym) as sets:
@@ -51,7 +61,7 @@ def stage(
         size = HEADER_BYTES + volume.codec.padded(entry.length)
         if size > cache.budget_bytes:
             return False
-        buffer = memoryview(bytearray(size))
+        buffer = memory(size)
         offset = volume.slot_offset(cached, found[0].slot)
         for at in range(0, size, READ_PIECE):
             if at and not cache.is_expected(volume_id, pseudonym):
