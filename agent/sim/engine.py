@@ -1,7 +1,7 @@
 """The engines of a simulated pod: GPUs that prefill and decode at a calibrated rate, with caches G1 and G2.
 
 The GPUs of one host are one engine. It computes one prompt at a time, in the order in which prompts became
-ready, at `prefill_rate` tokens a second and GPU; after the first token it spends what decoding the answer
+ready, at the rate that the plan gives for its length; after the first token it spends what decoding the answer
 takes of `decode_rate`. With overlap a prompt is ready when what is loaded for it lies in the host's memory;
 without, loading begins when its turn comes, and the GPUs wait.
 """
@@ -155,7 +155,8 @@ class Engines:
             yield from self._carried(engine.links.to_gpu, from_host * self._block_bytes)
         stalled = loop.now - began
         cached = min(request.tokens_of(here + loaded), request.input_tokens - 1)
-        yield Sleep(loop.now + (request.input_tokens - cached) / (plan.prefill_rate * plan.gpus_per_host))
+        computing = plan.prefill_seconds(request.input_tokens, cached)
+        yield Sleep(loop.now + computing / plan.gpus_per_host)
         ttft = loop.now - arrived
         engine.backlog -= request.input_tokens
         engine.g1.use(request.blocks)

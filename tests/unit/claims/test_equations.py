@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from agent.claims import equations as of
 from agent.claims.scenario import Choice, Scenario, scenario_of
 from agent.claims.verdicts import CHANGES, sensitivity
+from agent.figures.prefill import PrefillCost
 from agent.figures.tables import KvPrecision, load
 
 TABLES = load()
@@ -77,7 +78,7 @@ def test_the_threshold_of_g4_is_the_one_of_the_closed_form(supply: float, break_
 
 
 def test_the_work_that_is_left_is_what_the_operations_say() -> None:
-    cost = of.PrefillCost(100.0, 3.0)
+    cost = PrefillCost(100.0, 3.0)
     context, found = 1000, 600
     rest = 100.0 * (context - found) + 3.0 * (context**2 - found**2) / 2
     assert of.work_of(0.6, cost.attention_share(context)) == pytest.approx(rest / cost.flops(context))

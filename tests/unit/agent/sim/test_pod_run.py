@@ -205,7 +205,7 @@ def test_rows_differ_in_the_store_alone() -> None:
 def test_requests_come_to_the_load_that_is_asked_for(gpus: int, requests: int, workload: str) -> None:
     experiment = Experiment(PodPlan(gpus=gpus), requests=requests, workload=workload)
     made = list(itertools.islice(experiment.source()(), requests))
-    assert demand_of(made, requests).load(experiment.plan) == pytest.approx(0.7, rel=0.01)
+    assert demand_of(made, requests, experiment.plan).load(experiment.plan) == pytest.approx(0.7, rel=0.01)
     # From the start: half of the requests take about half of the time.
     assert 0.35 < made[requests // 2].at / made[-1].at < 0.65
 
