@@ -1,9 +1,9 @@
 """The engines of a simulated pod: GPUs that prefill and decode at a calibrated rate, with caches G1 and G2.
 
 The GPUs of one host are one engine. It computes one prompt at a time, in the order in which prompts became
-ready, at the rate that the plan gives for its length; after the first token it spends what decoding the answer
-takes of `decode_rate`. With overlap a prompt is ready when what is loaded for it lies in the host's memory;
-without, loading begins when its turn comes, and the GPUs wait.
+ready, at the rate that the plan gives for its length. After the first token it spends what decoding the
+answer takes of `decode_rate`. With overlap a prompt is ready when what is loaded for it lies in the host's
+memory; without, loading begins when its turn comes, and the GPUs wait.
 """
 
 from collections import OrderedDict, deque
