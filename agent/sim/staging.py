@@ -26,7 +26,7 @@ class Stager:
     def __init__(
         self, loop: VirtualLoop, plan: PodPlan, stripe: int, channels: Sequence[RatedChannel]
     ) -> None:
-        usual = PrestageSection()
+        usual = PrestageSection.model_validate({})
         self._loop = loop
         self._channels = channels
         self._is_asked = plan.prestage == ANNOUNCED
