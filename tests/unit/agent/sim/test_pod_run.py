@@ -187,7 +187,10 @@ def test_a_block_of_several_values_crosses_the_links_whole() -> None:
 
 
 def test_rows_differ_in_the_store_alone() -> None:
-    rows = ("g35", "g35-waits", "g35+g4", "recompute", "g3", "g4", "lustre-dpu")
+    rows = (
+        "g35", "g35-waits", "g35-prestages", "g35-learns", "g35-copies", "g35-hedges", "g35-kv", "g35+g4",
+        "recompute", "g3", "g4", "lustre-dpu",
+    )  # fmt: skip
     assert set(rows) == set(ROWS)
     plan = changed(SMALL, g4_rate=1e9)
     report = play(Experiment(plan, requests=60, rows=rows))
