@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -113,6 +114,28 @@ def test_drives_are_written_as_often_a_day_as_the_run_says() -> None:
     assert found.drive_writes_a_day < found.most_written_drive < 6 * found.drive_writes_a_day
     again = _run(changed(SMALL, drive_bytes=2 * SMALL.drive_bytes))
     assert again.drive_writes_a_day == pytest.approx(found.drive_writes_a_day / 2, rel=0.01)
+
+
+def test_a_run_leaves_no_cycles_to_the_collector() -> None:
+    """A hundred thousand requests would leave millions, each with a block of a directory."""
+    run = PodRun("g35", SMALL, 35, BLOCK_TOKENS, _asked_twice())
+    gc.collect()
+    gc.disable()
+    try:
+        found = run.run()
+        assert gc.collect() < found.requests
+    finally:
+        gc.enable()
+
+
+def test_agents_share_what_is_immutable() -> None:
+    pool = PodRun("g35", SMALL, 35, BLOCK_TOKENS, iter(())).pool
+    assert pool is not None
+    first, second = (agent.volumes[0] for agent in pool.agents)
+    assert first is not second
+    assert first.placement is second.placement
+    assert first.settings is second.settings
+    assert len(first.settings.extents) == 6
 
 
 def test_another_seed_lays_blocks_elsewhere() -> None:
