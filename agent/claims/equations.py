@@ -4,49 +4,18 @@ Time is told in units of one whole prompt computed from nothing. `work_of` is th
 left when the first part of the prompt is found. `supply` is how many times faster a prompt's cache arrives
 than it is computed: bandwidth over break-even bandwidth.
 
-Sources: the cost of a prefill counts two operations for each parameter and for each multiply-add of attention
-(Kaplan et al. 2020, section 2.1). Loading against computing at a rate is the usual roofline argument. The
-rest follows in the docstrings.
+What a prefill costs is in agent/figures/prefill.py. Loading against computing at a rate is the usual roofline
+argument. The rest follows in the docstrings.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from agent.figures.prefill import PrefillCost
+
 GIGA = 1e9
 SECONDS_A_DAY = 86_400.0
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillCost:
-    """Operations of a prefill: for each token, and for each token and earlier token that it attends to.
-
-    Sparse attention with an indexer looks at every earlier token with the indexer's heads, and attends to
-    `top_k` of them with the others.
-    """
-
-    per_token: float
-    per_pair: float
-    top_k: int | None = None
-    per_chosen_pair: float = 0.0
-
-    def flops(self, context: int) -> float:
-        """Operations of a prompt of `context` tokens, computed from nothing."""
-        return self.linear(context) + self.per_pair * context**2 / 2
-
-    def linear(self, context: int) -> float:
-        """The part that grows with the tokens alone."""
-        chosen = 0.0 if self.top_k is None else self.per_chosen_pair * min(context / 2, self.top_k)
-        return (self.per_token + chosen) * context
-
-    def attention_share(self, context: int) -> float:
-        """Share of the operations that grows with the square of the context."""
-        return 1 - self.linear(context) / self.flops(context)
-
-
-def prefill_tokens_s(cost: PrefillCost, flops_s: float, context: int) -> float:
-    """Mean tokens a second of one GPU over a whole prompt of `context` tokens."""
-    return flops_s * context / cost.flops(context)
 
 
 def utilisation_of(cost: PrefillCost, peak_flops_s: float, tokens_s: float, context: int) -> float:

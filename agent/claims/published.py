@@ -8,8 +8,9 @@ with the reason.
 
 from dataclasses import dataclass
 
-from agent.claims.equations import PrefillCost, break_even_gb_s
+from agent.claims.equations import break_even_gb_s
 from agent.claims.scenario import TERA, Choice, scenario_of
+from agent.figures.prefill import PrefillCost
 from agent.figures.tables import Tables
 
 

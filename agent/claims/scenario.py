@@ -7,12 +7,10 @@ from types import MappingProxyType
 
 from agent.claims.equations import (
     Energy,
-    PrefillCost,
     Tier,
     break_even_gb_s,
     drive_writes_a_day,
     energy,
-    prefill_tokens_s,
     retention_hours,
     slowest_lane,
     supply_for,
@@ -22,6 +20,7 @@ from agent.claims.equations import (
     written_gb_s,
 )
 from agent.errors import UserError
+from agent.figures.prefill import PrefillCost, cost_of, prefill_tokens_s
 from agent.figures.tables import Figure, KvPrecision, Tables, find
 
 TERA = 1e12
@@ -196,20 +195,14 @@ def calibrated(tables: Tables, choice: Choice) -> Figure:
 
 def _cost(name: str, tables: Tables) -> PrefillCost:
     model = find("model", name, tables.models)
-    if model.parameters is None:
+    cost = cost_of(model)
+    if cost is None:
         able = [each for each, record in tables.models.items() if record.parameters is not None]
         raise UserError(
             f"no parameters of {name} were published, so its prefill rate cannot be computed",
             f"add them by --data, or take one of {', '.join(able)}",
         )
-    layers = sum(count / ratio for count, ratio in model.layers)
-    main = 2 * model.attention_width * layers
-    per_token = 2 * model.parameters.active * 1e9
-    if model.indexer is None:
-        return PrefillCost(per_token, main)
-    looked = sum(count / ratio for count, ratio in model.indexer.layers)
-    indexing = 2 * model.indexer.heads * model.indexer.elements * looked
-    return PrefillCost(per_token, indexing, model.indexer.top_k, main)
+    return cost
 
 
 def most_hits(context: int) -> float:

@@ -85,7 +85,8 @@ class SimOptions:
     rows: Annotated[
         str,
         typer.Option(
-            help="What to compare: g35, g35-waits, g35+g4, g35@amd, g35@intel, recompute, g3, g4, lustre-dpu."
+            help="What to compare: g35, g35-waits, g35-prestages, g35-learns, g35-copies, g35-hedges, "
+            "g35-kv, g35+g4, g35@amd, g35@intel, recompute, g3, g4, lustre-dpu."
         ),
     ] = ""
     faults: Annotated[
@@ -101,9 +102,21 @@ class SimOptions:
     bytes_per_token: Annotated[
         int | None, typer.Option(help="KV-cache bytes of a token; default: the model's.")
     ] = None
+    prestage_memory: Annotated[
+        str, _size_option("Memory of an agent for what is prestaged, in the rows that prestage; default: 4G.")
+    ] = ""
     prefill_rate: Annotated[
         float | None,
         typer.Option(help="Tokens a second that a GPU computes of prompts; default: as published."),
+    ] = None
+    prefill_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=1 << 24,
+            help="Tokens of the prompts that --prefill-rate was measured with; longer ones are computed "
+            "slower. Default: as published, or 2000.",
+        ),
     ] = None
     decode_rate: Annotated[
         float | None, typer.Option(help="Tokens a second that a GPU generates; default: as published.")
@@ -184,7 +197,7 @@ class SimOptions:
             "drive_write": self.drive_write, "enclosure_nic": self.enclosure_nic, "host_nic": self.host_nic,
             "gpu_pcie": self.gpu_pcie,
         }  # fmt: skip
-        sizes = {"g1_bytes": self.g1, "g2_bytes": self.g2}
+        sizes = {"g1_bytes": self.g1, "g2_bytes": self.g2, "prestage_bytes": self.prestage_memory}
         times = {
             "drive_latency": self.drive_latency_ms, "drive_tail": self.drive_tail_ms,
             "directory_fresh": self.directory_fresh_ms, "read_deadline": self.read_deadline_ms,
@@ -195,7 +208,8 @@ class SimOptions:
             gpus=self.gpus, gpus_per_host=self.gpus_per_host, enclosures=self.enclosures,
             drives=self.drives, tenants=self.tenants, workers=self.workers,
             bytes_per_token=self.bytes_per_token,
-            prefill_rate=self.prefill_rate, decode_rate=self.decode_rate, fault_every=self.fault_every,
+            prefill_rate=self.prefill_rate, prefill_tokens=self.prefill_tokens,
+            decode_rate=self.decode_rate, fault_every=self.fault_every,
             fabric=self.fabric, spines=self.spines, oversubscription=self.oversubscription, ecn=self.ecn,
             loss=self.loss, noise=self.noise,
             gate=self.gate, faults=FAULTS if self.faults == "all" else _words(self.faults),

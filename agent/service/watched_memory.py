@@ -13,7 +13,7 @@ from agent.host_os.per_user_bounds import ALL, Bound, Bounds, Limit
 from agent.pool.format.header_cache import KEPT_MAX
 from agent.pool.kv.volume import REMEMBERED_KEYS
 from agent.pool.prestage.predictor import ENTRIES_MAX
-from agent.pool.prestage.prefetcher import GUESSES_MAX, WAITING_MAX
+from agent.pool.prestage.staging_queue import GUESSES_MAX, WAITING_MAX
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.eviction_holds import HELD_KEYS
 from agent.pool.volume.in_doubt_writes import KEYS_MAX

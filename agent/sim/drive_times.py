@@ -51,6 +51,10 @@ class RatedDrive:
     waiting: list[Callable[[], None]] = field(default_factory=list)
     bytes_read: int = 0
     bytes_written: int = 0
+    keys: dict[bytes, tuple[bytes, int]] = field(default_factory=dict)
+    """Of a KV namespace: the first block of each key's value, as it is kept, and the value's bytes."""
+    key_bytes: int = 0
+    key_room: int = 0
 
     def load(self, offset: int, into: memoryview) -> None:
         """Copy the block at `offset`, or zeros."""
@@ -58,15 +62,26 @@ class RatedDrive:
         if kept is None:
             into[:BLOCK] = bytes(BLOCK)
         else:
-            into[:BLOCK] = kept[_PROOF:].ljust(BLOCK - _PROOF, b"\0") + kept[:_PROOF]
+            unpack_into(kept, into[:BLOCK])
 
     def store(self, offset: int, packed: bytes) -> None:
         self.blocks[offset] = packed
+
+    def lose_all(self) -> None:
+        """A blank drive takes its place."""
+        self.blocks.clear()
+        self.keys.clear()
+        self.key_bytes = 0
 
 
 def packed(block: bytes) -> bytes:
     """A block as it is kept: its last bytes (a proof, where it is a header), then what is not zero."""
     return block[-_PROOF:] + block[:-_PROOF].rstrip(b"\0")
+
+
+def unpack_into(kept: bytes, into: memoryview) -> None:
+    """The block again, of which `kept` is what `packed` made."""
+    into[:] = kept[_PROOF:].ljust(len(into) - _PROOF, b"\0") + kept[:_PROOF]
 
 
 class FlashPending:
@@ -304,15 +319,7 @@ class RatedChannel(TimedChannel):
         drive = self._asked(namespace, pending, read=True)
         if drive is None:
             return pending
-
-        def ended() -> None:
-            if drive.hung:
-                drive.waiting.append(ended)
-                return
-            if not pending.abandoned and not drive.down:
-                drive.load(offset, into)
-            self._end(drive, pending)
-
+        ended = _ReadEnd(self, drive, pending, offset, into)
         self._flash.move(drive, len(into), self._host, write=False, ended=ended, flow=self._flow)
         return pending
 
@@ -325,16 +332,7 @@ class RatedChannel(TimedChannel):
         if drive is None:
             return pending
         head = packed(bytes(memoryview(parts[0])[:BLOCK]))
-
-        def ended() -> None:
-            if drive.hung:
-                drive.waiting.append(ended)
-                return
-            # What an agent sent before it was killed lands all the same.
-            if not drive.down:
-                drive.store(offset, head)
-            self._end(drive, pending)
-
+        ended = _WriteEnd(self, drive, pending, offset, head)
         self._flash.move(drive, size, self._host, write=True, ended=ended, flow=self._flow)
         return pending
 
@@ -354,18 +352,21 @@ class RatedChannel(TimedChannel):
         pending.asked = Outstanding(health, self._flash.loop.now, is_read=read)
         return drive
 
-    def _end(self, drive: RatedDrive, pending: FlashPending) -> None:
+    def end(self, drive: RatedDrive, pending: FlashPending) -> None:
+        """The last byte has been carried: answer, unless nobody waits."""
         if pending.abandoned or self._gone:
             return
+        failed = True
         if drive.down:
             pending.fault, pending.unreachable = "the connection is gone", True
         elif self._flash.errs(drive):
             pending.fault = "Unrecovered Read Error"
         else:
-            pending.received = pending.size
+            # That a key is not there, or is, is an answer as good as any.
+            failed = False
+            pending.received = 0 if pending.fault is not None else pending.size
         pending.done = True
         assert pending.asked is not None
-        failed = pending.fault is not None
         pending.asked.answered(self._flash.loop.now, failed=failed, lost=pending.unreachable)
         self._flash.loop.came(pending)
 
@@ -389,3 +390,56 @@ class RatedChannel(TimedChannel):
 
     def trusts(self, namespace: int) -> bool:
         return self._health[namespace].trusted
+
+
+class _ReadEnd:
+    """What happens when a read's last byte has been carried.
+
+    An object and no nested function: one that names itself is a cycle, which keeps its buffer until the
+    garbage collector comes by.
+    """
+
+    __slots__ = ("_channel", "_drive", "_into", "_offset", "_pending")
+
+    def __init__(
+        self, channel: RatedChannel, drive: RatedDrive, pending: FlashPending, offset: int, into: memoryview
+    ) -> None:
+        self._channel = channel
+        self._drive = drive
+        self._pending = pending
+        self._offset = offset
+        self._into = into
+
+    def __call__(self) -> None:
+        drive, pending = self._drive, self._pending
+        if drive.hung:
+            drive.waiting.append(self)
+            return
+        if not pending.abandoned and not drive.down:
+            drive.load(self._offset, self._into)
+        self._channel.end(drive, pending)
+
+
+class _WriteEnd:
+    """The same of a write; `head` is what is kept of it."""
+
+    __slots__ = ("_channel", "_drive", "_head", "_offset", "_pending")
+
+    def __init__(
+        self, channel: RatedChannel, drive: RatedDrive, pending: FlashPending, offset: int, head: bytes
+    ) -> None:
+        self._channel = channel
+        self._drive = drive
+        self._pending = pending
+        self._offset = offset
+        self._head = head
+
+    def __call__(self) -> None:
+        drive = self._drive
+        if drive.hung:
+            drive.waiting.append(self)
+            return
+        # What an agent sent before it was killed lands all the same.
+        if not drive.down:
+            drive.store(self._offset, self._head)
+        self._channel.end(drive, self._pending)

@@ -1,9 +1,9 @@
 """The engines of a simulated pod: GPUs that prefill and decode at a calibrated rate, with caches G1 and G2.
 
 The GPUs of one host are one engine. It computes one prompt at a time, in the order in which prompts became
-ready, at `prefill_rate` tokens a second and GPU; after the first token it spends what decoding the answer
-takes of `decode_rate`. With overlap a prompt is ready when what is loaded for it lies in the host's memory;
-without, loading begins when its turn comes, and the GPUs wait.
+ready, at the rate that the plan gives for its length. After the first token it spends what decoding the
+answer takes of `decode_rate`. With overlap a prompt is ready when what is loaded for it lies in the host's
+memory; without, loading begins when its turn comes, and the GPUs wait.
 """
 
 from collections import OrderedDict, deque
@@ -78,6 +78,9 @@ class Store(Protocol):
     def find(self, engine: Engine, request: Request, start: int) -> Steps:
         """How many blocks of a prompt, from `start` on and without a hole, can be loaded."""
 
+    def announce(self, engine: Engine, request: Request, start: int, count: int) -> None:
+        """They were found, and will be fetched when the GPUs are free."""
+
     def fetch(self, engine: Engine, request: Request, start: int, count: int) -> Steps:
         """Load them into the host's memory; how many came before the first miss."""
 
@@ -141,6 +144,8 @@ class Engines:
             wanted = yield from store.find(engine, request, here)
         if wanted and plan.overlap:
             loaded = yield from store.fetch(engine, request, here, wanted)
+        elif wanted:
+            store.announce(engine, request, here, wanted)
         yield from self._turn(engine)
         began = loop.now
         if wanted and not plan.overlap:
@@ -150,7 +155,8 @@ class Engines:
             yield from self._carried(engine.links.to_gpu, from_host * self._block_bytes)
         stalled = loop.now - began
         cached = min(request.tokens_of(here + loaded), request.input_tokens - 1)
-        yield Sleep(loop.now + (request.input_tokens - cached) / (plan.prefill_rate * plan.gpus_per_host))
+        computing = plan.prefill_seconds(request.input_tokens, cached)
+        yield Sleep(loop.now + computing / plan.gpus_per_host)
         ttft = loop.now - arrived
         engine.backlog -= request.input_tokens
         engine.g1.use(request.blocks)

@@ -8,16 +8,17 @@ import math
 import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from agent.errors import UserError, did_you_mean
 from agent.figures.tables import Host
 from agent.replay.trace_lines import BLOCK_TOKENS, block_tokens_of
-from agent.sim.pod_plan import AGENT_DIRECTORY_CACHE, PodPlan, block_values, changed
+from agent.sim.pod_plan import AGENT_DIRECTORY_CACHE, ANNOUNCED, LEARNED, PodPlan, block_values, changed
 from agent.sim.pod_run import PodRun, RowResult
 from agent.sim.workload import (
+    INPUT_TOKENS_MAX,
     MadeRequests,
     Measured,
     TraceRequests,
@@ -30,12 +31,26 @@ from agent.sizes import counted, readable_bytes, readable_rate
 ROWS: Final[dict[str, str]] = {
     "g35": "the pool, by the agent's own code",
     "g35-waits": "the pool, and loading begins only when the GPUs are free",
+    "g35-prestages": "as g35-waits, and its blocks are announced to the agent when a request arrives",
+    "g35-learns": "as g35-waits, and the agent guesses what follows a block that is read",
+    "g35-copies": "the pool with two copies of each value",
+    "g35-hedges": "two copies, and the other one is asked where the first is slow",
+    "g35-kv": "the pool on KV namespaces",
     "g35+g4": "the pool with shared storage behind it",
     "recompute": "no store: what the hosts' memory has not is computed again",
     "g3": "each host's own SSDs",
     "g4": "shared storage alone, without an end",
     "lustre-dpu": "a shared file system with its servers in the DPUs, over the same enclosures",
 }
+CHANGES: Final[dict[str, dict[str, Any]]] = {
+    "g35-waits": {"overlap": False},
+    "g35-prestages": {"overlap": False, "prestage": ANNOUNCED},
+    "g35-learns": {"overlap": False, "prestage": LEARNED},
+    "g35-copies": {"copies": 2, "hedges": False},
+    "g35-hedges": {"copies": 2},
+    "g35-kv": {"on_kv": True},
+}
+"""What a row changes in the plan."""
 AT_HOST: Final = "g35@"
 """The pool before hosts of another maker, by a name of the table: their PCIe and NICs, and the same GPUs."""
 DEFAULT_ROWS: Final = ("g35", "recompute", "g3", "lustre-dpu")
@@ -95,8 +110,7 @@ class Experiment:
         plan = self.plan
         if row != "g35+g4" and row.startswith("g35"):
             plan = changed(plan, g4_rate=0.0)
-        if row == "g35-waits":
-            plan = changed(plan, overlap=False)
+        plan = replace(plan, **CHANGES.get(row, {}))
         if not row.startswith(AT_HOST):
             return plan
         host = self.hosts[row.removeprefix(AT_HOST)]
@@ -128,7 +142,7 @@ class Experiment:
             return lambda: self._made(rate, pace)
         trace, pace = self.trace, 1.0
         if self.load:
-            demand = demand_of(trace_requests(trace, look_at, 1.0), look_at)
+            demand = demand_of(trace_requests(trace, look_at, 1.0), look_at, self.plan)
             load = demand.load(self.plan)
             pace = self.load / load if load else 1.0
         return lambda: trace_requests(trace, self.requests, pace)
@@ -145,7 +159,7 @@ class Experiment:
         rate, tried = self.plan.gpus / 2.0, []
         for _ in range(RATE_ROUNDS):
             # How long prompts are depends on how long sessions have been under way.
-            load = demand_of(self._made(rate, 1.0), look_at).load(self.plan)
+            load = demand_of(self._made(rate, 1.0), look_at, self.plan).load(self.plan)
             if load is None:
                 return rate, 1.0
             tried.append((rate, self.load / load))
@@ -207,10 +221,14 @@ class Report:
         return notes
 
     def _notes_of_engines(self) -> list[str]:
-        notes = [
-            "Replaced: gets into the host's memory begin when a request arrives, instead of prestaging.",
-            "Left out: a GPU computes at a constant rate, whatever the length of the context.",
-        ]
+        notes = []
+        if any(self.experiment.plan_of(row.name).overlap for row in self.rows):
+            notes.append(
+                "Replaced: gets into the host's memory begin when a request arrives, instead of prestaging; "
+                "the row g35-prestages has the agent's own."
+            )
+        if self.experiment.plan.prefill_cost is None:
+            notes.append("Left out: a GPU computes at a constant rate, whatever the length of the context.")
         crossed = [
             f"{row.name} {row.fabric_per_byte:.2f}" for row in self.rows if row.fabric_per_byte is not None
         ]
@@ -277,11 +295,19 @@ class Report:
         return [
             *named,
             ("token", f"{plan.bytes_per_token:,} bytes of KV cache"),
-            ("a GPU", f"computes {plan.prefill_rate:,.0f}, generates {plan.decode_rate:,.0f} tokens/s"),
+            ("a GPU", f"computes {self._prefill_words()}, generates {plan.decode_rate:,.0f} tokens/s"),
             ("G1, G2", f"{readable_bytes(plan.g1_bytes)} a GPU, {readable_bytes(plan.g2_bytes)} a host"),
             ("G3", f"{plan.g3_bytes / 1e12:.4g} TB a host, {readable_rate(plan.g3_rate)}"),
             ("G4", g4),
         ]
+
+    def _prefill_words(self) -> str:
+        """The rate of prompts as it was measured, and of the longest that a made workload has."""
+        plan, long = self.experiment.plan, INPUT_TOKENS_MAX
+        if plan.prefill_cost is None:
+            return f"{plan.prefill_rate:,.0f}"
+        slower = long / plan.prefill_seconds(long)
+        return f"{plan.prefill_rate:,.0f} in prompts of {plan.prefill_tokens:,}, {slower:,.0f} of {long:,}"
 
     def _fabric_facts(self) -> list[tuple[str, str]]:
         plan = self.experiment.plan
@@ -379,7 +405,7 @@ def play(experiment: Experiment, say: Callable[[str, int], None] | None = None) 
                 say(name, served)
 
         requests = source()
-        played = Measured(itertools.islice(requests, experiment.requests or None))
+        played = Measured(itertools.islice(requests, experiment.requests or None), plan)
         kind = "g35" if name.startswith("g35") else name
         result = PodRun(
             kind, plan, experiment.seed, experiment.block_tokens, iter(played), heard,

@@ -28,6 +28,8 @@ class NoStore:
         yield from ()
         return 0
 
+    def announce(self, engine: Engine, request: Request, start: int, count: int) -> None: ...
+
     def fetch(self, engine: Engine, request: Request, start: int, count: int) -> Steps:
         yield from ()
         return 0

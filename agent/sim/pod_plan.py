@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from agent.errors import UserError, did_you_mean
+from agent.figures.prefill import PrefillCost, cost_of
 from agent.figures.tables import KvPrecision, Tables, find
 
 SLOT_VALUE_MAX: Final = 16 << 20
@@ -18,6 +19,11 @@ FAULTS: Final = ("stop", "slow", "err", "kill", "lose", "agent", "join", "leave"
 GPUS_MAX, DRIVES_MAX, ENCLOSURES_MAX = 1 << 14, 1 << 10, 1 << 10
 TENANTS_MAX: Final = 64
 DRIVES_IN_ALL_MAX: Final = 1 << 14
+ANNOUNCED: Final = "announced"
+LEARNED: Final = "learned"
+PRESTAGES: Final = ("", ANNOUNCED, LEARNED)
+PREFILL_TOKENS: Final = 2000
+"""Of the prompts of a rate that is given without theirs: as short as in published ones."""
 FABRICS: Final = ("none", "ecmp", "spray")
 SPINES_MAX: Final = 256
 LOSS_MAX: Final = 0.1
@@ -57,7 +63,10 @@ class PodPlan:
     """Of each GPU."""
     network_latency: float = 10e-6
     prefill_rate: float = 26_156.0
-    """Tokens a second of one GPU."""
+    """Tokens a second of one GPU, over prompts of `prefill_tokens`."""
+    prefill_tokens: int = PREFILL_TOKENS
+    prefill_cost: PrefillCost | None = None
+    """How the rate falls with the length of the context; None: not at all."""
     decode_rate: float = 13_386.0
     g1_bytes: int = 40 << 30
     """Room for cache in each GPU's memory."""
@@ -76,6 +85,17 @@ class PodPlan:
     write_deadline: float = 5.0
     overlap: bool = True
     """Loading begins when a request arrives, and not when its GPU is free."""
+    prestage: str = ""
+    """Without `overlap`: whether blocks that were found are announced to the agent when their request arrives
+    (`announced`), or the agent guesses what follows a block that is read (`learned`)."""
+    prestage_bytes: int = 4 << 30
+    """Of an agent's memory, for what is prestaged."""
+    copies: int = 1
+    """Of each value: 2 in two enclosures, where there are two."""
+    hedges: bool = True
+    """Of two copies, the other is asked where the first is slow."""
+    on_kv: bool = False
+    """The volumes lie on KV namespaces."""
     gate: bool = False
     """The recompute gate: off, as in an agent that is not configured otherwise."""
     faults: tuple[str, ...] = ()
@@ -99,6 +119,7 @@ class PodPlan:
             "GPUs": (self.gpus, GPUS_MAX), "GPUs of a host": (self.gpus_per_host, 64),
             "enclosures": (self.enclosures, ENCLOSURES_MAX), "drives": (self.drives, DRIVES_MAX),
             "tenants": (self.tenants, TENANTS_MAX), "workers": (self.workers, 256),
+            "tokens of a rate's prompts": (self.prefill_tokens, 1 << 30),
             "bytes of a token": (self.bytes_per_token, 1 << 20), "spines": (self.spines, SPINES_MAX),
             "hosts of a leaf": (self.hosts_per_leaf, 1024),
             "enclosures of a leaf": (self.enclosures_per_leaf, 1024),
@@ -139,6 +160,11 @@ class PodPlan:
                 known = ", ".join(FAULTS)
                 raise UserError(f"no fault {fault!r}{did_you_mean(fault, FAULTS)}", f"there are {known}")
 
+        if self.on_kv and (self.tenants > 1 or {"join", "leave"} & set(self.faults)):
+            raise UserError(
+                "on KV namespaces a volume has its drives to itself, and the map does not change",
+                "leave out the row g35-kv, or --tenants and the faults join and leave",
+            )
         self._check_fabric()
 
     def _check_fabric(self) -> None:
@@ -158,6 +184,14 @@ class PodPlan:
             raise UserError(
                 "--ecn, --loss and --noise are matters of a fabric", "give --fabric ecmp or --fabric spray"
             )
+
+    def prefill_seconds(self, tokens: int, cached: int = 0) -> float:
+        """Of one GPU: to compute a prompt of so many tokens, whose first ones are found."""
+        cost = self.prefill_cost
+        if cost is None:
+            return (tokens - cached) / self.prefill_rate
+        measured = cost.flops(self.prefill_tokens) / self.prefill_tokens
+        return (cost.flops(tokens) - cost.flops(cached)) / measured / self.prefill_rate
 
     @property
     def hosts(self) -> int:
@@ -187,6 +221,8 @@ def plan_of(
         "enclosures": int(found.enclosures.value),
         "drives": int(enclosure.drives.value),
         "drive_bytes": round(enclosure.drive_tb.value * 1e12),
+        "prefill_cost": cost_of(find("model", model, tables.models)),
+        "prefill_tokens": None if rate is None else rate.context,
         "bytes_per_token": find("model", model, tables.models).stored_bytes_per_token(kv),
         "drive_read": enclosure.drive_read_gb_s.value * 1e9,
         "drive_write": enclosure.drive_write_gb_s.value * 1e9,
@@ -199,6 +235,8 @@ def plan_of(
     figures |= {name: value for name, value in changes.items() if value is not None}
     if computes and figures["gpus"] > 0:
         tables.check_fit(model, gpu, figures["gpus"])
+    if figures["prefill_tokens"] is None:
+        figures["prefill_tokens"] = PREFILL_TOKENS
     # The rule of g35 claims: the memory of a server is room for cache.
     figures.setdefault("g2_bytes", round(memory_gb * 1e9) * figures["gpus_per_host"])
     hosts = max(1, figures["gpus"] // max(1, figures["gpus_per_host"]))

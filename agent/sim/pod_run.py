@@ -4,6 +4,8 @@ The run ends when the last request is served and nothing is under way. Then the 
 left drives and enclosures arrived at hosts, and the causes add up to the misses.
 """
 
+import contextlib
+import gc
 import hashlib
 import random
 from collections.abc import Callable, Generator, Iterator
@@ -26,6 +28,8 @@ FAULT_SECONDS: Final = (1.0, 3.0)
 MOVE_BYTES_PER_S: Final = 2 << 30
 SAY_EVERY: Final = 1000
 DAY_SECONDS: Final = 86_400
+COLLECT_EVERY: Final = 100_000
+"""Objects that are made between two looks for cycles."""
 
 
 class BooksDoNotBalance(AssertionError):
@@ -84,6 +88,17 @@ class RowResult:
         """Of the block references that the hosts' own memory did not have."""
         asked = self.blocks - self.blocks_in_gpu - self.blocks_in_host
         return self.blocks_loaded / asked if asked else 0.0
+
+
+@contextlib.contextmanager
+def collecting_seldom() -> Iterator[None]:
+    """Look for cycles seldom: a run leaves next to none, and a look walks all directories that are kept."""
+    usual = gc.get_threshold()
+    gc.set_threshold(COLLECT_EVERY, *usual[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
 
 
 class PodRun:
@@ -154,7 +169,8 @@ class PodRun:
                 self.loop.spawn(self._moving())
         if self.flash.fabric is not None and self.plan.noise:
             self.loop.spawn(self.flash.fabric.neighbour(lambda: self.over))
-        self.loop.run()
+        with collecting_seldom():
+            self.loop.run()
         self._close_the_books()
         return self._result(self._over_at - began)
 
@@ -222,7 +238,7 @@ class PodRun:
         drives = self.flash.drives_of(enclosure)
         if fault == "lose":
             drives = [drives[int(self._dice.random() * len(drives))]]
-            drives[0].blocks.clear()
+            drives[0].lose_all()
         for drive in drives:
             drive.hung = fault == "stop"
             drive.down = fault in ("kill", "lose")
@@ -377,7 +393,7 @@ class PodRun:
                 "lookups": tally.lookups, "lookups_absent": tally.lookups_absent, "puts": tally.puts,
                 "puts_already_there": tally.puts_already_there, "puts_refused": tally.puts_refused,
                 "evictions": tally.evictions, "directory_reads": tally.directory_reads,
-            } | dict(sorted(self.pool.counts.items()))  # fmt: skip
+            } | self.pool.policy_counts(tally) | dict(sorted(self.pool.counts.items()))  # fmt: skip
         counts |= self._fabric_counts()
         moved = self.link_bytes()
         digest = hashlib.blake2b(digest_size=16)

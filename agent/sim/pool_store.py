@@ -15,18 +15,23 @@ from agent.pool.access import ServedVolume, serve
 from agent.pool.counters import Tally, total
 from agent.pool.errors import PutRefused
 from agent.pool.format.sealed_slot import HEADER_BYTES
+from agent.pool.kv.volume import KvVolume
+from agent.pool.maintenance.replication import work_off
+from agent.pool.prestage.prefetcher import THREADS
 from agent.pool.read.recompute_gate import RecomputeGate
 from agent.pool.volume.directory_cache import DirectoryCache
-from agent.pool.volume.settings import Timing, VolumeExtent, VolumeSettings
-from agent.pool.volume.volume import Volume
+from agent.pool.volume.settings import KvShare, Timing, VolumeExtent, VolumeSettings
+from agent.pool.volume.volume import Layout, Volume
 from agent.remote.circuit_breaker import Health
 from agent.remote.outlier_detection import LOOK_SECONDS, OutlierDetection
 from agent.sim.drive_times import RatedChannel, RatedFlash, unreserved
 from agent.sim.engine import BlockLru, Engine
+from agent.sim.kv_times import RatedKvChannel
 from agent.sim.medium import EXTENT_AT, fixed_secret, nguid_of
 from agent.sim.other_stores import UNBOUNDED
 from agent.sim.pod_flash import PodMap
 from agent.sim.pod_plan import TENANTS_MAX, PodPlan, sets_of_a_drive
+from agent.sim.staging import Stager
 from agent.sim.stand_in_cipher import StandInSuite
 from agent.sim.virtual_time import Signal, Sleep, VirtualLoop
 from agent.sim.workload import Request
@@ -46,33 +51,53 @@ class HostAgent:
         self.number = number
         self.map = pod_map
         self.health = [Health() for _ in flash.drives]
-        self.outliers = OutlierDetection(self.health)
+        # Nobody looks where nothing goes wrong (PodRun), and a superpod has 300,000 of its records.
+        self.outliers = OutlierDetection(self.health if plan.faults else [])
         cache = DirectoryCache(plan.directory_cache)
         timing = Timing(plan.read_deadline, plan.write_deadline, plan.directory_fresh)
         self.volumes: list[Volume] = []
+        """None, where they lie on KV namespaces."""
         self.served: list[ServedVolume] = []
         for tenant in range(plan.tenants):
-            volume = Volume(
-                store.settings(pod_map, tenant), fixed_secret(store.secrets + tenant), cache, timing
-            )
+            secret = fixed_secret(store.secrets + tenant)
+            if plan.on_kv:
+                on_kv = KvVolume(store.kv_settings(), secret, timing)
+                on_kv.codec.suite = StandInSuite()
+                self.served.append(serve(on_kv))
+                continue
+            volume = Volume(store.few_extents(pod_map, tenant), secret, cache, timing)
+            volume.change(layout=store.layout(pod_map, tenant, volume))
             volume.codec.suite = StandInSuite()
+            if not plan.hedges:
+                volume.hedge = None
             tokens = plan.prefill_rate * plan.gpus_per_host
             # A get of one value of a stripe takes as long as the whole block, and spares all of its tokens.
             token_bytes = max(1, round(plan.bytes_per_token / flash.stripe))
             gate = RecomputeGate(tokens, token_bytes) if plan.gate else None
             self.volumes.append(volume)
             self.served.append(serve(volume, gate))
-        links = flash.hosts[number]
-        self.channels = [
-            RatedChannel(
+        links, kind = flash.hosts[number], RatedKvChannel if plan.on_kv else RatedChannel
+        stagers, copiers = THREADS if plan.prestage else 0, int(plan.copies > 1)
+        made = [
+            kind(
                 flash,
                 links,
                 self.health,
                 HEADER_BYTES + store.value_bytes + ROOM,
                 number * plan.workers + worker,
             )
-            for worker in range(plan.workers)
+            for worker in range(plan.workers + stagers + copiers)
         ]
+        self.channels, others = made[: plan.workers], made[plan.workers :]
+        self.other_channels = others
+        self.stager: Stager | None = None
+        if stagers:
+            self.stager = Stager(store.loop, plan, flash.stripe, others[:stagers])
+            self.stager.start(self)
+        self.owes = Signal()
+        """Fires when a put has left a second copy to be made."""
+        if copiers:
+            store.loop.spawn(self._copy(others[-1], store.loop), self)
         self.free = deque(self.channels)
         self.waiting: deque[Signal] = deque()
         self.looked_at = 0
@@ -84,6 +109,13 @@ class HostAgent:
             self.waiting.append(turn)
             yield turn
         return self.free.popleft()
+
+    def _copy(self, channel: RatedChannel, loop: VirtualLoop) -> Steps:
+        """What an agent's upkeep does for volumes of two copies."""
+        while True:
+            if not (yield from work_off(self.volumes, channel)):
+                self.owes = Signal()
+                yield self.owes
 
     def done(self, channel: RatedChannel, loop: VirtualLoop) -> None:
         self.free.append(channel)
@@ -115,6 +147,10 @@ class PoolStore:
         self._block_bytes = block_bytes
         self._volume_bytes = max(value_bytes, VALUE_BYTES_LEAST)
         self._settings: dict[tuple[int, int], VolumeSettings] = {}
+        self._layouts: dict[tuple[int, int], Layout] = {}
+        self._kv_settings: VolumeSettings | None = None
+        for drive in flash.drives:
+            drive.key_room = self.plan.drive_bytes // flash.stripe
         sets = sets_of_a_drive(self.plan, flash.stripe, self._set_bytes())
         self.map = PodMap(1, tuple(range(len(flash.drives) - spare)), (sets,) * self.plan.tenants)
         self._value = unreserved(self._volume_bytes)
@@ -144,7 +180,17 @@ class PoolStore:
             "plain+crc64",
             0,
             extents,
+            copies=self.plan.copies,
         )
+
+    def kv_settings(self) -> VolumeSettings:
+        """The volume on KV namespaces. It has all drives to itself, so there is one tenant."""
+        if self._kv_settings is None:
+            shares = tuple(
+                KvShare(drive.number, nguid_of(drive.number), drive.key_room) for drive in self.flash.drives
+            )
+            self._kv_settings = replace(self._bare("kv0", bytes([1] * 16), ()), shares=shares)
+        return self._kv_settings
 
     def settings(self, pod_map: PodMap, tenant: int) -> VolumeSettings:
         """A tenant's volume as agents with a map see it."""
@@ -160,10 +206,46 @@ class PoolStore:
             self._settings[pod_map.version, tenant] = found
         return found
 
+    def few_extents(self, pod_map: PodMap, tenant: int) -> VolumeSettings:
+        """The same with one extent: for a volume that has its layout next."""
+        whole = self.settings(pod_map, tenant)
+        return replace(whole, extents=whole.extents[:1], settled_extents=0)
+
+    def layout(self, pod_map: PodMap, tenant: int, volume: Volume) -> Layout:
+        """A tenant's layout by a map. It is immutable, so all agents have the same one."""
+        place = (pod_map.version, tenant)
+        found = self._layouts.get(place)
+        if found is None:
+            found = self._layouts[place] = volume.layout(self.settings(pod_map, tenant))
+        return found
+
     def tally(self) -> Tally:
         """The sum over all workers, of agents that were killed too."""
-        now = [channel.tallies for agent in self.agents for channel in agent.channels]
+        now = [channel.tallies for agent in self.agents for channel in agent.channels + agent.other_channels]
         return total(tally for tallies in self._gone + now for tally in tallies.values())
+
+    def policy_counts(self, tally: Tally) -> dict[str, int]:
+        """Of prestaging and of second copies, where there are any."""
+        counts: dict[str, int] = {}
+        if self.plan.prestage:
+            each = [
+                agent.stager.cache.counts(volume.settings.volume_id)
+                for agent in self.agents
+                if agent.stager is not None
+                for volume in agent.volumes
+            ]
+            counts |= {
+                "prestaged_bytes": tally.prestaged_bytes,
+                "prestaged_useful_bytes": sum(count.useful_bytes for count in each),
+                "prestaged_wasted_bytes": sum(count.wasted_bytes for count in each),
+                "prestaged_late": sum(count.late for count in each),
+            }
+        if self.plan.copies > 1:
+            counts |= {
+                "copies_made": tally.copies_made, "hedged_reads": tally.hedged_reads,
+                "hedge_wins": tally.hedge_wins,
+            }  # fmt: skip
+        return counts
 
     # -- what engines ask -------------------------------------------------------------------------
 
@@ -174,6 +256,9 @@ class PoolStore:
         """Why each block from `start` on cannot be had: a MissCause, or None where it can."""
         agent = self.agents[host]
         keys = [key_of(block) for block in request.blocks[start:]]
+        if agent.stager is not None:
+            named = [key_of(block) for block in request.blocks]
+            agent.stager.named(agent.volumes[self.tenant(request)], named)
         channel = yield from agent.worker()
         deadline = self.loop.now + self.plan.read_deadline
         causes = yield from agent.served[self.tenant(request)].lookup(channel, keys, deadline)
@@ -184,7 +269,12 @@ class PoolStore:
         """Read a value; the cause of the miss, or None."""
         agent = self.agents[host]
         channel = yield from agent.worker()
-        reader = agent.served[tenant].reader(key_of(block))
+        stager = agent.stager
+        if stager is None:
+            reader = agent.served[tenant].reader(key_of(block))
+        else:
+            stager.reads(agent.volumes[tenant], key_of(block))
+            reader = agent.served[tenant].reader(key_of(block), stager.cache)
         yield from reader.read(
             channel, 0, self._into[: self.value_bytes], self.loop.now + self.plan.read_deadline
         )
@@ -200,6 +290,12 @@ class PoolStore:
                 break
             found += 1
         return found
+
+    def announce(self, engine: Engine, request: Request, start: int, count: int) -> None:
+        agent = self.agents[engine.number]
+        if agent.stager is not None:
+            keys = [key_of(block) for block in request.blocks[start : start + count]]
+            agent.stager.announce(agent.volumes[self.tenant(request)], keys)
 
     def fetch(self, engine: Engine, request: Request, start: int, count: int) -> Steps:
         if not count:
@@ -253,6 +349,8 @@ class PoolStore:
         with suppress(PutRefused):
             yield from writer.write(channel, 0, self._value[: self.value_bytes], deadline)
         agent.done(channel, self.loop)
+        if self.plan.copies > 1:
+            self.loop.fire(agent.owes)
 
     # -- what agents do by themselves ---------------------------------------------------------------
 
@@ -270,7 +368,7 @@ class PoolStore:
         agent = self.agents[number]
         self.counts["agents killed"] += 1
         self.loop.kill(agent)
-        for channel in agent.channels:
+        for channel in agent.channels + agent.other_channels:
             channel.crash()
             self._gone.append(channel.tallies)
         # Gets that wait for a worker of it find that it is gone.
@@ -289,7 +387,7 @@ class PoolStore:
             return self.kill(number)
         agent.map = now
         for tenant, volume in enumerate(agent.volumes):
-            volume.change(layout=volume.layout(self.settings(now, tenant)))
+            volume.change(layout=self.layout(now, tenant, volume))
         return None
 
 

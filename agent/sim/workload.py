@@ -171,14 +171,13 @@ class Demand:
     which they came, with one more gap behind the last of them."""
 
     requests: int
-    input_tokens: int
-    output_tokens: int
+    work: float
+    """Seconds of one GPU that all of it would take, computed."""
     seconds: float
 
     def load(self, plan: PodPlan) -> float | None:
         """The part of the GPUs' time that all of it would take, computed; None where all come at once."""
-        work = self.input_tokens / plan.prefill_rate + self.output_tokens / plan.decode_rate
-        return work / (plan.gpus * self.seconds) if self.seconds else None
+        return self.work / (plan.gpus * self.seconds) if self.seconds else None
 
 
 @dataclass(slots=True)
@@ -186,9 +185,9 @@ class Measured:
     """Requests on their way, and what they ask for so far."""
 
     requests: Iterable[Request]
+    plan: PodPlan
     count: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
+    work: float = 0.0
     first_at: float = 0.0
     last_at: float = 0.0
 
@@ -197,18 +196,18 @@ class Measured:
             self.first_at = self.first_at if self.count else request.at
             self.last_at = request.at
             self.count += 1
-            self.input_tokens += request.input_tokens
-            self.output_tokens += request.output_tokens
+            self.work += self.plan.prefill_seconds(request.input_tokens)
+            self.work += request.output_tokens / self.plan.decode_rate
             yield request
 
     def demand(self) -> Demand:
         seconds = (self.last_at - self.first_at) * self.count / max(1, self.count - 1)
-        return Demand(self.count, self.input_tokens, self.output_tokens, seconds)
+        return Demand(self.count, self.work, seconds)
 
 
-def demand_of(requests: Iterable[Request], look_at: int) -> Demand:
+def demand_of(requests: Iterable[Request], look_at: int, plan: PodPlan) -> Demand:
     """Of the first `look_at` requests."""
-    measured = Measured(itertools.islice(requests, look_at))
+    measured = Measured(itertools.islice(requests, look_at), plan)
     for _ in measured:
         pass
     return measured.demand()

@@ -1,34 +1,26 @@
 """Bringing values into the agent's memory before they are asked for.
 
-A few threads with channels of their own take keys from two bounded queues and read whole slots, sealed, into
-the `PrestageCache`: first what clients announced, and while there is none of that what was guessed
-(readahead.py), at a bounded rate. A full queue refuses: prestaging that comes later than the get it was for
-is only load. For the same reason a key whose get has come meanwhile, or whose deadline is over, is not read.
-A value that is there, or on its way, is not read twice.
+A few threads with channels of their own take keys from a bounded queue (staging_queue.py) and read whole
+slots, sealed, into the `PrestageCache`. A value that is there, or on its way, is not read twice.
 """
 
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
 
 from agent.host_os.rate_limited_log import Complaints
 from agent.inline.cipher_suites import Place
 from agent.pool.counters import MissCause
 from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.late_answers import wait_for
+from agent.pool.prestage.staging_queue import Item, StagingQueue
 from agent.pool.read.prestage_cache import SWEEP_SECONDS, OpenValue, PrestageCache
 from agent.pool.steps import IoChannel, Runner, Steps
-from agent.pool.volume.bandwidth import TokenBucket
 from agent.pool.volume.volume import Volume
 
 log = logging.getLogger(__name__)
 
-WAITING_MAX = 4096
-GUESSES_MAX = 256
-"""Of the learned continuations; the oldest goes, for it is the likeliest to be late."""
 THREADS = 2
 READ_PIECE = 1 << 20
 STOP_SECONDS = 10.0
@@ -36,13 +28,23 @@ STOP_SECONDS = 10.0
 operator may set to minutes; nothing is lost with it."""
 
 
+def _memory(size: int) -> memoryview:
+    return memoryview(bytearray(size))
+
+
 def stage(
-    volume: Volume, cache: PrestageCache, channel: IoChannel, pseudonym: bytes, key: bytes | None = None
+    volume: Volume,
+    cache: PrestageCache,
+    channel: IoChannel,
+    pseudonym: bytes,
+    key: bytes | None = None,
+    memory: Callable[[int], memoryview] = _memory,
 ) -> Steps[bool]:
     """Read one slot into the cache, which expects it; given up where its get comes meanwhile.
 
     False where no directory names it or it did not come. A sealed slot is not checked: the bytes prove
-    themselves in a get, or are a miss then. Without a key it is a guess.
+    themselves in a get, or are a miss then. Without a key it is a guess. `memory` gives so many bytes for a
+    slot.
     """
     volume_id = volume.settings.volume_id
     with volume.borrowed(pseudonym) as sets:
@@ -59,7 +61,7 @@ def stage(
         size = HEADER_BYTES + volume.codec.padded(entry.length)
         if size > cache.budget_bytes:
             return False
-        buffer = memoryview(bytearray(size))
+        buffer = memory(size)
         offset = volume.slot_offset(cached, found[0].slot)
         for at in range(0, size, READ_PIECE):
             if at and not cache.is_expected(volume_id, pseudonym):
@@ -95,14 +97,6 @@ def _opened(volume: Volume, key: bytes, place: Place, generation: int, slot: mem
     return OpenValue(clear[: proven.length], proven.expiry, len(slot))
 
 
-class _Item(NamedTuple):
-    volume: Volume
-    pseudonym: bytes
-    key: bytes | None
-    """None where it was guessed."""
-    until: float | None = None
-
-
 class Prefetcher:
     """The threads and their queues. `make_channel` is called once in each thread.
 
@@ -118,9 +112,7 @@ class Prefetcher:
     ) -> None:
         self._cache = cache
         self._make_channel = make_channel
-        self._allowance = TokenBucket(guess_rate, time.monotonic(), 1.0) if guess_rate else None
-        self._announced: deque[_Item] = deque()
-        self._guesses: deque[_Item] = deque()
+        self._queue = StagingQueue(cache, guess_rate, time.monotonic())
         self._changed = threading.Condition()
         self._stopping = False
         self._complaints = Complaints(log)
@@ -130,7 +122,7 @@ class Prefetcher:
         ]
 
     def __len__(self) -> int:
-        return len(self._announced) + len(self._guesses)
+        return len(self._queue)
 
     def start(self) -> None:
         for thread in self._threads:
@@ -141,31 +133,21 @@ class Prefetcher:
 
         `until`: when it is of no use any more, by time.monotonic(); not begun after that.
         """
-        return self._ask(_Item(volume, volume.placement.pseudonym(key), key, until))
+        return self._ask(Item(volume, volume.placement.pseudonym(key), key, until))
 
     def guess(self, volume: Volume, pseudonym: bytes) -> bool | None:
         """As `request`, of what is likely: read when there is nothing else to do, and may be left out."""
-        return self._ask(_Item(volume, pseudonym, None))
+        return self._ask(Item(volume, pseudonym, None))
 
-    def _ask(self, item: _Item) -> bool | None:
+    def _ask(self, item: Item) -> bool | None:
         if not self._threads:
             return False
-        place = (item.volume.settings.volume_id, item.pseudonym)
-        expected = self._cache.expect(*place, guessed=item.key is None)
-        if not expected:
-            return None if expected is None else True
         with self._changed:
-            if item.key is None:
-                if len(self._guesses) >= GUESSES_MAX:
-                    self._forget(self._guesses.popleft())
-                self._guesses.append(item)
-            elif self._stopping or len(self._announced) >= WAITING_MAX:
-                self._cache.expect_no_more(*place)
+            if self._stopping:
                 return False
-            else:
-                self._announced.append(item)
+            asked = self._queue.ask(item)
             self._changed.notify()
-        return True
+        return asked
 
     def stop(self) -> None:
         """End the threads; what waits is dropped. A thread that is still reading after STOP_SECONDS is left
@@ -173,9 +155,7 @@ class Prefetcher:
         """
         with self._changed:
             self._stopping = True
-            for waiting in (self._announced, self._guesses):
-                while waiting:
-                    self._forget(waiting.popleft())
+            self._queue.drop_all()
             self._changed.notify_all()
         end = time.monotonic() + STOP_SECONDS
         for thread in self._threads:
@@ -183,35 +163,19 @@ class Prefetcher:
             if thread.is_alive():
                 log.warning("%s is still reading and is left behind", thread.name)
 
-    def _forget(self, item: _Item) -> None:
-        volume_id = item.volume.settings.volume_id
-        self._cache.expect_no_more(volume_id, item.pseudonym, guessed=item.key is None)
-
-    def _next(self) -> _Item | None:
+    def _next(self) -> Item | None:
         """The next key that is still worth reading; None at the end."""
         with self._changed:
             while True:
                 self._cache.sweep()
-                while not self._announced and not self._guesses and not self._stopping:
+                while not len(self._queue) and not self._stopping:
                     self._changed.wait(SWEEP_SECONDS)
                     self._cache.sweep()
                 if self._stopping:
                     return None
-                item = self._announced.popleft() if self._announced else self._guesses.popleft()
-                guessed = item.key is None
-                if not self._cache.is_expected(
-                    item.volume.settings.volume_id, item.pseudonym, guessed=guessed
-                ):
-                    continue  # its get has come, or it was announced since
-                if self._is_in_time(item):
+                item = self._queue.next(time.monotonic())
+                if item is not None:
                     return item
-                self._forget(item)
-
-    def _is_in_time(self, item: _Item) -> bool:
-        if item.key is None:
-            size = item.volume.settings.slot_bytes
-            return self._allowance is None or self._allowance.take(size, time.monotonic())
-        return item.until is None or time.monotonic() <= item.until
 
     def _work(self, number: int) -> None:
         channel, runner = self._make_channel(number)
@@ -224,4 +188,4 @@ class Prefetcher:
                 self._cache.count_failed(settings.volume_id)
                 self._complaints.bug(f"prestaging from volume {settings.name}", error, "nothing was read")
             finally:
-                self._forget(item)
+                self._queue.forget(item)

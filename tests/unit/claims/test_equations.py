@@ -1,5 +1,6 @@
 """The equations of the claims, against figures that were computed by hand and against each other."""
 
+import itertools
 import math
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from agent.claims import equations as of
 from agent.claims.scenario import Choice, Scenario, scenario_of
 from agent.claims.verdicts import CHANGES, sensitivity
+from agent.figures.prefill import PrefillCost
 from agent.figures.tables import KvPrecision, load
 
 TABLES = load()
@@ -77,7 +79,7 @@ def test_the_threshold_of_g4_is_the_one_of_the_closed_form(supply: float, break_
 
 
 def test_the_work_that_is_left_is_what_the_operations_say() -> None:
-    cost = of.PrefillCost(100.0, 3.0)
+    cost = PrefillCost(100.0, 3.0)
     context, found = 1000, 600
     rest = 100.0 * (context - found) + 3.0 * (context**2 - found**2) / 2
     assert of.work_of(0.6, cost.attention_share(context)) == pytest.approx(rest / cost.flops(context))
@@ -192,3 +194,24 @@ def test_each_input_that_matters_moves_the_answer() -> None:
     assert rows["KV bytes a token", 0.5].over_recompute > here
     assert rows["G4", 0.5].over_g4 > rows["G4", 2.0].over_g4
     assert all(math.isfinite(row.power_over_recompute) for row in rows.values())
+
+
+def test_faster_gpus_break_even_later_and_longer_contexts_sooner() -> None:
+    """For every model whose cost is known: what docs/claims.md says in one sentence."""
+    gpus = sorted(TABLES.gpus, key=lambda name: TABLES.gpus[name].fp8_tflops.value)
+    able = [name for name, model in TABLES.models.items() if model.parameters is not None]
+    assert len(able) > 8
+    for model in able:
+        by_context = {}
+        for context in (8192, 32_768, 131_072):
+            flops: dict[str, float] = {}
+            for gpu in gpus:
+                found = scenario_of(TABLES, Choice(model, "fp8", gpu, "superpod"), context, 0.9)
+                flops[gpu] = found.flops_s
+                by_context[gpu, context] = found.break_even_gb_s
+            ordered = sorted(gpus, key=flops.__getitem__)
+            for slower, faster in itertools.pairwise(ordered):
+                if flops[slower] < flops[faster]:
+                    assert by_context[slower, context] < by_context[faster, context], (model, context)
+        for gpu in gpus:
+            assert by_context[gpu, 8192] > by_context[gpu, 32_768] > by_context[gpu, 131_072], (model, gpu)

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from agent.pool.access import serve
 from agent.pool.prestage.predictor import COUNT_MAX, SUCCESSORS_MAX, Successors
-from agent.pool.prestage.prefetcher import GUESSES_MAX, Prefetcher, stage
+from agent.pool.prestage.prefetcher import Prefetcher, stage
 from agent.pool.prestage.readahead import Readahead, Trail
+from agent.pool.prestage.staging_queue import GUESSES_MAX
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.volume.bandwidth import TokenBucket
 from agent.pool.write.admission import SecondUse
@@ -305,7 +306,7 @@ def test_guesses_that_nobody_has_time_for_are_bounded(stored: PoolAgent) -> None
     prestager = Prefetcher(cache, lambda _: (stored.channel, stored.channel), threads=1)
     for number in range(GUESSES_MAX + 9):
         assert prestager.guess(stored.volume, key_of(number))
-    assert len(prestager._guesses) == len(cache._expected) == GUESSES_MAX
+    assert len(prestager) == len(cache._expected) == GUESSES_MAX
     prestager._threads.clear()
     prestager.stop()
     assert not cache._expected

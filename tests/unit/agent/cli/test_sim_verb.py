@@ -252,7 +252,8 @@ def test_the_report_says_what_was_simulated(capsys: pytest.CaptureFixture[str]) 
     assert record["pod"]["drive_bytes"] == 15_360_000_000_000
     printed = _printed(capsys, *words)
     for said in (
-        "deepseek-v3, KV in bf16, on gb200", "computes 26,156, generates 13,386 tokens/s",
+        "deepseek-v3, KV in bf16, on gb200", "computes 26,156 in prompts of 2,000",
+        "generates 13,386 tokens/s",
         "1 GiB a GPU, 0 B a host", "16 TB a host", "1 TB/s for the pod", "of the GPUs' time, all computed",
     ):  # fmt: skip
         assert said in printed
