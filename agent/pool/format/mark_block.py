@@ -93,7 +93,8 @@ class MarkBlock:
         return bytes(self.raw)
 
     def __len__(self) -> int:
-        return sum(bool(each & _IS_THERE) for each in self.raw[_FIRST + _NAME_BYTES :: WIDE_MARK_BYTES])
+        flags = bytes(self.raw[_FIRST + _NAME_BYTES :: WIDE_MARK_BYTES])
+        return len([each for each in flags if each & _IS_THERE])
 
     def at(self, place: int) -> bytes:
         """The mark at a place; zeros where there is none."""
