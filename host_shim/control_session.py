@@ -62,6 +62,8 @@ PARTS_MAX = 1000
 """Parts of one value that one system call takes; Linux allows 1,024 (IOV_MAX)."""
 
 
+ONE_BY_ONE_SECONDS = 1.0
+"""A volume is not asked for many values again, once the agent has said that it does not serve them so now."""
 REOPEN_SECONDS = 0.05
 """While there is no agent, the mount is asked for one this often and not with every call."""
 
@@ -132,8 +134,10 @@ class Session:
         self._files = files
         self._transfers = None if memory is None else Transfers(files.ioctl, memory)
         self._gives_at_once = True
-        self.moves_many = True
-        """False once the agent has said that it does not know LOAD_MANY or STORE_MANY."""
+        self._one_by_one: dict[str, float] = {}
+        """Volumes whose values the agent wants to be read one by one, and until when it is believed."""
+        self.loads_many = True
+        """False once the agent has said that it does not know LOAD_MANY."""
         self._next_id = 0
         self._room: dict[str, int] | None = None
         self.dead = False
@@ -268,29 +272,29 @@ class Session:
             self._gives_at_once = False
             return None
 
-    def move_many(
-        self,
-        which: Ioctl,
-        volume: str,
-        keys: Sequence[bytes],
-        views: Sequence[memoryview],
-        ttl_seconds: int = 0,
+    def load_many(
+        self, volume: str, keys: Sequence[bytes], views: Sequence[memoryview]
     ) -> list[tuple[Outcome, int]] | None:
-        """Load or store values by one request, one of `groups_of` (many_values.py): outcomes and lengths.
+        """Values by one request, one of `groups_of` (many_values.py): outcome and length of each.
 
-        None where that cannot be had here.
+        None where that cannot be had now: they are read one by one.
         """
-        if self._transfers is None or not self.moves_many:
+        if self._transfers is None or not self.loads_many:
+            return None
+        if self._one_by_one and time.monotonic() < self._one_by_one.get(volume, 0.0):
             return None
         try:
-            done = self._transfers.move_many(self._descriptor, which, volume, keys, views, ttl_seconds)
+            done = self._transfers.load_many(self._descriptor, volume, keys, views)
         except MalformedControl as nonsense:
             raise self._ended(nonsense) from None
         except OSError as error:
             if error.errno == errno.ENOTTY:  # an agent that does not know it
-                self.moves_many = False
-                return None
-            raise self._seen(error) from None
+                self.loads_many = False
+            elif error.errno == errno.EOPNOTSUPP:
+                self._one_by_one[volume] = time.monotonic() + ONE_BY_ONE_SECONDS
+            elif error.errno != errno.EIO:
+                raise self._seen(error) from None
+            return None
         return None if done is None else [(Outcome(outcome), length) for outcome, length in done]
 
     def read_parts(self, ticket: int, parts: Sequence[memoryview]) -> int:

@@ -21,7 +21,6 @@ wait. After a fork the child opens its own. An event loop calls from threads:
 import contextlib
 import difflib
 import errno
-import itertools
 import math
 import os
 import threading
@@ -47,7 +46,6 @@ from host_shim.control_wire import (
 )
 from host_shim.many_values import groups_of
 from host_shim.registered_memory import RegisteredMemory
-from host_shim.transfer_wire import Ioctl
 from host_shim.unlocked_memory import new_memory
 
 __all__ = ["BufferTooSmall", "Fetched", "Pool", "UnknownVolume", "ValueTooLong", "Volume", "whole_seconds"]
@@ -288,6 +286,24 @@ class Volume:
         return result
 
     def _fetch_batch(self, keys: Sequence[bytes], views: Sequence[memoryview], causes: bool) -> list[Fetched]:
+        together: list[list[Fetched] | slice] = []
+        with self._pool._lender.lend() as session:
+            if session is None:
+                return [Fetched(None, None)] * len(keys)
+            try:
+                together = self._fetch_together(session, keys, views)
+            except OSError as refused:
+                return [Fetched(None, self._raise_wrong_use(refused, session))] * len(keys)
+        result: list[Fetched] = []
+        for group in together or [slice(0, len(keys))]:
+            if isinstance(group, slice):
+                result += self._fetch_each(keys[group], views[group], causes)
+            else:
+                result += group
+        return result
+
+    def _fetch_each(self, keys: Sequence[bytes], views: Sequence[memoryview], causes: bool) -> list[Fetched]:
+        """Each value by a read of its own, several at a time."""
         lengths: list[int] = [0] * len(keys)
         seen: Sequence[Outcome | None] = [None] * len(keys)
         ended = False
@@ -301,9 +317,6 @@ class Volume:
                     lengths[index] = lent.read(index, views[index])
 
             try:
-                together = self._fetch_together(session, keys, views)
-                if together is not None:
-                    return together
                 session.bind_reads(self.name, keys)
                 self._pool._known.add(self.name)
                 self._pool._share(read, len(keys))
@@ -331,40 +344,33 @@ class Volume:
             for length, view, outcome in zip(lengths, views, seen, strict=True)
         ]
 
-    def _move_together(
-        self,
-        which: Ioctl,
-        session: Session,
-        keys: Sequence[bytes],
-        views: Sequence[memoryview],
-        ttl_seconds: int = 0,
-    ) -> list[tuple[Outcome, int]] | None:
-        """Many short values, by a request for each `groups_of` them; None where the agent does not do so."""
-        groups = groups_of(views) if session.moves_many else []
-        found: list[list[tuple[Outcome, int]] | None] = [None] * len(groups)
-
-        def move(number: int) -> None:
-            if not session.dead and session.moves_many:
-                group = groups[number]
-                found[number] = session.move_many(which, self.name, keys[group], views[group], ttl_seconds)
-
-        if groups:
-            self._pool._share(move, len(groups))
-        if not groups or None in found:
-            return None
-        self._pool._known.add(self.name)
-        return list(itertools.chain.from_iterable(filter(None, found)))
-
     def _fetch_together(
         self, session: Session, keys: Sequence[bytes], views: Sequence[memoryview]
-    ) -> list[Fetched] | None:
-        moved = self._move_together(Ioctl.LOAD_MANY, session, keys, views)
-        if moved is None:
-            return None
-        for (outcome, length), key, view in zip(moved, keys, views, strict=True):
-            if outcome is Outcome.HIT and length > len(view):
-                raise self._too_small(session, key, len(view))
-        return [Fetched(length if outcome is Outcome.HIT else None, outcome) for outcome, length in moved]
+    ) -> list[list[Fetched] | slice]:
+        """Many short values, by a request for each `groups_of` them: what became of each group, or where it
+        lies among the keys if the agent does not serve it so. Nothing where they are not many and short."""
+        groups = groups_of(views) if session.loads_many else []
+        found: list[list[Fetched] | slice] = list(groups)
+
+        def load(number: int) -> None:
+            if session.dead or not session.loads_many:
+                return
+            group = groups[number]
+            loaded = session.load_many(self.name, keys[group], views[group])
+            if loaded is None:
+                return
+            for (outcome, length), key, view in zip(loaded, keys[group], views[group], strict=True):
+                if outcome is Outcome.HIT and length > len(view):
+                    raise self._too_small(session, key, len(view))
+            found[number] = [
+                Fetched((length or None) if outcome is Outcome.HIT else None, outcome)
+                for outcome, length in loaded
+            ]
+
+        if groups:
+            self._pool._share(load, len(groups))
+            self._pool._known.add(self.name)
+        return found
 
     def put_many(
         self, keys: Sequence[bytes], values: Sequence[bytes | Buffer], ttl: float | None = None
@@ -403,9 +409,6 @@ class Volume:
                 if len(keys) == 1 and session.write_at_once(self.name, keys[0], views[0], seconds):
                     self._pool._known.add(self.name)
                     return [True]
-                moved = self._move_together(Ioctl.STORE_MANY, session, keys, views, seconds)
-                if moved is not None:
-                    return [outcome is Outcome.HIT for outcome, _ in moved]
                 session.bind_writes(self.name, keys, [len(view) for view in views], seconds)
                 self._pool._known.add(self.name)
                 self._pool._share(write, len(keys))

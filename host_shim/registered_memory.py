@@ -24,8 +24,8 @@ from host_shim.transfer_wire import (
     decode_done_many_untrusted,
     decode_done_untrusted,
     decode_registered_untrusted,
+    encode_load_many,
     encode_lock,
-    encode_many,
     encode_register,
     encode_transfer,
     ioctl_command,
@@ -126,7 +126,10 @@ class RegisteredMemory:
         return scrap[:size]
 
     def borrow_aside(self) -> memoryview | None:
-        """Registered memory for one request, to be given back; None where all of it is in use."""
+        """Registered memory for one request; None where all of it is in use, or there is none.
+
+        It is given back once no agent can touch it any more, or else forgotten.
+        """
         try:
             return self._aside.pop()
         except IndexError:
@@ -135,10 +138,21 @@ class RegisteredMemory:
             if self._asides >= _ASIDE_MAX:
                 return None
             self._asides += 1
-        return self.new(TOGETHER_BYTES)
+        aside = None
+        try:
+            aside = self.new(TOGETHER_BYTES)
+            return aside if self.find(aside) is not None else None
+        finally:
+            if aside is None or self.find(aside) is None:
+                self.forget_aside()
 
     def give_back_aside(self, aside: memoryview) -> None:
         self._aside.append(aside)
+
+    def forget_aside(self) -> None:
+        """One that was borrowed is not given back."""
+        with self._lock:
+            self._asides -= 1
 
     def find(self, buffer: memoryview) -> Place | None:
         """Where it lies; None for any other memory. `buffer` is contiguous."""
@@ -203,54 +217,44 @@ class Transfers:
         outcomes((outcome,))  # raises MalformedControl for what is none
         return 0
 
-    def move_many(
-        self,
-        descriptor: int,
-        which: Ioctl,
-        volume: str,
-        keys: Sequence[bytes],
-        views: Sequence[memoryview],
-        ttl_seconds: int = 0,
+    def load_many(
+        self, descriptor: int, volume: str, keys: Sequence[bytes], views: Sequence[memoryview]
     ) -> list[tuple[int, int]] | None:
-        """LOAD_MANY or STORE_MANY of one of `groups_of`: outcome and length of each value.
-
-        None and raises as `move`. A value that is longer than its buffer may have changed nothing in it.
-        """
+        """LOAD_MANY of one of `groups_of`: outcome and length of each value. None and raises as `move`."""
         if self._places(views):
-            return self._move_many(descriptor, which, volume, keys, views, ttl_seconds)
+            return self._load_many(descriptor, volume, keys, views)
         aside = self._memory.borrow_aside()
         if aside is None:
             return None
+        is_ours = False
         try:
             pieces = cut(aside, views)
-            if which is Ioctl.STORE_MANY:
-                pieces = [piece[: len(view)] for piece, view in zip(pieces, views, strict=True)]
-                for piece, view in zip(pieces, views, strict=True):
-                    piece[:] = view
-            done = self._move_many(descriptor, which, volume, keys, pieces, ttl_seconds)
-            if which is Ioctl.LOAD_MANY:
-                for (outcome, length), view, piece in zip(done or (), views, pieces, strict=False):
-                    if outcome == _HIT and length <= len(view):
-                        view[:length] = piece[:length]
+            try:
+                done = self._load_many(descriptor, volume, keys, pieces)
+            except (OSError, MalformedControl):
+                is_ours = True  # `_call` has waited until the agent was through
+                raise
+            is_ours = True
+            for (outcome, length), view, piece in zip(done or (), views, pieces, strict=False):
+                if outcome == _HIT:
+                    come = min(length, len(view))
+                    view[:come] = piece[:come]
             return done
         finally:
-            self._memory.give_back_aside(aside)
+            if is_ours:
+                self._memory.give_back_aside(aside)
+            else:
+                self._memory.forget_aside()
 
-    def _move_many(
-        self,
-        descriptor: int,
-        which: Ioctl,
-        volume: str,
-        keys: Sequence[bytes],
-        views: Sequence[memoryview],
-        ttl_seconds: int,
+    def _load_many(
+        self, descriptor: int, volume: str, keys: Sequence[bytes], views: Sequence[memoryview]
     ) -> list[tuple[int, int]] | None:
         places = self._places(views)
         parts = self._parts(descriptor, places)
         if not parts:
             return None
-        data = encode_many(volume, keys, parts, ttl_seconds)
-        self._call(descriptor, which, data, places)
+        data = encode_load_many(volume, keys, parts)
+        self._call(descriptor, Ioctl.LOAD_MANY, data, places)
         done = decode_done_many_untrusted(data, len(keys))
         outcomes([outcome for outcome, _ in done])  # raises MalformedControl for what is none
         return done

@@ -82,15 +82,14 @@ class ServedVolume(ABC):
     def reader(self, key: bytes, prestage: PrestageCache | None = None) -> Reader:
         """One value to be read."""
 
+    def reads_together(self, prestage: PrestageCache | None) -> bool:
+        """Whether `read_together` serves values of this volume now."""
+        return False
+
     def read_together(
-        self,
-        channel: IoChannel,
-        keys: Sequence[bytes],
-        targets: Sequence[memoryview],
-        prestage: PrestageCache | None,
-    ) -> Steps[list[int | None]]:
-        """Read many values, each into its target; see batch.py. A reader of its own must look for those with
-        None: all of them here."""
+        self, channel: IoChannel, keys: Sequence[bytes], targets: Sequence[memoryview]
+    ) -> Steps[list[int | MissCause | None]]:
+        """Read many short values, each into its target; see batch.py. None: a reader of its own must look."""
         yield from ()  # steps, of which there are none
         return [None] * len(keys)
 
@@ -261,18 +260,16 @@ class _InSets(ServedVolume):
             return SlotReader(volume, key, prestage)
         return GatedReader(volume, key, prestage, self.gate)
 
-    def read_together(
-        self,
-        channel: IoChannel,
-        keys: Sequence[bytes],
-        targets: Sequence[memoryview],
-        prestage: PrestageCache | None,
-    ) -> Steps[list[int | None]]:
+    def reads_together(self, prestage: PrestageCache | None) -> bool:
         volume, back = self._volume, self.back
         waits_in_memory = (back is not None and len(back)) or (prestage is not None and prestage.bytes_held)
-        if volume.erased or volume.hedge is not None or self.gate is not None or waits_in_memory:
-            return [None] * len(keys)
-        return (yield from read_together(volume, channel, keys, targets, volume.timing.read_deadline))
+        return not (volume.erased or volume.hedge is not None or self.gate is not None or waits_in_memory)
+
+    def read_together(
+        self, channel: IoChannel, keys: Sequence[bytes], targets: Sequence[memoryview]
+    ) -> Steps[list[int | MissCause | None]]:
+        volume = self._volume
+        return read_together(volume, channel, keys, targets, volume.timing.read_deadline)
 
     def writer(self, key: bytes, *, length: int | None = None, ttl_seconds: int = 0) -> Writer:
         volume, back = self._volume, self.back

@@ -413,6 +413,7 @@ class WorkerChannel:
             return True
         if outstanding is not None:
             deadline = outstanding.wait_until(deadline)
+        began = time.monotonic()
         before = pending.base
         lost = failed = False
         for command in pending.commands:
@@ -428,7 +429,8 @@ class WorkerChannel:
             if at_least is not None and before >= at_least:
                 break
         if outstanding is not None:
-            outstanding.answered(time.monotonic(), failed=failed, lost=lost)
+            now = time.monotonic()
+            outstanding.answered(now, failed=failed, lost=lost, waited=now - began)
         return True
 
 

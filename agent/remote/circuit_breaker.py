@@ -61,15 +61,15 @@ class Health:
         """Whether a request would be refused; asking is no probe."""
         return self.late_in_a_row >= LATE_BEFORE_PAUSE and now < self.paused_until
 
-    def answered(self, seconds: float, *, read: bool, failed: bool = False) -> None:
-        """It answered after so many seconds; `failed`: with an error."""
+    def answered(self, seconds: float | None, *, read: bool, failed: bool = False) -> None:
+        """It answered after so many seconds, None where that is not known; `failed`: with an error."""
         if self.late_in_a_row:
             self.late_in_a_row = 0
             self.paused_until = 0.0
         self.answers += 1
         if failed:
             self.errors += 1
-        elif read:
+        elif read and seconds is not None:
             self.reads_took[min(int(seconds * 1e6) | 1, _LONGEST).bit_length() - 1] += 1
 
     def late(self, now: float) -> None:
@@ -106,12 +106,18 @@ class Outstanding:
         self._until = deadline
         return deadline
 
-    def answered(self, now: float, *, failed: bool, lost: bool = False) -> None:
+    def answered(self, now: float, *, failed: bool, lost: bool = False, waited: float | None = None) -> None:
         """The answer came, or as much of it as was wanted. `failed`: an error of the namespace's own; `lost`:
-        the path died under it, which says nothing of the namespace."""
+        the path died under it, which says nothing of the namespace.
+
+        `waited`: seconds that the worker waited for this one. Where that is less than half of its time, the
+        answer may have been there for long, and how long it took is not known.
+        """
         if not self._judged and not lost:
             self._judged = True
-            self._health.answered(now - self._since, read=self._is_read, failed=failed)
+            took = now - self._since
+            is_known = waited is None or 2 * waited >= took
+            self._health.answered(took if is_known else None, read=self._is_read, failed=failed)
 
     def given_up(self, now: float) -> None:
         """Nobody waits for it any more. The namespace is late only where the waiter waited to the end: the

@@ -11,25 +11,22 @@ from dataclasses import dataclass
 from typing import Final
 
 from agent.fs.control.registered_memory import REGIONS_MAX, RegisteredMemory
-from agent.fs.control.session import ControlSession, Ticket, outcome_of
+from agent.fs.control.session import ControlSession, Ticket
 from agent.fs.interface import FsError
 from agent.inline.scatter import Scatter, Target
 from agent.pool.access import ServedVolume
-from agent.pool.errors import BadPut, PutRefused
+from agent.pool.counters import MissCause
 from agent.pool.prestage.readahead import Readahead
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.read.reader_base import Reader
 from agent.pool.steps import IoChannel, Steps
 from agent.pool.steps import Outcome as Settled
-from agent.pool.write.batch import VALUE_BYTES_MAX as BATCH_VALUE_BYTES_MAX
-from agent.pool.write.batch import write_together
-from agent.pool.write.writer_base import Writer
 from host_shim.control_wire import MalformedControl, Outcome
 from host_shim.transfer_wire import (
     Ioctl,
-    ManyTransfers,
+    ManyLoads,
     Transfer,
-    decode_many_untrusted,
+    decode_load_many_untrusted,
     decode_register_untrusted,
     decode_transfer_untrusted,
     decode_unregister_untrusted,
@@ -62,9 +59,7 @@ class Transfers:
             if which is Ioctl.STORE:
                 return self._under_way(self._store(session, decode_transfer_untrusted(data)))
             if which is Ioctl.LOAD_MANY:
-                return self._under_way(self._load_many(session, decode_many_untrusted(data), len(data)))
-            if which is Ioctl.STORE_MANY:
-                return self._under_way(self._store_many(session, decode_many_untrusted(data), len(data)))
+                return self._under_way(self._load_many(session, decode_load_many_untrusted(data), len(data)))
             if which is Ioctl.REGISTER:
                 return self._register(session, process, *decode_register_untrusted(data))
             if which is Ioctl.UNREGISTER:
@@ -108,27 +103,30 @@ class Transfers:
             raise FsError(errno.EINVAL, "a part that lies in no region")
         return region.view[offset : offset + length]
 
-    def _load_many(self, session: ControlSession, many: ManyTransfers, size: int) -> Steps[bytes]:
+    def _load_many(self, session: ControlSession, many: ManyLoads, size: int) -> Steps[bytes]:
+        """Raises FsError, EOPNOTSUPP where values of the volume are better read each by a request of its own,
+        which several workers serve side by side."""
         volume, channel = self._volume_of(many.volume), self._channel()
         targets = [self._piece(session, *part) for part in many.parts]
+        # A suite whose proof is a CRC may not open into memory that its client can change meanwhile.
+        if volume.volume.codec.suite.reads_text_again or not volume.reads_together(self._prestage):
+            raise FsError(errno.EOPNOTSUPP, "values of this volume are read one by one now")
         if self._continuer.active:
             self._continuer.chain(volume.in_sets, many.keys, session.trail)
             self._continuer.reads(volume.in_sets, many.keys[-1])
-        # Such a suite may not open into memory that its client can change meanwhile.
-        aside = volume.volume.codec.suite.reads_text_again
-        served: list[int | None] = [None] * len(targets)
-        if not aside:
-            served = yield from volume.read_together(channel, many.keys, targets, self._prestage)
+        served = yield from volume.read_together(channel, many.keys, targets)
         done: list[tuple[int, int]] = []
-        for number, length in enumerate(served):
-            if length is not None:
-                done.append((Outcome.HIT.value, length))
-                continue
-            reading = volume.reader(many.keys[number], self._prestage)
-            try:
-                done.append((yield from self._fill(reading, targets[number])))
-            finally:
-                reading.close()
+        for number, became in enumerate(served):
+            if isinstance(became, MissCause):
+                done.append((became.value, 0))
+            elif became is not None:
+                done.append((Outcome.HIT.value, became))
+            else:
+                reading = volume.reader(many.keys[number], self._prestage)
+                try:
+                    done.append((yield from self._fill(reading, targets[number])))
+                finally:
+                    reading.close()
         return encode_done_many(done, size)
 
     def _load(self, session: ControlSession, transfer: Transfer) -> Steps[bytes]:
@@ -184,30 +182,6 @@ class Transfers:
             ticket.drop()
         return encode_done(Outcome.HIT.value, 0)
 
-    def _store_many(self, session: ControlSession, many: ManyTransfers, size: int) -> Steps[bytes]:
-        volume, channel = self._volume_of(many.volume), self._channel()
-        values = [self._piece(session, *part) for part in many.parts]
-        longest = max(map(len, values))
-        if longest > min(volume.settings.value_bytes, BATCH_VALUE_BYTES_MAX):
-            raise FsError(errno.EFBIG, f"{longest} bytes; a value has {volume.settings.value_bytes} at most")
-        if self._continuer.active:
-            self._continuer.chain(volume.in_sets, many.keys, session.trail)
-        if volume.volume.codec.suite.reads_text_again:
-            values = [memoryview(bytes(value)) for value in values]
-        writers = [
-            volume.writer(key, length=len(value), ttl_seconds=many.ttl_seconds)
-            for key, value in zip(many.keys, values, strict=True)
-        ]
-        wait_seconds = volume.timing.write_deadline
-        refusals: list[PutRefused | BadPut | None] = []
-        if volume.in_sets is not None:
-            refusals = yield from write_together(channel, writers, values, wait_seconds)
-        else:
-            # Writers there use the receive buffer, which is one.
-            for writing, value in zip(writers, values, strict=True):
-                refusals.append((yield from _write_alone(channel, writing, value, wait_seconds)))
-        return encode_done_many([(outcome_of(refused).value, 0) for refused in refusals], size)
-
     def _take(self, ticket: Ticket, pieces: list[memoryview]) -> Steps[None]:
         channel, at = self._channel(), 0
         aside = ticket.volume.volume.codec.suite.reads_text_again
@@ -218,15 +192,3 @@ class Transfers:
                     part = memoryview(bytes(part))
                 yield from ticket.put(channel, at, part)
                 at += len(part)
-
-
-def _write_alone(
-    channel: IoChannel, writing: Writer, value: memoryview, wait_seconds: float
-) -> Steps[PutRefused | BadPut | None]:
-    try:
-        yield from writing.write(channel, 0, value, channel.now() + wait_seconds)
-    except (PutRefused, BadPut) as refused:
-        return refused
-    finally:
-        writing.drop()
-    return None

@@ -1,8 +1,8 @@
 """Gets of many values by one call: their reads leave together, and each value is opened as it arrives.
 
-This is the way of the common case alone: a value of one unit, whole in its target, that a remembered
-directory names, in a volume of one copy. It finds hits and nothing else. Any other key is left to a reader of
-its own (agent/pool/read/get.py), which looks anew, and which alone says why a value is not there.
+This is the way of the common case alone: a value of one unit, whole in its target, that a directory names,
+in a volume of one copy. Directories that are not remembered are read first, all together; what none of them
+names then is a miss. Any other key is left to a reader of its own (agent/pool/read/get.py).
 """
 
 from collections.abc import Sequence
@@ -12,16 +12,16 @@ from agent.inline.cipher_suites import PROOF_BYTES
 from agent.pool.counters import MissCause, Tally
 from agent.pool.format.directory import KEY_BYTES
 from agent.pool.format.sealed_slot import HEADER_BYTES
-from agent.pool.late_answers import wait_for
-from agent.pool.steps import IoChannel, Pending, Steps
+from agent.pool.late_answers import miss_cause_of
+from agent.pool.steps import IoChannel, Pending, Steps, Wait
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.volume import Found, Volume
 
 PART_BYTES: Final = 1 << 20
 """Of the worker's receive buffer for the reads that leave together. While they are opened, as many are under
 way."""
-PART_VALUES: Final = 16
-"""That leave together. All may go to one enclosure, whose queue has room for 64 commands of a worker."""
+PART_VALUES: Final = 12
+"""That leave together. All may go to one enclosure, whose queue takes 64 commands of a worker, or 32."""
 
 
 class _Asked:
@@ -46,45 +46,93 @@ def read_together(
     keys: Sequence[bytes],
     targets: Sequence[memoryview],
     wait_seconds: float,
-) -> Steps[list[int | None]]:
-    """For each key the length of its value, which is in its target; None where a reader of its own must look.
+) -> Steps[list[int | MissCause | None]]:
+    """For each key the length of its value, which is in its target, or why it is a miss; None where a reader
+    of its own must look. Hits and misses are counted, what is None is not.
 
-    `wait_seconds`: how long each part may take. A target that got no value holds what it held, or zeros.
+    `wait_seconds`: how long the directories and each part may take. A target that got no value holds what it
+    held, or zeros.
     """
-    served: list[int | None] = [None] * len(keys)
+    became: list[int | MissCause | None] = [None] * len(keys)
     pseudonyms = volume.placement.pseudonyms(b"".join(keys))
     borrowed = volume.borrow_sets_of_many(pseudonyms)
     buffer = channel.receive_buffer(2 * PART_BYTES)
     halves = (buffer[:PART_BYTES], buffer[PART_BYTES:])
     tally = channel.tally(volume.settings.name)
-    under_way: list[_Asked] = []
-    ahead: list[_Asked] = []
+    # Of a tenant with a rate nothing is read before it is admitted.
+    limited = volume.bandwidth if volume.bandwidth is not None and volume.bandwidth.rate else None
+    sent: list[_Asked] = []
     try:
+        yield from _load(volume, channel, pseudonyms, borrowed, wait_seconds, became, tally)
         parts = _parts(volume, channel, pseudonyms, borrowed, targets)
+        under_way: list[_Asked] = []
         for number in range(len(parts) + 1):
             ahead = parts[number] if number < len(parts) else []
-            _send(volume, channel, ahead, halves[number % 2])
-            deadline = channel.now() + wait_seconds
-            bandwidth = volume.bandwidth if under_way else None
-            if bandwidth is not None and not (yield from bandwidth.admit(channel, deadline)):
+            until = channel.now() + wait_seconds
+            if limited is not None and ahead and not (yield from limited.admit(channel, until)):
                 break
-            half = halves[1 - number % 2]
-            while under_way:
-                asked = under_way.pop(0)
-                assert asked.pending is not None
-                if (yield from wait_for(channel, asked.pending, deadline)) is None:
-                    into = targets[asked.number]
-                    served[asked.number] = _open(
-                        volume, channel, keys[asked.number], asked, half, into, tally
-                    )
+            _send(volume, channel, ahead, halves[number % 2])
+            sent = under_way + ahead
+            if limited is not None:
+                under_way, ahead = ahead, []
+            half = halves[(number if limited is not None else number - 1) % 2]
+            deadline = channel.now() + wait_seconds
+            late: set[int] = set()
+            for asked in under_way:
+                pending, place = asked.pending, asked.found.cached.namespace
+                assert pending is not None
+                if place in late and not pending.done:
+                    # One late answer is enough to say so: the others are given up without a wait.
+                    channel.abandon(pending)
+                    continue
+                # Also for what has arrived: the wait counts the answer for the namespace.
+                cause = miss_cause_of(channel, pending, (yield Wait(pending, deadline)))
+                if cause is None:
+                    at = asked.number
+                    became[at] = _open(volume, channel, keys[at], asked, half, targets[at], tally)
+                elif cause is MissCause.LATE:
+                    late.add(place)
             under_way = ahead
-        return served
+        return became
     finally:
-        for asked in (*under_way, *ahead):
+        for asked in sent:
             if asked.pending is not None and not asked.pending.done:
                 channel.abandon(asked.pending)
         for sets in borrowed:
             volume.give_back_sets(sets)
+
+
+def _load(
+    volume: Volume,
+    channel: IoChannel,
+    pseudonyms: bytes,
+    borrowed: Sequence[Sequence[CachedSet]],
+    wait_seconds: float,
+    became: list[int | MissCause | None],
+    tally: Tally,
+) -> Steps[None]:
+    """Read the directories of the keys that no remembered one names. A key that none of them names then is a
+    miss, unless G4 may have it."""
+    names = [pseudonyms[at : at + KEY_BYTES] for at in range(0, len(pseudonyms), KEY_BYTES)]
+    began = channel.now()
+    unnamed = [number for number, sets in enumerate(borrowed) if not volume.find(sets, names[number])]
+    wanted = {
+        id(cached): cached
+        for number in unnamed
+        for cached in borrowed[number]
+        if not volume.is_fresh(cached, channel)
+    }
+    came: list[CachedSet] = []
+    if wanted:
+        yield from volume.load(channel, list(wanted.values()), began + wait_seconds, came=came)
+    known = {id(cached) for cached in came}
+    for number in unnamed:
+        sets = borrowed[number]
+        is_known = all(id(cached) in known or id(cached) not in wanted for cached in sets)
+        if is_known and volume.below is None and not volume.find(sets, names[number]):
+            cause = volume.absence(sets, names[number], None)
+            became[number] = cause
+            tally.miss(cause)
 
 
 def _parts(

@@ -21,7 +21,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent.pool.counters import Tally, total
+from agent.pool.counters import MissCause, Tally, total
 from agent.pool.errors import PutRefused
 from agent.pool.read.batch import PART_BYTES, read_together
 from agent.pool.read.get import SlotReader
@@ -29,7 +29,6 @@ from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.volume.directory_cache import DAMAGE_LOOK_SECONDS, DirectoryCache
 from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Volume
-from agent.pool.write.batch import write_together
 from agent.pool.write.delete_and_pin import delete, pin
 from agent.pool.write.put import SlotWriter
 from agent.sim.faulty_flash import SimChannel, SimNamespace
@@ -118,8 +117,7 @@ class PoolSimulation:
             yield Sleep(channel.now() + rng.expovariate(1 / 0.04))
             number = rng.randrange(self.keys)
             what = rng.choices(
-                ["get", "put", "delete", "lookup", "stage", "pin", "get many", "put many"],
-                [50, 40, 4, 4, 6, 2, 8, 6],
+                ["get", "put", "delete", "lookup", "stage", "pin", "get many"], [50, 40, 4, 4, 6, 2, 8]
             )[0]
             self.counts[what] += 1
             if what == "get":
@@ -128,8 +126,6 @@ class PoolSimulation:
                 yield from self._put(agent, channel, number, rng)
             elif what == "delete":
                 yield from self._delete(agent, channel, number)
-            elif what == "put many":
-                yield from self._put_many(agent, channel, rng)
             elif what == "get many":
                 yield from self._get_many(agent, channel, rng)
             elif what == "lookup":
@@ -190,28 +186,6 @@ class PoolSimulation:
             else:
                 self.acknowledged[number] = value
 
-    def _put_many(self, agent: SimAgent, channel: SimChannel, rng: random.Random) -> Steps:
-        """Several keys by one call, one of them perhaps twice."""
-        numbers = [rng.randrange(self.keys) for _ in range(rng.randint(2, 24))]
-        values = [
-            rng.randbytes(min(self.value_bytes, rng.choice([1, 100, 4096, 9000, 65_536]))) for _ in numbers
-        ]
-        for number, value in zip(numbers, values, strict=True):
-            self.stored.setdefault(number, set()).add(value)
-        deletes = [self.deletes_begun[number] for number in numbers]
-        writers = [
-            SlotWriter(agent.volume, key_of(number), length=len(value))
-            for number, value in zip(numbers, values, strict=True)
-        ]
-        views = [memoryview(value) for value in values]
-        refusals = yield from write_together(channel, writers, views, WRITE_DEADLINE)
-        for writing, refused in zip(writers, refusals, strict=True):
-            if not writing.finished or (refused is None) != (writing.stored or writing.already_there):
-                raise Wrong(f"a put of many ended as {writing.state} with {refused}")
-        self.counts["refused"] += len(numbers) - refusals.count(None)
-        for writing, number, value, before in zip(writers, numbers, values, deletes, strict=True):
-            self._note_stored(writing, number, value, forgets=before != self.deletes_begun[number])
-
     def _delete(self, agent: SimAgent, channel: SimChannel, number: int) -> Steps:
         self.acknowledged.pop(number, None)
         self.deletes_begun[number] += 1
@@ -264,13 +238,17 @@ class PoolSimulation:
         targets = [memoryview(bytearray(room)) for _ in numbers]
         keys = [key_of(number) for number in numbers]
         began = channel.now()
-        lengths = yield from read_together(agent.volume, channel, keys, targets, READ_DEADLINE)
-        parts = 1 + sum(map(len, targets)) // (PART_BYTES // 2)
+        became = yield from read_together(agent.volume, channel, keys, targets, READ_DEADLINE)
+        parts = 2 + sum(map(len, targets)) // (PART_BYTES // 2)
         if channel.now() > began + parts * READ_DEADLINE + 1e-9:
             raise Wrong(f"a read of many took {channel.now() - began:.3f} s")
-        for number, target, length in zip(numbers, targets, lengths, strict=True):
+        for number, target, length in zip(numbers, targets, became, strict=True):
             if length is None:
                 yield from self._get(agent, channel, number, rng)
+                continue
+            if isinstance(length, MissCause):
+                self.counts[f"miss {length.name.lower()}"] += 1
+                self.counts["counted gets"] += 1
                 continue
             if bytes(target[:length]) not in self.stored.get(number, ()):
                 raise Wrong(f"key {number}: {length} bytes, by a read of many, that nobody stored")

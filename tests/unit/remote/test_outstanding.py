@@ -43,3 +43,15 @@ def test_only_what_was_waited_for_to_the_end_is_late() -> None:
         asked.given_up(asked.wait_until(number + 0.05))
     assert health.late_answers == LATE_BEFORE_PAUSE
     assert health.is_paused
+
+
+def test_how_long_an_answer_took_counts_where_it_was_waited_for() -> None:
+    """Of reads that leave together the later ones lie in the socket while the first are opened."""
+    health = Health()
+    for waited in (None, 0.004, 0.001):
+        Outstanding(health, 10.0, is_read=True).answered(10.005, failed=False, waited=waited)
+    assert health.answers == 3
+    assert sum(health.reads_took) == 2
+    health.late_in_a_row = 5
+    Outstanding(health, 10.0, is_read=True).answered(10.005, failed=False, waited=0.0)
+    assert not health.is_paused, "the answer ends a pause all the same"
