@@ -147,7 +147,9 @@ class _Reader:
     ) -> None:
         self._site, self._contents = site, contents
         self._get_many, self._get_into = site.volume.get_many, site.volume.get_into
-        self._buffers = [new_buffer(contents.value_bytes) for _ in range(min(batch, len(numbers)))]
+        size, count = contents.value_bytes, min(batch, len(numbers))
+        whole = new_buffer(size * count)
+        self._buffers = [whole[at : at + size] for at in range(0, size * count, size)]
         keys = [(number, key_of(f"{prefix} {number}")) for number in numbers]
         self._round_about = itertools.cycle(keys)
         self._last: list[int] = []
