@@ -4,7 +4,7 @@ A connector says what a request asked for, what the pool said, and when the requ
 their storage no name of the request ask questions instead: a question's record ends once all that it can
 bring has been moved, or when later questions need its room.
 
-A record is finished on a thread of its own: there the agent is asked how fast flash is and how fast the
+A record is finished on a thread of its own. There the agent is asked how fast flash is and how fast the
 engine computes (the recompute gate's figures), the record is counted, logged at debug, and sent to the
 agent, whose status and metrics show the sums. Everything is bounded; beyond it the oldest record ends early.
 """

@@ -20,7 +20,7 @@ VALUE_BY_PATH = MappingProxyType({"2m": "2m", "16m": "16m", "64m": "16m"})
 RATE, LATENCY, MICROSECONDS, RATIO, MEMORY = "GiB/s", "ms", "us", "ratio", "MiB"
 CPU_COST = "s/GiB"
 COPIES = "bytes/byte"
-SECONDS = "s"
+UNIT_SECONDS = "s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def _entries() -> Iterable[Entry]:
     for name, kind, unit, what in (
         ("tenant_erase_ms", "tenants", LATENCY, "a tenant with 100,000 slots made unreadable"),
         ("tenant_timing_auc", "tenants", RATIO, "by time: another's keys among unknown ones; 0.5: none"),
-        ("notice_stopped_s", "stopped", SECONDS, "until an enclosure that was stopped is suspected"),
+        ("notice_stopped_s", "stopped", UNIT_SECONDS, "until an enclosure that was stopped is suspected"),
         (
             "get_p99_ms_while_stopped",
             "stopped",

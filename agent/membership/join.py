@@ -9,7 +9,7 @@ cleared. No map names them yet, so nobody looks. Before each batch of writes, an
 that the map has not changed and the claims still stand. 3. The new map is written to the namespaces of
 before, in their order. With its first whole copy it is in force for a reader of that namespace; agents that
 read another go by the map of before until they see it. Agents find newcomers by NGUID, so these are usable
-already. 4. The new map is written to the newcomers, last: a namespace outside of the map of before must not
+already. 4. The new map is written to the newcomers, last. A namespace outside of the map of before must not
 be the only one that carries the new one, for the next operator would not know that it has to be asked.
 
 Other programs that change the map at the same time: commit.py.

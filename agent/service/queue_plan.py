@@ -39,16 +39,20 @@ class QueuePlan:
     """One for each place in G4 (agent/spill/tier.py)."""
 
     def __post_init__(self) -> None:
+        ids = sorted(self._ids())
+        if ids != list(range(1, len(ids) + 1)):
+            raise AssertionError(f"queue ids are not each there once: {ids}")
+
+    def _ids(self) -> list[int]:
         one = (self.upkeep, self.repair, self.write_back, self.path_prober, self.members)
         ids = [each for each in one if each is not None]
         for several in (self.workers, self.prestage, *self.guests, self.s3, self.query, self.spill):
             ids += several
-        if sorted(ids) != list(range(1, len(ids) + 1)):
-            raise AssertionError(f"queue ids are not each there once: {sorted(ids)}")
+        return ids
 
     @property
     def total(self) -> int:
-        return self.spill.stop - 1
+        return max(self._ids())
 
     @property
     def extra(self) -> int:

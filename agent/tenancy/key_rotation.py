@@ -8,7 +8,7 @@ entry says under which key its slot is, so an agent that was ended goes on witho
 earlier key ends the rotation.
 
 The one agent that has files in a volume of blocks seals it anew (agent/service/repair.py), beside its own
-puts and deletes: two agents that write one directory may lose an entry of each other's, which is a hit in /kv
+puts and deletes. Two agents that write one directory may lose an entry of each other's, which is a hit in /kv
 and a file here. At the end of a walk it removes entries that no file has and that do not open.
 """
 

@@ -44,8 +44,8 @@ PEER_IP: Final = "127.0.35.3"
 
 PORT: Final = 4420
 MIB: Final = 1 << 20
-SECONDS: Final = 2.0
-SECONDS_MOST: Final = 600.0
+PROBE_SECONDS: Final = 2.0
+PROBE_SECONDS_MAX: Final = 600.0
 IN_FLIGHT: Final = 2
 SMALL: Final = 64
 PING_PONGS: Final = 4000
@@ -220,7 +220,7 @@ def _connected() -> Iterator[tuple[_Party, int, int]]:
             party.device.close()
 
 
-def udp_gso(seconds: float = SECONDS) -> Record:
+def udp_gso(seconds: float = PROBE_SECONDS) -> Record:
     """Bare datagrams in bursts, from one process to another."""
     with _peer("receive") as peer:
         link = UdpLink(OWN_IP)
@@ -240,7 +240,7 @@ def udp_gso(seconds: float = SECONDS) -> Record:
     return Record("udp_gso", received / took / (1 << 30), "GiB/s")
 
 
-def _one_sided(name: str, opcode: verbs.SendOpcode, seconds: float = SECONDS) -> Record:
+def _one_sided(name: str, opcode: verbs.SendOpcode, seconds: float = PROBE_SECONDS) -> Record:
     with _connected() as (party, rkey, address):
         qp = party.qp
 
@@ -282,7 +282,7 @@ roce_write_1m = partial(_one_sided, "roce_write_1m", verbs.SendOpcode.RDMA_WRITE
 roce_read_1m = partial(_one_sided, "roce_read_1m", verbs.SendOpcode.RDMA_READ)
 
 
-def roce_send_64b_p50_us(seconds: float = SECONDS) -> Record:
+def roce_send_64b_p50_us(seconds: float = PROBE_SECONDS) -> Record:
     """Half a round trip of two SENDs."""
     with _connected() as (party, _, _):
         times: list[float] = []
@@ -314,14 +314,14 @@ def main(words: list[str]) -> int:
     if len(words) == 1 and words[0] in _ROLES:
         _ROLES[words[0]]()
         return 0
-    seconds = SECONDS
+    seconds = PROBE_SECONDS
     if words[:1] == ["--seconds"]:
         try:
             seconds = float(words[1])
         except (IndexError, ValueError):
             seconds = 0.0
-        if not 0 < seconds <= SECONDS_MOST:
-            print(f"--seconds wants a number up to {SECONDS_MOST:g}", file=sys.stderr)
+        if not 0 < seconds <= PROBE_SECONDS_MAX:
+            print(f"--seconds wants a number up to {PROBE_SECONDS_MAX:g}", file=sys.stderr)
             return 2
         words = words[2:]
     unknown = [word for word in words if word not in RECORDS]

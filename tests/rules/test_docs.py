@@ -23,7 +23,9 @@ from tests.support.rungs.tree import text_files
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SHELLS = ("", "sh", "bash", "console", "shell")
-_LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+_LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
+_CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+_HEADING = re.compile(r"^#+ +(.*)$", re.MULTILINE)
 
 
 def _pages(repository: Path) -> dict[str, str]:
@@ -94,16 +96,52 @@ def test_every_g35_command_in_a_document_parses(repository: Path) -> None:
     assert not wrong
 
 
+def _anchors(text: str) -> set[str]:
+    """Of the headings, as GitHub makes them: small letters, hyphens for spaces, no other signs. A second of
+    the same words gets a number."""
+    found: dict[str, int] = {}
+    for heading in _HEADING.findall(re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+        anchor = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+        times = found[anchor] = found.get(anchor, -1) + 1
+        if times:
+            found[f"{anchor}-{times}"] = 0
+    return set(found)
+
+
+def _dead_links(page: Path, text: str) -> list[str]:
+    dead = []
+    for target, anchor in _LINK.findall(_CODE.sub("", text)):
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        path = page.parent / target if target else page
+        if not path.exists():
+            dead.append(target)
+        elif anchor and path.suffix == ".md" and anchor not in _anchors(path.read_text(encoding="utf-8")):
+            dead.append(f"{target}#{anchor}")
+    return dead
+
+
 def test_links_between_documents_lead_somewhere(repository: Path) -> None:
-    dead = [
-        f"{page} → {target}"
-        for page, text in _pages(repository).items()
-        for target in _LINK.findall(text)
-        if "://" not in target
-        and not target.startswith("mailto:")
-        and not ((repository / page).parent / target).exists()
+    dead = {page: _dead_links(repository / page, text) for page, text in _pages(repository).items()}
+    assert not {page: targets for page, targets in dead.items() if targets}
+
+
+def test_a_dead_anchor_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# One `two`, three\n\n## Again\n\n## Again\n\n```\n# no heading\n```\n")
+    assert not _dead_links(page, "[a](#one-two-three) [b](page.md#again-1) `[c](no.md)`")
+    assert _dead_links(page, "[a](#no-heading) [b](page.md#again-2) [c](no.md)") == [
+        "#no-heading",
+        "page.md#again-2",
+        "no.md",
     ]
-    assert not dead
+
+
+def test_every_decision_is_in_the_list(repository: Path) -> None:
+    listed = (repository / "docs/README.md").read_text(encoding="utf-8")
+    decisions = [each.name for each in (repository / "docs/decisions").glob("*.md")]
+    assert [name for name in decisions if f"(decisions/{name})" not in listed] == []
 
 
 def test_the_reference_of_the_command_line_is_what_the_verbs_say(repository: Path) -> None:

@@ -19,40 +19,51 @@ LONGEST_SENTENCE = 40
 OLD_TEXT = ("CHANGELOG.md", "docs/decisions/")
 """What was written at a time and stays as it was."""
 
+OLD_SENTENCES = {
+    "agent/fs/files/open_files.py", "agent/fs/virtiofs/guest_view.py", "agent/inline/cipher_suites.py",
+    "agent/pool/read/prestage_cache.py", "agent/pool/read/recompute_gate.py", "agent/pool/steps.py",
+    "agent/pool/volume/key_transition.py", "agent/pool/volume/partial_puts.py", "agent/remote/fence.py",
+    "agent/virtio/inflight.py", "agent/virtio/split_ring.py", "emulator/roce/link/messages.py",
+    "emulator/roce/link/udp.py", "emulator/roce/nic/memory.py", "emulator/roce/nic/packets_out.py",
+    "emulator/roce/nic/requester.py", "emulator/roce/wire/icrc.py",
+}  # fmt: skip
+"""Compiled modules in which a semicolon or a colon may still end a sentence: who changes one mends it."""
+
 _CODE_BLOCK = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 _CODE = re.compile(r"`+[^`]*`+")
 _LINE_START = re.compile(r"^\s*(?:[*-] |\d+\. |#+ |>)")
 _COLUMNS = re.compile(r"\S {2,}\S")
 """A row of a layout: words in columns."""
-_END = re.compile(r"(?<=[.!?:;])[)\"']*\s+")
+_END = re.compile(r"(?<=[.!?])[)\"'*]*\s+")
+_END_OF_NOTE = re.compile(r"(?<=[.!?:;])[)\"'*]*\s+")
+"""A cell of a table, and a row of a layout, may be a list of notes."""
 _MANNERED = re.compile(r"\bAs of (?:`|the |a )|\b[Ww]hoever\b|\b[Ww]hat came\b")
 
 
-def blocks(text: str) -> Iterator[str]:
-    """Paragraphs, list items, headings and table cells."""
+def blocks(text: str, end: re.Pattern[str] = _END) -> Iterator[tuple[str, re.Pattern[str]]]:
+    """Paragraphs, list items, headings and table cells, each with what ends a sentence there."""
     paragraph: list[str] = []
     for line in [*_CODE_BLOCK.sub("", text).splitlines(), ""]:
         if line.startswith("    ") and not paragraph:
             continue  # a picture, or code
         is_table = line.lstrip().startswith("|") or _COLUMNS.search(line) is not None
         if not line.strip() or is_table or _LINE_START.match(line):
-            yield " ".join(paragraph)
+            yield " ".join(paragraph), end
             paragraph = []
         if is_table:
-            yield from line.split("|")
+            yield from ((cell, _END_OF_NOTE) for cell in line.split("|"))
         elif line.strip():
             paragraph.append(line.strip())
 
 
-def sentences(text: str) -> Iterator[str]:
-    for block in blocks(text):
-        plain = _CODE.sub("x", _LINK.sub(r"\1", block))
-        yield from _END.split(plain)
+def sentences(text: str, end: re.Pattern[str] = _END) -> Iterator[str]:
+    for block, ends in blocks(text, end):
+        yield from ends.split(_CODE.sub("x", _LINK.sub(r"\1", block)))
 
 
-def faults(text: str) -> list[str]:
-    long = [s for s in sentences(text) if len(s.split()) > LONGEST_SENTENCE]
+def faults(text: str, end: re.Pattern[str] = _END) -> list[str]:
+    long = [s for s in sentences(text, end) if len(s.split()) > LONGEST_SENTENCE]
     return [s[:90] for s in long] + [found[0] for found in _MANNERED.finditer(text)]
 
 
@@ -80,6 +91,9 @@ def test_a_long_sentence_is_found_and_a_table_cell_is_one_by_itself() -> None:
     long = " ".join(["word"] * 41)
     assert faults(f"A start. {long}.\n") == [f"{long}."[:90]]
     assert not faults(f"| {long[:100]} | {long[:100]} |\n* {long[:120]}\n* {long[:120]}\n")
+    halves = f"{long[:120]}; {long[:120]}"
+    assert faults(f"{halves}.\n") == [f"{halves}."[:90]]
+    assert not faults(f"| {halves} |\n"), "a cell may be a list of notes"
     assert faults("As of `Volume`.") == ["As of `"]
 
 
@@ -99,8 +113,12 @@ def test_documents(repository: Path) -> None:
 @pytest.mark.parametrize("room", ROOMS)
 def test_docstrings_and_comments(repository: Path, room: str) -> None:
     found = {
-        name: faults(prose_of(text))
+        name: faults(prose_of(text), _END_OF_NOTE if name in OLD_SENTENCES else _END)
         for name, text in _of_suffix(repository, ".py")
         if name.split("/")[0] == room
     }
     assert not {name: wrong for name, wrong in found.items() if wrong}
+
+
+def test_no_file_is_left_out_that_has_no_old_sentence(repository: Path) -> None:
+    assert not [name for name in OLD_SENTENCES if not faults(prose_of((repository / name).read_text()))]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -36,6 +39,18 @@ def _imports(path: Path) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module
+
+
+INITIALIZERS = {
+    "agent/__init__.py": {"nvmeof"},
+    "emulator/__init__.py": {"nvmeof"},
+    "nvmeof/__init__.py": {"nvmeof"},
+    "nvmeof/transport/__init__.py": {
+        "nvmeof.errors", "nvmeof.host.namespaces", "nvmeof.limits", "nvmeof.transport.base",
+    },
+    "emulator/roce/runtime/__init__.py": {"emulator.roce.runtime.registry"},
+}  # fmt: skip
+"""What a package may import of the tree as it is imported. Any other would bind its files to one another."""
 
 
 def _programs(repository: Path, room: str) -> list[Path]:
@@ -120,6 +135,63 @@ def test_the_top_of_the_tree_is_as_it_is_named(repository: Path) -> None:
 
 def test_no_test_folder_is_a_package(repository: Path) -> None:
     assert not [path for path in _programs(repository, "tests") if path.name == "__init__.py"]
+
+
+def test_the_picture_of_the_rooms_is_the_contract(repository: Path) -> None:
+    contracts = tomllib.loads((repository / "pyproject.toml").read_text())["tool"]["importlinter"][
+        "contracts"
+    ]
+    (layers,) = (each["layers"] for each in contracts if each.get("containers") == ["agent"])
+    page = (repository / "docs/architecture.md").read_text()
+    picture = page.partition("## Rooms of the agent\n")[2].split("```")[1].strip("\n")
+    drawn = [
+        set(floor.split()) for row in picture.splitlines() for floor in re.split(" {4,}", row)[0].split("►")
+    ]
+    assert drawn == [set(layer.split(" | ")) for layer in layers]
+
+
+def test_a_package_imports_nothing_of_the_tree_but_what_is_named_here(repository: Path) -> None:
+    found = {
+        str(path.relative_to(repository)): {
+            name for name in _imports(path) if name.split(".")[0] in (*ROOMS, "tests")
+        }
+        for room in ROOMS
+        for path in _programs(repository, room)
+        if path.name == "__init__.py"
+    }
+    assert {path: names for path, names in found.items() if names} == INITIALIZERS
+
+
+def test_no_file_imports_a_package_that_imports_it(repository: Path) -> None:
+    """The import contracts look at siblings, so they see no circle of a package and what lies in it."""
+    wrong = [
+        f"{file}: {package}"
+        for initializer, names in INITIALIZERS.items()
+        for package in [initializer.removesuffix("/__init__.py").replace("/", ".")]
+        for name in names
+        if name.startswith(f"{package}.")
+        for file in [repository / f"{name.replace('.', '/')}.py"]
+        if package in _imports(file)
+    ]
+    assert not wrong
+
+
+def _support_arrows(repository: Path) -> dict[str, set[str]]:
+    """Which rooms of tests/support each room imports. A file beside the rooms is a room by itself."""
+    support = repository / "tests/support"
+    arrows: dict[str, set[str]] = {}
+    for path in _programs(repository, "tests"):
+        if path.is_relative_to(support):
+            room = path.relative_to(support).parts[0].removesuffix(".py")
+            used = {name.split(".")[2] for name in _imports(path) if name.startswith("tests.support.")}
+            arrows.setdefault(room, set()).update(used - {room})
+    return arrows
+
+
+def test_the_rooms_of_the_tests_support_import_in_no_circle(repository: Path) -> None:
+    assert list(TopologicalSorter(_support_arrows(repository)).static_order())
+    with pytest.raises(CycleError):
+        TopologicalSorter({"nvme": {"pool"}, "pool": {"nvme"}}).prepare()
 
 
 def test_no_two_tests_share_a_name(repository: Path) -> None:

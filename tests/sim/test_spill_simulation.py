@@ -1,6 +1,7 @@
 """Pools with a place in G4 in virtual time, many seeds: see tests/support/sim/spill_simulation.py.
 
-.venv/bin/python -m tests.sim.test_spill_simulation SEED
+G35_SEED moves the seeds, G35_SEEDS says how many. A failure prints the seed; running it alone:
+    .venv/bin/python -m tests.sim.test_spill_simulation SEED
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from collections import Counter
 
 import pytest
 
+from tests.support.sim.seed_counts import seed_count
 from tests.support.sim.spill_simulation import SpillSimulation
 
-SEEDS = int(os.environ.get("G35_SIM_SEEDS", "200")) // 4
+SEEDS = seed_count(whole=200, part=50)
 GROUPS = 4
 
 

@@ -1,7 +1,7 @@
 """Making room in a full KV namespace: which values go.
 
 A namespace that is full says so (Capacity Exceeded). Since the volume has it to itself, that is the one
-moment at which values have to go, and only where the volume as a whole is nine tenths full: a put whose
+moment at which values have to go, and only where the volume as a whole is nine tenths full. A put whose
 namespace ran full before the others is refused instead, so that live data stay.
 
 A sample of the keys, from as good as a random place on, is looked at by their headers. First goes what

@@ -4,9 +4,9 @@
 prove itself is looked at twice more by `settle`, PAUSE_SECONDS later, with the directory's writer held. Its
 entry goes if it is still the same.
 
-These are never held against a slot: no answer, no way there, and a namespace under suspicion; a key other
-than the volume's, for this agent may be behind a change of the pool map; an entry so young that its put may
-be under way. Neither is a set without one slot that opens, or a namespace that fails others too
+These are never held against a slot: no answer, no way there, and a namespace under suspicion. Nor is a key
+other than the volume's, for this agent may be behind a change of the pool map, or an entry so young that its
+put may be under way. Neither is a set without one slot that opens, or a namespace that fails others too
 (cross_check.py): that tells of the drive, or of us, and not of its ranges.
 
 A bad block of a file stays: a reader that meets it reports it, and the database of file names decides

@@ -9,7 +9,7 @@ after another look:    one that is not what step 1 read ends the round (`Overtak
 to their ends. One that is another map than was written ends the round.
 
 The next round makes the change of what is there then; a change that is in it already changes nothing. A map
-that this writer has begun to write counts no longer where another one has come that was not made from it: the
+that this writer has begun to write counts no longer where another one has come that was not made from it. The
 map that it was made from counts instead, so that keys that were gone in that stay gone.
 
 Of two maps neither of which is made of the other, at most one passes step 4, whatever the speed of their

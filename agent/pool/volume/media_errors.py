@@ -19,7 +19,7 @@ SUSPECTS_MAX = 4096
 REPORTS_MAX = 256
 STRIKES = 2
 """So often is damage met in a slot, each time after a write that was answered well, before the medium is
-blamed: an agent may have died amid a write, and most drives replace a bad sector when it is written."""
+blamed. An agent may have died amid a write, and most drives replace a bad sector when it is written."""
 
 
 class SlotAt(NamedTuple):

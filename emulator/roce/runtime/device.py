@@ -43,7 +43,7 @@ MAX_WINDOW: Final = 1 << 20
 """Measured with one stream, CPU time of each side per MiB: 256 KiB 770 us, 512 KiB 600 us, 1 MiB 550 us."""
 MAX_LOOPBACK_WINDOW: Final = 2 << 20
 """Where bursts arrive whole, and so take little more of the socket's buffer than their bytes. A get of 1 MiB
-then ends before anything of it has to be acknowledged: in turns with a window of 1 MiB it took a tenth less
+then ends before anything of it has to be acknowledged. In turns with a window of 1 MiB it took a tenth less
 processor time, and a quarter less time, since neither side falls asleep in the middle. All connections of a
 device towards an address have two windows together (`CONNECTIONS_AT_FULL_SPEED`), so half a dozen devices at
 full speed fit into the buffer that root gets (`SOCKET_BUFFER_BYTES`, which the kernel doubles); more lose

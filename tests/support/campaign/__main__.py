@@ -21,8 +21,8 @@ from tests.support.campaign.findings import HUNG, WRONG, Findings
 from tests.support.campaign.kv_clients import Keys, kv_clients
 from tests.support.campaign.pod import AGENTS, KV_VOLUMES, Pod
 from tests.support.campaign.watch import Watch
+from tests.support.leaks import mounts_below, unmount_below
 from tests.support.processes import Processes, mark_this_run, strays
-from tests.support.rungs.leaks import mounts_below, unmount_below
 
 PROGRESS_SECONDS = 10.0
 WEEK_SECONDS = 7 * 86_400

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from tests.support.campaign.client import Client
 from tests.support.campaign.pod import AGENTS, ENCLOSURES, Pod
-from tests.support.rungs.resource_trend import ResourceTrend
+from tests.support.campaign.resource_trend import ResourceTrend
 
 EVERY_SECONDS = 0.25
 AGENT_BYTES_MAX = 900 << 20

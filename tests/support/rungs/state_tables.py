@@ -19,12 +19,15 @@ from tests.support.rungs.tree import ROOMS, text_files
 
 ROOT = Path(__file__).parents[3]
 _TABLE = re.compile(r"^(LEGAL(?:_[A-Z]+)?)\b[^=\n]*= ", re.MULTILINE)
+_CHANGE = re.compile(r"\bstate (?:not )?in LEGAL\[self\.state\]|\(self\._?state, state\) (?:not )?in LEGAL")
+"""The one place that sets a state asks the table."""
 HEAD = """\
 # States
 
 Made from the tables in the code by `python -m tests.support.rungs.state_tables`.
-The code refuses every change of state that its table does not name.
 """
+REFUSED = "The code refuses every other change."
+"""Of a table by which a state is changed."""
 
 
 def tables() -> list[tuple[str, str, Mapping[Enum, list[Enum]]]]:
@@ -59,8 +62,25 @@ def said(state: Enum) -> str:
     return state.value if isinstance(state.value, str) else state.name.lower().replace("_", " ")
 
 
+def guard(path: str, texts: Mapping[str, str]) -> str:
+    """What keeps the table of a file, in a sentence. Raises LookupError for a table that nothing keeps."""
+    module = path.removesuffix(".py").replace("/", ".")
+    users = [
+        other
+        for other, text in texts.items()
+        if other == path or re.search(rf"from {re.escape(module)} import [^)\n]*\bLEGAL\b", text)
+    ]
+    if any(_CHANGE.search(texts[each]) for each in users if each.split("/")[0] in ROOMS):
+        return REFUSED
+    tests = [each for each in users if each.startswith("tests/unit/")]
+    if not tests:
+        raise LookupError(f"nothing keeps LEGAL of {path}")
+    return f"The code computes the state. A test shows that no other change happens: `{tests[0]}`."
+
+
 def reference() -> str:
     page = [HEAD]
+    texts = {path: text for path, text in text_files(ROOT) if path.endswith(".py")}
     for path, name, followers in tables():
         rows = [
             f"| {said(state)} | {', '.join(map(said, to)) or '(the end)'} |"
@@ -68,7 +88,13 @@ def reference() -> str:
         ]
         page.append(
             "\n".join(
-                [f"## `{name}`, {path}\n", "| state | may be followed by |", "| --- | --- |", *rows, ""]
+                [
+                    f"## `{name}`, {path}\n\n{guard(path, texts)}\n",
+                    "| state | may be followed by |",
+                    "| --- | --- |",
+                    *rows,
+                    "",
+                ]
             )
         )
     return "\n".join(page)

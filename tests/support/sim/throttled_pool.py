@@ -19,9 +19,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.support.leaks import unmount_below
 from tests.support.pool_up import PoolUp
 from tests.support.processes import Processes
-from tests.support.rungs.leaks import unmount_below
 
 TRACE = Path("agent/replay/sample_trace.jsonl")
 REQUESTS = 300

@@ -19,8 +19,8 @@ import pytest
 
 from agent.fs.doors.mounting import is_mounted
 from tests.support.fs.mounted import can_mount
+from tests.support.leaks import unmount_below
 from tests.support.processes import Processes, Started
-from tests.support.rungs.leaks import unmount_below
 from tests.support.waiting import wait_until
 
 NOBODY = 65534

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.leaks import mounts_below
 from tests.support.processes import Processes, mark_this_run, strays
-from tests.support.rungs.leaks import mounts_below
 
 needs_fuse = pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="no /dev/fuse: nothing can be mounted")
 HEAD = ["fault", "injected", "wrong", "lost", "hung"]

@@ -17,8 +17,8 @@ import pytest
 from agent.replay.trace_generator import encode_line, made_trace
 from host_shim.block_key import key_of
 from host_shim.pool import BufferTooSmall, Pool, UnknownVolume, ValueTooLong
+from tests.support.leaks import mounts_below, unmount_below
 from tests.support.processes import Processes, Started
-from tests.support.rungs.leaks import mounts_below, unmount_below
 from tests.support.waiting import wait_until
 
 UP = ("--drive-size", "512M", "--value-size", "64K", "--media", "files", "--read-deadline-ms", "500")

@@ -14,8 +14,8 @@ from agent.replay.trace_lines import BLOCK_TOKENS
 from agent.sim.pod_plan import PodPlan
 from agent.sim.pod_run import PodRun
 from agent.sim.workload import Request, trace_requests
+from tests.support.leaks import mounts_below, unmount_below
 from tests.support.processes import Processes
-from tests.support.rungs.leaks import mounts_below, unmount_below
 from tests.support.sim.throttled_pool import DRIVES_LIMIT, LINKS_LIMIT, Rates, measured, predicted
 
 TRACE = Path("agent/replay/sample_trace.jsonl")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.service.queue_plan import EXTRA_QUEUES, QueuePlan
-from tests.unit.agent.test_serving import configuration
+from tests.unit.agent.test_volume_policies import configuration
 
 
 @given(

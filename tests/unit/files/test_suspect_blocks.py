@@ -21,8 +21,8 @@ from agent.pool.maintenance.scrub import PAUSE_SECONDS, Scrubber, ScrubCounters,
 from agent.pool.volume.directory_cache import COOLDOWN_SECONDS
 from agent.pool.volume.settings import Timing
 from tests.support.fs.files_calls import FaceCalls
-from tests.support.nvme.read_flips import ReadFlips
 from tests.support.pool.memory_pool import MemoryPool
+from tests.support.pool.read_flips import ReadFlips
 from tests.unit.files.conftest import refused
 
 BLOCK = 8192

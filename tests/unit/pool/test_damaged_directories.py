@@ -32,8 +32,8 @@ from agent.pool.volume.directory_cache import (
 from agent.pool.volume.settings import Timing
 from agent.pool.write.delete_and_pin import delete_block
 from agent.pool.write.quota_eviction import evict_one
-from tests.support.nvme.read_flips import ReadFlips
 from tests.support.pool.memory_pool import EXTENT_AT, MemoryPool, PoolAgent, key_of, nguid_of
+from tests.support.pool.read_flips import ReadFlips
 
 YOUNG_SECONDS = 2 * Timing().write_deadline
 

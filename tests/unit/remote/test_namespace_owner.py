@@ -5,7 +5,7 @@ from __future__ import annotations
 from agent.remote.enclosure import Enclosure
 from agent.remote.fabric import Fabric
 from nvmeof.host.namespaces import NamespaceInfo
-from tests.support.nvme.fabric_of_one import NGUID, pool_on, used
+from tests.support.pool.fabric_of_one import NGUID, pool_on, used
 from tests.support.pool.memory_pool import nguid_of
 
 OTHER = nguid_of(2)

@@ -6,7 +6,7 @@ from agent.remote.enclosure import Enclosure
 from agent.remote.fabric import Fabric
 from agent.remote.verified_paths import Unproven
 from nvmeof.host.namespaces import NamespaceInfo
-from tests.support.nvme.fabric_of_one import NGUID, pool_on, used
+from tests.support.pool.fabric_of_one import NGUID, pool_on, used
 
 SEEN = (NamespaceInfo(1, NGUID, 1 << 20, 4096),)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import processes as process_support
-from tests.support.rungs.leaks import Holdings
+from tests.support.leaks import Holdings
 from tests.support.rungs.log_watch import LogWatch
 from tests.support.waiting import wait_until
 

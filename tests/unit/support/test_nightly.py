@@ -33,3 +33,12 @@ def test_a_part_of_the_seeds_is_played_unless_the_environment_says_otherwise(
     assert seed_count(whole=1000, part=200) == 1000
     monkeypatch.setenv("G35_SEEDS", "7")
     assert seed_count(whole=1000, part=200) == seed_count(whole=40) == 7
+
+
+def test_only_seed_counts_reads_how_many_seeds_are_played() -> None:
+    readers = [
+        file.relative_to(TESTS).as_posix()
+        for file in TESTS.rglob("*.py")
+        if re.search(r"(environ|getenv)\b.*_SEEDS\b", file.read_text()) and file != Path(__file__)
+    ]
+    assert readers == ["support/sim/seed_counts.py"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.rungs.resource_trend import LOOKS_MAX, Look, ResourceTrend
+from tests.support.campaign.resource_trend import LOOKS_MAX, Look, ResourceTrend
 
 
 def test_what_outgrows_its_bound_is_said(tmp_path: Path) -> None:
