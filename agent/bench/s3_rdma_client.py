@@ -7,6 +7,7 @@ memory.
 
 import base64
 import http.client
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final
@@ -25,6 +26,8 @@ from nvmeof.transport.verbs_provider import load_verbs
 REGION: Final = "us-east-1"
 TIMEOUT_S: Final = 60.0
 HEADS_MAX: Final = 256
+HEADS_SECONDS: Final = 5.0
+"""A signature serves again for so long: the door takes fresh ones alone (agent/s3/rdma/connections.py)."""
 
 
 class Refused(Exception):
@@ -50,12 +53,15 @@ class S3RdmaClient:
         """`address` of this client's RDMA device; `source` of its requests, else the same. Raises
         `VerbsUnavailable` or `ConnectionLost`."""
         self._host, self._key = host, key
+        self.source = source or address
+        """Where its requests come from."""
         self._device = DirectDevice(load_verbs(provider), address, entries=4)
-        self._http = http.client.HTTPConnection(host, port, TIMEOUT_S, source_address=(source or address, 0))
+        self._http = http.client.HTTPConnection(host, port, TIMEOUT_S, source_address=(self.source, 0))
         self._pair: DirectPair | None = None
         self._regions: list[Region] = []
         self._heads: dict[tuple[object, ...], dict[str, str]] = {}
-        """Of requests, signed: a signature is good for 15 minutes."""
+        """Of requests, signed."""
+        self._signed_at = 0.0
         self.session = ""
         """Of the RDMA connection, once there is one."""
 
@@ -135,9 +141,11 @@ class S3RdmaClient:
         """One signed request without a body; body and headers of the answer. Raises Refused."""
         target = f"{path}?{query}" if query else path
         asked = (method, target, *headers.items())
+        now = time.monotonic()
+        if len(self._heads) >= HEADS_MAX or now - self._signed_at > HEADS_SECONDS:
+            self._heads.clear()
+            self._signed_at = now
         if asked not in self._heads:
-            if len(self._heads) >= HEADS_MAX:
-                self._heads.clear()
             self._heads[asked] = self._signed(method, target, headers)
         self._http.request(method, target, headers=self._heads[asked])
         answer = self._http.getresponse()

@@ -253,6 +253,8 @@ def _s3(door: dict[str, Any] | None) -> list[Text]:
         by = f"read {readable_bytes(door['rdma_bytes_read'])}, written"
         by += f" {readable_bytes(door['rdma_bytes_written'])}"
         done += f"; RDMA at {door['rdma']}: {counted(door['rdma_connections'], 'connection')}, {by}"
+        if lost := door.get("rdma_lost"):
+            done += f"; its device failed ({lost}): plain HTTP until the agent is started again"
     return [_door("S3", door, "", done)]
 
 

@@ -98,7 +98,8 @@ class S3Section(HttpSection):
         (),
         max_length=64,
         description="Networks, such as `10.1.0.0/16`, in which clients may have their RDMA devices. A client "
-        "may always use the address that its request comes from.",
+        "may always use the address that its request comes from, and else neither that of `rdma` nor one of "
+        "an enclosure. Name networks that have clients alone.",
     )
     tenants: tuple[S3TenantSection, ...] = Field((), max_length=64, description="See `[[s3.tenants]]`.")
 

@@ -47,6 +47,8 @@ class Enclosure:
     """Whether it is a device of this machine, without a wire (agent/local)."""
     discovered: bool = False
     """Whether a discovery controller lists it, and the configuration does not."""
+    address: str = ""
+    """IP address or host name of the path; empty where it has no wire."""
 
     @property
     def subsystem(self) -> str:

@@ -111,7 +111,7 @@ class Supervisor:
         self._contested: dict[str, str] = {}
         """The last message about each namespace that several enclosures claim."""
         self._complaints = Complaints(log)
-        self.fabric = Fabric([Enclosure(section.name, nqn=section.nqn) for section in sections])
+        self.fabric = Fabric([Enclosure(each.name, nqn=each.nqn, address=each.address) for each in sections])
         beside = [_beside(each, self.fabric) for each in local]
         self.fabric.enclosures = [*beside, *self.fabric.enclosures]
 
@@ -207,7 +207,7 @@ class Supervisor:
 
     def _begin(self, section: EnclosureSection) -> Enclosure:
         assert self._nursery is not None
-        enclosure = Enclosure(section.name, nqn=section.nqn, discovered=True)
+        enclosure = Enclosure(section.name, nqn=section.nqn, discovered=True, address=section.address)
         scope = trio.CancelScope()
         self._ends[section.name] = scope
         self._tried[section.name] = trio.Event()

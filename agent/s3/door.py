@@ -7,7 +7,7 @@ whatever blocks.
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -75,9 +75,10 @@ class S3Door(HttpDoor):
         make_runner: MakeRunner,
         bounds: Bounds | None = None,
         rdma: TransferEngine | None = None,
+        enclosures: Callable[[], Iterable[str]] = tuple,
     ) -> None:
-        """`stores` by tenant; `rdma` moves objects for clients that ask for it. Raises ConfigError where the
-        certificate is not usable."""
+        """`stores` by tenant; `rdma` moves objects for clients that ask for it; `enclosures`: see `S3Rdma`.
+        Raises ConfigError where the certificate is not usable."""
         self._bounds = bounds or Bounds()
         self.counters = S3Counters()
         super().__init__(
@@ -94,6 +95,7 @@ class S3Door(HttpDoor):
         self._stores = dict(stores)
         self._service: S3Service | None = None
         self._rdma = rdma
+        self._enclosures = enclosures
         self._lock = threading.Lock()
         """Held by other threads that use the stores, against their being closed meanwhile."""
 
@@ -114,6 +116,7 @@ class S3Door(HttpDoor):
             "tls": self.speaks_tls,
             "objects": objects,
             "rdma": self._rdma.address if self._rdma is not None else "",
+            "rdma_lost": self._rdma.lost if self._rdma is not None else "",
             "rdma_connections": len(self._service.rdma.connections) if self._service is not None else 0,
             **self.counters.snapshot(),
         }
@@ -137,8 +140,9 @@ class S3Door(HttpDoor):
 
     async def _prepare(self) -> None:
         self._service = S3Service(
-            self._section, self._keys, self._stores, self._workers, self.counters, self._rdma
-        )
+            self._section, self._keys, self._stores, self._workers, self.counters, self._rdma,
+            self._enclosures,
+        )  # fmt: skip
         self._service.rdma.start()
         watch_shares(self._bounds, self._service, self._stores)
         await self._workers.run(None, self._make_buckets)

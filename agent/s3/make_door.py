@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Container, MutableMapping, Sequence
+from collections.abc import Callable, Container, Iterable, MutableMapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -38,11 +38,13 @@ def make_s3_door(
     not_served: MutableMapping[str, str] | None = None,
     bounds: Bounds | None = None,
     verbs_provider: str = DEFAULT_PROVIDER,
+    enclosures: Callable[[], Iterable[str]] = tuple,
 ) -> S3Door:
     """A door, not open yet, with its names in files in `state`. Raises ConfigError.
 
     The keys of `erased` tenants are not valid, nor those of a tenant whose objects lie in another pool than
-    `pool_id`; `not_served` gets the reason. `verbs_provider`: where `section.rdma` is set.
+    `pool_id`; `not_served` gets the reason. `verbs_provider`: where `section.rdma` is set; `enclosures`: see
+    `S3Rdma`.
     """
     keys: list[AccessKey] = []
     stores: dict[str, ObjectStore] = {}
@@ -85,7 +87,7 @@ def make_s3_door(
             keys += own
         engine = _engine(section, verbs_provider)
         try:
-            return S3Door(section, keys, stores, make_runner, bounds, engine)
+            return S3Door(section, keys, stores, make_runner, bounds, engine, enclosures)
         except BaseException:
             if engine is not None:
                 engine.close()

@@ -1,6 +1,6 @@
 """From a request of S3 and its tenant to the operation."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from agent.config.s3_section import S3Section
 from agent.http.shares import Shares
@@ -31,9 +31,11 @@ class S3Service:
         workers: Workers,
         counters: S3Counters,
         engine: TransferEngine | None = None,
+        enclosures: Callable[[], Iterable[str]] = tuple,
     ) -> None:
-        """`keys` by their ids, `stores` by their tenants. `engine`: where objects move by RDMA."""
-        self.rdma = S3Rdma(section, stores, counters, self.answer, engine)
+        """`keys` by their ids, `stores` by their tenants. `engine`: where objects move by RDMA;
+        `enclosures`: see `S3Rdma`."""
+        self.rdma = S3Rdma(section, stores, counters, self.answer, engine, enclosures)
         self.transfers = transfers = Shares(section.transfers, stores.values(), refusal=slow_down)
         self.keys = keys
         self.region = section.region

@@ -128,6 +128,7 @@ def make_doors(
             shown.sources.not_served,
             shown.bounds,
             configuration.fabric.verbs_provider,
+            lambda: [each.address for each in shown.sources.fabric.enclosures if each.address],
         )
     if configuration.query.listen:
         doors[QUERY_DOOR] = make_query_door(

@@ -5,6 +5,8 @@ A transfer is posted in the door's event loop, which waits for it as for a job o
 worker: it holds a piece of staging memory, until the time of its transfer is over. Then the queue pair is
 broken off, which ends everything on it at once. A buffer is used again only after the completion of its
 transfer, or after the end of its queue pair.
+
+A device that fails once is not used again: the thread ends what is under way, and `lost` says why.
 """
 
 import logging
@@ -39,8 +41,8 @@ log = logging.getLogger(__name__)
 
 BUFFER_BYTES: Final = 1 << 20
 """Of one transfer: a piece of a body, as over HTTP."""
-ROOM: Final = 16
-"""Transfers of one queue pair at once; further ones wait."""
+ROOM: Final = 1
+"""Transfers of one queue pair at once: it has one request at a time, whose pieces go in turn."""
 TRANSFER_SECONDS: Final = 16.0
 """For 1 MiB: the least rate of a body over HTTP."""
 FLUSH_SECONDS: Final = 2.0
@@ -74,7 +76,6 @@ class Connection:
     def __init__(self, pair: DirectPair) -> None:
         self.pair = pair
         self._over = ""
-        self.places = trio.Semaphore(ROOM)
 
     @property
     def end(self) -> PairEnd:
@@ -93,13 +94,14 @@ class Connection:
 class _Transfer:
     """One work request that is under way."""
 
-    def __init__(self) -> None:
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
         self.done = trio.Event()
         self.status = FLUSHED
         self._token = trio.lowlevel.current_trio_token()
 
     def finish(self, status: int) -> None:
-        """In the thread of completions."""
+        """In any thread."""
         self.status = status
         with suppress(trio.RunFinishedError):
             self._token.run_sync_soon(self.done.set)
@@ -128,8 +130,19 @@ class TransferEngine:
         self._changed = threading.Condition()
         self._under_way: dict[int, _Transfer] = {}
         """By the number of their work request."""
+        self._lost = ""
         self._stopping = False
         self._thread = threading.Thread(target=self._complete, name="s3-rdma", daemon=True)
+
+    @property
+    def lost(self) -> str:
+        """Why the device is of no use any more; empty while it is of use."""
+        return self._lost
+
+    @property
+    def transfers(self) -> int:
+        """How many are under way."""
+        return len(self._under_way)
 
     def start(self) -> None:
         self._thread.start()
@@ -149,7 +162,7 @@ class TransferEngine:
         self._device.close()
 
     def connect(self, peer: PairEnd) -> Connection:
-        """A connection to a client's queue pair. Raises `ConnectionLost`."""
+        """A connection to a client's queue pair. In any thread. Raises `ConnectionLost`."""
         pair = self._device.make_pair(room=ROOM)
         try:
             pair.connect(peer)
@@ -162,6 +175,11 @@ class TransferEngine:
         """Its transfers end as failed."""
         connection.break_off("the connection was closed")
         connection.pair.close()
+        # Their completions went with the queue pair.
+        with self._changed:
+            ended = [each for each in self._under_way.values() if each.connection is connection]
+        for each in ended:
+            each.finish(FLUSHED)
 
     @asynccontextmanager
     async def buffer(self) -> AsyncIterator["Staging"]:
@@ -196,25 +214,26 @@ class TransferEngine:
         return self._count
 
     async def _move(self, connection: Connection, work: Work) -> None:
-        async with connection.places:
-            if why := connection.over():
-                raise TransferFailed(why)
-            transfer = _Transfer()
+        if why := connection.over():
+            raise TransferFailed(why)
+        transfer = _Transfer(connection)
+        with self._changed:
+            if self._lost:
+                raise TransferFailed(self._lost)
+            self._under_way[work.work_id] = transfer
+        try:
+            self._post(connection, work)
+            # After the post, in which the thread would only contend for the device and the interpreter.
             with self._changed:
-                self._under_way[work.work_id] = transfer
+                self._changed.notify()
             try:
-                self._post(connection, work)
-                # After the post, in which the thread would only contend for the device and the interpreter.
-                with self._changed:
-                    self._changed.notify()
-                try:
-                    with trio.move_on_after(TRANSFER_SECONDS):
-                        await transfer.done.wait()
-                finally:
-                    if not transfer.done.is_set():
-                        await self._end(connection, transfer)
+                with trio.move_on_after(TRANSFER_SECONDS):
+                    await transfer.done.wait()
             finally:
-                self._forget(work.work_id)
+                if not transfer.done.is_set():
+                    await self._end(connection, transfer)
+        finally:
+            self._forget(work.work_id)
         if transfer.status:
             words = describe_status(transfer.status)
             late = transfer.status in UNREACHABLE or connection.over() == _LATE
@@ -259,11 +278,19 @@ class TransferEngine:
                     if not found:
                         completions.wait(time.monotonic() + SLICE_SECONDS)
                         continue
-            except ConnectionLost as lost:
-                # What is under way ends by its time, and every later post is refused.
-                log.error("the RDMA device of the S3 door is gone: %s", lost)
+            except (ConnectionLost, self._verbs.error) as lost:
+                self._give_up(str(lost))
                 return
             self._hand_over(found)
+
+    def _give_up(self, why: str) -> None:
+        """End what is under way; the owner of the connections closes them."""
+        log.error("objects move by RDMA no more until the agent is started again: the device failed: %s", why)
+        with self._changed:
+            self._lost = why
+            ended = list(self._under_way.values())
+        for each in ended:
+            each.finish(FLUSHED)
 
     def _hand_over(self, found: list[tuple[int, Done]]) -> None:
         for _, done in found:

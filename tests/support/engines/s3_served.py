@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,9 @@ CAPACITIES = (65_536, 1 << 20)
 class Served:
     """A door of two tenants, `one` and `two`, each with a bucket `blocks`."""
 
-    def __init__(self, folder: Path, provider: str = EMULATED, **section: Any) -> None:
+    def __init__(
+        self, folder: Path, provider: str = EMULATED, enclosures: Sequence[str] = (), **section: Any
+    ) -> None:
         self.blocks = {name: MemoryBlockStore(CAPACITIES) for name in ("one", "two")}
         tenants = [
             {"tenant": name, "credentials": "/nonexistent", "buckets": ["blocks"]} for name in self.blocks
@@ -48,9 +50,11 @@ class Served:
             for name, blocks in self.blocks.items()
         }
         self.bounds = Bounds()
+        self.engine = self._rdma(provider)
         self.door = S3Door(
-            self.section, [KEY, OTHER_KEY], self.stores, inline_runner, self.bounds, self._rdma(provider)
-        )
+            self.section, [KEY, OTHER_KEY], self.stores, inline_runner, self.bounds, self.engine,
+            lambda: enclosures,
+        )  # fmt: skip
         self.door.start()
 
     def _rdma(self, provider: str) -> TransferEngine | None:
@@ -111,9 +115,12 @@ def signed_head(
     payload: str = UNSIGNED,
     key: AccessKey = KEY,
     region: str = "us-east-1",
+    ago: float = 0.0,
 ) -> tuple[bytes, Signer]:
-    """The head of a request as a client of its own making writes it, signed as it stands; and its signer."""
-    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
+    """The head of a request as a client of its own making writes it, signed as it stands; and its signer.
+    It was signed `ago` seconds ago."""
+    signed_at = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=ago)
+    stamp = signed_at.strftime("%Y%m%dT%H%M%SZ")
     scope = f"{stamp[:8]}/{region}/s3/aws4_request"
     together = {
         "host": "127.0.0.1", "x-amz-date": stamp, "x-amz-content-sha256": payload, **(headers or {})

@@ -14,6 +14,7 @@ from botocore.exceptions import ClientError
 from agent.bench.s3_rdma_client import Refused, S3RdmaClient, crc_of
 from agent.s3.chunked import UNSIGNED_TRAILER
 from agent.s3.rdma import engine
+from agent.s3.rdma.service import CRC
 from agent.s3.rdma.token import TOKEN
 from agent.s3.signature import UNSIGNED
 from nvmeof.rdma.work import Access
@@ -27,6 +28,7 @@ from tests.support.waiting import wait_until
 MIB = 1 << 20
 DATA = random.Random(20).randbytes(2_500_001)
 GUARD = b"\xa5" * 4096
+ANY_CRC = {CRC: crc_of(memoryview(b""))}
 UNSUPPORTED = {"x-amz-rdma-reply": "501", "x-amz-rdma-protocol-status": "unsupported"}
 
 
@@ -104,9 +106,8 @@ def test_an_object_is_written_in_parts(s3: Served, client: S3RdmaClient) -> None
     parts = []
     for number, (start, end) in enumerate(((0, 5 * MIB), (5 * MIB, len(data))), 1):
         token = client.token(out, start, end - start)
-        _, answer = client.request(
-            "PUT", "/blocks/parts", {TOKEN: token}, f"partNumber={number}&uploadId={upload}"
-        )
+        asked = {TOKEN: token, CRC: crc_of(memoryview(data[start:end]))}
+        _, answer = client.request("PUT", "/blocks/parts", asked, f"partNumber={number}&uploadId={upload}")
         assert answer["x-amz-checksum-crc64nvme"] == crc_of(memoryview(data[start:end]))
         parts.append({"PartNumber": number, "ETag": answer["etag"]})
     boto.complete_multipart_upload(
@@ -187,7 +188,7 @@ def test_a_wrong_key_address_or_length_fails_the_request_and_touches_nothing(
     for why, (address, length, key) in wrong.items():
         for method, path, headers in (
             ("GET", "/blocks/a", {"range": f"bytes=0-{MIB - 1}"}),
-            ("PUT", "/blocks/bad", {}),
+            ("PUT", "/blocks/bad", ANY_CRC),
         ):
             token = f"rc:{client.session}:{address:016x}:{length:x}:{key:08x}"
             answer = refused(client, method, path, token, **headers)
@@ -195,7 +196,7 @@ def test_a_wrong_key_address_or_length_fails_the_request_and_touches_nothing(
             assert answer.headers["x-amz-rdma-protocol-status"] == "unconnected"
             assert is_untouched(whole, MIB), (why, method)
             # The connection is over, as with every device after such a refusal; the next one is not.
-            assert "connect again" in refused(client, method, path, token).words
+            assert "connect again" in refused(client, method, path, token, **headers).words
             client.connect()
     with pytest.raises(ClientError, match="NoSuchKey"):
         s3.client().get_object(Bucket="blocks", Key="bad")
@@ -220,7 +221,7 @@ def test_memory_serves_for_what_its_client_allows(s3: Served, client: S3RdmaClie
     assert is_untouched(whole, MIB)
     client.connect()
     write_only = client.register(memory(MIB)[0], Access.LOCAL_WRITE | Access.REMOTE_WRITE)
-    assert refused(client, "PUT", "/blocks/bad", client.token(write_only)).status == 400
+    assert refused(client, "PUT", "/blocks/bad", client.token(write_only), **ANY_CRC).status == 400
     assert s3.client().list_objects_v2(Bucket="blocks", Prefix="bad")["KeyCount"] == 0
 
 
@@ -238,7 +239,7 @@ def test_a_connection_is_of_no_use_to_another_tenant(s3: Served, client: S3RdmaC
     token = client.token(client.register(into))
     with rdma_client(s3, OTHER_KEY) as stranger:
         stranger.connect()
-        assert "no such RDMA connection" in refused(stranger, "PUT", "/blocks/stolen", token).words
+        assert "no such RDMA connection" in refused(stranger, "PUT", "/blocks/stolen", token, **ANY_CRC).words
         own, stranger.session = stranger.session, client.session
         with pytest.raises(Refused, match="no such RDMA connection"):
             stranger.disconnect()

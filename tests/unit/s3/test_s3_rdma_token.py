@@ -20,7 +20,7 @@ from agent.s3.rdma.token import (
     parse_reply,
     parse_session,
 )
-from agent.s3.requests import http_request
+from agent.s3.requests import Hosts, http_request
 from nvmeof.transport.rdma_direct import PairEnd, address_of_gid, gid_of
 
 GID = bytes(10) + b"\xff\xff" + bytes((10, 1, 2, 3))
@@ -157,9 +157,12 @@ def test_a_gid_is_the_address_of_its_device() -> None:
         ("/b/x-amz-rdma-token", [], False),
         ("/b/.s3rdma-rc/connect", [], False),
         ("/b/k?x-id=GetObject", [(b"x-amz-rdma-reply", b"200")], False),
+        ("/.s3rdma-rc/connect", [(b"host", b"b.s3.test")], False),
+        ("/.hipobj-rc/prepare", [(b"host", b"b.s3.test")], False),
+        ("/k", [(b"host", b"b.s3.test"), (b"x-amz-rdma-token", b"rc:1")], True),
     ],
 )
 def test_a_request_that_asks_for_rdma_is_told_apart(
     target: str, headers: list[tuple[bytes, bytes]], wanted: bool
 ) -> None:
-    assert wants_rdma(http_request(b"GET", target.encode(), headers)) is wanted
+    assert wants_rdma(http_request(b"GET", target.encode(), headers), Hosts("s3.test")) is wanted
