@@ -147,6 +147,16 @@ def test_of_members_nothing_is_said_where_there_is_nothing_to_be_said() -> None:
     assert "settle" not in shown.getvalue()
 
 
+def test_an_rdma_device_that_failed_is_named() -> None:
+    for lost, is_said in (("polling: errno 5", True), ("", False)):
+        shown = io.StringIO()
+        found = snapshot()
+        found["s3"]["rdma_lost"] = lost
+        Console(file=shown, width=200).print(tables(found, None))
+        text = " ".join(shown.getvalue().split())
+        assert (f"its device failed ({lost}): plain HTTP until" in text) is is_said
+
+
 def test_what_is_wrong_stands_before_what_is_counted() -> None:
     shown = io.StringIO()
     Console(file=shown, width=100).print(tables(snapshot(), None))
