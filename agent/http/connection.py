@@ -11,6 +11,7 @@ with turns of others in between, and refused where most of it is chunk headers.
 import contextlib
 import enum
 import os
+import select
 import socket
 import time
 from abc import ABC, abstractmethod
@@ -123,9 +124,25 @@ class HttpConnection(ABC):
     def _take_more_at_once(self) -> None:
         """Let the kernel take a whole piece of a body. Of trio's streams it takes 16 KiB above what is on its
         way, so a MiB would cost several calls and turns of the event loop."""
-        under = self._stream.transport_stream if isinstance(self._stream, trio.SSLStream) else self._stream
+        under = self._transport
         if isinstance(under, trio.SocketStream):
             under.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+
+    @property
+    def _transport(self) -> trio.abc.Stream:
+        return self._stream.transport_stream if isinstance(self._stream, trio.SSLStream) else self._stream
+
+    def _is_client_gone(self) -> bool:
+        """Whether the client has ended its side, or the connection is broken.
+
+        A client that ends its side alone and waits on is rare, and looks the same.
+        """
+        under = self._transport
+        if not isinstance(under, trio.SocketStream):
+            return False
+        asked = select.poll()
+        asked.register(under.socket.fileno(), select.POLLRDHUP)
+        return bool(asked.poll(0))
 
     async def _serve_one(self, idle_seconds: float) -> bool:
         """One request; whether there may be another."""
@@ -243,6 +260,8 @@ class HttpConnection(ABC):
     async def _send_all(self, *parts: bytes | memoryview | None) -> None:
         """Send the parts, one behind the other. Raises BrokenOff where the client takes too little. The time
         of drives does not count against it."""
+        # What the kernel takes at once is no checkpoint, and a long answer has to see that the door stops.
+        await trio.lowlevel.checkpoint_if_cancelled()
         for data in self._send_now([part for part in parts if part]):
             began = trio.current_time()
             self._sent_bytes += len(data)

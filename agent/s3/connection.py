@@ -95,7 +95,7 @@ class Connection(HttpConnection):
         """The resource of a request, and what carries the request out. Raises S3Error."""
         if wants_rdma(http):
             return path, self._service.rdma.prepare(http, signer, self._receive_body, self._peer)
-        wanted = s3_request(http, self._service.hosts)
+        wanted = s3_request(http, self._service.hosts, self._is_client_gone)
         body = Body(wanted.body_headers, signer, self._receive_body)
         return wanted.resource, partial(self._service.answer, wanted, signer.access_key.tenant, body)
 
