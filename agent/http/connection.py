@@ -11,6 +11,7 @@ with turns of others in between, and refused where most of it is chunk headers.
 import contextlib
 import enum
 import os
+import select
 import socket
 import time
 from abc import ABC, abstractmethod
@@ -38,8 +39,11 @@ CHUNKS_FREE: Final = 1024
 CHUNK_BYTES_MIN: Final = 1024
 """Of HTTP's chunks, on the average, beyond the first `CHUNKS_FREE`."""
 TOGETHER_BYTES_MAX: Final = 64 << 10
-UNSENT_BYTES: Final = 1 << 20
-"""Of an answer, in the kernel and not on its way, for a client who has shown a key."""
+UNACKNOWLEDGED_BYTES: Final = 384 << 10
+"""Of an answer, in the kernel, for a client who has shown a key. A longer body keeps its place until the
+client has taken the rest, and with `RECEIVE_BYTES` this is what a connection costs without a place."""
+RECORD_BYTES: Final = 64 << 10
+"""By which the kernel goes beyond the size of a buffer, at the most."""
 LINGER_SECONDS: Final = 2.0
 LINGER_BYTES_MAX: Final = 8 << 20
 """A client that still sends reads a refusal only if the connection is not reset."""
@@ -121,11 +125,31 @@ class HttpConnection(ABC):
         return True
 
     def _take_more_at_once(self) -> None:
-        """Let the kernel take a whole piece of a body. Of trio's streams it takes 16 KiB above what is on its
-        way, so a MiB would cost several calls and turns of the event loop."""
-        under = self._stream.transport_stream if isinstance(self._stream, trio.SSLStream) else self._stream
+        """Let the kernel take a good part of a piece. Of trio's streams it takes 16 KiB above what is on its
+        way, so a MiB would cost dozens of calls and turns of the event loop. A size of our own is a bound:
+        of itself the kernel lets it grow to some MiB, for a client who acknowledges nothing too."""
+        under = self._transport
         if isinstance(under, trio.SocketStream):
-            under.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+            # Linux doubles what it is told.
+            size = (UNACKNOWLEDGED_BYTES - RECORD_BYTES) // 2
+            under.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
+            under.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNACKNOWLEDGED_BYTES)
+
+    @property
+    def _transport(self) -> trio.abc.Stream:
+        return self._stream.transport_stream if isinstance(self._stream, trio.SSLStream) else self._stream
+
+    def _is_client_gone(self) -> bool:
+        """Whether the client has ended its side, or the connection is broken.
+
+        A client that ends its side alone and waits on is rare, and looks the same.
+        """
+        under = self._transport
+        if not isinstance(under, trio.SocketStream):
+            return False
+        asked = select.poll()
+        asked.register(under.socket.fileno(), select.POLLRDHUP)
+        return bool(asked.poll(0))
 
     async def _serve_one(self, idle_seconds: float) -> bool:
         """One request; whether there may be another."""
@@ -243,6 +267,8 @@ class HttpConnection(ABC):
     async def _send_all(self, *parts: bytes | memoryview | None) -> None:
         """Send the parts, one behind the other. Raises BrokenOff where the client takes too little. The time
         of drives does not count against it."""
+        # What the kernel takes at once is no checkpoint, and a long answer has to see that the door stops.
+        await trio.lowlevel.checkpoint_if_cancelled()
         for data in self._send_now([part for part in parts if part]):
             began = trio.current_time()
             self._sent_bytes += len(data)

@@ -97,7 +97,7 @@ class Connection(HttpConnection):
         if wants_rdma(http, self._service.hosts):
             client = HttpClient(self._peer, self._receive_body, self._is_gone)
             return path, self._service.rdma.prepare(http, signer, client)
-        wanted = s3_request(http, self._service.hosts)
+        wanted = s3_request(http, self._service.hosts, self._is_client_gone)
         body = Body(wanted.body_headers, signer, self._receive_body)
         return wanted.resource, partial(self._service.answer, wanted, signer.access_key.tenant, body)
 

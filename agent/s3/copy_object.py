@@ -2,15 +2,20 @@
 
 A copy is a reader and a writer of this door at once, a piece at a time. It has the source as it was when
 it was found, to its end, and is whole or absent. It has bytes of its own, which its tenant's quota counts.
-A copy of an object onto itself moves no byte: it changes what the index says of the object.
+A copy of an object onto itself changes what the index says of the object. It moves bytes for another checksum
+alone, and never undoes what was acknowledged meanwhile.
 """
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
+import trio
+
+from agent.http.connection import BrokenOff
 from agent.http.shares import Shares
 from agent.http.workers import Workers
 from agent.pool.steps import Runner
@@ -29,6 +34,9 @@ from agent.s3.xml_out import Element, iso_time
 _CHANGES: Final = frozenset({"x-amz-storage-class", "x-amz-server-side-encryption", ALGORITHM})
 """Headers that make a copy of an object onto itself a change, as S3 has it."""
 
+COPY_TRIES: Final = 3
+"""Of a copy of an object onto itself, which begins again where the object changes meanwhile."""
+
 
 class _Copied(NamedTuple):
     """What an answer says of a copy."""
@@ -38,8 +46,8 @@ class _Copied(NamedTuple):
     changed_ns: int
 
 
-_Commit: TypeAlias = Callable[[_Copied, Piece], list[str]]
-"""Makes the copy visible; the files that become spare. Raises S3Error."""
+_Commit: TypeAlias = Callable[[_Copied, Piece], list[str] | None]
+"""Makes the copy visible; the files that become spare. None where the copy is out of date. Raises S3Error."""
 
 
 class _Copy:
@@ -63,7 +71,10 @@ class _Copy:
             raise
 
     def step(self, runner: Runner) -> _Copied | None:
-        """Copy a piece; after the last one make the copy visible. Raises S3Error."""
+        """Copy a piece; after the last one make the copy visible.
+
+        Raises S3Error, or LostObject where the copy is out of date.
+        """
         assert self._writer is not None, "the copy is not over"
         piece = self._room[: self._end - self._at]
         try:
@@ -79,6 +90,8 @@ class _Copy:
         written = self._writer.finish(runner)
         copied = _Copied(self._checks.md5, self._checks.checksum, time.time_ns())
         spare = self._commit(copied, written)
+        if spare is None:
+            raise LostObject("the object changed while it was copied onto itself")
         committed, self._writer = self._writer, None
         committed.keep(runner)
         self._store.discard(runner, spare)
@@ -103,7 +116,7 @@ class ObjectCopies:
         self._body_max = body_max
 
     async def copy(self, store: ObjectStore, request: S3Request) -> Answer:
-        bucket, key = source_of(request.headers)
+        bucket, key = source = source_of(request.headers)
         is_itself = (bucket, key) == (request.bucket, request.key)
         own = None
         if request.headers.get("x-amz-metadata-directive", "").upper() == "REPLACE":
@@ -114,19 +127,22 @@ class ObjectCopies:
         is_new, wanted = only_new(request.headers), request.headers.get(ALGORITHM, "").lower()
         await self._workers.ask(store, lambda: store.index.check_bucket(request.bucket))
 
-        def commit(found: StoredObject, copied: _Copied, piece: Piece) -> list[str]:
+        def commit(found: StoredObject, copied: _Copied, piece: Piece) -> list[str] | None:
             headers = found.headers if own is None else own
             new = StoredObject(
                 request.key, piece.size, copied.etag, copied.changed_ns, 0, headers, copied.checksum
             )
+            if is_itself:
+                # A put, a removal or other headers may have been acknowledged since: they stay.
+                return store.index.replace(bucket, found, new, piece)
             return store.index.put(request.bucket, new, [piece], only_new=is_new)
 
         def begin(runner: Runner, found: StoredObject) -> _Copy | _Copied | None:
             check_conditions(request.headers, found)
             known = found.checksum.partition(":")[0]
+            if is_itself and is_new:
+                raise S3Error("PreconditionFailed", "There is such an object already.")
             if is_itself and wanted in ("", known):
-                if is_new:
-                    raise S3Error("PreconditionFailed", "There is such an object already.")
                 headers = found.headers if own is None else own
                 new = replace(found, headers=headers, changed_ns=time.time_ns())
                 if not store.index.describe(bucket, new):
@@ -136,11 +152,11 @@ class ObjectCopies:
             algorithm, commit_this = wanted or known, partial(commit, found)
             return _Copy(store, runner, bucket, found, 0, found.size, algorithm, commit_this)
 
-        copied = await self._carry_out(store, bucket, key, begin, rests=is_itself)
+        copied = await self._carry_out(store, request, source, begin, rests=is_itself)
         return _described("CopyObjectResult", copied)
 
     async def copy_part(self, store: ObjectStore, request: S3Request) -> Answer:
-        bucket, key = source_of(request.headers)
+        bucket, _ = source = source_of(request.headers)
         number, name = part_number(request.parameters["partNumber"]), upload_name(request)
         question = partial(store.index.upload, request.bucket, request.key, name)
         announced = (await self._workers.ask(store, question)).algorithm
@@ -155,26 +171,26 @@ class ObjectCopies:
             self._check_size(end - start)
             return _Copy(store, runner, bucket, found, start, end, announced, commit)
 
-        return _described("CopyPartResult", await self._carry_out(store, bucket, key, begin))
+        return _described("CopyPartResult", await self._carry_out(store, request, source, begin))
 
     async def _carry_out(
         self,
         store: ObjectStore,
-        bucket: str,
-        key: str,
+        request: S3Request,
+        source: tuple[str, str],
         begin: Callable[[Runner, StoredObject], _Copy | _Copied | None],
         *,
         rests: bool = False,
     ) -> _Copied:
-        """Find the source, and copy it a piece a job, so that other tenants have their turn. Raises S3Error.
+        """Find the source, a bucket and a key, and copy it a piece a job, so that other tenants have a turn.
 
         `begin` returns None, or raises LostObject, for a source that was replaced since it was found. `rests`
-        where it changes names alone.
+        where it changes names alone. Raises S3Error, or BrokenOff where the client is gone.
         """
 
         def first(runner: Runner) -> _Copy | _Copied:
             for _ in range(FIND_TRIES):
-                found = store.index.find(bucket, key)
+                found = store.index.find(*source)
                 try:
                     begun = begin(runner, found)
                 except LostObject:
@@ -184,15 +200,27 @@ class ObjectCopies:
             raise _no_source()
 
         with await self._transfers.take(store):
-            begun = await self._workers.run(store, first, first=True, rests=rests)
-            if isinstance(begun, _Copied):
-                return begun
-            try:
-                while (copied := await self._workers.run(store, begun.step)) is None:
-                    pass
-                return copied
-            finally:
-                await self._workers.run(store, begun.close)
+            for _ in range(COPY_TRIES):
+                begun = await self._workers.run(store, first, first=True, rests=rests)
+                if isinstance(begun, _Copied):
+                    return begun
+                with contextlib.suppress(LostObject):
+                    return await self._to_its_end(store, request, begun)
+            raise S3Error("ServiceUnavailable", "The object changes again and again. Please try again.")
+
+    async def _to_its_end(self, store: ObjectStore, request: S3Request, begun: _Copy) -> _Copied:
+        """Raises LostObject where the copy is out of date at its end, and what `_carry_out` raises."""
+        try:
+            copied = None
+            while copied is None:
+                # A job that has begun is not cancelled, so between two of them the copy has to look itself.
+                await trio.lowlevel.checkpoint_if_cancelled()
+                if request.is_client_gone():
+                    raise BrokenOff("the client of a copy is gone")
+                copied = await self._workers.run(store, begun.step)
+            return copied
+        finally:
+            await self._workers.run(store, begun.close)
 
     def _check_size(self, size: int) -> None:
         if size > self._body_max:

@@ -71,6 +71,8 @@ class ObjectStream:
     async def _send_rest(self, send: Send, current: memoryview, at: int) -> None:
         other = memoryview(bytearray(PIECE_BYTES))
         while current:
+            # Neither a job that has begun nor bytes that the kernel takes at once see that the door stops.
+            await trio.lowlevel.checkpoint_if_cancelled()
             following = other[: min(PIECE_BYTES, self._end - at)]
             # The sending of a piece and the reading of the next one overlap.
             lost: list[Exception] = []

@@ -234,6 +234,15 @@ class Index:
         with self._transaction() as tx:
             return _put_within(tx, bucket, new, pieces, only_new)
 
+    def replace(self, bucket: str, found: StoredObject, new: StoredObject, piece: Piece) -> list[str] | None:
+        """As `put`. None where bytes or headers are no longer as they were found."""
+        with self._transaction() as tx:
+            where = "bucket = ? AND key = ? AND id = ? AND extra = ?"
+            row = (bucket, found.key.encode(), found.id, _extra(found))
+            if not tx.execute(f"SELECT 1 FROM objects WHERE {where}", row).fetchone():
+                return None
+            return _put_within(tx, bucket, new, [piece], False)
+
     def describe(self, bucket: str, new: StoredObject) -> bool:
         """Renew headers and time of an object. False where it was replaced or removed. Raises S3Error."""
         with self._transaction() as tx:

@@ -6,7 +6,7 @@ bytes). Unknown sub-resources and parameters are refused, not ignored.
 
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote_to_bytes
@@ -173,6 +173,8 @@ class S3Request:
     bucket: str
     key: str
     parameters: Mapping[str, str]
+    is_client_gone: Callable[[], bool] = lambda: False
+    """Asked now and then by what takes long and moves no byte of the client's."""
 
     @property
     def body_headers(self) -> Mapping[str, str]:
@@ -224,7 +226,9 @@ def http_request(method: bytes, target: bytes, headers: list[tuple[bytes, bytes]
     return HttpRequest(method.decode("ascii"), unquote_to_bytes(path), pairs, together)
 
 
-def s3_request(http: HttpRequest, hosts: Hosts) -> S3Request:
+def s3_request(
+    http: HttpRequest, hosts: Hosts, is_client_gone: Callable[[], bool] = lambda: False
+) -> S3Request:
     """The request as one of S3. Raises S3Error."""
     bucket = hosts.bucket_of(http.headers.get("host", ""))
     rest = _text(http.path)[1:]
@@ -279,7 +283,7 @@ def s3_request(http: HttpRequest, hosts: Hosts) -> S3Request:
         raise S3Error("NotImplemented", "A header about the source of a copy is not one of this operation.")
     if http.method == "DELETE" and any(condition in headers for condition in _CONDITIONS):
         raise S3Error("NotImplemented", "A delete has no conditions here.")
-    return S3Request(headers, operation, bucket, key, parameters)
+    return S3Request(headers, operation, bucket, key, parameters, is_client_gone)
 
 
 def check_key(key: str) -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import random
 import socket
+import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.engines.s3_served import Served, answer_of, signed_head
+from agent.s3.store import ObjectReader
+from tests.support.engines.s3_served import Served, answer_of, served, signed_head
 from tests.support.waiting import wait_until
 
 BUCKET = "blocks"
@@ -47,3 +51,33 @@ def test_a_client_that_goes_in_the_middle_leaves_nothing_held(s3: Served) -> Non
     with s3.connect() as connection:
         connection.sendall(signed_head("GET", "/blocks/a")[0])
         assert answer_of(connection) == (200, BIG * 4)
+
+
+def test_an_answer_ends_when_the_door_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on, reads = threading.Event(), threading.Event(), 0
+    read = ObjectReader.read
+
+    def slow(self: Any, *arguments: Any) -> None:
+        nonlocal reads
+        reads += 1
+        if reads == 2:
+            begun.set()
+            assert go_on.wait(60)
+        read(self, *arguments)
+
+    monkeypatch.setattr(ObjectReader, "read", slow)
+    with served(tmp_path) as s3:
+        s3.client().put_object(Bucket=BUCKET, Key="a", Body=BIG)
+        with s3.connect() as asking, s3.connect() as idle:
+            asking.sendall(signed_head("GET", "/blocks/a")[0])
+            # A client that takes all that there is, so that the door never waits for it.
+            got = bytearray()
+            while len(got) <= 1 << 20:
+                got += asking.recv(1 << 20)
+            assert begun.wait(60)
+            stopping = threading.Thread(target=s3.door.stop, args=(0.0,))
+            stopping.start()
+            assert idle.recv(1) == b"", "all connections are told at once"
+            go_on.set()
+            stopping.join()
+            assert reads == 2

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
+from agent.http.connection import RECEIVE_BYTES, UNACKNOWLEDGED_BYTES
 from agent.http.shares import Shares
 from agent.s3.chunked import UNSIGNED_TRAILER
+from agent.s3.door import CONNECTIONS
 from tests.support.engines.s3_served import OTHER_KEY, Served, answer_of, served, signed_head
 from tests.support.waiting import wait_until
 
@@ -69,6 +71,33 @@ def test_who_has_no_place_in_time_is_told_to_slow_down(
         reader.close()
         wait_until(lambda: s3.stores["one"].files.gauges().open_files == 0)
         client.put_object(Bucket=BUCKET, Key="a", Body=b"x")
+
+
+def test_who_takes_nothing_of_one_piece_has_a_place_and_little_of_the_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, refusal = Shares.__init__.__defaults__ or ()
+    monkeypatch.setattr(Shares.__init__, "__defaults__", (0.1, refusal))
+    with served(tmp_path, transfers=2, idle_s=10) as s3:
+        client = s3.client()
+        client.put_object(Bucket=BUCKET, Key="big", Body=bytes(1 << 20))
+        with slow_reader(s3, "big"):
+            with pytest.raises(ClientError) as refused:
+                client.get_object(Bucket=BUCKET, Key="big")
+            assert refused.value.response["Error"]["Code"] == "SlowDown"
+            assert 0 < unacknowledged(s3.port) <= UNACKNOWLEDGED_BYTES
+        wait_until(lambda: s3.door._service.transfers.held == 0)
+    assert CONNECTIONS.bytes_each >= UNACKNOWLEDGED_BYTES + RECEIVE_BYTES
+
+
+def unacknowledged(port: int) -> int:
+    """Bytes that the kernel keeps for the peers of a port of loopback."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(
+        int(row[4].split(":")[0], 16)
+        for row in rows
+        if int(row[1].split(":")[1], 16) == port and row[3] != "0A"
+    )  # a listener's is its backlog
 
 
 def test_a_tenant_has_no_more_than_its_share_of_the_connections(tmp_path: Path) -> None:

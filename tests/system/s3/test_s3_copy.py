@@ -6,6 +6,7 @@ import hashlib
 import random
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,31 +165,141 @@ def test_a_copy_has_the_checksum_that_its_upload_announced(s3: Served) -> None:
     assert body_of(client, "b") == b"bytes"
 
 
+class Held:
+    """Steps of copies that wait until they may go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.go_on, self.count = threading.Event(), threading.Event(), 0
+        step = copy_object._Copy.step
+
+        def slow(copying: Any, runner: Any) -> Any:
+            self.count += 1
+            self.begun.set()
+            assert self.go_on.wait(60)
+            return step(copying, runner)
+
+        monkeypatch.setattr(copy_object._Copy, "step", slow)
+
+
 @pytest.mark.parametrize("event", ["deleted", "replaced"])
 def test_a_source_that_goes_meanwhile_is_copied_as_it_was(
     s3: Served, monkeypatch: pytest.MonkeyPatch, event: str
 ) -> None:
-    client, other, begun, go_on = s3.client(), s3.client(), threading.Event(), threading.Event()
+    client, other, held = s3.client(), s3.client(), Held(monkeypatch)
     client.put_object(Bucket=BUCKET, Key="a", Body=BIG)
-    step = copy_object._Copy.step
-
-    def slow(self: Any, runner: Any) -> Any:
-        begun.set()
-        assert go_on.wait(60)
-        return step(self, runner)
-
-    monkeypatch.setattr(copy_object._Copy, "step", slow)
     copying = threading.Thread(target=copy, args=(client, "a", "b"))
     copying.start()
-    assert begun.wait(60)
+    assert held.begun.wait(60)
     if event == "deleted":
         other.delete_object(Bucket=BUCKET, Key="a")
     else:
         other.put_object(Bucket=BUCKET, Key="a", Body=b"another")
-    go_on.set()
+    held.go_on.set()
     copying.join()
     assert s3.stores["one"].files_held() == 0
     assert body_of(client, "b") == BIG
+
+
+@pytest.mark.parametrize("event", ["deleted", "replaced", "described"])
+def test_a_copy_onto_itself_undoes_nothing_that_was_acknowledged_meanwhile(
+    s3: Served, monkeypatch: pytest.MonkeyPatch, event: str
+) -> None:
+    client, other, held, refused = s3.client(), s3.client(), Held(monkeypatch), list[str]()
+    client.put_object(Bucket=BUCKET, Key="a", Body=BIG, Metadata={"layer": "7"})
+
+    def renew() -> None:
+        try:
+            copy(client, "a", "a", ChecksumAlgorithm="SHA256")
+        except ClientError as error:
+            refused.append(error.response["Error"]["Code"])
+
+    renewing = threading.Thread(target=renew)
+    renewing.start()
+    assert held.begun.wait(60)
+    if event == "deleted":
+        other.delete_object(Bucket=BUCKET, Key="a")
+    elif event == "replaced":
+        other.put_object(Bucket=BUCKET, Key="a", Body=b"another", Metadata={"layer": "8"})
+    else:
+        copy(other, "a", "a", **REPLACED)
+    held.go_on.set()
+    renewing.join()
+    if event == "deleted":
+        assert refused == ["NoSuchKey"]
+        assert s3.stores["one"].index.count() == 0
+    else:
+        assert refused == []
+        found = client.get_object(Bucket=BUCKET, Key="a", ChecksumMode="ENABLED")
+        assert found["Metadata"] == {"layer": "8"}
+        assert found["Body"].read() == (b"another" if event == "replaced" else BIG)
+        assert "ChecksumSHA256" in found
+    assert s3.stores["one"].files_held() == 0
+
+
+def test_a_copy_onto_itself_of_what_changes_again_and_again_ends(
+    s3: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, tries = s3.client(), 0
+    client.put_object(Bucket=BUCKET, Key="a", Body=b"bytes")
+    step = copy_object._Copy.step
+
+    def beaten(self: Any, runner: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        index = s3.stores["one"].index
+        assert index.describe(BUCKET, replace(index.find(BUCKET, "a"), headers={"x-amz-meta-n": str(tries)}))
+        return step(self, runner)
+
+    monkeypatch.setattr(copy_object._Copy, "step", beaten)
+    again = {"client": client, "source": "a", "key": "a", "ChecksumAlgorithm": "SHA256"}
+    assert code_of(copy, **again) == "ServiceUnavailable"
+    assert tries == copy_object.COPY_TRIES
+    assert client.head_object(Bucket=BUCKET, Key="a")["Metadata"] == {"n": str(tries)}
+    assert code_of(copy, **again, IfNoneMatch="*") == "PreconditionFailed"
+    assert tries == copy_object.COPY_TRIES
+
+
+def test_a_copy_ends_when_the_door_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(tmp_path) as s3:
+        s3.client().put_object(Bucket=BUCKET, Key="a", Body=BIG)
+        held = Held(monkeypatch)
+        with s3.connect() as asking, s3.connect() as idle:
+            asking.sendall(signed_head("PUT", "/blocks/b", {"x-amz-copy-source": "blocks/a"})[0])
+            assert held.begun.wait(60)
+            stopping = threading.Thread(target=s3.door.stop, args=(0.0,))
+            stopping.start()
+            assert idle.recv(1) == b"", "all connections are told at once"
+            held.go_on.set()
+            stopping.join()
+            assert held.count == 1
+            assert answer_of(asking) == (0, b"")
+
+
+def test_a_copy_whose_client_is_gone_ends(s3: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    s3.client().put_object(Bucket=BUCKET, Key="a", Body=BIG)
+    held = Held(monkeypatch)
+    with s3.connect() as asking:
+        asking.sendall(signed_head("PUT", "/blocks/b", {"x-amz-copy-source": "blocks/a"})[0])
+        assert held.begun.wait(60)
+    held.go_on.set()
+    wait_until(lambda: s3.door._service.transfers.held == 0, what="the copy to end")
+    assert held.count == 1
+    assert (s3.stores["one"].index.count(), s3.stores["one"].files_held()) == (1, 0)
+
+
+def test_a_copy_whose_client_has_sent_its_next_request_goes_on(
+    s3: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = s3.client()
+    client.put_object(Bucket=BUCKET, Key="a", Body=BIG)
+    held = Held(monkeypatch)
+    with s3.connect() as asking:
+        asking.sendall(signed_head("PUT", "/blocks/b", {"x-amz-copy-source": "blocks/a"})[0])
+        assert held.begun.wait(60)
+        asking.sendall(signed_head("GET", "/blocks/b")[0])
+        held.go_on.set()
+        assert answer_of(asking)[0] == 200
+        assert answer_of(asking) == (200, BIG)
 
 
 @pytest.mark.expects_log(".*")
