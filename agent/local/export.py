@@ -1,6 +1,7 @@
 """The enclosure role of an agent: its local namespaces, served to the other agents by NVMe-oF over TCP.
 
-Each local namespace is a subsystem of its own, whose NQN follows from its NGUID. A target has one address: a
+Each local namespace is a subsystem of its own. Its NQN follows from the server's identity and the NGUID: paths
+to one subsystem lead to one medium, and a copy of a device in another server is another medium. A target has one address: a
 host that reaches one address sees the namespaces that are exported there, and no others.
 """
 
@@ -27,9 +28,10 @@ IN_CAPSULE_BYTES: Final = 1056 << 10
 """A slot of the default volume, 1 MiB and its header, goes with its command (docs/enclosures.md)."""
 
 
-def subsystem_nqn(nguid: bytes) -> str:
-    """The name under which a local namespace is found."""
-    return f"nqn.2014-08.org.nvmexpress:uuid:{uuid.UUID(bytes=nguid)}"
+def subsystem_nqn(host_id: bytes, nguid: bytes) -> str:
+    """The name under which a local namespace of a server is found. `host_id` is the agent's own, 16 bytes out
+    of its state folder: verbs beside the agent have the same one."""
+    return f"nqn.2014-08.org.nvmexpress:uuid:{uuid.uuid5(uuid.UUID(bytes=host_id), nguid.hex())}"
 
 
 def _credentials(section: LocalSection) -> dict[str, Credentials]:
@@ -44,11 +46,12 @@ def _credentials(section: LocalSection) -> dict[str, Credentials]:
 class Export:
     """Listeners for the local namespaces, from construction to `close`. Raises G35Error."""
 
-    def __init__(self, exported: Sequence[tuple[LocalSection, DeviceStorage]]) -> None:
+    def __init__(self, exported: Sequence[tuple[LocalSection, str, DeviceStorage]]) -> None:
+        """`exported`: each with its NQN."""
         self._targets: dict[tuple[str, int], Target] = {}
         self._listeners: list[TcpListener] = []
-        for section, storage in exported:
-            self._offer(section, storage)
+        for section, nqn, storage in exported:
+            self._offer(section, nqn, storage)
         try:
             for (address, port), target in self._targets.items():
                 self._listeners.append(TcpListener(target, TcpSettings(), address, port))
@@ -59,13 +62,12 @@ class Export:
                 "give [[local]] an `export` address of this machine with a free port",
             ) from None
 
-    def _offer(self, section: LocalSection, storage: DeviceStorage) -> None:
+    def _offer(self, section: LocalSection, nqn: str, storage: DeviceStorage) -> None:
         where = section.address
         target = self._targets.get(where)
         if target is None:
             settings = ControllerSettings(in_capsule_bytes=IN_CAPSULE_BYTES)
             target = self._targets[where] = Target(settings)
-        nqn = subsystem_nqn(storage.nguid)
         credentials = _credentials(section)
         subsystem = Subsystem(
             nqn,

@@ -54,15 +54,16 @@ class LocalNamespaces:
                 except DeviceInUse:
                     if serve:
                         raise
-                    self.elsewhere.append(_by_its_export(section, len(self.elsewhere)))
+                    self.elsewhere.append(_by_its_export(section, len(self.elsewhere), host_id))
                     continue
                 storage = DeviceStorage(device)
                 undo.callback(storage.close)
+                _refuse_copy(section, device.label.nguid, self.opened)
                 found = _opened(section, device, storage, host_nqn, host_id)
                 assert isinstance(found.session.local, LocalMedia)
                 undo.callback(found.session.local.close)
                 self.opened.append(found)
-                exported.append((section, storage))
+                exported.append((section, found.nqn, storage))
             if serve and exported:
                 self.export = Export(exported)
                 undo.callback(self.export.close)
@@ -86,20 +87,31 @@ def _refuse_twins(sections: Sequence[LocalSection]) -> None:
         )
 
 
+def _refuse_copy(section: LocalSection, nguid: bytes, opened: Sequence[LocalNamespace]) -> None:
+    """Raises UserError where a device before it has the same label: writes would go to either of them."""
+    for each in opened:
+        if each.namespace.nguid == nguid:
+            raise UserError(
+                f"{each.path} and {section.path} carry one label, {nguid.hex()}: one is a copy of the other",
+                "leave the copy out; or, if nothing on it is wanted, make its first mebibyte zeros: "
+                "dd if=/dev/zero of=COPY bs=1M count=1 conv=notrunc",
+            )
+
+
 def _opened(
     section: LocalSection, device: Device, storage: DeviceStorage, host_nqn: str, host_id: bytes
 ) -> LocalNamespace:
-    nqn = subsystem_nqn(device.label.nguid)
+    nqn = subsystem_nqn(host_id, device.label.nguid)
     media = LocalMedia({NSID: storage}, f"io-{section.path.name}")
     namespace = NamespaceInfo(NSID, device.label.nguid, device.label.size, storage.lba_bytes)
     session = media.info(nqn, host_nqn, host_id)
     return LocalNamespace(section.shown_name, section.path, nqn, session, namespace, storage)
 
 
-def _by_its_export(section: LocalSection, number: int) -> EnclosureSection:
+def _by_its_export(section: LocalSection, number: int, host_id: bytes) -> EnclosureSection:
     address, port = section.address
     if (listened := ipaddress.ip_address(address)).is_unspecified:
         address = "::1" if listened.version == 6 else "127.0.0.1"
-    nqn = subsystem_nqn(read_label(section.path).nguid)
+    nqn = subsystem_nqn(host_id, read_label(section.path).nguid)
     name = section.name or f"local-{number}"
     return EnclosureSection.model_validate({"name": name, "address": address, "port": port, "nqn": nqn})

@@ -5,15 +5,19 @@ I/O wants memory, offset and length at block boundaries. Payload of a connection
 copied to such a place, or, where it is part of a block only, goes through the page cache, which Linux keeps
 in step with direct I/O.
 
-Writes to one place take turns. A write that hangs holds up later ones there, until their deadline; so it
-never lands behind one that was acknowledged.
+Writes to one place take turns, in the order in which they came. A write that hangs holds up later ones
+there; so it never lands behind one that was acknowledged, nor does one that waited and was given up. A write
+that has waited for `TURN_SECONDS` is refused: the fence of its host stands for longer than that.
 """
 
 import errno
 import os
+import stat
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -29,6 +33,13 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 CLOSE_SECONDS: Final = 2.0
 """How long the end waits for reads and writes under way. After that the device stays open, as the process
 ends: a descriptor that is closed under a write could be another file's when it goes on."""
+TURN_SECONDS: Final = 10.0
+"""The longest that a write waits for earlier ones to its place. Less than the time for which a host that lost
+its connection sends no other write there (`LOST_SECONDS`, agent/remote/fence.py)."""
+HUNG_SECONDS: Final = 10.0
+HUNG_MOST: Final = 8
+"""With so many reads and writes under way for so long the device hangs, and new ones are refused. Each of
+them would hold a thread of the agent for as long; hosts connect anew, and send more."""
 _ZEROS: Final = memoryview(payload_memory(1 << 20)).toreadonly()
 
 
@@ -45,9 +56,12 @@ class DeviceStorage:
         self.written_bytes = 0
         """Since the start, by this agent and by others; added without a lock, so a few may be lost."""
         self._changed = threading.Condition()
-        self._writing: list[tuple[int, int]] = []
-        """First byte and end of writes under way: as many as threads write."""
-        self._users = 0
+        self._tickets = 0
+        self._turns: dict[int, tuple[int, int]] = {}
+        """First byte and end of writes under way and of those that wait, by ticket, in the order in which
+        they came: as many as threads write."""
+        self._begun: dict[int, float] = {}
+        """When each read, write and flush under way began, by ticket; the oldest first."""
         self._open = True
 
     def admit(self, operation: Operation, offset: int, length: int, now: float) -> float:
@@ -85,51 +99,99 @@ class DeviceStorage:
                 there[:] = data
                 data = there
         with self._turn(offset, offset + len(data)), self._use(Status.WRITE_FAULT):
-            rest, at = data, NAMESPACE_START + offset
-            while rest:
-                put = os.pwrite(descriptor, rest, at)
-                rest, at = rest[put:], at + put
+            _put(descriptor, data, NAMESPACE_START + offset)
         self.written_bytes += len(data)
 
     @contextmanager
     def _turn(self, first: int, end: int) -> Iterator[None]:
-        """No other write to these bytes is under way meanwhile."""
-        mine = (first, end)
+        """No other write to these bytes is under way meanwhile, and none that came earlier waits. Raises
+        StorageError after `TURN_SECONDS`."""
         with self._changed:
-            while any(one < end and first < other for one, other in self._writing):
-                self._changed.wait()
-            self._writing.append(mine)
+            ticket = self._ticket()
+            self._turns[ticket] = (first, end)
         try:
+            with self._changed:
+                if not self._changed.wait_for(lambda: self._is_first(ticket), TURN_SECONDS):
+                    raise StorageError(
+                        Status.NAMESPACE_NOT_READY, f"an earlier write there hangs for {TURN_SECONDS:g} s"
+                    )
             yield
         finally:
             with self._changed:
-                self._writing.remove(mine)
+                del self._turns[ticket]
                 self._changed.notify_all()
+
+    def _ticket(self) -> int:
+        self._tickets += 1
+        return self._tickets
+
+    def _is_first(self, ticket: int) -> bool:
+        """Whether no earlier write meets the bytes of this one."""
+        first, end = self._turns[ticket]
+        for earlier, (one, other) in self._turns.items():
+            if earlier == ticket:
+                break
+            if one < end and first < other:
+                return False
+        return True
 
     @contextmanager
     def _use(self, fault: Status) -> Iterator[None]:
         """The device stays open meanwhile. Raises StorageError for OSError, with `fault` where nothing says
         more."""
+        now = time.monotonic()
         with self._changed:
             if not self._open:
                 raise StorageError(Status.NAMESPACE_NOT_READY, "the device is being closed")
-            self._users += 1
+            if self._hangs(now):
+                raise StorageError(Status.NAMESPACE_NOT_READY, f"the device hangs for {HUNG_SECONDS:g} s")
+            ticket = self._ticket()
+            self._begun[ticket] = now
         try:
             yield
         except OSError as failed:
-            raise _error(failed, fault) from failed
+            raise self._error(failed, fault) from failed
         finally:
             with self._changed:
-                self._users -= 1
+                del self._begun[ticket]
                 self._changed.notify_all()
+
+    def _hangs(self, now: float) -> bool:
+        if len(self._begun) < HUNG_MOST:
+            return False
+        latest = next(islice(self._begun.values(), HUNG_MOST - 1, None))
+        return now - latest >= HUNG_SECONDS
+
+    def _error(self, failed: OSError, fault: Status) -> StorageError:
+        """What a host is told: that the device is gone, that it has no room, or that its medium failed."""
+        said = failed.strerror or str(failed)
+        if failed.errno in _GONE or self._is_gone():
+            return StorageError(Status.NAMESPACE_NOT_READY, f"the device is gone: {said}")
+        if failed.errno in _FULL:
+            return StorageError(Status.CAPACITY_EXCEEDED, f"no room: {said}")
+        return StorageError(fault, said)
+
+    def _is_gone(self) -> bool:
+        """Whether it is a block device without its room. Linux sets the size of one that was pulled to zero,
+        while a process has it open; reads find its end there, and writes no room."""
+        descriptor = self.device.buffered
+        try:
+            if not stat.S_ISBLK(os.fstat(descriptor).st_mode):
+                return False
+            return os.lseek(descriptor, 0, os.SEEK_END) < NAMESPACE_START + self.device.label.size
+        except OSError:
+            return True
 
     def flush(self) -> None:
         with self._use(Status.WRITE_FAULT):
             os.fdatasync(self.device.buffered)
 
     def write_zeroes(self, offset: int, length: int, *, deallocate: bool) -> None:
-        for at in range(offset, offset + length, len(_ZEROS)):
-            self.write(at, _ZEROS[: min(len(_ZEROS), offset + length - at)], placed=False)
+        end = offset + length
+        with self._turn(offset, end), self._use(Status.WRITE_FAULT):
+            for at in range(offset, end, len(_ZEROS)):
+                _put(self.device.direct, _ZEROS[: min(len(_ZEROS), end - at)], NAMESPACE_START + at)
+        self.written_bytes += length
 
     def deallocate(self, offset: int, length: int) -> None:
         """Nothing: room on the device is the namespace's for good, and what is read there is nobody's."""
@@ -138,7 +200,7 @@ class DeviceStorage:
         """The end; idempotent."""
         with self._changed:
             was_open, self._open = self._open, False
-            is_idle = self._changed.wait_for(lambda: not self._users, CLOSE_SECONDS)
+            is_idle = self._changed.wait_for(lambda: not self._begun, CLOSE_SECONDS)
         if was_open and is_idle:
             self.device.close()
 
@@ -148,10 +210,8 @@ def _address(data: memoryview) -> int:
     return int(found[0])
 
 
-def _error(failed: OSError, status: Status) -> StorageError:
-    """What a host is told: that the device is gone, that it has no room, or that its medium failed."""
-    if failed.errno in _GONE:
-        return StorageError(Status.NAMESPACE_NOT_READY, f"the device is gone: {failed.strerror or failed}")
-    if failed.errno in _FULL:
-        return StorageError(Status.CAPACITY_EXCEEDED, f"no room: {failed.strerror or failed}")
-    return StorageError(status, failed.strerror or str(failed))
+def _put(descriptor: int, rest: memoryview, at: int) -> None:
+    """Write all of it at a place of the device."""
+    while rest:
+        put = os.pwrite(descriptor, rest, at)
+        rest, at = rest[put:], at + put

@@ -5,7 +5,6 @@ agent/http/connection.py has the protocol and the clocks.
 
 import contextlib
 import secrets
-import select
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -95,20 +94,11 @@ class Connection(HttpConnection):
     def _answering(self, http: HttpRequest, signer: Signer, path: str) -> tuple[str, Answering]:
         """The resource of a request, and what carries the request out. Raises S3Error."""
         if wants_rdma(http, self._service.hosts):
-            client = HttpClient(self._peer, self._receive_body, self._is_gone)
+            client = HttpClient(self._peer, self._receive_body, self._is_client_gone)
             return path, self._service.rdma.prepare(http, signer, client)
         wanted = s3_request(http, self._service.hosts, self._is_client_gone)
         body = Body(wanted.body_headers, signer, self._receive_body)
         return wanted.resource, partial(self._service.answer, wanted, signer.access_key.tenant, body)
-
-    def _is_gone(self) -> bool:
-        """Whether the client has closed its end, whatever it sent before."""
-        bare = self._stream.transport_stream if isinstance(self._stream, trio.SSLStream) else self._stream
-        if not isinstance(bare, trio.SocketStream):
-            return False
-        asked = select.poll()
-        asked.register(bare.socket.fileno(), select.POLLRDHUP)
-        return bool(asked.poll(0))
 
     async def _send(self, answer: Answer) -> None:
         stream, counters = answer.stream, self._service.counters

@@ -133,8 +133,14 @@ class QueueSession(ServedQueue):
             open_window(request)
 
     def accept(self, request: Request, offset: int, data: memoryview, scratch: Scratch) -> None:
-        """A piece of data from the host is here. `scratch` may be used to compare it with."""
-        if request.operation is not None:
+        """A piece of data from the host is here. `scratch` may be used to compare it with.
+
+        What lay in a socket while a drive hung is not written once the queue has to end: the host has learned
+        that its connection is gone, and may have gone on by another one.
+        """
+        if self.close_reason is not None:
+            request.fail(Status.ABORTED_SQ_DELETION)
+        elif request.operation is not None:
             accept_io(request, offset, data, scratch)
 
     def execute(self, request: Request, now: float, scratch: Scratch) -> Outcome:

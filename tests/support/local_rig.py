@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.local.device import read_label
+from agent.local.export import subsystem_nqn
 from host_shim.pool import Pool
 from tests.support.processes import Processes, Started
 
@@ -91,8 +92,12 @@ class LocalRig:
 
     @property
     def as_enclosure(self) -> str:
-        nguid = uuid.UUID(bytes=read_label(self.ssd).nguid)
-        return self.enclosure("server", self.port, f"nqn.2014-08.org.nvmexpress:uuid:{nguid}")
+        return self.enclosure("server", self.port, self.nqn("one", self.ssd))
+
+    def nqn(self, name: str, device: Path) -> str:
+        """Under which an agent that ran before serves a device."""
+        host = uuid.UUID((self.folder / f"state-{name}/host_id").read_text().strip())
+        return subsystem_nqn(host.bytes, read_label(device).nguid)
 
     def enclosure(self, name: str, port: int, nqn: str) -> str:
         return ENCLOSURE.format(name=name, port=port, nqn=nqn)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import leaks
 from tests.support import processes as process_support
-from tests.support.rungs import leaks
 from tests.support.waiting import wait_until
 
 TRIO_IDLE_SECONDS = 10.0

@@ -18,17 +18,19 @@ def in_turn(volume: Volume, channel: IoChannel, found: list[Found]) -> list[tupl
     """The entries to try, one after the other, and with each the copy that may be asked beside it."""
     if volume.hedge is None or len(found) < 2:
         return [(each, None) for each in found]
-    # A trusted namespace first, then one of this machine; else the newest, which `find` has put first.
-    found = sorted(found, key=lambda each: _distance(channel, each.cached.namespace))
+    # A trusted namespace first, then the newest generation, and of two copies alike the one of this machine.
+    # An older value on this machine is one that a put elsewhere has replaced: never ahead of the newer one.
+    found = sorted(found, key=lambda each: _distance(channel, each))
     first, other = found[0], found[1]
     same = first.entry.generation == other.entry.generation
     spare = other if same and first.cached.namespace != other.cached.namespace else None
     return [(first, spare), *((each, None) for each in found[1:])]
 
 
-def _distance(channel: IoChannel, namespace: int) -> tuple[bool, bool]:
+def _distance(channel: IoChannel, found: Found) -> tuple[bool, int, bool]:
     """What is read first has the least of it."""
-    return not channel.trusts(namespace), not channel.is_local(namespace)
+    namespace = found.cached.namespace
+    return not channel.trusts(namespace), -found.entry.generation, not channel.is_local(namespace)
 
 
 def doubt(volume: Volume, tried: Sequence[tuple[Found, MissCause]]) -> None:

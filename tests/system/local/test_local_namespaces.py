@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import uuid
 from pathlib import Path
@@ -106,6 +107,24 @@ def test_the_way_over_loopback_stands_behind_the_one_in_place(rig: LocalRig) -> 
     assert totals["local_bytes_read"] == totals["flash_bytes_read"]
     assert rig.status("one")["pool"]["contested"] == {}
     assert one.stop(30) == 0
+
+
+def test_a_copy_in_another_server_is_no_second_way_to_the_device(rig: LocalRig) -> None:
+    """A clone of the SSD, put into another server: one of the two is in use, and the log names the other."""
+    assert rig.verb("one", "pool", "format")[0] == 0
+    copy, port = rig.folder / "copy", free_port()
+    shutil.copy(rig.ssd, copy)
+    rig.configure("other", LOCAL.format(path=copy, port=port))
+    one, other = rig.agent("one"), rig.agent("other")
+    rig.configure("two", rig.as_enclosure, rig.enclosure("clone", port, rig.nqn("other", copy)))
+    two = rig.agent("two")
+    wait_until(lambda: rig.status("two")["pool"]["contested"] != {}, 30, "the copy to be seen")
+    (said,) = rig.status("two")["pool"]["contested"].values()
+    assert said in (
+        "clone shows it as well as server: left out",
+        "server shows it as well as clone: left out",
+    )
+    assert [each.stop(30) for each in (two, other, one)] == [0, 0, 0]
 
 
 def test_other_agents_prove_who_they_are_where_a_hosts_file_says_so(rig: LocalRig) -> None:

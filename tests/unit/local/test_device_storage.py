@@ -15,6 +15,7 @@ from agent.local import storage as storage_module
 from agent.local.device import open_device
 from agent.local.label import NAMESPACE_START
 from agent.local.storage import DeviceStorage
+from agent.remote.fence import LOST_SECONDS
 from nvmeof.controller.storage import Scratch, StorageError
 from nvmeof.wire.status import Status
 from tests.support.waiting import wait_until
@@ -126,6 +127,119 @@ def test_writes_to_one_place_take_turns_and_others_go_on(
     assert read(storage, 0, 12288) == b"1" * 4096 + b"2" * 8192
 
 
+class Hanging:
+    """A device whose writes of "1" hang until `go_on`; and what threads wrote, by the order of their ends."""
+
+    def __init__(self, storage: DeviceStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.storage = storage
+        self.hangs, self.go_on = threading.Event(), threading.Event()
+        self.ended: list[tuple[str, int]] = []
+        self.threads: list[threading.Thread] = []
+        self._real = os.pwrite
+        monkeypatch.setattr(storage_module.os, "pwrite", self._pwrite)
+
+    def _pwrite(self, descriptor: int, data: memoryview, offset: int) -> int:
+        if bytes(data[:1]) == b"1":
+            self.hangs.set()
+            assert self.go_on.wait(30)
+        return self._real(descriptor, data, offset)
+
+    def write(self, mark: str, offset: int = 0) -> None:
+        """On a thread of its own; returns once it waits, or has ended."""
+        before = len(self.storage._turns)
+
+        def run() -> None:
+            try:
+                self.storage.write(offset, memoryview(mark.encode() * 4096), placed=False)
+                self.ended.append((mark, 0))
+            except StorageError as refused:
+                self.ended.append((mark, refused.status))
+
+        thread = threading.Thread(target=run)
+        self.threads.append(thread)
+        thread.start()
+        wait_until(
+            lambda: len(self.storage._turns) > before or not thread.is_alive(), 10, "the write to come"
+        )
+
+    def join(self) -> None:
+        self.go_on.set()
+        for each in self.threads:
+            each.join(30)
+
+
+def test_writes_that_wait_for_one_place_go_in_the_order_in_which_they_came(
+    storage: DeviceStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waited and was given up never lands behind one that came later and was acknowledged."""
+    hanging = Hanging(storage, monkeypatch)
+    hanging.write("1")
+    assert hanging.hangs.wait(30)
+    marks = "23456789"
+    for mark in marks:
+        hanging.write(mark)
+    hanging.write("x", 4096)  # another place goes on
+    wait_until(lambda: ("x", 0) in hanging.ended, 10, "the other place")
+    hanging.join()
+    assert read(storage, 0, 4096) == b"9" * 4096
+    assert sorted(hanging.ended) == sorted((mark, 0) for mark in f"1{marks}x")
+    assert not storage._turns
+
+
+def test_a_write_that_waited_for_long_is_refused_and_never_lands(
+    storage: DeviceStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert storage_module.TURN_SECONDS < LOST_SECONDS
+    monkeypatch.setattr(storage_module, "TURN_SECONDS", 0.05)
+    hanging = Hanging(storage, monkeypatch)
+    hanging.write("1")
+    assert hanging.hangs.wait(30)
+    hanging.write("2")
+    wait_until(lambda: bool(hanging.ended), 10, "the write to be refused")
+    assert hanging.ended == [("2", Status.NAMESPACE_NOT_READY)]
+    hanging.join()
+    assert read(storage, 0, 4096) == b"1" * 4096
+
+
+def test_a_device_that_hangs_refuses_what_would_hang_too(
+    storage: DeviceStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage_module, "HUNG_SECONDS", 0.0)
+    hanging = Hanging(storage, monkeypatch)
+    for number in range(storage_module.HUNG_MOST):
+        hanging.write("1", number * 4096)
+    wait_until(lambda: len(storage._begun) == storage_module.HUNG_MOST, 10, "all of them to hang")
+    for action in (lambda: read(storage, 1 << 20, 4096), storage.flush):
+        with pytest.raises(StorageError, match="hangs") as told:
+            action()
+        assert told.value.status == Status.NAMESPACE_NOT_READY
+    hanging.join()
+    assert read(storage, 0, 4096) == b"1" * 4096
+
+
+def test_a_block_device_that_was_pulled_is_gone_and_not_damaged(
+    storage: DeviceStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux sets its size to zero: a read finds the end there, and a write no room."""
+    monkeypatch.setattr(storage_module.stat, "S_ISBLK", lambda mode: True)
+
+    def no_room(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(storage_module.os, "pwrite", no_room)
+    with pytest.raises(StorageError) as told:
+        storage.write(0, memoryview(bytes(4096)), placed=False)
+    assert told.value.status == Status.CAPACITY_EXCEEDED  # It has its size still.
+    os.truncate(storage.device.path, 0)
+    for action in (
+        lambda: read(storage, 0, 4096),
+        lambda: storage.write(0, memoryview(bytes(4096)), placed=False),
+    ):
+        with pytest.raises(StorageError) as told:
+            action()
+        assert told.value.status == Status.NAMESPACE_NOT_READY
+
+
 def test_the_end_waits_for_a_write_and_then_refuses(
     storage: DeviceStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,5 +261,5 @@ def test_the_end_waits_for_a_write_and_then_refuses(
         read(storage, 0, 4096)
     go_on.set()
     writer.join(30)
-    wait_until(lambda: not storage._users, 10, "the write to end")
+    wait_until(lambda: not storage._begun, 10, "the write to end")
     storage.device.close()

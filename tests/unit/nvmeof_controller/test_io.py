@@ -7,13 +7,13 @@ import pytest
 from nvmeof.controller.settings import ControllerSettings
 from nvmeof.controller.storage import StorageError
 from nvmeof.controller.subsystem import Namespace
-from nvmeof.tcp.pdu import R2T, C2HData, CapsuleCmd, CapsuleResp, H2CData
+from nvmeof.tcp.pdu import NO_DIGESTS, R2T, C2HData, CapsuleCmd, CapsuleResp, H2CData
 from nvmeof.wire.sgl import SglDescriptor
 from nvmeof.wire.sqe import AdminOpcode, DatasetRange, IoOpcode, Sqe
 from nvmeof.wire.status import Status
 from tests.support.nvme.entries import encode_ranges, in_capsule, keyed, transport
 from tests.support.nvme.heap_storage import HeapStorage
-from tests.support.nvme.pdus import encode_header
+from tests.support.nvme.pdus import encode_header, encode_pdu
 from tests.support.nvme.raw_host import RawHost, make_target, open_io
 
 BLOCK = 4096
@@ -91,6 +91,24 @@ def test_an_r2t_asks_for_everything_and_data_may_come_in_pieces(storage: HeapSto
         io.send_pdu(H2CData(9, request.ttag, start, end - start, end == 16384), data[start:end])
     assert io.answer()[0].status == 0
     assert storage.memory[: 4 * BLOCK] == data
+
+
+def test_what_lay_in_a_socket_while_a_drive_hung_is_not_written_once_the_queue_has_to_end() -> None:
+    """Two writes come at one time, and the first hangs until the host is gone."""
+
+    class Hanging(HeapStorage):
+        def write(self, offset: int, data: memoryview, *, placed: bool) -> None:
+            super().write(offset, data, placed=placed)
+            io.queue.session.close("the host is gone")
+
+    storage = Hanging(direct=False)
+    _, io = make_io(storage)
+    both = [
+        b"".join(encode_pdu(CapsuleCmd(write(slba, inside=True, cid=slba), BLOCK), NO_DIGESTS, 4, (data,)))
+        for slba, data in ((1, b"a" * BLOCK), (2, b"b" * BLOCK))
+    ]
+    io.send(b"".join(both))
+    assert storage.memory[: 3 * BLOCK] == bytes(BLOCK) + b"a" * BLOCK + bytes(BLOCK)
 
 
 def test_two_writes_at_once_may_send_their_data_in_turns(storage: HeapStorage) -> None:

@@ -144,6 +144,22 @@ def test_reads_go_to_the_own_ssd_although_the_other_copy_is_as_new() -> None:
         pool.namespaces[1 - local].unreadable = set()
 
 
+@pytest.mark.parametrize("near", [True, False])
+def test_an_older_value_on_the_own_ssd_is_never_read_ahead_of_a_newer_one(near: bool) -> None:
+    """The SSD was away while another agent put the key anew. A wish to read nearby changes no value."""
+    pool, agent = two_kinds()
+    agent.put(key_of(0), value_of(1))
+    pool.namespaces[1].is_local, pool.namespaces[1].down = False, True
+    elsewhere = pool.agent()
+    elsewhere.channel.clock = agent.channel.clock + 100
+    elsewhere.put(key_of(0), value_of(2))
+    pool.namespaces[1].is_local, pool.namespaces[1].down = near, False
+    assert named_in(pool) == {0: 1, 1: 1}
+    reader = pool.agent()
+    reader.channel.clock = elsewhere.channel.clock + 100
+    assert [reader.get(key_of(0)) for _ in range(3)] == [value_of(2)] * 3
+
+
 def _found(agent: PoolAgent, key: bytes) -> list[tuple[CachedSet, int]]:
     pseudonym = agent.volume.placement.pseudonym(key)
     sets = agent.volume.borrow_sets(pseudonym)
