@@ -220,12 +220,15 @@ class _Pool:
         """After a start that failed: leave nothing in the state folder that was not there `before`.
 
         But for logs, which say why. And nothing goes where a pool was made on drives that were there: without
-        its key, which is new as well, they would be lost to a pool that nobody can open.
+        its key, which is new as well, they would be lost to a pool that nobody can open. The device of
+        --local counts as one that was there: it is never removed.
         """
         if self._mount_is_new:
             with contextlib.suppress(OSError):
                 self._mount.rmdir()
-        if not (self._formatted and any(path.parent.name.startswith("drives-") for path in before)):
+        carries = self._options.local is not None and self._options.local.exists()
+        carries = carries or any(path.parent.name.startswith("drives-") for path in before)
+        if not (self._formatted and carries):
             self._layout.remove_new(before | self._set_aside)
 
     def _set_dead_names_aside(self) -> None:
