@@ -45,7 +45,11 @@ class DeviceInUse(G35Error):
 
 
 class DeviceMissing(UserError):
-    """There is nothing at the path, or no namespace yet. It may come."""
+    """There is nothing at the path. It may come."""
+
+
+class NotMade(UserError):
+    """It is blank, or a file that may be made, and nothing is to be made."""
 
 
 @dataclass(slots=True)
@@ -102,7 +106,8 @@ def open_device(section: LocalSection, had: str = "", *, make: bool = True) -> D
     `had`: the NGUID (hex) of the namespace that this path led to before. Then no new one is made there.
     `make`: whether anything may be made at all.
 
-    Raises `DeviceInUse`, `DeviceMissing`, UserError for a device that may not be used so, and G35Error.
+    Raises `DeviceInUse`, `DeviceMissing`, `NotMade`, UserError for a device that may not be used so, and
+    G35Error.
     """
     path = section.path
     flags = os.O_RDWR | os.O_CLOEXEC
@@ -154,7 +159,7 @@ def _kind(path: Path) -> int | None:
 
 
 def _want_makeable(section: LocalSection, had: str, make: bool) -> None:
-    """Raises DeviceMissing where no file may be made for the section. There is nothing at its path."""
+    """Raises DeviceMissing or NotMade where no file may be made. There is nothing at the path."""
     path = section.path
     if had:
         raise _lost(path, had, "it is gone", DeviceMissing)
@@ -168,7 +173,7 @@ def _want_makeable(section: LocalSection, had: str, make: bool) -> None:
         # A file there would be memory, and stand in the way of the SSD when it comes.
         raise DeviceMissing(f"{path} does not exist", "bring the device back; no file is made among devices")
     if not make:
-        raise DeviceMissing(f"{path} is not made yet", "start the agent, or format the pool")
+        raise NotMade(f"{path} is not made yet", "start the agent, or format the pool")
 
 
 def _lost(path: Path, had: str, what: str, kind: type[UserError] = UserError) -> UserError:
@@ -226,7 +231,7 @@ def _label_of(section: LocalSection, descriptor: int, had: str, make: bool) -> L
             if had:
                 raise _lost(path, had, "it is empty")
             if not make:
-                raise DeviceMissing(f"{path} has no namespace yet", "start the agent, or format the pool")
+                raise NotMade(f"{path} has no namespace yet", "start the agent, or format the pool")
             is_new_file = there == 0 and stat.S_ISREG(os.fstat(descriptor).st_mode)
             return _new_label(section, descriptor, section.size if is_new_file else there)
         label = decode_label_untrusted(head[:LABEL_BYTES])

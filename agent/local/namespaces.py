@@ -9,6 +9,7 @@ and the supervisor looks for it again. A wrong configuration ends the start.
 """
 
 import ipaddress
+import logging
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -19,7 +20,7 @@ from types import TracebackType
 from agent.config.configuration import EnclosureSection
 from agent.config.local_section import LocalSection
 from agent.errors import G35Error, UserError
-from agent.local.device import Device, DeviceInUse, DeviceMissing, read_label, same_device
+from agent.local.device import Device, DeviceInUse, DeviceMissing, NotMade, read_label, same_device
 from agent.local.export import NSID, Export, credentials_of, subsystem_nqn
 from agent.local.opening import OPEN_SECONDS, Opening, StillOpening
 from agent.local.remembered_labels import RememberedLabels
@@ -27,6 +28,8 @@ from agent.local.storage import DeviceStorage
 from nvmeof.host.namespaces import NamespaceInfo
 from nvmeof.transport.base import ControllerInfo
 from nvmeof.transport.local_queue import LocalMedia
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,9 @@ class LocalNamespaces:
             self.elsewhere.append(_by_its_export(section, len(self.elsewhere)))
         except StillOpening as waits:
             self._is_away(section, opening, waits)
+        except NotMade as blank:
+            # Nothing lies there, so a verb has looked at all that there is.
+            log.warning("%s; %s", blank, blank.advice)
         except DeviceMissing as missing:
             self._is_away(section, None, missing)
         except UserError:

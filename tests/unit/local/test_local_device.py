@@ -13,7 +13,7 @@ from agent.config.local_section import LocalSection
 from agent.errors import G35Error, UserError
 from agent.host_os.block_devices import is_device_folder, loop_over
 from agent.local import device as device_module
-from agent.local.device import DeviceInUse, DeviceMissing, open_device, read_label, same_device
+from agent.local.device import DeviceInUse, DeviceMissing, NotMade, open_device, read_label, same_device
 from agent.local.label import NAMESPACE_START
 
 MIB = 1 << 20
@@ -228,10 +228,10 @@ def test_a_start_that_fails_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_a_verb_makes_and_labels_nothing(tmp_path: Path) -> None:
-    with pytest.raises(DeviceMissing, match="not made yet"):
+    with pytest.raises(NotMade, match="not made yet"):
         open_device(section(tmp_path / "new", size="8M"), make=False)
     path = blank(tmp_path / "ssd")
-    with pytest.raises(DeviceMissing, match="no namespace yet"):
+    with pytest.raises(NotMade, match="no namespace yet"):
         open_device(section(path), make=False)
     assert not any(path.read_bytes())
     assert [each.name for each in tmp_path.iterdir()] == ["ssd"]
