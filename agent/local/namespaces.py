@@ -61,7 +61,8 @@ class AwayNamespace:
         try:
             device = self._opening.take(0.0)
         except StillOpening as waits:
-            self.fault = str(waits)
+            if time.monotonic() - self._opening.began >= OPEN_SECONDS:  # else it has only begun
+                self.fault = str(waits)
             return None
         except G35Error as failed:
             self._opening = None

@@ -5,6 +5,7 @@ it any more is closed again.
 """
 
 import threading
+import time
 from typing import Final
 
 from agent.config.local_section import LocalSection
@@ -23,6 +24,7 @@ class Opening:
     """One try to open a device, from construction on. `take` and `give_up` are for one thread."""
 
     def __init__(self, section: LocalSection, had: str, *, make: bool) -> None:
+        self.began = time.monotonic()
         self._section = section
         self._had = had
         self._make = make
