@@ -152,7 +152,7 @@ def test_the_check_counts_local_devices(tmp_path: Path, capsys: pytest.CaptureFi
     agent = "\n".join(f'{key} = "{each}"' for key, each in document()["agent"].items())
     local = "".join(f'[[local]]\npath = "/x/{name}"\n' for name in "ab")
     file.write_text(f"[agent]\n{agent}\n{local}")
-    with pytest.raises(SystemExit, match="^0$"):
+    with pytest.raises(SystemExit, match=r"^0$"):
         main(["config", "check", str(file)])
     assert "enclosures: 0, local devices: 2, volumes: 0" in capsys.readouterr().out
 
