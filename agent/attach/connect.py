@@ -20,15 +20,17 @@ log = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def connected(
-    configuration: Configuration, io_queues: int, *, serve: bool = False
+    configuration: Configuration, io_queues: int, *, serve: bool = False, make: bool = False
 ) -> AsyncIterator[Supervisor]:
     """The sessions to the enclosures, for as long as the block runs; each was tried once.
 
     `serve`: local namespaces are this process's own, and served to other agents (agent/local/namespaces.py).
+    `make`: those that are not made yet are made, also without `serve`.
     """
     host_nqn, host_id = host_identity(configuration.agent.state)
     verbs = configuration.fabric.choice
-    with LocalNamespaces(configuration.local, host_nqn, host_id, serve=serve) as local:
+    state = configuration.agent.state
+    with LocalNamespaces(configuration.local, host_nqn, host_id, state, serve=serve, make=make) as local:
         supervisor = Supervisor(
             [*local.elsewhere, *configuration.enclosures],
             host_nqn,
@@ -38,6 +40,7 @@ async def connected(
             secret_finder(configuration.fabric),
             configuration.discovery,
             local.opened,
+            local.away,
         )
         if configuration.pool.membership == "auto":
             supervisor.newcomers_level = logging.INFO

@@ -34,7 +34,8 @@ def check(file: Annotated[Path, typer.Argument(help="The TOML file.")]) -> None:
     check_shares(each.wish() for each in configuration.volumes if each.layout != "kv")
     print(
         f"{file}: usable; mount at {configuration.agent.mount or 'no folder'}, "
-        f"enclosures: {len(configuration.enclosures)}, volumes: {len(configuration.volumes)}, "
+        f"enclosures: {len(configuration.enclosures)}, local devices: {len(configuration.local)}, "
+        f"volumes: {len(configuration.volumes)}, "
         f"virtio-fs devices: {len(configuration.virtiofs)}"
     )
 

@@ -50,11 +50,14 @@ END_SECONDS = 2.0
 """How long the end of a verb waits for the request that is under way; it may be one to a dead enclosure."""
 
 
-def with_channel(configuration: Configuration, work: Callable[[Fabric, WorkerChannel], T]) -> T:
-    """Connect, and do blocking work on a channel of its own thread."""
+def with_channel(
+    configuration: Configuration, work: Callable[[Fabric, WorkerChannel], T], *, make: bool = False
+) -> T:
+    """Connect, and do blocking work on a channel of its own thread. `make`: local namespaces that are not
+    made yet are made."""
 
     async def main() -> T:
-        async with connected(configuration, 1) as supervisor:
+        async with connected(configuration, 1, make=make) as supervisor:
             fabric = supervisor.fabric
             channel = VerbChannel(fabric, 1)
             ended = threading.Event()

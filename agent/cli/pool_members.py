@@ -76,7 +76,7 @@ def add(
                 )
         return pool_map, {nguid.hex() for nguid, _ in newcomers}, completed
 
-    pool_map, joined, completed = with_channel(configuration, work)
+    pool_map, joined, completed = with_channel(configuration, work, make=True)
     if completed:
         print(f"{completed} namespace(s) now carry the newest map, as an earlier change was to have it")
     for name in sorted(named - joined):

@@ -125,7 +125,7 @@ def format_pool(
             channel.run(write_superblock(channel, numbers[nguid.hex()], nguid, pool_map, places))
         return pool_map
 
-    pool_map = with_channel(configuration, work)
+    pool_map = with_channel(configuration, work, make=True)
     for volume in pool_map.volumes:
         if hint := short_of_second_copies(volume):
             print(hint, file=sys.stderr)

@@ -13,7 +13,6 @@ import fcntl
 import logging
 import os
 import stat
-import struct
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Final
 
 from agent.config.local_section import LocalSection
 from agent.errors import G35Error, UserError
+from agent.host_os.block_devices import backing_file, device_bytes, is_device_folder, loop_over
 from agent.host_os.payload_memory import payload_memory
 from agent.local.label import (
     BLOCK_BYTES,
@@ -30,6 +30,7 @@ from agent.local.label import (
     NoLabel,
     decode_label_untrusted,
 )
+from agent.local.remembered_labels import FILE as LABELS_FILE
 from agent.pool.volume.settings import LOCAL_NGUID
 from agent.sizes import typed_size
 
@@ -37,12 +38,18 @@ log = logging.getLogger(__name__)
 
 NAMESPACE_BYTES_MIN: Final = 2 << 20
 """The pool map's room and one more mebibyte. A volume wants far more, and says so itself."""
-_BLKGETSIZE64: Final = 0x80081272
-_LOOP_FILES: Final = "block/loop*/loop/backing_file"
 
 
 class DeviceInUse(G35Error):
     """Another process has it, or Linux itself: mounted, or part of another device."""
+
+
+class DeviceMissing(UserError):
+    """There is nothing at the path. It may come."""
+
+
+class NotMade(UserError):
+    """It is blank, or a file that may be made, and nothing is to be made."""
 
 
 @dataclass(slots=True)
@@ -53,6 +60,8 @@ class Device:
     label: Label
     direct: int
     buffered: int
+    behind: int = -1
+    """Of the file behind a loop device, held for its lock alone."""
 
     @property
     def is_direct(self) -> bool:
@@ -60,7 +69,7 @@ class Device:
         return self.direct != self.buffered
 
     def close(self) -> None:
-        for descriptor in {self.direct, self.buffered}:
+        for descriptor in {self.direct, self.buffered, self.behind} - {-1}:
             os.close(descriptor)
 
 
@@ -90,16 +99,26 @@ def read_label(path: Path) -> Label:
         raise G35Error(f"{path} carries no local namespace but {lacks}", "see docs/tier0.md") from None
 
 
-def open_device(section: LocalSection) -> Device:
+def open_device(section: LocalSection, had: str = "", *, make: bool = True) -> Device:
     """Open the device of a section, and make its label where it is blank. A file is made where there is none
     and the section has a size.
 
-    Raises `DeviceInUse`, UserError for a device that may not be used so, and G35Error.
+    `had`: the NGUID (hex) of the namespace that this path led to before. Then no new one is made there.
+    `make`: whether anything may be made at all.
+
+    Raises `DeviceInUse`, `DeviceMissing`, `NotMade`, UserError for a device that may not be used so, and
+    G35Error.
     """
     path = section.path
-    _check_kind(path, section)
+    flags = os.O_RDWR | os.O_CLOEXEC
+    kind = _kind(path)
+    if kind is None:
+        _want_makeable(section, had, make)
+        flags |= os.O_CREAT | os.O_EXCL
+    elif stat.S_ISBLK(kind):
+        flags |= os.O_EXCL
     try:
-        buffered = os.open(path, _flags(path), 0o600)
+        buffered = os.open(path, flags, 0o600)
     except OSError as failed:
         if failed.errno in (errno.EBUSY, errno.ETXTBSY):
             raise DeviceInUse(
@@ -107,39 +126,61 @@ def open_device(section: LocalSection) -> Device:
                 "see lsblk; a device of [[local]] belongs to g35 alone",
             ) from None
         raise G35Error(f"cannot open {path}: {failed.strerror or failed}", "see its mode and owner") from None
+    behind = -1
     try:
+        found = os.fstat(buffered).st_mode
+        if stat.S_IFMT(found) != stat.S_IFMT(kind or stat.S_IFREG):
+            raise G35Error(f"{path} was replaced while it was opened", "try again")
         _lock(path, buffered)
-        label = _label_of(section, buffered)
-        return Device(path, label, _direct(path, buffered), buffered)
+        behind = _lock_behind(path, buffered)
+        label = _label_of(section, buffered, had, make)
+        return Device(path, label, _direct(path, buffered), buffered, behind)
     except BaseException:
-        os.close(buffered)
+        if kind is None:
+            path.unlink(missing_ok=True)
+        for descriptor in {buffered, behind} - {-1}:
+            os.close(descriptor)
         raise
 
 
-def _check_kind(path: Path, section: LocalSection) -> None:
+def _kind(path: Path) -> int | None:
+    """The mode of what is there; None where nothing is. Raises UserError where it is no device."""
     try:
         kind = os.stat(path).st_mode
     except FileNotFoundError:
-        if section.size:
-            return
-        raise UserError(
-            f"{path} does not exist", "name a device or a file; a file is made where `size` says how large"
-        ) from None
+        return None
     except OSError as failed:
         raise G35Error(f"{path}: {failed.strerror or failed}", "see the path of [[local]]") from None
     if stat.S_ISDIR(kind):
         raise UserError(f"{path} is a folder", "name a block device, or a file in that folder")
     if not stat.S_ISBLK(kind) and not stat.S_ISREG(kind):
         raise UserError(f"{path} is neither a block device nor a file", "name one that is")
+    return kind
 
 
-def _flags(path: Path) -> int:
-    flags = os.O_RDWR | os.O_CLOEXEC
-    try:
-        is_block = stat.S_ISBLK(os.stat(path).st_mode)
-    except FileNotFoundError:
-        return flags | os.O_CREAT
-    return flags | os.O_EXCL if is_block else flags
+def _want_makeable(section: LocalSection, had: str, make: bool) -> None:
+    """Raises DeviceMissing or NotMade where no file may be made. There is nothing at the path."""
+    path = section.path
+    if had:
+        raise _lost(path, had, "it is gone", DeviceMissing)
+    if not section.size:
+        raise DeviceMissing(
+            f"{path} does not exist", "name a device or a file; a file is made where `size` says how large"
+        )
+    if path.is_symlink():
+        raise DeviceMissing(f"{path} is a link to nothing", "bring back what it leads to, or remove it")
+    if is_device_folder(path.parent):
+        # A file there would be memory, and stand in the way of the SSD when it comes.
+        raise DeviceMissing(f"{path} does not exist", "bring the device back; no file is made among devices")
+    if not make:
+        raise NotMade(f"{path} is not made yet", "start the agent, or format the pool")
+
+
+def _lost(path: Path, had: str, what: str, kind: type[UserError] = UserError) -> UserError:
+    return kind(
+        f"{path} had local namespace {had}: {what}, and no new one is made in its place",
+        f"bring it back; if its values are given up, take its row out of {LABELS_FILE} in the state folder",
+    )
 
 
 def _lock(path: Path, descriptor: int) -> None:
@@ -151,39 +192,48 @@ def _lock(path: Path, descriptor: int) -> None:
         raise DeviceInUse(
             f"another process uses {path}", f"end it, or name another device; fuser -v {path} names it"
         ) from None
-    if (loop := _loop_device(path)) is not None:
+    if (loop := loop_over(path, os.fstat(descriptor))) is not None:
         raise DeviceInUse(f"{path} is the file behind {loop}", f"detach it first: losetup -d {loop}")
 
 
-def _loop_device(path: Path, system: Path = Path("/sys")) -> str | None:
-    """The loop device whose file it is."""
-    wanted = os.path.realpath(path)
-    for backing in system.glob(_LOOP_FILES):
-        with suppress(OSError):
-            if backing.read_text().rstrip("\n") == wanted:
-                return f"/dev/{backing.parts[-3]}"
-    return None
+def _lock_behind(path: Path, descriptor: int) -> int:
+    """Lock the file behind a loop device, which another agent could have by its name. -1: there is none."""
+    behind = backing_file(descriptor)
+    if behind >= 0:
+        try:
+            fcntl.flock(behind, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(behind)
+            raise DeviceInUse(
+                f"another process uses the file behind {path}", f"end it; losetup {path} names the file"
+            ) from None
+    return behind
 
 
-def _device_bytes(descriptor: int) -> int:
-    found = os.fstat(descriptor)
-    if stat.S_ISBLK(found.st_mode):
-        (size,) = struct.unpack("Q", fcntl.ioctl(descriptor, _BLKGETSIZE64, bytes(8)))
-        return int(size)
-    return found.st_size
+def _head(descriptor: int, wanted: int) -> bytes:
+    """The first bytes of a device, all `wanted` of them. Raises OSError: what cannot be read is not blank."""
+    head = bytearray()
+    while len(head) < wanted:
+        got = os.pread(descriptor, wanted - len(head), len(head))
+        if not got:
+            raise OSError(errno.EIO, f"it has {wanted} bytes, and no more than {len(head)} are read")
+        head += got
+    return bytes(head)
 
 
-def _label_of(section: LocalSection, descriptor: int) -> Label:
+def _label_of(section: LocalSection, descriptor: int, had: str, make: bool) -> Label:
     """The label that is there, or a new one on a blank device."""
     path = section.path
     try:
-        there = _device_bytes(descriptor)
-        if there == 0 and stat.S_ISREG(os.fstat(descriptor).st_mode) and section.size:
-            os.ftruncate(descriptor, section.size)
-            there = section.size
-        head = os.pread(descriptor, NAMESPACE_START, 0)
+        there = device_bytes(descriptor)
+        head = _head(descriptor, min(there, NAMESPACE_START))
         if not any(head):
-            return _new_label(section, descriptor, there)
+            if had:
+                raise _lost(path, had, "it is empty")
+            if not make:
+                raise NotMade(f"{path} has no namespace yet", "start the agent, or format the pool")
+            is_new_file = there == 0 and stat.S_ISREG(os.fstat(descriptor).st_mode)
+            return _new_label(section, descriptor, section.size if is_new_file else there)
         label = decode_label_untrusted(head[:LABEL_BYTES])
     except NoLabel as lacks:
         raise UserError(
@@ -223,6 +273,8 @@ def _new_label(section: LocalSection, descriptor: int, there: int) -> Label:
             f"{section.path} has {section.size or there} bytes, too few for a local namespace",
             f"give it {typed_size(least)} at the least, and far more to be of use",
         )
+    if stat.S_ISREG(os.fstat(descriptor).st_mode) and not os.fstat(descriptor).st_size:
+        os.ftruncate(descriptor, there)
     label = Label(LOCAL_NGUID + os.urandom(16 - len(LOCAL_NGUID)), size)
     os.pwrite(descriptor, label.encode(), 0)
     os.fdatasync(descriptor)

@@ -1,8 +1,9 @@
 """The enclosure role of an agent: its local namespaces, served to the other agents by NVMe-oF over TCP.
 
-Each local namespace is a subsystem of its own. Its NQN follows from the server's identity and the NGUID: paths
-to one subsystem lead to one medium, and a copy of a device in another server is another medium. A target has one address: a
-host that reaches one address sees the namespaces that are exported there, and no others.
+Each local namespace is a subsystem of its own. Its NQN follows from the server's identity and the NGUID:
+paths to one subsystem lead to one medium, and a copy of a device in another server is another medium. A
+target has one address: a host that reaches one address sees the namespaces that are exported there, and no
+others.
 """
 
 import hashlib
@@ -34,7 +35,8 @@ def subsystem_nqn(host_id: bytes, nguid: bytes) -> str:
     return f"nqn.2014-08.org.nvmexpress:uuid:{uuid.uuid5(uuid.UUID(bytes=host_id), nguid.hex())}"
 
 
-def _credentials(section: LocalSection) -> dict[str, Credentials]:
+def credentials_of(section: LocalSection) -> dict[str, Credentials]:
+    """Of the hosts that may connect, by their NQNs; empty: any host may. Raises ConfigError."""
     if section.hosts_file is None:
         return {}
     try:
@@ -46,12 +48,11 @@ def _credentials(section: LocalSection) -> dict[str, Credentials]:
 class Export:
     """Listeners for the local namespaces, from construction to `close`. Raises G35Error."""
 
-    def __init__(self, exported: Sequence[tuple[LocalSection, str, DeviceStorage]]) -> None:
-        """`exported`: each with its NQN."""
-        self._targets: dict[tuple[str, int], Target] = {}
+    def __init__(self, addresses: Sequence[tuple[str, int]]) -> None:
+        """It listens at all of them from here on, also for devices that come later."""
+        settings = ControllerSettings(in_capsule_bytes=IN_CAPSULE_BYTES)
+        self._targets = {where: Target(settings) for where in dict.fromkeys(addresses)}
         self._listeners: list[TcpListener] = []
-        for section, nqn, storage in exported:
-            self._offer(section, nqn, storage)
         try:
             for (address, port), target in self._targets.items():
                 self._listeners.append(TcpListener(target, TcpSettings(), address, port))
@@ -62,13 +63,11 @@ class Export:
                 "give [[local]] an `export` address of this machine with a free port",
             ) from None
 
-    def _offer(self, section: LocalSection, nqn: str, storage: DeviceStorage) -> None:
+    def offer(self, section: LocalSection, nqn: str, storage: DeviceStorage) -> None:
+        """Serve a device, by its NQN, at the address of its section. Raises G35Error."""
         where = section.address
-        target = self._targets.get(where)
-        if target is None:
-            settings = ControllerSettings(in_capsule_bytes=IN_CAPSULE_BYTES)
-            target = self._targets[where] = Target(settings)
-        credentials = _credentials(section)
+        target = self._targets[where]
+        credentials = credentials_of(section)
         subsystem = Subsystem(
             nqn,
             serial=hashlib.sha256(nqn.encode()).hexdigest()[:20],
@@ -77,7 +76,13 @@ class Export:
         )
         for host_nqn, each in credentials.items():
             target.set_credentials(subsystem, host_nqn, each)
-        target.add_subsystem(subsystem)
+        try:
+            target.add_subsystem(subsystem)
+        except ValueError:
+            raise G35Error(
+                f"{section.path} has the label of another device of [[local]]: one is a copy of the other",
+                "take the copy away",
+            ) from None
         target.attach(subsystem, Namespace(NSID, storage))
         address, port = where
         family = AddressFamily.IPV6 if ":" in address else AddressFamily.IPV4

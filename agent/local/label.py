@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from agent.inline.crc64 import crc64
+from agent.pool.volume.settings import LOCAL_NGUID
 
 MAGIC: Final = b"g35local"
 VERSION: Final = 1
@@ -56,6 +57,7 @@ def decode_label_untrusted(raw: bytes) -> Label:
         raise NoLabel("a damaged label of g35")
     if version != VERSION:
         raise NoLabel(f"a label of another version of g35 ({version})")
-    if not any(nguid) or not 0 < size <= NAMESPACE_BYTES_MAX or size % BLOCK_BYTES:
+    is_ours = nguid.startswith(LOCAL_NGUID) and any(nguid[len(LOCAL_NGUID) :])
+    if not is_ours or not 0 < size <= NAMESPACE_BYTES_MAX or size % BLOCK_BYTES:
         raise NoLabel("a damaged label of g35")
     return Label(nguid, size)

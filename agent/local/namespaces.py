@@ -1,10 +1,16 @@
 """The local namespaces of this machine, opened: as sessions of the agent beside them, and as an export.
 
 serve = True    the agent: its devices are its own, or the start fails; others reach them by the export
-serve = False   a verb: a device that another process has is reached as other agents reach it
+serve = False   a verb: a device that another process has is reached as other agents reach it; only with
+                `make` it makes files and labels
+
+A device that is missing, does not answer or cannot be read is away, like an enclosure: the others are served,
+and the supervisor looks for it again. A wrong configuration ends the start.
 """
 
 import ipaddress
+import logging
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,13 +19,17 @@ from types import TracebackType
 
 from agent.config.configuration import EnclosureSection
 from agent.config.local_section import LocalSection
-from agent.errors import UserError
-from agent.local.device import Device, DeviceInUse, open_device, read_label, same_device
-from agent.local.export import NSID, Export, subsystem_nqn
+from agent.errors import G35Error, UserError
+from agent.local.device import Device, DeviceInUse, DeviceMissing, NotMade, read_label, same_device
+from agent.local.export import NSID, Export, credentials_of, subsystem_nqn
+from agent.local.opening import OPEN_SECONDS, Opening, StillOpening
+from agent.local.remembered_labels import RememberedLabels
 from agent.local.storage import DeviceStorage
 from nvmeof.host.namespaces import NamespaceInfo
 from nvmeof.transport.base import ControllerInfo
 from nvmeof.transport.local_queue import LocalMedia
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,40 +44,130 @@ class LocalNamespace:
     storage: DeviceStorage
 
 
+class AwayNamespace:
+    """One that is looked for. For one thread."""
+
+    def __init__(self, owner: "LocalNamespaces", section: LocalSection, opening: Opening | None) -> None:
+        self.name = section.shown_name
+        self.fault = ""
+        self._owner = owner
+        self._section = section
+        self._opening = opening
+
+    def look(self) -> LocalNamespace | None:
+        """It, if it has come; waits for nothing. Else `fault` says why not."""
+        if self._opening is None:
+            self._opening = self._owner.begin(self._section)
+        try:
+            device = self._opening.take(0.0)
+        except StillOpening as waits:
+            if time.monotonic() - self._opening.began >= OPEN_SECONDS:  # else it has only begun
+                self.fault = str(waits)
+            return None
+        except G35Error as failed:
+            self._opening = None
+            self.fault = str(failed)
+            return None
+        self._opening = None
+        try:
+            return self._owner.add(self._section, device)
+        except G35Error as failed:
+            self.fault = str(failed)
+            return None
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._opening is not None:
+            self._opening.give_up()
+
+
 class LocalNamespaces:
     """Those of a configuration, from construction to the end of a `with` block."""
 
     def __init__(
-        self, sections: Sequence[LocalSection], host_nqn: str, host_id: bytes, *, serve: bool = False
+        self,
+        sections: Sequence[LocalSection],
+        host_nqn: str,
+        host_id: bytes,
+        state: Path,
+        *,
+        serve: bool = False,
+        make: bool = False,
     ) -> None:
+        """`state`: the agent's state folder, which remembers what the paths led to."""
         self.opened: list[LocalNamespace] = []
         self.elsewhere: list[EnclosureSection] = []
         """Those that another process serves, and how they are reached."""
+        self.away: list[AwayNamespace] = []
+        self._served: list[LocalNamespace] = []
+        """Those of `opened`, and those that came later."""
         self.export: Export | None = None
+        self._host = (host_nqn, host_id)
+        self._notes = serve or make
+        self._labels = RememberedLabels(state) if sections else None
         self._stack = ExitStack()
         _refuse_twins(sections)
+        if serve:
+            for section in sections:  # before a device gets a label
+                credentials_of(section)
+        with self._stack:
+            if serve and sections:
+                self.export = Export([each.address for each in sections])
+                self._stack.callback(self.export.close)
+            until = time.monotonic() + OPEN_SECONDS
+            for section, opening in [(each, self.begin(each)) for each in sections]:
+                self._stack.callback(opening.give_up)
+                self._open(section, opening, until - time.monotonic(), serve)
+            self._stack = self._stack.pop_all()
+
+    def _open(self, section: LocalSection, opening: Opening, seconds: float, serve: bool) -> None:
+        try:
+            device = opening.take(seconds)
+        except DeviceInUse:
+            if serve:
+                raise
+            self.elsewhere.append(_by_its_export(section, len(self.elsewhere), self._host[1]))
+        except StillOpening as waits:
+            self._is_away(section, opening, waits)
+        except NotMade as blank:
+            # Nothing lies there, so a verb has looked at all that there is.
+            log.warning("%s; %s", blank, blank.advice)
+        except DeviceMissing as missing:
+            self._is_away(section, None, missing)
+        except UserError:
+            raise
+        except G35Error as failed:
+            self._is_away(section, None, failed)
+        else:
+            self.opened.append(self.add(section, device))
+
+    def _is_away(self, section: LocalSection, opening: Opening | None, why: G35Error) -> None:
+        away = AwayNamespace(self, section, opening)
+        away.fault = str(why)
+        self.away.append(away)
+        self._stack.callback(away.close)
+
+    def begin(self, section: LocalSection) -> Opening:
+        """Begin to open a device."""
+        assert self._labels is not None
+        return Opening(section, self._labels.of(section.path), make=self._notes)
+
+    def add(self, section: LocalSection, device: Device) -> LocalNamespace:
+        """Serve an open device, to the end of the `with` block. Raises G35Error."""
+        storage = DeviceStorage(device)
         with ExitStack() as undo:
-            exported = []
-            for section in sections:
-                try:
-                    device = open_device(section)
-                except DeviceInUse:
-                    if serve:
-                        raise
-                    self.elsewhere.append(_by_its_export(section, len(self.elsewhere), host_id))
-                    continue
-                storage = DeviceStorage(device)
-                undo.callback(storage.close)
-                _refuse_copy(section, device.label.nguid, self.opened)
-                found = _opened(section, device, storage, host_nqn, host_id)
-                assert isinstance(found.session.local, LocalMedia)
-                undo.callback(found.session.local.close)
-                self.opened.append(found)
-                exported.append((section, found.nqn, storage))
-            if serve and exported:
-                self.export = Export(exported)
-                undo.callback(self.export.close)
-            self._stack = undo.pop_all()
+            undo.callback(storage.close)
+            _refuse_copy(section, device.label.nguid, self._served)
+            found = _opened(section, device, storage, *self._host)
+            assert isinstance(found.session.local, LocalMedia)
+            undo.callback(found.session.local.close)
+            if self.export is not None:
+                self.export.offer(section, found.nqn, storage)
+            if self._notes and self._labels is not None:
+                self._labels.note(section.path, device.label.nguid)
+            self._stack.push(undo.pop_all())
+        self._served.append(found)
+        return found
 
     def __enter__(self) -> "LocalNamespaces":
         return self
@@ -87,9 +187,9 @@ def _refuse_twins(sections: Sequence[LocalSection]) -> None:
         )
 
 
-def _refuse_copy(section: LocalSection, nguid: bytes, opened: Sequence[LocalNamespace]) -> None:
+def _refuse_copy(section: LocalSection, nguid: bytes, served: Sequence[LocalNamespace]) -> None:
     """Raises UserError where a device before it has the same label: writes would go to either of them."""
-    for each in opened:
+    for each in served:
         if each.namespace.nguid == nguid:
             raise UserError(
                 f"{each.path} and {section.path} carry one label, {nguid.hex()}: one is a copy of the other",

@@ -17,7 +17,7 @@ import trio
 
 from agent.config.configuration import DiscoverySection, EnclosureSection, FabricSection
 from agent.host_os.rate_limited_log import Complaints
-from agent.local.namespaces import LocalNamespace
+from agent.local.namespaces import AwayNamespace, LocalNamespace
 from agent.remote.discovery import Discovered, itself
 from agent.remote.enclosure import Enclosure
 from agent.remote.fabric import Fabric
@@ -54,6 +54,9 @@ NAMED_MAX = 8
 RECONNECT = ReconnectPolicy(first_s=0.2, most_s=5.0, loss_s=math.inf)
 """An enclosure is part of the pool until an operator says otherwise, so it is never given up."""
 
+LOCAL_AGAIN_SECONDS = 1.0
+"""How soon a device of this machine that is away is looked for again."""
+
 SecretFinder: TypeAlias = Callable[[EnclosureSection], Credentials | None]
 """The credentials for an enclosure, out of the files that the configuration names. Raises
 `SecretFileError`."""
@@ -87,6 +90,7 @@ class Supervisor:
         secrets: SecretFinder = lambda section: None,
         discovery: Sequence[DiscoverySection] = (),
         local: Sequence[LocalNamespace] = (),
+        away: Sequence[AwayNamespace] = (),
     ) -> None:
         sections = [path for section in sections for path in section.each_path()]
         self._sections = sections
@@ -113,7 +117,9 @@ class Supervisor:
         self._complaints = Complaints(log)
         self.fabric = Fabric([Enclosure(each.name, nqn=each.nqn, address=each.address) for each in sections])
         beside = [_beside(each, self.fabric) for each in local]
-        self.fabric.enclosures = [*beside, *self.fabric.enclosures]
+        self._away = [(each, Enclosure(each.name, fault=each.fault, is_local=True)) for each in away]
+        absent = [enclosure for _, enclosure in self._away]
+        self.fabric.enclosures = [*beside, *absent, *self.fabric.enclosures]
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -122,9 +128,28 @@ class Supervisor:
             nursery.start_soon(self._look_around)
             for discovery in self._discovery:
                 nursery.start_soon(self._follow, discovery)
+            for away, enclosure in self._away:
+                nursery.start_soon(self._look_for, away, enclosure)
             reached = [each for each in self.fabric.enclosures if not each.is_local]
             for section, enclosure in zip(self._sections, reached, strict=True):
                 nursery.start_soon(self._keep, section, enclosure)
+
+    async def _look_for(self, away: AwayNamespace, enclosure: Enclosure) -> None:
+        """Until a device of this machine that is away has come."""
+        log.warning("%s: away, and looked for again: %s", enclosure.name, enclosure.fault)
+        while (found := away.look()) is None:
+            if away.fault != enclosure.fault:
+                self._note(enclosure, "away", away.fault, logging.WARNING)
+            enclosure.fault = away.fault
+            await trio.sleep(LOCAL_AGAIN_SECONDS)
+        enclosure.namespaces = (found.namespace,)
+        enclosure.began = self.fabric.unflushed.session_began()
+        enclosure.epoch += 1
+        enclosure.nqn = found.nqn
+        enclosure.session = found.session
+        enclosure.fault = ""
+        self.fabric.refresh()
+        self._note(enclosure, "here", str(found.path))
 
     async def _look_around(self) -> None:
         """Look for gray failure and for writes that stay without an answer, and log the findings."""

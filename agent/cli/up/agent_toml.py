@@ -103,7 +103,8 @@ def agent_toml(
         sections.append(("[[enclosures]]", section | ({"paths": others} if others else {})))
     if options.local is not None and local_port:
         path = options.local.absolute()
-        size = options.drive_size if not path.exists() else "0"
+        is_made = path.exists() and not (path.is_file() and path.stat().st_size == 0)
+        size = "0" if is_made else options.drive_size
         local = {"path": str(path), "size": size, "export": f"127.0.0.1:{local_port}"}
         sections.append(("[[local]]", local))
     volumes = [("kv", "kv", options.value_size, 0.75 if options.files else 1.0)]

@@ -32,6 +32,7 @@ from agent.cli.up.up_arguments import UpOptions
 from agent.errors import G35Error, UserError
 from agent.fs.doors.mounting import clear_dead_mount
 from agent.inline.secrets import create_root_key
+from agent.local.device import read_label
 from agent.query.access_tokens import new_tokens_file
 from agent.s3.credentials import new_credentials_file
 from agent.sizes import counted
@@ -164,8 +165,7 @@ class _Pool:
     def start(self, stop: threading.Event) -> None:
         """Bring everything up in its order; returns early once `stop` is set."""
         layout = self._layout
-        local = self._options.local
-        is_there = layout.has_drives() or (local is not None and local.exists())
+        is_there = layout.has_drives() or _is_labelled(self._options.local)
         are_new = self._options.media == "memory" or not is_there
         for number in range(self._options.enclosures):
             self._enclosures.append(self._enclosure(number))
@@ -220,12 +220,16 @@ class _Pool:
         """After a start that failed: leave nothing in the state folder that was not there `before`.
 
         But for logs, which say why. And nothing goes where a pool was made on drives that were there: without
-        its key, which is new as well, they would be lost to a pool that nobody can open.
+        its key, which is new as well, they would be lost to a pool that nobody can open. The device of
+        --local counts as one that was there: it is never removed.
         """
         if self._mount_is_new:
             with contextlib.suppress(OSError):
                 self._mount.rmdir()
-        if not (self._formatted and any(path.parent.name.startswith("drives-") for path in before)):
+        carries = _is_labelled(self._options.local) or any(
+            path.parent.name.startswith("drives-") for path in before
+        )
+        if not (self._formatted and carries):
             self._layout.remove_new(before | self._set_aside)
 
     def _set_dead_names_aside(self) -> None:
@@ -357,6 +361,15 @@ class _Pool:
         except (FileNotFoundError, ValueError):
             return False
         return is_alive(pid)
+
+
+def _is_labelled(local: Path | None) -> bool:
+    """Whether the device of --local is a namespace already, so that a pool may lie on it."""
+    if local is not None:
+        with contextlib.suppress(G35Error):
+            read_label(local)
+            return True
+    return False
 
 
 def _say(what: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent.config.local_section import LocalSection
-from agent.errors import UserError
+from agent.errors import G35Error, UserError
 from agent.local.device import DeviceInUse, open_device, same_device
 from agent.local.storage import DeviceStorage
 from nvmeof.controller.storage import Scratch
@@ -56,6 +57,33 @@ def test_a_block_device_is_read_and_written_in_place(loop: Path, tmp_path: Path)
     again.close()
     (tmp_path / "alias").symlink_to(loop)
     assert same_device([loop, tmp_path / "alias"]) == (loop, tmp_path / "alias")
+
+
+def test_a_loop_device_and_its_file_are_one_medium(loop: Path, tmp_path: Path) -> None:
+    """By whatever name, and whichever of the two is opened first."""
+    (tmp_path / "hard").hardlink_to(tmp_path / "backing")
+    device = open_device(LocalSection(path=loop))
+    with pytest.raises(DeviceInUse):
+        open_device(LocalSection(path=tmp_path / "hard"))
+    device.close()
+    with pytest.raises(DeviceInUse, match="is the file behind /dev/loop"):
+        open_device(LocalSection(path=tmp_path / "hard"))
+    with (tmp_path / "backing").open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(DeviceInUse, match="uses the file behind"):
+            open_device(LocalSection(path=loop))
+    open_device(LocalSection(path=loop)).close()
+
+
+def test_somebodys_data_behind_a_bad_sector_are_left_alone(loop: Path, tmp_path: Path) -> None:
+    data = b"somebody's data" * 1000
+    with (tmp_path / "backing").open("r+b") as file:
+        file.seek(65536)
+        file.write(data)
+    os.truncate(tmp_path / "backing", 32768)  # from there on, reads of the loop device fail
+    with pytest.raises(G35Error, match="Input/output error"):
+        open_device(LocalSection(path=loop))
+    assert not any((tmp_path / "backing").read_bytes())
 
 
 def test_a_device_with_a_file_system_is_left_alone_mounted_or_not(loop: Path, tmp_path: Path) -> None:

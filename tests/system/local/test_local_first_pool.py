@@ -82,6 +82,7 @@ def test_up_does_with_a_file_alone_and_says_what_it_cannot(processes: Processes,
         assert refused.process.wait(60) == 2
         assert why in " ".join(refused.output.split())
     ssd = tmp_path / "ssd"
+    ssd.touch()  # as a start leaves it that is killed at once
     pool = PoolUp(
         processes, tmp_path / "state", "--enclosures", "0", "--drive-size", "256M", "--local", str(ssd)
     )

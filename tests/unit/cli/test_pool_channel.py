@@ -27,7 +27,7 @@ def nothing() -> Steps[None]:
 @pytest.fixture(autouse=True)
 def _no_enclosures(monkeypatch: pytest.MonkeyPatch) -> None:
     @asynccontextmanager
-    async def connected(*_: object) -> AsyncIterator[Any]:
+    async def connected(*_: object, **__: object) -> AsyncIterator[Any]:
         yield SimpleNamespace(fabric=Fabric([]))
 
     monkeypatch.setattr(pool_channel, "connected", connected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -10,8 +11,9 @@ import pytest
 
 from agent.config.local_section import LocalSection
 from agent.errors import G35Error, UserError
+from agent.host_os.block_devices import is_device_folder, loop_over
 from agent.local import device as device_module
-from agent.local.device import DeviceInUse, open_device, read_label, same_device
+from agent.local.device import DeviceInUse, DeviceMissing, NotMade, open_device, read_label, same_device
 from agent.local.label import NAMESPACE_START
 
 MIB = 1 << 20
@@ -117,8 +119,9 @@ def test_the_file_behind_a_loop_device_is_in_use(tmp_path: Path) -> None:
     backing = tmp_path / "block/loop3/loop/backing_file"
     backing.parent.mkdir(parents=True)
     backing.write_text(f"{tmp_path}/ssd\n")
-    assert device_module._loop_device(tmp_path / "ssd", tmp_path) == "/dev/loop3"
-    assert device_module._loop_device(tmp_path / "other", tmp_path) is None
+    found = blank(tmp_path / "ssd").stat()
+    assert loop_over(tmp_path / "ssd", found, tmp_path, tmp_path) == "/dev/loop3"
+    assert loop_over(tmp_path / "other", found, tmp_path, tmp_path) is None
 
 
 def test_one_device_by_two_names_is_noticed(tmp_path: Path) -> None:
@@ -150,3 +153,85 @@ def test_a_label_that_is_none_is_said(tmp_path: Path) -> None:
         read_label(blank(tmp_path / "ssd"))
     with pytest.raises(G35Error, match="No such file"):
         read_label(tmp_path / "none")
+
+
+def test_what_cannot_be_read_is_not_blank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, real = blank(tmp_path / "ssd"), os.pread
+    with path.open("r+b") as file:
+        file.seek(65536)
+        file.write(b"somebody's data")
+    before = path.read_bytes()
+
+    def short(descriptor: int, length: int, offset: int) -> bytes:
+        """As Linux reads a device with a bad sector: what lies before it, and then an error."""
+        if offset >= 32768:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(descriptor, min(length, 32768 - offset), offset)
+
+    monkeypatch.setattr(device_module.os, "pread", short)
+    with pytest.raises(G35Error, match="Input/output error"):
+        open_device(section(path))
+    monkeypatch.setattr(
+        device_module.os, "pread", lambda fd, length, at: real(fd, min(length, 32768), 0)[at:]
+    )
+    with pytest.raises(G35Error, match="no more than 32768 are read"):
+        open_device(section(path))
+    assert path.read_bytes() == before
+
+
+def test_no_file_is_made_among_devices(tmp_path: Path) -> None:
+    assert is_device_folder(tmp_path / "dev/mapper", devices=tmp_path / "dev")
+    assert not is_device_folder(tmp_path, devices=tmp_path / "dev")
+    number = tmp_path.stat().st_dev
+    mounts = tmp_path / "mountinfo"
+    line = f"21 1 {os.major(number)}:{os.minor(number)} / /x rw shared:2 - devtmpfs udev rw\n"
+    mounts.write_text(line)
+    assert is_device_folder(tmp_path, mounts=mounts)
+    mounts.write_text(line.replace("devtmpfs", "ext4"))
+    assert not is_device_folder(tmp_path, mounts=mounts)
+
+
+def test_a_device_that_is_away_is_replaced_by_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_module, "is_device_folder", lambda folder: folder == tmp_path)
+    with pytest.raises(DeviceMissing, match="does not exist"):
+        open_device(section(tmp_path / "nvme9n1", size="8M"))
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_namespace_that_is_gone_is_replaced_by_no_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "ssd"
+    device = open_device(section(path, size="8M"))
+    device.close()
+    had = device.label.nguid.hex()
+    os.truncate(path, 0)
+    with pytest.raises(UserError, match=f"had local namespace {had}: it is empty") as said:
+        open_device(section(path, size="8M"), had)
+    assert "local_labels.json" in said.value.advice
+    path.unlink()
+    with pytest.raises(DeviceMissing, match="it is gone"):
+        open_device(section(path, size="8M"), had)
+    assert not path.exists()
+    other = open_device(section(path, size="8M"))
+    other.close()
+    open_device(section(path, size="8M"), had).close()  # another SSD that has a label of its own
+
+
+def test_a_start_that_fails_leaves_no_file(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="too few"):
+        open_device(section(tmp_path / "new", size="2M"))
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    with pytest.raises(DeviceMissing, match="a link to nothing"):
+        open_device(section(tmp_path / "link", size="8M"))
+    assert [each.name for each in tmp_path.iterdir()] == ["link"]
+
+
+def test_a_verb_makes_and_labels_nothing(tmp_path: Path) -> None:
+    with pytest.raises(NotMade, match="not made yet"):
+        open_device(section(tmp_path / "new", size="8M"), make=False)
+    path = blank(tmp_path / "ssd")
+    with pytest.raises(NotMade, match="no namespace yet"):
+        open_device(section(path), make=False)
+    assert not any(path.read_bytes())
+    assert [each.name for each in tmp_path.iterdir()] == ["ssd"]

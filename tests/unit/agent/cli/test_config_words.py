@@ -147,6 +147,16 @@ def test_a_description_too(found: dict[str, Any], said: str) -> None:
     assert not PYTHONS_WORDS.search(caught.value.message)
 
 
+def test_the_check_counts_local_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "agent.toml"
+    agent = "\n".join(f'{key} = "{each}"' for key, each in document()["agent"].items())
+    local = "".join(f'[[local]]\npath = "/x/{name}"\n' for name in "ab")
+    file.write_text(f"[agent]\n{agent}\n{local}")
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["config", "check", str(file)])
+    assert "enclosures: 0, local devices: 2, volumes: 0" in capsys.readouterr().out
+
+
 def test_the_check_adds_the_shares_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "agent.toml"
     volumes = [f'[[volumes]]\nname = "{name}"\nshare = 0.75\n' for name in "ab"]

@@ -1,0 +1,71 @@
+"""A device that is opened on a thread of its own: an SSD may hang where its label is read, for minutes.
+
+The thread cannot be ended. So there is one for each section at the most, and what it opens after nobody wants
+it any more is closed again.
+"""
+
+import threading
+import time
+from typing import Final
+
+from agent.config.local_section import LocalSection
+from agent.errors import G35Error
+from agent.local.device import Device, open_device
+
+OPEN_SECONDS: Final = 3.0
+"""How long a start waits for its devices, all together."""
+
+
+class StillOpening(G35Error):
+    """The device has not answered yet."""
+
+
+class Opening:
+    """One try to open a device, from construction on. `take` and `give_up` are for one thread."""
+
+    def __init__(self, section: LocalSection, had: str, *, make: bool) -> None:
+        self.began = time.monotonic()
+        self._section = section
+        self._had = had
+        self._make = make
+        self._changed = threading.Condition()
+        self._is_wanted = True
+        self._device: Device | None = None
+        self._failed: Exception | None = None
+        threading.Thread(target=self._run, name=f"open-{section.path.name}", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            device = open_device(self._section, self._had, make=self._make)
+        except Exception as failed:
+            with self._changed:
+                self._failed = failed
+                self._changed.notify_all()
+            return
+        with self._changed:
+            if self._is_wanted:
+                self._device = device
+            else:
+                device.close()
+            self._changed.notify_all()
+
+    def take(self, seconds: float) -> Device:
+        """The device, which is the caller's to close. Raises StillOpening after so many seconds, and what
+        `open_device` raised."""
+        with self._changed:
+            is_over = self._changed.wait_for(lambda: self._device or self._failed, max(0.0, seconds))
+            if self._failed is not None:
+                raise self._failed
+            if not is_over or self._device is None:
+                raise StillOpening(f"{self._section.path} does not answer while it is opened", "see dmesg")
+            device, self._device = self._device, None
+            self._is_wanted = False
+            return device
+
+    def give_up(self) -> None:
+        """Nobody takes it any more; idempotent."""
+        with self._changed:
+            self._is_wanted = False
+            if self._device is not None:
+                self._device.close()
+                self._device = None
