@@ -8,12 +8,12 @@ the agent; a key beyond KEYS_MAX takes the place of the oldest."""
 import heapq
 import threading
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from agent.pool.volume.directory_cache import COOLDOWN_SECONDS
 
-LOOKS: Final = (0.025, 0.1, 0.4, 1.2, COOLDOWN_SECONDS + 1.0)
+LOOKS: Final[Sequence[float]] = (0.025, 0.1, 0.4, 1.2, COOLDOWN_SECONDS + 1.0)
 """Seconds after a removal at which the directories are read again. Another agent's image may be 20 ms old and
 on its way for as long as a write may take. One that was given up may land within COOLDOWN_SECONDS."""
 ANY_SECONDS: Final = 1.5
