@@ -15,8 +15,8 @@ import pytest
 from tests.support.sim.seed_counts import seed_count
 from tests.support.sim.spill_simulation import SpillSimulation
 
-SEEDS = seed_count(whole=200, part=50)
-GROUPS = 4
+SEEDS = seed_count(whole=120, part=48)
+GROUPS = max(1, SEEDS // 12)
 
 
 @pytest.mark.parametrize("group", range(GROUPS))
