@@ -16,7 +16,8 @@ MIB = 1 << 20
 
 
 def nqn_of(path: Path, host_id: bytes) -> str:
-    with LocalNamespaces([LocalSection(path=path, size=8 * MIB)], HOST, host_id) as local:
+    sections = [LocalSection(path=path, size=8 * MIB)]
+    with LocalNamespaces(sections, HOST, host_id, path.parent, make=True) as local:
         (only,) = local.opened
         return only.nqn
 
@@ -36,6 +37,6 @@ def test_a_device_and_its_copy_are_not_opened_together(tmp_path: Path) -> None:
     shutil.copy(tmp_path / "ssd", tmp_path / "copy")
     both = [LocalSection(path=tmp_path / "ssd"), LocalSection(path=tmp_path / "copy")]
     with pytest.raises(UserError, match="carry one label") as told:
-        LocalNamespaces(both, HOST, bytes(16))
+        LocalNamespaces(both, HOST, bytes(16), tmp_path)
     assert "leave the copy out" in told.value.advice
     nqn_of(tmp_path / "ssd", bytes(16))  # Nothing was left open.
