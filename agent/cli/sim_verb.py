@@ -244,7 +244,7 @@ def sim(_context: typer.Context, options: SimOptions) -> None:
     The same seed gives the same digest on any machine. Rates are decimal, and a small b means bits.
     """
     from agent.cli.tables import progress_bar
-    from agent.sim.experiment import play
+    from agent.sim.rows_side_by_side import play_side_by_side
 
     experiment = options.experiment()
     with progress_bar() as progress:
@@ -255,7 +255,7 @@ def sim(_context: typer.Context, options: SimOptions) -> None:
             served[row] = count
             progress.update(task, completed=sum(served.values()), description=f"{row} {count:,}")
 
-        report = play(experiment, say)
+        report = play_side_by_side(experiment, say)
     if options.json_output:
         print(json.dumps(report.record(), indent=2))
     else:

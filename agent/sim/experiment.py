@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from agent.errors import UserError, did_you_mean
 from agent.figures.tables import Host
@@ -61,6 +61,10 @@ NO_FABRIC_NOTE: Final = "Left out: there is no fabric between the NICs: no conge
 FABRIC_NOTE: Final = "Left out: pauses between switches (PFC). Shared storage has a network of its own."
 LOOKED_AT: Final = 20_000
 """Requests, from the first on, that come to the load that is asked for."""
+
+
+Source: TypeAlias = Callable[[], MadeRequests | TraceRequests]
+"""Makes the requests of a row, from the start with each call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +134,7 @@ class Experiment:
             return self.made_block_tokens or BLOCK_TOKENS
         return block_tokens_of(self.trace)
 
-    def source(self) -> Callable[[], MadeRequests | TraceRequests]:
+    def source(self) -> Source:
         """The requests, from the start with each call."""
         if self.trace is not None and self.trace.exists() and not self.trace.is_file():
             raise UserError(
@@ -167,6 +171,18 @@ class Experiment:
         return min(tried, key=lambda each: abs(math.log(each[1])))
 
 
+@dataclass(frozen=True, slots=True)
+class PlayedRow:
+    """One row, and what it cost and found."""
+
+    result: RowResult
+    load: float | None
+    broken_lines: int
+    complaints: Sequence[str]
+    cpu_seconds: float
+    memory_bytes: int
+
+
 @dataclass(slots=True)
 class Report:
     """The outcome of an experiment."""
@@ -180,6 +196,12 @@ class Report:
     """The load that the requests came to, all of them; None where they came at once."""
     cpu_seconds: float = 0.0
     memory_bytes: int = 0
+
+    def add(self, row: PlayedRow) -> None:
+        self.rows.append(row.result)
+        self.load, self.broken_lines, self.complaints = row.load, row.broken_lines, row.complaints
+        self.cpu_seconds += row.cpu_seconds
+        self.memory_bytes = max(self.memory_bytes, row.memory_bytes)
 
     @property
     def first(self) -> RowResult:
@@ -393,30 +415,34 @@ def _see_that_it_asked(requests: TraceRequests) -> None:
     )
 
 
+def play_row(experiment: Experiment, source: Source, name: str, say: Callable[[int], None]) -> PlayedRow:
+    """Play one row. `say` hears how many of its requests were served, now and then. Raises UserError."""
+    began, plan = time.process_time(), experiment.plan_of(name)
+    requests = source()
+    played = Measured(itertools.islice(requests, experiment.requests or None), plan)
+    kind = "g35" if name.startswith("g35") else name
+    result = PodRun(
+        kind, plan, experiment.seed, experiment.block_tokens, iter(played), say, experiment.players
+    ).run()
+    broken = 0
+    complaints: Sequence[str] = ()
+    if isinstance(requests, TraceRequests):
+        broken, complaints = requests.file.broken_lines, tuple(requests.file.complaints)
+        _see_that_it_asked(requests)
+    result.name = name
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    load = played.demand().load(plan)
+    return PlayedRow(result, load, broken, complaints, time.process_time() - began, memory)
+
+
 def play(experiment: Experiment, say: Callable[[str, int], None] | None = None) -> Report:
     """Play every row. `say` hears the row and how many of its requests were served, now and then."""
     report, source = Report(experiment), experiment.source()
-    began = time.process_time()
     for name in experiment.rows:
-        plan = experiment.plan_of(name)
 
         def heard(served: int, name: str = name) -> None:
             if say is not None:
                 say(name, served)
 
-        requests = source()
-        played = Measured(itertools.islice(requests, experiment.requests or None), plan)
-        kind = "g35" if name.startswith("g35") else name
-        result = PodRun(
-            kind, plan, experiment.seed, experiment.block_tokens, iter(played), heard,
-            experiment.players,
-        ).run()  # fmt: skip
-        if isinstance(requests, TraceRequests):
-            report.broken_lines, report.complaints = requests.file.broken_lines, requests.file.complaints
-            _see_that_it_asked(requests)
-        report.load = played.demand().load(plan)
-        result.name = name
-        report.rows.append(result)
-    report.cpu_seconds = time.process_time() - began
-    report.memory_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        report.add(play_row(experiment, source, name, heard))
     return report

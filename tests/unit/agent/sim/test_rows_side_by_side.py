@@ -1,0 +1,55 @@
+"""Rows of an experiment in processes of their own: the same outcome, and none is left."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from pathlib import Path
+
+import pytest
+
+from agent.errors import UserError
+from agent.sim.experiment import Experiment, play
+from agent.sim.pod_plan import PodPlan
+from agent.sim.rows_side_by_side import play_side_by_side
+
+ROWS = ("g35", "recompute", "lustre-dpu")
+
+
+@pytest.fixture(autouse=True)
+def _two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1})
+
+
+def test_the_same_as_one_after_the_other() -> None:
+    experiment = Experiment(PodPlan(gpus=8), requests=40, rows=ROWS)
+    heard: dict[str, int] = {}
+    together, alone = play_side_by_side(experiment, heard.__setitem__), play(experiment)
+    assert [row.name for row in together.rows] == list(ROWS)
+    assert [row.digest for row in together.rows] == [row.digest for row in alone.rows]
+    assert together.load == alone.load
+    assert set(heard) <= set(ROWS)
+    assert together.cpu_seconds > 0
+    assert together.memory_bytes > 0
+    assert not multiprocessing.active_children()
+
+
+def test_what_is_wrong_with_a_trace_is_told_as_ever(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 0, "output_length": 0, "hash_ids": []}\n')
+    experiment = Experiment(PodPlan(gpus=8), requests=40, rows=ROWS, trace=trace)
+    with pytest.raises(UserError) as alone:
+        play(experiment)
+    with pytest.raises(UserError, match="no request was played") as together:
+        play_side_by_side(experiment, lambda _row, _count: None)
+    assert (str(together.value), together.value.advice) == (str(alone.value), alone.value.advice)
+
+
+def test_who_gives_up_leaves_no_process() -> None:
+    def tired(_row: str, _count: int) -> None:
+        raise KeyboardInterrupt
+
+    experiment = Experiment(PodPlan(gpus=8), requests=3000, rows=ROWS)
+    with pytest.raises(KeyboardInterrupt):
+        play_side_by_side(experiment, tired)
+    assert not multiprocessing.active_children()
