@@ -62,7 +62,17 @@ def test_every_entry_can_be_measured_and_every_floor_is_an_entry() -> None:
             assert CATALOG[entry.floor].unit == entry.unit
 
 
-@pytest.mark.parametrize("name", [name for name in CATALOG if name.startswith(("kv_", "redis_"))])
+STORES = [name for name in CATALOG if name.startswith(("kv_", "redis_"))]
+
+
+@pytest.mark.parametrize("name", [name for name in STORES if name.endswith("_b32")])
+def test_batches_stand_on_pipelines_of_redis(name: str) -> None:
+    entry = CATALOG[name]
+    assert entry.unit == RATE
+    assert entry.floor == (name.replace("kv_", "redis_") if name.startswith("kv_") else None)
+
+
+@pytest.mark.parametrize("name", [name for name in STORES if not name.endswith("_b32")])
 def test_speeds_of_stores_stand_on_raw_tcp_of_their_size(name: str) -> None:
     entry = CATALOG[name]
     floor = f"kv_get_{entry.size}" if entry.transport == "rdma" else f"raw_tcp_{entry.size}"

@@ -103,7 +103,7 @@ def test_of_a_named_one_that_is_a_member_it_is_said(
     monkeypatch.setattr(pool_channel, "root_key_in", lambda file: root)
     for joined in (set[str](), {nguid_of(1).hex()}):
         monkeypatch.setattr(
-            pool_members, "with_channel", lambda configuration, work, joined=joined: (pool_map, joined, 0)
+            pool_members, "with_channel", lambda *_, joined=joined, make: (pool_map, joined, 0)
         )
         pool_members.add(Path("c"), [nguid_of(0).hex().upper(), *joined], force=True)
         said = capsys.readouterr().out
