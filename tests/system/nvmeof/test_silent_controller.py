@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from nvmeof.authentication.secret import Credentials, new_secret
-from nvmeof.controller import queue_session
+from nvmeof.controller import fabrics_commands
 from nvmeof.controller.request import Outcome, Request
 from nvmeof.errors import AuthenticationFailed, ConnectionLost
 from nvmeof.host.command import Command
@@ -55,7 +55,7 @@ def enclosure(way: Way) -> Iterator[AskingEnclosure]:
 
 def fall_silent(monkeypatch: pytest.MonkeyPatch, credentials: Credentials, then: Callable[[], None]) -> None:
     """Leave a farewell unanswered, or where there will be none who asks for a message; `then` is called."""
-    execute = queue_session.execute_authentication
+    execute = fabrics_commands.execute_authentication
 
     def or_not(request: Request, *rest: Any) -> Outcome:
         sent = request.window
@@ -64,7 +64,7 @@ def fall_silent(monkeypatch: pytest.MonkeyPatch, credentials: Credentials, then:
             return Outcome.PARKED
         return execute(request, *rest)
 
-    monkeypatch.setattr(queue_session, "execute_authentication", or_not)
+    monkeypatch.setattr(fabrics_commands, "execute_authentication", or_not)
 
 
 @CASES

@@ -82,13 +82,14 @@ def test_what_is_evicted_comes_up_and_the_verbs_tell_of_it(processes: Processes,
             assert seen["gets_from_g4"] > 10, "how many depends on which victims were copied in time"
             assert seen["hits"] == len(served)
             assert seen["misses"] == len(KEYS) - len(served)
-            for key in KEYS[:120]:
+            for key in KEYS:
                 # What comes back to flash may evict values that have no copy yet. A miss after the look-up is
                 # an empty file.
                 with contextlib.suppress(FileNotFoundError):
                     assert (mount / "kv/kv" / key.hex()).read_bytes() in (b"", value_of(key))
             after = next(each for each in status()["volumes"] if each["name"] == "kv")
-            assert after["gets_from_g4"] > seen["gets_from_g4"] + 10, "a path finds values in G4, too"
+            # How many depends on which of them are back on flash by then.
+            assert after["gets_from_g4"] > seen["gets_from_g4"], "a path finds values in G4, too"
         assert agent.stop(30) == 0
 
         (row,) = json.loads(verb("status", "--json"))

@@ -288,6 +288,7 @@ def test_more_than_the_parts_of_one_request_and_a_rate(memory: RegisteredMemory)
         assert all(buffers[n] == BLOB[n : n + 64 * KIB] for n in range(count))
 
 
+@pytest.mark.interpreted
 def test_no_more_reads_are_under_way_than_a_queue_takes() -> None:
     """The reads of one part are sent while those of the part before are opened, and no more."""
     agent = agent_with()
