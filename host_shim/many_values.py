@@ -1,7 +1,7 @@
-"""Many short values by one request: LOAD_MANY and STORE_MANY of transfer_wire.py, for memory of any kind.
+"""Many short values by one request: LOAD_MANY of transfer_wire.py, into memory of any kind.
 
-Values in registered memory move straight from and to it. Others pass through memory that the pool has
-registered for this.
+Values for registered memory come straight into it. Others pass through memory that the pool has registered
+for this.
 """
 
 from collections.abc import Sequence

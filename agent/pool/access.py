@@ -82,16 +82,16 @@ class ServedVolume(ABC):
     def reader(self, key: bytes, prestage: PrestageCache | None = None) -> Reader:
         """One value to be read."""
 
-    def reads_together(self, prestage: PrestageCache | None) -> bool:
-        """Whether `read_together` serves values of this volume now."""
-        return False
-
     def read_together(
-        self, channel: IoChannel, keys: Sequence[bytes], targets: Sequence[memoryview]
-    ) -> Steps[list[int | MissCause | None]]:
-        """Read many short values, each into its target; see batch.py. None: a reader of its own must look."""
-        yield from ()  # steps, of which there are none
-        return [None] * len(keys)
+        self,
+        channel: IoChannel,
+        keys: Sequence[bytes],
+        targets: Sequence[memoryview],
+        prestage: PrestageCache | None,
+    ) -> Steps[list[int | MissCause | None]] | None:
+        """Read many short values, each into its target; see batch.py. None: readers of their own must look,
+        as for those with None in the list."""
+        return None
 
     @abstractmethod
     def writer(self, key: bytes, *, length: int | None = None, ttl_seconds: int = 0) -> Writer:
@@ -260,15 +260,17 @@ class _InSets(ServedVolume):
             return SlotReader(volume, key, prestage)
         return GatedReader(volume, key, prestage, self.gate)
 
-    def reads_together(self, prestage: PrestageCache | None) -> bool:
+    def read_together(
+        self,
+        channel: IoChannel,
+        keys: Sequence[bytes],
+        targets: Sequence[memoryview],
+        prestage: PrestageCache | None,
+    ) -> Steps[list[int | MissCause | None]] | None:
         volume, back = self._volume, self.back
         waits_in_memory = (back is not None and len(back)) or (prestage is not None and prestage.bytes_held)
-        return not (volume.erased or volume.hedge is not None or self.gate is not None or waits_in_memory)
-
-    def read_together(
-        self, channel: IoChannel, keys: Sequence[bytes], targets: Sequence[memoryview]
-    ) -> Steps[list[int | MissCause | None]]:
-        volume = self._volume
+        if volume.erased or volume.hedge is not None or self.gate is not None or waits_in_memory:
+            return None
         return read_together(volume, channel, keys, targets, volume.timing.read_deadline)
 
     def writer(self, key: bytes, *, length: int | None = None, ttl_seconds: int = 0) -> Writer:

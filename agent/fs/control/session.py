@@ -45,10 +45,8 @@ LEGAL: Final = {
 }
 
 
-def outcome_of(refused: PutRefused | BadPut | None) -> Outcome:
-    """What a client is told of a put; None: it was not refused."""
-    if refused is None:
-        return Outcome.HIT
+def outcome_of(refused: PutRefused | BadPut) -> Outcome:
+    """What a client is told of a put that was refused."""
     cause = refused.cause if isinstance(refused, PutRefused) else None
     return Outcome.REFUSED if cause is None else Outcome(cause.value)
 

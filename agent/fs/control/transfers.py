@@ -109,12 +109,17 @@ class Transfers:
         volume, channel = self._volume_of(many.volume), self._channel()
         targets = [self._piece(session, *part) for part in many.parts]
         # A suite whose proof is a CRC may not open into memory that its client can change meanwhile.
-        if volume.volume.codec.suite.reads_text_again or not volume.reads_together(self._prestage):
+        reading_all = (
+            None
+            if volume.volume.codec.suite.reads_text_again
+            else volume.read_together(channel, many.keys, targets, self._prestage)
+        )
+        if reading_all is None:
             raise FsError(errno.EOPNOTSUPP, "values of this volume are read one by one now")
         if self._continuer.active:
             self._continuer.chain(volume.in_sets, many.keys, session.trail)
             self._continuer.reads(volume.in_sets, many.keys[-1])
-        served = yield from volume.read_together(channel, many.keys, targets)
+        served = yield from reading_all
         done: list[tuple[int, int]] = []
         for number, became in enumerate(served):
             if isinstance(became, MissCause):
