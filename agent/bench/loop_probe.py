@@ -56,6 +56,7 @@ def measure(folder: Path) -> dict[str, Counted]:
         "with_the_machine_ms": round(whole[-1], 4),
         "with_the_machine_p99_ms": _p99(whole, calling["ticks"]),
         "with_the_machine_over_1_ms": sum(one > LATE_MS for one in whole),
+        "watching_ticks": sum(found["ticks"] for found in watched),
         "watching_ms": round(aside[-1], 4) if aside else 0.0,
         "watching_over_1_ms": sum(one > LATE_MS for one in aside),
     }

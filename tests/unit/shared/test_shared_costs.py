@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from typing import TypeVar
 
 import pytest
@@ -142,7 +143,11 @@ def test_the_folder_of_a_volume_is_asked_for_once_a_second(timed: TimedPool) -> 
     assert files.cost == (0.0, 0)
 
 
-def test_a_file_of_sixteen_chunks_is_put_with_one_write_of_each_directory() -> None:
+def test_a_file_of_sixteen_chunks_is_put_with_one_write_of_each_directory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In one of all places: of sixteen chunks that lie as they like, each may have a directory of its own."""
+    monkeypatch.setattr(os, "urandom", random.Random(35).randbytes)  # a file's identity places its chunks
     timed = TimedPool(directory_fresh=1000.0, trip=0.001)
     files = timed.agent()
     files.put(b"f", DATA)
