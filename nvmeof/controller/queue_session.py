@@ -102,7 +102,9 @@ class QueueSession(ServedQueue):
             controller.heard(now)  # not by a stranger who names the host's controller
         try:
             if expired:
-                raise Refusal(Status.KEEP_ALIVE_EXPIRED)
+                # Nothing is wrong with the command: its host asks again by another connection.
+                self.close("keep-alive timeout")
+                raise Refusal(Status.KEEP_ALIVE_EXPIRED, do_not_retry=False)
             if sqe.flags & FLAGS_FUSE or sqe.flags & FLAGS_PSDT != FLAGS_SGL:
                 raise Refusal(Status.INVALID_FIELD)
             if self.unproven and not fabrics_commands.is_authentication(sqe):

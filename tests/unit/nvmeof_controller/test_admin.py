@@ -437,7 +437,11 @@ def test_what_comes_after_the_keep_alive_time_is_not_carried_out() -> None:
     io = RawHost(target)
     assert io.connect(1, cntlid).status == 0
     io.now = 102.0
-    assert io.status(Sqe(IoOpcode.FLUSH, 1, 1, transport(0))) == Status.KEEP_ALIVE_EXPIRED
+    refused = io.command(Sqe(IoOpcode.FLUSH, 1, 1, transport(0)))[0]
+    assert refused.status == Status.KEEP_ALIVE_EXPIRED
+    assert not refused.do_not_retry, "by another connection it is served"
+    io.run(102.0)
+    assert io.queue.finished, "this connection serves nothing more"
     admin.run(102.0)
     assert admin.queue.finished
 
