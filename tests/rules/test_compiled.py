@@ -10,8 +10,13 @@ import sys
 import pytest
 
 from nvmeof import compiled
+from tests.support.rungs.tree import Program, programs
 
 MODULES = compiled.wanted_modules()
+
+
+def program_of(name: str) -> Program:
+    return programs(compiled.CHECKOUT)[f"{name.replace('.', '/')}.py"]
 
 
 def test_each_is_named_once_and_is_there() -> None:
@@ -19,39 +24,37 @@ def test_each_is_named_once_and_is_there() -> None:
     assert [name for name in MODULES if not compiled.source_of(name).exists()] == []
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_none_has_what_the_translator_gets_wrong(name: str) -> None:
+def test_none_has_what_the_translator_gets_wrong() -> None:
     """Coroutines are slower compiled; GeneratorType is not the type of a compiled generator; and an attribute
     `_thread` is a word of C's behind the underscore that the translator puts before it."""
-    text = compiled.source_of(name).read_text()
-    assert "async def " not in text
-    assert "GeneratorType" not in text
-    assert "self._thread " not in text
+    words = ("async def ", "GeneratorType", "self._thread ")
+    assert [(name, word) for name in MODULES for word in words if word in program_of(name).text] == []
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_constants_are_final(name: str) -> None:
+def test_constants_are_final() -> None:
     """Of these the translator makes C's; any other global is looked for by its name at each use."""
-    body = ast.parse(compiled.source_of(name).read_text()).body
-    targets = [line.targets[0] for line in body if isinstance(line, ast.Assign) and not makes_a_type(line)]
+    assert [f"{name}: {each}" for name in MODULES for each in open_constants(program_of(name))] == []
+
+
+def open_constants(program: Program) -> list[str]:
+    lines = [line for line in program.body if isinstance(line, ast.Assign) and not makes_a_type(line)]
+    targets = [line.targets[0] for line in lines]
     named = [name for each in targets for name in (each.elts if isinstance(each, ast.Tuple) else [each])]
-    assert [each.id for each in named if isinstance(each, ast.Name) and each.id.isupper()] == []
+    return [each.id for each in named if isinstance(each, ast.Name) and each.id.isupper()]
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_no_constant_is_a_tuple_with_a_float_unless_it_is_called_a_sequence(name: str) -> None:
+def test_no_constant_is_a_tuple_with_a_float_unless_it_is_called_a_sequence() -> None:
     """The translator keeps such a tuple unboxed, and takes it for one that was never set at each use."""
-    body = ast.parse(compiled.source_of(name).read_text()).body
-    named = [
-        line.target.id
-        for line in body
+    wrong = [
+        f"{name}: {line.target.id}"
+        for name in MODULES
+        for line in program_of(name).body
         if isinstance(line, ast.AnnAssign)
         and isinstance(line.target, ast.Name)
         and isinstance(line.annotation, ast.Name)
         and isinstance(line.value, ast.Tuple)
+        and any(isinstance(item, float) for item in getattr(importlib.import_module(name), line.target.id))
     ]
-    module = importlib.import_module(name)
-    wrong = [each for each in named if any(isinstance(item, float) for item in getattr(module, each))]
     assert wrong == [], "write Final[Sequence[float]]"
 
 

@@ -15,12 +15,9 @@ import ast
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import pytest
-
 from nvmeof import compiled
-from tests.support.rungs.tree import ROOMS, text_files
+from tests.support.rungs.tree import Program, programs
 
-MODULES = compiled.wanted_modules()
 Known = dict[str, bool]
 """Attributes, as they are written, and whether a test has shown them to be None."""
 
@@ -114,71 +111,67 @@ def _in_block(block: Sequence[ast.stmt], known: Known) -> Iterator[str]:
             known = _without(known, _assigned([statement]))
 
 
-def asked_again(source: str) -> list[str]:
+def asked_again(program: Program) -> list[str]:
     """Where a function reads an attribute that it has found to be None, or tests one anew."""
-    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
-    return [found for function in functions for found in _in_block(function.body, {})]
+    return [found for function in program.nodes(ast.FunctionDef) for found in _in_block(function.body, {})]
 
 
-def named_twice(source: str) -> list[str]:
+def named_twice(program: Program) -> list[str]:
     """Names that except clauses of one function give to exceptions of different types."""
     found = []
-    for function in ast.walk(ast.parse(source)):
-        if isinstance(function, ast.FunctionDef):
-            types: dict[str, set[str]] = {}
-            for node in ast.walk(function):
-                if isinstance(node, ast.ExceptHandler) and node.name and node.type is not None:
-                    types.setdefault(node.name, set()).add(ast.unparse(node.type))
-            found += [f"{function.name}: {name}" for name, each in types.items() if len(each) > 1]
+    for function in program.nodes(ast.FunctionDef) if program.nodes(ast.ExceptHandler) else []:
+        types: dict[str, set[str]] = {}
+        for node in ast.walk(function):
+            if isinstance(node, ast.ExceptHandler) and node.name and node.type is not None:
+                types.setdefault(node.name, set()).add(ast.unparse(node.type))
+        found += [f"{function.name}: {name}" for name, each in types.items() if len(each) > 1]
     return found
 
 
-def joined_with_int(source: str, enumerations: set[str]) -> list[str]:
+def joined_with_int(program: Program, enumerations: set[str]) -> list[str]:
     """Unions of int and an enumeration that is an int."""
     found = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+    for node in program.nodes(ast.BinOp):
+        if isinstance(node.op, ast.BitOr):
             words = {word.strip() for word in ast.unparse(node).split("|")}
             found += [ast.unparse(node)] if "int" in words and words & enumerations else []
     return found
 
 
-def int_enumerations(source: str) -> set[str]:
+def int_enumerations(program: Program) -> set[str]:
     """Names of the classes of a module that derive from IntEnum or IntFlag."""
     return {
         node.name
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.ClassDef)
-        and any(ast.unparse(base).rpartition(".")[2] in ("IntEnum", "IntFlag") for base in node.bases)
+        for node in program.nodes(ast.ClassDef)
+        if any(ast.unparse(base).rpartition(".")[2] in ("IntEnum", "IntFlag") for base in node.bases)
     }
 
 
-@pytest.fixture(scope="module")
-def enumerations(repository: Path) -> set[str]:
-    texts = [
-        text for name, text in text_files(repository) if name.endswith(".py") and name.split("/")[0] in ROOMS
-    ]
-    return set().union(*map(int_enumerations, texts))
+def hot_programs(repository: Path) -> dict[str, Program]:
+    """Those that are compiled, by the name of the module."""
+    return {name: programs(repository)[f"{name.replace('.', '/')}.py"] for name in compiled.wanted_modules()}
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_no_union_of_int_and_an_enumeration_that_is_one(module: str, enumerations: set[str]) -> None:
-    assert joined_with_int(compiled.source_of(module).read_text(), enumerations) == []
+def test_no_union_of_int_and_an_enumeration_that_is_one(repository: Path) -> None:
+    enumerations = set().union(*map(int_enumerations, programs(repository).values()))
+    hot = hot_programs(repository)
+    assert [(name, found) for name in hot for found in joined_with_int(hot[name], enumerations)] == []
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_nothing_settled_is_asked_again(module: str) -> None:
-    assert asked_again(compiled.source_of(module).read_text()) == []
+def test_nothing_settled_is_asked_again(repository: Path) -> None:
+    hot = hot_programs(repository)
+    assert [(name, found) for name in hot for found in asked_again(hot[name])] == []
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_a_name_is_for_exceptions_of_one_type(module: str) -> None:
-    assert named_twice(compiled.source_of(module).read_text()) == []
+def test_a_name_is_for_exceptions_of_one_type(repository: Path) -> None:
+    hot = hot_programs(repository)
+    assert [(name, found) for name in hot for found in named_twice(hot[name])] == []
 
 
 def test_the_rule_finds_what_it_is_for() -> None:
     found = asked_again(
-        """
+        Program(
+            """
 def read(self):
     if self._open is None:
         with self._lock:
@@ -207,11 +200,12 @@ def right(self):
         return self._read()
     return self.cause
 """
+        )
     )
     assert found == ["line 5: self._open", "line 13: self.cause", "line 18: self._bucket"]
     source = "def put():\n try:\n  pass\n except A as no:\n  pass\n except B as no:\n  pass\n"
-    assert named_twice(source) == ["put: no"]
-    source = (
+    assert named_twice(Program(source)) == ["put: no"]
+    program = Program(
         "class A(enum.IntEnum):\n ...\n\ndef read() -> Steps[int | A]: ...\ndef right() -> int | None: ...\n"
     )
-    assert joined_with_int(source, int_enumerations(source)) == ["int | A"]
+    assert joined_with_int(program, int_enumerations(program)) == ["int | A"]

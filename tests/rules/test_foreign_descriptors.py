@@ -7,10 +7,9 @@ to his memory may be a SIGBUS. `agent/host_os/foreign_descriptors.py` and `forei
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
 
-from tests.support.rungs.tree import ROOMS, text_files
+from tests.support.rungs.tree import programs
 
 OWNERS = (
     "agent/host_os/descriptor_receiver.py",
@@ -65,19 +64,12 @@ OF_OUR_OWN = {
 """`fd` of front_end_descriptors is the inflight area that it makes; the others are its eventfds."""
 
 
-def programs(repository: Path) -> Iterator[tuple[str, ast.Module]]:
-    for name, text in text_files(repository):
-        if name.endswith(".py") and name.split("/")[0] in ROOMS and name.split("/")[0] != "tests":
-            yield name, ast.parse(text)
-
-
 def test_descriptors_are_received_in_one_place(repository: Path) -> None:
     found = {
         name
-        for name, tree in programs(repository)
-        for node in ast.walk(tree)
-        if (isinstance(node, ast.Attribute) and node.attr in RECEIVING)
-        or (isinstance(node, ast.Name) and node.id in RECEIVING)
+        for name, program in programs(repository).items()
+        if any(node.attr in RECEIVING for node in program.nodes(ast.Attribute))
+        or any(node.id in RECEIVING for node in program.nodes(ast.Name))
     }
     assert found <= {*OWNERS, *RECEIVES_OTHERWISE}
     assert set(RECEIVES_OTHERWISE) <= found, "an exception that nobody needs"
@@ -86,11 +78,10 @@ def test_descriptors_are_received_in_one_place(repository: Path) -> None:
 def test_memory_of_a_descriptor_is_mapped_in_one_place(repository: Path) -> None:
     found = {
         name
-        for name, tree in programs(repository)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and ast.unparse(node.func) == "mmap.mmap"
-        and ast.unparse(node.args[0]) != "-1"
+        for name, program in programs(repository).items()
+        if "mmap" in program.text
+        for node in program.nodes(ast.Call)
+        if ast.unparse(node.func) == "mmap.mmap" and ast.unparse(node.args[0]) != "-1"
     }
     assert found <= {*OWNERS, *MAPS_OTHERWISE}
     assert set(MAPS_OTHERWISE) <= found, "an exception that nobody needs"
@@ -101,11 +92,10 @@ def test_who_handles_a_strangers_descriptor_calls_nothing_that_its_file_system_a
 ) -> None:
     found = {
         (name, ast.unparse(node))
-        for name, tree in programs(repository)
+        for name, program in programs(repository).items()
         if name in HANDLERS
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
+        for node in program.nodes(ast.Call)
+        if isinstance(node.func, ast.Attribute)
         and ast.unparse(node.func.value) in ("os", "mmap")
         and node.func.attr in TOUCHING
     }

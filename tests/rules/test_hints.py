@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from tests.support.rungs.tree import tracked_files
+from tests.support.rungs.tree import programs
 
 ERRORS = {"G35Error", "UserError", "ConfigError"}
 WITHOUT_A_READER = ("agent/bench/", "agent/remote/path_prober.py", "agent/cli/main.py")
@@ -14,12 +14,11 @@ WITHOUT_A_READER = ("agent/bench/", "agent/remote/path_prober.py", "agent/cli/ma
 
 def test_an_error_of_a_verb_has_a_hint(repository: Path) -> None:
     bare = []
-    for path in tracked_files(repository):
-        name = str(path.relative_to(repository))
-        if path.suffix != ".py" or not name.startswith("agent/") or name.startswith(WITHOUT_A_READER):
+    for name, program in programs(repository).items():
+        if not name.startswith("agent/") or name.startswith(WITHOUT_A_READER):
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.Call) or getattr(node.func, "id", "") not in ERRORS:
+        for node in program.nodes(ast.Call):
+            if getattr(node.func, "id", "") not in ERRORS:
                 continue
             starred = any(isinstance(each, ast.Starred) for each in node.args)
             told = len(node.args) >= 2 or starred or any(each.arg == "advice" for each in node.keywords)

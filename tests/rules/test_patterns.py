@@ -13,7 +13,7 @@ import pytest
 
 from agent.telemetry.http_connection import LINEAR
 from tests.support.rungs.pattern_overlap import overlap
-from tests.support.rungs.tree import ROOMS, tracked_files
+from tests.support.rungs.tree import Program, programs
 
 _SEARCHES = {"search", "sub", "subn", "split", "findall", "finditer"}
 _FUNCTIONS = {"compile", "match", "fullmatch", *_SEARCHES}
@@ -57,25 +57,21 @@ def test_a_search_for_a_run_with_something_behind_it_is_found() -> None:
     assert not overlap(r"%(?![0-9])", is_searched=True)
 
 
-def _used(path: Path, repository: Path) -> Iterator[tuple[str | bytes, int, bool]]:
+def _used(name: str, program: Program) -> Iterator[tuple[str | bytes, int, bool]]:
     """The patterns of a module: each with its flags, and whether it is searched for."""
-    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-    calls = [each for each in nodes if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute)]
+    calls = [each for each in program.nodes(ast.Call) if isinstance(each.func, ast.Attribute)]
     searched = {
         ast.unparse(each.func.value)
         for each in calls
         if isinstance(each.func, ast.Attribute) and each.func.attr in _SEARCHES
     }
-    names = {}
-    for node in nodes:
-        if isinstance(node, ast.Assign):
-            names[node.value] = ast.unparse(node.targets[0])
-        elif isinstance(node, ast.AnnAssign) and node.value is not None:
-            names[node.value] = ast.unparse(node.target)
+    names: dict[ast.expr | None, str] = {
+        **{each.value: ast.unparse(each.targets[0]) for each in program.nodes(ast.Assign)},
+        **{each.value: ast.unparse(each.target) for each in program.nodes(ast.AnnAssign)},
+    }
     calls = [each for each in calls if ast.unparse(each.func) in {f"re.{name}" for name in _FUNCTIONS}]
     if calls:
-        module = ".".join(path.relative_to(repository).with_suffix("").parts)
-        known = vars(importlib.import_module(module))
+        known = vars(importlib.import_module(name.removesuffix(".py").replace("/", ".")))
     for call in calls:
         flags = [eval(ast.unparse(each), dict(known)) for each in call.args[1:] if "re." in ast.unparse(each)]
         function = ast.unparse(call.func).removeprefix("re.")
@@ -102,16 +98,13 @@ def _said(argument: ast.expr, known: dict[str, Any]) -> str | bytes:
 
 def test_every_pattern_of_the_product_is_linear(repository: Path) -> None:
     wrong, count = [], 0
-    for path in tracked_files(repository):
-        where = path.relative_to(repository)
-        if path.suffix != ".py" or where.parts[0] not in ROOMS or where.parts[0] == "tests":
+    for name, program in programs(repository).items():
+        if "re." not in program.text or name in ENGINES:
             continue
-        if "re." not in path.read_text(encoding="utf-8") or str(where) in ENGINES:
-            continue
-        for pattern, flags, is_searched in _used(path, repository):
+        for pattern, flags, is_searched in _used(name, program):
             count += 1
             if why := overlap(pattern, flags, is_searched=is_searched):
-                wrong.append(f"{where}: {pattern!r}: {why}")
+                wrong.append(f"{name}: {pattern!r}: {why}")
     assert count > 30
     assert not wrong, "\n".join(wrong)
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import ast
 import inspect
-import io
 import re
-import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.rungs.tree import ROOMS, text_files
+from tests.support.rungs.tree import ROOMS, Program, programs, text_files
 
 LONGEST_SENTENCE = 40
 """Words. docs/contributing.md asks for 25 as a rule."""
@@ -67,23 +65,25 @@ def faults(text: str, end: re.Pattern[str] = _END) -> list[str]:
     return [s[:90] for s in long] + [found[0] for found in _MANNERED.finditer(text)]
 
 
-def prose_of(program: str) -> str:
+def prose_of(program: Program) -> str:
     """Docstrings (with those of constants) and comments of their own lines; neighbours are one paragraph."""
     found = []
-    for node in ast.walk(ast.parse(program)):
-        if (
-            isinstance(node, ast.Expr)
-            and isinstance(node.value, ast.Constant)
-            and isinstance(node.value.value, str)
-        ):
+    for node in program.nodes(ast.Expr):
+        if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             found.append("\n" + inspect.cleandoc(node.value.value) + "\n")
+    in_texts = {
+        line
+        for kind in (ast.Constant, ast.JoinedStr)
+        for each in program.nodes(kind)
+        for line in range(each.lineno + 1, (each.end_lineno or each.lineno) + 1)
+    }
     last = 0
-    for token in tokenize.generate_tokens(io.StringIO(program).readline):
-        if token.type == tokenize.COMMENT and not token.line[: token.start[1]].strip():
-            if token.start[0] != last + 1:
+    for number, line in enumerate(program.text.split("\n"), 1):
+        if (said := line.lstrip()).startswith("#") and number not in in_texts:
+            if number != last + 1:
                 found.append("")
-            found.append(token.string.removeprefix("#"))
-            last = token.start[0]
+            found.append(said.removeprefix("#"))
+            last = number
     return "\n".join(found)
 
 
@@ -97,28 +97,24 @@ def test_a_long_sentence_is_found_and_a_table_cell_is_one_by_itself() -> None:
     assert faults("As of `Volume`.") == ["As of `"]
 
 
-def _of_suffix(repository: Path, suffix: str) -> list[tuple[str, str]]:
-    return [
-        (name, text)
-        for name, text in text_files(repository)
-        if name.endswith(suffix) and not name.startswith(OLD_TEXT)
-    ]
-
-
 def test_documents(repository: Path) -> None:
-    found = {name: faults(text) for name, text in _of_suffix(repository, ".md")}
+    found = {
+        name: faults(text)
+        for name, text in text_files(repository)
+        if name.endswith(".md") and not name.startswith(OLD_TEXT)
+    }
     assert not {name: wrong for name, wrong in found.items() if wrong}
 
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_docstrings_and_comments(repository: Path, room: str) -> None:
     found = {
-        name: faults(prose_of(text), _END_OF_NOTE if name in OLD_SENTENCES else _END)
-        for name, text in _of_suffix(repository, ".py")
+        name: faults(prose_of(program), _END_OF_NOTE if name in OLD_SENTENCES else _END)
+        for name, program in programs(repository).items()
         if name.split("/")[0] == room
     }
     assert not {name: wrong for name, wrong in found.items() if wrong}
 
 
 def test_no_file_is_left_out_that_has_no_old_sentence(repository: Path) -> None:
-    assert not [name for name in OLD_SENTENCES if not faults(prose_of((repository / name).read_text()))]
+    assert not [name for name in OLD_SENTENCES if not faults(prose_of(programs(repository)[name]))]

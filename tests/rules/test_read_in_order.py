@@ -6,9 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
-from tests.support.rungs.tree import ROOMS, tracked_files
+from tests.support.rungs.tree import Program, programs
 
 PAGE = "docs/a_read_in_order.md"
 PAIRS_AT_LEAST = 60
@@ -16,20 +14,19 @@ _PAIR = re.compile(r"`([\w.]+)`\s+\(`([\w/]+\.py)`\)")
 _METHOD = re.compile(r"`([A-Z]\w*\.\w+)`")
 
 
-def defined_in(program: str) -> set[str]:
+def defined_in(program: Program) -> set[str]:
     """Its classes and functions, and those with the class around them: `Volume`, `Volume.load`, `load`; and
     what a class assigns to itself, `Volume.cache`."""
-    names = set()
-    for node in ast.walk(ast.parse(program)):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            names.add(node.name)
-        if isinstance(node, ast.ClassDef):
-            names |= {f"{node.name}.{getattr(each, 'name', '')}" for each in node.body}
-            names |= {
-                f"{node.name}.{each.attr}"
-                for each in ast.walk(node)
-                if isinstance(each, ast.Attribute) and ast.unparse(each.value) == "self"
-            }
+    names = {each.name for kind in (ast.FunctionDef, ast.AsyncFunctionDef) for each in program.nodes(kind)}
+    for node in program.nodes(ast.ClassDef):
+        names |= {node.name, *(f"{node.name}.{getattr(each, 'name', '')}" for each in node.body)}
+        names |= {
+            f"{node.name}.{each.attr}"
+            for each in ast.walk(node)
+            if isinstance(each, ast.Attribute)
+            and isinstance(each.value, ast.Name)
+            and each.value.id == "self"
+        }
     return names
 
 
@@ -44,20 +41,11 @@ def dead_names(page: str, programs: dict[str, set[str]]) -> list[str]:
     return dead + [name for name in _METHOD.findall(page) if name not in everywhere]
 
 
-@pytest.fixture(scope="module")
-def programs(repository: Path) -> dict[str, set[str]]:
-    paths = [each for each in tracked_files(repository) if each.suffix == ".py"]
-    return {
-        path.relative_to(repository).as_posix(): defined_in(path.read_text(encoding="utf-8"))
-        for path in paths
-        if path.relative_to(repository).parts[0] in ROOMS
-    }
-
-
-def test_every_name_of_the_page_is_in_its_file(repository: Path, programs: dict[str, set[str]]) -> None:
+def test_every_name_of_the_page_is_in_its_file(repository: Path) -> None:
+    defined = {path: defined_in(program) for path, program in programs(repository).items()}
     page = (repository / PAGE).read_text(encoding="utf-8")
     assert len(_PAIR.findall(page)) >= PAIRS_AT_LEAST
-    assert not dead_names(page, programs)
+    assert not dead_names(page, defined)
 
 
 def test_a_name_that_moved_is_found() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.rungs.tree import ROOMS, tracked_files
+from tests.support.rungs.tree import ROOMS, Program, programs, tracked_files
 
 TOP_LEVEL = {
     "agent", "host_shim", "nvmeof", "tests", "emulator", "docs", ".ci", "Makefile", "pyproject.toml",
@@ -33,12 +33,12 @@ CONNECTORS = {
 """Modules of host_shim that an engine loads, and that import this engine; no other module imports them."""
 
 
-def _imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
+def _imports(program: Program) -> Iterator[str]:
+    for each in program.nodes(ast.Import):
+        yield from (alias.name for alias in each.names)
+    for one in program.nodes(ast.ImportFrom):
+        if one.module and not one.level:
+            yield one.module
 
 
 INITIALIZERS = {
@@ -53,12 +53,13 @@ INITIALIZERS = {
 """What a package may import of the tree as it is imported. Any other would bind its files to one another."""
 
 
-def _programs(repository: Path, room: str) -> list[Path]:
-    return [
-        path
-        for path in tracked_files(repository)
-        if path.suffix == ".py" and path.relative_to(repository).parts[0] == room
-    ]
+def _programs(repository: Path, room: str) -> dict[str, Program]:
+    return {name: program for name, program in programs(repository).items() if name.split("/")[0] == room}
+
+
+def _tests(repository: Path) -> list[Path]:
+    tracked = tracked_files(repository)
+    return [path for path in tracked if path.suffix == ".py" and path.is_relative_to(repository / "tests")]
 
 
 def test_the_contracts_hold(repository: Path) -> None:
@@ -75,10 +76,10 @@ def test_the_contracts_hold(repository: Path) -> None:
 
 def test_the_agent_proper_uses_nothing_of_host_shim_but_the_wire_format(repository: Path) -> None:
     wrong = [
-        f"{path.relative_to(repository)}: {name}"
-        for path in _programs(repository, "agent")
-        if not str(path.relative_to(repository)).startswith(CLIENTS)
-        for name in _imports(path)
+        f"{path}: {name}"
+        for path, program in _programs(repository, "agent").items()
+        if not path.startswith(CLIENTS)
+        for name in _imports(program)
         if name.split(".")[0] == "host_shim" and name not in WIRE_FORMATS
     ]
     assert not wrong
@@ -86,11 +87,10 @@ def test_the_agent_proper_uses_nothing_of_host_shim_but_the_wire_format(reposito
 
 def test_host_shim_imports_the_standard_library_alone(repository: Path) -> None:
     wrong = [
-        f"{path.relative_to(repository)}: {name}"
-        for path in _programs(repository, "host_shim")
-        for name in _imports(path)
-        if name.split(".")[0]
-        not in {*sys.stdlib_module_names, "host_shim", CONNECTORS.get(str(path.relative_to(repository)))}
+        f"{path}: {name}"
+        for path, program in _programs(repository, "host_shim").items()
+        for name in _imports(program)
+        if name.split(".")[0] not in {*sys.stdlib_module_names, "host_shim", CONNECTORS.get(path)}
     ]
     assert not wrong
 
@@ -98,10 +98,9 @@ def test_host_shim_imports_the_standard_library_alone(repository: Path) -> None:
 def test_nothing_imports_a_connector_but_its_engine(repository: Path) -> None:
     modules = {name.removesuffix(".py").replace("/", ".") for name in CONNECTORS}
     wrong = [
-        f"{path.relative_to(repository)}: {name}"
-        for room in ROOMS
-        for path in _programs(repository, room)
-        for name in _imports(path)
+        f"{path}: {name}"
+        for path, program in programs(repository).items()
+        for name in _imports(program)
         if name in modules
     ]
     assert not wrong
@@ -134,7 +133,7 @@ def test_the_top_of_the_tree_is_as_it_is_named(repository: Path) -> None:
 
 
 def test_no_test_folder_is_a_package(repository: Path) -> None:
-    assert not [path for path in _programs(repository, "tests") if path.name == "__init__.py"]
+    assert not [path for path in _tests(repository) if path.name == "__init__.py"]
 
 
 def test_the_picture_of_the_rooms_is_the_contract(repository: Path) -> None:
@@ -152,12 +151,9 @@ def test_the_picture_of_the_rooms_is_the_contract(repository: Path) -> None:
 
 def test_a_package_imports_nothing_of_the_tree_but_what_is_named_here(repository: Path) -> None:
     found = {
-        str(path.relative_to(repository)): {
-            name for name in _imports(path) if name.split(".")[0] in (*ROOMS, "tests")
-        }
-        for room in ROOMS
-        for path in _programs(repository, room)
-        if path.name == "__init__.py"
+        path: {name for name in _imports(program) if name.split(".")[0] in (*ROOMS, "tests")}
+        for path, program in programs(repository).items()
+        if path.endswith("/__init__.py")
     }
     assert {path: names for path, names in found.items() if names} == INITIALIZERS
 
@@ -170,8 +166,8 @@ def test_no_file_imports_a_package_that_imports_it(repository: Path) -> None:
         for package in [initializer.removesuffix("/__init__.py").replace("/", ".")]
         for name in names
         if name.startswith(f"{package}.")
-        for file in [repository / f"{name.replace('.', '/')}.py"]
-        if package in _imports(file)
+        for file in [f"{name.replace('.', '/')}.py"]
+        if package in _imports(programs(repository)[file])
     ]
     assert not wrong
 
@@ -180,10 +176,11 @@ def _support_arrows(repository: Path) -> dict[str, set[str]]:
     """Which rooms of tests/support each room imports. A file beside the rooms is a room by itself."""
     support = repository / "tests/support"
     arrows: dict[str, set[str]] = {}
-    for path in _programs(repository, "tests"):
+    for path in _tests(repository):
         if path.is_relative_to(support):
             room = path.relative_to(support).parts[0].removesuffix(".py")
-            used = {name.split(".")[2] for name in _imports(path) if name.startswith("tests.support.")}
+            names = _imports(Program(path.read_text(encoding="utf-8")))
+            used = {name.split(".")[2] for name in names if name.startswith("tests.support.")}
             arrows.setdefault(room, set()).update(used - {room})
     return arrows
 
@@ -195,5 +192,5 @@ def test_the_rooms_of_the_tests_support_import_in_no_circle(repository: Path) ->
 
 
 def test_no_two_tests_share_a_name(repository: Path) -> None:
-    names = [path.name for path in _programs(repository, "tests") if path.name.startswith("test_")]
+    names = [path.name for path in _tests(repository) if path.name.startswith("test_")]
     assert sorted(names) == sorted(set(names))
