@@ -129,7 +129,7 @@ def _speeds(wishes: Wishes, sites: Sites, results: Results, said: Said) -> None:
             results.troubles.append(f"{name}: {why}")
         return isinstance(why, G35Error)
 
-    rounds = run_rounds(probes, wishes.seconds, heard, given_up=given_up, settle=Processors().settle)
+    rounds = run_rounds(probes, wishes.seconds, heard, given_up=given_up, settle=Processors().wait_to_sleep)
     for name, samples in rounds.items():
         results.figures[name] = Figure(CATALOG[name], middle(samples), details(samples))
 
@@ -171,7 +171,7 @@ class Processors:
         self._told, self._clock, self._sleep = told, clock, sleep
         self._at_first = told()
 
-    def settle(self) -> None:
+    def wait_to_sleep(self) -> None:
         """Wait until they may sleep as at first, for SETTLE_SECONDS at most: others may ask as well."""
         end = self._clock() + SETTLE_SECONDS
         while self._clock() < end:

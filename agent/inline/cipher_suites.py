@@ -1,7 +1,7 @@
 """The cipher suites: how one slot is sealed and opened.
 
 A slot is a header block and a value. The value is sealed in units (64 KiB to 1 MiB), so that a range
-read opens only what it needs and opening overlaps with receiving; each unit has a 16-byte proof of its
+read opens only what it needs and opening overlaps with receiving. Each unit has a 16-byte proof of its
 own, and the header, sealed last, carries the proofs of all units with the identity of the whole. The
 order of trust is therefore: header proves identity, length and proofs; a proof proves its unit.
 
@@ -9,7 +9,7 @@ order of trust is therefore: header proves identity, length and proofs; a proof 
 
 aes-256-gcm
     A fresh key for every write, derived from the volume's key and 12 random bytes exactly as
-    XAES-256-GCM does (C2SP XAES-256-GCM, from NIST SP 800-108r1 with CMAC); the GCM nonce is 8 further
+    XAES-256-GCM does (C2SP XAES-256-GCM, from NIST SP 800-108r1 with CMAC). The GCM nonce is 8 further
     random bytes and the number of the unit. The pair (key, nonce) would repeat only if 160 random bits
     did: at 2^64 slot writes a volume that has a chance of 2^-33, and no counter has to survive a crash
     or be agreed between agents. One derived key seals at most 65 messages of at most 1 MiB.

@@ -9,7 +9,7 @@ socket. It is handed a *channel* (below), submits reads and writes to it, and yi
 
 What this replaced: `async def` throughout. Measured, an event loop with hand-over to threads served a
 third of what a thread does that runs one request to completion, and the hot path has no use for more
-than one request in flight per thread: the kernel hands requests to as many threads as there are.
+than one request in flight per thread. The kernel hands requests to as many threads as there are.
 """
 
 import threading

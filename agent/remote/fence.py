@@ -22,7 +22,7 @@ from agent.remote.enclosure import Enclosure
 from nvmeof.host.command import Command
 
 LOST_SECONDS: Final = 12.0
-"""A controller that has not heard from us is to end with its keep-alive time, 5 s; one that goes by traffic
+"""A controller that has not heard from us is to end with its keep-alive time, 5 s. One that goes by traffic
 may take twice that (NVMe Base 2.0, 3.9.3), and it takes a moment to stop what it had begun."""
 COMMAND_SECONDS: Final = 10.0
 """A command that was given up and is older is cleared away by resetting the controller."""

@@ -13,7 +13,7 @@ aligned to 64 bytes:
 A device sets `in flight` and gives `counter` a rising number before it touches a chain. When it
 completes one, it notes the head in `last batch head`, moves the used ring's idx, clears `in flight`, and
 writes the idx to `used idx`. A device that begins anew compares: where the used ring's idx is ahead of
-`used idx`, it died between those steps and the last batch is done; whatever is still in flight then is
+`used idx`, it died between those steps and the last batch is done. Whatever is still in flight then is
 served again, in the order of the counters.
 """
 

@@ -6,7 +6,7 @@
 
 The driver writes the first two, the device the third. Both `idx` count for ever and wrap at 2^16; the
 place in a ring is `idx % size`. With RING_EVENT_IDX the driver asks in `used_event` to be called when the
-used idx passes it, and the device asks in `avail_event` to be kicked likewise; without it the flags' bit 0
+used idx passes it, and the device asks in `avail_event` to be kicked likewise. Without it the flags' bit 0
 of each ring says that the other side need not be notified at all.
 
 A single 16-bit word is read and written at once, which `memoryview.cast("H")` does; the machine's byte

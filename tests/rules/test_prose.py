@@ -17,16 +17,6 @@ LONGEST_SENTENCE = 40
 OLD_TEXT = ("CHANGELOG.md", "docs/decisions/")
 """What was written at a time and stays as it was."""
 
-OLD_SENTENCES = {
-    "agent/fs/files/open_files.py", "agent/fs/virtiofs/guest_view.py", "agent/inline/cipher_suites.py",
-    "agent/pool/read/prestage_cache.py", "agent/pool/read/recompute_gate.py", "agent/pool/steps.py",
-    "agent/pool/volume/key_transition.py", "agent/pool/volume/partial_puts.py", "agent/remote/fence.py",
-    "agent/virtio/inflight.py", "agent/virtio/split_ring.py", "emulator/roce/link/messages.py",
-    "emulator/roce/link/udp.py", "emulator/roce/nic/memory.py", "emulator/roce/nic/packets_out.py",
-    "emulator/roce/nic/requester.py", "emulator/roce/wire/icrc.py",
-}  # fmt: skip
-"""Compiled modules in which a semicolon or a colon may still end a sentence: who changes one mends it."""
-
 _CODE_BLOCK = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 _CODE = re.compile(r"`+[^`]*`+")
@@ -109,12 +99,8 @@ def test_documents(repository: Path) -> None:
 @pytest.mark.parametrize("room", ROOMS)
 def test_docstrings_and_comments(repository: Path, room: str) -> None:
     found = {
-        name: faults(prose_of(program), _END_OF_NOTE if name in OLD_SENTENCES else _END)
+        name: faults(prose_of(program))
         for name, program in programs(repository).items()
         if name.split("/")[0] == room
     }
     assert not {name: wrong for name, wrong in found.items() if wrong}
-
-
-def test_no_file_is_left_out_that_has_no_old_sentence(repository: Path) -> None:
-    assert not [name for name in OLD_SENTENCES if not faults(prose_of(programs(repository)[name]))]

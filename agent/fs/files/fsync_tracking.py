@@ -65,8 +65,8 @@ class UnsyncedBlocks:
             self._open.pop(block_id, None)
             self._doubtful.pop(block_id, None)
 
-    def settle(self, channel: IoChannel, *, all_of_them: bool = False) -> bool:
-        """Look which were flushed since; whether any is in doubt.
+    def drop_flushed(self, channel: IoChannel, *, all_of_them: bool = False) -> bool:
+        """Forget those that were flushed since; whether any is in doubt.
 
         The oldest are looked at, up to the first that was not flushed, or `all_of_them`.
         """

@@ -1,8 +1,8 @@
 """What is in use: open files, their handles, and what the kernel remembers of inodes.
 
-`OpenFiles.state` is the one lock on everything in memory. It is held for dictionary work, for copies of
-at most a request between a buffer and staged memory (these hold the interpreter anyway), and around the
-short transactions that must not race with an open; never while steps are run.
+`OpenFiles.state` is the one lock on everything in memory. It is held for dictionary work and around the
+short transactions that must not race with an open. It is held, too, for copies of at most a request between a
+buffer and staged memory, which hold the interpreter anyway. It is never held while steps are run.
 """
 
 import errno

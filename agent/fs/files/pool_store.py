@@ -102,7 +102,7 @@ class PoolBlockStore:
         self._unsynced.add(block_id, Unsynced(first, channel.written(), len(data), tuple(namespaces)))
         if self._unsynced.is_full:
             yield from flush_written(channel, self._members())
-            self._unsynced.settle(channel, all_of_them=True)
+            self._unsynced.drop_flushed(channel, all_of_them=True)
 
     def places(self, block_id: bytes, capacity: int) -> Collection[int]:
         placement = self._volumes[capacity].placement
@@ -159,7 +159,7 @@ class PoolBlockStore:
     def flush(self, blocks: Iterable[tuple[bytes, int]] | None = None) -> Steps[None]:
         channel = self._channel()
         failed = yield from flush_written(channel, self._members())
-        in_doubt = self._unsynced.settle(channel)
+        in_doubt = self._unsynced.drop_flushed(channel)
         if failed and blocks is None:
             raise StoreUnavailable(_not_flushed(failed))
         if blocks is None or not (failed or in_doubt):
@@ -170,7 +170,7 @@ class PoolBlockStore:
                 break
             # What stands may have been written again since, and be in a cache once more.
             failed = yield from flush_written(channel, self._members())
-            in_doubt = self._unsynced.settle(channel)
+            in_doubt = self._unsynced.drop_flushed(channel)
         else:
             raise StoreUnavailable("sessions to an enclosure end all the time")
         if failed:

@@ -5,7 +5,7 @@ lets through only nodes that this guest was told of and handles that were opened
 what to give back when the guest begins anew or is gone, and what the guest held when an earlier process of
 the agent was killed (guest_books.py):
 
-* a node of /fs is the same in every process, and so are volumes and `/.g35`; a value of /kv, or a file or
+* a node of /fs is the same in every process, and so are volumes and `/.g35`. A value of /kv, or a file or
   folder of /shared, has another number now, and is looked up by its name when the guest next asks for it;
 * a handle is opened again when it is next used, except where the bytes could be wrong. A file with data that
   no flush or fsync had followed says EIO once. A value being written is gone (EIO), and so is a file of

@@ -11,7 +11,7 @@ findings; the database of file names asks several times with time between
 import struct
 
 from agent.pool.maintenance.cross_check import is_vouched_for
-from agent.pool.maintenance.scrub import ScrubCounters, settle
+from agent.pool.maintenance.scrub import ScrubCounters, take_out_bad
 from agent.pool.maintenance.slot_look import Finding, look_at
 from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.directory_cache import CachedSet
@@ -74,7 +74,7 @@ def set_aside(volume: Volume, channel: IoChannel, block_id: bytes) -> Steps[None
     with volume.borrowed(pseudonym) as sets:
         places = [_place_of(each) for each in volume.find(sets, pseudonym)]
     for place in places:
-        yield from settle(
+        yield from take_out_bad(
             volume, channel, place.namespace, place.offset, [place.slot], ScrubCounters(), is_given_up=True
         )
 

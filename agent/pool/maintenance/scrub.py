@@ -1,8 +1,8 @@
 """Scrub: a walk over all that is stored. It reads each slot as a get would, and takes out bad ones.
 
 `Scrubber` goes from set to set: it reads the directory, then each slot that it names. A slot that does not
-prove itself is looked at twice more by `settle`, PAUSE_SECONDS later, with the directory's writer held. Its
-entry goes if it is still the same.
+prove itself is looked at twice more by `take_out_bad`, PAUSE_SECONDS later, with the directory's writer held.
+Its entry goes if it is still the same.
 
 These are never held against a slot: no answer, no way there, and a namespace under suspicion. Nor is a key
 other than the volume's, for this agent may be behind a change of the pool map, or an entry so young that its
@@ -82,7 +82,7 @@ def is_young(volume: Volume, entry: Entry, wall: float) -> bool:
     return entry.last_use_us > (wall - youth(volume)) * 1e6
 
 
-def settle(
+def take_out_bad(
     volume: Volume,
     channel: IoChannel,
     namespace: int,
@@ -218,7 +218,9 @@ def look_into_reports(
             if volume.settings.kind == "files" and volume.media_errors.strikes(place) < STRIKES:
                 continue  # A block stays, and its reader has reported it (agent/fs/files/suspect_blocks.py).
             if channel.trusts(place.namespace):
-                yield from settle(volume, channel, place.namespace, place.offset, [place.slot], counters)
+                yield from take_out_bad(
+                    volume, channel, place.namespace, place.offset, [place.slot], counters
+                )
 
 
 @dataclass(slots=True)
@@ -357,7 +359,7 @@ class Scrubber:
                 )
             return
         yield from pause(channel, PAUSE_SECONDS)
-        yield from settle(
+        yield from take_out_bad(
             at_hand.volume, channel, at_hand.namespace, at_hand.offset, at_hand.bad, self.counters
         )
 

@@ -74,12 +74,12 @@ def _find(volume: Volume, channel: IoChannel, key: bytes, deadline: float) -> St
                     is_certain = True
                     continue
                 return volume.absence(sets, pseudonym, trouble)
-            if is_certain and failed is not None and _same(found, failed[0]):
+            if is_certain and failed is not None and found.names_the_same(failed[0]):
                 ahead.abandon()
                 doubt(volume, [failed])
                 return failed[1]
             slot = ahead
-            if ahead.found is None or not _same(found, ahead.found):
+            if ahead.found is None or not found.names_the_same(ahead.found):
                 ahead.abandon()
                 slot = _Slot(volume, channel, found)
             value = yield from slot.open(key, deadline)
@@ -165,10 +165,3 @@ def _touch(channel: IoChannel, found: Found, pseudonym: bytes) -> None:
         if directory is not None and entry is not None and entry.generation == found.entry.generation:
             directory.touch(found.slot, int(channel.wall() * 1e6))
     found.cached.bear_out(found.slot)
-
-
-def _same(one: Found, other: Found) -> bool:
-    return one.cached is other.cached and (one.slot, one.entry.generation) == (
-        other.slot,
-        other.entry.generation,
-    )

@@ -162,7 +162,7 @@ class SlotReader(UnitReader):
             half = request.deadline if volume.hedge is None else (channel.now() + request.deadline) / 2
             trouble = (yield from volume.load(channel, stale, half)) if stale else None
             fresh = volume.find(sets, self.pseudonym) if stale else []
-            untried = [each for each in fresh if not any(_same(each, before) for before, _ in tried)]
+            untried = [each for each in fresh if not any(each.names_the_same(before) for before, _ in tried)]
             for found, spare in in_turn(volume, channel, untried):
                 served = yield from self._try(request, found, spare)
                 if not isinstance(served, MissCause):
@@ -377,13 +377,6 @@ class SlotReader(UnitReader):
         if isinstance(again, MissCause) or again.bound != opened.bound:
             return MissCause.EVICTED
         return MissCause.CORRUPT
-
-
-def _same(one: Found, other: Found) -> bool:
-    return (one.cached is other.cached) and (one.slot, one.entry.generation) == (
-        other.slot,
-        other.entry.generation,
-    )
 
 
 def remembered_length(volume: Volume, pseudonym: bytes, sets: tuple[CachedSet, ...]) -> int | None:

@@ -1,6 +1,6 @@
 """Values waiting in the agent's memory because somebody said, or it has learned, that they will be asked for.
 
-They wait sealed, as they came from flash: the memory of the DPU then holds no more plain text than the
+They wait sealed, as they came from flash. The memory of the DPU then holds no more plain text than the
 request in hand, erasing a key erases what waits too, and a get opens them by the same code as any other. Or
 opened, where the operator wants that (docs/decisions/0032-sealed-or-open.md).
 

@@ -2,7 +2,7 @@
 
 An engine that waits for a block which it could have computed in the meantime is worse off than without the
 pool. The operator says how fast an engine computes (tokens a second of prefill) and what a token weighs
-(bytes); what flash takes is measured here: bytes that gets brought in the time in which gets were under way,
+(bytes). What flash takes is measured here: bytes that gets brought in the time in which gets were under way,
 and the bytes that those under way have still to bring. A get whose turn would come too late is a miss before
 anything was sent. Now and then one is let through all the same, for nothing else would tell that flash is
 quick again.

@@ -2,8 +2,8 @@
 
 A verb that ends a rotation counts twice what the directories name under the earlier key, and drops the key
 (key_epochs.py). So no agent may acknowledge a value under that key that it could have written after the
-second count: neither an agent that has not looked at the pool map for a while, nor one whose time to seal
-with the new key has come.
+second count. That holds for an agent that has not looked at the pool map for a while, and for one whose time
+to seal with the new key has come.
 """
 
 import time

@@ -3,7 +3,7 @@
 A client that stops amid a value leaves a reserved slot and up to a unit of bytes (on KV namespaces, the
 value); a session may have thousands of them. So the puts of all volumes share BEGUN_BYTES. Where those are
 used up, a put is given up for the next if it got no byte for STALLED_SECONDS, or if its volume holds more
-than that of the next is about to: clients of one volume, however busy, leave to others as much as they take.
+than that of the next is about to. Clients of one volume, however busy, leave to others as much as they take.
 A put that got none for IDLE_SECONDS is given up once another wants a slot of its volume, or room in its
 tenant's quota; otherwise a slow writer may take its time. A value in one piece never waits. (The kernel cuts
 a write of 1 MiB in two where the client's buffer begins amid a page: its second piece follows at once, and

@@ -94,6 +94,13 @@ class Found:
         self.slot: Final = slot
         self.entry: Final = entry
 
+    def names_the_same(self, other: "Found") -> bool:
+        """Whether both are of one entry: same directory, slot and generation."""
+        return self.cached is other.cached and (self.slot, self.entry.generation) == (
+            other.slot,
+            other.entry.generation,
+        )
+
     def is_live(self, channel: IoChannel) -> bool:
         """Whether it means that the key is stored, and stays so: its slot is not cooling down."""
         cached, slot, entry = self.cached, self.slot, self.entry

@@ -1,7 +1,8 @@
 """Several datagrams by one call: recvmmsg and sendmmsg of the C library, which Python's sockets lack.
 
-For a burst of 60 KiB the kernel takes some 10 us, and Python half as much again to call it: arguments, the
-interpreter lock let go and taken, the sender's address made into text, an exception where nothing is there.
+For a burst of 60 KiB the kernel takes some 10 us, and Python half as much again to call it. The call makes
+arguments, lets the interpreter lock go and takes it, makes text of the sender's address, and raises where
+nothing is there.
 So a link receives as much as it can hold with one call, and sends a volley with one. The kernel's structures
 (linux/socket.h) lie in memory that is laid out once: only changed pointers are written.
 """

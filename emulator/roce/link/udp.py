@@ -9,8 +9,8 @@ itself is always right. A burst sent with UDP_SEGMENT is one packet of identific
 * from a loopback address to another nobody cuts before the receiver's socket, where identifications are out
   of sight: all are 0, as the one packet that a sniffer sees has it too;
 * to every other address, segment i of a burst carries identification i. A kernel's rxe sees it so wherever
-  the burst is cut: by the sender's stack or NIC, or, where veth passes it on whole, by the receiving kernel
-  before rxe's tunnel socket, which does not announce that it takes GSO packets (`udp_rcv_segment`). An
+  the burst is cut. The sender's stack or NIC cuts it, or, where veth passes it on whole, the receiving kernel
+  before rxe's tunnel socket. That socket does not announce that it takes GSO packets (`udp_rcv_segment`). An
   emulated peer that gets the burst whole (UDP_GRO) sees no identifications, and solves the ICRC for them.
 
 A destination that refuses the offload (no checksum offload on its interface, a segment larger than its MTU)
@@ -60,8 +60,8 @@ MAX_DESTINATIONS: Final = 4096
 
 MERGED_BURSTS: Final = 5
 """Bursts that fit into the receive buffer. Rows of one message that come one after the other are given as one
-burst of up to so many, which saves the receiver's work for each; where segments are numbered each burst
-begins with 0 again, so there they stay apart. More would fall out of the processor's cache."""
+burst of up to so many, which saves the receiver's work for each. Where segments are numbered they stay apart,
+for each burst begins with 0 again. More would fall out of the processor's cache."""
 
 VOLLEY_BURSTS: Final = 8
 """Bursts that one call sends at most."""

@@ -1,7 +1,7 @@
 """Registered memory: protection domains, regions, windows, and the one way by which the device touches bytes.
 
-Every byte that the device reads or writes for a program is reached through a `Span`: a range of a region
-that was checked against its key, domain, access rights and bounds when the work began, and whose region is
+Every byte that the device reads or writes for a program is reached through a `Span`. That is a range of
+a region that was checked against its key, domain, access rights and bounds when the work began. The region is
 looked at again at each use. A region that has been deregistered has no memory any more, so it is never
 touched again, whatever is still under way (IBTA 10.6). What a window opens is reached through a `Backing` of
 its own, one for each time that it is bound, which has no memory any more once it is invalidated, freed or

@@ -217,7 +217,7 @@ class PacketWriter:
 
     def with_last(self, row: Burst, mtu: int, last: Burst) -> Burst:
         """A row of `rows`, as it was made last, with one packet behind it that is no longer than those of the
-        row, and for which the row's last burst has room: it goes out by the same call of the socket."""
+        row, and for which the row's last burst has room. It goes out by the same call of the socket."""
         layout, end = self._layouts[mtu], len(row.data)
         longer = end + len(last.data)
         layout.view[end:longer] = last.data

@@ -226,8 +226,8 @@ class Requester:
     def _asks(self, work: Work, count: int, room: int, ends: bool) -> bool:
         """`count` packets go out: does the last one ask for an acknowledgement? It moves the cursor.
 
-        It does at the end of a message, unless the next one follows at once, whose answer speaks for both; in
-        every half of a window; and where the window, or what the path allows to all, is used up by it.
+        It does at the end of a message, unless the next one follows at once, whose answer speaks for both. It
+        does in every half of a window, and where the window, or what the path allows to all, is used up by it.
         """
         self._cursor += count
         self._unasked += count

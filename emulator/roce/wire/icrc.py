@@ -14,7 +14,7 @@ are. Three things follow, and this file lives on them.
 1. The masking of BTH byte 4 can be done before the BTH is there: `prefix_crc` has it in already. The ICRC of
    a packet whose byte 4 is 0 is one call, `crc32(payload_up_to_the_icrc, prefix_crc(...))`, no copy made.
 2. The identification of the IPv4 header, which a plain UDP socket does not show, can be computed from the
-   ICRC that was received: the difference to the ICRC for identification 0, shifted back to where the field
+   ICRC that was received. The difference to the ICRC for identification 0, shifted back to where the field
    stands, must have 16 zero bits, and the other 16 are the field. So a packet of a stranger is still checked
    with 16 bits of strength (one wrong packet in 65,536 passes), and with all 32 where the field is known.
 3. An unconnected UDP socket that always forbids fragmentation (IP_PMTUDISC_DO) sends identification 0. Of one

@@ -20,7 +20,7 @@ from agent.pool.maintenance.bad_slots import release
 from agent.pool.maintenance.orphans import clear_leftovers
 from agent.pool.maintenance.rekey import Unopened
 from agent.pool.maintenance.replication import work_off
-from agent.pool.maintenance.scrub import ScrubCounters, settle
+from agent.pool.maintenance.scrub import ScrubCounters, take_out_bad
 from agent.pool.map.document import MapExtent, MapVolume
 from agent.pool.map.key_epochs import slots_taken
 from agent.pool.volume.directory_cache import (
@@ -187,7 +187,9 @@ def _evict(agent: PoolAgent) -> None:
 
 
 def _settle(agent: PoolAgent) -> None:
-    steps = settle(agent.volume, agent.channel, 0, EXTENT_AT, [0, 1, 2], ScrubCounters(), is_given_up=True)
+    steps = take_out_bad(
+        agent.volume, agent.channel, 0, EXTENT_AT, [0, 1, 2], ScrubCounters(), is_given_up=True
+    )
     agent.channel.run(steps)
 
 
@@ -302,7 +304,7 @@ def test_whatever_was_done_under_read_flips_flash_has_all_that_was_acknowledged(
             extent = dice.choice(pool.settings.extents)
             offset = extent.offset + dice.randrange(extent.sets) * pool.settings.set_bytes
             slots = dice.sample(range(SLOTS_PER_SET), 4)
-            steps = settle(
+            steps = take_out_bad(
                 agent.volume, agent.channel, extent.namespace, offset, slots, ScrubCounters(),
                 is_given_up=dice.random() < 0.5,
             )  # fmt: skip

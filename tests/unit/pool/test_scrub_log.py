@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.host_os.rate_limited_log import Complaints
-from agent.pool.maintenance.scrub import ScrubCounters, settle
+from agent.pool.maintenance.scrub import ScrubCounters, take_out_bad
 from agent.pool.volume.media_errors import log
 from agent.pool.volume.settings import Timing
 from tests.support.pool.memory_pool import EXTENT_AT, MemoryPool, key_of, nguid_of
@@ -24,10 +24,10 @@ def test_a_namespace_that_fails_all_reads_is_said_by_its_name_in_one_line(
     counters, now = ScrubCounters(), [0.0]
     monkeypatch.setattr(agent.volume.media_errors, "complaints", Complaints(log, clock=lambda: now[0]))
     for _ in range(400):
-        agent.channel.run(settle(agent.volume, agent.channel, 0, EXTENT_AT, [0], counters))
+        agent.channel.run(take_out_bad(agent.volume, agent.channel, 0, EXTENT_AT, [0], counters))
     assert counters.sets_skipped == 400
     [line] = caplog.messages
     assert f"namespace {nguid_of(0).hex()} fails other slots as well" in line
     now[0] += 60
-    agent.channel.run(settle(agent.volume, agent.channel, 0, EXTENT_AT, [0], counters))
+    agent.channel.run(take_out_bad(agent.volume, agent.channel, 0, EXTENT_AT, [0], counters))
     assert "399 more like it" in caplog.messages[1]
