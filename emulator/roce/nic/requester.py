@@ -227,7 +227,8 @@ class Requester:
         """`count` packets go out: does the last one ask for an acknowledgement? It moves the cursor.
 
         It does at the end of a message, unless the next one follows at once, whose answer speaks for both. It
-        does in every half of a window, and where the window, or what the path allows to all, is used up by it.
+        does in every half of a window. It does where the window is used up by it, or what the path allows to
+        all.
         """
         self._cursor += count
         self._unasked += count
