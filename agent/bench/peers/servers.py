@@ -22,8 +22,9 @@ from pathlib import Path
 from types import FrameType
 
 from agent.bench.redis_site import ADDRESS, NotHere, free_ports, listens
-from agent.cli.up.children import die_with_parent, run_child
+from agent.cli.up.children import run_child
 from agent.errors import G35Error
+from agent.host_os.parent_death import die_with_parent
 
 PROVIDER_BYTES = 1 << 30
 """What the values of all sizes need is a third of it; Mooncake evicts above nine tenths."""

@@ -1,10 +1,9 @@
 """Processes that `g35 up` starts, watches, starts again when they die, and ends.
 
-A child is killed by the kernel when its parent dies (PR_SET_PDEATHSIG), so that even `kill -9` of
-`g35 up` leaves nothing behind but a dead mount, which the next start clears away.
+A child is killed by the kernel when its parent dies (agent/host_os/parent_death.py), so that even `kill -9`
+of `g35 up` leaves nothing behind but a dead mount, which the next start clears away.
 """
 
-import ctypes
 import signal
 import subprocess
 import threading
@@ -15,21 +14,14 @@ from pathlib import Path
 from typing import AnyStr
 
 from agent.errors import G35Error
+from agent.host_os.parent_death import die_with_parent
 from agent.host_os.whole_file import write_whole
-
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
 
 START_SECONDS = 30.0
 STOP_SECONDS = 15.0
 RESTARTS_MAX = 1000
 """Starts of one child in a life of `g35 up`; a child that keeps dying is not kept alive for ever."""
 RESTART_SECONDS = 0.5
-
-
-def die_with_parent() -> None:
-    """To be called between fork and exec: the kernel kills this process when its parent dies."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Child:
