@@ -68,7 +68,12 @@ def bench(
 
 def _show(results: Results, json_file: Path | None) -> None:
     figures = results.in_order()
-    tables = (records.table(figures), records.against_redis(figures), records.beside_peers(figures))
+    tables = (
+        records.table(figures),
+        records.over_floors(figures),
+        records.against_redis(figures),
+        records.beside_peers(figures),
+    )
     print_tables(*(table for table in tables if table is not None))
     if json_file is not None:
         records.write(json_file, figures)

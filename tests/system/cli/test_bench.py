@@ -65,6 +65,24 @@ def test_virtiofs(processes: Processes, tmp_path: Path) -> None:
     assert all(found[name]["value"] > 0 for name in found if not name.startswith("copies"))
 
 
+def test_floors(processes: Processes, tmp_path: Path) -> None:
+    """Processor time of each process, and of each part of the floor, add up to what the value is made of."""
+    target = tmp_path / "bench.json"
+    names = ["get_1m_over_floor", "put_1m_over_floor", "get_64k_over_floor"]
+    bench = processes.g35(
+        "bench", *names, "--seconds", "0.5", "--json", target, environment={"TMPDIR": str(tmp_path)}
+    )
+    assert bench.process.wait(180) == 0, bench.output
+    found = {record["name"]: record for record in json.loads(target.read_text())}
+    assert set(found) == set(names)
+    for name, record in found.items():
+        assert record["value"] > 0
+        parts = ["client_us", "agent_us", "enclosure_us", "path_us", "send_us", "receive_us", "cipher_us"]
+        parts += ["floor_us", *(["copy_us"] if "1m" in name else [])]
+        assert {key for key in record if key.endswith("_us")} == set(parts)
+        assert all(record[part] > 0 for part in parts)
+
+
 def test_written_once(processes: Processes, tmp_path: Path) -> None:
     """Every byte of the values is."""
     target = tmp_path / "bench.json"
