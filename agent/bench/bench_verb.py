@@ -17,7 +17,7 @@ from agent.bench.catalog import CATALOG, chosen, matching, unknown
 from agent.cli.tables import print_tables
 from agent.cli.temporary_folder import temporary_folder
 from agent.cli.up.interrupts import ended_by_signals
-from agent.errors import did_you_mean
+from agent.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     from agent.bench.run_bench import Results, Said
@@ -39,6 +39,9 @@ def bench(
     ] = None,
     requests: Annotated[int, typer.Option(min=1, help="Requests of the trace that are played.")] = REQUESTS,
     list_: Annotated[bool, typer.Option("--list", help="List the names and end.")] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Show where processor time goes, in place of speeds.")
+    ] = False,
 ) -> None:
     """Measure the path and its floors in one run, and Redis and other stores beside it.
 
@@ -55,6 +58,9 @@ def bench(
         return
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise typer.BadParameter(f"there is no folder {json_file.absolute().parent}", param_hint="--json")
+    if profile:
+        _profile(names or [], seconds, json_file)
+        return
     # Here, and not above: `--list` and mistyped names need no ciphers, FUSE and numpy.
     from agent.bench.run_bench import Wishes, run
 
@@ -66,9 +72,36 @@ def bench(
         raise typer.Exit(1)
 
 
+def _profile(names: list[str], seconds: float, json_file: Path | None) -> None:
+    from agent.bench import processor_profile, profile_records
+    from agent.bench.redis_site import NotHere
+
+    wanted = matching(names or processor_profile.PROFILED)
+    entries = [entry for name, entry in CATALOG.items() if name in wanted]
+    for entry in entries:
+        if not processor_profile.can_profile(entry):
+            raise typer.BadParameter(
+                f"{entry.name} cannot be profiled; names that begin with kv_ and redis_ can",
+                param_hint="NAME",
+            )
+    try:
+        with ended_by_signals(), temporary_folder("g35-bench-") as folder, _progress() as said:
+            found = processor_profile.profiles(entries, seconds, folder / "profile", said)
+    except NotHere as why:
+        raise UserError(f"a name cannot be measured here: {why}", "install it, or name others") from None
+    print_tables(*map(profile_records.table, found))
+    if json_file is not None:
+        profile_records.write(json_file, found)
+
+
 def _show(results: Results, json_file: Path | None) -> None:
     figures = results.in_order()
-    tables = (records.table(figures), records.against_redis(figures), records.beside_peers(figures))
+    tables = (
+        records.table(figures),
+        records.over_floors(figures),
+        records.against_redis(figures),
+        records.beside_peers(figures),
+    )
     print_tables(*(table for table in tables if table is not None))
     if json_file is not None:
         records.write(json_file, figures)

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterable, Iterator
 
 from agent.bench.contents import Contents, pages
-from agent.bench.raw_tcp_server import REQUEST_BYTES
+from agent.bench.raw_tcp_server import ASK, BEGIN
 from agent.bench.rounds import Sample, rate, together
 from agent.bench.sites import IN_FLIGHT, MEMORY_FILE_BYTES, Sites
 from agent.errors import G35Error
@@ -33,7 +33,7 @@ class RawTcpProbe:
 
     def round(self, seconds: float) -> Sample:
         with self._connected() as connection:
-            request = bytes(REQUEST_BYTES)
+            request = ASK.pack(1)
 
             def turn() -> int:
                 self._receive(connection)
@@ -49,7 +49,7 @@ class RawTcpProbe:
         connection = socket.create_connection(("127.0.0.1", self._sites.raw_tcp_port), timeout=30)
         set_options(connection)
         connection.settimeout(None)  # a socket with a time-out polls before every call
-        connection.sendall(self._value_bytes.to_bytes(8, "little") + bytes(REQUEST_BYTES * IN_FLIGHT))
+        connection.sendall(BEGIN.pack(self._value_bytes, self._value_bytes, False) + ASK.pack(1) * IN_FLIGHT)
         return connection
 
     def _receive(self, connection: socket.socket) -> None:

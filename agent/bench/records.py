@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from agent.bench.catalog import CATALOG, LATENCY, PEERS, SIZES, Entry
+from agent.bench.catalog import CATALOG, GOALS, LATENCY, OVER_FLOOR, PEERS, SIZES, Entry
 from agent.cli.tables import folding_table
 from agent.host_os.whole_file import write_whole
 
@@ -114,6 +114,28 @@ def _speed_and_times(figure: Figure | None) -> str:
     p50, p99 = (figure.details.get(name) for name in ("p50_ms", "p99_ms"))
     times = "" if p50 is None else f" ({p50:.2f}, {p99:.2f})"
     return f"{figure.value:.2f}{times}"
+
+
+def over_floors(figures: Mapping[str, Figure]) -> Table | None:
+    """Processor time over that of the work no design can leave out; None where none was measured.
+
+    Microseconds a value, of each process and of each part of the floor. A dash: no such part.
+    """
+    shares = ("client", "agent", "enclosure", "path", "send", "receive", "cipher", "copy", "floor")
+    title = "processor time over its floor (us a value)"
+    made = folding_table(title, ("name",), (*shares, "over", "rounds", "goal"))
+    for name, figure in figures.items():
+        if figure.entry.kind.startswith(OVER_FLOOR):
+            taken = [figure.details.get(f"{share}_us") for share in shares]
+            rounds = figure.details["rounds"]
+            made.add_row(
+                name,
+                *("-" if each is None else _shown(each) for each in taken),
+                f"{figure.value:.2f}",
+                f"{min(rounds):.2f}-{max(rounds):.2f}",
+                f"{GOALS[name]:g}" if name in GOALS else "-",
+            )
+    return made if made.row_count else None
 
 
 def listing(names: Collection[str] = ()) -> Table:

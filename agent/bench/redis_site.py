@@ -36,6 +36,7 @@ class RedisSite:
             if importlib.util.find_spec(module) is None:
                 raise NotHere(f"the Python package {module} is not installed")
         self._port, self._tls_port = free_ports(2)
+        self._pid_file = folder / "server.pid"
         self._certificate, key = folder / "certificate.pem", folder / "key.pem"
         folder.mkdir()
         self_signed_certificate(self._certificate, key)
@@ -46,6 +47,10 @@ class RedisSite:
             "--save", "", "--appendonly", "no", "--dir", str(folder),
         ]  # fmt: skip
         run_child(stack, "redis-server", command, folder / "server", self._answers)
+
+    @property
+    def pid(self) -> int:
+        return int(self._pid_file.read_text())
 
     def client(self, *, tls: bool) -> Any:
         """A client of redis-py with its parser in C, its settings untouched."""

@@ -5,8 +5,9 @@ Threads start together, and the time runs from their common start to the end of 
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Protocol
 
@@ -30,6 +31,8 @@ class Sample:
     seconds: float
     latencies: tuple[float, ...] = ()
     """Of each operation, in seconds, where they were taken (`together_clocked`)."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """What the value was made of, by name; the record has the median of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,27 @@ class Timed:
     bytes: int
     seconds: float
     latencies: tuple[float, ...] = ()
+
+
+class Meter(Protocol):
+    """Is told of each timed part: before its threads start, and when all have done and none has gone yet."""
+
+    def begin(self) -> None: ...
+
+    def end(self) -> None: ...
+
+
+_meters: list[Meter] = []
+
+
+@contextmanager
+def metered(meter: Meter) -> Iterator[None]:
+    """`together` tells the meter until this ends."""
+    _meters.append(meter)
+    try:
+        yield
+    finally:
+        _meters.remove(meter)
 
 
 class Probe(Protocol):
@@ -72,8 +96,8 @@ def together(turns: Sequence[Turn], seconds: float, least: int = 0) -> Timed:
     operations, moved = [0] * len(turns), [0] * len(turns)
     ends = [0.0] * len(turns)
     failures: list[BaseException] = []
-    stop = threading.Event()
-    start = threading.Barrier(len(turns) + 1)
+    stop, leave = threading.Event(), threading.Event()
+    start, ended = threading.Barrier(len(turns) + 1), threading.Semaphore(0)
 
     def work(number: int, turn: Turn) -> None:
         count = total = 0
@@ -92,20 +116,29 @@ def together(turns: Sequence[Turn], seconds: float, least: int = 0) -> Timed:
             stop.set()
         ends[number] = clock()
         operations[number], moved[number] = count, total
+        ended.release()
+        leave.wait()
 
     threads = [
         threading.Thread(target=work, args=(number, turn), name=f"bench {number}", daemon=True)
         for number, turn in enumerate(turns)
     ]
+    for meter in _meters:
+        meter.begin()
     for thread in threads:
         thread.start()
     try:
         start.wait()
         began = time.perf_counter()
-        for thread in threads:
-            thread.join()
+        for _ in threads:
+            ended.acquire()
+        for meter in _meters:
+            meter.end()
     finally:
         stop.set()
+        leave.set()
+    for thread in threads:
+        thread.join()
     if failures:
         raise failures[0]
     return Timed(sum(operations), sum(moved), max(ends) - began)
@@ -189,6 +222,7 @@ def details(samples: Sequence[Sample]) -> dict[str, object]:
         "seconds": round(sum(sample.seconds for sample in samples), 4),
     }
     taken = sorted(one for sample in samples for one in sample.latencies)
+    found |= {name: round(median(sample.parts[name] for sample in samples), 4) for name in samples[0].parts}
     if taken:
         found |= {"p50_ms": _milliseconds(taken, 50), "p99_ms": _milliseconds(taken, 99)}
     return found

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -95,6 +96,11 @@ class PoolSite:
     @property
     def virtiofs_socket(self) -> Path:
         return self._layout.virtiofs_socket
+
+    def processes(self) -> dict[str, int]:
+        """The numbers of the processes that serve values: the agent, and the enclosure where there is one."""
+        files = {"agent": self._layout.agent_process, "enclosure": self._layout.enclosure(0, "pid")}
+        return {name: int(file.read_text()) for name, file in files.items() if file.exists()}
 
     def start(self) -> None:
         self._child.start()
@@ -195,11 +201,19 @@ class Sites:
     def close(self) -> None:
         self._stack.close()
 
+    def at_end(self, end: Callable[[], object]) -> None:
+        """Have `end` called by `close`."""
+        self._stack.callback(end)
+
     @cached_property
     def raw_tcp_port(self) -> int:
         ready = self.folder / "raw-tcp.port"
         self._run("the raw TCP server", "raw_tcp_server", ready)
         return int(ready.read_text())
+
+    @property
+    def raw_tcp_pid(self) -> int:
+        return int((self.folder / "raw_tcp_server.pid").read_text())
 
     @cached_property
     def memory_file(self) -> Path:

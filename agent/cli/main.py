@@ -30,6 +30,7 @@ try:
     from agent.errors import Fault, G35Error, UserError, did_you_mean
     from agent.host_os.private_memory import keep_memory_private
     from nvmeof.linux_limits import MORE_THREADS, Need, check_limits, refusal, tell_refusals
+    from nvmeof.thread_names import show_thread_names
 except KeyboardInterrupt:
     # These take a while, and who presses Ctrl-C meanwhile need not see where we were.
     sys.exit(EXIT_INTERRUPTED)
@@ -116,6 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if arguments is None:
             tell_refusals()
+            show_thread_names()
             if words and words[0] in VERBS:
                 check_limits(VERB_NEED)
             # numpy brings it along, with a thread for each core; nothing here multiplies matrices.

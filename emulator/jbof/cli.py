@@ -38,6 +38,7 @@ from nvmeof.controller.settings import ControllerSettings
 from nvmeof.controller.storage import Operation
 from nvmeof.controller.tcp_rules import TcpSettings
 from nvmeof.linux_limits import Need, check_limits, refusal, tell_refusals
+from nvmeof.thread_names import show_thread_names
 from nvmeof.wire.authentication import GroupId, HashId
 
 
@@ -278,6 +279,7 @@ def serve(
     except (EnclosureError, ValueError) as error:
         raise typer.BadParameter(str(error)) from None
     tell_refusals()
+    show_thread_names()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     _raise_descriptor_limit()
     try:

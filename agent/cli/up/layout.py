@@ -61,6 +61,7 @@ class Layout:
         self.configuration = state / "agent.toml"
         self.agent_state = state / "agent"
         self.agent_ready = state / "agent.pid"
+        self.agent_process = state / "agent-process.pid"
         self.agent_log = state / "agent.log"
         self.virtiofs_socket = state / "virtiofs.sock"
         self.s3_credentials = state / "s3.credentials"

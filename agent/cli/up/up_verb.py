@@ -210,7 +210,7 @@ class _Pool:
             ],
             layout.agent_log,
             self._agent_is_ready,
-            layout.state / "agent-process.pid",
+            layout.agent_process,
         )  # fmt: skip
         self._agent.start()
         self._agent.wait_ready(stop)

@@ -65,6 +65,45 @@ def test_virtiofs(processes: Processes, tmp_path: Path) -> None:
     assert all(found[name]["value"] > 0 for name in found if not name.startswith("copies"))
 
 
+def test_floors(processes: Processes, tmp_path: Path) -> None:
+    """Processor time of each process, and of each part of the floor, add up to what the value is made of."""
+    target = tmp_path / "bench.json"
+    names = ["get_1m_over_floor", "put_1m_over_floor"]
+    bench = processes.g35(
+        "bench", *names, "--seconds", "0.5", "--json", target, environment={"TMPDIR": str(tmp_path)}
+    )
+    assert bench.process.wait(180) == 0, bench.output
+    found = {record["name"]: record for record in json.loads(target.read_text())}
+    assert set(found) == set(names)
+    path, floor = ("client", "agent", "enclosure"), ("send", "receive", "cipher", "copy")
+    for record in found.values():
+        assert record["value"] > 0
+        taken = {key.removesuffix("_us"): value for key, value in record.items() if key.endswith("_us")}
+        assert set(taken) == {*path, "path", *floor, "floor"}
+        assert all(value > 0 for value in taken.values())
+
+
+def test_profile(processes: Processes, tmp_path: Path) -> None:
+    """Each process works, the agent's workers are known by their name, and the cipher is a part of theirs."""
+    target = tmp_path / "profile.json"
+    bench = processes.g35(
+        "bench", "--profile", "kv_get_64k", "--seconds", "0.5", "--json", target,
+        environment={"TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    assert bench.process.wait(180) == 0, bench.output
+    assert "kv_get_64k: " in bench.output
+    (record,) = json.loads(target.read_text())
+    assert record["name"] == "kv_get_64k"
+    assert record["values"] > 0
+    assert [process["process"] for process in record["processes"]] == ["client", "agent", "enclosure"]
+    assert all(process["processor_us"] > 0 for process in record["processes"])
+    (workers,) = [kind for kind in record["processes"][1]["kinds"] if kind["kind"] == "fuse"]
+    assert 0 < workers["cipher_us"] <= workers["processor_us"]
+    assert record["processor_us"] == pytest.approx(
+        sum(process["processor_us"] for process in record["processes"]), abs=0.01
+    )
+
+
 def test_written_once(processes: Processes, tmp_path: Path) -> None:
     """Every byte of the values is."""
     target = tmp_path / "bench.json"

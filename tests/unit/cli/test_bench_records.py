@@ -42,6 +42,7 @@ PROMISED = {
     "shim_loop_block_ms": "ms",
     "write_amplification": "ratio",
     "agent_rss_mib": "MiB",
+    **{f"{name}_over_floor": "ratio" for name in ("get_1m", "put_1m", "get_64k", "rdma_get_1m")},
 }
 """Scripts outside the repository use these names."""
 
@@ -132,6 +133,32 @@ def test_ahead_is_above_one_for_more_speed_and_for_less_time() -> None:
     fast, slow = figure("kv_get_64k_p50_ms", 0.1), figure("redis_get_64k_p50_ms", 0.2)
     assert fast.entry.unit == LATENCY
     assert records.ahead(fast, slow) == 2.0
+
+
+def test_processor_time_is_shown_beside_its_floor() -> None:
+    parts = {"client_us": 60.0, "agent_us": 300.0, "enclosure_us": 120.0, "path_us": 480.0, "floor_us": 240.0}
+    found = Figure(CATALOG["rdma_get_1m_over_floor"], 2.0, {**parts, "rounds": [1.9, 2.0, 2.3]})
+    console = Console(width=140)
+    with console.capture() as capture:
+        shown = records.over_floors({"rdma_get_1m_over_floor": found, "aes_1m": figure("aes_1m", 1.0)})
+        assert shown is not None
+        console.print(shown)
+    (row,) = [line for line in capture.get().splitlines() if "over_floor" in line]
+    assert row.split()[1:] == [
+        "60.000",
+        "300",
+        "120",
+        "480",
+        "-",
+        "-",
+        "-",
+        "-",
+        "240",
+        "2.00",
+        "1.90-2.30",
+        "-",
+    ]
+    assert records.over_floors({"aes_1m": figure("aes_1m", 1.0)}) is None
 
 
 def test_the_tables_show_what_was_measured() -> None:
