@@ -21,9 +21,9 @@ from types import TracebackType
 from agent.config.configuration import EnclosureSection
 from agent.config.local_section import LocalSection
 from agent.errors import G35Error, UserError
-from agent.local.device import Device, DeviceInUse, DeviceMissing, NotMade, read_label, same_device
+from agent.local.device import Device, DeviceInUse, DeviceMissing, NotMade, same_device
 from agent.local.export import NSID, Export, credentials_of, subsystem_nqn
-from agent.local.opening import OPEN_SECONDS, Opening, StillOpening
+from agent.local.opening import OPEN_SECONDS, Opening, StillOpening, nguid_of
 from agent.local.remembered_labels import RememberedLabels
 from agent.local.storage import DeviceStorage
 from nvmeof.host.namespaces import NamespaceInfo
@@ -131,7 +131,7 @@ class LocalNamespaces:
         except DeviceInUse:
             if serve:
                 raise
-            self.elsewhere.append(_by_its_export(section, len(self.elsewhere), self._host[1]))
+            self.elsewhere.append(self._by_its_export(section))
         except StillOpening as waits:
             self._is_away(section, opening, waits)
         except NotMade as blank:
@@ -145,6 +145,15 @@ class LocalNamespaces:
             self._is_away(section, None, failed)
         else:
             self.opened.append(self.add(section, device))
+
+    def _by_its_export(self, section: LocalSection) -> EnclosureSection:
+        address, port = section.address
+        if (listened := ipaddress.ip_address(address)).is_unspecified:
+            address = "::1" if listened.version == 6 else "127.0.0.1"
+        assert self._labels is not None
+        nqn = subsystem_nqn(self._host[1], nguid_of(section.path, self._labels.of(section.path)))
+        name = section.name or f"local-{len(self.elsewhere)}"
+        return EnclosureSection.model_validate({"name": name, "address": address, "port": port, "nqn": nqn})
 
     def _is_away(self, section: LocalSection, opening: Opening | None, why: G35Error) -> None:
         away = self._look_for(section, opening, str(why))
@@ -236,12 +245,3 @@ def _opened(
     namespace = NamespaceInfo(NSID, device.label.nguid, device.label.size, storage.lba_bytes)
     session = media.info(nqn, host_nqn, host_id)
     return LocalNamespace(section.shown_name, section.path, section, nqn, session, namespace, storage)
-
-
-def _by_its_export(section: LocalSection, number: int, host_id: bytes) -> EnclosureSection:
-    address, port = section.address
-    if (listened := ipaddress.ip_address(address)).is_unspecified:
-        address = "::1" if listened.version == 6 else "127.0.0.1"
-    nqn = subsystem_nqn(host_id, read_label(section.path).nguid)
-    name = section.name or f"local-{number}"
-    return EnclosureSection.model_validate({"name": name, "address": address, "port": port, "nqn": nqn})

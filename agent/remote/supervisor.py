@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeAlias
 
 import trio
@@ -151,10 +151,11 @@ class Supervisor:
         away = self._local.pulled(found)
         self._disconnected(enclosure, away.fault)
         # Not before its last write has ended: none may land behind those of the next opening.
-        close = found.storage.close
-        while not await trio.to_thread.run_sync(close, abandon_on_cancel=True):  # noqa: ASYNC110 - it waits
+        while True:
+            with suppress(RuntimeError):  # Linux has no thread for it now
+                if await trio.to_thread.run_sync(found.storage.close, abandon_on_cancel=True):
+                    return away
             await trio.sleep(LOCAL_AGAIN_SECONDS)
-        return away
 
     async def _look_for(self, away: AwayNamespace, enclosure: Enclosure) -> LocalNamespace:
         """Until a device of this machine that is away has come."""

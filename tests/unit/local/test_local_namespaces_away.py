@@ -12,10 +12,13 @@ from agent.config.local_section import LocalSection
 from agent.errors import ConfigError, G35Error, UserError
 from agent.local import device as device_module
 from agent.local import namespaces as namespaces_module
+from agent.local import opening as opening_module
 from agent.local import storage as storage_module
 from agent.local.device import open_device
+from agent.local.label import Label
 from agent.local.namespaces import LocalNamespaces
 from nvmeof.controller.storage import StorageError
+from nvmeof.linux_limits import SureThread
 from nvmeof.wire.status import Status
 from tests.support.local_rig import free_port
 from tests.support.waiting import wait_until
@@ -202,3 +205,46 @@ def test_a_device_that_is_pulled_waits_for_its_last_write(
         assert first.storage.close()
         assert first.storage.close()
         wait_until(lambda: away.look() is not None, 10, "it to be back")
+
+
+def test_without_a_thread_to_open_it_a_device_is_away(
+    tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Connections of strangers may have all that the unit's TasksMax allows."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    ssd = section(tmp_path / "ssd", port, size="8M")
+    with monkeypatch.context() as strict:
+        strict.setattr(SureThread, "start", refuse)
+        with opened(tmp_path, ssd, make=True) as local:
+            (away,) = local.away
+            assert away.look() is None
+            assert away.fault == f"no thread to open {tmp_path}/ssd: can't start new thread"
+            strict.undo()
+            wait_until(lambda: away.look() is not None, 10, "a thread")
+
+
+def test_a_verb_beside_an_agent_waits_for_no_hung_device(
+    tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ssd, goes_on = section(tmp_path / "ssd", port, size="8M"), threading.Event()
+    with opened(tmp_path, ssd, serve=True) as local:
+        (served,) = local.opened
+        with opened(tmp_path, ssd) as verb:
+            assert [each.nqn for each in verb.elsewhere] == [served.nqn]
+
+        def hang(path: Path) -> Label:
+            goes_on.wait()
+            return served.storage.device.label
+
+        monkeypatch.setattr(opening_module, "read_label", hang)
+        monkeypatch.setattr(opening_module, "OPEN_SECONDS", 0.1)
+        # The agent has noted it in the state folder, which its verbs have too.
+        with opened(tmp_path, ssd) as verb:
+            assert [each.nqn for each in verb.elsewhere] == [served.nqn]
+        (tmp_path / "other").mkdir()
+        with pytest.raises(G35Error, match="does not answer while its label is read"):
+            opened(tmp_path / "other", ssd)
+        goes_on.set()
