@@ -39,8 +39,7 @@ async def connected(
             verbs,
             secret_finder(configuration.fabric),
             configuration.discovery,
-            local.opened,
-            local.away,
+            local,
         )
         if configuration.pool.membership == "auto":
             supervisor.newcomers_level = logging.INFO

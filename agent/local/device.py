@@ -126,17 +126,19 @@ def open_device(section: LocalSection, had: str = "", *, make: bool = True) -> D
                 "see lsblk; a device of [[local]] belongs to g35 alone",
             ) from None
         raise G35Error(f"cannot open {path}: {failed.strerror or failed}", "see its mode and owner") from None
-    behind = -1
+    behind, is_ours_to_remove = -1, False
     try:
-        found = os.fstat(buffered).st_mode
-        if stat.S_IFMT(found) != stat.S_IFMT(kind or stat.S_IFREG):
-            raise G35Error(f"{path} was replaced while it was opened", "try again")
         _lock(path, buffered)
+        # Without the lock it may be another agent's by now, which came between.
+        is_ours_to_remove = kind is None
+        if not _leads_to(path, buffered, kind):
+            is_ours_to_remove = False
+            raise G35Error(f"{path} was replaced while it was opened", "try again")
         behind = _lock_behind(path, buffered)
         label = _label_of(section, buffered, had, make)
         return Device(path, label, _direct(path, buffered), buffered, behind)
     except BaseException:
-        if kind is None:
+        if is_ours_to_remove:
             path.unlink(missing_ok=True)
         for descriptor in {buffered, behind} - {-1}:
             os.close(descriptor)
@@ -156,6 +158,21 @@ def _kind(path: Path) -> int | None:
     if not stat.S_ISBLK(kind) and not stat.S_ISREG(kind):
         raise UserError(f"{path} is neither a block device nor a file", "name one that is")
     return kind
+
+
+def _leads_to(path: Path, descriptor: int, kind: int | None) -> bool:
+    """Whether the path still leads to what was opened, and that is of the kind that was looked at. A file
+    that another agent made and removed again has a lock to give, and no name."""
+    opened = os.fstat(descriptor)
+    if stat.S_IFMT(opened.st_mode) != stat.S_IFMT(kind or stat.S_IFREG):
+        return False
+    try:
+        now = os.stat(path)
+    except OSError:
+        return False
+    if stat.S_ISBLK(opened.st_mode):
+        return now.st_rdev == opened.st_rdev
+    return (now.st_dev, now.st_ino) == (opened.st_dev, opened.st_ino)
 
 
 def _want_makeable(section: LocalSection, had: str, make: bool) -> None:

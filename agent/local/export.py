@@ -9,6 +9,8 @@ others.
 import hashlib
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from agent.config.local_section import LocalSection
@@ -45,6 +47,12 @@ def credentials_of(section: LocalSection) -> dict[str, Credentials]:
         raise ConfigError(f"local.hosts_file: {wrong}", wrong.advice) from None
 
 
+@dataclass(frozen=True, slots=True)
+class _Offered:
+    subsystem: Subsystem
+    port: DiscoveryEntry
+
+
 class Export:
     """Listeners for the local namespaces, from construction to `close`. Raises G35Error."""
 
@@ -53,6 +61,8 @@ class Export:
         settings = ControllerSettings(in_capsule_bytes=IN_CAPSULE_BYTES)
         self._targets = {where: Target(settings) for where in dict.fromkeys(addresses)}
         self._listeners: list[TcpListener] = []
+        self._offered: dict[Path, _Offered] = {}
+        """By the path of their section, also while the device is gone."""
         try:
             for (address, port), target in self._targets.items():
                 self._listeners.append(TcpListener(target, TcpSettings(), address, port))
@@ -64,9 +74,18 @@ class Export:
             ) from None
 
     def offer(self, section: LocalSection, nqn: str, storage: DeviceStorage) -> None:
-        """Serve a device, by its NQN, at the address of its section. Raises G35Error."""
+        """Serve a device, by its NQN, at the address of its section. Hosts that stayed connected to one that
+        was withdrawn have it again. Raises G35Error."""
         where = section.address
         target = self._targets[where]
+        before = self._offered.get(section.path)
+        if before is not None and before.subsystem.nqn == nqn:
+            target.attach(before.subsystem, Namespace(NSID, storage))
+            return
+        if before is not None:  # another device has come in its place
+            del self._offered[section.path]
+            target.remove_subsystem(before.subsystem.nqn)
+            target.remove_port(before.port)
         credentials = credentials_of(section)
         subsystem = Subsystem(
             nqn,
@@ -86,17 +105,21 @@ class Export:
         target.attach(subsystem, Namespace(NSID, storage))
         address, port = where
         family = AddressFamily.IPV6 if ":" in address else AddressFamily.IPV4
-        target.add_port(
-            DiscoveryEntry(
-                address,
-                str(port),
-                nqn,
-                transport_type=TransportType.TCP,
-                address_family=family,
-                port_id=1,
-                tsas=bytes(256),
-            )
+        entry = DiscoveryEntry(
+            address,
+            str(port),
+            nqn,
+            transport_type=TransportType.TCP,
+            address_family=family,
+            port_id=1,
+            tsas=bytes(256),
         )
+        target.add_port(entry)
+        self._offered[section.path] = _Offered(subsystem, entry)
+
+    def withdraw(self, section: LocalSection) -> None:
+        """A device is gone: hosts see its subsystem without a namespace."""
+        self._targets[section.address].remove_namespace(self._offered[section.path].subsystem, NSID)
 
     @property
     def hosts(self) -> int:

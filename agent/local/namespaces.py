@@ -5,13 +5,14 @@ serve = False   a verb: a device that another process has is reached as other ag
                 `make` it makes files and labels
 
 A device that is missing, does not answer or cannot be read is away, like an enclosure: the others are served,
-and the supervisor looks for it again. A wrong configuration ends the start.
+and the supervisor looks for it again. One that is pulled goes the same way. A wrong configuration ends the
+start.
 """
 
 import ipaddress
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +21,9 @@ from types import TracebackType
 from agent.config.configuration import EnclosureSection
 from agent.config.local_section import LocalSection
 from agent.errors import G35Error, UserError
-from agent.local.device import Device, DeviceInUse, DeviceMissing, NotMade, read_label, same_device
+from agent.local.device import Device, DeviceInUse, DeviceMissing, NotMade, same_device
 from agent.local.export import NSID, Export, credentials_of, subsystem_nqn
-from agent.local.opening import OPEN_SECONDS, Opening, StillOpening
+from agent.local.opening import OPEN_SECONDS, Opening, StillOpening, nguid_of
 from agent.local.remembered_labels import RememberedLabels
 from agent.local.storage import DeviceStorage
 from nvmeof.host.namespaces import NamespaceInfo
@@ -38,6 +39,7 @@ class LocalNamespace:
 
     name: str
     path: Path
+    section: LocalSection
     nqn: str
     session: ControllerInfo
     namespace: NamespaceInfo
@@ -99,8 +101,10 @@ class LocalNamespaces:
         self.elsewhere: list[EnclosureSection] = []
         """Those that another process serves, and how they are reached."""
         self.away: list[AwayNamespace] = []
-        self._served: list[LocalNamespace] = []
-        """Those of `opened`, and those that came later."""
+        self._served: dict[Path, LocalNamespace] = {}
+        """Those of `opened`, and those that came later, by path; without those that were pulled."""
+        self._looked_for: dict[Path, AwayNamespace] = {}
+        """The latest of each path."""
         self.export: Export | None = None
         self._host = (host_nqn, host_id)
         self._notes = serve or make
@@ -114,6 +118,7 @@ class LocalNamespaces:
             if serve and sections:
                 self.export = Export([each.address for each in sections])
                 self._stack.callback(self.export.close)
+            self._stack.callback(self._end)
             until = time.monotonic() + OPEN_SECONDS
             for section, opening in [(each, self.begin(each)) for each in sections]:
                 self._stack.callback(opening.give_up)
@@ -126,7 +131,7 @@ class LocalNamespaces:
         except DeviceInUse:
             if serve:
                 raise
-            self.elsewhere.append(_by_its_export(section, len(self.elsewhere), self._host[1]))
+            self.elsewhere.append(self._by_its_export(section))
         except StillOpening as waits:
             self._is_away(section, opening, waits)
         except NotMade as blank:
@@ -141,11 +146,31 @@ class LocalNamespaces:
         else:
             self.opened.append(self.add(section, device))
 
+    def _by_its_export(self, section: LocalSection) -> EnclosureSection:
+        address, port = section.address
+        if (listened := ipaddress.ip_address(address)).is_unspecified:
+            address = "::1" if listened.version == 6 else "127.0.0.1"
+        assert self._labels is not None
+        nqn = subsystem_nqn(self._host[1], nguid_of(section.path, self._labels.of(section.path)))
+        name = section.name or f"local-{len(self.elsewhere)}"
+        return EnclosureSection.model_validate({"name": name, "address": address, "port": port, "nqn": nqn})
+
     def _is_away(self, section: LocalSection, opening: Opening | None, why: G35Error) -> None:
-        away = AwayNamespace(self, section, opening)
-        away.fault = str(why)
+        away = self._look_for(section, opening, str(why))
         self.away.append(away)
-        self._stack.callback(away.close)
+
+    def _look_for(self, section: LocalSection, opening: Opening | None, why: str) -> AwayNamespace:
+        away = self._looked_for[section.path] = AwayNamespace(self, section, opening)
+        away.fault = why
+        return away
+
+    def pulled(self, found: LocalNamespace) -> AwayNamespace:
+        """A device is gone: serve it no more. It may be looked for once its storage is closed."""
+        del self._served[found.path]
+        if self.export is not None:
+            self.export.withdraw(found.section)
+        _end_of(found)
+        return self._look_for(found.section, None, f"{found.path} is gone")
 
     def begin(self, section: LocalSection) -> Opening:
         """Begin to open a device."""
@@ -157,7 +182,7 @@ class LocalNamespaces:
         storage = DeviceStorage(device)
         with ExitStack() as undo:
             undo.callback(storage.close)
-            _refuse_copy(section, device.label.nguid, self._served)
+            _refuse_copy(section, device.label.nguid, self._served.values())
             found = _opened(section, device, storage, *self._host)
             assert isinstance(found.session.local, LocalMedia)
             undo.callback(found.session.local.close)
@@ -165,9 +190,16 @@ class LocalNamespaces:
                 self.export.offer(section, found.nqn, storage)
             if self._notes and self._labels is not None:
                 self._labels.note(section.path, device.label.nguid)
-            self._stack.push(undo.pop_all())
-        self._served.append(found)
+            undo.pop_all()
+        self._served[section.path] = found
         return found
+
+    def _end(self) -> None:
+        for away in self._looked_for.values():
+            away.close()
+        for found in self._served.values():
+            _end_of(found)
+            found.storage.close()
 
     def __enter__(self) -> "LocalNamespaces":
         return self
@@ -176,6 +208,13 @@ class LocalNamespaces:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
+
+
+def _end_of(found: LocalNamespace) -> None:
+    """No read or write begins any more, and who waits for one is told."""
+    found.storage.end()
+    assert isinstance(found.session.local, LocalMedia)
+    found.session.local.close()
 
 
 def _refuse_twins(sections: Sequence[LocalSection]) -> None:
@@ -187,7 +226,7 @@ def _refuse_twins(sections: Sequence[LocalSection]) -> None:
         )
 
 
-def _refuse_copy(section: LocalSection, nguid: bytes, served: Sequence[LocalNamespace]) -> None:
+def _refuse_copy(section: LocalSection, nguid: bytes, served: Iterable[LocalNamespace]) -> None:
     """Raises UserError where a device before it has the same label: writes would go to either of them."""
     for each in served:
         if each.namespace.nguid == nguid:
@@ -205,13 +244,4 @@ def _opened(
     media = LocalMedia({NSID: storage}, f"io-{section.path.name}")
     namespace = NamespaceInfo(NSID, device.label.nguid, device.label.size, storage.lba_bytes)
     session = media.info(nqn, host_nqn, host_id)
-    return LocalNamespace(section.shown_name, section.path, nqn, session, namespace, storage)
-
-
-def _by_its_export(section: LocalSection, number: int, host_id: bytes) -> EnclosureSection:
-    address, port = section.address
-    if (listened := ipaddress.ip_address(address)).is_unspecified:
-        address = "::1" if listened.version == 6 else "127.0.0.1"
-    nqn = subsystem_nqn(host_id, read_label(section.path).nguid)
-    name = section.name or f"local-{number}"
-    return EnclosureSection.model_validate({"name": name, "address": address, "port": port, "nqn": nqn})
+    return LocalNamespace(section.shown_name, section.path, section, nqn, session, namespace, storage)

@@ -1,16 +1,18 @@
 """A device that is opened on a thread of its own: an SSD may hang where its label is read, for minutes.
 
 The thread cannot be ended. So there is one for each section at the most, and what it opens after nobody wants
-it any more is closed again.
+it any more is closed again. The same holds for a label that a verb reads beside the agent.
 """
 
 import threading
 import time
+from pathlib import Path
 from typing import Final
 
 from agent.config.local_section import LocalSection
 from agent.errors import G35Error
-from agent.local.device import Device, open_device
+from agent.local.device import Device, open_device, read_label
+from nvmeof.linux_limits import MORE_THREADS, SureThread
 
 OPEN_SECONDS: Final = 3.0
 """How long a start waits for its devices, all together."""
@@ -32,7 +34,12 @@ class Opening:
         self._is_wanted = True
         self._device: Device | None = None
         self._failed: Exception | None = None
-        threading.Thread(target=self._run, name=f"open-{section.path.name}", daemon=True).start()
+        try:
+            SureThread(self._run, f"open-{section.path.name}").start()
+        except RuntimeError as refused:
+            # Others may have all threads: it is no reason to serve nothing. The next look tries again.
+            self.give_up()
+            self._failed = G35Error(f"no thread to open {section.path}: {refused}", MORE_THREADS)
 
     def _run(self) -> None:
         try:
@@ -69,3 +76,30 @@ class Opening:
             if self._device is not None:
                 self._device.close()
                 self._device = None
+
+
+def nguid_of(path: Path, had: str) -> bytes:
+    """The NGUID of a device that another process has; `had` (hex) where it does not answer. Raises G35Error,
+    and `StillOpening` where nothing is known."""
+    found: list[bytes | G35Error] = []
+
+    def read() -> None:
+        try:
+            found.append(read_label(path).nguid)
+        except G35Error as failed:
+            found.append(failed)
+
+    try:
+        reader = SureThread(read, f"label-{path.name}")
+        reader.start()
+    except RuntimeError as refused:
+        raise G35Error(f"no thread to read {path}: {refused}", MORE_THREADS) from None
+    reader.join(OPEN_SECONDS)
+    if not found:
+        if not had:
+            raise StillOpening(f"{path} does not answer while its label is read", "see dmesg")
+        return bytes.fromhex(had)
+    (first,) = found
+    if isinstance(first, G35Error):
+        raise first
+    return first

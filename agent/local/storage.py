@@ -31,8 +31,8 @@ from nvmeof.wire.status import Status
 _GONE: Final = frozenset({errno.ENODEV, errno.ENXIO, errno.ESHUTDOWN})
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 CLOSE_SECONDS: Final = 2.0
-"""How long the end waits for reads and writes under way. After that the device stays open, as the process
-ends: a descriptor that is closed under a write could be another file's when it goes on."""
+"""How long the end waits for reads and writes under way. After that the device stays open, at the end of the
+process too: a descriptor that is closed under a write could be another file's when it goes on."""
 TURN_SECONDS: Final = 10.0
 """The longest that a write waits for earlier ones to its place. Less than the time for which a host that lost
 its connection sends no other write there (`LOST_SECONDS`, agent/remote/fence.py)."""
@@ -63,6 +63,8 @@ class DeviceStorage:
         self._begun: dict[int, float] = {}
         """When each read, write and flush under way began, by ticket; the oldest first."""
         self._open = True
+        self._is_closed = False
+        self._is_block = stat.S_ISBLK(os.fstat(device.buffered).st_mode)
 
     def admit(self, operation: Operation, offset: int, length: int, now: float) -> float:
         return now
@@ -165,20 +167,19 @@ class DeviceStorage:
     def _error(self, failed: OSError, fault: Status) -> StorageError:
         """What a host is told: that the device is gone, that it has no room, or that its medium failed."""
         said = failed.strerror or str(failed)
-        if failed.errno in _GONE or self._is_gone():
+        if failed.errno in _GONE or self.is_gone():
             return StorageError(Status.NAMESPACE_NOT_READY, f"the device is gone: {said}")
         if failed.errno in _FULL:
             return StorageError(Status.CAPACITY_EXCEEDED, f"no room: {said}")
         return StorageError(fault, said)
 
-    def _is_gone(self) -> bool:
+    def is_gone(self) -> bool:
         """Whether it is a block device without its room. Linux sets the size of one that was pulled to zero,
-        while a process has it open; reads find its end there, and writes no room."""
-        descriptor = self.device.buffered
+        while a process has it open; reads find its end there, and writes no room. Reads nothing."""
+        if not self._is_block or self._is_closed:
+            return False
         try:
-            if not stat.S_ISBLK(os.fstat(descriptor).st_mode):
-                return False
-            return os.lseek(descriptor, 0, os.SEEK_END) < NAMESPACE_START + self.device.label.size
+            return os.lseek(self.device.buffered, 0, os.SEEK_END) < NAMESPACE_START + self.device.label.size
         except OSError:
             return True
 
@@ -196,13 +197,21 @@ class DeviceStorage:
     def deallocate(self, offset: int, length: int) -> None:
         """Nothing: room on the device is the namespace's for good, and what is read there is nobody's."""
 
-    def close(self) -> None:
-        """The end; idempotent."""
+    def end(self) -> None:
+        """Refuse all reads and writes from now on. Those under way go on."""
         with self._changed:
-            was_open, self._open = self._open, False
-            is_idle = self._changed.wait_for(lambda: not self._begun, CLOSE_SECONDS)
-        if was_open and is_idle:
+            self._open = False
+
+    def close(self) -> bool:
+        """The end. False: something under way hangs, and the device stays open; call it again. Idempotent."""
+        with self._changed:
+            self._open = False
+            if not self._changed.wait_for(lambda: not self._begun, CLOSE_SECONDS):
+                return False
+            was_closed, self._is_closed = self._is_closed, True
+        if not was_closed:
             self.device.close()
+        return True
 
 
 def _address(data: memoryview) -> int:

@@ -70,23 +70,25 @@ class WorkerChannel:
         self._look_asked = False
 
     def read(self, namespace: int, offset: int, into: memoryview) -> PendingRequest:
-        tally = self.tallies[""]
-        tally.flash_bytes_read += len(into)
-        if self._fabric.is_local(namespace):
-            tally.local_bytes_read += len(into)
-        return self._start(namespace, offset, len(into), into, ())
+        pending = self._start(namespace, offset, len(into), into, ())
+        if pending.queue is not None:
+            tally = self.tallies[""]
+            tally.flash_bytes_read += len(into)
+            if self._fabric.is_local(namespace):
+                tally.local_bytes_read += len(into)
+        return pending
 
     def write(
         self, namespace: int, offset: int, parts: Sequence[Buffer], *, more: bool = False
     ) -> PendingRequest:
         size = sum(map(len, parts))
-        tally = self.tallies[""]
-        tally.flash_bytes_written += size
-        if self._fabric.is_local(namespace):
-            tally.local_bytes_written += size
         sessions = self._fabric.unflushed.sessions
         pending = self._start(namespace, offset, size, None, parts, more)
         if pending.queue is not None:
+            tally = self.tallies[""]
+            tally.flash_bytes_written += size
+            if self._fabric.is_local(namespace):
+                tally.local_bytes_written += size
             self._fabric.unflushed.wrote(self._fabric.nguids[namespace], pending, sessions)
         return pending
 
@@ -147,14 +149,18 @@ class WorkerChannel:
         self, namespace: int, key: bytes, parts: Sequence[Buffer], *, only_new: bool = False
     ) -> KvPendingRequest:
         option = StoreOption.ONLY_IF_ABSENT if only_new else StoreOption.NONE
-        self.tallies[""].flash_bytes_written += sum(map(len, parts))
-        return self._start_kv(
+        pending = self._start_kv(
             namespace, lambda nsid: kv_commands.store(nsid, key, parts, options=option), key
         )
+        if pending.queue is not None:
+            self.tallies[""].flash_bytes_written += sum(map(len, parts))
+        return pending
 
     def kv_retrieve(self, namespace: int, key: bytes, into: memoryview) -> KvPendingRequest:
-        self.tallies[""].flash_bytes_read += len(into)
-        return self._start_kv(namespace, lambda nsid: kv_commands.retrieve(nsid, key, into))
+        pending = self._start_kv(namespace, lambda nsid: kv_commands.retrieve(nsid, key, into))
+        if pending.queue is not None:
+            self.tallies[""].flash_bytes_read += len(into)
+        return pending
 
     def kv_delete(self, namespace: int, key: bytes) -> KvPendingRequest:
         return self._start_kv(namespace, lambda nsid: kv_commands.delete(nsid, key), key)

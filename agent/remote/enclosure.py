@@ -73,8 +73,9 @@ class Enclosure:
         return self.access.get(namespace.ana_group, AnaState.OPTIMIZED)
 
     def complain(self, epoch: int) -> None:
-        """A worker's queue died under it, or would not connect."""
-        if epoch == self.epoch:
+        """A worker's queue died under it, or would not connect. A device of this machine has no controller
+        that could be reset."""
+        if epoch == self.epoch and not self.is_local:
             self.complaints += 1
 
 

@@ -10,14 +10,14 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeAlias
 
 import trio
 
 from agent.config.configuration import DiscoverySection, EnclosureSection, FabricSection
 from agent.host_os.rate_limited_log import Complaints
-from agent.local.namespaces import AwayNamespace, LocalNamespace
+from agent.local.namespaces import AwayNamespace, LocalNamespace, LocalNamespaces
 from agent.remote.discovery import Discovered, itself
 from agent.remote.enclosure import Enclosure
 from agent.remote.fabric import Fabric
@@ -89,8 +89,7 @@ class Supervisor:
         verbs: VerbsChoice | None = None,
         secrets: SecretFinder = lambda section: None,
         discovery: Sequence[DiscoverySection] = (),
-        local: Sequence[LocalNamespace] = (),
-        away: Sequence[AwayNamespace] = (),
+        local: LocalNamespaces | None = None,
     ) -> None:
         sections = [path for section in sections for path in section.each_path()]
         self._sections = sections
@@ -116,10 +115,12 @@ class Supervisor:
         """The last message about each namespace that several enclosures claim."""
         self._complaints = Complaints(log)
         self.fabric = Fabric([Enclosure(each.name, nqn=each.nqn, address=each.address) for each in sections])
-        beside = [_beside(each, self.fabric) for each in local]
+        self._local = local
+        opened, away = (local.opened, local.away) if local is not None else ([], [])
+        self._beside = [(each, _beside(each, self.fabric)) for each in opened]
         self._away = [(each, Enclosure(each.name, fault=each.fault, is_local=True)) for each in away]
-        absent = [enclosure for _, enclosure in self._away]
-        self.fabric.enclosures = [*beside, *absent, *self.fabric.enclosures]
+        of_this_machine = [enclosure for _, enclosure in (*self._beside, *self._away)]
+        self.fabric.enclosures = [*of_this_machine, *self.fabric.enclosures]
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -128,13 +129,35 @@ class Supervisor:
             nursery.start_soon(self._look_around)
             for discovery in self._discovery:
                 nursery.start_soon(self._follow, discovery)
+            for found, enclosure in self._beside:
+                nursery.start_soon(self._keep_local, found, enclosure)
             for away, enclosure in self._away:
-                nursery.start_soon(self._look_for, away, enclosure)
+                nursery.start_soon(self._keep_local, away, enclosure)
             reached = [each for each in self.fabric.enclosures if not each.is_local]
             for section, enclosure in zip(self._sections, reached, strict=True):
                 nursery.start_soon(self._keep, section, enclosure)
 
-    async def _look_for(self, away: AwayNamespace, enclosure: Enclosure) -> None:
+    async def _keep_local(self, device: LocalNamespace | AwayNamespace, enclosure: Enclosure) -> None:
+        """Look for a device of this machine while it is away, and see when it goes."""
+        while True:
+            if isinstance(device, AwayNamespace):
+                device = await self._look_for(device, enclosure)
+            device = await self._until_pulled(device, enclosure)
+
+    async def _until_pulled(self, found: LocalNamespace, enclosure: Enclosure) -> AwayNamespace:
+        assert self._local is not None
+        while not found.storage.is_gone():  # noqa: ASYNC110 - Linux tells nobody
+            await trio.sleep(LOCAL_AGAIN_SECONDS)
+        away = self._local.pulled(found)
+        self._disconnected(enclosure, away.fault)
+        # Not before its last write has ended: none may land behind those of the next opening.
+        while True:
+            with suppress(RuntimeError):  # Linux has no thread for it now
+                if await trio.to_thread.run_sync(found.storage.close, abandon_on_cancel=True):
+                    return away
+            await trio.sleep(LOCAL_AGAIN_SECONDS)
+
+    async def _look_for(self, away: AwayNamespace, enclosure: Enclosure) -> LocalNamespace:
         """Until a device of this machine that is away has come."""
         log.warning("%s: away, and looked for again: %s", enclosure.name, enclosure.fault)
         while (found := away.look()) is None:
@@ -143,6 +166,8 @@ class Supervisor:
             enclosure.fault = away.fault
             await trio.sleep(LOCAL_AGAIN_SECONDS)
         enclosure.namespaces = (found.namespace,)
+        enclosure.complaints = 0
+        enclosure.reconnects += enclosure.epoch > 0
         enclosure.began = self.fabric.unflushed.session_began()
         enclosure.epoch += 1
         enclosure.nqn = found.nqn
@@ -150,6 +175,7 @@ class Supervisor:
         enclosure.fault = ""
         self.fabric.refresh()
         self._note(enclosure, "here", str(found.path))
+        return found
 
     async def _look_around(self) -> None:
         """Look for gray failure and for writes that stay without an answer, and log the findings."""

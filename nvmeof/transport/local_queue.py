@@ -76,11 +76,15 @@ class IoThreads:
             return False
 
     def close(self) -> None:
-        """No more jobs; threads end after what they are doing. Those that hang are daemons."""
+        """No more jobs; threads end after what they are doing. Those that hang are daemons. What no thread
+        has begun is never carried out, and its owner is told so."""
         with self._changed:
             self._open = False
+            dropped = list(self._jobs)
             self._jobs.clear()
             self._changed.notify_all()
+        for job in dropped:
+            job.queue.ended(job, Status.NAMESPACE_NOT_READY)
 
     def _start_one(self) -> None:
         try:

@@ -15,7 +15,8 @@ from agent.config.local_section import LocalSection
 from agent.errors import G35Error, UserError
 from agent.local.device import DeviceInUse, open_device, same_device
 from agent.local.storage import DeviceStorage
-from nvmeof.controller.storage import Scratch
+from nvmeof.controller.storage import Scratch, StorageError
+from nvmeof.wire.status import Status
 
 MIB = 1 << 20
 
@@ -73,6 +74,24 @@ def test_a_loop_device_and_its_file_are_one_medium(loop: Path, tmp_path: Path) -
         with pytest.raises(DeviceInUse, match="uses the file behind"):
             open_device(LocalSection(path=loop))
     open_device(LocalSection(path=loop)).close()
+
+
+def test_a_device_without_its_room_is_gone(loop: Path, tmp_path: Path) -> None:
+    """As Linux shows one that was pulled."""
+    storage = DeviceStorage(open_device(LocalSection(path=loop)))
+    assert not storage.is_gone()
+    os.truncate(tmp_path / "backing", 0)
+    subprocess.run(["losetup", "-c", loop], check=True)
+    assert storage.is_gone()
+    for action in (
+        lambda: storage.read(0, 4096, Scratch(4096)),
+        lambda: storage.write(0, memoryview(bytes(4096)), placed=False),
+    ):
+        with pytest.raises(StorageError) as told:
+            action()
+        assert told.value.status == Status.NAMESPACE_NOT_READY
+    assert storage.close()
+    assert not storage.is_gone()
 
 
 def test_somebodys_data_behind_a_bad_sector_are_left_alone(loop: Path, tmp_path: Path) -> None:

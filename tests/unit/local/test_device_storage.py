@@ -221,7 +221,7 @@ def test_a_block_device_that_was_pulled_is_gone_and_not_damaged(
     storage: DeviceStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Linux sets its size to zero: a read finds the end there, and a write no room."""
-    monkeypatch.setattr(storage_module.stat, "S_ISBLK", lambda mode: True)
+    monkeypatch.setattr(storage, "_is_block", True)
 
     def no_room(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -255,11 +255,12 @@ def test_the_end_waits_for_a_write_and_then_refuses(
     writer = threading.Thread(target=lambda: storage.write(0, memoryview(bytes(4096)), placed=False))
     writer.start()
     assert hangs.wait(30)
-    storage.close()
+    assert not storage.close()
     os.fstat(storage.device.buffered)  # It is open still: another file with its number would be written to.
     with pytest.raises(StorageError):
         read(storage, 0, 4096)
     go_on.set()
     writer.join(30)
-    wait_until(lambda: not storage._begun, 10, "the write to end")
-    storage.device.close()
+    wait_until(storage.close, 10, "the write to end")
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(storage.device.buffered)

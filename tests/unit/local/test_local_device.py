@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,15 @@ from agent.config.local_section import LocalSection
 from agent.errors import G35Error, UserError
 from agent.host_os.block_devices import is_device_folder, loop_over
 from agent.local import device as device_module
-from agent.local.device import DeviceInUse, DeviceMissing, NotMade, open_device, read_label, same_device
+from agent.local.device import (
+    Device,
+    DeviceInUse,
+    DeviceMissing,
+    NotMade,
+    open_device,
+    read_label,
+    same_device,
+)
 from agent.local.label import NAMESPACE_START
 
 MIB = 1 << 20
@@ -235,3 +244,51 @@ def test_a_verb_makes_and_labels_nothing(tmp_path: Path) -> None:
         open_device(section(path), make=False)
     assert not any(path.read_bytes())
     assert [each.name for each in tmp_path.iterdir()] == ["ssd"]
+
+
+class Race:
+    """What others do between our open and our lock."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], None]) -> None:
+        real, self.descriptors = fcntl.flock, list[int]()
+
+        def flock(descriptor: int, how: int) -> None:
+            self.descriptors.append(descriptor)
+            if len(self.descriptors) == 1:
+                meanwhile()
+            real(descriptor, how)
+
+        monkeypatch.setattr(device_module.fcntl, "flock", flock)
+
+
+def test_a_file_that_another_agent_has_by_now_is_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two agents begin with one path. One makes the file, and the other one has its lock."""
+    path, others = tmp_path / "ssd", list[Device]()
+    Race(monkeypatch, lambda: others.append(open_device(section(path, size="8M"))))
+    with pytest.raises(DeviceInUse):
+        open_device(section(path, size="8M"))
+    assert read_label(path) == others[0].label
+    others[0].close()
+
+
+def test_a_file_without_a_name_gets_no_label(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its values would be gone with the agent."""
+    path = blank(tmp_path / "ssd")
+    with path.open("rb") as before:
+        Race(monkeypatch, path.unlink)
+        with pytest.raises(G35Error, match="was replaced while it was opened"):
+            open_device(section(path))
+        assert not any(before.read())
+    assert not path.exists()
+
+    def replace() -> None:
+        path.unlink()
+        blank(path)
+
+    blank(path)
+    Race(monkeypatch, replace)
+    with pytest.raises(G35Error, match="was replaced while it was opened"):
+        open_device(section(path))
+    assert not any(path.read_bytes())

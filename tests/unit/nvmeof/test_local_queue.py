@@ -72,6 +72,22 @@ def test_a_session_says_what_a_queue_needs(media: LocalMedia) -> None:
     assert (queue.depth, queue.max_transfer, queue.alive) == (64, 2 << 20, True)
 
 
+def test_the_end_of_a_medium_tells_those_whose_turn_never_came(
+    queue: LocalQueue, media: LocalMedia, slow: SlowStorage
+) -> None:
+    under_way = [commands.write(2, 8 * at, 1, [bytes(4096)]) for at in range(IO_THREADS)]
+    waiting = commands.write(2, 0, 1, [b"x" * 4096])
+    for each in (*under_way, waiting):
+        queue.submit(each)
+    wait_until(lambda: slow.begun == IO_THREADS, FAR, "all threads to be busy")
+    queue.abandon(under_way[0])
+    media.close()
+    assert queue.wait(waiting, time.monotonic() + FAR)
+    assert waiting.status == Status.NAMESPACE_NOT_READY
+    # What a thread has begun counts as unanswered until it ends.
+    assert (under_way[0].answered_late, queue.in_flight) == (False, IO_THREADS)
+
+
 def test_what_is_written_is_read(queue: LocalQueue) -> None:
     parts = [b"a" * 4096, memoryview(b"b" * 8192), bytearray(b"c" * 4096)]
     assert done(queue, commands.write(1, 3, 4, parts)) == 0

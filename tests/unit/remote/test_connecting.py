@@ -98,6 +98,18 @@ def channel_of(enclosure: Enclosure) -> WorkerChannel:
     return WorkerChannel(fabric, 1)
 
 
+def test_what_never_left_asked_nobody_for_bytes() -> None:
+    """A get of the copy that is left would count twice over while an enclosure is away."""
+    channel = channel_of(Enclosure("jbof-0"))
+    assert channel.read(0, 0, channel.receive_buffer(4096)).unreachable
+    assert channel.write(0, 0, [bytes(4096)]).unreachable
+    assert channel.kv_retrieve(0, b"key", channel.receive_buffer(4096)).unreachable
+    assert channel.kv_store(0, b"key", [bytes(4096)]).unreachable
+    tally = channel.tallies[""]
+    assert (tally.flash_bytes_read, tally.flash_bytes_written) == (0, 0)
+    channel.close()
+
+
 def test_a_hanging_connect_costs_one_request_a_moment(
     gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
