@@ -15,6 +15,7 @@ import trio
 
 from agent.host_os.rate_limited_log import Complaints
 from agent.http.connection import BodyFault, BrokenOff, HttpConnection
+from agent.http.server_side import Request
 from agent.s3.answers import Answer
 from agent.s3.body import Body
 from agent.s3.errors import S3Error
@@ -58,7 +59,7 @@ class Connection(HttpConnection):
     def _body_refusal(self, fault: BodyFault) -> Exception:
         return S3Error(_BODY_FAULTS[fault], fault.value, closes=True)
 
-    async def _answer(self, request: h11.Request) -> bool:
+    async def _answer(self, request: Request) -> bool:
         is_head, resource = request.method == b"HEAD", "/"
         began = time.thread_time()
         try:
@@ -67,7 +68,9 @@ class Connection(HttpConnection):
                     http = http_request(request.method, request.target, list(request.headers))
                     resource = http.path.decode("utf-8", "replace")
                     # Authentication first: nobody else may learn about resources.
-                    signer = verify(http, self._service.keys, self._wall())
+                    signer = verify(
+                        http, self._service.keys, self._wall(), self._service.signing_keys
+                    )
                     if not self._take_place(signer.access_key.tenant):
                         raise S3Error("SlowDown", "This tenant has too many connections.", closes=True)
                     check_region(signer, http, self._service.region)
@@ -108,26 +111,22 @@ class Connection(HttpConnection):
                 length = len(answer.body) if stream is None else stream.length
             head = self._head_of(answer.status, answer.headers, length)
             if stream is None:
-                await self._send_all(head, *self._framed(answer.body))
+                await self._send_all(head, *self._http.data(answer.body))
             else:
                 unsent = [head]
                 """The head goes with the first bytes, in one call."""
 
                 async def send(data: memoryview) -> None:
                     first, unsent[:] = unsent[:], []
-                    await self._send_all(*first, *self._framed(data))
+                    await self._send_all(*first, *self._http.data(data))
                     counters.bytes_read += len(data)
 
                 await stream.send(send)
                 await self._send_all(*unsent)
-            await self._send_all(self._http.send(h11.EndOfMessage()) or b"")
+            await self._send_all(self._http.end())
         finally:
             if stream is not None:
                 await stream.close()
-
-    def _framed(self, data: bytes | memoryview) -> Sequence[bytes | memoryview]:
-        """Bytes of a body as they go out, not copied."""
-        return self._http.send_with_data_passthrough(h11.Data(data=data)) or ()  # type: ignore[arg-type]
 
     def _head_of(self, status: int, headers: Sequence[tuple[str, str]], length: int) -> bytes:
         if not any(name == "x-amz-request-id" for name, _ in headers):
