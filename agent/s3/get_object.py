@@ -179,15 +179,19 @@ class ObjectReads:
 
     def _begin(self, store: ObjectStore, request: S3Request, place: Place, runner: Runner) -> Answer:
         for _ in range(FIND_TRIES):
-            found = store.index.find(request.bucket, request.key)
-            _check_conditions(request, found)
-            part = _wanted(request, found)
-            answer = _described(request, found, part)
+            found, held = store.find_and_hold(request.bucket, request.key)
+            try:
+                _check_conditions(request, found)
+                part = _wanted(request, found)
+                answer = _described(request, found, part)
+            except BaseException:
+                store.release(held)
+                raise
             start, end = part or (0, found.size)
-            first = self.rooms.take(min(PIECE_BYTES, end - start))
             reader = None
             try:
-                reader = ObjectReader(store, found)
+                reader = ObjectReader(store, found, held)
+                first = self.rooms.take(min(PIECE_BYTES, end - start))
                 reader.read(runner, start, first)
                 if len(first) == end - start:
                     # Nothing more is read, so that no other job has to close it.
