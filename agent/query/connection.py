@@ -14,6 +14,7 @@ import trio
 
 from agent.host_os.rate_limited_log import Complaints
 from agent.http.connection import BodyFault, BrokenOff, HttpConnection
+from agent.http.server_side import Request
 from agent.http.shares import Shares, TooBusy
 from agent.http.workers import Workers
 from agent.query.access_tokens import TOKEN_BYTES_MAX, Token, tenant_of
@@ -58,7 +59,7 @@ class QueryConnection(HttpConnection):
     def _body_refusal(self, fault: BodyFault) -> Exception:
         return BadQuery(_BODY_FAULTS[fault], fault.value)
 
-    async def _answer(self, request: h11.Request) -> bool:
+    async def _answer(self, request: Request) -> bool:
         try:
             try:
                 answer = await self._answer_to(request)
@@ -78,7 +79,7 @@ class QueryConnection(HttpConnection):
             return False
         return True
 
-    async def _answer_to(self, request: h11.Request) -> bytes:
+    async def _answer_to(self, request: Request) -> bytes:
         """Raises BadQuery or TooBusy."""
         # Authentication first: nobody else learns anything.
         tenant = self._tenant(request)
@@ -106,7 +107,7 @@ class QueryConnection(HttpConnection):
                 job = partial(self._service.finish, found)
             return await self._workers.run(tenant, job, first=True, rests=True)
 
-    def _tenant(self, request: h11.Request) -> str:
+    def _tenant(self, request: Request) -> str:
         """Whose token the request has. Raises BadQuery."""
         values = [value for name, value in request.headers if name == b"authorization"]
         found = _BEARER.fullmatch(values[0].strip()) if len(values) == 1 else None
@@ -139,7 +140,7 @@ class QueryConnection(HttpConnection):
             await self._linger()
 
 
-def _length_of(request: h11.Request) -> int:
+def _length_of(request: Request) -> int:
     """The announced length of the body. Raises BadQuery, before any of it is read."""
     values = [value for name, value in request.headers if name == b"content-length"]
     if not values or _LENGTH.fullmatch(values[0]) is None:

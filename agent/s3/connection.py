@@ -15,6 +15,7 @@ import trio
 
 from agent.host_os.rate_limited_log import Complaints
 from agent.http.connection import BodyFault, BrokenOff, HttpConnection
+from agent.http.server_side import Request
 from agent.s3.answers import Answer
 from agent.s3.body import Body
 from agent.s3.errors import S3Error
@@ -58,7 +59,7 @@ class Connection(HttpConnection):
     def _body_refusal(self, fault: BodyFault) -> Exception:
         return S3Error(_BODY_FAULTS[fault], fault.value, closes=True)
 
-    async def _answer(self, request: h11.Request) -> bool:
+    async def _answer(self, request: Request) -> bool:
         is_head, resource = request.method == b"HEAD", "/"
         began = time.thread_time()
         try:
@@ -67,7 +68,7 @@ class Connection(HttpConnection):
                     http = http_request(request.method, request.target, list(request.headers))
                     resource = http.path.decode("utf-8", "replace")
                     # Authentication first: nobody else may learn about resources.
-                    signer = verify(http, self._service.keys, self._wall())
+                    signer = verify(http, self._service.keys, self._wall(), self._service.signing_keys)
                     if not self._take_place(signer.access_key.tenant):
                         raise S3Error("SlowDown", "This tenant has too many connections.", closes=True)
                     check_region(signer, http, self._service.region)
@@ -96,38 +97,45 @@ class Connection(HttpConnection):
         if wants_rdma(http, self._service.hosts):
             client = HttpClient(self._peer, self._receive_body, self._is_client_gone)
             return path, self._service.rdma.prepare(http, signer, client)
-        wanted = s3_request(http, self._service.hosts, self._is_client_gone)
+        at_once = self._send_at_once if self._is_bare else None
+        wanted = s3_request(http, self._service.hosts, self._is_client_gone, at_once)
         body = Body(wanted.body_headers, signer, self._receive_body)
         return wanted.resource, partial(self._service.answer, wanted, signer.access_key.tenant, body)
 
     async def _send(self, answer: Answer) -> None:
         stream, counters = answer.stream, self._service.counters
         try:
-            length = answer.length
-            if length is None:
-                length = len(answer.body) if stream is None else stream.length
-            head = self._head_of(answer.status, answer.headers, length)
-            if stream is None:
-                await self._send_all(head, *self._framed(answer.body))
+            if answer.unsent is not None and stream is not None:
+                await self._send_all(*answer.unsent)
+                counters.bytes_read += stream.length
+            elif stream is None:
+                await self._send_all(self._head_of_answer(answer), *self._http.data(answer.body))
             else:
-                unsent = [head]
+                unsent = [self._head_of_answer(answer)]
                 """The head goes with the first bytes, in one call."""
 
                 async def send(data: memoryview) -> None:
                     first, unsent[:] = unsent[:], []
-                    await self._send_all(*first, *self._framed(data))
+                    await self._send_all(*first, *self._http.data(data))
                     counters.bytes_read += len(data)
 
                 await stream.send(send)
                 await self._send_all(*unsent)
-            await self._send_all(self._http.send(h11.EndOfMessage()) or b"")
         finally:
             if stream is not None:
                 await stream.close()
+        await self._send_all(self._http.end())
 
-    def _framed(self, data: bytes | memoryview) -> Sequence[bytes | memoryview]:
-        """Bytes of a body as they go out, not copied."""
-        return self._http.send_with_data_passthrough(h11.Data(data=data)) or ()  # type: ignore[arg-type]
+    def _head_of_answer(self, answer: Answer) -> bytes:
+        length = answer.length
+        if length is None:
+            length = len(answer.body) if answer.stream is None else answer.stream.length
+        return self._head_of(answer.status, answer.headers, length)
+
+    def _send_at_once(self, answer: Answer, body: memoryview) -> None:
+        """In the thread that read the body, while the event loop waits for it."""
+        head = self._head_of_answer(answer)
+        answer.unsent = self._send_patiently([head, *self._http.data(body)])
 
     def _head_of(self, status: int, headers: Sequence[tuple[str, str]], length: int) -> bytes:
         if not any(name == "x-amz-request-id" for name, _ in headers):

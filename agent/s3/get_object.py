@@ -27,6 +27,10 @@ from agent.s3.store import LostObject, ObjectReader, ObjectStore
 _PRINTABLE = re.compile(r"[!-~](?:[ -~]*[!-~])?")
 FIND_TRIES: Final = 4
 """An object that is replaced during each look-up is not there for this reader."""
+ROOM_BYTES_MIN: Final = 128 << 10
+"""Less is not worth a whole room."""
+ROOMS_KEPT: Final = 8
+"""Rooms that nobody uses."""
 
 
 class ObjectStream:
@@ -45,6 +49,7 @@ class ObjectStream:
     ) -> None:
         """`reader`: None where `first` is all. `lost` is called where the bytes are gone for good; `place` is
         given back at the end."""
+        self._reads = reads
         self._workers = reads.workers
         self._counters = reads.counters
         self._store = store
@@ -55,6 +60,8 @@ class ObjectStream:
         self._lost = lost
         self._place = place
         self._closed = False
+        self._rooms = [first]
+        """The memory that its pieces are read into."""
         self.length = end - start
 
     async def send(self, send: Send) -> None:
@@ -69,7 +76,8 @@ class ObjectStream:
             await self.close()
 
     async def _send_rest(self, send: Send, current: memoryview, at: int) -> None:
-        other = memoryview(bytearray(PIECE_BYTES))
+        other = self._reads.rooms.take(PIECE_BYTES)
+        self._rooms.append(other)
         while current:
             # Neither a job that has begun nor bytes that the kernel takes at once see that the door stops.
             await trio.lowlevel.checkpoint_if_cancelled()
@@ -114,7 +122,36 @@ class ObjectStream:
                 if self._reader is not None:
                     await self._workers.run(self._store, self._reader.close)
             finally:
+                # Nobody reads into them any more: a job that has begun is always waited for.
+                self._reads.rooms.give_back(self._rooms)
                 self._place.give_back()
+
+
+class Rooms:
+    """Memory for pieces, which is used again: a MiB that is new costs 256 page faults. Safe from any thread.
+
+    A body holds two rooms at the most, so all of them are within the bound of `s3.transfers`.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[bytearray] = []
+
+    def take(self, size: int) -> memoryview:
+        """Memory that nobody else has, of up to `PIECE_BYTES`; its contents are arbitrary."""
+        if size < ROOM_BYTES_MIN:
+            return memoryview(bytearray(size))
+        try:
+            room = self._free.pop()
+        except IndexError:
+            room = bytearray(PIECE_BYTES)
+        return memoryview(room)[:size]
+
+    def give_back(self, rooms: list[memoryview]) -> None:
+        """Nobody has a use of them any more. A second call does nothing."""
+        while rooms:
+            room = rooms.pop().obj
+            if isinstance(room, bytearray) and len(room) == PIECE_BYTES and len(self._free) < ROOMS_KEPT:
+                self._free.append(room)
 
 
 class ObjectReads:
@@ -123,6 +160,7 @@ class ObjectReads:
     def __init__(self, workers: Workers, counters: S3Counters, transfers: Shares) -> None:
         self.workers = workers
         self.counters = counters
+        self.rooms = Rooms()
         self._transfers = transfers
 
     async def head(self, store: ObjectStore, request: S3Request) -> Answer:
@@ -141,15 +179,19 @@ class ObjectReads:
 
     def _begin(self, store: ObjectStore, request: S3Request, place: Place, runner: Runner) -> Answer:
         for _ in range(FIND_TRIES):
-            found = store.index.find(request.bucket, request.key)
-            _check_conditions(request, found)
-            part = _wanted(request, found)
-            answer = _described(request, found, part)
+            found, held = store.find_and_hold(request.bucket, request.key)
+            try:
+                _check_conditions(request, found)
+                part = _wanted(request, found)
+                answer = _described(request, found, part)
+            except BaseException:
+                store.release(held)
+                raise
             start, end = part or (0, found.size)
-            first = memoryview(bytearray(min(PIECE_BYTES, end - start)))
             reader = None
             try:
-                reader = ObjectReader(store, found)
+                reader = ObjectReader(store, found, held)
+                first = self.rooms.take(min(PIECE_BYTES, end - start))
                 reader.read(runner, start, first)
                 if len(first) == end - start:
                     # Nothing more is read, so that no other job has to close it.
@@ -166,6 +208,8 @@ class ObjectReads:
                 raise
             lost = partial(store.give_up, bucket=request.bucket, found=found)
             answer.stream = ObjectStream(self, store, reader, start, end, first, lost, place)
+            if reader is None and request.send_at_once is not None:
+                request.send_at_once(answer, first)
             return answer
         raise S3Error("NoSuchKey", "There is no such object.")
 

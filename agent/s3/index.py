@@ -53,6 +53,10 @@ CREATE TABLE parts (
     PRIMARY KEY (upload, number)) WITHOUT ROWID;
 CREATE TABLE spare (file TEXT PRIMARY KEY) WITHOUT ROWID
 """
+_FOUND_WITH_PIECE: Final = """
+SELECT o.key, o.size, o.etag, o.changed_ns, o.id, o.extra, p.file, p.size
+FROM objects AS o LEFT JOIN pieces AS p ON p.id = o.id WHERE o.bucket = ? AND o.key = ? LIMIT 2
+"""
 _COMPLETED: Final = """
 CREATE TABLE IF NOT EXISTS completed (
     upload TEXT PRIMARY KEY, bucket TEXT NOT NULL, key BLOB NOT NULL, etag TEXT NOT NULL,
@@ -214,6 +218,22 @@ class Index:
             self.check_bucket(bucket)
             raise S3Error("NoSuchKey", "There is no such object.")
         return _object(rows[0])
+
+    def find_and_hold(
+        self, bucket: str, key: str, hold: Callable[[list[Piece]], None]
+    ) -> tuple[StoredObject, list[Piece]]:
+        """As `find`. Where the object is one file, as most are, `hold` gets it as in `pieces`; none where it
+        is several. Raises S3Error."""
+        with self._lock:
+            rows = self._connection.execute(_FOUND_WITH_PIECE, (bucket, key.encode())).fetchall()
+            held = [Piece(*row[6:]) for row in rows if row[6] is not None]
+            if len(held) != 1 or held[0].size != rows[0][1]:
+                held = []
+            hold(held)
+        if not rows:
+            self.check_bucket(bucket)
+            raise S3Error("NoSuchKey", "There is no such object.")
+        return _object(rows[0][:6]), held
 
     def pieces(self, found: StoredObject, hold: Callable[[list[Piece]], None] | None = None) -> list[Piece]:
         """The files of an object, in order; none where it was replaced or removed meanwhile.

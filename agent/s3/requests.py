@@ -12,6 +12,7 @@ from typing import Final
 from urllib.parse import unquote_to_bytes
 
 from agent.config.s3_section import BUCKET
+from agent.s3.answers import SendAtOnce
 from agent.s3.checksums import ALGORITHMS, PREFIX
 from agent.s3.errors import S3Error
 from agent.s3.signature import HttpRequest
@@ -175,6 +176,8 @@ class S3Request:
     parameters: Mapping[str, str]
     is_client_gone: Callable[[], bool] = lambda: False
     """Asked now and then by what takes long and moves no byte of the client's."""
+    send_at_once: SendAtOnce | None = None
+    """Of a client whom a thread may answer that is not the event loop's."""
 
     @property
     def body_headers(self) -> Mapping[str, str]:
@@ -227,7 +230,10 @@ def http_request(method: bytes, target: bytes, headers: list[tuple[bytes, bytes]
 
 
 def s3_request(
-    http: HttpRequest, hosts: Hosts, is_client_gone: Callable[[], bool] = lambda: False
+    http: HttpRequest,
+    hosts: Hosts,
+    is_client_gone: Callable[[], bool] = lambda: False,
+    send_at_once: SendAtOnce | None = None,
 ) -> S3Request:
     """The request as one of S3. Raises S3Error."""
     bucket = hosts.bucket_of(http.headers.get("host", ""))
@@ -283,7 +289,7 @@ def s3_request(
         raise S3Error("NotImplemented", "A header about the source of a copy is not one of this operation.")
     if http.method == "DELETE" and any(condition in headers for condition in _CONDITIONS):
         raise S3Error("NotImplemented", "A delete has no conditions here.")
-    return S3Request(headers, operation, bucket, key, parameters, is_client_gone)
+    return S3Request(headers, operation, bucket, key, parameters, is_client_gone, send_at_once)
 
 
 def check_key(key: str) -> None:

@@ -17,6 +17,7 @@ from agent.s3.put_object import ObjectWrites
 from agent.s3.rdma.engine import TransferEngine
 from agent.s3.rdma.service import S3Rdma
 from agent.s3.requests import Hosts, Operation, S3Request
+from agent.s3.signature import SigningKeys
 from agent.s3.store import ObjectStore
 
 
@@ -39,6 +40,7 @@ class S3Service:
         self.transfers = transfers = Shares(section.transfers, stores.values(), refusal=slow_down)
         self.keys = keys
         self.region = section.region
+        self.signing_keys = SigningKeys(section.region)
         self.connections = Shares(section.connections, stores)
         """Connections of known tenants; the door counts all."""
         self.counters = counters

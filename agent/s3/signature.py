@@ -26,7 +26,10 @@ SKEW_SECONDS: Final = 900.0
 PRESIGNED_SECONDS_MAX: Final = 7 * 24 * 3600
 EMPTY_SHA256: Final = hashlib.sha256(b"").hexdigest()
 UNSIGNED: Final = "UNSIGNED-PAYLOAD"
+SIGNING_KEYS_MAX: Final = 1024
+"""Derived keys that are kept: one of each access key and day, of which ten may be under way (presigned)."""
 
+_NOBODY: Final = SecretKey(b"nobody's" * 4)
 _SCOPE = re.compile(r"([A-Za-z0-9]{4,128})/(\d{8})/([A-Za-z0-9-]{1,64})/s3/aws4_request")
 _SIGNATURE = re.compile(r"[0-9a-f]{64}")
 _STAMP = re.compile(r"\d{8}T\d{6}Z")
@@ -72,6 +75,32 @@ def signing_key(secret: SecretKey, date: str, region: str, service: str = "s3") 
     return SecretKey(key)
 
 
+class SigningKeys:
+    """The keys that secrets sign with on a day: four hashes of a hash each, which are the same all day.
+
+    Kept for one region alone, since a stranger names what region he likes. Lives in the door's event loop.
+    """
+
+    def __init__(self, region: str, most: int = SIGNING_KEYS_MAX) -> None:
+        self._region = region
+        self._most = most
+        self._kept: dict[tuple[str, str], SecretKey] = {}
+        """By id of the access key and date, in the order in which they were made."""
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def of(self, key_id: str, secret: SecretKey, date: str, region: str) -> SecretKey:
+        if region != self._region:
+            return signing_key(secret, date, region)
+        found = self._kept.get((key_id, date))
+        if found is None:
+            if len(self._kept) >= self._most:
+                del self._kept[next(iter(self._kept))]
+            found = self._kept[key_id, date] = signing_key(secret, date, region)
+        return found
+
+
 def canonical_request(request: HttpRequest, signed: Sequence[str], payload: str) -> str:
     """The text whose hash is signed, in Latin-1."""
     query = sorted((_quoted(name), _quoted(value)) for name, value in request.query)
@@ -112,7 +141,9 @@ class _Claim:
     """Of a presigned URL, in seconds."""
 
 
-def verify(request: HttpRequest, keys: Mapping[str, AccessKey], now: float) -> Signer:
+def verify(
+    request: HttpRequest, keys: Mapping[str, AccessKey], now: float, kept: SigningKeys | None = None
+) -> Signer:
     """The signer of the request. Raises S3Error; `now` is seconds since the epoch."""
     presigned = any(name == "X-Amz-Algorithm" for name, _ in request.query)
     if presigned and "authorization" in request.headers:
@@ -132,8 +163,8 @@ def verify(request: HttpRequest, keys: Mapping[str, AccessKey], now: float) -> S
     _check_signed(request, signed, presigned)
     known = keys.get(key_id)
     # The work is done for an unknown key too, so that time does not tell which keys are known.
-    secret = known.secret if known is not None else SecretKey(b"nobody's" * 4)
-    key = signing_key(secret, date, region)
+    secret, whose = (known.secret, key_id) if known is not None else (_NOBODY, "")
+    key = signing_key(secret, date, region) if kept is None else kept.of(whose, secret, date, region)
     words = claim.credential.partition("/")[2]
     bare = HttpRequest(request.method, request.path, claim.query, request.headers)
     expected = signature_of(key, claim.stamp, words, canonical_request(bare, signed, claim.payload))

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Final
 
 from agent.fs.files.block_store import BlockStore
-from agent.fs.files.face import FilesFace
+from agent.fs.files.face import USED_STALE_NS, FilesFace
 from agent.fs.files.metadata_pool import PoolOfNames
 from agent.fs.files.options import FilesOptions
+from agent.fs.files.sealed_reads import SealedReads
 from agent.fs.interface import FACE_FILES, FACE_SHIFT, Caller, FsError
 from agent.host_os.rate_limited_log import Complaints
 from agent.pool.steps import Runner, settle
@@ -62,6 +63,8 @@ class ObjectStore:
         except BaseException:
             self.index.close()
             raise
+        evicts = options.on_full == "evict"
+        self.sealed = SealedReads(self.files._database, blocks, USED_STALE_NS if evicts else None)
         self._lock = threading.Lock()
         self._count = 0
         self._writing: set[str] = set()
@@ -90,6 +93,11 @@ class ObjectStore:
         """The file belongs to an object, or is spare, from here on."""
         with self._lock:
             self._writing.discard(name)
+
+    def find_and_hold(self, bucket: str, key: str) -> tuple[StoredObject, list[Piece]]:
+        """An object, and its file, which stays until `release`; none where it has several, or was refused.
+        Raises S3Error."""
+        return self.index.find_and_hold(bucket, key, self._hold)
 
     def hold(self, found: StoredObject) -> list[Piece]:
         """The files of an object, which stay until `release`. Raises LostObject where it was replaced."""
@@ -255,11 +263,11 @@ class ObjectReader:
     Used by one thread at a time, and closed by its maker.
     """
 
-    def __init__(self, store: ObjectStore, found: StoredObject) -> None:
-        """Raises LostObject."""
+    def __init__(self, store: ObjectStore, found: StoredObject, held: Sequence[Piece] = ()) -> None:
+        """`held`: its files, where they are held already. Raises LostObject."""
         self._store = store
         self._open: tuple[str, int, int] | None = None
-        self._pieces = store.hold(found)
+        self._pieces = list(held) or store.hold(found)
 
     def read(self, runner: Runner, offset: int, into: memoryview) -> None:
         """Fill `into`. Raises LostObject, or S3Error where the bytes may come back."""
@@ -278,6 +286,9 @@ class ObjectReader:
     def _fill(self, runner: Runner, piece: Piece, offset: int, into: memoryview) -> None:
         files = self._store.files
         try:
+            # Nobody writes a file that an object names, and this reader holds its name.
+            if self._open is None and runner.run(self._store.sealed.read(piece.file.encode(), offset, into)):
+                return
             ino, handle = self._opened(runner, piece)
             count = settle(files.read(ino, handle, offset, into), runner)
         except FsError as refused:

@@ -19,6 +19,7 @@ from agent.s3.connection import Connection
 from agent.s3.counters import S3Counters
 from agent.s3.requests import Hosts, S3Request
 from agent.s3.service import S3Service
+from agent.s3.signature import SigningKeys
 from tests.support.engines.s3_served import KEY, signed_head
 
 PIECE = 1 << 20
@@ -48,6 +49,7 @@ class FakeService:
         self.keys = {KEY.key_id: KEY}
         self.counters = S3Counters()
         self.hosts, self.region = Hosts(), "us-east-1"
+        self.signing_keys = SigningKeys(self.region)
         self.connections = Shares(4, ["one"])
         self.rests = Rests()
         self._stream = stream

@@ -15,6 +15,7 @@ from botocore.credentials import Credentials
 from hypothesis import given
 
 from agent.inline.secrets import SecretKey
+from agent.s3 import signature
 from agent.s3.chunked import SIGNED, SIGNED_TRAILER, ChunkDecoder
 from agent.s3.credentials import AccessKey
 from agent.s3.errors import S3Error
@@ -23,6 +24,7 @@ from agent.s3.signature import (
     EMPTY_SHA256,
     HttpRequest,
     Signer,
+    SigningKeys,
     canonical_request,
     signature_of,
     signing_key,
@@ -97,6 +99,41 @@ PRESIGNED = http_request(b"GET", PRESIGNED_TARGET.encode(), [(b"host", b"example
 @pytest.mark.parametrize("request_", [GET, PUT, LIFECYCLE, LISTED, PRESIGNED])
 def test_the_examples_of_aws_are_signed_as_they_say(request_: HttpRequest) -> None:
     assert verify(request_, KEYS, THEN).access_key is KEY
+
+
+def test_the_key_of_a_day_is_derived_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[object, ...]] = []
+
+    def deriving(*words: Any) -> SecretKey:
+        made.append(words)
+        return signing_key(*words)
+
+    monkeypatch.setattr(signature, "signing_key", deriving)
+    kept = SigningKeys("us-east-1", most=2)
+    for _ in range(3):
+        for request in (GET, PUT, PRESIGNED):
+            by_kept, anew = verify(request, KEYS, THEN, kept), verify(request, KEYS, THEN)
+            assert by_kept.signing_key.reveal() == anew.signing_key.reveal()
+    assert len(made) == 1 + 9  # the judge derives each anew
+    strange = changed(GET, path=b"/other")
+    for _ in range(2):
+        with pytest.raises(S3Error):
+            verify(strange, KEYS, THEN, kept)
+        with pytest.raises(S3Error):
+            verify(GET, {}, THEN, kept)
+    assert len(kept) == 2, "one more for all who are not known"
+
+
+def test_what_strangers_name_takes_no_room_among_the_kept_keys() -> None:
+    kept = SigningKeys("us-east-1", most=2)
+    first = kept.of("A", KEY.secret, "20130524", "us-east-1")
+    assert kept.of("A", KEY.secret, "20130524", "elsewhere").reveal() != first.reveal()
+    assert len(kept) == 1
+    for date in ("20130525", "20130526", "20130527"):
+        assert kept.of("A", KEY.secret, date, "us-east-1").reveal() == (
+            signing_key(KEY.secret, date, "us-east-1").reveal()
+        )
+    assert len(kept) == 2
 
 
 def changed(request: HttpRequest, **fields: Any) -> HttpRequest:

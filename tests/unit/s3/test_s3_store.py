@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent.fs.files import suspect_blocks
+from agent.fs.files.metadata_database import Database
 from agent.fs.files.options import FilesOptions
 from agent.fs.interface import Caller, FsError
 from agent.s3.errors import S3Error
@@ -300,3 +303,69 @@ def test_a_full_pool_refuses_and_keeps_nothing(start: Start, blocks: MemoryBlock
     settle(store)
     assert len(blocks.blocks) == held
     assert get(store, "a") == b"x" * 4096
+
+
+def test_a_get_of_one_file_asks_the_metadata_once(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = start()
+    store.index.make_bucket("blocks", 1)
+    put(store, "a", b"x" * 5000)
+    asked: list[str] = []
+    query = Database.query
+
+    def counting(database: Database, statement: str, *arguments: object) -> list[Any]:
+        asked.append(statement)
+        return query(database, statement, *arguments)
+
+    monkeypatch.setattr(Database, "query", counting)
+    found, held = store.find_and_hold("blocks", "a")
+    reader = ObjectReader(store, found, held)
+    for offset, count in ((0, 5000), (2047, 3), (4999, 1)):
+        into = bytearray(count)
+        reader.read(RUN, offset, memoryview(into))
+        assert into == b"x" * count
+    assert len(asked) == 3
+    assert store.files_held() == 1
+    reader.close(RUN)
+    assert store.files_held() == 0
+
+
+def test_what_is_found_and_held_is_one_file_or_none(start: Start) -> None:
+    store = start()
+    store.index.make_bucket("blocks", 1)
+    pieces = []
+    for _ in range(2):
+        writer = FileWriter(store, RUN)
+        writer.write(RUN, memoryview(b"ab"))
+        pieces.append(writer.finish(RUN))
+        writer.keep(RUN)
+    store.index.put("blocks", StoredObject("parts", 4, "tag", 1), pieces)
+    store.index.put("blocks", StoredObject("short", 5, "tag", 1), pieces[:1])
+    for key in ("parts", "short"):
+        found, held = store.find_and_hold("blocks", key)
+        assert (found.key, held, store.files_held()) == (key, [], 0)
+    for bucket, key in (("blocks", "none"), ("none", "none")):
+        with pytest.raises(S3Error):
+            store.find_and_hold(bucket, key)
+    assert get(store, "parts") == b"abab"
+
+
+def test_a_range_that_crosses_a_lost_block_goes_the_long_way(start: Start, blocks: MemoryBlockStore) -> None:
+    store = start()
+    store.index.make_bucket("blocks", 1)
+    put(store, "a", bytes(range(256)) * 20)
+    blocks.blocks.pop(next(iter(blocks.blocks)))
+    with pytest.raises((LostObject, S3Error)):
+        get(store, "a")
+
+
+def test_where_files_are_evicted_their_use_is_noted(tmp_path: Path, blocks: MemoryBlockStore) -> None:
+    options = FilesOptions(staging_bytes=64 << 10, workers=1, cache_seconds=0, on_full="evict")
+    store = ObjectStore(tmp_path / "index.sqlite", tmp_path / "files.sqlite", blocks, options)
+    store.index.make_bucket("blocks", 1)
+    put(store, "a", b"abc")
+    with sqlite3.connect(tmp_path / "files.sqlite") as names:
+        names.execute("UPDATE inodes SET used_ns = 1 WHERE stored > 0")
+    assert get(store, "a") == b"abc"
+    with sqlite3.connect(tmp_path / "files.sqlite") as names:
+        assert names.execute("SELECT used_ns > 1 FROM inodes WHERE stored > 0").fetchall() == [(1,)]
+    store.close()
