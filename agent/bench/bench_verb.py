@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 MEASURE_SECONDS = 4.0
 REQUESTS = 3000
 TIERS_SECONDS = 120.0
+TIERS_REQUESTS = 300
 TIERS_VALUE_SIZE = "256K"
 
 
@@ -53,7 +54,13 @@ def bench(
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="Trace of the hit ratio, or of --tiers."),
     ] = None,
-    requests: Annotated[int, typer.Option(min=1, help="Requests of the trace that are played.")] = REQUESTS,
+    requests: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help=f"Requests of the trace to play; default: {REQUESTS}, with --tiers {TIERS_REQUESTS}.",
+        ),
+    ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the names and end.")] = False,
     tiers: Annotated[
         bool,
@@ -78,7 +85,7 @@ def bench(
     if tiers:
         _check_tiers(names, list_)
         _check_json(json_file)
-        _bench_tiers(json_file, trace, requests, value_size or TIERS_VALUE_SIZE, seconds)
+        _bench_tiers(json_file, trace, requests or TIERS_REQUESTS, value_size or TIERS_VALUE_SIZE, seconds)
         return
     if value_size is not None:
         raise typer.BadParameter("it is for --tiers", param_hint="--value-size")
@@ -95,7 +102,7 @@ def bench(
     # Here, and not above: `--list` and mistyped names need no ciphers, FUSE and numpy.
     from agent.bench.run_bench import Wishes, run
 
-    wishes = Wishes(chosen(names or []), seconds or MEASURE_SECONDS, trace, requests)
+    wishes = Wishes(chosen(names or []), seconds or MEASURE_SECONDS, trace, requests or REQUESTS)
     with ended_by_signals(), temporary_folder("g35-bench-") as folder, _progress() as said:
         results = run(wishes, folder, said)
     _show(results, json_file)

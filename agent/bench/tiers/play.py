@@ -1,4 +1,4 @@
-"""One play: a trace before all ways at once, a few requests of each in turn, and what came of it.
+"""One play: a trace before all ways at once, a few requests of each in turn, and the sums at the end.
 
 So a machine that becomes slower for a while is slower for all of them, and a play that is cut short has had
 the same requests everywhere.
