@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.console import Console
@@ -14,16 +15,25 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from agent.bench import records
 from agent.bench.catalog import CATALOG, chosen, matching, unknown
-from agent.cli.tables import print_tables
+from agent.cli.tables import NOTE_COLUMNS, print_tables
 from agent.cli.temporary_folder import temporary_folder
 from agent.cli.up.interrupts import ended_by_signals
+from agent.cli.up.up_arguments import size_between
 from agent.errors import UserError, did_you_mean
+from agent.sizes import parse_size
 
 if TYPE_CHECKING:
     from agent.bench.run_bench import Results, Said
 
 MEASURE_SECONDS = 4.0
 REQUESTS = 3000
+TIERS_SECONDS = 120.0
+TIERS_REQUESTS = 300
+TIERS_VALUE_SIZE = "256K"
+
+
+def _tiers_value_size(text: str | None) -> str | None:
+    return None if text is None else size_between(1 << 16, 1 << 20)(text)
 
 
 def bench(
@@ -32,21 +42,56 @@ def bench(
         Path | None, typer.Option("--json", dir_okay=False, help="Write the records to this file.")
     ] = None,
     seconds: Annotated[
-        float, typer.Option(min=0.05, max=600.0, help="Time for each speed, over all its rounds.")
-    ] = MEASURE_SECONDS,
-    trace: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="Trace of the hit ratio.")
+        float | None,
+        typer.Option(
+            min=0.05,
+            max=3600.0,
+            help=f"Time for each speed, over all its rounds; default: {MEASURE_SECONDS:g}. With --tiers the "
+            f"most that playing may take; default: {TIERS_SECONDS:g}.",
+        ),
     ] = None,
-    requests: Annotated[int, typer.Option(min=1, help="Requests of the trace that are played.")] = REQUESTS,
+    trace: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="Trace of the hit ratio, or of --tiers."),
+    ] = None,
+    requests: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help=f"Requests of the trace to play; default: {REQUESTS}, with --tiers {TIERS_REQUESTS}.",
+        ),
+    ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the names and end.")] = False,
     profile: Annotated[
         bool, typer.Option("--profile", help="Show where processor time goes, in place of speeds.")
     ] = False,
+    tiers: Annotated[
+        bool,
+        typer.Option(
+            "--tiers",
+            help="Instead: the trace before files, /kv, KV namespaces, two copies with the first local, and "
+            "/kv with G4, in turn.",
+        ),
+    ] = False,
+    value_size: Annotated[
+        str | None,
+        typer.Option(
+            callback=_tiers_value_size, help="With --tiers: size of a block, 64K to 1M; default: 256K."
+        ),
+    ] = None,
 ) -> None:
     """Measure the path and its floors in one run, and Redis and other stores beside it.
 
-    It ends all that it started. Exit code 1 where a measurement failed or its numbers contradict the agent's.
+    It ends all that it started. --tiers plays one workload before five ways to keep blocks, for two minutes
+    at the most. Exit code 1 where a measurement failed or its numbers contradict the agent's.
     """
+    if tiers:
+        _check_tiers(names, list_, profile)
+        _check_json(json_file)
+        _bench_tiers(json_file, trace, requests or TIERS_REQUESTS, value_size or TIERS_VALUE_SIZE, seconds)
+        return
+    if value_size is not None:
+        raise typer.BadParameter("it is for --tiers", param_hint="--value-size")
     wrong = unknown(names or [])
     if wrong:
         meant = did_you_mean(wrong[0], CATALOG)
@@ -56,15 +101,14 @@ def bench(
     if list_:
         print_tables(records.listing(matching(names or [])))
         return
-    if json_file is not None and not json_file.absolute().parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {json_file.absolute().parent}", param_hint="--json")
+    _check_json(json_file)
     if profile:
-        _profile(names or [], seconds, json_file)
+        _profile(names or [], seconds or MEASURE_SECONDS, json_file)
         return
     # Here, and not above: `--list` and mistyped names need no ciphers, FUSE and numpy.
     from agent.bench.run_bench import Wishes, run
 
-    wishes = Wishes(chosen(names or []), seconds, trace, requests)
+    wishes = Wishes(chosen(names or []), seconds or MEASURE_SECONDS, trace, requests or REQUESTS)
     with ended_by_signals(), temporary_folder("g35-bench-") as folder, _progress() as said:
         results = run(wishes, folder, said)
     _show(results, json_file)
@@ -92,6 +136,44 @@ def _profile(names: list[str], seconds: float, json_file: Path | None) -> None:
     print_tables(*map(profile_records.table, found))
     if json_file is not None:
         profile_records.write(json_file, found)
+
+
+def _check_json(json_file: Path | None) -> None:
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {json_file.absolute().parent}", param_hint="--json")
+
+
+def _check_tiers(names: list[str] | None, list_: bool, profile: bool) -> None:
+    if profile:
+        raise typer.BadParameter("it is for speeds", param_hint="--profile")
+    if names:
+        raise typer.BadParameter("it plays all its ways, and takes no names", param_hint="--tiers")
+    if list_:
+        raise typer.BadParameter("it has no names to list", param_hint="--tiers")
+
+
+def _bench_tiers(
+    json_file: Path | None, trace: Path | None, requests: int, value_size: str, seconds: float | None
+) -> None:
+    from agent.bench.single_probes import BUNDLED_TRACE
+    from agent.bench.tiers import report
+    from agent.bench.tiers.play import Workload, play
+
+    value_bytes = cast(int, parse_size(value_size))
+    workload = Workload(trace or BUNDLED_TRACE, requests, value_bytes, seconds or TIERS_SECONDS)
+    with ended_by_signals(), temporary_folder("g35-bench-") as folder, _progress() as said:
+        results = play(workload, folder, said)
+    found = report.record(results)
+    print_tables(report.table(found))
+    for note in report.notes(found):
+        print(textwrap.fill(note, NOTE_COLUMNS))
+    if json_file is not None:
+        report.write(json_file, found)
+    troubles = report.contradictions(results)
+    for trouble in troubles:
+        print(f"error: {trouble}", file=sys.stderr)
+    if troubles:
+        raise typer.Exit(1)
 
 
 def _show(results: Results, json_file: Path | None) -> None:

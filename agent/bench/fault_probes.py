@@ -10,7 +10,6 @@ import json
 import os
 import random
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.bench.contents import Contents, pages
+from agent.bench.own_pool import ask_enclosure
 from agent.bench.single_probes import Counted
 from agent.bench.sites import IN_FLIGHT, pool_process
 from agent.cli.up.layout import Layout
@@ -44,7 +44,6 @@ SWITCHES = 5
 SWITCH_SECONDS = 0.5
 """Gets that begin so soon after a port was closed count."""
 BACK_SECONDS_MAX = 30.0
-ANSWER_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,22 +190,10 @@ def _switch(layout: Layout) -> float:
     _wait_used(layout, "jbof-0")
     control = layout.enclosure(0, "sock")
     at = time.monotonic()
-    _set_port(control, up=False)
+    ask_enclosure(control, "port", number=1, up=False)
     time.sleep(SWITCH_SECONDS)
-    _set_port(control, up=True)
+    ask_enclosure(control, "port", number=1, up=True)
     return at
-
-
-def _set_port(control: Path, *, up: bool) -> None:
-    """Ask over the enclosure's control socket, for starting a program would take the cores from the gets."""
-    with socket.socket(socket.AF_UNIX) as asking:
-        asking.settimeout(ANSWER_SECONDS)
-        asking.connect(str(control))
-        asking.sendall(json.dumps({"verb": "port", "number": 1, "up": up}).encode() + b"\n")
-        with asking.makefile("rb") as lines:
-            answer = json.loads(lines.readline())
-    if not answer["ok"]:
-        raise G35Error(f"the enclosure did not change its port: {answer['error']}")
 
 
 def _wait_used(layout: Layout, name: str) -> None:

@@ -4,25 +4,21 @@ The pool lies in sparse files: a hundred thousand slots are laid out, few are fi
 none.
 """
 
-import json
 import os
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from agent.bench.own_pool import own_pool
 from agent.bench.single_probes import Counted
 from agent.cli.tenant_verb import erase_tenant
-from agent.cli.up.children import run_child
 from agent.config.configuration import load_configuration
 from agent.errors import G35Error
-from agent.fs.doors.mounting import clear_dead_mount
 from agent.pool.format.directory import SLOTS_PER_SET
 from agent.pool.map.document import DATA_START, EXTENT_ALIGNMENT, set_size
 from host_shim.pool import Pool
@@ -50,39 +46,15 @@ class TenantSite:
 @contextmanager
 def tenant_site(folder: Path) -> Iterator[TenantSite]:
     """Such a site in a folder that is made, for as long as the block runs."""
-    folder.mkdir()
-    site = TenantSite(folder, folder / "mnt", folder / "agent.toml")
-    ready, up = folder / "jbof.json", folder / "agent.ready"
     drive = DATA_START + 2 * (SETS * set_size(VALUE_BYTES) + 2 * EXTENT_ALIGNMENT)
-    enclosure = [
-        sys.executable, "-P", "-m", "emulator.jbof", "--name", "jbof", "--drives", "1",
-        "--drive-size", str(-(-drive // EXTENT_ALIGNMENT) * EXTENT_ALIGNMENT), "--address", "127.0.0.1",
-        "--folder", str(folder / "drives"), "--control", str(folder / "jbof.sock"),
-        "--ready-file", str(ready),
-    ]  # fmt: skip
-    g35 = [sys.executable, "-P", "-m", "agent.cli"]
-    with ExitStack() as stack:
-        run_child(stack, "the enclosure", enclosure, folder / "jbof", ready.exists, 60.0)
-        where = json.loads(ready.read_text())
-        volumes = "".join(
-            f'[[volumes]]\nname = "{name}"\ntenant = "{name}"\nvalue_size = {VALUE_BYTES}\nshare = 0.5\n'
-            for name in ("blue", "red")
-        )
-        site.config.write_text(
-            f'[agent]\nmount = "{site.mount}"\nstate = "{folder / "state"}"\n'
-            f'key_file = "{folder / "root.key"}"\nread_deadline_ms = 2000\n'
-            f'[[enclosures]]\nname = "jbof"\naddress = "127.0.0.1"\nport = {where["port"]}\n'
-            f'nqn = "{where["nqn"]}"\n{volumes}'
-        )
-        config = ("--config", str(site.config))
-        for words in (("key", "new", str(folder / "root.key")), ("pool", "format", *config)):
-            done = subprocess.run([*g35, *words], capture_output=True, text=True, timeout=120, check=False)
-            if done.returncode:
-                raise G35Error(f"g35 {words[0]} {words[1]}: {done.stderr.strip()}")
-        stack.callback(clear_dead_mount, site.mount)
-        agent = [*g35, "agent", *config, "--ready-file", str(up)]
-        run_child(stack, "the agent", agent, folder / "agent", up.exists, 60.0)
-        yield site
+    size = -(-drive // EXTENT_ALIGNMENT) * EXTENT_ALIGNMENT
+    drives = ["--drives", "1", "--drive-size", str(size), "--folder", str(folder / "drives")]
+    volumes = "".join(
+        f'[[volumes]]\nname = "{name}"\ntenant = "{name}"\nvalue_size = {VALUE_BYTES}\nshare = 0.5\n'
+        for name in ("blue", "red")
+    )
+    with own_pool(folder, drives, volumes) as pool:
+        yield TenantSite(folder, pool.mount, pool.config)
 
 
 def measure(folder: Path) -> dict[str, Counted]:

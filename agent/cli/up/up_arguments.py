@@ -41,7 +41,9 @@ def check_captures(transport: Transport) -> None:
         )
 
 
-def _size_between(least: int, most: int, step: int = 4096) -> Callable[[str], str]:
+def size_between(least: int, most: int, step: int = 4096) -> Callable[[str], str]:
+    """A check of an option's text: a size within these bounds, in whole steps."""
+
     def check(text: str) -> str:
         try:
             size = int(cast(int, parse_size(text)))
@@ -59,10 +61,10 @@ def _size_between(least: int, most: int, step: int = 4096) -> Callable[[str], st
     return check
 
 
-value_size_option = _size_between(VALUE_BYTES_MIN, VALUE_BYTES_MAX)
-drive_size_option = _size_between(1 << 20, DRIVE_BYTES_MAX)
-memory_option = _size_between(0, 1 << 44)
-token_option = _size_between(0, VALUE_BYTES_MAX, step=1)
+value_size_option = size_between(VALUE_BYTES_MIN, VALUE_BYTES_MAX)
+drive_size_option = size_between(1 << 20, DRIVE_BYTES_MAX)
+memory_option = size_between(0, 1 << 44)
+token_option = size_between(0, VALUE_BYTES_MAX, step=1)
 """What a token weighs; no multiple of anything."""
 
 

@@ -25,6 +25,18 @@ def exit_code(*words: str) -> int:
         ["aes_1m", "--trace", "/no/such/file"],
         ["aes_1m", "--json", "/no/such/folder/bench.json"],
         ["--no-such-option"],
+        ["--tiers", "aes_1m"],
+        ["--tiers", "--list"],
+        ["--tiers", "--seconds", "0"],
+        ["--tiers", "--requests", "0"],
+        ["--tiers", "--trace", "/no/such/file"],
+        ["--tiers", "--json", "/no/such/folder/bench.json"],
+        ["--tiers", "--value-size", "32K"],
+        ["--tiers", "--value-size", "2M"],
+        ["--tiers", "--value-size", "65537"],
+        ["--tiers", "--value-size", "much"],
+        ["--value-size", "64K"],
+        ["--value-size", "64K", "aes_1m"],
     ],
 )
 def test_wrong_arguments_are_exit_code_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,53 @@
+"""Bytes over each link of a way, and processor time of its processes: sums so far, and their differences."""
+
+from __future__ import annotations
+
+import operator
+import time
+from dataclasses import dataclass, fields, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Sums so far. *To* the host, *from* an enclosure and so on are as the agent sees them, and in bytes:
+    what requests and answers carry, without the frames round it."""
+
+    to_host: int = 0
+    from_host: int = 0
+    from_enclosures: int = 0
+    to_enclosures: int = 0
+    from_local: int = 0
+    to_local: int = 0
+    from_g4: int = 0
+    to_g4: int = 0
+    drive_commands: int = 0
+    """That the enclosure's drives were given."""
+    agent_seconds: float = 0.0
+    enclosure_seconds: float = 0.0
+
+    def since(self, earlier: Links) -> Links:
+        return Links(*map(operator.sub, self._counts(), earlier._counts()))
+
+    def without_idle(self, idle: Links, times: float) -> Links:
+        """The same with `times` the processor time of `idle` taken away."""
+        return replace(
+            self,
+            agent_seconds=max(0.0, self.agent_seconds - times * idle.agent_seconds),
+            enclosure_seconds=max(0.0, self.enclosure_seconds - times * idle.enclosure_seconds),
+        )
+
+    def bytes_written(self) -> int:
+        """To all that stores, to see whether something is on its way. An agent reads its map for ever."""
+        return self.to_enclosures + self.to_local + self.to_g4
+
+    def _counts(self) -> tuple[float, ...]:
+        return tuple(getattr(self, each.name) for each in fields(self))
+
+
+def processor_seconds(pid: int) -> float:
+    """Processor time of a process so far, all its threads together, to the nanosecond.
+
+    The clock is the one that clock_getcpuclockid(3) gives: the complement of the process id, and the bits for
+    the scheduler's clock of a whole process.
+    """
+    return time.clock_gettime((~pid << 3) | 2)
