@@ -52,10 +52,11 @@ class IoChannel(Protocol):
     sent is a `Pending` that is done with a fault.
     """
 
-    def read(self, namespace: int, offset: int, into: memoryview) -> Pending: ...
+    def read(self, namespace: int, offset: int, into: memoryview, *, more: bool = False) -> Pending:
+        """`more`: another read or write to the namespace follows at once, and may take this one along."""
 
     def write(self, namespace: int, offset: int, parts: Sequence[Buffer], *, more: bool = False) -> Pending:
-        """`more`: another write to the namespace follows at once, and may take this one along."""
+        """`more`: as of `read`."""
 
     def flush(self, namespace: int) -> Pending: ...
 

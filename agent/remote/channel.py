@@ -69,12 +69,12 @@ class WorkerChannel:
         """Held by the user of the queues: the thread that runs steps, for as long as they run."""
         self._look_asked = False
 
-    def read(self, namespace: int, offset: int, into: memoryview) -> PendingRequest:
+    def read(self, namespace: int, offset: int, into: memoryview, *, more: bool = False) -> PendingRequest:
         tally = self.tallies[""]
         tally.flash_bytes_read += len(into)
         if self._fabric.is_local(namespace):
             tally.local_bytes_read += len(into)
-        return self._start(namespace, offset, len(into), into, ())
+        return self._start(namespace, offset, len(into), into, (), more)
 
     def write(
         self, namespace: int, offset: int, parts: Sequence[Buffer], *, more: bool = False

@@ -202,6 +202,7 @@ class _Batch:
         slow = self._parts.namespaces(begun_before=now - SLOW_SECONDS)
         room = AT_ONCE - sum(now - put.since <= SLOW_SECONDS for put in self._under_way)
         left: list[_Put] = []
+        begun: list[_Put] = []
         for put in self._new:
             if room <= 0 or (slow and any(cached.namespace in slow for cached in put.sets)):
                 left.append(put)
@@ -211,35 +212,42 @@ class _Batch:
                 room -= 1
                 put.since = now
                 self._under_way[put] = None
-                self._read(put)
+                begun.append(put)
         self._new = left
+        self._read(begun)
 
     def _is_admitted(self) -> bool:
         """A call takes no seat among those that wait for bandwidth."""
         bandwidth = self._volume.bandwidth
         return bandwidth is None or bandwidth.is_ready(self._channel)
 
-    def _read(self, put: _Put) -> None:
+    def _read(self, begun: list[_Put]) -> None:
+        """Read the directories of these, all that go to one namespace by one send."""
         volume, channel = self._volume, self._channel
-        put.missing = 1  # until all have been looked at: a read may fail at once
-        for cached in put.sets:
-            at = id(cached)
-            if at in self._unread:
-                put.trouble = self._unread[at]
-            elif at in self._reading:
-                self._reading[at].append(put)
-                put.missing += 1
-            elif cached.fault or not volume.is_fresh(cached, channel, PUT_FRESH_SECONDS):
-                self._reading[at] = [put]
-                put.missing += 1
-                self._parts.start(cached.namespace, self._load(cached))
-        self._is_read(put)
+        wanted: list[CachedSet] = []
+        for put in begun:
+            put.missing = 1  # until all reads have left: one may fail at once
+            for cached in put.sets:
+                at = id(cached)
+                if at in self._unread:
+                    put.trouble = self._unread[at]
+                elif at in self._reading:
+                    self._reading[at].append(put)
+                    put.missing += 1
+                elif cached.fault or not volume.is_fresh(cached, channel, PUT_FRESH_SECONDS):
+                    self._reading[at] = [put]
+                    put.missing += 1
+                    wanted.append(cached)
+        for cached, more in _in_volleys(wanted):
+            self._parts.start(cached.namespace, self._load(cached, more=more))
+        for put in begun:
+            self._is_read(put)
 
-    def _load(self, cached: CachedSet) -> Part:
+    def _load(self, cached: CachedSet, *, more: bool) -> Part:
         channel, at = self._channel, id(cached)
         # Half of the time at most, as of a put: another enclosure has to take the value in time.
         half = channel.now() + max(0.0, self._until - channel.now()) / 2
-        trouble = yield from self._volume.load(channel, (cached,), half)
+        trouble = yield from self._volume.load(channel, (cached,), half, more=more)
         if trouble is not None:
             self._unread[at] = trouble
         for put in self._reading.pop(at):
@@ -291,16 +299,13 @@ class _Batch:
 
     def _commit_sealed(self) -> None:
         """Write the values that are sealed, of each set whose directory this call does not write just now."""
-        ready = [each for each in self._sealed.items() if each[0] not in self._committing]
-        sets = [puts[0].writing.reservation.cached for _, puts in ready]
-        order = sorted(range(len(ready)), key=lambda number: (sets[number].namespace, sets[number].offset))
-        for rank, number in enumerate(order):
-            at, puts = ready[number]
-            del self._sealed[at]
+        ready = [at for at in self._sealed if at not in self._committing]
+        sets = [self._sealed[at][0].writing.reservation.cached for at in ready]
+        for cached, more in _in_volleys(sets):
+            at = id(cached)
             self._committing.add(at)
-            cached = sets[number]
-            follows = rank + 1 < len(order) and sets[order[rank + 1]].namespace == cached.namespace
-            self._parts.start(cached.namespace, self._commit(cached, puts, more=follows))
+            puts = self._sealed.pop(at)
+            self._parts.start(cached.namespace, self._commit(cached, puts, more=more))
 
     def _commit(self, cached: CachedSet, puts: list[_Put], *, more: bool) -> Part:
         """Write slots of one set and the directory that names them."""
@@ -387,6 +392,16 @@ class _Batch:
         """Nothing of them was written."""
         for put in puts:
             self._end(put, put.writing.refuse(self._channel, PutRefused(why, MissCause.LATE)))
+
+
+def _in_volleys(sets: Sequence[CachedSet]) -> list[tuple[CachedSet, bool]]:
+    """The sets by their places, and whether the next one lies on the same namespace."""
+    order = sorted(sets, key=lambda each: (each.namespace, each.offset))
+    following = [each.namespace for each in order[1:]]
+    return [
+        (each, number < len(following) and following[number] == each.namespace)
+        for number, each in enumerate(order)
+    ]
 
 
 def _slot_write(put: _Put) -> Pending:
