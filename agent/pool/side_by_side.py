@@ -82,6 +82,20 @@ class Parts:
     def go_on(self, *, may_grow: bool) -> Steps[None]:
         """Go on with every part whose answer is there, or whose time is up; if there is none, wait for a
         little. `may_grow`: the caller may have parts to begin in a while."""
+        if not (yield from self._go_on_at_once()):
+            yield from self._wait_a_little(may_grow)
+
+    def look(self) -> Steps[bool]:
+        """Take what has arrived at the queues, without a wait, and go on with that. Whether there was any."""
+        looked_at: set[int] = set()
+        for part in self._under_way:
+            wanted = part.wanted
+            if isinstance(wanted, Wait) and part.namespace not in looked_at and not wanted.pending.done:
+                looked_at.add(part.namespace)
+                yield Wait(wanted.pending, self._channel.now(), wanted.at_least, wanted.deadline)
+        return (yield from self._go_on_at_once())
+
+    def _go_on_at_once(self) -> Steps[bool]:
         now, moved = self._channel.now(), False
         for part in list(self._under_way):
             wanted = part.wanted
@@ -99,8 +113,7 @@ class Parts:
                 # Also for what has arrived: the wait counts the answer for the namespace.
                 self._advance(part, (yield wanted))
                 moved = True
-        if not moved:
-            yield from self._wait_a_little(may_grow)
+        return moved
 
     def _wait_a_little(self, may_grow: bool) -> Steps[None]:
         """Wait for one part, for a slice of time: a queue receives for all commands that it has, and others
@@ -122,9 +135,10 @@ class Parts:
             if came:
                 self._advance(part, True)
         elif isinstance(wanted, AnyOf):
-            came = yield Wait(wanted.pendings[turn % len(wanted.pendings)], until)
+            pending = wanted.pendings[turn % len(wanted.pendings)]
+            came = yield Wait(pending, until, None, wanted.deadline)
         else:
-            came = yield Wait(wanted.pending, until, wanted.at_least)
+            came = yield Wait(wanted.pending, until, wanted.at_least, wanted.deadline)
             # One that ends before its time: the namespace gets no more patience.
             if came or self._channel.now() + _CLOCK_SLACK < until:
                 self._advance(part, came)

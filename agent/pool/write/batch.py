@@ -35,6 +35,8 @@ from agent.pool.write.slot_allocation import Reservation
 
 AT_ONCE: Final = 12
 """Values under way, each with two commands. A worker's queue to an enclosure takes 32 or more."""
+VOLLEY: Final = 4
+"""Values that do not wait for others to leave with."""
 SLOW_SECONDS: Final = 0.05
 SEND_BYTES: Final = 3 << 20
 """Of the worker's send buffer, for all values of a call."""
@@ -177,6 +179,10 @@ class _Batch:
     def run(self) -> Steps[None]:
         while True:
             self._begin()
+            # Others that are there by now leave with them.
+            few = 0 < sum(map(len, self._sealed.values())) < VOLLEY
+            if few and self._reading and (yield from self._parts.look()):
+                continue
             self._commit_sealed()
             if not len(self._parts):
                 return

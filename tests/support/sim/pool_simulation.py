@@ -189,7 +189,7 @@ class PoolSimulation:
         """Several keys by one call, one of them perhaps twice."""
         numbers = [rng.randrange(self.keys) for _ in range(rng.randint(2, 24))]
         longest = min(self.value_bytes, SHORT_BYTES)
-        values = [rng.randbytes(min(longest, rng.choice([1, 100, 4096, 9000, 65_536]))) for _ in numbers]
+        values = [rng.randbytes(min(longest, rng.choice([1, 100, 4096, 9000, 70_001]))) for _ in numbers]
         for number, value in zip(numbers, values, strict=True):
             self.stored.setdefault(number, set()).add(value)
         deletes = [self.deletes_begun[number] for number in numbers]

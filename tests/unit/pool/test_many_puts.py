@@ -443,6 +443,13 @@ def test_an_answer_that_is_an_error_refuses_its_value_alone() -> None:
     _nothing_is_held(agent)
 
 
+def test_values_with_a_second_copy_are_noted_for_it() -> None:
+    agent = agent_with((2, 2), copies=2)
+    assert agent.channel.run(together(agent, range(6))) == [True] * 6
+    assert len(agent.volume.replication_backlog) == 6
+    _nothing_is_held(agent)
+
+
 # -- what a stranger may send -----------------------------------------------------------------------------
 
 
