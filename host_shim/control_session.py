@@ -134,10 +134,10 @@ class Session:
         self._files = files
         self._transfers = None if memory is None else Transfers(files.ioctl, memory)
         self._gives_at_once = True
-        self._one_by_one: dict[str, float] = {}
-        """Volumes whose values the agent wants to be read one by one, and until when it is believed."""
-        self.loads_many = True
-        """False once the agent has said that it does not know LOAD_MANY."""
+        self._one_by_one: dict[tuple[Ioctl, str], float] = {}
+        """Volumes whose values the agent wants to be moved one by one, and until when it is believed."""
+        self._unknown: frozenset[Ioctl] = frozenset()
+        """Of LOAD_MANY and STORE_MANY what the agent has said that it does not know."""
         self._next_id = 0
         self._room: dict[str, int] | None = None
         self.dead = False
@@ -272,27 +272,37 @@ class Session:
             self._gives_at_once = False
             return None
 
-    def load_many(
-        self, volume: str, keys: Sequence[bytes], views: Sequence[memoryview]
-    ) -> list[tuple[Outcome, int]] | None:
-        """Values by one request, one of `groups_of` (many_values.py): outcome and length of each.
+    def moves_many(self, which: Ioctl) -> bool:
+        """Whether LOAD_MANY or STORE_MANY is to be had, as far as is known."""
+        return self._transfers is not None and not self.dead and which not in self._unknown
 
-        None where that cannot be had now: they are read one by one.
+    def move_many(
+        self,
+        which: Ioctl,
+        volume: str,
+        keys: Sequence[bytes],
+        views: Sequence[memoryview],
+        ttl_seconds: int = 0,
+    ) -> list[tuple[Outcome, int]] | None:
+        """LOAD_MANY or STORE_MANY of one of `groups_of` (many_values.py): outcome and length of each value.
+
+        None where that cannot be had now: they are moved one by one. Raises EIO of a STORE_MANY, of whose
+        values nothing is known then.
         """
-        if self._transfers is None or not self.loads_many:
+        if self._transfers is None or not self.moves_many(which):
             return None
-        if self._one_by_one and time.monotonic() < self._one_by_one.get(volume, 0.0):
+        if self._one_by_one and time.monotonic() < self._one_by_one.get((which, volume), 0.0):
             return None
         try:
-            done = self._transfers.load_many(self._descriptor, volume, keys, views)
+            done = self._transfers.move_many(self._descriptor, which, volume, keys, views, ttl_seconds)
         except MalformedControl as nonsense:
             raise self._ended(nonsense) from None
         except OSError as error:
             if error.errno == errno.ENOTTY:  # an agent that does not know it
-                self.loads_many = False
+                self._unknown |= {which}
             elif error.errno == errno.EOPNOTSUPP:
-                self._one_by_one[volume] = time.monotonic() + ONE_BY_ONE_SECONDS
-            elif error.errno != errno.EIO:
+                self._one_by_one[which, volume] = time.monotonic() + ONE_BY_ONE_SECONDS
+            elif error.errno != errno.EIO or which is Ioctl.STORE_MANY:
                 raise self._seen(error) from None
             return None
         return None if done is None else [(Outcome(outcome), length) for outcome, length in done]

@@ -7,12 +7,8 @@ for this.
 from collections.abc import Sequence
 from typing import Final
 
-from host_shim.transfer_wire import MANY_MAX
+from host_shim.transfer_wire import MANY_MAX, SHORT_BYTES, TOGETHER_BYTES
 
-SHORT_BYTES: Final = 1 << 17
-"""Of a buffer: a longer value has a call of its own, and several threads make these side by side."""
-TOGETHER_BYTES: Final = 2 << 20
-"""Of the buffers of one request."""
 ALIGNED_BYTES: Final = 4096
 
 

@@ -46,6 +46,7 @@ from host_shim.control_wire import (
 )
 from host_shim.many_values import groups_of
 from host_shim.registered_memory import RegisteredMemory
+from host_shim.transfer_wire import Ioctl
 from host_shim.unlocked_memory import new_memory
 
 __all__ = ["BufferTooSmall", "Fetched", "Pool", "UnknownVolume", "ValueTooLong", "Volume", "whole_seconds"]
@@ -349,14 +350,12 @@ class Volume:
     ) -> list[list[Fetched] | slice]:
         """Many short values, by a request for each `groups_of` them: what became of each group, or where it
         lies among the keys if the agent does not serve it so. Nothing where they are not many and short."""
-        groups = groups_of(views) if session.loads_many else []
+        groups = groups_of(views) if session.moves_many(Ioctl.LOAD_MANY) else []
         found: list[list[Fetched] | slice] = list(groups)
 
         def load(number: int) -> None:
-            if session.dead or not session.loads_many:
-                return
             group = groups[number]
-            loaded = session.load_many(self.name, keys[group], views[group])
+            loaded = session.move_many(Ioctl.LOAD_MANY, self.name, keys[group], views[group])
             if loaded is None:
                 return
             for (outcome, length), key, view in zip(loaded, keys[group], views[group], strict=True):
@@ -390,31 +389,73 @@ class Volume:
 
     def _put_batch(self, keys: Sequence[bytes], views: Sequence[memoryview], seconds: int) -> list[bool]:
         stored = [False] * len(keys)
+        left: list[int] = []
         with self._pool._lender.lend() as session:
             if session is None:
                 return stored
 
-            def write(index: int) -> None:
+            def write(ticket: int) -> None:
                 if session.dead:
                     return
                 try:
-                    session.write(index, views[index])
+                    session.write(ticket, views[left[ticket]])
                 except OSError as refused:
                     if refused.errno not in _REFUSALS:
                         raise
                     return
-                stored[index] = True
+                stored[left[ticket]] = True
 
             try:
                 if len(keys) == 1 and session.write_at_once(self.name, keys[0], views[0], seconds):
                     self._pool._known.add(self.name)
                     return [True]
-                session.bind_writes(self.name, keys, [len(view) for view in views], seconds)
-                self._pool._known.add(self.name)
-                self._pool._share(write, len(keys))
+                left = self._put_together(session, keys, views, seconds, stored)
+                if left:
+                    alone = [(keys[index], len(views[index])) for index in left]
+                    session.bind_writes(
+                        self.name, [key for key, _ in alone], [length for _, length in alone], seconds
+                    )
+                    self._pool._known.add(self.name)
+                    self._pool._share(write, len(left))
             except OSError as refused:
                 self._raise_wrong_use(refused, session)
         return stored
+
+    def _put_together(
+        self,
+        session: Session,
+        keys: Sequence[bytes],
+        views: Sequence[memoryview],
+        seconds: int,
+        stored: list[bool],
+    ) -> list[int]:
+        """Many short values, by a request for each `groups_of` them, into `stored`. Which of them nothing was
+        done for: those are put one by one. Of no other is it known that to put it again repeats no write."""
+        groups = groups_of(views) if session.moves_many(Ioctl.STORE_MANY) else []
+        if not groups:
+            return list(range(len(keys)))
+        left: list[list[int]] = [[] for _ in groups]
+
+        def store(number: int) -> None:
+            group = groups[number]
+            numbers = range(len(keys))[group]
+            try:
+                became = session.move_many(Ioctl.STORE_MANY, self.name, keys[group], views[group], seconds)
+            except OSError as refused:
+                if refused.errno not in _REFUSALS:
+                    raise
+                return
+            if became is None:
+                left[number] += numbers
+                return
+            self._pool._known.add(self.name)
+            for index, (outcome, _) in zip(numbers, became, strict=True):
+                stored[index] = outcome is Outcome.HIT
+                if outcome is Outcome.UNKNOWN:
+                    left[number].append(index)
+
+        self._pool._share(store, len(groups))
+        return [index for group in left for index in group]
 
     def exists(self, keys: Sequence[bytes]) -> list[bool]:
         """Which keys are there, in one round trip (per 4,096 keys)."""

@@ -14,18 +14,19 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
 from host_shim.control_wire import MalformedControl, Outcome, outcomes
-from host_shim.many_values import TOGETHER_BYTES, cut
+from host_shim.many_values import cut
 from host_shim.transfer_wire import (
     PARTS_MAX,
     SET_LOCK,
     SET_LOCK_WAITING,
+    TOGETHER_BYTES,
     Ioctl,
     Part,
     decode_done_many_untrusted,
     decode_done_untrusted,
     decode_registered_untrusted,
-    encode_load_many,
     encode_lock,
+    encode_many,
     encode_register,
     encode_transfer,
     ioctl_command,
@@ -217,28 +218,41 @@ class Transfers:
         outcomes((outcome,))  # raises MalformedControl for what is none
         return 0
 
-    def load_many(
-        self, descriptor: int, volume: str, keys: Sequence[bytes], views: Sequence[memoryview]
+    def move_many(
+        self,
+        descriptor: int,
+        which: Ioctl,
+        volume: str,
+        keys: Sequence[bytes],
+        views: Sequence[memoryview],
+        ttl_seconds: int = 0,
     ) -> list[tuple[int, int]] | None:
-        """LOAD_MANY of one of `groups_of`: outcome and length of each value. None and raises as `move`."""
+        """LOAD_MANY or STORE_MANY of one of `groups_of`: outcome and length of each value. None and raises as
+        `move`."""
         if self._places(views):
-            return self._load_many(descriptor, volume, keys, views)
+            return self._move_many(descriptor, which, volume, keys, views, ttl_seconds)
         aside = self._memory.borrow_aside()
         if aside is None:
             return None
-        is_ours = False
+        is_ours = True
         try:
             pieces = cut(aside, views)
+            if which is Ioctl.STORE_MANY:
+                pieces = [piece[: len(view)] for piece, view in zip(pieces, views, strict=True)]
+                for piece, view in zip(pieces, views, strict=True):
+                    piece[:] = view
+            is_ours = False
             try:
-                done = self._load_many(descriptor, volume, keys, pieces)
+                done = self._move_many(descriptor, which, volume, keys, pieces, ttl_seconds)
             except (OSError, MalformedControl):
                 is_ours = True  # `_call` has waited until the agent was through
                 raise
             is_ours = True
-            for (outcome, length), view, piece in zip(done or (), views, pieces, strict=False):
-                if outcome == _HIT:
-                    come = min(length, len(view))
-                    view[:come] = piece[:come]
+            if which is Ioctl.LOAD_MANY:
+                for (outcome, length), view, piece in zip(done or (), views, pieces, strict=False):
+                    if outcome == _HIT:
+                        come = min(length, len(view))
+                        view[:come] = piece[:come]
             return done
         finally:
             if is_ours:
@@ -246,15 +260,21 @@ class Transfers:
             else:
                 self._memory.forget_aside()
 
-    def _load_many(
-        self, descriptor: int, volume: str, keys: Sequence[bytes], views: Sequence[memoryview]
+    def _move_many(
+        self,
+        descriptor: int,
+        which: Ioctl,
+        volume: str,
+        keys: Sequence[bytes],
+        views: Sequence[memoryview],
+        ttl_seconds: int,
     ) -> list[tuple[int, int]] | None:
         places = self._places(views)
         parts = self._parts(descriptor, places)
         if not parts:
             return None
-        data = encode_load_many(volume, keys, parts)
-        self._call(descriptor, Ioctl.LOAD_MANY, data, places)
+        data = encode_many(volume, keys, parts, ttl_seconds)
+        self._call(descriptor, which, data, places)
         done = decode_done_many_untrusted(data, len(keys))
         outcomes([outcome for outcome, _ in done])  # raises MalformedControl for what is none
         return done

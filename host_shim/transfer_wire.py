@@ -34,14 +34,17 @@ Layout of LOAD and STORE:
   and of their answers:
      0  4  `Outcome` (STORE: HIT; a put that was not stored is an errno)
      4  4  LOAD: the length of the value, which may be more than the parts have room for
-Layout of LOAD_MANY, which reads many values, each into one part of a region:
+Layout of LOAD_MANY and STORE_MANY, which move many values, each to or from one part of a region:
      0  4  number of values
      4  2  length of the volume's name in bytes
-     6 10  zero
+     6  2  zero
+     8  4  time to live in seconds, 0 for the volume's own (STORE_MANY)
+    12  4  zero
     16  …  the values, 32 bytes each (16: key, 4: number of the region, 4: length, 8: offset in the region),
            then the volume's name in UTF-8
-  and of its answer: for each value `Outcome` and length as of a LOAD, one behind the other. EOPNOTSUPP:
-  values of this volume are better read one by one now.
+  and of their answers: for each value `Outcome` and length as of a LOAD, one behind the other. Of STORE_MANY
+  the outcome is HIT, or why the value was not stored; UNKNOWN: nothing was done for it, and it may be stored
+  alone. EOPNOTSUPP: values of this volume are better moved one by one now.
 """
 
 import enum
@@ -74,7 +77,7 @@ _UNREGISTER: Final = struct.Struct("<I12x")
 _TRANSFER: Final = struct.Struct("<16sIIHHI")
 _PART: Final = struct.Struct("<IIQ")
 _DONE: Final = struct.Struct("<II")
-_MANY: Final = struct.Struct("<IH10s")
+_MANY: Final = struct.Struct("<IHHII")
 _VALUE: Final = struct.Struct("<16sIIQ")
 REGISTER_BYTES: Final = 16
 TRANSFER_HEADER_BYTES: Final = 32
@@ -82,8 +85,13 @@ PART_BYTES: Final = 16
 DONE_BYTES: Final = 8
 MANY_HEADER_BYTES: Final = 16
 VALUE_BYTES: Final = 32
+SHORT_BYTES: Final = 1 << 17
+"""Of a value that moves with others: a longer one has a call of its own, and several threads make these side
+by side. For more STORE_MANY is refused."""
+TOGETHER_BYTES: Final = 2 << 20
+"""Of the values of one request, each rounded up to pages."""
 MANY_MAX: Final = 64
-"""Values of one LOAD_MANY: one worker serves them, and others wait for it."""
+"""Values of one LOAD_MANY or STORE_MANY: one worker serves them, and others wait for it."""
 assert _REGISTER.size == _UNREGISTER.size == REGISTER_BYTES
 assert _TRANSFER.size == TRANSFER_HEADER_BYTES
 assert _PART.size == PART_BYTES
@@ -102,6 +110,7 @@ class Ioctl(enum.IntEnum):
     LOAD = 3
     STORE = 4
     LOAD_MANY = 5
+    STORE_MANY = 6
 
 
 _IOCTLS: Final = {each.value: each for each in Ioctl}
@@ -248,23 +257,26 @@ def decode_done_untrusted(data: bytes | bytearray | memoryview) -> tuple[int, in
     return outcome, length
 
 
-class ManyLoads:
-    """LOAD_MANY: keys of one volume, and the part of a region where each value goes."""
+class ManyTransfers:
+    """LOAD_MANY or STORE_MANY: keys of one volume, and the part of a region where each value goes or lies."""
 
-    __slots__ = ("keys", "parts", "volume")
+    __slots__ = ("keys", "parts", "ttl_seconds", "volume")
 
-    def __init__(self, volume: str, keys: Sequence[bytes], parts: Sequence[Part]) -> None:
+    def __init__(
+        self, volume: str, keys: Sequence[bytes], parts: Sequence[Part], ttl_seconds: int = 0
+    ) -> None:
         self.volume = volume
         self.keys = keys
         self.parts = parts
+        self.ttl_seconds = ttl_seconds
 
 
-def encode_load_many(volume: str, keys: Sequence[bytes], parts: Sequence[Part]) -> bytearray:
-    """The bytes of a LOAD_MANY, of as many keys as parts."""
+def encode_many(volume: str, keys: Sequence[bytes], parts: Sequence[Part], ttl_seconds: int = 0) -> bytearray:
+    """The bytes of a LOAD_MANY or STORE_MANY, of as many keys as parts."""
     name = volume.encode()
     values_end = MANY_HEADER_BYTES + len(keys) * VALUE_BYTES
     data = bytearray(values_end + len(name))
-    _MANY.pack_into(data, 0, len(keys), len(name), bytes(10))
+    _MANY.pack_into(data, 0, len(keys), len(name), 0, ttl_seconds, 0)
     at = MANY_HEADER_BYTES
     for key, (region, offset, length) in zip(keys, parts, strict=True):
         _VALUE.pack_into(data, at, key, region, length, offset)
@@ -273,14 +285,15 @@ def encode_load_many(volume: str, keys: Sequence[bytes], parts: Sequence[Part]) 
     return data
 
 
-def decode_load_many_untrusted(data: bytes | bytearray | memoryview) -> ManyLoads:
-    """A LOAD_MANY. Bad bytes raise MalformedControl, and nothing else."""
+def decode_many_untrusted(data: bytes | bytearray | memoryview) -> ManyTransfers:
+    """A LOAD_MANY or STORE_MANY. Bad bytes raise MalformedControl, and nothing else."""
     if len(data) < MANY_HEADER_BYTES:
-        raise MalformedControl(f"LOAD_MANY has {MANY_HEADER_BYTES} bytes of header")
+        raise MalformedControl(f"many transfers have {MANY_HEADER_BYTES} bytes of header")
     count: int
     name_bytes: int
-    count, name_bytes, zero = _MANY.unpack_from(data)
-    if any(zero) or not 0 < count <= MANY_MAX or name_bytes > VOLUME_NAME_BYTES_MAX:
+    ttl_seconds: int
+    count, name_bytes, zero, ttl_seconds, more_zero = _MANY.unpack_from(data)
+    if zero or more_zero or not 0 < count <= MANY_MAX or name_bytes > VOLUME_NAME_BYTES_MAX:
         raise MalformedControl(f"{count} values (1 to {MANY_MAX}) and a volume's name of {name_bytes} bytes")
     values_end = MANY_HEADER_BYTES + count * VALUE_BYTES
     if len(data) != values_end + name_bytes:
@@ -301,11 +314,11 @@ def decode_load_many_untrusted(data: bytes | bytearray | memoryview) -> ManyLoad
         volume = bytes(data[values_end:]).decode()
     except UnicodeDecodeError:
         raise MalformedControl("the volume's name is not UTF-8") from None
-    return ManyLoads(volume, keys, parts)
+    return ManyTransfers(volume, keys, parts, ttl_seconds)
 
 
 def encode_done_many(done: Sequence[tuple[int, int]], size: int) -> bytes:
-    """The answer to LOAD_MANY, outcome and length of each value, in as many bytes as were sent."""
+    """The answer to LOAD_MANY or STORE_MANY, outcome and length of each value, as long as the request."""
     data = bytearray(size)
     at = 0
     for outcome, length in done:

@@ -3,6 +3,7 @@
 A `ServedVolume` is whole when it is made (agent/service/volume_policies.py) and stays as it is, so any thread
 may use it. Policies (docs/prestaging.md) are for volumes in sets of slots alone.
 """
+# One idea in one file: `ServedVolume`, what may be done with a volume, and its two kinds.
 
 import functools
 from abc import ABC, abstractmethod
@@ -32,6 +33,7 @@ from agent.pool.volume.placement import Rank
 from agent.pool.volume.settings import Timing, VolumeSettings
 from agent.pool.volume.volume import PoolVolume, Volume
 from agent.pool.write.admission import SecondUse, SecondUseWriter
+from agent.pool.write.batch import Became, write_together
 from agent.pool.write.delete_and_pin import delete, pin
 from agent.pool.write.name_together import UnnamedWriter, name_all
 from agent.pool.write.put import SlotWriter
@@ -91,6 +93,13 @@ class ServedVolume(ABC):
     ) -> Steps[list[int | MissCause | None]] | None:
         """Read many short values, each into its target; see batch.py. None: readers of their own must look,
         as for those with None in the list."""
+        return None
+
+    def write_together(
+        self, channel: IoChannel, keys: Sequence[bytes], values: Sequence[memoryview], ttl_seconds: int
+    ) -> Steps[list[Became]] | None:
+        """Store many short values; see write/batch.py. None: writers of their own must take them. Raises
+        TooLong."""
         return None
 
     @abstractmethod
@@ -272,6 +281,14 @@ class _InSets(ServedVolume):
         if volume.erased or volume.hedge is not None or self.gate is not None or waits_in_memory:
             return None
         return read_together(volume, channel, keys, targets, volume.timing.read_deadline)
+
+    def write_together(
+        self, channel: IoChannel, keys: Sequence[bytes], values: Sequence[memoryview], ttl_seconds: int
+    ) -> Steps[list[Became]] | None:
+        volume = self._volume
+        if volume.erased or volume.below is not None or self.back is not None or self.admission is not None:
+            return None
+        return write_together(volume, channel, keys, values, volume.timing.write_deadline, ttl_seconds)
 
     def writer(self, key: bytes, *, length: int | None = None, ttl_seconds: int = 0) -> Writer:
         volume, back = self._volume, self.back

@@ -52,10 +52,11 @@ class IoChannel(Protocol):
     sent is a `Pending` that is done with a fault.
     """
 
-    def read(self, namespace: int, offset: int, into: memoryview) -> Pending: ...
+    def read(self, namespace: int, offset: int, into: memoryview, *, more: bool = False) -> Pending:
+        """`more`: another read or write to the namespace follows at once, and may take this one along."""
 
     def write(self, namespace: int, offset: int, parts: Sequence[Buffer], *, more: bool = False) -> Pending:
-        """`more`: another write to the namespace follows at once, and may take this one along."""
+        """`more`: as of `read`."""
 
     def flush(self, namespace: int) -> Pending: ...
 
@@ -102,12 +103,17 @@ class IoChannel(Protocol):
 class Wait:
     """Resume me with True when `pending` is done or has received `at_least`, with False at `deadline`."""
 
-    __slots__ = ("at_least", "deadline", "pending")
+    __slots__ = ("at_least", "deadline", "pending", "whole")
 
-    def __init__(self, pending: Pending, deadline: float, at_least: int | None = None) -> None:
+    def __init__(
+        self, pending: Pending, deadline: float, at_least: int | None = None, whole: float | None = None
+    ) -> None:
         self.pending: Final = pending
         self.deadline: Final = deadline
         self.at_least: Final = at_least
+        self.whole: Final = whole
+        """Where this is a slice of a longer wait, which the asker goes on with: that one's deadline. By it
+        goes when another path is tried."""
 
 
 class Acquire:

@@ -69,8 +69,8 @@ class WorkerChannel:
         """Held by the user of the queues: the thread that runs steps, for as long as they run."""
         self._look_asked = False
 
-    def read(self, namespace: int, offset: int, into: memoryview) -> PendingRequest:
-        pending = self._start(namespace, offset, len(into), into, ())
+    def read(self, namespace: int, offset: int, into: memoryview, *, more: bool = False) -> PendingRequest:
+        pending = self._start(namespace, offset, len(into), into, (), more)
         if pending.queue is not None:
             tally = self.tallies[""]
             tally.flash_bytes_read += len(into)
@@ -352,24 +352,33 @@ class WorkerChannel:
                 else:
                     pending = wanted.pending
                     assert isinstance(pending, PendingRequest)
-                    answer = self._wait(pending, wanted.deadline, wanted.at_least)
+                    answer = self._wait(pending, wanted.deadline, wanted.at_least, wanted.whole)
         finally:
             self._in_use.release()
 
-    def _wait(self, pending: PendingRequest, deadline: float, at_least: int | None) -> bool:
-        """Wait for a request, by as many paths as it takes; see agent/remote/path_choice.py."""
+    def _wait(
+        self, pending: PendingRequest, deadline: float, at_least: int | None, whole: float | None = None
+    ) -> bool:
+        """Wait for a request, by as many paths as it takes; see agent/remote/path_choice.py. `whole`: as of
+        `Wait`, and paths go by it."""
         if self._look_asked:
             self._take_answers()
+        here, is_slice = deadline, whole is not None
+        if whole is not None:
+            deadline = whole
         while (request := pending.request) is not None:
             now = time.monotonic()
             ways = self._fabric.ways_to(request.namespace, request.nguid)
             if not request.has_another(ways):
                 break
-            stop = request.stops_here(now, deadline) if request.is_read else deadline
-            came = self._wait_here(pending, stop, at_least)
+            began = pending.sent_at(now) if is_slice else now
+            stop = request.stops_here(began, deadline) if request.is_read else deadline
+            came = self._wait_here(pending, min(stop, here) if is_slice else stop, at_least)
             if came and not left_by_its_path(pending.commands):
                 request.tried[-1].answered(time.monotonic())
                 break
+            if not came and is_slice and here < stop:
+                return False
             if not came and (not request.is_read or time.monotonic() + CLOCK_SLACK < stop):
                 # Writes stay where they are, and a suspect gets no more patience for having two paths.
                 return False
@@ -377,7 +386,7 @@ class WorkerChannel:
                 if pending.request is None:
                     return True
                 break
-        came = self._wait_here(pending, deadline, at_least)
+        came = self._wait_here(pending, here if is_slice else deadline, at_least)
         if came and (at_least is None or left_by_its_path(pending.commands)):
             self._settle(pending)
         return came
@@ -482,8 +491,10 @@ class VerbChannel(WorkerChannel):
             raise Interrupted
         return super().run(steps)
 
-    def _wait(self, pending: PendingRequest, deadline: float, at_least: int | None) -> bool:
-        came = super()._wait(pending, deadline, at_least)
+    def _wait(
+        self, pending: PendingRequest, deadline: float, at_least: int | None, whole: float | None = None
+    ) -> bool:
+        came = super()._wait(pending, deadline, at_least, whole)
         if self._stopping.is_set():
             raise Interrupted
         return came

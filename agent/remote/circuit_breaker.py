@@ -90,11 +90,11 @@ class Outstanding:
     It says how long the request is waited for. Times are in seconds of the channel's clock.
     """
 
-    __slots__ = ("_health", "_is_read", "_judged", "_since", "_until")
+    __slots__ = ("_health", "_is_read", "_judged", "_until", "since")
 
     def __init__(self, health: Health, now: float, *, is_read: bool) -> None:
         self._health = health
-        self._since = now
+        self.since = now
         self._is_read = is_read
         self._judged = False
         self._until = math.inf
@@ -102,7 +102,7 @@ class Outstanding:
     def wait_until(self, deadline: float) -> float:
         """When to stop waiting: the deadline, or earlier where the namespace gets less patience."""
         if self._is_read:
-            deadline = min(deadline, self._since + self._health.patience)
+            deadline = min(deadline, self.since + self._health.patience)
         self._until = deadline
         return deadline
 
@@ -115,7 +115,7 @@ class Outstanding:
         """
         if not self._judged and not lost:
             self._judged = True
-            took = now - self._since
+            took = now - self.since
             is_known = waited is None or 2 * waited >= took
             self._health.answered(took if is_known else None, read=self._is_read, failed=failed)
 

@@ -53,6 +53,10 @@ class PendingRequest:
         self.queue, self.commands, self.outstanding, self.base = queue, sent, outstanding, base
         self.began = began
 
+    def sent_at(self, now: float) -> float:
+        """When it was sent by its present path; `now` where it was not."""
+        return now if self.outstanding is None else self.outstanding.since
+
     @property
     def done(self) -> bool:
         if self._fault is not None:

@@ -314,7 +314,7 @@ class RatedChannel(TimedChannel):
             self._sending = unreserved(max(size, self._buffer_bytes))
         return self._sending[:size]
 
-    def read(self, namespace: int, offset: int, into: memoryview) -> FlashPending:
+    def read(self, namespace: int, offset: int, into: memoryview, *, more: bool = False) -> FlashPending:
         pending = FlashPending(len(into))
         drive = self._asked(namespace, pending, read=True)
         if drive is None:

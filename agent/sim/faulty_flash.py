@@ -95,7 +95,7 @@ class SimChannel(TimedChannel):
 
     # -- Channel ------------------------------------------------------------------------------------
 
-    def read(self, namespace: int, offset: int, into: memoryview) -> SimPending:
+    def read(self, namespace: int, offset: int, into: memoryview, *, more: bool = False) -> SimPending:
         target = self._namespaces[namespace]
         target.reads += 1
         pending = SimPending(len(into))

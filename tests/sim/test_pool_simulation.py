@@ -41,6 +41,7 @@ def test_many_seeds(group: int, seed: int) -> None:
         for cause in ("corrupt", "late", "enclosure_down", "evicted", "never_stored"):
             assert counts[f"miss {cause}"] > 0, cause
         assert counts["hits"] > 500
+        assert counts["stored of many"] > 500
         assert counts["checked at the end"] > 100
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from agent.fs.control.registered_memory import REGIONS_MAX, RegisteredMemory
-from agent.fs.control.session import ControlSession, Ticket
+from agent.fs.control.session import ControlSession, Ticket, outcome_of
 from agent.fs.interface import FsError
 from agent.inline.scatter import Scatter, Target
 from agent.pool.access import ServedVolume
@@ -21,12 +21,15 @@ from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.read.reader_base import Reader
 from agent.pool.steps import IoChannel, Steps
 from agent.pool.steps import Outcome as Settled
+from agent.pool.write.batch import Became, Untried
 from host_shim.control_wire import MalformedControl, Outcome
 from host_shim.transfer_wire import (
+    SHORT_BYTES,
+    TOGETHER_BYTES,
     Ioctl,
-    ManyLoads,
+    ManyTransfers,
     Transfer,
-    decode_load_many_untrusted,
+    decode_many_untrusted,
     decode_register_untrusted,
     decode_transfer_untrusted,
     decode_unregister_untrusted,
@@ -59,7 +62,9 @@ class Transfers:
             if which is Ioctl.STORE:
                 return self._under_way(self._store(session, decode_transfer_untrusted(data)))
             if which is Ioctl.LOAD_MANY:
-                return self._under_way(self._load_many(session, decode_load_many_untrusted(data), len(data)))
+                return self._under_way(self._load_many(session, decode_many_untrusted(data), len(data)))
+            if which is Ioctl.STORE_MANY:
+                return self._under_way(self._store_many(session, decode_many_untrusted(data), len(data)))
             if which is Ioctl.REGISTER:
                 return self._register(session, process, *decode_register_untrusted(data))
             if which is Ioctl.UNREGISTER:
@@ -103,9 +108,11 @@ class Transfers:
             raise FsError(errno.EINVAL, "a part that lies in no region")
         return region.view[offset : offset + length]
 
-    def _load_many(self, session: ControlSession, many: ManyLoads, size: int) -> Steps[bytes]:
+    def _load_many(self, session: ControlSession, many: ManyTransfers, size: int) -> Steps[bytes]:
         """Raises FsError, EOPNOTSUPP where values of the volume are better read each by a request of its own,
         which several workers serve side by side."""
+        if many.ttl_seconds:
+            raise FsError(errno.EINVAL, "what is read has no time to live")
         volume, channel = self._volume_of(many.volume), self._channel()
         targets = [self._piece(session, *part) for part in many.parts]
         # A suite whose proof is a CRC may not open into memory that its client can change meanwhile.
@@ -187,6 +194,29 @@ class Transfers:
             ticket.drop()
         return encode_done(Outcome.HIT.value, 0)
 
+    def _store_many(self, session: ControlSession, many: ManyTransfers, size: int) -> Steps[bytes]:
+        """Raises FsError, EOPNOTSUPP where values of the volume are better put each by a request of its
+        own."""
+        volume = self._volume_of(many.volume)
+        values = [self._piece(session, *part) for part in many.parts]
+        longest = max(map(len, values))
+        if longest > SHORT_BYTES or sum(map(len, values)) > TOGETHER_BYTES:
+            raise FsError(errno.EINVAL, f"values of {SHORT_BYTES} bytes and {TOGETHER_BYTES} in all at most")
+        if longest > volume.settings.value_bytes:
+            raise FsError(errno.EFBIG, f"{longest} bytes; a value has {volume.settings.value_bytes} at most")
+        # A suite whose proof is a CRC reads its text twice, and a client can change it meanwhile.
+        storing_all = (
+            None
+            if volume.volume.codec.suite.reads_text_again
+            else volume.write_together(self._channel(), many.keys, values, many.ttl_seconds)
+        )
+        if storing_all is None:
+            raise FsError(errno.EOPNOTSUPP, "values of this volume are put one by one now")
+        if self._continuer.active:
+            self._continuer.chain(volume.in_sets, many.keys, session.trail)
+        became = yield from storing_all
+        return encode_done_many([(_outcome_of(one).value, 0) for one in became], size)
+
     def _take(self, ticket: Ticket, pieces: list[memoryview]) -> Steps[None]:
         channel, at = self._channel(), 0
         aside = ticket.volume.volume.codec.suite.reads_text_again
@@ -197,3 +227,9 @@ class Transfers:
                     part = memoryview(bytes(part))
                 yield from ticket.put(channel, at, part)
                 at += len(part)
+
+
+def _outcome_of(became: Became) -> Outcome:
+    if isinstance(became, bool):
+        return Outcome.HIT
+    return Outcome.UNKNOWN if isinstance(became, Untried) else outcome_of(became)

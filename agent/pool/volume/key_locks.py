@@ -19,7 +19,8 @@ class _KeyLock:
 
 
 class KeyLocks:
-    """Locks by key; as many as threads at most. Safe from any thread."""
+    """Locks by key: at most one a thread, or one a value of a call that a thread serves. Safe from any
+    thread."""
 
     def __init__(self) -> None:
         self._locks: dict[bytes, _KeyLock] = {}

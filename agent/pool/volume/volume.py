@@ -461,11 +461,13 @@ class Volume(PoolVolume):
         holds_writers: bool = False,
         came: list[CachedSet] | None = None,
         in_flight: int = LOADS_IN_FLIGHT,
+        more: bool = False,
     ) -> Steps[MissCause | None]:
         """Read the directories of `sets`, side by side. The worst that happened, None where all came.
 
         A directory may be in doubt; its writers read it by writable_directory.py. Those that came are put
-        into `came`: `fault` says the same, but may be another thread's by then.
+        into `came`: `fault` says the same, but may be another thread's by then. `more`: of one set; as of
+        `IoChannel.read`.
         """
         worst: MissCause | None = None
         for start in range(0, len(sets), in_flight):
@@ -474,7 +476,8 @@ class Volume(PoolVolume):
             for cached in sets[start : start + in_flight]:
                 block = memoryview(bytearray(self.settings.directory_bytes))
                 writes = cached.writes
-                batch.append((cached, writes, block, channel.read(cached.namespace, cached.offset, block)))
+                pending = channel.read(cached.namespace, cached.offset, block, more=more)
+                batch.append((cached, writes, block, pending))
             for cached, writes, block, pending in batch:
                 cause = yield from wait_for(channel, pending, deadline)
                 cached.fault = None if cause is None else cause.name

@@ -60,7 +60,7 @@ class UnnamedWriter(SlotWriter):
             reservation.cached.unnamed[reservation.slot] = False
         self._wait_for_more(channel, 0)
 
-    # -- for `name_all` alone -----------------------------------------------------------------------
+    # -- for `name_all` and batch.py -----------------------------------------------------------------------
 
     def take_up(self) -> Reservation:
         """It waits no more. Raises PutRefused where its slot went to another put."""
@@ -91,12 +91,15 @@ class UnnamedWriter(SlotWriter):
         self._show(channel, reservation, image)
         self._count_stored(channel, self._end)
 
-    def failed(self, channel: IoChannel, pending: Pending, cause: MissCause, entry: Entry) -> PutRefused:
-        """The write of its directory failed."""
+    def failed(
+        self, channel: IoChannel, pending: Pending, cause: MissCause, entry: Entry, *, is_answered: bool
+    ) -> PutRefused:
+        """A write that it needs failed, and its directory's was sent. `is_answered`: nothing of it may land
+        yet."""
         reservation = self._reservation
         assert reservation is not None
-        if cause is MissCause.CORRUPT:
-            # Answered, so it does not land any more, as in put.py.
+        if is_answered:
+            # As in put.py.
             reservation.cached.disprove(reservation.slot, entry.generation)
         else:
             in_doubt = self._volume.in_doubt_writes
@@ -157,7 +160,8 @@ class _Group:
         refusals = []
         for writing, entry in zip(self.writers, self.entries, strict=True):
             if cause is not None:
-                refusals.append(writing.failed(channel, pending, cause, entry))
+                is_answered = cause is MissCause.CORRUPT
+                refusals.append(writing.failed(channel, pending, cause, entry, is_answered=is_answered))
                 continue
             try:
                 yield from writing.named(channel, image, entry, deadline)

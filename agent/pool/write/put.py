@@ -36,6 +36,7 @@ from agent.pool.write.unmark import unmark
 from agent.pool.write.writer_base import PutState, Writer
 
 MARK_STAYS: Final = "an older value of the key may lie in G4, and an enclosure did not take its mark away"
+NO_ANSWER: Final = "no enclosure that this key belongs to answers"
 UNREAD: Final = "the enclosure does not say what its directory holds by now"
 RESERVE_TRIES: Final = 4
 """Between choosing a slot and taking it another worker may take it; then the choice is made anew."""
@@ -170,16 +171,15 @@ class SlotWriter(Writer):
                 # The mark of an older value may stand there. Nothing was written yet.
                 self._turn_away(channel, PutRefused(MARK_STAYS, trouble or MissCause.LATE))
             targets = volume.write_targets(self.pseudonym, sets)
-            usable = [cached for cached in targets if _may_take(cached)]
+            usable = [cached for cached in targets if may_take(cached)]
             if not usable and any(cached.in_doubt for cached in targets):
                 # Each alone would do, and with one enclosure hung the other has to take the value in time.
                 trouble = yield from prove(
                     volume, channel, targets, channel.now() + (deadline - channel.now()) / 2
                 )
-                usable = [cached for cached in targets if _may_take(cached)]
+                usable = [cached for cached in targets if may_take(cached)]
             if not usable:
-                why = "no enclosure that this key belongs to answers"
-                self._turn_away(channel, PutRefused(why, trouble or MissCause.LATE))
+                self._turn_away(channel, PutRefused(NO_ANSWER, trouble or MissCause.LATE))
             everywhere, room = len(usable) == len(targets), Room.SET_ASIDE
             if volume.quota is not None and volume.quota.limits.of_room:
                 may_evict = everywhere and self._may_evict
@@ -245,12 +245,19 @@ class SlotWriter(Writer):
     def _write_whole(self, channel: IoChannel, data: memoryview, deadline: float) -> Steps[None]:
         reservation = self._reservation
         assert reservation is not None
+        buffer = channel.send_buffer(HEADER_BYTES + self._volume.codec.padded(len(data)) + PROOF_BYTES)
+        sealed = self._seal_whole(channel, reservation, data, buffer)
+        return self._commit(channel, reservation, [sealed], len(data), deadline)
+
+    def _seal_whole(
+        self, channel: IoChannel, reservation: Reservation, data: memoryview, buffer: memoryview
+    ) -> memoryview:
+        """Header and value as the slot has them, in `buffer`, which has room for a proof behind them."""
         size = HEADER_BYTES + self._volume.codec.padded(len(data))
-        buffer = channel.send_buffer(size + PROOF_BYTES)
         reservation.sealer.seal(0, data, buffer[HEADER_BYTES:])
         wall = channel.wall()
         reservation.sealer.header_into(buffer, len(data), self._expiry(wall), int(wall * 1e6))
-        return self._commit(channel, reservation, [buffer[:size]], len(data), deadline)
+        return buffer[:size]
 
     def _write_units(self, channel: IoChannel, offset: int, data: memoryview, deadline: float) -> Steps[None]:
         """Seal and send the whole units of `data`; what is left of the last one waits in the tail."""
@@ -458,6 +465,6 @@ def _is_known(cached: CachedSet) -> bool:
     return cached.directory is not None and cached.fault is None
 
 
-def _may_take(cached: CachedSet) -> bool:
+def may_take(cached: CachedSet) -> bool:
     """Whether a set's directory was read, and says truly which slots are free."""
     return _is_known(cached) and not cached.in_doubt

@@ -73,7 +73,7 @@ class MemoryChannel:
         self._receive = WorkerBuffer()
         self._send = WorkerBuffer()
 
-    def read(self, namespace: int, offset: int, into: memoryview) -> MemoryPending:
+    def read(self, namespace: int, offset: int, into: memoryview, *, more: bool = False) -> MemoryPending:
         target = self.namespaces[namespace]
         target.reads += 1
         self.tallies[""].flash_bytes_read += len(into)

@@ -232,7 +232,7 @@ class SimKvChannel(TimedChannel):
 
     # -- the rest of the channel --------------------------------------------------------------------------
 
-    def read(self, namespace: int, offset: int, into: memoryview) -> Pending:
+    def read(self, namespace: int, offset: int, into: memoryview, *, more: bool = False) -> Pending:
         raise AssertionError("a KV namespace has no blocks")
 
     def write(self, namespace: int, offset: int, parts: Sequence[Buffer], *, more: bool = False) -> Pending:

@@ -29,10 +29,12 @@ from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.volume.directory_cache import DAMAGE_LOOK_SECONDS, DirectoryCache
 from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Volume
+from agent.pool.write.batch import Untried, write_together
 from agent.pool.write.delete_and_pin import delete, pin
 from agent.pool.write.put import SlotWriter
 from agent.sim.faulty_flash import SimChannel, SimNamespace
 from agent.sim.seeded_scheduler import Sleep, StepScheduler
+from host_shim.transfer_wire import SHORT_BYTES
 from tests.support.pool.memory_pool import SUITES, fixed_secret, key_of, stage_now, volume_settings
 
 Steps = Generator[Any, bool, Any]
@@ -117,7 +119,8 @@ class PoolSimulation:
             yield Sleep(channel.now() + rng.expovariate(1 / 0.04))
             number = rng.randrange(self.keys)
             what = rng.choices(
-                ["get", "put", "delete", "lookup", "stage", "pin", "get many"], [50, 40, 4, 4, 6, 2, 8]
+                ["get", "put", "delete", "lookup", "stage", "pin", "get many", "put many"],
+                [50, 40, 4, 4, 6, 2, 8, 6],
             )[0]
             self.counts[what] += 1
             if what == "get":
@@ -128,6 +131,8 @@ class PoolSimulation:
                 yield from self._delete(agent, channel, number)
             elif what == "get many":
                 yield from self._get_many(agent, channel, rng)
+            elif what == "put many":
+                yield from self._put_many(agent, channel, rng)
             elif what == "lookup":
                 keys = [key_of(rng.randrange(self.keys)) for _ in range(8)]
                 yield from agent.volume.lookup(channel, keys, channel.now() + READ_DEADLINE)
@@ -176,15 +181,40 @@ class PoolSimulation:
         except PutRefused:
             self.counts["refused"] += 1
             return
-        self._note_stored(writing, number, value, forgets=bool(ttl) or deletes != self.deletes_begun[number])
-
-    def _note_stored(self, writing: SlotWriter, number: int, value: bytes, *, forgets: bool) -> None:
         if writing.stored:
-            self.counts["stored"] += 1
-            if forgets:
-                self.acknowledged.pop(number, None)
-            else:
-                self.acknowledged[number] = value
+            forgets = bool(ttl) or deletes != self.deletes_begun[number]
+            self._note_stored(number, value, forgets=forgets)
+
+    def _put_many(self, agent: SimAgent, channel: SimChannel, rng: random.Random) -> Steps:
+        """Several keys by one call, one of them perhaps twice."""
+        numbers = [rng.randrange(self.keys) for _ in range(rng.randint(2, 24))]
+        longest = min(self.value_bytes, SHORT_BYTES)
+        values = [rng.randbytes(min(longest, rng.choice([1, 100, 4096, 9000, 70_001]))) for _ in numbers]
+        for number, value in zip(numbers, values, strict=True):
+            self.stored.setdefault(number, set()).add(value)
+        deletes = [self.deletes_begun[number] for number in numbers]
+        keys = [key_of(number) for number in numbers]
+        began = channel.now()
+        became = yield from write_together(
+            agent.volume, channel, keys, [memoryview(value) for value in values], WRITE_DEADLINE
+        )
+        if channel.now() > began + WRITE_DEADLINE + 1e-9:
+            raise Wrong(f"a put of many took {channel.now() - began:.3f} s")
+        for number, value, before, one in zip(numbers, values, deletes, became, strict=True):
+            if one is True:
+                self.counts["stored of many"] += 1
+                self._note_stored(number, value, forgets=before != self.deletes_begun[number])
+            elif isinstance(one, Untried):
+                self.counts["untried"] += 1
+            elif not isinstance(one, bool):
+                self.counts["refused"] += 1
+
+    def _note_stored(self, number: int, value: bytes, *, forgets: bool) -> None:
+        self.counts["stored"] += 1
+        if forgets:
+            self.acknowledged.pop(number, None)
+        else:
+            self.acknowledged[number] = value
 
     def _delete(self, agent: SimAgent, channel: SimChannel, number: int) -> Steps:
         self.acknowledged.pop(number, None)

@@ -18,7 +18,7 @@ class SteppedChannel(MemoryChannel):
         super().__init__(namespaces)
         self.asked: list[tuple[MemoryPending, Callable[[], MemoryPending]]] = []
 
-    def read(self, namespace: int, offset: int, into: memoryview) -> MemoryPending:
+    def read(self, namespace: int, offset: int, into: memoryview, *, more: bool = False) -> MemoryPending:
         return self._later(lambda: super(SteppedChannel, self).read(namespace, offset, into))
 
     def write(

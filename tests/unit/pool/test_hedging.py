@@ -48,7 +48,7 @@ def test_the_loser_writes_into_nothing_that_is_used() -> None:
     late: list[tuple[memoryview, MemoryPending]] = []
     plain_read = agent.channel.read
 
-    def read(namespace: int, offset: int, into: memoryview) -> MemoryPending:
+    def read(namespace: int, offset: int, into: memoryview, *, more: bool = False) -> MemoryPending:
         pending = plain_read(namespace, offset, into)
         if namespace == first:
             late.append((into, pending))
@@ -80,7 +80,7 @@ def test_a_bad_winner_leaves_the_first_its_time() -> None:
 
     plain_read = agent.channel.read
 
-    def read(namespace: int, offset: int, into: memoryview) -> MemoryPending:
+    def read(namespace: int, offset: int, into: memoryview, *, more: bool = False) -> MemoryPending:
         if namespace != first:
             wake()
         return plain_read(namespace, offset, into)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import random
 import threading
 from collections.abc import Iterator
 
@@ -14,43 +12,18 @@ from agent.pool.read.batch import PART_BYTES, PART_VALUES, read_together
 from agent.pool.volume.bandwidth import Bandwidth
 from agent.pool.volume.volume import TenantShare
 from host_shim.control_wire import Outcome
-from host_shim.many_values import SHORT_BYTES, TOGETHER_BYTES, groups_of
-from host_shim.pool import BufferTooSmall, Pool, UnknownVolume, Volume
+from host_shim.many_values import groups_of
+from host_shim.pool import BufferTooSmall, Pool, UnknownVolume
 from host_shim.transfer_wire import (
     MANY_MAX,
+    SHORT_BYTES,
+    TOGETHER_BYTES,
     Ioctl,
-    encode_load_many,
+    encode_many,
     ioctl_command,
 )
-from tests.support.engines.session_door import SessionDoor
-from tests.support.pool.memory_pool import SUITES, MemoryPool, PoolAgent, key_of
-
-KIB = 1 << 10
-BLOB = random.Random(35).randbytes(1 << 20)
-LENGTHS = [1, 100, 4095, 4096, 4097, 16 * KIB, 65_535, 64 * KIB, 64 * KIB + 1, 128 * KIB]
-
-
-class Counted(SessionDoor):
-    """Counts the requests by their kind; `old`: an agent that knows no LOAD_MANY."""
-
-    old = is_interrupted = False
-
-    def __init__(self, agent: PoolAgent, memory: RegisteredMemory | None = None) -> None:
-        super().__init__(agent, memory=memory)
-        self.asked: dict[str, int] = {}
-
-    def ioctl(self, descriptor: int, command: int, data: bytearray) -> None:
-        if self.is_interrupted:
-            raise KeyboardInterrupt
-        name = Ioctl(command & 0xFF).name
-        if self.old and command & 0xFF >= Ioctl.LOAD_MANY:
-            raise OSError(errno.ENOTTY, "what is that?")
-        self.asked[name] = self.asked.get(name, 0) + 1
-        super().ioctl(descriptor, command, data)
-
-    def preadv(self, descriptor: int, into: memoryview, offset: int) -> int:
-        self.asked["read"] = self.asked.get("read", 0) + 1
-        return super().preadv(descriptor, into, offset)
+from tests.support.engines.counted_door import BLOB, KIB, Counted, agent_with, filled, value_of
+from tests.support.pool.memory_pool import SUITES, MemoryPool, key_of
 
 
 @pytest.fixture
@@ -58,23 +31,6 @@ def memory() -> Iterator[RegisteredMemory]:
     memory = RegisteredMemory(1 << 30)
     yield memory
     memory.close()
-
-
-def agent_with(sets: tuple[int, ...] = (4, 4), **settings: object) -> PoolAgent:
-    options = {"value_bytes": 1 << 20, "unit_bytes": 1 << 20} | settings
-    return MemoryPool(sets, **options).agent()
-
-
-def value_of(number: int) -> bytes:
-    length = LENGTHS[number % len(LENGTHS)]
-    return BLOB[number : number + length]
-
-
-def filled(pool: Pool, count: int) -> Volume:
-    volume = pool.volume("v")
-    stored = volume.put_many([key_of(number) for number in range(count)], [value_of(n) for n in range(count)])
-    assert all(stored)
-    return volume
 
 
 @pytest.mark.parametrize("suite", SUITES)
@@ -353,7 +309,7 @@ def test_a_part_in_no_region_is_refused(part: tuple[int, int, int], memory: Regi
         volume.get_many([key_of(0), key_of(1)], [whole[:10], whole[100:200]])
         session = pool._lender.take()
         assert session is not None
-        data = encode_load_many("v", [key_of(0), key_of(1)], [(1, 0, 100), part])
+        data = encode_many("v", [key_of(0), key_of(1)], [(1, 0, 100), part])
         with pytest.raises(OSError, match="no region"):
             door.ioctl(session._descriptor, ioctl_command(Ioctl.LOAD_MANY, len(data)), data)
         pool._lender.give_back(session)

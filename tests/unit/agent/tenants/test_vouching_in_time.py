@@ -42,7 +42,7 @@ class SlowChannel(MemoryChannel):
         pending.ready_at = self.clock + self.seconds
         return pending
 
-    def read(self, namespace: int, offset: int, into: memoryview) -> MemoryPending:
+    def read(self, namespace: int, offset: int, into: memoryview, *, more: bool = False) -> MemoryPending:
         if self.map_is_silent and offset == 0:
             return MemoryPending()
         return self._slowly(super().read(namespace, offset, into))

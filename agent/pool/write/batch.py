@@ -1,0 +1,430 @@
+"""Puts of many short values by one call: each goes on as soon as what it waits for is there.
+
+A value's directories are read first, and nothing is held meanwhile. Then, without a wait, it takes its key's
+lock, reserves a slot and is sealed. The values of one set are committed together: their slots side by side,
+and one write of the directory that names them all. So a set that hangs holds its own locks alone. A value
+that has been answered holds nothing more, however long others of the call take.
+
+Nothing but a set's writer is ever waited for with a lock in hand, and with each writer only the locks of its
+own values. A key that another put has locked is left to a put of its own (`UNTRIED`). So is any other value
+that would have to wait for more: where its tenant owes bandwidth or has to evict at its quota, or where a
+directory is in doubt. Nothing was done for these, so to try them again repeats no write.
+
+As many values are under way as one queue has room for. Those that were not answered for `SLOW_SECONDS` do not
+count, and their namespaces get no more of the call until they are.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+from agent.inline.cipher_suites import PROOF_BYTES
+from agent.pool.counters import MissCause
+from agent.pool.errors import IN_DOUBT, BadPut, PutRefused
+from agent.pool.format.directory import Directory, Entry
+from agent.pool.format.sealed_slot import HEADER_BYTES
+from agent.pool.late_answers import miss_cause_of, wait_for
+from agent.pool.side_by_side import AnyOf, Part, Parts
+from agent.pool.steps import Acquire, IoChannel, Pending, Steps, Wait
+from agent.pool.volume.directory_cache import CachedSet
+from agent.pool.volume.volume import Volume
+from agent.pool.volume.writable_directory import prove
+from agent.pool.write.name_together import NOT_IN_TIME, UnnamedWriter
+from agent.pool.write.put import NO_ANSWER, PUT_FRESH_SECONDS, may_take
+from agent.pool.write.slot_allocation import Reservation
+
+AT_ONCE: Final = 12
+"""Values under way, each with two commands. A worker's queue to an enclosure takes 32 or more."""
+VOLLEY: Final = 4
+"""Values that do not wait for others to leave with."""
+SLOW_SECONDS: Final = 0.05
+SEND_BYTES: Final = 3 << 20
+"""Of the worker's send buffer, for all values of a call."""
+_PAGE_BYTES: Final = 4096
+
+
+class Untried:
+    """Nothing was done for a value: it wants a put of its own."""
+
+
+UNTRIED: Final = Untried()
+Became: TypeAlias = PutRefused | BadPut | Untried | bool
+"""Of one value; True: this call brought it to flash; False: the key was stored before."""
+
+
+class TogetherWriter(UnnamedWriter):
+    """One value of a call. It is never seen in the state WAITING."""
+
+    def take_place(
+        self,
+        channel: IoChannel,
+        sets: Sequence[CachedSet],
+        trouble: MissCause | None,
+        data: memoryview,
+        buffer: memoryview,
+    ) -> memoryview | None:
+        """The slot as it is to be written, in `buffer`, once one is reserved; None where the key is there
+        (`already_there`) or the value wants a put of its own (its state is NEW then).
+
+        The key's lock is held, and `sets` were read just now, or could not be: `trouble`. Raises PutRefused.
+        """
+        volume = self._volume
+        if refusal := volume.refusal:
+            self._refuse(channel, PutRefused(refusal, MissCause.WRONG_KEY))
+        for found in volume.find(sets, self.pseudonym):
+            if found.is_live(channel):
+                self._end = len(data)
+                self._found_there(channel)
+                return None
+            found.drop_hint()
+        targets = volume.write_targets(self.pseudonym, sets)
+        usable = [cached for cached in targets if may_take(cached)]
+        if any(cached.in_doubt for cached in targets):
+            return None
+        if not usable:
+            self._refuse(channel, PutRefused(NO_ANSWER, trouble or MissCause.LATE))
+        if volume.quota is not None and volume.quota.limits.of_room:
+            if not volume.quota.set_aside(volume.settings.slot_bytes):
+                return None
+            self._room_set_aside = True
+        self._reserve(channel, usable, everywhere=len(usable) == len(targets))
+        self._end = len(data)
+        return self._seal_whole(channel, self.reservation, data, buffer)
+
+    @property
+    def reservation(self) -> Reservation:
+        reservation = self._reservation
+        assert reservation is not None
+        return reservation
+
+
+class _Put:
+    """One value, from the call's beginning to its end."""
+
+    __slots__ = ("missing", "number", "sealed", "sets", "since", "slot_write", "trouble", "writing")
+
+    def __init__(self, number: int, writing: TogetherWriter, sets: Sequence[CachedSet]) -> None:
+        self.number: Final = number
+        self.writing: Final = writing
+        self.sets: Final = sets
+        self.since = 0.0
+        """When it was begun."""
+        self.missing = 0
+        """Its directories that are being read."""
+        self.trouble: MissCause | None = None
+        self.sealed = memoryview(b"")
+        self.slot_write: Pending | None = None
+
+
+def write_together(
+    volume: Volume,
+    channel: IoChannel,
+    keys: Sequence[bytes],
+    values: Sequence[memoryview],
+    wait_seconds: float,
+    ttl_seconds: int = 0,
+) -> Steps[list[Became]]:
+    """Store these values, and say what became of each. All of them have `wait_seconds` together.
+
+    For a volume without G4 below, none of whose values waits in memory. Raises TooLong.
+    """
+    writers = [
+        TogetherWriter(volume, key, length=len(value), ttl_seconds=ttl_seconds)
+        for key, value in zip(keys, values, strict=True)
+    ]
+    batch = _Batch(volume, channel, writers, values, channel.now() + wait_seconds)
+    try:
+        yield from batch.run()
+    finally:
+        batch.close()
+    return batch.became
+
+
+class _Batch:
+    def __init__(
+        self,
+        volume: Volume,
+        channel: IoChannel,
+        writers: Sequence[TogetherWriter],
+        values: Sequence[memoryview],
+        until: float,
+    ) -> None:
+        self._volume: Final = volume
+        self._channel: Final = channel
+        self._values: Final = values
+        self._until: Final = until
+        self._begins_until: Final = channel.now() + (until - channel.now()) / 2
+        """A value that is begun later would be given too little time."""
+        self.became: Final[list[Became]] = [UNTRIED] * len(writers)
+        pseudonyms = b"".join([writing.pseudonym for writing in writers])
+        self._borrowed: Final = volume.borrow_sets_of_many(pseudonyms)
+        self._new: list[_Put] = [
+            _Put(number, writing, self._borrowed[number]) for number, writing in enumerate(writers)
+        ]
+        """Those that were not begun."""
+        self._under_way: Final[dict[_Put, None]] = {}
+        self._locked: Final[set[_Put]] = set()
+        """Those whose key's lock is held."""
+        self._reading: Final[dict[int, list[_Put]]] = {}
+        """By the identity of a directory that is being read: who waits for it."""
+        self._unread: Final[dict[int, MissCause]] = {}
+        """Directories that could not be read, and why: they are not asked for again."""
+        self._sealed: Final[dict[int, list[_Put]]] = {}
+        """By the identity of its set: those that wait to be committed."""
+        self._committing: Final[set[int]] = set()
+        """Sets whose directory is being written."""
+        self._parts: Final = Parts(channel)
+        self._rooms: Final = _rooms_for(volume, channel, values)
+
+    def run(self) -> Steps[None]:
+        while True:
+            self._begin()
+            # Others that are there by now leave with them.
+            few = 0 < sum(map(len, self._sealed.values())) < VOLLEY
+            if few and self._reading and (yield from self._parts.look()):
+                continue
+            self._commit_sealed()
+            if not len(self._parts):
+                return
+            yield from self._parts.go_on(may_grow=bool(self._new))
+
+    def close(self) -> None:
+        """Let go of everything; after the end there is nothing."""
+        self._parts.close()
+        for put in list(self._under_way):
+            self._let_go(put)
+        for put in self._new:
+            put.writing.drop()
+        for sets in self._borrowed:
+            self._volume.give_back_sets(sets)
+
+    # -- a value's beginning ----------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Read the directories of as many values as there is room for."""
+        now = self._channel.now()
+        if not self._new or now >= self._begins_until:
+            return
+        slow = self._parts.namespaces(begun_before=now - SLOW_SECONDS)
+        room = AT_ONCE - sum(now - put.since <= SLOW_SECONDS for put in self._under_way)
+        left: list[_Put] = []
+        begun: list[_Put] = []
+        for put in self._new:
+            if room <= 0 or (slow and any(cached.namespace in slow for cached in put.sets)):
+                left.append(put)
+            elif not self._is_admitted():
+                put.writing.drop()
+            else:
+                room -= 1
+                put.since = now
+                self._under_way[put] = None
+                begun.append(put)
+        self._new = left
+        self._read(begun)
+
+    def _is_admitted(self) -> bool:
+        """A call takes no seat among those that wait for bandwidth."""
+        bandwidth = self._volume.bandwidth
+        return bandwidth is None or bandwidth.is_ready(self._channel)
+
+    def _read(self, begun: list[_Put]) -> None:
+        """Read the directories of these, all that go to one namespace by one send."""
+        volume, channel = self._volume, self._channel
+        wanted: list[CachedSet] = []
+        for put in begun:
+            put.missing = 1  # until all reads have left: one may fail at once
+            for cached in put.sets:
+                at = id(cached)
+                if at in self._unread:
+                    put.trouble = self._unread[at]
+                elif at in self._reading:
+                    self._reading[at].append(put)
+                    put.missing += 1
+                elif cached.fault or not volume.is_fresh(cached, channel, PUT_FRESH_SECONDS):
+                    self._reading[at] = [put]
+                    put.missing += 1
+                    wanted.append(cached)
+        for cached, more in _in_volleys(wanted):
+            self._parts.start(cached.namespace, self._load(cached, more=more))
+        for put in begun:
+            self._is_read(put)
+
+    def _load(self, cached: CachedSet, *, more: bool) -> Part:
+        channel, at = self._channel, id(cached)
+        # Half of the time at most, as of a put: another enclosure has to take the value in time.
+        half = channel.now() + max(0.0, self._until - channel.now()) / 2
+        trouble = yield from self._volume.load(channel, (cached,), half, more=more)
+        if trouble is not None:
+            self._unread[at] = trouble
+        for put in self._reading.pop(at):
+            put.trouble = trouble or put.trouble
+            self._is_read(put)
+
+    def _is_read(self, put: _Put) -> None:
+        """One of its directories came, or did not."""
+        put.missing -= 1
+        if not put.missing:
+            self._seal(put)
+
+    def _seal(self, put: _Put) -> None:
+        """Its directories are there: take the key's lock and a slot, without a wait, and seal it."""
+        writing = put.writing
+        buffer = self._rooms[put.number]
+        if not len(buffer) or not self._volume.key_locks.take_at_once(writing.pseudonym):
+            self._let_go(put)
+            return
+        self._locked.add(put)
+        value = self._values[put.number]
+        try:
+            sealed = writing.take_place(self._channel, put.sets, put.trouble, value, buffer)
+        except (PutRefused, BadPut) as refused:
+            self._end(put, refused)
+            return
+        if sealed is not None:
+            put.sealed = sealed
+            self._sealed.setdefault(id(writing.reservation.cached), []).append(put)
+        elif writing.already_there:
+            self._end(put, False)
+        else:
+            self._let_go(put)
+
+    def _end(self, put: _Put, became: Became) -> None:
+        self.became[put.number] = became
+        self._let_go(put)
+
+    def _let_go(self, put: _Put) -> None:
+        """It holds nothing of the call any more."""
+        del self._under_way[put]
+        if not put.writing.finished:
+            put.writing.drop()
+        if put in self._locked:
+            self._locked.remove(put)
+            self._volume.key_locks.end(put.writing.pseudonym)
+
+    # -- a set's commit ---------------------------------------------------------------------------------
+
+    def _commit_sealed(self) -> None:
+        """Write the values that are sealed, of each set whose directory this call does not write just now."""
+        ready = [at for at in self._sealed if at not in self._committing]
+        sets = [self._sealed[at][0].writing.reservation.cached for at in ready]
+        for cached, more in _in_volleys(sets):
+            at = id(cached)
+            self._committing.add(at)
+            puts = self._sealed.pop(at)
+            self._parts.start(cached.namespace, self._commit(cached, puts, more=more))
+
+    def _commit(self, cached: CachedSet, puts: list[_Put], *, more: bool) -> Part:
+        """Write slots of one set and the directory that names them."""
+        try:
+            if not cached.writer.acquire(blocking=False) and not (yield Acquire(cached.writer, self._until)):
+                self._refuse(puts, NOT_IN_TIME)
+                return
+            try:
+                yield from self._write(cached, puts, more=more)
+            finally:
+                cached.end_write()
+        finally:
+            self._committing.discard(id(cached))
+
+    def _write(self, cached: CachedSet, puts: list[_Put], *, more: bool) -> Part:
+        """With the set's writer held. As `_name` of put.py, for several values."""
+        volume, channel, until = self._volume, self._channel, self._until
+        if cached.in_doubt:
+            yield from prove(volume, channel, [cached], until, holds_writers=True)
+            if cached.in_doubt:
+                self._refuse(puts, IN_DOUBT)
+                return
+        if channel.now() >= until:
+            self._refuse(puts, NOT_IN_TIME)
+            return
+        left: list[_Put] = []
+        for put in puts:
+            try:
+                yield from put.writing.vouch(channel, until)
+                left.append(put)
+            except PutRefused as refused:
+                self._end(put, refused)
+        if not left:
+            return
+        with cached.guard:
+            assert cached.directory is not None
+            image = cached.directory.copy()
+        entries = {put.number: put.writing.enter_into(channel, image) for put in left}
+        for put in left:
+            at = put.writing.reservation.offset
+            put.slot_write = channel.write(cached.namespace, at, [put.sealed], more=True)
+        naming = channel.write(cached.namespace, cached.offset, [image.image()], more=more)
+        unnamed: MissCause | None = MissCause.LATE
+        try:
+            unnamed = yield from wait_for(channel, naming, until)
+            while left:
+                yield AnyOf([_slot_write(put) for put in left], until)
+                # Where none is done the time is up, for all of them.
+                for put in [put for put in left if _slot_write(put).done] or list(left):
+                    pending = _slot_write(put)
+                    unwritten = miss_cause_of(channel, pending, (yield Wait(pending, until)))
+                    left.remove(put)
+                    cause = unwritten or unnamed
+                    if cause is None:
+                        yield from self._name(put, image, entries[put.number])
+                        continue
+                    is_answered = all(each in (None, MissCause.CORRUPT) for each in (unwritten, unnamed))
+                    failed = pending if unwritten is not None else naming
+                    self._fail(put, failed, cause, entries[put.number], is_answered=is_answered)
+        finally:
+            # Some are left only where the call breaks off: what was sent may land, as after a late answer.
+            for put in left:
+                for pending in (_slot_write(put), naming):
+                    if not pending.done:
+                        channel.abandon(pending)
+                self._fail(put, naming, MissCause.LATE, entries[put.number], is_answered=False)
+
+    def _name(self, put: _Put, image: Directory, entry: Entry) -> Steps[None]:
+        """Its slot and its entry are on flash."""
+        try:
+            yield from put.writing.named(self._channel, image, entry, self._until)
+        except PutRefused as refused:
+            self._end(put, refused)
+        else:
+            self._end(put, True)
+
+    def _fail(
+        self, put: _Put, pending: Pending, cause: MissCause, entry: Entry, *, is_answered: bool
+    ) -> None:
+        failed = put.writing.failed(self._channel, pending, cause, entry, is_answered=is_answered)
+        self._end(put, failed)
+
+    def _refuse(self, puts: list[_Put], why: str) -> None:
+        """Nothing of them was written."""
+        for put in puts:
+            self._end(put, put.writing.refuse(self._channel, PutRefused(why, MissCause.LATE)))
+
+
+def _in_volleys(sets: Sequence[CachedSet]) -> list[tuple[CachedSet, bool]]:
+    """The sets by their places, and whether the next one lies on the same namespace."""
+    order = sorted(sets, key=lambda each: (each.namespace, each.offset))
+    following = [each.namespace for each in order[1:]]
+    return [
+        (each, number < len(following) and following[number] == each.namespace)
+        for number, each in enumerate(order)
+    ]
+
+
+def _slot_write(put: _Put) -> Pending:
+    pending = put.slot_write
+    assert pending is not None
+    return pending
+
+
+def _rooms_for(volume: Volume, channel: IoChannel, values: Sequence[memoryview]) -> list[memoryview]:
+    """Each value's part of the worker's send buffer; none where that is used up. They begin at pages."""
+    sizes = [
+        -(-(HEADER_BYTES + volume.codec.padded(len(value)) + PROOF_BYTES) // _PAGE_BYTES) * _PAGE_BYTES
+        for value in values
+    ]
+    buffer = channel.send_buffer(min(sum(sizes), SEND_BYTES))
+    ends = list(itertools.accumulate(sizes))
+    return [
+        buffer[end - size : end] if end <= len(buffer) else buffer[:0]
+        for size, end in zip(sizes, ends, strict=True)
+    ]
