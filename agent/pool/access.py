@@ -171,6 +171,10 @@ class ServedVolume(ABC):
         """
         raise BadPut(IN_SETS_ONLY)
 
+    def knows(self, channel: IoChannel, key: bytes) -> bool:
+        """Whether a put of the key would read no directory. False: a `lookup` may spare it that."""
+        return False
+
     def look_ahead(self, channel: IoChannel, key: bytes, deadline: float) -> Steps[Look | None]:
         """Read now what `replace` of the key would read; see `look_ahead.py`. None: it has to read itself."""
         yield from ()  # steps, of which there are none
@@ -401,6 +405,9 @@ class _InSets(ServedVolume):
             run.add_from_memory(len(waiting.data))
             at += 1
         return at - start
+
+    def knows(self, channel: IoChannel, key: bytes) -> bool:
+        return self._volume.knows(channel, key)
 
     def find_length(self, channel: IoChannel, key: bytes) -> Steps[int | None]:
         """The length that a directory hints at, or that of a value in G4."""

@@ -214,9 +214,12 @@ class SharedFace(FileSystem):
             return found, held
         if known is None and habits.creates(caller):
             identity = os.urandom(IDENTITY_BYTES)
-            deadline = channel.now() + volume.timing.write_deadline
-            looking = volume.chunks.lookup(channel, [chunk_key(identity, 0)], deadline)
-            found, _ = yield from beside(self._names.newest(volume, path), looking)
+            deadline, key = channel.now() + volume.timing.write_deadline, chunk_key(identity, 0)
+            newest = self._names.newest(volume, path)
+            if volume.chunks.knows(channel, key):
+                found = yield from newest
+            else:
+                found, _ = yield from beside(newest, volume.chunks.lookup(channel, [key], deadline))
             habits.prepare((volume.name, path), identity)
             return found, ()
         return (yield from self._names.newest(volume, path)), ()

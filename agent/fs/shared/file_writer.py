@@ -583,9 +583,12 @@ class FileWriter:
     def _before_next(
         self, channel: IoChannel, number: int, putting: Steps[Writer], deadline: float
     ) -> Steps[Writer]:
-        """Where chunks come in their order, the directories of the next one are read."""
-        key = chunk_key(self._origins[0], number)
-        writing, _ = yield from beside(putting, self.volume.chunks.lookup(channel, [key], deadline))
+        """Where chunks come in their order, the directories of the next one are read, if they are not
+        known."""
+        chunks, key = self.volume.chunks, chunk_key(self._origins[0], number)
+        if chunks.knows(channel, key):
+            return (yield from putting)
+        writing, _ = yield from beside(putting, chunks.lookup(channel, [key], deadline))
         return writing
 
     def _before_close(self, channel: IoChannel, putting: Steps[Writer], deadline: float) -> Steps[Writer]:

@@ -29,6 +29,8 @@ Ghosts tell an evicted key from one that was never stored: for every agent, afte
 keys as there are slots, and in no memory of their own.
 """
 
+# One idea in one file: the bytes of one block, and every way to read or change them.
+
 import struct
 import zlib
 from collections.abc import Collection, Iterable, Iterator
@@ -70,6 +72,9 @@ _LAST_OF_GHOST: Final = _GHOST_AT + _GHOST_BYTES - 1
 """The byte whose highest bit tells a mark from a plain ghost."""
 _LAST_USE_AT: Final = 24
 _HITS_AT: Final = 44
+_EXPIRY_AT: Final = 36
+_NEVER: Final = bytes(4)
+"""An expiry: none."""
 _PINNED_AT: Final = 40
 _CRC_AT: Final = 60
 _HINT: Final = struct.Struct(f"<{KEY_BYTES}s16xII")
@@ -128,7 +133,7 @@ class Directory:
     """
 
     __slots__ = (
-        "_first_bytes", "_occupancy", "_repinned", "_uncounted",
+        "_expiring", "_first_bytes", "_occupancy", "_repinned", "_uncounted",
         "corrupt_keys", "doubted", "mark_block", "raw", "taken",
     )  # fmt: skip
 
@@ -157,7 +162,9 @@ class Directory:
         if block is not None and self.raw != _EMPTY:
             self._forget_damaged(range(SLOTS_PER_SET) if suspects is None else suspects)
             self.taken = SLOTS_PER_SET - _PSEUDONYMS.unpack(self.raw).count(FREE)
-        self._first_bytes = self.raw[::ENTRY_BYTES]
+        self._expiring = 0 if block is None else -1
+        """Entries with a time of expiry; -1: nobody has asked."""
+        self._first_bytes = bytearray(SLOTS_PER_SET) if block is None else self.raw[::ENTRY_BYTES]
         """Of each slot's pseudonym. A question about many keys would fetch all of a directory from memory for
         each; of this it needs a line, and another one where the byte is right."""
 
@@ -187,6 +194,9 @@ class Directory:
     def _store(self, slot: int, entry: bytes | bytearray) -> None:
         start = slot * ENTRY_BYTES
         was_free = self.raw.startswith(FREE, start)
+        if self._expiring >= 0:
+            expires = not entry.startswith(_NEVER, _EXPIRY_AT)
+            self._expiring += expires - (not self.raw.startswith(_NEVER, start + _EXPIRY_AT))
         self.raw[start : start + ENTRY_BYTES] = entry
         self._first_bytes[slot] = entry[0]
         more = was_free - entry.startswith(FREE)
@@ -194,6 +204,25 @@ class Directory:
             self.taken += more
             if self._occupancy is not None:
                 self._occupancy.add(more)
+
+    @property
+    def has_expiring(self) -> bool:
+        """Whether an entry has a time of expiry. Each put asks, and most values have none."""
+        if self._expiring < 0:
+            expiries = EXPIRIES.unpack(self.raw)
+            self._expiring = SLOTS_PER_SET - expiries.count(0)
+        return self._expiring > 0
+
+    def free_from(self, first: int, reserved: Collection[int]) -> int | None:
+        """The first slot from `first` on, and round about, that neither an entry takes nor a write."""
+        first_bytes, raw = self._first_bytes, self.raw
+        for begin, end in ((first, SLOTS_PER_SET), (0, first)):
+            slot = first_bytes.find(0, begin, end)
+            while slot >= 0:
+                if slot not in reserved and raw.startswith(FREE, slot * ENTRY_BYTES):
+                    return slot
+                slot = first_bytes.find(0, slot + 1, end)
+        return None
 
     def unlike(self, block: bytes | bytearray | memoryview) -> list[int]:
         """The slots of a block of flash whose bytes differ from this copy, or whose CRC is not made here."""
@@ -394,23 +423,29 @@ class Directory:
     def image(self) -> bytes:
         """The block as it is to be written: the same entries, each with its CRC made right. Raises
         InDoubt."""
+        self._prove_entries()
+        return bytes(self.raw) if self.mark_block is None else bytes(self.raw) + self.mark_block.image()
+
+    def _prove_entries(self) -> None:
+        """Make each CRC right. Raises InDoubt."""
         if self.doubted:
             raise InDoubt(f"{len(self.doubted)} entries did not prove themselves")
         while self._uncounted:
             start = self._uncounted.pop() * ENTRY_BYTES
             crc = zlib.crc32(memoryview(self.raw)[start : start + _CHECKED_BYTES])
             _U32.pack_into(self.raw, start + _CRC_AT, crc)
-        return bytes(self.raw) if self.mark_block is None else bytes(self.raw) + self.mark_block.image()
 
     def copy(self) -> "Directory":
         """The same entries, each with its CRC made right; changing one leaves the other as it is. Raises
         InDoubt."""
+        self._prove_entries()
         other = Directory()
-        other.raw[:] = self.image()[:DIRECTORY_BYTES]
+        other.raw[:] = self.raw
         if self.mark_block is not None:
             other.mark_block = MarkBlock()
             other.mark_block.raw[:] = self.mark_block.raw
-        other._first_bytes[:] = other.raw[::ENTRY_BYTES]
+        other._first_bytes[:] = self._first_bytes
+        other._expiring = self._expiring
         other.taken = self.taken
         return other
 

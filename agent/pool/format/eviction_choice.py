@@ -13,7 +13,6 @@ from typing import Final, NamedTuple
 from agent.pool.format.directory import (
     ENTRY,
     ENTRY_BYTES,
-    EVERY_SLOT,
     EXPIRIES,
     FREE,
     PINS,
@@ -67,16 +66,15 @@ def choose_slot(
     for slot in taken:
         free -= raw.startswith(FREE, slot * ENTRY_BYTES)
     expired = 0
-    expiries = EXPIRIES.unpack(raw)
-    if any(expiries):
+    if directory.has_expiring:
         expired = sum(
             0 < expiry <= now and slot not in taken and not raw.startswith(FREE, slot * ENTRY_BYTES)
-            for slot, expiry in enumerate(expiries)
+            for slot, expiry in enumerate(EXPIRIES.unpack(raw))
         )
     if free:
-        for slot in EVERY_SLOT[start:] + EVERY_SLOT[:start]:
-            if slot not in taken and raw.startswith(FREE, slot * ENTRY_BYTES):
-                return _choice(slot, None, math.inf, free + expired)
+        slot = directory.free_from(start, taken)
+        if slot is not None:
+            return _choice(slot, None, math.inf, free + expired)
     now_us = int(now * 1e6)
     if own == FREE and not held and not expired and max(PINS.unpack(raw)) <= now:
         return _oldest(directory, taken, now_us)

@@ -3,7 +3,7 @@
 A replace reads these directories with their writers held, which is a round trip before anything is written.
 Where the operator says that no other agent writes (`directory_fresh`), a read of a moment ago says the same,
 and it can go beside other I/O of the caller. So the caller looks, and hands what it saw to `replace`. What
-was read as long ago as a put trusts is not read again.
+was read within the first half of that time is not read again: the look then holds for the other half.
 
 Other operations of this agent may change the directories between the two. An entry of the key that they bring
 or take away is seen in what is remembered; then the look holds no longer. The same goes for a key that left
@@ -18,7 +18,6 @@ from typing import Final
 from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.volume import Volume
-from agent.pool.write.put import PUT_FRESH_SECONDS
 
 Named = tuple[tuple[int, int], ...]
 """Slot and generation of each entry of the key in one set."""
@@ -55,7 +54,7 @@ def look_ahead(volume: Volume, channel: IoChannel, key: bytes, deadline: float) 
         return None
     pseudonym = volume.placement.pseudonym(key)
     with volume.borrowed(pseudonym) as sets:
-        since = channel.now() - min(fresh, PUT_FRESH_SECONDS)
+        since = channel.now() - fresh / 2
         stale = [cached for cached in sets if not _is_known(cached, since)]
         if stale:
             yield from volume.load(channel, stale, deadline)

@@ -34,6 +34,8 @@ from agent.pool.volume.settings import VolumeExtent
 
 FEW_MEMBERS: Final = 12
 """Up to so many namespaces are ranked one by one. It is part of the placement: all agents do alike."""
+KNOWN_MAX: Final = 64
+"""Pseudonyms whose candidates are remembered: an operation asks for those of its key several times."""
 _WORDS: Final = struct.Struct("<QQ")
 _MASK: Final = (1 << 64) - 1
 
@@ -73,7 +75,8 @@ def _member_seed(nguid: bytes) -> int:
 
 
 class Placement:
-    """Candidates of keys in one volume. Immutable; a changed pool map makes a new one."""
+    """Candidates of keys in one volume. Immutable, but for what it remembers of itself; a changed pool map
+    makes a new one. Safe from any thread."""
 
     def __init__(
         self,
@@ -92,6 +95,7 @@ class Placement:
         self._far: Placement | None = None
         self._key = placement_key
         self._blocks = BlockCipher(placement_key.reveal())
+        self._known: dict[bytes, tuple[Candidate, Candidate]] = {}
         if not extents:
             raise ValueError("a volume without an extent has no place for anything")
         self._extents = tuple(extents)
@@ -128,6 +132,16 @@ class Placement:
 
     def candidates(self, pseudonym: bytes) -> tuple[Candidate, Candidate]:
         """The two sets of a pseudonym, the better-ranked first; both the same in a volume of one set."""
+        known = self._known.get(pseudonym)
+        if known is not None:
+            return known
+        found = self._candidates(pseudonym)
+        if len(self._known) >= KNOWN_MAX:
+            self._known.clear()
+        self._known[pseudonym] = found
+        return found
+
+    def _candidates(self, pseudonym: bytes) -> tuple[Candidate, Candidate]:
         low: int
         high: int
         low, high = _WORDS.unpack(pseudonym)

@@ -447,6 +447,14 @@ class Volume(PoolVolume):
         age = channel.now() - cached.loaded_at
         return cached.directory is not None and age < max(least, self.timing.directory_fresh)
 
+    def knows(self, channel: IoChannel, key: bytes) -> bool:
+        """Whether the directories that a key may lie in are remembered, and believed."""
+        with self.borrowed(self.placement.pseudonym(key)) as sets:
+            for cached in sets:
+                if not self.is_fresh(cached, channel):
+                    return False
+        return True
+
     def is_recent(self, cached: CachedSet, channel: IoChannel) -> bool:
         """Whether a set was read within RECENT_SECONDS, for an image that goes over what others wrote. A
         write of ours since then tells nothing of others, so `loaded_at` is not what counts."""

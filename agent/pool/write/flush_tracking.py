@@ -22,6 +22,8 @@ from agent.pool.steps import IoChannel, Pending, Steps
 
 FLUSH_SECONDS: Final = 5.0
 """For all the namespaces together."""
+OPEN_LOOK: Final = 16
+"""Writes that were not answered when last looked at: with so many the next write looks again."""
 RUNS_MAX: Final = 64
 """Of one namespace. With more sessions while nobody flushes, more is in doubt than need be."""
 
@@ -46,7 +48,8 @@ class _State:
         """The number of the last write; 1 stands for those of the time before this agent."""
         self.flushed = 0
         self.open: list[tuple[int, Pending]] = []
-        """Writes that were not answered when last looked at; no more than the queues of all workers hold."""
+        """Writes that were not answered when last looked at; no more than the queues of all workers hold, and
+        OPEN_LOOK."""
         self.runs: list[_Run] = []
         self.doubtful = 0
         """The number of the last write that is in doubt."""
@@ -111,7 +114,9 @@ class UnflushedWrites:
         """A write was sent there; `sessions` had begun before it was."""
         with self._lock:
             state = self._state(nguid)
-            state.look()
+            # Who asks what was answered looks anew. So here it is for the bound alone.
+            if len(state.open) >= OPEN_LOOK:
+                state.look()
             self.number += 1
             state.sent_one(self.number, pending, sessions)
 

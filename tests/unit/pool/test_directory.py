@@ -290,6 +290,36 @@ def test_the_victim_of_a_full_set_is_that_of_the_rule(seed: int) -> None:
     assert (choice.slot if choice is not None else None) == _by_the_rule(directory, taken, held, own)
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_a_directory_that_was_changed_chooses_as_one_that_is_read(seed: int) -> None:
+    """It counts ends and free slots as it changes; a copy, and one with the same bytes, count anew."""
+    dice = random.Random(f"changes {seed}")
+    directory = Directory(full_directory().image()) if seed % 2 else Directory()
+    for number in range(120):
+        slot = dice.randrange(SLOTS_PER_SET)
+        if dice.random() < 0.6:
+            expiry = dice.choice([0, 0, int(NOW) - 5, int(NOW) + 5])
+            directory.install(slot, entry(number, age=float(dice.randrange(9)), expiry=expiry))
+        else:
+            directory.clear(slot, ghost=dice.choice([None, pseudonym(number)]))
+        if number % 10:
+            continue
+        taken = set(dice.sample(range(SLOTS_PER_SET), dice.choice([0, 1, 9])))
+        start = dice.randrange(SLOTS_PER_SET)
+        of_each = [
+            choose_slot(each, taken, NOW, start)
+            for each in (directory, directory.copy(), Directory(directory.image()))
+        ]
+        assert of_each[0] == of_each[1] == of_each[2]
+        empty = [at % SLOTS_PER_SET for at in range(start, start + SLOTS_PER_SET)]
+        empty = [at for at in empty if directory.entry(at) is None and at not in taken]
+        assert of_each[0] is not None
+        assert directory.free_from(start, taken) == (empty[0] if empty else None)
+        if empty:
+            over = sum(at not in taken and 0 < each.expiry <= NOW for at, each in directory)
+            assert (of_each[0].slot, of_each[0].free_slots) == (empty[0], len(empty) + over)
+
+
 def test_pinned_and_reserved_slots_are_never_victims() -> None:
     directory = Directory()
     for slot in range(SLOTS_PER_SET):

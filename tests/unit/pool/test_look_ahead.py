@@ -53,14 +53,26 @@ def test_a_replace_reads_no_directory_after_a_look(pool: MemoryPool, agent: Pool
     the_newest_alone(pool, agent, b"third")
 
 
-def test_what_was_read_as_long_ago_as_a_put_trusts_is_not_read_again(agent: PoolAgent) -> None:
+def test_a_look_reads_what_would_not_hold_for_half_of_the_time_of_a_directory(agent: PoolAgent) -> None:
     reads = []
-    for seconds in (0.0, PUT_FRESH_SECONDS / 2, PUT_FRESH_SECONDS):
+    for seconds in (0.0, PUT_FRESH_SECONDS, ALONE.directory_fresh / 2):
         agent.channel.clock += seconds
         before = agent.tally.directory_reads
         assert look(agent) is not None
         reads.append(agent.tally.directory_reads - before)
     assert reads == [2, 0, 2]
+
+
+def test_a_look_holds_no_longer_for_that_its_directories_were_known_before_it(
+    pool: MemoryPool, agent: PoolAgent
+) -> None:
+    look(agent)
+    agent.channel.clock += ALONE.directory_fresh * 0.4
+    seen = look(agent)
+    agent.channel.clock += ALONE.directory_fresh * 0.7
+    replace(pool.agent(), b"another's")
+    assert replace_by(agent, seen, b"new") == 2
+    the_newest_alone(pool, agent, b"new")
 
 
 def test_a_look_of_long_ago_does_not_hold(pool: MemoryPool, agent: PoolAgent) -> None:

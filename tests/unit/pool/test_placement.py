@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent.inline.secrets import SecretKey
-from agent.pool.volume.placement import Candidate, Placement
+from agent.pool.volume.placement import KNOWN_MAX, Candidate, Placement
 from agent.pool.volume.settings import VolumeExtent
 
 KEYS = 20_000
@@ -181,3 +181,13 @@ def test_no_forced_eviction_below_95_percent(sets: tuple[int, ...], seed: int) -
     for run in range(6 if sum(sets) < 64 else 2):
         full = _firsts_of_eviction(sets, seed * 1000 + run)
         assert full >= 0.95, f"{sets}: first forced eviction at {full:.1%}, seed {seed}, run {run}"
+
+
+def test_few_candidates_are_remembered_and_are_the_same_again() -> None:
+    """An operation asks for those of its key several times."""
+    table, other = placement((5,) * 16), placement((5,) * 16)
+    keys = pseudonyms(3 * KNOWN_MAX)
+    first = [table.candidates(each) for each in keys]
+    assert [table.candidates(each) for each in keys] == first == [other.candidates(each) for each in keys]
+    assert 0 < len(table._known) <= KNOWN_MAX
+    assert table.over(table._extents[:3])._known == {}

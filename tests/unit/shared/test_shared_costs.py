@@ -167,6 +167,19 @@ def test_a_file_of_sixteen_chunks_is_put_with_one_write_of_each_directory(
     assert NAMED_WITH_DATA + named < CHUNKS
 
 
+def test_a_single_agent_asks_for_no_directory_that_it_knows() -> None:
+    """Neither those of its next chunk nor those of its name: each question costs processor time."""
+    pool = TimedPool(directory_fresh=1000.0, trip=0.001)
+    files = pool.agent()
+    for name in (b"a", b"b", b"c", b"d"):
+        _put_trips(files, name, CHUNKS)
+    lookups, reads = pool.channel.tally("v").lookups, pool.reads()
+    for name in (b"e", b"f"):
+        _put_trips(files, name, CHUNKS)
+    assert pool.channel.tally("v").lookups - lookups < CHUNKS
+    assert pool.reads() - reads < CHUNKS
+
+
 def _put_trips(files: TimedFiles, name: bytes, chunks: int) -> list[tuple[float, int]]:
     """Put a file by one call for each chunk: round trips and reads of each call, and of the close."""
     with pytest.raises(FsError):
