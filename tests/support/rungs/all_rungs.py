@@ -2,7 +2,7 @@
 
 One lane shows what it does: the checks, then the tests that only compute. The lane beside it makes machine
 code of the hot modules and then runs the lab, whose emulated guest keeps about one core busy for ten minutes.
-Each lane then takes from one list what is left: some tests again with compiled modules, and the system tests.
+Each lane then takes from one list what is left: unit tests with compiled modules, and the system tests.
 A third lane takes from the list too, since system tests wait a third of their time. So two cores have work,
 whichever lane is done first. What looks closely at clocks comes last and has the machine to itself. What the
 lanes beside say is kept and printed when all have ended. Where a check fails there are no tests. The exit
@@ -40,8 +40,9 @@ LONG = ("cli", "path", "replay")
 """Folders of system tests that come first: no lane is to begin with much when the other is about to end."""
 JOB_FILES = 10
 """Test files of a job: so few that the list has something left for the lane that is done first."""
-TWICE = ("unit/pool", "unit/files", "unit/fs")
-"""Run compiled as well: what the translator makes of the agent's own work with threads and generators."""
+COMPILED = ("unit/pool", "unit/files", "unit/fs")
+"""Run compiled: what the translator makes of the agent's own work with threads and generators. Interpreted
+they are part of `make nightly`. Where nothing could be compiled they run interpreted here too."""
 POLITE = ("nice", "-n", "5")
 """For what runs while the lab does. The guest is the longest job, and its time-outs go by the clock."""
 NO_TESTS = 5
@@ -67,6 +68,16 @@ def pytest_of(places: Sequence[str], words: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "pytest", *(str(TESTS / place) for place in places), *words]
 
 
+def interpreted_jobs(words: Sequence[str]) -> list[Job]:
+    """The tests that only compute, without those of `compiled_job`."""
+    elsewhere = [f"--ignore={TESTS / place}" for place in COMPILED]
+    marks = ["-m", "interpreted and not nightly"]
+    return [
+        Job([*POLITE, *pytest_of(COMPUTE, [*elsewhere, *words])]),
+        Job([*POLITE, *pytest_of(COMPILED, [*marks, *words])]),
+    ]
+
+
 def compiled_job(words: Sequence[str]) -> Job:
     """Some folders of tests with compiled modules in the tests' own process.
 
@@ -74,7 +85,7 @@ def compiled_job(words: Sequence[str]) -> Job:
     skipped is what this machine lacks.
     """
     marks = ["-m", "not interpreted and not nightly"]
-    return Job([*POLITE, *pytest_of(TWICE, [*marks, *words])], {compiled.SWITCH: ""})
+    return Job([*POLITE, *pytest_of(COMPILED, [*marks, *words])], {compiled.SWITCH: ""})
 
 
 def run_all(words: Sequence[str]) -> int:
@@ -91,7 +102,7 @@ def run_all(words: Sequence[str]) -> int:
         long = lane_beside(COMPILE, Job(pytest_of(LAB, words)))
         if failed := subprocess.call(CHECKS):
             return failed
-        codes = [Job([*POLITE, *pytest_of(COMPUTE, words)]).run()]
+        codes = [job.run() for job in interpreted_jobs(words)]
         long.wait_for_first()  # what the system tests start is compiled
         third = lane_beside()
         while (code := run_next(waiting)) is not None:

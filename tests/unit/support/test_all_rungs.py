@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from tests.support.rungs.all_rungs import ALONE, COMPUTE, LAB, NO_TESTS, TESTS, first_failure, shared_jobs
+from nvmeof.compiled import SWITCH
+from tests.support.rungs.all_rungs import (
+    ALONE,
+    COMPILED,
+    COMPUTE,
+    LAB,
+    NO_TESTS,
+    TESTS,
+    compiled_job,
+    first_failure,
+    interpreted_jobs,
+    shared_jobs,
+)
 
 
 def test_every_test_file_is_in_one_job() -> None:
@@ -15,6 +27,24 @@ def test_every_test_file_is_in_one_job() -> None:
 
 def test_what_has_the_machine_to_itself_is_there() -> None:
     assert all((TESTS / place).exists() for place in ALONE)
+
+
+def test_what_is_left_out_for_the_compiled_job_runs_there_or_is_marked() -> None:
+    most, marked = interpreted_jobs(["-x"])
+    job = compiled_job(["-x"])
+    assert job.environment == {SWITCH: ""}
+    for place in COMPILED:
+        assert (TESTS / place).is_dir()
+        assert f"--ignore={TESTS / place}" in most.words
+        assert str(TESTS / place) in marked.words
+        assert str(TESTS / place) in job.words
+    assert [list(each.words)[-3:] for each in (marked, job)] == [
+        ["-m", "interpreted and not nightly", "-x"],
+        ["-m", "not interpreted and not nightly", "-x"],
+    ]
+    assert not {word for word in most.words if word.startswith("--ignore")} - {
+        f"--ignore={TESTS / place}" for place in COMPILED
+    }
 
 
 def test_no_job_is_empty() -> None:
