@@ -72,9 +72,9 @@ def choose_slot(
             for slot, expiry in enumerate(EXPIRIES.unpack(raw))
         )
     if free:
-        slot = directory.free_from(start, taken)
-        if slot is not None:
-            return _choice(slot, None, math.inf, free + expired)
+        found = directory.free_from(start, taken)
+        if found is not None:
+            return _choice(found, None, math.inf, free + expired)
     now_us = int(now * 1e6)
     if own == FREE and not held and not expired and max(PINS.unpack(raw)) <= now:
         return _oldest(directory, taken, now_us)
