@@ -21,7 +21,9 @@ class ReadFlips:
         self._read = channel.read
         channel.read = self._damaging  # type: ignore[method-assign]
 
-    def _damaging(self, namespace: int, offset: int, into: memoryview) -> MemoryPending:
+    def _damaging(
+        self, namespace: int, offset: int, into: memoryview, *, more: bool = False
+    ) -> MemoryPending:
         pending = self._read(namespace, offset, into)
         here = self.namespaces is None or namespace in self.namespaces
         if here and pending.done and pending.fault is None and self._chance.random() < self.share:

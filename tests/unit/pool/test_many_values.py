@@ -254,7 +254,7 @@ def test_no_more_reads_are_under_way_than_a_queue_takes() -> None:
     sent: list[int] = []
     read = agent.channel.read
 
-    def counted(namespace: int, offset: int, into: memoryview) -> object:
+    def counted(namespace: int, offset: int, into: memoryview, *, more: bool = False) -> object:
         sent.append(len(opened))
         return read(namespace, offset, into)
 

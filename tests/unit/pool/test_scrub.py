@@ -373,7 +373,7 @@ def test_a_drive_that_fails_reads_at_random_has_no_bad_slots(
     before = [dict(namespace.blocks) for namespace in pool.namespaces]
     chance, read = random.Random(7), agent.channel.read
 
-    def fails_at_times(namespace: int, offset: int, into: memoryview) -> MemoryPending:
+    def fails_at_times(namespace: int, offset: int, into: memoryview, *, more: bool = False) -> MemoryPending:
         if namespace == 1 and chance.random() < share:
             return MemoryPending(done=True, fault="Unrecovered Read Error")
         return read(namespace, offset, into)
@@ -472,7 +472,7 @@ def test_one_good_look_is_enough(failing: int, monkeypatch: pytest.MonkeyPatch) 
     _, slot, _ = agent.where(key_of(0))
     read, looks = agent.channel.read, 0
 
-    def fails_first(namespace: int, offset: int, into: memoryview) -> MemoryPending:
+    def fails_first(namespace: int, offset: int, into: memoryview, *, more: bool = False) -> MemoryPending:
         nonlocal looks
         looks += offset == slot
         if offset == slot and looks <= failing:
