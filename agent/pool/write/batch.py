@@ -10,8 +10,8 @@ own values. A key that another put has locked is left to a put of its own (`UNTR
 that would have to wait for more: where its tenant owes bandwidth or has to evict at its quota, or where a
 directory is in doubt. Nothing was done for these, so to try them again repeats no write.
 
-As many values are under way as one queue has room for. Those that were not answered for `SLOW_SECONDS` do not
-count, and their namespaces get no more of the call until they are.
+Few values are under way at a time. Those at a namespace that has not answered for `SLOW_SECONDS` do not
+count, and it gets no more of the call until it does.
 """
 
 import itertools
@@ -32,9 +32,11 @@ from agent.pool.volume.writable_directory import prove
 from agent.pool.write.name_together import NOT_IN_TIME, UnnamedWriter
 from agent.pool.write.put import NO_ANSWER, PUT_FRESH_SECONDS, may_take
 from agent.pool.write.slot_allocation import Reservation
+from agent.pool.write.writer_base import PutState
 
-AT_ONCE: Final = 12
-"""Values under way, each with two commands. A worker's queue to an enclosure takes 32 or more."""
+AT_ONCE: Final = 8
+"""Values under way, each with two commands. As many again may hang at one enclosure, whose queue takes 32 of
+a worker, or 64."""
 VOLLEY: Final = 4
 """Values that do not wait for others to leave with."""
 SLOW_SECONDS: Final = 0.05
@@ -101,19 +103,23 @@ class TogetherWriter(UnnamedWriter):
 class _Put:
     """One value, from the call's beginning to its end."""
 
-    __slots__ = ("missing", "number", "sealed", "sets", "since", "slot_write", "trouble", "writing")
+    __slots__ = ("missing", "number", "sealed", "sets", "slot_write", "trouble", "writing")
 
     def __init__(self, number: int, writing: TogetherWriter, sets: Sequence[CachedSet]) -> None:
         self.number: Final = number
         self.writing: Final = writing
         self.sets: Final = sets
-        self.since = 0.0
-        """When it was begun."""
         self.missing = 0
         """Its directories that are being read."""
         self.trouble: MissCause | None = None
         self.sealed = memoryview(b"")
         self.slot_write: Pending | None = None
+
+    def waits_for(self, namespaces: set[int]) -> bool:
+        """Whether one of these may keep it from its end."""
+        if self.writing.state is PutState.TAKING:
+            return self.writing.reservation.cached.namespace in namespaces
+        return any(cached.namespace in namespaces for cached in self.sets)
 
 
 def write_together(
@@ -156,6 +162,8 @@ class _Batch:
         self._begins_until: Final = channel.now() + (until - channel.now()) / 2
         """A value that is begun later would be given too little time."""
         self.became: Final[list[Became]] = [UNTRIED] * len(writers)
+        self._rooms: Final = _rooms_for(volume, channel, values)
+        self._parts: Final = Parts(channel)
         pseudonyms = b"".join([writing.pseudonym for writing in writers])
         self._borrowed: Final = volume.borrow_sets_of_many(pseudonyms)
         self._new: list[_Put] = [
@@ -173,8 +181,6 @@ class _Batch:
         """By the identity of its set: those that wait to be committed."""
         self._committing: Final[set[int]] = set()
         """Sets whose directory is being written."""
-        self._parts: Final = Parts(channel)
-        self._rooms: Final = _rooms_for(volume, channel, values)
 
     def run(self) -> Steps[None]:
         while True:
@@ -206,17 +212,16 @@ class _Batch:
         if not self._new or now >= self._begins_until:
             return
         slow = self._parts.namespaces(begun_before=now - SLOW_SECONDS)
-        room = AT_ONCE - sum(now - put.since <= SLOW_SECONDS for put in self._under_way)
+        room = AT_ONCE - sum(not put.waits_for(slow) for put in self._under_way)
         left: list[_Put] = []
         begun: list[_Put] = []
         for put in self._new:
-            if room <= 0 or (slow and any(cached.namespace in slow for cached in put.sets)):
+            if room <= 0 or put.waits_for(slow):
                 left.append(put)
             elif not self._is_admitted():
                 put.writing.drop()
             else:
                 room -= 1
-                put.since = now
                 self._under_way[put] = None
                 begun.append(put)
         self._new = left
