@@ -226,14 +226,14 @@ def test_no_other_writer_takes_entries_away_by_a_damaged_read(
 
 
 def test_nobody_takes_a_directory_to_write_but_by_the_one_way() -> None:
-    """A put, puts that are named together, and the set transaction take a set's writer, and read the set by
-    agent/pool/volume/writable_directory.py; loss_check.py writes none."""
+    """A put, puts of one call or named together, and the set transaction take a set's writer, and read the set
+    by agent/pool/volume/writable_directory.py; loss_check.py writes none."""
     root = Path(agent_package.__file__).parent
     texts = {
         str(path.relative_to(root / "pool")): path.read_text("utf-8") for path in root.glob("pool/**/*.py")
     }
-    writers = {"write/put.py", "write/name_together.py", "write/set_transaction.py"}
-    assert {name for name, text in texts.items() if ".writer, deadline" in text} == writers
+    writers = {"write/put.py", "write/batch.py", "write/name_together.py", "write/set_transaction.py"}
+    assert {name for name, text in texts.items() if re.search(r"Acquire\([\w.]*\.writer,", text)} == writers
     readers = {name for name, text in texts.items() if "holds_writers=True" in text}
     assert readers - {"maintenance/loss_check.py", "volume/writable_directory.py"} == writers
     for name in writers:
