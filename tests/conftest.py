@@ -42,7 +42,7 @@ if "G35_COMPILED" not in os.environ:
 
 hypothesis.settings.register_profile("local", max_examples=100, deadline=None, database=None, print_blob=True)
 hypothesis.settings.register_profile(
-    "ci", hypothesis.settings.get_profile("local"), derandomize=True, max_examples=60
+    "ci", hypothesis.settings.get_profile("local"), derandomize=True, max_examples=30
 )
 hypothesis.settings.register_profile("long", hypothesis.settings.get_profile("local"), max_examples=3000)
 
@@ -71,6 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile(profile)
     hypothesis.core.global_force_seed = SEED
     process_support.mark_this_run()
+    gc.disable()  # until all is collected: nothing of it is garbage
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -98,6 +99,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     # Every module and test is here now and stays, so that who looks for garbage need not walk through them;
     # at the end of each system test that took longer than many a test.
+    gc.enable()
     gc.collect()
     gc.freeze()
 

@@ -128,9 +128,10 @@ def play_with_g4(requests: Sequence[Request], namespaces: int, *, all_values: bo
     return player.hit_ratio
 
 
-def test_the_real_trace_with_g4_below(real_trace: Path) -> None:
-    """Both ways to choose what goes down find more than flash alone, and `all` most of what there is."""
-    requests = requests_of(real_trace, 600)
+@pytest.mark.parametrize("count", [300, pytest.param(600, marks=pytest.mark.nightly)])
+def test_the_real_trace_with_g4_below(real_trace: Path, count: int) -> None:
+    """Both ways to choose what goes down find more than flash alone; `all` in time most of what there is."""
+    requests = requests_of(real_trace, count)
     alone, _ = play(requests, 4)
     used = play_with_g4(requests, 4, all_values=False)
     every = play_with_g4(requests, 4, all_values=True)
@@ -141,7 +142,8 @@ def test_the_real_trace_with_g4_below(real_trace: Path) -> None:
         references += len(hash_ids)
         seen.update(hash_ids)
     assert alone <= used < every <= repeated / references
-    assert every - alone > (repeated / references - alone) / 2
+    if count >= 600:  # until then little has come back
+        assert every - alone > (repeated / references - alone) / 2
 
 
 @pytest.mark.nightly  # Made traces are played each time.

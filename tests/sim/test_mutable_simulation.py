@@ -16,7 +16,7 @@ from agent.pool.mutable import replace as replacing
 from tests.support.sim.mutable_simulation import MutableSimulation, Wrong
 from tests.support.sim.seed_counts import seed_count
 
-SEEDS = seed_count(whole=120, part=60)
+SEEDS = seed_count(whole=120, part=30)
 GROUPS = max(1, SEEDS // 30)
 STALE_MAX = 1
 """Older values that came back between agents, of some thousand reads: none but in a case of decision 52."""
@@ -38,7 +38,7 @@ def test_many_seeds(group: int, seed: int) -> None:
             stale += simulation.stale_between_agents
     print(dict(counts), f"stale between agents {stale} of {read_with_peers}")
     assert stale <= STALE_MAX
-    if group == 0 and SEEDS >= 60:
+    if group == 0 and SEEDS >= 30:
         # A run in which nothing went wrong, or nothing was checked, proves nothing.
         for what in ("hang", "down", "broken", "rot", "lose", "crash", "sabotage"):
             assert counts[f"fault {what}"] > 2, what

@@ -24,7 +24,7 @@ from agent.sim.pod_simulation import PodSimulation
 from agent.sim.seeded_scheduler import Task
 from tests.support.sim.seed_counts import seed_count
 
-SEEDS = seed_count(whole=1000, part=200)
+SEEDS = seed_count(whole=1000, part=100)
 GROUP_SEEDS = 100
 GROUPS = max(1, SEEDS // GROUP_SEEDS)
 REGRESSIONS: tuple[tuple[int, int], ...] = ()
@@ -59,10 +59,13 @@ def test_many_small_pods(group: int, seed: int) -> None:
         assert counts["stray reads"] > 5
 
 
-@pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.nightly)])
-def test_the_pod_at_full_size(number: int, seed: int) -> None:
-    pod = PodSimulation((seed, number), full_shape())
-    pod.scheduler.call_at(pod.scheduler.now + 3.0, lambda: pod.change_map("join", pod.rng))
+@pytest.mark.parametrize(
+    ("number", "seconds"),
+    [(0, 2.0), *(pytest.param(each, 4.0, marks=pytest.mark.nightly) for each in (0, 1))],
+)
+def test_the_pod_at_full_size(number: int, seconds: float, seed: int) -> None:
+    pod = PodSimulation((seed, number), full_shape(seconds))
+    pod.scheduler.call_at(pod.scheduler.now + seconds - 0.8, lambda: pod.change_map("join", pod.rng))
     pod.run()
     print(*pod.report(), sep="\n")
     assert pod.counts["stored"] > 1000

@@ -216,7 +216,7 @@ def test_rows_differ_in_the_store_alone() -> None:
     )  # fmt: skip
     assert set(rows) == set(ROWS)
     plan = changed(SMALL, g4_rate=1e9)
-    report = play(Experiment(plan, requests=60, rows=rows))
+    report = play(Experiment(plan, requests=30, rows=rows))
     by_name = {row.name: row for row in report.rows}
     assert len({(row.requests, row.input_tokens, row.blocks) for row in report.rows}) == 1
     assert by_name["recompute"].blocks_loaded == 0
