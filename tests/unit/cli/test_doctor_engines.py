@@ -161,6 +161,7 @@ def test_an_engine_without_host_shim_is_said_and_looked_at_with_this_checkout(
 
 def test_what_is_installed_beside_the_engine_is_what_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """A real interpreter, from the checkout's folder: neither it nor the folder lends its host_shim."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)
     real = subprocess.run
 
     def run(command: list[str], **options: Any) -> object:
