@@ -27,6 +27,7 @@ SMALL_BYTES = 2 * BLOCK
 """What is no larger pays latency and its time at the drive, and takes no share of a NIC."""
 TAIL_SHARE = 0.01
 _PROOF = 16
+_ZEROS = bytes(BLOCK)
 _NO_RESERVE = 0x4000
 """MAP_NORESERVE of Linux: pages that nobody touches take no memory, and are not promised any."""
 
@@ -60,7 +61,7 @@ class RatedDrive:
         """Copy the block at `offset`, or zeros."""
         kept = self.blocks.get(offset)
         if kept is None:
-            into[:BLOCK] = bytes(BLOCK)
+            into[:BLOCK] = _ZEROS
         else:
             unpack_into(kept, into[:BLOCK])
 
@@ -212,11 +213,10 @@ class RatedFlash:
         """A transfer between a drive and a host; `ended` when its last link has carried it. `flow`: of the
         host's connections, by which the fabric may choose a way."""
         now, plan, fabric = self.loop.now, self.plan, self.fabric
-        side, nic = (
-            self.enclosures_in if write else self.enclosures_out,
-            host.nic_out if write else host.nic_in,
-        )
-        latency = plan.network_latency + side[drive.enclosure].wait() + nic.wait()
+        side, nic = (self.enclosures_in, host.nic_out) if write else (self.enclosures_out, host.nic_in)
+        latency = plan.network_latency
+        if fabric is not None:  # only then links have queues
+            latency += side[drive.enclosure].wait() + nic.wait()
         if self._dice.random() < TAIL_SHARE:
             latency += self._dice.random() * plan.drive_tail
         if size <= SMALL_BYTES:

@@ -9,7 +9,8 @@ memory; without, loading begins when its turn comes, and the GPUs wait.
 from collections import OrderedDict, deque
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from operator import attrgetter
+from typing import Any, Final, Protocol
 
 from agent.sim.drive_times import HostLinks, RatedFlash
 from agent.sim.links import SharedLink
@@ -18,6 +19,7 @@ from agent.sim.virtual_time import Signal, Sleep, VirtualLoop
 from agent.sim.workload import Request
 
 Steps = Generator[Any, bool, Any]
+_BACKLOG: Final = attrgetter("backlog")
 
 
 class BlockLru:
@@ -124,13 +126,20 @@ class Engines:
 
     def route(self, request: Request) -> Engine:
         """The engine that served the longest beginning of it, unless another one has much less to do."""
-        least = min(self.engines, key=lambda engine: engine.backlog)
         for block in reversed(request.blocks):
             number = self._served_last.get(block)
             if number is not None:
                 last = self.engines[number]
+                # Nobody has less than nothing to do, so most are decided without a look at all engines.
+                if last.backlog <= request.input_tokens:
+                    return last
+                least = self._least()
                 return last if last.backlog <= least.backlog + request.input_tokens else least
-        return least
+        return self._least()
+
+    def _least(self) -> Engine:
+        """The first one of those that have the least to do."""
+        return min(self.engines, key=_BACKLOG)
 
     def serve(self, request: Request) -> Steps:
         """One request, from its arrival to the end of its decoding."""

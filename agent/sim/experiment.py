@@ -194,13 +194,18 @@ class Report:
     broken_lines: int = 0
     load: float | None = None
     """The load that the requests came to, all of them; None where they came at once."""
-    cpu_seconds: float = 0.0
+    row_cpu_seconds: list[float] = field(default_factory=list)
+    """Of each row by itself: the longest one is what a run takes where every row has a processor."""
     memory_bytes: int = 0
+
+    @property
+    def cpu_seconds(self) -> float:
+        return sum(self.row_cpu_seconds)
 
     def add(self, row: PlayedRow) -> None:
         self.rows.append(row.result)
+        self.row_cpu_seconds.append(row.cpu_seconds)
         self.load, self.broken_lines, self.complaints = row.load, row.broken_lines, row.complaints
-        self.cpu_seconds += row.cpu_seconds
         self.memory_bytes = max(self.memory_bytes, row.memory_bytes)
 
     @property
@@ -301,8 +306,9 @@ class Report:
                     "drive_writes_a_day": row.drive_writes_a_day,
                     "most_written_drive": row.most_written_drive,
                     "counts": row.counts, "fabric_per_byte": row.fabric_per_byte,
+                    "cpu_seconds": cpu_seconds,
                 }
-                for row in self.rows
+                for row, cpu_seconds in zip(self.rows, self.row_cpu_seconds, strict=True)
             ],
             "notes": self.notes(),
             "cpu_seconds": self.cpu_seconds,
@@ -386,7 +392,11 @@ class Report:
         )
         facts += [(name, f"{count:,}") for name, count in row.counts.items() if count]
         facts.append(
-            ("all rows took", f"{self.cpu_seconds:.3g} s of processor, {readable_bytes(self.memory_bytes)}")
+            (
+                "all rows took",
+                f"{self.cpu_seconds:.3g} s of processor, the longest of them "
+                f"{max(self.row_cpu_seconds):.3g} s; {readable_bytes(self.memory_bytes)}",
+            )
         )
         return facts
 

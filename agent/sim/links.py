@@ -16,6 +16,9 @@ fast one early: the fast link looks a little less busy than it would be.
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
+
+INFINITY: Final = float("inf")
 
 
 @dataclass(slots=True)
@@ -33,10 +36,11 @@ class QueueLink:
     def begin(self, now: float, size: int) -> float:
         """When a transfer that comes now will have been carried."""
         takes = size * self.slower / self.rate
-        self.free_at = max(now, self.free_at) + takes
+        free_at = self.free_at
+        self.free_at = free_at = (now if now > free_at else free_at) + takes
         self.began += size
         self.busy_seconds += takes
-        return self.free_at + self.latency * self.slower
+        return free_at + self.latency * self.slower
 
 
 @dataclass(slots=True)
@@ -58,7 +62,7 @@ class SharedLink:
     waits: tuple[float, ...] = ()
     most: int = 0
     """Transfers that were under way at once."""
-    planned_at: float = float("inf")
+    planned_at: float = INFINITY
     """The event that its owner has planned for the next end."""
     _served: float = 0.0
     _since: float = 0.0
@@ -74,7 +78,8 @@ class SharedLink:
         self.began += size
         self._number += 1
         heapq.heappush(self._under_way, (self._served + size, self._number, size, ended))
-        self.most = max(self.most, len(self._under_way))
+        if len(self._under_way) > self.most:
+            self.most = len(self._under_way)
 
     def used_rate(self) -> float:
         """What all transfers that are under way get together."""
@@ -88,10 +93,13 @@ class SharedLink:
 
     def next_end(self) -> float:
         """When the next transfer ends if none comes before."""
-        if not self._under_way:
-            return float("inf")
-        left = max(0.0, self._under_way[0][0] - self._served)
-        return self._since + left * len(self._under_way) / self.used_rate()
+        under_way = self._under_way
+        if not under_way:
+            return INFINITY
+        left = under_way[0][0] - self._served
+        if left <= 0.0:
+            return self._since
+        return self._since + left * len(under_way) / (self.used_rate() if self.parts else self.rate)
 
     def end_due(self, now: float) -> None:
         """End the transfers whose time has come."""
@@ -112,8 +120,12 @@ class SharedLink:
         self._pass_time(now)
 
     def _pass_time(self, now: float) -> None:
-        if self._under_way and now > self._since:
-            passed = now - self._since
-            self._served += passed * self.used_rate() / len(self._under_way)
+        passed = now - self._since
+        if passed <= 0.0:
+            return
+        under_way = self._under_way
+        if under_way:
+            rate = self.used_rate() if self.parts else self.rate
+            self._served += passed * rate / len(under_way)
             self.busy_seconds += passed
-        self._since = max(now, self._since)
+        self._since = now

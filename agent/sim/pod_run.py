@@ -367,6 +367,12 @@ class PodRun:
             raise BooksDoNotBalance(f"what went up the leaves did not come down: {moved}")
         if any(one != other for one, other in pairs):
             raise BooksDoNotBalance(f"bytes by link are {moved}")
+        if pool is not None:
+            tally = pool.tally()
+            # What an agent was at when it was killed, it may have counted, and nobody had an answer.
+            told, had = (tally.gets_hit, tally.gets_missed), (pool.gets_hit, pool.gets_missed)
+            if told != had and not pool.counts["agents killed"]:
+                raise BooksDoNotBalance(f"agents tell of {told} hits and misses, and engines had {had}")
         for row in self.engines.served:
             if row.in_gpu + row.in_host + row.loaded > row.blocks:
                 raise BooksDoNotBalance(f"request {row.number} found more blocks than it has")

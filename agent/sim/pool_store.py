@@ -160,6 +160,9 @@ class PoolStore:
         self.agents = [HostAgent(self, number, self.map) for number in range(self.plan.hosts)]
         self.behind = BlockLru(UNBOUNDED)
         """What G4 has, where there is one."""
+        self.gets_hit = 0
+        self.gets_missed = 0
+        """What engines had of gets, beside what agents count."""
         self.g4_bytes_read = 0
         self.g4_bytes_written = 0
         self.counts: Counter[str] = Counter()
@@ -280,6 +283,10 @@ class PoolStore:
         )
         reader.close()
         agent.done(channel, self.loop)
+        if reader.cause is None:
+            self.gets_hit += 1
+        else:
+            self.gets_missed += 1
         return reader.cause
 
     def find(self, engine: Engine, request: Request, start: int) -> Steps:

@@ -9,7 +9,7 @@ import heapq
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from agent.pool.steps import Acquire, Wait
 
@@ -40,17 +40,24 @@ class Wakes(Protocol):
 
 
 TaskSteps = Generator[Any, bool, Any]
+NEVER: Final = float("inf")
 
 
 class Task:
     """Steps that run. `turn` grows with each step, so that an event for an older one is of no use."""
 
-    __slots__ = ("owner", "steps", "turn")
+    __slots__ = ("alarm", "deadline", "owner", "pending", "steps", "turn")
 
     def __init__(self, steps: TaskSteps, owner: object) -> None:
         self.steps = steps
         self.owner = owner
         self.turn = 0
+        self.pending: Wakes | None = None
+        """What it waits for, until `deadline`."""
+        self.deadline = 0.0
+        self.alarm = NEVER
+        """When the loop looks at the deadline next. Nearly all waits end long before theirs, and those of one
+        get or put have the same one: so there is an event for many of them."""
 
 
 class VirtualLoop:
@@ -68,7 +75,7 @@ class VirtualLoop:
     def call_at(self, at: float, action: Callable[..., None], *arguments: Any) -> None:
         """Call an action at a time; what is due at once runs in the order in which it was asked for."""
         self._number += 1
-        heapq.heappush(self._heap, (max(at, self.now), self._number, action, arguments))
+        heapq.heappush(self._heap, (at if at > self.now else self.now, self._number, action, arguments))
 
     def spawn(self, steps: TaskSteps, owner: object = None) -> Task:
         """Run steps, from their first one at once. `owner` may be killed."""
@@ -120,10 +127,23 @@ class VirtualLoop:
             if self._at_locks:
                 self._look_at_locks()
 
-    def _late(self, task: Task, turn: int, pending: Wakes | None = None) -> None:
+    def _alarm(self, task: Task) -> None:
+        """See whether a task has waited too long. An event for a later time may be left of an older wait."""
+        if self.now >= task.alarm:
+            task.alarm = NEVER
+        pending = task.pending
+        if task.turn < 0 or pending is None or pending.waiter is not task:
+            return
+        if self.now >= task.deadline:
+            pending.waiter = task.pending = None
+            self._ready.append((task, task.turn, False))
+        elif task.deadline < task.alarm:
+            task.alarm = task.deadline
+            self.call_at(task.deadline, self._alarm, task)
+
+    def _late(self, task: Task, turn: int) -> None:
+        """A task has waited too long for a lock."""
         if task.turn == turn:
-            if pending is not None:
-                pending.waiter = None
             self._ready.append((task, turn, False))
 
     def _advance(self, task: Task, answer: bool) -> None:
@@ -144,7 +164,10 @@ class VirtualLoop:
                 pending.waiter = task
                 asked = pending.asked
                 deadline = wanted.deadline if asked is None else asked.wait_until(wanted.deadline)
-                self.call_at(deadline, self._late, task, task.turn, pending)
+                task.pending, task.deadline = pending, deadline
+                if deadline < task.alarm:
+                    task.alarm = deadline
+                    self.call_at(deadline, self._alarm, task)
             elif isinstance(wanted, Signal):
                 if wanted.fired:
                     answer = True

@@ -64,9 +64,12 @@ def _mixed(value: int) -> int:
 
 
 def _mixed_all(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return value ^ (value >> np.uint64(31))
+    mixed = value ^ (value >> np.uint64(30))
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    mixed ^= mixed >> np.uint64(27)
+    mixed *= np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    return mixed
 
 
 def _member_seed(nguid: bytes) -> int:
@@ -102,6 +105,8 @@ class Placement:
         self._members = [_member_seed(extent.nguid) for extent in extents]
         self._seeds: NDArray[np.uint64] = np.array(self._members, dtype=np.uint64)
         self._weights: NDArray[np.float64] = np.array([extent.sets for extent in extents], dtype=np.float64)
+        self._alike = len({extent.sets for extent in extents}) == 1
+        """All have the same weight, so the scores are in the order of what they are made of."""
         self._sets: NDArray[np.uint64] = np.array([extent.sets for extent in extents], dtype=np.uint64)
         self._namespaces: NDArray[np.int64] = np.array([each.namespace for each in extents], dtype=np.int64)
         self._offsets: NDArray[np.uint64] = np.array([each.offset for each in extents], dtype=np.uint64)
@@ -208,6 +213,10 @@ class Placement:
             only = np.zeros(len(words), dtype=np.intp)
             return only, only
         value = _mixed_all(self._seeds[:, None] ^ words[None, :])
+        if self._alike:
+            best = value.argmax(axis=0)
+            value[best, np.arange(len(words))] = 0
+            return best, value.argmax(axis=0)
         uniform = ((value >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
         scores = -np.log(uniform) / self._weights[:, None]
         if len(self._extents) == 2:
@@ -236,6 +245,10 @@ class Placement:
         if len(self._members) <= FEW_MEMBERS:
             return self._two_best_of_few(word)
         value = _mixed_all(self._seeds ^ np.uint64(word))
+        if self._alike:
+            first = int(value.argmax())
+            value[first] = 0
+            return first, int(value.argmax())
         uniform = ((value >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
         scores = -np.log(uniform) / self._weights
         two = np.argpartition(scores, 1)[:2]

@@ -153,6 +153,22 @@ def test_places_are_frozen() -> None:
     assert table.pseudonym(bytes(range(16))).hex() == FROZEN_PSEUDONYM
 
 
+FROZEN_PLACES_OF_MANY = [
+    [(28, 2), (35, 3)], [(16, 4), (17, 2)], [(17, 3), (10, 0)], [(12, 3), (27, 0)], [(31, 0), (19, 1)]
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("sets", [(5,) * 40, (*(5,) * 40, 6)])
+def test_places_among_many_are_frozen(sets: tuple[int, ...]) -> None:
+    """Members of one weight are ranked without logarithms, and stand as they would among others."""
+    table, pages = placement(sets), [bytes([n]) * 16 for n in range(1, 6)]
+    assert [[(c.namespace, c.set_number) for c in table.candidates(each)] for each in pages] == (
+        FROZEN_PLACES_OF_MANY
+    )
+    ranks = table.places(b"".join(pages), 4096)
+    assert [[(rank[0][n], rank[1][n] // 4096) for rank in ranks] for n in range(5)] == FROZEN_PLACES_OF_MANY
+
+
 def _firsts_of_eviction(sets: Sequence[int], seed: int) -> float:
     """How full the volume is, in slots, when a key first finds both of its sets full."""
     rng = random.Random(f"{sets} {seed}")

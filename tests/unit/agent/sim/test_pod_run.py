@@ -11,9 +11,12 @@ import pytest
 
 from agent.errors import UserError
 from agent.figures.tables import load
+from agent.pool.counters import Tally
 from agent.sim.experiment import ROWS, Experiment, play
+from agent.sim.links import SharedLink
 from agent.sim.pod_plan import FAULTS, PodPlan, block_values, changed, plan_of
-from agent.sim.pod_run import PodRun, RowResult
+from agent.sim.pod_run import BooksDoNotBalance, PodRun, RowResult
+from agent.sim.pool_store import PoolStore
 from agent.sim.workload import KINDS, Request, demand_of
 
 BLOCK_TOKENS = 512
@@ -194,6 +197,26 @@ def test_each_fault_happens_and_the_books_balance(fault: str) -> None:
     assert found.requests == 40
     assert found.counts["agents killed" if fault == "agent" else f"fault {fault}"] > 0
     assert sum(found.misses.values()) == found.counts["gets_missed"]
+
+
+def test_a_miss_that_no_agent_counts_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = PoolStore.tally
+
+    def one_less(pool: PoolStore) -> Tally:
+        tally = whole(pool)
+        tally.gets_hit -= 1
+        return tally
+
+    monkeypatch.setattr(PoolStore, "tally", one_less)
+    with pytest.raises(BooksDoNotBalance, match=r"agents tell of \(239, 0\) .* engines had \(240, 0\)"):
+        _run(SMALL)
+
+
+def test_a_byte_that_does_not_arrive_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = SharedLink.begin
+    monkeypatch.setattr(SharedLink, "begin", lambda link, now, size, ended: whole(link, now, size - 1, ended))
+    with pytest.raises(BooksDoNotBalance, match="bytes by link"):
+        _run(SMALL)
 
 
 def test_tenants_have_volumes_of_their_own() -> None:

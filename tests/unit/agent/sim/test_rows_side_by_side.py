@@ -33,7 +33,8 @@ def test_the_same_as_one_after_the_other() -> None:
     assert [row.digest for row in together.rows] == [row.digest for row in alone.rows]
     assert together.load == alone.load
     assert set(heard) <= set(ROWS)
-    assert together.cpu_seconds > 0
+    assert len(together.row_cpu_seconds) == len(ROWS)
+    assert together.cpu_seconds == sum(together.row_cpu_seconds) > 0
     assert together.memory_bytes > 0
     assert not multiprocessing.active_children()
 
