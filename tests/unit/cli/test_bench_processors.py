@@ -26,7 +26,7 @@ class _Clock:
 
 def _settled_after(*told: int | None) -> float:
     clock = _Clock(told)
-    Processors(clock.tell, lambda: clock.now, clock.sleep).settle()
+    Processors(clock.tell, lambda: clock.now, clock.sleep).wait_to_sleep()
     return clock.now
 
 
