@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli.main import main
 from host_shim.pool import Pool
 from tests.support.lab.kernel_host import drop_caches, run
 from tests.support.lab.kernel_target import ADDRESS, KernelTarget
 from tests.support.lab.rdma_cable import KERNEL, OURS, far_device, inside
+from tests.support.lab.verbs_here import status_of
 from tests.support.processes import Processes, Started
 from tests.support.waiting import wait_until
 
@@ -67,14 +67,6 @@ class RunningAgent:
     process: Started
     mount: Path
     target: KernelTarget
-
-
-def status_of(*words: str) -> int:
-    """Run a verb to its end, in this process: starting another takes seconds when emulated."""
-    try:
-        return main(words)
-    except SystemExit as leaving:
-        return int(leaving.code or 0)
 
 
 @dataclass(frozen=True, slots=True)
