@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from agent.http import connection as http_connection
+from agent.http import patience
 from agent.http.connection import HttpConnection
 from agent.s3.get_object import ROOMS_KEPT, Rooms
 from tests.support.engines.s3_served import Served, answer_of, signed_head
@@ -40,7 +40,7 @@ def ask(connection: socket.socket, name: str) -> None:
 def test_the_thread_that_read_a_body_sends_it(
     s3: Served, senders: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_connection, "PATIENCE_SECONDS", 30.0)
+    monkeypatch.setattr(patience, "WAIT_SECONDS", 30.0)
     with s3.connect() as client:
         for name, body in BODIES.items():
             ask(client, name)
@@ -52,7 +52,7 @@ def test_the_thread_that_read_a_body_sends_it(
 def test_a_client_that_takes_nothing_keeps_no_thread(
     s3: Served, senders: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_connection, "IMPATIENT_SECONDS", 60.0)
+    monkeypatch.setattr(patience, "OF_A_CLIENT_SECONDS", 60.0)
     slow = []
     for name in BODIES:
         client = socket.socket()
