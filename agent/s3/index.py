@@ -1,4 +1,4 @@
-"""The objects of a tenant by bucket and key, and the files of their bytes: one SQLite file.
+"""One idea in one file: the objects of a tenant by bucket and key, and the files of their bytes, in SQLite.
 
 The bytes of an object are one file of the tenant's file system (agent/s3/store.py), or one for each part of a
 multipart upload; completing an upload moves no byte. An object becomes visible, or is replaced, in the one
