@@ -1,4 +1,4 @@
-"""One idea in one file: the objects of a tenant by bucket and key, and the files of their bytes, in SQLite.
+"""The objects of a tenant by bucket and key, and the files of their bytes: one SQLite file.
 
 The bytes of an object are one file of the tenant's file system (agent/s3/store.py), or one for each part of a
 multipart upload; completing an upload moves no byte. An object becomes visible, or is replaced, in the one
@@ -8,6 +8,7 @@ it is gone; the next opening removes leftovers of a process that died.
 Keys are bytes, and SQLite's order of blobs is S3's order of keys, so a listing is a walk along the primary
 key; with a delimiter it skips from one common prefix to the next.
 """
+# One idea in one file: the tables and every statement on them, most of which one class has under one lock.
 
 import json
 import sqlite3
