@@ -23,6 +23,7 @@ from typing import Final
 import h11
 import trio
 
+from agent.http.patience import Patience
 from agent.http.server_side import Event, PlainRequest, Request, ServerSide
 from agent.http.shares import Place, Shares
 
@@ -44,11 +45,6 @@ UNACKNOWLEDGED_BYTES: Final = 384 << 10
 client has taken the rest, and with `RECEIVE_BYTES` this is what a connection costs without a place."""
 RECORD_BYTES: Final = 64 << 10
 """By which the kernel goes beyond the size of a buffer, at the most."""
-PATIENCE_SECONDS: Final = 0.005
-"""For which a thread that has read a body waits for its client to take it: 1 MiB at 1.7 Gbit/s."""
-IMPATIENT_SECONDS: Final = 5.0
-"""For which no thread waits for a client again that was slower. So 128 slow connections of a tenant take an
-eighth of the time of one thread."""
 LINGER_SECONDS: Final = 2.0
 LINGER_BYTES_MAX: Final = 8 << 20
 """A client that still sends reads a refusal only if the connection is not reset."""
@@ -88,7 +84,7 @@ class HttpConnection(ABC):
         self._body_bytes = self._body_events = self._body_chunks = 0
         self._sent_bytes = 0
         self._sending_seconds = 0.0
-        self._impatient_until = 0.0
+        self._no_wait_until = 0.0
 
     @abstractmethod
     async def _answer(self, request: Request) -> bool:
@@ -282,27 +278,30 @@ class HttpConnection(ABC):
         """Whether bytes go to a socket as they are."""
         return isinstance(self._stream, trio.SocketStream)
 
-    def _send_patiently(self, parts: list[bytes | memoryview]) -> list[bytes | memoryview]:
+    def _send_patiently(
+        self, parts: list[bytes | memoryview], patience: Patience
+    ) -> list[bytes | memoryview]:
         """In any thread, while the event loop leaves the socket alone: send as much as the client of a bare
-        socket takes within `PATIENCE_SECONDS`; what is left.
+        socket takes soon; what is left.
 
         The bytes are in the processor's cache, and a wait costs a system call. In the event loop it costs a
         turn and a time-out.
         """
-        left, began = self._send_now(parts), time.monotonic()
-        if not left or not isinstance(self._stream, trio.SocketStream) or began < self._impatient_until:
+        left, began = self._send_now(parts), patience.clock()
+        if not left or not isinstance(self._stream, trio.SocketStream) or began < self._no_wait_until:
             return left
         room = select.poll()
         room.register(self._stream.socket.fileno(), select.POLLOUT)
-        while left and (wait := began + PATIENCE_SECONDS - time.monotonic()) > 0:
+        ends = patience.until()
+        while left and (seconds := ends - patience.clock()) > 0:
             before = self._sent_bytes
-            if any(event != select.POLLOUT for _, event in room.poll(wait * 1e3)):
-                break  # the client is gone, as the stream will say
+            if any(event != select.POLLOUT for _, event in room.poll(seconds * 1e3)):
+                return left  # the client is gone, as the stream will say
             left = self._send_now(left)
             if self._sent_bytes == before:
                 break
         if left:
-            self._impatient_until = time.monotonic() + IMPATIENT_SECONDS
+            self._no_wait_until = patience.waited_in_vain(began)
         return left
 
     def _send_now(self, parts: list[bytes | memoryview]) -> list[bytes | memoryview]:

@@ -135,7 +135,7 @@ class Connection(HttpConnection):
     def _send_at_once(self, answer: Answer, body: memoryview) -> None:
         """In the thread that read the body, while the event loop waits for it."""
         head = self._head_of_answer(answer)
-        answer.unsent = self._send_patiently([head, *self._http.data(body)])
+        answer.unsent = self._send_patiently([head, *self._http.data(body)], self._service.patience)
 
     def _head_of(self, status: int, headers: Sequence[tuple[str, str]], length: int) -> bytes:
         if not any(name == "x-amz-request-id" for name, _ in headers):

@@ -136,6 +136,10 @@ class Rooms:
     def __init__(self) -> None:
         self._free: list[bytearray] = []
 
+    def __len__(self) -> int:
+        """How many nobody uses."""
+        return len(self._free)
+
     def take(self, size: int) -> memoryview:
         """Memory that nobody else has, of up to `PIECE_BYTES`; its contents are arbitrary."""
         if size < ROOM_BYTES_MIN:

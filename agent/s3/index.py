@@ -8,6 +8,7 @@ it is gone; the next opening removes leftovers of a process that died.
 Keys are bytes, and SQLite's order of blobs is S3's order of keys, so a listing is a walk along the primary
 key; with a delimiter it skips from one common prefix to the next.
 """
+# One idea in one file: the tables and every statement on them, most of which one class has under one lock.
 
 import json
 import sqlite3

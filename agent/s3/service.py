@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 
 from agent.config.s3_section import S3Section
+from agent.http.patience import Patience
 from agent.http.shares import Shares
 from agent.http.workers import Workers
 from agent.s3.answers import Answer
@@ -44,6 +45,7 @@ class S3Service:
         self.connections = Shares(section.connections, stores)
         """Connections of known tenants; the door counts all."""
         self.counters = counters
+        self.patience = Patience()
         self.hosts = Hosts(section.domain, section.bucket_of_host)
         self._stores = stores
         self.rests = rests = workers.rests

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Final
 
 from agent.fs.files.block_store import BlockStore
-from agent.fs.files.face import USED_STALE_NS, FilesFace
+from agent.fs.files.face import FilesFace
 from agent.fs.files.metadata_pool import PoolOfNames
 from agent.fs.files.options import FilesOptions
-from agent.fs.files.sealed_reads import SealedReads
 from agent.fs.interface import FACE_FILES, FACE_SHIFT, Caller, FsError
 from agent.host_os.rate_limited_log import Complaints
 from agent.pool.steps import Runner, settle
@@ -63,8 +62,7 @@ class ObjectStore:
         except BaseException:
             self.index.close()
             raise
-        evicts = options.on_full == "evict"
-        self.sealed = SealedReads(self.files._database, blocks, USED_STALE_NS if evicts else None)
+        self.sealed = self.files.sealed_reads()
         self._lock = threading.Lock()
         self._count = 0
         self._writing: set[str] = set()

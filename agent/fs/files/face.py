@@ -53,6 +53,7 @@ from agent.fs.files.metadata_database import Database, MetadataUnusable
 from agent.fs.files.metadata_pool import NamesElsewhere, PoolOfNames
 from agent.fs.files.open_files import HANDLES, OpenFile, OpenFiles
 from agent.fs.files.options import FilesCounters, FilesGauges, FilesOptions
+from agent.fs.files.sealed_reads import SealedReads
 from agent.fs.files.space_reclaim import Reclaimer
 from agent.fs.files.staging import Staging, StagingMemory
 from agent.fs.interface import (
@@ -133,6 +134,11 @@ class FilesFace(FileSystem):
             raise
 
     # For the agent, beside the doors.
+    def sealed_reads(self) -> SealedReads:
+        """For who knows that nobody writes the files of the root that it reads, and keeps their names."""
+        notes_use = self._options.on_full == "evict"
+        return SealedReads(self._database, self._store, USED_STALE_NS if notes_use else None, self._wall_ns)
+
     def collect(self) -> Steps[bool]:
         """Look into suspects, delete some doomed blocks; True if more may be deletable. For a supervisor."""
         return self._content.collect()

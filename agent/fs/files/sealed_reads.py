@@ -1,7 +1,7 @@
 """Reads of files that are whole on flash, by one question to the metadata.
 
 Who opens a file, reads it and closes it asks the metadata seven times. A caller who knows that nobody writes
-a file any more, and who keeps its name meanwhile, needs none of what an open file is for. Such a read renews
+a file any more, and who keeps its name meanwhile, needs nothing that an open file is for. Such a read renews
 no access time. What is out of the ordinary goes the long way: a hole, a block that is not there.
 """
 

@@ -1,0 +1,36 @@
+"""How long the threads of a door wait for clients who have still to take an answer.
+
+A wait in the thread that has the bytes costs less than turns of the event loop, where the client takes them
+soon. A client who does not gets the rest from the event loop. What threads wait in vain is a small share of
+their time, however many such clients there are.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+WAIT_SECONDS: Final = 0.02
+"""For one answer: 1 MiB at 420 Mbit/s."""
+REST_FACTOR: Final = 5
+"""Nobody waits for so many times as long as somebody waited in vain."""
+OF_A_CLIENT_SECONDS: Final = 1.0
+"""Between two waits for a client who was too slow."""
+
+
+class Patience:
+    """The account of one door. Safe from any thread: what two of them note at once counts once, or twice."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self._none_until = 0.0
+
+    def until(self) -> float:
+        """The time by which to give a client up; now, where there is none to spend."""
+        now = self.clock()
+        return now if now < self._none_until else now + WAIT_SECONDS
+
+    def waited_in_vain(self, began: float) -> float:
+        """Until when not to wait for this client again."""
+        now = self.clock()
+        self._none_until = max(self._none_until, now) + REST_FACTOR * (now - began)
+        return now + OF_A_CLIENT_SECONDS
