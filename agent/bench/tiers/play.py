@@ -70,7 +70,7 @@ class Played:
     """Blocks."""
     flash_bytes: int
     g4_bytes: int
-    """Of the files below, at the end."""
+    """Of the files below, looked at after `links`: a bundle may have been stored since."""
 
 
 @dataclass(frozen=True, slots=True)
