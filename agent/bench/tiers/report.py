@@ -93,8 +93,8 @@ def _record(played: Played) -> dict[str, Any]:
         "put_p50_ms": _milliseconds(tally.put_latencies, 0.5),
         "put_p99_ms": _milliseconds(tally.put_latencies, 0.99),
         "host_us": each(played.host_seconds),
-        "agent_us": each(links.agent_seconds),
-        "enclosure_us": each(links.enclosure_seconds),
+        "agent_us": each(played.busy.agent),
+        "enclosure_us": each(played.busy.enclosure),
         "idle_agent_percent": round(100 * played.idle_share, 2),
     }
 
