@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from agent.bench.tiers.links import Links
+from agent.bench.tiers.links import Busy, Links
 from agent.bench.tiers.metered_store import MeteredStore
 from agent.bench.tiers.way_site import WaySite, way_site
 from agent.bench.tiers.ways import DRIVES, WAYS, Way
@@ -29,6 +29,8 @@ from agent.sizes import readable_bytes
 POOL_SHARE: Final = 4
 """A way has room for one in so many of the trace's blocks."""
 REQUESTS_IN_TURN: Final = 5
+FOLLOWS_SECONDS: Final = 0.02
+"""After a turn's last request. What follows later is counted in bytes, and not in processor time."""
 IDLE_SECONDS: Final = 3.0
 """How long is looked at what agents take when nobody asks them."""
 SPILLED_AT_MOST: Final = 2
@@ -62,7 +64,8 @@ class Played:
     host_seconds: float
     """Processor time of calls into the mount."""
     links: Links
-    """Processor times in it are those beyond what an idle agent and an idle enclosure take."""
+    busy: Busy
+    """Beyond what an idle agent and an idle enclosure take."""
     idle_share: float
     """Of a processor, that an idle agent takes."""
     volume: Mapping[str, Any]
@@ -70,7 +73,7 @@ class Played:
     """Blocks."""
     flash_bytes: int
     g4_bytes: int
-    """Of the files below, at the end."""
+    """Of the files below, looked at after `links`: a bundle may have been stored since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,21 +98,29 @@ class _Lane:
         self.site = site
         self._store = MeteredStore(site.store)
         self.player = Player(self._store, content, Schedule(iter(())), prestage=False)
-        self._before, self._began = site.look(), time.monotonic()
+        self._before = site.look()
+        self._busy = Busy()
+
+    def turn(self, requests: Sequence[TraceRequest]) -> None:
+        """Play some requests. What follows a put soon, a second copy or one for G4, is part of the turn."""
+        began = self.site.busy()
+        for request in requests:
+            self.player.play(request)
+        time.sleep(FOLLOWS_SECONDS)
+        self._busy += self.site.busy() - began
 
     def wait_quiet(self) -> None:
-        self._after, self._ended = self.site.look_when_quiet(), time.monotonic()
+        self._after, self._quiet_since = self.site.look_when_quiet(), self.site.busy()
 
     def played(self, sets: int, value_bytes: int) -> Played:
         """Some time after `wait_quiet`, in which nobody asked."""
         site, way = self.site, self.site.way
-        idle, seconds = site.look().since(self._after), time.monotonic() - self._ended
-        counted = self._after.since(self._before).without_idle(idle, (self._ended - self._began) / seconds)
+        idle = site.busy() - self._quiet_since
         volume = site.volume()
         return Played(
             way, self.player.tally, self._store.lookup_latencies, self._store.seconds,
-            counted, idle.agent_seconds / seconds, volume, volume["slots"] // way.copies,
-            way.flash_bytes(sets, value_bytes), site.bytes_below(),
+            self._after.since(self._before), self._busy.beyond(idle), idle.agent / idle.seconds, volume,
+            volume["slots"] // way.copies, way.flash_bytes(sets, value_bytes), site.bytes_below(),
         )  # fmt: skip
 
 
@@ -179,8 +190,7 @@ def _play(
         said(f"round: {count:,} of {len(requests):,} requests", STARTED + (PLAYED - STARTED) * part)
         some = requests[count : count + REQUESTS_IN_TURN]
         for lane in lanes:
-            for request in some:
-                lane.player.play(request)
+            lane.turn(some)
         for request in some:
             lru.play(request.hash_ids)
         count += len(some)

@@ -12,7 +12,7 @@ from typing import Any
 from agent.bench.own_pool import OwnPool, own_pool
 from agent.bench.redis_site import free_ports
 from agent.bench.tiers.folder_store import FolderStore
-from agent.bench.tiers.links import Links, processor_seconds
+from agent.bench.tiers.links import Busy, Links, processor_seconds
 from agent.bench.tiers.ways import AGENT_KEYS, VOLUME, Way
 from agent.errors import G35Error
 from agent.replay.player import BlockStore
@@ -52,9 +52,12 @@ class WaySite:
             to_g4=sum(place["volumes"][VOLUME]["bytes"] for place in status["spill"]),
             drive_commands=_sum(drives, *(name for name in drives[0] if name.endswith("_commands")))
             - _sum(drives, NO_COMMANDS),
-            agent_seconds=processor_seconds(self._pool.agent_pid),
-            enclosure_seconds=processor_seconds(self._pool.enclosure_pid),
         )
+
+    def busy(self) -> Busy:
+        """Processor time of its processes so far, and when that is."""
+        agent, enclosure = map(processor_seconds, (self._pool.agent_pid, self._pool.enclosure_pid))
+        return Busy(agent, enclosure, time.monotonic())
 
     def look_when_quiet(self) -> Links:
         """Once nothing was written for a while: copies may follow late. Raises G35Error where that has no

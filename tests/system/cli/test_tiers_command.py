@@ -53,14 +53,19 @@ def test_tiers(processes: Processes, tmp_path: Path) -> None:
 
 def _check_sums(way: dict[str, object]) -> None:
     """Bytes over links against the counts of gets and puts."""
-    moved, copies = way["bytes"], 2 if way["way"] == "local first" else 1
+    moved = way["bytes"]
     assert isinstance(moved, dict)
     got, put = int(str(way["gets"])) * VALUE, (int(str(way["puts"])) - int(str(way["puts_refused"]))) * VALUE
     # Beside the values: names of keys, and answers about them.
     assert got <= moved["to_host"] < 1.05 * got
     assert put <= moved["from_host"] < 1.05 * put + (1 << 20)
     assert got <= moved["from_enclosures"] + moved["from_local"] + moved["from_g4"]
-    assert copies * put <= moved["to_enclosures"] + moved["to_local"] < 1.5 * copies * put
+    kept = moved["to_enclosures"] + moved["to_local"]
+    if way["way"] == "local first":
+        # Second copies, but for those whose place was taken before they were made.
+        assert 1.5 * put < kept < 3 * put
+    else:
+        assert put <= kept < 1.5 * put
     if way["way"] != "with G4":
         assert moved["to_g4"] == moved["from_g4"] == 0
     if way["way"] != "local first":

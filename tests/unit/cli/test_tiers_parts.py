@@ -120,7 +120,10 @@ def played(way: Way = WAYS[0]) -> Played:
         to_enclosures=PUT * VALUE, from_local=GOT * VALUE - below, to_local=(way.copies - 1) * PUT * VALUE,
         to_g4=VALUE if way.spills else 0, drive_commands=102, agent_seconds=0.0051,
     )  # fmt: skip
-    volume = {"bytes_read": GOT * VALUE, "bytes_written": PUT * VALUE, "puts_already_there": 0}
+    volume = {
+        "bytes_read": GOT * VALUE, "bytes_written": PUT * VALUE, "puts_already_there": 0,
+        "copy_bytes": links.to_local,
+    }  # fmt: skip
     lookups = Latencies()
     lookups.add(0.0005)
     return Played(way, tally, lookups, 0.0102, links, 0.01, volume, 128, 1 << 25, links.to_g4)
@@ -167,14 +170,34 @@ def test_numbers_that_agree_have_no_contradiction(way: Way) -> None:
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ({"volume": {"bytes_read": 1, "bytes_written": PUT * VALUE, "puts_already_there": 0}}, "were got"),
-        ({"volume": {"bytes_read": GOT * VALUE, "bytes_written": 1, "puts_already_there": 0}}, "were put"),
+        (
+            {
+                "volume": {
+                    "bytes_read": 1,
+                    "bytes_written": PUT * VALUE,
+                    "puts_already_there": 0,
+                    "copy_bytes": 0,
+                }
+            },
+            "were got",
+        ),
+        (
+            {
+                "volume": {
+                    "bytes_read": GOT * VALUE,
+                    "bytes_written": 1,
+                    "puts_already_there": 0,
+                    "copy_bytes": 0,
+                }
+            },
+            "were put",
+        ),
         ({"links": Links()}, "went to the host"),
         ({"links": replace(played().links, from_host=VALUE)}, "went from the host"),
         ({"links": replace(played().links, from_enclosures=VALUE)}, "went from flash and G4"),
         ({"links": replace(played().links, to_enclosures=VALUE)}, "went to flash"),
         ({"links": replace(played().links, from_local=1)}, "the way has none"),
-        ({"g4_bytes": 7}, "lie there"),
+        ({"links": replace(played().links, to_g4=7)}, "and 0 lie there"),
         ({"tally": Tally(wrong_bytes=3, wrong_blocks=1)}, "3 wrong bytes were served, in 1 blocks"),
         ({"tally": Tally(blocks=1)}, "do not add up"),
     ],
