@@ -13,11 +13,13 @@ from host_shim.transfer_wire import (
     PARTS_MAX,
     Ioctl,
     decode_done_untrusted,
+    decode_many_untrusted,
     decode_register_untrusted,
     decode_registered_untrusted,
     decode_transfer_untrusted,
     decode_unregister_untrusted,
     encode_done,
+    encode_many,
     encode_register,
     encode_registered,
     encode_transfer,
@@ -68,11 +70,27 @@ def test_registering() -> None:
     assert decode_done_untrusted(encode_done(6, 0x01020304) + b"rest") == (6, 0x01020304)
 
 
+def test_many_transfers() -> None:
+    """The bytes that an agent and a shim of this version exchange."""
+    data = encode_many("kv", [b"a" * 16, b"b" * 16], [(1, 4096, 100), (2, 0, 5)], 60)
+    assert data[:16] == bytes.fromhex("02000000 0200 0000 3c000000 00000000")
+    assert data[16:48] == b"a" * 16 + bytes.fromhex("01000000 64000000 0010000000000000")
+    assert data[80:] == b"kv"
+    many = decode_many_untrusted(data)
+    assert (many.volume, many.ttl_seconds, list(many.keys)) == ("kv", 60, [b"a" * 16, b"b" * 16])
+    assert list(many.parts) == [(1, 4096, 100), (2, 0, 5)]
+    for at in (6, 7, 12, 15):
+        wrong = bytearray(data)
+        wrong[at] = 1
+        with pytest.raises(MalformedControl):
+            decode_many_untrusted(wrong)
+
+
 def test_numbers_of_ioctls() -> None:
     """_IOWR('g', 3, 48) of the kernel's headers."""
     assert ioctl_command(Ioctl.LOAD, 48) == 0xC0306703
     assert ioctl_of(0xC0306703) is Ioctl.LOAD
-    for other in (0x80306703, 0x40306703, 0xC0306803, 0xC0306706, 0x5401, 0):
+    for other in (0x80306703, 0x40306703, 0xC0306803, 0xC0306707, 0x5401, 0):
         assert ioctl_of(other) is None
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from agent.fs.control.registered_memory import RegisteredMemory
-from agent.inline.scatter import Buffer
 from agent.pool.access import serve
 from agent.pool.steps import Acquire
 from agent.pool.volume.bandwidth import Bandwidth
@@ -24,8 +23,8 @@ from host_shim.many_values import groups_of
 from host_shim.pool import Pool, ValueTooLong
 from host_shim.transfer_wire import MANY_MAX, SHORT_BYTES, TOGETHER_BYTES, Ioctl, encode_many, ioctl_command
 from tests.support.engines.counted_door import Counted, agent_with, value_of
-from tests.support.pool.memory_channel import MemoryChannel, MemoryPending
 from tests.support.pool.memory_pool import SUITES, MemoryPool, PoolAgent, key_of
+from tests.support.pool.stuck_writes import Driven, StuckWrites
 
 
 @pytest.fixture
@@ -140,54 +139,11 @@ def test_a_full_volume_evicts_for_a_batch(
 # -- what a call holds, and for how long ----------------------------------------------------------------
 
 
-class StuckWrites(MemoryChannel):
-    """Writes that `is_stuck` picks, by namespace and offset, are never answered."""
-
-    is_stuck: Callable[[int, int], bool] = staticmethod(lambda namespace, offset: False)
-
-    def write(
-        self, namespace: int, offset: int, parts: Sequence[Buffer], *, more: bool = False
-    ) -> MemoryPending:
-        if self.is_stuck(namespace, offset):
-            self.namespaces[namespace].writes += 1
-            return MemoryPending()
-        return super().write(namespace, offset, parts, more=more)
-
-
 def stuck_agent(sets: tuple[int, ...]) -> tuple[PoolAgent, StuckWrites]:
     agent = agent_with(sets)
     channel = StuckWrites(agent.channel.namespaces)
     agent.channel = channel
     return agent, channel
-
-
-class Driven:
-    """Steps that are driven up to a moment of the channel's clock, and on from there."""
-
-    def __init__(self, channel: MemoryChannel, steps: Any) -> None:
-        self.channel = channel
-        self.steps = steps
-        self.wanted: Any = next(steps)
-
-    def run(self, seconds: float) -> list[Any] | None:
-        """For so long; what came of them where that was the end."""
-        channel, until = self.channel, self.channel.clock + seconds
-        while True:
-            wanted = self.wanted
-            if isinstance(wanted, Acquire):
-                answer = wanted.lock.acquire(blocking=False)
-            else:
-                answer = wanted.pending.done
-            if not answer and channel.clock < wanted.deadline:
-                if wanted.deadline > until:
-                    channel.clock = until
-                    return None
-                channel.clock = wanted.deadline
-            try:
-                self.wanted = self.steps.send(answer)
-            except StopIteration as end:
-                found: list[Any] = end.value
-                return found
 
 
 def together(agent: PoolAgent, keys: Sequence[int], wait: float = 5.0) -> Any:
