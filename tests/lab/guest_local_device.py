@@ -190,6 +190,8 @@ def test_a_pulled_device_is_misses_until_it_is_back(server: Server) -> None:
     host.disconnect()
 
 
+# A second start of the agent is most of what this file takes, and tests/system/local has one on a file.
+@pytest.mark.nightly
 def test_the_label_outlives_the_agent(server: Server) -> None:
     label = server.label
     server.agent.kill()
