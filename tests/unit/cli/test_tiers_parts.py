@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 import uuid
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 
 from agent.bench.tiers import play as play_module
 from agent.bench.tiers.folder_store import FolderStore
-from agent.bench.tiers.links import Links
+from agent.bench.tiers.links import Busy, Links
 from agent.bench.tiers.metered_store import MeteredStore
 from agent.bench.tiers.play import Played, Results, Workload, play
 from agent.bench.tiers.report import LINKS, ROWS, contradictions, notes, record, table
@@ -97,11 +98,16 @@ def test_calls_are_passed_on_and_their_processor_time_is_added_up(tmp_path: Path
     assert store.lookup_latencies.total == 1
 
 
-def test_what_an_idle_agent_takes_is_taken_away_for_as_long_as_the_play_was() -> None:
-    before, after = Links(to_host=5, agent_seconds=1.0), Links(to_host=12, agent_seconds=4.0)
-    idle = Links(agent_seconds=0.5, enclosure_seconds=1.0)
-    found = after.since(before).without_idle(idle, 2.0)
-    assert found == Links(to_host=7, agent_seconds=2.0)
+def test_what_idle_processes_take_is_taken_away_for_as_long_as_the_turns_were() -> None:
+    turns = (Busy(4.0, 2.0, 30.0) - Busy(1.0, 1.5, 20.0)) + Busy(0.5, 0.0, 2.0)
+    assert turns == Busy(3.5, 0.5, 12.0)
+    assert turns.beyond(Busy(0.5, 1.0, 4.0)) == Busy(2.0, 0.0, 12.0)
+
+
+def test_bytes_are_counted_from_a_look_on() -> None:
+    found = Links(to_host=12, to_local=3, to_g4=1).since(Links(to_host=5, to_local=1))
+    assert found == Links(to_host=7, to_local=2, to_g4=1)
+    assert found.bytes_written() == 3
 
 
 def played(way: Way = WAYS[0]) -> Played:
@@ -118,7 +124,7 @@ def played(way: Way = WAYS[0]) -> Played:
     links = Links(
         to_host=GOT * VALUE, from_host=PUT * VALUE, from_enclosures=below,
         to_enclosures=PUT * VALUE, from_local=GOT * VALUE - below, to_local=(way.copies - 1) * PUT * VALUE,
-        to_g4=VALUE if way.spills else 0, drive_commands=102, agent_seconds=0.0051,
+        to_g4=VALUE if way.spills else 0, drive_commands=102,
     )  # fmt: skip
     volume = {
         "bytes_read": GOT * VALUE, "bytes_written": PUT * VALUE, "puts_already_there": 0,
@@ -126,7 +132,7 @@ def played(way: Way = WAYS[0]) -> Played:
     }  # fmt: skip
     lookups = Latencies()
     lookups.add(0.0005)
-    return Played(way, tally, lookups, 0.0102, links, 0.01, volume, 128, 1 << 25, links.to_g4)
+    return Played(way, tally, lookups, 0.0102, links, Busy(0.0051), 0.01, volume, 128, 1 << 25, links.to_g4)
 
 
 def results(*ways: Played, requests: int = 4) -> Results:
@@ -234,3 +240,13 @@ def test_a_trace_without_blocks_and_a_machine_without_room_are_refused(
     monkeypatch.setattr(play_module, "free_bytes", lambda folder: 5)
     with pytest.raises(UserError, match="for G4, and 5 B are free"):
         play(workload, tmp_path, never)
+
+
+def test_the_page_shows_a_table_that_the_command_prints(repository: Path) -> None:
+    page = (repository / "docs/tiers.md").read_text()
+    (shown,) = re.findall(r"^```text\n(g35 bench --tiers *\n.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    head, _rule, *lines = shown.splitlines()[1:]
+    assert re.split(r" {2,}", head.strip()) == [way.name for way in WAYS]
+    rows = [re.split(r" {2,}", line) for line in lines[: len(ROWS)]]
+    assert [row[0] for row in rows] == [words for words, _cell in ROWS]
+    assert all(len(row) == 1 + len(WAYS) for row in rows)
