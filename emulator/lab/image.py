@@ -13,7 +13,7 @@ from pathlib import Path
 from emulator.lab.cache import cache_folder, digest_of, only_one_preparation, publish_folder
 from emulator.lab.errors import LabUnavailableError, last_lines
 from emulator.lab.kernel import KernelPackage, Progress, kernel_package, require_programs
-from emulator.lab.modules import WANTED, insertion_order
+from emulator.lab.modules import LATER, WANTED, insertion_order
 
 INIT_SCRIPT = Path(__file__).with_name("init.sh")
 
@@ -53,7 +53,7 @@ def prepare(progress: Progress, *, refresh: bool = False) -> LabImage:
             BUILD_VERSION.to_bytes(4, "little"),
             package.file.name.encode(),
             INIT_SCRIPT.read_bytes(),
-            " ".join(WANTED).encode(),
+            " ".join((*WANTED, *LATER)).encode(),
             busybox.read_bytes(),
         )
 
@@ -85,14 +85,17 @@ def _fill_root(root: Path, module_folder: Path, busybox: Path) -> None:
     (root / "bin" / "busybox").chmod(0o755)
     shutil.copyfile(INIT_SCRIPT, root / "init")
     (root / "init").chmod(0o755)
+    at_boot = insertion_order(module_folder, WANTED)
     names: list[str] = []
-    for file in insertion_order(module_folder, WANTED):
+    for file in insertion_order(module_folder, (*WANTED, *LATER)):
         content = (module_folder / file).read_bytes()
         if file.suffix == ".xz":
             content, file = lzma.decompress(content), file.with_suffix("")
         (root / "modules" / file.name).write_bytes(content)
         names.append(file.name)
-    (root / "modules" / "order").write_text("\n".join(names) + "\n")
+    # What comes later depends on what was inserted at boot, never the other way round.
+    for list_name, listed in (("order", names[: len(at_boot)]), ("later", names[len(at_boot) :])):
+        (root / "modules" / list_name).write_text("\n".join(listed) + "\n")
 
 
 def _run(command: list[str], stdin: bytes = b"", cwd: Path | None = None) -> bytes:

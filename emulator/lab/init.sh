@@ -74,6 +74,8 @@ if [ "$hidden" ]; then
     mkdir -p "/root$checkout"
     mount --bind /kept "/root$checkout" || give_up "cannot show the checkout"
 fi
+mkdir /root/run/modules
+mount --bind /modules /root/run/modules || give_up "cannot show the modules"
 mkdir /root/run/g35
 mount --bind /exchange /root/run/g35 || give_up "cannot show the shared folder"
 

@@ -32,6 +32,9 @@ WANTED = (
     "virtiofs",
 )
 
+LATER = ("nfsd", "nfsv4")
+"""Left in the guest's /run/modules for the test that wants them: to insert them takes a fifth of a boot."""
+
 
 def insertion_order(module_folder: Path, wanted: Iterable[str]) -> list[Path]:
     """Files (as depmod lists them, relative to `module_folder`) in the order of insertion.
