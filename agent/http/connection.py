@@ -302,6 +302,8 @@ class HttpConnection(ABC):
                 break
         if left:
             self._no_wait_until = patience.waited_in_vain(began)
+        else:
+            patience.waited(began)
         return left
 
     def _send_now(self, parts: list[bytes | memoryview]) -> list[bytes | memoryview]:

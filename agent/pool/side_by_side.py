@@ -36,7 +36,7 @@ Part: TypeAlias = Generator[Wait | Acquire | AnyOf, bool, None]
 class _Part:
     """One that is under way."""
 
-    __slots__ = ("namespace", "since", "steps", "wanted")
+    __slots__ = ("looks", "namespace", "since", "steps", "wanted")
 
     def __init__(self, namespace: int, since: float, steps: Part) -> None:
         self.namespace: Final = namespace
@@ -44,6 +44,8 @@ class _Part:
         self.steps: Final = steps
         self.wanted: Wait | Acquire | AnyOf | None = None
         """None: it has not begun."""
+        self.looks = 0
+        """Waits for one of several answers so far: each answer has its turn."""
 
 
 class Parts:
@@ -135,7 +137,8 @@ class Parts:
             if came:
                 self._advance(part, True)
         elif isinstance(wanted, AnyOf):
-            pending = wanted.pendings[turn % len(wanted.pendings)]
+            pending = wanted.pendings[part.looks % len(wanted.pendings)]
+            part.looks += 1
             came = yield Wait(pending, until, None, wanted.deadline)
         else:
             came = yield Wait(wanted.pending, until, wanted.at_least, wanted.deadline)

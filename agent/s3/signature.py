@@ -84,8 +84,8 @@ class SigningKeys:
     def __init__(self, region: str, most: int = SIGNING_KEYS_MAX) -> None:
         self._region = region
         self._most = most
-        self._kept: dict[tuple[str, str], SecretKey] = {}
-        """By id of the access key and date, in the order in which they were made."""
+        self._kept: dict[tuple[str, str], tuple[SecretKey, SecretKey]] = {}
+        """By id of the access key and date, in the order in which they were made: the secret, and its key."""
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -93,12 +93,13 @@ class SigningKeys:
     def of(self, key_id: str, secret: SecretKey, date: str, region: str) -> SecretKey:
         if region != self._region:
             return signing_key(secret, date, region)
-        found = self._kept.get((key_id, date))
-        if found is None:
+        kept = self._kept.pop((key_id, date), None)
+        if kept is None or kept[0] is not secret:
+            kept = secret, signing_key(secret, date, region)
             if len(self._kept) >= self._most:
                 del self._kept[next(iter(self._kept))]
-            found = self._kept[key_id, date] = signing_key(secret, date, region)
-        return found
+        self._kept[key_id, date] = kept
+        return kept[1]
 
 
 def canonical_request(request: HttpRequest, signed: Sequence[str], payload: str) -> str:

@@ -171,6 +171,8 @@ class _Batch:
         ]
         """Those that were not begun."""
         self._under_way: Final[dict[_Put, None]] = {}
+        self._left_keys: Final[set[bytes]] = set()
+        """Keys of values that want a put of their own: a later value of the key may not come before it."""
         self._locked: Final[set[_Put]] = set()
         """Those whose key's lock is held."""
         self._reading: Final[dict[int, list[_Put]]] = {}
@@ -191,7 +193,9 @@ class _Batch:
                 continue
             self._commit_sealed()
             if not len(self._parts):
-                return
+                if self._is_through():
+                    return
+                continue  # those of this round ended without a wait
             yield from self._parts.go_on(may_grow=bool(self._new))
 
     def close(self) -> None:
@@ -204,12 +208,15 @@ class _Batch:
         for sets in self._borrowed:
             self._volume.give_back_sets(sets)
 
+    def _is_through(self) -> bool:
+        return not self._new or self._channel.now() >= self._begins_until
+
     # -- a value's beginning ----------------------------------------------------------------------------
 
     def _begin(self) -> None:
         """Read the directories of as many values as there is room for."""
         now = self._channel.now()
-        if not self._new or now >= self._begins_until:
+        if self._is_through():
             return
         slow = self._parts.namespaces(begun_before=now - SLOW_SECONDS)
         room = AT_ONCE - sum(not put.waits_for(slow) for put in self._under_way)
@@ -219,7 +226,7 @@ class _Batch:
             if room <= 0 or put.waits_for(slow):
                 left.append(put)
             elif not self._is_admitted():
-                put.writing.drop()
+                self._leave(put)
             else:
                 room -= 1
                 self._under_way[put] = None
@@ -275,8 +282,9 @@ class _Batch:
         """Its directories are there: take the key's lock and a slot, without a wait, and seal it."""
         writing = put.writing
         buffer = self._rooms[put.number]
-        if not len(buffer) or not self._volume.key_locks.take_at_once(writing.pseudonym):
-            self._let_go(put)
+        may_go_on = len(buffer) > 0 and writing.pseudonym not in self._left_keys
+        if not may_go_on or not self._volume.key_locks.take_at_once(writing.pseudonym):
+            self._leave_begun(put)
             return
         self._locked.add(put)
         value = self._values[put.number]
@@ -291,7 +299,16 @@ class _Batch:
         elif writing.already_there:
             self._end(put, False)
         else:
-            self._let_go(put)
+            self._leave_begun(put)
+
+    def _leave(self, put: _Put) -> None:
+        """It wants a put of its own, and so do later values of its key."""
+        self._left_keys.add(put.writing.pseudonym)
+        put.writing.drop()
+
+    def _leave_begun(self, put: _Put) -> None:
+        self._left_keys.add(put.writing.pseudonym)
+        self._let_go(put)
 
     def _end(self, put: _Put, became: Became) -> None:
         self.became[put.number] = became

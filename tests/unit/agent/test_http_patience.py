@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.http.patience import OF_A_CLIENT_SECONDS, REST_FACTOR, WAIT_SECONDS, Patience
+from agent.http.patience import OF_A_CLIENT_SECONDS, REST_FACTOR, SOON_SECONDS, WAIT_SECONDS, Patience
 
 
 def test_nobody_waits_for_a_while_after_a_wait_in_vain() -> None:
@@ -29,3 +29,24 @@ def test_a_crowd_of_slow_clients_takes_a_sixth_of_a_thread() -> None:
             patience.waited_in_vain(began)
         now += 0.0001
     assert waited < 100.0 / (1 + REST_FACTOR) + WAIT_SECONDS
+
+
+def test_clients_who_take_all_at_the_last_moment_take_half_of_a_thread() -> None:
+    now = waited = 0.0
+    patience = Patience(lambda: now)
+    while now < 100.0:
+        began = now
+        if patience.until() > began:
+            now += 0.95 * WAIT_SECONDS
+            waited += now - began
+            patience.waited(began)
+        now += 0.0001
+    assert waited < 100.0 / 2 + WAIT_SECONDS
+
+
+def test_a_client_who_is_quick_costs_nothing() -> None:
+    now = 0.0
+    patience = Patience(lambda: now)
+    now += SOON_SECONDS
+    patience.waited(0.0)
+    assert patience.until() == now + WAIT_SECONDS

@@ -287,6 +287,39 @@ def test_a_key_that_another_put_has_is_left_to_a_put_of_its_own() -> None:
     _nothing_is_held(agent)
 
 
+def test_the_second_of_a_key_does_not_come_before_the_first() -> None:
+    """The first cannot have its key's lock at once, the second, twelve values later, could."""
+    agent, channel = stuck_agent((1,))
+    locks, pseudonym = agent.volume.key_locks, agent.volume.placement.pseudonym(key_of(0))
+    assert locks.take_at_once(pseudonym)
+    held, write = [pseudonym], channel.write
+
+    def writes(*args: Any, **more: Any) -> Any:
+        while held:
+            locks.end(held.pop())
+        return write(*args, **more)
+
+    channel.write = writes  # type: ignore[method-assign]
+    numbers = [0, *range(1, AT_ONCE + 1), 0]
+    became = channel.run(together(agent, numbers))
+    assert not held
+    assert (became[0], became[-1]) == (UNTRIED, UNTRIED)
+    assert became[1:-1] == [True] * AT_ONCE
+
+
+def test_values_that_end_without_a_wait_keep_no_others_from_the_call() -> None:
+    agent = agent_with((4, 4))
+    keys = list(range(MANY_MAX))
+    assert agent.channel.run(together(agent, keys)) == [True] * MANY_MAX
+    assert agent.channel.run(together(agent, keys)) == [False] * MANY_MAX, (
+        "directories are remembered: nothing is waited for"
+    )
+    for namespace in agent.channel.namespaces:
+        namespace.down = True
+    agent.channel.clock += 60
+    assert UNTRIED not in agent.channel.run(together(agent, [key + MANY_MAX for key in keys]))
+
+
 def test_a_set_that_another_writes_keeps_only_its_own_values() -> None:
     agent = agent_with((1, 1))
     agent.channel.run(together(agent, range(100, 102)))
