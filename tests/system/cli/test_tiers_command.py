@@ -16,13 +16,14 @@ pytestmark = pytest.mark.skipif(
     not os.path.exists("/dev/fuse"), reason="no /dev/fuse: nothing can be mounted"
 )
 
-VALUE = 64 << 10
+VALUE = 256 << 10
+"""As many evicted values as fill a bundle, so that some go to G4."""
 
 
 def test_tiers(processes: Processes, tmp_path: Path) -> None:
     """A name as short as the paths of sockets want it."""
     target = tmp_path / "tiers.json"
-    words = ("--tiers", "--requests", "60", "--value-size", "64K", "--json", target)
+    words = ("--tiers", "--requests", "60", "--json", target)
     bench = processes.g35("bench", *words, environment={"TMPDIR": str(tmp_path)})
     assert bench.process.wait(300) == 0, bench.output
     found = json.loads(target.read_text())
