@@ -14,6 +14,7 @@ EXIT_INTERRUPTED = 130
 try:
     import difflib
     import errno
+    import gc
     import importlib
     import importlib.util
     import os
@@ -126,7 +127,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _become(words[0], words[1:])
         if arguments is None and words and words[0] in WITH_KEYS:
             keep_memory_private()
-        application = _application(words[0] if words else "")
+        # All that an import makes stays: to look for garbage amid imports is a tenth of a verb's start.
+        gc.disable()
+        try:
+            application = _application(words[0] if words else "")
+        finally:
+            gc.enable()
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # agent/__init__.py, while we were loading
             signal.signal(signal.SIGINT, signal.default_int_handler)
         application(args=words, prog_name="g35")

@@ -5,13 +5,15 @@ takes one Connect for an id. So a user of a channel has a thread that keeps it, 
 thread that has ended.
 """
 
+from __future__ import annotations
+
 import functools
 import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from agent.attach.map_history import MapHistory
 from agent.attach.map_watch import MapWatch
@@ -26,7 +28,6 @@ from agent.fs.files.pool_store import store_for
 from agent.fs.shared.discards import Discards
 from agent.fs.shared.recent_names import NamesSeen
 from agent.fs.shared.unnamed import UnnamedChunks
-from agent.fs.virtiofs.door import VirtioFsDoor
 from agent.host_os.per_user_bounds import Bounds
 from agent.inline.secrets import RootKey
 from agent.membership.auto_join import AutoJoin, membership_status
@@ -35,22 +36,25 @@ from agent.pool.map.document import PoolMap
 from agent.pool.map.map_seal import MapSeal
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.volume import Volume, in_sets
-from agent.query.door import QueryDoor
 from agent.remote.channel import WorkerChannel, current_channel
 from agent.remote.channel_pool import ChannelPool
 from agent.remote.fabric import Fabric
 from agent.remote.path_prober import PathProberThread
-from agent.s3.door import S3Door
-from agent.service.doors import S3_DOOR, Doors, Shown, make_doors
+from agent.service.doors import GUEST_DOORS, QUERY_DOOR, S3_DOOR, Doors, Shown, make_doors
 from agent.service.queue_plan import QueuePlan
 from agent.service.repair import Repair
 from agent.service.upkeep import Upkeep
 from agent.service.volume_policies import VolumePolicies
 from agent.service.watched_memory import watch_blocks, watch_memory
 from agent.spill.tier import SpillTier
-from agent.telemetry import metrics, snapshot
+from agent.telemetry import snapshot
 from agent.tenancy.limits import TenantLimits
 from agent.tenancy.visibility import Members
+
+if TYPE_CHECKING:
+    from agent.fs.virtiofs.door import VirtioFsDoor
+    from agent.query.door import QueryDoor
+    from agent.s3.door import S3Door
 
 log = logging.getLogger(__name__)
 
@@ -213,6 +217,8 @@ class Agent:
         if self.files is not None:
             services["files"] = Service(stop=self.files.close)
         if address := self.configuration.agent.metrics:
+            from agent.telemetry import metrics  # with prometheus_client and h11, for who has them read
+
             listener = metrics.listener_at(address, self.snapshot, self.bounds)
             services["metrics"] = Service(listener.start, listener.stop)
         services["upkeep"] = Service(upkeep.start, upkeep.stop, upkeep.failures)
@@ -226,7 +232,9 @@ class Agent:
         services["policies"] = Service(self.policies.start, self.policies.stop)
         services["memory"] = Service(stop=self.registered.close, status=self.registered.mapped_bytes)
         for name, door in self.doors.items():
-            status = door.snapshot if isinstance(door, S3Door | QueryDoor) else nothing
+            # By its name: to name its class would load the doors of HTTP for an agent that has none.
+            speaks_http = name in (S3_DOOR, QUERY_DOOR)
+            status = cast("S3Door | QueryDoor", door).snapshot if speaks_http else nothing
             services[name] = Service(door.start, door.stop, status)
         return services
 
@@ -261,8 +269,7 @@ class Agent:
         return None if found is None else found.status()
 
     def _s3_door(self) -> S3Door | None:
-        door = self.doors.get(S3_DOOR)
-        return door if isinstance(door, S3Door) else None
+        return cast("S3Door | None", self.doors.get(S3_DOOR))
 
     def _has_files(self, volume: Volume) -> bool:
         """Whether a volume of blocks is in use here, by /fs or S3: one agent of a pool uses it."""
@@ -292,9 +299,9 @@ class Agent:
             if isinstance(door, DevFuseDoor):
                 moved = door.session.traffic()
                 copied = moved.bytes_read + moved.bytes_written  # by the kernel, between its pages and ours
-            elif isinstance(door, VirtioFsDoor):
-                moved = door.device.session.traffic()
-                copied = door.device.bytes_copied
+            elif name.startswith(GUEST_DOORS):
+                device = cast("VirtioFsDoor", door).device
+                moved, copied = device.session.traffic(), device.bytes_copied
             else:
                 continue
             counts[name] = {**asdict(moved), "bytes_copied": copied}

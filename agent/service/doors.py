@@ -3,7 +3,12 @@
 Tenants and guests are kept apart by the faces behind their doors, not by checks alone: each tree has faces
 `/kv`, `/shared` and `/.g35` of its own, over the volumes that it may show, and `/fs` from its folder on. All
 guests share the nodes of `/fs`, so in front of a guest's tree stands a `GuestView` that knows the nodes this
-guest was told of."""
+guest was told of.
+
+Only what a configured door needs is loaded: the doors of S3, of queries and of guests bring HTTP, XML and
+vhost-user along, which would be a sixth of the start of an agent that has only a mount."""
+
+from __future__ import annotations
 
 import dataclasses
 import errno
@@ -11,7 +16,7 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from agent.config.configuration import Configuration, VirtioFsSection
 from agent.errors import ConfigError
@@ -30,25 +35,25 @@ from agent.fs.shared.nodes import SHARED_ROOT
 from agent.fs.shared.recent_names import NamesSeen
 from agent.fs.shared.unnamed import UnnamedChunks
 from agent.fs.shared.volume import SharedVolume
-from agent.fs.virtiofs.door import VirtioFsDoor
-from agent.fs.virtiofs.guest_books import IDENTITY_BYTES, GuestBooks
-from agent.fs.virtiofs.guest_view import HANDLES, HANDLES_MAX, NODES, NODES_MAX
 from agent.host_os.per_user_bounds import Bounds
 from agent.pool.access import ServedVolume
 from agent.pool.prestage.readahead import Readahead
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.steps import Runner, settle
 from agent.pool.volume.volume import PoolVolume
-from agent.query.door import make_query_door
 from agent.remote.channel import WorkerChannel, current_channel
-from agent.s3.make_door import make_s3_door
 from agent.service.queue_plan import QueuePlan
 from agent.telemetry import snapshot
 from agent.tenancy.visibility import Audience, Members
 
+if TYPE_CHECKING:
+    from agent.fs.virtiofs.door import VirtioFsDoor
+
 Doors: TypeAlias = dict[str, Door]
 """By their names: `fuse`, `virtiofs-0` and so on, `s3`, and `query`."""
 MOUNT_DOOR = "fuse"
+GUEST_DOORS = "virtiofs-"
+"""How the names of guests' doors begin."""
 S3_DOOR = "s3"
 QUERY_DOOR = "query"
 FILES_ROOT = FACE_FILES << FACE_SHIFT | 1
@@ -107,7 +112,7 @@ def make_doors(
         )
     for_guests = dataclasses.replace(shown, registered=None)
     guests = {
-        f"virtiofs-{number}": _guest_door(configuration, number, wish, ids, take_channel, for_guests)
+        f"{GUEST_DOORS}{number}": _guest_door(configuration, number, wish, ids, take_channel, for_guests)
         for number, (wish, ids) in enumerate(zip(configuration.virtiofs, queues.guests, strict=True))
     }
     if guests:
@@ -115,6 +120,8 @@ def make_doors(
     doors |= guests
     s3 = configuration.s3
     if s3.listen:
+        from agent.s3.make_door import make_s3_door
+
         options = FilesOptions(s3.staging, on_full=configuration.files.on_full, workers=s3.workers)
         doors[S3_DOOR] = make_s3_door(
             s3,
@@ -131,6 +138,8 @@ def make_doors(
             lambda: [each.address for each in shown.sources.fabric.enclosures if each.address],
         )
     if configuration.query.listen:
+        from agent.query.door import make_query_door
+
         doors[QUERY_DOOR] = make_query_door(
             configuration.query,
             shown.served,
@@ -210,6 +219,9 @@ def _guest_door(
     shown: Shown,
 ) -> VirtioFsDoor:
     """`ids`: the I/O queue ids of its request queues. The guest's books lie in the state folder."""
+    from agent.fs.virtiofs.door import VirtioFsDoor
+    from agent.fs.virtiofs.guest_books import IDENTITY_BYTES, GuestBooks
+
     parts = f"{shown.sources.pool_id}\0{wish.subtree}\0{','.join(wish.volumes)}".encode()
     if wish.tenants:
         parts += b"\0" + "\0".join(wish.tenants).encode()
@@ -222,7 +234,7 @@ def _guest_door(
         lambda index: take_channel(ids[index]),
         sealed_memory=wish.sealed_memory,
         books=books,
-        name=f"virtiofs-{number}",
+        name=f"{GUEST_DOORS}{number}",
     )
 
 
@@ -259,6 +271,8 @@ def _folder_of(files: FilesFace, path: str, runner: Runner) -> int:
 
 
 def _watch_guests(bounds: Bounds, guests: dict[str, VirtioFsDoor]) -> None:
+    from agent.fs.virtiofs.guest_view import HANDLES, HANDLES_MAX, NODES, NODES_MAX
+
     views = {name: door.device.view for name, door in guests.items()}
     bounds.watch(
         NODES,
