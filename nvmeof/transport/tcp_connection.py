@@ -23,6 +23,7 @@ from nvmeof.controller.tcp_rules import TcpSettings
 from nvmeof.linux_limits import SureThread
 from nvmeof.transport.near_host import NearHost, incoming_processor
 from nvmeof.transport.page_sender import PageSender, pays_here
+from nvmeof.transport.receive_mark import ReceiveMark
 from nvmeof.transport.socket_options import set_options
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ class Connection:
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.queue = TcpControllerQueue(target, now=time.monotonic(), wake=self.wake, settings=settings)
         self._pages = PageSender(sock, by_reference=pays_here())
+        self._mark = ReceiveMark(sock)
         self._near = NearHost(incoming_processor(sock))
         self.thread = SureThread(self._serve, name)
 
@@ -109,10 +111,11 @@ class Connection:
             self._sock.close()
 
     def _move_bytes(self) -> None:
-        queue, receive, monotonic = self.queue, self._sock.recv_into, time.monotonic
+        queue, receive, monotonic, mark = self.queue, self._sock.recv_into, time.monotonic, self._mark
         poll = select.poll()
         poll.register(self._wake_fd, select.POLLIN)
         looks = 0
+        was_long = False
         while True:
             if looks:
                 looks = looks - 1 if not queue.ending and self._receive_some() else 0
@@ -121,13 +124,19 @@ class Connection:
             if queue.finished:
                 return
             if queue.may_block:
-                wait_all = socket.MSG_WAITALL if queue.payload_left else 0
-                count = receive(queue.next_buffer(), 0, wait_all)
+                buffer = queue.next_buffer()
+                flags = 0
+                if queue.payload_left:
+                    flags = mark.flags_for(len(buffer))
+                else:
+                    mark.clear()
+                count = receive(buffer, 0, flags)
                 now = monotonic()
                 if count:
                     self._received(count, now)
-                    if count >= LONG_PAYLOAD_BYTES:
-                        looks = LOOKS
+                    was_long = was_long or count >= LONG_PAYLOAD_BYTES
+                    if was_long and not queue.payload_left:
+                        looks, was_long = LOOKS, False
                 else:
                     queue.run(now)
                     queue.end_of_stream()
@@ -156,6 +165,7 @@ class Connection:
     def _wait(self, poll: select.poll, blocked: bool) -> None:
         """Wait for the socket, another thread or the clock, and run the queue."""
         queue = self.queue
+        self._mark.clear()
         mask = select.POLLOUT if blocked else 0
         if not queue.ending:
             mask |= select.POLLIN
@@ -198,6 +208,7 @@ class Connection:
 
         A wake-up ends it: another connection needs the place.
         """
+        self._mark.clear()
         self._sock.shutdown(socket.SHUT_WR)
         deadline = time.monotonic() + LINGER_S
         sink = bytearray(64 << 10)

@@ -1,9 +1,8 @@
 """A TCP I/O queue for one thread: blocking, run to completion. Read `base.HostQueue` first.
 
 The waiter receives for every command in flight until its own is done. Payload goes from the socket straight
-into the command's buffer, in as few calls as possible (MSG_WAITALL): a 1 MiB read that is answered by one
-data PDU costs two `recv`. SO_RCVTIMEO keeps deadlines; it is set anew only when the time left differs by more
-than a slack.
+into the command's buffer, with few calls and wake-ups (`receive_mark.py`). SO_RCVTIMEO keeps deadlines; it is
+set anew only when the time left differs by more than a slack.
 
 Sending never blocks in the socket: the rest waits in the queue's `output` and goes out in turn with
 receiving. Two ends that both only send would wait for each other.
@@ -27,6 +26,7 @@ from nvmeof.host.procedure import each_command
 from nvmeof.host.tcp_queue import TcpQueue
 from nvmeof.limits import CONNECT_TIMEOUT_S
 from nvmeof.transport.base import ControllerInfo
+from nvmeof.transport.receive_mark import ReceiveMark
 from nvmeof.transport.socket_options import set_options
 
 SLACK_S: Final = 0.002
@@ -39,7 +39,6 @@ MOST_BUFFERS: Final = 256
 DRAIN_CALLS: Final = 64
 """Receives in one look for what has arrived already; each takes at most what the socket holds."""
 
-_WAIT_ALL: Final[int] = socket.MSG_WAITALL
 _DONT_WAIT: Final[int] = socket.MSG_DONTWAIT
 _TIMEVAL: Final = struct.Struct("@ll")
 _LINGER: Final = struct.Struct("@ii")
@@ -72,6 +71,7 @@ class TcpHostQueue:
         self._queue = queue
         self._why = ""
         self._armed = 0.0
+        self._mark = ReceiveMark(sock)
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN | select.POLLOUT)
 
@@ -126,10 +126,12 @@ class TcpHostQueue:
             size = len(buffer)
             flags = 0
             if queue.receiving is not None:
-                # Payload: the whole of it in one call, or as much as the caller wants to begin with.
-                flags = _WAIT_ALL
+                # Payload: the whole of it in few calls, or as much as the caller wants to begin with.
                 if queue.receiving is command and at_least is not None:
                     size = min(size, at_least - command.received)
+                flags = self._mark.flags_for(size)
+            else:
+                self._mark.clear()
             slack = max(SLACK_S, remaining * SLACK_PART)
             if not -slack < self._armed - remaining < slack:
                 self._arm(remaining)
@@ -231,6 +233,7 @@ class TcpHostQueue:
 
     def _push_and_pull(self, remaining: float) -> None:
         """There is something to send that did not fit: wait for either direction."""
+        self._mark.clear()
         for _, ready in self._poll.poll(max(remaining * 1000, 1)):
             if ready & ~select.POLLOUT:
                 buffer = self._queue.next_buffer()

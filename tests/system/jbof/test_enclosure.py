@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -318,6 +319,48 @@ def test_a_host_that_sends_without_reading_is_read_all_the_same(tmp_path: Path) 
             assert queue.wait(command, time.monotonic() + 20), command
             command.check()
         assert read(queue, 256, MIB) == data
+
+    with enclosure(tmp_path, "--in-capsule", "2M") as running:
+        with_queue(running.ready, use)
+
+
+@pytest.mark.parametrize("room", ["8K", "2M"], ids=["asked-for", "in-capsule"])
+def test_a_long_payload_may_arrive_in_any_pieces(tmp_path: Path, room: str) -> None:
+    """The enclosure sleeps until much of it is there, and never for more than what is certain to come."""
+    dice = random.Random(21)
+    data = dice.randbytes(MIB)
+
+    def use(queue: TcpHostQueue, controller: Controller) -> None:
+        protocol, sock = queue._queue, queue._sock
+        for pieces in ((1000, 523_288), (524_288,), (524_289,), (600_000, 524_288 - 72), (MIB - 1,)):
+            command = commands.write(1, 0, 256, [data])
+            queue.submit(command, more=True)
+            protocol.submit(flush := commands.flush(1), time.monotonic())
+            if room == "8K":  # up to the header of the data, which the enclosure asks for
+                queue._push()
+                queue._mark.clear()
+                while not command.requested:
+                    protocol.received(sock.recv_into(protocol.next_buffer()))
+            stream = b"".join(protocol.output)
+            for start, end in itertools.pairwise((0, *sorted(pieces), len(stream))):
+                sock.sendall(stream[start:end])
+            protocol.sent(len(stream))
+            for each in (command, flush):
+                assert queue.wait(each, time.monotonic() + 20)
+                each.check()
+            assert read(queue, 0, MIB) == data
+
+    with enclosure(tmp_path, "--in-capsule", room) as running:
+        with_queue(running.ready, use)
+
+
+def test_a_host_that_dies_amid_a_long_payload_is_noticed(tmp_path: Path) -> None:
+    def use(queue: TcpHostQueue, controller: Controller) -> None:
+        before = running.ask("stats")["connections"]
+        queue.submit(commands.write(1, 0, 256, [bytes(MIB)]), more=True)
+        queue._sock.sendall(b"".join(queue._queue.output)[:5000])
+        queue.close()
+        wait_until(lambda: running.ask("stats")["connections"] == before - 1, 5)
 
     with enclosure(tmp_path, "--in-capsule", "2M") as running:
         with_queue(running.ready, use)
