@@ -91,12 +91,18 @@ class CopiesSimulation(PoolSimulation):
         super()._hurt(sick, name)
 
     def _put(self, agent: SimAgent, channel: SimChannel, number: int, rng: random.Random) -> Steps:
-        self.put_begun[number] += 1
+        self._put_begins(number)
         refused = self.counts["refused"]
         yield from super()._put(agent, channel, number, rng)
         self.last_put = number
         # Another put may have been refused meanwhile; then this one counts as refused as well.
-        self.put_ended[number] += self.counts["refused"] == refused
+        self._put_ends(number, refused=self.counts["refused"] != refused)
+
+    def _put_begins(self, number: int) -> None:
+        self.put_begun[number] += 1
+
+    def _put_ends(self, number: int, *, refused: bool) -> None:
+        self.put_ended[number] += not refused
 
     def _delete(self, agent: SimAgent, channel: SimChannel, number: int) -> Steps:
         self.acknowledged.pop(number, None)

@@ -192,6 +192,7 @@ class PoolSimulation:
         values = [rng.randbytes(min(longest, rng.choice([1, 100, 4096, 9000, 70_001]))) for _ in numbers]
         for number, value in zip(numbers, values, strict=True):
             self.stored.setdefault(number, set()).add(value)
+            self._put_begins(number)
         deletes = [self.deletes_begun[number] for number in numbers]
         keys = [key_of(number) for number in numbers]
         began = channel.now()
@@ -201,6 +202,7 @@ class PoolSimulation:
         if channel.now() > began + WRITE_DEADLINE + 1e-9:
             raise Wrong(f"a put of many took {channel.now() - began:.3f} s")
         for number, value, before, one in zip(numbers, values, deletes, became, strict=True):
+            self._put_ends(number, refused=not isinstance(one, bool | Untried))
             if one is True:
                 self.counts["stored of many"] += 1
                 self._note_stored(number, value, forgets=before != self.deletes_begun[number])
@@ -208,6 +210,12 @@ class PoolSimulation:
                 self.counts["untried"] += 1
             elif not isinstance(one, bool):
                 self.counts["refused"] += 1
+
+    def _put_begins(self, number: int) -> None:
+        """For an oracle that counts the puts of a key."""
+
+    def _put_ends(self, number: int, *, refused: bool) -> None:
+        """As `_put_begins`; `refused`: it may still land."""
 
     def _note_stored(self, number: int, value: bytes, *, forgets: bool) -> None:
         self.counts["stored"] += 1
