@@ -41,6 +41,7 @@ def test_the_thread_that_read_a_body_sends_it(
     s3: Served, senders: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(patience, "WAIT_SECONDS", 30.0)
+    monkeypatch.setattr(patience, "SOON_SECONDS", 30.0)  # this client is slow at times
     with s3.connect() as client:
         for name, body in BODIES.items():
             ask(client, name)
