@@ -85,7 +85,7 @@ class SigningKeys:
         self._region = region
         self._most = most
         self._kept: dict[tuple[str, str], tuple[SecretKey, SecretKey]] = {}
-        """By id of the access key and date, in the order in which they were made: the secret, and its key."""
+        """By id of the access key and date, the one asked for longest ago first: the secret, and its key."""
 
     def __len__(self) -> int:
         return len(self._kept)

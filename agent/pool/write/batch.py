@@ -284,7 +284,7 @@ class _Batch:
         buffer = self._rooms[put.number]
         may_go_on = len(buffer) > 0 and writing.pseudonym not in self._left_keys
         if not may_go_on or not self._volume.key_locks.take_at_once(writing.pseudonym):
-            self._leave_begun(put)
+            self._leave(put)
             return
         self._locked.add(put)
         value = self._values[put.number]
@@ -299,14 +299,10 @@ class _Batch:
         elif writing.already_there:
             self._end(put, False)
         else:
-            self._leave_begun(put)
+            self._leave(put)
 
     def _leave(self, put: _Put) -> None:
         """It wants a put of its own, and so do later values of its key."""
-        self._left_keys.add(put.writing.pseudonym)
-        put.writing.drop()
-
-    def _leave_begun(self, put: _Put) -> None:
         self._left_keys.add(put.writing.pseudonym)
         self._let_go(put)
 
@@ -316,7 +312,7 @@ class _Batch:
 
     def _let_go(self, put: _Put) -> None:
         """It holds nothing of the call any more."""
-        del self._under_way[put]
+        self._under_way.pop(put, None)  # one that was not begun is not among them
         if not put.writing.finished:
             put.writing.drop()
         if put in self._locked:
