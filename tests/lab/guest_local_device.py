@@ -25,6 +25,7 @@ from tests.support.lab.kernel_host import KernelController, run
 from tests.support.lab.kernel_target import KernelTarget
 from tests.support.lab.lab_enclosure import MEBIBYTE, read_directly, write_directly
 from tests.support.lab.verbs_here import status_of
+from tests.support.local_rig import ENCLOSURE, value_of
 from tests.support.processes import Processes, Started
 from tests.support.waiting import wait_until
 
@@ -52,17 +53,6 @@ LOCAL = """
 path = "{folder}/ssd"
 export = "127.0.0.1:{port}"
 """
-ELSEWHERE = """
-[[enclosures]]
-name = "server"
-address = "127.0.0.1"
-port = {port}
-nqn = "{nqn}"
-"""
-
-
-def value_of(key: bytes) -> bytes:
-    return random.Random(key).randbytes(60_000)
 
 
 @dataclass(slots=True)
@@ -169,7 +159,7 @@ def test_the_agent_and_the_kernels_host_see_one_medium(
         assert there == payload[MEBIBYTE:] + payload[:MEBIBYTE]
     host.disconnect()
     # A verb of another server goes by the export, too.
-    server.configure("elsewhere", ELSEWHERE.format(port=PORT, nqn=server.nqn))
+    server.configure("elsewhere", ENCLOSURE.format(name="server", port=PORT, nqn=server.nqn))
     capsys.readouterr()
     assert server.verb("pool", "show", "--json", name="elsewhere") == 0
     (row,) = json.loads(capsys.readouterr().out)["namespaces"]
