@@ -138,7 +138,8 @@ class S3RdmaClient:
     def request(
         self, method: str, path: str, headers: Mapping[str, str], query: str = ""
     ) -> tuple[bytes, dict[str, str]]:
-        """One signed request without a body; body and headers of the answer. Raises Refused."""
+        """One signed request without a body; body and headers of the answer. Raises Refused, OSError and
+        HTTPException; the next request has a connection of its own then."""
         target = f"{path}?{query}" if query else path
         asked = (method, target, *headers.items())
         now = time.monotonic()
@@ -147,9 +148,14 @@ class S3RdmaClient:
             self._signed_at = now
         if asked not in self._heads:
             self._heads[asked] = self._signed(method, target, headers)
-        self._http.request(method, target, headers=self._heads[asked])
-        answer = self._http.getresponse()
-        body = answer.read()
+        try:
+            self._http.request(method, target, headers=self._heads[asked])
+            answer = self._http.getresponse()
+            body = answer.read()
+        except (OSError, http.client.HTTPException):
+            # Else the next request would be one too many on a connection that waits for an answer.
+            self._http.close()
+            raise
         found = {name.lower(): value for name, value in answer.getheaders()}
         if answer.status not in (200, 206):
             raise Refused(answer.status, body.decode("utf-8", "replace"), found)

@@ -5,6 +5,7 @@ on an emulated NIC at the far end of a cable, and by RDMA on the kernel's rxe.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import re
@@ -26,6 +27,9 @@ from tests.support.waiting import wait_until
 
 # Emulated, Python takes its time to start.
 START_S = 480.0
+REACHED_AGAIN_S = 240.0
+"""Beside other work the emulated machine loses its sessions at times. That is a miss, or EIO, until they are
+back; wrong bytes are never right."""
 VALUE_BYTES = 200_000
 WORKERS = 2
 
@@ -176,8 +180,17 @@ def test_values_come_back(agent: RunningAgent) -> None:
     contents = [os.urandom(VALUE_BYTES) for _ in keys]
     with Pool(agent.mount) as pool:
         volume = pool.volume("kv")
-        assert all(volume.put(key, content) for key, content in zip(keys, contents, strict=True))
-        assert [volume.get(key) for key in keys] == contents
+
+        def come_back() -> bool:
+            if not all(volume.put(key, content) for key, content in zip(keys, contents, strict=True)):
+                return False
+            found = [volume.get(key) for key in keys]
+            assert all(each in (None, content) for each, content in zip(found, contents, strict=True)), (
+                "wrong bytes"
+            )
+            return None not in found
+
+        wait_until(come_back, REACHED_AGAIN_S, "all values to be served")
         assert volume.exists([*keys, b"never stored 0000"[:16]]) == [True] * len(keys) + [False]
 
 
@@ -185,20 +198,32 @@ def test_files_come_back(agent: RunningAgent) -> None:
     content = os.urandom(1_500_000)
     (agent.mount / "fs" / "folder").mkdir()
     file = agent.mount / "fs" / "folder" / "file"
-    file.write_bytes(content)
-    run("sync", "-f", file)
-    drop_caches()
-    assert file.read_bytes() == content
+
+    def comes_back() -> bool:
+        try:
+            file.write_bytes(content)
+            with file.open("rb") as written:
+                os.fsync(written.fileno())
+            drop_caches()
+            found = file.read_bytes()
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return False
+        assert found == content
+        return True
+
+    wait_until(comes_back, REACHED_AGAIN_S, "the file to be served")
 
 
 def test_an_enclosure_that_goes_and_comes_back(agent: RunningAgent) -> None:
     key, content = b"survives an hour", os.urandom(VALUE_BYTES)
     with Pool(agent.mount) as pool:
         volume = pool.volume("kv")
-        assert volume.put(key, content)
+        wait_until(lambda: volume.put(key, content), REACHED_AGAIN_S, "the value to be stored")
         agent.target.withdraw()
         try:
             assert volume.get(key) is None, "down is a miss"
         finally:
             agent.target.offer()
-        wait_until(lambda: volume.get(key) == content, 240, "the value to be served again")
+        wait_until(lambda: volume.get(key) == content, REACHED_AGAIN_S, "the value to be served again")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+
+IDLE_TRIO_THREAD = re.compile(r"Trio thread \d+")
+"""A thread that trio keeps for 10 s after its last job. While it has a job, it bears the job's name."""
 
 
 def mounts_below(folder: Path) -> list[Path]:
@@ -51,7 +55,9 @@ class Holdings:
             if target.startswith("socket:") or target == "/dev/fuse":
                 sockets.add(f"descriptor {descriptor} → {target}")
         threads = {
-            f"thread {thread.name} ({thread.ident})" for thread in threading.enumerate() if thread.is_alive()
+            f"thread {thread.name} ({thread.ident})"
+            for thread in threading.enumerate()
+            if thread.is_alive() and not IDLE_TRIO_THREAD.fullmatch(thread.name)
         }
         return cls(frozenset(sockets), frozenset(threads))
 

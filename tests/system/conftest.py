@@ -13,9 +13,6 @@ from tests.support import leaks
 from tests.support import processes as process_support
 from tests.support.waiting import wait_until
 
-TRIO_IDLE_SECONDS = 10.0
-"""For so long trio keeps a thread that has nothing to do, for whoever wants one next."""
-
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind(tmp_path: Path) -> Iterator[None]:
@@ -30,11 +27,8 @@ def nothing_is_left_behind(tmp_path: Path) -> Iterator[None]:
     yield
     gc.collect()
     found: list[str] = []
-    seconds = 2.0
-    if any(what.startswith("thread Trio thread") for what in leaks.Holdings.now().left_over(before)):
-        seconds += TRIO_IDLE_SECONDS
     try:
-        wait_until(lambda: not leaks.Holdings.now().left_over(before), seconds)
+        wait_until(lambda: not leaks.Holdings.now().left_over(before), 2.0)
     except AssertionError:
         found += leaks.Holdings.now().left_over(before)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import random
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def client_of(up: PoolUp) -> S3RdmaClient:
 def connects(client: S3RdmaClient) -> bool:
     try:
         client.connect()
-    except (Refused, OSError):
+    except (Refused, OSError, http.client.HTTPException):
         return False
     return True
 
