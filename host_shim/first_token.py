@@ -15,10 +15,10 @@ import ctypes
 import hashlib
 import importlib
 import json
-import mmap
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -27,6 +27,7 @@ from typing import Any
 from host_shim.control_wire import KEY_BYTES, VALUE_BYTES_MAX
 from host_shim.llama_shape import SHAPES, Model
 from host_shim.pool import Pool, UnknownVolume, Volume
+from host_shim.unlocked_memory import new_memory
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192)
 LOGITS_OFF_MAX = {"float32": 1e-3, "bfloat16": 0.1}
@@ -50,25 +51,39 @@ class Row:
     logits_off: float
 
 
+@contextmanager
+def pinned(torch: Any, device: str, memory: memoryview) -> Iterator[None]:
+    """For a GPU, let it copy from and to this memory by itself. Raises CannotSay where CUDA refuses that."""
+    if not device.startswith("cuda"):
+        yield
+        return
+    runtime = torch.cuda.cudart()
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    refused = int(runtime.cudaHostRegister(address, len(memory), 0))
+    if refused:
+        raise CannotSay(f"CUDA does not pin {len(memory)} bytes: error {refused}; fewer --lengths need less")
+    try:
+        yield
+    finally:
+        torch.cuda.synchronize()
+        runtime.cudaHostUnregister(address)
+
+
 class Blocks:
     """A prefix's blocks between the model's cache and the pool."""
 
-    def __init__(self, model: Model, volume: Volume, block_tokens: int, tokens: int) -> None:
+    def __init__(
+        self, model: Model, volume: Volume, memory: memoryview, block_tokens: int, tokens: int
+    ) -> None:
+        """They lie at the beginning of `memory`."""
         torch, shape = model.torch, model.shape
         self._model, self._volume, self._tokens = model, volume, tokens
         self.count = tokens // block_tokens
         size = (self.count, shape.layers, 2, shape.kv_heads, block_tokens, shape.head_size)
         self.block_bytes = shape.block_bytes(block_tokens, model.kind.itemsize)
-        # At a page, as an engine's own pool of host memory is; pinned, so that the device copies by itself.
-        pinned = model.device.startswith("cuda")
-        room = torch.empty(
-            self.count * self.block_bytes + mmap.PAGESIZE, dtype=torch.uint8, pin_memory=pinned
-        )
-        skip = -room.data_ptr() % mmap.PAGESIZE
-        self._host_bytes = room[skip : skip + self.count * self.block_bytes]
+        whole = memory[: self.count * self.block_bytes]
+        self._host_bytes = torch.frombuffer(whole, dtype=torch.uint8)
         self._host = self._host_bytes.view(model.kind).view(size)
-        memory = (ctypes.c_char * (self.count * self.block_bytes)).from_address(self._host_bytes.data_ptr())
-        whole = memoryview(memory).cast("B")
         self._views = [whole[at : at + self.block_bytes] for at in range(0, len(whole), self.block_bytes)]
 
     def store(self, cache: Any, keys: Sequence[bytes]) -> None:
@@ -117,14 +132,16 @@ def chained_keys(fingerprint: str, tokens: Sequence[int], block_tokens: int) -> 
     return found
 
 
-def measured(model: Model, volume: Volume, tokens: int, options: argparse.Namespace) -> Row:
+def measured(
+    model: Model, volume: Volume, memory: memoryview, tokens: int, options: argparse.Namespace
+) -> Row:
     """One length; the blocks are deleted again."""
     torch = model.torch
     dice = torch.Generator().manual_seed(tokens)
     prompt = torch.randint(model.shape.words, (tokens + options.question,), generator=dice)
     on_device = prompt.to(model.device)
     cache = model.new_cache(len(prompt))
-    blocks = Blocks(model, volume, options.block_tokens, tokens)
+    blocks = Blocks(model, volume, memory, options.block_tokens, tokens)
     fingerprint = f"first_token {options.model} {model.kind} {options.block_tokens}"
     keys = chained_keys(fingerprint, prompt[:tokens].tolist(), options.block_tokens)
     # A processor has done what it was told when the call returns.
@@ -206,8 +223,11 @@ def run(torch: Any, options: argparse.Namespace) -> list[Row]:
                 f"a block has {size} bytes and a slot of volume {options.volume} holds {room}: "
                 "fewer --block-tokens, or a volume of larger slots"
             )
-        model = Model(torch, shape, options.device, kind)
-        return [measured(model, pool.volume(options.volume), tokens, options) for tokens in options.lengths]
+        model, volume = Model(torch, shape, options.device, kind), pool.volume(options.volume)
+        count = max(options.lengths) // options.block_tokens
+        memory = new_memory(count * size) if options.unregistered else pool.memory(count * size)
+        with pinned(torch, options.device, memory):
+            return [measured(model, volume, memory, tokens, options) for tokens in options.lengths]
 
 
 def _timed(work: Callable[[], Any], wait: Callable[[], None], rounds: int) -> tuple[Any, float]:
@@ -243,6 +263,11 @@ def _options(words: Sequence[str]) -> argparse.Namespace:
     )
     made.add_argument("--block-tokens", type=int, default=16, help="tokens of a block (default: 16)")
     made.add_argument("--question", type=int, default=16, help="tokens behind the prefix (default: 16)")
+    made.add_argument(
+        "--unregistered",
+        action="store_true",
+        help="use memory that is not registered with the agent, as another engine's is",
+    )
     made.add_argument("--rounds", type=int, default=5, help="times that each is done (default: 5)")
     made.add_argument(
         "--dtype", choices=sorted(LOGITS_OFF_MAX), help="of weights and cache (default: bfloat16 on cuda)"
@@ -279,6 +304,7 @@ def main(words: Sequence[str] | None = None) -> int:
             "dtype": options.dtype,
             "shape": asdict(SHAPES[options.model]),
             "block_tokens": options.block_tokens,
+            "registered": not options.unregistered,
             "question_tokens": options.question,
             "rows": [asdict(row) for row in rows],
             "break_even_tokens": break_even(rows),
