@@ -21,6 +21,8 @@ from typing import Final, Literal
 
 import trio
 
+from agent.host_os.ticks import next_tick
+
 log = logging.getLogger(__name__)
 
 StayAwake = Literal["never", "short", "auto", "always"]
@@ -28,6 +30,8 @@ StayAwake = Literal["never", "short", "auto", "always"]
 DEVICE: Final = Path("/dev/cpu_dma_latency")
 PROCESSORS: Final = Path("/sys/devices/system/cpu")
 LOOK_SECONDS: Final = 0.1
+REST_SECONDS: Final = 0.25
+"""Between two looks while nothing is asked: an idle agent looks in step with its other tasks."""
 SHORT_BYTES: Final = 128 << 10
 """Values that are longer on average keep processors busy by themselves, if with gaps."""
 REQUESTS_PER_SECOND: Final = 100.0
@@ -118,8 +122,8 @@ class AwakeWhileBusy:
         self._before = Work(0, 0, 0)
         self._looked = 0.0
 
-    def look(self, work: Work, now: float) -> None:
-        """Call it every `LOOK_SECONDS`. `now` in seconds."""
+    def look(self, work: Work, now: float) -> bool:
+        """Call it every `LOOK_SECONDS`. `now` in seconds. Whether anything was asked since the last look."""
         before, seconds = self._before, now - self._looked
         self._before, self._looked = work, now
         requests = work.requests - before.requests
@@ -133,12 +137,15 @@ class AwakeWhileBusy:
             self._awake.hold()
         else:
             self._awake.release()
+        return requests > 0
 
     async def keep(self, work_done: Callable[[], Work]) -> None:
         try:
             while True:
-                self.look(work_done(), time.monotonic())
-                await trio.sleep(LOOK_SECONDS)
+                is_asked = self.look(work_done(), time.monotonic())
+                await trio.sleep_until(
+                    trio.current_time() + LOOK_SECONDS if is_asked else next_tick(REST_SECONDS)
+                )
         finally:
             self._awake.release()
 

@@ -17,6 +17,7 @@ import trio
 
 from agent.config.configuration import DiscoverySection, EnclosureSection, FabricSection
 from agent.host_os.rate_limited_log import Complaints
+from agent.host_os.ticks import next_tick
 from agent.local.namespaces import AwayNamespace, LocalNamespace, LocalNamespaces
 from agent.remote.discovery import Discovered, itself
 from agent.remote.enclosure import Enclosure
@@ -180,7 +181,7 @@ class Supervisor:
     async def _look_around(self) -> None:
         """Look for gray failure and for writes that stay without an answer, and log the findings."""
         while True:
-            await trio.sleep(LOOK_SECONDS)
+            await trio.sleep_until(next_tick(LOOK_SECONDS))
             self.fabric.fence.look(time.monotonic())
             for change in self.fabric.look(time.monotonic()):
                 name = self.fabric.name_of(change.member)
@@ -396,7 +397,7 @@ class Supervisor:
 
     async def _hear_complaints(self, enclosure: Enclosure, keeper: Keeper) -> None:
         while True:
-            await trio.sleep(COMPLAINTS_EVERY)
+            await trio.sleep_until(next_tick(COMPLAINTS_EVERY))
             if enclosure.complaints and keeper.controller is not None:
                 enclosure.complaints = 0
                 what = "a queue was lost or does not answer"

@@ -5,7 +5,7 @@ own, runs where the configuration asks for a scrub, or a volume keeps two copies
 """
 
 import logging
-import time
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -21,14 +21,13 @@ from agent.remote.channel import WorkerChannel
 
 log = logging.getLogger(__name__)
 
-COPY_SECONDS = 0.002
-"""How long the keeper sleeps when no copy is owed: a second copy follows its put after about that."""
 STOP_SECONDS = 10.0
 
 
 class Repair(OwnThread):
     """Made once for an agent. `take_channel` gives the keeper its channel, which nobody else uses.
 
+    It sleeps until a put owes a copy, a doubted copy is due, or the scrub's own pace lets the scrub go on.
     It ends after the read or the copy in hand; the copies that are owed are left to a scrub.
     """
 
@@ -51,6 +50,8 @@ class Repair(OwnThread):
         """Of what gets and puts have met; the upkeep thread's."""
         self._scrubber = Scrubber(self._volumes)
         self._next_pass = 0.0
+        self._wakes = threading.Event()
+        """Set by what owes a copy, and by `stop`."""
 
     def look(self, channel: IoChannel) -> Steps[None]:
         """Look into what gets and puts have met. For the upkeep thread."""
@@ -83,21 +84,34 @@ class Repair(OwnThread):
         if self._section.bandwidth or any(volume.settings.copies > 1 for volume in self._volumes):
             super().start()
 
+    def stop(self) -> None:
+        # In this order: the keeper clears the second, and looks at the first behind that.
+        self.stopping.set()
+        self._wakes.set()
+        super().stop()
+
     def _work(self) -> None:
         channel, stopping = self._take_channel(), self.stopping
         pace = Pace(self._section.bandwidth, lambda: self._moved_by_others(channel))
         copies = [volume for volume in self._volumes if volume.settings.copies > 1]
+        for volume in copies:
+            volume.replication_backlog.wake_by(self._wakes)
         free_at = 0.0
         while not stopping.is_set():
+            # Before the look: what is owed from here on sets it again.
+            self._wakes.clear()
             try:
                 if channel.run(work_off(copies, channel)):
                     continue
-                now = time.monotonic()
+                now = channel.now()
                 if self._section.bandwidth and now >= max(free_at, self._next_pass):
                     free_at = now + self._scrub_on(channel, pace)
                     continue
-                waits = max(free_at, self._next_pass) - now if self._section.bandwidth else COPY_SECONDS
-                stopping.wait(max(0.0, min(waits, COPY_SECONDS if copies else 0.5)))
+                until = [due for volume in copies if (due := volume.replication_backlog.due()) is not None]
+                if self._section.bandwidth:
+                    until.append(max(free_at, self._next_pass))
+                if not stopping.is_set():
+                    self._wakes.wait(max(0.0, min(until) - now) if until else None)
             except Exception:
                 log.exception("keeping what is stored good failed; it is tried again")
                 stopping.wait(1.0)
@@ -108,7 +122,7 @@ class Repair(OwnThread):
             self._next_pass = 0.0
         began = self._scrubber.counters.passes
         read = channel.run(self._scrubber.advance(channel))
-        now = time.monotonic()
+        now = channel.now()
         if self._scrubber.counters.passes != began:
             self._next_pass = now + self._section.every_hours * 3600
             counters = self._scrubber.counters

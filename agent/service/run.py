@@ -18,6 +18,7 @@ from agent.errors import G35Error
 from agent.fs.doors.mounting import MountError
 from agent.host_os.cpu_idle import keep_awake
 from agent.host_os.presence import set_mark
+from agent.host_os.ticks import next_tick
 from agent.inline.secrets import root_key_in
 from agent.pool.map.document import PoolMap
 from agent.pool.map.inspect import newest_map
@@ -101,7 +102,7 @@ async def _until_over(doors: Doors, stop: trio.Event) -> None:
     served = dict(doors)
     while not stop.is_set():
         for name, door in list(served.items()):
-            if await trio.to_thread.run_sync(door.wait, 0.0):
+            if door.wait(0.0):
                 del served[name]
                 if name == MOUNT_DOOR or not served:
                     log.info(
@@ -111,5 +112,5 @@ async def _until_over(doors: Doors, stop: trio.Event) -> None:
                 log.error(
                     "the door %s is served no longer; the others are. Restart the agent to have it back", name
                 )
-        with trio.move_on_after(LOOK_SECONDS):
+        with trio.move_on_at(next_tick(LOOK_SECONDS)):
             await stop.wait()

@@ -27,7 +27,8 @@ from agent.spill.up import Below, PlaceHealth
 log = logging.getLogger(__name__)
 
 IDLE_SECONDS: Final = 0.02
-"""How long a thread sleeps that found nothing to do."""
+"""How long a thread sleeps that found nothing to do; twice as long each time, until there is something."""
+IDLE_MOST_SECONDS: Final = 0.25
 ERROR_SECONDS: Final = 1.0
 LOG_SECONDS: Final = 10.0
 """One error in this time is logged; status has the last."""
@@ -88,6 +89,7 @@ class SpillPlace(OwnThread):
         self._error = self._told = ""
         self._tell_at = 0.0
         self._is_fit = False
+        self._idle = IDLE_SECONDS
         self._began: float | None = None
         """When the thread began its turn."""
         self.health = PlaceHealth(section.in_flight, section.memory // 2, section.deadline_ms / 1e3)
@@ -213,6 +215,10 @@ class SpillPlace(OwnThread):
             is_idle = is_idle and count is None
             room.survey(channel.now(), channel.wall())
             room.make_room()
+        if is_idle and not any(each.memory for each in self._spillers):
+            idle, self._idle = self._idle, min(2 * self._idle, IDLE_MOST_SECONDS)
+            return idle
+        self._idle = IDLE_SECONDS
         if is_idle:
             return IDLE_SECONDS
         return min(ERROR_SECONDS, max(0.0, pace.spend(moved, channel.now())))

@@ -23,7 +23,10 @@ class Door(Protocol):
         """Mount and serve; `MountError` where that cannot be."""
 
     def wait(self, timeout: float | None = None) -> bool:
-        """True once the mount is no longer served, by any unmount; False at the time-out."""
+        """True once the mount is no longer served, by any unmount; False at the time-out.
+
+        With 0 it waits for nothing, so an event loop may ask.
+        """
 
     def stop(self, grace_seconds: float = GRACE_SECONDS) -> None:
         """Unmount and end the threads. Who still has files open after the grace loses them (ENOTCONN)."""

@@ -33,16 +33,26 @@ class ReplicationBacklog:
         self._doubtful: deque[tuple[float, NamedCopy]] = deque()
         self._keys: OrderedDict[bytes, None] = OrderedDict()
         self._lock = threading.Lock()
+        self._wakes = threading.Event()
 
     def __len__(self) -> int:
         return len(self._keys)
+
+    def wake_by(self, event: threading.Event) -> None:
+        """Set `event` whenever there is something to do again. Who waits for it clears it, and then takes
+        everything there is before waiting."""
+        self._wakes = event
 
     def note(self, pseudonym: bytes) -> None:
         with self._lock:
             if len(self._keys) >= OWED_MAX:
                 self.dropped += 1
-            else:
-                self._keys[pseudonym] = None
+                return
+            is_first = not self._keys
+            self._keys[pseudonym] = None
+        if is_first:
+            # With more than one the keeper is awake, and goes on until there is none.
+            self._wakes.set()
 
     def next(self) -> bytes | None:
         """The oldest, which is the caller's now."""
@@ -59,6 +69,12 @@ class ReplicationBacklog:
     def doubt(self, copy: NamedCopy, due: float) -> None:
         """Take this copy back from `due` on: whether its original still stood could not be seen."""
         self._doubtful.append((due, copy))
+        self._wakes.set()
+
+    def due(self) -> float | None:
+        """When the next copy is to be taken back; None where there is none."""
+        with self._lock:
+            return self._doubtful[0][0] if self._doubtful else None
 
     def next_doubtful(self, now: float) -> NamedCopy | None:
         """One that is due, which is the caller's now."""

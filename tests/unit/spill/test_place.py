@@ -11,11 +11,12 @@ import pytest
 
 from agent.config.spill_section import SpillSection
 from agent.pool.read.get import SlotReader
+from agent.spill.down import Spiller
 from agent.spill.folder import FolderTarget
 from agent.spill.names import bundle_name
 from agent.spill.room import Room
 from agent.spill.target import Taken, TargetError
-from agent.spill.tier import LOG_SECONDS, SpillPlace, SpillTier
+from agent.spill.tier import IDLE_MOST_SECONDS, IDLE_SECONDS, LOG_SECONDS, SpillPlace, SpillTier
 from tests.support.pool.memory_pool import MemoryPool, key_of
 from tests.support.pool.spill_pool import POOL_ID, MemoryTarget, SpillingAgent
 
@@ -69,6 +70,32 @@ def test_an_agent_is_made_without_its_place_and_finds_it_later(
         place._work()
     (line,) = caplog.messages
     assert "cannot be used" in line
+    tier.stop()
+
+
+def test_a_thread_that_finds_nothing_to_do_sleeps_longer_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier, place = tier_of(section_of(tmp_path))
+    waited: list[float] = []
+    works = iter([None, None, None, None, None, None, 0, None, None])
+    """What each turn moved; None: there was nothing to do."""
+
+    def turn(self: Spiller, channel: object) -> Any:
+        yield from ()
+        return next(works)
+
+    def wait(seconds: float) -> bool:
+        waited.append(seconds)
+        if len(waited) == 9:
+            place.stopping.set()
+        return False
+
+    monkeypatch.setattr(Spiller, "turn", turn)
+    monkeypatch.setattr(place.stopping, "wait", wait)
+    place._work()
+    doubled = [IDLE_SECONDS, 2 * IDLE_SECONDS, 4 * IDLE_SECONDS, 8 * IDLE_SECONDS]
+    assert waited == [*doubled, IDLE_MOST_SECONDS, IDLE_MOST_SECONDS, 0.0, *doubled[:2]]
     tier.stop()
 
 
