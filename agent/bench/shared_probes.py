@@ -3,8 +3,9 @@
 A get opens a file, reads it with one readv, and closes it; the files are read over and over. Without O_DIRECT
 the page cache lets go of a file after each get, so that every byte comes through the mount. A put creates a
 file, writes it with one writev, and closes it. What was put is removed before the next burst, untimed, and a
-burst begins once the room is back. Every file is compared once before, and the last one that each thread got
-after each round.
+burst begins once the room is back. Of /shared that takes half a second, after which directories are read
+again and caches are cold. So a burst of short files has several for each thread. Every file is compared once
+before, and the last one that each thread got after each round.
 """
 
 import itertools
@@ -23,8 +24,8 @@ from agent.pool.format.directory import SLOTS_PER_SET
 
 FILES_GOT: Final = 4
 """Files that are read over and over."""
-FILES_PUT: Final = 4
-"""Files that are put before they are removed."""
+PUT_BYTES: Final = 32 << 20
+"""What is put before it is removed; of long files a file for each thread."""
 SHARED_PART: Final = 5
 """A new pool has one part in so many for /shared (agent/cli/up/agent_toml.py)."""
 DRIVE_LEAST: Final = 2 << 30
@@ -39,8 +40,13 @@ REMOVED_WITHIN: Final = 30.0
 LOOK_SECONDS: Final = 0.005
 
 
+def files_put(file_bytes: int) -> int:
+    """Files that are put before they are removed."""
+    return max(IN_FLIGHT, PUT_BYTES // file_bytes)
+
+
 def shape_of_files(file_bytes: int) -> PoolShape:
-    stored = (FILES_GOT + FILES_PUT) * file_bytes
+    stored = (FILES_GOT + files_put(file_bytes)) * file_bytes
     value_bytes = min(file_bytes, VALUE_MAX)
     set_of_values = SLOTS_PER_SET * value_bytes
     drive_bytes = max(int(SHARED_PART * ROOM * stored), 2 * set_of_values, DRIVE_LEAST)
@@ -133,7 +139,7 @@ class _Files:
 
     def put_burst(self, seconds: float) -> Timed:
         free = self._free()
-        fresh = [next(self._numbers) for _ in range(FILES_PUT)]
+        fresh = [next(self._numbers) for _ in range(files_put(self._contents.value_bytes))]
         turns = [self._puts(iter(fresh[first::IN_FLIGHT])) for first in range(IN_FLIGHT)]
         timed = together(turns, seconds)
         there = [path for path in (self.path("put", number) for number in fresh) if path.exists()]

@@ -1,16 +1,20 @@
-"""The short way of a request without a body: it is read, and answered, as h11 would."""
+"""The short way of a plain request: it is read, and answered, as h11 would."""
 
 from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
 
 import h11
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from agent.http.server_side import PLAIN_LINES_MAX, PlainRequest, ServerSide, plain_request
+from agent.http.server_side import PLAIN_LINES_MAX, PlainHead, PlainRequest, ServerSide, plain_head
 from agent.telemetry.http_connection import http_connection
 
 PLAIN = b"GET /b/k?x=1 HTTP/1.1\r\nHost: a\r\nX-Amz-Date: \tnow \r\nContent-Length: 0\r\n\r\n"
+WITH_BODY = b"POST /query HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nx: y\r\n\r\n"
 HEAD_MAX = 16 << 10
 PARTS = st.sampled_from(
     [
@@ -26,40 +30,69 @@ PARTS = st.sampled_from(
 )  # fmt: skip
 
 
-def as_h11_reads(data: bytes) -> tuple[PlainRequest, bool, bytes]:
-    """The request, whether it is over and another may follow, and what is left."""
+class Read(NamedTuple):
+    """What is read of some bytes: the request, how long its body is, what came of that, whether it is over
+    and another may follow, and what is left."""
+
+    request: PlainRequest
+    length: int
+    body: bytes
+    goes_on: bool
+    left: bytes
+
+
+def as_h11_reads(data: bytes) -> Read:
     judge = http_connection(HEAD_MAX)
     judge.receive_data(data)
     request = judge.next_event()
     assert isinstance(request, h11.Request)
-    over = isinstance(judge.next_event(), h11.EndOfMessage)
+    body, event = b"", judge.next_event()
+    while isinstance(event, h11.Data):
+        assert not event.chunk_start
+        body, event = body + event.data, judge.next_event()
+    over = isinstance(event, h11.EndOfMessage)
     goes_on = over and judge.states[h11.CLIENT] is h11.DONE and not judge.they_are_waiting_for_100_continue
+    lengths = [int(value) for name, value in request.headers if name == b"content-length"]
     plain = PlainRequest(request.method, request.target, list(request.headers))
-    return plain, goes_on, judge.trailing_data[0]
+    return Read(plain, max(lengths, default=0), body, goes_on, judge.trailing_data[0])
 
 
-def test_most_heads_are_plain() -> None:
-    assert plain_request(PLAIN) == as_h11_reads(PLAIN)[0]
+def as_read_here(data: bytes, found: PlainHead) -> Read:
+    body = data[found.size :]
+    return Read(found.request, found.length, body, len(body) == found.length, b"")
+
+
+@pytest.mark.parametrize("data", [PLAIN, WITH_BODY, WITH_BODY + b"ab", WITH_BODY + b"a\r\n\r\n"])
+def test_most_heads_are_plain(data: bytes) -> None:
+    found = plain_head(data)
+    assert found is not None
+    assert as_read_here(data, found) == as_h11_reads(data)
 
 
 @given(st.sampled_from([b"", b"GET /a HTTP/1.1\r\nhost: a\r\n"]), st.lists(PARTS, min_size=1, max_size=6))
 def test_what_is_taken_is_what_h11_takes(begin: bytes, parts: list[bytes]) -> None:
     data = b"".join((begin, *parts, b"\r\n"))
-    found = plain_request(data)
+    found = plain_head(data)
     if found is not None:
-        assert as_h11_reads(data) == (found, True, b"")
+        assert as_read_here(data, found) == as_h11_reads(data)
 
 
-@given(st.integers(0, len(PLAIN) - 1), st.binary(max_size=3))
-def test_no_byte_is_read_in_another_way(at: int, other: bytes) -> None:
-    data = PLAIN[:at] + other + PLAIN[at + 1 :]
-    found = plain_request(data)
+@given(st.sampled_from([PLAIN, WITH_BODY + b"abcde"]), st.data(), st.binary(max_size=3))
+def test_no_byte_is_read_in_another_way(head: bytes, choice: st.DataObject, other: bytes) -> None:
+    at = choice.draw(st.integers(0, len(head) - 1))
+    data = head[:at] + other + head[at + 1 :]
+    found = plain_head(data)
     if found is not None:
-        assert as_h11_reads(data) == (found, True, b"")
+        assert as_read_here(data, found) == as_h11_reads(data)
 
 
 def test_a_head_of_many_lines_is_not_looked_at() -> None:
-    assert plain_request(PLAIN[:-2] + b"a: b\r\n" * PLAIN_LINES_MAX + b"\r\n") is None
+    assert plain_head(PLAIN[:-2] + b"a: b\r\n" * PLAIN_LINES_MAX + b"\r\n") is None
+
+
+@pytest.mark.parametrize("behind", [b"abcdef", b"abcde" + PLAIN])
+def test_a_body_with_another_request_behind_it_is_for_h11(behind: bytes) -> None:
+    assert plain_head(WITH_BODY + behind) is None
 
 
 def received(*pieces: bytes) -> ServerSide:
@@ -73,7 +106,9 @@ def answered(side: ServerSide, status: int = 200, body: bytes = b"abc") -> bytes
     """Read one request to its end, and answer it."""
     assert isinstance(side.next_event(), PlainRequest | h11.Request)
     assert (side.their_state, side.our_state) == (h11.SEND_BODY, h11.SEND_RESPONSE)
-    assert isinstance(side.next_event(), h11.EndOfMessage)
+    while isinstance(event := side.next_event(), h11.Data):
+        assert not event.chunk_start
+    assert isinstance(event, h11.EndOfMessage)
     head = side.head(status, b"Words", [(b"a", b"b c"), (b"content-length", b"3")])
     return b"".join((head, *side.data(body), side.end()))
 
@@ -138,4 +173,73 @@ def test_a_request_that_was_not_read_to_its_end_is_the_last() -> None:
     side.head(403, b"Forbidden", [(b"content-length", b"0")])
     side.end()
     assert side.their_state is h11.SEND_BODY
+    assert not side.may_go_on()
+
+
+def pieces_of(data: bytes, sizes: list[int]) -> list[bytes]:
+    """The bytes in pieces of these sizes, round about."""
+    pieces, round_about = [], itertools.cycle(sizes)
+    while data:
+        size = next(round_about)
+        pieces.append(data[:size])
+        data = data[size:]
+    return pieces
+
+
+def story(side: ServerSide, pieces: list[bytes]) -> list[object]:
+    """What happens on a connection whose client sends these pieces, and then ends its side."""
+    told: list[object] = []
+    pieces = [*pieces, b""]
+    try:
+        while True:
+            event = side.next_event()
+            if event is h11.NEED_DATA:
+                if not pieces:
+                    break
+                side.receive_data(pieces.pop(0))
+            elif isinstance(event, PlainRequest | h11.Request):
+                told.append((event.method, event.target, list(event.headers)))
+            elif isinstance(event, h11.Data):
+                told += list(bytes(event.data))
+            elif isinstance(event, h11.EndOfMessage):
+                told.append(("end", side.their_state, side.our_state))
+                side.head(200, b"OK", [(b"content-length", b"3")])
+                told.append(b"".join((*side.data(b"abc"), side.end())))
+                assert side.may_go_on()
+            else:
+                told.append(type(event))
+                break
+    except h11.RemoteProtocolError:
+        told.append("refused")
+    return told
+
+
+@given(
+    st.lists(st.sampled_from([PLAIN, WITH_BODY + b"abcde", WITH_BODY + b"abc"]), min_size=1, max_size=3),
+    st.lists(st.integers(1, 120), min_size=1, max_size=4),
+)
+def test_bodies_come_as_by_h11_however_they_are_cut(requests: list[bytes], sizes: list[int]) -> None:
+    data = b"".join(requests)
+    by_h11 = ServerSide(HEAD_MAX)
+    by_h11.receive_data(data[:9])
+    assert story(ServerSide(HEAD_MAX), pieces_of(data, sizes)) == story(by_h11, [data[9:]])
+
+
+def test_a_body_that_ends_early_is_told_as_by_h11() -> None:
+    side = received(WITH_BODY + b"abc")
+    assert isinstance(side.next_event(), PlainRequest)
+    assert isinstance(side.next_event(), h11.Data)
+    assert side.next_event() is h11.NEED_DATA
+    side.receive_data(b"")
+    with pytest.raises(h11.RemoteProtocolError):
+        side.next_event()
+
+
+def test_a_request_whose_body_was_not_read_is_the_last() -> None:
+    side = received(WITH_BODY + b"ab")
+    side.next_event()
+    assert side.trailing_data == b"ab"
+    side.head(413, b"Too Large", [(b"connection", b"close"), (b"content-length", b"0")])
+    side.end()
+    assert side.their_state is not h11.DONE
     assert not side.may_go_on()
