@@ -36,13 +36,15 @@ class Discards:
         """How often a content is open, by its identity."""
         self._doomed: dict[bytes, tuple[SharedVolume, Manifest, Manifest | None]] = {}
         """Contents that are open, and go with their last close."""
+        self._under_way = 0
         self._lost = 0
         self._lock = threading.Lock()
         if bounds is not None:
-            bounds.watch(DISCARDS, lambda: {"everybody": len(self._waiting)}, lambda: self._lost)
+            bounds.watch(DISCARDS, lambda: {"everybody": len(self)}, lambda: self._lost)
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        """Chunks that have not gone yet, with the one that is being deleted."""
+        return len(self._waiting) + self._under_way
 
     def opened(self, manifest: Manifest) -> None:
         """It is read; what is open here is not deleted."""
@@ -86,12 +88,16 @@ class Discards:
         """Delete some. True where more wait, and no enclosure kept this waiting."""
         until = channel.now() + TURN_SECONDS
         for _ in range(min(AT_ONCE, len(self._waiting))):
-            volume, key = self._waiting.popleft()
-            if volume.erased:
-                continue
-            deadline = channel.now() + min(volume.timing.write_deadline, WAIT_SECONDS)
-            with contextlib.suppress(PutRefused):  # its enclosure is away; the chunk is evicted in its time
-                yield from volume.chunks.delete(channel, key, deadline)
+            self._under_way = 1
+            try:
+                volume, key = self._waiting.popleft()
+                if volume.erased:
+                    continue
+                deadline = channel.now() + min(volume.timing.write_deadline, WAIT_SECONDS)
+                with contextlib.suppress(PutRefused):  # its enclosure is away; it is evicted in its time
+                    yield from volume.chunks.delete(channel, key, deadline)
+            finally:
+                self._under_way = 0
             if channel.now() >= until:
                 return False
         return bool(self._waiting)
