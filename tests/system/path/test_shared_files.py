@@ -328,6 +328,24 @@ def test_a_name_that_is_removed_while_a_close_publishes_stays_away(two: Two, fol
         assert not path.exists()
 
 
+def test_a_file_that_has_lost_a_chunk_is_begun_anew_or_not_there(two: Two, folder: str) -> None:
+    """Files beyond the volume's room evict those that were written first."""
+    for name in "fgh":
+        (two.one / folder / name).write_bytes(bytes(16 * MIB))
+    slots = os.statvfs(two.one).f_blocks * os.statvfs(two.one).f_frsize // MIB
+    for number in range(slots + 64):
+        (two.two / folder / str(number)).write_bytes(b"k" * 20_000)
+    for name, flags in (("f", os.O_RDWR), ("h", os.O_RDONLY)):
+        with pytest.raises(FileNotFoundError):
+            os.open(two.one / folder / name, flags)
+    descriptor = os.open(two.one / folder / "g", os.O_RDWR | os.O_CREAT)
+    assert os.fstat(descriptor).st_size == 0
+    os.write(descriptor, b"new")
+    os.close(descriptor)
+    assert (two.two / folder / "g").read_bytes() == b"new"
+    shutil.rmtree(two.two / folder)
+
+
 def test_random_calls_do_what_they_do_on_tmpfs(two: Two, folder: str, seed: int) -> None:
     rng = random.Random(f"like fsx {seed}")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as reference:
