@@ -49,7 +49,7 @@ from agent.fs.shared.discards import Discards
 from agent.fs.shared.file_reader import OpenFile, Prestage, ReadsUnderWay, hold_all
 from agent.fs.shared.file_writer import STAGED, FileWriter
 from agent.fs.shared.manifest import IDENTITY_BYTES, Manifest
-from agent.fs.shared.names import FOLDER_MODE, NAMES_ASKED, Names, folder
+from agent.fs.shared.names import FOLDER_MODE, GONE, NAMES_ASKED, Names, folder
 from agent.fs.shared.nodes import NODES_FROM, SHARED_ROOT, VOLUMES_FROM, Node, Nodes
 from agent.fs.shared.paths import ROOT_PATH, chunk_key, join, path_key
 from agent.fs.shared.recent_names import NamesSeen
@@ -345,9 +345,12 @@ class SharedFace(FileSystem):
 
     def _truncate(self, caller: Caller, ino: int, node: Node, size: int) -> Steps[Attributes]:
         """truncate(2) of a file that nobody has open for writing: its next content."""
-        channel = self._channel()
-        writer = self._writer(caller, ino, node, base=node.manifest, replaced=node.manifest)
+        channel, manifest = self._channel(), node.manifest
+        assert manifest is not None
+        writer = self._writer(caller, ino, node, base=manifest, replaced=manifest)
         try:
+            if size:
+                writer.built_on.hold(manifest, (yield from self._hold(caller.holder, node)))
             yield from writer.resize(channel, size)
             yield from writer.publish(channel)
             return self._written_file(ino, writer)
@@ -523,6 +526,7 @@ class SharedFace(FileSystem):
         try:
             yield from writer.publish(channel)
         finally:
+            writer.abandon()
             self._open_writers.give_back(writer.holder)
         return (yield from self._lookup(caller, volume, path))
 
@@ -573,21 +577,59 @@ class SharedFace(FileSystem):
         node = self._nodes.get(ino)
         if node.is_folder:
             raise FsError(errno.EISDIR)
+        begins = not flags & os.O_TRUNC and node.manifest is not None and node.manifest.chunks > 0
         if node.is_written and (node.writer is not None or _writes(flags)):
+            if begins and node.writer is None:
+                return self._open_whole(caller, ino, node, flags)
             return self._open_written(caller, ino, node, flags)
         if _writes(flags):
+            if begins:
+                return self._open_another(caller, ino, node, flags)
             self._written.open_another(caller, node, flags)
         return self._open(caller, ino, node, flags)
 
-    def _open_written(self, caller: Caller, ino: int, node: Node, flags: int) -> Outcome[Opened]:
+    def _open_another(self, caller: Caller, ino: int, node: Node, flags: int) -> Steps[Opened]:
+        """Open for writing what is there, if it is there whole; by another inode, so this raises FsError."""
+        held = self._habits.take_held(ino, self._channel().now())
+        try:
+            _let_go(held or (yield from self._hold(caller.holder, node)))
+        except FsError:
+            if (yield from self._names.newest(node.volume, node.path)) in GONE:
+                raise FsError(errno.ESTALE, "a chunk of the file was gone, and so is its name") from None
+            raise
+        self._written.open_another(caller, node, flags)
+
+    def _open_whole(self, caller: Caller, ino: int, node: Node, flags: int) -> Steps[Opened]:
+        """Open what is written from an earlier content on, which is there whole and stays."""
+        manifest = node.manifest
+        assert manifest is not None
+        self._discards.opened(manifest)
+        try:
+            held = yield from self._hold(caller.holder, node)
+            opened = self._open_written(caller, ino, node, flags, held)
+        finally:
+            self._discards.closed(manifest)
+        return opened if isinstance(opened, Opened) else (yield from opened)
+
+    def _open_written(
+        self, caller: Caller, ino: int, node: Node, flags: int, held: Sequence[Hold] = ()
+    ) -> Outcome[Opened]:
         self._written.retried(caller, node)
-        while True:
-            writer = node.writer
-            is_new = writer is None
-            if writer is None:
-                writer = self._writer(caller, ino, node, node.manifest, node.replaced)
-            if self._take_writer(ino, node, writer, is_new=is_new):
-                break
+        try:
+            while True:
+                writer = node.writer
+                is_new = writer is None
+                if writer is None:
+                    writer = self._writer(caller, ino, node, node.manifest, node.replaced)
+                if self._take_writer(ino, node, writer, is_new=is_new):
+                    break
+        except FsError:
+            _let_go(held)
+            raise
+        if is_new and node.manifest is not None:
+            writer.built_on.hold(node.manifest, held)
+        else:
+            _let_go(held)
         opened = self._opened_writer(ino, node, writer, flags)
         return self._emptied(ino, writer, opened) if flags & os.O_TRUNC and not is_new else opened
 

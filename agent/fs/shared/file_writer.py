@@ -32,7 +32,7 @@ from agent.fs.close_cause import how_closed
 from agent.fs.file_users import Closed, FileUsers, Judge
 from agent.fs.interface import Caller, FsError, LockOwner, SetAttributes
 from agent.fs.shared.chunks import Staged, pieces, read_chunk, wall_ns
-from agent.fs.shared.discards import Discards
+from agent.fs.shared.discards import BuiltOn, Discards
 from agent.fs.shared.manifest import HOLE, IDENTITY_BYTES, Kind, Manifest, Run
 from agent.fs.shared.paths import chunk_key, path_key, split
 from agent.fs.shared.unnamed import WAIT_SECONDS, UnnamedChunks
@@ -112,6 +112,7 @@ class FileWriter:
         self.users: Final = FileUsers(ino, caller.pid, judge)
         self._bound = staged
         self._discards = discards
+        self.built_on: Final = BuiltOn(discards)
         self._published = published
         self._stale = UnnamedChunks() if unnamed is None else unnamed
         self._replaced = replaced
@@ -293,12 +294,13 @@ class FileWriter:
                 yield from self._publish(channel, deadline)
         finally:
             if not self.opens:
-                self._let_go()
+                self.abandon()
             self._lock.release()
 
     def abandon(self) -> None:
-        """Nobody has it open, nor will: of a content that one call makes."""
+        """Nobody has it open, nor will."""
         self._let_go()
+        self.built_on.end()
 
     def publish(self, channel: IoChannel) -> Steps[None]:
         """Make it visible as it is. Raises FsError."""
@@ -695,6 +697,7 @@ class FileWriter:
             raise FsError(self._failed, str(refused)) from None
         earlier = self.manifest or self._replaced
         self.manifest, self.changed = manifest, False
+        self.built_on.go_on(manifest)
         if earlier is not None:
             self._discards.replaced(self.volume, earlier, manifest)
         self._published(self)

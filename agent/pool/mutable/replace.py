@@ -30,7 +30,7 @@ from agent.pool.steps import IoChannel, Steps, beside
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.volume import Volume
 from agent.pool.write.delete_and_pin import MAY_LAND, NOT_REACHED, WRITTEN_ALL_THE_TIME
-from agent.pool.write.put import PUT_FRESH_SECONDS, SlotWriter
+from agent.pool.write.put import PUT_FRESH_SECONDS, SlotWriter, is_known
 from agent.pool.write.quota_eviction import Room, room_for
 from agent.pool.write.set_transaction import HeaderErase, SetTransaction
 from agent.pool.write.slot_allocation import Reservation, best_choice, is_eviction
@@ -153,9 +153,7 @@ class ReplacingWriter(SlotWriter):
         volume, quota = self._volume, self._volume.quota
         if quota is None or not quota.limits.of_room:
             return False
-        unread = [
-            each for each in sets if each.fault or not volume.is_fresh(each, channel, PUT_FRESH_SECONDS)
-        ]
+        unread = [each for each in sets if each.fault or not is_known(volume, each, channel)]
         if unread:
             yield from volume.load(channel, unread, (channel.now() + deadline) / 2)
         if volume.find(sets, self.pseudonym):

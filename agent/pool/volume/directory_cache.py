@@ -94,6 +94,9 @@ class CachedSet:
     """Where the taken slots of its directory are counted for as long as it is remembered."""
     directory: Directory | None = None
     loaded_at: float = float("-inf")
+    """When it was read or written here last."""
+    read_at: float = float("-inf")
+    """When the read was answered that brought `directory`. A write of ours since tells nothing of others."""
     asked_at: float = float("-inf")
     """When the read went out that brought `directory`: what others did before is in there. Never, where a
     write of ours failed since."""
@@ -176,7 +179,7 @@ class CachedSet:
             self.directory = fresh
             # Of a damaged directory it is not believed that what it does not name is absent.
             self.loaded_at = now if not fresh.corrupt_keys else float("-inf")
-            self.asked_at = asked_at
+            self.read_at, self.asked_at = now, asked_at
             if self.disproven:
                 standing = (
                     (slot, generation, fresh.entry(slot)) for slot, generation in self.disproven.items()

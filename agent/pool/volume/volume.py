@@ -461,6 +461,14 @@ class Volume(PoolVolume):
         write of ours since then tells nothing of others, so `loaded_at` is not what counts."""
         return cached.directory is not None and channel.now() - cached.asked_at < RECENT_SECONDS
 
+    def may_write(self, cached: CachedSet, channel: IoChannel) -> bool:
+        """Whether an image may go over what others wrote since a set was read: that was within
+        RECENT_SECONDS, or the operator says that no other agent writes.
+
+        A write of ours is no read: who writes a set all the time would never hear of others, and take each
+        entry of theirs from flash."""
+        return channel.now() - cached.read_at < RECENT_SECONDS or self.is_fresh(cached, channel)
+
     def load(
         self,
         channel: IoChannel,

@@ -28,9 +28,9 @@ from agent.pool.side_by_side import AnyOf, Part, Parts
 from agent.pool.steps import Acquire, IoChannel, Pending, Steps, Wait
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.volume import Volume
-from agent.pool.volume.writable_directory import prove
+from agent.pool.volume.writable_directory import load_writable, prove
 from agent.pool.write.name_together import NOT_IN_TIME, UnnamedWriter
-from agent.pool.write.put import NO_ANSWER, PUT_FRESH_SECONDS, may_take
+from agent.pool.write.put import NO_ANSWER, UNREAD, is_known, may_take
 from agent.pool.write.slot_allocation import Reservation
 from agent.pool.write.writer_base import PutState
 
@@ -252,7 +252,7 @@ class _Batch:
                 elif at in self._reading:
                     self._reading[at].append(put)
                     put.missing += 1
-                elif cached.fault or not volume.is_fresh(cached, channel, PUT_FRESH_SECONDS):
+                elif cached.fault or not is_known(volume, cached, channel):
                     self._reading[at] = [put]
                     put.missing += 1
                     wanted.append(cached)
@@ -347,7 +347,11 @@ class _Batch:
     def _write(self, cached: CachedSet, puts: list[_Put], *, more: bool) -> Part:
         """With the set's writer held. As `_name` of put.py, for several values."""
         volume, channel, until = self._volume, self._channel, self._until
-        if cached.in_doubt:
+        if not volume.may_write(cached, channel):
+            if (yield from load_writable(volume, channel, [cached], until)) is not None:
+                self._refuse(puts, IN_DOUBT if cached.in_doubt else UNREAD)
+                return
+        elif cached.in_doubt:
             yield from prove(volume, channel, [cached], until, holds_writers=True)
             if cached.in_doubt:
                 self._refuse(puts, IN_DOUBT)

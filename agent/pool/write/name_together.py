@@ -24,7 +24,7 @@ from agent.pool.steps import Acquire, IoChannel, Pending, Steps
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.volume import Volume
 from agent.pool.volume.writable_directory import load_writable, prove
-from agent.pool.write.put import PUT_FRESH_SECONDS, SlotWriter
+from agent.pool.write.put import SlotWriter, is_known
 from agent.pool.write.slot_allocation import Reservation
 from agent.pool.write.writer_base import PutState
 
@@ -212,7 +212,7 @@ def _write(
 ) -> Steps[list[PutRefused]]:
     """Write the directories of these sets, whose writers are held."""
     refusals: list[PutRefused] = []
-    stale = [group.cached for group in held if not volume.is_fresh(group.cached, channel, PUT_FRESH_SECONDS)]
+    stale = [group.cached for group in held if not is_known(volume, group.cached, channel)]
     came: list[CachedSet] = []
     trouble: MissCause | None = None
     if stale:

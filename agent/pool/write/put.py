@@ -154,9 +154,7 @@ class SlotWriter(Writer):
         volume = self._volume
         sets = volume.borrow_sets(self.pseudonym)
         try:
-            unread = [
-                each for each in sets if each.fault or not volume.is_fresh(each, channel, PUT_FRESH_SECONDS)
-            ]
+            unread = [each for each in sets if each.fault or not is_known(volume, each, channel)]
             trouble = None
             if unread:
                 # Half of the time at most: with one enclosure hung, the other has to take the value in time.
@@ -167,7 +165,7 @@ class SlotWriter(Writer):
                     self._found_there(channel)
                     return
                 found.drop_hint()
-            if volume.below is not None and any(not _is_known(each) for each in sets):
+            if volume.below is not None and any(not _is_read(each) for each in sets):
                 # The mark of an older value may stand there. Nothing was written yet.
                 self._turn_away(channel, PutRefused(MARK_STAYS, trouble or MissCause.LATE))
             targets = volume.write_targets(self.pseudonym, sets)
@@ -410,10 +408,12 @@ class SlotWriter(Writer):
     def _prove(self, channel: IoChannel, cached: CachedSet, deadline: float) -> Steps[None]:
         """The set, whose writer is held, may be written; else the put is given up.
 
-        With G4 below, an image that is not of just now could bring a mark back that another agent's delete
+        A value in pieces began long ago, and a write of this agent may have crossed the read of the put. With
+        G4 below, an image that is not of just now could bring a mark back that another agent's delete
         took out."""
         volume = self._volume
-        if volume.below is not None and not volume.is_recent(cached, channel):
+        is_old = volume.below is not None and not volume.is_recent(cached, channel)
+        if is_old or not volume.may_write(cached, channel):
             doubt = yield from load_writable(volume, channel, [cached], deadline)
         elif cached.in_doubt:
             doubt = yield from prove(volume, channel, [cached], deadline, holds_writers=True)
@@ -460,11 +460,16 @@ class SlotWriter(Writer):
         self._refuse(channel, PutRefused(f"the enclosure did not take it: {why}", cause))
 
 
-def _is_known(cached: CachedSet) -> bool:
+def is_known(volume: Volume, cached: CachedSet, channel: IoChannel) -> bool:
+    """Whether a put reads no directory of a set before it chooses a slot."""
+    return volume.is_fresh(cached, channel, PUT_FRESH_SECONDS) and volume.may_write(cached, channel)
+
+
+def _is_read(cached: CachedSet) -> bool:
     """Whether a set's directory was read, and its enclosure answered the last time."""
     return cached.directory is not None and cached.fault is None
 
 
 def may_take(cached: CachedSet) -> bool:
     """Whether a set's directory was read, and says truly which slots are free."""
-    return _is_known(cached) and not cached.in_doubt
+    return _is_read(cached) and not cached.in_doubt

@@ -5,9 +5,10 @@ It has four guarantees, which its users do not repeat:
 1. **One writer.** It holds the writer of each of its sets from `lock` to the end of its `with` block. Several
    are taken in the order of their places, so two transactions never wait for each other.
 2. **The truth.** `begin` reads the directories again and has each proven whole, so an image drops no entry
-   that flash has, and brings none back. With `reload=False` it reads only a directory in doubt. That does for
-   a new entry in a reserved slot: an entry of another agent may be lost then, as it may by a put. With G4
-   below, what was read 20 ms ago is read again all the same, or a mark would be back that another agent took.
+   that flash has, and brings none back. With `reload=False` it reads only a directory in doubt, or one that
+   was read more than 20 ms ago. That does for a new entry in a reserved slot: an entry of another agent may
+   be lost then, as it may by a put. With G4 below the request counts, or a mark would be back that another
+   agent took.
 3. **The entry as it was.** `clear` leaves an entry that is another one by now, or whose slot a put has
    reserved. Those who `erase` or `write` ask `is_named` first.
 4. **A fence.** A write without an answer may land late. So its slots cool down, and an entry that it may
@@ -65,7 +66,9 @@ class SetTransaction:
         if not (yield from self.lock(deadline)):
             return MissCause.LATE
         volume, channel = self._volume, self._channel
-        is_old = volume.below is not None and not all(volume.is_recent(each, channel) for each in self._sets)
+        is_old = not all(volume.may_write(each, channel) for each in self._sets)
+        if volume.below is not None:
+            is_old |= not all(volume.is_recent(each, channel) for each in self._sets)
         if reload or is_old:
             return (yield from self.load(deadline))
         return (yield from prove(volume, channel, self._sets, deadline, holds_writers=True))

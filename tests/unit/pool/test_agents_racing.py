@@ -20,11 +20,19 @@ from agent.pool.read.get import SlotReader
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Volume
+from agent.pool.write.batch import write_together
 from agent.pool.write.delete_and_pin import delete
 from agent.pool.write.put import SlotWriter
 from agent.sim.faulty_flash import SimChannel, SimNamespace
 from agent.sim.seeded_scheduler import Sleep, StepScheduler
-from tests.support.pool.memory_pool import SUITES, fixed_secret, key_of, volume_settings
+from tests.support.pool.memory_pool import (
+    SUITES,
+    MemoryPool,
+    PoolAgent,
+    fixed_secret,
+    key_of,
+    volume_settings,
+)
 
 Steps = Generator[Any, bool, Any]
 TIMING = Timing(read_deadline=5.0, write_deadline=20.0)
@@ -314,3 +322,63 @@ def test_the_same_seed_is_the_same_run(seed: int) -> None:
         race.run()
         digests.add(race.scheduler.digest())
     assert len(digests) == 1
+
+
+SECONDS = 0.01
+"""Between two puts of one agent: a put trusts what was read for twice as long."""
+
+
+def in_turn(*agents: PoolAgent) -> None:
+    for agent in agents:
+        agent.channel.clock += SECONDS
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_an_agent_that_writes_a_set_all_the_time_hears_of_others(together: bool) -> None:
+    """Its own writes are no reads of the directory: one that was read 20 ms ago is read again."""
+    pool = MemoryPool((1,))
+    busy, other = pool.agent(), pool.agent()
+    theirs: list[bytes] = []
+    heard: list[bytes] = []
+    for number in range(40):
+        in_turn(busy, other)
+        if number % 7 == 0:
+            theirs.append(key_of(100 + number))
+            other.put(theirs[-1], b"theirs" * 1000)
+        reads = busy.tally.directory_reads
+        if together:
+            values = [memoryview(b"ours" * 100)]
+            storing = write_together(busy.volume, busy.channel, [key_of(number)], values, 5.0)
+            assert busy.channel.run(storing) == [True]
+        else:
+            busy.put(key_of(number), b"ours" * 1000)
+        if number % 7 == 0 and busy.tally.directory_reads > reads:
+            heard.append(theirs[-1])
+    assert 10 <= busy.tally.directory_reads <= 30, "not with each put"
+    third = pool.agent()
+    assert [key for key in theirs if third.get(key) == b"theirs" * 1000] == heard != []
+
+
+def test_a_value_in_pieces_is_named_beside_what_others_stored_meanwhile() -> None:
+    pool = MemoryPool((1,))
+    agent, other = pool.agent(), pool.agent()
+    value = bytes(range(250)) * 48
+    writing = SlotWriter(agent.volume, key_of(1), length=len(value))
+    half = len(value) // 2
+    agent.channel.run(writing.write(agent.channel, 0, memoryview(value)[:half], agent.deadline()))
+    other.put(key_of(2), b"theirs")
+    in_turn(agent, other, agent, agent)
+    agent.channel.run(writing.write(agent.channel, half, memoryview(value)[half:], agent.deadline()))
+    assert writing.stored
+    third = pool.agent()
+    assert third.get(key_of(1)) == value
+    assert third.get(key_of(2)) == b"theirs"
+
+
+def test_what_the_operator_says_is_read_by_nobody_else_is_not_read_again() -> None:
+    pool = MemoryPool((1,))
+    agent = pool.agent(timing=Timing(directory_fresh=1.0))
+    for number in range(40):
+        in_turn(agent)
+        agent.put(key_of(number), b"ours" * 1000)
+    assert agent.tally.directory_reads == 1

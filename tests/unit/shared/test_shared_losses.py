@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -219,3 +220,33 @@ def test_no_room_while_an_enclosure_is_away_is_an_error_of_the_enclosure() -> No
     assert errno_of(PutRefused("full")) == errno.ENOSPC
     assert errno_of(PutRefused("full", passes=True)) == errno.EIO
     assert errno_of(PutRefused("no answer", MissCause.LATE)) == errno.EIO
+
+
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_WRONLY, os.O_RDWR])
+@pytest.mark.parametrize("by", [0, 1])
+def test_a_late_delete_of_another_agent_costs_a_whole_file_and_never_a_part(
+    flags: int, by: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other agent has read the directory, this one names chunks in it, and the delete writes it last."""
+    pool = SharedPool((1,), (1,))
+    files, others = pool.agent(), pool.agent()
+    others.put("old", DATA)
+    others.unlink("old")
+    write, first = others.channel.write, [True]
+
+    def write_late(*what: Any, **how: Any) -> object:
+        if first and first.pop():
+            files.put("f", DATA)
+        return write(*what, **how)
+
+    monkeypatch.setattr(others.channel, "write", write_late)
+    others.collect()
+    assert files.manifest("f") is not None
+    assert not files.taken(), "the image of the delete has none of the chunks"
+    agent = (files, others)[by]
+    refused(errno.ENOENT, agent.open, "f", flags)
+    for each in files, others:
+        assert each.manifest("f") is None
+        assert each.stat("f") is None
+    files.put("f", DATA)
+    assert others.get("f") == DATA
