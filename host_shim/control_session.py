@@ -60,6 +60,9 @@ ONE_REQUEST_BYTES = (128 << 10) - 4096
 """Reads up to this many bytes are one FUSE request on every kernel; longer ones may be several."""
 PARTS_MAX = 1000
 """Parts of one value that one system call takes; Linux allows 1,024 (IOV_MAX)."""
+FCNTL_BYTES = 1024
+"""`fcntl.ioctl` lets go of the interpreter's lock for so many bytes at the most: for more it holds the lock
+through the whole call, in which the agent moves up to 16 MiB and may wait for an enclosure."""
 
 
 ONE_BY_ONE_SECONDS = 1.0
@@ -75,6 +78,8 @@ class SessionDead(Exception):
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fgetxattr.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t)
 _libc.fgetxattr.restype = ctypes.c_ssize_t
+_libc.ioctl.argtypes = (ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p)
+_libc.ioctl.restype = ctypes.c_int
 
 
 class Files:
@@ -108,9 +113,10 @@ class Files:
         return os.preadv(descriptor, parts, offset)
 
     def ioctl(self, descriptor: int, command: int, data: bytearray) -> None:
+        call = fcntl_ioctl if len(data) <= FCNTL_BYTES else unlocked_ioctl
         while True:
             try:
-                fcntl.ioctl(descriptor, command, data, True)
+                call(descriptor, command, data)
             except InterruptedError:
                 continue  # before the agent had it
             return
@@ -125,6 +131,17 @@ class Files:
             code = ctypes.get_errno()
             if code != errno.EINTR:
                 raise OSError(code, os.strerror(code))
+
+
+def fcntl_ioctl(descriptor: int, command: int, data: bytearray) -> None:
+    fcntl.ioctl(descriptor, command, data, True)
+
+
+def unlocked_ioctl(descriptor: int, command: int, data: bytearray) -> None:
+    """The same without the interpreter's lock, whatever the length. For few bytes it takes longer."""
+    if _libc.ioctl(descriptor, command, ctypes.byref(ctypes.c_char.from_buffer(data))) < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
 
 
 class Session:

@@ -413,9 +413,13 @@ def decode_answer_untrusted(data: bytes | bytearray | memoryview) -> Answer:
     return Answer(operation, request_id, errno, body)
 
 
+_OUTCOMES: Final = {each.value: each for each in Outcome}
+"""`Outcome(value)` takes twenty times as long: 2.5 ms of 4,096 keys, for which an event loop would wait."""
+
+
 def outcomes(body: Sequence[int]) -> list[Outcome]:
     """One `Outcome` a key out of an answer's body. Raises MalformedControl for an unknown one."""
     try:
-        return [Outcome(value) for value in body]
-    except ValueError as unknown:
-        raise MalformedControl(str(unknown)) from None
+        return list(map(_OUTCOMES.__getitem__, body))
+    except KeyError as unknown:
+        raise MalformedControl(f"{unknown} is no outcome") from None

@@ -47,7 +47,7 @@ from host_shim.control_wire import (
 from host_shim.many_values import groups_of
 from host_shim.registered_memory import RegisteredMemory
 from host_shim.transfer_wire import Ioctl
-from host_shim.unlocked_memory import new_memory
+from host_shim.unlocked_memory import joined, new_memory
 
 __all__ = ["BufferTooSmall", "Fetched", "Pool", "UnknownVolume", "ValueTooLong", "Volume", "whole_seconds"]
 
@@ -265,7 +265,7 @@ class Volume:
                     parts.append(rest[: length - GET_BYTES_FIRST])
                 if length > ONE_REQUEST_BYTES and session.outcomes(1) != [Outcome.HIT]:
                     return None  # it broke off in the middle
-                return b"".join(parts) if length else None
+                return joined(parts) if length else None
             except OSError as refused:
                 self._raise_wrong_use(refused, session)
         return None

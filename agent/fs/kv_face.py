@@ -235,6 +235,7 @@ class KvFace(FileSystem):
         volume, key, channel = self._volume(parent), _key(name), self._channel()
         if self._prestage is not None:
             self._prestage.discard(volume.settings.volume_id, volume.pseudonym(key))
+        channel.gives_way()
         try:
             there = yield from volume.delete(channel, key, channel.now() + volume.timing.write_deadline)
         except PutRefused as refused:

@@ -86,6 +86,7 @@ class ValueWriter:
     def write(self, channel: IoChannel, offset: int, data: memoryview, holder: LockOwner) -> Steps[None]:
         """Take bytes. Raises FsError; after a refusal for good."""
         writing = self.writing
+        channel.gives_way()
         deadline = channel.now() + writing.volume.timing.write_deadline
         if not (yield Acquire(self._lock, deadline)):
             raise FsError(errno.EIO)
@@ -112,6 +113,7 @@ class ValueWriter:
         """A descriptor was closed (FLUSH). Raises FsError where the value should be complete and is not."""
         if not self.writing.received:
             return
+        channel.gives_way()
         deadline = channel.now() + self.writing.volume.timing.write_deadline
         if not (yield Acquire(self._lock, deadline)):
             raise FsError(errno.EIO)
@@ -123,6 +125,7 @@ class ValueWriter:
 
     def end(self, channel: IoChannel) -> Steps[None]:
         """Nobody has the file open any more (RELEASE). Nobody hears of an error either."""
+        channel.gives_way()
         deadline = channel.now() + self.writing.volume.timing.write_deadline
         if not (yield Acquire(self._lock, deadline)):
             return  # an operation of the file is still under way, and the kernel has given it up

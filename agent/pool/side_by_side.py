@@ -133,18 +133,18 @@ class Parts:
         if len(self._under_way) > 1 or may_grow or isinstance(wanted, AnyOf):
             until = min(until, self._channel.now() + self._slice)
         if isinstance(wanted, Acquire):
-            came = yield Acquire(wanted.lock, until)
-            if came:
-                self._advance(part, True)
+            came = yield Acquire(wanted.lock, until, gives_way=wanted.gives_way)
         elif isinstance(wanted, AnyOf):
             pending = wanted.pendings[part.looks % len(wanted.pendings)]
             part.looks += 1
             came = yield Wait(pending, until, None, wanted.deadline)
         else:
             came = yield Wait(wanted.pending, until, wanted.at_least, wanted.deadline)
-            # One that ends before its time: the namespace gets no more patience.
-            if came or self._channel.now() + _CLOCK_SLACK < until:
-                self._advance(part, came)
+        # One that ends before its time gets no more: its namespace gets no more patience, or it gives way.
+        if (came and not isinstance(wanted, AnyOf)) or (
+            not came and self._channel.now() + _CLOCK_SLACK < until
+        ):
+            self._advance(part, came)
         if came:
             self._slice = SLICE_FIRST
         elif not (turn + 1) % len(turns):

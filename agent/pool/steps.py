@@ -93,6 +93,10 @@ class IoChannel(Protocol):
     def tally(self, volume: str) -> Tally:
         """This worker's counters for a volume; for the fabric as a whole under the empty name."""
 
+    def gives_way(self) -> None:
+        """The steps under way need not wait to their deadlines where too many workers of their door wait:
+        they are resumed with False, as at the deadline. What they ask for may fail at once."""
+
     def now(self) -> float:
         """Seconds on the clock that deadlines are given in; it never goes back."""
 
@@ -119,11 +123,13 @@ class Wait:
 class Acquire:
     """Resume me with True when I hold `lock`, with False at `deadline`."""
 
-    __slots__ = ("deadline", "lock")
+    __slots__ = ("deadline", "gives_way", "lock")
 
-    def __init__(self, lock: threading.Lock, deadline: float) -> None:
+    def __init__(self, lock: threading.Lock, deadline: float, *, gives_way: bool = False) -> None:
         self.lock: Final = lock
         self.deadline: Final = deadline
+        self.gives_way: Final = gives_way
+        """Somebody holds it who may wait for an enclosure: see `IoChannel.gives_way`."""
 
 
 class Held:

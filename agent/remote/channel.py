@@ -9,6 +9,7 @@ another thread takes the answers that have arrived at its queues (`look_for_answ
 Nothing here raises for the fabric's sake. A request that cannot be sent is a `PendingRequest` that has
 failed.
 """
+# One idea in one file: `WorkerChannel`, all of whose parts use the queues of one thread.
 
 import threading
 import time
@@ -20,9 +21,10 @@ from agent.inline.scatter import Buffer
 from agent.pool.counters import Tally
 from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.steps import Acquire, Pending, Steps, Wait
-from agent.remote.circuit_breaker import CLOCK_SLACK, NOT_ANSWERING, Outstanding
+from agent.remote.circuit_breaker import CLOCK_SLACK, NOT_ANSWERING, Health, Outstanding
 from agent.remote.enclosure import Enclosure, Route
 from agent.remote.fabric import Fabric
+from agent.remote.long_waits import LongWaits, WorkersWait
 from agent.remote.path_choice import Build, Request, in_order, left_by_its_path, path_failed
 from agent.remote.pending_request import KvPendingRequest, PendingRequest, block_commands
 from agent.remote.queue_slot import CONNECT_SECONDS, CONNECT_WAIT_SECONDS, QueueSlot
@@ -68,6 +70,15 @@ class WorkerChannel:
         self._in_use = threading.RLock()
         """Held by the user of the queues: the thread that runs steps, for as long as they run."""
         self._look_asked = False
+        self._waits: WorkersWait | None = None
+
+    def share_waits(self, of_door: LongWaits) -> None:
+        """Be one of a door's workers, of which only so many wait long at a time."""
+        self._waits = WorkersWait(of_door)
+
+    def gives_way(self) -> None:
+        if self._waits is not None:
+            self._waits.begin(time.monotonic())
 
     def read(self, namespace: int, offset: int, into: memoryview, *, more: bool = False) -> PendingRequest:
         pending = self._start(namespace, offset, len(into), into, (), more)
@@ -125,8 +136,11 @@ class WorkerChannel:
         return self._send[:size]
 
     def trusts(self, namespace: int) -> bool:
-        fabric = self._fabric
-        return fabric.health[namespace].trusted and fabric.nguids[namespace] not in fabric.taken
+        health, fabric = self._fabric.health[namespace], self._fabric
+        return health.trusted and fabric.nguids[namespace] not in fabric.taken and not self._is_full(health)
+
+    def _is_full(self, health: Health) -> bool:
+        return self._waits is not None and self._waits.is_full(health)
 
     def is_local(self, namespace: int) -> bool:
         return self._fabric.is_local(namespace)
@@ -225,7 +239,7 @@ class WorkerChannel:
         ways = fabric.ways[namespace] if namespace < len(fabric.ways) else ()
         if not ways:
             pending.fail("there is no way to the namespace")
-        elif not fabric.health[namespace].may_ask(now):
+        elif self._is_full(fabric.health[namespace]) or not fabric.health[namespace].may_ask(now):
             pending.fail(NOT_ANSWERING)
         elif not is_read and fabric.nguids[namespace] in fabric.taken:
             pending.fail(f"the namespace carries pool {fabric.taken[fabric.nguids[namespace]]} now")
@@ -346,7 +360,10 @@ class WorkerChannel:
                 wanted = whole.send(answer)  # type: ignore[arg-type]  # a generator begins with None
                 if wanted is None:
                     return came[0]
-                if isinstance(wanted, Acquire):
+                waits = self._waits
+                if waits is not None and waits.is_on:
+                    answer = self._wait_giving_way(waits, wanted)
+                elif isinstance(wanted, Acquire):
                     timeout = max(0.0, wanted.deadline - time.monotonic())
                     answer = wanted.lock.acquire(timeout=timeout)
                 else:
@@ -354,7 +371,41 @@ class WorkerChannel:
                     assert isinstance(pending, PendingRequest)
                     answer = self._wait(pending, wanted.deadline, wanted.at_least, wanted.whole)
         finally:
+            if self._waits is not None:
+                self._waits.end()
             self._in_use.release()
+
+    def _wait_giving_way(self, waits: WorkersWait, wanted: Wait | Acquire) -> bool:
+        """Wait to the deadline, or as long as long_waits.py lets this worker."""
+        deadline, health = wanted.deadline, None
+        pending: PendingRequest | None = None
+        if isinstance(wanted, Wait):
+            assert isinstance(wanted.pending, PendingRequest)
+            pending = wanted.pending
+            health = None if pending.outstanding is None else pending.outstanding.health
+        elif not wanted.gives_way:
+            came = wanted.lock.acquire(timeout=max(0.0, deadline - time.monotonic()))
+            waits.got_on(time.monotonic())
+            return came
+        while True:
+            now = time.monotonic()
+            until = waits.until(health, deadline, now)
+            if isinstance(wanted, Acquire):
+                came = wanted.lock.acquire(timeout=max(0.0, until - now))
+            else:
+                assert pending is not None
+                whole = deadline if wanted.whole is None and until < deadline else wanted.whole
+                came = self._wait(pending, until, wanted.at_least, whole)
+            now = time.monotonic()
+            if came:
+                waits.got_on(now)
+                return True
+            if until >= deadline or now + CLOCK_SLACK < until:
+                return False
+            if not waits.may_wait_on(health, now):
+                if pending is not None and pending.outstanding is not None:
+                    pending.outstanding.wait_until(now)  # to be given up now is to be late
+                return False
 
     def _wait(
         self, pending: PendingRequest, deadline: float, at_least: int | None, whole: float | None = None

@@ -41,6 +41,8 @@ class Health:
         self.errors = 0
         """Answers that were an error of the namespace's own."""
         self.late_answers = 0
+        self.answered_at = -math.inf
+        """When it answered last."""
         self.reads_took = [0] * LATENCY_BUCKETS
         self.trusted = True
         """Whether new values may go there."""
@@ -90,10 +92,10 @@ class Outstanding:
     It says how long the request is waited for. Times are in seconds of the channel's clock.
     """
 
-    __slots__ = ("_health", "_is_read", "_judged", "_until", "since")
+    __slots__ = ("_is_read", "_judged", "_until", "health", "since")
 
     def __init__(self, health: Health, now: float, *, is_read: bool) -> None:
-        self._health = health
+        self.health = health
         self.since = now
         self._is_read = is_read
         self._judged = False
@@ -102,7 +104,7 @@ class Outstanding:
     def wait_until(self, deadline: float) -> float:
         """When to stop waiting: the deadline, or earlier where the namespace gets less patience."""
         if self._is_read:
-            deadline = min(deadline, self.since + self._health.patience)
+            deadline = min(deadline, self.since + self.health.patience)
         self._until = deadline
         return deadline
 
@@ -115,12 +117,13 @@ class Outstanding:
         """
         if not self._judged and not lost:
             self._judged = True
+            self.health.answered_at = now
             took = now - self.since
             is_known = waited is None or 2 * waited >= took
-            self._health.answered(took if is_known else None, read=self._is_read, failed=failed)
+            self.health.answered(took if is_known else None, read=self._is_read, failed=failed)
 
     def given_up(self, now: float) -> None:
         """Nobody waits for it any more. The namespace is late only where the waiter waited to the end: the
         rest of a value whose header proved wrong is given up as well."""
         if now + CLOCK_SLACK >= self._until:
-            self._health.late(now)
+            self.health.late(now)

@@ -42,6 +42,7 @@ from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.steps import Runner, settle
 from agent.pool.volume.volume import PoolVolume
 from agent.remote.channel import WorkerChannel, current_channel
+from agent.remote.long_waits import LongWaits
 from agent.service.queue_plan import QueuePlan
 from agent.telemetry import snapshot
 from agent.tenancy.visibility import Audience, Members
@@ -107,7 +108,7 @@ def make_doors(
             tree,
             settings.mount,
             settings.workers,
-            lambda number: take_channel(queues.workers[number]),
+            _workers_of_door(configuration, queues.workers, take_channel),
             MountOptions(allow_other=settings.allow_other or None),
         )
     for_guests = dataclasses.replace(shown, registered=None)
@@ -210,6 +211,20 @@ def _shared_face(
     )
 
 
+def _workers_of_door(
+    configuration: Configuration, ids: range, take_channel: Callable[[int], WorkerChannel]
+) -> Callable[[int], WorkerChannel]:
+    """Makes the channel of each worker of one door, by its number. `ids`: their I/O queue ids."""
+    waits = LongWaits(len(ids), configuration.agent.timing.read_deadline)
+
+    def taken(number: int) -> WorkerChannel:
+        channel = take_channel(ids[number])
+        channel.share_waits(waits)
+        return channel
+
+    return taken
+
+
 def _guest_door(
     configuration: Configuration,
     number: int,
@@ -231,7 +246,7 @@ def _guest_door(
         guest_tree(shown, wish, take_channel(ids[0]), books.epoch),
         wish.socket,
         len(ids),
-        lambda index: take_channel(ids[index]),
+        _workers_of_door(configuration, ids, take_channel),
         sealed_memory=wish.sealed_memory,
         books=books,
         name=f"{GUEST_DOORS}{number}",

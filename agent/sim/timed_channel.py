@@ -51,6 +51,9 @@ class TimedChannel:
             found = self.tallies[volume] = Tally()
         return found
 
+    def gives_way(self) -> None:
+        """Its worker has no door with others."""
+
     def now(self) -> float:
         return self._clock.now
 

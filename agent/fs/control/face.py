@@ -370,6 +370,7 @@ class ControlFace(FileSystem):
             _count_reports(channel.tally(volume.settings.name), request.keys)
             return b""
         outcomes = bytearray()
+        channel.gives_way()
         for key in request.keys:
             deadline = channel.now() + volume.timing.write_deadline
             if operation is Operation.PIN:

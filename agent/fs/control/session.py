@@ -103,6 +103,7 @@ class Ticket:
         """Take bytes of the value that is written. Raises FsError, also for a ticket not bound for that."""
         if not self.length:
             raise FsError(errno.EINVAL, NOT_FOR_WRITING)
+        channel.gives_way()
         deadline = channel.now() + self.volume.timing.write_deadline
         if not self.lock.acquire(blocking=False) and not (yield Acquire(self.lock, deadline)):
             raise FsError(errno.EIO)

@@ -214,6 +214,7 @@ class Transfers:
             raise FsError(errno.EOPNOTSUPP, "values of this volume are put one by one now")
         if self._continuer.active:
             self._continuer.chain(volume.in_sets, many.keys, session.trail)
+        self._channel().gives_way()
         became = yield from storing_all
         return encode_done_many([(_outcome_of(one).value, 0) for one in became], size)
 

@@ -39,7 +39,7 @@ class KeyLocks:
         ours = found.lock.acquire(blocking=False)
         try:
             if not ours:
-                ours = yield Acquire(found.lock, deadline)
+                ours = yield Acquire(found.lock, deadline, gives_way=True)
         finally:
             if not ours:
                 self._leave(key, found)

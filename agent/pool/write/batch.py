@@ -334,7 +334,10 @@ class _Batch:
     def _commit(self, cached: CachedSet, puts: list[_Put], *, more: bool) -> Part:
         """Write slots of one set and the directory that names them."""
         try:
-            if not cached.writer.acquire(blocking=False) and not (yield Acquire(cached.writer, self._until)):
+            until = self._until
+            if not cached.writer.acquire(blocking=False) and not (
+                yield Acquire(cached.writer, until, gives_way=True)
+            ):
                 self._refuse(puts, NOT_IN_TIME)
                 return
             try:

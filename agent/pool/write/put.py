@@ -327,7 +327,7 @@ class SlotWriter(Writer):
                 cause = yield from wait_for(channel, slot_write, deadline)
                 if cause is not None:
                     self._fail(channel, slot_write, cause)
-                alone = yield Acquire(cached.writer, deadline)
+                alone = yield Acquire(cached.writer, deadline, gives_way=True)
                 if not alone:
                     self._fail(channel, slot_write, MissCause.LATE)
                 yield from self._prove(channel, cached, deadline)

@@ -56,7 +56,7 @@ class SetTransaction:
     def lock(self, deadline: float) -> Steps[bool]:
         """Take the writers. False: not by the deadline."""
         for cached in sorted(self._sets, key=lambda each: (each.namespace, each.offset)):
-            if not (yield Acquire(cached.writer, deadline)):
+            if not (yield Acquire(cached.writer, deadline, gives_way=True)):
                 return False
             self._held.append(cached)
         return True

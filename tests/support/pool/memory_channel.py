@@ -134,6 +134,8 @@ class MemoryChannel:
         pending.done = True
         pending.fault = pending.fault or "abandoned"
 
+    def gives_way(self) -> None: ...
+
     def receive_buffer(self, size: int) -> memoryview:
         return self._receive.take(size)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import random
 
 import pytest
 
-from host_shim.unlocked_memory import MAPPED_BYTES, copy_bytes, new_memory
+from host_shim.unlocked_memory import MAPPED_BYTES, copy_bytes, joined, new_memory
 
 
 @pytest.mark.parametrize("size", [1, 4096, MAPPED_BYTES - 1, MAPPED_BYTES, MAPPED_BYTES + 1, 1 << 20])
@@ -40,3 +42,24 @@ def test_a_copy_goes_to_the_beginning() -> None:
 def test_a_copy_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="9 bytes do not fit into 8"):
         copy_bytes(new_memory(8), new_memory(9))
+
+
+@pytest.mark.parametrize(
+    "sizes", [(), (0,), (5, 7), (MAPPED_BYTES,), (MAPPED_BYTES, 0, 3), (9, MAPPED_BYTES)]
+)
+def test_parts_are_joined_as_bytes_join_them(sizes: tuple[int, ...]) -> None:
+    dice = random.Random(35)
+    parts = [memoryview(bytearray(dice.randbytes(size))) for size in sizes]
+    made = joined(parts)
+    assert made == b"".join(parts)
+    assert isinstance(made, bytes)
+    assert hash(made) == hash(b"".join(parts))
+
+
+def test_a_large_value_is_joined_without_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ctypes.memmove` lets go of it."""
+    moved: list[int] = []
+    move = ctypes.memmove
+    monkeypatch.setattr(ctypes, "memmove", lambda *words: (moved.append(words[2]), move(*words)))
+    joined([new_memory(MAPPED_BYTES), new_memory(1 << 20)])
+    assert moved == [MAPPED_BYTES, 1 << 20]

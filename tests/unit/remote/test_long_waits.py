@@ -1,0 +1,181 @@
+"""How many workers of a door wait long in puts, and what becomes of a put that gives way."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from agent.pool.counters import MissCause
+from agent.pool.late_answers import wait_for
+from agent.pool.side_by_side import Part, Parts
+from agent.pool.steps import Acquire, Pending, Steps
+from agent.remote.channel import WorkerChannel
+from agent.remote.circuit_breaker import NOT_ANSWERING, Health
+from agent.remote.long_waits import PATIENCE_LEAST, LongWaits
+from tests.support.sim.two_paths import BLOCK, TwoPaths
+
+WRITE_DEADLINE = 5.0
+DATA = [bytes(BLOCK)]
+
+
+class Rig(TwoPaths):
+    """One path, one of two workers, and the place that the other one may have."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+        super().__init__(monkeypatch, seed, count=1)
+        self.waits = LongWaits(2, 0.05)
+        self.channel.share_waits(self.waits)
+        self._block = 0
+
+    @property
+    def health(self) -> Health:
+        return self.fabric.health[0]
+
+    def put(self, *, gives_way: bool = True) -> tuple[MissCause | None, float, Pending]:
+        """What becomes of a write, the time that it took, and the write. Each has a place of its own: where
+        one was given up, the next is not sent."""
+        began, sent = self.clock.now, list[Pending]()
+        self._block += 1
+
+        def steps(channel: WorkerChannel) -> Steps[MissCause | None]:
+            if gives_way:
+                channel.gives_way()
+            sent.append(channel.write(0, self._block * BLOCK, DATA))
+            return (yield from wait_for(channel, sent[0], began + WRITE_DEADLINE))
+
+        cause = self.channel.run(steps(self.channel))
+        return cause, self.clock.now - began, sent[0]
+
+
+@pytest.fixture
+def rig(monkeypatch: pytest.MonkeyPatch, seed: int) -> Rig:
+    return Rig(monkeypatch, seed)
+
+
+@pytest.mark.parametrize(("workers", "of_one", "of_all"), [(1, 1, 1), (2, 1, 1), (3, 1, 2), (16, 8, 15)])
+def test_a_door_keeps_a_worker_free(workers: int, of_one: int, of_all: int) -> None:
+    waits, first, second = LongWaits(workers, 0.05), Health(), Health()
+    taken = [waits.take(first) for _ in range(workers)]
+    assert sum(taken) == of_one
+    assert sum(waits.take(second) for _ in range(workers)) == min(of_one, of_all - of_one)
+    left = sum(waits.take(None) for _ in range(workers))
+    assert of_one + min(of_one, of_all - of_one) + left == of_all
+    for _ in range(of_one):
+        waits.give_back(first)
+    assert waits.take(first), "what is given back is there again"
+
+
+def test_patience_is_the_read_deadline_or_a_quarter_of_a_second() -> None:
+    assert LongWaits(2, 0.05).patience == PATIENCE_LEAST
+    assert LongWaits(2, 2.0).patience == 2.0
+
+
+def test_one_put_waits_to_its_deadline(rig: Rig) -> None:
+    rig.paths[0].answers = False
+    cause, took, _ = rig.put()
+    assert cause is MissCause.LATE
+    assert took == pytest.approx(WRITE_DEADLINE)
+    assert rig.waits.take(rig.health), "its place is free again"
+
+
+def test_a_put_beside_others_that_wait_gives_way_and_is_late(rig: Rig) -> None:
+    rig.paths[0].answers = False
+    assert rig.waits.take(rig.health)  # another worker waits there
+    cause, took, _ = rig.put()
+    assert cause is MissCause.LATE
+    assert took == pytest.approx(PATIENCE_LEAST)
+    assert rig.health.late_answers == 1
+
+
+def test_a_put_to_a_namespace_that_keeps_others_waiting_is_not_sent(rig: Rig) -> None:
+    rig.paths[0].answers = False
+    assert rig.waits.take(rig.health)
+    rig.put()
+    sent = rig.paths[0].queues[0].sent
+    cause, took, write = rig.put()
+    assert cause is MissCause.ENCLOSURE_DOWN
+    assert (took, write.fault) == (0.0, NOT_ANSWERING)
+    assert rig.paths[0].queues[0].sent == sent
+
+    def asks(channel: WorkerChannel) -> Steps[bool]:
+        channel.gives_way()
+        return channel.trusts(0)
+        yield  # type: ignore[unreachable]
+
+    assert not rig.channel.run(asks(rig.channel)), "a put with a choice goes elsewhere"
+    rig.waits.give_back(rig.health)
+    cause, took, _ = rig.put()
+    assert (cause, took) == (MissCause.LATE, pytest.approx(WRITE_DEADLINE)), "there is a place again"
+
+
+def test_a_namespace_that_answers_others_needs_no_place(rig: Rig) -> None:
+    """It is slow, and hangs not. Patience begins anew with each of its answers."""
+    rig.paths[0].answers = False
+    assert rig.waits.take(rig.health)
+    rig.health.answered_at = rig.clock.now + 2.0
+    cause, took, _ = rig.put()
+    assert cause is MissCause.LATE
+    assert took == pytest.approx(2.0 + PATIENCE_LEAST)
+
+
+def test_who_does_not_give_way_waits_to_the_deadline(rig: Rig) -> None:
+    """A file is no cache."""
+    rig.paths[0].answers = False
+    assert rig.waits.take(rig.health)
+    assert rig.put()[0] is MissCause.LATE
+    rig.health.late_in_a_row = 0
+    cause, took, _ = rig.put(gives_way=False)
+    assert cause is MissCause.LATE
+    assert took == pytest.approx(WRITE_DEADLINE)
+
+
+def test_an_answer_gives_the_place_back(rig: Rig) -> None:
+    rig.health.late_in_a_row = 1  # so that a place is wanted from the beginning
+    cause, _, _ = rig.put()
+    assert cause is None
+    assert rig.waits.take(rig.health)
+
+
+def test_a_lock_whose_holder_waits_is_given_up_too(rig: Rig) -> None:
+    lock, closed = threading.Lock(), threading.Lock()
+    lock.acquire()
+    closed.acquire()
+    assert rig.waits.take(rig.health)
+
+    def steps(channel: WorkerChannel, wanted: Acquire) -> Steps[bool]:
+        channel.gives_way()
+        rig.clock.now += 2 * PATIENCE_LEAST  # the lock's own wait is by the machine's clock
+        return (yield wanted)
+
+    later = rig.clock.now + WRITE_DEADLINE
+    assert not rig.channel.run(steps(rig.channel, Acquire(lock, later, gives_way=True)))
+    lock.release()
+    later = rig.clock.now + WRITE_DEADLINE
+    assert rig.channel.run(steps(rig.channel, Acquire(lock, later, gives_way=True)))
+    # One that nobody gives away is time to wait.
+    soon = rig.clock.now + 2 * PATIENCE_LEAST
+    assert not rig.channel.run(steps(rig.channel, Acquire(closed, soon)))
+
+
+def test_a_call_of_many_values_gives_way_with_all_that_wait(rig: Rig) -> None:
+    rig.paths[0].answers = False
+    assert rig.waits.take(rig.health)
+    channel, began = rig.channel, rig.clock.now
+    causes: list[object] = []
+
+    def part(number: int) -> Part:
+        pending = channel.write(0, number * BLOCK, DATA)
+        causes.append((yield from wait_for(channel, pending, began + WRITE_DEADLINE)))
+
+    def whole() -> Steps[None]:
+        channel.gives_way()
+        parts = Parts(channel)
+        for number in range(4):
+            parts.start(0, part(number))
+        while len(parts):
+            yield from parts.go_on(may_grow=False)
+
+    channel.run(whole())
+    assert causes == [MissCause.LATE] * 4
+    assert rig.clock.now - began == pytest.approx(PATIENCE_LEAST, abs=0.06)
