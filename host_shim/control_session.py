@@ -311,7 +311,7 @@ class Session:
         if self._one_by_one and time.monotonic() < self._one_by_one.get((which, volume), 0.0):
             return None
         try:
-            done = self._transfers.move_many(self._descriptor, which, volume, keys, views, ttl_seconds)
+            return self._transfers.move_many(self._descriptor, which, volume, keys, views, ttl_seconds)
         except MalformedControl as nonsense:
             raise self._ended(nonsense) from None
         except OSError as error:
@@ -322,7 +322,6 @@ class Session:
             elif error.errno != errno.EIO or which is Ioctl.STORE_MANY:
                 raise self._seen(error) from None
             return None
-        return None if done is None else [(Outcome(outcome), length) for outcome, length in done]
 
     def read_parts(self, ticket: int, parts: Sequence[memoryview]) -> int:
         """Bytes of the ticket's value that came into the parts, one after another; 0 for a miss."""

@@ -47,6 +47,7 @@ _ASIDE_MAX: Final = 8
 NO_ANSWER: Final = frozenset({errno.ENOTCONN, errno.ECONNABORTED, errno.ETIMEDOUT, errno.ENODEV})
 """How the kernel ends a call that the agent may still be working on."""
 _HIT: Final = Outcome.HIT.value
+_OUTCOMES: Final = {each.value: each for each in Outcome}
 
 
 class Registrable:
@@ -226,11 +227,11 @@ class Transfers:
         keys: Sequence[bytes],
         views: Sequence[memoryview],
         ttl_seconds: int = 0,
-    ) -> list[tuple[int, int]] | None:
+    ) -> list[tuple[Outcome, int]] | None:
         """LOAD_MANY or STORE_MANY of one of `groups_of`: outcome and length of each value. None and raises as
         `move`."""
-        if self._places(views):
-            return self._move_many(descriptor, which, volume, keys, views, ttl_seconds)
+        if places := self._places(views):
+            return self._move_many(descriptor, which, volume, keys, places, ttl_seconds)
         aside = self._memory.borrow_aside()
         if aside is None:
             return None
@@ -243,14 +244,15 @@ class Transfers:
                     piece[:] = view
             is_ours = False
             try:
-                done = self._move_many(descriptor, which, volume, keys, pieces, ttl_seconds)
+                places = self._places(pieces)
+                done = self._move_many(descriptor, which, volume, keys, places, ttl_seconds)
             except (OSError, MalformedControl):
                 is_ours = True  # `_call` has waited until the agent was through
                 raise
             is_ours = True
             if which is Ioctl.LOAD_MANY:
                 for (outcome, length), view, piece in zip(done or (), views, pieces, strict=False):
-                    if outcome == _HIT:
+                    if outcome is Outcome.HIT:
                         come = min(length, len(view))
                         view[:come] = piece[:come]
             return done
@@ -266,18 +268,19 @@ class Transfers:
         which: Ioctl,
         volume: str,
         keys: Sequence[bytes],
-        views: Sequence[memoryview],
+        places: Sequence[Place],
         ttl_seconds: int,
-    ) -> list[tuple[int, int]] | None:
-        places = self._places(views)
+    ) -> list[tuple[Outcome, int]] | None:
         parts = self._parts(descriptor, places)
         if not parts:
             return None
         data = encode_many(volume, keys, parts, ttl_seconds)
         self._call(descriptor, which, data, places)
         done = decode_done_many_untrusted(data, len(keys))
-        outcomes([outcome for outcome, _ in done])  # raises MalformedControl for what is none
-        return done
+        try:
+            return [(_OUTCOMES[outcome], length) for outcome, length in done]
+        except KeyError as unknown:
+            raise MalformedControl(f"{unknown} is no outcome") from None
 
     def _places(self, buffers: Sequence[memoryview]) -> list[Place]:
         """Where they all lie in registered memory; nothing where one of them does not."""

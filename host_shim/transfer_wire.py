@@ -301,8 +301,7 @@ def decode_many_untrusted(data: bytes | bytearray | memoryview) -> ManyTransfers
     keys: list[bytes] = []
     parts: list[Part] = []
     total = 0
-    for at in range(MANY_HEADER_BYTES, values_end, VALUE_BYTES):
-        key, region, length, offset = _VALUE.unpack_from(data, at)
+    for key, region, length, offset in _VALUE.iter_unpack(memoryview(data)[MANY_HEADER_BYTES:values_end]):
         if not length:
             raise MalformedControl("an empty part")
         total += length
@@ -331,4 +330,4 @@ def decode_done_many_untrusted(data: bytes | bytearray | memoryview, count: int)
     """Outcome and length of each of `count` values. Raises MalformedControl."""
     if len(data) < count * DONE_BYTES:
         raise MalformedControl(f"an answer of {count} values has {count * DONE_BYTES} bytes")
-    return [_DONE.unpack_from(data, number * DONE_BYTES) for number in range(count)]
+    return list(_DONE.iter_unpack(memoryview(data)[: count * DONE_BYTES]))

@@ -3,9 +3,15 @@
 Wire formats have bounds of their own (a 16-bit command id); these are the ones we chose.
 """
 
-STAGING_BYTES = 512
-"""Read-ahead for PDU headers. Many small capsules arrive with one system call, and at most this much of
-a payload is copied once more, from here to its place."""
+STAGING_BYTES = 32 << 10
+"""Read-ahead for PDU headers. Many short PDUs arrive with one system call, whose payloads are copied once
+more, from here to their places: a copy of some KiB takes less time than another call."""
+
+LONG_AHEAD_BYTES = 512
+"""The same while a payload beyond `SHORT_PAYLOAD_BYTES` is awaited: at most this much of it is copied."""
+
+SHORT_PAYLOAD_BYTES = 16 << 10
+"""Of a PDU that is read with others."""
 
 MAX_HEADER_DATA_OFFSET = 256
 """Largest PDO that we accept. PDA allows up to 128 bytes of alignment; more is nonsense."""

@@ -104,6 +104,17 @@ class IoChannel(Protocol):
         """Seconds since the epoch, for times that are stored."""
 
 
+def in_volleys(places: Sequence[tuple[int, int]]) -> list[tuple[int, bool]]:
+    """In which order reads or writes of these places (namespace, offset) leave, by their numbers. With each
+    goes whether the next one is of the same namespace (`more`): what goes to one namespace is one send."""
+    order = sorted(range(len(places)), key=places.__getitem__)
+    following = [places[number][0] for number in order[1:]]
+    return [
+        (number, at < len(following) and following[at] == places[number][0])
+        for at, number in enumerate(order)
+    ]
+
+
 class Wait:
     """Resume me with True when `pending` is done or has received `at_least`, with False at `deadline`."""
 

@@ -33,6 +33,7 @@ from nvmeof.tcp.pdu import (
     FROM_HOST,
     NO_DIGESTS,
     R2T,
+    SMALLEST_PDU,
     C2HData,
     CapsuleCmd,
     CapsuleResp,
@@ -44,6 +45,7 @@ from nvmeof.tcp.pdu import (
     TermReq,
     alignment_bytes,
     encode_pdu,
+    plain_answer,
     termination_for,
 )
 from nvmeof.tcp.receiver import BadDataDigest, Event, PduReceiver
@@ -105,6 +107,8 @@ class TcpControllerQueue:
         self._receiver = PduReceiver(self, FROM_HOST)
         self._digests: Digests = NO_DIGESTS
         self._alignment = 4
+        self._is_plain = False
+        """Whether data follow their header at once, and nothing follows them."""
         self._now = now
         self._handshake_until = now + HANDSHAKE_S
         self._goodbye_until = math.inf
@@ -158,6 +162,10 @@ class TcpControllerQueue:
     def next_buffer(self) -> memoryview:
         """Where the next bytes from the host go."""
         return self._receiver.next_buffer()
+
+    def next_buffers(self) -> list[memoryview]:
+        """The same amid a payload, with room for what follows that."""
+        return self._receiver.next_buffers()
 
     def received(self, count: int, now: float) -> None:
         """`count` bytes are in `next_buffer()`. What they cause is in `outgoing` afterwards."""
@@ -328,6 +336,7 @@ class TcpControllerQueue:
         self._send(encode_pdu(answer))
         self._digests = self._receiver.digests = Digests(header, data)
         self._alignment = alignment_bytes(request.data_alignment)
+        self._is_plain = not header and not data and SMALLEST_PDU % self._alignment == 0
         self._state = _RUNNING
 
     def _begin(self, sqe: Sqe, capsule_data: int) -> Request:
@@ -355,6 +364,7 @@ class TcpControllerQueue:
             self.session.open_window(request)
             tag = self._new_tag()
             self._transfers[tag] = Transfer(request, tag)
+            self._receiver.awaits_long = True
             self._send(
                 encode_pdu(R2T(request.sqe.cid, tag, 0, request.length), self._digests, self._alignment)
             )
@@ -383,6 +393,7 @@ class TcpControllerQueue:
         transfer.accepted += len(view)
         if transfer.accepted == request.length:
             del self._transfers[transfer.tag]
+            self._receiver.awaits_long = len(self._transfers) > 0
             self._runnable.append(request)
 
     def _run_queued(self) -> None:
@@ -408,8 +419,13 @@ class TcpControllerQueue:
                 data = memoryview(bytes(data))
             # SUCCESS stands for a completion, but tells no SQ head: only without flow control.
             success = session.no_flow_control and not request.result and not session.closes_when_answered
-            pdu = C2HData(sqe.cid, 0, len(data), True, success)
-            self._send(encode_pdu(pdu, self._digests, self._alignment, (data,)))
+            length = len(data)
+            if self._is_plain:
+                self._output += (plain_answer(sqe.cid, length, success=success), data)
+                self._output_bytes += SMALLEST_PDU + length
+            else:
+                pdu = C2HData(sqe.cid, 0, length, True, success)
+                self._send(encode_pdu(pdu, self._digests, self._alignment, (data,)))
             request.data = None
             if success:
                 self._release(request)

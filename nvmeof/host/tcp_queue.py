@@ -26,7 +26,13 @@ from nvmeof.errors import (
     RemoteProtocolError,
 )
 from nvmeof.host.command import CID_COUNT, Command
-from nvmeof.limits import DISCARD_BYTES, MAX_OUTSTANDING_R2T, MAX_QUEUE_DEPTH, MIN_MAXH2CDATA
+from nvmeof.limits import (
+    DISCARD_BYTES,
+    MAX_OUTSTANDING_R2T,
+    MAX_QUEUE_DEPTH,
+    MIN_MAXH2CDATA,
+    SHORT_PAYLOAD_BYTES,
+)
 from nvmeof.tcp.crc32c import Buffer, crc32c
 from nvmeof.tcp.pdu import (
     CAPSULE_CMD,
@@ -112,12 +118,17 @@ class TcpQueue:
         self._max_h2c_data = MIN_MAXH2CDATA
         self._commands: dict[int, Command] = {}
         self._next_cid = 0
+        self._long_answers = 0
+        """Commands in flight whose answers are no short payloads."""
+        self._abandoned = 0
+        """Commands in flight that nobody waits for."""
         # Positions in the stream that goes out: how far it has been written, and how far sent.
         self._queued = 0
         self._sent = 0
         self._discard: memoryview | None = None
         self._receiver = PduReceiver(self, FROM_CONTROLLER)
         self.next_buffer = self._receiver.next_buffer
+        self.next_buffers = self._receiver.next_buffers
 
     @property
     def ready(self) -> bool:
@@ -140,6 +151,8 @@ class TcpQueue:
         `heard`: of those alone that were submitted when the owner had heard so much.
         """
         oldest: float | None = None
+        if not self._abandoned:
+            return None  # as each request asks that, of all that are in flight
         for command in self._commands.values():
             if heard is not None and command.heard != heard:
                 continue
@@ -177,6 +190,7 @@ class TcpQueue:
                 command.lose(reason)
                 ended.append(command)
         self._commands = {}
+        self._long_answers = self._abandoned = 0
         return ended
 
     def termination(self, error: RemoteProtocolError) -> bytes | None:
@@ -198,6 +212,9 @@ class TcpQueue:
         command.cid = cid
         command.submitted_at = now
         self._commands[cid] = command
+        if command.in_bytes > SHORT_PAYLOAD_BYTES:
+            self._long_answers += 1
+            self._receiver.awaits_long = True
 
         size = command.out_bytes
         inside = 0
@@ -267,6 +284,7 @@ class TcpQueue:
         if self._commands.get(command.cid) is not command:
             raise LocalProtocolError(f"{command!r} is not in flight here")
         command.abandoned = True
+        self._abandoned += 1
         if command.out_bytes:
             self._detach(command)
             if command.requested < command.out_bytes:
@@ -407,7 +425,11 @@ class TcpQueue:
         """The one place where a command of a live queue ends."""
         command.result = result
         del self._commands[command.cid]
+        if command.in_bytes > SHORT_PAYLOAD_BYTES:
+            self._long_answers -= 1
+            self._receiver.awaits_long = self._long_answers > 0
         if command.abandoned:
+            self._abandoned -= 1
             command.answered_late = True
             return
         if status == _SUCCESS:

@@ -39,7 +39,9 @@ COMMON: Final = struct.Struct("<BBBBI")
 INITIALIZE: Final = struct.Struct("<HBBI112x")
 TERMINATE: Final = struct.Struct("<HI10x")
 DATA: Final = struct.Struct("<HHII4x")
+_WHOLE_DATA: Final = struct.Struct("<BBBBIHHII4x")
 DIGEST: Final = struct.Struct("<I")
+assert _WHOLE_DATA.size == COMMON.size + DATA.size
 assert COMMON.size == 8
 assert COMMON.size + INITIALIZE.size == 128
 assert COMMON.size + TERMINATE.size == COMMON.size + DATA.size == COMMON.size + CQE.size == 24
@@ -54,6 +56,7 @@ FLAG_HEADER_DIGEST: Final = 0x01
 FLAG_DATA_DIGEST: Final = 0x02
 FLAG_LAST: Final = 0x04
 FLAG_SUCCESS: Final = 0x08
+_ANY_DIGEST: Final = FLAG_HEADER_DIGEST | FLAG_DATA_DIGEST
 
 
 class PduType(IntEnum):
@@ -275,6 +278,32 @@ def encode_pdu(
             digest = crc32c(part, digest)
         parts.append(DIGEST.pack(digest))
     return parts
+
+
+def plain_answer(cid: int, length: int, *, success: bool) -> bytes:
+    """The header of the only C2HData of a command, without digests, for a receiver that wants its data at
+    once behind it: what `encode_header` makes of that."""
+    flags = FLAG_LAST | FLAG_SUCCESS if success else FLAG_LAST
+    start = SMALLEST_PDU
+    return _WHOLE_DATA.pack(_C2H_DATA, flags, start, start, start + length, cid, 0, 0, length)
+
+
+def plain_answer_untrusted(raw: Buffer, position: int) -> C2HData | None:
+    """The C2HData at `position` if it is one without digests, with its data at once behind its header. None:
+    it is something else, or wrong. As `decode_frame_untrusted` and `decode_pdu_untrusted`, by one look."""
+    kind: int
+    flags: int
+    hlen: int
+    start: int
+    total: int
+    cid: int
+    offset: int
+    length: int
+    kind, flags, hlen, start, total, cid, _, offset, length = _WHOLE_DATA.unpack_from(raw, position)
+    is_plain = kind == _C2H_DATA and hlen == start == SMALLEST_PDU and not flags & _ANY_DIGEST
+    if not is_plain or total != SMALLEST_PDU + length or not 0 < length <= MAX_PDU_DATA:
+        return None
+    return C2HData(cid, offset, length, flags & FLAG_LAST != 0, flags & FLAG_SUCCESS != 0)
 
 
 @dataclass(init=False, slots=True)

@@ -7,9 +7,11 @@ into its place:
         n = sock.recv_into(receiver.next_buffer())
         for event in receiver.received(n): ...
 
-Headers are read into a small staging buffer, which may by luck hold several PDUs and the first few hundred
-bytes of a payload. As soon as the header of a PDU with data is whole and its digest verified, the owner is
-asked where the data belong (`place`). What staging holds of them is copied there; the rest is received there.
+Headers are read into a staging buffer, which may hold several PDUs and the beginning of a payload. As soon
+as the header of a PDU with data is whole and its digest verified, the owner is asked where the data belong
+(`place`). What staging holds of them is copied there; the rest is received there. While the owner awaits
+long payloads (`awaits_long`), little of staging is filled. `next_buffers` has staging behind the rest of a
+payload: one call receives that and the PDUs that follow.
 """
 
 from collections.abc import Sequence
@@ -17,13 +19,14 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from nvmeof.errors import FatalErrorStatus, LocalProtocolError, MalformedPdu, RemoteProtocolError
-from nvmeof.limits import STAGING_BYTES
+from nvmeof.limits import LONG_AHEAD_BYTES, STAGING_BYTES
 from nvmeof.tcp.crc32c import crc32c
 from nvmeof.tcp.pdu import (
     COMMON,
     DIGEST,
     NEVER_DIGESTED,
     NO_DIGESTS,
+    SMALLEST_PDU,
     DataPdu,
     Digests,
     Frame,
@@ -31,6 +34,7 @@ from nvmeof.tcp.pdu import (
     PduType,
     decode_frame_untrusted,
     decode_pdu_untrusted,
+    plain_answer_untrusted,
 )
 
 
@@ -64,8 +68,11 @@ class PduReceiver:
         self.pdu: DataPdu | None = None
         self.payload_left = 0
         """Bytes of that data which have not arrived."""
+        self.awaits_long = False
+        """Set by the owner: a payload may come next that is worth being received straight into its place."""
         self._owner = owner
         self._allowed = allowed
+        self._takes_answers = PduType.C2H_DATA in allowed
         self._staging = bytearray(STAGING_BYTES)
         self._view = memoryview(self._staging)
         self._start = 0
@@ -94,16 +101,28 @@ class PduReceiver:
             rest = self._staging[self._start : self._end]
             self._staging[: len(rest)] = rest
             self._start, self._end = 0, len(rest)
-        return self._view[self._end :]
+        return self._view[self._end : LONG_AHEAD_BYTES if self.awaits_long else STAGING_BYTES]
+
+    def next_buffers(self) -> list[memoryview]:
+        """Where the next bytes of the stream go amid a payload, and behind it; to be filled in order."""
+        # Staging is empty then: what was in it of the payload has been copied to its place.
+        return [*self._views, self._view[: LONG_AHEAD_BYTES if self.awaits_long else STAGING_BYTES]]
 
     def received(self, count: int) -> list[Event]:
-        """`count` more bytes are in the buffer that `next_buffer` gave. Raises `RemoteProtocolError`."""
+        """`count` more bytes are in the buffer that `next_buffer` gave, or in those of `next_buffers`.
+
+        Raises `RemoteProtocolError`.
+        """
         events: list[Event] = []
         if self.payload_left:
-            self._landed(count)
-            if not self.payload_left:
-                self._payload_complete(events)
-            return events
+            while count and self.payload_left:
+                part = min(count, len(self._views[0]))
+                self._landed(part)
+                count -= part
+            if self.payload_left:
+                return events
+            self._payload_complete(events)
+            self._start = self._end = 0
         self._end += count
         while self._end > self._start and self._step(events):
             pass
@@ -157,7 +176,15 @@ class PduReceiver:
             return True
         if available < COMMON.size:
             return False
-        frame = decode_frame_untrusted(self._staging, start, self.digests, self._allowed)
+        digests = self.digests
+        if self._takes_answers and available >= SMALLEST_PDU and not digests.header and not digests.data:
+            # The commonest by one look. Where it is another, or something is wrong with it: step by step.
+            answer = plain_answer_untrusted(self._staging, start)
+            if answer is not None:
+                self._begin(answer, answer.data_length)
+                self._start = start + SMALLEST_PDU
+                return True
+        frame = decode_frame_untrusted(self._staging, start, digests, self._allowed)
         if available < frame.data_offset:
             return False
         self._take(frame, events)

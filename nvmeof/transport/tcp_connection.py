@@ -23,7 +23,7 @@ from nvmeof.controller.tcp_rules import TcpSettings
 from nvmeof.linux_limits import SureThread
 from nvmeof.transport.near_host import NearHost, incoming_processor
 from nvmeof.transport.page_sender import PageSender, pays_here
-from nvmeof.transport.receive_mark import ReceiveMark
+from nvmeof.transport.receive_mark import LONG_BYTES, ReceiveMark
 from nvmeof.transport.socket_options import set_options
 
 log = logging.getLogger(__name__)
@@ -111,11 +111,12 @@ class Connection:
             self._sock.close()
 
     def _move_bytes(self) -> None:
-        queue, receive, monotonic, mark = self.queue, self._sock.recv_into, time.monotonic, self._mark
+        queue, monotonic, mark = self.queue, time.monotonic, self._mark
+        receive, receive_many = self._sock.recv_into, self._sock.recvmsg_into
         poll = select.poll()
         poll.register(self._wake_fd, select.POLLIN)
         looks = 0
-        was_long = False
+        was_long = is_behind = False
         while True:
             if looks:
                 looks = looks - 1 if not queue.ending and self._receive_some() else 0
@@ -125,12 +126,18 @@ class Connection:
                 return
             if queue.may_block:
                 buffer = queue.next_buffer()
-                flags = 0
-                if queue.payload_left:
-                    flags = mark.flags_for(len(buffer))
-                else:
+                size = len(buffer)
+                if not queue.payload_left:
                     mark.clear()
-                count = receive(buffer, 0, flags)
+                    count = receive(buffer)
+                elif size > LONG_BYTES or is_behind:
+                    is_behind = False
+                    count = receive(buffer, 0, mark.flags_for(size))
+                else:
+                    # With what follows it. Where it is not all there, the rest is waited for.
+                    mark.clear()
+                    count = receive_many(queue.next_buffers())[0]
+                    is_behind = count < size
                 now = monotonic()
                 if count:
                     self._received(count, now)

@@ -26,7 +26,7 @@ from nvmeof.host.procedure import each_command
 from nvmeof.host.tcp_queue import TcpQueue
 from nvmeof.limits import CONNECT_TIMEOUT_S
 from nvmeof.transport.base import ControllerInfo
-from nvmeof.transport.receive_mark import ReceiveMark
+from nvmeof.transport.receive_mark import LONG_BYTES, ReceiveMark
 from nvmeof.transport.socket_options import set_options
 
 SLACK_S: Final = 0.002
@@ -72,6 +72,8 @@ class TcpHostQueue:
         self._why = ""
         self._armed = 0.0
         self._mark = ReceiveMark(sock)
+        self._is_behind = False
+        """The last payload was not there when it was asked for with what follows it."""
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN | select.POLLOUT)
 
@@ -122,21 +124,33 @@ class TcpHostQueue:
                 if queue.output:
                     self._push_and_pull(remaining)
                 continue
-            buffer = queue.next_buffer()
-            size = len(buffer)
-            flags = 0
-            if queue.receiving is not None:
-                # Payload: the whole of it in few calls, or as much as the caller wants to begin with.
-                if queue.receiving is command and at_least is not None:
-                    size = min(size, at_least - command.received)
-                flags = self._mark.flags_for(size)
-            else:
-                self._mark.clear()
             slack = max(SLACK_S, remaining * SLACK_PART)
             if not -slack < self._armed - remaining < slack:
                 self._arm(remaining)
-            self._receive(buffer, size, flags)
+            if queue.receiving is None:
+                buffer = queue.next_buffer()
+                self._mark.clear()
+                self._receive(buffer, len(buffer), 0)
+            else:
+                wanted = at_least - command.received if at_least is not None else 0
+                self._receive_payload(wanted if queue.receiving is command else 0)
         return True
+
+    def _receive_payload(self, wanted: int) -> None:
+        """One receive of payload: the whole of it in few calls, or `wanted` bytes if that is not 0. Where
+        several commands are in flight, with what follows it."""
+        queue = self._queue
+        buffer = queue.next_buffer()
+        size = len(buffer)
+        if wanted:
+            size = min(size, wanted)
+        elif size <= LONG_BYTES and not self._is_behind and queue.in_flight > 1:
+            # It comes back with whatever is there. Where that is not all, the rest is waited for, as below.
+            self._mark.clear()
+            self._is_behind = self._receive_many(queue.next_buffers()) < size
+            return
+        self._is_behind = False
+        self._receive(buffer, size, self._mark.flags_for(size))
 
     def abandon(self, command: Command) -> None:
         self._queue.abandon(command)
@@ -191,6 +205,22 @@ class TcpHostQueue:
         except OSError as failure:
             self._die(f"{failure.strerror or failure}")
             return False
+        return self._take(count)
+
+    def _receive_many(self, buffers: list[memoryview]) -> int:
+        """One receive into several buffers, of what is there; so many bytes."""
+        try:
+            count = self._sock.recvmsg_into(buffers)[0]
+        except BlockingIOError:
+            return 0
+        except OSError as failure:
+            self._die(f"{failure.strerror or failure}")
+            return 0
+        self._take(count)
+        return count
+
+    def _take(self, count: int) -> bool:
+        """So many bytes were received; False where that ends the connection."""
         if count == 0:
             self._die("the controller closed the connection" + (" amid a PDU" if self._queue.mid_pdu else ""))
             return False

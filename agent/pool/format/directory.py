@@ -248,6 +248,10 @@ class Directory:
             start = self.raw.find(pseudonym, start + 1)
         return None
 
+    def names(self, slot: int, pseudonym: bytes) -> bool:
+        """Whether the entry of a slot has this pseudonym."""
+        return self.raw.startswith(pseudonym, slot * ENTRY_BYTES)
+
     def find_all(self, pseudonym: bytes) -> list[int]:
         """Every slot whose entry has this pseudonym: more than one after two puts that raced."""
         slots = []

@@ -13,7 +13,7 @@ from agent.pool.counters import MissCause, Tally
 from agent.pool.format.directory import KEY_BYTES
 from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.late_answers import miss_cause_of
-from agent.pool.steps import IoChannel, Pending, Steps, Wait
+from agent.pool.steps import IoChannel, Pending, Steps, Wait, in_volleys
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.volume import Found, Volume
 
@@ -63,8 +63,8 @@ def read_together(
     limited = volume.bandwidth if volume.bandwidth is not None and volume.bandwidth.rate else None
     sent: list[_Asked] = []
     try:
-        yield from _load(volume, channel, pseudonyms, borrowed, wait_seconds, became, tally)
-        parts = _parts(volume, channel, pseudonyms, borrowed, targets)
+        found = yield from _find(volume, channel, pseudonyms, borrowed, wait_seconds, became, tally)
+        parts = _parts(volume, channel, found, targets)
         under_way: list[_Asked] = []
         for number in range(len(parts) + 1):
             ahead = parts[number] if number < len(parts) else []
@@ -102,7 +102,7 @@ def read_together(
             volume.give_back_sets(sets)
 
 
-def _load(
+def _find(
     volume: Volume,
     channel: IoChannel,
     pseudonyms: bytes,
@@ -110,12 +110,15 @@ def _load(
     wait_seconds: float,
     became: list[int | MissCause | None],
     tally: Tally,
-) -> Steps[None]:
-    """Read the directories of the keys that no remembered one names. A key that none of them names then is a
-    miss, unless G4 may have it."""
+) -> Steps[list[Found | None]]:
+    """Which entry names each key, the newest where there are several. The directories of the keys that no
+    remembered one names are read. A key that none of them names then is a miss, unless G4 may have it."""
     names = [pseudonyms[at : at + KEY_BYTES] for at in range(0, len(pseudonyms), KEY_BYTES)]
     began = channel.now()
-    unnamed = [number for number, sets in enumerate(borrowed) if not volume.find(sets, names[number])]
+    found = [volume.find_newest(sets, name) for sets, name in zip(borrowed, names, strict=True)]
+    unnamed = [number for number, each in enumerate(found) if each is None]
+    if not unnamed:
+        return found
     wanted = {
         id(cached): cached
         for number in unnamed
@@ -128,30 +131,27 @@ def _load(
     known = {id(cached) for cached in came}
     for number in unnamed:
         sets = borrowed[number]
+        found[number] = volume.find_newest(sets, names[number])
         is_known = all(id(cached) in known or id(cached) not in wanted for cached in sets)
-        if is_known and volume.below is None and not volume.find(sets, names[number]):
+        if is_known and volume.below is None and found[number] is None:
             cause = volume.absence(sets, names[number], None)
             became[number] = cause
             tally.miss(cause)
+    return found
 
 
 def _parts(
-    volume: Volume,
-    channel: IoChannel,
-    pseudonyms: bytes,
-    borrowed: Sequence[Sequence[CachedSet]],
-    targets: Sequence[memoryview],
+    volume: Volume, channel: IoChannel, found: Sequence[Found | None], targets: Sequence[memoryview]
 ) -> list[list[_Asked]]:
     """The values that can be had so, in the order of their keys, as many in a part as its buffer takes."""
     codec, wall = volume.codec, channel.wall()
     parts: list[list[_Asked]] = []
     room = 0
-    for number, sets in enumerate(borrowed):
-        hints = volume.find(sets, pseudonyms[number * KEY_BYTES : (number + 1) * KEY_BYTES])
-        if not hints:
+    for number, each in enumerate(found):
+        if each is None:
             continue
-        found = hints[0]
-        length, expiry = found.entry.length, found.entry.expiry
+        entry = each.entry
+        length, expiry = entry.length, entry.expiry
         if not 0 < length <= min(codec.unit_bytes, len(targets[number])) or (expiry and expiry <= wall):
             continue
         size = codec.padded(length)
@@ -161,19 +161,20 @@ def _parts(
         if taken > room or len(parts[-1]) == PART_VALUES:
             parts.append([])
             room = PART_BYTES
-        parts[-1].append(_Asked(number, found, PART_BYTES - room, size))
+        parts[-1].append(_Asked(number, each, PART_BYTES - room, size))
         # Beginnings stay at LBAs, as a medium wants its buffers.
         room -= -(-taken // codec.lba_bytes) * codec.lba_bytes
     return parts
 
 
 def _send(volume: Volume, channel: IoChannel, part: Sequence[_Asked], buffer: memoryview) -> None:
-    for asked in part:
+    """Ask for the values of a part, for those of one namespace by one send."""
+    for number, more in in_volleys([(asked.found.cached.namespace, asked.at) for asked in part]):
+        asked = part[number]
         found = asked.found
         into = buffer[asked.at : asked.at + HEADER_BYTES + asked.size]
-        asked.pending = channel.read(
-            found.cached.namespace, volume.slot_offset(found.cached, found.slot), into
-        )
+        offset = volume.slot_offset(found.cached, found.slot)
+        asked.pending = channel.read(found.cached.namespace, offset, into, more=more)
 
 
 def _open(
@@ -193,7 +194,8 @@ def _open(
     opened = volume.codec.open(buffer[asked.at : data_at], key, place, entry.generation)
     if isinstance(opened, MissCause) or opened.length != entry.length:
         return None
-    if opened.expiry and opened.expiry <= channel.wall():
+    wall = channel.wall()
+    if opened.expiry and opened.expiry <= wall:
         return None
     with_room = buffer[data_at : data_at + size + PROOF_BYTES]
     length = opened.length
@@ -213,8 +215,8 @@ def _open(
     cached.bear_out(slot)
     with cached.guard:
         directory = cached.directory
-        if directory is not None and directory.find(entry.pseudonym) == slot:
-            directory.touch(slot, int(channel.wall() * 1e6))
+        if directory is not None and directory.names(slot, entry.pseudonym):
+            directory.touch(slot, int(wall * 1e6))
     tally.gets_hit += 1
     tally.bytes_read += length
     if volume.bandwidth is not None:

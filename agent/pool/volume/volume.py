@@ -23,7 +23,7 @@ from agent.pool.format.directory import KEY_BYTES, SLOTS_PER_SET, Entry
 from agent.pool.format.occupancy import Occupancy, SetPlace
 from agent.pool.format.sealed_slot import SlotCodec
 from agent.pool.late_answers import wait_for
-from agent.pool.steps import IoChannel, Pending, Steps
+from agent.pool.steps import IoChannel, Pending, Steps, in_volleys
 from agent.pool.volume.bandwidth import Bandwidth
 from agent.pool.volume.directory_cache import Borrowed, CachedSet, DirectoryCache, damage_look_seconds
 from agent.pool.volume.eviction_holds import Holds
@@ -440,6 +440,19 @@ class Volume(PoolVolume):
             found.sort(key=lambda each: each.entry.generation, reverse=True)
         return found
 
+    def find_newest(self, sets: Sequence[CachedSet], pseudonym: bytes) -> Found | None:
+        """The first of what `find` gives."""
+        newest: Found | None = None
+        for cached in sets:
+            directory = cached.directory
+            slot = None if directory is None else directory.find(pseudonym)
+            if directory is None or slot is None:
+                continue
+            entry = directory.entry(slot)
+            if entry is not None and (newest is None or entry.generation > newest.entry.generation):
+                newest = Found(cached, slot, entry)
+        return newest
+
     def is_fresh(self, cached: CachedSet, channel: IoChannel, least: float = 0.0) -> bool:
         """Whether what is remembered of a set is believed when it says that a key is absent.
 
@@ -483,17 +496,19 @@ class Volume(PoolVolume):
         """Read the directories of `sets`, side by side. The worst that happened, None where all came.
 
         A directory may be in doubt; its writers read it by writable_directory.py. Those that came are put
-        into `came`: `fault` says the same, but may be another thread's by then. `more`: of one set; as of
-        `IoChannel.read`.
+        into `came`: `fault` says the same, but may be another thread's by then. `more`: another read follows
+        all of these at once, of the last one's namespace; as of `IoChannel.read`.
         """
         worst: MissCause | None = None
         for start in range(0, len(sets), in_flight):
             batch: list[tuple[CachedSet, int, memoryview, Pending]] = []
             asked_at = channel.now()
-            for cached in sets[start : start + in_flight]:
+            some = sets[start : start + in_flight]
+            for number, together in in_volleys([(each.namespace, each.offset) for each in some]):
+                cached = some[number]
                 block = memoryview(bytearray(self.settings.directory_bytes))
                 writes = cached.writes
-                pending = channel.read(cached.namespace, cached.offset, block, more=more)
+                pending = channel.read(cached.namespace, cached.offset, block, more=more or together)
                 batch.append((cached, writes, block, pending))
             for cached, writes, block, pending in batch:
                 cause = yield from wait_for(channel, pending, deadline)

@@ -25,7 +25,7 @@ from agent.pool.format.directory import Directory, Entry
 from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.late_answers import miss_cause_of, wait_for
 from agent.pool.side_by_side import AnyOf, Part, Parts
-from agent.pool.steps import Acquire, IoChannel, Pending, Steps, Wait
+from agent.pool.steps import Acquire, IoChannel, Pending, Steps, Wait, in_volleys
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.volume import Volume
 from agent.pool.volume.writable_directory import load_writable, prove
@@ -220,6 +220,8 @@ class _Batch:
             return
         slow = self._parts.namespaces(begun_before=now - SLOW_SECONDS)
         room = AT_ONCE - sum(not put.waits_for(slow) for put in self._under_way)
+        if room <= 0:
+            return
         left: list[_Put] = []
         begun: list[_Put] = []
         for put in self._new:
@@ -427,12 +429,8 @@ class _Batch:
 
 def _in_volleys(sets: Sequence[CachedSet]) -> list[tuple[CachedSet, bool]]:
     """The sets by their places, and whether the next one lies on the same namespace."""
-    order = sorted(sets, key=lambda each: (each.namespace, each.offset))
-    following = [each.namespace for each in order[1:]]
-    return [
-        (each, number < len(following) and following[number] == each.namespace)
-        for number, each in enumerate(order)
-    ]
+    places = [(each.namespace, each.offset) for each in sets]
+    return [(sets[number], more) for number, more in in_volleys(places)]
 
 
 def _slot_write(put: _Put) -> Pending:

@@ -157,6 +157,43 @@ def test_answers_of_several_commands_arrive_in_pieces(digests: Digests) -> None:
                 assert command.data_in == whole
 
 
+class CountedReceives:
+    """A socket that counts how often it is received from."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self.count = 0
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("recv"):
+            self.count += 1
+        return getattr(self._sock, name)
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize(("size", "values", "receives"), [(4096, 8, 2), (16384, 3, 2), (28672, 2, 3)])
+def test_answers_that_are_there_come_by_few_receives(size: int, values: int, receives: int) -> None:
+    dice = random.Random(23)
+    data = [dice.randbytes(size) for _ in range(values)]
+    with joined() as (queue, peer):
+        reads = [commands.read(1, 0, size // 4096, memoryview(bytearray(size))) for _ in data]
+        for command in reads:
+            queue.submit(command, more=command is not reads[-1])
+        stream = bytearray()
+        for command, whole in zip(reads, data, strict=True):
+            stream += b"".join(encode_pdu(C2HData(command.cid, 0, size, True, True), PLAIN, data=[whole]))
+        peer.sendall(stream)
+        sock = queue._sock
+        wait_until(lambda: waiting_bytes(sock) == len(stream))
+        counted = CountedReceives(sock)
+        queue._sock = counted  # type: ignore[assignment]
+        for command, whole in zip(reads, data, strict=True):
+            assert queue.wait(command, time.monotonic() + PATIENCE_S)
+            command.check()
+            assert command.data_in == whole
+        assert counted.count <= receives
+
+
 @pytest.mark.parametrize("ending", ["closes", "resets"])
 def test_a_controller_that_dies_amid_a_payload_is_noticed(ending: str) -> None:
     with joined() as (queue, peer):

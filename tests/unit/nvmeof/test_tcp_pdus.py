@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import crcmod.predefined
@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvmeof.errors import FatalErrorStatus, LocalProtocolError, MalformedPdu, RemoteProtocolError
-from nvmeof.limits import STAGING_BYTES
+from nvmeof.limits import LONG_AHEAD_BYTES, STAGING_BYTES
 from nvmeof.tcp.crc32c import crc32c
 from nvmeof.tcp.pdu import (
     FROM_CONTROLLER,
@@ -74,6 +74,22 @@ def feed(receiver: PduReceiver, raw: bytes, chunk: int = 1 << 20) -> list[Event]
         buffer[:count] = raw[position : position + count]
         position += count
         events += receiver.received(count)
+    return events
+
+
+def feed_with_what_follows(receiver: PduReceiver, raw: bytes, chunk: int = 1 << 20) -> list[Event]:
+    """The same, amid a payload into that and the buffer behind it at once."""
+    events: list[Event] = []
+    position = 0
+    while position < len(raw):
+        buffers = receiver.next_buffers() if receiver.payload_left else [receiver.next_buffer()]
+        taken = 0
+        for buffer in buffers:
+            part = raw[position + taken : position + min(chunk, taken + len(buffer))]
+            buffer[: len(part)] = part
+            taken += len(part)
+        position += taken
+        events += receiver.received(taken)
     return events
 
 
@@ -173,7 +189,9 @@ def test_whole_captures_of_the_kernel(name: str) -> None:
 
 U16 = st.integers(0, 0xFFFF)
 U32 = st.integers(0, 0xFFFF_FFFF)
-SIZES = st.sampled_from([0, 4, 8, STAGING_BYTES - 24, STAGING_BYTES, 4096, 5000])
+SIZES = st.sampled_from(
+    [0, 4, 8, LONG_AHEAD_BYTES - 24, LONG_AHEAD_BYTES, 4096, 5000, STAGING_BYTES - 24, STAGING_BYTES]
+)
 PDUS: st.SearchStrategy[Pdu] = st.one_of(
     st.builds(CapsuleCmd, st.tuples(st.integers(0, 255), U16, U32).map(lambda first: Sqe(*first)), SIZES),
     st.builds(CapsuleResp, st.tuples(U16, st.integers(0, 0x7FF), U32).map(lambda first: Cqe(*first))),
@@ -189,10 +207,18 @@ PDUS: st.SearchStrategy[Pdu] = st.one_of(
     st.sampled_from(ALL_DIGESTS),
     st.sampled_from([4, 8, 64, 128]),
     st.integers(1, 3),
-    st.one_of(st.just(1), st.just(1 << 20), st.integers(2, 600)),
+    st.one_of(st.just(1), st.just(1 << 20), st.integers(2, 600), st.integers(1000, 9000)),
+    st.sampled_from([feed, feed_with_what_follows]),
+    st.booleans(),
 )
 def test_any_pdus_in_any_chunks(
-    pdus: list[Pdu], digests: Digests, alignment: int, pieces: int, chunk: int
+    pdus: list[Pdu],
+    digests: Digests,
+    alignment: int,
+    pieces: int,
+    chunk: int,
+    feeding: Callable[[PduReceiver, bytes, int], list[Event]],
+    awaits_long: bool,
 ) -> None:
     """What is sent arrives, whatever the boundaries of the pieces and of the receives."""
     raw = b""
@@ -204,10 +230,32 @@ def test_any_pdus_in_any_chunks(
             payloads.append(data)
     owner = Collector(pieces)
     receiver = PduReceiver(owner, FROM_HOST | FROM_CONTROLLER, digests)
-    assert feed(receiver, raw, chunk) == pdus
+    receiver.awaits_long = awaits_long
+    assert feeding(receiver, raw, chunk) == pdus
     assert [bytes(data) for data in owner.data] == payloads
     assert not receiver.mid_pdu
     assert receiver.payload_left == 0
+
+
+def test_many_short_payloads_come_by_one_receive() -> None:
+    pdus = [C2HData(number, 0, 4096) for number in range(7)]
+    raw = b"".join(whole(pdu, data=bytes([pdu.cid]) * 4096) for pdu in pdus)
+    owner = Collector()
+    receiver = PduReceiver(owner, FROM_CONTROLLER)
+    buffer = receiver.next_buffer()
+    buffer[: len(raw)] = raw
+    assert receiver.received(len(raw)) == pdus
+    assert [bytes(data) for data in owner.data] == [bytes([number]) * 4096 for number in range(7)]
+
+
+def test_little_of_a_long_payload_is_read_ahead_of_its_place() -> None:
+    receiver = PduReceiver(Collector(), FROM_CONTROLLER)
+    receiver.awaits_long = True
+    raw = whole(C2HData(1, 0, 1 << 20), data=bytes(1 << 20))
+    assert len(receiver.next_buffer()) == LONG_AHEAD_BYTES
+    feed(receiver, raw[:LONG_AHEAD_BYTES])
+    assert receiver.payload_left == (1 << 20) - LONG_AHEAD_BYTES + 24
+    assert [len(each) for each in receiver.next_buffers()] == [receiver.payload_left, LONG_AHEAD_BYTES]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ import pytest
 
 from agent.fs.control.registered_memory import RegisteredMemory
 from agent.pool.read.batch import PART_BYTES, PART_VALUES, read_together
+from agent.pool.steps import in_volleys
 from agent.pool.volume.bandwidth import Bandwidth
+from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.volume import TenantShare
 from host_shim.control_wire import Outcome
 from host_shim.many_values import groups_of
@@ -273,6 +275,49 @@ def test_no_more_reads_are_under_way_than_a_queue_takes() -> None:
     assert lengths == [100] * len(values)
     assert all(number - done < 2 * PART_VALUES for number, done in enumerate(sent))
     assert [bytes(target[:100]) for target in targets] == values
+
+
+@pytest.mark.interpreted
+def test_what_goes_to_one_namespace_leaves_by_one_send() -> None:
+    """Also the directories that are not remembered."""
+    agent = agent_with()
+    count = 2 * PART_VALUES
+    for number in range(count):
+        agent.put(key_of(number), bytes([number]) * 100)
+    agent.volume.cache = DirectoryCache(1 << 20)
+    sends: list[tuple[int, int]] = []
+    read, open_slot = agent.channel.read, agent.volume.codec.open
+    opened = 0
+
+    def recorded(namespace: int, offset: int, into: memoryview, *, more: bool = False) -> object:
+        if not more:
+            sends.append((opened, namespace))
+        return read(namespace, offset, into)
+
+    def counted(*arguments: object) -> object:
+        nonlocal opened
+        opened += 1
+        return open_slot(*arguments)
+
+    agent.channel.read = recorded  # type: ignore[method-assign, assignment]
+    agent.volume.codec.open = counted  # type: ignore[method-assign, assignment]
+    targets = [memoryview(bytearray(4096)) for _ in range(count)]
+    keys = [key_of(number) for number in range(count)]
+    assert agent.channel.run(read_together(agent.volume, agent.channel, keys, targets, 1.0)) == [100] * count
+    assert len(sends) == 3 * len(agent.channel.namespaces), "directories, and two parts"
+    assert [bytes(target[:100]) for target in targets] == [bytes([number]) * 100 for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("places", "order"),
+    [
+        ([], []),
+        ([(3, 8)], [(0, False)]),
+        ([(1, 9), (0, 5), (1, 2), (0, 7)], [(1, True), (3, False), (2, True), (0, False)]),
+    ],
+)
+def test_volleys(places: list[tuple[int, int]], order: list[tuple[int, bool]]) -> None:
+    assert in_volleys(places) == order
 
 
 @pytest.mark.parametrize(
