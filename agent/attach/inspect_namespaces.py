@@ -65,8 +65,9 @@ def look_round(
 def look_at_all(
     channel: IoChannel, wanted: Sequence[Sequence[tuple[int, NamespaceInfo]]], deadline: float
 ) -> Steps[dict[int, Inspection]]:
-    """The content of each namespace, by its number. `wanted` has them by enclosure: some of each are looked at
-    together, and an enclosure that does not answer holds up no other."""
+    """The content of each namespace, by its number. `wanted` has them by enclosure.
+
+    Some of each are looked at together, and an enclosure that does not answer holds up no other."""
     known: dict[Head, PoolMap] = {}
     found: dict[int, Inspection] = {}
 
