@@ -1,12 +1,17 @@
 """The superblocks and the pool map on the namespaces that are reached."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Final
 
 from agent.errors import G35Error
 from agent.pool.map.document import PoolMap
 from agent.pool.map.inspect import Inspection, inspect, with_strangers
 from agent.pool.map.kv_superblock import inspect_kv
+from agent.pool.map.superblock import MAP_IO_SECONDS, Head
+from agent.pool.side_by_side import Part, Parts
+from agent.pool.steps import IoChannel, Steps
 from agent.remote.channel import WorkerChannel
 from agent.remote.enclosure import Enclosure
 from agent.remote.fabric import Fabric
@@ -18,13 +23,18 @@ WITH_ALL = (
     "for good there is only a new format (g35 pool format --force), which costs all values and files"
 )
 """What to do where a namespace of the pool is not reached."""
+LOOKS_IN_FLIGHT: Final = 4
+"""Namespaces of one enclosure that are looked at together: a mebibyte each, which may be eight commands."""
 
 
-def look_round(fabric: Fabric, channel: WorkerChannel) -> list[tuple[bytes, int, Inspection]]:
+def look_round(
+    fabric: Fabric, channel: WorkerChannel, seconds: float = math.inf
+) -> list[tuple[bytes, int, Inspection]]:
     """Every reachable namespace: NGUID, bytes, content. The channel numbers them in this order.
 
     Namespaces of other pools that discovery brought are marked as strangers. A path that discovery lists is
-    used where it leads to the same medium as a path in use.
+    used where it leads to the same medium as a path in use. `seconds`: what has not been read by then counts
+    as unreadable.
     """
     shown: dict[bytes, list[tuple[Enclosure, NamespaceInfo]]] = {}
     for enclosure in list(fabric.enclosures):
@@ -32,26 +42,63 @@ def look_round(fabric: Fabric, channel: WorkerChannel) -> list[tuple[bytes, int,
             shown.setdefault(namespace.nguid, []).append((enclosure, namespace))
     fabric.adopt(list(shown))
     PathProber(fabric).turn(channel, START_SECONDS)
-    seen, inspections = [], []
+    seen, by_discovery = [], []
+    wanted: dict[str, list[tuple[int, NamespaceInfo]]] = {}
     for number, (nguid, claims) in enumerate(shown.items()):
         route = fabric.routes[number]
         if route is not None:
             # Where two enclosures claim one, that of the other is nothing to us.
             subsystem = route.enclosure.subsystem
             claims = [each for each in claims if each[0].subsystem == subsystem] or claims
-        namespace = claims[0][1]
-        found = _look_at(channel, number, namespace)
-        by_discovery = all(enclosure.discovered for enclosure, _ in claims)
+        enclosure, namespace = claims[0]
         seen.append((nguid, namespace.size_bytes))
-        inspections.append(replace(found, by_discovery=by_discovery))
+        by_discovery.append(all(each.discovered for each, _ in claims))
+        wanted.setdefault(enclosure.subsystem, []).append((number, namespace))
+    found = channel.run(look_at_all(channel, list(wanted.values()), channel.now() + seconds))
+    inspections = [
+        replace(found[number], by_discovery=discovered) for number, discovered in enumerate(by_discovery)
+    ]
     judged = with_strangers(inspections, fabric.own_pool)
     return [(nguid, size, each) for (nguid, size), each in zip(seen, judged, strict=True)]
 
 
-def _look_at(channel: WorkerChannel, number: int, namespace: NamespaceInfo) -> Inspection:
+def look_at_all(
+    channel: IoChannel, wanted: Sequence[Sequence[tuple[int, NamespaceInfo]]], deadline: float
+) -> Steps[dict[int, Inspection]]:
+    """The content of each namespace, by its number. `wanted` has them by enclosure.
+
+    Some of each are looked at together, and an enclosure that does not answer holds up no other."""
+    known: dict[Head, PoolMap] = {}
+    found: dict[int, Inspection] = {}
+
+    def look_at(those: Iterator[tuple[int, NamespaceInfo]]) -> Part:
+        for number, namespace in those:
+            found[number] = yield from _look_at(channel, number, namespace, deadline, known)
+
+    parts = Parts(channel)
+    try:
+        for of_enclosure in wanted:
+            those = iter(of_enclosure)
+            for number, _ in of_enclosure[:LOOKS_IN_FLIGHT]:
+                parts.start(number, look_at(those))
+        while len(parts):
+            yield from parts.go_on(may_grow=False)
+    finally:
+        parts.close()
+    return found
+
+
+def _look_at(
+    channel: IoChannel,
+    number: int,
+    namespace: NamespaceInfo,
+    deadline: float,
+    known: dict[Head, PoolMap],
+) -> Steps[Inspection]:
     if namespace.kv is None:
-        return channel.run(inspect(channel, number, namespace.nguid, namespace.size_bytes))
-    found = channel.run(inspect_kv(channel, number, namespace.nguid))
+        return (yield from inspect(channel, number, namespace.nguid, namespace.size_bytes, deadline, known))
+    seconds = min(MAP_IO_SECONDS, max(0.0, deadline - channel.now()))
+    found = yield from inspect_kv(channel, number, namespace.nguid, seconds, known)
     return replace(found, kv=namespace.kv)
 
 

@@ -171,8 +171,17 @@ def _entries() -> Iterable[Entry]:
         ),
         ("query_1k_p99_ms", "query", LATENCY, "99 of 100 queries of 1,000 keys within it, 50 a second"),
         ("failover_get_p99_ms", "failover", LATENCY, "99 of 100 gets within it, one path of 2 cut"),
+        ("up_ready_s", "start", UNIT_SECONDS, "g35 up on new drives to its ready, the least of three"),
+        (
+            "restart_first_hit_s",
+            "start",
+            UNIT_SECONDS,
+            "from an agent's kill to the next hit, least of three",
+        ),
     ):
         yield Entry(name, kind, unit, what, alone=True)
+    what = "from an agent's kill to the next hit, 1,000 namespaces"
+    yield Entry("start_1000_namespaces_s", "many_namespaces", UNIT_SECONDS, what, alone=True, by_name=True)
     what = "gets by the S3 door, four clients, AES on"
     yield Entry("s3_get_1m", "s3", RATE, what, "1m", "raw_tcp_1m", alone=True)
     what = "the same by RDMA, emulated NICs"

@@ -32,6 +32,9 @@ from agent.service.queue_plan import QueuePlan, granted_workers
 
 log = logging.getLogger(__name__)
 
+LOOK_ROUND_SECONDS = 10.0
+"""For a look at all namespaces. What an enclosure that hangs carries is seen later, by
+agent/attach/map_watch.py."""
 LOOK_SECONDS = 0.25
 """How soon an unmount by somebody else is noticed."""
 
@@ -82,7 +85,7 @@ async def _on_thread(end: Callable[[], None]) -> None:
 
 def _find_pool(fabric: Fabric, channel: WorkerChannel, seal: MapSeal) -> tuple[PoolMap, dict[int, str]]:
     """The map in force, and the namespaces of it, by their numbers there, that carry another pool."""
-    seen = look_round(fabric, channel)
+    seen = look_round(fabric, channel, LOOK_ROUND_SECONDS)
     if not seen:
         raise G35Error(
             f"no enclosure shows a namespace; not connected: {unreached(fabric)}",

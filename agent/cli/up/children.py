@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import AnyStr
+from typing import TypeAlias
 
 from agent.errors import G35Error
+from agent.host_os.forked_process import ForkedProcess, fork, may_fork
 from agent.host_os.parent_death import die_with_parent
 from agent.host_os.whole_file import write_whole
 
@@ -22,20 +23,32 @@ STOP_SECONDS = 15.0
 RESTARTS_MAX = 1000
 """Starts of one child in a life of `g35 up`; a child that keeps dying is not kept alive for ever."""
 RESTART_SECONDS = 0.5
+READY_LOOK_SECONDS = 0.005
+
+Process: TypeAlias = subprocess.Popen[bytes] | subprocess.Popen[str] | ForkedProcess
 
 
 class Child:
     """One process and how to start it. `ready` says whether it is serving."""
 
     def __init__(
-        self, name: str, command: Sequence[str], log: Path, ready: Callable[[], bool], pid_file: Path
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        ready: Callable[[], bool],
+        pid_file: Path,
+        run: Callable[[], int] | None = None,
     ) -> None:
+        """`run`: what the command does, for a child that is forked and has nothing to load. The command is
+        executed where that cannot be."""
         self.name = name
+        self._run = run
         self._command = list(command)
         self._log = log
         self._ready = ready
         self._pid_file = pid_file
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._next_start = 0.0
         self.starts = 0
 
@@ -45,15 +58,18 @@ class Child:
 
     def start(self) -> None:
         with open(self._log, "ab") as log:
-            self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                preexec_fn=die_with_parent,
-                # A Ctrl-C at the terminal is for `g35 up`, which ends its children in their order.
-                start_new_session=True,
-            )
+            if self._run is not None and may_fork():
+                self._process = fork(self._run, log.fileno(), log.fileno())
+            else:
+                self._process = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    preexec_fn=die_with_parent,
+                    # A Ctrl-C at the terminal is for `g35 up`, which ends its children in their order.
+                    start_new_session=True,
+                )
         self.starts += 1
         self._next_start = time.monotonic() + RESTART_SECONDS
         write_whole(self._pid_file, f"{self._process.pid}\n")
@@ -68,7 +84,7 @@ class Child:
                 raise G35Error(f"{self.name} did not start: {self.last_words()}", f"its log is {self._log}")
             if time.monotonic() > end:
                 raise G35Error(f"{self.name} was not ready within {seconds:g} s", f"its log is {self._log}")
-            time.sleep(0.02)
+            time.sleep(READY_LOOK_SECONDS)
 
     def last_words(self) -> str:
         """What it said last of an error, for a message of ours."""
@@ -85,11 +101,9 @@ class Child:
 
     def tend(self) -> str | None:
         """Start it again if it has died; what happened, for the log."""
-        if self._process is None or self._process.poll() is None or time.monotonic() < self._next_start:
+        status = None if self._process is None else self._process.poll()
+        if status is None or time.monotonic() < self._next_start or self.starts >= RESTARTS_MAX:
             return None
-        if self.starts >= RESTARTS_MAX:
-            return None
-        status = self._process.returncode
         self.start()
         return f"{self.name} ended with {_told(status)}; started again"
 
@@ -132,7 +146,7 @@ def told_by(words: str, status: int | None) -> str:
     return f"it ended with {_told(status)}: {said}" if status and (status < 0 or not lines) else said
 
 
-def end_process(process: subprocess.Popen[AnyStr], seconds: float) -> None:
+def end_process(process: Process, seconds: float) -> None:
     """SIGTERM, and SIGKILL for one that has not ended in `seconds`."""
     if process.poll() is None:
         process.terminate()

@@ -1,12 +1,15 @@
 """`g35 up`: enclosures, a formatted pool, the agent and its mount, until Ctrl-C."""
 
 import contextlib
+import gc
+import importlib
 import itertools
 import json
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
@@ -17,6 +20,7 @@ from typing import Any, NoReturn
 
 import typer
 
+from agent.cli.main import main
 from agent.cli.record_options import options_of
 from agent.cli.status_document import read_status
 from agent.cli.up.agent_toml import agent_toml, check_room
@@ -31,6 +35,8 @@ from agent.cli.up.stale_metadata import set_aside
 from agent.cli.up.up_arguments import UpOptions
 from agent.errors import G35Error, UserError
 from agent.fs.doors.mounting import clear_dead_mount
+from agent.host_os.forked_process import fork, may_fork, show_words
+from agent.host_os.private_memory import keep_memory_private
 from agent.inline.secrets import create_root_key
 from agent.local.device import read_label
 from agent.query.access_tokens import new_tokens_file
@@ -43,6 +49,8 @@ DETACHED_LOOK_SECONDS = 0.05
 DETACHED_END_SECONDS = 45.0
 """For a process that ends an agent and all enclosures in their order."""
 FREE_PORT_TRIES = 100
+G35 = (sys.executable, "-P", "-m", "agent.cli")
+LOADED_ONCE = ("agent.cli.agent_verb", "agent.cli.pool_verb")
 _LOCK_FROM_PARENT = "G35_UP_LOCK"
 """In the environment of a detached `g35 up`: the descriptor of the folder's lock, taken by its parent."""
 
@@ -133,7 +141,7 @@ def _detached(layout: Layout, lock: int, folders: Mapping[str, Path | None], sto
             words += [option, str(path.absolute())]
     os.environ[_LOCK_FROM_PARENT] = str(lock)
     os.environ[TYPED_COMMAND] = typed_command()
-    process = detach([sys.executable, "-P", "-m", "agent.cli", *words], layout.log, (lock,))
+    process = detach([*G35, *words], layout.log, (lock,))
     os.close(lock)
     while not stop.wait(DETACHED_LOOK_SECONDS):
         said = layout.log.read_text(errors="replace").splitlines()
@@ -172,6 +180,7 @@ class _Pool:
             self._enclosures.append(self._enclosure(number))
         for child in self._enclosures:
             child.start()
+        _load_the_agent()
         for child in self._enclosures:
             child.wait_ready(stop)
         if stop.is_set():
@@ -203,16 +212,15 @@ class _Pool:
             self._mount.mkdir(parents=True)
             self._mount_is_new = True
         layout.agent_ready.unlink(missing_ok=True)
+        words = ["agent", "--config", str(layout.configuration), "--ready-file", str(layout.agent_ready)]
         self._agent = Child(
             "the agent",
-            [
-                sys.executable, "-P", "-m", "agent.cli", "agent",
-                "--config", str(layout.configuration), "--ready-file", str(layout.agent_ready),
-            ],
+            [*G35, *words],
             layout.agent_log,
             self._agent_is_ready,
             layout.agent_process,
-        )  # fmt: skip
+            partial(_be_verb, words),
+        )
         self._agent.start()
         self._agent.wait_ready(stop)
         layout.write_running(Running(os.getpid(), str(self._mount), self._options.enclosures))
@@ -325,10 +333,9 @@ class _Pool:
         Drives that `are_new` are not looked at first, which takes a second: a format looks as well, and is
         refused where one carries anything.
         """
-        command = [sys.executable, "-P", "-m", "agent.cli", "pool"]
         config = ["--config", str(self._layout.configuration)]
         if not are_new:
-            shown = _run([*command, "show", "--json", *config])
+            shown = _run(["pool", "show", "--json", *config])
             if stop.is_set():
                 return
             if shown.returncode:
@@ -343,7 +350,7 @@ class _Pool:
                     )
                 return
         self._formatted = True
-        formatted = _run([*command, "format", *config])
+        formatted = _run(["pool", "format", *config])
         if formatted.returncode:
             if not stop.is_set():
                 raise self._failed("format the pool", formatted)
@@ -378,9 +385,38 @@ def _say(what: str) -> None:
     print(what, file=sys.stderr, flush=True)
 
 
-def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    # In a session of its own: a Ctrl-C at the terminal is for us, who end things in their order.
-    return subprocess.run(command, capture_output=True, text=True, check=False, start_new_session=True)
+def _load_the_agent() -> None:
+    """Load what the agent and the verbs of the pool consist of, while the enclosures start: each of them is a
+    child that has it from here."""
+    gc.disable()
+    for module in LOADED_ONCE:
+        importlib.import_module(module)
+    # Nothing of it goes, and no child need copy it to look for garbage.
+    gc.freeze()
+    gc.enable()
+
+
+def _be_verb(words: list[str]) -> int:
+    """Be `g35` with these words, in a child."""
+    show_words(["g35", *words])
+    keep_memory_private()
+    return main(words)
+
+
+def _run(words: list[str]) -> subprocess.CompletedProcess[str]:
+    """`g35` with these words, to its end, in a session of its own: a Ctrl-C at the terminal is for us, who
+    end things in their order."""
+    if not may_fork():
+        return subprocess.run(
+            [*G35, *words], capture_output=True, text=True, check=False, start_new_session=True
+        )
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        status = fork(partial(_be_verb, words), output.fileno(), errors.fileno()).wait()
+        said = []
+        for file in (output, errors):
+            file.seek(0)
+            said.append(file.read().decode(errors="replace"))
+    return subprocess.CompletedProcess([*G35, *words], status, *said)
 
 
 def _port_of_door(file: Path, secrets: Path, make: Callable[[Path], None]) -> int:

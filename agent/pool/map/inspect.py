@@ -5,10 +5,11 @@ Steps, numbered by the namespaces as the channel knows them at the moment.
 
 import enum
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agent.errors import G35Error
+from agent.pool.counters import MissCause
 from agent.pool.late_answers import wait_for
 from agent.pool.map.document import DATA_START, MapVolume, PoolMap
 from agent.pool.map.map_seal import MapSeal
@@ -20,9 +21,11 @@ from agent.pool.map.superblock import (
     COPY_BYTES,
     COPY_OFFSETS,
     MAP_IO_SECONDS,
+    Head,
     NoSuperblock,
     Superblock,
     decode_superblock_untrusted,
+    head_of,
 )
 from agent.pool.steps import IoChannel, Steps
 from nvmeof.wire.kv import KvFormat
@@ -68,26 +71,43 @@ class Inspection:
 
 
 def inspect(
-    channel: IoChannel, namespace: int, nguid: bytes, size: int, deadline: float = float("inf")
+    channel: IoChannel,
+    namespace: int,
+    nguid: bytes,
+    size: int,
+    deadline: float = float("inf"),
+    known: dict[Head, PoolMap] | None = None,
 ) -> Steps[Inspection]:
     """Both superblock copies of a namespace, and otherwise its first and last mebibyte. Each is waited for
-    MAP_IO_SECONDS, and none beyond the deadline."""
+    MAP_IO_SECONDS, and none beyond the deadline.
+
+    `known`: the maps that were read on other namespaces (`Head.of_map`), and grows. Of a copy of one of them
+    the header block is enough: a pool of a thousand namespaces has two thousand copies of one map.
+    """
     copies: list[Superblock] = []
     claimants: set[str] = set()
     details = []
-    for offset in COPY_OFFSETS:
-        data = memoryview(bytearray(COPY_BYTES))
-        until = min(deadline, channel.now() + MAP_IO_SECONDS)
-        cause = yield from wait_for(channel, channel.read(namespace, offset, data), until)
+    known = {} if known is None else known
+    heads = [memoryview(bytearray(BLOCK_BYTES)) for _ in COPY_OFFSETS]
+    cause = yield from _read(channel, namespace, zip(COPY_OFFSETS, heads, strict=True), deadline)
+    for offset, head in zip(COPY_OFFSETS, heads, strict=True):
         if cause is not None:
             return Inspection(namespace, Content.UNREADABLE, detail=cause.name.lower())
         try:
-            found = decode_superblock_untrusted(data)
+            said = head_of(head)
+            copy = head
+            if said.of_map not in known:
+                copy = memoryview(bytearray(BLOCK_BYTES + said.map_bytes + -said.map_bytes % BLOCK_BYTES))
+                cause = yield from _read(channel, namespace, [(offset, copy)], deadline)
+                if cause is not None:
+                    return Inspection(namespace, Content.UNREADABLE, detail=cause.name.lower())
+            found = decode_superblock_untrusted(copy, known)
         except NoSuperblock as why:
-            claimant = claimed_by(data, nguid)
+            claimant = claimed_by(head, nguid)
             claimants |= {claimant} - {""}
             details.append(str(why))
             continue
+        known[head_of(copy[:BLOCK_BYTES]).of_map] = found.pool_map
         if found.nguid != nguid:
             details.append(f"a superblock written for namespace {found.nguid.hex()}")
         else:
@@ -99,17 +119,28 @@ def inspect(
     if all(detail == "blank" for detail in details):
         for offset in {0, max(0, size - PROBE_BYTES) // BLOCK_BYTES * BLOCK_BYTES}:
             data = memoryview(bytearray(min(PROBE_BYTES, size - offset)))
-            until = min(deadline, channel.now() + MAP_IO_SECONDS)
-            cause = yield from wait_for(channel, channel.read(namespace, offset, data), until)
+            cause = yield from _read(channel, namespace, [(offset, data)], deadline)
             if cause is not None:
                 return Inspection(namespace, Content.UNREADABLE, detail=cause.name.lower())
             if bytes(data).strip(b"\0"):  # many times as fast as any()
                 return Inspection(namespace, Content.FOREIGN, detail=NOT_BLANK)
         return Inspection(namespace, Content.BLANK)
-    said = next(each for each in details if each != "blank")
+    told = next(each for each in details if each != "blank")
     if claimants:
-        said = f"pool {' and '.join(sorted(claimants))} is about to take it in"
-    return Inspection(namespace, Content.FOREIGN, detail=said, claimants=frozenset(claimants))
+        told = f"pool {' and '.join(sorted(claimants))} is about to take it in"
+    return Inspection(namespace, Content.FOREIGN, detail=told, claimants=frozenset(claimants))
+
+
+def _read(
+    channel: IoChannel, namespace: int, places: Iterable[tuple[int, memoryview]], deadline: float
+) -> Steps[MissCause | None]:
+    """Fill these from their offsets, in one round trip; why one of them was not read."""
+    until = min(deadline, channel.now() + MAP_IO_SECONDS)
+    missing = None
+    for pending in [channel.read(namespace, offset, into) for offset, into in places]:
+        cause = yield from wait_for(channel, pending, until)
+        missing = missing or cause
+    return missing
 
 
 def with_strangers(inspections: Sequence[Inspection], own_pool: str) -> list[Inspection]:

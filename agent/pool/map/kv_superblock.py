@@ -9,12 +9,16 @@ from collections.abc import Callable
 from agent.errors import G35Error
 from agent.pool.kv.commands import RESERVED_KEY, KvChannel, kv_channel
 from agent.pool.late_answers import wait_for
+from agent.pool.map.document import PoolMap
 from agent.pool.map.inspect import Content, Inspection
 from agent.pool.map.superblock import (
+    BLOCK_BYTES,
     COPY_BYTES,
     MAP_IO_SECONDS,
+    Head,
     NoSuperblock,
     decode_superblock_untrusted,
+    head_of,
 )
 from agent.pool.steps import IoChannel, Steps
 from nvmeof.errors import MalformedPdu
@@ -25,9 +29,15 @@ DELETES_IN_FLIGHT = 32
 
 
 def inspect_kv(
-    channel: IoChannel, namespace: int, nguid: bytes, seconds: float = MAP_IO_SECONDS
+    channel: IoChannel,
+    namespace: int,
+    nguid: bytes,
+    seconds: float = MAP_IO_SECONDS,
+    known: dict[Head, PoolMap] | None = None,
 ) -> Steps[Inspection]:
-    """The superblock of a KV namespace, waited for `seconds`; or else whether it has any keys."""
+    """The superblock of a KV namespace, waited for `seconds`; or else whether it has any keys. `known`: as of
+    `inspect`."""
+    known = {} if known is None else known
     asking = kv_channel(channel)
     data = memoryview(bytearray(COPY_BYTES))
     pending = asking.kv_retrieve(namespace, RESERVED_KEY, data)
@@ -42,9 +52,11 @@ def inspect_kv(
     if cause is not None:
         return Inspection(namespace, Content.UNREADABLE, detail=cause.name.lower())
     try:
-        found = decode_superblock_untrusted(data[: pending.received])
+        copy = data[: pending.received]
+        found = decode_superblock_untrusted(copy, known)
     except NoSuperblock as why:
         return Inspection(namespace, Content.FOREIGN, detail=str(why))
+    known[head_of(copy[:BLOCK_BYTES]).of_map] = found.pool_map
     if found.nguid != nguid:
         detail = f"a superblock written for namespace {found.nguid.hex()}"
         return Inspection(namespace, Content.FOREIGN, detail=detail)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.bench import fault_probes, tenant_probes
+from agent.bench import fault_probes, start_probes, tenant_probes
 from agent.bench.bench_verb import MEASURE_SECONDS, REQUESTS
 from agent.bench.catalog import chosen
 from agent.bench.records import write
@@ -122,18 +122,21 @@ def test_pools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fault_probes, "WARM_SECONDS", 0.5)
     monkeypatch.setattr(fault_probes, "STOPPED_SECONDS", 1.0)
     monkeypatch.setattr(fault_probes, "SWITCHES", 2)
+    monkeypatch.setattr(start_probes, "STARTS", 1)
     names = [
         "tenant_erase_ms",
         "tenant_timing_auc",
         "notice_stopped_s",
         "get_p99_ms_while_stopped",
         "failover_get_p99_ms",
+        "up_ready_s",
+        "restart_first_hit_s",
     ]
     results = run(Wishes(chosen(names), MEASURE_SECONDS, None, REQUESTS), tmp_path, lambda _what, _part: None)
     assert not results.troubles
     target = tmp_path / "bench.json"
     write(target, results.in_order())
-    erase, timing, notice, p99, failover = records = json.loads(target.read_text())
+    erase, timing, notice, p99, failover, ready, restart = records = json.loads(target.read_text())
     assert [record["name"] for record in records] == names
     assert erase["value"] > 0
     assert erase["slots"] >= 100_000
@@ -142,6 +145,8 @@ def test_pools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert p99["gets"] > p99["misses"] > 0
     assert failover["gets"] > 0
     assert failover["value"] > 0
+    assert [ready["value"]] == pytest.approx(ready["all_s"], abs=1e-3)
+    assert restart["value"] > 0
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
