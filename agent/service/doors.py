@@ -109,6 +109,7 @@ def make_doors(
             settings.workers,
             lambda number: take_channel(queues.workers[number]),
             MountOptions(allow_other=settings.allow_other or None),
+            shown.files.after_reply if shown.files is not None else None,
         )
     for_guests = dataclasses.replace(shown, registered=None)
     guests = {

@@ -17,7 +17,9 @@ and never in another:
 
 1. `OpenFile.gate`, one a file: an operation that changes the file's bytes. Held across waits for the
    fabric, therefore acquired through `Acquire` steps, with a deadline. A second file's gate is only ever
-   *tried* (`Sealer._victim`), so gates cannot wait for each other in a ring. Reads take no gate.
+   *tried* (`Sealer._victim`), so gates cannot wait for each other in a ring. Reads take no gate. Seals that
+   go on after the answer to their writer (`OpenFile.under_way`) hold no gate and wait for none, but for
+   earlier seals of the file: who holds the gate may wait for them.
 2. `Reclaimer._sweep_gate`: who deletes doomed blocks. Held and acquired likewise; asks for no file's gate.
 3. `OpenFiles.state`: everything in memory. Held for dictionary work and short copies, no steps inside.
    It encloses a transaction only where a file must not be opened meanwhile (reap, evict).
@@ -43,11 +45,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from agent.fs.after_reply import AfterReply
 from agent.fs.files import directories, extended_attributes, inodes
 from agent.fs.files.block_commit import Sealer
 from agent.fs.files.block_rows import doomed_backlog
 from agent.fs.files.block_store import BlockStore, block_id
-from agent.fs.files.file_io import Content
+from agent.fs.files.file_io import SEALS, Content
 from agent.fs.files.inodes import Inode, global_ino, local_ino
 from agent.fs.files.metadata_database import Database, MetadataUnusable
 from agent.fs.files.metadata_pool import NamesElsewhere, PoolOfNames
@@ -83,6 +86,8 @@ ATIME_STALE_NS: Final = 24 * 3600 * 10**9
 
 USED_STALE_NS: Final = 10**9
 """For eviction, files used within the same second are equally recent."""
+WORKERS_TO_A_SEAL: Final = 2
+"""Of so many workers one may be busy with a seal whose writer has its answer: the others serve requests."""
 _MODE_BITS: Final = 0o7777
 
 
@@ -109,6 +114,7 @@ class FilesFace(FileSystem):
         self._wall_ns = wall_ns
         self._block_bytes = options.block_bytes_for(store.capacities)
         self.counters = FilesCounters()
+        self.after_reply = AfterReply(min(SEALS.most, max(1, options.workers // WORKERS_TO_A_SEAL)))
         self._database = database = Database(metadata, home)
         try:
             [(largest,)] = database.query("SELECT COALESCE(MAX(block_bytes), 0) FROM inodes")
@@ -123,7 +129,9 @@ class FilesFace(FileSystem):
                 database, store, self._open_files, options, self.counters, clock, wall_ns
             )
             sealer = Sealer(database, store, self._open_files, self._staging, self._reclaimer, self.counters)
-            self._content = Content(database, store, self._open_files, self._staging, self._reclaimer, sealer)
+            self._content = Content(
+                database, store, self._open_files, self._staging, self._reclaimer, sealer, self.after_reply
+            )
             self._content.watch(bounds, options.files_max)
             inodes.ensure_root(database, options.root_mode, options.root_uid, options.root_gid, wall_ns())
             self._reclaimer.start()
@@ -323,7 +331,7 @@ class FilesFace(FileSystem):
             if changes.size is not None:
                 yield from self._content.resize(file, changes.size, self._wall_ns())
             # With the gate, so that no seal commits the time of an older write over a time set here.
-            with (yield from self._reclaimer.hold(file.gate)):
+            with (yield from self._content.hold_quiet(file)):
                 if self._set_columns(ino, changes):
                     with self._open_files.state:
                         file.mtime_ns = None
