@@ -13,7 +13,15 @@ work before the reply.
 import threading
 from typing import Final, Protocol
 
+from agent.host_os.per_user_bounds import ALL, Bounds, Limit
 from agent.pool.steps import Runner, Steps
+
+STORED_LATER: Final = Limit(
+    "stored-later", "blocks and chunks of files that are stored after the answer to their writer", 32,
+    by="everybody", share=ALL, refused="stored before the answer", bytes_each=0,
+)  # fmt: skip
+WORKERS_EACH: Final = 2
+"""Of so many workers one may be busy with work whose program has its answer: the others serve requests."""
 
 
 class Work(Protocol):
@@ -51,6 +59,13 @@ class WorkAfterReply:
         for work in due:
             work.end()
         self._owner.ended(len(due))
+
+
+def after_reply_of(workers: int, bounds: Bounds) -> "AfterReply":
+    """For doors with so many workers in all."""
+    after = AfterReply(min(STORED_LATER.most, max(1, workers // WORKERS_EACH)))
+    bounds.watch(STORED_LATER, lambda: {"all": after.under_way}, lambda: after.refusals, most=after.most)
+    return after
 
 
 class AfterReply:

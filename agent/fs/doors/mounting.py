@@ -51,9 +51,9 @@ class MountError(G35Error):
 class MountOptions:
     """`allow_other`: None means yes where it is allowed, that is, as root.
 
-    `read_ahead_bytes`: as much as INIT allows (fuse/session.py). It is four requests, so several workers read
-    along a file at once. The kernel reads as much around each fault of a mapped file, so more would be read in
-    vain where such a file is read here and there.
+    `read_ahead_bytes`: as much as INIT allows (fuse/session.py). It is four requests, so several workers
+    read along a file at once. The kernel reads as much around each fault of a mapped file, so more would be
+    read in vain where such a file is read here and there.
     """
 
     allow_other: bool | None = None

@@ -45,12 +45,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from agent.fs.after_reply import AfterReply
+from agent.fs.after_reply import AfterReply, after_reply_of
 from agent.fs.files import directories, extended_attributes, inodes
 from agent.fs.files.block_commit import Sealer
 from agent.fs.files.block_rows import doomed_backlog
 from agent.fs.files.block_store import BlockStore, block_id
-from agent.fs.files.file_io import SEALS, Content
+from agent.fs.files.file_io import Content
 from agent.fs.files.inodes import Inode, global_ino, local_ino
 from agent.fs.files.metadata_database import Database, MetadataUnusable
 from agent.fs.files.metadata_pool import NamesElsewhere, PoolOfNames
@@ -86,8 +86,6 @@ ATIME_STALE_NS: Final = 24 * 3600 * 10**9
 
 USED_STALE_NS: Final = 10**9
 """For eviction, files used within the same second are equally recent."""
-WORKERS_TO_A_SEAL: Final = 2
-"""Of so many workers one may be busy with a seal whose writer has its answer: the others serve requests."""
 _MODE_BITS: Final = 0o7777
 
 
@@ -108,13 +106,13 @@ class FilesFace(FileSystem):
         bounds: Bounds | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_ns: Callable[[], int] = time.time_ns,
+        after_reply: AfterReply | None = None,
     ) -> None:
         self._options = options = options or FilesOptions()
         self._store = store
         self._wall_ns = wall_ns
         self._block_bytes = options.block_bytes_for(store.capacities)
         self.counters = FilesCounters()
-        self.after_reply = AfterReply(min(SEALS.most, max(1, options.workers // WORKERS_TO_A_SEAL)))
         self._database = database = Database(metadata, home)
         try:
             [(largest,)] = database.query("SELECT COALESCE(MAX(block_bytes), 0) FROM inodes")
@@ -124,6 +122,7 @@ class FilesFace(FileSystem):
             sizes = {size for size in store.capacities if size < largest} | {largest}
             room = StagingMemory(options.staging_bytes, options.workers * largest, sorted(sizes))
             bounds, self._staging = bounds or Bounds(), Staging(room)
+            self.after_reply = after_reply or after_reply_of(options.workers, bounds)
             self._open_files = OpenFiles(database, bounds.of(HANDLES, options.handles_max))
             self._reclaimer = Reclaimer(
                 database, store, self._open_files, options, self.counters, clock, wall_ns

@@ -43,10 +43,6 @@ NODES: Final = Limit(
     "fs-nodes", "nodes of /fs that kernels hold a reference to", 4_000_000,
     by="everybody", share=ALL, refused="there are no more files", bytes_each=256,
 )  # fmt: skip
-SEALS: Final = Limit(
-    "fs-seals", "blocks of files that are sealed after the answer to their writer", 32,
-    by="everybody", share=ALL, refused="sealed before the answer", bytes_each=0,
-)  # fmt: skip
 SUSPECT_BLOCKS: Final = Limit(
     "suspect-blocks", "blocks of files that are looked into", SUSPECTS_MAX,
     by="everybody", share=ALL, refused="not noted until it is read again", bytes_each=1024,
@@ -75,8 +71,6 @@ class Content:
         memory, suspects = self._staging.memory, self.suspects
         bounds.watch(NODES, lambda: {"all": self._open_files.nodes()}, most=files_max)
         bounds.watch(STAGED, lambda: {"all": memory.lent}, most=memory.limit + memory.overdraft)
-        after = self._after_reply
-        bounds.watch(SEALS, lambda: {"all": after.under_way}, lambda: after.refusals, most=after.most)
         bounds.watch(SUSPECT_BLOCKS, lambda: {"all": len(suspects)})
 
     def collect(self) -> Steps[bool]:

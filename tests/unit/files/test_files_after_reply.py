@@ -259,7 +259,7 @@ def test_the_seals_that_are_put_off_are_shown_and_bounded(tmp_path: Path) -> Non
     files = [calls.open(f"file{number}", CREATE) for number in range(3)]
     for number, file in enumerate(files):
         calls.pwrite(file, block_of(number), 0)
-    row = {row["name"]: row for row in bounds.snapshot()}["fs-seals"]
+    row = {row["name"]: row for row in bounds.snapshot()}["stored-later"]
     assert (row["limit"], row["held"]) == (2, 2)
     assert calls.pread(files[2], BLOCK, 0) == block_of(2), "stored before its answer"
     worker.leave()
@@ -267,7 +267,7 @@ def test_the_seals_that_are_put_off_are_shown_and_bounded(tmp_path: Path) -> Non
         calls.close(file)
     face.close()
     many = FilesFace(tmp_path / "many.sqlite", MemoryBlockStore((BLOCK,)), FilesOptions(workers=1000))
-    assert many.after_reply.most == CATALOGUE["fs-seals"].most
+    assert many.after_reply.most == CATALOGUE["stored-later"].most
     many.close()
 
 
