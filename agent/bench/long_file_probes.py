@@ -1,10 +1,10 @@
 """A long file of /fs: read from its beginning to its end, or written and made durable, by one thread.
 
 A read takes the next PIECE_BYTES of the file, by way of the page cache or with O_DIRECT. At the end of the
-file the page cache lets go of it, so that every byte comes through the mount. A write makes a new file, writes
-it piece by piece, calls fsync and closes it; that whole file is one operation. It is removed, untimed, and
-the next begins once the room is back. Every piece is compared once before, and the last one after each round;
-of a file that was written the first and the last.
+file the page cache lets go of it, so that every byte comes through the mount. A write makes a new file,
+writes it piece by piece, calls fsync and closes it; that whole file is one operation. It is removed,
+untimed, and the next begins once the room is back. Every piece is compared once before, and the last one
+after each round; of a file that was written the first and the last.
 """
 
 import os

@@ -31,7 +31,7 @@ class Work(Protocol):
         """Do it."""
 
     def end(self) -> None:
-        """It was done, or never will be: whoever waits for it goes on. A second call changes nothing."""
+        """It was done, or never will be: those who wait for it go on. A second call changes nothing."""
 
 
 class WorkAfterReply:
