@@ -14,6 +14,8 @@ BATCH_SIZES = MappingProxyType({"64k": 1 << 16, "16k": 1 << 14, "4k": 1 << 12})
 """Of values that move in batches."""
 FILE_SIZES = MappingProxyType({"2m": 2 << 20, "16m": 16 << 20, "64m": 64 << 20})
 """Of files that are read and written whole, by path."""
+LONG_FILE_SIZES = MappingProxyType({"1g": 1 << 30})
+"""Of files that are read on and on by one thread."""
 VALUE_BY_PATH = MappingProxyType({"2m": "2m", "16m": "16m", "64m": "16m"})
 """The value of /kv that a file of a size is compared with: 16 MiB is the longest."""
 
@@ -49,7 +51,7 @@ class Entry:
 
     @property
     def value_bytes(self) -> int:
-        return (SIZES | BATCH_SIZES | FILE_SIZES)[self.size]
+        return (SIZES | BATCH_SIZES | FILE_SIZES | LONG_FILE_SIZES)[self.size]
 
     @property
     def in_rounds(self) -> bool:
@@ -151,6 +153,17 @@ def _entries() -> Iterable[Entry]:
         what = f"the same without O_DIRECT{', none of it in the page cache' if verb == 'get' else ''}"
         kind = f"shared_{verb}_cached"
         yield Entry(f"shared_{verb}_{size}_cached", kind, RATE, what, size, floor, by_name=True)
+    for name, kind, verb, what in (
+        (
+            "fs_read_1g",
+            "fs_read",
+            "get",
+            "a file of 1 GiB of /fs read, one thread, none of it in the page cache",
+        ),
+        ("fs_read_1g_direct", "fs_read_direct", "get", "the same with O_DIRECT, 4 MiB a read"),
+        ("fs_write_1g_fsync", "fs_write", "put", "such a file written, with the fsync at its end"),
+    ):
+        yield Entry(name, kind, RATE, what, "1g", f"kv_{verb}_4m", by_name=True)
     kind, what = "prestaged_get_in_flight", "/kv gets of prestaged values"
     yield Entry("prestaged_get_1m_x4", kind, RATE, what, "1m", "kv_get_1m_x4", in_flight=4)
     for share, what in (("served", "gets from memory / gets"), ("wasted", "bytes not served / bytes read")):

@@ -10,6 +10,7 @@ from dataclasses import replace
 from agent.bench.catalog import Entry
 from agent.bench.client_process import LineClient, cost, speed
 from agent.bench.floors import AesProbe, FuseMemoryProbe, RawTcpProbe
+from agent.bench.long_file_probes import LongFileProbe
 from agent.bench.over_floor import PATHS, OverFloorProbe
 from agent.bench.pool_probes import GetProbe, PutProbe, puts_at_a_time, shape_for, values_got
 from agent.bench.prestage_probes import PrestagedProbe
@@ -88,6 +89,9 @@ PROBES: Mapping[str, Callable[[Sites, Entry], Probe]] = {
         for verb in ("get", "put")
     },
     **{f"shared_{verb}_cached": _file("shared/shared", verb, direct=False) for verb in ("get", "put")},
+    "fs_read": lambda sites, entry: LongFileProbe(sites, "read", entry.value_bytes),
+    "fs_read_direct": lambda sites, entry: LongFileProbe(sites, "read", entry.value_bytes, direct=True),
+    "fs_write": lambda sites, entry: LongFileProbe(sites, "write", entry.value_bytes),
     **{f"redis_{verb}{how}": _redis(verb) for verb in ("get", "put") for how in ("", "_in_flight")},
     "redis_get_p50": _redis("get", median_only=True),
     **{

@@ -8,11 +8,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import agent
 import nvmeof
@@ -23,6 +23,8 @@ from agent.cli.up.layout import Layout
 from agent.errors import G35Error
 from agent.fs.doors.mounting import clear_dead_mount
 from host_shim.pool import Pool, Volume
+
+T = TypeVar("T")
 
 IN_FLIGHT = 4
 SESSIONS = IN_FLIGHT + 1
@@ -197,6 +199,7 @@ class Sites:
         self.pools: dict[PoolShape, PoolSite] = {}
         self._clients: dict[tuple[str, Path], LineClient] = {}
         self._peers: dict[str, LineClient] = {}
+        self._kept: dict[str, object] = {}
 
     def close(self) -> None:
         self._stack.close()
@@ -204,6 +207,12 @@ class Sites:
     def at_end(self, end: Callable[[], object]) -> None:
         """Have `end` called by `close`."""
         self._stack.callback(end)
+
+    def kept(self, name: str, make: Callable[[Path], AbstractContextManager[T]]) -> T:
+        """What a context gives, entered when first asked for by its name, in a folder that it makes."""
+        if name not in self._kept:
+            self._kept[name] = self._stack.enter_context(make(self.folder / name))
+        return cast(T, self._kept[name])
 
     @cached_property
     def raw_tcp_port(self) -> int:

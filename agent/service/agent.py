@@ -19,6 +19,7 @@ from agent.attach.map_history import MapHistory
 from agent.attach.map_watch import MapWatch
 from agent.attach.open_volumes import open_volumes
 from agent.config.configuration import Configuration
+from agent.fs.after_reply import after_reply_of
 from agent.fs.control.registered_memory import RegisteredMemory
 from agent.fs.doors.dev_fuse import DevFuseDoor
 from agent.fs.files.face import FilesFace
@@ -149,6 +150,7 @@ class Agent:
         )
         self.not_served: dict[str, str] = {}
         """The parts of the configuration that are not served, and why."""
+        self.after_reply = after_reply_of(len(queues.workers), self.bounds)
         self.files = self._open_files()
         self.services: dict[str, Service] = {}
         self.sources = snapshot.Sources(
@@ -181,7 +183,7 @@ class Agent:
         shown = Shown(
             self.served, self.members, self.files, self.sources, self.bounds, self.policies.prestage,
             self.policies.readahead, self.policies.start_prestage, self.discards, self.names_seen,
-            self.unnamed, self.registered,
+            self.unnamed, self.after_reply, self.registered,
         )  # fmt: skip
         self.doors: Doors = {}
         self.doors |= make_doors(configuration, queues, channels.take, shown, self.volumes, erased)
@@ -202,7 +204,9 @@ class Agent:
         metadata = self.configuration.agent.state / "files.sqlite"
         store, home = store_for(metadata, self.pool_id, blocks, current_channel)
         try:
-            files = FilesFace(metadata, store, options, home=home, bounds=self.bounds)
+            files = FilesFace(
+                metadata, store, options, home=home, bounds=self.bounds, after_reply=self.after_reply
+            )
         except NamesElsewhere as elsewhere:
             log.error("/fs is not served: %s", elsewhere)
             self.not_served["/fs"] = f"{elsewhere}; {elsewhere.advice}"

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from agent.config.configuration import Configuration, VirtioFsSection
 from agent.errors import ConfigError
+from agent.fs.after_reply import AfterReply
 from agent.fs.control.face import CONTROL_ROOT, ControlFace, StartPrestage
 from agent.fs.control.registered_memory import RegisteredMemory
 from agent.fs.doors.door import Door
@@ -77,6 +78,7 @@ class Shown:
     """Of all faces `/shared`, as is what follows."""
     names_seen: NamesSeen
     unnamed: UnnamedChunks
+    after_reply: AfterReply
     registered: RegisteredMemory | None = None
     """For clients on this machine: none behind a guest's door."""
 
@@ -110,6 +112,7 @@ def make_doors(
             settings.workers,
             _workers_of_door(configuration, queues.workers, take_channel),
             MountOptions(allow_other=settings.allow_other or None),
+            shown.after_reply,
         )
     for_guests = dataclasses.replace(shown, registered=None)
     guests = {
@@ -208,6 +211,7 @@ def _shared_face(
         bounds=shown.bounds,
         seen=shown.names_seen,
         unnamed=shown.unnamed,
+        after_reply=shown.after_reply,
     )
 
 

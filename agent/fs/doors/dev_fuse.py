@@ -1,7 +1,8 @@
 """The hot door: /dev/fuse, one queue and one thread for each worker, every request run to completion.
 
 Read fuse/session.py first. A worker blocks in `readv` on its clone of the descriptor, has the session answer
-in the same thread, and replies with `writev`. A worker's buffers are one mapping:
+in the same thread, and replies with `writev`. What a face has put off (after_reply.py) the worker does then,
+before it reads the next request. A worker's buffers are one mapping:
 
     | page 0 ......... 80 bytes | data: 1 MiB, page-aligned | room: 1 MiB, page-aligned |
                        ^ a request is read to here
@@ -19,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+from agent.fs.after_reply import AfterReply, WorkAfterReply
 from agent.fs.doors import mounting
 from agent.fs.doors.door import GRACE_SECONDS, START_SECONDS, MakeRunner
 from agent.fs.doors.mounting import MountError, MountOptions
@@ -58,6 +60,7 @@ class DevFuseDoor:
         worker_count: int,
         make_runner: MakeRunner,
         options: MountOptions | None = None,
+        after_reply: AfterReply | None = None,
     ) -> None:
         if not 1 <= worker_count <= WORKERS_MAX:
             raise ValueError(f"worker_count must be 1 to {WORKERS_MAX}")
@@ -66,6 +69,7 @@ class DevFuseDoor:
         self._options = options or MountOptions(transfer_bytes=session.transfer_bytes)
         self._worker_count = worker_count
         self._make_runner = make_runner
+        self._after_reply = after_reply or AfterReply(0)
         self._stopping = False
         self._mounted = False
         self._workers: list[threading.Thread] = []
@@ -150,19 +154,21 @@ class DevFuseDoor:
                 raise MountError("the kernel and the door did not agree on a protocol (INIT)")
 
     def _work(self, index: int, descriptor: int) -> None:
+        after = self._after_reply.join()
         try:
             runner = self._make_runner(index)
             buffers = WorkerBuffers(self.session.transfer_bytes)
-            self._loop(descriptor, buffers, runner)
+            self._loop(descriptor, buffers, runner, after)
         except BaseException as failure:
             # Not of a request: those stay within the session. Without this worker the others go on, and
             # when the last is gone the kernel answers ENOTCONN for us.
             self._failures.append(failure)
             log.exception("worker %d of %s ended", index, self.mountpoint)
         finally:
+            after.leave()
             os.close(descriptor)
 
-    def _loop(self, descriptor: int, buffers: WorkerBuffers, runner: Runner) -> None:
+    def _loop(self, descriptor: int, buffers: WorkerBuffers, runner: Runner, after: WorkAfterReply) -> None:
         # Looked up once: this loop is the price of every request.
         answer, readv, writev = self.session.answer, os.readv, os.writev
         request, data, room = buffers.request, buffers.data, buffers.room
@@ -183,6 +189,14 @@ class DevFuseDoor:
                     writev(descriptor, reply)
                 except OSError as error:
                     self._reply_failed(descriptor, request, reply, error, runner)
+            if after.due:
+                self._do_after_reply(after, runner)
+
+    def _do_after_reply(self, after: WorkAfterReply, runner: Runner) -> None:
+        try:
+            after.run(runner)
+        except BaseException as bug:
+            self.session.complaints.bug("work after a reply", bug)
 
     def _reply_failed(
         self, descriptor: int, request: memoryview, reply: Reply, error: OSError, runner: Runner

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from agent.fs.after_reply import AfterReply
 from agent.fs.doors.door import Door, MakeRunner
 from agent.fs.doors.mounting import MountOptions
 from agent.fs.interface import Tree
@@ -17,7 +18,9 @@ def make_door(
     worker_count: int,
     make_runner: MakeRunner,
     options: MountOptions | None = None,
+    after_reply: AfterReply | None = None,
 ) -> Door:
+    """`after_reply`: where a face puts work off. The door by pyfuse3 answers when all is done."""
     # Imported here: pyfuse3 brings libfuse and trio along, which the hot door does without.
     if kind == "pyfuse3":
         from agent.fs.doors.pyfuse3_door import Pyfuse3Door
@@ -26,4 +29,4 @@ def make_door(
     from agent.fs.doors.dev_fuse import DevFuseDoor
     from agent.fs.fuse.session import FuseSession
 
-    return DevFuseDoor(FuseSession(tree), mountpoint, worker_count, make_runner, options)
+    return DevFuseDoor(FuseSession(tree), mountpoint, worker_count, make_runner, options, after_reply)

@@ -49,11 +49,16 @@ class MountError(G35Error):
 
 @dataclass(frozen=True, slots=True)
 class MountOptions:
-    """`allow_other`: None means yes where it is allowed, that is, as root."""
+    """`allow_other`: None means yes where it is allowed, that is, as root.
+
+    `read_ahead_bytes`: as much as INIT allows (fuse/session.py). It is four requests, so several workers
+    read along a file at once. The kernel reads as much around each fault of a mapped file, so more would be
+    read in vain where such a file is read here and there.
+    """
 
     allow_other: bool | None = None
     transfer_bytes: int = 1 << 20
-    read_ahead_bytes: int = 1 << 20
+    read_ahead_bytes: int = 4 << 20
 
 
 _CAP_SYS_ADMIN = 1 << 21

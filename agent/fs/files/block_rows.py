@@ -5,11 +5,13 @@ back the announcement and dooms its predecessor; a sweep deletes doomed blocks. 
 current or doomed at every moment, and the next start finds what a killed process left.
 """
 
+import errno
 import sqlite3
 from dataclasses import dataclass
 
 from agent.fs.files import inodes
 from agent.fs.files.metadata_database import Database, marks
+from agent.fs.interface import FsError
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +75,35 @@ def give_up_all(tx: sqlite3.Connection) -> None:
     tx.execute("UPDATE doomed SET writing = 0 WHERE writing = 1")
 
 
-def make_current(tx: sqlite3.Connection, ino: int, position: int, block: SealedBlock) -> None:
-    """The block is now what the file has at `position`; its predecessor is doomed."""
+def make_current(
+    tx: sqlite3.Connection, ino: int, position: int, block: SealedBlock, end: int, mtime_ns: int | None
+) -> None:
+    """The block is now what the file has at `position`; its predecessor is doomed.
+
+    The file ends at `end` or behind it, and was written at `mtime_ns`, where that is new.
+    """
     old = _doom(tx, "ino = ? AND position = ?", (ino, position))
     tx.execute(
         "INSERT OR REPLACE INTO blocks VALUES (?, ?, ?, ?, ?)",
         (ino, position, block.version, block.capacity, block.length),
     )
-    _add_stored(tx, ino, block.capacity - old)
+    # One statement: each gives the interpreter's lock away, and gets it back behind others.
+    changed = tx.execute(
+        "UPDATE inodes SET stored = stored + ?, size = MAX(size, ?), mtime_ns = COALESCE(?, mtime_ns), "
+        "ctime_ns = MAX(ctime_ns, COALESCE(?, ctime_ns)) WHERE ino = ?",
+        (block.capacity - old, end, mtime_ns, mtime_ns, ino),
+    )
+    if not changed.rowcount:
+        raise FsError(errno.ESTALE)
+
+
+def store_size(tx: sqlite3.Connection, ino: int, size: int, mtime_ns: int | None) -> None:
+    """The file ends at `size`, and was written at `mtime_ns`, where that is new."""
+    tx.execute(
+        "UPDATE inodes SET size = ?, mtime_ns = COALESCE(?, mtime_ns), "
+        "ctime_ns = MAX(ctime_ns, COALESCE(?, ctime_ns)) WHERE ino = ?",
+        (size, mtime_ns, mtime_ns, ino),
+    )
 
 
 def shorten(tx: sqlite3.Connection, ino: int, position: int, length: int) -> None:

@@ -17,7 +17,9 @@ and never in another:
 
 1. `OpenFile.gate`, one a file: an operation that changes the file's bytes. Held across waits for the
    fabric, therefore acquired through `Acquire` steps, with a deadline. A second file's gate is only ever
-   *tried* (`Sealer._victim`), so gates cannot wait for each other in a ring. Reads take no gate.
+   *tried* (`Sealer._victim`), so gates cannot wait for each other in a ring. Reads take no gate. Seals that
+   go on after the answer to their writer (`OpenFile.under_way`) hold no gate and wait for none, but for
+   earlier seals of the file: who holds the gate may wait for them.
 2. `Reclaimer._sweep_gate`: who deletes doomed blocks. Held and acquired likewise; asks for no file's gate.
 3. `OpenFiles.state`: everything in memory. Held for dictionary work and short copies, no steps inside.
    It encloses a transaction only where a file must not be opened meanwhile (reap, evict).
@@ -43,6 +45,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from agent.fs.after_reply import AfterReply, after_reply_of
 from agent.fs.files import directories, extended_attributes, inodes
 from agent.fs.files.block_commit import Sealer
 from agent.fs.files.block_rows import doomed_backlog
@@ -103,6 +106,7 @@ class FilesFace(FileSystem):
         bounds: Bounds | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_ns: Callable[[], int] = time.time_ns,
+        after_reply: AfterReply | None = None,
     ) -> None:
         self._options = options = options or FilesOptions()
         self._store = store
@@ -118,12 +122,15 @@ class FilesFace(FileSystem):
             sizes = {size for size in store.capacities if size < largest} | {largest}
             room = StagingMemory(options.staging_bytes, options.workers * largest, sorted(sizes))
             bounds, self._staging = bounds or Bounds(), Staging(room)
+            self.after_reply = after_reply or after_reply_of(options.workers, bounds)
             self._open_files = OpenFiles(database, bounds.of(HANDLES, options.handles_max))
             self._reclaimer = Reclaimer(
                 database, store, self._open_files, options, self.counters, clock, wall_ns
             )
             sealer = Sealer(database, store, self._open_files, self._staging, self._reclaimer, self.counters)
-            self._content = Content(database, store, self._open_files, self._staging, self._reclaimer, sealer)
+            self._content = Content(
+                database, store, self._open_files, self._staging, self._reclaimer, sealer, self.after_reply
+            )
             self._content.watch(bounds, options.files_max)
             inodes.ensure_root(database, options.root_mode, options.root_uid, options.root_gid, wall_ns())
             self._reclaimer.start()
@@ -323,7 +330,7 @@ class FilesFace(FileSystem):
             if changes.size is not None:
                 yield from self._content.resize(file, changes.size, self._wall_ns())
             # With the gate, so that no seal commits the time of an older write over a time set here.
-            with (yield from self._reclaimer.hold(file.gate)):
+            with (yield from self._content.hold_quiet(file)):
                 if self._set_columns(ino, changes):
                     with self._open_files.state:
                         file.mtime_ns = None

@@ -1,7 +1,8 @@
 """The bytes of files: read, write, resize, punch, flush and the last close, as steps.
 
 A file is cut into blocks of its block size. A block is a hole, or staged (staging.py), or sealed
-(block_commit.py); where it is both of the latter, the staged bytes count.
+(block_commit.py); where it is both of the latter, the staged bytes count. A block that a writer has filled is
+sealed once the writer has its answer, beside the next writes (after_reply.py).
 
 Reads take no gate: they copy staged bytes under `OpenFiles.state`, ask the database where the rest lies, and
 fetch it straight into the caller's buffer. A block that is overwritten meanwhile can be deleted under a
@@ -16,8 +17,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from agent.fs.after_reply import AfterReply
 from agent.fs.files import block_rows
-from agent.fs.files.block_commit import Sealer
+from agent.fs.files.block_commit import BlockSeal, Sealer
 from agent.fs.files.block_rows import SealedBlock
 from agent.fs.files.block_store import BlockStore, StoreUnavailable, block_id, fitting
 from agent.fs.files.inodes import set_columns
@@ -28,7 +30,7 @@ from agent.fs.files.staging import StagedBlock, Staging, fill_zero
 from agent.fs.files.suspect_blocks import SUSPECTS_MAX, Suspects
 from agent.fs.interface import FsError
 from agent.host_os.per_user_bounds import ALL, Bounds, Limit
-from agent.pool.steps import Steps
+from agent.pool.steps import Held, Steps
 
 FILE_BYTES_MAX: Final = (1 << 63) - 1
 POSITION_MAX: Final = (1 << 63) - 1
@@ -57,6 +59,7 @@ class Content:
     _staging: Staging
     _reclaimer: Reclaimer
     _sealer: Sealer
+    _after_reply: AfterReply
 
     def __post_init__(self) -> None:
         self.suspects = Suspects(
@@ -142,6 +145,16 @@ class Content:
 
     # Writing. From here on, methods with an underscore want the gate held.
 
+    def hold_quiet(self, file: OpenFile) -> Steps[Held]:
+        """The gate of the file, with no seal of it under way: nothing of the file moves meanwhile."""
+        held = yield from self._reclaimer.hold(file.gate)
+        try:
+            yield from self._sealer.quiet(file)
+        except BaseException:
+            file.gate.release()
+            raise
+        return held
+
     def write(self, file: OpenFile, offset: int, data: memoryview, now_ns: int) -> Steps[int]:
         """Write at `offset`; how many bytes were taken, fewer than offered when the store became full midway.
 
@@ -154,48 +167,100 @@ class Content:
                 # An older block could not be sealed. Better to hear it now than from close(2).
                 yield from self._sealer.seal_all(file)
             done = 0
+            filled: list[StagedBlock] = []
             while done < len(data):
                 position, start = divmod(offset + done, file.block_bytes)
                 part = data[done : done + file.block_bytes - start]
                 try:
-                    yield from self._write_part(file, position, start, part, now_ns)
+                    if len(part) == file.block_bytes:
+                        yield from self._seal_filled(file, filled, may_wait=False)
+                        is_last = done + len(part) == len(data)
+                        yield from self._write_whole(file, position, part, now_ns, is_last)
+                    else:
+                        block = yield from self._write_part(file, position, start, part, now_ns)
+                        if block is not None:
+                            filled.append(block)
                 except FsError:
                     if done == 0:
                         raise
                     break
                 done += len(part)
             yield from self._sealer.settle_overdraft(file)
+            yield from self._seal_filled(file, filled, may_wait=True)
             return done
+
+    def _seal_filled(self, file: OpenFile, filled: list[StagedBlock], may_wait: bool) -> Steps[None]:
+        """Seal the blocks that a writer is done with: the last after the answer, where it `may_wait`.
+
+        What is put off comes last of a request, for this worker waits for other seals of the file. Where a
+        seal fails, the bytes were taken all the same; the next request hears of it.
+        """
+        for block in filled:
+            seal = self._sealer.begin(file, block)
+            if seal is not None:
+                yield from self._seal_begun(seal, may_wait=may_wait and block is filled[-1])
+        filled.clear()
+
+    def _seal_begun(self, seal: BlockSeal, may_wait: bool) -> Steps[None]:
+        if not (may_wait and self._after_reply.put_off(seal)):
+            yield from seal.steps()
+
+    def _write_whole(
+        self, file: OpenFile, position: int, part: memoryview, now_ns: int, is_last: bool
+    ) -> Steps[None]:
+        """A whole block needs no staging: it goes from the caller's buffer to the enclosure. The last of a
+        request may go after the answer, for the buffer stays until then."""
+        yield from self._sealer.quiet(file, position)
+        if file.failed:
+            yield from self._sealer.seal_all(file)
+        yield from self._sealer.admit(file, self._capacity_for(len(part)))
+        if is_last and self._after_reply.has_room():
+            seal = self._begin_whole(file, position, part, now_ns)
+            if seal is not None:
+                yield from self._seal_begun(seal, may_wait=True)
+                return
+        with self._open_files.state:
+            earlier = tuple(file.under_way.values())
+            if file.failed:
+                raise FsError(errno.EIO, "an earlier block of the file could not be stored")
+        before, file.mtime_ns = file.mtime_ns, now_ns
+        try:
+            yield from self._sealer.put(file, position, part, earlier)
+        except FsError:
+            file.mtime_ns = before
+            raise
+        with self._open_files.state:
+            if position in file.staged:
+                self._sealer.drop(file, file.staged[position])
+
+    def _begin_whole(self, file: OpenFile, position: int, part: memoryview, now_ns: int) -> BlockSeal | None:
+        """The seal of a block out of the caller's buffer, begun; None where the block would have no memory to
+        go to if the seal fails."""
+        with self._open_files.state:
+            if file.failed:
+                return None
+            spare = self._staging.memory.take(self._staging.memory.size_for(len(part)))
+            if spare is None:
+                return None
+            if position in file.staged:
+                self._sealer.drop(file, file.staged[position])
+            block = StagedBlock(file.ino, position, part, len(part), spare)
+            self._changed(file, block, now_ns)
+            file.size = max(file.size, position * file.block_bytes + len(part))
+            return self._sealer.begun(file, block)
 
     def _write_part(
         self, file: OpenFile, position: int, start: int, part: memoryview, now_ns: int
-    ) -> Steps[None]:
-        if len(part) == file.block_bytes:
-            # A whole block needs no staging: it goes from the caller's buffer to the enclosure.
-            yield from self._sealer.admit(self._capacity_for(len(part)))
-            before, file.mtime_ns = file.mtime_ns, now_ns
-            try:
-                yield from self._sealer.put(file, position, part)
-            except FsError:
-                file.mtime_ns = before
-                raise
-            with self._open_files.state:
-                if position in file.staged:
-                    self._sealer.drop(file, file.staged[position])
-            return
+    ) -> Steps[StagedBlock | None]:
+        """The block, where the writer has come to its end and it waits to be sealed."""
         block = yield from self._stage(file, position, start, len(part))
         with self._open_files.state:
             block.write(start, part)
             self._changed(file, block, now_ns)
             file.size = max(file.size, position * file.block_bytes + start + len(part))
-        if start + len(part) == file.block_bytes:
-            # Sequential writers are done with a block when they reach its end. One that writes here and
-            # there reaches it seldom enough.
-            try:
-                yield from self._sealer.seal(file, block)
-            except FsError:
-                # The bytes were taken and stay staged; `file.failed` makes the next request hear of it.
-                return
+        # Sequential writers are done with a block when they reach its end. One that writes here and there
+        # reaches it seldom enough.
+        return block if start + len(part) == file.block_bytes else None
 
     def _changed(self, file: OpenFile, block: StagedBlock, now_ns: int) -> None:
         """A staged block differs from what is sealed. `OpenFiles.state` is held."""
@@ -214,18 +279,19 @@ class Content:
         A new one becomes visible to readers by `_changed` only, together with the bytes that are written.
         """
         end = start + count
+        yield from self._sealer.quiet(file, position)
         block = file.staged.get(position)
         if block is not None:
             wanted = self._capacity_for(max(end, block.length))
             if wanted > block.reserved:
-                yield from self._sealer.admit(wanted - block.reserved)
+                yield from self._sealer.admit(file, wanted - block.reserved)
             if end > len(block.memory):
                 yield from self._enlarge(file, block, end)
             return block
         sealed = block_rows.sealed_at(self._database, file.ino, position)
         kept = 0 if sealed is None else sealed.length
         wanted = max(end, kept)
-        yield from self._sealer.admit(self._capacity_for(wanted))
+        yield from self._sealer.admit(file, self._capacity_for(wanted))
         # The first block of a file may be all of it, so it starts small; a later one will be full size.
         room = self._staging.memory.size_for(wanted if position == 0 else file.block_bytes)
         memory = yield from self._sealer.buffer(file, room, position)
@@ -255,7 +321,7 @@ class Content:
         """Cut the file, or let it end in a hole. Committed at once."""
         if not 0 <= size <= FILE_BYTES_MAX:
             raise FsError(errno.EINVAL if size < 0 else errno.EFBIG)
-        with (yield from self._reclaimer.hold(file.gate)):
+        with (yield from self.hold_quiet(file)):
             self._set_size(file, size, now_ns)
         yield from self._reclaimer.tidy()
 
@@ -283,7 +349,7 @@ class Content:
 
     def punch(self, file: OpenFile, offset: int, length: int, now_ns: int) -> Steps[None]:
         """Make a range read as zero; whole blocks in it give their room back."""
-        with (yield from self._reclaimer.hold(file.gate)):
+        with (yield from self.hold_quiet(file)):
             end = min(offset + length, file.size)
             if offset < end:
                 yield from self._punch(file, offset, end, now_ns)
@@ -341,7 +407,7 @@ class Content:
         end = offset + length
         if end > FILE_BYTES_MAX:
             raise FsError(errno.EFBIG)
-        with (yield from self._reclaimer.hold(file.gate)):
+        with (yield from self.hold_quiet(file)):
             first, last = offset // file.block_bytes, (end - 1) // file.block_bytes
             with self._open_files.state:
                 have = sum(first <= position <= last for position in file.staged)
@@ -354,7 +420,7 @@ class Content:
             missing = max(0, last - first + 1 - have - sealed[0][0])
             if missing:
                 per_block = self._capacity_for(min(length, file.block_bytes))
-                yield from self._sealer.admit(missing * per_block)
+                yield from self._sealer.admit(file, missing * per_block)
             if end > file.size and not keep_size:
                 self._set_size(file, end, now_ns)
 
@@ -399,7 +465,7 @@ class Content:
         """
         while True:
             try:
-                yield from self._reclaimer.hold(file.gate)
+                yield from self.hold_quiet(file)
                 break
             except FsError:
                 # A pin that stayed would keep the file for good; the holder of the gate ends in the end.

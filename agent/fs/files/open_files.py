@@ -24,6 +24,25 @@ HANDLES: Final = Limit(
 )  # fmt: skip
 
 
+class SealUnderWay:
+    """The seal of one block that goes on beside other operations of its file (block_commit.py)."""
+
+    __slots__ = ("ended", "failed", "is_over")
+
+    def __init__(self) -> None:
+        self.ended: Final = threading.Lock()
+        """Held until the seal has ended: who acquires it, and releases it at once, has waited for the end."""
+        self.ended.acquire()
+        self.failed = True
+        """Until it succeeds."""
+        self.is_over = False
+
+    def end(self) -> None:
+        """It goes no further. Called once, with `OpenFiles.state` held."""
+        self.is_over = True
+        self.ended.release()
+
+
 @dataclass(slots=True, eq=False)
 class OpenFile:
     """A regular file that somebody uses: what all its handles share.
@@ -32,7 +51,9 @@ class OpenFile:
     is the truth while the file is in use, and `committed_size` what the database says. `mtime_ns` is the
     time of a write that the database does not know of, or None. `failed`: the last attempt to seal one
     of its blocks did not succeed. `lost`: one of its blocks is gone, and so are its names; who has it open
-    keeps it, and nobody opens it any more.
+    keeps it, and nobody opens it any more. `under_way`: seals that go on without the gate, by position, in
+    the order in which they began. Nobody changes, drops or seals these blocks; an operation that may not
+    meet them waits (`Sealer.quiet`).
     """
 
     ino: int
@@ -42,6 +63,7 @@ class OpenFile:
     gate: threading.Lock = field(default_factory=threading.Lock)
     uses: int = 0
     staged: dict[int, StagedBlock] = field(default_factory=dict)
+    under_way: dict[int, SealUnderWay] = field(default_factory=dict)
     mtime_ns: int | None = None
     failed: bool = False
     lost: bool = False
@@ -111,6 +133,7 @@ class OpenFiles:
             file.uses -= 1
             if file.uses == 0:
                 assert not file.staged
+                assert not file.under_way
                 del self._files[file.ino]
 
     def get(self, ino: int) -> OpenFile | None:

@@ -28,17 +28,29 @@ def fill_zero(into: memoryview) -> None:
 
 
 class StagedBlock:
-    """One block of one file in memory: its first `length` bytes are valid, what follows is zero."""
+    """One block of one file in memory: its first `length` bytes are valid, what follows is zero.
 
-    __slots__ = ("dirty", "ino", "length", "memory", "position", "reserved")
+    `spare`: where `memory` is the buffer of a request, which another one overwrites once this block was
+    sealed, the buffer of its own that the block moves to if it cannot be sealed.
+    """
 
-    def __init__(self, ino: int, position: int, memory: memoryview, length: int = 0) -> None:
+    __slots__ = ("dirty", "ino", "length", "memory", "position", "reserved", "spare")
+
+    def __init__(
+        self,
+        ino: int,
+        position: int,
+        memory: memoryview,
+        length: int = 0,
+        spare: memoryview | None = None,
+    ) -> None:
         self.ino = ino
         self.position = position
         self.memory = memory
         self.length = length
         self.dirty = False
         self.reserved = 0
+        self.spare = spare
 
     def write(self, start: int, data: memoryview) -> None:
         """Put `data` at `start`; a gap behind the valid bytes becomes zeros."""
@@ -52,6 +64,13 @@ class StagedBlock:
         count = max(0, min(len(into), self.length - start))
         into[:count] = self.memory[start : start + count]
         fill_zero(into[count:])
+
+    def move_home(self) -> None:
+        """Out of a request's buffer, where the block is in one."""
+        home = self.spare
+        if home is not None:
+            home[: self.length] = self.memory[: self.length]
+            self.memory, self.spare = home, None
 
 
 class StagingMemory:
@@ -136,8 +155,8 @@ class Staging:
     def remove(self, block: StagedBlock) -> None:
         del self._order[block.ino, block.position]
         self.reserve(block, 0)
-        self.memory.give(block.memory)
-        block.memory = memoryview(b"")
+        self.memory.give(block.memory if block.spare is None else block.spare)
+        block.memory, block.spare = memoryview(b""), None
 
     def oldest(self) -> Iterator[StagedBlock]:
         return iter(self._order.values())

@@ -54,7 +54,8 @@ Reply: TypeAlias = list[bytes | memoryview]
 
 TRANSFER_BYTES: Final = 1 << 20
 """The largest READ and WRITE: 256 pages, which is what Linux allows (fs.fuse.max_pages_limit)."""
-READ_AHEAD_BYTES: Final = 1 << 20
+READ_AHEAD_BYTES: Final = 4 << 20
+"""The most that a kernel may have for a file: four requests, which several workers serve."""
 BACKGROUND: Final = 64
 """How many requests of read-ahead and other asynchronous ones the kernel may have under way."""
 

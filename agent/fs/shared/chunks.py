@@ -1,12 +1,21 @@
 """Pieces of a file by chunks: ranges, one chunk read whole, one that is filled in memory."""
 
 import errno
+import threading
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, Protocol
 
 from agent.fs.interface import FsError
 from agent.fs.shared.volume import SharedVolume
+from agent.host_os.per_user_bounds import SHARED, Limit
 from agent.pool.steps import IoChannel, Steps
+
+STAGED: Final = Limit(
+    "shared-staged-bytes", "bytes of chunks of /shared that are written in part", 512 << 20,
+    by="user, guest", share=SHARED, refused="the file's oldest chunk is stored early; ENOMEM", bytes_each=0,
+)  # fmt: skip
+STAGED_CHUNKS_MAX: Final = 16
+"""Of one file: so many may be filled at the same time, and then the oldest is stored as it is."""
 
 
 class Staged:
@@ -35,6 +44,50 @@ class Staged:
         self.covered = sorted(ranges)
         self.whole = self.covered == [(0, len(self.buffer))]
         return self.whole
+
+
+class StoresLater(Protocol):
+    """The file of a chunk that is stored after the answer to its writer."""
+
+    def store_begun(
+        self, channel: IoChannel, number: int, data: memoryview, busy: threading.Lock, deadline: float
+    ) -> Steps[None]:
+        """Store it. Raises nothing of its own: later calls hear of a failure."""
+
+    def never_stored(self, number: int, busy: threading.Lock) -> None:
+        """It is not stored, nor will be."""
+
+
+class ChunkLater:
+    """A chunk that is stored after the answer to its writer (agent/fs/after_reply.py)."""
+
+    def __init__(
+        self,
+        writer: StoresLater,
+        channel: IoChannel,
+        number: int,
+        data: memoryview,
+        busy: threading.Lock,
+        deadline: float,
+    ) -> None:
+        self._writer: Final = writer
+        self._channel: Final = channel
+        self._number: Final = number
+        self._data: Final = data
+        self._busy: Final = busy
+        self._deadline: Final = deadline
+        self._has_begun = False
+
+    def steps(self) -> Steps[None]:
+        self._has_begun = True
+        yield from self._writer.store_begun(
+            self._channel, self._number, self._data, self._busy, self._deadline
+        )
+
+    def end(self) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._writer.never_stored(self._number, self._busy)
 
 
 def pieces(offset: int, data: memoryview, chunk_bytes: int) -> Iterator[tuple[int, int, memoryview]]:

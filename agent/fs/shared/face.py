@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from agent.fs.after_reply import AfterReply
 from agent.fs.close_cause import how_closed
 from agent.fs.file_users import Judge
 from agent.fs.interface import (
@@ -44,10 +45,10 @@ from agent.fs.interface import (
     folders,
 )
 from agent.fs.shared.call_prediction import Habits
-from agent.fs.shared.chunks import wall_ns
+from agent.fs.shared.chunks import STAGED, wall_ns
 from agent.fs.shared.discards import Discards
 from agent.fs.shared.file_reader import OpenFile, Prestage, ReadsUnderWay, hold_all
-from agent.fs.shared.file_writer import STAGED, FileWriter
+from agent.fs.shared.file_writer import FileWriter
 from agent.fs.shared.manifest import IDENTITY_BYTES, Manifest
 from agent.fs.shared.names import FOLDER_MODE, GONE, NAMES_ASKED, Names, folder
 from agent.fs.shared.nodes import NODES_FROM, SHARED_ROOT, VOLUMES_FROM, Node, Nodes
@@ -110,6 +111,7 @@ class SharedFace(FileSystem):
         bounds: Bounds | None = None,
         seen: NamesSeen | None = None,
         unnamed: UnnamedChunks | None = None,
+        after_reply: AfterReply | None = None,
     ) -> None:
         """`epoch`: nodes have other numbers in each, for a guest that outlives the agent. `judge` tells how
         a file was closed."""
@@ -118,6 +120,7 @@ class SharedFace(FileSystem):
         self._open_files, self._open_writers = bounds.of(OPEN_FILES), bounds.of(WRITERS)
         self._staged = bounds.of(STAGED)
         self._unnamed = UnnamedChunks() if unnamed is None else unnamed
+        self._after_reply = after_reply or AfterReply(0)
         self._volumes = {VOLUMES_FROM + number: volume for number, volume in enumerate(volumes)}
         self._volume_inodes = {volume.name.encode(): ino for ino, volume in self._volumes.items()}
         self._channel = channel
@@ -547,7 +550,7 @@ class SharedFace(FileSystem):
             mode = 0o644 if replaced is None else replaced.mode
         return FileWriter(
             node.volume, node.path, ino, caller, mode, time.time_ns(), self._staged, self._discards,
-            self._judge, base, replaced, self._published, identity, self._unnamed,
+            self._judge, base, replaced, self._published, identity, self._unnamed, self._after_reply,
         )  # fmt: skip
 
     def _take_writer(self, ino: int, node: Node, writer: FileWriter, *, is_new: bool) -> bool:
@@ -723,9 +726,10 @@ class SharedFace(FileSystem):
 
     def fsync(self, ino: int, handle: int, data_only: bool) -> Outcome[None]:
         writer = self._handle(handle).writer
-        if writer is not None:
-            writer.sync()
-        return None
+        return None if writer is None else self._synced(writer)
+
+    def _synced(self, writer: FileWriter) -> Steps[None]:
+        yield from writer.sync(self._channel())
 
     def fallocate(self, ino: int, handle: int, mode: int, offset: int, length: int) -> Outcome[None]:
         if mode & ~_KEEP_SIZE:

@@ -22,51 +22,40 @@ Chunks of a file that is dropped are deleted. Several threads may write whole ch
 import contextlib
 import errno
 import itertools
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from agent.fs.after_reply import AfterReply
 from agent.fs.close_cause import how_closed
 from agent.fs.file_users import Closed, FileUsers, Judge
 from agent.fs.interface import Caller, FsError, LockOwner, SetAttributes
-from agent.fs.shared.chunks import Staged, pieces, read_chunk, wall_ns
+from agent.fs.shared.chunks import STAGED_CHUNKS_MAX, ChunkLater, Staged, pieces, read_chunk, wall_ns
 from agent.fs.shared.discards import BuiltOn, Discards
-from agent.fs.shared.manifest import HOLE, IDENTITY_BYTES, Kind, Manifest, Run
+from agent.fs.shared.manifest import HOLE, Kind, Manifest, Origins, runs_of, time_told
 from agent.fs.shared.paths import chunk_key, path_key, split
-from agent.fs.shared.unnamed import WAIT_SECONDS, UnnamedChunks
+from agent.fs.shared.unnamed import (
+    NAMED_WITH_DATA,
+    TOGETHER_SECONDS,
+    UNNAMED_MAX,
+    UNNAMED_PART,
+    UNNAMED_SECONDS,
+    WAIT_SECONDS,
+    UnnamedChunks,
+)
 from agent.fs.shared.volume import SharedVolume
 from agent.fs.value_writer import errno_of
-from agent.host_os.per_user_bounds import SHARED, Bound, Holder, Limit
+from agent.host_os.per_user_bounds import Bound, Holder
 from agent.pool.counters import MissCause
 from agent.pool.errors import BadPut, PutRefused
 from agent.pool.mutable.look_ahead import Look
 from agent.pool.steps import Acquire, IoChannel, Steps, beside
 from agent.pool.write.writer_base import Writer
 
-STAGED: Final = Limit(
-    "shared-staged-bytes", "bytes of chunks of /shared that are written in part", 512 << 20,
-    by="user, guest", share=SHARED, refused="the file's oldest chunk is stored early; ENOMEM", bytes_each=0,
-)  # fmt: skip
 NO_END: Final = "another operation of the file does not come to its end"
-STAGED_CHUNKS_MAX: Final = 16
-"""Of one file: so many may be filled at the same time, and then the oldest is stored as it is."""
 PUT_TRIES: Final = 3
 """A chunk that an enclosure does not take goes to another place, under another origin."""
-NAMED_WITH_DATA: Final = 2
-"""So many chunks of a file, its first, are named as values are, beside their data: a close then writes the
-manifest alone. Of a longer file that would be a write of a directory for each chunk."""
-UNNAMED_MAX: Final = 16
-"""Chunks of one file that are on flash and that no directory names yet."""
-TOGETHER_SECONDS: Final = 0.02
-"""Chunks that come faster than this are named together: for so long a put trusts a directory that it read.
-Where the operator says that no other agent writes, it may be longer."""
-UNNAMED_SECONDS: Final = 0.5
-"""What has waited for so long is named by upkeep (unnamed.py), where the program writes no more."""
-UNNAMED_PART: Final = 8
-"""Nothing evicts the slots of chunks that wait. So where they are more than this part of the volume, of all
-files together, each is named at once."""
 ASKED_FROM: Final = 8
 """A file of more than this part of the volume is asked for before it is published: it may have evicted
 itself."""
@@ -93,6 +82,7 @@ class FileWriter:
         published: "Callable[[FileWriter], None]" = lambda _: None,
         identity: bytes | None = None,
         unnamed: UnnamedChunks | None = None,
+        after_reply: AfterReply | None = None,
     ) -> None:
         """`base`: the content that it begins with. `replaced`: what its name led to before, if that is
         known. `identity`: of the content, where the directories of its first chunk were read already."""
@@ -115,6 +105,7 @@ class FileWriter:
         self.built_on: Final = BuiltOn(discards)
         self._published = published
         self._stale = UnnamedChunks() if unnamed is None else unnamed
+        self._after_reply = after_reply or AfterReply(0)
         self._replaced = replaced
         self._failed = 0
         self._lock = threading.Lock()
@@ -147,12 +138,9 @@ class FileWriter:
         self.length = 0 if base is None else base.length
         self._last = -1
         """The chunk that was stored last."""
-        self._origins = [identity or os.urandom(IDENTITY_BYTES)]
-        """The first is the identity; the others are of chunks that were stored more than once."""
+        self._origins = Origins(identity)
         self._stored: dict[int, tuple[bytes, int]] = {}
         """Origin and size of every chunk that this content has stored."""
-        self._times: dict[int, int] = {}
-        """How often a chunk was stored: an origin is used once for each."""
         self._short = b"" if base is None or base.content is None else base.content
         """The bytes of a short file, until its chunk is staged."""
 
@@ -169,19 +157,22 @@ class FileWriter:
             self._check_room(offset + len(data))
             self._go_on()
             chunk_bytes = self.volume.chunk_bytes
+            end = offset + len(data)
             for number, at, part in pieces(offset, data, chunk_bytes):
                 yield from self._until_quiet(channel, deadline, number)
                 if len(part) == chunk_bytes:
                     self._unstage(number)
                     self._short = b"" if not number else self._short
-                    yield from self._store(channel, number, part, deadline)
+                    is_last = (number + 1) * chunk_bytes == end
+                    if not (is_last and self._store_later(channel, number, part, deadline)):
+                        yield from self._store(channel, number, part, deadline)
                     continue
                 chunk = yield from self._stage(channel, number, deadline)
                 chunk.buffer[at : at + len(part)] = part
                 if chunk.cover(at, at + len(part)):
                     yield from self._store_staged(channel, number, chunk, chunk_bytes, deadline)
             self._check()
-            self.length = max(self.length, offset + len(data))
+            self.length = max(self.length, end)
             self.mtime_ns = self.ctime_ns = wall_ns(channel)
         finally:
             self._end_change(change)
@@ -229,8 +220,8 @@ class FileWriter:
             self.mode = self.mode if changes.mode is None else changes.mode
             self.uid = self.uid if changes.uid is None else changes.uid
             self.gid = self.gid if changes.gid is None else changes.gid
-            self.atime_ns = _time(self.atime_ns, changes.atime_ns, changes.touch_atime, now_ns)
-            self.mtime_ns = _time(self.mtime_ns, changes.mtime_ns, changes.touch_mtime, now_ns)
+            self.atime_ns = time_told(self.atime_ns, changes.atime_ns, changes.touch_atime, now_ns)
+            self.mtime_ns = time_told(self.mtime_ns, changes.mtime_ns, changes.touch_mtime, now_ns)
             self.ctime_ns = now_ns
         finally:
             self._lock.release()
@@ -253,9 +244,16 @@ class FileWriter:
         self._lock.release()
         return self.manifest
 
-    def sync(self) -> None:
-        """fsync(2): nothing that was acknowledged so far has failed. The file is stored by its close."""
-        self._check()
+    def sync(self, channel: IoChannel) -> Steps[None]:
+        """fsync(2): nothing that was acknowledged so far has failed, chunks under way included. The file is
+        stored by its close."""
+        deadline = channel.now() + self.volume.timing.write_deadline
+        yield from self._take(channel, deadline)
+        try:
+            yield from self._until_quiet(channel, deadline)
+            self._check()
+        finally:
+            self._lock.release()
 
     def close(self, channel: IoChannel, holder: LockOwner) -> Steps[None]:
         """A descriptor was closed (FLUSH). Raises FsError where the file should be there and is not."""
@@ -467,14 +465,56 @@ class FileWriter:
 
     def _store(self, channel: IoChannel, number: int, data: memoryview, deadline: float) -> Steps[None]:
         """Store a chunk from a buffer that nobody writes to, with the lock let go of meanwhile."""
+        busy = self._begin_store(number)
+        self._lock.release()
+        yield from self._store_begun(channel, number, data, busy, deadline)
+
+    def _begin_store(self, number: int) -> threading.Lock:
+        """With the lock held: from now on others wait for this chunk."""
         busy = self._in_flight[number] = threading.Lock()
         busy.acquire()
-        self._lock.release()
+        return busy
+
+    def _store_later(self, channel: IoChannel, number: int, data: memoryview, deadline: float) -> bool:
+        """Whether the chunk, the last of a request, is stored after the answer: its buffer stays so long."""
+        if not self._after_reply.has_room():
+            return False
+        later = ChunkLater(self, channel, number, data, self._begin_store(number), deadline)
+        if self._after_reply.put_off(later):
+            return True
+        self._in_flight.pop(number).release()
+        return False
+
+    def store_begun(
+        self, channel: IoChannel, number: int, data: memoryview, busy: threading.Lock, deadline: float
+    ) -> Steps[None]:
+        """Store a chunk after the answer. A failure is the file's: later calls hear of it."""
+        try:
+            yield from self._store_begun(channel, number, data, busy, deadline)
+        except BaseException as why:
+            # The program believes that the chunk is there: without it there must be no file.
+            if not self._failed:
+                self._fail(errno.EIO)
+            if not isinstance(why, FsError):
+                raise
+        finally:
+            self._lock.release()
+
+    def never_stored(self, number: int, busy: threading.Lock) -> None:
+        """The worker that had put a chunk off has ended: there is no file to be had from this."""
+        self._failed = self._failed or errno.EIO
+        self._in_flight.pop(number, None)
+        busy.release()
+
+    def _store_begun(
+        self, channel: IoChannel, number: int, data: memoryview, busy: threading.Lock, deadline: float
+    ) -> Steps[None]:
+        """Without the lock at first, and with it in the end, whatever comes of it."""
         failure: PutRefused | BadPut | None = None
         origin, writing = HOLE, None
         try:
             for _ in range(PUT_TRIES):
-                origin = self._next_origin(number)
+                origin = self._origins.next_of(number)
                 try:
                     failure = None
                     writing = yield from self._put_beside(channel, origin, number, data, deadline)
@@ -560,13 +600,6 @@ class FileWriter:
         finally:
             self._lock.release()
 
-    def _next_origin(self, number: int) -> bytes:
-        times = self._times.get(number, 0)
-        self._times[number] = times + 1
-        while len(self._origins) <= times:
-            self._origins.append(os.urandom(IDENTITY_BYTES))
-        return self._origins[times]
-
     def _put_beside(
         self, channel: IoChannel, origin: bytes, number: int, data: memoryview, deadline: float
     ) -> Steps[Writer]:
@@ -576,7 +609,7 @@ class FileWriter:
         is_slow = max(self._pace, channel.now() - self._stored_at) >= self._together_seconds
         putting = self._put(channel, chunk_key(origin, number), data, is_first or is_slow, deadline)
         is_next, self._last = number == self._last + 1, number
-        if is_next and number + 1 not in self._times and len(data) == self.volume.chunk_bytes:
+        if is_next and not self._origins.were_given(number + 1) and len(data) == self.volume.chunk_bytes:
             putting = self._before_next(channel, number + 1, putting, deadline)
         if is_first and self._look is None:
             return (yield from self._before_close(channel, putting, deadline))
@@ -587,7 +620,7 @@ class FileWriter:
     ) -> Steps[Writer]:
         """Where chunks come in their order, the directories of the next one are read, if they are not
         known."""
-        chunks, key = self.volume.chunks, chunk_key(self._origins[0], number)
+        chunks, key = self.volume.chunks, chunk_key(self._origins.identity, number)
         if chunks.knows(channel, key):
             return (yield from putting)
         writing, _ = yield from beside(putting, chunks.lookup(channel, [key], deadline))
@@ -759,26 +792,11 @@ class FileWriter:
             raise FsError(errno.EIO, "nobody says just now whether the whole file is there")
 
     def _manifest(self, content: bytes | None) -> Manifest:
-        identity = self._origins[0]
+        identity = self._origins.identity
+        chunks = range(-(-self.length // self.volume.chunk_bytes))
+        runs = runs_of(identity, (self._origin(number)[0] for number in chunks))
         return Manifest(
             Kind.FILE, self.path, self.mode, self.uid, self.gid, self.atime_ns, self.mtime_ns, self.ctime_ns,
             identity, self.length, self.volume.chunk_bytes,
-            () if content is not None else tuple(self._runs(identity)), content,
+            () if content is not None else tuple(runs), content,
         )  # fmt: skip
-
-    def _runs(self, identity: bytes) -> Iterator[Run]:
-        first = count = 0
-        before = identity
-        for number in range(-(-self.length // self.volume.chunk_bytes)):
-            origin = self._origin(number)[0]
-            if origin != before:
-                if before != identity:
-                    yield Run(first, count, before)
-                first, count, before = number, 0, origin
-            count += 1
-        if before != identity:
-            yield Run(first, count, before)
-
-
-def _time(before: int, told: int | None, touched: bool, now_ns: int) -> int:
-    return now_ns if touched else before if told is None else told

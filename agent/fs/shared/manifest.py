@@ -19,9 +19,10 @@ A short file has its bytes here, and no chunks. The path is in it, so a manifest
 of another is no file there.
 """
 
+import os
 import struct
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -60,6 +61,43 @@ class Run:
     first: int
     count: int
     origin: bytes
+
+
+class Origins:
+    """What the chunks of one content are stored under. The first is the identity of the content; the others
+    are of chunks that were stored more than once."""
+
+    def __init__(self, identity: bytes | None = None) -> None:
+        self.identity: Final = identity or os.urandom(IDENTITY_BYTES)
+        self._origins = [self.identity]
+        self._times: dict[int, int] = {}
+        """How often a chunk was stored: an origin is used once for each."""
+
+    def were_given(self, number: int) -> bool:
+        """Whether a chunk has had one."""
+        return number in self._times
+
+    def next_of(self, number: int) -> bytes:
+        """For a chunk that is to be stored, or stored again."""
+        times = self._times.get(number, 0)
+        self._times[number] = times + 1
+        while len(self._origins) <= times:
+            self._origins.append(os.urandom(IDENTITY_BYTES))
+        return self._origins[times]
+
+
+def runs_of(identity: bytes, origins: Iterable[bytes]) -> Iterator[Run]:
+    """Out of the origins of all chunks of a file, in their order."""
+    first = count = 0
+    before = identity
+    for number, origin in enumerate(origins):
+        if origin != before:
+            if before != identity:
+                yield Run(first, count, before)
+            first, count, before = number, 0, origin
+        count += 1
+    if before != identity:
+        yield Run(first, count, before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,3 +216,8 @@ def _check(found: Manifest) -> None:
         if run.first < end or not run.count or run.first + run.count > found.chunks:
             raise ManifestError("its runs are out of order, or beyond its end")
         end = run.first + run.count
+
+
+def time_told(before: int, told: int | None, touched: bool, now_ns: int) -> int:
+    """Of a file, by what utimensat(2) was told."""
+    return now_ns if touched else before if told is None else told

@@ -15,6 +15,19 @@ from agent.pool.steps import IoChannel, Steps
 TURN_SECONDS: Final = 1.0
 WAIT_SECONDS: Final = 1.0
 """An enclosure that hangs keeps upkeep from its other duties for both together at the most."""
+NAMED_WITH_DATA: Final = 2
+"""So many chunks of a file, its first, are named as values are, beside their data: a close then writes the
+manifest alone. Of a longer file that would be a write of a directory for each chunk."""
+UNNAMED_MAX: Final = 16
+"""Chunks of one file that are on flash and that no directory names yet."""
+TOGETHER_SECONDS: Final = 0.02
+"""Chunks that come faster than this are named together: for so long a put trusts a directory that it read.
+Where the operator says that no other agent writes, it may be longer."""
+UNNAMED_SECONDS: Final = 0.5
+"""What has waited for so long is named by upkeep (unnamed.py), where the program writes no more."""
+UNNAMED_PART: Final = 8
+"""Nothing evicts the slots of chunks that wait. So where they are more than this part of the volume, of all
+files together, each is named at once."""
 
 
 class Unnamed(Protocol):

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from agent.fs.after_reply import WorkAfterReply
 from agent.fs.files.face import FilesFace
 from agent.fs.files.inodes import global_ino
 from agent.fs.interface import Caller, DirectoryEntry, FsError, SetAttributes
@@ -49,15 +50,20 @@ def _seen(mode: int, size: int, links: int) -> Seen:
 class FaceCalls:
     """The face, driven in the calling thread."""
 
-    def __init__(self, face: FilesFace, runner: Runner) -> None:
+    def __init__(self, face: FilesFace, runner: Runner, after: WorkAfterReply | None = None) -> None:
+        """`after`: what this thread puts off, to be done once a call has its answer."""
         self.face = face
         self.runner = runner
+        self._after = after
 
     def do(self, outcome: Callable[[], Outcome[T]]) -> T:
         try:
             return settle(outcome(), self.runner)
         except FsError as refusal:
             raise OSError(refusal.errno, os.strerror(refusal.errno)) from refusal
+        finally:
+            if self._after is not None:
+                self._after.run(self.runner)
 
     def ino(self, path: str) -> int:
         """The inode of a path; its reference is given back, as the kernel may do at any time."""
@@ -102,7 +108,12 @@ class FaceCalls:
             self.do(lambda: self.face.release(*file))
 
     def pwrite(self, file: tuple[int, int], data: bytes, offset: int) -> int:
-        return self.do(lambda: self.face.write(*file, offset, memoryview(data)))
+        buffer = bytearray(data)
+        try:
+            return self.do(lambda: self.face.write(*file, offset, memoryview(buffer)))
+        finally:
+            if self._after is not None:
+                buffer[:] = b"\xdd" * len(data)  # the next request's
 
     def pread(self, file: tuple[int, int], count: int, offset: int) -> bytes:
         into = bytearray(b"\xee" * count)

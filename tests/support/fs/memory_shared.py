@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import pytest
 
+from agent.fs.after_reply import AfterReply
 from agent.fs.close_cause import Closing
 from agent.fs.interface import Attributes, Caller, Entry, FsError, LockOwner, SetAttributes
 from agent.fs.shared.discards import Discards
@@ -73,14 +74,16 @@ class SharedPool:
         self.chunks = settings_of("v", "shared", chunk_bytes, 0, sets)
         self.names = settings_of("v.names", "shared-names", 16_384, len(sets), name_sets)
 
-    def agent(self, bounds: Bounds | None = None) -> Files:
-        return Files(self, bounds)
+    def agent(self, bounds: Bounds | None = None, after_reply: AfterReply | None = None) -> Files:
+        return Files(self, bounds, after_reply)
 
 
 class Files:
     """One agent's face, driven as a door does, with paths instead of nodes."""
 
-    def __init__(self, pool: SharedPool, bounds: Bounds | None = None) -> None:
+    def __init__(
+        self, pool: SharedPool, bounds: Bounds | None = None, after_reply: AfterReply | None = None
+    ) -> None:
         self.channel = TickingChannel(pool.namespaces)
         cache = DirectoryCache(64 << 20)
         chunks = Volume(pool.chunks, fixed_secret(1), cache, Timing())
@@ -90,8 +93,9 @@ class Files:
         self.discards = Discards()
         self.closing = Closing.MEANT
         self.face = SharedFace(
-            [self.volume], self.channel.current, self.discards, bounds=bounds, judge=lambda *_: self.closing
-        )
+            [self.volume], self.channel.current, self.discards, bounds=bounds, judge=lambda *_: self.closing,
+            after_reply=after_reply,
+        )  # fmt: skip
         self.root = self.face._volume_inodes[b"v"]
 
     def settle(self, outcome: Outcome[object]) -> object:

@@ -8,6 +8,7 @@ store, as after a restart of the agent, and look again.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import random
 import shutil
@@ -15,6 +16,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -57,7 +59,8 @@ class Mounted:
     def start(self) -> None:
         self.face = FilesFace(self.folder / "files.sqlite", self.store, self.options)
         tree = RootFileSystem({b"fs": (ROOT, self.face)})
-        self.door = make_door("dev_fuse", tree, self.mountpoint, 4, inline_runner)
+        after = self.face.after_reply
+        self.door = make_door("dev_fuse", tree, self.mountpoint, 4, inline_runner, after_reply=after)
         self.door.start()
 
     def stop(self) -> None:
@@ -119,6 +122,64 @@ def test_cp_mv_cmp_and_rm(mounted: Mounted, tmp_path: Path) -> None:
     assert sorted(path.name for path in mounted.path.iterdir()) == ["copy", "moved"]
     mounted.run("rm", "copy", "moved")
     assert list(mounted.path.iterdir()) == []
+
+
+def test_a_write_returns_while_blocks_are_stored_and_fsync_when_they_are(mounted: Mounted) -> None:
+    """Two blocks are under way when the program calls fsync, which waits for them and for nothing else."""
+    under_way, may_go_on = threading.Semaphore(0), threading.Event()
+
+    def store_waits(step: str) -> None:
+        if step == "put":
+            under_way.release()
+            assert may_go_on.wait(60)
+
+    mounted.store.before = store_waits
+    content = random.Random(35).randbytes(8 * MIB)
+    code = (
+        "import os, sys; file = open(sys.argv[1], 'wb', 0); data = sys.stdin.buffer.read()\nstep = 1 << 20\n"
+    )
+    code += "for at in range(0, len(data), step): assert file.write(data[at : at + step]) == step\n"
+    code += "print('written', flush=True); os.fsync(file); print('synced', flush=True)"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, mounted.path / "file"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        try:
+            program.stdin.write(content)
+            program.stdin.close()
+            assert program.stdout.readline() == b"written\n"
+            assert under_way.acquire(timeout=60)
+            assert under_way.acquire(timeout=60)
+            assert mounted.store.puts == 0
+            assert mounted.face.after_reply.under_way == 2
+        finally:
+            may_go_on.set()
+        assert program.stdout.readline() == b"synced\n"
+        assert mounted.store.puts == 2
+    assert (mounted.path / "file").read_bytes() == content
+    mounted.restart()
+    assert (mounted.path / "file").read_bytes() == content
+
+
+@pytest.mark.parametrize("flag", ["O_RDONLY", "O_DIRECT"])
+def test_parts_of_a_file_that_is_read_on_are_under_way_at_once(mounted: Mounted, flag: str) -> None:
+    """The first parts come when the second is asked for, and not before."""
+    content = random_file(mounted.path / "file", 16 * MIB)
+    mounted.restart()
+    under_way, two_are = threading.Semaphore(1), threading.Event()
+
+    def store_waits(step: str) -> None:
+        if step == "get" and not under_way.acquire(blocking=False):
+            two_are.set()
+        assert two_are.wait(60)
+
+    mounted.store.before = store_waits
+    code = "import hashlib, mmap, os, sys\nroom, found = mmap.mmap(-1, 4 << 20), hashlib.sha256()\n"
+    code += "file = os.open(sys.argv[1], getattr(os, sys.argv[2]))\n"
+    code += "while count := os.readv(file, [room]): found.update(room[:count])\nprint(found.hexdigest())"
+    found = mounted.run(sys.executable, "-c", code, mounted.path / "file", flag)
+    assert found.strip() == hashlib.sha256(content).hexdigest()
 
 
 def test_dd_with_direct_io(mounted: Mounted, tmp_path: Path) -> None:

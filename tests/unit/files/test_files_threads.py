@@ -58,7 +58,8 @@ def refused_only_by(*codes: int) -> Iterator[None]:
 
 
 def calls_of(world: World) -> FaceCalls:
-    return FaceCalls(world.face, InlineRunner())
+    """A worker's, which seals after its answers where that may be."""
+    return FaceCalls(world.face, InlineRunner(), world.face.after_reply.join())
 
 
 def peak_watch(world: World, stop: threading.Event, peaks: list[int]) -> None:

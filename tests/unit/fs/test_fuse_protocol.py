@@ -67,7 +67,7 @@ class TestInit:
         assert told.flags | told.flags2 << 32 == WANTED
         assert told.max_write == 1 << 20
         assert told.max_pages == 256
-        assert told.max_readahead == 1 << 20
+        assert told.max_readahead == 4 << 20
         assert (told.max_background, told.congestion_threshold, told.time_granularity) == (64, 48, 1)
         assert session.initialised.is_set()
         assert session.negotiated is not None

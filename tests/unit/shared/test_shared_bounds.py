@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agent.fs.interface import Caller, FsError
+from agent.fs.shared.chunks import STAGED
 from agent.fs.shared.discards import DISCARDS, Discards
-from agent.fs.shared.file_writer import NAMED_WITH_DATA, STAGED, UNNAMED_MAX
 from agent.fs.shared.nodes import NODES
 from agent.fs.shared.recent_names import FOLDER_NAMES_MAX, NamesSeen
+from agent.fs.shared.unnamed import NAMED_WITH_DATA, UNNAMED_MAX
 from agent.host_os.per_user_bounds import CATALOGUE, Bounds
 from agent.pool.steps import settle
 from tests.support.fs.memory_shared import CHUNK, Files, SharedPool

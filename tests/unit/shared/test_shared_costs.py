@@ -11,8 +11,8 @@ import pytest
 from agent.fs.interface import FsError, SetAttributes
 from agent.fs.shared.discards import Discards
 from agent.fs.shared.face import FOLDER_SECONDS, SharedFace
-from agent.fs.shared.file_writer import NAMED_WITH_DATA
 from agent.fs.shared.nodes import SHARED_ROOT
+from agent.fs.shared.unnamed import NAMED_WITH_DATA
 from agent.fs.shared.volume import SharedVolume
 from agent.pool.access import serve
 from agent.pool.steps import Outcome, is_steps

@@ -10,8 +10,8 @@ import pytest
 
 from agent.fs.close_cause import Closing
 from agent.fs.interface import Caller, LockOwner, SetAttributes
-from agent.fs.shared.file_writer import NAMED_WITH_DATA, UNNAMED_SECONDS
 from agent.fs.shared.paths import path_key
+from agent.fs.shared.unnamed import NAMED_WITH_DATA, UNNAMED_SECONDS
 from agent.pool.steps import settle
 from tests.support.fs.memory_shared import CALLER, CHUNK, OTHER, Files, SharedPool, refused
 

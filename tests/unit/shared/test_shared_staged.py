@@ -14,8 +14,8 @@ import pytest
 from agent.fs.close_cause import Closing
 from agent.fs.interface import FsError, SetAttributes
 from agent.fs.shared import file_writer
+from agent.fs.shared.chunks import STAGED
 from agent.fs.shared.face import OPEN_FILES, WRITERS
-from agent.fs.shared.file_writer import STAGED
 from agent.host_os.per_user_bounds import Bounds
 from agent.pool.steps import Acquire, settle
 from tests.support.fs.memory_shared import CALLER, CHUNK, Files, SharedPool, refused

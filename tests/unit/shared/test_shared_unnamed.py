@@ -9,9 +9,8 @@ from collections.abc import Generator
 import pytest
 
 from agent.fs.shared.face import SharedFace
-from agent.fs.shared.file_writer import NAMED_WITH_DATA, UNNAMED_MAX, UNNAMED_SECONDS
 from agent.fs.shared.recent_names import NamesSeen
-from agent.fs.shared.unnamed import UnnamedChunks
+from agent.fs.shared.unnamed import NAMED_WITH_DATA, UNNAMED_MAX, UNNAMED_SECONDS, UnnamedChunks
 from agent.pool.steps import Acquire, Steps
 from agent.pool.volume.partial_puts import IDLE_SECONDS
 from tests.support.fs.memory_shared import CHUNK, MAKER, Files, SharedPool, refused
