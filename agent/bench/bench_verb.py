@@ -183,6 +183,7 @@ def _show(results: Results, json_file: Path | None) -> None:
         records.over_floors(figures),
         records.against_redis(figures),
         records.beside_peers(figures),
+        records.under_load(figures),
     )
     print_tables(*(table for table in tables if table is not None))
     if json_file is not None:

@@ -46,6 +46,8 @@ class Entry:
     """Measured once, on a pool of its own."""
     in_flight: int = 0
     """Operations under way at a time, where the name says so."""
+    load: int = 0
+    """Percent of the highest rate at which requests arrive, where the name says so."""
     by_name: bool = False
     """Measured only where it is asked for, by its name or a pattern of names."""
 
@@ -73,6 +75,10 @@ PEERS = MappingProxyType(
 
 PEERS_ASKED = frozenset({*(f"{peer}_get_1m_x4" for peer in PEERS), "kv_get_4m_x4", "mooncake_get_4m_x4"})
 """Those of their names that every bench measures; there are sixty."""
+
+
+LOAD_SIZES, LOADS, LOADED = ("64k", "1m"), (30, 60, 90), ("kv", "redis")
+"""Of gets under a fixed load: sizes, percent of the highest rate, and stores."""
 
 
 def _entries() -> Iterable[Entry]:
@@ -134,6 +140,9 @@ def _entries() -> Iterable[Entry]:
         name, peer = f"kv_{verb}_{size}_b32", f"redis_{verb}_{size}_b32"
         yield Entry(peer, f"redis_{verb}_batch", RATE, f"Redis, {verb}s, pipelines of 32, four clients", size)
         yield Entry(name, f"kv_{verb}_batch", RATE, what, size, peer)
+    for size, load, peer in product(LOAD_SIZES, LOADS, LOADED):
+        what = f"{PEERS[peer]}, gets that arrive at {load} % of the highest rate: 99 of 100 within it"
+        yield Entry(f"{peer}_get_{size}_load_{load}_p99_ms", "get_load", LATENCY, what, size, load=load)
     for name, path, size, what in (
         ("get_1m", "get", "1m", "gets through the mount"),
         ("put_1m", "put", "1m", "puts through the mount"),

@@ -16,6 +16,7 @@ from agent.bench.rounds import (
     LATENCIES_MIN,
     Sample,
     Timed,
+    TogetherFor,
     Turn,
     in_bursts,
     median_time,
@@ -123,8 +124,8 @@ class Gets:
             for first in range(in_flight)
         ]
 
-    def timed(self, seconds: float, least: int = 0) -> Timed:
-        timed = self._together(self._readers, seconds, least)
+    def timed(self, seconds: float, least: int = 0, how: TogetherFor | None = None) -> Timed:
+        timed = (how or self._together)(self._readers, seconds, least)
         self._site.bytes_got += timed.bytes
         return timed
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from agent.bench.catalog import Entry
 from agent.bench.client_process import LineClient, cost, speed
+from agent.bench.fixed_load import LoadProbe
 from agent.bench.floors import AesProbe, FuseMemoryProbe, RawTcpProbe
 from agent.bench.long_file_probes import LongFileProbe
 from agent.bench.over_floor import PATHS, OverFloorProbe
@@ -77,6 +78,7 @@ PROBES: Mapping[str, Callable[[Sites, Entry], Probe]] = {
     ),
     "kv_get_batch": lambda sites, entry: _batches(GetProbe, sites, entry),
     "kv_put_batch": lambda sites, entry: _batches(PutProbe, sites, entry),
+    "get_load": LoadProbe,
     "redis_get_batch": lambda sites, entry: PipelineProbe(sites, "get", entry.value_bytes),
     "redis_put_batch": lambda sites, entry: PipelineProbe(sites, "put", entry.value_bytes),
     **{f"over_floor {path}": lambda sites, entry: OverFloorProbe(sites, entry) for path in PATHS},

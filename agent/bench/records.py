@@ -3,12 +3,24 @@
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from agent.bench.catalog import CATALOG, GOALS, LATENCY, OVER_FLOOR, PEERS, SIZES, Entry
+from agent.bench.catalog import (
+    CATALOG,
+    GOALS,
+    LATENCY,
+    LOAD_SIZES,
+    LOADED,
+    LOADS,
+    OVER_FLOOR,
+    PEERS,
+    SIZES,
+    Entry,
+)
 from agent.cli.tables import folding_table
 from agent.host_os.whole_file import write_whole
 
@@ -106,6 +118,27 @@ def beside_peers(figures: Mapping[str, Figure]) -> Table | None:
     for what, cells in found.items():
         made.add_row(what, *(_speed_and_times(cells.get(peer)) for peer in peers))
     return made
+
+
+def under_load(figures: Mapping[str, Figure]) -> Table | None:
+    """One row for each load, times in milliseconds from the arrival; None where none was measured."""
+    rows = [
+        (f"get {size} at {load} %", [figures.get(f"{peer}_get_{size}_load_{load}_p99_ms") for peer in LOADED])
+        for size, load in product(LOAD_SIZES, LOADS)
+    ]
+    heads = [f"{peer} {what}" for peer in LOADED for what in ("a second", "p50", "p99", "p99.9")]
+    made = folding_table("under a fixed load (ms)", ("",), (*heads, "ahead by"))
+    for what, found in rows:
+        if any(found):
+            own, other = found
+            over = "" if own is None or other is None else f"{ahead(own, other):.2f}"
+            made.add_row(what, *_times_at_rate(own), *_times_at_rate(other), over)
+    return made if made.row_count else None
+
+
+def _times_at_rate(figure: Figure | None) -> list[str]:
+    names = ("offered_per_s", "p50_ms", "p99_ms", "p999_ms")
+    return ["-"] * 4 if figure is None else [_shown(figure.details[name]) for name in names]
 
 
 def _speed_and_times(figure: Figure | None) -> str:

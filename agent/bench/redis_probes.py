@@ -63,11 +63,11 @@ class RedisProbe:
 
     def prepare(self) -> None:
         store = RedisStore(self._sites.redis, tls=self._tls)
-        with _explained():
+        with explained():
             self._sized = Sized(store, self._bytes, values_got(self._bytes), puts_at_a_time(self._bytes))
 
     def round(self, seconds: float) -> Sample:
-        with _explained():
+        with explained():
             if self._median_only:
                 return median_time(self._sized.get(self._clients, seconds, LATENCIES_MIN))
             work = self._sized.get if self._verb == "get" else self._sized.put
@@ -75,7 +75,7 @@ class RedisProbe:
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def explained() -> Iterator[None]:
     try:
         yield
     except PeerFailed as why:

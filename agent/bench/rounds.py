@@ -3,12 +3,14 @@
 Threads start together, and the time runs from their common start to the end of the last of them.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from statistics import median
+from types import MappingProxyType
 from typing import Protocol
 
 ROUNDS = 5
@@ -16,9 +18,13 @@ WARM_UP_SECONDS = 0.3
 LATENCIES_MIN = 400
 """Operations of one round of which the median time is taken."""
 GIBIBYTE = 1 << 30
+PERCENTILES = MappingProxyType({"p50_ms": 50, "p99_ms": 99, "p999_ms": 99.9})
+"""Of the times of single operations: what they are called in a record."""
 
 Turn = Callable[[], int | None]
 """One operation: the bytes that it moved, or None when there is nothing left to do."""
+TogetherFor = Callable[[Sequence[Turn], float, int], "Timed"]
+"""`together`, or another way to have turns taken: for how many seconds, and how many at the least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,10 +230,10 @@ def details(samples: Sequence[Sample]) -> dict[str, object]:
     taken = sorted(one for sample in samples for one in sample.latencies)
     found |= {name: round(median(sample.parts[name] for sample in samples), 4) for name in samples[0].parts}
     if taken:
-        found |= {"p50_ms": _milliseconds(taken, 50), "p99_ms": _milliseconds(taken, 99)}
+        found |= {name: round(percentile(taken, percent), 4) for name, percent in PERCENTILES.items()}
     return found
 
 
-def _milliseconds(taken: Sequence[float], percent: int) -> float:
-    """The smallest of the sorted times that `percent` of 100 of them don't exceed."""
-    return round(taken[max(0, -(-len(taken) * percent // 100) - 1)] * 1e3, 4)
+def percentile(taken: Sequence[float], percent: float) -> float:
+    """The smallest of the sorted times that `percent` of 100 of them don't exceed, in milliseconds."""
+    return taken[max(0, math.ceil(round(len(taken) * percent / 100, 6)) - 1)] * 1e3

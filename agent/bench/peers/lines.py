@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TextIO
 
 from agent.bench.contents import Contents
-from agent.bench.rounds import Timed, Turn, in_bursts, together_clocked
+from agent.bench.rounds import Timed, TogetherFor, Turn, in_bursts, together_clocked
 
 READY_VALUES = 16
 """Different values that are put again and again."""
@@ -73,12 +73,14 @@ class Sized:
         for number in range(values):
             self._compare(self._lanes[0], "get", number, number)
 
-    def get(self, in_flight: int, seconds: float, least: int = 0) -> Timed:
+    def get(
+        self, in_flight: int, seconds: float, least: int = 0, how: TogetherFor = together_clocked
+    ) -> Timed:
         readers = [
             _Reader(lane, [(n, self._name("get", n)) for n in range(first, self._values, in_flight)])
             for first, lane in enumerate(self._some_lanes(in_flight))
         ]
-        timed = together_clocked([self._checked(reader) for reader in readers], seconds, least)
+        timed = how([self._checked(reader) for reader in readers], seconds, least)
         for reader in readers:
             if reader.last is not None and reader.got != self._contents.value(reader.last):
                 raise PeerFailed(f"wrong bytes in value {reader.last}")

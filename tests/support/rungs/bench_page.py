@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from agent.bench.catalog import CATALOG, GOALS, LATENCY, PEERS
+from agent.bench.catalog import CATALOG, GOALS, LATENCY, LOAD_SIZES, LOADED, LOADS, PEERS
 
 REPOSITORY = Path(__file__).parents[3]
 PAGE = REPOSITORY / "docs/benchmarks.md"
@@ -48,6 +48,12 @@ BATCHES = tuple(
     (f"{verb} {size}, batches of 32", f"{verb}_{key}_b32")
     for verb in ("get", "put")
     for size, key in (("64 KiB", "64k"), ("16 KiB", "16k"), ("4 KiB", "4k"))
+)
+UNDER_LOAD = tuple(
+    (f"get {size} at {load} % of the highest rate: p99", f"get_{key}_load_{load}_p99_ms")
+    for size, key in _SIZES
+    if key in LOAD_SIZES
+    for load in LOADS
 )
 EVEN = 0.05
 """Ratios so near to 1 in the median are called level."""
@@ -126,7 +132,7 @@ def _verdict(ratios: Sequence[float]) -> str:
 def behind(runs: Sequence[Run]) -> list[str]:
     """What another store does better, in the median of the runs; for the first paragraph."""
     found = []
-    for what, work in (*BESIDE, *BATCHES):
+    for what, work in (*BESIDE, *BATCHES, *UNDER_LOAD):
         for peer in PEERS:
             ratios = ahead(work, peer, runs) if peer != "kv" else []
             if ratios and median(ratios) < 1 - EVEN:
@@ -134,9 +140,25 @@ def behind(runs: Sequence[Run]) -> list[str]:
     return found
 
 
+def under_load(runs: Sequence[Run]) -> str:
+    """Milliseconds from the arrival of each request, and how many times as good /kv is at p99."""
+    columns = ("offered_per_s", "p50_ms", "p99_ms", "p999_ms")
+    rows = []
+    for what, work in UNDER_LOAD:
+        ratios = ahead(work, "redis", runs)
+        if ratios:
+            found = [[run[f"{peer}_{work}"] for run in runs if f"{peer}_{work}" in run] for peer in LOADED]
+            cells = [spread([one[each] for one in records]) for records in found for each in columns]
+            rows.append([what.removesuffix(" of the highest rate: p99"), *cells, _verdict(ratios)])
+    names = ("/kv", PEERS["redis"])
+    heads = [f"{name}: {what}" for name in names for what in ("a second", "p50", "p99", "p99.9")]
+    return table(["ms from the arrival", *heads, "times at p99"], rows)
+
+
 def all_else(runs: Sequence[Run]) -> str:
     """Every name that no other table has."""
-    shown = {*FLOORS, *(f"{peer}_{work}" for peer in PEERS for _, work in (*BESIDE, *BATCHES))}
+    works = (*BESIDE, *BATCHES, *UNDER_LOAD)
+    shown = {*FLOORS, *(f"{peer}_{work}" for peer in PEERS for _, work in works)}
     rows = []
     for name, entry in CATALOG.items():
         values = _values(name, runs)
@@ -198,6 +220,7 @@ MADE: Mapping[str, Callable[[Sequence[Run]], str]] = {
     "floors": floors,
     "beside": lambda runs: beside(BESIDE, runs),
     "batches": lambda runs: beside(BATCHES, runs),
+    "under load": under_load,
     "all else": all_else,
 }
 

@@ -83,6 +83,26 @@ def test_floors(processes: Processes, tmp_path: Path) -> None:
         assert all(value > 0 for value in taken.values())
 
 
+def test_load(processes: Processes, tmp_path: Path) -> None:
+    """Requests that arrive by a clock: all of them are served, and more of their times are told."""
+    target = tmp_path / "bench.json"
+    names = ["kv_get_64k_load_60_p99_ms", "redis_get_64k_load_60_p99_ms"]
+    bench = processes.g35(
+        "bench", *names, "--seconds", "1", "--json", target, environment={"TMPDIR": str(tmp_path)}
+    )
+    assert bench.process.wait(180) == 0, bench.output
+    found = {record["name"]: record for record in json.loads(target.read_text())}
+    left_out = {name for name in names if f"skipped {name}" in bench.output}
+    assert set(found) == set(names) - left_out
+    assert names[0] in found
+    assert "under a fixed load" in bench.output
+    for record in found.values():
+        assert record["bytes"] == record["operations"] * (64 << 10)
+        assert 0 < record["p50_ms"] <= record["p99_ms"] <= record["p999_ms"]
+        assert record["offered_per_s"] > 0
+        assert record["done_per_s"] > 0
+
+
 def test_profile(processes: Processes, tmp_path: Path) -> None:
     """Each process works, the agent's workers are known by their name, and the cipher is a part of theirs."""
     target = tmp_path / "profile.json"

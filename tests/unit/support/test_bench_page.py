@@ -59,6 +59,19 @@ def test_batches_are_a_table_of_their_own() -> None:
     assert body == ["get 4 KiB, batches of 32", "0.2 – 0.3", "0.1", "2.00 – 3.00"]
 
 
+def test_times_under_a_fixed_load_are_a_table_of_their_own() -> None:
+    times = {"offered_per_s": 900.0, "p50_ms": 0.5, "p99_ms": 2.5, "p999_ms": 4.0}
+    names = ("kv_get_1m_load_60_p99_ms", "redis_get_1m_load_60_p99_ms")
+    found = {
+        name: {"name": name, "value": value, **times} for name, value in zip(names, (2.0, 1.0), strict=True)
+    }
+    head, _, body = rows(MADE["under load"]([found]))
+    assert len(head) == len(body) == 10
+    assert body == ["get 1 MiB at 60 %", *["900", "0.5", "2.50", "4.00"] * 2, "**0.5**"]
+    assert behind([found]) == ["- get 1 MiB at 60 % of the highest rate: p99: 0.5 of Redis"]
+    assert "load" not in MADE["all else"]([found])
+
+
 def test_floors_have_medians_of_their_parts_and_all_of_their_values() -> None:
     shares = {f"{share}_us": 10.0 for share in bench_page.SHARES if share != "copy"}
     made = [{FLOORS[2]: {"name": FLOORS[2], "value": value, **shares}} for value in (2.5, 2.0, 3.0)]
