@@ -443,8 +443,6 @@ class WorkerChannel:
         `Wait`, and paths go by it."""
         if self._look_asked:
             self._take_answers()
-        if pending.request is None:
-            return self._wait_here(pending, deadline, at_least)
         here, is_slice = deadline, whole is not None
         if whole is not None:
             deadline = whole
