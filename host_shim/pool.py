@@ -598,7 +598,9 @@ def _same_count(keys: Sequence[bytes], buffers: Sequence[object]) -> None:
 
 
 def _writable(buffer: Buffer) -> memoryview:
-    view = memoryview(buffer).cast("B")
+    view = memoryview(buffer)
+    if view.format != "B" or view.ndim != 1 or not view.c_contiguous:
+        view = view.cast("B")
     if view.readonly:
         raise TypeError("the buffer of a get must be writable")
     if not len(view):

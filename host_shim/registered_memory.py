@@ -295,8 +295,11 @@ class Transfers:
     def _parts(self, descriptor: int, places: Sequence[Place]) -> list[Part]:
         """The same as the agent knows it; nothing where it has not mapped one of them."""
         parts: list[Part] = []
+        last: Registrable | None = None
+        number: int | None = None
         for memory, offset, length in places:
-            number = self._number(descriptor, memory)
+            if memory is not last:
+                last, number = memory, self._number(descriptor, memory)
             if number is None:
                 return []
             parts.append((number, offset, length))

@@ -318,12 +318,8 @@ def decode_many_untrusted(data: bytes | bytearray | memoryview) -> ManyTransfers
 
 def encode_done_many(done: Sequence[tuple[int, int]], size: int) -> bytes:
     """The answer to LOAD_MANY or STORE_MANY, outcome and length of each value, as long as the request."""
-    data = bytearray(size)
-    at = 0
-    for outcome, length in done:
-        _DONE.pack_into(data, at, outcome, length)
-        at += DONE_BYTES
-    return bytes(data)
+    numbers = [number for each in done for number in each]
+    return struct.pack(f"<{len(numbers)}I", *numbers).ljust(size, b"\0")
 
 
 def decode_done_many_untrusted(data: bytes | bytearray | memoryview, count: int) -> list[tuple[int, int]]:

@@ -43,7 +43,7 @@ class _Part:
         self.since: Final = since
         self.steps: Final = steps
         self.wanted: Wait | Acquire | AnyOf | None = None
-        """None: it has not begun."""
+        """None: it has not begun, or has ended."""
         self.looks = 0
         """Waits for one of several answers so far: each answer has its turn."""
 
@@ -79,6 +79,7 @@ class Parts:
         try:
             part.wanted = part.steps.send(answer)  # type: ignore[arg-type]  # a generator begins with None
         except StopIteration:
+            part.wanted = None
             self._under_way.remove(part)
 
     def go_on(self, *, may_grow: bool) -> Steps[None]:
@@ -100,20 +101,23 @@ class Parts:
     def _go_on_at_once(self) -> Steps[bool]:
         now, moved = self._channel.now(), False
         for part in list(self._under_way):
-            wanted = part.wanted
-            assert wanted is not None
-            is_over = now >= wanted.deadline
-            if isinstance(wanted, Acquire):
-                if (ours := wanted.lock.acquire(blocking=False)) or is_over:
+            # As far as it comes: a part mostly waits for several answers that arrive together.
+            while (wanted := part.wanted) is not None:
+                is_over = now >= wanted.deadline
+                if isinstance(wanted, Acquire):
+                    ours = wanted.lock.acquire(blocking=False)
+                    if not ours and not is_over:
+                        break
                     self._advance(part, ours)
-                    moved = True
-            elif isinstance(wanted, AnyOf):
-                if is_over or any(each.done for each in wanted.pendings):
+                elif isinstance(wanted, AnyOf):
+                    if not is_over and not any(each.done for each in wanted.pendings):
+                        break
                     self._advance(part, not is_over)
-                    moved = True
-            elif is_over or has_arrived(wanted.pending, wanted.at_least):
-                # Also for what has arrived: the wait counts the answer for the namespace.
-                self._advance(part, (yield wanted))
+                elif is_over or has_arrived(wanted.pending, wanted.at_least):
+                    # Also for what has arrived: the wait counts the answer for the namespace.
+                    self._advance(part, (yield wanted))
+                else:
+                    break
                 moved = True
         return moved
 

@@ -61,10 +61,11 @@ class PendingRequest:
     def done(self) -> bool:
         if self._fault is not None:
             return True
-        if self.request is not None and left_by_its_path(self.commands):
-            # The waiter has it sent by another path, or is told that there is none.
-            return False
-        return all(command.done for command in self.commands)
+        for command in self.commands:
+            if not command.done:
+                return False
+        # Where its path left it, the waiter has it sent by another path, or is told that there is none.
+        return self.request is None or not left_by_its_path(self.commands)
 
     @property
     def received(self) -> int:

@@ -32,6 +32,7 @@ from nvmeof.tcp.pdu import (
     ADMIN_IN_CAPSULE_BYTES,
     FROM_HOST,
     NO_DIGESTS,
+    PLAIN_COMPLETION,
     R2T,
     SMALLEST_PDU,
     C2HData,
@@ -55,6 +56,9 @@ from nvmeof.wire.status import Status
 
 OUTPUT_LIMIT: Final = 256 << 10
 """Commands wait while this much is unsent: a host that does not read holds up itself and nobody's memory."""
+
+HELD_BYTES: Final = 1 << 10
+"""Of answers that wait for others to leave with."""
 
 GOODBYE_S: Final = 5.0
 """Unsent bytes have this many seconds to leave when the connection ends."""
@@ -219,6 +223,12 @@ class TcpControllerQueue:
     def has_outgoing(self) -> bool:
         """Whether there is something to send."""
         return bool(self._output)
+
+    @property
+    def may_hold_answers(self) -> bool:
+        """Whether what there is to send is short, and more of the host's data are certain to come: answers to
+        them can leave with it."""
+        return 0 < self._output_bytes <= HELD_BYTES and self._receiver.payload_left > 0 and not self.ending
 
     def outgoing(self) -> Sequence[Buffer]:
         """Buffers to send, in order; empty if there is nothing. Good until anything else is called here."""
@@ -449,7 +459,11 @@ class TcpControllerQueue:
         if request is not None:
             self._release(request)
         cqe = Cqe(cid, status, result, session.head_for(request), session.qid, do_not_retry)
-        self._send(encode_pdu(CapsuleResp(cqe), self._digests, self._alignment))
+        if self._is_plain:
+            self._output.append(PLAIN_COMPLETION + cqe.encode())
+            self._output_bytes += SMALLEST_PDU
+        else:
+            self._send(encode_pdu(CapsuleResp(cqe), self._digests, self._alignment))
         if session.closes_when_answered:
             self._end(session.farewell)
 

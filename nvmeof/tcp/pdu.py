@@ -280,6 +280,10 @@ def encode_pdu(
     return parts
 
 
+PLAIN_COMPLETION: Final = COMMON.pack(_CAPSULE_RESP, 0, SMALLEST_PDU, 0, SMALLEST_PDU)
+"""What precedes the entry of a CapsuleResp without a digest."""
+
+
 def plain_answer(cid: int, length: int, *, success: bool) -> bytes:
     """The header of the only C2HData of a command, without digests, for a receiver that wants its data at
     once behind it: what `encode_header` makes of that."""

@@ -121,6 +121,8 @@ class Connection:
             if looks:
                 looks = looks - 1 if not queue.ending and self._receive_some() else 0
                 continue
+            if queue.may_hold_answers and self._receive_some():
+                continue  # each send wakes the host, which has more to send just now
             blocked = queue.has_outgoing and not self._send()
             if queue.finished:
                 return
@@ -199,7 +201,10 @@ class Connection:
         """Receive what has arrived; False if nothing has."""
         queue = self.queue
         try:
-            count = self._sock.recv_into(queue.next_buffer(), 0, socket.MSG_DONTWAIT)
+            if queue.payload_left:
+                count = self._sock.recvmsg_into(queue.next_buffers(), 0, socket.MSG_DONTWAIT)[0]
+            else:
+                count = self._sock.recv_into(queue.next_buffer(), 0, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         if count:

@@ -39,6 +39,7 @@ from host_shim.transfer_wire import (
     ioctl_of,
 )
 
+_HIT: Final = Outcome.HIT.value
 PIECE_BYTES: Final = 1 << 20
 """What a worker's own buffers take at a time."""
 
@@ -132,7 +133,7 @@ class Transfers:
             if isinstance(became, MissCause):
                 done.append((became.value, 0))
             elif became is not None:
-                done.append((Outcome.HIT.value, became))
+                done.append((_HIT, became))
             else:
                 reading = volume.reader(many.keys[number], self._prestage)
                 try:

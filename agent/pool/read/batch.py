@@ -98,8 +98,7 @@ def read_together(
         for asked in sent:
             if asked.pending is not None and not asked.pending.done:
                 channel.abandon(asked.pending)
-        for sets in borrowed:
-            volume.give_back_sets(sets)
+        volume.give_back_sets([cached for sets in borrowed for cached in sets])
 
 
 def _find(
@@ -169,12 +168,13 @@ def _parts(
 
 def _send(volume: Volume, channel: IoChannel, part: Sequence[_Asked], buffer: memoryview) -> None:
     """Ask for the values of a part, for those of one namespace by one send."""
+    directory_bytes, slot_bytes = volume.settings.directory_bytes, volume.settings.slot_bytes
     for number, more in in_volleys([(asked.found.cached.namespace, asked.at) for asked in part]):
         asked = part[number]
-        found = asked.found
+        cached, slot = asked.found.cached, asked.found.slot
         into = buffer[asked.at : asked.at + HEADER_BYTES + asked.size]
-        offset = volume.slot_offset(found.cached, found.slot)
-        asked.pending = channel.read(found.cached.namespace, offset, into, more=more)
+        offset = cached.offset + directory_bytes + slot * slot_bytes
+        asked.pending = channel.read(cached.namespace, offset, into, more=more)
 
 
 def _open(

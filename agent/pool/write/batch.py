@@ -385,7 +385,8 @@ class _Batch:
         try:
             unnamed = yield from wait_for(channel, naming, until)
             while left:
-                yield AnyOf([_slot_write(put) for put in left], until)
+                if not any(_slot_write(put).done for put in left):
+                    yield AnyOf([_slot_write(put) for put in left], until)
                 # Where none is done the time is up, for all of them.
                 for put in [put for put in left if _slot_write(put).done] or list(left):
                     pending = _slot_write(put)

@@ -379,6 +379,27 @@ def test_a_host_that_does_not_read_is_not_served_from_memory(storage: HeapStorag
     assert len(io.pdus) == 20
 
 
+def test_short_answers_may_wait_while_data_are_certain_to_come(storage: HeapStorage) -> None:
+    _, io = make_io(storage)
+    data = bytes(3 * BLOCK)
+    capsules = [CapsuleCmd(write(at, 3, inside=True, cid=at), len(data)) for at in (0, 4)]
+    stream = b"".join(b"".join(encode_pdu(capsule, data=(data,))) for capsule in capsules)
+    buffer = io.queue.next_buffer()
+    assert len(buffer) >= len(stream)
+    cut = len(stream) - 1000
+    buffer[:cut] = stream[:cut]
+    assert not io.queue.may_hold_answers, "there are none"
+    io.queue.received(cut, io.now)
+    assert io.queue.has_outgoing
+    assert io.queue.may_hold_answers
+    assert io.queue.payload_left == 1000
+    io.queue.next_buffer()[:] = stream[cut:]
+    io.queue.received(1000, io.now)
+    assert not io.queue.may_hold_answers, "nothing is certain to come any more"
+    io.collect()
+    assert len(io.pdus) == 2
+
+
 def test_a_host_that_never_reads_does_not_hold_a_connection_that_has_ended(storage: HeapStorage) -> None:
     target, subsystem = make_target(storage)
     admin, io = open_io(target)
