@@ -10,6 +10,7 @@ with turns of others in between, and refused where most of it is chunk headers.
 
 import contextlib
 import enum
+import functools
 import os
 import select
 import socket
@@ -32,6 +33,8 @@ HEAD_LINES_MAX: Final = 256
 """Each costs the loop some work before authentication."""
 HEAD_SECONDS: Final = 10.0
 RECEIVE_BYTES: Final = 256 << 10
+RECEIVED_BY_NOW: Final = 64 << 10
+"""Of a body, right behind its head."""
 BODY_RATE_MIN: Final = 64 << 10
 """Bytes a second, over a whole body, either way, of the time spent waiting for the client."""
 EVENTS_TOGETHER: Final = 64
@@ -45,6 +48,7 @@ UNACKNOWLEDGED_BYTES: Final = 384 << 10
 client has taken the rest, and with `RECEIVE_BYTES` this is what a connection costs without a place."""
 RECORD_BYTES: Final = 64 << 10
 """By which the kernel goes beyond the size of a buffer, at the most."""
+DATES_MAX: Final = 16
 LINGER_SECONDS: Final = 2.0
 LINGER_BYTES_MAX: Final = 8 << 20
 """A client that still sends reads a refusal only if the connection is not reset."""
@@ -200,35 +204,53 @@ class HttpConnection(ABC):
         """The next bytes of the body; None at its end. Raises what `_body_refusal` makes."""
         if self._http.they_are_waiting_for_100_continue:
             await self._send_all(self._http.go_on())
-        if not self._body_events and not self._http.trailing_data:
-            # Most requests have no body, and h11 says so at once.
-            event = self._http.next_event()
-            self._body_events += 1
-            if isinstance(event, h11.EndOfMessage):
-                return None
-            if event is not h11.NEED_DATA:
-                raise self._body_refusal(BodyFault.NO_END)
+        # Most bodies are there by now, and need no clock.
+        is_begun = self._body_events > 0
+        if (event := await self._next_of_body()) is not h11.NEED_DATA:
+            return self._taken(event)
+        if not is_begun and (data := self._received_by_now()):
+            self._http.receive_data(data)
+            if (event := await self._next_of_body()) is not h11.NEED_DATA:
+                return self._taken(event)
         began = trio.current_time()
         left = self._idle_seconds + self._body_bytes / BODY_RATE_MIN - self._receiving_seconds
         with trio.move_on_after(_not_negative(min(left, self._idle_seconds))):
-            while True:
-                event = self._http.next_event()
-                self._body_events += 1
-                if not self._body_events % EVENTS_TOGETHER:
-                    await trio.lowlevel.checkpoint()
-                if isinstance(event, h11.Data):
-                    self._body_bytes += len(event.data)
-                    self._body_chunks += event.chunk_start
-                    if self._body_chunks > CHUNKS_FREE + self._body_bytes // CHUNK_BYTES_MIN:
-                        raise self._body_refusal(BodyFault.SMALL_CHUNKS)
-                    self._receiving_seconds += trio.current_time() - began
-                    return event.data
-                if isinstance(event, h11.EndOfMessage):
-                    return None
-                if event is not h11.NEED_DATA:
-                    raise self._body_refusal(BodyFault.NO_END)
+            while event is h11.NEED_DATA:
                 self._http.receive_data(await self._some())
+                event = await self._next_of_body()
+            if isinstance(event, h11.Data):
+                self._receiving_seconds += trio.current_time() - began
+            return self._taken(event)
         raise self._body_refusal(BodyFault.TOO_SLOW)
+
+    async def _next_of_body(self) -> Event:
+        event = self._http.next_event()
+        self._body_events += 1
+        if not self._body_events % EVENTS_TOGETHER:
+            await trio.lowlevel.checkpoint()
+        return event
+
+    def _taken(self, event: Event) -> bytes | None:
+        """What an event of the body brings; None at its end."""
+        if isinstance(event, h11.Data):
+            self._body_bytes += len(event.data)
+            self._body_chunks += event.chunk_start
+            if self._body_chunks > CHUNKS_FREE + self._body_bytes // CHUNK_BYTES_MIN:
+                raise self._body_refusal(BodyFault.SMALL_CHUNKS)
+            return event.data
+        if isinstance(event, h11.EndOfMessage):
+            return None
+        raise self._body_refusal(BodyFault.NO_END)
+
+    def _received_by_now(self) -> bytes:
+        """What a bare socket has received; nothing where the stream has to be asked. Clients send a body
+        right behind its head, and a receive of trio's costs a turn of the event loop and a time-out."""
+        if not isinstance(self._stream, trio.SocketStream):
+            return b""
+        try:
+            return os.read(self._stream.socket.fileno(), RECEIVED_BY_NOW)
+        except OSError:
+            return b""  # it would wait, or the client is gone: the stream says which
 
     @property
     def _is_unread(self) -> bool:
@@ -331,7 +353,13 @@ class HttpConnection(ABC):
 
 def http_time(nanoseconds: int) -> str:
     """As in `Date` and `Last-Modified` (RFC 9110, 5.6.7)."""
-    return formatdate(nanoseconds // 1_000_000_000, usegmt=True)
+    return _http_second(nanoseconds // 1_000_000_000)
+
+
+@functools.lru_cache(maxsize=DATES_MAX)
+def _http_second(seconds: int) -> str:
+    # Each answer has the date, and many answers go out within one second.
+    return formatdate(seconds, usegmt=True)
 
 
 def _not_negative(seconds: float) -> float:

@@ -91,10 +91,14 @@ def _keys(prompt: Any, form: NameForm | None, most: int) -> bytes:
         raise BadQuery(400, "a prompt is a list of texts, or one text of keys")
     _check_count(len(prompt), most)
     if form is None:
-        # Two sets of one element each, where all is well, rather than a look in Python at each key.
-        if not set(map(type, prompt)) <= {str} or not set(map(len, prompt)) <= {2 * KEY_BYTES}:
+        # A set of one element, where all is well, rather than a look in Python at each key.
+        try:
+            digits = "".join(prompt)
+        except TypeError:
+            digits = None
+        if digits is None or not set(map(len, prompt)) <= {2 * KEY_BYTES}:
             raise BadQuery(400, f"a key has {2 * KEY_BYTES} digits; hashes of an engine want names")
-        return _keys("".join(prompt), None, most)
+        return _keys(digits, None, most)
     hashes = [_unhexed(each) for each in prompt]
     if any(not 0 < len(each) <= HASH_BYTES_MAX for each in hashes):
         raise BadQuery(400, f"a hash has 1 to {HASH_BYTES_MAX} bytes")
