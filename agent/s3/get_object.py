@@ -195,7 +195,7 @@ class ObjectReads:
             reader = None
             try:
                 reader = ObjectReader(store, found, held)
-                first = self.rooms.take(min(PIECE_BYTES, end - start))
+                first = self._room(request, end - start)
                 reader.read(runner, start, first)
                 if len(first) == end - start:
                     # Nothing more is read, so that no other job has to close it.
@@ -216,6 +216,14 @@ class ObjectReads:
                 request.send_at_once(answer, first)
             return answer
         raise S3Error("NoSuchKey", "There is no such object.")
+
+    def _room(self, request: S3Request, length: int) -> memoryview:
+        """For the first piece of a body."""
+        if request.room is not None and length <= PIECE_BYTES:
+            found = request.room(length)
+            if found is not None:
+                return found
+        return self.rooms.take(min(PIECE_BYTES, length))
 
 
 def _wanted(request: S3Request, found: StoredObject) -> tuple[int, int] | None:

@@ -178,6 +178,8 @@ class S3Request:
     """Asked now and then by what takes long and moves no byte of the client's."""
     send_at_once: SendAtOnce | None = None
     """Of a client whom a thread may answer that is not the event loop's."""
+    room: Callable[[int], memoryview | None] | None = None
+    """Memory for a body of so many bytes, where it is one piece; None: it is read into other memory."""
 
     @property
     def body_headers(self) -> Mapping[str, str]:

@@ -1,10 +1,10 @@
 """The RDMA device of the S3 door: staging memory, transfers, and the thread that waits for their completions.
 
-A transfer is posted in the door's event loop, which waits for it as for a job of a worker. The thread
-`s3-rdma` waits for completions while transfers are under way. So a client that does not answer holds no
-worker: it holds a piece of staging memory, until the time of its transfer is over. Then the queue pair is
-broken off, which ends everything on it at once. A buffer is used again only after the completion of its
-transfer, or after the end of its queue pair.
+A transfer is posted in the door's event loop, or by the thread that read the bytes. The loop waits for it as
+for a job of a worker, and the thread `s3-rdma` waits for completions while transfers are under way. So a
+client that does not answer holds no worker: it holds a piece of staging memory, until the time of its
+transfer is over. Then the queue pair is broken off, which ends everything on it at once. A buffer is used
+again only after the completion of its transfer, or after the end of its queue pair.
 
 A device that fails once is not used again: the thread ends what is under way, and `lost` says why.
 """
@@ -76,6 +76,8 @@ class Connection:
     def __init__(self, pair: DirectPair) -> None:
         self.pair = pair
         self._over = ""
+        self._lock = threading.Lock()
+        """Held while the queue pair is posted to, or ends."""
 
     @property
     def end(self) -> PairEnd:
@@ -85,17 +87,39 @@ class Connection:
         """Why it is over; empty while it is not."""
         return self._over
 
+    def post(self, work: Work) -> None:
+        """In any thread. Raises TransferFailed; then the connection is over."""
+        with self._lock:
+            why = self._over
+            if not why:
+                try:
+                    self.pair.pair.post([], [work])
+                    return
+                except ConnectionLost as lost:
+                    why = str(lost)
+        self.break_off(why)
+        raise TransferFailed(why)
+
     def break_off(self, why: str) -> None:
-        if not self._over:
-            self._over = why
-            self.pair.break_off()
+        with self._lock:
+            if not self._over:
+                self._over = why
+                self.pair.break_off()
+
+    def close(self) -> None:
+        """A queue pair that is gone reaches no memory. `break_off` comes before."""
+        with self._lock:
+            self.pair.close()
 
 
-class _Transfer:
-    """One work request that is under way."""
+class Transfer:
+    """One work request, from before it is posted. Made in the event loop."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, number: int) -> None:
         self.connection = connection
+        self.number = number
+        self.work_id = 0
+        """Of the work request; 0: none was posted."""
         self.done = trio.Event()
         self.status = FLUSHED
         self._token = trio.lowlevel.current_trio_token()
@@ -123,12 +147,14 @@ class TransferEngine:
         except BaseException:
             self._device.close()
             raise
-        self._views = [view[at * BUFFER_BYTES : (at + 1) * BUFFER_BYTES] for at in range(buffers)]
-        self._free = list(range(buffers))
-        self._some_free = trio.Semaphore(buffers)
+        starts = range(0, buffers * BUFFER_BYTES, BUFFER_BYTES)
+        first, lkey = self._region.address, self._region.lkey
+        self._free = [Staging(view[at : at + BUFFER_BYTES], first + at, lkey) for at in starts]
+        self._waiting = trio.lowlevel.ParkingLot()
+        """For a piece of memory."""
         self._count = 0
         self._changed = threading.Condition()
-        self._under_way: dict[int, _Transfer] = {}
+        self._under_way: dict[int, Transfer] = {}
         """By the number of their work request."""
         self._lost = ""
         self._stopping = False
@@ -174,7 +200,7 @@ class TransferEngine:
     def disconnect(self, connection: Connection) -> None:
         """Its transfers end as failed."""
         connection.break_off("the connection was closed")
-        connection.pair.close()
+        connection.close()
         # Their completions went with the queue pair.
         with self._changed:
             ended = [each for each in self._under_way.values() if each.connection is connection]
@@ -184,77 +210,99 @@ class TransferEngine:
     @asynccontextmanager
     async def buffer(self) -> AsyncIterator["Staging"]:
         """A piece of staging memory. There is one for each body that moves, so the wait is short."""
-        await self._some_free.acquire()
-        number = self._free.pop()
+        while (staging := self.take()) is None:
+            await self._waiting.park()
         try:
-            assert self._region is not None, "the engine is open"
-            yield Staging(
-                self._views[number], self._region.address + number * BUFFER_BYTES, self._region.lkey
-            )
+            yield staging
         finally:
-            self._free.append(number)
-            self._some_free.release()
+            self.give_back(staging)
+
+    def take(self) -> "Staging | None":
+        """A piece of staging memory, if one is free, in any thread: until `give_back`, in the event loop."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            return None
+
+    def give_back(self, staging: "Staging") -> None:
+        self._free.append(staging)
+        self._waiting.unpark()
+
+    def transfer(self, connection: Connection) -> Transfer:
+        """One that `begin_write` may begin. In the event loop."""
+        self._count = (self._count + 1) & 0xFFFFFFFF
+        return Transfer(connection, self._count)
+
+    def begin_write(
+        self, transfer: Transfer, staging: "Staging", length: int, address: int, key: int
+    ) -> None:
+        """As `write`, in any thread, without waiting for its end: the event loop has to `finish` or `abandon`
+        it."""
+        number = work_id(WorkKind.WRITE, transfer.number)
+        self._begin(transfer, Write(number, staging.span(length), address, key, signaled=True))
 
     async def write(
         self, connection: Connection, staging: "Staging", length: int, address: int, key: int
     ) -> None:
         """RDMA WRITE of the first `length` bytes into the client's memory. Raises TransferFailed."""
-        number = work_id(WorkKind.WRITE, self._number())
-        await self._move(connection, Write(number, staging.span(length), address, key, signaled=True))
+        transfer = self.transfer(connection)
+        self.begin_write(transfer, staging, length, address, key)
+        await self.finish(transfer)
 
     async def read(
         self, connection: Connection, staging: "Staging", length: int, address: int, key: int
     ) -> None:
         """RDMA READ of `length` bytes of the client's memory. Raises TransferFailed."""
-        number = work_id(WorkKind.READ, self._number())
-        await self._move(connection, Read(number, staging.span(length), address, key))
+        transfer = self.transfer(connection)
+        number = work_id(WorkKind.READ, transfer.number)
+        self._begin(transfer, Read(number, staging.span(length), address, key))
+        await self.finish(transfer)
 
-    def _number(self) -> int:
-        self._count = (self._count + 1) & 0xFFFFFFFF
-        return self._count
-
-    async def _move(self, connection: Connection, work: Work) -> None:
-        if why := connection.over():
-            raise TransferFailed(why)
-        transfer = _Transfer(connection)
+    def _begin(self, transfer: Transfer, work: Work) -> None:
         with self._changed:
             if self._lost:
                 raise TransferFailed(self._lost)
             self._under_way[work.work_id] = transfer
         try:
-            self._post(connection, work)
-            # After the post, in which the thread would only contend for the device and the interpreter.
-            with self._changed:
-                self._changed.notify()
-            try:
+            transfer.connection.post(work)
+        except BaseException:
+            self._forget(work.work_id)
+            raise
+        transfer.work_id = work.work_id
+        # After the post, in which the thread would only contend for the device and the interpreter.
+        with self._changed:
+            self._changed.notify()
+
+    async def finish(self, transfer: Transfer) -> None:
+        """Wait for the end of one that was begun. Raises TransferFailed."""
+        connection = transfer.connection
+        try:
+            if not transfer.done.is_set():
                 with trio.move_on_after(TRANSFER_SECONDS):
                     await transfer.done.wait()
-            finally:
-                if not transfer.done.is_set():
-                    await self._end(connection, transfer)
         finally:
-            self._forget(work.work_id)
+            await self.abandon(transfer)
         if transfer.status:
             words = describe_status(transfer.status)
             late = transfer.status in UNREACHABLE or connection.over() == _LATE
             connection.break_off(words)
             raise TransferFailed(words, refused=transfer.status in REMOTE_ACCESS, late=late)
 
-    def _post(self, connection: Connection, work: Work) -> None:
+    async def abandon(self, transfer: Transfer) -> None:
+        """Take the buffer back from the device, whatever the client does. Idempotent."""
         try:
-            connection.pair.pair.post([], [work])
-        except ConnectionLost as lost:
-            connection.break_off(str(lost))
-            raise TransferFailed(str(lost)) from lost
+            if transfer.work_id and not transfer.done.is_set():
+                await self._end(transfer.connection, transfer)
+        finally:
+            self._forget(transfer.work_id)
+            transfer.work_id = 0
 
-    async def _end(self, connection: Connection, transfer: _Transfer) -> None:
-        """Take the buffer back from the device, whatever the client does."""
+    async def _end(self, connection: Connection, transfer: Transfer) -> None:
         connection.break_off(_LATE)
         with trio.CancelScope(shield=True, deadline=trio.current_time() + FLUSH_SECONDS):
             await transfer.done.wait()
         if not transfer.done.is_set():
-            # A queue pair that is gone reaches no memory.
-            connection.pair.close()
+            connection.close()
 
     def _forget(self, number: int) -> None:
         with self._changed:

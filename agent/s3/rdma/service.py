@@ -35,6 +35,7 @@ from agent.s3.counters import S3Counters
 from agent.s3.errors import S3Error
 from agent.s3.rdma.connections import Caller, ClientConnections
 from agent.s3.rdma.engine import BUFFER_BYTES, Connection, TransferEngine, TransferFailed
+from agent.s3.rdma.one_piece import OnePiece
 from agent.s3.rdma.token import (
     BYTES,
     PSN,
@@ -252,14 +253,22 @@ class S3Rdma:
         # The checksum that the object was stored with is compared below, so it is asked for.
         headers = {**wanted.headers, PREFIX + "mode": "ENABLED"}
         with self.connections.use(memory.session, caller) as connection:
-            answer = await self._plain(replace(wanted, headers=headers), caller.tenant, body)
-            stream = answer.stream
-            if stream is None:
-                return answer
+            piece = OnePiece(engine, connection, memory, partial(_need, client, connection))
+            wanted = replace(wanted, headers=headers, room=piece.room, send_at_once=piece.send)
             try:
-                crc = await self._deliver(engine, stream, connection, memory, client)
+                answer = await self._plain(wanted, caller.tenant, body)
+                stream = answer.stream
+                if stream is None:
+                    return answer
+                try:
+                    if piece.has_begun:
+                        crc = await self._sent(piece, stream.length)
+                    else:
+                        crc = await self._deliver(engine, stream, connection, memory, client)
+                finally:
+                    await stream.close()
             finally:
-                await stream.close()
+                await piece.close()
         length = stream.length
         own = base64.b64encode(crc.to_bytes(8, "big")).decode()
         stored = [value for name, value in answer.headers if name == CRC]
@@ -269,6 +278,16 @@ class S3Rdma:
         answer.headers = [*kept, (CRC, own), (REPLY, str(answer.status)), (BYTES, str(length))]
         answer.stream, answer.length = None, 0
         return answer
+
+    async def _sent(self, piece: OnePiece, length: int) -> int:
+        """What `_deliver` gives, of a piece that is on its way. Raises S3Error."""
+        try:
+            await piece.sent()
+        except TransferFailed as failed:
+            raise self._failure(failed) from None
+        self._counters.bytes_read += length
+        self._counters.rdma_bytes_read += length
+        return piece.crc
 
     async def _deliver(
         self,

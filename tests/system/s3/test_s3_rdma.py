@@ -13,6 +13,7 @@ from botocore.exceptions import ClientError
 
 from agent.bench.s3_rdma_client import Refused, S3RdmaClient, crc_of
 from agent.s3.chunked import UNSIGNED_TRAILER
+from agent.s3.get_object import Rooms
 from agent.s3.rdma import engine
 from agent.s3.rdma.service import CRC
 from agent.s3.rdma.token import TOKEN
@@ -392,15 +393,37 @@ def test_a_client_that_is_killed_in_the_middle_leaves_a_door_that_serves(
     client.put("/blocks/b", into, 100)
 
 
-def test_a_transfer_that_is_late_ends_and_its_buffer_serves_the_next(
-    s3: Served, client: S3RdmaClient, monkeypatch: pytest.MonkeyPatch
+def test_bytes_of_one_piece_are_read_where_they_are_sent_from(
+    client: S3RdmaClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Not into memory of the door's that would have to be copied."""
+    taken, take = list[int](), Rooms.take
+
+    def counted(self: Rooms, size: int) -> memoryview:
+        taken.append(size)
+        return take(self, size)
+
+    monkeypatch.setattr(Rooms, "take", counted)
+    into, _ = memory(MIB)
+    region = client.register(into)
+    assert client.get("/blocks/a", region, f"bytes=0-{MIB - 1}") == MIB
+    assert into == DATA[:MIB]
+    assert not taken
+    assert client.get("/blocks/a", client.register(memory(3 * MIB)[0])) == len(DATA)
+    assert taken, "several pieces go by way of those"
+
+
+@pytest.mark.parametrize("of_one_piece", [False, True])
+def test_a_transfer_that_is_late_ends_and_its_buffer_serves_the_next(
+    s3: Served, client: S3RdmaClient, monkeypatch: pytest.MonkeyPatch, *, of_one_piece: bool
+) -> None:
+    wanted = {"range": "bytes=0-999999"} if of_one_piece else {}
     monkeypatch.setattr(engine, "TRANSFER_SECONDS", 0.05)
     region = client.register(memory(3 * MIB)[0])
     token = client.token(region)
     client.drop_pair()
     for _ in range(s3.section.transfers + 1):
-        assert "RequestTimeout" in refused(client, "GET", "/blocks/a", token).words
+        assert "RequestTimeout" in refused(client, "GET", "/blocks/a", token, **wanted).words
         client.connect()
         token = client.token(region)
         client.drop_pair()
@@ -409,14 +432,18 @@ def test_a_transfer_that_is_late_ends_and_its_buffer_serves_the_next(
     assert client.put("/blocks/b", client.register(memoryview(bytearray(DATA))), len(DATA))
 
 
-def test_a_door_that_stops_ends_transfers_that_nobody_answers(s3: Served, client: S3RdmaClient) -> None:
+@pytest.mark.parametrize("of_one_piece", [False, True])
+def test_a_door_that_stops_ends_transfers_that_nobody_answers(
+    s3: Served, client: S3RdmaClient, *, of_one_piece: bool
+) -> None:
+    wanted = {"range": "bytes=0-999999"} if of_one_piece else {}
     token = client.token(client.register(memory(3 * MIB)[0]))
     client.drop_pair()
     failures: list[BaseException] = []
 
     def get() -> None:
         try:
-            client.request("GET", "/blocks/a", {TOKEN: token})
+            client.request("GET", "/blocks/a", {TOKEN: token, **wanted})
         except (OSError, http.client.HTTPException) as failure:  # and no answer, late or not
             failures.append(failure)
 
