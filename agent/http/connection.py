@@ -86,6 +86,8 @@ class HttpConnection(ABC):
         self._http = ServerSide(HEAD_BYTES_MAX)
         self._receiving_seconds = 0.0
         self._body_bytes = self._body_events = self._body_chunks = 0
+        self._is_body_asked = False
+        """Whether the socket was asked for more of the body without waiting."""
         self._sent_bytes = 0
         self._sending_seconds = 0.0
         self._no_wait_until = 0.0
@@ -167,6 +169,7 @@ class HttpConnection(ABC):
             return False
         self._receiving_seconds, self._sending_seconds = 0.0, 0.0
         self._body_bytes = self._body_events = self._body_chunks = self._sent_bytes = 0
+        self._is_body_asked = False
         goes_on = await self._answer(request)
         return goes_on and self._http.may_go_on()
 
@@ -205,13 +208,13 @@ class HttpConnection(ABC):
         if self._http.they_are_waiting_for_100_continue:
             await self._send_all(self._http.go_on())
         # Most bodies are there by now, and need no clock.
-        is_begun = self._body_events > 0
-        if (event := await self._next_of_body()) is not h11.NEED_DATA:
+        if (event := await self._next_of_body()) is h11.NEED_DATA and not self._is_body_asked:
+            self._is_body_asked = True  # once, so that no client keeps the loop
+            if data := self._received_by_now():
+                self._http.receive_data(data)
+                event = await self._next_of_body()
+        if event is not h11.NEED_DATA:
             return self._taken(event)
-        if not is_begun and (data := self._received_by_now()):
-            self._http.receive_data(data)
-            if (event := await self._next_of_body()) is not h11.NEED_DATA:
-                return self._taken(event)
         began = trio.current_time()
         left = self._idle_seconds + self._body_bytes / BODY_RATE_MIN - self._receiving_seconds
         with trio.move_on_after(_not_negative(min(left, self._idle_seconds))):

@@ -112,7 +112,7 @@ class ServerSide:
         self._is_ended = False
         """The client has sent all that it will send, amid a body."""
         self._behind = b""
-        """What came behind the body of a plain request: h11's next."""
+        """Bytes behind the body of a plain request: h11 has them next."""
         self._left = 0
         """Of the body of the answer to a plain request."""
 
