@@ -156,10 +156,10 @@ def _mount_for_others(configuration: Path = Path("/etc/fuse.conf")) -> Finding:
 
 
 def _crc() -> Finding:
-    from agent.inline.crc64 import ENGINE
+    from agent.inline.crc64 import engine
 
-    if ENGINE == "awscrt":
-        return _ok("CRC-64", ENGINE)
+    if engine() == "awscrt":
+        return _ok("CRC-64", engine())
     return _without("CRC-64", "crcmod only, slow", "pip install awscrt")
 
 

@@ -34,7 +34,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from agent.inline.crc64 import crc64
+from agent.inline.crc64 import crc64, engine
 from agent.inline.scatter import Buffer, Target
 from agent.inline.secrets import SecretKey
 from agent.inline.single_block_aes import BlockCipher
@@ -275,6 +275,7 @@ class AesXts:
     reads_text_again: ClassVar[bool] = True
 
     def __init__(self, data_key: SecretKey) -> None:
+        engine()  # loaded now: the first request has its deadline
         self._data_key = data_key
         self._namespace_keys: dict[bytes, algorithms.AES] = {}
 
@@ -295,6 +296,7 @@ class Plain:
     reads_text_again: ClassVar[bool] = True
 
     def __init__(self, data_key: SecretKey) -> None:
+        engine()
         self._slot = _CrcSlot()
 
     def slot(self, salt: bytes, place: Place) -> SlotCipher:

@@ -2,9 +2,11 @@
 
 The fast engine is awscrt's, which runs at memory speed and releases the GIL. crcmod computes the same
 polynomial by an independent hand: it is the judge in the tests, and the fall-back where awscrt has no
-wheel. Which one is in use is `ENGINE`.
+wheel. Which one is in use is `engine()`. It is loaded by the first CRC: awscrt takes a tenth of a second of
+each program's start, and AES-GCM needs none.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Final, cast
 
@@ -21,7 +23,8 @@ def crc64_reference(data: Buffer, previous: int = 0) -> int:
     return cast(int, _reference(bytes(data), previous))
 
 
-def _fast_engine() -> tuple[str, Callable[[Buffer, int], int]]:
+@functools.cache
+def _found() -> tuple[str, Callable[[Buffer, int], int]]:
     try:
         from awscrt.checksums import crc64nvme
     except ImportError:
@@ -29,11 +32,11 @@ def _fast_engine() -> tuple[str, Callable[[Buffer, int], int]]:
     return "awscrt", cast("Callable[[Buffer, int], int]", crc64nvme)
 
 
-_FOUND: Final = _fast_engine()
-ENGINE: Final = _FOUND[0]
-_engine = _FOUND[1]
+def engine() -> str:
+    """The library that computes: `awscrt` or `crcmod`."""
+    return _found()[0]
 
 
 def crc64(data: Buffer, previous: int = 0) -> int:
     """CRC-64/NVME of `data`, continuing from `previous` (the CRC of the bytes before; 0 at the start)."""
-    return _engine(data, previous)
+    return _found()[1](data, previous)

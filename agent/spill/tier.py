@@ -13,6 +13,7 @@ from typing import Any, Final
 from agent.config.spill_section import BUNDLE_BYTES_MAX, SpillSection
 from agent.errors import ConfigError
 from agent.host_os.worker_thread import OwnThread
+from agent.inline.crc64 import engine
 from agent.pool.maintenance.scrub import Pace
 from agent.pool.read.recompute_gate import RecomputeGate
 from agent.pool.volume.volume import PoolVolume, Volume, in_sets
@@ -83,6 +84,7 @@ class SpillPlace(OwnThread):
         """Raises ConfigError."""
         super().__init__("spill", STOP_SECONDS, f"the thread of spill, which waits for {section.name},")
         check_bundles(section, volumes)
+        engine()  # loaded now, for bundles: the first get from there has its deadline
         self._section = section
         self._target = target_of(section)
         self._take_channel = take_channel

@@ -1,8 +1,11 @@
 """CRC-32C, the digest of NVMe/TCP (NVMe/TCP 1.0, 3.3.1.1; the CRC of iSCSI, RFC 3720 appendix B.4).
 
 `awscrt` runs at memory speed and takes any buffer; `crcmod` is the fall-back, and the judge in the tests.
+The first CRC loads it: few connections have digests, and awscrt takes up to a tenth of a second of a program's
+start.
 """
 
+import functools
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -21,7 +24,8 @@ def _by_crcmod() -> Callable[[Buffer, int], int]:
     return crc32c_of
 
 
-def _choose() -> Callable[[Buffer, int], int]:
+@functools.cache
+def _chosen() -> Callable[[Buffer, int], int]:
     try:
         from awscrt.checksums import crc32c as fast
     except ImportError:
@@ -29,9 +33,6 @@ def _choose() -> Callable[[Buffer, int], int]:
     return fast  # type: ignore[no-any-return]
 
 
-_crc32c = _choose()
-
-
 def crc32c(data: Buffer, previous: int = 0) -> int:
     """The CRC of `data`; `previous` is the CRC of the bytes before it (0: none)."""
-    return _crc32c(data, previous)
+    return _chosen()(data, previous)

@@ -129,7 +129,7 @@ def test_xaes_accumulated_vectors_of_c2sp() -> None:
 
 @pytest.mark.parametrize(("data", "value"), CRC64)
 def test_crc64_nvme_by_both_engines(data: bytes, value: int) -> None:
-    assert crc64_module.ENGINE == "awscrt", "the fast engine is missing; the judge would judge itself"
+    assert crc64_module.engine() == "awscrt", "the fast engine is missing; the judge would judge itself"
     assert crc64(data) == value
     assert crc64_reference(data) == value
 

@@ -22,14 +22,17 @@ LIBRARIES = ("numpy", "trio", "cryptography", "sqlite3", "awscrt")
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        ("agent.cli.agent_verb", ("rich", *OTHER_DOORS, *INSTRUMENTS)),
-        ("agent.cli.pool_verb", (*AGENT, *OTHER_DOORS, *INSTRUMENTS)),
-        ("agent.cli.tenant_verb", (*AGENT, *OTHER_DOORS, *INSTRUMENTS)),
-        ("agent.cli.up.up_verb", ("rich", *AGENT, *OTHER_DOORS, *INSTRUMENTS)),
+        ("agent.cli.agent_verb", ("rich", "awscrt", *OTHER_DOORS, *INSTRUMENTS)),
+        ("agent.cli.pool_verb", ("awscrt", *AGENT, *OTHER_DOORS, *INSTRUMENTS)),
+        ("agent.cli.tenant_verb", ("awscrt", *AGENT, *OTHER_DOORS, *INSTRUMENTS)),
+        ("agent.cli.up.up_verb", ("rich", "awscrt", *AGENT, *OTHER_DOORS, *INSTRUMENTS)),
         ("agent.cli.mount_verb", ("rich", *AGENT, *OTHER_DOORS, *INSTRUMENTS)),
         ("agent.cli.status_verb", (*LIBRARIES, *AGENT, *OTHER_DOORS, *INSTRUMENTS)),
         ("agent.cli.replay_verb", (*LIBRARIES, *AGENT, *OTHER_DOORS, "agent.bench", "agent.sim", "emulator")),
-        ("emulator.jbof.cli", ("numpy", "trio", "cryptography", "rich", "h11", "agent", "emulator.roce")),
+        (
+            "emulator.jbof.cli",
+            ("numpy", "trio", "cryptography", "rich", "awscrt", "h11", "agent", "emulator.roce"),
+        ),
     ],
 )
 def test_a_verb_loads_only_what_it_needs(module: str, absent: tuple[str, ...], repository: Path) -> None:
