@@ -31,7 +31,6 @@ from emulator.jbof.drive_folder import write_atomically
 from emulator.jbof.drive_model import DriveModelSettings
 from emulator.jbof.enclosure import Enclosure, EnclosureError
 from emulator.jbof.enclosure_settings import MAX_PORTS, EnclosureSettings
-from emulator.jbof.rpc.server import RpcServer
 from nvmeof.authentication.secret import ALL_HASHES, CONTROLLER_GROUPS, Credentials
 from nvmeof.authentication.secret_files import SecretFileError, read_hosts_file
 from nvmeof.controller.settings import ControllerSettings
@@ -346,6 +345,9 @@ def _serve(
         if control is not None:
             at_the_end.callback(ControlServer(enclosure, control).close)
         if rpc is not None:
+            # Here, for few enclosures are configured by it.
+            from emulator.jbof.rpc.server import RpcServer
+
             at_the_end.callback(RpcServer(enclosure, rpc).close)
         where = {"control": str(control) if control else None, "rpc": str(rpc) if rpc else None}
         ready = json.dumps(enclosure.describe() | where)

@@ -16,6 +16,7 @@ INSTRUMENTS = ("agent.bench", "agent.replay", "agent.sim", "agent.claims", "hypo
 METRICS = ("prometheus_client", "agent.telemetry.metrics")
 OTHER_DOORS = ("pyfuse3", *HTTP, *S3, *XML, *GUESTS, *QUERIES, *METRICS)
 AGENT = ("agent.service.agent", "agent.fs.kv_face", "agent.pool.access")
+NOT_OF_ENCLOSURES = ("numpy", "trio", "cryptography", "rich", "awscrt", "h11")
 LIBRARIES = ("numpy", "trio", "cryptography", "sqlite3", "awscrt")
 
 
@@ -31,7 +32,7 @@ LIBRARIES = ("numpy", "trio", "cryptography", "sqlite3", "awscrt")
         ("agent.cli.replay_verb", (*LIBRARIES, *AGENT, *OTHER_DOORS, "agent.bench", "agent.sim", "emulator")),
         (
             "emulator.jbof.cli",
-            ("numpy", "trio", "cryptography", "rich", "awscrt", "h11", "agent", "emulator.roce"),
+            (*NOT_OF_ENCLOSURES, "emulator.jbof.rpc.server", "agent", "emulator.roce"),
         ),
     ],
 )
