@@ -112,7 +112,7 @@ class Connection:
 
     def _move_bytes(self) -> None:
         queue, monotonic, mark = self.queue, time.monotonic, self._mark
-        receive, receive_many = self._sock.recv_into, self._sock.recvmsg_into
+        receive, receive_many, descriptor = self._sock.recv_into, os.readv, self._sock.fileno()
         poll = select.poll()
         poll.register(self._wake_fd, select.POLLIN)
         looks = 0
@@ -138,7 +138,7 @@ class Connection:
                 else:
                     # With what follows it. Where it is not all there, the rest is waited for.
                     mark.clear()
-                    count = receive_many(queue.next_buffers())[0]
+                    count = receive_many(descriptor, queue.next_buffers())
                     is_behind = count < size
                 now = monotonic()
                 if count:

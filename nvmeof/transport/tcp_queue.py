@@ -12,6 +12,7 @@ those of its successor. So the socket is closed hard where commands are in fligh
 queue is dropped and the controller gets a reset), by the kernel too when the process dies.
 """
 
+import os
 import select
 import socket
 import struct
@@ -210,7 +211,7 @@ class TcpHostQueue:
     def _receive_many(self, buffers: list[memoryview]) -> int:
         """One receive into several buffers, of what is there; so many bytes."""
         try:
-            count = self._sock.recvmsg_into(buffers)[0]
+            count = os.readv(self._sock.fileno(), buffers)  # half the price of recvmsg
         except BlockingIOError:
             return 0
         except OSError as failure:

@@ -23,6 +23,7 @@ RECEIVES_OTHERWISE = {
     "emulator/lab/vhost_messages.py": "the relay before a QEMU that we started: it keeps what belongs to "
     "that guest alone, hands it to the agent, and ends with that guest",
     "emulator/roce/bench.py": "UDP datagrams, which carry none",
+    "nvmeof/transport/tcp_connection.py": "NVMe/TCP, which carries none",
     "emulator/roce/link/udp.py": "the error queue of a UDP socket, which carries none",
 }
 MAPS_OTHERWISE = {

@@ -354,29 +354,6 @@ def test_a_long_payload_may_arrive_in_any_pieces(tmp_path: Path, room: str) -> N
         with_queue(running.ready, use)
 
 
-def test_an_answer_does_not_wait_for_a_payload_that_does_not_come(tmp_path: Path) -> None:
-    """Answers leave with others while a host sends on; where it stops amid a payload, they leave."""
-
-    def use(queue: TcpHostQueue, controller: Controller) -> None:
-        protocol, sock = queue._queue, queue._sock
-        first, second = (commands.write(1, at, 16, [bytes([at + 1]) * 65536]) for at in (0, 16))
-        queue.submit(first, more=True)
-        protocol.submit(second, time.monotonic())
-        stream = b"".join(protocol.output)
-        protocol.sent(len(stream))
-        sock.sendall(stream[:-30_000])
-        assert queue.wait(first, time.monotonic() + 20)
-        first.check()
-        assert not second.done
-        sock.sendall(stream[-30_000:])
-        assert queue.wait(second, time.monotonic() + 20)
-        second.check()
-        assert read(queue, 0, 131072) == b"\1" * 65536 + b"\x11" * 65536
-
-    with enclosure(tmp_path, "--in-capsule", "2M") as running:
-        with_queue(running.ready, use)
-
-
 def test_a_host_that_dies_amid_a_long_payload_is_noticed(tmp_path: Path) -> None:
     def use(queue: TcpHostQueue, controller: Controller) -> None:
         before = running.ask("stats")["connections"]

@@ -57,27 +57,6 @@ def test_identify_has_its_whole_length_or_fails() -> None:
     assert command.status == Status.DATA_TRANSFER_ERROR
 
 
-@pytest.mark.parametrize("way", ["answered", "abandoned", "failed"])
-def test_little_is_read_ahead_while_a_long_answer_is_awaited(way: str) -> None:
-    rig = Rig()
-    rig.submit(reading(4096))
-    assert not rig.queue._receiver.awaits_long
-    command = reading(1 << 20)
-    cid = rig.submit(command)
-    assert rig.queue._receiver.awaits_long
-    if way == "abandoned":
-        rig.queue.abandon(command)
-        assert rig.queue.oldest_abandoned() == 1.0
-    assert rig.queue._receiver.awaits_long
-    if way == "failed":
-        rig.queue.fail("the cable")
-        assert rig.queue.oldest_abandoned() is None
-        return
-    rig.say(CapsuleResp(Cqe(cid, status=2)))
-    assert not rig.queue._receiver.awaits_long
-    assert rig.queue.oldest_abandoned() is None
-
-
 def test_initialization_says_what_we_want() -> None:
     queue = TcpQueue(4, digests=BOTH)
     peer = ScriptedController(BOTH)
