@@ -40,6 +40,7 @@ PROMISED = {
     "kv_get_4m_x4": "GiB/s",
     "mooncake_get_4m_x4": "GiB/s",
     "shim_loop_block_ms": "ms",
+    **{name: "GiB/s" for name in ("fs_read_1g", "fs_read_1g_direct", "fs_write_1g_fsync")},
     "write_amplification": "ratio",
     "agent_rss_mib": "MiB",
     **{f"{name}_over_floor": "ratio" for name in ("get_1m", "put_1m", "get_64k", "rdma_get_1m")},
@@ -61,6 +62,15 @@ def test_every_entry_can_be_measured_and_every_floor_is_an_entry() -> None:
         assert (entry.kind in PROBES) == entry.in_rounds
         if entry.floor is not None:
             assert CATALOG[entry.floor].unit == entry.unit
+
+
+def test_a_long_file_stands_on_values_of_4_mib() -> None:
+    floors = {name: CATALOG[name].floor for name in CATALOG if name.startswith("fs_")}
+    assert floors == {
+        "fs_read_1g": "kv_get_4m",
+        "fs_read_1g_direct": "kv_get_4m",
+        "fs_write_1g_fsync": "kv_put_4m",
+    }
 
 
 STORES = [name for name in CATALOG if name.startswith(("kv_", "redis_"))]

@@ -124,6 +124,7 @@ def test_chunks_that_a_worker_leaves_undone_leave_no_file(files: Files, put_off:
     assert files.stat("f") is None
 
 
+@pytest.mark.interpreted
 def test_a_fault_of_the_program_amid_a_chunk_leaves_no_file(
     files: Files, put_off: WorkAfterReply, monkeypatch: pytest.MonkeyPatch
 ) -> None:
