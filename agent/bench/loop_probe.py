@@ -5,6 +5,7 @@ a ticker alone, and goes first. While one of these is late as well, the processo
 hypervisor, the kernel). That time is not host_shim's and is not counted; the record has both numbers.
 """
 
+import bisect
 import json
 import os
 import subprocess
@@ -45,7 +46,8 @@ def measure(folder: Path) -> dict[str, Counted]:
     finally:
         site.stop()
     by_others = [held_up for found in watched for held_up in found["late"]]
-    own = sorted(own_part(tick, by_others) for tick in calling["late"])
+    taken = TakenTime(by_others)
+    own = sorted(taken.own_part(tick) for tick in calling["late"])
     whole = sorted(tick[1] for tick in calling["late"])
     aside = sorted(tick[1] for tick in by_others)
     details = {
@@ -63,18 +65,28 @@ def measure(folder: Path) -> dict[str, Counted]:
     return {"shim_loop_block_ms": Counted(round(own[-1], 4), details)}
 
 
-def own_part(tick: Late, by_others: Sequence[Late]) -> float:
-    """Milliseconds for which a tick was late while the processors ran what wanted to run there."""
-    due, late_ms = tick
-    seen = due + late_ms / 1e3
-    taken = [(max(due, since), min(seen, since + ms / 1e3)) for since, ms in by_others]
-    own, at = late_ms, due
-    for begin, end in sorted(taken):
-        begin = max(begin, at)
-        if end > begin:
-            own -= (end - begin) * 1e3
-            at = end
-    return max(own, 0.0)
+class TakenTime:
+    """When a processor ran something else than what wanted to run there: each moment once, in order."""
+
+    def __init__(self, by_others: Sequence[Late]) -> None:
+        self._begins: list[float] = []
+        self._ends: list[float] = []
+        for begin, end in sorted((due, due + ms / 1e3) for due, ms in by_others):
+            if self._ends and begin <= self._ends[-1]:
+                self._ends[-1] = max(self._ends[-1], end)
+            else:
+                self._begins.append(begin)
+                self._ends.append(end)
+
+    def own_part(self, tick: Late) -> float:
+        """Milliseconds for which a tick was late while the processors ran what wanted to run there."""
+        due, own = tick
+        seen = due + own / 1e3
+        at = bisect.bisect_right(self._ends, due)
+        while at < len(self._begins) and self._begins[at] < seen:
+            own -= (min(seen, self._ends[at]) - max(due, self._begins[at])) * 1e3
+            at += 1
+        return max(own, 0.0)
 
 
 def _p99(late: Sequence[float], ticks: int) -> float:

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from agent.bench.contents import STEPS, Contents, pages
-from agent.bench.loop_probe import own_part
+from agent.bench.loop_probe import TakenTime
 from agent.bench.pool_probes import shape_for
 from agent.bench.rounds import (
     LATENCIES_MIN,
@@ -130,8 +130,10 @@ def test_a_pool_has_three_times_the_room_that_the_probes_need(value_bytes: int) 
 
 
 def test_a_hold_up_is_not_counted_while_the_machine_was_held_up_as_well() -> None:
-    assert own_part((10.0, 5.0), []) == 5.0
-    assert own_part((10.0, 5.0), [(9.0, 3.0), (10.2, 1.0)]) == 5.0, "before and after it"
-    assert own_part((10.0, 5.0), [(9.999, 2.0)]) == pytest.approx(4.0)
-    assert own_part((10.0, 5.0), [(10.001, 2.0), (10.002, 2.0)]) == pytest.approx(2.0), "each moment once"
-    assert own_part((10.0, 5.0), [(9.0, 2000.0)]) == 0.0
+    assert TakenTime([]).own_part((10.0, 5.0)) == 5.0
+    assert TakenTime([(9.0, 3.0), (10.2, 1.0)]).own_part((10.0, 5.0)) == 5.0, "before and after it"
+    assert TakenTime([(9.999, 2.0)]).own_part((10.0, 5.0)) == pytest.approx(4.0)
+    assert TakenTime([(10.001, 2.0), (10.002, 2.0)]).own_part((10.0, 5.0)) == pytest.approx(2.0), (
+        "each moment once"
+    )
+    assert TakenTime([(9.0, 2000.0)]).own_part((10.0, 5.0)) == 0.0
