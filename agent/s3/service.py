@@ -37,7 +37,8 @@ class S3Service:
     ) -> None:
         """`keys` by their ids, `stores` by their tenants. `engine`: where objects move by RDMA;
         `enclosures`: see `S3Rdma`."""
-        self.rdma = S3Rdma(section, stores, counters, self.answer, engine, enclosures)
+        self.patience = Patience()
+        self.rdma = S3Rdma(section, stores, counters, self.answer, engine, enclosures, patience=self.patience)
         self.transfers = transfers = Shares(section.transfers, stores.values(), refusal=slow_down)
         self.keys = keys
         self.region = section.region
@@ -45,7 +46,6 @@ class S3Service:
         self.connections = Shares(section.connections, stores)
         """Connections of known tenants; the door counts all."""
         self.counters = counters
-        self.patience = Patience()
         self.hosts = Hosts(section.domain, section.bucket_of_host)
         self._stores = stores
         self.rests = rests = workers.rests

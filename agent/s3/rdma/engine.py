@@ -2,8 +2,9 @@
 
 A transfer is posted in the door's event loop, or by the thread that read the bytes. The loop waits for it as
 for a job of a worker, and the thread `s3-rdma` waits for completions while transfers are under way. So a
-client that does not answer holds no worker: it holds a piece of staging memory, until the time of its
-transfer is over. Then the queue pair is broken off, which ends everything on it at once. A buffer is used
+client that does not answer holds no worker, but for the few milliseconds that a worker of the door may wait
+for any client (agent/http/patience.py): it holds a piece of staging memory, until the time of its transfer is
+over. Then the queue pair is broken off, which ends everything on it at once. A buffer is used
 again only after the completion of its transfer, or after the end of its queue pair.
 
 A device that fails once is not used again: the thread ends what is under way, and `lost` says why.
@@ -76,6 +77,8 @@ class Connection:
     def __init__(self, pair: DirectPair) -> None:
         self.pair = pair
         self._over = ""
+        self.no_wait_until = 0.0
+        """Threads do not wait for the client before."""
         self._lock = threading.Lock()
         """Held while the queue pair is posted to, or ends."""
 
@@ -121,12 +124,15 @@ class Transfer:
         self.work_id = 0
         """Of the work request; 0: none was posted."""
         self.done = trio.Event()
+        self.ended = threading.Event()
+        """As `done`, for threads."""
         self.status = FLUSHED
         self._token = trio.lowlevel.current_trio_token()
 
     def finish(self, status: int) -> None:
         """In any thread."""
         self.status = status
+        self.ended.set()
         with suppress(trio.RunFinishedError):
             self._token.run_sync_soon(self.done.set)
 

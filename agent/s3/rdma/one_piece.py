@@ -1,13 +1,14 @@
 """A get by RDMA whose bytes are one piece: the thread that reads them also sends them on their way.
 
-They are read into the memory that the device sends from, so nobody copies them, and the event loop has only
-to wait for the end of the transfer.
+They are read into the memory that the device sends from, so nobody copies them. The thread waits for the end
+of the transfer as long as it may wait for a client: then the event loop has nothing to wait for.
 """
 
 from collections.abc import Callable
 
 from awscrt import checksums
 
+from agent.http.patience import Patience
 from agent.s3.answers import Answer
 from agent.s3.rdma.engine import BUFFER_BYTES, Connection, Staging, Transfer, TransferEngine, TransferFailed
 from agent.s3.rdma.token import Memory
@@ -18,10 +19,16 @@ class OnePiece:
     waits for that; all else is the loop's. `close` it in any case."""
 
     def __init__(
-        self, engine: TransferEngine, connection: Connection, memory: Memory, need: Callable[[], None]
+        self,
+        engine: TransferEngine,
+        connection: Connection,
+        memory: Memory,
+        need: Callable[[], None],
+        patience: Patience,
     ) -> None:
         """`need` raises TransferFailed where the client has gone."""
-        self._engine, self._memory, self._need = engine, memory, need
+        self._engine, self._memory, self._need, self._patience = engine, memory, need, patience
+        self._connection = connection
         self._staging: Staging | None = None
         self._transfer: Transfer = engine.transfer(connection)
         self._failed: TransferFailed | None = None
@@ -53,6 +60,19 @@ class OnePiece:
             )
         except TransferFailed as failed:
             self._failed = failed
+        else:
+            self._wait()
+
+    def _wait(self) -> None:
+        patience, connection = self._patience, self._connection
+        began = patience.clock()
+        seconds = patience.until() - began
+        if seconds <= 0 or began < connection.no_wait_until:
+            return
+        if self._transfer.ended.wait(seconds):
+            patience.waited(began)
+        else:
+            connection.no_wait_until = patience.waited_in_vain(began)
 
     async def sent(self) -> None:
         """Wait for the end of the transfer. Raises TransferFailed."""

@@ -27,6 +27,7 @@ from awscrt import checksums
 
 from agent.config.s3_section import S3Section
 from agent.http.connection import BrokenOff
+from agent.http.patience import Patience
 from agent.s3.answers import Answer, Stream
 from agent.s3.body import Body
 from agent.s3.checksums import ALGORITHMS, PREFIX
@@ -106,9 +107,11 @@ class S3Rdma:
         engine: TransferEngine | None = None,
         enclosures: Callable[[], Iterable[str]] = tuple,
         clock: Callable[[], float] = time.monotonic,
+        patience: Patience | None = None,
     ) -> None:
         """`stores` by their tenants; `plain` carries out a request whose body is at hand. `enclosures`: names
-        or addresses of the pool's, where no client is."""
+        or addresses of the pool's, where no client is. `patience`: the door's, for its threads."""
+        self._patience = patience or Patience()
         self._enclosures = enclosures
         self._engine = engine
         self._stores = stores
@@ -253,7 +256,7 @@ class S3Rdma:
         # The checksum that the object was stored with is compared below, so it is asked for.
         headers = {**wanted.headers, PREFIX + "mode": "ENABLED"}
         with self.connections.use(memory.session, caller) as connection:
-            piece = OnePiece(engine, connection, memory, partial(_need, client, connection))
+            piece = OnePiece(engine, connection, memory, partial(_need, client, connection), self._patience)
             wanted = replace(wanted, headers=headers, room=piece.room, send_at_once=piece.send)
             try:
                 answer = await self._plain(wanted, caller.tenant, body)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import trio
 
+from agent.http.patience import OF_A_CLIENT_SECONDS, REST_FACTOR, WAIT_SECONDS, Patience
 from agent.s3.answers import Answer
 from agent.s3.rdma.engine import BUFFER_BYTES, Connection, Staging, Transfer, TransferEngine, TransferFailed
 from agent.s3.rdma.one_piece import OnePiece
 from agent.s3.rdma.token import Memory
+from nvmeof.transport.rdma_direct import DirectPair
 
 MEMORY = Memory(session="0" * 32, address=0x1000, length=BUFFER_BYTES, key=7)
 
@@ -23,9 +27,11 @@ class Engine:
         self.staging = Staging(memoryview(bytearray(BUFFER_BYTES)), 0, 1)
         self.free = [self.staging]
         self.did: list[Any] = []
+        self.ended = threading.Event()
+        self.ended.set()
 
     def transfer(self, connection: Connection) -> Transfer:
-        return cast(Transfer, object())
+        return cast(Transfer, SimpleNamespace(ended=self.ended))
 
     def take(self) -> Staging | None:
         return self.free.pop() if self.free else None
@@ -49,7 +55,9 @@ def is_gone() -> None:
 
 
 def piece_of(engine: Engine, memory: Memory = MEMORY, need: Any = is_there) -> OnePiece:
-    return OnePiece(cast(TransferEngine, engine), cast(Connection, None), memory, need)
+    return OnePiece(
+        cast(TransferEngine, engine), Connection(cast(DirectPair, None)), memory, need, Patience()
+    )
 
 
 def test_the_memory_is_the_same_with_every_look_for_the_object() -> None:
@@ -109,3 +117,39 @@ def test_nothing_moves_for_a_client_that_has_gone() -> None:
     with pytest.raises(TransferFailed, match="closed its HTTP connection"):
         trio.run(piece.sent)
     assert not engine.did
+
+
+class Slow(threading.Event):
+    """A transfer that does not end in time; the clock is a test's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now, self.waited = 100.0, list[float | None]()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waited.append(timeout)
+        self.now += timeout or 0.0
+        return False
+
+
+def test_a_thread_waits_for_a_slow_client_as_little_as_over_http() -> None:
+    engine, slow = Engine(), Slow()
+    engine.ended = slow
+    patience, connection = Patience(lambda: slow.now), Connection(cast(DirectPair, None))
+
+    def get() -> None:
+        piece = OnePiece(cast(TransferEngine, engine), connection, MEMORY, is_there, patience)
+        room = piece.room(100)
+        assert room is not None
+        piece.send(Answer(), room)
+        trio.run(piece.close)
+
+    get()
+    assert slow.waited == [pytest.approx(WAIT_SECONDS)]
+    get()
+    slow.now += REST_FACTOR * WAIT_SECONDS
+    get()
+    assert len(slow.waited) == 1, "not for this client again"
+    slow.now += OF_A_CLIENT_SECONDS
+    get()
+    assert len(slow.waited) == 2
