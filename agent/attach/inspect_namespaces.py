@@ -5,8 +5,9 @@ from dataclasses import replace
 
 from agent.errors import G35Error
 from agent.pool.map.document import PoolMap
-from agent.pool.map.inspect import Inspection, inspect, with_strangers
+from agent.pool.map.inspect import Inspection, inspect, newest_map, with_strangers
 from agent.pool.map.kv_superblock import inspect_kv
+from agent.pool.map.map_seal import MapSeal
 from agent.remote.channel import WorkerChannel
 from agent.remote.enclosure import Enclosure
 from agent.remote.fabric import Fabric
@@ -46,6 +47,22 @@ def look_round(fabric: Fabric, channel: WorkerChannel) -> list[tuple[bytes, int,
         inspections.append(replace(found, by_discovery=by_discovery))
     judged = with_strangers(inspections, fabric.own_pool)
     return [(nguid, size, each) for (nguid, size), each in zip(seen, judged, strict=True)]
+
+
+def find_pool(fabric: Fabric, channel: WorkerChannel, seal: MapSeal) -> tuple[PoolMap, dict[int, str]]:
+    """The map in force, and the namespaces of it, by their numbers there, that carry another pool."""
+    seen = look_round(fabric, channel)
+    if not seen:
+        raise G35Error(
+            f"no enclosure shows a namespace; not connected: {unreached(fabric)}",
+            "check addresses, ports and NQNs, and that the enclosures allow this host",
+        )
+    pool_map = newest_map([inspection for _, _, inspection in seen], seal)
+    carried = {nguid.hex(): each.superblock.pool_map.pool_id for nguid, _, each in seen if each.superblock}
+    others = {number: carried.get(each.nguid, "") for number, each in enumerate(pool_map.namespaces)}
+    return pool_map, {
+        number: other for number, other in others.items() if other not in ("", pool_map.pool_id)
+    }
 
 
 def _look_at(channel: WorkerChannel, number: int, namespace: NamespaceInfo) -> Inspection:
