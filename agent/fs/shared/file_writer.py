@@ -480,10 +480,9 @@ class FileWriter:
         if not self._after_reply.has_room():
             return False
         later = ChunkLater(self, channel, number, data, self._begin_store(number), deadline)
-        if self._after_reply.put_off(later):
-            return True
-        self._in_flight.pop(number).release()
-        return False
+        if not (is_later := self._after_reply.put_off(later)):
+            self._in_flight.pop(number).release()
+        return is_later
 
     def store_begun(
         self, channel: IoChannel, number: int, data: memoryview, busy: threading.Lock, deadline: float
@@ -493,8 +492,7 @@ class FileWriter:
             yield from self._store_begun(channel, number, data, busy, deadline)
         except BaseException as why:
             # The program believes that the chunk is there: without it there must be no file.
-            if not self._failed:
-                self._fail(errno.EIO)
+            self._fail(self._failed or errno.EIO)
             if not isinstance(why, FsError):
                 raise
         finally:
