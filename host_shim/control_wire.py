@@ -54,6 +54,9 @@ from typing import Final, NamedTuple
 
 VERSION: Final = 1
 SESSION_PATH: Final = ".g35/session"
+PROCESS_FOLDER: Final = "process-"
+"""How the names begin of the folders beside the session that lead to other processes of the agent. Each has a
+mount of its own there, with a SESSION_PATH, and serves gets."""
 SESSION_FILE_BYTES: Final = 1 << 62
 """The size that stat shows, by which a session is told from any other file of its name. Data offsets lie
 below it, so that the kernel never takes a write for one that extends the file, which it would let in only one

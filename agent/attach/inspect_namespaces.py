@@ -7,8 +7,9 @@ from typing import Final
 
 from agent.errors import G35Error
 from agent.pool.map.document import PoolMap
-from agent.pool.map.inspect import Inspection, inspect, with_strangers
+from agent.pool.map.inspect import Inspection, inspect, newest_map, with_strangers
 from agent.pool.map.kv_superblock import inspect_kv
+from agent.pool.map.map_seal import MapSeal
 from agent.pool.map.superblock import MAP_IO_SECONDS, Head
 from agent.pool.side_by_side import Part, Parts
 from agent.pool.steps import IoChannel, Steps
@@ -23,6 +24,9 @@ WITH_ALL = (
     "for good there is only a new format (g35 pool format --force), which costs all values and files"
 )
 """What to do where a namespace of the pool is not reached."""
+LOOK_ROUND_SECONDS: Final = 10.0
+"""For a look at all namespaces. What an enclosure that hangs carries is seen later, by
+agent/attach/map_watch.py."""
 LOOKS_IN_FLIGHT: Final = 4
 """Namespaces of one enclosure that are looked at together: a mebibyte each, which may be eight commands."""
 
@@ -60,6 +64,22 @@ def look_round(
     ]
     judged = with_strangers(inspections, fabric.own_pool)
     return [(nguid, size, each) for (nguid, size), each in zip(seen, judged, strict=True)]
+
+
+def find_pool(fabric: Fabric, channel: WorkerChannel, seal: MapSeal) -> tuple[PoolMap, dict[int, str]]:
+    """The map in force, and the namespaces of it, by their numbers there, that carry another pool."""
+    seen = look_round(fabric, channel, LOOK_ROUND_SECONDS)
+    if not seen:
+        raise G35Error(
+            f"no enclosure shows a namespace; not connected: {unreached(fabric)}",
+            "check addresses, ports and NQNs, and that the enclosures allow this host",
+        )
+    pool_map = newest_map([inspection for _, _, inspection in seen], seal)
+    carried = {nguid.hex(): each.superblock.pool_map.pool_id for nguid, _, each in seen if each.superblock}
+    others = {number: carried.get(each.nguid, "") for number, each in enumerate(pool_map.namespaces)}
+    return pool_map, {
+        number: other for number, other in others.items() if other not in ("", pool_map.pool_id)
+    }
 
 
 def look_at_all(

@@ -98,8 +98,10 @@ def opens(root: RootKey, pool_map: PoolMap, volume: MapVolume) -> bool:
 class MapHistory:
     """The notes of one agent. `state`: its folder. Raises ConfigError for a damaged file."""
 
-    def __init__(self, state: Path) -> None:
+    def __init__(self, state: Path, *, is_kept: bool = True) -> None:
+        """`is_kept`: false for a process beside the one that writes the notes."""
         self._file = state / FILE
+        self._is_kept = is_kept
         self._has_failed = False
         self._try_at: float | None = None
         try:
@@ -202,6 +204,8 @@ class MapHistory:
             self._write()
 
     def _write(self) -> None:
+        if not self._is_kept:
+            return
         try:
             self._take_others()
             pools = {pool: asdict(seen) for pool, seen in self._pools.items()}

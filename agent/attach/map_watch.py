@@ -82,9 +82,12 @@ class MapWatch:
         fabric: Fabric,
         seal: MapSeal,
         followed: Callable[[PoolMap], None] = lambda _: None,
+        to_be_followed: Callable[[PoolMap], None] = lambda _: None,
     ) -> None:
-        """`followed` gets each newer map, before the history does. The root key has opened the `volumes`."""
+        """`followed` gets each newer map, before the history does; `to_be_followed`, before anything is done
+        by it. The root key has opened the `volumes`."""
         self._history, self._root, self._fabric, self._followed = history, root, fabric, followed
+        self._to_be_followed = to_be_followed
         self._opens = functools.partial(opens, root)
         self._seal = seal
         self._known = _Known(pool_map, frozenset({name_of(pool_map)}), {})
@@ -407,6 +410,7 @@ class MapWatch:
         change. `is_known`: it is the map in force, with fewer keys."""
         members = self._members_to_follow(newer)
         layouts = [] if members is None else self._layouts(newer)
+        self._to_be_followed(newer)
         more = 0 if members is None else len(members) - len(self._members())
         if members is not None and more > 0:
             self._fabric.grow([bytes.fromhex(each) for each in members])

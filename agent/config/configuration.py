@@ -53,6 +53,7 @@ from nvmeof.transport.base import VerbsChoice
 FILES_UNIT_BYTES = 256 << 10
 PATHS_MAX = 7
 """Paths to one enclosure beside the first; each takes a session, and a queue for each worker."""
+PROCESSES_MAX = 64
 SOCKET_PATH_BYTES_MAX = 107
 """sun_path of unix(7), without its zero byte."""
 
@@ -75,6 +76,13 @@ class AgentSection(Section):
         ge=0,
         le=64,
         description="Threads that serve requests, each to completion; 0: one for each core, at least 2.",
+    )
+    processes: int = Field(
+        1,
+        ge=1,
+        le=PROCESSES_MAX,
+        description="Processes of this agent, each with `workers` threads: the first does everything, the "
+        "others serve gets to clients on this machine (docs/processes.md).",
     )
     read_deadline_ms: float = Field(
         50.0, gt=0, le=60_000, description="After this long a /kv read is a miss (`late`)."

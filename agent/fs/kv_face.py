@@ -125,10 +125,14 @@ class KvFace(FileSystem):
         continuer: Readahead = INACTIVE,
         judge: Judge = how_closed,
         bounds: Bounds | None = None,
+        may_read: Callable[[ServedVolume], bool] | None = None,
+        first_handle: int = 1,
     ) -> None:
         """`epoch`: values have other numbers in each, for a guest that outlives the agent. `judge` tells
-        how a file was closed."""
+        how a file was closed. `may_read`: where this process reads values alone, whether it may read those of
+        a volume now. Handles begin with `first_handle`."""
         self._judge = judge
+        self._may_read = may_read
         bounds = bounds or Bounds()
         self._open_values, self._open_writers = bounds.of(OPEN_VALUES), bounds.of(WRITERS)
         self._nodes = bounds.of(NODES)
@@ -146,7 +150,7 @@ class KvFace(FileSystem):
         self._readers: dict[int, _Reader] = {}
         self._writers: dict[int, ValueWriter] = {}
         self._numbers = itertools.count(_VALUES_FROM + (epoch << 32))
-        self._handles = itertools.count(1)
+        self._handles = itertools.count(first_handle)
         self._lock = threading.Lock()
 
     def lookup(self, caller: Caller, parent: int, name: bytes) -> Outcome[Entry]:
@@ -231,7 +235,11 @@ class KvFace(FileSystem):
             if value.lookups <= 0:
                 self._drop_node(ino, value)
 
-    def unlink(self, caller: Caller, parent: int, name: bytes) -> Steps[None]:
+    def unlink(self, caller: Caller, parent: int, name: bytes) -> Outcome[None]:
+        self._want_writer()
+        return self._unlink(parent, name)
+
+    def _unlink(self, parent: int, name: bytes) -> Steps[None]:
         volume, key, channel = self._volume(parent), _key(name), self._channel()
         if self._prestage is not None:
             self._prestage.discard(volume.settings.volume_id, volume.pseudonym(key))
@@ -302,7 +310,14 @@ class KvFace(FileSystem):
             raise FsError(errno.EPERM if ino == KV_ROOT else errno.ENOTDIR)
         if volume.erased:
             raise FsError(errno.ENOENT)
+        if self._may_read is not None and not self._may_read(volume):
+            raise FsError(errno.EREMOTE, "another process of the agent serves the volume")
         return volume
+
+    def _want_writer(self) -> None:
+        """Raises EROFS where this process reads values alone."""
+        if self._may_read is not None:
+            raise FsError(errno.EROFS, "this process of the agent serves gets alone")
 
     def opendir(self, caller: Caller, ino: int, flags: int) -> Outcome[Opened]:
         if ino != KV_ROOT and ino not in self._volumes:
@@ -347,6 +362,7 @@ class KvFace(FileSystem):
     def create(
         self, caller: Caller, parent: int, name: bytes, mode: int, flags: int
     ) -> Outcome[tuple[Entry, Opened]]:
+        self._want_writer()
         volume, key = self._volume(parent), _key(name)
         handle = next(self._handles)
         with self._lock:

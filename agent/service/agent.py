@@ -11,7 +11,7 @@ import functools
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -32,10 +32,13 @@ from agent.fs.shared.unnamed import UnnamedChunks
 from agent.host_os.per_user_bounds import Bounds
 from agent.inline.secrets import RootKey
 from agent.membership.auto_join import AutoJoin, membership_status
+from agent.pool.counters import Tally
+from agent.pool.maintenance.count_uses import count_uses
 from agent.pool.maintenance.rebalance import Rebalancer
 from agent.pool.map.document import PoolMap
 from agent.pool.map.map_seal import MapSeal
 from agent.pool.volume.directory_cache import DirectoryCache
+from agent.pool.volume.set_versions import SetVersions, shared_versions
 from agent.pool.volume.volume import Volume, in_sets
 from agent.remote.channel import WorkerChannel, current_channel
 from agent.remote.channel_pool import ChannelPool
@@ -43,6 +46,7 @@ from agent.remote.fabric import Fabric
 from agent.remote.path_prober import PathProberThread
 from agent.service.doors import GUEST_DOORS, QUERY_DOOR, S3_DOOR, Doors, Shown, make_doors
 from agent.service.queue_plan import QueuePlan
+from agent.service.readers import Readers, why_alone
 from agent.service.repair import Repair
 from agent.service.upkeep import Upkeep
 from agent.service.volume_policies import VolumePolicies
@@ -94,11 +98,21 @@ class Agent:
         self.configuration, self.queues, self.channels = configuration, queues, channels
         settings = configuration.agent
         self.bounds = Bounds({0, os.geteuid()})
-        self.directories = DirectoryCache(settings.directory_cache)
+        self.not_served: dict[str, str] = {}
+        """The parts of the configuration that are not served, and why."""
+        self.readers, versions = self._make_readers()
+        parts = settings.processes if self.readers is not None else 1
+        self.directories = DirectoryCache(settings.directory_cache // parts, versions)
         self._history = MapHistory(settings.state)
         self._history.refuse(pool_map)
         pool_map = self._history.believed(pool_map)
         self.pool_id = pool_map.pool_id
+
+        def say_map_version(newer: PoolMap) -> None:
+            if versions is not None:
+                versions.say_map_version(newer.version)
+
+        say_map_version(pool_map)
         self.volumes = open_volumes(pool_map, root, configuration, self.directories)
         erased = {each.name for each in pool_map.tenants if each.is_erased}
         self.members = Members.of(pool_map)
@@ -119,6 +133,7 @@ class Agent:
             fabric,
             seal,
             self.tenants.follow,
+            say_map_version,
         )
         for number, pool_id in taken.items():
             self.watch.note_taken(number, pool_id)
@@ -148,8 +163,6 @@ class Agent:
             {each.settings.name: each.gate for each in self.served if each.gate is not None},
             [functools.partial(channels.take, queue) for queue in queues.spill],
         )
-        self.not_served: dict[str, str] = {}
-        """The parts of the configuration that are not served, and why."""
         self.after_reply = after_reply_of(len(queues.workers), self.bounds)
         self.files = self._open_files()
         self.services: dict[str, Service] = {}
@@ -162,7 +175,7 @@ class Agent:
             fabric=fabric,
             directories=self.directories,
             prestage=self.policies.prestage,
-            tallies=channels.tallies,
+            tallies=self._tallies,
             files=self._files_status,
             doors=self._traffic,
             tenants=self.tenants.snapshot,
@@ -184,10 +197,27 @@ class Agent:
             self.served, self.members, self.files, self.sources, self.bounds, self.policies.prestage,
             self.policies.readahead, self.policies.start_prestage, self.discards, self.names_seen,
             self.unnamed, self.after_reply, self.registered,
+            0 if self.readers is None else settings.processes - 1,
         )  # fmt: skip
         self.doors: Doors = {}
         self.doors |= make_doors(configuration, queues, channels.take, shown, self.volumes, erased)
         self.services |= self._services(fabric)
+
+    def _make_readers(self) -> tuple[Readers | None, SetVersions | None]:
+        """The other processes of this agent, where it has some, and what they are told by."""
+        if self.configuration.agent.processes == 1:
+            return None, None
+        if why := why_alone(self.configuration):
+            log.warning("this agent is one process, not %d: %s", self.configuration.agent.processes, why)
+            self.not_served["processes"] = f"one process serves: {why}"
+            return None, None
+        descriptor = shared_versions()
+        return Readers(self.configuration, descriptor), SetVersions(descriptor, is_writer=True)
+
+    def _tallies(self) -> Iterator[Mapping[str, Tally]]:
+        yield from self.channels.tallies()
+        if self.readers is not None:
+            yield from self.readers.tallies()
 
     def _open_files(self) -> FilesFace | None:
         """/fs, where the pool has a volume for it and its names are those of this pool."""
@@ -240,6 +270,8 @@ class Agent:
             speaks_http = name in (S3_DOOR, QUERY_DOOR)
             status = cast("S3Door | QueryDoor", door).snapshot if speaks_http else nothing
             services[name] = Service(door.start, door.stop, status)
+        if self.readers is not None:
+            services["readers"] = Service(self.readers.start, self.readers.stop, self.readers.status)
         return services
 
     def _duties(self, channel: WorkerChannel, stopping: threading.Event) -> Mapping[str, Callable[[], None]]:
@@ -254,11 +286,16 @@ class Agent:
             while channel.run(self.discards.collect(channel)) and not stopping.is_set():
                 channel.run(self.watch.look(channel))
 
+        def count_uses_elsewhere() -> None:
+            if self.readers is not None and (uses := self.readers.take_uses()):
+                channel.run(count_uses(in_sets(self.volumes), channel, uses))
+
         return {
             "following the pool map": lambda: channel.run(self.watch.look(channel)),
             "noting the pool map": lambda: self._history.write_again(channel.now()),
             "upkeep of tenants": lambda: channel.run(self.tenants.look(channel)),
             "moving values to newcomers": lambda: channel.run(self.rebalancer.turn(channel)),
+            "counting uses of other processes": count_uses_elsewhere,
             "looking into damage": lambda: channel.run(self.repair.look(channel)),
             "deleting what files have given up": delete_given_up,
             "naming chunks of files that wait": lambda: channel.run(self.unnamed.name(channel)),
@@ -298,7 +335,7 @@ class Agent:
 
     def _traffic(self) -> dict[str, dict[str, int]]:
         """Of each door of a file system: bytes read, written, and copied once more than needed."""
-        counts = {}
+        counts = {} if self.readers is None else self.readers.moved()
         for name, door in self.doors.items():
             if isinstance(door, DevFuseDoor):
                 moved = door.session.traffic()

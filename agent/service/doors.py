@@ -81,6 +81,8 @@ class Shown:
     after_reply: AfterReply
     registered: RegisteredMemory | None = None
     """For clients on this machine: none behind a guest's door."""
+    readers: int = 0
+    """Other processes of the agent, which clients on this machine may ask."""
 
 
 def make_doors(
@@ -114,7 +116,7 @@ def make_doors(
             MountOptions(allow_other=settings.allow_other or None),
             shown.after_reply,
         )
-    for_guests = dataclasses.replace(shown, registered=None)
+    for_guests = dataclasses.replace(shown, registered=None, readers=0)
     guests = {
         f"{GUEST_DOORS}{number}": _guest_door(configuration, number, wish, ids, take_channel, for_guests)
         for number, (wish, ids) in enumerate(zip(configuration.virtiofs, queues.guests, strict=True))
@@ -188,6 +190,7 @@ def _tree(
         shown.readahead,
         shown.registered,
         shown.bounds,
+        readers=shown.readers,
     )
     faces[b".g35"] = (CONTROL_ROOT, control)
     return RootFileSystem(faces, owner)

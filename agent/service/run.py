@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 import trio
 
 from agent.attach.connect import connected, say_what_is_away
-from agent.attach.inspect_namespaces import look_round, unreached
+from agent.attach.inspect_namespaces import find_pool
 from agent.attach.map_history import map_seal
 from agent.config.configuration import Configuration
 from agent.errors import G35Error
@@ -20,21 +20,13 @@ from agent.host_os.cpu_idle import keep_awake
 from agent.host_os.presence import set_mark
 from agent.host_os.ticks import next_tick
 from agent.inline.secrets import root_key_in
-from agent.pool.map.document import PoolMap
-from agent.pool.map.inspect import newest_map
-from agent.pool.map.map_seal import MapSeal
-from agent.remote.channel import WorkerChannel
 from agent.remote.channel_pool import ChannelPool
-from agent.remote.fabric import Fabric
 from agent.service.agent import Agent
 from agent.service.doors import MOUNT_DOOR, Doors
 from agent.service.queue_plan import QueuePlan, granted_workers
 
 log = logging.getLogger(__name__)
 
-LOOK_ROUND_SECONDS = 10.0
-"""For a look at all namespaces. What an enclosure that hangs carries is seen later, by
-agent/attach/map_watch.py."""
 LOOK_SECONDS = 0.25
 """How soon an unmount by somebody else is noticed."""
 
@@ -57,7 +49,7 @@ async def serve(configuration: Configuration, ready: Callable[[], None], stop: t
         cleanup.callback(channels.close)
         seal = map_seal(root, settings.state)
         first = channels.take(queues.workers.start)
-        pool_map, others = await trio.to_thread.run_sync(_find_pool, fabric, first, seal)
+        pool_map, others = await trio.to_thread.run_sync(find_pool, fabric, first, seal)
         cleanup.callback(set_mark(pool_map.pool_id).close)
         fabric.adopt([bytes.fromhex(namespace.nguid) for namespace in pool_map.namespaces])
         say_what_is_away(fabric)
@@ -81,22 +73,6 @@ async def _on_thread(end: Callable[[], None]) -> None:
     """Run an end on a thread, to its end: the sessions must be kept alive for as long as it takes."""
     with trio.CancelScope(shield=True):
         await trio.to_thread.run_sync(end)
-
-
-def _find_pool(fabric: Fabric, channel: WorkerChannel, seal: MapSeal) -> tuple[PoolMap, dict[int, str]]:
-    """The map in force, and the namespaces of it, by their numbers there, that carry another pool."""
-    seen = look_round(fabric, channel, LOOK_ROUND_SECONDS)
-    if not seen:
-        raise G35Error(
-            f"no enclosure shows a namespace; not connected: {unreached(fabric)}",
-            "check addresses, ports and NQNs, and that the enclosures allow this host",
-        )
-    pool_map = newest_map([inspection for _, _, inspection in seen], seal)
-    carried = {nguid.hex(): each.superblock.pool_map.pool_id for nguid, _, each in seen if each.superblock}
-    others = {number: carried.get(each.nguid, "") for number, each in enumerate(pool_map.namespaces)}
-    return pool_map, {
-        number: other for number, other in others.items() if other not in ("", pool_map.pool_id)
-    }
 
 
 async def _until_over(doors: Doors, stop: trio.Event) -> None:

@@ -162,6 +162,7 @@ def take(sources: Sources) -> dict[str, Any]:
         "query": sources.service("query") if sources.whole else None,
         "not_served": dict(sources.not_served) if sources.whole else {},
         "memory": _memory(sources) if sources.whole else None,
+        "processes": list(sources.service("readers") or []) if sources.whole else [],
         "upkeep_failures": sources.service("upkeep") or 0 if sources.whole else None,
         "scrub": dict(sources.service("keeper") or {}) if sources.whole else None,
         "spill": list(sources.service("spill") or []) if sources.whole else [],

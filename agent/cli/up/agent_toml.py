@@ -65,6 +65,7 @@ def agent_toml(
             # Others may enter a mount of root's; anybody else's takes a permission of the machine's for that.
             "allow_other": may_mount(),
             "workers": options.workers,
+            "processes": options.processes,
             "read_deadline_ms": options.deadline_ms,
             "directory_fresh_ms": 0 if options.shared else DIRECTORY_FRESH_MS,
             "metrics": options.metrics,

@@ -47,6 +47,7 @@ from agent.pool.volume.volume import LOADS_IN_FLIGHT
 from host_shim.control_wire import (
     ANSWERS_MAX,
     FLAG_NO_ANSWER,
+    PROCESS_FOLDER,
     SESSION_FILE_BYTES,
     TICKETS_MAX,
     Answer,
@@ -63,6 +64,9 @@ from host_shim.control_wire import (
 CONTROL_ROOT: Final = FACE_CONTROL << FACE_SHIFT | 1
 _SESSION_INO: Final = CONTROL_ROOT + 1
 _STATUS_INO: Final = CONTROL_ROOT + 2
+_FOLDERS_FROM: Final = CONTROL_ROOT + 16
+ELSEWHERE: Final = "the first process of the agent serves that"
+_READS: Final = frozenset({Operation.GET, Operation.EXISTS})
 SESSIONS: Final = Limit(
     "sessions", "opens of /.g35/session", 1024,
     by="user, guest", share=SHARED, refused="ENFILE", bytes_each=4096,
@@ -109,8 +113,20 @@ class ControlFace(FileSystem):
         continuer: Readahead = INACTIVE,
         memory: RegisteredMemory | None = None,
         bounds: Bounds | None = None,
+        may_read: Callable[[ServedVolume], bool] | None = None,
+        first_handle: int = 1,
+        readers: int = 0,
     ) -> None:
-        """`memory`: where those who use the face are processes of this machine, what they may register."""
+        """`memory`: where those who use the face are processes of this machine, what they may register.
+
+        `may_read`: where this process of the agent serves gets alone, whether it may serve those of a volume
+        now; all else is EREMOTE. Handles begin with `first_handle`. `readers`: such processes of the agent,
+        for each of which there is a folder to mount it at.
+        """
+        self._may_read = may_read
+        self._folders = {
+            f"{PROCESS_FOLDER}{number}".encode(): _FOLDERS_FROM + number for number in range(1, readers + 1)
+        }
         self._continuer = continuer
         self._volumes = {volume.settings.name: volume for volume in volumes}
         self._channel = channel
@@ -123,10 +139,14 @@ class ControlFace(FileSystem):
         bounds = bounds or Bounds()
         self._open_sessions, self._open_status = bounds.of(SESSIONS), bounds.of(STATUS_FILES)
         self._tickets, self._answer_bytes = bounds.of(TICKETS), bounds.of(ANSWERS)
-        self._handles = itertools.count(1)
+        self._handles = itertools.count(first_handle)
         self._lock = threading.Lock()
         self._transfers = (
-            None if memory is None else Transfers(memory, channel, self._volume, prestage, continuer)
+            None
+            if memory is None
+            else Transfers(
+                memory, channel, self._volume, prestage, continuer, reads_alone=may_read is not None
+            )
         )
 
     def lookup(self, caller: Caller, parent: int, name: bytes) -> Settled[Entry]:
@@ -136,6 +156,8 @@ class ControlFace(FileSystem):
             return Entry(self._attributes(_SESSION_INO), 60.0, 60.0)
         if name == b"status.json":
             return Entry(self._attributes(_STATUS_INO), 60.0, 0.0)
+        if name in self._folders:
+            return Entry(self._attributes(self._folders[name]), 60.0, 60.0)
         raise FsError(errno.ENOENT)
 
     def getattr(self, caller: Caller, ino: int, handle: int | None) -> Settled[Attributes]:
@@ -151,7 +173,7 @@ class ControlFace(FileSystem):
 
     def _attributes(self, ino: int) -> Attributes:
         uid, gid = self._owner
-        if ino == CONTROL_ROOT:
+        if ino == CONTROL_ROOT or ino in self._folders.values():
             return Attributes(ino, stat.S_IFDIR | 0o755, nlink=2, uid=uid, gid=gid)
         if ino == _SESSION_INO:
             return Attributes(ino, stat.S_IFREG | 0o600, SESSION_FILE_BYTES, uid=uid, gid=gid)
@@ -166,17 +188,18 @@ class ControlFace(FileSystem):
         return StatFs(0, 0, 0)
 
     def opendir(self, caller: Caller, ino: int, flags: int) -> Settled[Opened]:
-        if ino != CONTROL_ROOT:
+        if ino != CONTROL_ROOT and ino not in self._folders.values():
             raise FsError(errno.ENOTDIR)
         return Opened(0)
 
     def readdir(self, ino: int, handle: int, cookie: int) -> Settled[Iterable[DirectoryEntry]]:
-        rows = (
-            (b".", CONTROL_ROOT, stat.S_IFDIR),
-            (b"..", ROOT_INODE, stat.S_IFDIR),
-            (b"session", _SESSION_INO, stat.S_IFREG),
-            (b"status.json", _STATUS_INO, stat.S_IFREG),
-        )
+        rows = [(b".", ino, stat.S_IFDIR), (b"..", ROOT_INODE, stat.S_IFDIR)]
+        if ino == CONTROL_ROOT:
+            rows += [
+                (b"session", _SESSION_INO, stat.S_IFREG),
+                (b"status.json", _STATUS_INO, stat.S_IFREG),
+                *((name, folder, stat.S_IFDIR) for name, folder in self._folders.items()),
+            ]
         return [DirectoryEntry(name, ino, mode, at) for at, (name, ino, mode) in enumerate(rows, 1)][cookie:]
 
     def open(self, caller: Caller, ino: int, flags: int) -> Settled[Opened]:
@@ -305,6 +328,8 @@ class ControlFace(FileSystem):
 
     def _volume(self, name: str) -> ServedVolume:
         volume = self._volumes.get(name)
+        if self._may_read is not None and (volume is None or not self._may_read(volume)):
+            raise FsError(errno.EREMOTE, ELSEWHERE)
         if volume is None or volume.erased:
             raise FsError(errno.ENOENT, f"there is no volume {name}")
         return volume
@@ -351,6 +376,8 @@ class ControlFace(FileSystem):
             numbers = range(request.first_ticket, request.first_ticket + len(request.keys))
             tickets = [session.tickets.get(number) for number in numbers]
             return bytes(Outcome.UNKNOWN if ticket is None else ticket.outcome() for ticket in tickets)
+        if self._may_read is not None and operation not in _READS:
+            raise FsError(errno.EREMOTE, ELSEWHERE)
         volume = self._volume(request.volume)
         if operation in (Operation.GET, Operation.PUT):
             return self._bind(session, volume, request)

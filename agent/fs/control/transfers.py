@@ -53,10 +53,14 @@ class Transfers:
     _volume_of: Callable[[str], ServedVolume]
     _prestage: PrestageCache | None
     _continuer: Readahead
+    reads_alone: bool = False
+    """This process of the agent serves gets alone."""
 
     def ioctl(self, session: ControlSession, process: int, command: int, data: memoryview) -> Settled[bytes]:
         """Serve one. Raises FsError, ENOTTY for a command that is none of these."""
         which = ioctl_of(command)
+        if self.reads_alone and which in (Ioctl.STORE, Ioctl.STORE_MANY):
+            raise FsError(errno.EREMOTE, "the first process of the agent serves that")
         try:
             if which is Ioctl.LOAD:
                 return self._under_way(self._load(session, decode_transfer_untrusted(data)))

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 DEV_FUSE = "/dev/fuse"
 SUBTYPE = "g35"
+PROCESS_SUBTYPE = "g35-process"
+"""Of a mount within an agent's, by which one of its processes is reached."""
 FILESYSTEM_TYPE = f"fuse.{SUBTYPE}"
 
 MS_NOSUID, MS_NODEV = 2, 4
@@ -59,6 +61,8 @@ class MountOptions:
     allow_other: bool | None = None
     transfer_bytes: int = 1 << 20
     read_ahead_bytes: int = 4 << 20
+    subtype: str = SUBTYPE
+    """Behind `fuse.` in the kernel's table."""
 
 
 _CAP_SYS_ADMIN = 1 << 21
@@ -84,10 +88,16 @@ def mount(mountpoint: Path, options: MountOptions) -> int:
 def clone(descriptor: int) -> int:
     """Another queue of the same mount; the same queue once more where /dev/fuse may not be opened."""
     try:
-        copy = os.open(DEV_FUSE, os.O_RDWR | os.O_CLOEXEC)
+        return own_clone(descriptor)
     except OSError as error:
         log.warning("workers share one queue: %s cannot be opened (%s)", DEV_FUSE, error.strerror)
         return os.dup(descriptor)
+
+
+def own_clone(descriptor: int) -> int:
+    """Another queue of the same mount: what is read there ends with it. OSError where /dev/fuse may not be
+    opened."""
+    copy = os.open(DEV_FUSE, os.O_RDWR | os.O_CLOEXEC)
     try:
         fcntl.ioctl(copy, FUSE_DEV_IOC_CLONE, array.array("I", [descriptor]))
     except OSError as error:
@@ -208,7 +218,8 @@ def _mount_by_syscall(mountpoint: Path, options: MountOptions) -> int:
     data = f"fd={descriptor},rootmode=40000,user_id={os.geteuid()},group_id={os.getegid()},{_common(options)}"
     if options.allow_other is not False:
         data += ",allow_other"
-    arguments = (SUBTYPE.encode(), os.fsencode(mountpoint), FILESYSTEM_TYPE.encode())
+    subtype = options.subtype
+    arguments = (subtype.encode(), os.fsencode(mountpoint), f"fuse.{subtype}".encode())
     if _libc.mount(*arguments, ctypes.c_ulong(MS_NOSUID | MS_NODEV), data.encode()) != 0:
         code = ctypes.get_errno()
         os.close(descriptor)
@@ -218,7 +229,7 @@ def _mount_by_syscall(mountpoint: Path, options: MountOptions) -> int:
 
 def _mount_by_helper(mountpoint: Path, options: MountOptions) -> int:
     """fusermount3 mounts for us and sends the descriptor over a socket (SCM_RIGHTS)."""
-    wanted = f"fsname={SUBTYPE},subtype={SUBTYPE},{_common(options)}"
+    wanted = f"fsname={options.subtype},subtype={options.subtype},{_common(options)}"
     if options.allow_other:
         wanted += ",allow_other"
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)

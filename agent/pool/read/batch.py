@@ -213,10 +213,7 @@ def _open(
     if not proven:
         return None
     cached.bear_out(slot)
-    with cached.guard:
-        directory = cached.directory
-        if directory is not None and directory.names(slot, entry.pseudonym):
-            directory.touch(slot, int(wall * 1e6))
+    volume.touch(cached, slot, entry, wall)
     tally.gets_hit += 1
     tally.bytes_read += length
     if volume.bandwidth is not None:

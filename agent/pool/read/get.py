@@ -318,10 +318,7 @@ class SlotReader(UnitReader):
             self._copy = copy
             self._open = opened
             cached.bear_out(slot)
-            with cached.guard:
-                directory = cached.directory
-                if directory is not None and directory.find(self.pseudonym) == slot:
-                    directory.touch(slot, int(channel.wall() * 1e6))
+            self._volume.touch(cached, slot, entry, channel.wall())
         return count
 
     def _unstage(self) -> None:

@@ -23,6 +23,7 @@ from typing import Final
 from agent.pool.format.directory import Directory, is_quarantined
 from agent.pool.format.occupancy import Occupancy, SetPlace
 from agent.pool.format.spill_mark import is_mark
+from agent.pool.volume.set_versions import SetVersions, place_of
 
 ANSWER_SECONDS: Final = 0.05
 """How long a failed put waits for the answer of its directory write: without one, the directory would be
@@ -125,6 +126,11 @@ class CachedSet:
     damage_looks: int = 0
     """Reads that had this damage, each at least some time after the one before."""
     damage_seen_at: float = float("-inf")
+    versions: SetVersions | None = None
+    """By which other processes of this agent learn of its writes, or this one learns of theirs; None: there
+    are no others."""
+    version: int = 0
+    """Of the directory that is remembered, where another process writes it."""
 
     @property
     def in_doubt(self) -> bool:
@@ -140,6 +146,7 @@ class CachedSet:
         holds_writer: bool = False,
         look_seconds: float = DAMAGE_LOOK_SECONDS,
         asked_at: float = float("-inf"),
+        version: int = 0,
     ) -> int:
         """Take over a block read from flash; how many damaged entries it had.
 
@@ -147,7 +154,7 @@ class CachedSet:
         either image, so ours stays. Reserved slots stay as well: flash has the entry that went, or one that
         is not acknowledged yet. In a slot of `unnamed` an entry that did not go is another agent's: it is
         taken over, so no image of ours takes it from flash. `look_seconds` lie between two reads that speak
-        for damage of flash's own.
+        for damage of flash's own. `version`: `shared_version` of when the read went out.
         """
         with self.guard:
             ours = self.directory
@@ -177,6 +184,7 @@ class CachedSet:
             self._weigh(fresh, doubted, now, look_seconds)
             fresh.count_in(self.occupancy)
             self.directory = fresh
+            self.version = version
             # Of a damaged directory it is not believed that what it does not name is absent.
             self.loaded_at = now if not fresh.corrupt_keys else float("-inf")
             self.read_at, self.asked_at = now, asked_at
@@ -242,7 +250,19 @@ class CachedSet:
         block alone, and what another agent wrote is not known."""
         return self.writes != writes or self.writer.locked()
 
+    def shared_version(self) -> int:
+        """The version that the processes of this agent share; 0 where there is one process alone."""
+        versions = self.versions
+        return 0 if versions is None else versions.of(place_of(self.namespace, self.offset))
+
+    def is_overtaken(self) -> bool:
+        """Whether another process of this agent may have written the directory since it was read here."""
+        versions = self.versions
+        return versions is not None and not versions.is_writer and self.version != self.shared_version()
+
     def end_write(self) -> None:
+        if self.versions is not None:
+            self.versions.raise_at(place_of(self.namespace, self.offset))
         self.writes += 1
         self.writer.release()
 
@@ -297,8 +317,9 @@ class CachedSet:
 class DirectoryCache:
     """Cached sets by place, the least recently used dropped first."""
 
-    def __init__(self, budget_bytes: int) -> None:
+    def __init__(self, budget_bytes: int, versions: SetVersions | None = None) -> None:
         self.capacity = max(16, budget_bytes // APPROXIMATE_BYTES)
+        self._versions = versions
         self._sets: OrderedDict[tuple[int, int], CachedSet] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -312,7 +333,7 @@ class DirectoryCache:
         with self._lock:
             cached = self._sets.get(place)
             if cached is None:
-                cached = self._sets[place] = CachedSet(namespace, offset, occupancy)
+                cached = self._sets[place] = CachedSet(namespace, offset, occupancy, versions=self._versions)
                 cached.users = 1
                 while len(self._sets) > self.capacity and self._drop_one():
                     pass
@@ -330,7 +351,7 @@ class DirectoryCache:
             for place in zip(namespaces, offsets, strict=True):
                 cached = sets.get(place)
                 if cached is None:
-                    cached = sets[place] = CachedSet(*place, occupancy)
+                    cached = sets[place] = CachedSet(*place, occupancy, versions=self._versions)
                 else:
                     sets.move_to_end(place)
                 cached.users += 1

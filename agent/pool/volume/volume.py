@@ -40,6 +40,7 @@ from agent.pool.volume.replication_backlog import ReplicationBacklog
 from agent.pool.volume.settings import Timing, VolumeSettings
 from agent.pool.volume.spill_copies import LowerTier, SpillCopies
 from agent.pool.volume.unit_buffers import UnitBuffers, UnitCache
+from agent.pool.volume.uses import Uses
 
 LOADS_IN_FLIGHT: Final = 16
 """Directory reads that one batch keeps under way; more would only queue at the drive."""
@@ -246,6 +247,8 @@ class Volume(PoolVolume):
         self.newest_map: InForce | None = None
         """Asked before a block of a file is given up; None: the known map is the only one."""
         self.key_transition: KeyTransition | None = None
+        self.uses: Uses | None = None
+        """Where another process of the agent writes directories: the uses that it is told of."""
         self._damage_look_seconds: float = damage_look_seconds(settings.kind == "files")
         self._extents = {extent.namespace: extent for extent in settings.extents}
 
@@ -259,6 +262,7 @@ class Volume(PoolVolume):
         files_elsewhere: bool | None = None,
         on_erasure: Callable[[], None] | None = None,
         below: LowerTier | None = None,
+        uses: Uses | None = None,
         erased: bool = False,
     ) -> None:
         """See `PoolVolume`. `layout`: extents that follow those of before, or no old placement any more.
@@ -276,6 +280,8 @@ class Volume(PoolVolume):
             self.files_elsewhere = files_elsewhere
         if below is not None:
             self.below = below
+        if uses is not None:
+            self.uses = uses
         if on_erasure is not None:
             self._on_erasure.append(on_erasure)
         super().change(tenant=tenant, erased=erased)
@@ -459,7 +465,8 @@ class Volume(PoolVolume):
         `least` seconds are granted whatever the operator has set.
         """
         age = channel.now() - cached.loaded_at
-        return cached.directory is not None and age < max(least, self.timing.directory_fresh)
+        is_young = cached.directory is not None and age < max(least, self.timing.directory_fresh)
+        return is_young and not cached.is_overtaken()
 
     def knows(self, channel: IoChannel, key: bytes) -> bool:
         """Whether the directories that a key may lie in are remembered, and believed."""
@@ -468,6 +475,15 @@ class Volume(PoolVolume):
                 if not self.is_fresh(cached, channel):
                     return False
         return True
+
+    def touch(self, cached: CachedSet, slot: int, entry: Entry, wall: float) -> None:
+        """A get was served by this entry at `wall`, seconds since the epoch. Flash learns of it with the next write of the directory."""
+        with cached.guard:
+            directory = cached.directory
+            if directory is not None and directory.names(slot, entry.pseudonym):
+                directory.touch(slot, int(wall * 1e6))
+        if self.uses is not None:
+            self.uses.note(cached.namespace, cached.offset, slot, entry.generation)
 
     def is_recent(self, cached: CachedSet, channel: IoChannel) -> bool:
         """Whether a set was read within RECENT_SECONDS, for an image that goes over what others wrote. A
@@ -501,16 +517,16 @@ class Volume(PoolVolume):
         """
         worst: MissCause | None = None
         for start in range(0, len(sets), in_flight):
-            batch: list[tuple[CachedSet, int, memoryview, Pending]] = []
+            batch: list[tuple[CachedSet, int, int, memoryview, Pending]] = []
             asked_at = channel.now()
             some = sets[start : start + in_flight]
             for number, together in in_volleys([(each.namespace, each.offset) for each in some]):
                 cached = some[number]
                 block = memoryview(bytearray(self.settings.directory_bytes))
-                writes = cached.writes
+                writes, version = cached.writes, cached.shared_version()
                 pending = channel.read(cached.namespace, cached.offset, block, more=more or together)
-                batch.append((cached, writes, block, pending))
-            for cached, writes, block, pending in batch:
+                batch.append((cached, writes, version, block, pending))
+            for cached, writes, version, block, pending in batch:
                 cause = yield from wait_for(channel, pending, deadline)
                 cached.fault = None if cause is None else cause.name
                 if cause is None:
@@ -522,6 +538,7 @@ class Volume(PoolVolume):
                         holds_writer=holds_writers,
                         look_seconds=self._damage_look_seconds,
                         asked_at=asked_at,
+                        version=version,
                     )
                     if came is not None:
                         came.append(cached)
@@ -577,7 +594,8 @@ class Volume(PoolVolume):
             for sets, of_key in zip(borrowed, found, strict=True):
                 if not of_key:
                     for cached in sets:
-                        if cached.directory is None or cached.loaded_at <= believed_since:
+                        is_old = cached.directory is None or cached.loaded_at <= believed_since
+                        if is_old or cached.is_overtaken():
                             wanted[id(cached)] = cached
             trouble: MissCause | None = None
             if wanted:

@@ -1,0 +1,228 @@
+"""A reader: a process of the agent that serves gets, beside the one that does everything else.
+
+readers.py starts it and keeps its mount. It has sessions to the enclosures, remembered directories and
+workers of its own, and writes nothing to flash. It is as current as the process that writes: by the versions
+of directories (agent/pool/volume/set_versions.py), and by serving only while both go by the same pool map.
+What it does not serve it refuses by EREMOTE, and the client asks the other process.
+"""
+
+import gc
+import logging
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from agent.attach.connect import connected
+from agent.attach.inspect_namespaces import find_pool
+from agent.attach.map_history import MapHistory, map_seal
+from agent.attach.map_watch import MapWatch
+from agent.attach.open_volumes import open_volumes
+from agent.config.configuration import Configuration
+from agent.fs.control.face import CONTROL_ROOT, ControlFace
+from agent.fs.control.registered_memory import RegisteredMemory
+from agent.fs.doors import mounting
+from agent.fs.doors.dev_fuse import DevFuseDoor
+from agent.fs.fuse.session import FuseSession
+from agent.fs.interface import RootFileSystem
+from agent.fs.kv_face import KV_ROOT, KvFace
+from agent.host_os.cpu_idle import keep_awake
+from agent.host_os.per_user_bounds import Bounds
+from agent.inline.secrets import RootKey, root_key_in
+from agent.pool.access import ServedVolume, serve
+from agent.pool.counters import total
+from agent.pool.map.document import PoolMap
+from agent.pool.map.map_seal import MapSeal
+from agent.pool.read.prestage_cache import PrestageCache
+from agent.pool.volume.directory_cache import DirectoryCache
+from agent.pool.volume.set_versions import SetVersions
+from agent.pool.volume.uses import Uses
+from agent.pool.volume.volume import in_sets
+from agent.remote.channel import current_channel
+from agent.remote.channel_pool import ChannelPool
+from agent.remote.fabric import Fabric
+from agent.service.queue_plan import granted_workers
+from agent.service.reader_link import Order, Report, encode_report
+from agent.service.upkeep import Duties
+from agent.tenancy.visibility import Audience
+from host_shim.control_wire import Outcome
+
+log = logging.getLogger(__name__)
+
+REPORT_SECONDS: Final = 0.25
+USES_AT_ONCE: Final = 1024
+"""Of one report."""
+OTHER_QUEUES: Final = 1
+"""Beside the workers': that of the thread that follows the pool map."""
+HANDLE_BITS: Final = 40
+EPOCH_BITS: Final = 20
+"""Handles and inodes begin at random numbers of so many bits. A file that was opened at an earlier process of
+this mount is nobody else's then."""
+
+
+async def serve_reads(
+    order: Order, fuse: int, versions: SetVersions, link: socket.socket, hear: Callable[[], None]
+) -> None:
+    """Serve the mount behind the descriptor `fuse` until it is unmounted, or the other process closes `link`.
+
+    `hear` waits for the latter.
+    """
+    configuration = Configuration.model_validate_json(order.configuration)
+    settings = configuration.agent
+    root = root_key_in(settings.key_file)
+    seal = map_seal(root, settings.state)
+    wanted = settings.worker_count
+    async with connected(configuration, wanted + OTHER_QUEUES) as supervisor:
+        fabric = supervisor.fabric
+        workers = granted_workers(fabric, wanted, OTHER_QUEUES)
+        supervisor.queues_in_use = workers + OTHER_QUEUES
+        channels = ChannelPool(fabric)
+        try:
+            first = channels.take(1)
+            pool_map, _ = await trio.to_thread.run_sync(find_pool, fabric, first, seal)
+            fabric.adopt([bytes.fromhex(namespace.nguid) for namespace in pool_map.namespaces])
+            reader = await trio.to_thread.run_sync(
+                Reader, order, configuration, versions, root, seal, fabric, channels, pool_map, workers
+            )
+            await trio.to_thread.run_sync(reader.start, fuse, link)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(keep_awake, settings.stay_awake, channels.work_done)
+                nursery.start_soon(_until, nursery, reader.door_ended)
+                nursery.start_soon(_until, nursery, hear)
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(channels.close)
+
+
+async def _until(nursery: trio.Nursery, wait: Callable[[], None]) -> None:
+    """End the nursery after `wait`, whose thread may be left behind: the process ends."""
+    await trio.to_thread.run_sync(wait, abandon_on_cancel=True)
+    nursery.cancel_scope.cancel()
+
+
+class Reader:
+    """The parts of a reader, whole when it is made."""
+
+    def __init__(
+        self,
+        order: Order,
+        configuration: Configuration,
+        versions: SetVersions,
+        root: RootKey,
+        seal: MapSeal,
+        fabric: Fabric,
+        channels: ChannelPool,
+        pool_map: PoolMap,
+        workers: int,
+    ) -> None:
+        """To be made on a thread that may block. Raises G35Error."""
+        settings = configuration.agent
+        self._versions, self._channels, self._workers = versions, channels, workers
+        self._agreed, self._folder = order.negotiated, Path(order.folder)
+        history = MapHistory(settings.state, is_kept=False)
+        history.refuse(pool_map)
+        pool_map = history.believed(pool_map)
+        directories = DirectoryCache(settings.directory_cache // order.processes, versions)
+        volumes = in_sets(open_volumes(pool_map, root, configuration, directories))
+        self._uses = Uses()
+        for volume in volumes:
+            volume.change(uses=self._uses)
+        self._watch = MapWatch(pool_map, volumes, PrestageCache(0), history, root, fabric, seal)
+        self._rated: tuple[int, frozenset[bytes]] = (0, frozenset())
+        # What was acknowledged and waits in memory is seen by its process alone; so is what a gate goes by.
+        elsewhere = {each.volume for each in configuration.policies if each.write == "back"}
+        elsewhere |= {each.volume for each in configuration.policies if each.prefill_tokens_per_s}
+        served = [serve(volume) for volume in volumes if volume.settings.name not in elsewhere]
+        own = Audience("agent", settings.tenants).key_value(served)
+        registered = RegisteredMemory(settings.registered_memory)
+        self._session = FuseSession(self._tree(order.number, own, registered))
+        self._door: DevFuseDoor | None = None
+        self._stopping = threading.Event()
+
+    def start(self, fuse: int, link: socket.socket) -> None:
+        """Serve on clones of the mount's descriptor, and report. Raises MountError."""
+        descriptors = [mounting.own_clone(fuse) for _ in range(self._workers)]
+        os.close(fuse)
+        door = DevFuseDoor(
+            self._session, self._folder, self._workers, lambda number: self._channels.take(1 + number)
+        )
+        self._session.resume(self._agreed)
+        door.serve(descriptors)
+        self._door = door
+        gc.collect()
+        gc.freeze()
+        self._report(link)
+        threading.Thread(target=self._beside, args=(link,), name="reports", daemon=True).start()
+
+    def door_ended(self) -> None:
+        """Wait for the end of the mount."""
+        if self._door is not None:
+            self._door.wait()
+
+    def _beside(self, link: socket.socket) -> None:
+        """Follow the pool map, and report, until the other process is gone."""
+        channel = self._channels.take(1 + self._workers)
+        duties = Duties(
+            {
+                "following the pool map": lambda: channel.run(self._watch.look(channel)),
+                "telling of gets": lambda: self._report(link),
+            }
+        )
+        while not self._stopping.wait(REPORT_SECONDS):
+            duties.turn()
+
+    def _report(self, link: socket.socket) -> None:
+        readings = list(self._channels.tallies())
+        names = {name for reading in readings for name in reading}
+        tallies = {name: total(each[name] for each in readings if name in each) for name in names}
+        uses, moved = self._uses.hand_over(), self._session.traffic().bytes_read
+        try:
+            for start in range(0, max(1, len(uses)), USES_AT_ONCE):
+                part = uses[start : start + USES_AT_ONCE]
+                link.sendall(encode_report(Report(tallies, part, moved, is_ready=True)))
+        except OSError:
+            self._stopping.set()
+
+    def _tree(self, number: int, own: Sequence[ServedVolume], registered: RegisteredMemory) -> RootFileSystem:
+        owner, bounds = (os.geteuid(), os.getegid()), Bounds({0, os.geteuid()})
+        first_handle = 1 + (secrets.randbits(HANDLE_BITS) << 20)
+        epoch = secrets.randbits(EPOCH_BITS)
+
+        def stats() -> dict[str, Any]:
+            """What a client asks any process for: how long values may be."""
+            sizes = [
+                {"name": each.settings.name, "kind": "kv", "value_bytes": each.settings.value_bytes}
+                for each in own
+            ]
+            return {"pid": os.getpid(), "process": number, "volumes": sizes}
+
+        kv = KvFace(
+            own, current_channel, None, owner, epoch, bounds=bounds, may_read=self._may_read,
+            first_handle=first_handle,
+        )  # fmt: skip
+        control = ControlFace(
+            own, current_channel, stats, _no_prestage, None, owner, memory=registered, bounds=bounds,
+            may_read=self._may_read, first_handle=first_handle,
+        )  # fmt: skip
+        return RootFileSystem({b"kv": (KV_ROOT, kv), b".g35": (CONTROL_ROOT, control)}, owner)
+
+    def _may_read(self, volume: ServedVolume) -> bool:
+        """Whether gets of the volume are served here now."""
+        pool_map = self._watch.pool_map
+        if volume.erased or self._versions.map_version != pool_map.version:
+            return False
+        version, tenants = self._rated
+        if version != pool_map.version:
+            # A rate is kept to where all of the tenant's gets come by.
+            tenants = frozenset(bytes.fromhex(each.tenant_id) for each in pool_map.tenants if each.bandwidth)
+            self._rated = (pool_map.version, tenants)
+        return volume.settings.tenant not in tenants
+
+
+def _no_prestage(volume: ServedVolume, key: bytes, milliseconds: int = 0) -> Outcome:
+    return Outcome.REFUSED

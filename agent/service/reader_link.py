@@ -1,0 +1,149 @@
+"""What the processes of one agent tell each other: lines of JSON, over a socket between parent and child.
+
+The parent sends one `Order`. The child sends `READY` once it serves, and then a `Report` now and then: its
+counters, whole each time, and the uses of values since the last one. Both run the same program as one user.
+"""
+
+import json
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from agent.fs.fuse.abi import InitFlag
+from agent.fs.fuse.session import Negotiated
+from agent.pool.counters import CAUSES, MissCause, Tally
+from agent.pool.volume.uses import Use
+
+LINE_BYTES_MAX: Final = 4 << 20
+_CHUNK_BYTES: Final = 64 << 10
+_BY_CAUSE: Final = ("misses", "prefix_holes")
+Counts = dict[str, Tally]
+"""By volume; those of the fabric under the empty name."""
+
+
+class LinkBroken(Exception):
+    """The other process is gone, or says what makes no sense."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a child needs to serve: `folder` is where it is mounted, `configuration` is JSON."""
+
+    number: int
+    folder: str
+    processes: int
+    configuration: str
+    negotiated: Negotiated
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """`tallies`: since the child began. `uses`: since its last report. `moved`: bytes that its mount has
+    answered with."""
+
+    tallies: Counts = field(default_factory=dict)
+    uses: Sequence[Use] = ()
+    moved: int = 0
+    is_ready: bool = False
+
+
+def encode_order(order: Order) -> bytes:
+    agreed = order.negotiated
+    return _line(
+        {
+            "number": order.number,
+            "folder": order.folder,
+            "processes": order.processes,
+            "configuration": order.configuration,
+            "negotiated": [agreed.minor, int(agreed.flags), agreed.transfer_bytes],
+        }
+    )
+
+
+def decode_order(line: bytes) -> Order:
+    """Raises LinkBroken."""
+    try:
+        found = json.loads(line)
+        minor, flags, transfer_bytes = map(int, found["negotiated"])
+        agreed = Negotiated(minor, InitFlag(flags), transfer_bytes)
+        number, processes = int(found["number"]), int(found["processes"])
+        return Order(number, str(found["folder"]), processes, str(found["configuration"]), agreed)
+    except (ValueError, KeyError, TypeError) as wrong:
+        raise LinkBroken(f"no order: {wrong}") from None
+
+
+def encode_report(report: Report) -> bytes:
+    return _line(
+        {
+            "ready": report.is_ready,
+            "moved": report.moved,
+            "tallies": {volume: _as_dict(tally) for volume, tally in report.tallies.items()},
+            "uses": [list(use) for use in report.uses],
+        }
+    )
+
+
+def decode_report(line: bytes) -> Report:
+    """Raises LinkBroken."""
+    try:
+        found = json.loads(line)
+        return Report(
+            {str(volume): _tally(counts) for volume, counts in found["tallies"].items()},
+            [Use(*map(int, use)) for use in found["uses"]],
+            int(found["moved"]),
+            bool(found["ready"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as wrong:
+        raise LinkBroken(f"no report: {wrong}") from None
+
+
+class Lines:
+    """Lines out of the bytes that come, LINE_BYTES_MAX of one at the most."""
+
+    def __init__(self) -> None:
+        self._kept = bytearray()
+
+    def receive(self, link: socket.socket) -> Iterator[bytes]:
+        """What has come whole, with one look at the socket. Raises LinkBroken once the other end is closed;
+        BlockingIOError where nothing has come."""
+        try:
+            came = link.recv(_CHUNK_BYTES)
+        except ConnectionError:
+            came = b""
+        if not came:
+            raise LinkBroken("the other process has closed it")
+        self._kept += came
+        *whole, rest = self._kept.split(b"\n")
+        self._kept = rest
+        if len(rest) > LINE_BYTES_MAX:
+            raise LinkBroken("a line without an end")
+        yield from map(bytes, whole)
+
+
+def _line(message: Mapping[str, Any]) -> bytes:
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+def _as_dict(tally: Tally) -> dict[str, Any]:
+    """Those counts that are not zero."""
+    found: dict[str, Any] = {}
+    for name in Tally.__slots__:
+        value = getattr(tally, name)
+        if name in _BY_CAUSE:
+            value = {str(cause.value): count for cause, count in value.items() if count}
+        if value:
+            found[name] = value
+    return found
+
+
+def _tally(counts: Mapping[str, Any]) -> Tally:
+    tally = Tally()
+    for name, value in counts.items():
+        if name in _BY_CAUSE:
+            causes = dict.fromkeys(CAUSES, 0)
+            causes.update({MissCause(int(cause)): int(count) for cause, count in value.items()})
+            setattr(tally, name, causes)
+        else:
+            setattr(tally, name, int(value))
+    return tally

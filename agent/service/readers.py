@@ -1,0 +1,379 @@
+"""The other processes of an agent: readers, which serve gets beside the process that does everything.
+
+Each has a mount of its own within the agent's, at `.g35/process-N`. This process mounts it and keeps it: a
+reader that dies is started again without an unmount, and meanwhile requests to it fail at once
+(agent/fs/doors/stand_in.py), so that clients ask here. reader.py is what runs there, reader_link.py what both
+tell each other.
+
+One thread does it all. It starts the processes itself, for the kernel kills them with the thread that did.
+"""
+
+import contextlib
+import enum
+import logging
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from agent.config.configuration import Configuration
+from agent.errors import G35Error
+from agent.fs.doors import mounting
+from agent.fs.doors.mounting import MountOptions
+from agent.fs.doors.stand_in import StandIn
+from agent.host_os.worker_thread import OwnThread
+from agent.pool.counters import Tally, total
+from agent.pool.volume.uses import USES_MAX, Use
+from agent.service.reader_link import Counts, Lines, LinkBroken, Order, Report, decode_report, encode_order
+from host_shim.control_wire import PROCESS_FOLDER
+
+log = logging.getLogger(__name__)
+
+START_SECONDS: Final = 30.0
+"""From the start of a process to its first report; then it is started anew."""
+SILENT_SECONDS: Final = 10.0
+"""Without a report; a process that hangs is ended, and started anew."""
+AGAIN_SECONDS: Final = (0.1, 5.0)
+"""From the end of a process to its next start: at first, and at the most."""
+GOOD_SECONDS: Final = 30.0
+"""After which the next start is as soon as the first."""
+LOOK_SECONDS: Final = 0.1
+END_SECONDS: Final = 5.0
+
+
+class ReaderState(enum.Enum):
+    STARTING = "starting"
+    SERVING = "serving"
+    ENDED = "ended"
+    """It is started again."""
+    UNMOUNTED = "unmounted"
+    """By somebody; it is left so until the agent starts again."""
+
+
+LEGAL: Final = {
+    ReaderState.ENDED: {ReaderState.STARTING, ReaderState.UNMOUNTED},
+    ReaderState.STARTING: {ReaderState.SERVING, ReaderState.ENDED, ReaderState.UNMOUNTED},
+    ReaderState.SERVING: {ReaderState.ENDED, ReaderState.UNMOUNTED},
+    ReaderState.UNMOUNTED: set[ReaderState](),
+}
+
+
+def why_alone(configuration: Configuration) -> str:
+    """Why an agent of this configuration has no readers, though it asks for some; empty where it has them."""
+    reasons = {
+        "there is no mount": configuration.agent.mount is None,
+        'agent.door is "pyfuse3"': configuration.agent.door != "fuse",
+        "there is a [[local]] table": bool(configuration.local),
+        "there is a [[discovery]] table": bool(configuration.discovery),
+        "there is a [[spill]] table": bool(configuration.spill),
+        "prestage.learn is set": configuration.prestage.learn,
+        "fabric.local_address is that of an emulated device": bool(configuration.fabric.local_address)
+        and configuration.fabric.verbs_provider != "pyverbs",
+        "/dev/fuse may not be opened": not os.access(mounting.DEV_FUSE, os.R_OK | os.W_OK),
+    }
+    return ", ".join(reason for reason, holds in reasons.items() if holds)
+
+
+def folder_of(mount: Path, number: int) -> Path:
+    """Where a reader of an agent is mounted."""
+    return mount / ".g35" / f"{PROCESS_FOLDER}{number}"
+
+
+class _Told(NamedTuple):
+    """What a reader has counted: its earlier processes, and the one that is there. Any thread may read it; it
+    is replaced whole."""
+
+    earlier: Counts
+    now: Counts
+    moved_earlier: int = 0
+    moved_now: int = 0
+
+    def counts(self) -> Counts:
+        names = {*self.earlier, *self.now}
+        return {
+            name: total(each[name] for each in (self.earlier, self.now) if name in each) for name in names
+        }
+
+
+class _Reader:
+    """One of them, over all of its processes. For the thread `readers`; others read what is said to be so."""
+
+    def __init__(self, number: int, folder: Path) -> None:
+        self.number, self.folder = number, folder
+        self.state = ReaderState.ENDED
+        self.starts = 0
+        self.told = _Told({}, {})
+        self.process: subprocess.Popen[bytes] | None = None
+        self.stand_in: StandIn | None = None
+        self.link: socket.socket | None = None
+        self.lines = Lines()
+        self.since = self.heard_at = self.again_at = 0.0
+        self.pause = AGAIN_SECONDS[0]
+
+    def become(self, state: ReaderState) -> None:
+        if state not in LEGAL[self.state]:
+            raise AssertionError(f"{state} after {self.state}")
+        self.state = state
+
+    def take(self, report: Report, now: float) -> None:
+        self.told = self.told._replace(now=report.tallies, moved_now=report.moved)
+        self.heard_at = now
+        if report.is_ready and self.state is ReaderState.STARTING:
+            self.become(ReaderState.SERVING)
+
+    def forget_process(self) -> None:
+        """It has ended: what it counted is kept."""
+        told = self.told
+        self.told = _Told(told.counts(), {}, told.moved_earlier + told.moved_now)
+        self.lines = Lines()
+        if self.link is not None:
+            self.link.close()
+            self.link = None
+        self.process = None
+
+
+class Readers(OwnThread):
+    """All readers of an agent."""
+
+    def __init__(self, configuration: Configuration, versions: int) -> None:
+        """`versions`: the descriptor of agent/pool/volume/set_versions.py; it is this object's now."""
+        super().__init__("readers", None, "")
+        mount = configuration.agent.mount
+        assert mount is not None
+        self._configuration, self._versions = configuration, versions
+        self._count = configuration.agent.processes
+        self._readers = [_Reader(number, folder_of(mount, number)) for number in range(1, self._count)]
+        self._uses: list[Use] = []
+        self._using = threading.Lock()
+        self._selector = selectors.DefaultSelector()
+
+    def tallies(self) -> Iterator[Mapping[str, Tally]]:
+        """The counters of all readers, those that have ended too."""
+        for reader in self._readers:
+            yield reader.told.counts()
+
+    def moved(self) -> dict[str, dict[str, int]]:
+        """By folder, what the mount has moved, as of a door."""
+        return {
+            reader.folder.name: {
+                "bytes_read": (moved := reader.told.moved_earlier + reader.told.moved_now),
+                "bytes_written": 0,
+                "bytes_copied": moved,
+            }
+            for reader in self._readers
+        }
+
+    def take_uses(self) -> Sequence[Use]:
+        """Uses that readers have told of since the last call."""
+        with self._using:
+            taken, self._uses = self._uses, []
+        return taken
+
+    def status(self) -> list[dict[str, Any]]:
+        """A row for each reader: number, state, process id, starts, and counts of gets."""
+        rows = []
+        for reader in self._readers:
+            process = reader.process
+            counted = total(each for name, each in reader.told.counts().items() if name)
+            rows.append(
+                {
+                    "number": reader.number,
+                    "state": reader.state.value,
+                    "pid": process.pid if process is not None else None,
+                    "starts": reader.starts,
+                    "gets": counted.gets_hit + counted.gets_missed,
+                    "hits": counted.gets_hit,
+                    "bytes_read": counted.bytes_read,
+                }
+            )
+        return rows
+
+    def _work(self) -> None:
+        try:
+            for reader in self._readers:
+                self._mount(reader)
+            while not self.stopping.is_set():
+                self._turn(time.monotonic())
+        except Exception:
+            log.exception("the other processes of this agent are not served any more")
+        finally:
+            self._end()
+
+    def _mount(self, reader: _Reader) -> None:
+        settings = self._configuration.agent
+        options = MountOptions(allow_other=settings.allow_other or None, subtype=mounting.PROCESS_SUBTYPE)
+        try:
+            reader.stand_in = StandIn(mounting.mount(reader.folder, options))
+        except G35Error as error:
+            log.error("process %d of this agent is not served: %s", reader.number, error)
+            reader.become(ReaderState.UNMOUNTED)
+            return
+        self._selector.register(reader.stand_in.descriptor, selectors.EVENT_READ, reader)
+
+    def _turn(self, now: float) -> None:
+        for reader in self._readers:
+            self._look(reader, now)
+        for key, _ in self._selector.select(LOOK_SECONDS):
+            reader = key.data
+            if reader.link is not None and key.fd == reader.link.fileno():
+                self._hear(reader)
+            else:
+                self._answer(reader)
+
+    def _look(self, reader: _Reader, now: float) -> None:
+        """Start what is to be started, and end what hangs."""
+        if reader.state is ReaderState.UNMOUNTED or reader.stand_in is None:
+            return
+        process = reader.process
+        if process is None:
+            if reader.stand_in.negotiated is not None and now >= reader.again_at:
+                self._start(reader, now)
+            return
+        limit = START_SECONDS if reader.state is ReaderState.STARTING else SILENT_SECONDS
+        if process.poll() is None and now - reader.heard_at > limit:
+            log.error("process %d of this agent (%d) hangs; it is started anew", reader.number, process.pid)
+            process.kill()
+            process.wait()
+        if process.returncode is not None:
+            self._ended(reader, now)
+
+    def _start(self, reader: _Reader, now: float) -> None:
+        assert reader.stand_in is not None
+        agreed = reader.stand_in.negotiated
+        assert agreed is not None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            given = {
+                "link": theirs.fileno(),
+                "fuse": reader.stand_in.descriptor,
+                "versions": self._versions,
+                "parent": os.getpid(),
+                "log-level": logging.getLogger().getEffectiveLevel(),
+            }
+            arguments = [f"--{name}={value}" for name, value in given.items()]
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "agent.cli.reader_process", *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=[given["link"], given["fuse"], given["versions"]],
+                )
+            except OSError as error:
+                log.error("process %d of this agent cannot be started: %s", reader.number, error)
+                ours.close()
+                reader.again_at = now + AGAIN_SECONDS[1]
+                return
+        reader.process, reader.link = process, ours
+        reader.since = reader.heard_at = now
+        reader.starts += 1
+        reader.become(ReaderState.STARTING)
+        configuration = self._configuration.model_dump_json()
+        order = Order(reader.number, str(reader.folder), self._count, configuration, agreed)
+        with contextlib.suppress(OSError):  # it has ended, and `_look` sees that
+            ours.sendall(encode_order(order))
+        ours.setblocking(False)
+        self._selector.register(ours, selectors.EVENT_READ, reader)
+
+    def _ended(self, reader: _Reader, now: float) -> None:
+        """Its process is gone."""
+        process = reader.process
+        assert process is not None
+        self._hear_rest(reader)
+        if reader.link is not None:
+            self._selector.unregister(reader.link)
+        was_serving = reader.state is ReaderState.SERVING
+        reader.forget_process()
+        if not mounting.is_mounted(reader.folder):
+            log.warning("process %d of this agent was unmounted: its gets are served here", reader.number)
+            reader.become(ReaderState.UNMOUNTED)
+            self._close_mount(reader)
+            return
+        reader.become(ReaderState.ENDED)
+        lasted = now - reader.since
+        reader.pause = AGAIN_SECONDS[0] if lasted > GOOD_SECONDS else min(2 * reader.pause, AGAIN_SECONDS[1])
+        reader.again_at = now + reader.pause
+        log.warning(
+            "process %d of this agent (%d) has ended, by %d; it is started again", reader.number, process.pid,
+            process.returncode,
+        )  # fmt: skip
+        if was_serving and reader.stand_in is not None:
+            self._selector.register(reader.stand_in.descriptor, selectors.EVENT_READ, reader)
+
+    def _hear(self, reader: _Reader) -> None:
+        """What a process says. That it is gone, `_look` finds."""
+        assert reader.link is not None
+        try:
+            for line in reader.lines.receive(reader.link):
+                was_serving = reader.state is ReaderState.SERVING
+                report = decode_report(line)
+                reader.take(report, time.monotonic())
+                self._note_uses(report.uses)
+                if reader.state is ReaderState.SERVING and not was_serving:
+                    assert reader.stand_in is not None
+                    self._selector.unregister(reader.stand_in.descriptor)
+        except BlockingIOError:
+            return
+        except LinkBroken:
+            if reader.process is not None:
+                reader.process.kill()
+                reader.process.wait()
+
+    def _hear_rest(self, reader: _Reader) -> None:
+        """What it had said before it ended."""
+        try:
+            while reader.link is not None:
+                for line in reader.lines.receive(reader.link):
+                    report = decode_report(line)
+                    reader.told = reader.told._replace(now=report.tallies, moved_now=report.moved)
+                    self._note_uses(report.uses)
+        except (BlockingIOError, LinkBroken):
+            return
+
+    def _note_uses(self, uses: Sequence[Use]) -> None:
+        with self._using:
+            if len(self._uses) < USES_MAX * self._count:
+                self._uses += uses
+
+    def _answer(self, reader: _Reader) -> None:
+        assert reader.stand_in is not None
+        try:
+            reader.stand_in.answer_waiting()
+        except OSError:
+            if reader.process is not None:
+                return  # it ends by that, too
+            reader.become(ReaderState.UNMOUNTED)
+            self._selector.unregister(reader.stand_in.descriptor)
+            self._close_mount(reader)
+
+    def _close_mount(self, reader: _Reader) -> None:
+        if reader.stand_in is not None:
+            os.close(reader.stand_in.descriptor)
+            reader.stand_in = None
+
+    def _end(self) -> None:
+        """Take the mounts away, and end the processes."""
+        for reader in self._readers:
+            if reader.stand_in is not None and mounting.is_mounted(reader.folder):
+                if mounting.may_mount():
+                    mounting.unmount(reader.folder, force=True)
+                mounting.unmount(reader.folder, lazy=True)
+            if reader.link is not None:
+                reader.link.close()
+        until = time.monotonic() + END_SECONDS
+        for reader in self._readers:
+            if reader.process is not None:
+                try:
+                    reader.process.wait(max(0.0, until - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    reader.process.kill()
+                    reader.process.wait()
+                reader.forget_process()
+            self._close_mount(reader)
+        self._selector.close()
+        os.close(self._versions)
