@@ -27,6 +27,7 @@ from host_shim.control_wire import (
     AT_ONCE_BYTES,
     FLAG_NO_ANSWER,
     HEADER_BYTES,
+    PROCESS_FOLDER,
     SESSION_FILE_BYTES,
     VALUE_BYTES_MAX,
     MalformedControl,
@@ -96,6 +97,13 @@ class Files:
             os.close(descriptor)
             raise
         return descriptor
+
+    def processes(self, folder: str) -> list[str]:
+        """The names of the folders of other processes of the agent, in the folder of the session's file."""
+        try:
+            return sorted(name for name in os.listdir(folder) if name.startswith(PROCESS_FOLDER))
+        except OSError:
+            return []
 
     def close(self, descriptor: int) -> None:
         os.close(descriptor)
@@ -281,7 +289,7 @@ class Session:
                 return 0
             if error.errno == errno.E2BIG:  # what Linux makes of ERANGE where the buffer has 64 KiB
                 raise OSError(errno.ERANGE, os.strerror(errno.ERANGE)) from None
-            if error.errno in (errno.ERANGE, errno.ENOENT):
+            if error.errno in (errno.ERANGE, errno.ENOENT, errno.EREMOTE):
                 raise
             seen = self._seen(error)
             if self.dead:

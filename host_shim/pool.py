@@ -24,11 +24,13 @@ import errno
 import math
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from host_shim.agent_processes import AgentProcesses, AskTheFirst
 from host_shim.block_key import checked_key
 from host_shim.connector_jobs import JobRunner, share
 from host_shim.control_session import ONE_REQUEST_BYTES, Files, Session, SessionDead, SessionLender
@@ -100,8 +102,13 @@ class Pool:
             raise ValueError("a pool needs at least one session, and one transfer at a time")
         self.mount = os.fspath(mount)
         self._memory = RegisteredMemory()
-        path = os.path.join(self.mount, SESSION_PATH)
-        self._lender = SessionLender(path, files or Files(), sessions, self._memory)
+        own = files or Files()
+
+        def lender(path: str) -> SessionLender:
+            return SessionLender(path, own, sessions, self._memory)
+
+        self._lender = lender(os.path.join(self.mount, SESSION_PATH))
+        self._processes = AgentProcesses(self.mount, own, self._lender, lender)
         self._parallel = parallel
         self._known: set[str] = set()
         """Volumes that the agent has served to this process; no more than there are."""
@@ -146,7 +153,9 @@ class Pool:
         Where the mount holds one (False), its session is closed when it lets go.
         """
         self._lender.close()
-        ended = self._lender.wait_until_all_are_back(seconds)
+        lenders, until = [self._lender, *self._processes.close()], time.monotonic() + seconds
+        waits = [each.wait_until_all_are_back(max(0.0, until - time.monotonic())) for each in lenders]
+        ended = all(waits)
         with self._lock:
             runner = self._runner
         if runner is not None:
@@ -182,6 +191,7 @@ class Pool:
         self._runner = None
         self._memory.after_fork_in_child()
         self._lender.abandon()
+        self._processes.after_fork_in_child()
 
 
 class Volume:
@@ -205,36 +215,53 @@ class Volume:
         try:
             view = _writable(buffer)
             checked_key(key)
-            # As `with lend()`, whose object and two calls would be a tenth of what a get takes here.
-            lender = self._pool._lender
-            session = lender.take()
-            if session is None:
-                return None
-            try:
-                length = session.read_at_once(self.name, key, view)
-                if length is not None:
-                    self._pool._known.add(self.name)
-                    return length or None
-                session.bind_reads(self.name, (key,))
-                self._pool._known.add(self.name)
-                length = session.read(0, view)
-                if ONE_REQUEST_BYTES < length < len(view) and session.outcomes(1) != [Outcome.HIT]:
-                    return None  # it broke off in the middle
-                if length == len(view):
-                    self._refuse_cut_off(session, 0, key, length)
-                return length or None
-            except OSError as refused:
-                if refused.errno == errno.ERANGE:
-                    raise self._too_small(session, key, len(view)) from None
-                self._raise_wrong_use(refused, session)
-                return None
-            except MemoryError:
-                session.dead = True  # see `Loan`
-                raise
-            finally:
-                lender.give_back(session)
+            lender = self._pool._processes.next(self.name, (key,))
+            if lender is not self._pool._lender:
+                try:
+                    return self._get_from(lender, key, view)
+                except (AskTheFirst, SessionDead):
+                    lender = self._pool._lender
+            return self._get_from(lender, key, view)
         except (SessionDead, MemoryError):
             return None
+
+    def _get_from(self, lender: SessionLender, key: bytes, view: memoryview) -> int | None:
+        """`get_into` by one process of the agent. Raises SessionDead; AskTheFirst where that may serve it."""
+        # As `with lend()`, whose object and two calls would be a tenth of what a get takes here.
+        session = lender.take()
+        if session is None:
+            self._want_first(lender)
+            return None
+        try:
+            length = session.read_at_once(self.name, key, view)
+            if length is not None:
+                self._pool._known.add(self.name)
+                return length or None
+            session.bind_reads(self.name, (key,))
+            self._pool._known.add(self.name)
+            length = session.read(0, view)
+            if ONE_REQUEST_BYTES < length < len(view) and session.outcomes(1) != [Outcome.HIT]:
+                return None  # it broke off in the middle
+            if length == len(view):
+                self._refuse_cut_off(session, 0, key, length)
+            return length or None
+        except OSError as refused:
+            if refused.errno == errno.ERANGE:
+                raise self._too_small(session, key, len(view)) from None
+            self._want_first(lender)
+            self._raise_wrong_use(refused, session)
+            return None
+        except MemoryError:
+            session.dead = True  # see `Loan`
+            raise
+        finally:
+            lender.give_back(session)
+
+    def _want_first(self, lender: SessionLender) -> None:
+        """Raises AskTheFirst where a process has refused that is not the first; it is left alone then."""
+        if lender is not self._pool._lender:
+            self._pool._processes.set_aside(lender, self.name)
+            raise AskTheFirst
 
     def _refuse_cut_off(self, session: Session, ticket: int, key: bytes, room: int) -> None:
         """Raise BufferTooSmall where the value of a ticket goes on behind a full buffer of `room` bytes."""
@@ -287,29 +314,48 @@ class Volume:
         return result
 
     def _fetch_batch(self, keys: Sequence[bytes], views: Sequence[memoryview], causes: bool) -> list[Fetched]:
+        lender = self._pool._processes.next(self.name, keys)
+        if lender is not self._pool._lender:
+            try:
+                return self._fetch_from(lender, keys, views, causes)
+            except AskTheFirst:
+                lender = self._pool._lender
+        return self._fetch_from(lender, keys, views, causes)
+
+    def _fetch_from(
+        self, lender: SessionLender, keys: Sequence[bytes], views: Sequence[memoryview], causes: bool
+    ) -> list[Fetched]:
+        """By one process of the agent. Raises AskTheFirst where that may serve it."""
         together: list[list[Fetched] | slice] = []
-        with self._pool._lender.lend() as session:
+        with lender.lend() as session:
             if session is None:
+                self._want_first(lender)
                 return [Fetched(None, None)] * len(keys)
             try:
                 together = self._fetch_together(session, keys, views)
             except OSError as refused:
+                self._want_first(lender)
                 return [Fetched(None, self._raise_wrong_use(refused, session))] * len(keys)
+        if session is None or session.dead:
+            self._want_first(lender)
         result: list[Fetched] = []
         for group in together or [slice(0, len(keys))]:
             if isinstance(group, slice):
-                result += self._fetch_each(keys[group], views[group], causes)
+                result += self._fetch_each(lender, keys[group], views[group], causes)
             else:
                 result += group
         return result
 
-    def _fetch_each(self, keys: Sequence[bytes], views: Sequence[memoryview], causes: bool) -> list[Fetched]:
+    def _fetch_each(
+        self, lender: SessionLender, keys: Sequence[bytes], views: Sequence[memoryview], causes: bool
+    ) -> list[Fetched]:
         """Each value by a read of its own, several at a time."""
         lengths: list[int] = [0] * len(keys)
         seen: Sequence[Outcome | None] = [None] * len(keys)
         ended = False
-        with self._pool._lender.lend() as session:
+        with lender.lend() as session:
             if session is None:
+                self._want_first(lender)
                 return [Fetched(None, None)] * len(keys)
             lent = session
 
@@ -325,6 +371,7 @@ class Volume:
                     if lengths[index] == len(view):
                         self._refuse_cut_off(session, index, key, len(view))
             except OSError as refused:
+                self._want_first(lender)
                 return [Fetched(None, self._raise_wrong_use(refused, session))] * len(keys)
             ended = True
             # A long read that came back short is either a short value or broke off in the middle.
@@ -334,6 +381,8 @@ class Volume:
             if doubtful or (causes and 0 in lengths):
                 with contextlib.suppress(OSError):
                     seen = session.outcomes(len(keys))
+        if session is None or session.dead or not ended:
+            self._want_first(lender)
         if session is not None and not ended:
             # Nobody is there to say whether a full buffer has all of its value. (A dead session asks nobody.)
             room = session.value_bytes_max(self.name)
@@ -484,6 +533,7 @@ class Volume:
         if deadline is not None and deadline <= 0:
             return [False] * len(keys)
         milliseconds = 0 if deadline is None else math.ceil(deadline * 1e3)
+        self._pool._processes.note_prestaged(self.name, keys)
         answers = self._ask_each(Operation.PRESTAGE, keys, milliseconds)
         return [one in (Outcome.HIT, Outcome.STARTED) for one in answers]
 
@@ -536,15 +586,27 @@ class Volume:
     def _ask_some(
         self, operation: Operation, keys: Sequence[bytes], ttl_seconds: int
     ) -> Sequence[Outcome | None]:
-        with self._pool._lender.lend() as session:
-            if session is None:
-                return [None] * len(keys)
-            try:
-                body = session.ask(operation, self.name, keys, ttl_seconds)
-                self._pool._known.add(self.name)
-                return session.outcomes_in(body, len(keys))
-            except OSError as refused:
-                return [self._raise_wrong_use(refused, session)] * len(keys)
+        if operation is Operation.EXISTS:
+            lender = self._pool._processes.next(self.name, ())
+            if lender is not self._pool._lender:
+                with contextlib.suppress(AskTheFirst):
+                    return self._ask_of(lender, operation, keys, ttl_seconds)
+        return self._ask_of(self._pool._lender, operation, keys, ttl_seconds)
+
+    def _ask_of(
+        self, lender: SessionLender, operation: Operation, keys: Sequence[bytes], ttl_seconds: int
+    ) -> Sequence[Outcome | None]:
+        """By one process of the agent. Raises AskTheFirst where that may serve it."""
+        with lender.lend() as session:
+            if session is not None:
+                try:
+                    body = session.ask(operation, self.name, keys, ttl_seconds)
+                    self._pool._known.add(self.name)
+                    return session.outcomes_in(body, len(keys))
+                except OSError as refused:
+                    self._want_first(lender)
+                    return [self._raise_wrong_use(refused, session)] * len(keys)
+        self._want_first(lender)
         return [None] * len(keys)
 
     def _raise_wrong_use(self, refused: OSError, session: Session) -> Outcome | None:

@@ -419,11 +419,14 @@ class _InSets(ServedVolume):
         sets = volume.borrow_sets(pseudonym)
         try:
             length = remembered_length(volume, pseudonym, sets)
-            if length is None:
-                stale = [cached for cached in sets if not volume.is_fresh(cached, channel)]
-                if stale:
-                    yield from volume.load(channel, stale, deadline)
-                    length = remembered_length(volume, pseudonym, sets)
+            stale = [
+                cached
+                for cached in sets
+                if cached.is_overtaken() or (length is None and not volume.is_fresh(cached, channel))
+            ]
+            if stale:
+                yield from volume.load(channel, stale, deadline)
+                length = remembered_length(volume, pseudonym, sets)
         finally:
             volume.give_back_sets(sets)
         if length is None and volume.below is not None:

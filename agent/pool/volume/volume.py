@@ -592,11 +592,10 @@ class Volume(PoolVolume):
             believed_since = channel.now() - max(least, self.timing.directory_fresh)
             wanted: dict[int, CachedSet] = {}
             for sets, of_key in zip(borrowed, found, strict=True):
-                if not of_key:
-                    for cached in sets:
-                        is_old = cached.directory is None or cached.loaded_at <= believed_since
-                        if is_old or cached.is_overtaken():
-                            wanted[id(cached)] = cached
+                for cached in sets:
+                    is_old = cached.directory is None or cached.loaded_at <= believed_since
+                    if (is_old and not of_key) or cached.is_overtaken():
+                        wanted[id(cached)] = cached
             trouble: MissCause | None = None
             if wanted:
                 trouble = yield from self.load(channel, list(wanted.values()), deadline)

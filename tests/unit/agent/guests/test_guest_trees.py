@@ -48,6 +48,7 @@ class Pool:
     start_prestage: Any = None
     readahead: Readahead = INACTIVE
     registered: None = None
+    readers: int = 0
     bounds: Bounds = field(default_factory=Bounds)
 
     @property

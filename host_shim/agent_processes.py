@@ -1,0 +1,126 @@
+"""Which process of the agent a get asks: an agent may be several, and each serves gets.
+
+The first serves everything. The others have mounts of their own within its mount (`PROCESS_FOLDER`), and
+what one of them does not serve now, or does not live to serve, the first is asked for. Gets go to all in
+turn, so that no single interpreter is what bounds them. A key that was asked to be prestaged waits in the
+memory of the first.
+"""
+
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from host_shim.control_session import Files, SessionLender
+from host_shim.control_wire import SESSION_PATH
+
+LOOK_SECONDS: Final = 5.0
+"""Between two looks for processes; an agent that starts again may have others."""
+ASIDE_SECONDS: Final = 1.0
+"""A process is not asked for values of a volume again, once it has refused, nor for any once it was away."""
+PROCESSES_MAX: Final = 64
+PRESTAGED_MAX: Final = 16_384
+"""Keys of which it is remembered that they were asked to be prestaged; then all are forgotten."""
+
+
+class AskTheFirst(Exception):
+    """The process that was asked does not serve this now."""
+
+
+class AgentProcesses:
+    """Those behind one mount. Safe from any thread."""
+
+    def __init__(
+        self, mount: str, files: Files, first: SessionLender, lender: Callable[[str], SessionLender]
+    ) -> None:
+        """`lender` makes one for the session's file at a path."""
+        self._mount = mount
+        self._files = files
+        self._first: Final = first
+        self._make = lender
+        self._known: dict[str, SessionLender] = {}
+        self._all: tuple[SessionLender, ...] = (first,)
+        self._turn = itertools.count()
+        self._look_at = 0.0
+        self._looking = threading.Lock()
+        self._is_closed = False
+        self._aside: dict[tuple[int, str], float] = {}
+        """Lender, by its id, and volume; the empty name stands for all. And until when."""
+        self._prestaged: set[tuple[str, bytes]] = set()
+
+    def next(self, volume: str, keys: Sequence[bytes]) -> SessionLender:
+        """Whose turn it is to serve a get of some keys."""
+        if time.monotonic() >= self._look_at:
+            self._look()
+        everyone = self._all
+        if len(everyone) == 1:
+            return self._first
+        chosen = everyone[next(self._turn) % len(everyone)]
+        if chosen is self._first or (self._aside and self._is_aside(chosen, volume)):
+            return self._first
+        if self._prestaged and self._forget_prestaged(volume, keys):
+            return self._first
+        return chosen
+
+    def set_aside(self, lender: SessionLender, volume: str = "") -> None:
+        """It has refused; leave it alone for a moment, with this volume or with all."""
+        self._aside[id(lender), volume] = time.monotonic() + ASIDE_SECONDS
+
+    def note_prestaged(self, volume: str, keys: Sequence[bytes]) -> None:
+        if len(self._all) == 1:
+            return
+        if len(self._prestaged) + len(keys) > PRESTAGED_MAX:
+            self._prestaged = set()
+        self._prestaged.update((volume, key) for key in keys[:PRESTAGED_MAX])
+
+    def close(self) -> list[SessionLender]:
+        """Close the sessions of the processes beside the first, whose lenders are given back."""
+        with self._looking:
+            self._is_closed = True
+            self._all = (self._first,)
+            lenders = list(self._known.values())
+        for lender in lenders:
+            lender.close()
+        return lenders
+
+    def after_fork_in_child(self) -> None:
+        self._looking = threading.Lock()
+        for lender in self._known.values():
+            lender.abandon()
+
+    def _is_aside(self, lender: SessionLender, volume: str) -> bool:
+        now = time.monotonic()
+        for which in ("", volume):
+            until = self._aside.get((id(lender), which))
+            if until is not None:
+                if now < until:
+                    return True
+                self._aside.pop((id(lender), which), None)
+        return False
+
+    def _forget_prestaged(self, volume: str, keys: Sequence[bytes]) -> bool:
+        """Whether one of the keys was asked to be prestaged, which it is for one get."""
+        found = False
+        for key in keys:
+            if (volume, key) in self._prestaged:
+                self._prestaged.discard((volume, key))
+                found = True
+        return found
+
+    def _look(self) -> None:
+        if not self._looking.acquire(blocking=False):
+            return
+        try:
+            if self._is_closed or not self._first.reached:
+                return
+            self._look_at = time.monotonic() + LOOK_SECONDS
+            folders = self._files.processes(os.path.join(self._mount, os.path.dirname(SESSION_PATH)))
+            for folder in folders[: PROCESSES_MAX - 1]:
+                if folder not in self._known:
+                    path = os.path.join(self._mount, os.path.dirname(SESSION_PATH), folder, SESSION_PATH)
+                    self._known[folder] = self._make(path)
+            self._all = (self._first, *(self._known[each] for each in folders if each in self._known))
+        finally:
+            self._looking.release()
