@@ -27,18 +27,22 @@ class LineClient:
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=words, text=True
             )
         try:
-            self._heard()
+            self.heard()
         except (G35Error, NotHere):
             self.stop()
             raise
 
     def ask(self, verb: str, seconds: float = 0.0, **further: object) -> dict[str, Any]:
         """Have one thing done; G35Error where it failed or the client is gone."""
+        self.tell(verb, seconds, **further)
+        return self.heard()
+
+    def tell(self, verb: str, seconds: float = 0.0, **further: object) -> None:
+        """As `ask`, and `heard` is what comes of it: several clients work at once."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # where it is gone, its silence says so as well
             self._process.stdin.write(json.dumps({"do": verb, "seconds": seconds, **further}) + "\n")
             self._process.stdin.flush()
-        return self._heard()
 
     def stop(self) -> None:
         assert self._process.stdin is not None
@@ -52,7 +56,12 @@ class LineClient:
             self._process.wait()
         self._process.stdout.close()
 
-    def _heard(self) -> dict[str, Any]:
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def heard(self) -> dict[str, Any]:
+        """The answer to what it was told first of what it has not answered yet."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
