@@ -22,6 +22,7 @@ from agent.host_os.whole_file import write_whole
 from agent.pool.volume.partial_puts import BEGUN_BYTES
 from agent.query.query_json import BODY_BYTES_MAX
 from agent.service.queue_plan import QueuePlan
+from agent.service.reader import OTHER_QUEUES
 from agent.service.run import serve
 from nvmeof.linux_limits import RESERVE_BYTES, Need, check_limits
 from nvmeof.transport.local_queue import IO_THREADS, MAX_TRANSFER
@@ -117,10 +118,16 @@ def agent_need(configuration: Configuration) -> Need:
     queues = QueuePlan.of(configuration).total
     paths = sum(len(each.each_path()) for each in configuration.enclosures)
     local = len(configuration.local)
+    readers, of_reader = settings.processes - 1, settings.worker_count + OTHER_QUEUES
     return Need(
         "its configuration",
-        PROGRAM_BYTES + RESERVE_BYTES + promised + queues * QUEUE_BYTES + local * IO_THREADS * MAX_TRANSFER,
-        queues + OTHER_THREADS + local * (IO_THREADS + 1),
+        PROGRAM_BYTES
+        + RESERVE_BYTES
+        + promised
+        + queues * QUEUE_BYTES
+        + local * IO_THREADS * MAX_TRANSFER
+        + readers * (PROGRAM_BYTES + of_reader * QUEUE_BYTES),
+        queues + OTHER_THREADS + local * (IO_THREADS + 1) + readers * (of_reader + OTHER_THREADS),
         2 * queues * (paths + 1) + OTHER_FILES,
         ", or lower agent.directory_cache, prestage.memory, files.staging and write_back_memory",
     )

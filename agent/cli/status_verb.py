@@ -153,6 +153,11 @@ def _health(found: dict[str, Any], rows: int | None = None) -> list[RenderableTy
     # A line of its own for each: ids and paths are longer than half a terminal.
     lines = [f"{reached}; the agent is up for {up}"]
     lines += [f"not served: {what}: {why}" for what, why in sorted(found["not_served"].items())]
+    lines += [
+        f"process {each['number']}: {each['state']}, {counted(each['gets'], 'get')}, started "
+        f"{counted(each['starts'], 'time')}"
+        for each in found.get("processes", ())
+    ]
     lines += [f"pool    {pool['id']}", f"mount   {found['mount']}"]
     columns = ("namespaces", "paused", "suspect", "reconnects")
     enclosures = folding_table("Enclosures", ("enclosure", "state"), columns)

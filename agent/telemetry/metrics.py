@@ -206,6 +206,15 @@ OF_THE_POOL: tuple[tuple[Kind, str, str, str], ...] = (
 """Kind, name, place in the snapshot and help. A collection counts by its length, a missing place as 0."""
 
 
+PROCESS_GAUGES = {"up": "1 where a process of the agent beside the first serves gets."}
+PROCESS_COUNTERS = {
+    "starts": "Times that it was started.",
+    "gets": "Gets that it has served; those of the volumes have them, too.",
+    "hits": "Of those, what was there.",
+    "bytes_read": "Bytes of values that it has served.",
+}
+
+
 class Collector:
     """Turns a snapshot into metric families, whenever the registry asks for them."""
 
@@ -224,6 +233,12 @@ class Collector:
         enclosures = [{**each, "up": float(each["connected"])} for each in state["enclosures"]]
         yield from _labelled("enclosure", enclosures, _GAUGE, ENCLOSURE_GAUGES)
         yield from _labelled("enclosure", enclosures, _COUNTER, ENCLOSURE_COUNTERS)
+        processes = [
+            {**each, "name": str(each["number"]), "up": float(each["state"] == "serving")}
+            for each in state.get("processes", ())
+        ]
+        yield from _labelled("process", processes, _GAUGE, PROCESS_GAUGES)
+        yield from _labelled("process", processes, _COUNTER, PROCESS_COUNTERS)
         places = [_spill_row(place) for place in state["spill"]]
         yield from _labelled("spill", places, _COUNTER, SPILL_COUNTERS)
         yield from _labelled("spill", places, _GAUGE, SPILL_GAUGES)

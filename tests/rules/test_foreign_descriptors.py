@@ -29,6 +29,7 @@ RECEIVES_OTHERWISE = {
 MAPS_OTHERWISE = {
     "agent/fs/virtiofs/guest_books.py": "a file that the agent has made in its state folder",
     "agent/bench/virtio_driver/guest_memory.py": "memfds that the driver has made itself",
+    "agent/pool/volume/set_versions.py": "a memfd that the agent has made itself, for its own processes",
     "emulator/lab/device_setup.py": "memory of the guest that this relay serves, and with which it ends",
     "host_shim/registered_memory.py": "a memfd that the client has made itself",
 }

@@ -8,7 +8,6 @@ mount's descriptor; so what it had begun ends with it, and the mount does not.
 import contextlib
 import errno
 import os
-import struct
 from typing import Final
 
 from agent.fs.fuse.abi import IN_HEADER, Opcode, encode_answer
@@ -55,10 +54,9 @@ class StandIn:
             self._answer(received)
 
     def _answer(self, received: int) -> None:
-        try:
-            _, opcode, unique, *_ = IN_HEADER.unpack_from(self._request)
-        except struct.error:
+        if received < IN_HEADER.size:
             return
+        _, opcode, unique, *_ = IN_HEADER.unpack_from(self._request)
         if opcode == Opcode.INIT:
             room = memoryview(b"")
             reply = self._session.answer(self._request, received, room, room, self._runner)

@@ -247,7 +247,7 @@ class Volume(PoolVolume):
         self.newest_map: InForce | None = None
         """Asked before a block of a file is given up; None: the known map is the only one."""
         self.key_transition: KeyTransition | None = None
-        self.uses: Uses | None = None
+        self.uses_elsewhere: Uses | None = None
         """Where another process of the agent writes directories: the uses that it is told of."""
         self._damage_look_seconds: float = damage_look_seconds(settings.kind == "files")
         self._extents = {extent.namespace: extent for extent in settings.extents}
@@ -281,7 +281,7 @@ class Volume(PoolVolume):
         if below is not None:
             self.below = below
         if uses is not None:
-            self.uses = uses
+            self.uses_elsewhere = uses
         if on_erasure is not None:
             self._on_erasure.append(on_erasure)
         super().change(tenant=tenant, erased=erased)
@@ -477,13 +477,14 @@ class Volume(PoolVolume):
         return True
 
     def touch(self, cached: CachedSet, slot: int, entry: Entry, wall: float) -> None:
-        """A get was served by this entry at `wall`, seconds since the epoch. Flash learns of it with the next write of the directory."""
+        """A get was served by this entry at `wall`, seconds since the epoch. Flash learns of it with the next
+        write of the directory."""
         with cached.guard:
             directory = cached.directory
             if directory is not None and directory.names(slot, entry.pseudonym):
                 directory.touch(slot, int(wall * 1e6))
-        if self.uses is not None:
-            self.uses.note(cached.namespace, cached.offset, slot, entry.generation)
+        if self.uses_elsewhere is not None:
+            self.uses_elsewhere.note(cached.namespace, cached.offset, slot, entry.generation)
 
     def is_recent(self, cached: CachedSet, channel: IoChannel) -> bool:
         """Whether a set was read within RECENT_SECONDS, for an image that goes over what others wrote. A

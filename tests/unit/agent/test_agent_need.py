@@ -15,8 +15,11 @@ MIB = 1 << 20
 ENCLOSURE = {"name": "one", "address": "127.0.0.1", "nqn": "nqn.2014-08.org.nvmexpress:one"}
 
 
-def need(workers: int = 2, **sections: Any) -> Need:
-    agent = {"mount": "/mnt/g35", "state": "/nonexistent", "key_file": "/nonexistent", "workers": workers}
+def need(workers: int = 2, processes: int = 1, **sections: Any) -> Need:
+    agent = {
+        "mount": "/mnt/g35", "state": "/nonexistent", "key_file": "/nonexistent", "workers": workers,
+        "processes": processes,
+    }  # fmt: skip
     return agent_need(
         parse_configuration({"agent": agent, "enclosures": [ENCLOSURE], **sections}, "a test's")
     )
@@ -37,6 +40,13 @@ def test_workers_take_buffers_threads_and_a_queue_by_each_path() -> None:
     assert most.threads == least.threads + 8
     queues = least.threads - 16
     assert most.files - least.files == 2 * (queues + 8) * 3 - 2 * queues * 2
+
+
+def test_each_process_is_a_program_with_workers_and_one_queue_more() -> None:
+    least, most = need(2), need(2, processes=4)
+    assert most.memory_bytes - least.memory_bytes == 3 * (384 + 3 * 12) * MIB
+    assert most.threads - least.threads == 3 * (3 + 16)
+    assert most.files == least.files, "that is counted for each process by itself"
 
 
 def test_others_map_memory_only_where_the_reserve_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,64 @@
+"""An agent that cannot have other processes says why, and is one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agent.config.configuration import parse_configuration
+from agent.errors import ConfigError
+from agent.service.readers import why_alone
+
+ENCLOSURE = {"name": "one", "address": "127.0.0.1", "nqn": "nqn.2014-08.org.nvmexpress:one"}
+AGENT = {"mount": "/mnt/g35", "state": "/nonexistent", "key_file": "/nonexistent", "processes": 2}
+
+
+def why(agent: dict[str, Any] | None = None, **sections: Any) -> str:
+    document = {"agent": AGENT | (agent or {}), "enclosures": [ENCLOSURE], **sections}
+    return why_alone(parse_configuration(document, "a test's"))
+
+
+def test_it_has_them_as_a_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: True)
+    assert why() == ""
+    assert why(policies=[{"volume": "kv", "write": "back"}]) == ""
+    assert why(fabric={"local_address": "192.0.2.1"}) == ""
+
+
+@pytest.mark.parametrize(
+    ("agent", "sections", "reason"),
+    [
+        ({"mount": None}, {"virtiofs": {"socket": "/run/g35.sock"}}, "there is no mount"),
+        ({"door": "pyfuse3"}, {}, 'agent.door is "pyfuse3"'),
+        ({}, {"local": [{"path": "/nonexistent", "size": "1G"}]}, "there is a [[local]] table"),
+        ({}, {"discovery": [{"name": "d", "address": "127.0.0.1"}]}, "there is a [[discovery]] table"),
+        (
+            {},
+            {"spill": [{"folder": "/g4", "max_bytes": "1G", "volumes": ["kv"]}]},
+            "there is a [[spill]] table",
+        ),
+        ({}, {"prestage": {"learn": True}}, "prestage.learn is set"),
+        (
+            {},
+            {"fabric": {"local_address": "192.0.2.1", "verbs_provider": "emulator.roce.pyverbs"}},
+            "fabric.local_address is that of an emulated device",
+        ),
+    ],
+)
+def test_what_keeps_it_alone(
+    agent: dict[str, Any], sections: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: True)
+    assert why(agent, **sections) == reason
+
+
+def test_where_dev_fuse_may_not_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    assert why() == "/dev/fuse may not be opened"
+
+
+@pytest.mark.parametrize("processes", [0, 65, -1])
+def test_processes_are_1_to_64(processes: int) -> None:
+    with pytest.raises(ConfigError, match="processes"):
+        why({"processes": processes})

@@ -1,0 +1,209 @@
+"""host_shim before an agent of several processes: gets go to all in turn, all else to the first."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from host_shim import agent_processes
+from host_shim.block_key import key_of
+from host_shim.control_session import Files
+from host_shim.control_wire import Operation, Outcome
+from host_shim.pool import Pool
+from tests.support.engines.scripted_agent import PlainFiles, ScriptedAgent
+
+KEYS = [key_of(f"block {number}") for number in range(12)]
+VALUE = b"value" * 1000
+
+
+class SeveralProcesses(PlainFiles):
+    """An agent and its readers, of which each is a scripted agent with the values of the first."""
+
+    def __init__(self, readers: int) -> None:
+        self.all = [ScriptedAgent() for _ in range(readers + 1)]
+        self.first = self.all[0]
+        for each in self.all:
+            each.values = self.first.values
+        self.looks = 0
+
+    def _of(self, descriptor: int) -> tuple[ScriptedAgent, int]:
+        return self.all[descriptor // 100_000], descriptor % 100_000
+
+    def processes(self, folder: str) -> list[str]:
+        assert folder == "/mnt/.g35"
+        self.looks += 1
+        return [f"process-{number}" for number in range(1, len(self.all))]
+
+    def open(self, path: str) -> int:
+        number = int(path.split("process-")[1].split("/")[0]) if "process-" in path else 0
+        return number * 100_000 + self.all[number].open(path)
+
+    def close(self, descriptor: int) -> None:
+        agent, own = self._of(descriptor)
+        agent.close(own)
+
+    def pwrite(self, descriptor: int, data: bytes | memoryview, offset: int) -> int:
+        agent, own = self._of(descriptor)
+        return agent.pwrite(own, data, offset)
+
+    def preadv(self, descriptor: int, into: memoryview, offset: int) -> int:
+        agent, own = self._of(descriptor)
+        return agent.preadv(own, into, offset)
+
+    def gets(self) -> list[int]:
+        """How many keys each was asked for to get."""
+        return [
+            sum(len(each.keys) for each in agent.requests if each.operation is Operation.GET)
+            for agent in self.all
+        ]
+
+    def asked(self, operation: Operation) -> list[int]:
+        return [sum(each.operation is operation for each in agent.requests) for agent in self.all]
+
+
+@pytest.fixture
+def agent() -> SeveralProcesses:
+    return SeveralProcesses(2)
+
+
+@pytest.fixture
+def pool(agent: SeveralProcesses) -> Pool:
+    made = Pool("/mnt", files=agent)
+    assert made.volume("kv").put_many(KEYS, [VALUE] * len(KEYS)) == [True] * len(KEYS)
+    return made
+
+
+def get_all(pool: Pool) -> None:
+    buffer = bytearray(len(VALUE) + 1)
+    for key in KEYS:
+        assert pool.volume("kv").get_into(key, buffer) == len(VALUE)
+        assert buffer[: len(VALUE)] == VALUE
+
+
+def test_gets_go_to_all_in_turn_and_all_else_to_the_first(pool: Pool, agent: SeveralProcesses) -> None:
+    volume = pool.volume("kv")
+    get_all(pool)
+    assert agent.gets() == [4, 4, 4]
+    for _ in range(3):
+        fetched = volume.fetch([*KEYS, key_of("none")], [bytearray(len(VALUE) + 1) for _ in range(13)])
+        assert [each.length for each in fetched] == [len(VALUE)] * 12 + [None]
+        assert fetched[-1].outcome is Outcome.NEVER_STORED
+        assert volume.exists(KEYS) == [True] * 12
+    assert agent.gets() == [17, 17, 17]
+    assert volume.pin(KEYS[:1]) == volume.delete(KEYS[:1]) == [True]
+    assert volume.put(KEYS[0], VALUE)
+    for operation in (Operation.PUT, Operation.PIN, Operation.DELETE):
+        assert agent.asked(operation)[1:] == [0, 0]
+    assert pool.close()
+    assert [each.open_files for each in agent.all] == [0, 0, 0]
+
+
+def test_an_agent_of_one_process_is_asked_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = SeveralProcesses(0)
+    with Pool("/mnt", files=agent) as pool:
+        assert pool.volume("kv").put_many(KEYS, [VALUE] * len(KEYS))
+        get_all(pool)
+        assert (agent.gets(), agent.looks) == ([12], 1)
+        monkeypatch.setattr(agent_processes, "LOOK_SECONDS", 0.0)
+        pool._processes._look_at = 0.0
+        get_all(pool)
+    assert agent.looks > 1
+
+
+@pytest.mark.parametrize("code", [errno.EREMOTE, errno.EOPNOTSUPP, errno.ENOENT, errno.EAGAIN, errno.EIO])
+def test_what_a_process_refuses_the_first_is_asked_for(
+    pool: Pool, agent: SeveralProcesses, code: int
+) -> None:
+    volume = pool.volume("kv")
+    get_all(pool)
+    for way in (
+        lambda: volume.get_into(KEYS[0], bytearray(len(VALUE) + 1)) == len(VALUE),
+        lambda: volume.get_many(KEYS[:1], [bytearray(len(VALUE) + 1)]) == [len(VALUE)],
+        lambda: volume.exists(KEYS[:1]) == [True],
+    ):
+        refusing(way, agent, lambda each: each.fail(code))
+        for each in agent.all:
+            each._fail_next.clear()
+        pool._processes._aside.clear()
+
+
+def refusing(
+    way: Callable[[], bool], agent: SeveralProcesses, refuse: Callable[[ScriptedAgent], None]
+) -> None:
+    for _ in range(3):
+        for each in agent.all[1:]:
+            refuse(each)
+        assert way()
+
+
+def test_one_that_has_refused_is_left_alone_for_a_moment(
+    pool: Pool, agent: SeveralProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get_all(pool)
+    agent.all[1].serve(("another",))
+    before = agent.gets()
+    for _ in range(5):
+        get_all(pool)
+    assert agent.gets()[1] == before[1] + 1
+    agent.all[1].serve(("kv",))
+    pool._processes._aside = dict.fromkeys(pool._processes._aside, 0.0)  # the moment is over
+    get_all(pool)
+    assert agent.gets()[1] == before[1] + 5
+
+
+def test_one_that_dies_costs_no_get(pool: Pool, agent: SeveralProcesses) -> None:
+    get_all(pool)
+    agent.all[1].kill()
+    agent.all[2].kill()
+    for _ in range(3):
+        get_all(pool)
+        volume = pool.volume("kv")
+        assert volume.get_many(KEYS, [bytearray(len(VALUE) + 1) for _ in KEYS]) == [len(VALUE)] * 12
+        assert volume.exists(KEYS) == [True] * 12
+        pool._processes._aside.clear()
+
+
+def test_keys_that_were_prestaged_are_got_from_the_first(pool: Pool, agent: SeveralProcesses) -> None:
+    get_all(pool)
+    before = agent.gets()
+    assert pool.volume("kv").prestage(KEYS) == [True] * len(KEYS)
+    get_all(pool)
+    assert agent.gets() == [before[0] + 12, *before[1:]]
+    get_all(pool)
+    assert agent.gets()[1] > before[1]
+
+
+def test_prestaged_keys_are_remembered_up_to_a_bound(
+    pool: Pool, agent: SeveralProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_processes, "PRESTAGED_MAX", 20)
+    get_all(pool)
+    for number in range(10):
+        pool.volume("kv").prestage([key_of(f"{number} {at}") for at in range(12)])
+        assert len(pool._processes._prestaged) <= 20
+
+
+def test_a_closed_pool_asks_no_process(pool: Pool, agent: SeveralProcesses) -> None:
+    get_all(pool)
+    assert pool.close()
+    for _ in range(3):
+        with pytest.raises(RuntimeError):
+            pool.volume("kv").get_into(KEYS[0], bytearray(8))
+    assert [each.open_files for each in agent.all] == [0, 0, 0]
+
+
+def test_a_buffer_that_is_too_small_is_told_by_any_process(pool: Pool) -> None:
+    for _ in range(3):
+        with pytest.raises(ValueError, match="longer than the buffer"):
+            pool.volume("kv").get_into(KEYS[0], bytearray(16))
+
+
+def test_folders_of_processes_are_found_by_their_names(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("control")
+    for name in ("process-1", "process-2", "session"):
+        (folder / name).mkdir()
+    names: Sequence[str] = Files().processes(str(folder))
+    assert names == ["process-1", "process-2"]
+    assert Files().processes(str(folder / "none")) == []
