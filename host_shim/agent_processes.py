@@ -21,6 +21,8 @@ LOOK_SECONDS: Final = 5.0
 ASIDE_SECONDS: Final = 1.0
 """A process is not asked for values of a volume again, once it has refused, nor for any once it was away."""
 PROCESSES_MAX: Final = 64
+PART_KEYS: Final = 32
+"""Of a batch, that are worth a request of their own to another process."""
 PRESTAGED_MAX: Final = 16_384
 """Keys of which it is remembered that they were asked to be prestaged; then all are forgotten."""
 
@@ -63,6 +65,13 @@ class AgentProcesses:
         if self._prestaged and self._forget_prestaged(volume, keys):
             return self._first
         return chosen
+
+    def parts_of(self, count: int, most: int) -> list[slice]:
+        """The parts of a batch of so many keys that different processes may serve, `most` of them."""
+        parts = min(len(self._all), most, count // PART_KEYS)
+        if parts < 2:
+            return [slice(0, count)]
+        return [slice(count * part // parts, count * (part + 1) // parts) for part in range(parts)]
 
     def set_aside(self, lender: SessionLender, volume: str = "") -> None:
         """It has refused; leave it alone for a moment, with this volume or with all."""

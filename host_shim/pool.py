@@ -314,6 +314,19 @@ class Volume:
         return result
 
     def _fetch_batch(self, keys: Sequence[bytes], views: Sequence[memoryview], causes: bool) -> list[Fetched]:
+        parts = self._pool._processes.parts_of(len(keys), self._pool._parallel)
+        if len(parts) < 2:
+            return self._fetch_part(keys, views, causes)
+        found: list[list[Fetched]] = [[] for _ in parts]
+
+        def fetch(number: int) -> None:
+            part = parts[number]
+            found[number] = self._fetch_part(keys[part], views[part], causes)
+
+        self._pool._share(fetch, len(parts))
+        return [one for part in found for one in part]
+
+    def _fetch_part(self, keys: Sequence[bytes], views: Sequence[memoryview], causes: bool) -> list[Fetched]:
         lender = self._pool._processes.next(self.name, keys)
         if lender is not self._pool._lender:
             try:

@@ -4,7 +4,7 @@
 
 Each line on its standard input asks for one thing in JSON, each line on its standard output is the answer:
 
-    {"do": "fill", "size": 65536, "batch": 32}                   put what is to be got; {"values": 256}
+    {"do": "fill", "size": 65536, "batch": 32, "turns": 2}       put what is to be got; {"values": 128}
     {"do": "get", "seconds": 2.0, "size": 65536, "batch": 32}    {"operations", "bytes", "seconds", "misses"}
     {"do": "put", "seconds": 2.0, "size": 65536, "batch": 32}    the same; values with new keys
 """
@@ -22,7 +22,7 @@ from host_shim.pool import Pool, Volume
 
 FILLED_BYTES: Final = 64 << 20
 """Of the values that one client puts to get them, at the most."""
-FILLED_VALUES: Final = 256
+FILLED_VALUES: Final = 128
 
 
 class Client:
@@ -34,7 +34,7 @@ class Client:
         self._put = 0
         self._contents = os.urandom(1 << 20)
 
-    def fill(self, size: int, batch: int) -> int:
+    def fill(self, size: int, batch: int, turns: int) -> int:
         """Put the values, and get them some times: each process that serves them remembers them then."""
         count = max(batch, min(FILLED_VALUES, FILLED_BYTES // size))
         memory = self._pool.memory(size * batch)
@@ -47,7 +47,7 @@ class Client:
                 raise SystemExit("a value was not stored")
         for start in range(0, count, batch):
             keys = self._keys("filled", size, start, batch)
-            for _ in range(16):
+            for _ in range(turns):
                 if self._volume.get_many(keys, pieces) != [size] * batch:
                     raise SystemExit("a value is not there")
             if any(piece != self._value(key, size) for piece, key in zip(pieces, keys, strict=True)):
@@ -115,7 +115,7 @@ def main() -> None:
             asked = json.loads(line)
             size, batch = asked["size"], asked["batch"]
             if asked["do"] == "fill":
-                answer: dict[str, Any] = {"values": client.fill(size, batch)}
+                answer: dict[str, Any] = {"values": client.fill(size, batch, asked["turns"])}
             else:
                 answer = {"get": client.get, "put": client.put}[asked["do"]](size, batch, asked["seconds"])
             print(json.dumps(answer), flush=True)

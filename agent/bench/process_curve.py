@@ -110,7 +110,7 @@ def _measured(count: int, plan: Plan, seconds: float, drive_bytes: int, folder: 
         rows = []
         for name, size, batch in MEASURED:
             for client in clients:
-                client.ask("fill", size=size, batch=batch)
+                client.ask("fill", size=size, batch=batch, turns=2 * count)
             for verb in ("get", "put"):
                 before = list(map(process_seconds, agent))
                 for client in clients:

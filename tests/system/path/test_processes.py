@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -264,3 +267,20 @@ def test_one_that_is_unmounted_stays_so_and_is_not_missed(make_pool: Callable[..
         for _ in range(8):
             assert volume.get_into(key_of("kept"), buffer) == SHORT
     wait_until(lambda: rows(pool)[0]["state"] == "unmounted", 30)
+
+
+def test_the_curve_over_processes_is_one_command() -> None:
+    """That of docs/processes.md, on small drives and for a short time."""
+    command = [sys.executable, "-P", "-m", "agent.bench.process_curve", "--processes", "1,2"]
+    done = subprocess.run(
+        [*command, "--seconds", "0.1", "--drive-mib", "512"], capture_output=True, text=True, check=False
+    )
+    assert not done.returncode, done.stderr
+    found = json.loads(done.stdout)
+    measured = [(row["name"], row["processes"]) for row in found["rows"]]
+    names = ("get_64k_b32", "put_64k_b32", "get_1m", "put_1m")
+    assert measured == [(name, count) for count in (1, 2) for name in names]
+    for row in found["rows"]:
+        assert row["gib_per_s"] > 0
+        assert row["misses"] == 0
+        assert len(row["agent_cpus_busy"]) == row["processes"]
