@@ -320,6 +320,8 @@ class DirectoryCache:
     def __init__(self, budget_bytes: int, versions: SetVersions | None = None) -> None:
         self.capacity = max(16, budget_bytes // APPROXIMATE_BYTES)
         self._versions = versions
+        self.follows: Final[bool] = versions is not None and not versions.is_writer
+        """Whether another process of the agent writes the directories."""
         self._sets: OrderedDict[tuple[int, int], CachedSet] = OrderedDict()
         self._lock = threading.Lock()
 

@@ -593,6 +593,8 @@ class Volume(PoolVolume):
             believed_since = channel.now() - max(least, self.timing.directory_fresh)
             wanted: dict[int, CachedSet] = {}
             for sets, of_key in zip(borrowed, found, strict=True):
+                if of_key and not self.cache.follows:
+                    continue
                 for cached in sets:
                     is_old = cached.directory is None or cached.loaded_at <= believed_since
                     if (is_old and not of_key) or cached.is_overtaken():
