@@ -4,6 +4,7 @@ import argparse
 import functools
 import logging
 import os
+import signal
 import socket
 import sys
 
@@ -24,6 +25,8 @@ def main() -> int:
     parser.add_argument("--log-level", type=int, default=logging.WARNING)
     given = parser.parse_args()
     die_with_parent()
+    for ending in (signal.SIGINT, signal.SIGTERM):  # they may come to all processes of the agent at once
+        signal.signal(ending, signal.SIG_IGN)
     if os.getppid() != given.parent:
         return 0  # it had died before
     logging.basicConfig(

@@ -35,7 +35,7 @@ from host_shim.control_wire import PROCESS_FOLDER
 
 log = logging.getLogger(__name__)
 
-START_SECONDS: Final = 30.0
+START_SECONDS: Final = 60.0
 """From the start of a process to its first report; then it is started anew."""
 SILENT_SECONDS: Final = 10.0
 """Without a report; a process that hangs is ended, and started anew."""
