@@ -51,6 +51,9 @@ class _OpenFile:
 class PlainFiles(Files):
     """Calls on several parts by those on one, and neither values by one request nor registered memory."""
 
+    def processes(self, folder: str) -> list[str]:
+        return []
+
     def pwritev(self, descriptor: int, parts: Sequence[memoryview], offset: int) -> int:
         return self.pwrite(descriptor, b"".join(parts), offset)
 
