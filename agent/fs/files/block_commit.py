@@ -187,11 +187,16 @@ class Sealer:
                 file.committed_size = file.size
 
     def seal(self, file: OpenFile, block: StagedBlock, *, keep: bool = False) -> Steps[None]:
-        """Store a staged block, and drop it from memory unless it is to be kept, clean."""
+        """Store a staged block, and drop it from memory unless it is to be kept, clean.
+
+        It becomes current behind what is under way; so this worker may have put off none of that.
+        """
         if block.dirty:
+            with self._open_files.state:
+                earlier = tuple(file.under_way.values())
             try:
                 if block.length:
-                    yield from self.put(file, block.position, block.memory[: block.length])
+                    yield from self.put(file, block.position, block.memory[: block.length], earlier)
                 else:
                     with self._database.transaction() as tx:
                         block_rows.drop(tx, file.ino, block.position, block.position)

@@ -166,7 +166,7 @@ class Content:
             if file.failed:
                 # An older block could not be sealed. Better to hear it now than from close(2).
                 yield from self._sealer.seal_all(file)
-            done = 0
+            done, part = 0, data
             filled: list[StagedBlock] = []
             while done < len(data):
                 position, start = divmod(offset + done, file.block_bytes)
@@ -174,6 +174,7 @@ class Content:
                 try:
                     if len(part) == file.block_bytes:
                         yield from self._seal_filled(file, filled, may_wait=False)
+                        yield from self._sealer.settle_overdraft(file)
                         is_last = done + len(part) == len(data)
                         yield from self._write_whole(file, position, part, now_ns, is_last)
                     else:
@@ -185,7 +186,8 @@ class Content:
                         raise
                     break
                 done += len(part)
-            yield from self._sealer.settle_overdraft(file)
+            if len(part) != file.block_bytes:
+                yield from self._sealer.settle_overdraft(file)
             yield from self._seal_filled(file, filled, may_wait=True)
             return done
 

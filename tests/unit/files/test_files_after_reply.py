@@ -213,6 +213,29 @@ def test_blocks_behind_one_that_failed_wait_for_it(world: World, put_off: WorkAf
     assert world.calls.get("file") == content(3)
 
 
+def test_memory_is_taken_from_a_file_behind_what_is_under_way(world: World, put_off: WorkAfterReply) -> None:
+    """Another file's writer seals a block of this one: it is not current before those that came before it."""
+    world.options = dataclasses.replace(world.options, staging_bytes=2 * BLOCK)
+    put_off.leave()
+    world.restart()
+    worker = world.face.after_reply.join()
+    file = written(world, 1)
+    assert world.calls.pwrite(file, b"tail", BLOCK) == 4
+    other = FaceCalls(world.face, InlineRunner())
+    another = world.calls.open("another", CREATE)
+    writing = threading.Thread(target=other.pwrite, args=(another, block_of(7)[:3000], 0))
+    writing.start()
+    writing.join(WAITS_SECONDS)
+    assert sealed_bytes(world) == 0
+    worker.run(RUN)
+    writing.join()
+    assert sealed_bytes(world) == BLOCK + 4
+    worker.leave()
+    for each in (file, another):
+        world.calls.close(each)
+    assert world.calls.get("file") == content(1) + b"tail"
+
+
 def test_what_a_worker_leaves_undone_the_next_request_does(world: World, put_off: WorkAfterReply) -> None:
     file = written(world, 2)
     put_off.leave()
