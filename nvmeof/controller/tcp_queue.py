@@ -11,8 +11,8 @@ reading, or reads without sending, cannot lock the two up.
 
 Bounds: at most `entries` commands are in flight (Connect's SQSIZE; fewer before authentication), refused ones
 included; one more ends the connection. A command is not carried out while more than `OUTPUT_LIMIT` bytes wait
-to be sent. Payload without a place in memory (a file's) uses two buffers inward and one outward, each of one
-PDU's size.
+to be sent. Payload without a place in memory (a file's) uses three buffers inward and one outward, each of one
+PDU's size, and `STAGING_BYTES` more where one receive brings many short PDUs.
 """
 
 import enum
@@ -306,9 +306,15 @@ class TcpControllerQueue:
         return view
 
     def _incoming_piece(self, length: int) -> memoryview:
-        """A buffer for data without a place. Two take turns: while one is filled, the other is read."""
+        """A buffer for data without a place. Two take turns: while one is filled, the other is read.
+
+        One receive may bring more pieces than two, and none of them is read before all were placed. Those
+        have memory of their own: `STAGING_BYTES` together, and the rest of the last one.
+        """
         if length <= _SMALL_PIECE:
             return memoryview(bytearray(length))
+        if len(self._arrivals) > 1:
+            return Scratch(length).take(length)
         self._incoming = self._incoming[::-1]
         return self._incoming[0].take(length)
 

@@ -111,6 +111,25 @@ def test_what_lay_in_a_socket_while_a_drive_hung_is_not_written_once_the_queue_h
     assert storage.memory[: 3 * BLOCK] == bytes(BLOCK) + b"a" * BLOCK + bytes(BLOCK)
 
 
+@pytest.mark.parametrize("blocks", [2, 3, 4])
+def test_each_of_many_writes_that_one_receive_brings_keeps_its_own_data(
+    storage: HeapStorage, blocks: int
+) -> None:
+    """All of them are placed before the first is carried out, and a medium of a file names no place."""
+    _, io = make_io(storage)
+    size, count = blocks * BLOCK, 9
+    values = [bytes([number + 1]) * size for number in range(count)]
+    capsules = [
+        encode_pdu(
+            CapsuleCmd(write(number * blocks, blocks, inside=True, cid=number), size), NO_DIGESTS, 4, (data,)
+        )
+        for number, data in enumerate(values)
+    ]
+    io.send(b"".join(part for capsule in capsules for part in capsule))
+    assert [pdu.cqe.status for pdu, _ in io.pdus if isinstance(pdu, CapsuleResp)] == [0] * count
+    assert storage.memory[: count * size] == b"".join(values)
+
+
 def test_two_writes_at_once_may_send_their_data_in_turns(storage: HeapStorage) -> None:
     _, io = make_io(storage)
     io.submit(write(0, 2, cid=1))
