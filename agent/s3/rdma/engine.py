@@ -2,10 +2,10 @@
 
 A transfer is posted in the door's event loop, or by the thread that read the bytes. The loop waits for it as
 for a job of a worker, and the thread `s3-rdma` waits for completions while transfers are under way. So a
-client that does not answer holds no worker, but for the few milliseconds that a worker of the door may wait
-for any client (agent/http/patience.py): it holds a piece of staging memory, until the time of its transfer is
-over. Then the queue pair is broken off, which ends everything on it at once. A buffer is used
-again only after the completion of its transfer, or after the end of its queue pair.
+client that does not answer holds no worker, but for the few milliseconds of agent/http/patience.py. It holds
+a piece of staging memory, until the time of its transfer is over. Then the queue pair is broken off, which
+ends everything on it at once. A buffer is used again only after the completion of its transfer, or after the
+end of its queue pair.
 
 A device that fails once is not used again: the thread ends what is under way, and `lost` says why.
 """
