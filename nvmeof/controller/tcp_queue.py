@@ -226,8 +226,7 @@ class TcpControllerQueue:
 
     @property
     def may_hold_answers(self) -> bool:
-        """Whether what there is to send is short, and more of the host's data are certain to come: answers to
-        them can leave with it."""
+        """Whether there is little to send, and more of the host's data are certain to come, with answers."""
         return 0 < self._output_bytes <= HELD_BYTES and self._receiver.payload_left > 0 and not self.ending
 
     def outgoing(self) -> Sequence[Buffer]:
