@@ -103,7 +103,7 @@ class WorkerChannel:
             return None
         way, health, now = ways[0], fabric.health[namespace], time.monotonic()
         enclosure = way.enclosure
-        if health.is_paused or way.kv is not None or enclosure.has_other_paths:
+        if health.is_paused or self._is_full(health) or way.kv is not None or enclosure.has_other_paths:
             return None
         slot = self._slot(enclosure)
         queue = slot.take(now)
@@ -406,19 +406,20 @@ class WorkerChannel:
 
     def _wait_giving_way(self, waits: WorkersWait, wanted: Wait | Acquire) -> bool:
         """Wait to the deadline, or as long as long_waits.py lets this worker."""
-        deadline, health = wanted.deadline, None
+        deadline, health, asked = wanted.deadline, None, 0.0
         pending: PendingRequest | None = None
         if isinstance(wanted, Wait):
             assert isinstance(wanted.pending, PendingRequest)
             pending = wanted.pending
-            health = None if pending.outstanding is None else pending.outstanding.health
+            if pending.outstanding is not None:
+                health, asked = pending.outstanding.health, pending.outstanding.since
         elif not wanted.gives_way:
             came = wanted.lock.acquire(timeout=max(0.0, deadline - time.monotonic()))
             waits.got_on(time.monotonic())
             return came
         while True:
             now = time.monotonic()
-            until = waits.until(health, deadline, now)
+            until = waits.until(health, asked, deadline, now)
             if isinstance(wanted, Acquire):
                 came = wanted.lock.acquire(timeout=max(0.0, until - now))
             else:
@@ -431,7 +432,7 @@ class WorkerChannel:
                 return True
             if until >= deadline or now + CLOCK_SLACK < until:
                 return False
-            if not waits.may_wait_on(health, now):
+            if not waits.may_wait_on(health, asked, now):
                 if pending is not None and pending.outstanding is not None:
                     pending.outstanding.wait_until(now)  # to be given up now is to be late
                 return False

@@ -82,22 +82,25 @@ class WorkersWait:
         self._since = now
         self._let_go()
 
-    def until(self, health: Health | None, deadline: float, now: float) -> float:
-        """How long to wait before `may_wait_on` is asked; `deadline`: it need not be asked."""
+    def until(self, health: Health | None, asked: float, deadline: float, now: float) -> float:
+        """How long to wait before `may_wait_on` is asked; `deadline`: it need not be asked.
+
+        `asked`: when the request was sent. Patience that another namespace used up is not this one's fault.
+        """
         if not self._has_place and health is not None and health.late_in_a_row:
             # It has let others wait in vain: from the beginning no more than have a place wait for it.
             self._take(health)
-        return deadline if self._has_place else min(deadline, self._patience_ends(health))
+        return deadline if self._has_place else min(deadline, self._patience_ends(health, asked))
 
-    def may_wait_on(self, health: Health | None, now: float) -> bool:
+    def may_wait_on(self, health: Health | None, asked: float, now: float) -> bool:
         """Patience has ended. False: others wait already, as many as may."""
-        return now < self._patience_ends(health) or self._take(health)
+        return now < self._patience_ends(health, asked) or self._take(health)
 
     def is_full(self, health: Health) -> bool:
         return self.is_on and self._all.is_full(health)
 
-    def _patience_ends(self, health: Health | None) -> float:
-        heard = self._since if health is None else max(self._since, health.answered_at)
+    def _patience_ends(self, health: Health | None, asked: float) -> float:
+        heard = self._since if health is None else max(self._since, asked, health.answered_at)
         return heard + self._all.patience
 
     def _take(self, health: Health | None) -> bool:

@@ -13,7 +13,8 @@ from agent.pool.steps import Acquire, Pending, Steps
 from agent.remote.channel import WorkerChannel
 from agent.remote.circuit_breaker import NOT_ANSWERING, Health
 from agent.remote.long_waits import PATIENCE_LEAST, LongWaits
-from tests.support.sim.two_paths import BLOCK, TwoPaths
+from nvmeof.host.command import Command
+from tests.support.sim.two_paths import BLOCK, PathQueue, TwoPaths
 
 WRITE_DEADLINE = 5.0
 DATA = [bytes(BLOCK)]
@@ -71,6 +72,23 @@ def test_patience_is_the_read_deadline_or_a_quarter_of_a_second() -> None:
     assert LongWaits(2, 2.0).patience == 2.0
 
 
+def test_a_read_of_a_put_is_not_sent_there_either(rig: Rig) -> None:
+    """A put reads directories before it writes."""
+    rig.paths[0].answers = False
+    assert rig.waits.take(rig.health)
+    rig.put()
+    sent = rig.paths[0].queues[0].sent
+
+    def steps(channel: WorkerChannel) -> Steps[MissCause | None]:
+        channel.gives_way()
+        pending = channel.read(0, 0, memoryview(bytearray(BLOCK)))
+        return (yield from wait_for(channel, pending, rig.clock.now + WRITE_DEADLINE))
+
+    began = rig.clock.now
+    assert rig.channel.run(steps(rig.channel)) is MissCause.ENCLOSURE_DOWN
+    assert (rig.clock.now, rig.paths[0].queues[0].sent) == (began, sent)
+
+
 def test_one_put_waits_to_its_deadline(rig: Rig) -> None:
     rig.paths[0].answers = False
     cause, took, _ = rig.put()
@@ -107,6 +125,36 @@ def test_a_put_to_a_namespace_that_keeps_others_waiting_is_not_sent(rig: Rig) ->
     rig.waits.give_back(rig.health)
     cause, took, _ = rig.put()
     assert (cause, took) == (MissCause.LATE, pytest.approx(WRITE_DEADLINE)), "there is a place again"
+
+
+def test_a_put_that_gave_way_at_one_namespace_has_patience_with_the_next(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that hangs took all its patience, and the next, which is well, takes a moment to answer."""
+    rig.paths[0].answers = False
+    assert rig.waits.take(rig.health)  # the only place
+
+    def later(queue: PathQueue, command: Command, deadline: float, at_least: int | None = None) -> bool:
+        if queue.path.answers and not command.done and rig.clock.now + 0.0005 > deadline:
+            rig.clock.now = max(rig.clock.now, deadline)
+            return False
+        return waits(queue, command, deadline, at_least)
+
+    waits = PathQueue.wait
+    monkeypatch.setattr(PathQueue, "wait", later)
+
+    def steps(channel: WorkerChannel) -> Steps[list[MissCause | None]]:
+        channel.gives_way()
+        causes = []
+        for again in (0, 1):
+            rig.paths[0].answers = bool(again)
+            rig.fabric.health = (Health(),)  # of a namespace that was not heard of before
+            pending = channel.write(0, again * BLOCK, DATA)
+            causes.append((yield from wait_for(channel, pending, rig.clock.now + WRITE_DEADLINE)))
+        return causes
+
+    assert rig.channel.run(steps(rig.channel)) == [MissCause.LATE, None]
+    assert rig.health.late_answers == 0
 
 
 def test_a_namespace_that_answers_others_needs_no_place(rig: Rig) -> None:
