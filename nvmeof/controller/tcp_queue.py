@@ -11,7 +11,7 @@ reading, or reads without sending, cannot lock the two up.
 
 Bounds: at most `entries` commands are in flight (Connect's SQSIZE; fewer before authentication), refused ones
 included; one more ends the connection. A command is not carried out while more than `OUTPUT_LIMIT` bytes wait
-to be sent. Payload without a place in memory (a file's) uses three buffers inward and one outward, each of one
+to be sent. Payload without a place in memory (a file's) uses three buffers inward, one outward, each of one
 PDU's size, and `STAGING_BYTES` more where one receive brings many short PDUs.
 """
 
