@@ -58,7 +58,8 @@ OUTPUT_LIMIT: Final = 256 << 10
 """Commands wait while this much is unsent: a host that does not read holds up itself and nobody's memory."""
 
 HELD_BYTES: Final = 1 << 10
-"""Of answers that wait for others to leave with."""
+HELD_FOR_BYTES: Final = 128 << 10
+"""Of answers that wait for others to leave with; of a payload that they wait for."""
 
 GOODBYE_S: Final = 5.0
 """Unsent bytes have this many seconds to leave when the connection ends."""
@@ -109,6 +110,7 @@ class TcpControllerQueue:
         self._target = target
         self._state: _State = _INITIALIZING
         self._receiver = PduReceiver(self, FROM_HOST)
+        self.next_buffers = self._receiver.next_buffers
         self._digests: Digests = NO_DIGESTS
         self._alignment = 4
         self._is_plain = False
@@ -146,11 +148,13 @@ class TcpControllerQueue:
     @property
     def may_block(self) -> bool:
         """Only bytes from the host can give this queue something to do: wait for them without a deadline."""
+        return not self._output and not self._runnable and self._is_quiet
+
+    @property
+    def _is_quiet(self) -> bool:
         session = self.session
         return not (
-            self._output
-            or self._runnable
-            or session.waiting
+            session.waiting
             or session.qid == 0
             or session.controller is None
             or session.authenticating
@@ -166,10 +170,6 @@ class TcpControllerQueue:
     def next_buffer(self) -> memoryview:
         """Where the next bytes from the host go."""
         return self._receiver.next_buffer()
-
-    def next_buffers(self) -> list[memoryview]:
-        """The same amid a payload, with room for what follows that."""
-        return self._receiver.next_buffers()
 
     def received(self, count: int, now: float) -> None:
         """`count` bytes are in `next_buffer()`. What they cause is in `outgoing` afterwards."""
@@ -226,8 +226,9 @@ class TcpControllerQueue:
 
     @property
     def may_hold_answers(self) -> bool:
-        """Whether there is little to send, and more of the host's data are certain to come, with answers."""
-        return 0 < self._output_bytes <= HELD_BYTES and self._receiver.payload_left > 0 and not self.ending
+        """Whether there is little to send and nothing else to do, and a short payload is certain to come."""
+        is_short = 0 < self._receiver.payload_left <= HELD_FOR_BYTES
+        return is_short and 0 < self._output_bytes <= HELD_BYTES and not self._runnable and self._is_quiet
 
     def outgoing(self) -> Sequence[Buffer]:
         """Buffers to send, in order; empty if there is nothing. Good until anything else is called here."""
@@ -465,8 +466,7 @@ class TcpControllerQueue:
             self._release(request)
         cqe = Cqe(cid, status, result, session.head_for(request), session.qid, do_not_retry)
         if self._is_plain:
-            self._output.append(PLAIN_COMPLETION + cqe.encode())
-            self._output_bytes += SMALLEST_PDU
+            self._send((PLAIN_COMPLETION + cqe.encode(),))
         else:
             self._send(encode_pdu(CapsuleResp(cqe), self._digests, self._alignment))
         if session.closes_when_answered:

@@ -37,6 +37,9 @@ LOOKS: Final = 2
 its directory along. The thread takes so many looks, one for a command and one for its data, and sends the
 answers together; otherwise each answer wakes the host up."""
 
+HELD_RECEIVES: Final = 8
+"""For which short answers wait, as long as each brings something at once."""
+
 WAIT_MAX_S: Final = 3600.0
 """The longest wait without a look at the queue."""
 
@@ -115,14 +118,16 @@ class Connection:
         receive, receive_many, descriptor = self._sock.recv_into, os.readv, self._sock.fileno()
         poll = select.poll()
         poll.register(self._wake_fd, select.POLLIN)
-        looks = 0
+        looks = held = 0
         was_long = is_behind = False
         while True:
             if looks:
                 looks = looks - 1 if not queue.ending and self._receive_some() else 0
                 continue
-            if queue.may_hold_answers and self._receive_some():
+            if held < HELD_RECEIVES and queue.may_hold_answers and self._receive_some():
+                held += 1
                 continue  # each send wakes the host, which has more to send just now
+            held = 0
             blocked = queue.has_outgoing and not self._send()
             if queue.finished:
                 return

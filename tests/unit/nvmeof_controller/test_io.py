@@ -412,6 +412,9 @@ def test_short_answers_may_wait_while_data_are_certain_to_come(storage: HeapStor
     assert io.queue.has_outgoing
     assert io.queue.may_hold_answers
     assert io.queue.payload_left == 1000
+    io.queue.session.close("time is up")
+    assert not io.queue.may_hold_answers, "there is something else to do"
+    io.queue.session.close_reason = None
     io.queue.next_buffer()[:] = stream[cut:]
     io.queue.received(1000, io.now)
     assert not io.queue.may_hold_answers, "nothing is certain to come any more"
