@@ -62,8 +62,8 @@ def measure(counts: Sequence[int], seconds: float, drive_bytes: int, folder: Pat
     """The curve. Raises G35Error."""
     plan = Plan.of(os.sched_getaffinity(0))
     rows = []
-    for count in counts:
-        for row in _measured(count, plan, seconds, drive_bytes, folder / f"pool-{count}"):
+    for number, count in enumerate(counts):
+        for row in _measured(count, plan, seconds, drive_bytes, folder / f"pool-{number}"):
             rows.append(row)
             print(f"{row['name']} with {count}: {row['gib_per_s']:.2f} GiB/s", file=sys.stderr, flush=True)
     alone = {row["name"]: row["gib_per_s"] for row in rows if row["processes"] == counts[0]}
