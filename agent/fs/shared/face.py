@@ -668,27 +668,32 @@ class SharedFace(FileSystem):
         return Opened(handle, direct_io=direct_io, keep_cache=not direct_io, no_flush=True)
 
     def _hold(self, holder: Holder, node: Node) -> Steps[list[Hold]]:
-        """Hold every chunk of a file. Raises FsError where one is not there."""
+        """Hold every chunk of a file. Raises FsError where one is not there: ESTALE where it was replaced
+        since it was looked up, so that the kernel looks its name up again."""
         volume, manifest, channel = node.volume, node.manifest, self._channel()
         assert manifest is not None
         held = yield from hold_all(channel, volume, _keys(manifest), holder)
         if not isinstance(held, MissCause):
             return held
-        if held in LOST:
-            yield from self._clear_lost(channel, node)
+        if held in LOST and (yield from self._clear_lost(channel, node)):
+            raise FsError(errno.ESTALE, "the file was replaced, and its chunks are gone")
         raise FsError(errno.ENOENT, f"a chunk of the file is gone: {held.name.lower()}")
 
-    def _clear_lost(self, channel: IoChannel, node: Node) -> Steps[None]:
-        """Take away the name of a file that has lost a chunk, if it still leads there."""
+    def _clear_lost(self, channel: IoChannel, node: Node) -> Steps[bool]:
+        """Take away the name of a file that has lost a chunk, if it still leads there. Whether it leads to
+        another content."""
         found = yield from self._names.newest(node.volume, node.path)
-        if isinstance(found, MissCause) or node.manifest is None or found.identity != node.manifest.identity:
-            return
+        if isinstance(found, MissCause):
+            return False
+        if node.manifest is None or found.identity != node.manifest.identity:
+            return True
         self._seen.forget(node.volume.name, node.path)
         try:
             yield from self._names.take_away(channel, node.volume, node.path)
         except FsError:
-            return  # the next open finds the same
+            return False  # the next open finds the same
         self._discards.replaced(node.volume, found)
+        return False
 
     # -- open files -----------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from agent.fs.value_writer import errno_of
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
 from agent.pool.steps import IoChannel, Steps, settle
-from tests.support.fs.memory_shared import CHUNK, MAKER, OTHER, Files, SharedPool, refused
+from tests.support.fs.memory_shared import CALLER, CHUNK, MAKER, OTHER, Files, SharedPool, refused
 from tests.unit.shared.test_shared_face import DATA
 
 
@@ -250,3 +250,17 @@ def test_a_late_delete_of_another_agent_costs_a_whole_file_and_never_a_part(
         assert each.stat("f") is None
     files.put("f", DATA)
     assert others.get("f") == DATA
+
+
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR])
+def test_a_file_that_is_replaced_between_its_lookup_and_its_open_is_looked_up_again(
+    files: Files, flags: int
+) -> None:
+    """The name leads to a whole file all the time, so nobody may hear that there is none."""
+    files.put("f", DATA)
+    ino = files.lookup("f").attributes.ino
+    files.put("other", DATA[::-1])
+    files.rename("other", "f")
+    files.collect()
+    refused(errno.ESTALE, lambda: files.settle(files.face.open(CALLER, ino, flags)))
+    assert files.get("f") == DATA[::-1]
