@@ -668,8 +668,7 @@ class SharedFace(FileSystem):
         return Opened(handle, direct_io=direct_io, keep_cache=not direct_io, no_flush=True)
 
     def _hold(self, holder: Holder, node: Node) -> Steps[list[Hold]]:
-        """Hold every chunk of a file. Raises FsError where one is not there: ESTALE where it was replaced
-        since it was looked up, so that the kernel looks its name up again."""
+        """Hold every chunk of a file. Raises FsError where one is not there: ESTALE where it was replaced."""
         volume, manifest, channel = node.volume, node.manifest, self._channel()
         assert manifest is not None
         held = yield from hold_all(channel, volume, _keys(manifest), holder)
@@ -680,8 +679,7 @@ class SharedFace(FileSystem):
         raise FsError(errno.ENOENT, f"a chunk of the file is gone: {held.name.lower()}")
 
     def _clear_lost(self, channel: IoChannel, node: Node) -> Steps[bool]:
-        """Take away the name of a file that has lost a chunk, if it still leads there. Whether it leads to
-        another content."""
+        """Take away the name of a file that lost a chunk, if it leads there; whether it leads elsewhere."""
         found = yield from self._names.newest(node.volume, node.path)
         if isinstance(found, MissCause):
             return False
@@ -762,6 +760,7 @@ class SharedFace(FileSystem):
         with self._lock:
             writer.opens -= 1
             is_last = not writer.opens
+            writer.ending += is_last
         return self._end(ino, found.node, writer) if is_last else None
 
     def _end(self, ino: int, node: Node, writer: FileWriter) -> Steps[None]:
@@ -769,10 +768,12 @@ class SharedFace(FileSystem):
             yield from writer.end(self._channel())
         finally:
             with self._lock:
-                is_over = not writer.opens and node.writer is writer
+                writer.ending -= 1
+                is_over = not (writer.opens or writer.ending) and node.writer is writer
                 if is_over:
                     node.writer, node.manifest, node.replaced = None, writer.manifest, writer.manifest
             if is_over:  # else somebody has opened it meanwhile
+                writer.abandon()
                 self._written.drop(ino, writer)
                 self._open_writers.give_back(writer.holder)
 

@@ -89,7 +89,7 @@ class FileWriter:
         self.volume: Final = volume
         self.path = path
         self.holder: Final[Holder] = caller.holder
-        self.opens = 0
+        self.opens = self.ending = 0  # how often it is open, and how many last closes are under way
         self.unlinked = False
         """Its name was taken away: it is never published."""
         self.mode, self.uid, self.gid = mode, caller.uid, caller.gid
@@ -291,12 +291,10 @@ class FileWriter:
             with contextlib.suppress(FsError):  # nobody hears of it; the file is not there
                 yield from self._publish(channel, deadline)
         finally:
-            if not self.opens:
-                self.abandon()
             self._lock.release()
 
     def abandon(self) -> None:
-        """Nobody has it open, nor will."""
+        """Nobody has it open, nor will: not before that is certain."""
         self._let_go()
         self.built_on.end()
 

@@ -7,9 +7,10 @@ import os
 
 import pytest
 
-from agent.fs.interface import LockOwner
+from agent.fs.interface import LockOwner, Opened
+from agent.fs.shared.file_writer import FileWriter
 from agent.fs.shared.paths import chunk_key
-from agent.pool.steps import settle
+from agent.pool.steps import IoChannel, Steps, settle
 from tests.support.fs.memory_shared import CALLER, CHUNK, OTHER, Files, SharedPool, refused
 from tests.unit.shared.test_shared_face import DATA
 
@@ -175,3 +176,31 @@ def test_a_delete_that_waits_spares_what_was_opened_meanwhile(files: Files) -> N
     files.collect()
     assert files.taken() == 1
     assert settle(files.discards.collect(files.channel), files.channel) is False
+
+
+@pytest.mark.interpreted
+def test_who_opens_a_file_amid_its_last_close_keeps_what_it_builds_on(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files.put("f", DATA)
+    file = files.open("f", os.O_RDWR)
+    files.pwrite(file, 0, NEW)
+    again: list[tuple[int, int]] = []
+    end = FileWriter.end
+
+    def opened_meanwhile(writer: FileWriter, channel: IoChannel) -> Steps[None]:
+        yield from end(writer, channel)
+        opened = files.face.open(CALLER, file[0], os.O_RDWR)
+        assert isinstance(opened, Opened)
+        again.append((file[0], opened.handle))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileWriter, "end", opened_meanwhile)
+        files.close(file)
+    files.put("other", DATA)
+    files.rename("other", "f")
+    files.collect()
+    files.pwrite(again[0], CHUNK, NEW)
+    files.close(again[0])
+    assert files.get("f") == with_new(0, 1)
+    assert not files.discards._opens
