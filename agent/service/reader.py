@@ -49,6 +49,7 @@ from agent.remote.fabric import Fabric
 from agent.service.queue_plan import granted_workers
 from agent.service.reader_link import Order, Report, encode_report
 from agent.service.upkeep import Duties
+from agent.tenancy.opening_keys import OpeningKeys
 from agent.tenancy.visibility import Audience
 from host_shim.control_wire import Outcome
 
@@ -132,7 +133,8 @@ class Reader:
         self._uses = Uses()
         for volume in volumes:
             volume.change(uses=self._uses)
-        self._watch = MapWatch(pool_map, volumes, PrestageCache(0), history, root, fabric, seal)
+        keys = OpeningKeys(pool_map, volumes, root)
+        self._watch = MapWatch(pool_map, volumes, PrestageCache(0), history, root, fabric, seal, keys.follow)
         self._rated: tuple[int, frozenset[bytes]] = (0, frozenset())
         # What was acknowledged and waits in memory is seen by its process alone; so is what a gate goes by.
         elsewhere = {each.volume for each in configuration.policies if each.write == "back"}

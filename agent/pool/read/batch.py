@@ -115,7 +115,15 @@ def _find(
     names = [pseudonyms[at : at + KEY_BYTES] for at in range(0, len(pseudonyms), KEY_BYTES)]
     began = channel.now()
     found = [volume.find_newest(sets, name) for sets, name in zip(borrowed, names, strict=True)]
-    unnamed = [number for number, each in enumerate(found) if each is None]
+    unsure: set[int] = set()
+    if volume.cache.follows:
+        named = [each.cached for each in found if each is not None]
+        if any(map(CachedSet.is_overtaken, named)):
+            yield from volume.catch_up(channel, named, began + wait_seconds)
+            found = [volume.find_newest(sets, name) for sets, name in zip(borrowed, names, strict=True)]
+            unsure = {at for at, each in enumerate(found) if each is not None and each.cached.is_overtaken()}
+            found = [None if at in unsure else each for at, each in enumerate(found)]
+    unnamed = [at for at, each in enumerate(found) if each is None and at not in unsure]
     if not unnamed:
         return found
     wanted = {

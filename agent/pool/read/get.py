@@ -146,7 +146,13 @@ class SlotReader(UnitReader):
         sets = volume.borrow_sets(self.pseudonym)
         tried: list[tuple[Found, MissCause]] = []
         try:
-            for found, spare in in_turn(volume, channel, volume.find(sets, self.pseudonym)):
+            hints, behind = volume.find(sets, self.pseudonym), None
+            if volume.cache.follows and any(found.cached.is_overtaken() for found in hints):
+                behind = yield from volume.catch_up(
+                    channel, [each.cached for each in hints], request.deadline
+                )
+                hints = [each for each in volume.find(sets, self.pseudonym) if not each.cached.is_overtaken()]
+            for found, spare in in_turn(volume, channel, hints):
                 served = yield from self._try(request, found, spare)
                 if not isinstance(served, MissCause):
                     the_other_served(volume, channel, tried)
@@ -156,6 +162,8 @@ class SlotReader(UnitReader):
                 tried.append((found, served))
                 if served is MissCause.EVICTED:
                     request.tally.stale_hints += 1
+            if behind is not None:
+                return tried[0][1] if tried else behind
             doubtful = any(cause in DOUBTFUL for _, cause in tried)
             stale = [cached for cached in sets if doubtful or not volume.is_fresh(cached, channel)]
             # Of two copies one is enough: a directory that is late leaves time for what the other names.

@@ -23,7 +23,7 @@ from typing import Final
 from agent.pool.format.directory import Directory, is_quarantined
 from agent.pool.format.occupancy import Occupancy, SetPlace
 from agent.pool.format.spill_mark import is_mark
-from agent.pool.volume.set_versions import SetVersions, place_of
+from agent.pool.volume.set_versions import SetVersions, is_later, place_of
 
 ANSWER_SECONDS: Final = 0.05
 """How long a failed put waits for the answer of its directory write: without one, the directory would be
@@ -158,6 +158,8 @@ class CachedSet:
         """
         with self.guard:
             ours = self.directory
+            if ours is not None and self._knows_newer(version):
+                return 0
             if ours is None:
                 fresh = Directory(block)
                 doubted = fresh.doubted
@@ -259,6 +261,10 @@ class CachedSet:
         """Whether another process of this agent may have written the directory since it was read here."""
         versions = self.versions
         return versions is not None and not versions.is_writer and self.version != self.shared_version()
+
+    def _knows_newer(self, version: int) -> bool:
+        """Whether a read of a later version was answered before one that went out at `version`."""
+        return self.versions is not None and not self.versions.is_writer and is_later(self.version, version)
 
     def end_write(self) -> None:
         if self.versions is not None:

@@ -27,6 +27,11 @@ def place_of(namespace: int, offset: int) -> int:
     return (((offset >> 12) * 31 + namespace) * _SPREAD >> 7) & _MASK
 
 
+def is_later(version: int, other: int) -> bool:
+    """Whether one version of a directory comes after another, also where they wrapped between."""
+    return 0 < (version - other) % _WRAPS_AT < _WRAPS_AT >> 1
+
+
 class SetVersions:
     """The versions as one process sees them. Safe from any thread."""
 

@@ -547,6 +547,15 @@ class Volume(PoolVolume):
                     worst = cause if worst is None or cause.value > worst.value else worst
         return worst
 
+    def catch_up(
+        self, channel: IoChannel, sets: Sequence[CachedSet], deadline: float
+    ) -> Steps[MissCause | None]:
+        """Read those of `sets` again that another process has written since; why not all came, None where
+        they did. A value that it took out of a directory (an eviction, a move) may lie whole in its slot, so
+        a get goes by no entry of before."""
+        overtaken = {id(cached): cached for cached in sets if cached.is_overtaken()}
+        return (yield from self.load(channel, list(overtaken.values()), deadline))
+
     def marks(self, sets: Sequence[CachedSet], pseudonym: bytes) -> list[tuple[CachedSet, int]]:
         """The places (`Directory.marks`) of marks that say that the key is in G4: mostly none, seldom a
         foreign one."""

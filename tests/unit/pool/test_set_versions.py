@@ -11,10 +11,11 @@ import pytest
 from agent.pool.counters import MissCause
 from agent.pool.maintenance.count_uses import COUNTED_MAX, count_uses
 from agent.pool.volume.directory_cache import DirectoryCache
-from agent.pool.volume.set_versions import VERSIONS, SetVersions, place_of, shared_versions
+from agent.pool.volume.set_versions import VERSIONS, SetVersions, is_later, place_of, shared_versions
 from agent.pool.volume.settings import Timing
 from agent.pool.volume.uses import USES_MAX, Uses
 from agent.pool.volume.volume import Volume
+from agent.pool.write.quota_eviction import evict_one
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of
 
 VALUE = b"value" * 100
@@ -190,3 +191,73 @@ def test_uses_that_are_not_handed_over_are_bounded() -> None:
     assert len(uses) == USES_MAX
     handed = uses.hand_over()
     assert sum(each.times for each in handed) == USES_MAX + 1
+
+
+def get_together(process: Process, *keys: bytes) -> list[int | MissCause | None]:
+    targets = [memoryview(bytearray(process.volume.settings.value_bytes)) for _ in keys]
+    steps = process.served.read_together(process.channel, keys, targets, None)
+    assert steps is not None
+    return process.channel.run(steps)
+
+
+def evict(process: Process) -> None:
+    """Take out the one value that there is, and leave its slot as it is."""
+    assert process.channel.run(evict_one(process.volume, process.channel, process.deadline()))
+
+
+def test_a_value_that_was_evicted_is_not_served_once_it_was_deleted_or_replaced(
+    processes: tuple[Process, Process],
+) -> None:
+    first, reader = processes
+    first.put(key_of(1), VALUE)
+    assert reader.get(key_of(1)) == VALUE
+    evict(first)
+    assert not first.delete(key_of(1))
+    assert reader.get(key_of(1)) is MissCause.EVICTED
+    first.put(key_of(1), b"another value")
+    assert reader.get(key_of(1)) == b"another value"
+
+
+def test_a_batch_serves_no_value_that_was_evicted_and_deleted(processes: tuple[Process, Process]) -> None:
+    first, reader = processes
+    first.put(key_of(1), VALUE)
+    assert get_together(reader, key_of(1), key_of(2)) == [len(VALUE), MissCause.NEVER_STORED]
+    evict(first)
+    assert not first.delete(key_of(1))
+    assert get_together(reader, key_of(1), key_of(2)) == [MissCause.EVICTED, MissCause.NEVER_STORED]
+    first.put(key_of(1), b"another value")
+    assert get_together(reader, key_of(1)) == [len(b"another value")]
+
+
+def test_no_value_is_served_by_a_directory_that_was_overtaken_and_does_not_come(
+    processes: tuple[Process, Process],
+) -> None:
+    first, reader = processes
+    first.put(key_of(1), VALUE)
+    assert reader.get(key_of(1)) == VALUE
+    evict(first)
+    for namespace in first.channel.namespaces:
+        namespace.down = True
+    assert reader.get(key_of(1)) is MissCause.ENCLOSURE_DOWN
+    assert get_together(reader, key_of(1)) == [None]
+
+
+def test_a_read_that_was_answered_late_takes_back_nothing(processes: tuple[Process, Process]) -> None:
+    first, reader = processes
+    with reader.volume.borrowed(reader.volume.placement.pseudonym(key_of(1))) as sets:
+        reader.channel.run(reader.volume.load(reader.channel, sets, reader.deadline()))
+        older = [(cached, cached.shared_version(), cached.directory) for cached in sets]
+        blocks = [memoryview(directory.image()) for _, _, directory in older if directory is not None]
+        first.put(key_of(1), VALUE)
+        assert reader.get(key_of(1)) == VALUE
+        for (cached, version, _), block in zip(older, blocks, strict=True):
+            cached.accept(block, reader.channel.now(), cached.writes, version=version)
+        assert reader.volume.find(sets, reader.volume.placement.pseudonym(key_of(1)))
+
+
+def test_a_version_is_later_than_those_before_it_also_where_they_wrap() -> None:
+    assert is_later(2, 1)
+    assert not is_later(1, 1)
+    assert not is_later(1, 2)
+    assert is_later(0, (1 << 32) - 1)
+    assert not is_later((1 << 32) - 1, 0)
