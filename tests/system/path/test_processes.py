@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +267,46 @@ def test_one_that_is_unmounted_stays_so_and_is_not_missed(make_pool: Callable[..
         for _ in range(8):
             assert volume.get_into(key_of("kept"), buffer) == SHORT
     wait_until(lambda: rows(pool)[0]["state"] == "unmounted", 30)
+
+
+def test_readers_follow_a_rotation_and_serve_nothing_deleted(make_pool: Callable[..., PoolUp]) -> None:
+    pool = make_pool("--drives", "1", "--processes", "2")
+    wait_serving(pool)
+    keys = [key_of(f"rotated {number}") for number in range(40)]
+    with pool.pool() as own, Pool(each_mount(pool)[1]) as reader:
+        volume, by_reader = own.volume("kv"), reader.volume("kv")
+
+        def served(asked: Sequence[bytes]) -> int:
+            """How many of the keys the reader serves; -1 while it knows an older pool map, and refuses."""
+            try:
+                found = by_reader.fetch(asked, [bytearray(SHORT) for _ in asked])
+            except OSError as refused:
+                if refused.errno != errno.EREMOTE:
+                    raise
+                return -1
+            return sum(each.length is not None for each in found)
+
+        for number, key in enumerate(keys):
+            assert volume.put(key, value(number))
+        assert served(keys) == len(keys)
+        tenant(pool, "rotate", "default", "--wait", "60")
+        keys.append(key_of("sealed by the new key"))
+        assert volume.put(keys[-1], value(0))
+        wait_until(lambda: served(keys) == len(keys), 30, "the reader to follow the rotation")
+        # Values go for the quota, and stay whole in their slots.
+        tenant(pool, "set", "default", "--quota-slots", "20", "--yes")
+        wait_until(lambda: sum(volume.exists(keys)) <= 20, 30, "values to go")
+        gone = [key for key, there in zip(keys, volume.exists(keys), strict=True) if not there]
+        volume.delete(gone)
+        wait_until(lambda: served(gone) >= 0, 30, "the reader to follow the quota")
+        assert served(gone) == 0
+    assert pool.down() == 0
+
+
+def tenant(pool: PoolUp, *words: str) -> None:
+    configuration = pool.state / "agent.toml"
+    command = [sys.executable, "-P", "-m", "agent.cli", "tenant", *words, "--config", str(configuration)]
+    subprocess.run(command, check=True, capture_output=True, timeout=90)
 
 
 def test_the_curve_over_processes_is_one_command() -> None:
