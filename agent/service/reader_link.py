@@ -7,7 +7,7 @@ counters, whole each time, and the uses of values since the last one. Both run t
 import json
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from agent.fs.fuse.abi import InitFlag
@@ -121,6 +121,10 @@ class Lines:
         yield from map(bytes, whole)
 
 
+# Not by `__slots__`: a compiled class has none.
+_COUNTS: Final = tuple(each.name for each in fields(Tally))
+
+
 def _line(message: Mapping[str, Any]) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
@@ -128,7 +132,7 @@ def _line(message: Mapping[str, Any]) -> bytes:
 def _as_dict(tally: Tally) -> dict[str, Any]:
     """Those counts that are not zero."""
     found: dict[str, Any] = {}
-    for name in Tally.__slots__:
+    for name in _COUNTS:
         value = getattr(tally, name)
         if name in _BY_CAUSE:
             value = {str(cause.value): count for cause, count in value.items() if count}

@@ -43,6 +43,8 @@ AGAIN_SECONDS: Final = (0.1, 5.0)
 """From the end of a process to its next start: at first, and at the most."""
 GOOD_SECONDS: Final = 30.0
 """After which the next start is as soon as the first."""
+LAST_WORDS_SECONDS: Final = 0.5
+"""For a process that has closed its link, to end by itself."""
 LOOK_SECONDS: Final = 0.1
 END_SECONDS: Final = 5.0
 
@@ -321,6 +323,8 @@ class Readers(OwnThread):
             return
         except LinkBroken:
             if reader.process is not None:
+                with contextlib.suppress(subprocess.TimeoutExpired):  # it may have to say why it ends
+                    reader.process.wait(LAST_WORDS_SECONDS)
                 reader.process.kill()
                 reader.process.wait()
 

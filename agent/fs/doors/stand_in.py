@@ -12,7 +12,7 @@ from typing import Final
 
 from agent.fs.fuse.abi import IN_HEADER, Opcode, encode_answer
 from agent.fs.fuse.session import NO_ANSWER, FuseSession, Negotiated
-from agent.fs.interface import FileSystem
+from agent.fs.interface import RootFileSystem
 from agent.pool.steps import NoRunner
 
 _REQUEST_BYTES: Final = (1 << 20) + 4096
@@ -21,17 +21,13 @@ _AT_ONCE: Final = 64
 """Requests that are answered with one look, so that nothing else waits for long."""
 
 
-class _Nobody(FileSystem):
-    """Nothing is asked of it."""
-
-
 class StandIn:
     """Of one mount. `descriptor`: that of the mount, which stays the caller's. For one thread."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor: Final = descriptor
         os.set_blocking(descriptor, False)
-        self._session = FuseSession(_Nobody())
+        self._session = FuseSession(RootFileSystem({}))
         self._request = memoryview(bytearray(_REQUEST_BYTES))
         self._runner = NoRunner()
 
