@@ -196,7 +196,7 @@ def test_a_source_that_goes_meanwhile_is_copied_as_it_was(
         other.put_object(Bucket=BUCKET, Key="a", Body=b"another")
     held.go_on.set()
     copying.join()
-    assert s3.stores["one"].files_held() == 0
+    wait_until(lambda: s3.stores["one"].files_held() == 0, what="the readers to be closed")
     assert body_of(client, "b") == BIG
 
 
@@ -233,7 +233,7 @@ def test_a_copy_onto_itself_undoes_nothing_that_was_acknowledged_meanwhile(
         assert found["Metadata"] == {"layer": "8"}
         assert found["Body"].read() == (b"another" if event == "replaced" else BIG)
         assert "ChecksumSHA256" in found
-    assert s3.stores["one"].files_held() == 0
+    wait_until(lambda: s3.stores["one"].files_held() == 0, what="the readers to be closed")
 
 
 def test_a_copy_onto_itself_of_what_changes_again_and_again_ends(
@@ -319,7 +319,7 @@ def test_a_source_that_has_lost_bytes_is_no_source_and_leaves_nothing(
 
     wait_until(is_lost, 60, "the loss to be certain")
     assert client.list_objects_v2(Bucket=BUCKET)["KeyCount"] == 0
-    assert s3.stores["one"].files_held() == 0
+    wait_until(lambda: s3.stores["one"].files_held() == 0, what="the readers to be closed")
     wait_until(lambda: not s3.blocks["one"].blocks, what="what was copied so far to be freed")
 
 
