@@ -11,6 +11,7 @@ from typing import Final
 
 from agent.config.local_section import LocalSection
 from agent.errors import G35Error
+from agent.inline.crc64 import engine
 from agent.local.device import Device, open_device, read_label
 from nvmeof.linux_limits import MORE_THREADS, SureThread
 
@@ -26,6 +27,7 @@ class Opening:
     """One try to open a device, from construction on. `take` and `give_up` are for one thread."""
 
     def __init__(self, section: LocalSection, had: str, *, make: bool) -> None:
+        engine()  # loaded now, for the label: on a slow machine that takes as long as a device may
         self.began = time.monotonic()
         self._section = section
         self._had = had
@@ -81,6 +83,7 @@ class Opening:
 def nguid_of(path: Path, had: str) -> bytes:
     """The NGUID of a device that another process has; `had` (hex) where it does not answer. Raises G35Error,
     and `StillOpening` where nothing is known."""
+    engine()
     found: list[bytes | G35Error] = []
 
     def read() -> None:

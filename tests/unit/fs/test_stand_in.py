@@ -13,13 +13,9 @@ from agent.fs.doors.stand_in import StandIn
 from agent.fs.fuse.abi import IN_HEADER, INIT_FLAGS2, INIT_IN, INIT_OUT, OUT_HEADER, InitFlag, Opcode
 from agent.fs.fuse.requests import FLUSH_IN, FORGET_IN
 from agent.fs.fuse.session import WANTED, FuseSession
-from agent.fs.interface import FileSystem
+from agent.fs.interface import RootFileSystem
 
 KERNEL = 40
-
-
-class Nothing(FileSystem):
-    """A tree of a process that goes on with the mount."""
 
 
 @pytest.fixture
@@ -52,7 +48,7 @@ def test_it_agrees_with_the_kernel_and_another_process_goes_on(ends: tuple[socke
     agreed = stand_in.negotiated
     assert agreed is not None
     assert agreed.flags & InitFlag.MAX_PAGES
-    session = FuseSession(Nothing())
+    session = FuseSession(RootFileSystem({}))
     session.resume(agreed)
     assert session.initialised.is_set()
     assert session.negotiated == agreed
