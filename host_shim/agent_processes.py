@@ -125,11 +125,11 @@ class AgentProcesses:
             if self._is_closed or not self._first.reached:
                 return
             self._look_at = time.monotonic() + LOOK_SECONDS
-            folders = self._files.processes(os.path.join(self._mount, os.path.dirname(SESSION_PATH)))
+            inside = os.path.join(self._mount, os.path.dirname(SESSION_PATH))
+            folders = self._files.processes(inside)
             for folder in folders[: PROCESSES_MAX - 1]:
                 if folder not in self._known:
-                    path = os.path.join(self._mount, os.path.dirname(SESSION_PATH), folder, SESSION_PATH)
-                    self._known[folder] = self._make(path)
+                    self._known[folder] = self._make(os.path.join(inside, folder, SESSION_PATH))
             self._all = (self._first, *(self._known[each] for each in folders if each in self._known))
         finally:
             self._looking.release()

@@ -25,7 +25,7 @@ WITH_ALL = (
 )
 """What to do where a namespace of the pool is not reached."""
 LOOK_ROUND_SECONDS: Final = 10.0
-"""For a look of one that serves. What an enclosure that hangs carries is seen later, by
+"""For the look of an agent that starts. What an enclosure that hangs carries is seen later, by
 agent/attach/map_watch.py."""
 LOOKS_IN_FLIGHT: Final = 4
 """Namespaces of one enclosure that are looked at together: a mebibyte each, which may be eight commands."""

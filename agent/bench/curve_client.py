@@ -23,8 +23,6 @@ from host_shim.pool import Pool, Volume
 FILLED_BYTES: Final = 64 << 20
 """Of the values that one client puts to get them, at the most."""
 FILLED_VALUES: Final = 128
-
-
 THERE_SECONDS: Final = 10.0
 """For values that were just stored to be got from every process."""
 

@@ -8,7 +8,6 @@ after each round; of a file that was written the first and the last.
 """
 
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Final
 
 from agent.bench.contents import Contents, pages
 from agent.bench.own_pool import OwnPool, own_pool
+from agent.bench.removed_room import free_blocks, wait_for_room
 from agent.bench.rounds import Sample, Timed, in_bursts, rate, together
 from agent.bench.sites import Sites
 from agent.errors import G35Error
@@ -115,15 +115,11 @@ class LongFileProbe:
 
     def _write_burst(self, seconds: float) -> Timed:
         """One file, whatever the time."""
-        path, free = self._folder / "written", self._free()
+        path, free = self._folder / "written", free_blocks(self._folder)
         timed = together([lambda: self._write(path)], 0.0, least=1)
         self._compare_ends(path)
         path.unlink()
-        until = time.monotonic() + REMOVED_WITHIN
-        while self._free() < free:
-            if time.monotonic() >= until:
-                raise G35Error(f"the room of what was removed from {self._folder} does not come back")
-            time.sleep(LOOK_SECONDS)
+        wait_for_room(self._folder, free, REMOVED_WITHIN, LOOK_SECONDS)
         return timed
 
     def _compare_ends(self, path: Path) -> None:
@@ -136,6 +132,3 @@ class LongFileProbe:
                 self._compare_last()
         finally:
             os.close(descriptor)
-
-    def _free(self) -> int:
-        return os.statvfs(self._folder).f_bfree

@@ -10,13 +10,13 @@ before, and the last one that each thread got after each round.
 
 import itertools
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from agent.bench.contents import Contents, pages
+from agent.bench.removed_room import free_blocks, wait_for_room
 from agent.bench.rounds import Sample, Timed, Turn, in_bursts, rate, together
 from agent.bench.sites import IN_FLIGHT, PoolShape, PoolSite, Sites
 from agent.errors import G35Error
@@ -138,7 +138,7 @@ class _Files:
         return turn
 
     def put_burst(self, seconds: float) -> Timed:
-        free = self._free()
+        free = free_blocks(self._folder)
         fresh = [next(self._numbers) for _ in range(files_put(self._contents.value_bytes))]
         turns = [self._puts(iter(fresh[first::IN_FLIGHT])) for first in range(IN_FLIGHT)]
         timed = together(turns, seconds)
@@ -147,15 +147,8 @@ class _Files:
             raise G35Error(f"{timed.bytes} bytes were stored, {len(there)} files are there")
         for path in there:
             path.unlink()
-        until = time.monotonic() + REMOVED_WITHIN
-        while self._free() < free:
-            if time.monotonic() >= until:
-                raise G35Error(f"the room of what was removed from {self._folder} does not come back")
-            time.sleep(LOOK_SECONDS)
+        wait_for_room(self._folder, free, REMOVED_WITHIN, LOOK_SECONDS)
         return timed
-
-    def _free(self) -> int:
-        return os.statvfs(self._folder).f_bfree
 
 
 class _FileReader:

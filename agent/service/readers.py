@@ -123,8 +123,11 @@ class _Reader:
             raise AssertionError(f"{state} after {self.state}")
         self.state = state
 
-    def take(self, report: Report, now: float) -> None:
+    def count(self, report: Report) -> None:
         self.told = self.told._replace(now=report.tallies, moved_now=report.moved)
+
+    def take(self, report: Report, now: float) -> None:
+        self.count(report)
         self.heard_at = now
         if report.is_ready and self.state is ReaderState.STARTING:
             self.become(ReaderState.SERVING)
@@ -334,7 +337,7 @@ class Readers(OwnThread):
             while reader.link is not None:
                 for line in reader.lines.receive(reader.link):
                     report = decode_report(line)
-                    reader.told = reader.told._replace(now=report.tallies, moved_now=report.moved)
+                    reader.count(report)
                     self._note_uses(report.uses)
         except (BlockingIOError, LinkBroken):
             return
