@@ -118,7 +118,7 @@ class Pyfuse3Door:
             handlers = Handlers(self._tree, slots, self.complaints, self.initialised.set)
             pyfuse3.init(handlers, str(self.mountpoint), self._mount_options())
             mounted = True
-            trio.run(self._main)
+            self._run_to_its_end()
         except BaseException as failure:
             self._failure = failure
             log.exception("the door of %s ended", self.mountpoint)
@@ -128,6 +128,14 @@ class Pyfuse3Door:
             for slot in slots:
                 slot.close(STOP_SECONDS)
             _one_door.release()
+
+    def _run_to_its_end(self) -> None:
+        try:
+            trio.run(self._main)
+        except* ConnectionAbortedError:
+            # libfuse takes ENODEV alone for the end; the kernel says ECONNABORTED where the connection was
+            # aborted (by an operator, or amid the unmount).
+            log.debug("the connection of %s was aborted", self.mountpoint)
 
     async def _main(self) -> None:
         self._token = trio.lowlevel.current_trio_token()

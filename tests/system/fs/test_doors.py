@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pyfuse3
 import pytest
 
 from agent.fs.doors import mounting
@@ -373,6 +374,36 @@ def test_who_unmounts_by_hand_ends_the_door(kind: DoorKind, place: Path) -> None
     with mounted(kind, place) as door:
         assert not door.wait(0.05)
         subprocess.run(["umount", place], check=True)
+        assert door.wait(10)
+
+
+def test_an_aborted_connection_ends_the_door(kind: DoorKind, place: Path, tmp_path: Path) -> None:
+    """An operator's `echo > /sys/fs/fuse/connections/N/abort`."""
+    control = tmp_path / "connections"
+    control.mkdir()
+    with mounted(kind, place) as door:
+        device = mounting.device_of(place)
+        assert device is not None
+        subprocess.run(["mount", "-t", "fusectl", "none", control], check=True)
+        try:
+            (control / device.partition(":")[2] / "abort").write_text("1")
+        finally:
+            subprocess.run(["umount", control], check=True)
+        assert door.wait(10)
+
+
+def test_a_read_that_the_kernel_answers_with_an_abort_ends_the_door_of_libfuse(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve = pyfuse3.main
+
+    async def aborted(**bounds: int) -> None:
+        await serve(**bounds)
+        raise ExceptionGroup("nursery", [ConnectionAbortedError(errno.ECONNABORTED, "aborted")])
+
+    monkeypatch.setattr(pyfuse3, "main", aborted)
+    with mounted("pyfuse3", place) as door:
+        mounting.unmount(place)
         assert door.wait(10)
 
 
