@@ -118,7 +118,7 @@ def agent_need(configuration: Configuration) -> Need:
     queues = QueuePlan.of(configuration).total
     paths = sum(len(each.each_path()) for each in configuration.enclosures)
     local = len(configuration.local)
-    readers, of_reader = settings.processes - 1, settings.worker_count + OTHER_QUEUES
+    readers, of_reader = settings.process_count - 1, settings.worker_count + OTHER_QUEUES
     return Need(
         "its configuration",
         PROGRAM_BYTES

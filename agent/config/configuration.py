@@ -54,6 +54,9 @@ FILES_UNIT_BYTES = 256 << 10
 PATHS_MAX = 7
 """Paths to one enclosure beside the first; each takes a session, and a queue for each worker."""
 PROCESSES_MAX = 64
+PROCESSES_BY_CORES = 4
+"""The most where `processes` is 0."""
+CORES_OF_PROCESS = 4
 SOCKET_PATH_BYTES_MAX = 107
 """sun_path of unix(7), without its zero byte."""
 
@@ -78,11 +81,12 @@ class AgentSection(Section):
         description="Threads that serve requests, each to completion; 0: one for each core, at least 2.",
     )
     processes: int = Field(
-        1,
-        ge=1,
+        0,
+        ge=0,
         le=PROCESSES_MAX,
         description="Processes of this agent, each with `workers` threads: the first does everything, the "
-        "others serve gets to clients on this machine (docs/processes.md).",
+        "others serve gets to clients on this machine (docs/processes.md). 0: one for each four cores, at "
+        "most four, and one where the others could not serve.",
     )
     read_deadline_ms: float = Field(
         50.0, gt=0, le=60_000, description="After this long a /kv read is a miss (`late`)."
@@ -135,8 +139,16 @@ class AgentSection(Section):
     @property
     def worker_count(self) -> int:
         """`workers`, with 0 resolved: more threads than cores only wait for each other's interpreter lock."""
-        cores = len(self.cpus) or len(os.sched_getaffinity(0))
-        return self.workers or min(64, max(2, cores))
+        return self.workers or min(64, max(2, self._cores))
+
+    @property
+    def process_count(self) -> int:
+        """`processes`, with 0 resolved: clients and the kernel's part of each get need cores, too."""
+        return self.processes or max(1, min(PROCESSES_BY_CORES, self._cores // CORES_OF_PROCESS))
+
+    @property
+    def _cores(self) -> int:
+        return len(self.cpus) or len(os.sched_getaffinity(0))
 
     @property
     def timing(self) -> Timing:

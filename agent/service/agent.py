@@ -101,7 +101,7 @@ class Agent:
         self.not_served: dict[str, str] = {}
         """The parts of the configuration that are not served, and why."""
         self.readers, versions = self._make_readers()
-        parts = settings.processes if self.readers is not None else 1
+        parts = settings.process_count if self.readers is not None else 1
         self.directories = DirectoryCache(settings.directory_cache // parts, versions)
         self._history = MapHistory(settings.state)
         self._history.refuse(pool_map)
@@ -197,7 +197,7 @@ class Agent:
             self.served, self.members, self.files, self.sources, self.bounds, self.policies.prestage,
             self.policies.readahead, self.policies.start_prestage, self.discards, self.names_seen,
             self.unnamed, self.after_reply, self.registered,
-            0 if self.readers is None else settings.processes - 1,
+            0 if self.readers is None else settings.process_count - 1,
         )  # fmt: skip
         self.doors: Doors = {}
         self.doors |= make_doors(configuration, queues, channels.take, shown, self.volumes, erased)
@@ -205,11 +205,13 @@ class Agent:
 
     def _make_readers(self) -> tuple[Readers | None, SetVersions | None]:
         """The other processes of this agent, where it has some, and what they are told by."""
-        if self.configuration.agent.processes == 1:
+        settings = self.configuration.agent
+        if settings.process_count == 1:
             return None, None
         if why := why_alone(self.configuration):
-            log.warning("this agent is one process, not %d: %s", self.configuration.agent.processes, why)
-            self.not_served["processes"] = f"one process serves: {why}"
+            if settings.processes:
+                log.warning("this agent is one process, not %d: %s", settings.processes, why)
+                self.not_served["processes"] = f"one process serves: {why}"
             return None, None
         descriptor = shared_versions()
         return Readers(self.configuration, descriptor), SetVersions(descriptor, is_writer=True)

@@ -152,7 +152,7 @@ class Readers(OwnThread):
         mount = configuration.agent.mount
         assert mount is not None
         self._configuration, self._versions = configuration, versions
-        self._count = configuration.agent.processes
+        self._count = configuration.agent.process_count
         self._readers = [_Reader(number, folder_of(mount, number)) for number in range(1, self._count)]
         self._uses: list[Use] = []
         self._using = threading.Lock()

@@ -27,8 +27,8 @@ SPILL_BUNDLE: Final = "8M"
 """The shortest there is: a pool as small as these evicts a value soon after its set was looked at."""
 SPILL_DEADLINE_MS: Final = 2000
 """As the deadline of flash here: a bench measures speed, and a hiccup of the scheduler is no miss."""
-AGENT_KEYS: Final = "directory_fresh_ms = 1000\n"
-"""As `g35 up` has it: each pool has one agent."""
+AGENT_KEYS: Final = "directory_fresh_ms = 1000\nprocesses = 1\n"
+"""As `g35 up` has it: each pool has one agent. One process, so that its processor time is the agent's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,8 +109,11 @@ class UpOptions:
         int, typer.Option(min=0, max=64, help="Threads of the agent; 0: one for each core, at least 2.")
     ] = 0
     processes: Annotated[
-        int, typer.Option(min=1, max=64, help="Processes of the agent; all but the first serve gets.")
-    ] = 1
+        int,
+        typer.Option(
+            min=0, max=64, help="Processes of the agent; all but the first serve gets. 0: by the machine."
+        ),
+    ] = 0
     read_deadline_ms: Annotated[
         float | None,
         typer.Option(

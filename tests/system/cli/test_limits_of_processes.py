@@ -17,7 +17,7 @@ from tests.support.processes import Processes
 from tests.support.waiting import wait_until
 
 MIB = 1 << 20
-UP = (sys.executable, "-P", "-m", "agent.cli", "up", "--workers", "2")
+UP = (sys.executable, "-P", "-m", "agent.cli", "up", "--workers", "2", "--processes", "1")
 SMALL = ("--drives", "1", "--drive-size", "256M", "--read-deadline-ms", "2000")
 RAW = re.compile("Traceback|OpenBLAS|memory allocation|Logging error|bug of g35")
 LEFT = {"lock", "agent.log", "jbof-0.log", "jbof-1.log"}

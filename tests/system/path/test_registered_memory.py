@@ -29,7 +29,7 @@ def value(number: int) -> bytes:
 
 
 def mapped(agent: int) -> int:
-    return Path(f"/proc/{agent}/maps").read_text().count("/memfd:g35")
+    return Path(f"/proc/{agent}/maps").read_text().count("/memfd:g35 (")
 
 
 def test_an_agent_maps_it_for_as_long_as_the_client_has_it(pool_up: PoolUp) -> None:

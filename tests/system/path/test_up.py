@@ -60,7 +60,7 @@ def test_several_at_once_one_comes_up(processes: Processes, tmp_path: Path) -> N
 
 
 def test_an_unmount_by_somebody_ends_all_of_it(make_pool: Callable[..., PoolUp]) -> None:
-    pool_up = make_pool("--drives", "1", "--enclosures", "1")
+    pool_up = make_pool("--drives", "1", "--enclosures", "1", "--processes", "1")
     subprocess.run(["umount", pool_up.mount], check=True)
     assert pool_up.process.process.wait(60) == 0
 

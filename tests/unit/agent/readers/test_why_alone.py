@@ -58,7 +58,25 @@ def test_where_dev_fuse_may_not_be_opened(monkeypatch: pytest.MonkeyPatch) -> No
     assert why() == "/dev/fuse may not be opened"
 
 
-@pytest.mark.parametrize("processes", [0, 65, -1])
-def test_processes_are_1_to_64(processes: int) -> None:
+@pytest.mark.parametrize("processes", [65, -1])
+def test_processes_are_64_at_the_most(processes: int) -> None:
     with pytest.raises(ConfigError, match="processes"):
         why({"processes": processes})
+
+
+@pytest.mark.parametrize(("cores", "processes"), [(1, 1), (7, 1), (8, 2), (16, 4), (128, 4)])
+def test_without_a_number_the_cores_say_how_many(
+    cores: int, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(cores)))
+    assert count() == processes
+    assert count(processes=3) == 3
+
+
+def test_without_a_number_the_cores_that_the_agent_is_given_count() -> None:
+    assert count(cpus=list(range(8))) == 2
+
+
+def count(**agent: Any) -> int:
+    document = {"agent": {**AGENT, "processes": 0, **agent}, "enclosures": [ENCLOSURE]}
+    return parse_configuration(document, "a test's").agent.process_count
