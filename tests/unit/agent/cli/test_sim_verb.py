@@ -57,7 +57,12 @@ def test_json_has_the_digest_and_what_it_stands_for(capsys: pytest.CaptureFixtur
     assert len(record["digest"]) == 32
     assert 0 < record["hit_ratio"] < 1
     assert record["bytes"]["host_nics_in"] == record["bytes"]["enclosures_out"] > 0
-    assert set(record["misses"]) >= {"never_stored", "evicted", "late"}
+    assert set(record["misses"]) >= {"never_stored", "evicted", "late", "behind_a_hole"}
+    for row in record["rows"]:
+        had = row["blocks_in_gpu"] + row["blocks_in_host"] + row["blocks_loaded"]
+        assert row["hit_ratio"] == had / row["blocks"]
+    pool = record["rows"][0]
+    assert sum(pool["misses"].values()) == round((1 - pool["hit_ratio"]) * pool["blocks"]) > 0
     assert [row["name"] for row in record["rows"]] == ["g35", "recompute"]
     assert record["rows"][1]["speed_up"] == 1.0
     assert record["pod"]["enclosures"] == 1
