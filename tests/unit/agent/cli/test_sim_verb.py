@@ -210,6 +210,10 @@ def test_what_cannot_be_simulated_is_explained(
         (b"", "no request was played"),
         (b'{"timestamp": 0, "input_length": 0, "output_length": 1, "hash_ids": []}\n', "blocks and tokens"),
         (b"\0\0\n\0\n", "the first of 2 broken lines: line 1: a NUL byte at column 1"),
+        (
+            b'{"timestamp": 0, "input_length": 40, "output_length": 1, "hash_ids": [1, 2, 3]}',
+            "line 1: 3 blocks of 512 tokens are more than a prompt of 40",
+        ),
     ],
 )
 def test_a_trace_without_a_prompt_is_explained(
