@@ -66,7 +66,7 @@ def read_trace(
 ) -> Trace:
     """The trace of a file, or its first `requests` (0: all). `progress` hears which share of the file was
     read. Raises UserError."""
-    file = TraceFile(path, False, requests)
+    file = TraceFile(path, False, requests, fitting=True)
     dense: dict[int, int] = {}
     trace = Trace(BLOCK_TOKENS)
     for number, request in enumerate(file):

@@ -28,8 +28,14 @@ class PrefillCost:
 
     def linear(self, context: int) -> float:
         """The part that grows with the tokens alone."""
-        chosen = 0.0 if self.top_k is None else self.per_chosen_pair * min(context / 2, self.top_k)
-        return (self.per_token + chosen) * context
+        return self.per_token * context + self.per_chosen_pair * self._chosen_pairs(context)
+
+    def _chosen_pairs(self, context: int) -> float:
+        """The first `top_k` tokens attend to all that are before them, and each later one to `top_k`."""
+        if self.top_k is None:
+            return 0.0
+        first = min(context, self.top_k)
+        return first**2 / 2 + (context - first) * self.top_k
 
     def attention_share(self, context: int) -> float:
         """Share of the operations that grows with the square of the context."""

@@ -94,6 +94,8 @@ class TraceFile:
     path: Path
     strict: bool = False
     requests_max: int = 0
+    fitting: bool = False
+    """A prompt that ends before its last block begins is broken: for readers whom tokens matter to."""
     requests: int = 0
     broken_lines: int = 0
     complaints: list[str] = field(default_factory=list)
@@ -149,12 +151,18 @@ class TraceFile:
         self.finished = True
 
     def _like_the_first(self, request: TraceRequest) -> TraceRequest:
-        """Raises BrokenLine where the blocks have another size: ids would mean other tokens."""
+        """Raises BrokenLine where the blocks have another size, said or seen: ids would mean other tokens."""
         self.block_tokens = self.block_tokens or request.block_tokens
         if request.block_tokens != self.block_tokens:
             raise BrokenLine(
                 f"blocks of {request.block_tokens} tokens; those of the first request have "
                 f"{self.block_tokens}"
+            )
+        blocks = len(request.hash_ids)
+        if self.fitting and blocks and (blocks - 1) * self.block_tokens >= request.input_length:
+            raise BrokenLine(
+                f"{blocks} blocks of {self.block_tokens} tokens are more than a prompt of "
+                f"{request.input_length}; lines of a trace with smaller blocks say so: block_size"
             )
         return request
 

@@ -294,7 +294,8 @@ class Report:
             "rows": [
                 {
                     "name": row.name, "what": what_is(row.name), "digest": row.digest,
-                    "hit_ratio": row.hit_ratio,
+                    "hit_ratio": row.hit_ratio, "blocks": row.blocks, "blocks_in_gpu": row.blocks_in_gpu,
+                    "blocks_in_host": row.blocks_in_host, "blocks_loaded": row.blocks_loaded,
                     "loaded_ratio": row.loaded_ratio, "cached_tokens": row.cached_tokens,
                     "input_tokens": row.input_tokens, "speed_up": self.speed_up(row),
                     "tokens_per_gpu_second": row.tokens_per_gpu_second,

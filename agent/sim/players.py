@@ -37,19 +37,19 @@ class Players:
         store, blocks = self._store, request.blocks
         began, tenant = store.loop.now, store.tenant(request)
         causes = yield from store.lookup(host, request)
-        there = [cause is None for cause in causes]
-        promised = there.index(False) if False in there else len(there)
+        promised = next((at for at, cause in enumerate(causes) if cause is not None), len(causes))
         read = 0
         while read < promised:
             cause = yield from store.get(host, tenant, blocks[read])
             if cause is not None:
-                there[read] = False
+                causes[read] = cause
                 break
             read += 1
+        store.missed(causes[read:])
         loaded_after = store.loop.now - began
         for at in range(read, len(blocks)):
             # What lies behind a hole is there already.
-            if not there[at]:
+            if causes[at] is not None:
                 yield from store.put(store.agents[host], tenant, blocks[at])
         cached = min(request.tokens_of(read), request.input_tokens)
         self._ended(

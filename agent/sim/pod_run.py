@@ -373,14 +373,23 @@ class PodRun:
             told, had = (tally.gets_hit, tally.gets_missed), (pool.gets_hit, pool.gets_missed)
             if told != had and not pool.counts["agents killed"]:
                 raise BooksDoNotBalance(f"agents tell of {told} hits and misses, and engines had {had}")
+        not_had = 0
         for row in self.engines.served:
-            if row.in_gpu + row.in_host + row.loaded > row.blocks:
+            missed = row.blocks - row.in_gpu - row.in_host - row.loaded
+            if missed < 0:
                 raise BooksDoNotBalance(f"request {row.number} found more blocks than it has")
+            not_had += missed
+        if pool is not None and sum(pool.misses.values()) != not_had:
+            raise BooksDoNotBalance(f"engines did not have {not_had} blocks, by their causes {pool.misses}")
 
     def _fabric_per_byte(self, moved: dict[str, int]) -> float | None:
-        if self.pool is not None:
-            return 1.0 if moved["host_nics_in"] or moved["host_nics_out"] else None
-        store = self._others
+        """Shared storage behind the pool has a network of its own."""
+        pool, store = self.pool, self._others
+        if pool is not None:
+            crossed = moved["host_nics_in"] + moved["host_nics_out"]
+            crossed -= pool.g4_bytes_read + pool.g4_bytes_written
+            of_use = (pool.gets_hit + pool.tally().puts) * pool.slot_bytes
+            return crossed / of_use if of_use else None
         return store.fabric_bytes / store.bytes_moved if store is not None and store.bytes_moved else None
 
     def _writes_a_day(self, written: float, seconds: float) -> float:
@@ -393,7 +402,7 @@ class PodRun:
         misses: dict[str, int] = {}
         if self.pool is not None:
             tally = self.pool.tally()
-            misses = {cause.name.lower(): count for cause, count in tally.misses.items()}
+            misses = dict(self.pool.misses)
             counts = {
                 "gets_hit": tally.gets_hit, "gets_missed": tally.gets_missed, "gets_gated": tally.gets_gated,
                 "lookups": tally.lookups, "lookups_absent": tally.lookups_absent, "puts": tally.puts,

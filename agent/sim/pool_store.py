@@ -6,13 +6,13 @@ the workers of each agent, its looks at its drives, its kills and what it learns
 
 import hashlib
 from collections import Counter, deque
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
 from agent.pool.access import ServedVolume, serve
-from agent.pool.counters import Tally, total
+from agent.pool.counters import MissCause, Tally, total
 from agent.pool.errors import PutRefused
 from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.kv.volume import KvVolume
@@ -39,6 +39,8 @@ from agent.sim.workload import Request
 Steps = Generator[Any, bool, Any]
 UNIT_BYTES: Final = 1 << 20
 VALUE_BYTES_LEAST: Final = 64 << 10
+BEHIND_A_HOLE: Final = "behind_a_hole"
+"""A block is there and an earlier one of its prompt is not; agents have no such cause, and g35 replay has."""
 ROOM: Final = 1 << 16
 """Behind a value, in a worker's buffers."""
 
@@ -145,6 +147,8 @@ class PoolStore:
         self.plan: PodPlan = flash.plan
         self.value_bytes = value_bytes
         self._block_bytes = block_bytes
+        self.slot_bytes = flash.stripe * (HEADER_BYTES + value_bytes)
+        """Of a block, with headers: what crosses the links for a get or a put."""
         self._volume_bytes = max(value_bytes, VALUE_BYTES_LEAST)
         self._settings: dict[tuple[int, int], VolumeSettings] = {}
         self._layouts: dict[tuple[int, int], Layout] = {}
@@ -163,6 +167,8 @@ class PoolStore:
         self.gets_hit = 0
         self.gets_missed = 0
         """What engines had of gets, beside what agents count."""
+        self.misses = dict.fromkeys((*(cause.name.lower() for cause in MissCause), BEHIND_A_HOLE), 0)
+        """Why engines did not have blocks, each block reference once: by its lookup, or by its get."""
         self.g4_bytes_read = 0
         self.g4_bytes_written = 0
         self.counts: Counter[str] = Counter()
@@ -296,7 +302,13 @@ class PoolStore:
             if cause is not None and not (self.plan.g4_rate and block in self.behind):
                 break
             found += 1
+        self.missed(causes[found:])
         return found
+
+    def missed(self, causes: Sequence[MissCause | None]) -> None:
+        """The blocks of a prompt from the first one on that did not come; None where one was there."""
+        for cause in causes:
+            self.misses[BEHIND_A_HOLE if cause is None else cause.name.lower()] += 1
 
     def announce(self, engine: Engine, request: Request, start: int, count: int) -> None:
         agent = self.agents[engine.number]
@@ -312,7 +324,8 @@ class PoolStore:
         for _ in range(state.left):
             self.loop.spawn(self._fetch_some(engine, state, self.tenant(request)))
         yield state.done
-        return min(state.hole, count)
+        self.missed([state.causes.get(at) for at in range(state.hole, count)])
+        return state.hole
 
     def _fetch_some(self, engine: Engine, state: "_Fetch", tenant: int) -> Steps:
         while state.next < min(len(state.blocks), state.hole):
@@ -320,6 +333,7 @@ class PoolStore:
             state.next += 1
             cause = yield from self.get(engine.number, tenant, state.blocks[at])
             if cause is not None and not (yield from self._from_behind(engine, state.blocks[at])):
+                state.causes[at] = cause
                 state.hole = min(state.hole, at)
         state.left -= 1
         if not state.left:
@@ -401,10 +415,12 @@ class PoolStore:
 class _Fetch:
     """The blocks of one prompt that are being loaded by several workers."""
 
-    __slots__ = ("blocks", "done", "hole", "left", "next")
+    __slots__ = ("blocks", "causes", "done", "hole", "left", "next")
 
     def __init__(self, blocks: tuple[int, ...]) -> None:
         self.blocks = blocks
+        self.causes: dict[int, MissCause] = {}
+        """Of the gets that found nothing."""
         self.done = Signal()
         self.hole = len(blocks)
         self.next = 0

@@ -215,4 +215,4 @@ def demand_of(requests: Iterable[Request], look_at: int, plan: PodPlan) -> Deman
 
 def trace_requests(path: Path, requests_max: int, pace: float) -> TraceRequests:
     """The requests of a trace. Raises UserError where it cannot be read."""
-    return TraceRequests(TraceFile(path, requests_max=requests_max), pace)
+    return TraceRequests(TraceFile(path, requests_max=requests_max, fitting=True), pace)

@@ -86,6 +86,22 @@ def test_the_work_that_is_left_is_what_the_operations_say() -> None:
     assert of.hit_share_for(of.work_of(0.6, 0.3), 0.3) == pytest.approx(0.6)
 
 
+@pytest.mark.parametrize("context", [5, 7, 11, 40])
+def test_sparse_attention_costs_what_its_pairs_do(context: int) -> None:
+    """Token by token: each attends to those before it, and to half of itself, up to seven."""
+    cost = PrefillCost(100.0, 3.0, 7, 11.0)
+    one_by_one = sum(100.0 + 3.0 * (token + 0.5) + 11.0 * min(token + 0.5, 7) for token in range(context))
+    assert cost.flops(context) == pytest.approx(one_by_one)
+
+
+def test_sparse_attention_of_a_model_by_hand() -> None:
+    """DeepSeek-V3.2: 64 indexer heads of 128 for every pair, 128 heads of 576 + 512 for 2,048 of them."""
+    looked_at = 2 * 64 * 128 * 61 * 131_072 / 2
+    chosen = 2 * 128 * (576 + 512) * 61 * 2048 * (1 - 1024 / 131_072)
+    found = scenario_of(TABLES, Choice("deepseek-v3.2", "fp8", "gb200", "superpod"), 131_072, 0.9)
+    assert found.tokens_s == pytest.approx(0.35 * 5e15 / (2 * 37e9 + looked_at + chosen))
+
+
 def test_a_whole_gpu_gains_by_its_share_of_prefill() -> None:
     assert of.whole_gpu(10, 0.5) == pytest.approx(1 / 0.55)
     assert of.prefill_share_for(4.9, 5) is None

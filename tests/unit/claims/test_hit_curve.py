@@ -166,3 +166,9 @@ def test_a_file_that_is_no_trace_is_refused_with_its_first_fault(tmp_path: Path)
         UserError, match="no request with blocks and tokens; the first of 1 broken lines: line 1: no JSON"
     ):
         read_trace(file)
+    # Blocks of 16 tokens in a trace that does not say so.
+    file.write_text('{"timestamp": 0, "input_length": 40, "output_length": 1, "hash_ids": [1, 2, 3]}')
+    with pytest.raises(
+        UserError, match=r"line 1: 3 blocks of 512 tokens are more than a prompt of 40; .*_size"
+    ):
+        read_trace(file)

@@ -57,7 +57,12 @@ def test_json_has_the_digest_and_what_it_stands_for(capsys: pytest.CaptureFixtur
     assert len(record["digest"]) == 32
     assert 0 < record["hit_ratio"] < 1
     assert record["bytes"]["host_nics_in"] == record["bytes"]["enclosures_out"] > 0
-    assert set(record["misses"]) >= {"never_stored", "evicted", "late"}
+    assert set(record["misses"]) >= {"never_stored", "evicted", "late", "behind_a_hole"}
+    for row in record["rows"]:
+        had = row["blocks_in_gpu"] + row["blocks_in_host"] + row["blocks_loaded"]
+        assert row["hit_ratio"] == had / row["blocks"]
+    pool = record["rows"][0]
+    assert sum(pool["misses"].values()) == round((1 - pool["hit_ratio"]) * pool["blocks"]) > 0
     assert [row["name"] for row in record["rows"]] == ["g35", "recompute"]
     assert record["rows"][1]["speed_up"] == 1.0
     assert record["pod"]["enclosures"] == 1
@@ -205,6 +210,10 @@ def test_what_cannot_be_simulated_is_explained(
         (b"", "no request was played"),
         (b'{"timestamp": 0, "input_length": 0, "output_length": 1, "hash_ids": []}\n', "blocks and tokens"),
         (b"\0\0\n\0\n", "the first of 2 broken lines: line 1: a NUL byte at column 1"),
+        (
+            b'{"timestamp": 0, "input_length": 40, "output_length": 1, "hash_ids": [1, 2, 3]}',
+            "line 1: 3 blocks of 512 tokens are more than a prompt of 40",
+        ),
     ],
 )
 def test_a_trace_without_a_prompt_is_explained(

@@ -46,6 +46,21 @@ def test_all_blocks_of_a_trace_have_the_size_of_the_first(tmp_path: Path) -> Non
     assert block_tokens_of(_trace(tmp_path, b"oops\n")) == 512
 
 
+def test_smaller_blocks_than_a_trace_says_are_seen_where_tokens_matter(tmp_path: Path) -> None:
+    """Three blocks of 16 tokens are 48; of 512 tokens, the third begins behind the prompt's 48."""
+    short, just = GOOD.replace(b"6955", b"1024"), GOOD.replace(b"6955", b"1025")
+    path = _trace(tmp_path, short + b"\n", just + b"\n")
+    assert len(list(TraceFile(path))) == 2
+    trace = TraceFile(path, fitting=True)
+    assert len(list(trace)) == 1
+    assert trace.complaints == [
+        "line 1: 3 blocks of 512 tokens are more than a prompt of 1024; lines of a trace with smaller blocks "
+        "say so: block_size"
+    ]
+    small = GOOD.replace(b"6955", b"33").replace(b"{", b'{"block_size": 16, ')
+    assert len(list(TraceFile(_trace(tmp_path, small), fitting=True))) == 1
+
+
 def test_the_last_block_is_rarely_full() -> None:
     request = decode_line_untrusted(GOOD.replace(b"6955", b"1100"))
     assert [request.tokens_of(blocks) for blocks in range(4)] == [0, 512, 1024, 1100]

@@ -44,13 +44,19 @@ def _run(
     return PodRun(row, plan, seed, BLOCK_TOKENS, asked).run()
 
 
+def _not_had(found: RowResult) -> int:
+    """Block references that no tier had."""
+    return found.blocks - found.blocks_in_gpu - found.blocks_in_host - found.blocks_loaded
+
+
 def test_what_was_stored_is_found_with_its_real_length() -> None:
     found = _run(SMALL)
     _, value_bytes = block_values(SMALL, BLOCK_TOKENS)
     assert value_bytes == 8 << 20
     assert (found.requests, found.blocks, found.blocks_loaded) == (40, 480, 240)
     assert found.counts["puts"] == found.counts["gets_hit"] == 240
-    assert sum(found.misses.values()) == found.counts["gets_missed"] == 0
+    assert found.counts["gets_missed"] == 0
+    assert {cause: count for cause, count in found.misses.items() if count} == {"never_stored": 240}
     # A slot is its header and its value.
     assert found.link_bytes["host_nics_in"] == found.link_bytes["drives_read"] == 240 * (value_bytes + 4096)
     assert found.link_bytes["drives_written"] == 240 * (value_bytes + 4096)
@@ -94,12 +100,29 @@ def test_a_pool_that_is_too_small_evicts_and_says_so() -> None:
     assert found.counts["evictions"] > 0
     assert found.blocks_loaded < 240
     assert found.counts["lookups_absent"] > 240
+    assert found.misses["never_stored"] >= 240
+    assert found.misses["evicted"] > 0
+    assert sum(found.misses.values()) == _not_had(found)
+
+
+def test_what_lies_behind_a_hole_is_a_miss_of_its_own() -> None:
+    """The first four of twelve blocks, then all but the second: none of those behind it can be used."""
+    asked = [
+        Request(number, 2.0 * number, len(blocks) * BLOCK_TOKENS, 10, tuple(blocks), BLOCK_TOKENS)
+        for number, blocks in enumerate(([0, 1, 2, 3], [0, 99, 2, 3]))
+    ]
+    found = _run(SMALL, iter(asked))
+    assert found.blocks_loaded == 1
+    assert {cause: count for cause, count in found.misses.items() if count} == {
+        "never_stored": 5, "behind_a_hole": 2,
+    }  # fmt: skip
 
 
 def test_a_deadline_that_no_get_can_keep_is_a_miss_that_is_late() -> None:
     found = _run(changed(SMALL, drive_read=0.05e9, read_deadline=0.05))
-    assert found.misses["late"] > 0
-    assert sum(found.misses.values()) == found.counts["gets_missed"]
+    # Gets, and lookups before them.
+    assert found.misses["late"] >= found.counts["gets_missed"] > 0
+    assert sum(found.misses.values()) == _not_had(found)
 
 
 def test_a_host_has_the_memory_that_g35_claims_counts_too() -> None:
@@ -196,7 +219,7 @@ def test_each_fault_happens_and_the_books_balance(fault: str) -> None:
     found = _run(plan)
     assert found.requests == 40
     assert found.counts["agents killed" if fault == "agent" else f"fault {fault}"] > 0
-    assert sum(found.misses.values()) == found.counts["gets_missed"]
+    assert sum(found.misses.values()) == _not_had(found)
 
 
 def test_a_miss_that_no_agent_counts_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,6 +232,12 @@ def test_a_miss_that_no_agent_counts_is_found(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(PoolStore, "tally", one_less)
     with pytest.raises(BooksDoNotBalance, match=r"agents tell of \(239, 0\) .* engines had \(240, 0\)"):
+        _run(SMALL)
+
+
+def test_a_miss_without_a_cause_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PoolStore, "missed", lambda pool, causes: None)
+    with pytest.raises(BooksDoNotBalance, match="engines did not have 240 blocks"):
         _run(SMALL)
 
 
@@ -314,6 +343,8 @@ def test_every_host_serves_the_same_share_of_a_file_system_in_dpus() -> None:
     found = _run(plan, _asked_twice(prompts=100, blocks=36, pause=0.05), row="lustre-dpu")
     assert found.fabric_per_byte == pytest.approx(2 - 1 / 18, abs=0.03)
     assert _run(plan).fabric_per_byte == 1.0
+    # Each value is stored once, read once to be copied, and stored again; and half of the bytes are loaded.
+    assert _run(changed(plan, copies=2, hedges=False)).fabric_per_byte == pytest.approx(2.0, rel=0.001)
     assert _run(plan, row="recompute").fabric_per_byte is None
 
 
