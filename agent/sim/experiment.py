@@ -55,6 +55,7 @@ AT_HOST: Final = "g35@"
 """The pool before hosts of another maker, by a name of the table: their PCIe and NICs, and the same GPUs."""
 DEFAULT_ROWS: Final = ("g35", "recompute", "g3", "lustre-dpu")
 NEED_G4: Final = ("g4", "g35+g4")
+LOAD_LEAST: Final = 1e-6
 LOAD_MAX: Final = 100
 RATE_ROUNDS: Final = 6
 NO_FABRIC_NOTE: Final = "Left out: there is no fabric between the NICs: no congestion, no loss, no incast."
@@ -106,6 +107,8 @@ class Experiment:
             raise UserError(f"--load: {self.load} is no number", "give one, such as 0.7")
         if not 0 <= self.load <= LOAD_MAX:
             raise UserError(f"--load: {self.load:g} is not from 0 to {LOAD_MAX}", "give one, such as 0.7")
+        if 0 < self.load < LOAD_LEAST:
+            raise UserError(f"--load: {self.load:g} is less than {LOAD_LEAST:g}", "give one, such as 0.7")
         if self.trace is None and not self.load:
             raise UserError("a workload that is made up has no pace of its own", "give --load, such as 0.7")
 
