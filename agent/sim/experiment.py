@@ -326,7 +326,8 @@ class Report:
         return [
             *named,
             ("token", f"{plan.bytes_per_token:,} bytes of KV cache"),
-            ("a GPU", f"computes {self._prefill_words()}, generates {plan.decode_rate:,.0f} tokens/s"),
+            ("a GPU, tokens/s", f"computes {self._prefill_words()}"),
+            ("a GPU, answers", f"generates {plan.decode_rate:,.0f} tokens/s"),
             ("G1, G2", f"{readable_bytes(plan.g1_bytes)} a GPU, {readable_bytes(plan.g2_bytes)} a host"),
             ("G3", f"{plan.g3_bytes / 1e12:.4g} TB a host, {readable_rate(plan.g3_rate)}"),
             ("G4", g4),
@@ -386,21 +387,22 @@ class Report:
         facts += [
             (f"bytes, {name}", readable_bytes(count)) for name, count in row.link_bytes.items() if count
         ]
-        facts.append(
+        facts += [
             (
                 "drive writes a day",
-                f"{row.drive_writes_a_day:.3g} of {plan.drive_writes_a_day:g} that drives last; "
-                f"{row.most_written_drive:.3g} of the drive written most",
-            )
-        )
+                f"{row.drive_writes_a_day:.3g} of {plan.drive_writes_a_day:g} that drives last",
+            ),
+            ("  most, of one drive", f"{row.most_written_drive:.3g}"),
+        ]
         facts += [(name, f"{count:,}") for name, count in row.counts.items() if count]
-        facts.append(
+        facts += [
             (
                 "all rows took",
                 f"{self.cpu_seconds:.3g} s of processor, the longest of them "
-                f"{max(self.row_cpu_seconds):.3g} s; {readable_bytes(self.memory_bytes)}",
-            )
-        )
+                f"{max(self.row_cpu_seconds):.3g} s",
+            ),
+            ("memory", readable_bytes(self.memory_bytes)),
+        ]
         return facts
 
 

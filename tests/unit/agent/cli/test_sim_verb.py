@@ -116,6 +116,19 @@ def test_people_read_a_table(capsys: pytest.CaptureFixture[str]) -> None:
         assert word in printed
 
 
+def test_rows_stand_below_each_other_on_a_terminal_of_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Facts and rows alike: a block for each row cannot be compared."""
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = _printed(capsys, *SHORT[:-6], *SHORT[-4:], "--rows", "g35,recompute,lustre-dpu").splitlines()
+    assert max(map(len, lines)) <= 80
+    rows = {line.split()[0]: line for line in lines if line.endswith("%") and "x" in line}
+    assert list(rows) == ["g35", "recompute", "lustre-dpu"]
+    assert len({len(row) for row in rows.values()}) == 1
+    assert len({len(line) for line in lines if line.startswith(("digest", "hit_ratio", "drive w"))}) == 1
+
+
 def test_a_trace_is_played_with_its_own_blocks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = _trace(tmp_path, 40, block_size=64)
     record = json.loads(_printed(capsys, *SHORT, "--requests", "35", "--trace", str(file), "--json"))
