@@ -19,6 +19,18 @@ _COLOURS = ("#440154", "#46337e", "#365c8d", "#277f8e", "#4ac16d", "#a0da39", "#
 _PARTS = ("computing", "waiting", "storage", "dpu")
 
 
+def make_folder(folder: Path) -> None:
+    """Make the folder of the plots. Raises UserError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _cannot_draw(folder, error) from None
+
+
+def _cannot_draw(folder: Path, error: OSError) -> UserError:
+    return UserError(f"cannot draw into {folder}: {error.strerror or error}", "check --plot")
+
+
 def draw_all(said: Answer, folder: Path) -> list[Path]:
     """Draw every plot into the folder; their paths. Raises UserError where it cannot be written."""
     import matplotlib
@@ -37,8 +49,8 @@ def draw_all(said: Answer, folder: Path) -> list[Path]:
         "first_token": _first_token,
     }
     drawn = []
+    make_folder(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         for name, draw in plots.items():
             figure, axes = pyplot.subplots(figsize=(7, 4.2))
             draw(axes, said)
@@ -50,7 +62,7 @@ def draw_all(said: Answer, folder: Path) -> list[Path]:
             pyplot.close(figure)
             drawn.append(path)
     except OSError as error:
-        raise UserError(f"cannot draw into {folder}: {error.strerror or error}", "check --plot") from None
+        raise _cannot_draw(folder, error) from None
     return drawn
 
 

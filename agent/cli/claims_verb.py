@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from agent.cli.record_options import options_of, text_for
+from agent.cli.record_options import options_of, path_of, text_for
 from agent.sizes import parse_rate
 
 if TYPE_CHECKING:
@@ -24,13 +24,6 @@ def _gb_s(text: str) -> float | None:
     return parse_rate(text) / 1e9 if text else None
 
 
-def _path(text: str) -> Path:
-    """A path; no words are not the current folder."""
-    if not text:
-        raise typer.BadParameter("the path is empty")
-    return Path(text)
-
-
 @dataclass(frozen=True, slots=True)
 class ClaimsOptions:
     """What the claims are judged for."""
@@ -44,7 +37,7 @@ class ClaimsOptions:
     trace: Annotated[
         Path | None,
         typer.Option(
-            parser=_path,
+            parser=path_of,
             metavar="<path>",
             help="Take context and hits from a trace in Mooncake's format, or .xz of it.",
         ),
@@ -74,13 +67,13 @@ class ClaimsOptions:
     data: Annotated[
         Path | None,
         typer.Option(
-            parser=_path, metavar="<path>", help="A TOML file with more models, GPUs, enclosures and pods."
+            parser=path_of, metavar="<path>", help="A TOML file with more models, GPUs, enclosures and pods."
         ),
     ] = None
     json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False
     plot: Annotated[
         Path | None,
-        typer.Option(parser=_path, metavar="<path>", help="A folder for the six plots; it is made."),
+        typer.Option(parser=path_of, metavar="<path>", help="A folder for the six plots; it is made."),
     ] = None
 
 
@@ -97,6 +90,10 @@ def claims(_context: typer.Context, options: ClaimsOptions) -> None:
     from agent.cli.tables import progress_bar
     from agent.figures.tables import load
 
+    if options.plot is not None:
+        from agent.claims.plots import draw_all, make_folder
+
+        make_folder(options.plot)
     tables = load(options.data)
     choice = Choice(options.model, options.kv, options.gpu, options.pod, _gb_s(options.g4))
     for kind, name, records in (
@@ -120,14 +117,13 @@ def claims(_context: typer.Context, options: ClaimsOptions) -> None:
         said = answer(
             tables, choice, trace=trace, context=options.prompt_tokens, hit_share=options.hits, progress=show
         )
-    if options.plot is not None:
-        from agent.claims.plots import draw_all
-
-        draw_all(said, options.plot)
     if options.json_output:
         print(json.dumps(record(said), indent=2))
     else:
         show_tables(said)
+    # Last: where no plot can be written, what took minutes to compute is not lost.
+    if options.plot is not None:
+        draw_all(said, options.plot)
 
 
 def _known(kind: str, name: str, records: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -26,6 +27,13 @@ def options_of(record: type[R]) -> Callable[[Callable[[typer.Context, R], None]]
         return command
 
     return made
+
+
+def path_of(text: str) -> Path:
+    """The parser of an option: a path. No words are not the current folder."""
+    if not text:
+        raise typer.BadParameter("the path is empty")
+    return Path(text)
 
 
 def text_for(parse: Callable[[str], object]) -> Callable[[str], str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from agent.cli.record_options import options_of, text_for
+from agent.cli.record_options import options_of, path_of, text_for
 from agent.errors import UserError
 from agent.sizes import parse_drive_size, parse_rate, parse_size
 
@@ -38,7 +38,12 @@ class SimOptions:
     kv: Annotated[Literal["bf16", "fp8"], typer.Option(help="Precision of the KV cache.")] = "fp8"
     gpu: Annotated[str, typer.Option(help="The GPU: h100, h200, gb200, vr200.")] = "gb200"
     data: Annotated[
-        Path | None, typer.Option(help="A TOML file with more models, GPUs, enclosures and pods.")
+        Path | None,
+        typer.Option(
+            parser=path_of,
+            metavar="<path>",
+            help="A TOML file with more models, GPUs, enclosures and pods.",
+        ),
     ] = None
     gpus: Annotated[int | None, typer.Option(help="GPUs in all.")] = None
     gpus_per_host: Annotated[int | None, typer.Option(help="GPUs of a host, which share its DPU.")] = None
@@ -60,7 +65,10 @@ class SimOptions:
         str | None, typer.Option(help="Without a trace: chat, agents, documents or mixed; default: mixed.")
     ] = None
     trace: Annotated[
-        Path | None, typer.Option(help="Requests from a file: JSON lines in Mooncake's format.")
+        Path | None,
+        typer.Option(
+            parser=path_of, metavar="<path>", help="Requests from a file: JSON lines in Mooncake's format."
+        ),
     ] = None
     block_tokens: Annotated[
         int | None,
@@ -135,10 +143,14 @@ class SimOptions:
         str,
         typer.Option(help="Between the NICs: none, ecmp (flows are hashed) or spray (packets are spread)."),
     ] = "none"
-    spines: Annotated[int | None, typer.Option(help="Spines of the fabric; default: 18.")] = None
+    spines: Annotated[int | None, typer.Option(help="Spines of the fabric; default: 18. Needs a fabric.")] = (
+        None
+    )
     oversubscription: Annotated[
         float | None,
-        typer.Option(help="How much more a leaf's ports carry than its links to spines; default: 1."),
+        typer.Option(
+            help="How much more a leaf's ports carry than its links to spines; default: 1. Needs a fabric."
+        ),
     ] = None
     ecn: Annotated[
         bool, typer.Option(help="Switches mark packets, and DCQCN controls rates. Needs a fabric.")
@@ -224,6 +236,11 @@ class SimOptions:
             if self.load is not None:
                 raise UserError("players take requests as fast as they can", "leave --players or --load out")
         load = self.load if self.load is not None else (0.7 if self.trace is None else 0.0)
+        if self.fabric == "none" and (self.spines is not None or self.oversubscription is not None):
+            raise UserError(
+                "--spines and --oversubscription are matters of a fabric",
+                "give --fabric ecmp or --fabric spray",
+            )
         if self.trace is not None and self.workload is not None:
             raise UserError("a trace is its own workload", "leave --workload or --trace out")
         about = {"preset": self.pod, "model": self.model, "kv": self.kv, "gpu": self.gpu}

@@ -24,7 +24,8 @@ _WORD_MAX = 32
 
 
 class FoldingTable(Table):
-    """A table whose text columns hold their longest word; on a terminal too narrow for it, a block a row."""
+    """A table whose text columns hold their longest word; on a terminal too narrow for it, one space
+    between columns, and on one too narrow for that, a block a row."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         room = options.max_width - 3 * (len(self.columns) - 1)
@@ -36,6 +37,10 @@ class FoldingTable(Table):
             word = max(cell.minimum for cell in cells)
             column.width = most[-1] if column.no_wrap else min(word, _WORD_MAX)
             room -= column.width
+        if room < 0:
+            # A gap of one space still keeps numbers of several rows below each other; blocks do not.
+            room += 2 * (len(self.columns) - 1)
+            self.padding = 0
         if room < 0:
             yield from self._blocks(console)
             return

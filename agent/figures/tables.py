@@ -21,7 +21,17 @@ ELEMENT_BYTES: Mapping[KvPrecision, int] = {"bf16": 2, "fp8": 1}
 _LATEST_CONTEXT = 131_072
 """Tokens over which a window that does not grow is spread, where nobody names a context."""
 
-Positive = Annotated[float, Field(gt=0, lt=1e15, allow_inf_nan=False)]
+
+def _measurable(value: float) -> float:
+    """Checked by itself, so that zero is told as zero."""
+    if value < _LEAST:
+        raise ValueError(f"should be at least {_LEAST:g}")
+    return value
+
+
+_LEAST = 1e-9
+"""Of any figure: products and quotients of several stay numbers."""
+Positive = Annotated[float, Field(gt=0, lt=1e15, allow_inf_nan=False), AfterValidator(_measurable)]
 Count = Annotated[int, Field(gt=0, lt=1 << 40)]
 Source = Annotated[str, Field(min_length=1, max_length=200)]
 Date = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}(-[0-9]{2})?$")]

@@ -55,6 +55,7 @@ AT_HOST: Final = "g35@"
 """The pool before hosts of another maker, by a name of the table: their PCIe and NICs, and the same GPUs."""
 DEFAULT_ROWS: Final = ("g35", "recompute", "g3", "lustre-dpu")
 NEED_G4: Final = ("g4", "g35+g4")
+LOAD_LEAST: Final = 1e-6
 LOAD_MAX: Final = 100
 RATE_ROUNDS: Final = 6
 NO_FABRIC_NOTE: Final = "Left out: there is no fabric between the NICs: no congestion, no loss, no incast."
@@ -106,6 +107,8 @@ class Experiment:
             raise UserError(f"--load: {self.load} is no number", "give one, such as 0.7")
         if not 0 <= self.load <= LOAD_MAX:
             raise UserError(f"--load: {self.load:g} is not from 0 to {LOAD_MAX}", "give one, such as 0.7")
+        if 0 < self.load < LOAD_LEAST:
+            raise UserError(f"--load: {self.load:g} is less than {LOAD_LEAST:g}", "give one, such as 0.7")
         if self.trace is None and not self.load:
             raise UserError("a workload that is made up has no pace of its own", "give --load, such as 0.7")
 
@@ -324,7 +327,8 @@ class Report:
         return [
             *named,
             ("token", f"{plan.bytes_per_token:,} bytes of KV cache"),
-            ("a GPU", f"computes {self._prefill_words()}, generates {plan.decode_rate:,.0f} tokens/s"),
+            ("a GPU, tokens/s", f"computes {self._prefill_words()}"),
+            ("a GPU, answers", f"generates {plan.decode_rate:,.0f} tokens/s"),
             ("G1, G2", f"{readable_bytes(plan.g1_bytes)} a GPU, {readable_bytes(plan.g2_bytes)} a host"),
             ("G3", f"{plan.g3_bytes / 1e12:.4g} TB a host, {readable_rate(plan.g3_rate)}"),
             ("G4", g4),
@@ -384,21 +388,22 @@ class Report:
         facts += [
             (f"bytes, {name}", readable_bytes(count)) for name, count in row.link_bytes.items() if count
         ]
-        facts.append(
+        facts += [
             (
                 "drive writes a day",
-                f"{row.drive_writes_a_day:.3g} of {plan.drive_writes_a_day:g} that drives last; "
-                f"{row.most_written_drive:.3g} of the drive written most",
-            )
-        )
+                f"{row.drive_writes_a_day:.3g} of {plan.drive_writes_a_day:g} that drives last",
+            ),
+            ("  most, of one drive", f"{row.most_written_drive:.3g}"),
+        ]
         facts += [(name, f"{count:,}") for name, count in row.counts.items() if count]
-        facts.append(
+        facts += [
             (
                 "all rows took",
                 f"{self.cpu_seconds:.3g} s of processor, the longest of them "
-                f"{max(self.row_cpu_seconds):.3g} s; {readable_bytes(self.memory_bytes)}",
-            )
-        )
+                f"{max(self.row_cpu_seconds):.3g} s",
+            ),
+            ("memory", readable_bytes(self.memory_bytes)),
+        ]
         return facts
 
 

@@ -32,6 +32,8 @@ AGENT_DIRECTORY_CACHE: Final = 64 << 20
 """Of an agent that is not configured otherwise."""
 DIRECTORY_CACHES_MAX: Final = 1 << 30
 """Of all agents of a simulated pod together."""
+TOKENS_S_LEAST, TOKENS_S_MOST = 1e-6, 1e15
+"""A second, of a GPU that computes or generates."""
 FAULT_EVERY_LEAST: Final = 0.01
 """Seconds between two faults: with less, a run would hardly come to its end."""
 
@@ -149,8 +151,14 @@ class PodPlan:
                 f"faults cannot come every {self.fault_every:g} s", f"give {FAULT_EVERY_LEAST} s or more"
             )
         for name, rate in rates.items():
-            if not 0 < rate < float("inf"):
+            if rate <= 0:
                 raise UserError(f"{name} of {rate:g} carries nothing", "give a rate above zero")
+        for name in ("--prefill-rate", "--decode-rate"):
+            if not TOKENS_S_LEAST <= rates[name] <= TOKENS_S_MOST:
+                raise UserError(
+                    f"{name}: {rates[name]:g} is not from {TOKENS_S_LEAST:g} to {TOKENS_S_MOST:g}",
+                    "give a rate in between",
+                )
         if self.gpus % self.gpus_per_host:
             raise UserError(
                 f"{self.gpus} GPUs are no whole hosts of {self.gpus_per_host}", "see --gpus-per-host"

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any, Final, Protocol
 
+from agent.errors import UserError
 from agent.pool.steps import Acquire, Wait
 
 
@@ -41,6 +42,8 @@ class Wakes(Protocol):
 
 TaskSteps = Generator[Any, bool, Any]
 NEVER: Final = float("inf")
+LATEST: Final = 3e9
+"""Seconds, nearly a hundred years: what the agent writes has no room for the nanoseconds of six hundred."""
 
 
 class Task:
@@ -109,7 +112,7 @@ class VirtualLoop:
             self._ready.append((task, task.turn, True))
 
     def run(self) -> None:
-        """Until nothing is left to happen. Raises what a task raised."""
+        """Until nothing is left to happen. Raises what a task raised, and UserError past `LATEST`."""
         heap, ready = self._heap, self._ready
         while True:
             while ready:
@@ -121,6 +124,11 @@ class VirtualLoop:
             if not heap:
                 return
             at, _, action, arguments = heapq.heappop(heap)
+            if at > LATEST:
+                raise UserError(
+                    f"the run takes more than {LATEST:,.0f} s of virtual time",
+                    "see the rates that are given, and the lengths and times of a trace",
+                )
             self.now = at
             self.events += 1
             action(*arguments)

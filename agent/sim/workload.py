@@ -150,7 +150,8 @@ class MadeRequests:
 
 @dataclass(slots=True)
 class TraceRequests:
-    """The requests of a trace, read line by line. `pace` 2: twice as fast as they came."""
+    """The requests of a trace, read line by line, from the time of its first one on. `pace` 2: twice as fast
+    as they came."""
 
     file: TraceFile
     pace: float = 1.0
@@ -158,8 +159,11 @@ class TraceRequests:
     """Of the prompts that were read and have blocks."""
 
     def __iter__(self) -> Iterator[Request]:
+        first = None
         for number, line in enumerate(self.file):
-            at = int(line.timestamp_ms * 1000 / self.pace) / 1e6
+            # Some recorders write the time of day.
+            first = line.timestamp_ms if first is None else first
+            at = int(max(0.0, line.timestamp_ms - first) * 1000 / self.pace) / 1e6
             tokens = max(1, line.input_length)
             self.tokens += line.input_length if line.hash_ids else 0
             yield Request(number, at, tokens, line.output_length, line.hash_ids, line.block_tokens)

@@ -170,6 +170,19 @@ def test_six_plots_are_drawn(tmp_path: Path, capsys: Capture) -> None:
     ]  # fmt: skip
 
 
+def test_what_was_computed_is_told_where_a_plot_cannot_be_written(tmp_path: Path, capsys: Capture) -> None:
+    """And a folder that cannot be made is told before a trace is read."""
+    (tmp_path / "speed_up.png").mkdir()
+    assert main(["claims", "--json", "--plot", str(tmp_path)]) == 1
+    told = capsys.readouterr()
+    assert f"cannot draw into {tmp_path}: Is a directory" in told.err
+    assert json.loads(told.out)["claims"]
+    file = tmp_path / "a file"
+    file.touch()
+    assert main(["claims", "--trace", "/nowhere", "--plot", str(file)]) == 1
+    assert f"cannot draw into {file}: File exists" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

@@ -70,6 +70,7 @@ RATE = (
         ("gpus = 1\n", "gpus should be a table of tables"),
         ("[gpus]\nx = 1\n", "[gpus.x] should be a table"),
         (GPU % (0, "2026-11"), "utilisation.value: should be greater than 0"),
+        (GPU % ("1e-300", "2026-11"), "utilisation.value: should be at least 1e-09"),
         (GPU % (3, "2026-11"), "utilisation: a share is at most 1, not 3"),
         (MODEL % ("[[1, 1]]", 3), "a token uses 3 of 2 billion: active is more than all"),
         (MODEL % ("[[10, 200000]]", 1), "is not usable: layers.0.1: should be less than or equal to 4096"),

@@ -121,6 +121,19 @@ def test_people_read_a_table(capsys: pytest.CaptureFixture[str]) -> None:
         assert word in printed
 
 
+def test_rows_stand_below_each_other_on_a_terminal_of_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Facts and rows alike: a block for each row cannot be compared."""
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = _printed(capsys, *SHORT[:-6], *SHORT[-4:], "--rows", "g35,recompute,lustre-dpu").splitlines()
+    assert max(map(len, lines)) <= 80
+    rows = {line.split()[0]: line for line in lines if line.endswith("%") and "x" in line}
+    assert list(rows) == ["g35", "recompute", "lustre-dpu"]
+    assert len({len(row) for row in rows.values()}) == 1
+    assert len({len(line) for line in lines if line.startswith(("digest", "hit_ratio", "drive w"))}) == 1
+
+
 def test_a_trace_is_played_with_its_own_blocks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = _trace(tmp_path, 40, block_size=64)
     record = json.loads(_printed(capsys, *SHORT, "--requests", "35", "--trace", str(file), "--json"))
@@ -188,6 +201,13 @@ def test_a_trace_may_come_at_another_pace(capsys: pytest.CaptureFixture[str], tm
         (["--players", "2", "--load", "0.7"], "players take requests as fast as they can"),
         (["--players", "2", "--rows", "g35,g3"], "players play the pool alone"),
         (["--read-deadline-ms", "nan"], "should be less than or equal to 60000"),
+        (["--load", "1e-300"], "--load: 1e-300 is less than 1e-06"),
+        (["--prefill-rate", "inf"], "--prefill-rate: inf is not from 1e-06 to 1e+15"),
+        (["--decode-rate", "1e-300"], "--decode-rate: 1e-300 is not from 1e-06 to 1e+15"),
+        (["--spines", "5"], "--spines and --oversubscription are matters of a fabric"),
+        (["--oversubscription", "2"], "--spines and --oversubscription are matters of a fabric"),
+        (["--data", ""], "the path is empty"),
+        (["--trace", ""], "the path is empty"),
         (["--trace", "trace.jsonl", "--block-tokens", "64"], "a trace has blocks of its own size"),
     ],
 )
@@ -224,6 +244,34 @@ def test_a_trace_without_a_prompt_is_explained(
         trace.write_bytes(lines)
     assert main([*SHORT, "--trace", str(trace)]) == 1
     assert said in capsys.readouterr().err
+
+
+def test_a_trace_may_have_the_time_of_day(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """In milliseconds or microseconds since 1970: a run begins with the first request."""
+    trace, digests = _trace(tmp_path, 30), set()
+    lines = [json.loads(line) for line in trace.read_text().splitlines()]
+    for begins in (0, 1_795_000_000_000, 1_795_000_000_000_000):
+        for line in lines:
+            line["timestamp"] %= 1_000_000
+            line["timestamp"] += begins
+        trace.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        words = [*SHORT, "--trace", str(trace), "--faults", "slow", "--json"]
+        digests.add(json.loads(_printed(capsys, *words))["digest"])
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("rows", ["g35", "g35,recompute"])
+def test_a_run_of_more_than_a_lifetime_is_explained(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, rows: str
+) -> None:
+    """A prompt of 2**52 tokens, as a broken recorder writes it, takes thousands of years."""
+    trace = tmp_path / "trace.jsonl"
+    line = {"timestamp": 0, "input_length": 1 << 52, "output_length": 1, "hash_ids": [1, 2]}
+    trace.write_text(f"{json.dumps(line)}\n")
+    assert main([*SHORT, "--rows", rows, "--trace", str(trace)]) == 1
+    told = capsys.readouterr().err
+    assert "the run takes more than 3,000,000,000 s of virtual time" in told
+    assert "bug" not in told
 
 
 def test_a_trace_that_is_no_regular_file_is_refused(
