@@ -166,7 +166,7 @@ class KvEvents:
 
 
 class Publisher(Protocol):
-    """What sends events; called by the thread of an `EventStream` alone."""
+    """Sends events. Only the thread of an `EventStream` calls it."""
 
     def publish(self, told: Sequence[Told]) -> None:
         """Send one message."""

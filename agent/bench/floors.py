@@ -59,7 +59,7 @@ class RawTcpProbe:
 
 
 class FuseMemoryProbe:
-    """Four threads that read one file through our door, whose bytes lie ready in memory."""
+    """Four threads that read one file through our door. The bytes of the file lie ready in memory."""
 
     def __init__(self, sites: Sites, value_bytes: int) -> None:
         self._sites = sites

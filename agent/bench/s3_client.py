@@ -124,7 +124,7 @@ class Gets:
             self._check(number, self._client.get(str(number)))
 
     def get(self, seconds: float) -> tuple[Timed, float]:
-        """The last of them is compared, out of the time."""
+        """Get objects for `seconds`. The last one is compared, after the clock was stopped."""
         got = memoryview(b"")
 
         def turn() -> int:

@@ -1,12 +1,12 @@
-"""Connections of clients that have not shown yet whose they are.
+"""Connections of clients that have not authenticated yet.
 
 Anybody who reaches the port may connect. So a connection counts against its peer until a request showed a
 known key or token, and a peer has at most as many as it leaves to others. From then on it counts against the
 tenant, who has a share of them (shares.py).
 
 Beyond that the oldest connection without a key gives way to a new one: of the same peer, or of any peer where
-that has none. A client says its first request within milliseconds, a connection that is held says none. So a
-peer keeps clients behind its address out only while it connects faster than they can speak.
+that has none. A client sends its first request within milliseconds; an idle connection sends none. So an
+attacker keeps other clients of its address out only while it connects faster than they send.
 """
 
 from collections import OrderedDict

@@ -85,7 +85,7 @@ class WrongKey(Exception):
 
 
 class Purpose(enum.StrEnum):
-    """What a wrapped key is, so that one is never taken for the other."""
+    """The kind of a wrapped key, so that no kind is taken for another."""
 
     TENANT = "tenant wrap"
     VOLUME = "volume wrap"

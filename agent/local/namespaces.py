@@ -211,7 +211,7 @@ class LocalNamespaces:
 
 
 def _end_of(found: LocalNamespace) -> None:
-    """No read or write begins any more, and who waits for one is told."""
+    """Let no more reads and writes begin, and wake the threads that wait for one."""
     found.storage.end()
     assert isinstance(found.session.local, LocalMedia)
     found.session.local.close()

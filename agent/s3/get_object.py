@@ -218,7 +218,7 @@ class ObjectReads:
         raise S3Error("NoSuchKey", "There is no such object.")
 
     def _room(self, request: S3Request, length: int) -> memoryview:
-        """For the first piece of a body."""
+        """Memory for the first piece of a body."""
         if request.room is not None and length <= PIECE_BYTES:
             found = request.room(length)
             if found is not None:

@@ -217,7 +217,7 @@ def _wait_ready(ready: bool, timeout_s: float) -> Procedure[None]:
 
 
 def _configuration(capabilities: Capabilities, shutdown: Shutdown = Shutdown.NONE) -> Configuration:
-    """As the Linux host does: a controller that has several command sets is asked for all of them."""
+    """CC to write. As the Linux host, it asks for all command sets where the controller has several."""
     several = capabilities.command_sets & CAPABLE_OF_ALL_SETS
     return Configuration(
         enable=True,

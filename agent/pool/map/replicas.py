@@ -46,7 +46,7 @@ class Copy:
 
 
 def name_in(mark: bytes) -> bytes:
-    """What of a mark tells which map it is: version, length and hash."""
+    """The part of a mark that tells maps apart: version, length and hash."""
     return mark[48:96]
 
 
@@ -135,7 +135,7 @@ def superblock_copies_are(
 
 
 def _encoded(nguid: bytes, pool_map: PoolMap, place: CopyPlace) -> bytes:
-    """A copy as it is written: all of its room, so that no erased key of a longer earlier map stays."""
+    """The bytes of a copy. They fill its whole place, so no erased key of a longer earlier map stays."""
     data = Superblock(nguid, pool_map).encode()
     return data if isinstance(place, bytes) else data.ljust(WRITTEN_BYTES, b"\0")
 
