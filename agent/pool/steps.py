@@ -107,6 +107,8 @@ class IoChannel(Protocol):
 def in_volleys(places: Sequence[tuple[int, int]]) -> list[tuple[int, bool]]:
     """In which order reads or writes of these places (namespace, offset) leave, by their numbers. With each
     goes whether the next one is of the same namespace (`more`): what goes to one namespace is one send."""
+    if len(places) < 2:
+        return [(0, False)] * len(places)
     order = sorted(range(len(places)), key=places.__getitem__)
     following = [places[number][0] for number in order[1:]]
     return [

@@ -123,13 +123,50 @@ class WorkerChannel:
     ) -> PendingRequest:
         size = sum(map(len, parts))
         sessions = self._fabric.unflushed.sessions
-        pending = self._start(namespace, offset, size, None, parts, more)
+        pending = self._write_by_the_one_way(namespace, offset, size, parts, more)
+        if pending is None:
+            pending = self._start(namespace, offset, size, None, parts, more)
         if pending.queue is not None:
             tally = self.tallies[""]
             tally.flash_bytes_written += size
             if self._fabric.is_local(namespace):
                 tally.local_bytes_written += size
             self._fabric.unflushed.wrote(self._fabric.nguids[namespace], pending, sessions)
+        return pending
+
+    def _write_by_the_one_way(
+        self, namespace: int, offset: int, size: int, parts: Sequence[Buffer], more: bool
+    ) -> PendingRequest | None:
+        """As `_read_by_the_one_way`. A write looks at the fence, too, and keeps what it was: another path may
+        come meanwhile, or the fence has to go up."""
+        fabric = self._fabric
+        ways = fabric.ways[namespace] if namespace < len(fabric.ways) else ()
+        if len(ways) != 1 or not size:
+            return None
+        way, health, now = ways[0], fabric.health[namespace], time.monotonic()
+        enclosure, nguid = way.enclosure, fabric.nguids[namespace]
+        if health.is_paused or self._is_full(health) or way.kv is not None or nguid in fabric.taken:
+            return None
+        if fabric.fence.stands(nguid, offset, size, now):
+            return None
+        slot = self._slot(enclosure)
+        queue = slot.take(now)
+        if queue is None or size > queue.max_transfer:
+            return None
+        build = self._builder(offset, size, None, parts)
+        request = Request(namespace, nguid, offset, size, way.lba_bytes, build, is_read=False)
+        request.tried.append(enclosure)
+        request.epoch = slot.epoch
+        built = (commands.write(way.nsid, offset // way.lba_bytes, size // way.lba_bytes, parts),)
+        failed = _submit(slot, queue, built, more)
+        pending = PendingRequest()
+        if failed is None:
+            pending.request = request
+            pending.goes_on(queue, built, Outstanding(health, now, is_read=False), 0, slot.began)
+        else:
+            if built[0].cid >= 0:
+                request.over(built, fabric.fence, now, self)
+            pending.fail(failed)
         return pending
 
     def flush(self, namespace: int) -> PendingRequest:
@@ -228,15 +265,18 @@ class WorkerChannel:
         parts: Sequence[Buffer],
         more: bool = False,
     ) -> PendingRequest:
+        pending, build = PendingRequest(), self._builder(offset, size, into, parts)
+        self._begin(pending, namespace, offset, size, build, is_read=not parts, more=more)
+        return pending
+
+    def _builder(self, offset: int, size: int, into: memoryview | None, parts: Sequence[Buffer]) -> Build:
         def build(route: Route, queue: HostQueue, base: int) -> Sequence[Command]:
             left = into[base:] if into is not None else None
             return block_commands(
                 route.nsid, route.lba_bytes, offset + base, size - base, left, parts, queue.max_transfer
             )
 
-        pending = PendingRequest()
-        self._begin(pending, namespace, offset, size, build, is_read=not parts, more=more)
-        return pending
+        return build
 
     def _start_kv(
         self, namespace: int, build: Callable[[int], Command], key: bytes = b""

@@ -5,6 +5,10 @@ requests begin with are read over and over. So a key's codec keeps what the head
 those that it saw twice. It believes only a header whose every byte is the same, at the same place. Units
 prove themselves as ever.
 
+Where more values take turns than the table holds, each would be pushed out before its next turn, and the
+table would cost and never help. So a full table takes one newcomer of `TAKES_ONE_OF`: some stay long enough
+to be of use, and a value that is read often soon gets in.
+
 The cache ends with its codec: what one key has proven is worth nothing under another.
 """
 
@@ -18,6 +22,8 @@ KEPT_MAX: Final = 256
 """Of one codec, some 7 KiB each."""
 SEEN_MAX: Final = 4096
 """Salts of headers that were seen once. A scan of more values does not push out often read headers."""
+TAKES_ONE_OF: Final = 8
+"""Newcomers to a full table, the first among them."""
 
 
 class HeaderCache(Generic[T]):
@@ -29,6 +35,7 @@ class HeaderCache(Generic[T]):
         self._seen: dict[bytes, None] = {}
         self._kept_max = kept_max
         self._seen_max = seen_max
+        self._newcomers = 0
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -42,12 +49,15 @@ class HeaderCache(Generic[T]):
         return proven if where.slot == place.slot and where.nguid == place.nguid and known == header else None
 
     def keep(self, salt: bytes, header: bytes, place: Place, proven: T) -> None:
-        """It has proven itself. The oldest make room."""
+        """It has proven itself. The oldest make room, for one of some newcomers."""
         if salt not in self._seen:
             _make_room(self._seen, self._seen_max)
             self._seen[salt] = None
             return
-        if salt not in self._kept:
+        if len(self._kept) >= self._kept_max and salt not in self._kept:
+            turn, self._newcomers = self._newcomers, (self._newcomers + 1) % TAKES_ONE_OF
+            if turn:
+                return
             _make_room(self._kept, self._kept_max)
         self._kept[salt] = (header, place, proven)
 

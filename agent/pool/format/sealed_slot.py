@@ -56,6 +56,8 @@ UNIT_BYTES_MIN: Final = 1 << 16
 
 _PRELUDE: Final = struct.Struct("<8sBB6s8s24s16s")
 _SEALED: Final = struct.Struct("<16s16s16sQQIIH6s")
+_PROVEN: Final = struct.Struct("<32x16sQQIIH")
+"""What of the sealed text is not compared as it is."""
 _SEALED_AT: Final[int] = _PRELUDE.size
 _SALT_AT: Final = 24
 _PROOFS_AT: Final[int] = _SEALED.size
@@ -91,6 +93,10 @@ class SlotCodec:
         self._suite_number: int = self.suite.number
         self._unit_log2 = unit_bytes.bit_length() - 1
         self.fingerprint = data_key.fingerprint()
+        self._begins = MAGIC + bytes((self._suite_number, self._unit_log2)) + _ZERO + self.fingerprint
+        """The first bytes of every header that is sealed here, up to its salt."""
+        self._owner = tenant + volume
+        """The first bytes of its text."""
         self.epoch = epoch
         self._others = tuple(others)
         self._use: KeyUse | None = None
@@ -152,7 +158,7 @@ class SlotCodec:
         salt = whole[_SALT_AT : _SALT_AT + SALT_BYTES]
         opened = self.proven_headers.find(salt, whole, place)
         if opened is None:
-            proven = self._prove(memoryview(whole), place)
+            proven = self._prove(whole, place)
             if isinstance(proven, MissCause):
                 return proven
             opened = proven
@@ -165,48 +171,50 @@ class SlotCodec:
             return MissCause.EVICTED
         return opened
 
-    def _prove(self, header: memoryview, place: Place) -> "OpenSlot | MissCause":
+    def _prove(self, header: bytes, place: Place) -> "OpenSlot | MissCause":
         """What the header proves of any key, without the cache."""
-        magic: bytes
-        suite: int
-        unit_log2: int
-        zero: bytes
-        fingerprint: bytes
-        salt: bytes
-        zeros: bytes
-        magic, suite, unit_log2, zero, fingerprint, salt, zeros = _PRELUDE.unpack_from(header)
-        if magic == _NO_MAGIC and not any(header):
-            # Freed by a delete, which zeroes the header, or trimmed: an old directory led here.
-            return MissCause.EVICTED
-        if magic != MAGIC or suite != self._suite_number or unit_log2 != self._unit_log2:
-            return MissCause.CORRUPT
-        if fingerprint != self.fingerprint:
-            for other in self._others:
-                if other.fingerprint == fingerprint:
-                    return other.open(header, None, place)
-            return MissCause.WRONG_KEY
-        if zero != _ZERO or zeros != _ZEROS:
-            return MissCause.CORRUPT
+        is_ours = header.startswith(self._begins) and header.startswith(_ZEROS, _SALT_AT + SALT_BYTES)
+        if not is_ours:
+            return self._prove_anothers(header, place)
+        salt = header[_SALT_AT : _SALT_AT + SALT_BYTES]
         cipher = self.suite.slot(salt, place)
-        plain = memoryview(bytearray(_SEALED_BYTES))
-        if not cipher.open_header(header[_SEALED_AT:], plain, bytes(header[:_SEALED_AT])):
+        plain = bytearray(_SEALED_BYTES)
+        sealed = memoryview(header)[_SEALED_AT:]
+        if not cipher.open_header(sealed, memoryview(plain), header[:_SEALED_AT]):
             return MissCause.CORRUPT
-        tenant: bytes
-        volume: bytes
+        if not plain.startswith(self._owner):
+            return MissCause.CORRUPT
         found: bytes
         made: int
         stored_us: int
         length: int
         expiry: int
         units: int
-        tenant, volume, found, made, stored_us, length, expiry, units, _ = _SEALED.unpack_from(plain)
-        if tenant != self.tenant or volume != self.volume:
-            return MissCause.CORRUPT
+        found, made, stored_us, length, expiry, units = _PROVEN.unpack_from(plain)
         if units != -(-length // self.unit_bytes) or units > UNITS_MAX:
             return MissCause.CORRUPT
         proofs = bytes(plain[_PROOFS_AT : _PROOFS_AT + units * PROOF_BYTES])
         bound = self.bound(found, made, salt)
         return OpenSlot(self, cipher, found, made, bound, length, expiry, stored_us, proofs)
+
+    def _prove_anothers(self, header: bytes, place: Place) -> "OpenSlot | MissCause":
+        """Of a header that does not begin as those do that are sealed here: another key's, or none."""
+        magic: bytes
+        suite: int
+        unit_log2: int
+        fingerprint: bytes
+        magic, suite, unit_log2, _, fingerprint, _, _ = _PRELUDE.unpack_from(header)
+        if magic == _NO_MAGIC and not any(header):
+            # Freed by a delete, which zeroes the header, or trimmed: an old directory led here.
+            return MissCause.EVICTED
+        if magic != MAGIC or suite != self._suite_number or unit_log2 != self._unit_log2:
+            return MissCause.CORRUPT
+        if fingerprint == self.fingerprint:
+            return MissCause.CORRUPT  # Bytes that are zero are not.
+        for other in self._others:
+            if other.fingerprint == fingerprint:
+                return other.open(memoryview(header), None, place)
+        return MissCause.WRONG_KEY
 
 
 class SlotSealer:

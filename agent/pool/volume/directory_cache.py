@@ -55,6 +55,9 @@ LOOKS: Final = 8
 class SlotState(enum.Enum):
     """The state of a slot as an agent sees it."""
 
+    # Each put looks it up, and an Enum's own hash is Python's.
+    __hash__ = object.__hash__
+
     FREE = "free"
     NAMED = "named by an entry"
     RESERVED = "reserved for a write"

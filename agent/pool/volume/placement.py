@@ -63,12 +63,18 @@ def _mixed(value: int) -> int:
     return value ^ (value >> 31)
 
 
+_ONE: Final = np.uint64(1)
+_SHIFTS: Final = (np.uint64(30), np.uint64(27), np.uint64(31))
+_FACTORS: Final = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+
+
 def _mixed_all(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    mixed = value ^ (value >> np.uint64(30))
-    mixed *= np.uint64(0xBF58476D1CE4E5B9)
-    mixed ^= mixed >> np.uint64(27)
-    mixed *= np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(31)
+    first, second, third = _SHIFTS
+    mixed = value ^ (value >> first)
+    mixed *= _FACTORS[0]
+    mixed ^= mixed >> second
+    mixed *= _FACTORS[1]
+    mixed ^= mixed >> third
     return mixed
 
 
@@ -171,19 +177,33 @@ class Placement:
         with it one place in 10^15: for looks alone, which ask again where they find nothing.
         """
         words = np.frombuffer(pseudonyms, dtype="<u8").reshape(-1, 2)
+        if len(self._extents) == 1:
+            return self._places_in_one(words, set_bytes)
         low, high = words[:, 0].copy(), words[:, 1].copy()
         if self._near is not None and self._far is not None:
             return [each.best_places(low, high, set_bytes) for each in (self._near, self._far)]
         best, runner_up = self._ranked(low)
-        first = self._set_numbers(best, high)
-        second = self._set_numbers(runner_up, high)
-        if self._dominant >= 0 or len(self._extents) == 1:
+        first, second = self._set_numbers(np.array((best, runner_up)), high)
+        if self._dominant >= 0:
             both = self._shared(low, best)
             runner_up = np.where(both, best, runner_up)
-            one, of_best = np.uint64(1), self._sets[best]
-            step = one + _mixed_all(low ^ self._seeds[best]) % np.maximum(of_best - one, one)
+            of_best = self._sets[best]
+            step = _ONE + _mixed_all(low ^ self._seeds[best]) % np.maximum(of_best - _ONE, _ONE)
             second = np.where(both, (first + step) % of_best, second)
         return [self._rank(best, first, set_bytes), self._rank(runner_up, second, set_bytes)]
+
+    def _places_in_one(self, words: NDArray[np.uint64], set_bytes: int) -> list[Rank]:
+        """`places` of a volume with one extent: both words of all pseudonyms are mixed by one call."""
+        extent, mixed = self._extents[0], _mixed_all(words ^ self._seeds[0])
+        sets, offset, size = np.uint64(extent.sets), np.uint64(extent.offset), np.uint64(set_bytes)
+        first = mixed[:, 1] % sets
+        second = first
+        if extent.sets > 1:
+            second = (first + _ONE + mixed[:, 0] % (sets - _ONE)) % sets
+        return [
+            ([extent.namespace] * len(words), (offset + numbers * size).tolist())
+            for numbers in (first, second)
+        ]
 
     def best_places(self, low: NDArray[np.uint64], high: NDArray[np.uint64], set_bytes: int) -> Rank:
         """As `best_set`, of many pseudonyms."""
@@ -192,8 +212,6 @@ class Placement:
 
     def _shared(self, low: NDArray[np.uint64], best: NDArray[np.intp]) -> NDArray[np.bool_]:
         """Of which keys both sets lie in the best namespace, where one is dominant."""
-        if len(self._extents) == 1:
-            return np.full(len(low), True)
         if self._extents[self._dominant].sets == 1:
             return np.full(len(low), False)
         again, _ = self._ranked(_mixed_all(low))

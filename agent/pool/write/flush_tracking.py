@@ -23,7 +23,8 @@ from agent.pool.steps import IoChannel, Pending, Steps
 FLUSH_SECONDS: Final = 5.0
 """For all the namespaces together."""
 OPEN_LOOK: Final = 16
-"""Writes that were not answered when last looked at: with so many the next write looks again."""
+"""With so many writes, and twice as many as a look has left, the next write looks which were answered. So a
+look is paid for by the writes since the last one, however many are under way."""
 RUNS_MAX: Final = 64
 """Of one namespace. With more sessions while nobody flushes, more is in doubt than need be."""
 
@@ -41,21 +42,24 @@ class _Run:
 class _State:
     """Of one namespace."""
 
-    __slots__ = ("doubtful", "flushed", "open", "runs", "sent")
+    __slots__ = ("doubtful", "flushed", "left", "open", "runs", "sent")
 
     def __init__(self) -> None:
         self.sent = 1
         """The number of the last write; 1 stands for those of the time before this agent."""
         self.flushed = 0
         self.open: list[tuple[int, Pending]] = []
-        """Writes that were not answered when last looked at; no more than the queues of all workers hold, and
-        OPEN_LOOK."""
+        """Writes that were not answered when last looked at, and those since; no more than twice what the
+        queues of all workers hold, and OPEN_LOOK."""
+        self.left = 0
+        """How many the last look left."""
         self.runs: list[_Run] = []
         self.doubtful = 0
         """The number of the last write that is in doubt."""
 
     def look(self) -> None:
         self.open = [entry for entry in self.open if not entry[1].done]
+        self.left = len(self.open)
 
     @property
     def answered(self) -> int:
@@ -115,7 +119,7 @@ class UnflushedWrites:
         with self._lock:
             state = self._state(nguid)
             # Who asks what was answered looks anew. So here it is for the bound alone.
-            if len(state.open) >= OPEN_LOOK:
+            if len(state.open) >= max(OPEN_LOOK, 2 * state.left):
                 state.look()
             self.number += 1
             state.sent_one(self.number, pending, sessions)

@@ -288,3 +288,8 @@ def test_enclosures_that_cannot_be(wrong: dict[str, int]) -> None:
 def test_a_name_that_is_too_long() -> None:
     with pytest.raises(EnclosureError):
         Enclosure(EnclosureSettings(name="n" * 300, drive_bytes=SIZE))
+
+
+def test_to_look_a_command_up_is_no_call_of_python() -> None:
+    """A drive asks three sets of operations with each."""
+    assert all(type(operation).__hash__ is object.__hash__ for operation in Operation)

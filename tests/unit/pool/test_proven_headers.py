@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from agent.inline.cipher_suites import Place
 from agent.inline.secrets import SecretKey
 from agent.pool.counters import MissCause
-from agent.pool.format.header_cache import HeaderCache
+from agent.pool.format.header_cache import TAKES_ONE_OF, HeaderCache
 from agent.pool.format.sealed_slot import HEADER_BYTES, OpenSlot, SlotCodec
 from tests.support.pool.memory_pool import SUITES, TENANT, VOLUME_ID, fixed_secret, nguid_of
 
@@ -113,6 +113,33 @@ def test_both_tables_are_bounded_and_the_oldest_go() -> None:
     assert table.find(bytes([0]), header, PLACE) is None, "it was seen too long ago"
     assert len(table._kept) == 3
     assert len(table._seen) == 5
+
+
+def test_more_values_than_the_table_holds_find_some_of_their_headers() -> None:
+    """First in, first out would find none of them, and push out one with each."""
+    table: HeaderCache[int] = HeaderCache(kept_max=16, seen_max=256)
+    header = bytes(HEADER_BYTES)
+    hits = 0
+    for turn in range(40):
+        for number in range(64):
+            found = table.find(bytes([number]), header, PLACE)
+            if found is None:
+                table.keep(bytes([number]), header, PLACE, number)
+            else:
+                assert found == number
+                hits += turn >= 10
+    assert hits > 30 * 64 // 10
+    assert len(table._kept) == 16
+
+
+def test_a_full_table_lets_in_what_is_read_often() -> None:
+    table: HeaderCache[int] = HeaderCache(kept_max=4, seen_max=256)
+    header = bytes(HEADER_BYTES)
+    for number in [0, 1, 2, 3] * 2:
+        table.keep(bytes([number]), header, PLACE, number)
+    for _ in range(2 * TAKES_ONE_OF):
+        table.keep(b"often", header, PLACE, 35)
+    assert table.find(b"often", header, PLACE) == 35
 
 
 def test_many_threads_at_once() -> None:

@@ -108,3 +108,7 @@ def test_whatever_is_done_takes_only_steps_of_the_table(agent: PoolAgent, seed: 
     assert seen <= LEGAL
     own = {SlotState.FREE, SlotState.NAMED, SlotState.RESERVED, SlotState.COOLING}
     assert seen == {(was, now) for was, now in LEGAL if was in own and now in own}
+
+
+def test_to_look_a_state_up_is_no_call_of_python() -> None:
+    assert all(type(state).__hash__ is object.__hash__ for state in SlotState)

@@ -63,6 +63,31 @@ def test_a_few_answered_writes_are_kept_and_never_counted() -> None:
     assert not unflushed._states[HERE].open
 
 
+def test_a_look_at_open_writes_is_paid_for_by_those_since_the_last() -> None:
+    """Not by each of a batch, all of which are under way: 64 of them took some 2,000 questions."""
+    asked = 0
+
+    class Slow(Sent):
+        @property
+        def done(self) -> bool:
+            nonlocal asked
+            asked += 1
+            return is_answered
+
+        @done.setter
+        def done(self, value: bool) -> None: ...
+
+    unflushed, is_answered = UnflushedWrites(), False
+    for _ in range(64):
+        unflushed.wrote(HERE, Slow())
+    assert asked <= 2 * 64
+    assert len(unflushed._states[HERE].open) == 64
+    is_answered = True
+    for _ in range(64):
+        unflushed.wrote(HERE, Slow())
+    assert len(unflushed._states[HERE].open) < 64, "once answered they are forgotten"
+
+
 def test_only_what_was_written_is_flushed_and_a_failure_leaves_it_as_it_was() -> None:
     namespaces = [MemoryNamespace(1 << 30) for _ in range(3)]
     channel = MemoryChannel(namespaces)
