@@ -27,8 +27,6 @@ MAX_HANDLES: Final = 1024
 
 
 class GeneralServices:
-    """The receives and sends of queue pair 1."""
-
     def __init__(self, nic: Nic) -> None:
         self.waiting = False
         """Something has arrived."""
