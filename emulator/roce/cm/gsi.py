@@ -108,7 +108,6 @@ class Endpoint:
         group: str = "",
         marked: bool = False,
     ) -> None:
-        """See `Nic.receive`."""
         self.nic.receive(burst, segment_size, source, now, group, marked)
         if self._gsi.waiting:
             self._gsi.take(self.cm.receive, now)
