@@ -66,6 +66,21 @@ class JobRunner:
             self._changed.notify()
         return True
 
+    def ask(
+        self, work: Callable[[], T], end: Callable[[T], None], failed: T, *, urgent: bool = False
+    ) -> None:
+        """Have `end` called with what `work` gives, or with `failed` where it raises or never runs."""
+
+        def run() -> None:
+            result = failed
+            try:
+                result = work()
+            finally:
+                end(result)
+
+        if not self.submit(run, urgent=urgent, dropped=lambda: end(failed)):
+            end(failed)
+
     def close(self, seconds: float = 5.0) -> bool:
         """Forget what waits, let end what runs, for `seconds` at most; False where a thread still runs."""
         with self._changed:

@@ -287,7 +287,6 @@ class NameForm:
         self.is_text = is_text
 
     def name(self, block_hash: bytes) -> bytes:
-        """The name of the block with this hash."""
         if self.is_text:
             block_hash = block_hash.hex().encode()
         field = block_hash + self.tail

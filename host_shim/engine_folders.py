@@ -109,7 +109,6 @@ def _tables(document: Any) -> Iterator[dict[str, Any]]:
 
 
 def folders_of(engine: str, document: Any) -> list[Folder]:
-    """The folders of the engine's own file tiers."""
     found = []
     for table in _tables(document):
         for name in _ENVIRONMENT.get(engine, ()):

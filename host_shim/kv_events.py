@@ -178,8 +178,6 @@ class Publisher(Protocol):
 
 
 class EventStream:
-    """A thread that hands events to a publisher."""
-
     def __init__(
         self,
         events: KvEvents,

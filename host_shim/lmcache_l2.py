@@ -197,16 +197,7 @@ class G35L2Adapter(L2AdapterInterface):  # type: ignore[misc]
         with self._lock:
             self._last_task += 1
             task = self._last_task
-
-        def run() -> None:
-            result = failed
-            try:
-                result = work()
-            finally:
-                lane.finish(task, result)
-
-        if not runner.submit(run, dropped=lambda: lane.finish(task, failed)):
-            lane.finish(task, failed)
+        runner.ask(work, partial(lane.finish, task), failed)
         return task
 
     def _tell_form(self, keys: Sequence[Any]) -> None:

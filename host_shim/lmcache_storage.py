@@ -167,20 +167,22 @@ class G35StorageBackend(StoragePluginInterface):  # type: ignore[misc]
         for _, each in chosen:
             each.ref_count_up()
 
-        def store() -> None:
-            stored = [False] * len(chosen)
-            try:
-                names = _names([key for key, _ in chosen])
-                stored = self._values.store(names, [[each.byte_array] for _, each in chosen])
-                self.watch.stored([key for key, _ in chosen], stored)
-            finally:
-                self._end_store(chosen)
+        def store() -> list[bool]:
+            names = _names([key for key, _ in chosen])
+            stored = self._values.store(names, [[each.byte_array] for _, each in chosen])
+            self.watch.stored([key for key, _ in chosen], stored)
+            return stored
+
+        def end(stored: list[bool]) -> None:
+            for _, each in chosen:
+                each.ref_count_down()
+            with self._lock:
+                self._storing.difference_update(key for key, _ in chosen)
             for (key, _), well in zip(chosen, stored, strict=True):
                 if well and on_complete_callback is not None:
                     _call(on_complete_callback, key)
 
-        if not self._writers.submit(store, dropped=lambda: self._end_store(chosen)):
-            self._end_store(chosen)
+        self._writers.ask(store, end, [False] * len(chosen))
 
     async def async_batched_submit_put_task(
         self,
@@ -266,12 +268,6 @@ class G35StorageBackend(StoragePluginInterface):  # type: ignore[misc]
         """That of now: LMCache groups a model's layers when it has seen their memory, after our start."""
         return _ChunkLayout(self._metadata)
 
-    def _end_store(self, chosen: Sequence[tuple[Any, Any]]) -> None:
-        for _, each in chosen:
-            each.ref_count_down()
-        with self._lock:
-            self._storing.difference_update(key for key, _ in chosen)
-
     async def _awaited(
         self, work: Callable[[], T], failed: T, unwanted: Callable[[T], None] | None = None
     ) -> T:
@@ -322,16 +318,7 @@ class G35StorageBackend(StoragePluginInterface):  # type: ignore[misc]
             if unwanted is not None:
                 unwanted(result)
 
-        def run() -> None:
-            result = failed
-            try:
-                if not future.cancelled():
-                    result = work()
-            finally:
-                end(result)
-
-        if not runner.submit(run, urgent=True, dropped=lambda: end(failed)):
-            end(failed)
+        runner.ask(lambda: failed if future.cancelled() else work(), end, failed, urgent=True)
         return future
 
 

@@ -12,8 +12,8 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,9 @@ from typing import Any
 from agent.bench.contents import Contents, pages
 from agent.bench.own_pool import ask_enclosure
 from agent.bench.single_probes import Counted
-from agent.bench.sites import IN_FLIGHT, pool_process
+from agent.bench.sites import IN_FLIGHT, pool_up
 from agent.cli.up.layout import Layout
 from agent.errors import G35Error
-from agent.fs.doors.mounting import clear_dead_mount
 from host_shim.block_key import key_of
 from host_shim.pool import Pool
 
@@ -55,21 +54,12 @@ class Get:
     hit: bool
 
 
-@contextmanager
-def pool_up(folder: Path, enclosures: int, *words: str) -> Iterator[Layout]:
-    """`g35 up` with drives in memory over TCP, in a folder that is made; `words` are further options."""
-    folder.mkdir()
-    layout, log = Layout(folder / "up"), folder / "pool.log"
-    child = pool_process(
-        "the pool", layout, log, VALUE_BYTES, DEADLINE_MS, "--enclosures", str(enclosures),
+def small_pool(folder: Path, enclosures: int, *words: str) -> AbstractContextManager[Layout]:
+    """A pool of one drive an enclosure, over TCP; `words` are further options."""
+    return pool_up(
+        folder, VALUE_BYTES, DEADLINE_MS, "--enclosures", str(enclosures),
         "--drives", "1", "--drive-size", "128M", "--transport", "tcp", "--no-files", *words,
     )  # fmt: skip
-    with ExitStack() as undo:
-        undo.callback(clear_dead_mount, layout.default_mount)
-        undo.callback(child.stop)
-        child.start()
-        child.wait_ready(seconds=120.0)
-        yield layout
 
 
 def gets_during(layout: Layout, what: Callable[[], None]) -> list[Get]:
@@ -140,7 +130,7 @@ def measure_stopped(folder: Path) -> dict[str, Counted]:
         time.sleep(WARM_SECONDS)
         seen.append(_stop_one(layout))
 
-    with pool_up(folder, STOPPED_OF) as layout:
+    with small_pool(folder, STOPPED_OF) as layout:
         gets = gets_during(layout, stop_one)
     ((stopped_at, noticed),) = seen
     p99, details = _p99_of([get for get in gets if get.began >= stopped_at])
@@ -177,7 +167,7 @@ def measure_failover(folder: Path) -> dict[str, Counted]:
     def switch_often() -> None:
         switches.extend(_switch(layout) for _ in range(SWITCHES))
 
-    with pool_up(folder, FAILOVER_OF, "--ports", "2") as layout:
+    with small_pool(folder, FAILOVER_OF, "--ports", "2") as layout:
         gets = gets_during(layout, switch_often)
     p99, details = _p99_of(
         [get for get in gets if any(0 <= get.began - at < SWITCH_SECONDS for at in switches)]

@@ -13,12 +13,12 @@ Each line on its standard input asks for one thing in JSON, each line on its sta
 
 import json
 import os
-import resource
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from agent.bench.contents import Contents, pages
 from agent.bench.floors import file_reads
@@ -49,7 +49,26 @@ class Answer:
     misses: int
 
 
-class PoolWork:
+class Work:
+    """What a way in can do: this one gets, and whoever can put says so."""
+
+    bytes_got = bytes_put = misses = 0
+
+    def compare(self) -> None:
+        """Get everything, and compare it."""
+        raise NotImplementedError
+
+    def get(self, seconds: float) -> Timed:
+        raise NotImplementedError
+
+    def compare_last(self) -> None:
+        """Compare what the last gets brought, out of the time."""
+
+    def put(self, seconds: float) -> Timed:
+        raise G35Error("nothing is put by this way")
+
+
+class PoolWork(Work):
     """A pool by host_shim; the values are set up and numbered as the probes do it (pool_probes.py)."""
 
     def __init__(self, pool: Pool, value_bytes: int, guest: Machine | None = None) -> None:
@@ -65,21 +84,18 @@ class PoolWork:
         size = self._contents.value_bytes
         compare_all(self, self._contents, "get", values_got(size), self._new_buffer(size))
 
-    def get(self, seconds: float) -> tuple[Timed, float]:
-        before = cpu_seconds()
-        timed = self._gets.timed(seconds)
-        taken = cpu_seconds() - before
+    def get(self, seconds: float) -> Timed:
+        return self._gets.timed(seconds)
+
+    def compare_last(self) -> None:
         self._gets.compare_last()
-        return timed, taken
 
     def put(self, seconds: float) -> Timed:
         return self._puts.timed(seconds)
 
 
-class FileWork:
+class FileWork(Work):
     """An ordinary file of as many bytes as the values that are got, read in pieces of their size."""
-
-    bytes_got = bytes_put = misses = 0
 
     def __init__(self, path: str, value_bytes: int) -> None:
         self._descriptor = os.open(path, os.O_RDONLY)
@@ -97,23 +113,8 @@ class FileWork:
             if buffer != contents.value(number):
                 raise G35Error(f"piece {number} of the file is not what was written")
 
-    def get(self, seconds: float) -> tuple[Timed, float]:
-        before = cpu_seconds()
-        timed = together([turn.__next__ for turn in self._turns], seconds)
-        return timed, cpu_seconds() - before
-
-    def put(self, seconds: float) -> Timed:
-        raise G35Error("the file is only read")
-
-
-Work: TypeAlias = PoolWork | FileWork
-"""What a way in can do."""
-
-
-def cpu_seconds() -> float:
-    """User and system time of this process so far."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
+    def get(self, seconds: float) -> Timed:
+        return together([turn.__next__ for turn in self._turns], seconds)
 
 
 @contextmanager
@@ -151,7 +152,10 @@ def answer_to(work: Work, asked: dict[str, Any]) -> Answer:
         case "compare":
             work.compare()
         case "get":
-            timed, taken = work.get(float(asked["seconds"]))
+            before = time.process_time()
+            timed = work.get(float(asked["seconds"]))
+            taken = time.process_time() - before
+            work.compare_last()
         case "put":
             timed = work.put(float(asked["seconds"]))
         case other:
@@ -162,16 +166,21 @@ def answer_to(work: Work, asked: dict[str, Any]) -> Answer:
     )  # fmt: skip
 
 
+def answer_lines(work: Work, way: str) -> None:
+    """Do what lines on the standard input ask for, until it ends."""
+    print(json.dumps({"ready": way}), flush=True)
+    for line in sys.stdin:
+        try:
+            answer: dict[str, Any] = asdict(answer_to(work, json.loads(line)))
+        except G35Error as error:
+            answer = {"error": str(error)}
+        print(json.dumps(answer), flush=True)
+
+
 def main() -> None:
     way, path, value_bytes = sys.argv[1], sys.argv[2], int(sys.argv[3])
     with way_in(way, path, value_bytes) as work:
-        print(json.dumps({"ready": way}), flush=True)
-        for line in sys.stdin:
-            try:
-                answer: dict[str, Any] = asdict(answer_to(work, json.loads(line)))
-            except G35Error as error:
-                answer = {"error": str(error)}
-            print(json.dumps(answer), flush=True)
+        answer_lines(work, way)
 
 
 if __name__ == "__main__":

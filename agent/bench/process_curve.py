@@ -22,8 +22,7 @@ from typing import Any, Final
 
 from agent.bench.client_process import LineClient
 from agent.bench.processor_time import process_seconds
-from agent.bench.sites import READ_DEADLINE_MS, pool_process
-from agent.cli.up.layout import Layout
+from agent.bench.sites import READ_DEADLINE_MS, pool_up
 from agent.errors import G35Error
 from nvmeof import compiled
 
@@ -81,19 +80,13 @@ def measure(counts: Sequence[int], seconds: float, drive_bytes: int, folder: Pat
 
 def _measured(count: int, plan: Plan, seconds: float, drive_bytes: int, folder: Path) -> list[dict[str, Any]]:
     """The rows of an agent of so many processes."""
-    folder.mkdir()
-    layout, log = Layout(folder / "state"), folder / "pool.log"
     enclosures = len(plan.enclosures) if plan.is_apart else 1
     workers = max(2, -(-len(plan.agent) // count))
     options = [
         "--enclosures", str(enclosures), "--drives", "1", "--drive-size", str(drive_bytes), "--prefault",
         "--no-files", "--processes", str(count), "--workers", str(workers),
     ]  # fmt: skip
-    child = pool_process(f"the pool of {count}", layout, log, 1 << 20, READ_DEADLINE_MS, *options)
-    with ExitStack() as stack:
-        stack.callback(child.stop)
-        child.start()
-        child.wait_ready(seconds=120.0)
+    with pool_up(folder, 1 << 20, READ_DEADLINE_MS, *options) as layout, ExitStack() as stack:
         mount = layout.default_mount
         agent = [int(layout.agent_process.read_text()), *_serving(mount, count)]
         for pid in agent:

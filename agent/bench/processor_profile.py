@@ -78,9 +78,8 @@ def profiles(
     entries: Sequence[Entry], seconds: float, folder: Path, said: Callable[[str, float], None]
 ) -> list[Profile]:
     """Of these entries, each of `seconds`. Raises G35Error, and NotHere where a part cannot be had."""
-    folder.mkdir()
-    sites, found = Sites(folder), []
-    try:
+    found = []
+    with Sites(folder) as sites:
         for number, entry in enumerate(entries):
             said(f"preparing {entry.name}", number / len(entries))
             probe = probe_for(entry, sites)
@@ -88,8 +87,6 @@ def profiles(
             said(entry.name, (number + 0.5) / len(entries))
             found.append(_profile(entry, probe, sites, seconds))
         troubles = [line for site in sites.pools.values() for line in site.complaints()]
-    finally:
-        sites.close()
     if troubles:
         raise G35Error("; ".join(troubles))
     return found

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from agent.bench.contents import Contents
-from agent.bench.fault_probes import VALUE_BYTES, pool_up
+from agent.bench.fault_probes import VALUE_BYTES, small_pool
 from agent.bench.single_probes import Counted
 from agent.cli.up.layout import Layout
 from agent.errors import G35Error
@@ -25,7 +25,7 @@ ENCLOSURES = 2
 
 def measure(folder: Path) -> dict[str, Counted]:
     """`query_1k_p99_ms`, on a pool of its own below `folder`: one connection, 50 queries a second."""
-    with pool_up(folder, ENCLOSURES, "--query") as layout:
+    with small_pool(folder, ENCLOSURES, "--query") as layout:
         keys = [key_of(f"queried {number}") for number in range(KEYS)]
         contents = Contents(VALUE_BYTES)
         with Pool(layout.default_mount) as pool:

@@ -35,8 +35,6 @@ class RedisStore:
 
 
 class RedisLane:
-    """A thread's client."""
-
     def __init__(self, client: Any) -> None:
         self._client, self.put = client, client.set
 

@@ -92,7 +92,7 @@ def run(wishes: Wishes, folder: Path, said: Said) -> Results:
     """Measure, in `folder`, which the caller makes and removes."""
     results = Results()
     kinds = {entry.kind for entry in wishes.entries}
-    with _sites(folder / "speeds") as sites:
+    with Sites(folder / "speeds") as sites:
         _speeds(wishes, sites, results, said)
         for entry in wishes.entries:
             if count := COUNTED_ONCE.get(entry.kind):
@@ -115,7 +115,7 @@ def run(wishes: Wishes, folder: Path, said: Said) -> Results:
 def _replays(
     folder: Path, wishes: Wishes, replay: Callable[[Sites, Path | None, int], dict[str, Counted]]
 ) -> dict[str, Counted]:
-    with _sites(folder) as sites:
+    with Sites(folder) as sites:
         return replay(sites, wishes.trace, wishes.requests)
 
 
@@ -144,16 +144,6 @@ def _speeds(wishes: Wishes, sites: Sites, results: Results, said: Said) -> None:
     rounds = run_rounds(probes, wishes.seconds, heard, given_up=given_up, settle=Processors().wait_to_sleep)
     for name, samples in rounds.items():
         results.figures[name] = Figure(CATALOG[name], middle(samples), details(samples))
-
-
-@contextmanager
-def _sites(folder: Path) -> Iterator[Sites]:
-    folder.mkdir()
-    sites = Sites(folder)
-    try:
-        yield sites
-    finally:
-        sites.close()
 
 
 @contextmanager

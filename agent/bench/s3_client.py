@@ -8,25 +8,20 @@ Each line on its standard input asks for one thing in JSON, as agent/bench/pool_
     {"do": "get", "seconds": 0.5}      get objects, one at a time
 """
 
-import json
 import socket
 import sys
-import time
-from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from agent.bench.contents import Contents, pages
-from agent.bench.pool_client import Answer, cpu_seconds
+from agent.bench.pool_client import Work, answer_lines
 from agent.bench.rounds import Timed, together
+from agent.bench.s3_rdma_client import signed_headers
 from agent.errors import G35Error
 from agent.s3.credentials import AccessKey, read_credentials_file
-from agent.s3.requests import http_request
-from agent.s3.signature import UNSIGNED, canonical_request, signature_of, signing_key
 
 VALUE_BYTES = 1 << 20
-REGION = "us-east-1"
 HEAD_BYTES_MAX = 4096
 TIMEOUT_SECONDS = 30.0
 
@@ -83,18 +78,8 @@ class S3Client:
         return self._heads[method, name]
 
     def _signed(self, method: str, target: str, length: int) -> bytes:
-        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        scope = f"{stamp[:8]}/{REGION}/s3/aws4_request"
-        headers = {"host": "127.0.0.1", "x-amz-date": stamp, "x-amz-content-sha256": UNSIGNED}
-        names = sorted(headers)
-        pairs = [(each.encode(), value.encode()) for each, value in headers.items()]
-        request = http_request(method.encode(), target.encode(), pairs)
-        key = signing_key(self._key.secret, stamp[:8], REGION)
-        signature = signature_of(key, stamp, scope, canonical_request(request, names, UNSIGNED))
-        headers["content-length"] = str(length)
-        headers["authorization"] = (
-            f"AWS4-HMAC-SHA256 Credential={self._key.key_id}/{scope},"
-            f"SignedHeaders={';'.join(names)},Signature={signature}"
+        headers = signed_headers(
+            self._key, method, target, {"host": "127.0.0.1", "content-length": str(length)}
         )
         lines = [f"{method} {target} HTTP/1.1", *(f"{each}: {value}" for each, value in headers.items())]
         return ("\r\n".join(lines) + "\r\n\r\n").encode()
@@ -110,34 +95,29 @@ class Getting(Protocol):
     def get(self, name: str) -> memoryview: ...
 
 
-class Gets:
+class Gets(Work):
     """The objects `0` to `count`, of which each holds the contents of its number."""
 
     def __init__(self, client: Getting, count: int) -> None:
         self._client, self._count = client, count
         self._contents = Contents(VALUE_BYTES)
-        self._at = 0
+        self._at, self._got = 0, memoryview(b"")
 
     def compare(self) -> None:
-        """Get every object, and compare it."""
         for number in range(self._count):
             self._check(number, self._client.get(str(number)))
 
-    def get(self, seconds: float) -> tuple[Timed, float]:
-        """Get objects for `seconds`. The last one is compared, after the clock was stopped."""
-        got = memoryview(b"")
+    def get(self, seconds: float) -> Timed:
+        """Get objects for `seconds`; the last one is compared by `compare_last`."""
+        return together([self._turn], seconds)
 
-        def turn() -> int:
-            nonlocal got
-            self._at = (self._at + 1) % self._count
-            got = self._client.get(str(self._at))
-            return len(got)
+    def _turn(self) -> int:
+        self._at = (self._at + 1) % self._count
+        self._got = self._client.get(str(self._at))
+        return len(self._got)
 
-        before = cpu_seconds()
-        timed = together([turn], seconds)
-        taken = cpu_seconds() - before
-        self._check(self._at, got)
-        return timed, taken
+    def compare_last(self) -> None:
+        self._check(self._at, self._got)
 
     def _check(self, number: int, got: memoryview) -> None:
         if got != self._contents.value(number):
@@ -147,26 +127,8 @@ class Gets:
 def main() -> None:
     port, credentials, bucket, count = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     client = S3Client(port, read_credentials_file(credentials, "default")[0], bucket)
-    answer_lines(Gets(client, count))
+    answer_lines(Gets(client, count), "s3")
     client.close()
-
-
-def answer_lines(gets: Gets) -> None:
-    """Do what lines on the standard input ask for, until it ends."""
-    print(json.dumps({"ready": "s3"}), flush=True)
-    for line in sys.stdin:
-        asked = json.loads(line)
-        try:
-            timed, taken = Timed(0, 0, 0.0), 0.0
-            if asked["do"] == "compare":
-                gets.compare()
-            else:
-                timed, taken = gets.get(float(asked["seconds"]))
-            did = Answer(timed.operations, timed.bytes, timed.seconds, taken, timed.bytes, 0, 0)
-            answer: dict[str, Any] = asdict(did)
-        except G35Error as error:
-            answer = {"error": str(error)}
-        print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """How fast four clients get objects of 1 MiB by the S3 door, over HTTP and by RDMA, and at what cost."""
 
-import os
 import statistics
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +8,8 @@ from pathlib import Path
 
 from agent.bench.client_process import LineClient, speed
 from agent.bench.contents import Contents
-from agent.bench.fault_probes import pool_up
+from agent.bench.fault_probes import small_pool
+from agent.bench.processor_time import process_seconds
 from agent.bench.s3_client import VALUE_BYTES, S3Client
 from agent.bench.single_probes import Counted
 from agent.cli.up.agent_toml import S3_BUCKET
@@ -30,8 +30,12 @@ WAYS = {"s3_get_1m": "s3_client", "s3_rdma_get_1m": "s3_rdma_load"}
 def measure(folder: Path) -> dict[str, Counted]:
     """`s3_get_1m` and `s3_rdma_get_1m`, in turn on a pool of their own below `folder`."""
     options = ("--s3", "--s3-rdma", "--files", "--drive-size", "512M")
-    with pool_up(folder, 1, *options) as layout, ExitStack() as undo, ThreadPoolExecutor(CLIENTS) as threads:
-        port = int(layout.s3_port.read_text())
+    with (
+        small_pool(folder, 1, *options) as layout,
+        ExitStack() as undo,
+        ThreadPoolExecutor(CLIENTS) as threads,
+    ):
+        port, agent = int(layout.s3_port.read_text()), int(layout.agent_process.read_text())
         _put(layout, port)
         crowds = {}
         for name, module in WAYS.items():
@@ -41,9 +45,9 @@ def measure(folder: Path) -> dict[str, Counted]:
             crowd.round(WARM_SECONDS)
         for _ in range(ROUNDS):
             for crowd in crowds.values():
-                before = _agent_seconds(layout)
+                before = process_seconds(agent)
                 crowd.rounds.append(crowd.round(ROUND_SECONDS))
-                crowd.agent_seconds += _agent_seconds(layout) - before
+                crowd.agent_seconds += process_seconds(agent) - before
     return {name: crowd.counted() for name, crowd in crowds.items()}
 
 
@@ -92,10 +96,3 @@ def _started(undo: ExitStack, layout: Layout, module: str, port: int, log: Path)
     )
     undo.callback(client.stop)
     return client
-
-
-def _agent_seconds(layout: Layout) -> float:
-    """Processor time of the agent so far, all its threads together."""
-    process = int((layout.state / "agent-process.pid").read_text())
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -9,7 +9,6 @@ import base64
 import http.client
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Final
 
 from awscrt import checksums
@@ -147,7 +146,8 @@ class S3RdmaClient:
             self._heads.clear()
             self._signed_at = now
         if asked not in self._heads:
-            self._heads[asked] = self._signed(method, target, headers)
+            own = {"host": self._host, "content-length": "0", **headers}
+            self._heads[asked] = signed_headers(self._key, method, target, own)
         try:
             self._http.request(method, target, headers=self._heads[asked])
             answer = self._http.getresponse()
@@ -161,23 +161,20 @@ class S3RdmaClient:
             raise Refused(answer.status, body.decode("utf-8", "replace"), found)
         return body, found
 
-    def _signed(self, method: str, target: str, headers: Mapping[str, str]) -> dict[str, str]:
-        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-        scope = f"{stamp[:8]}/{REGION}/s3/aws4_request"
-        together = {
-            "host": self._host, "x-amz-date": stamp, "x-amz-content-sha256": UNSIGNED,
-            "content-length": "0", **headers,
-        }  # fmt: skip
-        pairs = [(name.encode(), text.encode()) for name, text in together.items()]
-        names = sorted(together)
-        canonical = canonical_request(http_request(method.encode(), target.encode(), pairs), names, UNSIGNED)
-        key = signing_key(self._key.secret, stamp[:8], REGION)
-        signature = signature_of(key, stamp, scope, canonical)
-        together["authorization"] = (
-            f"{ALGORITHM} Credential={self._key.key_id}/{scope},"
-            f"SignedHeaders={';'.join(names)},Signature={signature}"
-        )
-        return together
+
+def signed_headers(key: AccessKey, method: str, target: str, headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers of a request signed now, as an SDK does it: these, all of them signed, and some more."""
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    scope = f"{stamp[:8]}/{REGION}/s3/aws4_request"
+    together = {"x-amz-date": stamp, "x-amz-content-sha256": UNSIGNED, **headers}
+    pairs = [(name.encode(), text.encode()) for name, text in together.items()]
+    names = sorted(together)
+    canonical = canonical_request(http_request(method.encode(), target.encode(), pairs), names, UNSIGNED)
+    signature = signature_of(signing_key(key.secret, stamp[:8], REGION), stamp, scope, canonical)
+    together["authorization"] = (
+        f"{ALGORITHM} Credential={key.key_id}/{scope},SignedHeaders={';'.join(names)},Signature={signature}"
+    )
+    return together
 
 
 def crc_of(data: memoryview) -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from agent.bench.contents import pages
-from agent.bench.s3_client import VALUE_BYTES, Gets, answer_lines
+from agent.bench.pool_client import answer_lines
+from agent.bench.s3_client import VALUE_BYTES, Gets
 from agent.bench.s3_rdma_client import S3RdmaClient
 from agent.s3.credentials import read_credentials_file
 from nvmeof.transport.verbs_provider import free_loopback_address
@@ -32,7 +33,7 @@ def main() -> None:
     port, bucket, count = int(sys.argv[1]), sys.argv[3], int(sys.argv[4])
     [key] = read_credentials_file(Path(sys.argv[2]), "default")
     with S3RdmaClient("127.0.0.1", port, key, PROVIDER, free_loopback_address()) as client:
-        answer_lines(Gets(Objects(client, bucket), count))
+        answer_lines(Gets(Objects(client, bucket), count), "s3")
 
 
 if __name__ == "__main__":

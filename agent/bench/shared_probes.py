@@ -41,7 +41,6 @@ LOOK_SECONDS: Final = 0.005
 
 
 def files_put(file_bytes: int) -> int:
-    """Files that are put before they are removed."""
     return max(IN_FLIGHT, PUT_BYTES // file_bytes)
 
 

@@ -7,8 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -190,8 +190,24 @@ def pool_process(
     return Child(name, command, log, says_ready, log.with_suffix(".pid"))
 
 
+@contextmanager
+def pool_up(
+    folder: Path, value_bytes: int, deadline_ms: float, *options: str, seconds: float = 120.0
+) -> Iterator[Layout]:
+    """Such a pool in a folder that is made, ready within so many seconds, for as long as the block runs."""
+    folder.mkdir()
+    layout, log = Layout(folder / "up"), folder / "pool.log"
+    child = pool_process("the pool", layout, log, value_bytes, deadline_ms, *options)
+    with ExitStack() as undo:
+        undo.callback(clear_dead_mount, layout.default_mount)
+        undo.callback(child.stop)
+        child.start()
+        child.wait_ready(seconds=seconds)
+        yield layout
+
+
 class Sites:
-    """Everything that runs for the bench; `close` ends it in the opposite order of its start."""
+    """Everything that runs for the bench; its block ends it in the opposite order of its start."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -201,11 +217,15 @@ class Sites:
         self._peers: dict[str, LineClient] = {}
         self._kept: dict[str, object] = {}
 
-    def close(self) -> None:
+    def __enter__(self) -> "Sites":
+        self.folder.mkdir()
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def at_end(self, end: Callable[[], object]) -> None:
-        """Have `end` called by `close`."""
+        """Have `end` called when the block ends."""
         self._stack.callback(end)
 
     def kept(self, name: str, make: Callable[[Path], AbstractContextManager[T]]) -> T:

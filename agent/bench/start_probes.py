@@ -8,15 +8,12 @@ import os
 import signal
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 from agent.bench.single_probes import Counted
-from agent.bench.sites import pool_process
+from agent.bench.sites import pool_up
 from agent.cli.up.children import RESTART_SECONDS
-from agent.cli.up.layout import Layout
 from agent.errors import G35Error
-from agent.fs.doors.mounting import clear_dead_mount
 
 STARTS = 3
 LOOK_SECONDS = 0.002
@@ -57,25 +54,9 @@ def _least(seconds: Sequence[float]) -> Counted:
 
 def _start(folder: Path, words: Sequence[str], *, restarts: int) -> tuple[float, list[float]]:
     """Seconds of a `g35 up` on new drives in files, and from each kill of its agent to the next hit."""
-    folder.mkdir()
-    layout = Layout(folder / "up")
-    child = pool_process(
-        "the pool",
-        layout,
-        folder / "up.log",
-        VALUE_BYTES,
-        DEADLINE_MS,
-        *words,
-        "--media",
-        "files",
-        "--restart",
-    )
-    with ExitStack() as undo:
-        undo.callback(clear_dead_mount, layout.default_mount)
-        undo.callback(child.stop)
-        began = time.monotonic()
-        child.start()
-        child.wait_ready(seconds=READY_SECONDS)
+    options = (*words, "--media", "files", "--restart")
+    began = time.monotonic()
+    with pool_up(folder, VALUE_BYTES, DEADLINE_MS, *options, seconds=READY_SECONDS) as layout:
         ready = time.monotonic() - began
         value, content = layout.default_mount / "kv/kv/first", os.urandom(VALUE_BYTES)
         value.write_bytes(content)

@@ -69,7 +69,6 @@ def _sweep_one(folder: Path) -> bool:
 
 
 def _remove(folder: Path) -> None:
-    """Remove the folder, and dead mounts in it with it."""
     for mountpoint in _mounts_below(folder):
         try:
             clear_dead_mount(mountpoint)

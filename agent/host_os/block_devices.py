@@ -23,7 +23,6 @@ _MOUNTS: Final = Path("/proc/self/mountinfo")
 
 
 def device_bytes(descriptor: int) -> int:
-    """Of a block device or a file."""
     found = os.fstat(descriptor)
     if stat.S_ISBLK(found.st_mode):
         (size,) = struct.unpack("Q", fcntl.ioctl(descriptor, _BLKGETSIZE64, bytes(8)))

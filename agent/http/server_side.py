@@ -47,8 +47,6 @@ Event: TypeAlias = h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED] | PlainReq
 
 
 class PlainHead(NamedTuple):
-    """What a plain head says."""
-
     request: PlainRequest
     size: int
     """Of the head, in bytes, with the empty line at its end."""

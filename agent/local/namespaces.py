@@ -173,7 +173,6 @@ class LocalNamespaces:
         return self._look_for(found.section, None, f"{found.path} is gone")
 
     def begin(self, section: LocalSection) -> Opening:
-        """Begin to open a device."""
         assert self._labels is not None
         return Opening(section, self._labels.of(section.path), make=self._notes)
 

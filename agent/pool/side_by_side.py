@@ -61,7 +61,6 @@ class Parts:
         return len(self._under_way)
 
     def close(self) -> None:
-        """End all of them where they are."""
         for part in self._under_way:
             part.steps.close()
 

@@ -26,8 +26,6 @@ _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{32,256}")
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token of a tenant, by its digest."""
-
     digest: bytes = field(repr=False)
     tenant: str
 

@@ -6,6 +6,7 @@ agent/http/connection.py has the protocol and the clocks.
 import contextlib
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -28,30 +29,31 @@ _LENGTH = re.compile(rb"[0-9]{1,15}")
 _BODY_FAULTS: Final = {BodyFault.SMALL_CHUNKS: 400, BodyFault.NO_END: 400, BodyFault.TOO_SLOW: 408}
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the connections of a door share. `places`: those of tenants; `requests`: queries under way."""
+
+    service: QueryService
+    tokens: Sequence[Token]
+    workers: Workers
+    places: Shares
+    requests: Shares
+    counters: QueryCounters
+    complaints: Complaints
+    idle_seconds: float
+
+
 class QueryConnection(HttpConnection):
     """One connection; the caller closes the stream."""
 
     def __init__(
         self,
-        service: QueryService,
-        tokens: Sequence[Token],
-        workers: Workers,
-        places: Shares,
-        requests: Shares,
-        counters: QueryCounters,
+        shared: Shared,
         stream: trio.abc.HalfCloseableStream | trio.abc.Stream,
-        idle_seconds: float,
-        complaints: Complaints,
         known: Callable[[], None] = lambda: None,
     ) -> None:
-        """`places`: connections of tenants; `requests`: their queries under way."""
-        super().__init__(stream, idle_seconds, places, known)
-        self._service = service
-        self._tokens = tokens
-        self._workers = workers
-        self._requests = requests
-        self._counters = counters
-        self._complaints = complaints
+        super().__init__(stream, shared.idle_seconds, shared.places, known)
+        self._shared = shared
 
     async def _refuse_head(self, is_too_large: bool) -> None:
         await self._refuse(BadQuery(431 if is_too_large else 400, "that is no HTTP request of this door"))
@@ -73,7 +75,7 @@ class QueryConnection(HttpConnection):
         except (BrokenOff, trio.BrokenResourceError, trio.ClosedResourceError, h11.RemoteProtocolError):
             return False
         except Exception as bug:
-            self._complaints.bug("a query", bug, "answered 500")
+            self._shared.complaints.bug("a query", bug, "answered 500")
             with contextlib.suppress(Exception):
                 await self._refuse(BadQuery(500, "this is a bug of g35"))
             return False
@@ -85,35 +87,35 @@ class QueryConnection(HttpConnection):
         tenant = self._tenant(request)
         if not self._take_place(tenant):
             raise BadQuery(503, "this tenant has too many connections")
-        self._counters.requests += 1
+        self._shared.counters.requests += 1
         if request.target.partition(b"?")[0] != PATH:
             raise BadQuery(404, "there is POST /query")
         if request.method != b"POST":
             raise BadQuery(405, "there is POST /query", [("allow", "POST")])
-        self._service.admit(tenant)
+        self._shared.service.admit(tenant)
         length = _length_of(request)
-        place = self._requests.take_now(tenant)
+        place = self._shared.requests.take_now(tenant)
         if place is None:
-            self._requests.refusals += 1
+            self._shared.requests.refusals += 1
             raise TooBusy("this tenant has too many queries under way")
         with place:
             body = await self._body(length)
-            found = self._service.answer_at_once(tenant, body)
+            found = self._shared.service.answer_at_once(tenant, body)
             if isinstance(found, bytes):
                 return found
             if found is None:
-                job = partial(self._service.answer, tenant, body)
+                job = partial(self._shared.service.answer, tenant, body)
             else:
-                job = partial(self._service.finish, found)
-            return await self._workers.run(tenant, job, first=True, rests=True)
+                job = partial(self._shared.service.finish, found)
+            return await self._shared.workers.run(tenant, job, first=True, rests=True)
 
     def _tenant(self, request: Request) -> str:
         """Whose token the request has. Raises BadQuery."""
         values = [value for name, value in request.headers if name == b"authorization"]
         found = _BEARER.fullmatch(values[0].strip()) if len(values) == 1 else None
-        tenant = tenant_of(found[1], self._tokens) if found is not None else None
+        tenant = tenant_of(found[1], self._shared.tokens) if found is not None else None
         if tenant is None:
-            self._counters.tokens_refused += 1
+            self._shared.counters.tokens_refused += 1
             challenge = [("www-authenticate", 'Bearer realm="g35"')]
             raise BadQuery(401, "no token of this door: send `Authorization: Bearer TOKEN`", challenge)
         return tenant
@@ -128,7 +130,7 @@ class QueryConnection(HttpConnection):
 
     async def _refuse(self, refusal: BadQuery) -> None:
         """Answer with an error, the last answer of this connection where the body is not read."""
-        self._counters.refusals[str(refusal.status)] += 1
+        self._shared.counters.refusals[str(refusal.status)] += 1
         if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
         headers = [("content-type", "application/json"), *refusal.headers]

@@ -20,7 +20,7 @@ from agent.pool.map.document import tenant_id
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.steps import IoChannel
 from agent.query.access_tokens import Token, read_tokens_file
-from agent.query.connection import QueryConnection
+from agent.query.connection import QueryConnection, Shared
 from agent.query.counters import QueryCounters
 from agent.query.query_json import BODY_BYTES_MAX
 from agent.query.service import QueryService
@@ -71,8 +71,7 @@ class QueryDoor(HttpDoor):
             Complaints(log),
             self.counters,
         )
-        self._tokens = tokens
-        self._service = QueryService(
+        service = QueryService(
             volumes,
             prestage,
             channel,
@@ -82,28 +81,18 @@ class QueryDoor(HttpDoor):
             keys_per_s=section.keys_per_s,
             rests=self._workers.rests,
         )
-        self._places = Shares(section.connections, volumes)
-        self._requests = Shares(section.requests, volumes)
-        places, requests = self._places, self._requests
+        places, requests = Shares(section.connections, volumes), Shares(section.requests, volumes)
         bounds.watch(OF_TENANTS, places.of_each, lambda: places.refusals, places.total)
         bounds.watch(REQUESTS, requests.of_each, lambda: requests.refusals, requests.total)
+        self._shared = Shared(
+            service, tokens, self._workers, places, requests, self.counters, self._complaints, section.idle_s
+        )
 
     async def _prepare(self) -> None:
         """Nothing has to be there before the first connection."""
 
     def _connection(self, stream: trio.abc.Stream, known: Callable[[], None]) -> QueryConnection:
-        return QueryConnection(
-            self._service,
-            self._tokens,
-            self._workers,
-            self._places,
-            self._requests,
-            self.counters,
-            stream,
-            self._http.idle_s,
-            self._complaints,
-            known,
-        )
+        return QueryConnection(self._shared, stream, known)
 
     def snapshot(self) -> Mapping[str, Any]:
         """Counters for the agent's status."""

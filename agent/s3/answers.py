@@ -10,8 +10,6 @@ Send = Callable[[memoryview], Awaitable[None]]
 
 
 class Stream(Protocol):
-    """The bytes of an answer."""
-
     @property
     def length(self) -> int: ...
 

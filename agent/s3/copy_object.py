@@ -110,7 +110,6 @@ class ObjectCopies:
     """CopyObject and UploadPartCopy of all tenants."""
 
     def __init__(self, workers: Workers, transfers: Shares, body_max: int) -> None:
-        """`body_max`: of a copy, as of a body."""
         self._workers = workers
         self._transfers = transfers
         self._body_max = body_max

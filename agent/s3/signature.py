@@ -130,8 +130,6 @@ def signature_of(key: SecretKey, stamp: str, scope: str, canonical: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """The signature that a request claims."""
-
     credential: str
     signed: str
     signature: str

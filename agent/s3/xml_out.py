@@ -26,7 +26,6 @@ def document(name: str, content: Content, rows: Sequence[bytes] = (), *, bare: b
 
 
 def written(content: Content) -> str:
-    """Content as it is in a document."""
     if isinstance(content, bool):
         return "true" if content else "false"
     if isinstance(content, str | int):

@@ -140,7 +140,6 @@ class FluidLink:
             self.step()
 
     def step(self) -> None:
-        """One step of time."""
         settings, step = self.settings, self.settings.step_s
         self.now += step
         now, arrived = self.now, 0.0

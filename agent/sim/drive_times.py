@@ -12,6 +12,7 @@ import mmap
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from agent.inline.scatter import Buffer
 from agent.pool.steps import Pending
@@ -83,6 +84,18 @@ def packed(block: bytes) -> bytes:
 def unpack_into(kept: bytes, into: memoryview) -> None:
     """The block again, of which `kept` is what `packed` made."""
     into[:] = kept[_PROOF:].ljust(len(into) - _PROOF, b"\0") + kept[:_PROOF]
+
+
+def last_of(count: int, ended: Callable[[], None]) -> Callable[[], None]:
+    """What is called so often, and calls `ended` the last time."""
+
+    def one() -> None:
+        nonlocal count
+        count -= 1
+        if not count:
+            ended()
+
+    return one
 
 
 class FlashPending:
@@ -178,13 +191,7 @@ class RatedFlash:
 
     def carry_g4(self, host: HostLinks, size: int, ended: Callable[[], None], *, write: bool) -> None:
         """A transfer between shared storage and a host; `ended` when both links have carried it."""
-        left = [2]
-
-        def leg() -> None:
-            left[0] -= 1
-            if not left[0]:
-                ended()
-
+        leg = last_of(2, ended)
         self.carry(self.g4, size, leg)
         self.carry(host.nic_out if write else host.nic_in, size, leg)
 
@@ -229,13 +236,6 @@ class RatedFlash:
         weight = plan.drive_read / plan.drive_write if write else 1.0
         last, late = now, 0.0
         legs: list[tuple[SharedLink, int]] = []
-        left = [0]
-
-        def leg() -> None:
-            left[0] -= 1
-            if not left[0]:
-                ended()
-
         for number in range(self.stripe):
             of = drive if not number else self.drives[self._other(drive.number, number)]
             last = max(last, of.link.begin(now, int(size * weight)))
@@ -256,7 +256,7 @@ class RatedFlash:
         else:
             self.value_bytes_read += whole
         legs.append((nic, whole))
-        left[0] = len(legs) + 1
+        leg = last_of(len(legs) + 1, ended)
         for link, carried in legs:
             self.carry(link, carried, leg)
         self.loop.call_at(last + latency + late, leg)
@@ -281,6 +281,9 @@ class RatedFlash:
             waiting, drive.waiting = drive.waiting, []
             for action in waiting:
                 self.loop.call_at(self.loop.now, action)
+
+
+P = TypeVar("P", bound=FlashPending)
 
 
 class RatedChannel(TimedChannel):
@@ -315,42 +318,43 @@ class RatedChannel(TimedChannel):
         return self._sending[:size]
 
     def read(self, namespace: int, offset: int, into: memoryview, *, more: bool = False) -> FlashPending:
-        pending = FlashPending(len(into))
-        drive = self._asked(namespace, pending, read=True)
-        if drive is None:
-            return pending
-        ended = _ReadEnd(self, drive, pending, offset, into)
-        self._flash.move(drive, len(into), self._host, write=False, ended=ended, flow=self._flow)
-        return pending
+        def load(drive: RatedDrive, pending: FlashPending) -> None:
+            if not pending.abandoned:
+                drive.load(offset, into)
+
+        return self.begin(namespace, FlashPending(len(into)), load)
 
     def write(
         self, namespace: int, offset: int, parts: Sequence[Buffer], *, more: bool = False
     ) -> FlashPending:
-        size = sum(map(len, parts))
-        pending = FlashPending(size)
-        drive = self._asked(namespace, pending, read=False)
-        if drive is None:
-            return pending
         head = packed(bytes(memoryview(parts[0])[:BLOCK]))
-        ended = _WriteEnd(self, drive, pending, offset, head)
-        self._flash.move(drive, size, self._host, write=True, ended=ended, flow=self._flow)
-        return pending
+
+        def store(drive: RatedDrive, pending: FlashPending) -> None:
+            # What an agent sent before it was killed lands all the same.
+            drive.store(offset, head)
+
+        return self.begin(namespace, FlashPending(sum(map(len, parts))), store, write=True)
 
     def flush(self, namespace: int) -> FlashPending:
         pending = FlashPending(0)
         pending.done = True
         return pending
 
-    def _asked(self, namespace: int, pending: FlashPending, *, read: bool) -> RatedDrive | None:
-        """The drive, where it may be asked; else the pending has failed."""
+    def begin(
+        self, namespace: int, pending: P, effect: Callable[[RatedDrive, P], None], *, write: bool = False
+    ) -> P:
+        """Carry so many bytes as the pending has, and then have the effect; a drive that may not be asked
+        fails it."""
         drive, health = self._flash.drives[namespace], self._health[namespace]
         lost = drive.down or self._gone
         if lost or not health.may_ask(self._flash.loop.now):
             pending.done = pending.unreachable = True
             pending.fault = "no way there" if lost else NOT_ANSWERING
-            return None
-        pending.asked = Outstanding(health, self._flash.loop.now, is_read=read)
-        return drive
+            return pending
+        pending.asked = Outstanding(health, self._flash.loop.now, is_read=not write)
+        ended = _End(self, drive, pending, effect)
+        self._flash.move(drive, pending.size, self._host, write=write, ended=ended, flow=self._flow)
+        return pending
 
     def end(self, drive: RatedDrive, pending: FlashPending) -> None:
         """The last byte has been carried: answer, unless nobody waits."""
@@ -382,64 +386,34 @@ class RatedChannel(TimedChannel):
         """The agent is gone, and hears of nothing any more."""
         self._gone = True
 
-    def unflushed(self, namespace: int) -> int | None:
-        return 0
-
-    def is_local(self, namespace: int) -> bool:
-        return False
-
     def trusts(self, namespace: int) -> bool:
         return self._health[namespace].trusted
 
 
-class _ReadEnd:
-    """What happens when a read's last byte has been carried.
+class _End:
+    """What happens when the last byte of a command has been carried: its effect on the drive, and the answer.
 
     An object and no nested function: one that names itself is a cycle, which keeps its buffer until the
     garbage collector comes by.
     """
 
-    __slots__ = ("_channel", "_drive", "_into", "_offset", "_pending")
+    __slots__ = ("_channel", "_drive", "_effect", "_pending")
 
     def __init__(
-        self, channel: RatedChannel, drive: RatedDrive, pending: FlashPending, offset: int, into: memoryview
+        self,
+        channel: RatedChannel,
+        drive: RatedDrive,
+        pending: FlashPending,
+        effect: Callable[[RatedDrive, Any], None],
     ) -> None:
-        self._channel = channel
-        self._drive = drive
-        self._pending = pending
-        self._offset = offset
-        self._into = into
-
-    def __call__(self) -> None:
-        drive, pending = self._drive, self._pending
-        if drive.hung:
-            drive.waiting.append(self)
-            return
-        if not pending.abandoned and not drive.down:
-            drive.load(self._offset, self._into)
-        self._channel.end(drive, pending)
-
-
-class _WriteEnd:
-    """The same of a write; `head` is what is kept of it."""
-
-    __slots__ = ("_channel", "_drive", "_head", "_offset", "_pending")
-
-    def __init__(
-        self, channel: RatedChannel, drive: RatedDrive, pending: FlashPending, offset: int, head: bytes
-    ) -> None:
-        self._channel = channel
-        self._drive = drive
-        self._pending = pending
-        self._offset = offset
-        self._head = head
+        self._channel, self._drive = channel, drive
+        self._pending, self._effect = pending, effect
 
     def __call__(self) -> None:
         drive = self._drive
         if drive.hung:
             drive.waiting.append(self)
             return
-        # What an agent sent before it was killed lands all the same.
         if not drive.down:
-            drive.store(self._offset, self._head)
+            self._effect(drive, self._pending)
         self._channel.end(drive, self._pending)

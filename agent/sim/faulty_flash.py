@@ -250,12 +250,6 @@ class SimChannel(TimedChannel):
             pending.fail("crashed")
         self.in_flight.clear()
 
-    def unflushed(self, namespace: int) -> int | None:
-        return 0
-
-    def is_local(self, namespace: int) -> bool:
-        return False
-
     def trusts(self, namespace: int) -> bool:
         if self._health is not None:
             return self._health[namespace].trusted

@@ -4,7 +4,7 @@ A key's value keeps its first block (the slot's header) and its length. A comman
 byte has been carried. One that asks, deletes or lists is small: it takes latency and its time at the drive.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from agent.inline.scatter import Buffer
@@ -52,7 +52,7 @@ class RatedKvChannel(RatedChannel):
                 drive.keys[key] = head, size
                 drive.key_bytes += more
 
-        return self._command(namespace, size, store, write=True)
+        return self.begin(namespace, KvPending(size), store, write=True)
 
     def kv_retrieve(self, namespace: int, key: bytes, into: memoryview) -> KvPending:
         kept = self._flash.drives[namespace].keys.get(key)
@@ -68,7 +68,7 @@ class RatedKvChannel(RatedChannel):
             if not pending.abandoned:
                 unpack_into(head, into[: min(len(into), BLOCK)])
 
-        return self._command(namespace, size, retrieve)
+        return self.begin(namespace, KvPending(size), retrieve)
 
     def kv_delete(self, namespace: int, key: bytes) -> KvPending:
         def remove(drive: RatedDrive, pending: KvPending) -> None:
@@ -78,63 +78,21 @@ class RatedKvChannel(RatedChannel):
             else:
                 drive.key_bytes -= room_of(found[1])
 
-        return self._command(namespace, COMMAND_BYTES, remove, write=True)
+        return self.begin(namespace, KvPending(COMMAND_BYTES), remove, write=True)
 
     def kv_exists(self, namespace: int, key: bytes) -> KvPending:
         def look(drive: RatedDrive, pending: KvPending) -> None:
             if key not in drive.keys:
                 pending.is_missing()
 
-        return self._command(namespace, COMMAND_BYTES, look)
+        return self.begin(namespace, KvPending(COMMAND_BYTES), look)
 
     def kv_list(self, namespace: int, first: bytes, into: memoryview) -> KvPending:
         def name(drive: RatedDrive, pending: KvPending) -> None:
             if not pending.abandoned:
                 into[:] = encode_key_list(sorted(key for key in drive.keys if key >= first), len(into))
 
-        return self._command(namespace, len(into), name)
+        return self.begin(namespace, KvPending(len(into)), name)
 
     def kv_used_bytes(self, namespace: int) -> int:
         return 0
-
-    def _command(
-        self,
-        namespace: int,
-        size: int,
-        effect: Callable[[RatedDrive, KvPending], None],
-        *,
-        write: bool = False,
-    ) -> KvPending:
-        pending = KvPending(size)
-        drive = self._asked(namespace, pending, read=not write)
-        if drive is not None:
-            ended = _CommandEnd(self, drive, pending, effect)
-            self._flash.move(drive, size, self._host, write=write, ended=ended, flow=self._flow)
-        return pending
-
-
-class _CommandEnd:
-    """What happens when a command's last byte has been carried; see drive_times.py on why it is an object."""
-
-    __slots__ = ("_channel", "_drive", "_effect", "_pending")
-
-    def __init__(
-        self,
-        channel: RatedKvChannel,
-        drive: RatedDrive,
-        pending: KvPending,
-        effect: Callable[[RatedDrive, KvPending], None],
-    ) -> None:
-        self._channel = channel
-        self._drive = drive
-        self._pending = pending
-        self._effect = effect
-
-    def __call__(self) -> None:
-        drive = self._drive
-        if drive.hung:
-            drive.waiting.append(self)
-            return
-        if not drive.down:
-            self._effect(drive, self._pending)
-        self._channel.end(drive, self._pending)

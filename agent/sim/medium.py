@@ -21,7 +21,6 @@ def fixed_secret(seed: int = 35) -> SecretKey:
 
 
 def nguid_of(number: int) -> bytes:
-    """The NGUID of a namespace, by its number."""
     return random.Random(f"nguid {number}").randbytes(16)
 
 

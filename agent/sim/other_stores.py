@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from agent.sim.drive_times import RatedFlash
+from agent.sim.drive_times import RatedFlash, last_of
 from agent.sim.engine import BlockLru, Engine
 from agent.sim.fabric import mixed
 from agent.sim.links import SharedLink
@@ -173,13 +173,7 @@ class LustreInDpus(SharedStorage):
                 legs.append((asker.nic_out if write else asker.nic_in, size))
                 self.fabric_bytes += size
         last += self._cross(legs, by_pair, by_server, engine.number, write=write)
-        left = [len(legs) + 1]
-
-        def leg() -> None:
-            left[0] -= 1
-            if not left[0]:
-                ended()
-
+        leg = last_of(len(legs) + 1, ended)
         for link, size in legs:
             flash.carry(link, size, leg)
         self._loop.call_at(last, leg)

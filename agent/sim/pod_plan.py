@@ -21,7 +21,6 @@ TENANTS_MAX: Final = 64
 DRIVES_IN_ALL_MAX: Final = 1 << 14
 ANNOUNCED: Final = "announced"
 LEARNED: Final = "learned"
-PRESTAGES: Final = ("", ANNOUNCED, LEARNED)
 PREFILL_TOKENS: Final = 2000
 """Of the prompts of a rate that is given without theirs: as short as in published ones."""
 FABRICS: Final = ("none", "ecmp", "spray")

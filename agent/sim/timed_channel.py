@@ -34,6 +34,12 @@ class TimedChannel:
     def send_buffer(self, size: int) -> memoryview:
         return self._send.take(size)
 
+    def is_local(self, namespace: int) -> bool:
+        return False
+
+    def unflushed(self, namespace: int) -> int | None:
+        return 0
+
     def flushed(self, namespace: int, mark: int, flush: Pending) -> None: ...
 
     def written(self) -> int:

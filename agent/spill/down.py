@@ -29,6 +29,7 @@ from agent.pool.write.unmark import look_again
 from agent.spill.bundle import BundleBuilder
 from agent.spill.names import bundle_name, new_number
 from agent.spill.put_back import ReturnWriter
+from agent.spill.room import Room
 from agent.spill.target import Taken, Target, TargetError
 from agent.spill.up import Below, Returning
 
@@ -73,18 +74,17 @@ class Spiller:
         volume: Volume,
         pool_id: str,
         target: Target,
+        room: Room,
         bundle_bytes: int,
         *,
         all_values: bool = False,
         below: Below | None = None,
-        room_for: Callable[[int], bool] = lambda size: True,
-        room_back: Callable[[int], None] = lambda size: None,
         number_at: Callable[[float], int] = new_number,
     ) -> None:
-        """`room_for` sets room at the place aside; False: there is none. `room_back` has what was set aside
-        for a bundle that was not stored. `number_at` draws the number of a bundle."""
+        """`room` is the volume's at the target. `number_at` draws the number of a bundle."""
         self._number_at = number_at
         self.volume: Final = volume
+        self.room: Final = room
         self.counts = DownCounts()
         self.last_error = ""
         self._pool_id = pool_id
@@ -92,8 +92,6 @@ class Spiller:
         self._bundle_bytes = bundle_bytes
         self._all_values = all_values
         self._below = below
-        self._room_for = room_for
-        self._room_back = room_back
         self._bundle: BundleBuilder | None = None
         self._since = 0.0
         self._copied: list[_Copied] = []
@@ -219,7 +217,7 @@ class Spiller:
             for _ in range(NAME_TRIES):
                 number = self._number_at(wall)
                 data = bundle.finish(self._pool_id, volume_id, number)
-                if not size and not self._room_for(len(data)):
+                if not size and not self.room.take(len(data)):
                     raise TargetError("the room that is configured is used up")
                 size = len(data)
                 with contextlib.suppress(Taken):
@@ -228,7 +226,7 @@ class Spiller:
             raise TargetError("every name that was drawn is taken")
         except Exception:
             # A place that stores a bundle and says that it did not is found out by the next listing.
-            self._room_back(size)
+            self.room.give_back(size)
             raise
 
     def _drop_bundle(self) -> None:

@@ -48,8 +48,6 @@ class _Wanted(NamedTuple):
 
 
 class FolderTarget(Target):
-    """See `Target`."""
-
     def __init__(self, folder: Path, room_wanted: int = 0) -> None:
         """`room_wanted`: bytes that `check` wants free."""
         self._folder: Final = folder

@@ -40,7 +40,6 @@ def volume_prefix(pool_id: str, volume_id: bytes) -> str:
 
 
 def bundle_name(pool_id: str, volume_id: bytes, number: int) -> str:
-    """The object with a volume's bundle."""
     generation, serial = number >> _SERIAL_BITS, number & ((1 << _SERIAL_BITS) - 1)
     return f"{volume_prefix(pool_id, volume_id)}{generation:02x}/{serial:05x}"
 

@@ -59,8 +59,6 @@ class _Range(Future[bytes]):
 
 
 class S3Target(Target):
-    """See `Target`."""
-
     def __init__(self, endpoint: str, bucket: str, region: str, credentials_file: Path) -> None:
         """Raises ConfigError for credentials that cannot be used. The bucket is not asked."""
         from awscrt import io as crt_io

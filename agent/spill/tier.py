@@ -95,30 +95,24 @@ class SpillPlace(OwnThread):
         self._began: float | None = None
         """When the thread began its turn."""
         self.health = PlaceHealth(section.in_flight, section.memory // 2, section.deadline_ms / 1e3)
-        self._rooms: dict[str, Room] = {}
         self._spillers: list[Spiller] = []
         self._erased: set[str] = set()
         # Each volume fills a bundle of its own; half of the memory is for those.
         fitting = max(1, section.memory // 2 // section.bundle)
         for volume in volumes[:fitting]:
-            settings = volume.settings
-            gate = gates.get(settings.name)
+            gate = gates.get(volume.settings.name)
             below = Below(
                 volume, pool_id, self._target, self.health, gate.like() if gate is not None else None
-            )
-            room = self._rooms[settings.name] = Room(
-                self._target, pool_id, settings.volume_id, section.max_bytes
             )
             self._spillers.append(
                 Spiller(
                     volume,
                     pool_id,
                     self._target,
+                    Room(self._target, pool_id, volume.settings.volume_id, section.max_bytes),
                     section.bundle,
                     all_values=section.values == "all",
                     below=below,
-                    room_for=room.take,
-                    room_back=room.give_back,
                 )
             )
             volume.change(below=below, on_erasure=below.forget)
@@ -143,9 +137,9 @@ class SpillPlace(OwnThread):
                     **asdict(each.counts),
                     "sets_dropped": each.volume.spill_copies.sets_dropped,
                     "copies_on_flash": len(each.volume.spill_copies),
-                    "bytes_used": self._rooms[each.volume.settings.name].used,
+                    "bytes_used": each.room.used,
                     "bytes_max": self._section.max_bytes,
-                    "bundles_deleted": self._rooms[each.volume.settings.name].deleted,
+                    "bundles_deleted": each.room.deleted,
                 }
                 for each in self._spillers
             },
@@ -193,7 +187,7 @@ class SpillPlace(OwnThread):
         """One thing for each volume; how long to wait before the next turn. Raises TargetError."""
         moved, is_idle = 0, True
         for spiller in self._spillers:
-            name, room = spiller.volume.settings.name, self._rooms[spiller.volume.settings.name]
+            name, room = spiller.volume.settings.name, spiller.room
             if spiller.volume.erased:
                 if name not in self._erased:
                     channel.run(spiller.turn(channel))

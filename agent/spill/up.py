@@ -150,15 +150,12 @@ class Below:
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        """See `LowerTier`."""
         return len(self._seen) + len(self._returns)
 
     def pays(self) -> bool:
-        """See `LowerTier`."""
         return not self._health.is_alone(self._clock())
 
     def fetch(self, mark: SpillMark) -> memoryview | MissCause:
-        """See `LowerTier`."""
         health, size, now = self._health, bytes_to_ask(mark, self._slot_bytes), self._clock()
         if self._gate is not None and not self._gate.begin(size, now):
             health.counts.not_asked += 1
@@ -209,11 +206,9 @@ class Below:
         return memoryview(data)
 
     def release(self, sealed: memoryview) -> None:
-        """See `LowerTier`."""
         self._health.give_back(len(sealed))
 
     def served(self, pseudonym: bytes, key: bytes, sealed: memoryview, found: FoundMark) -> None:
-        """See `LowerTier`."""
         with self._lock:
             if self._is_forgotten:
                 return  # The volume was erased during the get; nobody would give the memory back.

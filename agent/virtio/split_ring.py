@@ -86,12 +86,10 @@ def used_bytes(size: int) -> int:
 
 
 def used_event_word(size: int) -> int:
-    """Place of used_event in the available ring, in 16-bit words."""
     return RING_WORD + size
 
 
 def avail_event_word(size: int) -> int:
-    """Place of avail_event in the used ring, in 16-bit words."""
     return 2 + 4 * size
 
 

@@ -52,7 +52,6 @@ class MemoryValues:
         self._values: dict[bytes, bytearray] = {}
 
     def lengths(self) -> dict[bytes, int]:
-        """Bytes of each value, by key."""
         return {key: len(value) for key, value in self._values.items()}
 
     def stage(self, length: int) -> _MemoryStaged:

@@ -212,7 +212,6 @@ DataPdu: TypeAlias = CapsuleCmd | H2CData | C2HData
 
 
 def alignment_bytes(data_alignment: int) -> int:
-    """Bytes of alignment that an HPDA or CPDA asks for."""
     return (data_alignment + 1) * 4
 
 

@@ -18,5 +18,4 @@ class DriveMemory(mmap.mmap):
 
 
 def is_drive_memory(view: Any) -> bool:
-    """Whether it is a view of a drive's own bytes."""
     return isinstance(view, memoryview) and isinstance(view.obj, DriveMemory)

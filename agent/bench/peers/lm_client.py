@@ -60,8 +60,6 @@ class LmStore:
 
 
 class LmLane:
-    """A connector and its event loop."""
-
     def __init__(self, store: LmStore) -> None:
         from lmcache.v1.storage_backend.connector.lm_connector import LMCServerConnector
 

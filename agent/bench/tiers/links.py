@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import time
 from dataclasses import dataclass, fields
 
 
@@ -55,12 +54,3 @@ class Busy:
         times = self.seconds / idle.seconds
         agent, enclosure = self.agent - times * idle.agent, self.enclosure - times * idle.enclosure
         return Busy(max(0.0, agent), max(0.0, enclosure), self.seconds)
-
-
-def processor_seconds(pid: int) -> float:
-    """Processor time of a process so far, all its threads together, to the nanosecond.
-
-    The clock is the one that clock_getcpuclockid(3) gives: the complement of the process id, and the bits for
-    the scheduler's clock of a whole process.
-    """
-    return time.clock_gettime((~pid << 3) | 2)

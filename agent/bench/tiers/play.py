@@ -92,8 +92,6 @@ class Results:
 
 
 class _Lane:
-    """A way while it is played."""
-
     def __init__(self, site: WaySite, content: BlockContent) -> None:
         self.site = site
         self._store = MeteredStore(site.store)

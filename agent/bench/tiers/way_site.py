@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from agent.bench.own_pool import OwnPool, own_pool
+from agent.bench.processor_time import process_seconds
 from agent.bench.redis_site import free_ports
 from agent.bench.tiers.folder_store import FolderStore
-from agent.bench.tiers.links import Busy, Links, processor_seconds
+from agent.bench.tiers.links import Busy, Links
 from agent.bench.tiers.ways import AGENT_KEYS, VOLUME, Way
 from agent.errors import G35Error
 from agent.replay.player import BlockStore
@@ -56,7 +57,7 @@ class WaySite:
 
     def busy(self) -> Busy:
         """Processor time of its processes so far, and when that is."""
-        agent, enclosure = map(processor_seconds, (self._pool.agent_pid, self._pool.enclosure_pid))
+        agent, enclosure = map(process_seconds, (self._pool.agent_pid, self._pool.enclosure_pid))
         return Busy(agent, enclosure, time.monotonic())
 
     def look_when_quiet(self) -> Links:

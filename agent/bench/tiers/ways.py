@@ -47,7 +47,6 @@ class Way:
         return 2 if self.local_first else 1
 
     def drive_bytes(self, sets: int, value_bytes: int) -> int:
-        """Of each drive of the enclosure."""
         if self.is_kv_native:
             # Beside the values there is the superblock, which is less than a slot's room.
             return (sets * SLOTS_PER_SET + 1) * (HEADER_BYTES + value_bytes)

@@ -34,7 +34,6 @@ class FilesOptions:
     root_gid: int = 0
 
     def block_bytes_for(self, capacities: tuple[int, ...]) -> int:
-        """The block size of new files on a store with these capacities."""
         if not capacities or list(capacities) != sorted(set(capacities)) or capacities[0] <= 0:
             raise ValueError(f"capacities must ascend from above zero, not {capacities}")
         if self.block_bytes is not None:

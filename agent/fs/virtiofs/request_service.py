@@ -48,7 +48,6 @@ class RequestService:
         return 0 if reply is None else self._put(message, reply)
 
     def _serve_again(self, message: memoryview, received: int, data: memoryview, room: Target) -> int:
-        """A request that an earlier process had taken and not answered."""
         if is_given_back(message, received):
             return self._buffers.put(acknowledged(message)) or 0
         reply = refused_again(message, received)

@@ -249,7 +249,6 @@ class Directory:
         return None
 
     def names(self, slot: int, pseudonym: bytes) -> bool:
-        """Whether the entry of a slot has this pseudonym."""
         return self.raw.startswith(pseudonym, slot * ENTRY_BYTES)
 
     def find_all(self, pseudonym: bytes) -> list[int]:

@@ -50,7 +50,6 @@ def narrow(wide: bytes) -> SpillMark:
 
 
 def slot_of(wide: bytes) -> int:
-    """The slot that the value of a mark lay in."""
     return wide[_NAME_BYTES] & _SLOT
 
 

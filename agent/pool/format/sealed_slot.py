@@ -120,7 +120,6 @@ class SlotCodec:
         return self._use.part if self._use is not None else 0.0
 
     def opens(self, other: "SlotCodec") -> bool:
-        """Whether what `other` seals opens here."""
         return any(each.fingerprint == other.fingerprint for each in (self, *self._others))
 
     @property

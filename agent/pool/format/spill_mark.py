@@ -53,7 +53,6 @@ def _fingerprint(pseudonym: bytes) -> int:
 
 
 def is_mark(ghost: bytes) -> bool:
-    """Whether a ghost is a mark."""
     return bool(ghost[7] & IS_MARK)
 
 
@@ -65,7 +64,6 @@ def could_be(ghost: bytes, pseudonym: bytes) -> bool:
 
 
 def decode(ghost: bytes) -> SpillMark:
-    """Of a ghost that is a mark."""
     first, middle = int.from_bytes(ghost[:4], "little"), int.from_bytes(ghost[4:7], "little")
     return SpillMark(first & (BUNDLE_NUMBERS - 1), middle & (STEPS_MAX - 1), (first >> 28) + 1)
 
@@ -79,7 +77,6 @@ def step_bytes(item_bytes: int) -> int:
 
 
 def sixteenths_of(item_bytes: int, slot_bytes: int) -> int:
-    """The length of an item for its mark, 1 to 16."""
     return max(1, -(-item_bytes * _STEPS_OF_A_SLOT // slot_bytes))
 
 

@@ -38,7 +38,6 @@ class Look(NamedTuple):
 
 
 def look_at(volume: Volume, channel: IoChannel, found: Found) -> Steps[Look]:
-    """Read a slot and open all of it."""
     with SlotVerifier(volume, channel, found, io_seconds=READ_SECONDS) as reader:
         cause = yield from reader.verify()
         wrong = b""

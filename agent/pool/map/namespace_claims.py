@@ -71,7 +71,6 @@ class Taken(G35Error):
 
 
 def claim_head(pool_id: str, nguid: bytes) -> bytes:
-    """The first 128 bytes of a claim."""
     head = _HEAD.pack(
         CLAIM_MAGIC, LAYOUT_VERSION, bytes(6), bytes.fromhex(pool_id), nguid, bytes(48), bytes(32)
     )

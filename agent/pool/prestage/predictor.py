@@ -45,7 +45,6 @@ class Successors:
         return len(self._table)
 
     def saw(self, chain: Sequence[bytes], weight: int = CHAIN_WEIGHT) -> None:
-        """The keys were named in this order."""
         with self._lock:
             for key, following in itertools.pairwise(chain):
                 if key != following:

@@ -67,7 +67,6 @@ class MediaErrors:
             self._strikes.pop(place, None)
 
     def report(self, place: SlotAt) -> None:
-        """Somebody should look into this slot."""
         with self._lock:
             self._reports.setdefault(place)
             if len(self._reports) > REPORTS_MAX:

@@ -126,7 +126,6 @@ class Placement:
         self._dominant = most if extents[most].sets > half and not self._apart else -1
 
     def over(self, extents: Sequence[VolumeExtent]) -> "Placement":
-        """The placement of the same volume over other extents."""
         return Placement(self._key, extents, apart=self._apart, local_first=self._local_first)
 
     def pseudonym(self, key: bytes) -> bytes:

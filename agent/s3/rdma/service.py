@@ -160,9 +160,9 @@ class S3Rdma:
         memory = parse_memory(wanted.headers[TOKEN])
         if wanted.operation is Operation.GET_OBJECT:
             body = Body(wanted.body_headers, signer, client.receive)
-            return partial(self._get, self._engine, wanted, caller, body, memory, client)
+            return partial(self._get, wanted, caller, body, memory, client)
         if wanted.operation in (Operation.PUT_OBJECT, Operation.UPLOAD_PART):
-            return partial(self._put, self._engine, wanted, caller, signer, memory, client)
+            return partial(self._put, wanted, caller, signer, memory, client)
         raise declined("Only GetObject, PutObject and UploadPart move bytes by RDMA.")
 
     def _age(self, signer: Signer) -> float:
@@ -170,11 +170,15 @@ class S3Rdma:
         signed = datetime.fromisoformat(signer.stamp.removesuffix("Z")).replace(tzinfo=UTC)
         return self._clock() - signed.timestamp()
 
+    @property
+    def _device(self) -> TransferEngine:
+        assert self._engine is not None, "else the request was declined"
+        return self._engine
+
     # --- connections --------------------------------------------------------------------------------------
 
     async def _connect(self, headers: Mapping[str, str], caller: Caller, body: Body) -> Answer:
-        engine = self._engine
-        assert engine is not None, "else the request was declined"
+        engine = self._device
         await body.nothing()
         self._counters.requests["RdmaConnect"] += 1
         if self._is_erased(caller.tenant):
@@ -245,18 +249,13 @@ class S3Rdma:
     # --- objects ------------------------------------------------------------------------------------------
 
     async def _get(
-        self,
-        engine: TransferEngine,
-        wanted: S3Request,
-        caller: Caller,
-        body: Body,
-        memory: Memory,
-        client: HttpClient,
+        self, wanted: S3Request, caller: Caller, body: Body, memory: Memory, client: HttpClient
     ) -> Answer:
         # The checksum that the object was stored with is compared below, so it is asked for.
         headers = {**wanted.headers, PREFIX + "mode": "ENABLED"}
         with self.connections.use(memory.session, caller) as connection:
-            piece = OnePiece(engine, connection, memory, partial(_need, client, connection), self._patience)
+            way = _Way(self._device, connection, memory, client)
+            piece = OnePiece(self._device, connection, memory, way.need, self._patience)
             wanted = replace(wanted, headers=headers, room=piece.room, send_at_once=piece.send)
             try:
                 answer = await self._plain(wanted, caller.tenant, body)
@@ -267,7 +266,7 @@ class S3Rdma:
                     if piece.has_begun:
                         crc = await self._sent(piece, stream.length)
                     else:
-                        crc = await self._deliver(engine, stream, connection, memory, client)
+                        crc = await self._deliver(stream, way)
                 finally:
                     await stream.close()
             finally:
@@ -292,31 +291,15 @@ class S3Rdma:
         self._counters.rdma_bytes_read += length
         return piece.crc
 
-    async def _deliver(
-        self,
-        engine: TransferEngine,
-        stream: Stream,
-        connection: Connection,
-        memory: Memory,
-        client: HttpClient,
-    ) -> int:
+    async def _deliver(self, stream: Stream, way: "_Way") -> int:
         """Write the whole stream into the client's memory; its CRC-64/NVME. Raises S3Error."""
-        if stream.length > memory.length:
-            raise S3Error(
-                "InvalidRequest", f"{stream.length} bytes do not fit into the client's {memory.length}."
-            )
-        crc, at = 0, memory.address
+        if stream.length > way.left:
+            raise S3Error("InvalidRequest", f"{stream.length} bytes do not fit into the client's {way.left}.")
 
         async def send(data: memoryview) -> None:
-            nonlocal crc, at
             while data:
                 part, data = data[:BUFFER_BYTES], data[BUFFER_BYTES:]
-                async with engine.buffer() as staging:
-                    staging.view[: len(part)] = part
-                    crc = checksums.crc64nvme(staging.view[: len(part)], crc)
-                    _need(client, connection)
-                    await engine.write(connection, staging, len(part), at, memory.key)
-                at += len(part)
+                await way.send(part)
                 self._counters.bytes_read += len(part)
                 self._counters.rdma_bytes_read += len(part)
 
@@ -327,16 +310,10 @@ class S3Rdma:
         except BrokenOff as broken:
             # Nothing of the answer was sent, so the client can be told.
             raise S3Error("ServiceUnavailable", f"The object could not be read: {broken}") from None
-        return crc
+        return way.crc
 
     async def _put(
-        self,
-        engine: TransferEngine,
-        wanted: S3Request,
-        caller: Caller,
-        signer: Signer,
-        memory: Memory,
-        client: HttpClient,
+        self, wanted: S3Request, caller: Caller, signer: Signer, memory: Memory, client: HttpClient
     ) -> Answer:
         headers = wanted.body_headers
         if signer.payload in WORDS:
@@ -348,8 +325,8 @@ class S3Rdma:
             signer = replace(signer, payload=UNSIGNED)
         _need_checksum(headers, signer)
         with self.connections.use(memory.session, caller) as connection:
-            source = _Source(engine, connection, memory, client)
-            body = Body({**headers, "content-length": str(memory.length)}, signer, source.next)
+            way = _Way(self._device, connection, memory, client)
+            body = Body({**headers, "content-length": str(memory.length)}, signer, way.next)
             if wanted.operation is Operation.PUT_OBJECT:
                 body.checks.compute("crc64nvme")
             try:
@@ -358,7 +335,7 @@ class S3Rdma:
                 raise self._failure(failed) from None
         self._counters.rdma_bytes_written += memory.length
         if not any(name == CRC for name, _ in answer.headers):
-            answer.headers.append((CRC, base64.b64encode(source.crc.to_bytes(8, "big")).decode()))
+            answer.headers.append((CRC, base64.b64encode(way.crc.to_bytes(8, "big")).decode()))
         answer.headers += [(REPLY, str(answer.status)), (BYTES, str(memory.length))]
         return answer
 
@@ -371,14 +348,6 @@ class S3Rdma:
         if failed.late:
             return S3Error("RequestTimeout", f"The client's device did not answer ({failed}).", headers=over)
         return S3Error("ServiceUnavailable", f"The RDMA connection broke ({failed}).", headers=over)
-
-
-def _need(client: HttpClient, connection: Connection) -> None:
-    """Break the RDMA connection off where the client is gone. Raises TransferFailed."""
-    if client.is_gone():
-        why = "the client closed its HTTP connection"
-        connection.break_off(why)
-        raise TransferFailed(why)
 
 
 def _need_checksum(headers: Mapping[str, str], signer: Signer) -> None:
@@ -398,29 +367,48 @@ def _address(peer: str) -> IpAddress | None:
     return found.ipv4_mapped or found if found.version == 6 else found
 
 
-class _Source:
-    """The bytes of a put, as a body receives them: read from the client's memory in turn."""
+class _Way:
+    """Into the client's memory, or out of it: piece after piece, one call at a time."""
 
     def __init__(
         self, engine: TransferEngine, connection: Connection, memory: Memory, client: HttpClient
     ) -> None:
-        self._engine, self._connection, self._memory = engine, connection, memory
-        self._client = client
-        self._done = 0
+        self._engine, self._connection, self._client = engine, connection, client
+        self._at, self._key = memory.address, memory.key
+        self.left = memory.length
         self.crc = 0
+        """CRC-64/NVME of what has moved."""
+
+    def need(self) -> None:
+        """Break the RDMA connection off where the client is gone. Raises TransferFailed."""
+        if self._client.is_gone():
+            why = "the client closed its HTTP connection"
+            self._connection.break_off(why)
+            raise TransferFailed(why)
+
+    async def send(self, part: memoryview) -> None:
+        """Write what a buffer holds. Raises TransferFailed."""
+        async with self._engine.buffer() as staging:
+            staging.view[: len(part)] = part
+            self.crc = checksums.crc64nvme(staging.view[: len(part)], self.crc)
+            self.need()
+            await self._engine.write(self._connection, staging, len(part), self._at, self._key)
+        self._moved(len(part))
 
     async def next(self) -> bytes | None:
-        """Raises TransferFailed."""
+        """The next bytes, as a body receives them. Raises TransferFailed."""
         # Before each piece, and after the last one: what was read until then may be stored.
-        _need(self._client, self._connection)
-        memory, left = self._memory, self._memory.length - self._done
-        if not left:
+        self.need()
+        if not self.left:
             return None
-        length = min(left, BUFFER_BYTES)
+        length = min(self.left, BUFFER_BYTES)
         async with self._engine.buffer() as staging:
-            at = memory.address + self._done
-            await self._engine.read(self._connection, staging, length, at, memory.key)
+            await self._engine.read(self._connection, staging, length, self._at, self._key)
             data = bytes(staging.view[:length])
-        self._done += length
+        self._moved(length)
         self.crc = checksums.crc64nvme(data, self.crc)
         return data
+
+    def _moved(self, length: int) -> None:
+        self._at += length
+        self.left -= length

@@ -27,8 +27,6 @@ MAX_HANDLES: Final = 1024
 
 
 class GeneralServices:
-    """The receives and sends of queue pair 1."""
-
     def __init__(self, nic: Nic) -> None:
         self.waiting = False
         """Something has arrived."""
@@ -110,7 +108,6 @@ class Endpoint:
         group: str = "",
         marked: bool = False,
     ) -> None:
-        """See `Nic.receive`."""
         self.nic.receive(burst, segment_size, source, now, group, marked)
         if self._gsi.waiting:
             self._gsi.take(self.cm.receive, now)

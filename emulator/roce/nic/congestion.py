@@ -147,7 +147,6 @@ class DeviceCongestion:
         self._notices: dict[Cnp, Path] = {}
 
     def burst_packets(self, limiter: RateLimiter | None, mtu: int) -> int:
-        """Packets that a connection sends at once."""
         rate = self.settings.line_rate if limiter is None else limiter.rate
         return max(1, int(rate * self.settings.burst_s / mtu))
 
@@ -179,7 +178,6 @@ class DeviceCongestion:
         return Burst(raw, len(raw), path.destination)
 
     def forget(self, wake: Callable[[], None]) -> None:
-        """A connection has ended."""
         self._waiting.pop(wake, None)
 
     def deadline(self, waits_for_port: bool) -> float | None:

@@ -507,7 +507,6 @@ class Responses:
         self._qp.schedule()
 
     def next_burst(self, paced: bool = False) -> Burst | None:
-        """See `Responder.next_burst`."""
         while self._row:
             head = self._row[0]
             if not isinstance(head, ReadAnswer):

@@ -96,7 +96,6 @@ def write(addr: int, data: str | bytes, length: int, offset: int = 0) -> None:
 
 
 def read(addr: int, length: int, offset: int = 0) -> bytes:
-    """`length` bytes at `addr + offset`."""
     return ctypes.string_at(addr + offset, length)
 
 

@@ -86,16 +86,14 @@ class SpillingAgent:
         self.health = PlaceHealth(8, 64 << 20, deadline)
         self.below = Below(agent.volume, POOL_ID, target, self.health, gate, agent.channel.now)
         agent.volume.change(below=self.below)
-        room = room or Room(target, POOL_ID, agent.volume.settings.volume_id, 1 << 40)
         self.spiller = Spiller(
             agent.volume,
             POOL_ID,
             target,
+            room or Room(target, POOL_ID, agent.volume.settings.volume_id, 1 << 40),
             bundle_bytes,
             all_values=all_values,
             below=self.below,
-            room_for=room.take,
-            room_back=room.give_back,
         )
 
     def spill(self, *, store: bool = True) -> None:

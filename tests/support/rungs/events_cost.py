@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 from agent.bench.contents import Contents
-from agent.bench.fault_probes import VALUE_BYTES, pool_up
+from agent.bench.fault_probes import VALUE_BYTES, small_pool
 from agent.cli.up.layout import Layout
 from host_shim.block_key import key_of
 from host_shim.kv_events import GATHER_SECONDS, EventStream, KvEvents, ZmqPublisher
@@ -71,7 +71,7 @@ def main(words: list[str]) -> int:
 def _puts(folder: Path) -> tuple[float, float]:
     """Processor seconds of one put, of all processes that it takes; and seconds by the clock."""
     contents = Contents(VALUE_BYTES)
-    with pool_up(folder, 1) as layout, Pool(layout.default_mount) as pool:
+    with small_pool(folder, 1) as layout, Pool(layout.default_mount) as pool:
         volume, used, began = pool.volume("kv"), _used(layout), time.monotonic()
         for number in range(BLOCKS):
             assert volume.put(key_of(f"event {number}"), contents.value(number % 16))

@@ -27,6 +27,7 @@ from agent.pool.write.put import SlotWriter
 from agent.sim.faulty_flash import SimChannel, SimNamespace
 from agent.sim.seeded_scheduler import Sleep
 from agent.spill.down import Spiller
+from agent.spill.room import Room
 from agent.spill.target import TargetError
 from agent.spill.up import Below, PlaceHealth
 from tests.support.pool.memory_pool import SUITES, key_of, volume_settings
@@ -108,6 +109,7 @@ class SpillSimulation(PoolSimulation):
             agent.volume,
             POOL_ID,
             self.target,
+            Room(self.target, POOL_ID, agent.volume.settings.volume_id, 1 << 40),
             BUNDLE_BYTES,
             all_values=self.below_rng.random() < 0.7,
             below=below,

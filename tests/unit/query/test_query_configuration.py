@@ -33,7 +33,7 @@ def made(found: QuerySection, erased: tuple[str, ...] = ()) -> QueryDoor:
 def test_a_tenant_hears_of_its_own_key_value_volumes(tmp_path: Path) -> None:
     new_tokens_file(tmp_path / "one")
     door = made(section(tmp_path, "one"))
-    assert door._service._volumes["one"].keys() == {"v"}
+    assert door._shared.service._volumes["one"].keys() == {"v"}
     door.close()
 
 
@@ -50,7 +50,7 @@ def test_a_tenant_without_a_volume_and_tokens_of_two_tenants_are_refused(tmp_pat
 def test_the_door_does_without_a_tenant_that_was_erased(tmp_path: Path) -> None:
     new_tokens_file(tmp_path / "one")
     door = made(section(tmp_path, "one", "two"), erased=("two",))
-    assert list(door._service._volumes) == ["one"]
+    assert list(door._shared.service._volumes) == ["one"]
     door.close()
 
 
