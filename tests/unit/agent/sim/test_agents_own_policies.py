@@ -167,7 +167,7 @@ def test_faster_gpus_make_it_harder_and_longer_contexts_easier() -> None:
 def test_what_is_printed_says_how_the_rate_falls() -> None:
     plan = plan_of(load(), "one", "deepseek-v3", "fp8", "gb200")
     report = play(Experiment(plan, requests=4, rows=("recompute",)))
-    assert "in prompts of 2,000" in dict(report.facts())["a GPU"]
+    assert "in prompts of 2,000" in dict(report.facts())["a GPU, tokens/s"]
     assert not [note for note in report.notes() if "constant rate" in note]
     flat = play(Experiment(changed(SMALL, g4_rate=None), requests=4, rows=("recompute",)))
     assert [note for note in flat.notes() if "constant rate" in note]
