@@ -47,7 +47,7 @@ from agent.fs.interface import (
 from agent.fs.shared.call_prediction import Habits
 from agent.fs.shared.chunks import STAGED, wall_ns
 from agent.fs.shared.discards import Discards
-from agent.fs.shared.file_reader import OpenFile, Prestage, ReadsUnderWay, hold_all
+from agent.fs.shared.file_reader import OpenFile, Prestage, ReadsUnderWay, asks_in_turn, hold_all
 from agent.fs.shared.file_writer import FileWriter
 from agent.fs.shared.manifest import IDENTITY_BYTES, Manifest
 from agent.fs.shared.names import FOLDER_MODE, GONE, NAMES_ASKED, Names, folder
@@ -664,7 +664,7 @@ class SharedFace(FileSystem):
         reading = OpenFile(node.volume, manifest, held, self._prestage, self._ahead, self._under_way)
         handle = self._new_handle(ino, _Handle(node, caller.holder, reading=reading))
         # An inode that was written through has had other contents.
-        direct_io = bool(flags & os.O_DIRECT) or node.is_written
+        direct_io = node.is_written or asks_in_turn(manifest, flags)
         return Opened(handle, direct_io=direct_io, keep_cache=not direct_io, no_flush=True)
 
     def _hold(self, holder: Holder, node: Node) -> Steps[list[Hold]]:

@@ -5,6 +5,7 @@ a shorter file.
 """
 
 import errno
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -24,6 +25,8 @@ READERS_MAX: Final = 4
 """Chunks of one open file whose readers are kept: a program reads on in one, or in a few at once."""
 AHEAD: Final = 4
 """Chunks that are prestaged before the one that is read."""
+ASKED_AT_ONCE_MAX: Final = 4
+"""Chunks of one read that the kernel asks for at once: as many as it reads ahead through the page cache."""
 
 
 class ReadsUnderWay:
@@ -45,6 +48,15 @@ class ReadsUnderWay:
 
 Prestage = Callable[[SharedVolume, bytes], object]
 """Set out to bring a chunk into memory, by its key."""
+
+
+def asks_in_turn(manifest: Manifest, flags: int) -> bool:
+    """Whether the kernel is to ask for one chunk after the other of a file that is opened with O_DIRECT.
+
+    Else it asks for all of a read at once, so a short file comes in one round trip. Of a long one that would
+    be so many requests that those of other programs wait behind them (64 chunks: 75 ms in place of 22).
+    """
+    return bool(flags & os.O_DIRECT) and manifest.chunks > ASKED_AT_ONCE_MAX
 
 
 def hold_all(

@@ -21,7 +21,7 @@ from agent.pool.errors import BadPut
 from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.eviction_holds import Hold
-from agent.pool.volume.volume import Volume
+from agent.pool.volume.volume import Found, Volume
 from agent.pool.write.delete_and_pin import PINNED_SLOTS_MAX
 from agent.pool.write.set_transaction import SetTransaction
 
@@ -69,6 +69,8 @@ def _look(
     """None where directories that are read now name all keys; else why not the first that is missing."""
     borrowed = [volume.borrow_sets(pseudonym) for pseudonym in pseudonyms]
     try:
+        if _are_believed(volume, channel, pseudonyms, borrowed, held):
+            return None
         likely: dict[int, CachedSet] = {}
         for pseudonym, sets in zip(pseudonyms, borrowed, strict=True):
             found = volume.find(sets, pseudonym)
@@ -97,11 +99,34 @@ def _look(
             if cause is not None:
                 return cause
         for pseudonym, sets in zip(pseudonyms, borrowed, strict=True):
-            _use(volume, channel, pseudonym, sets, held)
+            _use(volume, channel, pseudonym, volume.find(sets, pseudonym), held)
         return None
     finally:
         for sets in borrowed:
             volume.give_back_sets(sets)
+
+
+def _are_believed(
+    volume: Volume,
+    channel: IoChannel,
+    pseudonyms: Sequence[bytes],
+    borrowed: Sequence[Sequence[CachedSet]],
+    held: Hold,
+) -> bool:
+    """Whether no set need be read, as `_believed` says for each: then all keys are there, and in use.
+
+    Each open of a file asks with a single agent, so every key is looked for once."""
+    if not volume.timing.directory_fresh:
+        return False
+    named: list[list[Found]] = []
+    for pseudonym, sets in zip(pseudonyms, borrowed, strict=True):
+        found = volume.find(sets, pseudonym)
+        if not (found and volume.is_fresh(found[0].cached, channel) and found[0].is_live(channel)):
+            return False
+        named.append(found)
+    for pseudonym, found in zip(pseudonyms, named, strict=True):
+        _use(volume, channel, pseudonym, found, held)
+    return True
 
 
 def _believed(
@@ -153,13 +178,15 @@ def _missing_still(
         return _missing(volume, channel, pseudonym, sets, read, trouble)
 
 
-def _use(volume: Volume, channel: IoChannel, pseudonym: bytes, sets: Sequence[CachedSet], held: Hold) -> None:
-    """Count the use of a key that is there, and hold it no longer where its set is crowded."""
+def _use(volume: Volume, channel: IoChannel, pseudonym: bytes, named: Sequence[Found], held: Hold) -> None:
+    """Count the use of a key that is there, and hold it no longer where its set is crowded. `named`: its
+    entries."""
     wall = channel.wall()
-    for found in volume.find(sets, pseudonym):
+    for found in named:
         with found.cached.guard:
             directory = found.cached.directory
             if directory is not None and directory.find(pseudonym) == found.slot:
                 directory.touch(found.slot, int(wall * 1e6))
-                if directory.count_kept(volume.holds.held, wall) > PINNED_SLOTS_MAX:
+                may_be_crowded = directory.taken > PINNED_SLOTS_MAX
+                if may_be_crowded and directory.count_kept(volume.holds.held, wall) > PINNED_SLOTS_MAX:
                     held.leave(pseudonym)

@@ -114,7 +114,7 @@ def test_a_file_is_on_both_mounts_whole_after_its_close(two: Two, folder: str, s
         assert (reader / folder / file.name).stat().st_size == size
 
 
-@pytest.mark.parametrize("size", [4096, 2 * MIB, 3 * MIB + 4096, MIB + 5])
+@pytest.mark.parametrize("size", [4096, 2 * MIB, 3 * MIB + 4096, MIB + 5, 5 * MIB + 7])
 def test_o_direct_and_the_page_cache_see_the_same(two: Two, folder: str, size: int, seed: int) -> None:
     data = data_of(seed, size)
     write_direct(two.one / folder / "direct", data)
@@ -463,6 +463,8 @@ def test_bits_that_flip_on_flash_are_never_served(processes: Processes, tmp_path
                     # A read that met a lost chunk gives what came before it, and the next one EIO.
                     assert file.read() == data
                     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                # With O_DIRECT one read asks for all chunks at once: all of it comes, or EIO.
+                assert read_direct(base / name) == data
             except OSError as refused:
                 failed += refused.errno in (errno.EIO, errno.ENOENT)
         assert failed

@@ -11,8 +11,10 @@ from agent.pool.access import serve
 from agent.pool.counters import MissCause
 from agent.pool.errors import BadPut, PutRefused
 from agent.pool.mutable.lookup_and_hold import HELD_AT_ONCE
+from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.eviction_holds import HELD_KEYS, Hold
 from agent.pool.volume.settings import Timing
+from agent.pool.volume.volume import Found, Volume
 from agent.pool.write.delete_and_pin import PINNED_SLOTS_MAX
 from agent.pool.write.quota_eviction import evict_one
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of
@@ -238,3 +240,37 @@ def test_a_single_agent_reads_no_directory_that_it_has_just_read() -> None:
     other.delete(key_of(5))
     agent.age_directories()
     assert hold(agent, range(16)) is MissCause.NEVER_STORED
+
+
+@pytest.mark.interpreted
+def test_a_single_agent_looks_for_each_key_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each open of a file asks for all of its chunks: what is remembered is gone through once."""
+    pool, looks = MemoryPool((2, 2), value_bytes=4096), []
+    agent = pool.agent(timing=Timing(directory_fresh=1.0))
+    for number in range(16):
+        agent.put(key_of(number), b"value")
+    find = Volume.find
+
+    def counted(volume: Volume, sets: Sequence[CachedSet], pseudonym: bytes) -> list[Found]:
+        looks.append(pseudonym)
+        return find(volume, sets, pseudonym)
+
+    monkeypatch.setattr(Volume, "find", counted)
+    kept = held(agent, range(16))
+    assert kept.kept == 16
+    assert len(looks) == len(set(looks)) == 16
+    kept.let_go()
+
+
+def test_a_hold_believes_no_slot_that_is_in_doubt() -> None:
+    """Remembered and young, but what the slot holds was disproven, or a write of it has failed."""
+    pool = MemoryPool((1, 1), value_bytes=4096)
+    agent = pool.agent(timing=Timing(directory_fresh=1000.0))
+    agent.put(key_of(0), b"value")
+    held(agent, [0]).let_go()
+    with agent.volume.borrowed(agent.volume.placement.pseudonym(key_of(0))) as sets:
+        (found,) = agent.volume.find(sets, agent.volume.placement.pseudonym(key_of(0)))
+        found.cached.disprove(found.slot, found.entry.generation)
+    reads = agent.tally.directory_reads
+    assert hold(agent, [0]) is MissCause.EVICTED
+    assert agent.tally.directory_reads > reads, "it is asked for again"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any, cast
 
-from agent.fs.shared.file_reader import AHEAD, OpenFile, ReadsUnderWay
+import pytest
+
+from agent.fs.shared.file_reader import AHEAD, ASKED_AT_ONCE_MAX, OpenFile, ReadsUnderWay
 from agent.fs.shared.manifest import Kind, Manifest
 from agent.fs.shared.volume import SharedVolume
 from agent.pool.counters import MissCause
-from agent.pool.steps import IoChannel, Steps, Wait
-from tests.support.fs.memory_shared import CHUNK, SharedPool
+from agent.pool.steps import IoChannel, Steps, Wait, settle
+from tests.support.fs.memory_shared import CALLER, CHUNK, SharedPool
 from tests.support.pool.memory_channel import MemoryPending
 
 IDENTITY = bytes(range(1, 17))
@@ -107,3 +110,31 @@ def test_nothing_is_brought_while_others_read() -> None:
         assert ended(begun(file, channel, 0, CHUNK)) == CHUNK
     assert not asked
     assert under_way.count == 0
+
+
+@pytest.mark.parametrize(
+    ("chunks", "flags", "in_turn"),
+    [
+        (2, os.O_DIRECT, False),
+        (ASKED_AT_ONCE_MAX, os.O_DIRECT, False),
+        (ASKED_AT_ONCE_MAX + 1, os.O_DIRECT, True),
+        (ASKED_AT_ONCE_MAX + 1, 0, False),
+    ],
+)
+def test_the_kernel_asks_for_a_short_file_at_once(chunks: int, flags: int, in_turn: bool) -> None:
+    """With O_DIRECT by itself the kernel passes its page cache by, and waits for no chunk before the next."""
+    files = SharedPool().agent()
+    files.put("f", bytes(chunks * CHUNK))
+    opened = settle(files.face.open(CALLER, files.lookup("f").attributes.ino, flags), files.channel)
+    assert opened.direct_io == in_turn
+    assert opened.keep_cache != in_turn
+
+
+def test_what_was_written_through_its_inode_stays_out_of_the_page_cache() -> None:
+    files = SharedPool().agent()
+    file = files.create("f")
+    files.pwrite(file, 0, bytes(2 * CHUNK))
+    files.close(file)
+    opened = settle(files.face.open(CALLER, file[0], os.O_DIRECT), files.channel)
+    assert opened.direct_io
+    assert not opened.keep_cache
