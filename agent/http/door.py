@@ -66,9 +66,9 @@ class HttpDoor(ABC):
         self.ports: list[int] = []
         """Its ports, in the order of the configuration."""
 
-    @abstractmethod
     async def _prepare(self) -> None:
         """In the event loop, before the first connection."""
+        await trio.lowlevel.checkpoint()
 
     @abstractmethod
     def _connection(self, stream: trio.abc.Stream, known: Callable[[], None]) -> HttpConnection:

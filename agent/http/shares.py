@@ -11,6 +11,8 @@ from typing import Final
 
 import trio
 
+from agent.host_os.per_user_bounds import Bounds, Limit
+
 WAIT_SECONDS: Final = 20.0
 """Then the request is refused, which clients try again; those of S3 wait 60 s for an answer."""
 
@@ -62,6 +64,9 @@ class Shares:
     def of_each(self) -> dict[str, int]:
         """Places of each tenant, under numbered names."""
         return {f"tenant {at}": count for at, count in enumerate(list(self._held.values()))}
+
+    def show(self, bounds: Bounds, limit: Limit) -> None:
+        bounds.watch(limit, self.of_each, lambda: self.refusals, self.total)
 
     @property
     def held(self) -> int:

@@ -82,14 +82,11 @@ class QueryDoor(HttpDoor):
             rests=self._workers.rests,
         )
         places, requests = Shares(section.connections, volumes), Shares(section.requests, volumes)
-        bounds.watch(OF_TENANTS, places.of_each, lambda: places.refusals, places.total)
-        bounds.watch(REQUESTS, requests.of_each, lambda: requests.refusals, requests.total)
+        places.show(bounds, OF_TENANTS)
+        requests.show(bounds, REQUESTS)
         self._shared = Shared(
             service, tokens, self._workers, places, requests, self.counters, self._complaints, section.idle_s
         )
-
-    async def _prepare(self) -> None:
-        """Nothing has to be there before the first connection."""
 
     def _connection(self, stream: trio.abc.Stream, known: Callable[[], None]) -> QueryConnection:
         return QueryConnection(self._shared, stream, known)

@@ -27,10 +27,10 @@ from nvmeof.authentication.secret import Credentials
 from nvmeof.authentication.secret_files import SecretFileError, read_credentials
 from nvmeof.errors import AuthenticationFailed, ConnectionLost, ConnectRefused, NvmeofError
 from nvmeof.host.controller_session import Change
-from nvmeof.host.namespaces import Access
+from nvmeof.host.namespaces import Access, NamespaceInfo
 from nvmeof.tcp.pdu import Digests
 from nvmeof.transport import VerbsChoice, transport_named
-from nvmeof.transport.base import DEFAULT_PROVIDER
+from nvmeof.transport.base import DEFAULT_PROVIDER, ControllerInfo
 from nvmeof.transport.discovery import follow_discovery
 from nvmeof.transport.reconnect import (
     Connected,
@@ -166,14 +166,7 @@ class Supervisor:
                 self._note(enclosure, "away", away.fault, logging.WARNING)
             enclosure.fault = away.fault
             await trio.sleep(LOCAL_AGAIN_SECONDS)
-        enclosure.namespaces = (found.namespace,)
-        enclosure.complaints = 0
-        enclosure.reconnects += enclosure.epoch > 0
-        enclosure.began = self.fabric.unflushed.session_began()
-        enclosure.epoch += 1
-        enclosure.nqn = found.nqn
-        enclosure.session = found.session
-        enclosure.fault = ""
+        self._session_began(enclosure, found.session, found.nqn, (found.namespace,))
         self.fabric.refresh()
         self._note(enclosure, "here", str(found.path))
         return found
@@ -364,16 +357,22 @@ class Supervisor:
         if changed:
             self._note(enclosure, "an ANA group has another state", _some(changed))
 
-    def _connected(self, enclosure: Enclosure, controller: Any) -> None:
-        enclosure.namespaces = tuple(controller.namespaces())
+    def _session_began(
+        self, enclosure: Enclosure, session: ControllerInfo, nqn: str, namespaces: tuple[NamespaceInfo, ...]
+    ) -> None:
+        enclosure.namespaces = namespaces
         enclosure.complaints = 0
         enclosure.reconnects += enclosure.epoch > 0
         enclosure.began = self.fabric.unflushed.session_began()
         enclosure.epoch += 1
-        enclosure.session = controller.info
-        enclosure.nqn = controller.info.config.subsystem_nqn
-        self._note_access(enclosure, controller.access)
+        enclosure.nqn = nqn
+        enclosure.session = session
         enclosure.fault = ""
+
+    def _connected(self, enclosure: Enclosure, controller: Any) -> None:
+        nqn, namespaces = controller.info.config.subsystem_nqn, tuple(controller.namespaces())
+        self._session_began(enclosure, controller.info, nqn, namespaces)
+        self._note_access(enclosure, controller.access)
         self.fabric.refresh()
         self._note(enclosure, "connected", f"{len(enclosure.namespaces)} namespaces")
         granted = controller.info.facts.io_queues

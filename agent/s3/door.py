@@ -18,7 +18,6 @@ from agent.fs.doors.door import MakeRunner
 from agent.host_os.per_user_bounds import ALL, SHARED, Bounds, Limit
 from agent.host_os.rate_limited_log import Complaints
 from agent.http.door import HttpDoor
-from agent.http.shares import Shares
 from agent.http.unauthenticated_clients import KNOWN
 from agent.http.workers import Workers
 from agent.pool.map.document import tenant_id
@@ -205,18 +204,11 @@ def _peer(stream: trio.abc.Stream) -> str:
 
 def watch_shares(bounds: Bounds, service: S3Service, stores: Mapping[str, ObjectStore]) -> None:
     """Show the shares of tenants, and the files that readers hold."""
-    bounds.watch(
-        OF_TENANTS,
-        service.connections.of_each,
-        lambda: service.connections.refusals,
-        service.connections.total,
-    )
-    pairs: Shares = service.rdma.connections.shares
-    bounds.watch(RDMA, pairs.of_each, lambda: pairs.refusals, pairs.total)
-    transfers: Shares = service.transfers
-    bounds.watch(TRANSFERS, transfers.of_each, lambda: transfers.refusals, transfers.total)
+    service.connections.show(bounds, OF_TENANTS)
+    service.rdma.connections.shares.show(bounds, RDMA)
+    service.transfers.show(bounds, TRANSFERS)
     bounds.watch(
         HELD_FILES,
         lambda: {name: store.files_held() for name, store in list(stores.items())},
-        most=transfers.total * 10_000,
+        most=service.transfers.total * 10_000,
     )

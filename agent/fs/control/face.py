@@ -209,11 +209,11 @@ class ControlFace(FileSystem):
         if not bound.take(caller.holder):
             raise FsError(errno.ENFILE)
         handle = next(self._handles)
-        if ino == _SESSION_INO:
-            self._sessions[handle] = ControlSession(caller.holder)
-            return Opened(handle, direct_io=True, parallel_direct_writes=True, no_flush=True)
         try:
-            self._status_files[handle] = (self._status(), caller.holder)
+            if ino == _SESSION_INO:
+                self._sessions[handle] = ControlSession(caller.holder)
+            else:
+                self._status_files[handle] = (self._status(), caller.holder)
         except BaseException:
             bound.give_back(caller.holder)
             raise

@@ -201,16 +201,16 @@ def rename(
             "UPDATE entries SET parent = ?, name = ? WHERE parent = ? AND name = ?",
             (new_parent, new_name, parent, name),
         )
-    replaced_directory = there is not None and there.is_directory
-    if moved.is_directory:
-        inodes.set_columns(tx, moved.ino, parent=new_parent, ctime_ns=now_ns)
-        _directory_changed(tx, parent, now_ns, links=-1)
-        _directory_changed(tx, new_parent, now_ns, links=0 if replaced_directory else 1)
-    else:
-        inodes.set_columns(tx, moved.ino, ctime_ns=now_ns)
-        _directory_changed(tx, parent, now_ns)
-        _directory_changed(tx, new_parent, now_ns)
+    gained = int(moved.is_directory) - int(there is not None and there.is_directory)
+    _has_moved(tx, moved, new_parent, now_ns)
+    _directory_changed(tx, parent, now_ns, links=-int(moved.is_directory))
+    _directory_changed(tx, new_parent, now_ns, links=gained)
     return None if there is None else there.ino
+
+
+def _has_moved(tx: sqlite3.Connection, node: Inode, home: int, now_ns: int) -> None:
+    columns = {"parent": home} if node.is_directory else {}
+    inodes.set_columns(tx, node.ino, ctime_ns=now_ns, **columns)
 
 
 def _exchange(
@@ -227,11 +227,8 @@ def _exchange(
         return
     _point_entry(tx, parent, name, there.ino)
     _point_entry(tx, new_parent, new_name, moved.ino)
-    for node, home in ((moved, new_parent), (there, parent)):
-        if node.is_directory:
-            inodes.set_columns(tx, node.ino, parent=home, ctime_ns=now_ns)
-        else:
-            inodes.set_columns(tx, node.ino, ctime_ns=now_ns)
+    _has_moved(tx, moved, new_parent, now_ns)
+    _has_moved(tx, there, parent, now_ns)
     gained = int(moved.is_directory) - int(there.is_directory)
     _directory_changed(tx, parent, now_ns, links=-gained)
     _directory_changed(tx, new_parent, now_ns, links=gained)

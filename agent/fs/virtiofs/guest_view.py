@@ -256,12 +256,17 @@ class GuestView(FileSystem):
         return then(made, self._told(new_parent, new_name))
 
     def open(self, caller: Caller, ino: int, flags: int) -> Outcome[Opened]:
+        named = self._named(caller)
+        return self._opens(ino, flags, False, lambda node: self._face(ino).open(named, node, flags))
+
+    def _opens(
+        self, ino: int, flags: int, is_folder: bool, opening: Callable[[int], Outcome[Opened]]
+    ) -> Outcome[Opened]:
         self._may_open()
 
         def on(node: int) -> Outcome[Opened]:
             return then(
-                self._face(ino).open(self._named(caller), node, flags),
-                lambda opened: self._opened(ino, node, opened, flags, is_folder=False),
+                opening(node), lambda opened: self._opened(ino, node, opened, flags, is_folder=is_folder)
             )
 
         return self._on(ino, on)
@@ -342,15 +347,7 @@ class GuestView(FileSystem):
         return None if place is None else closing(*place)
 
     def opendir(self, caller: Caller, ino: int, flags: int) -> Outcome[Opened]:
-        self._may_open()
-
-        def on(node: int) -> Outcome[Opened]:
-            return then(
-                self._face(ino).opendir(caller, node, flags),
-                lambda opened: self._opened(ino, node, opened, flags, is_folder=True),
-            )
-
-        return self._on(ino, on)
+        return self._opens(ino, flags, True, lambda node: self._face(ino).opendir(caller, node, flags))
 
     def readdir(self, ino: int, handle: int, cookie: int) -> Outcome[Iterable[DirectoryEntry]]:
         return self._with(ino, handle, lambda node, inner: self._face(ino).readdir(node, inner, cookie))

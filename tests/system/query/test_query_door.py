@@ -201,5 +201,5 @@ def test_the_most_keys_of_a_request_are_answered() -> None:
 def test_the_status_tells_no_token() -> None:
     with queried() as door:
         door.ask([])
-        told = repr(door.door.snapshot()) + repr(door.door._tokens)
+        told = repr(door.door.snapshot()) + repr(door.door._shared.tokens)
         assert not any(token in told for token in TOKENS.values())
