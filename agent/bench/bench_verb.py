@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from agent.bench import records
-from agent.bench.catalog import CATALOG, chosen, matching, unknown
+from agent.bench.names_and_units import CATALOG, chosen, matching, unknown
 from agent.cli.tables import NOTE_COLUMNS, print_tables
 from agent.cli.temporary_folder import temporary_folder
 from agent.cli.up.interrupts import ended_by_signals

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
-from agent.bench.catalog import Entry
 from agent.bench.contents import Contents
+from agent.bench.names_and_units import Entry
 from agent.bench.peers.lines import Sized
 from agent.bench.pool_probes import Gets, shape_for, store, values_got
 from agent.bench.redis_probes import RedisStore, explained

@@ -6,8 +6,8 @@ The path's time is that of all its processes: the client that asks, the agent, t
 
 from collections.abc import Callable, Mapping, Sequence
 
-from agent.bench.catalog import Entry
 from agent.bench.meter import ProcessMeter
+from agent.bench.names_and_units import Entry
 from agent.bench.pool_probes import PUT_BYTES, GetProbe, PutProbe, shape_for, values_got
 from agent.bench.redis_pipelines import PIPELINED
 from agent.bench.rounds import Sample, metered

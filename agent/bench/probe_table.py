@@ -1,4 +1,4 @@
-"""From a name of the catalog to the probe that measures it."""
+"""From a name of names_and_units.py to the probe that measures it."""
 
 import json
 import subprocess
@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from agent.bench.catalog import Entry
 from agent.bench.client_process import LineClient, cost, speed
 from agent.bench.fixed_load import LoadProbe
 from agent.bench.floors import AesProbe, FuseMemoryProbe, RawTcpProbe
 from agent.bench.long_file_probes import LongFileProbe
+from agent.bench.names_and_units import Entry
 from agent.bench.over_floor import PATHS, OverFloorProbe
 from agent.bench.pool_probes import GetProbe, PutProbe, puts_at_a_time, shape_for, values_got
 from agent.bench.prestage_probes import PrestagedProbe

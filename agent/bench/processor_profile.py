@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.bench.catalog import Entry
 from agent.bench.meter import ThreadMeter
+from agent.bench.names_and_units import Entry
 from agent.bench.pool_probes import GetProbe, PutProbe
 from agent.bench.probe_table import probe_for
 from agent.bench.processor_time import Usage

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from agent.bench.catalog import (
+from agent.bench.names_and_units import (
     CATALOG,
     GOALS,
     LATENCY,

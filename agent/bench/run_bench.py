@@ -19,7 +19,7 @@ from agent.bench import (
     start_probes,
     tenant_probes,
 )
-from agent.bench.catalog import CATALOG, Entry
+from agent.bench.names_and_units import CATALOG, Entry
 from agent.bench.prestage_probes import replayed
 from agent.bench.probe_table import probe_for
 from agent.bench.records import Figure
@@ -39,7 +39,7 @@ COUNTED_ONCE: Mapping[str, Callable[[Sites, Entry], Counted]] = {
     "write_amplification": lambda sites, _: single_probes.write_amplification(sites),
     "agent_rss": lambda sites, _: single_probes.agent_rss(sites),
 }
-"""By `Entry.kind`: what is counted on the pools of the speeds, in the catalog's order."""
+"""By `Entry.kind`: what is counted on the pools of the speeds, in the order of names_and_units.py."""
 
 ON_THEIR_OWN: Mapping[str, tuple[str, "Callable[[Path, Wishes], dict[str, Counted]]"]] = {
     "tenants": ("two tenants", lambda folder, _: tenant_probes.measure(folder)),

@@ -27,8 +27,8 @@ from agent.pool.volume.volume import PoolVolume
 from agent.pool.write.admission import SEEN_MAX
 from agent.remote.fence import MOST_PLACES, Fence
 from agent.service.volume_policies import VolumePolicies
-from agent.spill.up import RETURNS_MAX
-from agent.spill.up import SEEN_MAX as UPS_MAX
+from agent.spill.read_up import RETURNS_MAX
+from agent.spill.read_up import SEEN_MAX as UPS_MAX
 
 OLDEST: Final = "the oldest goes"
 

@@ -17,7 +17,7 @@ from agent.pool.volume.volume import Volume
 from agent.pool.write.put import SlotWriter
 from agent.pool.write.set_transaction import SetTransaction
 from agent.pool.write.slot_allocation import Reservation, best_choice
-from agent.spill.up import Returning
+from agent.spill.read_up import Returning
 
 MARK_GONE: Final = "the key was deleted, or put anew, since its value came up from G4"
 

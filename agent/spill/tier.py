@@ -19,11 +19,11 @@ from agent.pool.read.recompute_gate import RecomputeGate
 from agent.pool.volume.volume import PoolVolume, Volume, in_sets
 from agent.remote.channel import WorkerChannel
 from agent.spill.bundle import bytes_wanted
-from agent.spill.down import Spiller
+from agent.spill.copy_down import Spiller
 from agent.spill.folder import FolderTarget
+from agent.spill.read_up import Below, PlaceHealth
 from agent.spill.room import Room
 from agent.spill.target import Target, TargetError
-from agent.spill.up import Below, PlaceHealth
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Which values of a volume have a copy in G4, and what is asked of the tier there; state of one volume.
 
-A value is copied before it is evicted (agent/spill/down.py): a put then only looks here which mark its victim
-leaves, and waits for nothing. What is noted names one write of one slot, so a slot since reused finds
+A value is copied before it is evicted (agent/spill/copy_down.py): a put then only looks here which mark its
+victim leaves, and waits for nothing. What is noted names one write of one slot, so a slot since reused finds
 nothing. Lost with the agent: what was copied then, and is evicted later, leaves a plain ghost."""
 
 import threading
@@ -32,7 +32,7 @@ class FoundMark(NamedTuple):
 
 
 class LowerTier(Protocol):
-    """What a get asks of G4 (agent/spill/up.py). Any thread may call it."""
+    """What a get asks of G4 (agent/spill/read_up.py). Any thread may call it."""
 
     def __len__(self) -> int:
         """Keys and values that it remembers."""

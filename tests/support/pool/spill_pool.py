@@ -7,10 +7,10 @@ from concurrent.futures import Future
 
 from agent.pool.counters import MissCause
 from agent.pool.read.recompute_gate import RecomputeGate
-from agent.spill.down import Spiller
+from agent.spill.copy_down import Spiller
+from agent.spill.read_up import Below, PlaceHealth
 from agent.spill.room import Room
 from agent.spill.target import Gone, Stored, Taken, Target, TargetError
-from agent.spill.up import Below, PlaceHealth
 from tests.support.pool import memory_pool
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of
 

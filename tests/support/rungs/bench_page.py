@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from agent.bench.catalog import CATALOG, GOALS, LATENCY, LOAD_SIZES, LOADED, LOADS, PEERS
+from agent.bench.names_and_units import CATALOG, GOALS, LATENCY, LOAD_SIZES, LOADED, LOADS, PEERS
 
 REPOSITORY = Path(__file__).parents[3]
 PAGE = REPOSITORY / "docs/benchmarks.md"

@@ -26,10 +26,10 @@ from agent.pool.write.delete_and_pin import delete, pin
 from agent.pool.write.put import SlotWriter
 from agent.sim.faulty_flash import SimChannel, SimNamespace
 from agent.sim.seeded_scheduler import Sleep
-from agent.spill.down import Spiller
+from agent.spill.copy_down import Spiller
+from agent.spill.read_up import Below, PlaceHealth
 from agent.spill.room import Room
 from agent.spill.target import TargetError
-from agent.spill.up import Below, PlaceHealth
 from tests.support.pool.memory_pool import SUITES, key_of, volume_settings
 from tests.support.pool.spill_pool import POOL_ID, MemoryTarget
 from tests.support.sim.pool_simulation import (

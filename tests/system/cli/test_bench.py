@@ -14,7 +14,7 @@ import pytest
 
 from agent.bench import fault_probes, start_probes, tenant_probes
 from agent.bench.bench_verb import MEASURE_SECONDS, REQUESTS
-from agent.bench.catalog import chosen
+from agent.bench.names_and_units import chosen
 from agent.bench.records import write
 from agent.bench.run_bench import Wishes, run
 from tests.support.processes import Processes

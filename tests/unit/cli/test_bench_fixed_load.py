@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from agent.bench.catalog import CATALOG, chosen
 from agent.bench.fixed_load import ARRIVALS_MIN, Arrivals, Arriving, poisson, together_as_they_arrive
+from agent.bench.names_and_units import CATALOG, chosen
 from agent.bench.records import Figure, under_load
 from agent.bench.rounds import Sample, details, percentile
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent.bench import records, sites
-from agent.bench.catalog import CATALOG, PEERS, PEERS_ASKED, RATE, chosen, unknown
+from agent.bench.names_and_units import CATALOG, PEERS, PEERS_ASKED, RATE, chosen, unknown
 from agent.bench.peers.lines import Lane, PeerFailed, Sized, Talk
 from agent.bench.records import Figure
 from agent.bench.redis_site import NotHere

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.bench.catalog import CATALOG, GOALS
 from agent.bench.meter import CLIENT, ProcessMeter, ThreadMeter
+from agent.bench.names_and_units import CATALOG, GOALS
 from agent.bench.processor_time import ThreadTime, Usage, kind_of, process_seconds, thread_times, used
 from agent.bench.rounds import Sample, details, metered, together
 from agent.bench.work_floors import CipherPart, CopyPart

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from agent.bench import profile_records
-from agent.bench.catalog import CATALOG
+from agent.bench.names_and_units import CATALOG
 from agent.bench.processor_profile import OTHERS, PROFILED, Profile, Share, can_profile, shares
 from agent.bench.processor_time import Usage
 from agent.cli.main import main

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from agent.bench import records
-from agent.bench.catalog import CATALOG, LATENCY, RATE, chosen, unknown
+from agent.bench.names_and_units import CATALOG, LATENCY, RATE, chosen, unknown
 from agent.bench.probe_table import PROBES
 from agent.bench.records import Figure
 

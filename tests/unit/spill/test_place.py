@@ -11,7 +11,7 @@ import pytest
 
 from agent.config.spill_section import SpillSection
 from agent.pool.read.get import SlotReader
-from agent.spill.down import Spiller
+from agent.spill.copy_down import Spiller
 from agent.spill.folder import FolderTarget
 from agent.spill.names import bundle_name
 from agent.spill.room import Room

@@ -39,7 +39,7 @@ from agent.pool.write.admission import SecondUse
 from agent.pool.write.write_back import WriteBack
 from agent.remote.fence import Fence
 from agent.service.watched_memory import watch_memory
-from agent.spill.up import Below, PlaceHealth
+from agent.spill.read_up import Below, PlaceHealth
 from tests.support.pool.inline_runner import InlineRunner
 from tests.support.pool.memory_blocks import MemoryBlockStore
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent

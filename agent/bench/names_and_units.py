@@ -229,7 +229,7 @@ def matching(names: Iterable[str]) -> set[str]:
 
 
 def chosen(names: Iterable[str]) -> list[Entry]:
-    """The entries of `names` and of their floors, in the catalog's order.
+    """The entries of `names` and of their floors, in the order in which they stand here.
 
     A name may be a pattern as the shell has them (`*_get_1m_x4`). Where there are none: all that every bench
     measures.

@@ -29,9 +29,9 @@ from agent.pool.write.unmark import look_again
 from agent.spill.bundle import BundleBuilder
 from agent.spill.names import bundle_name, new_number
 from agent.spill.put_back import ReturnWriter
+from agent.spill.read_up import Below, Returning
 from agent.spill.room import Room
 from agent.spill.target import Taken, Target, TargetError
-from agent.spill.up import Below, Returning
 
 log = logging.getLogger(__name__)
 
