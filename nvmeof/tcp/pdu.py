@@ -40,6 +40,8 @@ INITIALIZE: Final = struct.Struct("<HBBI112x")
 TERMINATE: Final = struct.Struct("<HI10x")
 DATA: Final = struct.Struct("<HHII4x")
 _WHOLE_DATA: Final = struct.Struct("<BBBBIHHII4x")
+_WHOLE_COMMAND: Final = struct.Struct("<BBBBI64s")
+_WHOLE_COMPLETION: Final = struct.Struct("<BBBBI16s")
 DIGEST: Final = struct.Struct("<I")
 assert _WHOLE_DATA.size == COMMON.size + DATA.size
 assert COMMON.size == 8
@@ -48,6 +50,8 @@ assert COMMON.size + TERMINATE.size == COMMON.size + DATA.size == COMMON.size + 
 assert COMMON.size + SQE.size == 72
 
 SMALLEST_PDU: Final = 24
+COMMAND_PDU: Final = 72
+"""Of a CapsuleCmd, without its data."""
 
 ADMIN_IN_CAPSULE_BYTES: Final = 8192
 """Data in a capsule of the admin queue. NVMe/TCP fixes it, whatever IOCCSZ says."""
@@ -307,6 +311,36 @@ def plain_answer_untrusted(raw: Buffer, position: int) -> C2HData | None:
     if not is_plain or total != SMALLEST_PDU + length or not 0 < length <= MAX_PDU_DATA:
         return None
     return C2HData(cid, offset, length, flags & FLAG_LAST != 0, flags & FLAG_SUCCESS != 0)
+
+
+def plain_completion_untrusted(raw: Buffer, position: int) -> CapsuleResp | None:
+    """Likewise the CapsuleResp at `position` if it is one without a digest."""
+    kind: int
+    flags: int
+    hlen: int
+    total: int
+    entry: bytes
+    kind, flags, hlen, _, total, entry = _WHOLE_COMPLETION.unpack_from(raw, position)
+    is_plain = kind == _CAPSULE_RESP and hlen == total == SMALLEST_PDU and not flags & FLAG_HEADER_DIGEST
+    return CapsuleResp(decode_cqe_untrusted(entry)) if is_plain else None
+
+
+def plain_command_untrusted(raw: Buffer, position: int) -> CapsuleCmd | None:
+    """Likewise the CapsuleCmd at `position` if it is one without digests, with its data, if any, at once
+    behind its header."""
+    kind: int
+    flags: int
+    hlen: int
+    start: int
+    total: int
+    entry: bytes
+    kind, flags, hlen, start, total, entry = _WHOLE_COMMAND.unpack_from(raw, position)
+    length = total - COMMAND_PDU
+    if kind != CAPSULE_CMD or hlen != COMMAND_PDU or flags & _ANY_DIGEST or not 0 <= length <= MAX_PDU_DATA:
+        return None
+    if length and start != COMMAND_PDU:
+        return None
+    return CapsuleCmd(decode_sqe_untrusted(entry), length)
 
 
 @dataclass(init=False, slots=True)

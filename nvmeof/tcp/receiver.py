@@ -22,6 +22,7 @@ from nvmeof.errors import FatalErrorStatus, LocalProtocolError, MalformedPdu, Re
 from nvmeof.limits import LONG_AHEAD_BYTES, STAGING_BYTES
 from nvmeof.tcp.crc32c import crc32c
 from nvmeof.tcp.pdu import (
+    COMMAND_PDU,
     COMMON,
     DIGEST,
     NEVER_DIGESTED,
@@ -35,6 +36,8 @@ from nvmeof.tcp.pdu import (
     decode_frame_untrusted,
     decode_pdu_untrusted,
     plain_answer_untrusted,
+    plain_command_untrusted,
+    plain_completion_untrusted,
 )
 
 
@@ -72,7 +75,8 @@ class PduReceiver:
         """Set by the owner: a payload may come next that is worth being received straight into its place."""
         self._owner = owner
         self._allowed = allowed
-        self._takes_answers = PduType.C2H_DATA in allowed
+        self._takes_answers = PduType.C2H_DATA in allowed and PduType.CAPSULE_RESP in allowed
+        self._takes_commands = PduType.CAPSULE_CMD in allowed
         self._staging = bytearray(STAGING_BYTES)
         self._view = memoryview(self._staging)
         self._start = 0
@@ -177,17 +181,37 @@ class PduReceiver:
         if available < COMMON.size:
             return False
         digests = self.digests
-        if self._takes_answers and available >= SMALLEST_PDU and not digests.header and not digests.data:
-            # The commonest by one look. Where it is another, or something is wrong with it: step by step.
-            answer = plain_answer_untrusted(self._staging, start)
-            if answer is not None:
-                self._begin(answer, answer.data_length)
-                self._start = start + SMALLEST_PDU
-                return True
+        # The commonest by one look. Where it is another, or something is wrong with it: step by step.
+        if available >= SMALLEST_PDU and not digests.header and not digests.data:
+            if self._takes_answers:
+                if self._take_answer(start, events):
+                    return True
+            elif self._takes_commands and available >= COMMAND_PDU:
+                command = plain_command_untrusted(self._staging, start)
+                if command is not None:
+                    if command.data_length:
+                        self._begin(command, command.data_length)
+                    else:
+                        events.append(command)
+                    self._start = start + COMMAND_PDU
+                    return True
         frame = decode_frame_untrusted(self._staging, start, digests, self._allowed)
         if available < frame.data_offset:
             return False
         self._take(frame, events)
+        return True
+
+    def _take_answer(self, start: int, events: list[Event]) -> bool:
+        """Take data or a completion without digests; False if it is neither, or is wrong."""
+        data = plain_answer_untrusted(self._staging, start)
+        if data is not None:
+            self._begin(data, data.data_length)
+        else:
+            completion = plain_completion_untrusted(self._staging, start)
+            if completion is None:
+                return False
+            events.append(completion)
+        self._start = start + SMALLEST_PDU
         return True
 
     def _take(self, frame: Frame, events: list[Event]) -> None:

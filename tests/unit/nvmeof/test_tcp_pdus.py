@@ -425,3 +425,54 @@ def test_an_owner_that_gives_the_wrong_room() -> None:
 
     with pytest.raises(LocalProtocolError):
         feed(PduReceiver(Wrong(), FROM_CONTROLLER), whole(C2HData(1, 0, 8), data=bytes(8)))
+
+
+def outcome_of(raw: bytes, *, from_host: bool, chunk: int, by_steps: bool) -> object:
+    """The events, the data, and what was wrong at last."""
+    owner = Collector()
+    receiver = PduReceiver(owner, FROM_HOST if from_host else FROM_CONTROLLER)
+    if by_steps:
+        receiver._takes_answers = receiver._takes_commands = False
+    events: list[Event] = []
+    wrong: object = None
+    try:
+        for at in range(0, len(raw), chunk):
+            left = memoryview(raw)[at : at + chunk]
+            while left:
+                room = receiver.next_buffer()
+                count = min(len(room), len(left))
+                room[:count] = left[:count]
+                left = left[count:]
+                events += receiver.received(count)
+    except RemoteProtocolError as error:
+        wrong = (error.reason, error.fatal_error_status, error.information, receiver.wrong_header)
+    return list(map(repr, events)), list(map(bytes, owner.data)), wrong, receiver.mid_pdu
+
+
+def test_one_look_finds_what_steps_find(seed: int) -> None:
+    """Commands, completions and data without digests, well and with wrong headers, in any pieces."""
+    dice = random.Random(seed)
+    for _ in range(2000):
+        from_host = dice.random() < 0.5
+        stream = bytearray()
+        for _ in range(dice.randint(1, 5)):
+            data = dice.randbytes(dice.choice((0, 1, 24, 512)))
+            if from_host:
+                sqe = Sqe(dice.randrange(256), dice.randrange(1 << 16), dice.randrange(1 << 32))
+                raw = whole(CapsuleCmd(sqe, len(data)), NO_DIGESTS, data, dice.choice((4, 4, 32)))
+            elif data and dice.random() < 0.7:
+                pdu = C2HData(dice.randrange(1 << 16), 0, len(data), True, dice.random() < 0.5)
+                raw = whole(pdu, NO_DIGESTS, data, dice.choice((4, 4, 32)))
+            else:
+                cqe = Cqe(dice.randrange(1 << 16), dice.randrange(1 << 11), dice.randrange(1 << 64))
+                raw = whole(CapsuleResp(cqe))
+            wrong = bytearray(raw)
+            if dice.random() < 0.3:
+                wrong[dice.randrange(24)] ^= 1 << dice.randrange(8)
+            stream += wrong
+        chunk = dice.choice((1, 7, 24, 72, 100, 4096))
+        by_one_look, by_steps = (
+            outcome_of(bytes(stream), from_host=from_host, chunk=chunk, by_steps=each)
+            for each in (False, True)
+        )
+        assert by_one_look == by_steps
