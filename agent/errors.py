@@ -16,6 +16,9 @@ from typing import Any, Final
 _NEAR: Final = 0.62
 """Of difflib's ratio: `tpc` is near to `tcp`, and `write` is not near to `suite`."""
 
+NAME_SHOWN_MAX: Final = 80
+"""Characters of a name that a message shows."""
+
 _EXPECTED: Final[Mapping[str, str]] = {
     "missing": "is required",
     "string_type": "should be text, in quotes",
@@ -60,6 +63,12 @@ def expected_there(problem: Mapping[str, Any]) -> str:
 def printable(text: str) -> str:
     """The words of a peer for a terminal: control characters and halves of characters as numbers."""
     return "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in text)
+
+
+def shown_name(name: str) -> str:
+    """A name out of a user's file for a message: for a terminal, and of a length that people read."""
+    shown = printable(name[:NAME_SHOWN_MAX])
+    return shown if len(name) <= NAME_SHOWN_MAX else f"{shown}... ({len(name):,} characters)"
 
 
 class Fault(enum.Enum):

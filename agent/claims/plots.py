@@ -1,5 +1,6 @@
 """The six plots of `g35 claims --plot DIR`, as PNG files of the same content for the same answer."""
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -57,13 +58,22 @@ def draw_all(said: Answer, folder: Path) -> list[Path]:
             axes.set_title(title, fontsize=10)
             axes.grid(alpha=0.3)
             figure.tight_layout()
-            path = folder / f"{name}.png"
-            figure.savefig(path, dpi=_DOTS_AN_INCH, metadata={"Software": None})
+            drawn.append(folder / f"{name}.png")
+            _save(figure, drawn[-1])
             pyplot.close(figure)
-            drawn.append(path)
     except OSError as error:
         raise _cannot_draw(folder, error) from None
     return drawn
+
+
+def _save(figure: Any, path: Path) -> None:
+    """Write beside, then rename: where the disk has no room, an earlier plot stays as it is."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        figure.savefig(beside, dpi=_DOTS_AN_INCH, format="png", metadata={"Software": None})
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def _at(scenario: Scenario, share: float) -> Scenario:

@@ -93,11 +93,14 @@ class Scenario:
     def g35(self) -> Tier:
         return Tier(self.supply, self.attention_share, self.local_share)
 
+    @property
+    def g4_taken_gb_s(self) -> float:
+        """Bytes of G4 pass the host's DPU as well: no more of a G4 is of use, or is counted in watts."""
+        return min(self.g4_gb_s, self.lanes_gb_s[HOST_NIC])
+
     @cached_property
     def g4(self) -> Tier:
-        """Bytes of G4 pass the host's DPU as well."""
-        gb_s = min(self.g4_gb_s, self.lanes_gb_s[HOST_NIC])
-        return Tier(gb_s / self.break_even_gb_s, self.attention_share, self.local_share)
+        return Tier(self.g4_taken_gb_s / self.break_even_gb_s, self.attention_share, self.local_share)
 
     @property
     def recompute(self) -> float:
@@ -139,7 +142,7 @@ class Scenario:
             return energy(time, time, self.tokens_s, self.gpu_watts, 0.0, 0.0)
         tier = self.g35 if way == "g35" else self.g4
         useful = tier.useful_share(self.hit_share)
-        watts = self.storage_watts if way == "g35" else self.g4_gb_s * self.g4_watts_per_gb_s
+        watts = self.storage_watts if way == "g35" else self.g4_taken_gb_s * self.g4_watts_per_gb_s
         return energy(
             tier.overlapped(self.hit_share),
             work_of(useful, self.attention_share),

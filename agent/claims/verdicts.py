@@ -96,6 +96,12 @@ def _up_to(threshold_tb_s: float) -> str:
     return f"over a G4 of at most {threshold_tb_s:.2f} TB/s"
 
 
+def _g4_words(scenario: Scenario) -> str:
+    """What the G4 of the pod gives, and what hosts take of one that is faster than their DPUs."""
+    given, taken = (each * scenario.gpus / 1000 for each in (scenario.g4_gb_s, scenario.g4_taken_gb_s))
+    return f"{given:.2f} TB/s" + (f", of which the hosts take {taken:.2f}" if taken < given else "")
+
+
 def over_g4(scenario: Scenario, rows: Sequence[ModelRow]) -> Claim:
     here = scenario.g4_threshold_gb_s() * scenario.gpus / 1000
     best = scenario.with_best_hits()
@@ -106,7 +112,7 @@ def over_g4(scenario: Scenario, rows: Sequence[ModelRow]) -> Claim:
         "5x tokens a second over shared storage (G4), prefill",
         scenario.speed_up("g4") >= TARGET,
         f"at a hit share of {scenario.hit_share:.1%} {now}; at the best one, {best.hit_share:.1%}, {then}; "
-        f"this G4 gives {scenario.g4_gb_s * scenario.gpus / 1000:.2f} TB/s; {_ways(scenario, 'g4')}; "
+        f"this G4 gives {_g4_words(scenario)}; {_ways(scenario, 'g4')}; "
         + _split(rows, lambda row: row.best_over_g4 >= TARGET),
     )
 
@@ -147,11 +153,12 @@ def power_over_g4(scenario: Scenario, tables: Tables, choice: Choice) -> Claim:
     pod = tables.pods[choice.pod]
     watts, ours = pod.g4_watts_per_gb_s, tables.enclosures[pod.enclosure].watts
     rests = "; it holds by these watts alone" if free < TARGET <= gain else ""
+    taken = f", which gives {_g4_words(scenario)}" if scenario.g4_taken_gb_s < scenario.g4_gb_s else ""
     return Claim(
         "5x power efficiency over shared storage (G4), prefill",
         gain >= TARGET,
         f"{gain:.2f}x, where tokens a second are {speed_up:.2f}x, and {free:.2f}x over a G4 that draws "
-        f"nothing{rests}: {watts.value:,.0f} W for each GB/s of G4 ({watts.source}), "
+        f"nothing{rests}: {watts.value:,.0f} W for each GB/s of G4 ({watts.source}){taken}, "
         f"beside {ours.value:,.0f} W an enclosure ({ours.source}); enclosures and DPUs take "
         f"{_storage_share(scenario):.1%} of the energy of a token",
     )

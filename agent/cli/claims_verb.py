@@ -88,6 +88,7 @@ def claims(_context: typer.Context, options: ClaimsOptions) -> None:
     from agent.claims.scenario import Choice
     from agent.claims.trace import read_trace
     from agent.cli.tables import progress_bar
+    from agent.cli.up.interrupts import ended_by_signals
     from agent.figures.tables import load
 
     if options.plot is not None:
@@ -102,7 +103,8 @@ def claims(_context: typer.Context, options: ClaimsOptions) -> None:
         ("pod", choice.pod, tables.pods),
     ):
         _known(kind, name, records)
-    with progress_bar() if options.trace is not None else nullcontext() as bar:
+    # An end by SIGTERM as well: a bar that is left as it is hides the terminal's cursor.
+    with ended_by_signals(), progress_bar() if options.trace is not None else nullcontext() as bar:
         trace = None
         task = None if bar is None else bar.add_task("reading", total=1.0)
 

@@ -1,7 +1,6 @@
 """`g35 enclosure`: make an enclosure what a file describes, and look at one."""
 
 import json
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agent.cli.record_options import AsJson
+from agent.cli.standard_output import discard_output
 from agent.cli.tables import folding_table, print_tables, table_console
 from agent.enclosure_control.apply import ApplyFailed, Target, apply, planned
 from agent.enclosure_control.configfs_target import ROOT, ConfigfsTarget
@@ -183,8 +183,7 @@ def _say(text: str) -> None:
     try:
         print(printable(text), flush=True)
     except BrokenPipeError:
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        discard_output(sys.stdout.fileno())
 
 
 def _add_row(table: Table, *cells: str) -> None:

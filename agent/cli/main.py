@@ -28,6 +28,7 @@ try:
     import typer
     from typer.core import TyperGroup
 
+    from agent.cli.standard_output import flush_output, outlive_readers
     from agent.errors import Fault, G35Error, UserError, did_you_mean
     from agent.host_os.private_memory import keep_memory_private
     from nvmeof.linux_limits import MORE_THREADS, Need, check_limits, refusal, tell_refusals
@@ -117,6 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         if arguments is None:
+            outlive_readers()
             tell_refusals()
             show_thread_names()
             if words and words[0] in VERBS:
@@ -135,7 +137,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             gc.enable()
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # agent/__init__.py, while we were loading
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        application(args=words, prog_name="g35")
+        try:
+            application(args=words, prog_name="g35")
+        finally:
+            if arguments is None:
+                flush_output()
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except G35Error as error:

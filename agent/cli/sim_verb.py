@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -193,15 +194,16 @@ class SimOptions:
         from agent.figures import tables
 
         figures = tables.load(self.data)
-        try:
-            return self._experiment(figures)
-        except UserError as wrong:
-            advice = f"; {wrong.advice}" if wrong.advice else ""
-            raise typer.BadParameter(f"{wrong.message}{advice}.") from None
+        with _as_wrong_usage():
+            found = self._experiment(figures)
+        tokens = found.block_tokens  # of a trace that cannot be read this is no matter of the arguments
+        with _as_wrong_usage():
+            found.check_room(tokens)
+        return found
 
     def _experiment(self, figures: Tables) -> Experiment:
         from agent.sim.experiment import DEFAULT_ROWS, NEED_G4, Experiment
-        from agent.sim.pod_plan import FAULTS, plan_of
+        from agent.sim.pod_plan import ALL_FAULTS, FAULTS, plan_of
         from agent.sim.workload import MIXED
 
         rates = {
@@ -215,6 +217,7 @@ class SimOptions:
             "directory_fresh": self.directory_fresh_ms, "read_deadline": self.read_deadline_ms,
         }  # fmt: skip
         drives = {"drive_bytes": self.drive_size, "g3_bytes": self.g3}
+        faults = _words(self.faults)
         plan = plan_of(
             figures, self.pod, self.model, self.kv, self.gpu, computes=self.players is None,
             gpus=self.gpus, gpus_per_host=self.gpus_per_host, enclosures=self.enclosures,
@@ -224,7 +227,7 @@ class SimOptions:
             decode_rate=self.decode_rate, fault_every=self.fault_every,
             fabric=self.fabric, spines=self.spines, oversubscription=self.oversubscription, ecn=self.ecn,
             loss=self.loss, noise=self.noise,
-            gate=self.gate, faults=FAULTS if self.faults == "all" else _words(self.faults),
+            gate=self.gate, faults=FAULTS if ALL_FAULTS in faults else faults,
             **{name: parse_rate(text) if text else None for name, text in rates.items()},
             **{name: None if each is None else each / 1000 for name, each in times.items()},
             **{name: parse_size(text) if text else None for name, text in sizes.items()},
@@ -241,6 +244,7 @@ class SimOptions:
                 "--spines and --oversubscription are matters of a fabric",
                 "give --fabric ecmp or --fabric spray",
             )
+        self._refuse_without_cause(rows, bool(faults))
         if self.trace is not None and self.workload is not None:
             raise UserError("a trace is its own workload", "leave --workload or --trace out")
         about = {"preset": self.pod, "model": self.model, "kv": self.kv, "gpu": self.gpu}
@@ -248,6 +252,33 @@ class SimOptions:
             plan, self.seed, self.requests, self.workload or MIXED, self.trace, load, rows,
             self.block_tokens, about, figures.hosts, self.players or 0,
         )  # fmt: skip
+
+    def _refuse_without_cause(self, rows: tuple[str, ...], has_faults: bool) -> None:
+        """Raises UserError for an option that would change nothing: it names what the option needs."""
+        from agent.sim.experiment import NEED_G4, PRESTAGING
+
+        if self.fault_every is not None and not has_faults:
+            raise UserError("--fault-every is a matter of faults", "give --faults, such as all")
+        for option, given, needed in (
+            ("--g4", self.g4, NEED_G4),
+            ("--prestage-memory", self.prestage_memory, PRESTAGING),
+            ("--g3", self.g3, ("g3",)),
+            ("--g3-rate", self.g3_rate, ("g3",)),
+        ):
+            if given and not set(needed) & set(rows):
+                words = f"the row{'s' if len(needed) > 1 else ''} {' and '.join(needed)}"
+                raise UserError(
+                    f"{option} is a matter of {words}", f"add one to --rows, or leave {option} out"
+                )
+
+
+@contextmanager
+def _as_wrong_usage() -> Iterator[None]:
+    try:
+        yield
+    except UserError as wrong:
+        advice = f"; {wrong.advice}" if wrong.advice else ""
+        raise typer.BadParameter(f"{wrong.message}{advice}.") from None
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -261,10 +292,12 @@ def sim(_context: typer.Context, options: SimOptions) -> None:
     The same seed gives the same digest on any machine. Rates are decimal, and a small b means bits.
     """
     from agent.cli.tables import progress_bar
+    from agent.cli.up.interrupts import ended_by_signals
     from agent.sim.rows_side_by_side import play_side_by_side
 
     experiment = options.experiment()
-    with progress_bar() as progress:
+    # An end by SIGTERM as well: a bar that is left as it is hides the terminal's cursor.
+    with ended_by_signals(), progress_bar() as progress:
         task = progress.add_task("", total=options.requests * len(experiment.rows))
         served: dict[str, int] = {}
 

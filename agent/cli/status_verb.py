@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agent.cli.record_options import AsJson
+from agent.cli.standard_output import reader_has_left
 from agent.cli.status_document import read_status
 from agent.cli.tables import folding_table, print_tables
 from agent.cli.top_screen import REST_LINES_LEAST, Scroll, fitted, follow_keys, typed_keys
@@ -74,7 +75,7 @@ def top(
         live = Live(tables(earlier, None), console=console, refresh_per_second=4)
     looks = 0
     with live or nullcontext(), suppress(KeyboardInterrupt):
-        while not times or looks < times:
+        while (not times or looks < times) and not reader_has_left():
             time.sleep(every)
             now = read_status(where)
             if live is None:

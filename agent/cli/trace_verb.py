@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from agent.cli.standard_output import reader_has_left
+
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
 
@@ -28,3 +30,5 @@ def generate(
         out = sys.stdout if output is None else open_files.enter_context(output.open("w"))
         for request in made_trace(seed, requests):
             print(encode_line(request), file=out)
+            if output is None and reader_has_left():
+                return

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, TypeVar, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from agent.errors import ConfigError, did_you_mean, expected_there
+from agent.errors import ConfigError, did_you_mean, expected_there, shown_name
 from agent.sizes import size_text, unit_of
 
 SHOWN_MAX = 8
@@ -138,7 +138,7 @@ def _problem(document: Mapping[str, Any], model: type[BaseModel], found: ErrorDe
     elif isinstance(typed, str):
         for limit in (limits[name] for name in ("ge", "gt", "le", "lt") if name in limits):
             text = text.replace(str(limit), size_text(limit, unit_of(typed)))
-    return f"{'.'.join(map(str, location)) or 'the file as a whole'}: {text}"
+    return f"{'.'.join(shown_name(str(part)) for part in location) or 'the file as a whole'}: {text}"
 
 
 def _typed(document: object, location: _Location) -> object:

@@ -5,6 +5,7 @@ Unknown keys are refused, and each figure has a source and a date. Units stand i
 decimal.
 """
 
+import datetime
 import functools
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from agent.config.document_problems import checked, toml_in
-from agent.errors import ConfigError, UserError, did_you_mean
+from agent.errors import NAME_SHOWN_MAX, ConfigError, UserError, did_you_mean, shown_name
 
 OWN_TABLES = Path(__file__).with_name("figures.toml")
 KvPrecision = Literal["bf16", "fp8"]
@@ -29,12 +30,27 @@ def _measurable(value: float) -> float:
     return value
 
 
+def _printed(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("should have printable characters alone, in one line")
+    return text
+
+
+def _of_the_calendar(date: str) -> str:
+    """A month, or a day. Raises ValueError for one that no calendar has."""
+    try:
+        datetime.date.fromisoformat(date if date.count("-") == 2 else f"{date}-01")
+    except ValueError:
+        raise ValueError("should be a month or a day of the calendar: YYYY-MM or YYYY-MM-DD") from None
+    return date
+
+
 _LEAST = 1e-9
 """Of any figure: products and quotients of several stay numbers."""
 Positive = Annotated[float, Field(gt=0, lt=1e15, allow_inf_nan=False), AfterValidator(_measurable)]
 Count = Annotated[int, Field(gt=0, lt=1 << 40)]
-Source = Annotated[str, Field(min_length=1, max_length=200)]
-Date = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}(-[0-9]{2})?$")]
+Source = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_printed)]
+Date = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}(-[0-9]{2})?$"), AfterValidator(_of_the_calendar)]
 SharedBy = Annotated[int, Field(gt=0, le=4096)]
 """Tokens that share an entry: no more than the shortest prompt of the tables of `g35 claims`."""
 
@@ -270,29 +286,37 @@ class Tables:
             elif key in kinds and isinstance(section, dict):
                 records = getattr(self, key)
                 for name, row in section.items():
+                    _check_name(name, f"{where}, [{key}.{shown_name(name)}]")
                     records[name] = _checked(kinds[key], row, f"{where}, [{key}.{name}]")
             elif key in kinds or key == "rates":
                 raise ConfigError(f"{where}: {key} should be a table of tables", _ADVICE)
             else:
                 raise ConfigError(
-                    f"{where}: unknown key {key}{did_you_mean(key, [*kinds, 'rates'])}", _ADVICE
+                    f"{where}: unknown key {shown_name(key)}{did_you_mean(key, [*kinds, 'rates'])}", _ADVICE
                 )
         for model, gpu in self.rates:
             if model not in self.models or gpu not in self.gpus:
                 known: Mapping[str, Any] = self.gpus if model in self.models else self.models
                 kind, unknown = ("GPU", gpu) if model in self.models else ("model", model)
+                near = did_you_mean(unknown, known)
                 raise ConfigError(
-                    f"{where}: a rate of the unknown {kind} {unknown}{did_you_mean(unknown, known)}", _ADVICE
+                    f"{where}: a rate of the unknown {kind} {shown_name(unknown)}{near}", _ADVICE
                 )
         for name, pod in self.pods.items():
             if pod.enclosure not in self.enclosures:
                 near = did_you_mean(pod.enclosure, self.enclosures)
                 raise ConfigError(
-                    f"{where}: pod {name} has unknown enclosures {pod.enclosure}{near}", _ADVICE
+                    f"{where}: pod {name} has unknown enclosures {shown_name(pod.enclosure)}{near}", _ADVICE
                 )
 
 
 _ADVICE = "docs/claims.md shows the form of each record"
+
+
+def _check_name(name: str, where: str) -> None:
+    """Raises ConfigError for a name that tables and messages cannot show."""
+    if not 1 <= len(name) <= NAME_SHOWN_MAX or not name.isprintable():
+        raise ConfigError(f"{where}: a name has 1 to {NAME_SHOWN_MAX} printable characters", _ADVICE)
 
 
 def _checked(kind: type[R], row: Any, where: str) -> R:

@@ -17,6 +17,7 @@ from agent.figures.tables import Host
 from agent.replay.trace_lines import BLOCK_TOKENS, block_tokens_of
 from agent.sim.pod_plan import AGENT_DIRECTORY_CACHE, ANNOUNCED, LEARNED, PodPlan, block_values, changed
 from agent.sim.pod_run import PodRun, RowResult
+from agent.sim.pool_store import sets_for
 from agent.sim.workload import (
     INPUT_TOKENS_MAX,
     MadeRequests,
@@ -55,6 +56,7 @@ AT_HOST: Final = "g35@"
 """The pool before hosts of another maker, by a name of the table: their PCIe and NICs, and the same GPUs."""
 DEFAULT_ROWS: Final = ("g35", "recompute", "g3", "lustre-dpu")
 NEED_G4: Final = ("g4", "g35+g4")
+PRESTAGING: Final = ("g35-prestages", "g35-learns")
 LOAD_LEAST: Final = 1e-6
 LOAD_MAX: Final = 100
 RATE_ROUNDS: Final = 6
@@ -115,7 +117,7 @@ class Experiment:
     def plan_of(self, row: str) -> PodPlan:
         """The plan of a row: what it changes in that of the experiment. Raises UserError."""
         plan = self.plan
-        if row != "g35+g4" and row.startswith("g35"):
+        if row != "g35+g4" and is_pool(row):
             plan = changed(plan, g4_rate=0.0)
         plan = replace(plan, **CHANGES.get(row, {}))
         if not row.startswith(AT_HOST):
@@ -136,6 +138,13 @@ class Experiment:
         if self.trace is None or not self.trace.is_file():
             return self.made_block_tokens or BLOCK_TOKENS
         return block_tokens_of(self.trace)
+
+    def check_room(self, block_tokens: int) -> None:
+        """Raises UserError where the drives have no room for a row of the pool, before a row is played."""
+        for row in self.rows:
+            if is_pool(row):
+                plan = self.plan_of(row)
+                sets_for(plan, *block_values(plan, block_tokens))
 
     def source(self) -> Source:
         """The requests, from the start with each call."""
@@ -248,7 +257,7 @@ class Report:
                 f"Sampled: a block is {values} values of {readable_bytes(value_bytes)}. The agent's code "
                 f"runs for the first of them; the others cross other drives' links beside it.",
             )
-        return notes
+        return [*self._notes_of_nothing_loaded(), *notes]
 
     def _notes_of_engines(self) -> list[str]:
         notes = []
@@ -265,6 +274,18 @@ class Report:
         if crossed:
             notes.append(f"Times that a byte, loaded or stored, crossed the fabric: {', '.join(crossed)}.")
         return notes
+
+    def _notes_of_nothing_loaded(self) -> list[str]:
+        """Why all stores look alike, where the first one was never of use."""
+        row, nothing = self.first, f"No block was loaded from a store in the row {self.first.name}"
+        if self.experiment.players or row.blocks_loaded or row.name == "recompute":
+            return []
+        if not row.blocks_in_gpu + row.blocks_in_host:
+            return [f"{nothing}: none was found anywhere."]
+        return [
+            f"{nothing}: the memory of GPUs and hosts had all that was found. Use --g1 0 --g2 0, or more "
+            "requests."
+        ]
 
     def record(self) -> dict[str, Any]:
         """The report as JSON has it."""
@@ -407,6 +428,11 @@ class Report:
         return facts
 
 
+def is_pool(row: str) -> bool:
+    """Whether the agent's own code plays a row."""
+    return row.startswith("g35")
+
+
 def what_is(row: str) -> str:
     """A row in words."""
     if row.startswith(AT_HOST):
@@ -436,7 +462,7 @@ def play_row(experiment: Experiment, source: Source, name: str, say: Callable[[i
     began, plan = time.process_time(), experiment.plan_of(name)
     requests = source()
     played = Measured(itertools.islice(requests, experiment.requests or None), plan)
-    kind = "g35" if name.startswith("g35") else name
+    kind = "g35" if is_pool(name) else name
     result = PodRun(
         kind, plan, experiment.seed, experiment.block_tokens, iter(played), say, experiment.players
     ).run()

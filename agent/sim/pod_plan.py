@@ -12,10 +12,12 @@ from typing import Any, Final
 from agent.errors import UserError, did_you_mean
 from agent.figures.prefill import PrefillCost, cost_of
 from agent.figures.tables import KvPrecision, Tables, find
+from agent.sizes import readable_bytes
 
 SLOT_VALUE_MAX: Final = 16 << 20
 """The largest value of a volume: a block that weighs more is striped over several values."""
 FAULTS: Final = ("stop", "slow", "err", "kill", "lose", "agent", "join", "leave")
+ALL_FAULTS: Final = "all"
 GPUS_MAX, DRIVES_MAX, ENCLOSURES_MAX = 1 << 14, 1 << 10, 1 << 10
 TENANTS_MAX: Final = 64
 DRIVES_IN_ALL_MAX: Final = 1 << 14
@@ -164,8 +166,11 @@ class PodPlan:
             )
         for fault in self.faults:
             if fault not in FAULTS:
-                known = ", ".join(FAULTS)
-                raise UserError(f"no fault {fault!r}{did_you_mean(fault, FAULTS)}", f"there are {known}")
+                known, near = ", ".join(FAULTS), did_you_mean(fault, (*FAULTS, ALL_FAULTS))
+                raise UserError(
+                    f"no fault {fault!r}{near}",
+                    f"there are {known}, or {ALL_FAULTS} of them",
+                )
 
         if self.on_kv and (self.tenants > 1 or {"join", "leave"} & set(self.faults)):
             raise UserError(
@@ -268,8 +273,9 @@ def sets_of_a_drive(plan: PodPlan, values: int, set_bytes: int) -> int:
     """Sets of one tenant's volume on each drive. Raises UserError where a drive has no room for one."""
     sets = plan.drive_bytes // (set_bytes * values * plan.tenants)
     if not sets:
+        drive, needed = readable_bytes(plan.drive_bytes), readable_bytes(set_bytes * values)
         raise UserError(
-            f"a drive of {plan.drive_bytes:,} bytes has no room for a set of {set_bytes * values:,}",
+            f"a drive of {drive} has no room for a set of {needed}",
             "give larger drives (--drive-size), or fewer --tenants",
         )
     return min(sets, (1 << 40) // set_bytes * 1024)

@@ -125,6 +125,36 @@ class HostAgent:
             loop.fire(self.waiting.popleft())
 
 
+def _of_a_volume(value_bytes: int) -> int:
+    """The largest value of a volume for such values."""
+    return max(value_bytes, VALUE_BYTES_LEAST)
+
+
+def _bare_volume(
+    plan: PodPlan, volume_bytes: int, name: str, volume_id: bytes, extents: tuple[VolumeExtent, ...]
+) -> VolumeSettings:
+    unit = min(UNIT_BYTES, 1 << max(16, (volume_bytes - 1).bit_length()))
+    return VolumeSettings(
+        name,
+        bytes(15) + volume_id[:1],
+        volume_id,
+        "kv",
+        volume_bytes,
+        unit,
+        "plain+crc64",
+        0,
+        extents,
+        copies=plan.copies,
+    )
+
+
+def sets_for(plan: PodPlan, values: int, value_bytes: int) -> int:
+    """Sets of one tenant's volume on each drive, for blocks of so many values. Raises UserError where a drive
+    has no room for one."""
+    bare = _bare_volume(plan, _of_a_volume(value_bytes), "sets", bytes(16), ())
+    return sets_of_a_drive(plan, values, bare.set_bytes)
+
+
 class PoolStore:
     """The row `g35`."""
 
@@ -149,13 +179,13 @@ class PoolStore:
         self._block_bytes = block_bytes
         self.slot_bytes = flash.stripe * (HEADER_BYTES + value_bytes)
         """Of a block, with headers: what crosses the links for a get or a put."""
-        self._volume_bytes = max(value_bytes, VALUE_BYTES_LEAST)
+        self._volume_bytes = _of_a_volume(value_bytes)
         self._settings: dict[tuple[int, int], VolumeSettings] = {}
         self._layouts: dict[tuple[int, int], Layout] = {}
         self._kv_settings: VolumeSettings | None = None
         for drive in flash.drives:
             drive.key_room = self.plan.drive_bytes // flash.stripe
-        sets = sets_of_a_drive(self.plan, flash.stripe, self._set_bytes())
+        sets = sets_for(self.plan, flash.stripe, value_bytes)
         self.map = PodMap(1, tuple(range(len(flash.drives) - spare)), (sets,) * self.plan.tenants)
         self._value = unreserved(self._volume_bytes)
         self._into = unreserved(self._volume_bytes)
@@ -174,23 +204,8 @@ class PoolStore:
         self.counts: Counter[str] = Counter()
         self.over = False
 
-    def _set_bytes(self) -> int:
-        return self._bare("sets", bytes(16), ()).set_bytes
-
     def _bare(self, name: str, volume_id: bytes, extents: tuple[VolumeExtent, ...]) -> VolumeSettings:
-        unit = min(UNIT_BYTES, 1 << max(16, (self._volume_bytes - 1).bit_length()))
-        return VolumeSettings(
-            name,
-            bytes(15) + volume_id[:1],
-            volume_id,
-            "kv",
-            self._volume_bytes,
-            unit,
-            "plain+crc64",
-            0,
-            extents,
-            copies=self.plan.copies,
-        )
+        return _bare_volume(self.plan, self._volume_bytes, name, volume_id, extents)
 
     def kv_settings(self) -> VolumeSettings:
         """The volume on KV namespaces. It has all drives to itself, so there is one tenant."""

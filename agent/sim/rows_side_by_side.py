@@ -113,6 +113,8 @@ def _play_here(experiment: Experiment, source: Source, name: str, says: Connecti
     """Play a row, and say how it goes: whole numbers of requests, then the outcome or what was raised."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends its children
+    for ending in (signal.SIGTERM, signal.SIGHUP):  # the parent's way to hear these is not ours
+        signal.signal(ending, signal.SIG_DFL)
     try:
         told: PlayedRow | Exception = play_row(experiment, source, name, says.send)
     except UserError as wrong:

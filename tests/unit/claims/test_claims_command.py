@@ -1,6 +1,7 @@
 """`g35 claims` as it is typed: its JSON, its tables, its plots, and what it refuses."""
 
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,17 @@ def test_the_power_over_g4_names_the_watts_that_it_rests_on(capsys: Capture) -> 
     assert "4.69x over a G4 that draws nothing; it holds by these watts alone: 118 W" in claim["where"]
     assert "17.6 kW of supplies" in claim["where"]
     assert "2,000 W an enclosure (assumed" in claim["where"]
+
+
+def test_a_g4_that_no_host_can_take_draws_no_watts(capsys: Capture) -> None:
+    """At 100 TB/s the claim of power held, at the same tokens a second, by watts for what nobody can load."""
+    start, taken = "5x power efficiency over sh", "this G4 gives 100.00 TB/s, of which the hosts take 28.80"
+    most, more = (_json(capsys, "--g4", rate) for rate in ("28.8TB/s", "100TB/s"))
+    assert more["energy_j"] == most["energy_j"]
+    assert _claim(more, start)["holds"] is _claim(most, start)["holds"] is False
+    assert taken in _claim(more, "5x tokens a second over sh")["where"]
+    assert "which gives 100.00 TB/s, of which the hosts take 28.80" in _claim(more, start)["where"]
+    assert "of which" not in _claim(most, start)["where"]
 
 
 def test_a_verdict_says_what_loads_first_would_give(capsys: Capture) -> None:
@@ -181,6 +193,21 @@ def test_what_was_computed_is_told_where_a_plot_cannot_be_written(tmp_path: Path
     file.touch()
     assert main(["claims", "--trace", "/nowhere", "--plot", str(file)]) == 1
     assert f"cannot draw into {file}: File exists" in capsys.readouterr().err
+
+
+def test_a_plot_without_room_leaves_the_earlier_one(tmp_path: Path, capsys: Capture) -> None:
+    """And nothing of its own: a PNG was cut off where the disk was full."""
+    earlier = tmp_path / "speed_up.png"
+    earlier.write_bytes(b"earlier")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        assert main(["claims", "--json", "--plot", str(tmp_path)]) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert f"cannot draw into {tmp_path}: File too large" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [earlier]
+    assert earlier.read_bytes() == b"earlier"
 
 
 @pytest.mark.parametrize(

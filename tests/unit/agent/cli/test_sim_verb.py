@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from agent.cli.main import main
 from agent.errors import UserError
 from agent.replay.trace_lines import TraceFile
+from agent.sim.pod_plan import FAULTS
 
 SHORT = [
     "sim",
@@ -121,6 +123,65 @@ def test_people_read_a_table(capsys: pytest.CaptureFixture[str]) -> None:
         assert word in printed
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--g2", "64G"], "row g35: the memory of GPUs and hosts had all that was found. Use --g1 0 --g2 0"),
+        (["--requests", "1"], "row g35: none was found anywhere."),
+        (["--g2", "64G", "--rows", "g3,recompute"], "row g3: the memory of GPUs and hosts had all"),
+        ([], ""),
+        (["--g2", "64G", "--rows", "recompute"], ""),
+    ],
+)
+def test_it_says_why_all_stores_look_alike(
+    capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    """Every row had 1.00x, and nothing said why."""
+    notes = json.loads(_printed(capsys, *SHORT, "--json", *words))["notes"]
+    found = [note for note in notes if note.startswith("No block was loaded from a store")]
+    assert len(found) == bool(said)
+    assert said in "".join(found)
+    assert not said or notes[0] == found[0]
+
+
+def test_all_among_the_faults_is_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*SHORT, "--requests", "4", "--rows", "recompute", "--json", "--faults"]
+    plans = [json.loads(_printed(capsys, *words, faults))["pod"] for faults in ("all", "slow, all")]
+    assert plans[0]["faults"] == plans[1]["faults"] == list(FAULTS)
+
+
+def test_the_cursor_is_shown_again_where_a_run_is_terminated() -> None:
+    """And what plays the rows has ended with it."""
+    ours, theirs = os.openpty()
+    words = [
+        sys.executable,
+        "-P",
+        "-m",
+        "agent.cli",
+        "sim",
+        "--requests",
+        "1000000",
+        "--rows",
+        "g35,recompute",
+    ]
+    environment = {**os.environ, "TERM": "xterm"}
+    with subprocess.Popen(
+        words, stdout=subprocess.DEVNULL, stderr=theirs, env=environment, start_new_session=True
+    ) as run:
+        os.close(theirs)
+        shown = b""
+        while b"\x1b[?25l" not in shown or b"recompute" not in shown:
+            shown += os.read(ours, 4096)
+        run.terminate()
+        with suppress(OSError):  # EIO: nobody has the other end any more
+            while more := os.read(ours, 4096):
+                shown += more
+        os.close(ours)
+    assert run.returncode == 130
+    assert shown.rfind(b"\x1b[?25h") > shown.rfind(b"\x1b[?25l")
+    assert b"Traceback" not in shown
+
+
 def test_rows_stand_below_each_other_on_a_terminal_of_80_columns(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +267,14 @@ def test_a_trace_may_come_at_another_pace(capsys: pytest.CaptureFixture[str], tm
         (["--decode-rate", "1e-300"], "--decode-rate: 1e-300 is not from 1e-06 to 1e+15"),
         (["--spines", "5"], "--spines and --oversubscription are matters of a fabric"),
         (["--oversubscription", "2"], "--spines and --oversubscription are matters of a fabric"),
+        (["--fault-every", "3"], "--fault-every is a matter of faults"),
+        (["--g4", "1TB/s"], "--g4 is a matter of the rows g4 and g35+g4; add one to --rows"),
+        (["--prestage-memory", "1G"], "is a matter of the rows g35-prestages and g35-learns"),
+        (["--g3", "1T"], "--g3 is a matter of the row g3;"),
+        (["--g3-rate", "1GB/s"], "--g3-rate is a matter of the row g3;"),
+        (["--faults", "ALL"], "(did you mean all?); there are stop, slow"),
+        (["--drive-size", "1"], "a drive of 1 B has no room for a set of"),
+        (["--drive-size", "0"], "a drive of 0 B has no room for a set of"),
         (["--data", ""], "the path is empty"),
         (["--trace", ""], "the path is empty"),
         (["--trace", "trace.jsonl", "--block-tokens", "64"], "a trace has blocks of its own size"),
@@ -302,6 +371,7 @@ def test_broken_lines_are_counted_and_said(capsys: pytest.CaptureFixture[str], t
 
 def test_the_report_says_what_was_simulated(capsys: pytest.CaptureFixture[str]) -> None:
     words = [*SHORT, "--kv", "bf16", "--g4", "1TB/s", "--drive-size", "15.36T", "--g1", "1G"]
+    words += ["--rows", "g35,recompute,g4"]
     record = json.loads(_printed(capsys, *words, "--json"))
     assert [record[name] for name in ("preset", "model", "kv", "gpu")] == [
         "rack", "deepseek-v3", "bf16", "gb200",
