@@ -1,13 +1,9 @@
-"""The modules that pyproject.toml wants compiled are there; where they were compiled, those are what runs."""
+"""The modules that pyproject.toml wants compiled are there, with nothing that the translator gets wrong."""
 
 from __future__ import annotations
 
 import ast
 import importlib
-import subprocess
-import sys
-
-import pytest
 
 from nvmeof import compiled
 from tests.support.rungs.tree import Program, programs
@@ -61,15 +57,3 @@ def test_no_constant_is_a_tuple_with_a_float_unless_it_is_called_a_sequence() ->
 def makes_a_type(line: ast.Assign) -> bool:
     made = line.value.func if isinstance(line.value, ast.Call) else None
     return isinstance(made, ast.Name) and made.id in ("TypeVar", "ParamSpec")
-
-
-def test_a_program_runs_what_was_compiled() -> None:
-    ask = [sys.executable, compiled.CHECKOUT / ".ci" / "compile", "--check"]
-    if subprocess.run(ask, stderr=subprocess.PIPE, check=False).returncode:
-        pytest.skip("nothing was compiled of these sources (make compiled)")
-    script = (
-        "import importlib, sys; from nvmeof import compiled; assert compiled.state == 'compiled';"
-        "files = [importlib.import_module(name).__file__ for name in sys.argv[1:]];"
-        "assert all(file.endswith('.so') for file in files), files"
-    )
-    subprocess.run([sys.executable, "-c", script, *MODULES], check=True, cwd=compiled.CHECKOUT)

@@ -19,7 +19,7 @@ def engine_python(engine: str) -> Path:
     """The interpreter that has `engine`; skips the test where it is not installed.
 
     To import one that has torch takes up to a minute: CI does not, even where somebody has installed it,
-    unless G35_ENGINES=1 says so.
+    unless G35_ENGINES=1 says so. `make nightly` says so.
     """
     python = _HOME / engine / "bin" / "python"
     if not (_HOME / engine / ".g35-engine").exists() or not python.exists():

@@ -28,7 +28,8 @@ class CannotFetch(Exception):
 
 
 def tests_folder() -> Path:
-    """The folder with `test_*.py`, fetched where it is not in the cache. Raises `CannotFetch`."""
+    """The folder with `test_*.py`, fetched where it is not in the cache. Raises `CannotFetch`;
+    ValueError where another archive came than the one that was judged."""
     cache = cache_folder()
     with only_one_preparation(cache):
         return publish_folder(cache / f"rdma-core-{DIGEST[:16]}", _fill)
@@ -65,7 +66,7 @@ def _fill(folder: Path) -> None:
         raise CannotFetch(f"pip did not leave {ARCHIVE}")
     found = hashlib.sha256(archive.read_bytes()).hexdigest()
     if found != DIGEST:
-        raise CannotFetch(f"{ARCHIVE} has digest {found}, not {DIGEST}")
+        raise ValueError(f"{ARCHIVE} has digest {found}, not {DIGEST}")
     with tarfile.open(archive) as contents:
         for member in contents.getmembers():
             name = member.name.removeprefix(INSIDE)

@@ -1,7 +1,8 @@
 """What `make nightly` runs: what is too slow for each change. Somebody runs it before each release.
 
 First unit, pair and sim tests with a million fuzzed packets, a seed that nobody chose, long hypothesis runs
-and all seeds of the simulations. Then the system tests that are marked `nightly`, and the whole lab. A part
+and all seeds of the simulations. Then the system tests that are marked `nightly`, the tests of
+all engines that are installed (`make engines`), and the whole lab. A part
 that fails keeps none of the others from its turn. The exit code is the first that is not 0.
 """
 
@@ -33,6 +34,7 @@ class Part(NamedTuple):
 PARTS = (
     Part([folder for folder in COMPUTE if folder != "rules"], ALL, LONG),
     Part(["system"], "nightly", {}),
+    Part(["system/engines"], "not nightly", {"G35_ENGINES": "1"}),
     Part(LAB, ALL, {}),
 )
 

@@ -6,7 +6,6 @@ Names of tests are short, because the path of a Unix socket is, and theirs lie i
 from __future__ import annotations
 
 import json
-import os
 import signal
 from pathlib import Path
 
@@ -17,12 +16,11 @@ from agent.bench.bench_verb import MEASURE_SECONDS, REQUESTS
 from agent.bench.names_and_units import chosen
 from agent.bench.records import write
 from agent.bench.run_bench import Wishes, run
+from tests.support.needs import needs_mount
 from tests.support.processes import Processes
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.skipif(
-    not os.path.exists("/dev/fuse"), reason="no /dev/fuse: nothing can be mounted"
-)
+pytestmark = needs_mount
 
 
 def test_cheapest(processes: Processes, tmp_path: Path) -> None:

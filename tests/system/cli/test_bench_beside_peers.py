@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
 import time
@@ -19,10 +18,10 @@ from agent.bench.redis_site import NotHere
 from agent.bench.rounds import Sample
 from agent.bench.sites import interpreter, linked_packages
 from agent.errors import G35Error
+from tests.support.needs import NO_NETWORK, needs_mount
 from tests.support.processes import Processes
 from tests.support.waiting import wait_until
 
-NO_NETWORK = "no network namespace can be made here: neither CAP_SYS_ADMIN nor user namespaces for all"
 SCRIPTED_PEER = """
 import os
 from agent.bench.peers.lines import talk
@@ -148,7 +147,7 @@ def test_a_ticker_sees_what_holds_up_its_loop() -> None:
     assert said["ticks"] >= 10
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="no /dev/fuse: nothing can be mounted")
+@needs_mount
 def test_a_loop_that_calls_host_shim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That it is measured; how long it takes is for a quiet machine to say."""
     for name, value in (("MEASURE_SECONDS", 0.3), ("VALUE_BYTES", 64 << 10), ("DRIVE_BYTES", 64 << 20)):

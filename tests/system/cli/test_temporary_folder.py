@@ -11,7 +11,8 @@ import pytest
 
 from agent.cli.temporary_folder import KeptFolder, temporary_folder
 from agent.fs.doors.mounting import is_mounted
-from tests.support.fs.mounted import can_mount, mounted
+from tests.support.fs.mounted import mounted
+from tests.support.needs import needs_mount_as_root
 
 OWNER = """
 import sys, threading
@@ -74,7 +75,7 @@ def test_what_is_not_ours_is_left_alone(prefix: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.expects_log("whose agent is dead")
-@pytest.mark.skipif(can_mount() is not None, reason=str(can_mount()))
+@needs_mount_as_root
 def test_after_a_kill_the_next_start_clears_the_mount_and_the_folder_away(
     prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -95,7 +96,7 @@ def test_after_a_kill_the_next_start_clears_the_mount_and_the_folder_away(
 
 
 @pytest.mark.expects_log("stays: .* already mounted")
-@pytest.mark.skipif(can_mount() is not None, reason=str(can_mount()))
+@needs_mount_as_root
 def test_a_mount_that_is_alive_stays_with_its_folder(
     prefix: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

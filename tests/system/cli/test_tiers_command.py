@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
-
-import pytest
 
 from agent.bench.tiers.report import LINKS, ROWS
 from agent.bench.tiers.ways import WAYS
+from tests.support.needs import needs_mount
 from tests.support.processes import Processes
 
-pytestmark = pytest.mark.skipif(
-    not os.path.exists("/dev/fuse"), reason="no /dev/fuse: nothing can be mounted"
-)
+pytestmark = needs_mount
 
 VALUE = 256 << 10
 """As many evicted values as fill a bundle, so that some go to G4."""

@@ -31,9 +31,9 @@ def test_there_are_wheels_for_aarch64(repository: Path, tmp_path: Path) -> None:
             capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        pytest.skip("the package index does not answer in time")
+        pytest.skip("the package index does not answer in 120 s: name another to pip, PIP_INDEX_URL")
     if asked.returncode != 0 and any(word in asked.stderr for word in _AWAY):
-        pytest.skip("no package index can be reached")
+        pytest.skip("no package index can be reached: name one to pip, PIP_INDEX_URL")
     assert asked.returncode == 0, asked.stderr[-2000:]
     found = {
         each["metadata"]["name"].lower().replace("_", "-") for each in json.loads(asked.stdout)["install"]

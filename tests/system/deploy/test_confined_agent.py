@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from agent.fs.doors.mounting import is_mounted
-from tests.support.fs.mounted import can_mount
 from tests.support.leaks import unmount_below
+from tests.support.needs import needs, why_no_mount_as_root, why_no_program
 from tests.support.processes import Processes, Started
 from tests.support.waiting import wait_until
 
@@ -33,14 +33,12 @@ CONFINE = (
 
 
 def _why_not() -> str | None:
-    if shutil.which("setpriv") is None:
-        return "no setpriv (package util-linux)"
     if tuple(int(part) for part in os.uname().release.split(".")[:2]) < (6, 3):
-        return f"Linux {os.uname().release} has no PR_SET_MDWE; 6.3 has"
-    return can_mount()
+        return f"Linux {os.uname().release} has no PR_SET_MDWE: boot Linux 6.3 or newer"
+    return why_no_program("setpriv", "util-linux") or why_no_mount_as_root()
 
 
-pytestmark = pytest.mark.skipif(_why_not() is not None, reason=str(_why_not()))
+pytestmark = needs(_why_not())
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from agent.cli.config_verb import unit_text
+from tests.support.needs import needs, why_no_program
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("systemd-analyze") is None, reason="no systemd-analyze (package systemd)"
-)
+pytestmark = needs(why_no_program("systemd-analyze", "systemd"))
 
 EXPOSURE_MOST = {
     ("g35-agent.service",): 3.7,

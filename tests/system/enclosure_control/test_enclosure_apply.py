@@ -28,6 +28,7 @@ from nvmeof.errors import ConnectRefused
 from nvmeof.transport.base import VerbsChoice
 from nvmeof.transport.tcp import Controller, open_controller
 from nvmeof.transport.verbs_provider import free_loopback_address
+from tests.support.needs import needs_mount
 from tests.support.nvme.nvme_ends import HOST, HOST_ID
 from tests.support.nvme.transport_ways import EMULATED, discover
 from tests.support.processes import Processes
@@ -339,7 +340,7 @@ controller_key = "shelf"
 """
 
 
-@pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="no /dev/fuse: nothing can be mounted")
+@needs_mount
 def test_a_bare_enclosure_is_provisioned_and_serves_a_pool(
     processes: Processes, tmp_path: Path, seed: int
 ) -> None:

@@ -1,8 +1,8 @@
-"""The same against a real SPDK target, where there is one: G35_SPDK_TARGET is its command line.
+"""The same against `g35 jbof` as a process, and a real SPDK target: G35_SPDK_TARGET is its command line.
 
     G35_SPDK_TARGET="/opt/spdk/bin/nvmf_tgt --no-huge -s 512 -m 0x1" pytest tests/system/enclosure_control
 
-The path of the RPC socket (`-r`) is added. Neither Debian nor PyPI has such a target; without one its answers
+The option for the RPC socket is added. Neither Debian nor PyPI has such a target; without one its answers
 are judged as they were recorded (tests/vectors/spdk_rpc.json).
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import shlex
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,13 +27,21 @@ from tests.support.processes import Processes
 from tests.support.waiting import wait_until
 
 COMMAND = os.environ.get("G35_SPDK_TARGET", "")
+OURS = f"{shlex.quote(sys.executable)} -P -m agent.cli jbof"
+NO_TARGET = "no SPDK target: build one and name its command line in G35_SPDK_TARGET (docs/enclosures.md)"
 NQN = "nqn.2026-01.io.g35:spdk"
 
 
-@pytest.mark.skipif(not COMMAND, reason="no SPDK target: G35_SPDK_TARGET names none, and no package has one")
-def test_apply_to_a_real_target(processes: Processes, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        pytest.param(OURS, "--rpc", id="ours"),
+        pytest.param(COMMAND, "-r", id="spdk", marks=pytest.mark.skipif(not COMMAND, reason=NO_TARGET)),
+    ],
+)
+def test_apply_to_a_target(processes: Processes, tmp_path: Path, command: str, option: str) -> None:
     rpc = tmp_path / "rpc"
-    processes.start([*shlex.split(COMMAND), "-r", rpc])
+    processes.start([*shlex.split(command), option, rpc])
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fs.mounted import can_mount
+from tests.support.needs import needs_mount_as_root
 from tests.support.pool.inline_runner import inline_runner
 from tests.support.waiting import wait_until
 from tests.system.files.test_files_programs import MIB, Mounted
 
-pytestmark = pytest.mark.skipif(can_mount() is not None, reason=str(can_mount()))
+pytestmark = needs_mount_as_root
 
 FILE_BYTES = 64 * MIB
 BLOCK_BYTES = 64 << 10

@@ -28,14 +28,14 @@ from agent.fs.files.face import FilesFace
 from agent.fs.files.options import FilesOptions
 from agent.fs.interface import RootFileSystem
 from tests.support.fs.files_calls import ROOT
-from tests.support.fs.mounted import can_mount
+from tests.support.needs import needs_mount_as_root
 from tests.support.pool.inline_runner import inline_runner
 from tests.support.pool.memory_blocks import MemoryBlockStore
 
 MIB = 1 << 20
 CAPACITIES = (64 << 10, MIB, 4 * MIB)
 
-pytestmark = pytest.mark.skipif(can_mount() is not None, reason=str(can_mount()))
+pytestmark = needs_mount_as_root
 
 
 def inside(folder: Path, *command: str | Path) -> list[str]:
@@ -102,7 +102,7 @@ def random_file(path: Path, size: int, seed: int = 35) -> bytes:
 
 def need(program: str) -> None:
     if shutil.which(program) is None:
-        pytest.skip(f"{program} is not installed")
+        pytest.skip(f"no {program} on this machine: apt-get install {program}")
 
 
 def test_cp_mv_cmp_and_rm(mounted: Mounted, tmp_path: Path) -> None:

@@ -21,12 +21,13 @@ from agent.fs.doors.make_door import DoorKind, make_door
 from agent.fs.doors.mounting import MountError
 from agent.fs.interface import NOBODY, FsError, LockOwner
 from tests.support.fs.memory_filesystem import FaultyFileSystem, MemoryFileSystem
-from tests.support.fs.mounted import KINDS, can_mount, mounted, python
+from tests.support.fs.mounted import KINDS, mounted, python
+from tests.support.needs import needs_mount_as_root
 from tests.support.pool.inline_runner import inline_runner
 from tests.support.waiting import wait_until
 
 pytestmark = [
-    pytest.mark.skipif(can_mount() is not None, reason=str(can_mount())),
+    needs_mount_as_root,
     # A RELEASE that the unmount overtakes: libfuse says so, nobody waits for it.
     pytest.mark.expects_log("pyfuse3: fuse_release.* fuse_reply_.* failed"),
 ]

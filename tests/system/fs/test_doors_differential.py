@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from agent.fs.interface import Caller, FsError
 from agent.pool.steps import Outcome
 from tests.support.fs.memory_filesystem import MemoryFileSystem
-from tests.support.fs.mounted import can_mount, mounted
+from tests.support.fs.mounted import mounted
 from tests.support.fs.posix_calls import Call, Calls, calls
+from tests.support.needs import needs_mount_as_root
 
 pytestmark = [
-    pytest.mark.skipif(can_mount() is not None, reason=str(can_mount())),
+    needs_mount_as_root,
     # A RELEASE that the unmount overtakes: libfuse says so, nobody waits for it.
     pytest.mark.expects_log("pyfuse3: fuse_release.* fuse_reply_.* failed"),
 ]

@@ -37,6 +37,7 @@ from nvmeof.wire.cqe import decode_cqe_untrusted
 from nvmeof.wire.fabrics import Connect, ConnectData
 from nvmeof.wire.sqe import IoOpcode, Sqe
 from nvmeof.wire.status import Status
+from tests.support.needs import needs_admin
 from tests.support.nvme import more_commands
 from tests.support.nvme.enclosure_process import EnclosureProcess
 from tests.support.nvme.entries import fabrics_entry, transport
@@ -264,7 +265,7 @@ def test_killed_and_brought_back(tmp_path: Path) -> None:
         with_queue(again.ready, check)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="not root, and nobody else may mount a small tmpfs")
+@needs_admin
 def test_a_full_disk_is_a_status_and_the_old_blocks_stay(tmp_path: Path) -> None:
     flash = tmp_path / "flash"
     flash.mkdir()

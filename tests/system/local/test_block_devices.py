@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from agent.local.device import DeviceInUse, open_device, same_device
 from agent.local.storage import DeviceStorage
 from nvmeof.controller.storage import Scratch, StorageError
 from nvmeof.wire.status import Status
+from tests.support.needs import why_no_admin, why_no_program
 
 MIB = 1 << 20
 
@@ -24,15 +24,15 @@ MIB = 1 << 20
 @pytest.fixture
 def loop(tmp_path: Path) -> Iterator[Path]:
     """A loop device over a blank file `backing`."""
-    if os.geteuid() or shutil.which("losetup") is None:
-        pytest.skip("a loop device takes root, and losetup")
+    if why := why_no_admin() or why_no_program("losetup", "mount"):
+        pytest.skip(why)
     with (tmp_path / "backing").open("wb") as file:
         file.truncate(64 * MIB)
     made = subprocess.run(
         ["losetup", "-f", "--show", tmp_path / "backing"], capture_output=True, text=True, check=False
     )
     if made.returncode:
-        pytest.skip(f"no loop device: {made.stderr.strip()}")
+        pytest.skip(f"no loop device ({made.stderr.strip()}): modprobe loop, in a container --privileged")
     path = Path(made.stdout.strip())
     try:
         yield path
@@ -106,8 +106,8 @@ def test_somebodys_data_behind_a_bad_sector_are_left_alone(loop: Path, tmp_path:
 
 
 def test_a_device_with_a_file_system_is_left_alone_mounted_or_not(loop: Path, tmp_path: Path) -> None:
-    if shutil.which("mkfs.ext4") is None:
-        pytest.skip("there is no mkfs.ext4")
+    if why := why_no_program("mkfs.ext4", "e2fsprogs"):
+        pytest.skip(why)
     subprocess.run(["mkfs.ext4", "-q", loop], check=True)
     before = (tmp_path / "backing").read_bytes()
     with pytest.raises(UserError, match="it was not touched"):

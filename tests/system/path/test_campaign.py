@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.leaks import mounts_below
+from tests.support.needs import needs_mount
 from tests.support.processes import Processes, mark_this_run, strays
 
-needs_fuse = pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="no /dev/fuse: nothing can be mounted")
 HEAD = ["fault", "injected", "wrong", "lost", "hung"]
 CAMPAIGN = (sys.executable, "-m", "tests.support.campaign")
 DAMAGING = (
@@ -22,7 +22,7 @@ DAMAGING = (
 """Faults with tests of their own, which `make campaign` has all of: so few seconds are for what is left."""
 
 
-@needs_fuse
+@needs_mount
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seconds", [20, pytest.param(60, marks=pytest.mark.nightly)])
 def test_a_minute_of_it_or_less(processes: Processes, repository: Path, seconds: int) -> None:
@@ -37,7 +37,7 @@ def test_a_minute_of_it_or_less(processes: Processes, repository: Path, seconds:
     assert "campaign: good" in run.output
 
 
-@needs_fuse
+@needs_mount
 @pytest.mark.nightly  # `make run` and `g35 up` are interrupted each time
 @pytest.mark.timeout(120)
 def test_an_interrupted_one_leaves_nothing(processes: Processes, repository: Path, tmp_path: Path) -> None:

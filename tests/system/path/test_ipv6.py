@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import random
 import socket
 from pathlib import Path
 
-import pytest
-
 from host_shim.pool import Pool
+from tests.support.needs import needs_ipv6, needs_mount
 from tests.support.processes import Processes
 from tests.support.waiting import wait_until
 
-
-def _has_ipv6() -> bool:
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET6) as probe:
-        probe.bind(("::1", 0))
-        return True
-    return False
-
-
-pytestmark = [
-    pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="no /dev/fuse: nothing can be mounted"),
-    pytest.mark.skipif(not _has_ipv6(), reason="no IPv6 loopback, ::1, on this machine"),
-]
+pytestmark = [needs_mount, needs_ipv6]
 
 CONFIG = """
 [agent]

@@ -11,12 +11,11 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from host_shim.block_key import key_of
 from host_shim.control_session import Files
 from host_shim.pool import Pool
 from host_shim.transfer_wire import Ioctl, encode_register, ioctl_command
+from tests.support.needs import needs_admin
 from tests.support.pool_up import PoolUp
 from tests.support.waiting import wait_until
 
@@ -118,7 +117,7 @@ def test_an_agent_that_is_killed_is_misses_and_no_wrong_byte(pool_up: PoolUp) ->
         assert not wrong
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="not root, and nobody else may take a mount away by force")
+@needs_admin
 def test_a_mount_that_is_taken_away_is_waited_for(make_pool: Callable[..., PoolUp]) -> None:
     """The kernel ends the call at once, and the agent is still at it: it stopped in the middle."""
     pool_up = make_pool("--drives", "1", "--no-restart")

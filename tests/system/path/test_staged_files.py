@@ -9,8 +9,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
+from tests.support.needs import needs_mount
 from tests.support.pool_up import PoolUp
 from tests.support.waiting import wait_until
 
@@ -117,6 +116,4 @@ def test_a_killed_agent_loses_no_file_that_was_closed_or_synced(
     assert len(written) > 30
 
 
-pytestmark = pytest.mark.skipif(
-    not os.path.exists("/dev/fuse"), reason="no /dev/fuse: nothing can be mounted"
-)
+pytestmark = needs_mount

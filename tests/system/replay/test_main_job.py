@@ -18,6 +18,7 @@ from agent.replay.trace_generator import encode_line, made_trace
 from host_shim.block_key import key_of
 from host_shim.pool import BufferTooSmall, Pool, UnknownVolume, ValueTooLong
 from tests.support.leaks import mounts_below, unmount_below
+from tests.support.needs import needs_mount
 from tests.support.processes import Processes, Started
 from tests.support.waiting import wait_until
 
@@ -27,7 +28,7 @@ QUICK = ("--media", "memory", "--drives", "1", "--drive-size", "512M", "--value-
 REPLAY = ("--bytes-per-token", "128", "--json")
 
 pytestmark = [
-    pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="no /dev/fuse: nothing can be mounted"),
+    needs_mount,
     pytest.mark.timeout(180),
 ]
 

@@ -15,6 +15,7 @@ from agent.sim.pod_plan import PodPlan
 from agent.sim.pod_run import PodRun
 from agent.sim.workload import Request, trace_requests
 from tests.support.leaks import mounts_below, unmount_below
+from tests.support.needs import needs_mount
 from tests.support.processes import Processes
 from tests.support.sim.throttled_pool import DRIVES_LIMIT, LINKS_LIMIT, Rates, measured, predicted
 
@@ -26,7 +27,7 @@ WITHIN = 0.005
 THROUGHPUT_WITHIN = 0.15
 
 pytestmark = [
-    pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="no /dev/fuse: nothing can be mounted"),
+    needs_mount,
     pytest.mark.timeout(240),
 ]
 

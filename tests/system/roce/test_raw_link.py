@@ -13,6 +13,7 @@ from emulator.roce.link.udp import UdpLink
 from emulator.roce.nic.verbs import Burst, SendOpcode, WcStatus
 from emulator.roce.wire.flow import flow_of
 from emulator.roce.wire.icrc import icrc_of
+from tests.support.needs import NO_RAW_SOCKETS
 from tests.support.roce.devices import Program, connect, some_ip
 
 
@@ -21,7 +22,7 @@ def links() -> Iterator[tuple[UdpLink, RawCheckedLink]]:
     try:
         checked = RawCheckedLink(some_ip())
     except PermissionError:
-        pytest.skip("no CAP_NET_RAW, which raw sockets need")
+        pytest.skip(NO_RAW_SOCKETS)
     plain = UdpLink(some_ip())
     try:
         yield plain, checked

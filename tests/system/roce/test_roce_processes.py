@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -18,6 +17,7 @@ from emulator.roce.cm.events import CmEventType
 from emulator.roce.cm.limits import CmTimes
 from emulator.roce.nic.retry import timeout_seconds
 from emulator.roce.nic.verbs import QpState, SendOpcode, WcStatus
+from tests.support.needs import needs_tshark
 from tests.support.processes import Processes, Started
 from tests.support.roce.devices import IMPATIENT, PATIENT, Program, some_ip
 from tests.support.waiting import wait_until
@@ -183,7 +183,7 @@ def _dissect(pcap: Path) -> list[dict[str, list[str]]]:
     return [packet["_source"]["layers"] for packet in json.loads(done.stdout)]
 
 
-@pytest.mark.skipif(shutil.which("tshark") is None, reason="no tshark on this machine")
+@needs_tshark
 def test_a_capture_opens_in_wireshark_without_a_complaint(processes: Processes, tmp_path: Path) -> None:
     own, other = tmp_path / "own.pcap", tmp_path / "other.pcap"
     rig = Rig(processes, own, other)

@@ -19,6 +19,7 @@ from emulator.roce.nic.verbs import Burst
 from emulator.roce.runtime.device import Device
 from emulator.roce.wire.cnp import Cnp
 from emulator.roce.wire.flow import flow_of
+from tests.support.needs import NO_RAW_SOCKETS
 from tests.support.roce.devices import some_ip
 
 SEGMENT = 1040
@@ -113,7 +114,7 @@ def test_a_raw_socket_sees_marks_too(field: int) -> None:
     try:
         link = RawCheckedLink(some_ip(), ecn=True)
     except PermissionError:
-        pytest.skip("no CAP_NET_RAW, which raw sockets need")
+        pytest.skip(NO_RAW_SOCKETS)
     # Unconnected and never in fragments, it sends identification 0, for which the ICRC is made.
     with closing(link), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, PMTUDISC_DO)

@@ -31,7 +31,7 @@ def test_none_of_rdma_cores_tests_fails(repository: Path) -> None:
     try:
         folder = rdma_core_source.tests_folder()
     except rdma_core_source.CannotFetch as error:
-        pytest.skip(f"rdma-core's tests cannot be had: {error}")
+        pytest.skip(f"rdma-core's tests cannot be had ({error}): name a package index to pip, PIP_INDEX_URL")
     done = subprocess.run(
         [
             *(sys.executable, "-m", "tests.support.roce.rdma_core_program"),

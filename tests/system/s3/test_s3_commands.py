@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.engines.s3_served import KEY, Served
+from tests.support.needs import why_no_mount
 from tests.support.waiting import wait_until
 
 BUCKET = "blocks"
@@ -149,8 +150,8 @@ def test_rclone_moves_objects_and_sets_their_times(commands: Commands) -> None:
 @pytest.fixture
 def mounted(commands: Commands) -> Iterator[Path]:
     s3fs = program("s3fs", "apt-get install s3fs")
-    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        pytest.skip("/dev/fuse cannot be opened here, so s3fs mounts nothing")
+    if why := why_no_mount():
+        pytest.skip(why)
     keys = {"AWSACCESSKEYID": KEY.key_id, "AWSSECRETACCESSKEY": commands.secret}
     mount = commands.folder / "mount"
     mount.mkdir()

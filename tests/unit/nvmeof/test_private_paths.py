@@ -12,11 +12,10 @@ import pytest
 
 from nvmeof.authentication import private_files
 from nvmeof.authentication.private_files import SecretFileError, check_private, read_private, write_private
+from tests.support.needs import needs_root
 
 SOMEBODY = 4242
 """A user id that nobody here has."""
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="not root, and nobody else may give files away")
 
 
 @pytest.fixture

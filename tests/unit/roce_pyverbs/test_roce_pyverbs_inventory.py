@@ -123,7 +123,8 @@ def test_attributes_that_do_not_exist_cannot_be_set() -> None:
 
 
 @pytest.mark.skipif(
-    not pyverbs_inventory.debian_has_pyverbs(), reason="Debian's python3-pyverbs is not installed"
+    not pyverbs_inventory.debian_has_pyverbs(),
+    reason="no pyverbs: apt-get install python3-pyverbs",
 )
 def test_the_inventory_is_that_of_the_installed_pyverbs() -> None:
     assert pyverbs_inventory.inventory() == inventory(), (

@@ -23,6 +23,13 @@ def test_every_test_that_is_marked_nightly_is_in_a_part() -> None:
     assert [place for place in marked if not any(place.startswith(f"{folder}/") for folder in folders)] == []
 
 
+def test_engines_that_ci_has_no_minute_for_are_imported() -> None:
+    (part,) = [each for each in PARTS if "system/engines" in each.folders]
+    assert part.environment == {"G35_ENGINES": "1"}
+    assert "system" in [folder for each in PARTS if each.marks == "nightly" for folder in each.folders]
+    assert part.marks == "not nightly", "those that are marked are in the other part"
+
+
 def test_a_part_of_the_seeds_is_played_unless_the_environment_says_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -94,13 +94,13 @@ def test_a_mount_that_is_interrupted_leaves_no_agent(tmp_path: Path, monkeypatch
     assert started.ended
 
 
-@pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="no /dev/fuse: nothing can be mounted")
 def test_the_logs_of_a_run_that_did_not_come_up_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     program = "import sys; open(sys.argv[1] + '/agent.log', 'w').write('no room')"
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(run_demo, "_g35", lambda *words: [sys.executable, "-c", program, str(words[2])])
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")  # Nothing is mounted: a pool that fails
     assert command_line.main(["run"]) == 1
     said = capsys.readouterr().err
     (log,) = tmp_path.glob("g35-run-*/agent.log")

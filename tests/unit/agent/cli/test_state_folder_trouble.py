@@ -14,9 +14,9 @@ from agent.cli import main as command_line
 from agent.cli.up import down_verb, folder_trouble, layout, up_verb  # noqa: F401  (loaded while still root)
 from agent.cli.up.folder_trouble import told_of_full_disk, told_of_owner
 from agent.errors import G35Error, UserError
+from tests.support.needs import needs_root
 
 NOBODY = 65534
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="not root, and nobody else may become another user")
 
 
 @pytest.fixture
