@@ -8,6 +8,8 @@ from agent.config.configuration import Configuration
 from agent.errors import G35Error
 from agent.pool.prestage.prefetcher import THREADS as PRESTAGE_THREADS
 from agent.remote.fabric import Fabric
+from agent.service.readers import why_alone
+from agent.service.slot_lender import LINKS
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +22,8 @@ class QueuePlan:
     """The I/O queue ids of each thread that talks to enclosures; an enclosure takes one Connect for an id.
 
     Ids run from 1 without a gap: workers, prestaging, upkeep, repair, write-back, path prober, members,
-    guests, S3, queries, places in G4. None, or an empty range: this agent has no such thread.
+    guests, S3, queries, places in G4, slots that are lent. None, or an empty range: this agent has no such
+    thread.
     """
 
     workers: range
@@ -37,6 +40,8 @@ class QueuePlan:
     query: range
     spill: range
     """One for each place in G4 (agent/spill/tier.py)."""
+    slots: range
+    """`LINKS` for each reader (agent/service/slot_lender.py)."""
 
     def __post_init__(self) -> None:
         ids = sorted(self._ids())
@@ -46,7 +51,15 @@ class QueuePlan:
     def _ids(self) -> list[int]:
         one = (self.upkeep, self.repair, self.write_back, self.path_prober, self.members)
         ids = [each for each in one if each is not None]
-        for several in (self.workers, self.prestage, *self.guests, self.s3, self.query, self.spill):
+        for several in (
+            self.workers,
+            self.prestage,
+            *self.guests,
+            self.s3,
+            self.query,
+            self.spill,
+            self.slots,
+        ):
             ids += several
         return ids
 
@@ -85,6 +98,7 @@ class QueuePlan:
             take(configuration.s3.workers if configuration.s3.listen else 0),
             take(configuration.query.workers if configuration.query.listen else 0),
             take(len(configuration.spill)),
+            take(0 if why_alone(configuration) else (configuration.agent.processes - 1) * LINKS),
         )
 
 
