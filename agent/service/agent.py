@@ -48,7 +48,7 @@ from agent.service.doors import GUEST_DOORS, QUERY_DOOR, S3_DOOR, Doors, Shown, 
 from agent.service.queue_plan import QueuePlan
 from agent.service.readers import Readers, why_alone
 from agent.service.repair import Repair
-from agent.service.slot_lender import SlotLender, is_fenced
+from agent.service.slot_lender import SlotLender, is_fenced, links_of
 from agent.service.upkeep import Upkeep
 from agent.service.volume_policies import VolumePolicies
 from agent.service.watched_memory import watch_blocks, watch_memory
@@ -120,7 +120,11 @@ class Agent:
         self.policies = VolumePolicies(configuration, self.volumes, channels.take, queues)
         self.served = self.policies.served
         self.lender = SlotLender(
-            self.served, channels.take, queues.slots, lambda *place: is_fenced(fabric, *place)
+            self.served,
+            channels.take,
+            queues.slots,
+            links_of(configuration),
+            lambda *place: is_fenced(fabric, *place),
         )
         if self.readers is not None:
             self.readers.lend_by(self.lender)

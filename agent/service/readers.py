@@ -31,7 +31,7 @@ from agent.host_os.worker_thread import OwnThread
 from agent.pool.counters import Tally, total
 from agent.pool.volume.uses import USES_MAX, Use
 from agent.service.reader_link import Counts, Lines, LinkBroken, Order, Report, decode_report, encode_order
-from agent.service.slot_lender import Borrower, SlotLender, link_pairs
+from agent.service.slot_lender import Borrower, SlotLender, link_pairs, links_of
 from host_shim.control_wire import PROCESS_FOLDER
 
 log = logging.getLogger(__name__)
@@ -266,7 +266,7 @@ class Readers(OwnThread):
         agreed = reader.stand_in.negotiated
         assert agreed is not None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        lending, borrowing = link_pairs()
+        lending, borrowing = link_pairs(links_of(self._configuration))
         with contextlib.ExitStack() as theirs_all:
             for each in (theirs, *borrowing):
                 theirs_all.enter_context(each)

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from agent.config.configuration import Configuration
 from agent.host_os.worker_thread import OwnThread
 from agent.pool.access import ServedVolume
 from agent.pool.errors import BadPut, PutRefused, TooLong
@@ -36,8 +37,10 @@ from agent.remote.fabric import Fabric
 
 log = logging.getLogger(__name__)
 
-LINKS: Final = 2
-"""Of each reader: calls that it has under way."""
+LINKS_MAX: Final = 4
+"""Of each reader: calls that it has under way, and threads here."""
+THREADS_MAX: Final = 24
+"""Of all readers where each has more than one: each has a queue at every enclosure."""
 TELL_SECONDS: Final = 10.0
 """Beyond the time of a call, for a reader to tell what became of its slots; then it is ended."""
 _ALL_ELSEWHERE: Final = (End.ELSEWHERE, None)
@@ -60,9 +63,15 @@ class Borrower:
         self._gone.set()
 
 
-def link_pairs() -> tuple[list[socket.socket], list[socket.socket]]:
+def links_of(configuration: Configuration) -> int:
+    """How many a reader has: no more than threads that store values."""
+    agent = configuration.agent
+    return min(LINKS_MAX, agent.worker_count, max(1, THREADS_MAX // max(1, agent.processes - 1)))
+
+
+def link_pairs(count: int) -> tuple[list[socket.socket], list[socket.socket]]:
     """The links to a new process: the ends of this one, and its own. Raises OSError."""
-    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(LINKS)]
+    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(count)]
     return [ours for ours, _ in pairs], [theirs for _, theirs in pairs]
 
 
@@ -72,16 +81,18 @@ def is_fenced(fabric: Fabric, namespace: int, offset: int, size: int, now: float
 
 
 class SlotLender:
-    """All threads that lend, `LINKS` for each reader."""
+    """All threads that lend, some for each reader."""
 
     def __init__(
         self,
         served: Sequence[ServedVolume],
         take: Callable[[int], WorkerChannel],
         queue_ids: range,
+        links: int,
         fenced: Callable[[int, int, int, float], bool],
     ) -> None:
-        """`take`: the channel of a queue id, of which each thread has one."""
+        """`take`: the channel of a queue id, of which each thread has one. `links` of them are a reader's."""
+        self._links = links
         volumes = {each.settings.volume_id: each for each in served}
         self._threads = [_Thread(number, volumes, take, at, fenced) for number, at in enumerate(queue_ids)]
 
@@ -96,8 +107,11 @@ class SlotLender:
 
     def begin(self, number: int, links: Sequence[socket.socket], borrower: Borrower) -> None:
         """Lend to a new process of a reader, `number` from 1 on; the one before has ended."""
-        for thread, link in zip(self._threads[(number - 1) * LINKS :], links, strict=False):
+        threads = self._threads[(number - 1) * self._links :]
+        for thread, link in zip(threads, links, strict=False):
             thread.waiting.put((link, borrower))
+        for link in links[len(threads) :]:  # enclosures do not grant queues for more
+            link.close()
 
 
 class _Thread(OwnThread):
@@ -125,7 +139,6 @@ class _Thread(OwnThread):
 
     def _serve(self, link: socket.socket, borrower: Borrower) -> None:
         """Until its end is closed."""
-        channel = self._take(self._queue_id)
         while True:
             try:
                 link.settimeout(None)
@@ -135,7 +148,9 @@ class _Thread(OwnThread):
             if not message:
                 return
             try:
-                self._call(channel, link, borrower, decode_ask(message))
+                ask = decode_ask(message)
+                # Taken only now: it connects, and many a link is never used.
+                self._call(self._take(self._queue_id), link, borrower, ask)
             except BadMessage as wrong:
                 log.error("a process of this agent is ended, for it asks for slots by no message: %s", wrong)
                 borrower.end()

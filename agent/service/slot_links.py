@@ -11,7 +11,7 @@ from agent.pool.write.borrowed_slots import SlotLink
 from agent.pool.write.slot_messages import MESSAGE_BYTES_MAX
 from agent.remote.fabric import Fabric
 
-TAKE_SECONDS: Final = 0.02
+TAKE_SECONDS: Final = 0.1
 """For a link that is in use; then the first process stores the values itself."""
 ANSWER_SECONDS: Final = 30.0
 """For an answer. The other process waits for enclosures no longer than a put may take."""
@@ -23,6 +23,7 @@ class BorrowedLinks:
     def __init__(self, sockets: Sequence[socket.socket], fabric: Fabric) -> None:
         self._fabric = fabric
         self._free: queue.LifoQueue[_Link] = queue.LifoQueue()
+        self._whole = len(sockets)
         for each in sockets:
             each.settimeout(ANSWER_SECONDS)
             self._free.put(_Link(each))
@@ -30,6 +31,8 @@ class BorrowedLinks:
     @contextlib.contextmanager
     def take(self) -> Iterator[SlotLink]:
         """As of `SlotLinks`."""
+        if not self._whole:
+            raise PutElsewhere
         try:
             link = self._free.get(timeout=TAKE_SECONDS)
         except queue.Empty:
@@ -39,6 +42,8 @@ class BorrowedLinks:
         finally:
             if link.is_whole:
                 self._free.put(link)
+            else:
+                self._whole -= 1
 
     def namespace(self, nguid: bytes) -> int | None:
         nguids = self._fabric.nguids

@@ -18,12 +18,13 @@ from agent.pool.write.borrowed_slots import write_borrowed
 from agent.pool.write.slot_messages import Ask, End, Value, decode_places, encode_ask
 from agent.remote.fabric import Fabric
 from agent.service import slot_lender
-from agent.service.slot_lender import LINKS, Borrower, SlotLender, link_pairs
+from agent.service.slot_lender import Borrower, SlotLender, link_pairs
 from agent.service.slot_links import BorrowedLinks
 from tests.support.pool.lending import Lending, content, nothing_is_held
 from tests.support.pool.memory_pool import VOLUME_ID, key_of
 from tests.support.waiting import wait_until
 
+LINKS = 2
 CHILD = """
 import socket, sys, time
 from agent.pool.write.slot_messages import *
@@ -51,9 +52,9 @@ class Stand:
     def __init__(self) -> None:
         self.memory = Lending((1, 1))
         channel = cast(Any, self.memory.first.channel)
-        self.lender = SlotLender([self.memory.first.served], lambda _: channel, range(LINKS), no_fence)
+        self.lender = SlotLender([self.memory.first.served], lambda _: channel, range(LINKS), LINKS, no_fence)
         self.borrower = Borrower()
-        ours, self.theirs = link_pairs()
+        ours, self.theirs = link_pairs(LINKS)
         self.lender.start()
         self.lender.begin(1, ours, self.borrower)
         self.child: subprocess.Popen[bytes] | None = None
@@ -216,7 +217,7 @@ def test_the_next_process_of_a_reader_is_lent_to(stand: Stand) -> None:
     child.kill()
     child.wait()
     stand.borrower.has_ended()
-    ours, theirs = link_pairs()
+    ours, theirs = link_pairs(LINKS)
     stand.lender.begin(1, ours, Borrower())
     theirs[0].settimeout(5)
     theirs[0].sendall(encode_ask(Ask(VOLUME_ID, 1.0, 0, [Value(key_of(1), 1 << 30)])))
@@ -226,7 +227,7 @@ def test_the_next_process_of_a_reader_is_lent_to(stand: Stand) -> None:
 
 
 def test_links_keep_messages_apart() -> None:
-    ours, theirs = link_pairs()
+    ours, theirs = link_pairs(LINKS)
     assert len(ours) == len(theirs) == LINKS
     for each in (*ours, *theirs):
         assert each.type is socket.SOCK_SEQPACKET

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agent.service.queue_plan import EXTRA_QUEUES, QueuePlan
 from agent.service.readers import why_alone
-from agent.service.slot_lender import LINKS
+from agent.service.slot_lender import links_of
 from tests.unit.agent.test_volume_policies import configuration
 
 
@@ -49,6 +49,7 @@ def test_each_reader_has_threads_that_lend_it_slots() -> None:
         update={"agent": found.agent.model_copy(update={"processes": 3, "mount": Path("/mnt/g35")})}
     )
     plan = QueuePlan.of(found)
-    assert len(plan.slots) == (0 if why_alone(found) else 2 * LINKS)
-    assert plan.total == plan.extra + len(plan.workers)
+    assert len(plan.slots) == (0 if why_alone(found) else 2 * links_of(found))
+    assert plan.total == plan.extra + len(plan.workers) + len(plan.slots)
+    assert len(QueuePlan.of(found, slots=1).slots) == min(1, len(plan.slots))
     assert not QueuePlan.of(configuration()).slots
