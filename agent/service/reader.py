@@ -1,8 +1,9 @@
-"""A reader: a process of the agent that serves gets, beside the one that does everything else.
+"""A reader: a process of the agent that serves gets and writes values, beside the one that does all else.
 
 readers.py starts it and keeps its mount. It has sessions to the enclosures, remembered directories and
-workers of its own, and writes nothing to flash. It is as current as the process that writes: by the versions
-of directories (agent/pool/volume/set_versions.py), and by serving only while both go by the same pool map.
+workers of its own. It writes no directory: values that are put through it go into slots that the other
+process lends and names (agent/pool/write/borrowed_slots.py). It is as current as that one: by the versions of
+directories (agent/pool/volume/set_versions.py), and by serving only while both go by the same pool map.
 What it does not serve it refuses by EREMOTE, and the client asks the other process.
 """
 

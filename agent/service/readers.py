@@ -1,4 +1,5 @@
-"""The other processes of an agent: readers, which serve gets beside the process that does everything.
+"""The other processes of an agent: readers, which serve gets, and write what is put, beside the
+process that does everything.
 
 Each has a mount of its own within the agent's, at `.g35/process-N`. This process mounts it and keeps it: a
 reader that dies is started again without an unmount, and meanwhile requests to it fail at once

@@ -30,7 +30,7 @@ class BorrowedLinks:
 
     @contextlib.contextmanager
     def take(self) -> Iterator[SlotLink]:
-        """As of `SlotLinks`."""
+        """See `SlotLinks`."""
         if not self._whole:
             raise PutElsewhere
         try:
@@ -56,7 +56,7 @@ class _Link:
         self.is_whole = True
 
     def exchange(self, message: bytes) -> bytes:
-        """As of `SlotLink`."""
+        """See `SlotLink`."""
         try:
             self._link.sendall(message)
             answer = self._link.recv(MESSAGE_BYTES_MAX + 1)

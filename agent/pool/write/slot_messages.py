@@ -11,7 +11,7 @@ All numbers are little-endian. A message that makes no sense raises `BadMessage`
 
 import struct
 from collections.abc import Sequence
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Final, NamedTuple, TypeAlias
 
 from agent.pool.counters import MissCause
@@ -43,7 +43,7 @@ class Kind(IntEnum):
     ENDED = 4
 
 
-class Fate(IntEnum):
+class Fate(Enum):
     """What became of the write of a slot."""
 
     WRITTEN = 0
@@ -55,7 +55,7 @@ class Fate(IntEnum):
     NOT_SENT = 3
 
 
-class End(IntEnum):
+class End(Enum):
     """What became of a value."""
 
     STORED = 0
@@ -143,7 +143,9 @@ def decode_places(message: bytes, count: int) -> list[LentSlot | Ended]:
 
 
 def encode_written(fates: Sequence[tuple[int, Fate]]) -> bytes:
-    return _KIND.pack(Kind.WRITTEN, len(fates)) + b"".join([_WRITTEN.pack(*each) for each in fates])
+    return _KIND.pack(Kind.WRITTEN, len(fates)) + b"".join(
+        [_WRITTEN.pack(number, fate.value) for number, fate in fates]
+    )
 
 
 def decode_written(message: bytes) -> list[tuple[int, Fate]]:
@@ -185,7 +187,7 @@ def refusal_of(ended: Ended) -> PutRefused | BadPut:
 
 def _end_bytes(ended: Ended) -> tuple[int, int]:
     end, cause = ended
-    return end, _NO_CAUSE if cause is None else cause.value
+    return end.value, _NO_CAUSE if cause is None else cause.value
 
 
 def _ended(end: int, cause: int) -> Ended:

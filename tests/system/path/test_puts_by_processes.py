@@ -168,7 +168,9 @@ def test_puts_amid_a_rotation_of_keys(pool: PoolUp) -> None:
     try:
         command = [sys.executable, "-P", "-m", "agent.cli", "tenant", "rotate", "default", "--wait", "60"]
         configuration = pool.state / "agent.toml"
-        subprocess.run([*command, "--config", str(configuration)], check=True, capture_output=True, timeout=90)
+        subprocess.run(
+            [*command, "--config", str(configuration)], check=True, capture_output=True, timeout=90
+        )
         before = list(done)
         wait_until(lambda: all(now > was + 2 for now, was in zip(done, before, strict=True)), 60)
     finally:
