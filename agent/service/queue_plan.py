@@ -89,7 +89,7 @@ class QueuePlan:
         def take_if(has_thread: bool) -> int | None:
             return take(1).start if has_thread else None
 
-        readers = 0 if why_alone(configuration) else configuration.agent.processes - 1
+        readers = 0 if why_alone(configuration) else configuration.agent.process_count - 1
         lent = readers * links_of(configuration)
         return cls(
             take(wanted if workers is None else workers),

@@ -66,7 +66,7 @@ class Borrower:
 def links_of(configuration: Configuration) -> int:
     """How many a reader has: no more than threads that store values."""
     agent = configuration.agent
-    return min(LINKS_MAX, agent.worker_count, max(1, THREADS_MAX // max(1, agent.processes - 1)))
+    return min(LINKS_MAX, agent.worker_count, max(1, THREADS_MAX // max(1, agent.process_count - 1)))
 
 
 def link_pairs(count: int) -> tuple[list[socket.socket], list[socket.socket]]:
