@@ -48,6 +48,7 @@ class AgentProcesses:
         self._known: dict[str, SessionLender] = {}
         self._all: tuple[SessionLender, ...] = (first,)
         self._turn = itertools.count()
+        self._put_turn = itertools.count()
         self._look_at = 0.0
         self._looking = threading.Lock()
         self._is_closed = False
@@ -76,7 +77,7 @@ class AgentProcesses:
         others = self._all[1:]
         if not others:
             return self._first
-        chosen = others[next(self._turn) % len(others)]
+        chosen = others[next(self._put_turn) % len(others)]
         return self._first if self._aside and self._is_aside(chosen, PUTS + volume) else chosen
 
     def parts_of(self, count: int, most: int) -> list[slice]:
