@@ -178,3 +178,45 @@ def test_puts_amid_a_rotation_of_keys(pool: PoolUp) -> None:
         for each in clients:
             each.join()
     assert not wrong
+
+
+def test_the_first_process_is_killed_amid_puts(make_pool: Callable[..., PoolUp]) -> None:
+    """Its readers die with it. What was acknowledged is there, and nothing is there that nobody has put."""
+    pool = make_pool("--drives", "1", "--processes", "3", "--value-size", "64K")
+    wait_serving(pool)
+    stop, acknowledged, tried = threading.Event(), dict[bytes, int](), dict[bytes, int]()
+
+    def client(number: int) -> None:
+        with pool.pool() as own:
+            volume, turn = own.volume("kv"), 0
+            while not stop.is_set():
+                turn += 1
+                numbers = [number * 1000 + turn % 40 * 16 + at for at in range(16)]
+                keys = [key_of(f"first {each}") for each in numbers]
+                tried.update(zip(keys, numbers, strict=True))
+                stored = volume.put_many(keys, [value(each) for each in numbers])
+                for key, each, is_stored in zip(keys, numbers, stored, strict=True):
+                    if is_stored:
+                        acknowledged[key] = each
+
+    clients = [threading.Thread(target=client, args=(number,)) for number in range(3)]
+    for each in clients:
+        each.start()
+    try:
+        wait_until(lambda: len(acknowledged) > 100, 60)
+        agent = pool.kill("agent-process")
+        pool.wait_restarted("agent-process", agent)
+        wait_serving(pool)
+        before = len(acknowledged)
+        wait_until(lambda: len(acknowledged) > before + 50 or len(acknowledged) == 3 * 640, 60)
+    finally:
+        stop.set()
+        for each in clients:
+            each.join()
+    with pool.pool() as own:
+        volume, buffer = own.volume("kv"), bytearray(SHORT)
+        for key, number in tried.items():
+            (found,) = volume.fetch([key], [buffer])
+            assert found.length == SHORT or key not in acknowledged, (number, found.outcome)
+            assert found.length is None or bytes(buffer) == value(number)
+        assert not pool.status()["totals"]["evictions"], "the pool is too small to tell"
