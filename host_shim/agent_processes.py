@@ -2,7 +2,8 @@
 
 The first serves everything. The others have mounts of their own within its mount (`PROCESS_FOLDER`), and
 what one of them does not serve now, or does not live to serve, the first is asked for. Gets go to all in
-turn, so that no single interpreter is what bounds them. A key that was asked to be prestaged waits in the
+turn, so that no single interpreter is what bounds them. Puts go to all but the first, which decides for
+those, too, where values go. A key that was asked to be prestaged waits in the
 memory of the first.
 """
 
@@ -21,6 +22,8 @@ LOOK_SECONDS: Final = 5.0
 ASIDE_SECONDS: Final = 1.0
 """A process is not asked for values of a volume again, once it has refused, nor for any once it was away."""
 PROCESSES_MAX: Final = 64
+PUTS: Final = "\0"
+"""Before a volume's name: with its puts a process is left alone, and is still asked for its values."""
 PART_KEYS: Final = 32
 """Of a batch, that are worth a request of their own to another process."""
 PRESTAGED_MAX: Final = 16_384
@@ -45,6 +48,7 @@ class AgentProcesses:
         self._known: dict[str, SessionLender] = {}
         self._all: tuple[SessionLender, ...] = (first,)
         self._turn = itertools.count()
+        self._put_turn = itertools.count()
         self._look_at = 0.0
         self._looking = threading.Lock()
         self._is_closed = False
@@ -65,6 +69,16 @@ class AgentProcesses:
         if self._prestaged and self._forget_prestaged(volume, keys):
             return self._first
         return chosen
+
+    def next_to_put(self, volume: str) -> SessionLender:
+        """Whose turn it is to take values of a volume. The first is what bounds puts, so it is left out."""
+        if time.monotonic() >= self._look_at:
+            self._look()
+        others = self._all[1:]
+        if not others:
+            return self._first
+        chosen = others[next(self._put_turn) % len(others)]
+        return self._first if self._aside and self._is_aside(chosen, PUTS + volume) else chosen
 
     def parts_of(self, count: int, most: int) -> list[slice]:
         """The parts of a batch of so many keys that different processes may serve, `most` of them."""

@@ -30,7 +30,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from host_shim.agent_processes import AgentProcesses, AskTheFirst
+from host_shim.agent_processes import PUTS, AgentProcesses, AskTheFirst
 from host_shim.block_key import checked_key
 from host_shim.connector_jobs import JobRunner, share
 from host_shim.control_session import ONE_REQUEST_BYTES, Files, Session, SessionDead, SessionLender
@@ -451,6 +451,48 @@ class Volume:
 
     def _put_batch(self, keys: Sequence[bytes], views: Sequence[memoryview], seconds: int) -> list[bool]:
         stored = [False] * len(keys)
+        left = self._put_by_others(keys, views, seconds, stored)
+        if not left:
+            return stored
+        if len(left) < len(keys):
+            rest = self._put_by_first([keys[at] for at in left], [views[at] for at in left], seconds)
+            for index, is_stored in zip(left, rest, strict=True):
+                stored[index] = is_stored
+            return stored
+        return self._put_by_first(keys, views, seconds)
+
+    def _put_by_others(
+        self, keys: Sequence[bytes], views: Sequence[memoryview], seconds: int, stored: list[bool]
+    ) -> list[int]:
+        """By a process that is not the first, into `stored`; which the first is to be asked for.
+
+        It is asked as well where the other one died or failed amid it: the first decides for both where a
+        value goes, so it finds the value stored, or gives it another slot.
+        """
+        lender = self._pool._processes.next_to_put(self.name)
+        left = list(range(len(keys)))
+        if lender is self._pool._lender:
+            return left
+
+        def note(failure: Exception) -> None:
+            if isinstance(failure, SessionDead) or getattr(failure, "errno", 0) == errno.EREMOTE:
+                self._pool._processes.set_aside(lender, PUTS + self.name)
+
+        with lender.lend() as session:
+            if session is None:
+                note(SessionDead())
+                return left
+            try:
+                if len(keys) > 1:
+                    left = self._put_together(session, keys, views, seconds, stored, note)
+                elif session.write_at_once(self.name, keys[0], views[0], seconds):
+                    stored[0], left = True, []
+            except (OSError, SessionDead) as refused:
+                note(refused)
+        return left
+
+    def _put_by_first(self, keys: Sequence[bytes], views: Sequence[memoryview], seconds: int) -> list[bool]:
+        stored = [False] * len(keys)
         left: list[int] = []
         with self._pool._lender.lend() as session:
             if session is None:
@@ -490,9 +532,13 @@ class Volume:
         views: Sequence[memoryview],
         seconds: int,
         stored: list[bool],
+        on_failure: Callable[[Exception], None] | None = None,
     ) -> list[int]:
         """Many short values, by a request for each `groups_of` them, into `stored`. Which of them nothing was
-        done for: those are put one by one. Of no other is it known that to put it again repeats no write."""
+        done for: those are put one by one. Of no other is it known that to put it again repeats no write.
+
+        `on_failure`: hears of a request that failed. The first process is asked for its values then.
+        """
         groups = groups_of(views) if session.moves_many(Ioctl.STORE_MANY) else []
         if not groups:
             return list(range(len(keys)))
@@ -503,8 +549,11 @@ class Volume:
             numbers = range(len(keys))[group]
             try:
                 became = session.move_many(Ioctl.STORE_MANY, self.name, keys[group], views[group], seconds)
-            except OSError as refused:
-                if refused.errno not in _REFUSALS:
+            except (OSError, SessionDead) as refused:
+                if on_failure is not None:
+                    left[number] += numbers
+                    on_failure(refused)
+                elif isinstance(refused, SessionDead) or refused.errno not in _REFUSALS:
                     raise
                 return
             if became is None:

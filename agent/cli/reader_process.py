@@ -1,6 +1,7 @@
 """The process of a reader (agent/service/reader.py), as the agent starts it: no verb for a person."""
 
 import argparse
+import contextlib
 import functools
 import logging
 import os
@@ -22,6 +23,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("link", "fuse", "versions", "parent"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--slots", default="")
     parser.add_argument("--log-level", type=int, default=logging.WARNING)
     given = parser.parse_args()
     die_with_parent()
@@ -35,12 +37,16 @@ def main() -> int:
     keep_memory_private()
     versions = SetVersions(given.versions, is_writer=False)
     os.close(given.versions)
-    with socket.socket(fileno=given.link) as link:
+    with contextlib.ExitStack() as stack:
+        link = stack.enter_context(socket.socket(fileno=given.link))
+        slots = [
+            stack.enter_context(socket.socket(fileno=int(each))) for each in given.slots.split(",") if each
+        ]
         lines = Lines()
         try:
             order = decode_order(_first(lines, link))
             hear = functools.partial(_until_closed, lines, link)
-            run_unwrapped(functools.partial(serve_reads, order, given.fuse, versions, link, hear))
+            run_unwrapped(functools.partial(serve_reads, order, given.fuse, versions, link, slots, hear))
         except LinkBroken:
             return 0
         except G35Error as error:

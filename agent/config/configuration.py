@@ -85,8 +85,8 @@ class AgentSection(Section):
         ge=0,
         le=PROCESSES_MAX,
         description="Processes of this agent, each with `workers` threads: the first does everything, the "
-        "others serve gets to clients on this machine (docs/processes.md). 0: one for each four cores, at "
-        "most four, and one where the others could not serve.",
+        "others serve gets to clients on this machine and write what these put (docs/processes.md). 0: one "
+        "for each four cores, at most four, and one where the others could not serve.",
     )
     read_deadline_ms: float = Field(
         50.0, gt=0, le=60_000, description="After this long a /kv read is a miss (`late`)."

@@ -34,6 +34,7 @@ from agent.pool.volume.settings import Timing, VolumeSettings
 from agent.pool.volume.volume import PoolVolume, Volume
 from agent.pool.write.admission import SecondUse, SecondUseWriter
 from agent.pool.write.batch import Became, write_together
+from agent.pool.write.borrowed_slots import SlotLinks, write_borrowed
 from agent.pool.write.delete_and_pin import delete, pin
 from agent.pool.write.name_together import UnnamedWriter, name_all
 from agent.pool.write.put import SlotWriter
@@ -57,6 +58,7 @@ class ServedVolume(ABC):
         gate: RecomputeGate | None = None,
         admission: SecondUse | None = None,
         back: WriteBack | None = None,
+        slots: SlotLinks | None = None,
     ) -> None:
         self.volume: Final = volume
         self.in_sets: Final = in_sets
@@ -64,6 +66,13 @@ class ServedVolume(ABC):
         self.gate: Final = gate
         self.admission: Final = admission
         self.back: Final = back
+        self.slots: Final = slots
+        """Where this process writes no directory: by what another lends it slots."""
+
+    @property
+    def lends_slots(self) -> bool:
+        """Whether another process of the agent may write values of the volume, which this one names."""
+        return False
 
     @property
     def settings(self) -> VolumeSettings:
@@ -99,7 +108,7 @@ class ServedVolume(ABC):
         self, channel: IoChannel, keys: Sequence[bytes], values: Sequence[memoryview], ttl_seconds: int
     ) -> Steps[list[Became]] | None:
         """Store many short values; see write/batch.py. None: writers of their own must take them. Raises
-        TooLong."""
+        TooLong, and PutElsewhere where `slots` has none to be lent."""
         return None
 
     @abstractmethod
@@ -251,8 +260,9 @@ class _InSets(ServedVolume):
         gate: RecomputeGate | None,
         admission: SecondUse | None,
         back: WriteBack | None,
+        slots: SlotLinks | None,
     ) -> None:
-        super().__init__(volume, volume, gate, admission, back)
+        super().__init__(volume, volume, gate, admission, back, slots)
         self._volume: Final = volume
         if admission is not None:
             volume.change(on_erasure=admission.forget)
@@ -290,9 +300,24 @@ class _InSets(ServedVolume):
         self, channel: IoChannel, keys: Sequence[bytes], values: Sequence[memoryview], ttl_seconds: int
     ) -> Steps[list[Became]] | None:
         volume = self._volume
-        if volume.erased or volume.below is not None or self.back is not None or self.admission is not None:
+        if not self._stores_together():
             return None
+        if self.slots is not None:
+            return write_borrowed(
+                volume, channel, self.slots, keys, values, volume.timing.write_deadline, ttl_seconds
+            )
         return write_together(volume, channel, keys, values, volume.timing.write_deadline, ttl_seconds)
+
+    def _stores_together(self) -> bool:
+        volume = self._volume
+        return not (
+            volume.erased or volume.below is not None or self.back is not None or self.admission is not None
+        )
+
+    @property
+    def lends_slots(self) -> bool:
+        settings = self.settings
+        return settings.kind == "kv" and settings.copies == 1 and self._stores_together()
 
     def writer(self, key: bytes, *, length: int | None = None, ttl_seconds: int = 0) -> Writer:
         volume, back = self._volume, self.back
@@ -478,12 +503,13 @@ def serve(
     gate: RecomputeGate | None = None,
     admission: SecondUse | None = None,
     back: WriteBack | None = None,
+    slots: SlotLinks | None = None,
 ) -> ServedVolume:
     """A volume with the policies that the configuration wants for it; those on KV namespaces have none."""
     if isinstance(volume, KvVolume):
         return _OnKv(volume)
     assert isinstance(volume, Volume)
-    return _InSets(volume, gate, admission, back)
+    return _InSets(volume, gate, admission, back, slots)
 
 
 def _part(keys: bytes, first: int) -> bytes:

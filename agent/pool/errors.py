@@ -25,3 +25,7 @@ class BadPut(Exception):
 
 class TooLong(BadPut):
     """The value does not fit the volume's slots, or the length that was announced."""
+
+
+class PutElsewhere(Exception):
+    """This process of the agent does not store the value now; another does."""

@@ -48,6 +48,7 @@ from agent.service.doors import GUEST_DOORS, QUERY_DOOR, S3_DOOR, Doors, Shown, 
 from agent.service.queue_plan import QueuePlan
 from agent.service.readers import Readers, why_alone
 from agent.service.repair import Repair
+from agent.service.slot_lender import SlotLender, is_fenced, links_of
 from agent.service.upkeep import Upkeep
 from agent.service.volume_policies import VolumePolicies
 from agent.service.watched_memory import watch_blocks, watch_memory
@@ -118,6 +119,15 @@ class Agent:
         self.members = Members.of(pool_map)
         self.policies = VolumePolicies(configuration, self.volumes, channels.take, queues)
         self.served = self.policies.served
+        self.lender = SlotLender(
+            self.served,
+            channels.take,
+            queues.slots,
+            links_of(configuration),
+            lambda *place: is_fenced(fabric, *place),
+        )
+        if self.readers is not None:
+            self.readers.lend_by(self.lender)
         self.registered = RegisteredMemory(settings.registered_memory)
         self.discards, self.names_seen = Discards(self.bounds), NamesSeen(self.bounds)
         self.unnamed = UnnamedChunks()
@@ -273,6 +283,7 @@ class Agent:
             status = cast("S3Door | QueryDoor", door).snapshot if speaks_http else nothing
             services[name] = Service(door.start, door.stop, status)
         if self.readers is not None:
+            services["slots"] = Service(self.lender.start, self.lender.stop)
             services["readers"] = Service(self.readers.start, self.readers.stop, self.readers.status)
         return services
 

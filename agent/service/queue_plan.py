@@ -8,6 +8,8 @@ from agent.config.configuration import Configuration
 from agent.errors import G35Error
 from agent.pool.prestage.prefetcher import THREADS as PRESTAGE_THREADS
 from agent.remote.fabric import Fabric
+from agent.service.readers import why_alone
+from agent.service.slot_lender import links_of
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +22,8 @@ class QueuePlan:
     """The I/O queue ids of each thread that talks to enclosures; an enclosure takes one Connect for an id.
 
     Ids run from 1 without a gap: workers, prestaging, upkeep, repair, write-back, path prober, members,
-    guests, S3, queries, places in G4. None, or an empty range: this agent has no such thread.
+    guests, S3, queries, places in G4, slots that are lent. None, or an empty range: this agent has no such
+    thread.
     """
 
     workers: range
@@ -37,6 +40,8 @@ class QueuePlan:
     query: range
     spill: range
     """One for each place in G4 (agent/spill/tier.py)."""
+    slots: range
+    """`links_of` for each reader (agent/service/slot_lender.py)."""
 
     def __post_init__(self) -> None:
         ids = sorted(self._ids())
@@ -46,7 +51,15 @@ class QueuePlan:
     def _ids(self) -> list[int]:
         one = (self.upkeep, self.repair, self.write_back, self.path_prober, self.members)
         ids = [each for each in one if each is not None]
-        for several in (self.workers, self.prestage, *self.guests, self.s3, self.query, self.spill):
+        for several in (
+            self.workers,
+            self.prestage,
+            *self.guests,
+            self.s3,
+            self.query,
+            self.spill,
+            self.slots,
+        ):
             ids += several
         return ids
 
@@ -56,12 +69,15 @@ class QueuePlan:
 
     @property
     def extra(self) -> int:
-        """Queues beside the workers'."""
-        return self.total - len(self.workers)
+        """Queues beside the workers' that there have to be. Without those for slots that are lent, the first
+        process serves all puts."""
+        return self.total - len(self.workers) - len(self.slots)
 
     @classmethod
-    def of(cls, configuration: Configuration, workers: int | None = None) -> "QueuePlan":
-        """`workers`: as many as the enclosures grant; None: as many as are configured."""
+    def of(
+        cls, configuration: Configuration, workers: int | None = None, slots: int | None = None
+    ) -> "QueuePlan":
+        """`workers`, `slots`: as many as the enclosures grant; None: as many as are wanted."""
         wanted, following = configuration.agent.worker_count, 1
 
         def take(count: int) -> range:
@@ -73,6 +89,8 @@ class QueuePlan:
         def take_if(has_thread: bool) -> int | None:
             return take(1).start if has_thread else None
 
+        readers = 0 if why_alone(configuration) else configuration.agent.process_count - 1
+        lent = readers * links_of(configuration)
         return cls(
             take(wanted if workers is None else workers),
             take(PRESTAGE_THREADS),
@@ -85,6 +103,7 @@ class QueuePlan:
             take(configuration.s3.workers if configuration.s3.listen else 0),
             take(configuration.query.workers if configuration.query.listen else 0),
             take(len(configuration.spill)),
+            take(lent if slots is None else min(lent, slots)),
         )
 
 
@@ -117,3 +136,17 @@ def granted_workers(fabric: Fabric, wanted: int, extra: int = EXTRA_QUEUES) -> i
             )
         workers = min(workers, granted - extra)
     return workers
+
+
+def spare_queues(fabric: Fabric, used: int, wanted: int) -> int:
+    """How many of some `wanted` queues there are on every connected enclosure, beside `used` others."""
+    granted = [each.session.facts.io_queues for each in fabric.enclosures if each.session is not None]
+    spare = max(0, min([used + wanted, *granted]) - used)
+    if spare < wanted:
+        log.warning(
+            "enclosures grant %d of %d I/O queues for puts by the other processes of this agent: the first "
+            "process serves what goes beyond that; let them grant more, or lower agent.processes",
+            spare,
+            wanted,
+        )
+    return spare

@@ -1,8 +1,9 @@
-"""A reader: a process of the agent that serves gets, beside the one that does everything else.
+"""A reader: a process of the agent that serves gets and writes values, beside the one that does all else.
 
 readers.py starts it and keeps its mount. It has sessions to the enclosures, remembered directories and
-workers of its own, and writes nothing to flash. It is as current as the process that writes: by the versions
-of directories (agent/pool/volume/set_versions.py), and by serving only while both go by the same pool map.
+workers of its own. It writes no directory: values that are put through it go into slots that the other
+process lends and names (agent/pool/write/borrowed_slots.py). It is as current as that one: by the versions of
+directories (agent/pool/volume/set_versions.py), and by serving only while both go by the same pool map.
 What it does not serve it refuses by EREMOTE, and the client asks the other process.
 """
 
@@ -48,6 +49,7 @@ from agent.remote.channel_pool import ChannelPool
 from agent.remote.fabric import Fabric
 from agent.service.queue_plan import granted_workers
 from agent.service.reader_link import Order, Report, encode_report
+from agent.service.slot_links import BorrowedLinks
 from agent.service.upkeep import Duties
 from agent.tenancy.opening_keys import OpeningKeys
 from agent.tenancy.visibility import Audience
@@ -67,9 +69,15 @@ this mount is nobody else's then."""
 
 
 async def serve_reads(
-    order: Order, fuse: int, versions: SetVersions, link: socket.socket, hear: Callable[[], None]
+    order: Order,
+    fuse: int,
+    versions: SetVersions,
+    link: socket.socket,
+    slots: Sequence[socket.socket],
+    hear: Callable[[], None],
 ) -> None:
     """Serve the mount behind the descriptor `fuse` until it is unmounted, or the other process closes `link`.
+    `slots`: to those who lend slots.
 
     `hear` waits for the latter.
     """
@@ -88,7 +96,7 @@ async def serve_reads(
             pool_map, _ = await trio.to_thread.run_sync(find_pool, fabric, first, seal)
             fabric.adopt([bytes.fromhex(namespace.nguid) for namespace in pool_map.namespaces])
             reader = await trio.to_thread.run_sync(
-                Reader, order, configuration, versions, root, seal, fabric, channels, pool_map, workers
+                Reader, order, configuration, versions, root, seal, fabric, channels, pool_map, workers, slots
             )
             await trio.to_thread.run_sync(reader.start, fuse, link)
             async with trio.open_nursery() as nursery:
@@ -120,6 +128,7 @@ class Reader:
         channels: ChannelPool,
         pool_map: PoolMap,
         workers: int,
+        slots: Sequence[socket.socket],
     ) -> None:
         """To be made on a thread that may block. Raises G35Error."""
         settings = configuration.agent
@@ -139,7 +148,8 @@ class Reader:
         # What was acknowledged and waits in memory is seen by its process alone; so is what a gate goes by.
         elsewhere = {each.volume for each in configuration.policies if each.write == "back"}
         elsewhere |= {each.volume for each in configuration.policies if each.prefill_tokens_per_s}
-        served = [serve(volume) for volume in volumes if volume.settings.name not in elsewhere]
+        links = BorrowedLinks(slots, fabric)
+        served = [serve(volume, slots=links) for volume in volumes if volume.settings.name not in elsewhere]
         own = Audience("agent", settings.tenants).key_value(served)
         registered = RegisteredMemory(settings.registered_memory)
         self._session = FuseSession(self._tree(order.number, own, registered))

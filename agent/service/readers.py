@@ -1,4 +1,5 @@
-"""The other processes of an agent: readers, which serve gets beside the process that does everything.
+"""The other processes of an agent: readers, which serve gets, and write what is put, beside the
+process that does everything.
 
 Each has a mount of its own within the agent's, at `.g35/process-N`. This process mounts it and keeps it: a
 reader that dies is started again without an unmount, and meanwhile requests to it fail at once
@@ -31,6 +32,7 @@ from agent.host_os.worker_thread import OwnThread
 from agent.pool.counters import Tally, total
 from agent.pool.volume.uses import USES_MAX, Use
 from agent.service.reader_link import Counts, Lines, LinkBroken, Order, Report, decode_report, encode_order
+from agent.service.slot_lender import Borrower, SlotLender, link_pairs, links_of
 from host_shim.control_wire import PROCESS_FOLDER
 
 log = logging.getLogger(__name__)
@@ -114,6 +116,8 @@ class _Reader:
         self.process: subprocess.Popen[bytes] | None = None
         self.stand_in: StandIn | None = None
         self.link: socket.socket | None = None
+        self.borrower = Borrower()
+        """Of the process that is there, or was."""
         self.lines = Lines()
         self.since = self.heard_at = self.again_at = 0.0
         self.pause = AGAIN_SECONDS[0]
@@ -141,6 +145,7 @@ class _Reader:
             self.link.close()
             self.link = None
         self.process = None
+        self.borrower.has_ended()
 
 
 class Readers(OwnThread):
@@ -157,6 +162,11 @@ class Readers(OwnThread):
         self._uses: list[Use] = []
         self._using = threading.Lock()
         self._selector = selectors.DefaultSelector()
+        self._lender: SlotLender | None = None
+
+    def lend_by(self, lender: SlotLender) -> None:
+        """Have slots lent to the readers; before they start."""
+        self._lender = lender
 
     def tallies(self) -> Iterator[Mapping[str, Tally]]:
         """The counters of all readers, those that have ended too."""
@@ -245,6 +255,10 @@ class Readers(OwnThread):
             log.error("process %d of this agent (%d) hangs; it is started anew", reader.number, process.pid)
             process.kill()
             process.wait()
+        elif process.poll() is None and reader.borrower.is_to_end.is_set():
+            # A slot that is lent to it is nobody's until it has ended.
+            process.kill()
+            process.wait()
         if process.returncode is not None:
             self._ended(reader, now)
 
@@ -253,7 +267,11 @@ class Readers(OwnThread):
         agreed = reader.stand_in.negotiated
         assert agreed is not None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs:
+        lending, borrowing = link_pairs(links_of(self._configuration))
+        with contextlib.ExitStack() as theirs_all:
+            for each in (theirs, *borrowing):
+                theirs_all.enter_context(each)
+            slots = [each.fileno() for each in borrowing]
             given = {
                 "link": theirs.fileno(),
                 "fuse": reader.stand_in.descriptor,
@@ -262,19 +280,23 @@ class Readers(OwnThread):
                 "log-level": logging.getLogger().getEffectiveLevel(),
             }
             arguments = [f"--{name}={value}" for name, value in given.items()]
+            arguments.append(f"--slots={','.join(map(str, slots))}")
             try:
                 process = subprocess.Popen(
                     [sys.executable, "-P", "-m", "agent.cli.reader_process", *arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    pass_fds=[given["link"], given["fuse"], given["versions"]],
+                    pass_fds=[given["link"], given["fuse"], given["versions"], *slots],
                 )
             except OSError as error:
                 log.error("process %d of this agent cannot be started: %s", reader.number, error)
-                ours.close()
+                for each in (ours, *lending):
+                    each.close()
                 reader.again_at = now + AGAIN_SECONDS[1]
                 return
-        reader.process, reader.link = process, ours
+        reader.process, reader.link, reader.borrower = process, ours, Borrower()
+        if self._lender is not None:
+            self._lender.begin(reader.number, lending, reader.borrower)
         reader.since = reader.heard_at = now
         reader.starts += 1
         reader.become(ReaderState.STARTING)

@@ -23,7 +23,7 @@ from agent.inline.secrets import root_key_in
 from agent.remote.channel_pool import ChannelPool
 from agent.service.agent import Agent
 from agent.service.doors import MOUNT_DOOR, Doors
-from agent.service.queue_plan import QueuePlan, granted_workers
+from agent.service.queue_plan import QueuePlan, granted_workers, spare_queues
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,8 @@ async def serve(configuration: Configuration, ready: Callable[[], None], stop: t
     ):
         fabric = supervisor.fabric
         workers = granted_workers(fabric, len(wanted.workers), wanted.extra)
-        queues = QueuePlan.of(configuration, workers)
+        spare = spare_queues(fabric, workers + wanted.extra, len(wanted.slots))
+        queues = QueuePlan.of(configuration, workers, spare)
         supervisor.queues_in_use = queues.total
         settings = configuration.agent.model_copy(update={"workers": workers})
         configuration = configuration.model_copy(update={"agent": settings})

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 from agent.fs.control.registered_memory import RegisteredMemory
 from agent.fs.control.session import Ahead, ControlSession, Ticket, outcome_of
-from agent.fs.control.transfers import Transfers
+from agent.fs.control.transfers import ELSEWHERE, Transfers
 from agent.fs.interface import (
     FACE_CONTROL,
     FACE_SHIFT,
@@ -65,7 +65,6 @@ CONTROL_ROOT: Final = FACE_CONTROL << FACE_SHIFT | 1
 _SESSION_INO: Final = CONTROL_ROOT + 1
 _STATUS_INO: Final = CONTROL_ROOT + 2
 _FOLDERS_FROM: Final = CONTROL_ROOT + 16
-ELSEWHERE: Final = "the first process of the agent serves that"
 _READS: Final = frozenset({Operation.GET, Operation.EXISTS})
 SESSIONS: Final = Limit(
     "sessions", "opens of /.g35/session", 1024,
@@ -145,7 +144,7 @@ class ControlFace(FileSystem):
             None
             if memory is None
             else Transfers(
-                memory, channel, self._volume, prestage, continuer, reads_alone=may_read is not None
+                memory, channel, self._volume, prestage, continuer, borrows_slots=may_read is not None
             )
         )
 

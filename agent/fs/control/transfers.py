@@ -13,15 +13,17 @@ from typing import Final
 from agent.fs.control.registered_memory import REGIONS_MAX, RegisteredMemory
 from agent.fs.control.session import ControlSession, Ticket, outcome_of
 from agent.fs.interface import FsError
+from agent.fs.value_writer import errno_of
 from agent.inline.scatter import Scatter, Target
 from agent.pool.access import ServedVolume
 from agent.pool.counters import MissCause
+from agent.pool.errors import BadPut, PutElsewhere, PutRefused
 from agent.pool.prestage.readahead import Readahead
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.read.reader_base import Reader
 from agent.pool.steps import IoChannel, Steps
 from agent.pool.steps import Outcome as Settled
-from agent.pool.write.batch import Became, Untried
+from agent.pool.write.batch import UNTRIED, Became, Untried
 from host_shim.control_wire import MalformedControl, Outcome
 from host_shim.transfer_wire import (
     SHORT_BYTES,
@@ -40,6 +42,7 @@ from host_shim.transfer_wire import (
 )
 
 _HIT: Final = Outcome.HIT.value
+ELSEWHERE: Final = "the first process of the agent serves that"
 PIECE_BYTES: Final = 1 << 20
 """What a worker's own buffers take at a time."""
 
@@ -53,19 +56,19 @@ class Transfers:
     _volume_of: Callable[[str], ServedVolume]
     _prestage: PrestageCache | None
     _continuer: Readahead
-    reads_alone: bool = False
-    """This process of the agent serves gets alone."""
+    borrows_slots: bool = False
+    """This process of the agent writes no directory: it stores values by slots that another lends, or not at
+    all."""
 
     def ioctl(self, session: ControlSession, process: int, command: int, data: memoryview) -> Settled[bytes]:
         """Serve one. Raises FsError, ENOTTY for a command that is none of these."""
         which = ioctl_of(command)
-        if self.reads_alone and which in (Ioctl.STORE, Ioctl.STORE_MANY):
-            raise FsError(errno.EREMOTE, "the first process of the agent serves that")
         try:
             if which is Ioctl.LOAD:
                 return self._under_way(self._load(session, decode_transfer_untrusted(data)))
             if which is Ioctl.STORE:
-                return self._under_way(self._store(session, decode_transfer_untrusted(data)))
+                storing = self._store_borrowed if self.borrows_slots else self._store
+                return self._under_way(storing(session, decode_transfer_untrusted(data)))
             if which is Ioctl.LOAD_MANY:
                 return self._under_way(self._load_many(session, decode_many_untrusted(data), len(data)))
             if which is Ioctl.STORE_MANY:
@@ -199,6 +202,34 @@ class Transfers:
             ticket.drop()
         return encode_done(Outcome.HIT.value, 0)
 
+    def _store_borrowed(self, session: ControlSession, transfer: Transfer) -> Steps[bytes]:
+        """A whole value of one piece. Raises FsError, EREMOTE for any other."""
+        pieces = self._pieces(session, transfer)
+        if transfer.ticket is not None or len(pieces) != 1 or len(pieces[0]) > PIECE_BYTES:
+            raise FsError(errno.EREMOTE, ELSEWHERE)
+        volume, channel = self._volume_of(transfer.volume), self._channel()
+        if len(pieces[0]) > volume.settings.value_bytes:
+            raise FsError(errno.EFBIG, f"a value has {volume.settings.value_bytes} bytes at most")
+        storing = (
+            None
+            if volume.volume.codec.suite.reads_text_again
+            else volume.write_together(channel, (transfer.key,), pieces, transfer.ttl_seconds)
+        )
+        if storing is None:
+            raise FsError(errno.EREMOTE, ELSEWHERE)
+        channel.gives_way()
+        try:
+            became = (yield from storing)[0]
+        except PutElsewhere:
+            became = UNTRIED
+        if isinstance(became, Untried):
+            raise FsError(errno.EREMOTE, ELSEWHERE)
+        if isinstance(became, BadPut):
+            raise FsError(errno.EINVAL, str(became))
+        if isinstance(became, PutRefused):
+            raise FsError(errno_of(became), str(became))
+        return encode_done(Outcome.HIT.value, 0)
+
     def _store_many(self, session: ControlSession, many: ManyTransfers, size: int) -> Steps[bytes]:
         """Raises FsError, EOPNOTSUPP where values of the volume are better put each by a request of its
         own."""
@@ -216,11 +247,16 @@ class Transfers:
             else volume.write_together(self._channel(), many.keys, values, many.ttl_seconds)
         )
         if storing_all is None:
+            if self.borrows_slots:
+                raise FsError(errno.EREMOTE, ELSEWHERE)
             raise FsError(errno.EOPNOTSUPP, "values of this volume are put one by one now")
         if self._continuer.active:
             self._continuer.chain(volume.in_sets, many.keys, session.trail)
         self._channel().gives_way()
-        became = yield from storing_all
+        try:
+            became = yield from storing_all
+        except PutElsewhere:
+            raise FsError(errno.EREMOTE, ELSEWHERE) from None
         return encode_done_many([(_outcome_of(one).value, 0) for one in became], size)
 
     def _take(self, ticket: Ticket, pieces: list[memoryview]) -> Steps[None]:

@@ -122,6 +122,10 @@ class SlotCodec:
     def opens(self, other: "SlotCodec") -> bool:
         return any(each.fingerprint == other.fingerprint for each in (self, *self._others))
 
+    def of_key(self, fingerprint: bytes) -> "SlotCodec | None":
+        """That which seals by the data key of this fingerprint, of those that open here."""
+        return next((each for each in (self, *self._others) if each.fingerprint == fingerprint), None)
+
     @property
     def oldest_epoch(self) -> int:
         """Of the keys that open here; a slot under an older one was left behind by a rotation."""

@@ -65,8 +65,17 @@ class TogetherWriter(UnnamedWriter):
         data: memoryview,
         buffer: memoryview,
     ) -> memoryview | None:
-        """The slot as it is to be written, in `buffer`, once one is reserved; None where the key is there
-        (`already_there`) or the value wants a put of its own (its state is NEW then).
+        """The slot as it is to be written, in `buffer`, once one is reserved; None as of `take_slot`. Raises
+        PutRefused."""
+        if not self.take_slot(channel, sets, trouble, len(data)):
+            return None
+        return self._seal_whole(channel, self.reservation, data, buffer)
+
+    def take_slot(
+        self, channel: IoChannel, sets: Sequence[CachedSet], trouble: MissCause | None, length: int
+    ) -> bool:
+        """Reserve one. False where the key is there (`already_there`) or the value wants a put of its own
+        (its state is NEW then).
 
         The key's lock is held, and `sets` were read just now, or could not be: `trouble`. Raises PutRefused.
         """
@@ -75,23 +84,23 @@ class TogetherWriter(UnnamedWriter):
             self._refuse(channel, PutRefused(refusal, MissCause.WRONG_KEY))
         for found in volume.find(sets, self.pseudonym):
             if found.is_live(channel):
-                self._end = len(data)
+                self._end = length
                 self._found_there(channel)
-                return None
+                return False
             found.drop_hint()
         targets = volume.write_targets(self.pseudonym, sets)
         usable = [cached for cached in targets if may_take(cached)]
         if any(cached.in_doubt for cached in targets):
-            return None
+            return False
         if not usable:
             self._refuse(channel, PutRefused(NO_ANSWER, trouble or MissCause.LATE))
         if volume.quota is not None and volume.quota.limits.of_room:
             if not volume.quota.set_aside(volume.settings.slot_bytes):
-                return None
+                return False
             self._room_set_aside = True
         self._reserve(channel, usable, everywhere=len(usable) == len(targets))
-        self._end = len(data)
-        return self._seal_whole(channel, self.reservation, data, buffer)
+        self._end = length
+        return True
 
     @property
     def reservation(self) -> Reservation:
@@ -162,7 +171,7 @@ class _Batch:
         self._begins_until: Final = channel.now() + (until - channel.now()) / 2
         """A value that is begun later would be given too little time."""
         self.became: Final[list[Became]] = [UNTRIED] * len(writers)
-        self._rooms: Final = _rooms_for(volume, channel, values)
+        self._rooms: Final = rooms_for(volume, channel, values)
         self._parts: Final = Parts(channel)
         pseudonyms = b"".join([writing.pseudonym for writing in writers])
         self._borrowed: Final = volume.borrow_sets_of_many(pseudonyms)
@@ -440,7 +449,7 @@ def _slot_write(put: _Put) -> Pending:
     return pending
 
 
-def _rooms_for(volume: Volume, channel: IoChannel, values: Sequence[memoryview]) -> list[memoryview]:
+def rooms_for(volume: Volume, channel: IoChannel, values: Sequence[memoryview]) -> list[memoryview]:
     """Each value's part of the worker's send buffer; none where that is used up. They begin at pages."""
     sizes = [
         -(-(HEADER_BYTES + volume.codec.padded(len(value)) + PROOF_BYTES) // _PAGE_BYTES) * _PAGE_BYTES

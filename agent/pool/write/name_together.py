@@ -55,6 +55,10 @@ class UnnamedWriter(SlotWriter):
         cause = yield from wait_for(channel, slot_write, deadline)
         if cause is not None:
             self._fail(channel, slot_write, cause)
+        self._wait_to_be_named(channel, reservation)
+
+    def _wait_to_be_named(self, channel: IoChannel, reservation: Reservation) -> None:
+        """All of it is on flash. Raises PutRefused for want of room."""
         self._is_written = True
         with reservation.cached.guard:
             reservation.cached.unnamed[reservation.slot] = False

@@ -142,8 +142,9 @@ def test_a_process_that_serves_gets_alone_refuses_all_else(pool: PoolUp) -> None
     with Pool(other) as own:
         volume = own.volume("kv")
         for ask in (
-            lambda: volume.put(key_of("new"), own.memory(SHORT)),
-            lambda: volume.put_many([key_of("new")] * 2, [b"1", b"2"]),
+            lambda: volume.put(key_of("new"), bytes(SHORT)),
+            lambda: volume.put(key_of("new"), own.memory(2 * MIB)),
+            lambda: volume.put_many([key_of("new")] * 2, [bytes(MIB), bytes(MIB)]),
             lambda: volume.delete([key_of("kept")]),
             lambda: volume.pin([key_of("kept")]),
         ):

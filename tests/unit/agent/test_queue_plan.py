@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.service.queue_plan import EXTRA_QUEUES, QueuePlan
+from agent.service.readers import why_alone
+from agent.service.slot_lender import links_of
 from tests.unit.agent.test_volume_policies import configuration
 
 
@@ -34,5 +38,18 @@ def test_every_thread_has_an_id_of_its_own_also_where_few_workers_are_granted(
 
 
 def test_an_id_that_is_there_twice_is_refused() -> None:
+    none = range(7, 7)
     with pytest.raises(AssertionError, match="not each there once"):
-        QueuePlan(range(1, 3), range(3, 5), 5, 6, None, None, 6, (), range(7, 7), range(7, 7), range(7, 7))
+        QueuePlan(range(1, 3), range(3, 5), 5, 6, None, None, 6, (), none, none, none, none)
+
+
+def test_each_reader_has_threads_that_lend_it_slots() -> None:
+    found = configuration()
+    found = found.model_copy(
+        update={"agent": found.agent.model_copy(update={"processes": 3, "mount": Path("/mnt/g35")})}
+    )
+    plan = QueuePlan.of(found)
+    assert len(plan.slots) == (0 if why_alone(found) else 2 * links_of(found))
+    assert plan.total == plan.extra + len(plan.workers) + len(plan.slots)
+    assert len(QueuePlan.of(found, slots=1).slots) == min(1, len(plan.slots))
+    assert not QueuePlan.of(configuration()).slots

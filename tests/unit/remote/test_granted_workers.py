@@ -10,7 +10,7 @@ import pytest
 from agent.errors import G35Error
 from agent.remote.enclosure import Enclosure
 from agent.remote.fabric import Fabric
-from agent.service.queue_plan import EXTRA_QUEUES, granted_workers
+from agent.service.queue_plan import EXTRA_QUEUES, granted_workers, spare_queues
 
 
 def granting(queues: int) -> Any:
@@ -44,3 +44,11 @@ def test_the_poorest_enclosure_decides(caplog: pytest.LogCaptureFixture) -> None
 def test_too_few_for_one_worker_is_refused() -> None:
     with pytest.raises(G35Error, match=r"enclosure mean grants 4 I/O queues .* needs 5"):
         granted_workers(fabric(rich=64, mean=EXTRA_QUEUES), 4)
+
+
+@pytest.mark.expects_log("enclosures grant 2 of 6 I/O queues for puts", "enclosures grant 0 of 6")
+def test_what_is_left_is_for_slots_that_are_lent() -> None:
+    assert spare_queues(fabric(rich=64, away=None), 10, 6) == 6
+    assert spare_queues(fabric(rich=64, poor=12), 10, 6) == 2
+    assert spare_queues(fabric(poorest=9), 10, 6) == 0
+    assert spare_queues(fabric(poorest=9), 10, 0) == 0
