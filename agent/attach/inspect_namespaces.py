@@ -11,8 +11,8 @@ from agent.pool.map.inspect import Inspection, inspect, newest_map, with_strange
 from agent.pool.map.kv_superblock import inspect_kv
 from agent.pool.map.map_seal import MapSeal
 from agent.pool.map.superblock import MAP_IO_SECONDS, Head
-from agent.pool.side_by_side import Part, Parts
 from agent.pool.steps import IoChannel, Steps
+from agent.pool.volume.side_by_side import Part, Parts
 from agent.remote.channel import WorkerChannel
 from agent.remote.enclosure import Enclosure
 from agent.remote.fabric import Fabric

@@ -8,7 +8,7 @@ from agent.inline.secrets import RootKey
 from agent.pool.kv.volume import KvVolume
 from agent.pool.map.document import PoolMap
 from agent.pool.volume.directory_cache import DirectoryCache
-from agent.pool.volume.partial_puts import PartialPuts
+from agent.pool.volume.puts_in_pieces import PutsInPieces
 from agent.pool.volume.volume import PoolVolume, Volume
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ def open_volumes(
     """Every volume of the map but those of erased tenants, opened. Raises ConfigError for another pool's root
     key."""
     volumes: list[PoolVolume] = []
-    partial_puts = PartialPuts()
+    puts_in_pieces = PutsInPieces()
     for entry in pool_map.volumes:
         if pool_map.is_erased(entry):
             log.info("volume %s is not served: its tenant was erased", entry.name)
@@ -33,7 +33,7 @@ def open_volumes(
         secret = pool_map.secret(entry, root)
         settings, timing = pool_map.settings(entry), configuration.agent.timing
         if settings.shares:
-            volumes.append(KvVolume(settings, secret, timing, partial_puts=partial_puts))
+            volumes.append(KvVolume(settings, secret, timing, puts_in_pieces=puts_in_pieces))
         else:
-            volumes.append(Volume(settings, secret, cache, timing, partial_puts=partial_puts))
+            volumes.append(Volume(settings, secret, cache, timing, puts_in_pieces=puts_in_pieces))
     return volumes

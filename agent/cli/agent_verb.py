@@ -19,7 +19,7 @@ from agent.errors import ConfigError
 from agent.host_os import systemd_notify
 from agent.host_os.private_memory import keep_memory_private
 from agent.host_os.whole_file import write_whole
-from agent.pool.volume.partial_puts import BEGUN_BYTES
+from agent.pool.volume.puts_in_pieces import BEGUN_BYTES
 from agent.query.query_json import BODY_BYTES_MAX
 from agent.service.queue_plan import QueuePlan
 from agent.service.reader import OTHER_QUEUES

@@ -66,7 +66,7 @@ WRITERS: Final = Limit(
     "kv-writers", "values that are being written through files of /kv", 256,
     by="user, guest", share=SHARED, refused="ENFILE", bytes_each=4096,
 )  # fmt: skip
-"""Beside that each may hold one unit that is not yet full, which partial_puts.py bounds."""
+"""Beside that each may hold one unit that is not yet full, which puts_in_pieces.py bounds."""
 NODES: Final = Limit(
     "kv-nodes", "values of /kv that kernels hold a reference to", 262_144,
     by="user, guest", share=SHARED, refused="one looked up long ago, and not open, goes", bytes_each=1024,

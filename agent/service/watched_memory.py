@@ -18,7 +18,7 @@ from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.eviction_holds import HELD_KEYS
 from agent.pool.volume.in_doubt_writes import KEYS_MAX
 from agent.pool.volume.media_errors import REPORTS_MAX, SUSPECTS_MAX
-from agent.pool.volume.partial_puts import BEGUN_BYTES
+from agent.pool.volume.puts_in_pieces import BEGUN_BYTES
 from agent.pool.volume.removed_marks import KEYS_MAX as REMOVED_MAX
 from agent.pool.volume.replication_backlog import DOUBTFUL_MAX, OWED_MAX
 from agent.pool.volume.spill_copies import COPIES_MAX, SETS_MAX
@@ -116,8 +116,8 @@ def watch_memory(
     bounds.watch(FENCED, lambda: {"all": len(fence)})
     volumes = [each.volume for each in served]
     if volumes:
-        partial_puts = volumes[0].partial_puts
-        bounds.watch(BEGUN, lambda: {"all": partial_puts.bytes_held}, most=partial_puts.bytes_max)
+        puts_in_pieces = volumes[0].puts_in_pieces
+        bounds.watch(BEGUN, lambda: {"all": puts_in_pieces.bytes_held}, most=puts_in_pieces.bytes_max)
     for name, limit in OF_VOLUMES.items():
         having = [each for each in volumes if name in each.table_sizes()]
         if having:

@@ -2,7 +2,7 @@
 
 The chunks of a file are named together, sixteen at a time or with its close (file_writer.py). Where a program
 writes half of a file and then nothing for long, upkeep names what is there. Else its slots would go to other
-puts after a while (agent/pool/volume/partial_puts.py), and the file with them.
+puts after a while (agent/pool/volume/puts_in_pieces.py), and the file with them.
 """
 
 import contextlib

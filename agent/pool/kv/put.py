@@ -2,7 +2,7 @@
 
 Read write/put.py first. A Store is all or nothing: there is no order to keep, nothing to reserve and nothing
 that a crash could leave half done. The price is that a value in pieces waits in memory for its last one;
-partial_puts.py bounds that memory.
+puts_in_pieces.py bounds that memory.
 
 The first write of a key wins: the Store asks for it ("only if absent"). Where the key has a value, its header
 is looked at, and one that proves nothing or has expired is stored over.

@@ -24,8 +24,8 @@ from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.kv.commands import KvChannel, KvPending, kv_channel
 from agent.pool.late_answers import wait_for
 from agent.pool.steps import IoChannel, Steps
-from agent.pool.volume.partial_puts import PartialPuts
 from agent.pool.volume.placement import Placement
+from agent.pool.volume.puts_in_pieces import PutsInPieces
 from agent.pool.volume.settings import Timing, VolumeExtent, VolumeSettings
 from agent.pool.volume.volume import LOADS_IN_FLIGHT, PoolVolume
 
@@ -100,9 +100,9 @@ class KvVolume(PoolVolume):
         settings: VolumeSettings,
         secret: SecretKey,
         timing: Timing,
-        partial_puts: PartialPuts | None = None,
+        puts_in_pieces: PutsInPieces | None = None,
     ) -> None:
-        super().__init__(settings, secret, timing, partial_puts)
+        super().__init__(settings, secret, timing, puts_in_pieces)
         self._nguids = {each.namespace: each.nguid for each in settings.shares}
         self.accounts = {each.namespace: Account(each.bytes) for each in settings.shares}
         self.uses = _Memory()

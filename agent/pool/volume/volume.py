@@ -32,8 +32,8 @@ from agent.pool.volume.in_doubt_writes import InDoubtWrites
 from agent.pool.volume.key_locks import KeyLocks
 from agent.pool.volume.key_transition import GRACE_SECONDS, Ask, InForce, KeyTransition, MapAge
 from agent.pool.volume.media_errors import MediaErrors
-from agent.pool.volume.partial_puts import PartialPuts
 from agent.pool.volume.placement import Candidate, Placement, Rank
+from agent.pool.volume.puts_in_pieces import PutsInPieces
 from agent.pool.volume.quota import Quota
 from agent.pool.volume.removed_marks import RemovedMarks
 from agent.pool.volume.replication_backlog import ReplicationBacklog
@@ -132,13 +132,13 @@ class PoolVolume(ABC):
         settings: VolumeSettings,
         secret: SecretKey,
         timing: Timing,
-        partial_puts: PartialPuts | None,
+        puts_in_pieces: PutsInPieces | None,
     ) -> None:
-        """`partial_puts`: those of all volumes of an agent; None: it has its own."""
+        """`puts_in_pieces`: those of all volumes of an agent; None: it has its own."""
         self.settings = settings
         self.timing = timing
         self.key_locks = KeyLocks()
-        self.partial_puts = partial_puts if partial_puts is not None else PartialPuts()
+        self.puts_in_pieces = puts_in_pieces if puts_in_pieces is not None else PutsInPieces()
         self.unit_buffers = UnitBuffers(settings.unit_bytes)
         self.unit_cache = UnitCache(self.unit_buffers)
         self.in_doubt_writes = InDoubtWrites()
@@ -223,9 +223,9 @@ class Volume(PoolVolume):
         secret: SecretKey,
         cache: DirectoryCache,
         timing: Timing,
-        partial_puts: PartialPuts | None = None,
+        puts_in_pieces: PutsInPieces | None = None,
     ) -> None:
-        super().__init__(settings, secret, timing, partial_puts)
+        super().__init__(settings, secret, timing, puts_in_pieces)
         self.cache = cache
         self.occupancy = Occupancy()
         self.media_errors = MediaErrors()

@@ -24,9 +24,9 @@ from agent.pool.errors import IN_DOUBT, BadPut, PutRefused
 from agent.pool.format.directory import Directory, Entry
 from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.late_answers import miss_cause_of, wait_for
-from agent.pool.side_by_side import AnyOf, Part, Parts
 from agent.pool.steps import Acquire, IoChannel, Pending, Steps, Wait, in_volleys
 from agent.pool.volume.directory_cache import CachedSet
+from agent.pool.volume.side_by_side import AnyOf, Part, Parts
 from agent.pool.volume.volume import Volume
 from agent.pool.volume.writable_directory import load_writable, prove
 from agent.pool.write.name_together import NOT_IN_TIME, UnnamedWriter

@@ -5,7 +5,7 @@ before all of them are named. So each chunk's slot is written alone (`UnnamedWri
 the directories of many, side by side and each one once, however many of the chunks it names.
 
 A slot that no directory names is free to other agents, and after a crash to everybody. Until it is named it
-is reserved here, and waits as a put does that came in part (agent/pool/volume/partial_puts.py): after 30 s
+is reserved here, and waits as a put does that came in part (agent/pool/volume/puts_in_pieces.py): after 30 s
 its slot may go to another put. So who writes such values has them named soon, and takes keys that nobody else
 puts: of two puts of one key this does not know.
 

@@ -1,7 +1,7 @@
 """A put to sets of slots: choose a slot, seal, write, and only then name it in the directory.
 
 A `SlotWriter` seals and sends the units of one value as they come, in any order as long as they are whole
-units. So a value of any size needs at most one unit of memory here; partial_puts.py bounds their sum.
+units. So a value of any size needs at most one unit of memory here; puts_in_pieces.py bounds their sum.
 The header goes last; where the value came in one piece, both go in a single write.
 
 A crash leaves, at whatever moment: a slot whose header does not open, or one that opens as a value that no
@@ -203,7 +203,7 @@ class SlotWriter(Writer):
         for _ in range(RESERVE_TRIES):
             best = self._best(channel, sets, exchange)
             evicts = best is None or is_eviction(best[1])
-            if evicts and volume.partial_puts.make_way(volume.settings.volume_id, channel):
+            if evicts and volume.puts_in_pieces.make_way(volume.settings.volume_id, channel):
                 continue
             if best is None or (evicts and not (everywhere and self._may_evict)):
                 break

@@ -47,7 +47,7 @@ def room_for(
     if quota.set_aside(slot_bytes):
         return Room.SET_ASIDE
     owners = volume.siblings if volume in volume.siblings else (*volume.siblings, volume)
-    idle = [volume.partial_puts.make_way(each.settings.volume_id, channel) for each in owners]
+    idle = [volume.puts_in_pieces.make_way(each.settings.volume_id, channel) for each in owners]
     if any(idle) and quota.set_aside(slot_bytes):
         return Room.SET_ASIDE
     if may_evict:

@@ -2,7 +2,7 @@
 
 A put takes bytes until it is complete. In one of its end states it holds nothing any more: `_enter` lets go
 of slot and memory, whichever end it is. A put that waits for its next piece may be given up by another thread
-(agent/pool/volume/partial_puts.py); the thread that takes it out of that table is the one that may change it.
+(agent/pool/volume/puts_in_pieces.py); the thread that takes it out of that table may change it, no other.
 """
 
 from abc import abstractmethod
@@ -13,7 +13,7 @@ from agent.pool.counters import MissCause
 from agent.pool.errors import BadPut, PutRefused, TooLong
 from agent.pool.format.directory import TIME_MAX
 from agent.pool.steps import IoChannel, Steps
-from agent.pool.volume.partial_puts import PartialPut
+from agent.pool.volume.puts_in_pieces import PutInPieces
 from agent.pool.volume.volume import PoolVolume
 
 GIVEN_UP: Final = "no byte of it came for long, and its room was wanted"
@@ -57,7 +57,7 @@ FORGETFUL: Final = (PutState.ALREADY_THERE, PutState.DECLINED)
 """Ends in which the rest of the value is counted and not kept."""
 
 
-class Writer(PartialPut):
+class Writer(PutInPieces):
     """One value being written. `length` where it is known from the start, None where `finish` decides."""
 
     def __init__(self, volume: PoolVolume, key: bytes, *, length: int | None, ttl_seconds: int = 0) -> None:
@@ -92,7 +92,7 @@ class Writer(PartialPut):
     @property
     def waiting(self) -> int:
         """Puts of its volume that wait, each with a slot that no directory names."""
-        return self.volume.partial_puts.waiting(self.volume.settings.volume_id)
+        return self.volume.puts_in_pieces.waiting(self.volume.settings.volume_id)
 
     @property
     def already_there(self) -> bool:
@@ -172,7 +172,7 @@ class Writer(PartialPut):
         """Let go of all that the put has; again where there is nothing left."""
         if self.held:
             held, self.held = self.held, 0
-            self.volume.partial_puts.give_back(held)
+            self.volume.puts_in_pieces.give_back(held)
 
     def _enter(self, state: PutState) -> None:
         assert (self._state, state) in LEGAL, f"a put cannot go from {self._state} to {state}"
@@ -183,7 +183,7 @@ class Writer(PartialPut):
 
     def _take_out(self) -> bool:
         """It waits no more. False: another thread has it, and gives it up."""
-        if not self.volume.partial_puts.take_out(self, self.volume.settings.volume_id):
+        if not self.volume.puts_in_pieces.take_out(self, self.volume.settings.volume_id):
             return False
         self._enter(PutState.TAKING)
         return True
@@ -201,7 +201,7 @@ class Writer(PartialPut):
         before, self.held = self.held, held
         self._enter(PutState.WAITING)
         volume = self.volume
-        if not volume.partial_puts.add(self, volume.settings.volume_id, held - before, channel):
+        if not volume.puts_in_pieces.add(self, volume.settings.volume_id, held - before, channel):
             self.held = before
             self._enter(PutState.TAKING)
             self._refuse(channel, PutRefused(TOO_MANY, MissCause.LATE))

@@ -108,7 +108,7 @@ def content(number: int) -> bytes:
 
 def nothing_is_held(agent: PoolAgent) -> None:
     assert not len(agent.volume.key_locks)
-    assert not len(agent.volume.partial_puts)
+    assert not len(agent.volume.puts_in_pieces)
     for cached in agent.cache.snapshot():
         assert not cached.users
         assert not cached.reserved

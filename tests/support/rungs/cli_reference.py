@@ -28,7 +28,8 @@ Made from the verbs by `python -m tests.support.rungs.cli_reference`; edit the h
 
 Exit codes: 0 it worked, 1 it did not, 2 the arguments are wrong, 130 Ctrl-C. A reader of the
 output that leaves early (`| head -1`) changes none of them; a closed output (`>&-`) is an error.
-Errors come as `error: …` and, where there is advice, `hint: …` on standard error; `G35_DEBUG=1` adds the traceback.
+Errors come as `error: …` and, where there is advice, `hint: …` on standard error; `G35_DEBUG=1` adds
+the traceback.
 """
 
 

@@ -158,7 +158,7 @@ def test_a_value_whose_writer_does_not_close_it_is_dropped_and_its_slot_is_free(
     assert not isinstance(files.agent.get(KEY), bytes)
     assert files.agent.volume.usage() == (slots, taken)
     assert not any(cached.reserved for cached in files.agent.volume.cache.snapshot())
-    assert not len(files.agent.volume.partial_puts)
+    assert not len(files.agent.volume.puts_in_pieces)
     assert files.agent.put(KEY, VALUE).stored
     assert files.agent.get(KEY) == VALUE
 

@@ -15,7 +15,7 @@ from agent.pool.read import reader_base
 from agent.pool.read.get import SlotReader
 from agent.pool.read.reader_base import GetState
 from agent.pool.steps import IoChannel
-from agent.pool.volume.partial_puts import IDLE_SECONDS, PartialPuts
+from agent.pool.volume.puts_in_pieces import IDLE_SECONDS, PutsInPieces
 from agent.pool.write import writer_base
 from agent.pool.write.admission import SecondUse
 from agent.pool.write.put import SlotWriter
@@ -95,7 +95,7 @@ def given_up_while_it_waits(agent: PoolAgent) -> Writer:
     put = SlotWriter(agent.volume, key_of(1), length=len(VALUE))
     write(agent, put, 0, 1)
     agent.channel.clock += IDLE_SECONDS + 1
-    assert agent.volume.partial_puts.make_way(agent.volume.settings.volume_id, agent.channel)
+    assert agent.volume.puts_in_pieces.make_way(agent.volume.settings.volume_id, agent.channel)
     with pytest.raises(PutRefused, match="no byte of it came"):
         write(agent, put, 1, 2)
     return put
@@ -197,7 +197,7 @@ def test_a_put_lives_as_the_table_says_and_holds_nothing_at_its_end(
     put = live(agent)
     assert lived[put] == LIVES[live]
     assert put.finished
-    assert len(agent.volume.partial_puts) == agent.volume.partial_puts.bytes_held == 0
+    assert len(agent.volume.puts_in_pieces) == agent.volume.puts_in_pieces.bytes_held == 0
     assert not any(each.reserved for each in agent.volume.cache.snapshot())
     if put.state in (PutState.REFUSED, PutState.DROPPED) and put.received:
         with pytest.raises((PutRefused, BadPut)):
@@ -228,7 +228,7 @@ def test_a_put_that_was_turned_away_may_be_tried_again(agent: PoolAgent) -> None
 
 def test_a_put_to_a_kv_namespace_holds_nothing_at_its_end() -> None:
     scheduler, volume = StepScheduler(1), kv_volume((16 << 20,))
-    volume.partial_puts = PartialPuts()
+    volume.puts_in_pieces = PutsInPieces()
     channel: IoChannel = SimKvChannel(scheduler, [SimKvNamespace(16 << 20)], "one")
     put = KvWriter(volume, key_of(1), length=10)
     assert not scheduler.finish(put.write(channel, 0, memoryview(b"hello"), scheduler.now + 1))
@@ -238,7 +238,7 @@ def test_a_put_to_a_kv_namespace_holds_nothing_at_its_end() -> None:
     again = KvWriter(volume, key_of(1), length=10)
     assert scheduler.finish(again.write(channel, 0, memoryview(b"otherworld"), scheduler.now + 1))
     assert again.already_there
-    assert volume.partial_puts.bytes_held == 0
+    assert volume.puts_in_pieces.bytes_held == 0
 
 
 def test_a_get_is_counted_once_whatever_becomes_of_it(agent: PoolAgent) -> None:

@@ -16,7 +16,7 @@ from agent.pool.kv.get import KvReader
 from agent.pool.kv.put import RANGES_MAX, KvWriter, delete_key
 from agent.pool.kv.volume import KvVolume, room_of
 from agent.pool.volume.directory_cache import COOLDOWN_SECONDS
-from agent.pool.volume.partial_puts import BEGUN_BYTES
+from agent.pool.volume.puts_in_pieces import BEGUN_BYTES
 from agent.sim.seeded_scheduler import StepScheduler
 from tests.support.pool.memory_pool import SUITES, key_of
 from tests.support.sim.kv_flash import SimKvChannel, SimKvNamespace, kv_volume
@@ -137,7 +137,7 @@ def test_a_value_in_pieces_and_what_is_wrong_with_some() -> None:
         world.scheduler.finish(many.write(world.channel, 2 * number, memoryview(b"1"), world.deadline()))
     with pytest.raises(BadPut, match="parts with holes"):
         world.scheduler.finish(many.write(world.channel, 99_999, memoryview(b"1"), world.deadline()))
-    assert world.volume.partial_puts.bytes_held == 0
+    assert world.volume.puts_in_pieces.bytes_held == 0
     hole = KvWriter(world.volume, key_of(2), length=100)
     world.scheduler.finish(hole.write(world.channel, 50, memoryview(bytes(50)), world.deadline()))
     with pytest.raises(BadPut, match="hole"):
@@ -150,7 +150,7 @@ def test_a_value_in_pieces_and_what_is_wrong_with_some() -> None:
         world.scheduler.finish(twice.write(world.channel, 49, memoryview(bytes(50)), world.deadline()))
     with pytest.raises(TooLong):
         serve(world.volume).writer(key_of(2), length=2 * UNIT + 1)
-    assert world.volume.partial_puts.bytes_held == 0
+    assert world.volume.puts_in_pieces.bytes_held == 0
     many = [KvWriter(world.volume, key_of(number)) for number in range(BEGUN_BYTES // (2 * UNIT) + 1)]
     for each in many[:-1]:
         world.scheduler.finish(each.write(world.channel, 0, memoryview(b"piece"), world.deadline()))
@@ -158,7 +158,7 @@ def test_a_value_in_pieces_and_what_is_wrong_with_some() -> None:
         world.scheduler.finish(many[-1].write(world.channel, 0, memoryview(b"piece"), world.deadline()))
     for each in many:
         each.drop()
-    assert world.volume.partial_puts.bytes_held == 0
+    assert world.volume.puts_in_pieces.bytes_held == 0
     empty = KvWriter(world.volume, key_of(2))
     world.scheduler.finish(empty.finish(world.channel, world.deadline()))
     assert not empty.stored

@@ -66,7 +66,7 @@ def test_puts_of_all_lengths_into_few_sets(suite: str, registered: bool, memory:
 
 def _nothing_is_held(agent: PoolAgent) -> None:
     assert not len(agent.volume.key_locks)
-    assert not len(agent.volume.partial_puts)
+    assert not len(agent.volume.puts_in_pieces)
     for cached in agent.cache.snapshot():
         assert not cached.users
         assert not cached.reserved

@@ -6,7 +6,7 @@ import pytest
 
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
-from agent.pool.volume.partial_puts import IDLE_SECONDS
+from agent.pool.volume.puts_in_pieces import IDLE_SECONDS
 from agent.pool.write.name_together import UnnamedWriter, name_all
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of
 
@@ -85,7 +85,7 @@ def test_one_that_is_dropped_lets_go_of_its_slot() -> None:
     for number in range(64):
         agent.put(key_of(100 + number), value_of(number))
     assert agent.tally.evictions == 0
-    assert not len(agent.volume.partial_puts)
+    assert not len(agent.volume.puts_in_pieces)
 
 
 def test_what_another_agent_stored_meanwhile_stays() -> None:

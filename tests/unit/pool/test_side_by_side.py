@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from agent.pool.side_by_side import AnyOf, Parts
 from agent.pool.steps import Wait
+from agent.pool.volume.side_by_side import AnyOf, Parts
 
 UNTIL = 5.0
 

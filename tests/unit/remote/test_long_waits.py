@@ -8,8 +8,8 @@ import pytest
 
 from agent.pool.counters import MissCause
 from agent.pool.late_answers import wait_for
-from agent.pool.side_by_side import Part, Parts
 from agent.pool.steps import Acquire, Pending, Steps
+from agent.pool.volume.side_by_side import Part, Parts
 from agent.remote.channel import WorkerChannel
 from agent.remote.circuit_breaker import NOT_ANSWERING, Health
 from agent.remote.long_waits import PATIENCE_LEAST, LongWaits

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from agent.pool.late_answers import wait_for
-from agent.pool.side_by_side import Part, Parts
 from agent.pool.steps import Pending, Steps, Wait
+from agent.pool.volume.side_by_side import Part, Parts
 from agent.remote.path_choice import SHARE_MOST_SECONDS
 from tests.support.sim.two_paths import BLOCK, TwoPaths
 

@@ -12,7 +12,7 @@ from agent.fs.shared.face import SharedFace
 from agent.fs.shared.recent_names import NamesSeen
 from agent.fs.shared.unnamed import NAMED_WITH_DATA, UNNAMED_MAX, UNNAMED_SECONDS, UnnamedChunks
 from agent.pool.steps import Acquire, Steps
-from agent.pool.volume.partial_puts import IDLE_SECONDS
+from agent.pool.volume.puts_in_pieces import IDLE_SECONDS
 from tests.support.fs.memory_shared import CHUNK, MAKER, Files, SharedPool, refused
 
 DATA = random.Random(1818).randbytes(40 * CHUNK)

@@ -182,7 +182,7 @@ CONFIGURED = {
     "fs-nodes", "stored-later",
 }  # fmt: skip
 """Sums that tables keep, which have tests of their own: test_memory_of_values.py, test_tables_of_the_pool.py,
-test_partial_puts.py, test_directory_cache.py, test_registered_memory.py, test_files_after_reply.py."""
+test_puts_in_pieces.py, test_directory_cache.py, test_registered_memory.py, test_files_after_reply.py."""
 
 
 def test_every_limit_of_the_product_is_walked(repository: Path) -> None:

@@ -28,7 +28,7 @@ IDLE_SECONDS: Final = 30.0
 """Longer than a client takes between two pieces, were it to wait for its disk or to swap."""
 
 
-class PartialPut(ABC):
+class PutInPieces(ABC):
     """One put, as it waits (agent/pool/write/writer_base.py)."""
 
     held = 0
@@ -36,19 +36,19 @@ class PartialPut(ABC):
 
     @abstractmethod
     def abandon(self, channel: IoChannel) -> None:
-        """Let go of slot and memory. Called by the thread that took it out of `PartialPuts`."""
+        """Let go of slot and memory. Called by the thread that took it out of `PutsInPieces`."""
 
 
-class PartialPuts:
+class PutsInPieces:
     """The puts that wait, those first that have waited longest. Safe from any thread."""
 
     def __init__(self, bytes_max: int = BEGUN_BYTES) -> None:
         self.bytes_max = bytes_max
         self.bytes_held = 0
         """Of those that wait, and of those that waited and are getting their next piece."""
-        self._of_volume: dict[bytes, OrderedDict[PartialPut, float]] = {}
+        self._of_volume: dict[bytes, OrderedDict[PutInPieces, float]] = {}
         """By volume, and since when each waits."""
-        self._holding: dict[bytes, OrderedDict[PartialPut, None]] = {}
+        self._holding: dict[bytes, OrderedDict[PutInPieces, None]] = {}
         """Those that hold memory, by volume; those first that have waited longest."""
         self._held: dict[bytes, int] = {}
         """Bytes of those, by volume."""
@@ -61,7 +61,7 @@ class PartialPuts:
         """How many of a volume wait, each with a slot of its own."""
         return len(self._of_volume.get(volume_id, ()))
 
-    def add(self, put: PartialPut, volume_id: bytes, more: int, channel: IoChannel) -> bool:
+    def add(self, put: PutInPieces, volume_id: bytes, more: int, channel: IoChannel) -> bool:
         """It waits from now on, and holds `more` bytes than before. False, and nothing done: no room."""
         now = channel.now()
         while True:
@@ -81,7 +81,7 @@ class PartialPuts:
                 return False
             given_up.abandon(channel)
 
-    def take_out(self, put: PartialPut, volume_id: bytes) -> bool:
+    def take_out(self, put: PutInPieces, volume_id: bytes) -> bool:
         """It waits no more, and holds what it held. False: another thread has taken it out."""
         with self._lock:
             if self._of_volume[volume_id].pop(put, None) is None:
@@ -112,7 +112,7 @@ class PartialPuts:
             put.abandon(channel)
         return bool(idle)
 
-    def _take_stalled(self, now: float) -> PartialPut | None:
+    def _take_stalled(self, now: float) -> PutInPieces | None:
         """A put that has held memory for long without a byte. Called with the lock held."""
         for volume_id, holding in self._holding.items():
             put = next(iter(holding), None)
@@ -120,7 +120,7 @@ class PartialPuts:
                 return self._taken(put, volume_id)
         return None
 
-    def _take_of_the_greediest(self, volume_id: bytes, more: int) -> PartialPut | None:
+    def _take_of_the_greediest(self, volume_id: bytes, more: int) -> PutInPieces | None:
         """Where another volume holds more than this one is about to: the put of that which has waited
         longest. Called with the lock held."""
         other = max(self._held, key=self._held.__getitem__, default=volume_id)
@@ -128,12 +128,12 @@ class PartialPuts:
             return None
         return self._taken(next(iter(self._holding[other])), other)
 
-    def _taken(self, put: PartialPut, volume_id: bytes) -> PartialPut:
+    def _taken(self, put: PutInPieces, volume_id: bytes) -> PutInPieces:
         del self._of_volume[volume_id][put]
         self._holds_no_more(put, volume_id)
         return put
 
-    def _holds_no_more(self, put: PartialPut, volume_id: bytes) -> None:
+    def _holds_no_more(self, put: PutInPieces, volume_id: bytes) -> None:
         """It was taken out. Called with the lock held."""
         if put.held and put in self._holding.get(volume_id, ()):
             del self._holding[volume_id][put]

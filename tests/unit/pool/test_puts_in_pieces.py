@@ -14,12 +14,12 @@ from agent.pool.errors import PutRefused
 from agent.pool.format.directory import SLOTS_PER_SET
 from agent.pool.kv.put import KvWriter
 from agent.pool.steps import IoChannel, Steps
-from agent.pool.volume.partial_puts import (
+from agent.pool.volume.puts_in_pieces import (
     BEGUN_BYTES,
     IDLE_SECONDS,
     STALLED_SECONDS,
-    PartialPut,
-    PartialPuts,
+    PutInPieces,
+    PutsInPieces,
 )
 from agent.pool.volume.quota import Limits, Measured, Quota
 from agent.pool.volume.settings import Timing
@@ -40,7 +40,7 @@ ONE_SET = (1,)
 def agent_with(sets: tuple[int, ...] = (4, 4), places: int = 2) -> PoolAgent:
     """One in which `places` units may wait."""
     agent = MemoryPool(sets, value_bytes=len(VALUE), unit_bytes=UNIT, suite="plain+crc64").agent()
-    agent.volume.partial_puts = PartialPuts(places * UNIT)
+    agent.volume.puts_in_pieces = PutsInPieces(places * UNIT)
     return agent
 
 
@@ -65,7 +65,7 @@ def reserved(agent: PoolAgent) -> int:
 
 
 def assert_nothing_held(agent: PoolAgent) -> None:
-    assert (agent.volume.partial_puts.bytes_held, len(agent.volume.partial_puts), reserved(agent)) == (
+    assert (agent.volume.puts_in_pieces.bytes_held, len(agent.volume.puts_in_pieces), reserved(agent)) == (
         0,
         0,
         0,
@@ -80,14 +80,14 @@ def test_what_waits_in_memory_is_bounded_and_whole_values_go_on() -> None:
         begin(agent, 3)
     assert refused.value.cause is MissCause.LATE
     assert agent.tally.puts_refused == 1
-    assert agent.volume.partial_puts.bytes_held == 2 * UNIT
+    assert agent.volume.puts_in_pieces.bytes_held == 2 * UNIT
     assert agent.put(key_of(4), VALUE).stored
     # Whole units hold nothing, and what is begun keeps its room from one piece to the next.
     in_units = begin(agent, 5, UNIT)
     assert not go_on(agent, second, 1000, UNIT + 1000)
-    assert agent.volume.partial_puts.bytes_held == 2 * UNIT
+    assert agent.volume.puts_in_pieces.bytes_held == 2 * UNIT
     assert go_on(agent, second, UNIT + 1000, len(VALUE))
-    assert agent.volume.partial_puts.bytes_held == UNIT
+    assert agent.volume.puts_in_pieces.bytes_held == UNIT
     assert go_on(agent, in_units, UNIT, len(VALUE))
     assert [agent.get(key_of(number)) for number in (2, 4, 5)] == [VALUE] * 3
     third = begin(agent, 3)
@@ -118,7 +118,7 @@ def test_a_stalled_put_makes_way_for_anothers_bytes_and_does_not_go_on() -> None
     with pytest.raises(PutRefused):
         begin(agent, 5)
     assert reserved(agent) == 2
-    assert agent.volume.partial_puts.bytes_held == 2 * UNIT
+    assert agent.volume.puts_in_pieces.bytes_held == 2 * UNIT
     for _ in range(2):
         with pytest.raises(PutRefused, match="no byte of it came") as refused:
             go_on(agent, idle, 1, len(VALUE))
@@ -126,7 +126,7 @@ def test_a_stalled_put_makes_way_for_anothers_bytes_and_does_not_go_on() -> None
         with pytest.raises(PutRefused, match="no byte of it came"):
             agent.channel.run(at_its_close.finish(agent.channel, agent.deadline()))
     drop(agent, idle, at_its_close)
-    assert agent.volume.partial_puts.bytes_held == 2 * UNIT
+    assert agent.volume.puts_in_pieces.bytes_held == 2 * UNIT
     assert not idle.stored
     drop(agent, *others)
     assert_nothing_held(agent)
@@ -215,7 +215,7 @@ def test_a_session_is_told_eio() -> None:
 def test_on_kv_namespaces_a_stalled_put_makes_way_too() -> None:
     scheduler = StepScheduler(35)
     volume = kv_volume((16 << 20,))
-    volume.partial_puts = PartialPuts(2 * volume.settings.value_bytes)
+    volume.puts_in_pieces = PutsInPieces(2 * volume.settings.value_bytes)
     channel = SimKvChannel(scheduler, [SimKvNamespace(16 << 20)], "one")
 
     def piece(writing: KvWriter, at: int, data: bytes) -> bool:
@@ -239,8 +239,8 @@ def test_on_kv_namespaces_a_stalled_put_makes_way_too() -> None:
     assert piece(begun[0], 2, bytes(98))
     for writing in (*begun, again):
         writing.drop()
-    assert volume.partial_puts.bytes_held == 0
-    assert len(volume.partial_puts) == 0
+    assert volume.puts_in_pieces.bytes_held == 0
+    assert len(volume.puts_in_pieces) == 0
 
 
 class CountedPut(Writer):
@@ -262,10 +262,10 @@ class CountedPut(Writer):
 @pytest.mark.interpreted
 def test_a_put_is_let_go_of_once_whoever_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """One thread brings pieces, another gives up all that wait: none is idle for so short a time else."""
-    monkeypatch.setattr("agent.pool.volume.partial_puts.IDLE_SECONDS", -1.0)
+    monkeypatch.setattr("agent.pool.volume.puts_in_pieces.IDLE_SECONDS", -1.0)
     agent = MemoryPool((1,)).agent()
     volume, channel, piece = agent.volume, agent.channel, memoryview(b"x")
-    begun = volume.partial_puts
+    begun = volume.puts_in_pieces
     puts = [CountedPut(volume, key_of(number), length=100) for number in range(200)]
     over = threading.Event()
 
@@ -295,10 +295,10 @@ def test_a_put_is_let_go_of_once_whoever_comes_first(monkeypatch: pytest.MonkeyP
 
 def test_volumes_of_an_agent_share_one_bound() -> None:
     assert BEGUN_BYTES == 256 << 20
-    shared = PartialPuts(UNIT)
+    shared = PutsInPieces(UNIT)
     pool = MemoryPool((1,), value_bytes=len(VALUE), unit_bytes=UNIT, suite="plain+crc64")
     one, other = pool.agent(), pool.agent(timing=Timing())
-    one.volume.partial_puts = other.volume.partial_puts = shared
+    one.volume.puts_in_pieces = other.volume.puts_in_pieces = shared
     held = begin(one, 1)
     with pytest.raises(PutRefused, match="in pieces"):
         begin(other, 2)
@@ -309,10 +309,10 @@ def test_volumes_of_an_agent_share_one_bound() -> None:
     assert shared.bytes_held == 0
 
 
-class Waiting(PartialPut):
+class Waiting(PutInPieces):
     """A put that holds some bytes, and knows whether it was given up."""
 
-    def __init__(self, table: PartialPuts, held: int) -> None:
+    def __init__(self, table: PutsInPieces, held: int) -> None:
         self.table, self.held, self.given_up = table, held, False
 
     def abandon(self, channel: IoChannel) -> None:
@@ -323,7 +323,7 @@ class Waiting(PartialPut):
 @pytest.mark.interpreted
 def test_a_volume_that_is_busy_with_all_the_room_leaves_another_as_much() -> None:
     """All are young: none of them has stalled."""
-    channel, table = agent_with().channel, PartialPuts(8 * UNIT)
+    channel, table = agent_with().channel, PutsInPieces(8 * UNIT)
 
     def begun(volume: bytes) -> Waiting | None:
         put = Waiting(table, UNIT)
