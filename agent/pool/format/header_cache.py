@@ -7,11 +7,13 @@ prove themselves as ever.
 
 Where more values take turns than the table holds, each would be pushed out before its next turn, and the
 table would cost and never help. So a full table takes one newcomer of `TAKES_ONE_OF`: some stay long enough
-to be of use, and a value that is read often soon gets in.
+to be of use, and a value that is read often soon gets in. How many are passed over is drawn anew each time.
+Were it always as many, a value of every second read might always be among them.
 
 The cache ends with its codec: what one key has proven is worth nothing under another.
 """
 
+import random
 from typing import Final, Generic, TypeVar
 
 from agent.inline.cipher_suites import Place
@@ -23,7 +25,7 @@ KEPT_MAX: Final = 256
 SEEN_MAX: Final = 4096
 """Salts of headers that were seen once. A scan of more values does not push out often read headers."""
 TAKES_ONE_OF: Final = 8
-"""Newcomers to a full table, the first among them."""
+"""Newcomers to a full table, on average; the first is taken."""
 
 
 class HeaderCache(Generic[T]):
@@ -35,7 +37,8 @@ class HeaderCache(Generic[T]):
         self._seen: dict[bytes, None] = {}
         self._kept_max = kept_max
         self._seen_max = seen_max
-        self._newcomers = 0
+        self._passed_over = 0
+        """How many newcomers are still to be passed over."""
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -55,9 +58,10 @@ class HeaderCache(Generic[T]):
             self._seen[salt] = None
             return
         if len(self._kept) >= self._kept_max and salt not in self._kept:
-            turn, self._newcomers = self._newcomers, (self._newcomers + 1) % TAKES_ONE_OF
-            if turn:
+            if self._passed_over > 0:
+                self._passed_over -= 1
                 return
+            self._passed_over = random.randrange(2 * TAKES_ONE_OF - 1)
             _make_room(self._kept, self._kept_max)
         self._kept[salt] = (header, place, proven)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import threading
 
 import pytest
@@ -140,6 +142,31 @@ def test_a_full_table_lets_in_what_is_read_often() -> None:
     for _ in range(2 * TAKES_ONE_OF):
         table.keep(b"often", header, PLACE, 35)
     assert table.find(b"often", header, PLACE) == 35
+
+
+@pytest.mark.parametrize("others", [1, 3, 7])
+def test_a_full_table_lets_in_what_comes_at_the_same_turn_always(others: int, seed: int) -> None:
+    """Between two looks at a value lie as many looks at others, out of more than the table holds."""
+    dice = random.Random(seed)
+    table: HeaderCache[int] = HeaderCache(kept_max=16, seen_max=512)
+    header = bytes(HEADER_BYTES)
+    salts = [dice.randbytes(24) for _ in range(256)]
+
+    def is_found(salt: bytes) -> bool:
+        if table.find(salt, header, PLACE) is not None:
+            return True
+        table.keep(salt, header, PLACE, 35)
+        return False
+
+    for salt in salts * 2:
+        is_found(salt)
+    often, rest, looks = dice.randbytes(24), itertools.cycle(salts), 4096
+    hits = 0
+    for _ in range(looks):
+        hits += is_found(often)
+        for _ in range(others):
+            is_found(next(rest))
+    assert hits > looks // 3
 
 
 def test_many_threads_at_once() -> None:
