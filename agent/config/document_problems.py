@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from agent.errors import ConfigError, did_you_mean, expected_there, shown_name
+from agent.host_os.fifo import open_to_read
 from agent.sizes import size_text, unit_of
 
 SHOWN_MAX = 8
@@ -31,7 +32,7 @@ class Section(BaseModel):
 def toml_in(path: Path) -> dict[str, Any]:
     """The document in a file. Raises ConfigError where it cannot be read, is too long, or is no TOML."""
     try:
-        with path.open("rb") as file:
+        with open_to_read(path) as file:
             raw = file.read(DOCUMENT_BYTES_MAX + 1)
         if len(raw) > DOCUMENT_BYTES_MAX:
             raise ConfigError(f"{path} is longer than {DOCUMENT_BYTES_MAX} bytes", "is it the right file?")

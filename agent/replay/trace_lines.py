@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from agent.errors import UserError
+from agent.host_os.fifo import open_to_read
 
 BLOCK_TOKENS = 512
 """Of a block, in a trace whose lines have no `block_size`."""
@@ -108,7 +109,7 @@ class TraceFile:
 
     def __iter__(self) -> Iterator[TraceRequest]:
         try:
-            raw = self.path.open("rb")
+            raw = open_to_read(self.path)
         except OSError as error:
             raise UserError(
                 f"cannot read the trace {self.path}: {error.strerror}", "`g35 trace generate` makes one"
