@@ -21,7 +21,7 @@ STORED_LATER: Final = Limit(
     by="everybody", share=ALL, refused="stored before the answer", bytes_each=0,
 )  # fmt: skip
 WORKERS_EACH: Final = 2
-"""Of so many workers one may be busy with work whose program has its answer: the others serve requests."""
+"""One worker in so many may be busy after its reply; the others serve requests."""
 
 
 class Work(Protocol):
@@ -62,7 +62,7 @@ class WorkAfterReply:
 
 
 def after_reply_of(workers: int, bounds: Bounds) -> "AfterReply":
-    """For doors with so many workers in all."""
+    """The `AfterReply` for doors that have `workers` workers in all."""
     after = AfterReply(min(STORED_LATER.most, max(1, workers // WORKERS_EACH)))
     bounds.watch(STORED_LATER, lambda: {"all": after.under_way}, lambda: after.refusals, most=after.most)
     return after

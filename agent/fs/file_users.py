@@ -14,7 +14,7 @@ from agent.fs.close_cause import Closing, how_closed, same_process
 from agent.fs.interface import FsError, LockOwner
 
 Judge: TypeAlias = Callable[[LockOwner, int, bytes, int], Closing]
-"""As `how_closed`."""
+"""A function with the arguments and the result of `how_closed`."""
 
 HOLDERS_MAX: Final = 64
 """Tables of open files by which one file is written; each is remembered until the file is closed by all."""
@@ -60,7 +60,7 @@ class FileUsers:
         return same_process(thread, self._maker)
 
     def note(self, holder: LockOwner) -> None:
-        """It writes. Raises FsError where too many do."""
+        """Note that this user writes. Raises FsError where too many do."""
         if holder.owner not in self._wrote and len(self._wrote) >= HOLDERS_MAX:
             raise FsError(errno.EMFILE, "too many processes write one file")
         self._wrote[holder.owner] = holder.pid

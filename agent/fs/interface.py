@@ -72,7 +72,7 @@ class LockOwner:
 
 
 NOBODY: Final = LockOwner()
-"""Where a door is not told."""
+"""The lock owner where the kernel does not tell the door one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ WRITERS: Final = Limit(
     "kv-writers", "values that are being written through files of /kv", 256,
     by="user, guest", share=SHARED, refused="ENFILE", bytes_each=4096,
 )  # fmt: skip
-"""Beside that each may hold one unit that is not yet full, which puts_in_pieces.py bounds."""
+"""Each writer may also hold one unit that is not yet full, which puts_in_pieces.py bounds."""
 NODES: Final = Limit(
     "kv-nodes", "values of /kv that kernels hold a reference to", 262_144,
     by="user, guest", share=SHARED, refused="one looked up long ago, and not open, goes", bytes_each=1024,
@@ -90,7 +90,7 @@ class _Value:
     """Who was told of it first."""
     lookups: int = 1
     length: int = 0
-    """Of a value that is being written: the bytes so far. From then on it stays."""
+    """The length of the value; while it is being written, the bytes so far."""
     opens: int = 0
 
     def place(self) -> tuple[bytes, bytes, int]:
@@ -143,7 +143,7 @@ class KvFace(FileSystem):
         self._prestage = prestage
         self._owner = owner
         self._values: OrderedDict[int, _Value] = OrderedDict()
-        """Those first that were looked up longest ago."""
+        """The values that kernels know; the value looked up longest ago comes first."""
         self._inode_of: dict[tuple[bytes, bytes, int], int] = {}
         self._continuer = continuer
         self._trails: OrderedDict[int, Trail] = OrderedDict()
@@ -187,7 +187,7 @@ class KvFace(FileSystem):
             return ino
 
     def _new_node(self, holder: Holder, volume: ServedVolume, key: bytes, length: int) -> int:
-        """With the lock held. Raises FsError where there is no room for it."""
+        """Make a node, with the lock held. Raises FsError where there is no room for it."""
         if not self._nodes.take(holder) and not self._took_anothers_place(holder):
             raise FsError(errno.ENFILE, "too many values are held open")
         ino = next(self._numbers)
@@ -221,7 +221,7 @@ class KvFace(FileSystem):
             del self._inode_of[value.place()]
 
     def _note_open(self, ino: int, change: int) -> None:
-        """With the lock held."""
+        """Note that a value is open. Called with the lock held."""
         value = self._values.get(ino)
         if value is not None:
             value.opens += change

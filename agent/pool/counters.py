@@ -27,9 +27,9 @@ class MissCause(enum.Enum):
     G4_LATE = 8
     """The directory says that the value is in G4, and it did not come by the deadline, or would not."""
     G4_LOST = 9
-    """As above, and it is not there, or under a key that was dropped."""
+    """A copy in G4 that is not there, or that lies under a dropped key."""
     G4_CORRUPT = 10
-    """As above, and the bytes do not prove themselves."""
+    """A copy in G4 whose bytes do not prove themselves."""
 
 
 CAUSES: Final = tuple(MissCause)

@@ -29,7 +29,7 @@ from host_shim.transfer_wire import SET_LOCK, encode_lock
 from nvmeof.linux_limits import has_room_for
 
 REGIONS_MAX: Final = 64
-"""Of one session."""
+"""The most regions that one session may register."""
 MAPPED_MAX: Final = 512
 """Memfds of all sessions; each takes two of our descriptors."""
 PAGE_BYTES: Final = mmap.PAGESIZE
@@ -132,7 +132,8 @@ class RegisteredMemory:
             mapped.close()
 
     def close(self) -> None:
-        """When nothing serves any more: what clients wait for, to use their memory again.
+        """Give back all memory. Called when nothing serves any more; clients wait for it before they use
+        their memory again.
 
         Where a worker hangs in the middle of a transfer, they wait for the end of the process.
         """

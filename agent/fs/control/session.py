@@ -148,7 +148,7 @@ class ControlSession:
     holder: Holder
     """Who opened it."""
     answer_bytes: int = 0
-    """Of the answers that wait, and of those that are being made."""
+    """The bytes of answers that wait, and of answers that are being made."""
     answers: deque[bytes] = field(default_factory=deque)
     tickets: dict[int, Ticket] = field(default_factory=dict)
     state: SessionState = SessionState.NEW
@@ -158,9 +158,9 @@ class ControlSession:
     regions: dict[int, Region] = field(default_factory=dict)
     """Registered memory, by its number in this session."""
     binding: threading.Lock = field(default_factory=threading.Lock)
-    """Of what is counted: tickets that are added, and bytes of answers."""
+    """Guards the counts: added tickets, and bytes of answers."""
     registering: threading.Lock = field(default_factory=threading.Lock)
-    """Of those numbers."""
+    """Guards the numbers of regions."""
 
     def _become(self, state: SessionState) -> None:
         if state not in LEGAL[self.state]:
@@ -194,7 +194,7 @@ class ControlSession:
             return self._without_tickets()
 
     def close(self) -> list[Ticket]:
-        """Its file was closed. Its tickets are the caller's to count and to drop."""
+        """End the session: its file was closed. The caller counts and drops the session's tickets."""
         with self.binding:
             self._become(SessionState.CLOSED)
             return self._without_tickets()

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 DEV_FUSE = "/dev/fuse"
 SUBTYPE = "g35"
 PROCESS_SUBTYPE = "g35-process"
-"""Of a mount within an agent's, by which one of its processes is reached."""
+"""The subtype of a mount inside an agent's mount; the inner mount reaches one process of the agent."""
 FILESYSTEM_TYPE = f"fuse.{SUBTYPE}"
 
 MS_NOSUID, MS_NODEV = 2, 4
@@ -62,7 +62,7 @@ class MountOptions:
     transfer_bytes: int = 1 << 20
     read_ahead_bytes: int = 4 << 20
     subtype: str = SUBTYPE
-    """Behind `fuse.` in the kernel's table."""
+    """The word behind `fuse.` in the kernel's table of mounts."""
 
 
 _CAP_SYS_ADMIN = 1 << 21

@@ -1,4 +1,4 @@
-"""In the place of a process that serves a mount, and is not there: nobody who asks the mount waits for it.
+"""A stand-in answers a mount whose process is away, so that no caller of the mount waits for the process.
 
 It answers the kernel's INIT, so that any process may go on with the mount (`FuseSession.resume`), and
 everything else by ENOTCONN, as the kernel does where nobody is left. The process serves on clones of the
@@ -22,7 +22,7 @@ _AT_ONCE: Final = 64
 
 
 class StandIn:
-    """Of one mount. `descriptor`: that of the mount, which stays the caller's. For one thread."""
+    """The stand-in of one mount. `descriptor` is the mount's, and stays the caller's. For one thread."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor: Final = descriptor

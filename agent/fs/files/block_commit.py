@@ -48,11 +48,12 @@ VERSIONS_PER_OPENING: Final = 1 << 32
 even for a block that a killed process put without making it current."""
 
 PLACES_TRIED: Final = 3
-"""Of a block whose place cannot be written; each try ends within the volume's write deadline."""
+"""The places that one block tries while a place cannot be written. Each try ends within the volume's write
+deadline."""
 
 NAMES_DRAWN: Final = 256
-"""For one that leads past enclosures that are known to be away. With one reached of 64, three puts of 10,000
-find none; with one of 8, none ever."""
+"""The identifiers drawn for one that leads past enclosures known to be away. With one reached of 64, three
+puts of 10,000 find none; with one of 8, none ever."""
 
 
 @dataclass(eq=False)
@@ -281,7 +282,7 @@ class Sealer:
                 pass
 
     def _wait_for(self, earlier: Sequence[SealUnderWay]) -> Steps[None]:
-        """Until these seals have ended. EIO where one of them failed."""
+        """Wait until these seals have ended. EIO where one of them failed."""
         for each in earlier:
             with (yield from self._reclaimer.hold(each.ended)):
                 pass

@@ -71,7 +71,7 @@ def give_up(tx: sqlite3.Connection, seq: int) -> None:
 
 
 def give_up_all(tx: sqlite3.Connection) -> None:
-    """At the start: the process that announced these has died."""
+    """Doom all announced blocks. Called at the start: the process that announced them has died."""
     tx.execute("UPDATE doomed SET writing = 0 WHERE writing = 1")
 
 
@@ -178,7 +178,7 @@ def doomed_backlog(database: Database, rows_at_most: int, after: int = 0) -> tup
 
 
 def deleted(tx: sqlite3.Connection, seqs: list[int]) -> None:
-    """These doomed blocks are out of the store."""
+    """Forget these doomed blocks: the store has deleted them."""
     for start in range(0, len(seqs), 500):
         part = seqs[start : start + 500]
         tx.execute(f"DELETE FROM doomed WHERE seq IN ({marks(part)})", part)

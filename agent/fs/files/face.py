@@ -151,7 +151,7 @@ class FilesFace(FileSystem):
         return self._content.collect()
 
     def seal_everything(self) -> Steps[int]:
-        """Before an orderly end: flush every open file; how many could not be."""
+        """Flush every open file before an orderly end. Returns how many files it could not flush."""
         failures = 0
         for file in self._open_files.files():
             try:

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 PIECE_BYTES = 1 << 20
 """A block is read again in pieces of this size."""
 BLOCKS_MAX = 16384
-"""Of each of the two kinds; some 4 MiB of memory. With so many a put flushes first."""
+"""The most blocks of each of the two kinds; some 4 MiB of memory. At this number a put flushes first."""
 
 
 class Unsynced(NamedTuple):
@@ -36,12 +36,12 @@ class Unsynced(NamedTuple):
 
 
 class UnsyncedBlocks:
-    """By block id. Safe from any thread."""
+    """The blocks that no flush has proven, by block id. Safe from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: OrderedDict[bytes, Unsynced] = OrderedDict()
-        """In the order of their puts."""
+        """The unproven blocks, in the order of their puts."""
         self._doubtful: OrderedDict[bytes, Unsynced] = OrderedDict()
         self._said = False
 
@@ -53,7 +53,7 @@ class UnsyncedBlocks:
         return len(self._open) >= BLOCKS_MAX
 
     def add(self, block_id: bytes, block: Unsynced) -> None:
-        """It was written, or found to stand, and a flush is still to follow."""
+        """Note a block that was written, or found to stand, and that no flush has followed yet."""
         with self._lock:
             self._doubtful.pop(block_id, None)
             self._open[block_id] = block

@@ -27,7 +27,7 @@ class PoolOfNames:
 
     @classmethod
     def of(cls, note: object) -> "PoolOfNames":
-        """From a note; none at all where it is damaged."""
+        """Read a note. A damaged note names no pool at all."""
         try:
             noted = json.loads(str(note))
             volumes = {int(size): str(volume) for size, volume in noted["volumes"].items()}

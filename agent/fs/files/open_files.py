@@ -34,11 +34,11 @@ class SealUnderWay:
         """Held until the seal has ended: who acquires it, and releases it at once, has waited for the end."""
         self.ended.acquire()
         self.failed = True
-        """Until it succeeds."""
+        """True until the seal succeeds."""
         self.is_over = False
 
     def end(self) -> None:
-        """It goes no further. Called once, with `OpenFiles.state` held."""
+        """End the seal, done or failed. Called once, with `OpenFiles.state` held."""
         self.is_over = True
         self.ended.release()
 
@@ -183,7 +183,7 @@ class OpenFiles:
             return list(self._files.values())
 
     def live(self, ino: int) -> tuple[int, int | None, int] | None:
-        """Of an open file what the database does not know yet: size, time of the last write, staged bytes.
+        """What the database does not know yet of an open file: size, time of the last write, staged bytes.
 
         Read it *before* the row (see face.py).
         """

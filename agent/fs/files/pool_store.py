@@ -37,7 +37,7 @@ OPEN_BLOCKS_MAX: Final = 1024
 """Blocks whose header is remembered, so that reading on in a block does not ask for it again."""
 
 FLUSHES_MAX: Final = 3
-"""So often an fsync flushes, where blocks have to be read again because sessions ended."""
+"""The most flushes of one fsync, where ended sessions make it read blocks again."""
 
 _MAY_COME_BACK: Final = (MissCause.LATE, MissCause.ENCLOSURE_DOWN)
 

@@ -36,7 +36,7 @@ BATCH_BLOCKS = 64
 """Deletions that an operation may be charged with on behalf of others."""
 
 RETRY_SECONDS = 5.0
-"""From a block that could not be deleted to the beginning of the next lap."""
+"""The time from a block that could not be deleted to the beginning of the next lap."""
 
 REFUSED_SECONDS = 1.0
 """A sweep ends when blocks that could not be deleted have taken so long; mostly they are refused at once."""
@@ -117,7 +117,8 @@ class Reclaimer:
             yield from self.sweep(BATCH_BLOCKS)
 
     def backlog_is_long(self) -> bool:
-        """Of what this lap has not come to yet: what was refused is not for operations to try again."""
+        """Whether this lap has much before it. Operations do not try refused deletions again, so those
+        do not count."""
         count, capacity = block_rows.doomed_backlog(self._database, BACKLOG_BLOCKS, self._swept_to)
         return count >= BACKLOG_BLOCKS or capacity >= BACKLOG_BYTES
 
@@ -179,7 +180,7 @@ class Reclaimer:
         self._kept = self._kept_bytes = 0
 
     def _say_what_is_kept(self) -> None:
-        """At the end of a lap."""
+        """Log at the end of a lap which blocks stay."""
         if self._kept >= BACKLOG_BLOCKS and not self._complained:
             self._complained = True
             log.warning(

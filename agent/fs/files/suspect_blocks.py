@@ -31,10 +31,10 @@ from agent.pool.steps import Steps
 log = logging.getLogger(__name__)
 
 SUSPECTS_MAX: Final = 4096
-"""One more is not noted: its next reader brings it again."""
+"""The most suspects. One more is not noted: its next reader brings it again."""
 LOOKS: Final = 4
 LOOK_SECONDS: Final = 5.0
-"""Before each of them. An enclosure whose trouble is over by then costs no file."""
+"""The time before each look. An enclosure whose trouble is over by then costs no file."""
 UNDECIDED_MAX: Final = 4
 """Looks of which nothing can be said; then the next reader has to bring the block again."""
 TURN_SECONDS: Final = 0.5
@@ -66,7 +66,7 @@ class Suspects:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _complaints: Complaints = field(default_factory=lambda: Complaints(log))
     _found: OrderedDict[tuple[int, int], _Suspicion] = field(default_factory=OrderedDict)
-    """By inode and position in the file; the one that is due first comes first."""
+    """The suspicions, by inode and position in the file; the suspicion that is due first comes first."""
 
     def __len__(self) -> int:
         return len(self._found)
@@ -104,7 +104,7 @@ class Suspects:
                         del self._found[at]
 
     def _goes_on(self, ino: int, position: int, suspicion: _Suspicion) -> Steps[bool]:
-        """One look; whether others are to follow."""
+        """Look once at a block. Returns whether other looks are to follow."""
         block = suspicion.block
         if not self._is_current(ino, position, block):
             return False

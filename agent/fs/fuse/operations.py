@@ -57,7 +57,7 @@ _GETXATTR_IN: Final = requests.GETXATTR_IN
 _IOCTL_IN: Final = requests.IOCTL_IN
 _IOCTL_DONE: Final = IOCTL_OUT.pack(0, 0)
 _VALID_FOR_NO_TIME: Final = ATTR_OUT.pack(0, 0)
-"""Of an answer to GETATTR or SETATTR: the kernel asks again."""
+"""The validity in an answer to GETATTR or SETATTR: none, so the kernel asks again."""
 CAPABILITY_XATTR: Final = b"security.capability"
 
 

@@ -38,7 +38,8 @@ class _Habit:
 
 
 class Habits:
-    """Of the threads that use one door, and what is ready for them. Safe from any thread."""
+    """The habits of the threads that use one door, and the answers that are ready for them. Safe from any
+    thread."""
 
     def __init__(self) -> None:
         self._threads: OrderedDict[Thread, _Habit] = OrderedDict()

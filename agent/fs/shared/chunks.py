@@ -15,7 +15,7 @@ STAGED: Final = Limit(
     by="user, guest", share=SHARED, refused="the file's oldest chunk is stored early; ENOMEM", bytes_each=0,
 )  # fmt: skip
 STAGED_CHUNKS_MAX: Final = 16
-"""Of one file: so many may be filled at the same time, and then the oldest is stored as it is."""
+"""The chunks of one file that may be filled at the same time. Beyond that the oldest is stored as it is."""
 
 
 class Staged:
@@ -55,7 +55,7 @@ class StoresLater(Protocol):
         """Store it. Raises nothing of its own: later calls hear of a failure."""
 
     def never_stored(self, number: int, busy: threading.Lock) -> None:
-        """It is not stored, nor will be."""
+        """Note that the chunk is not stored, nor ever will be."""
 
 
 class ChunkLater:

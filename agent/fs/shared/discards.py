@@ -52,7 +52,8 @@ class Discards:
         return len(self._waiting) + self._under_way
 
     def opened(self, manifest: Manifest) -> None:
-        """It is read, or a file that is written begins with it; what is open here is not deleted."""
+        """Note that a manifest is in use: a reader reads it, or a writer's file begins with it. Chunks in
+        use are not deleted."""
         with self._lock:
             before = self._opens.get(manifest.identity, 0)
             self._opens[manifest.identity] = before + 1
@@ -89,7 +90,8 @@ class Discards:
         self.add(volume, (chunk for chunk in manifest.stored() if chunk not in still))
 
     def _spare(self, chunks: set[tuple[bytes, int]]) -> None:
-        """These are of a file again: of an earlier content, which another process replaced meanwhile."""
+        """Keep these chunks: a file has them again, by an earlier content that another process replaced
+        meanwhile."""
         with self._lock:
             for chunk in chunks:
                 self._doomed.pop(chunk, None)
@@ -156,12 +158,12 @@ class BuiltOn:
         self._holds: Sequence[Hold] = ()
 
     def hold(self, content: Manifest, holds: Sequence[Hold]) -> None:
-        """It begins with this, whose chunks this agent does not evict meanwhile."""
+        """Note the manifest that the file begins with. This agent does not evict its chunks meanwhile."""
         self._holds = holds
         self.go_on(content)
 
     def go_on(self, content: Manifest | None) -> None:
-        """It goes on from this, which was published."""
+        """Note the published manifest from which the file goes on."""
         before, self._content = self._content, content
         if content is not None:
             self._discards.opened(content)
@@ -176,5 +178,5 @@ class BuiltOn:
 
 
 def _origins(manifest: Manifest) -> set[bytes]:
-    """Of all its chunks, and HOLE maybe."""
+    """The origins of all chunks of a manifest, and maybe HOLE."""
     return {manifest.identity, *(run.origin for run in manifest.runs)}

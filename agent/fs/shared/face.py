@@ -70,7 +70,7 @@ WRITERS: Final = Limit(
     "shared-writers", "files of /shared that are being written", 1024,
     by="user, guest", share=SHARED, refused="ENFILE", bytes_each=262_144,
 )  # fmt: skip
-"""Each keeps the directories of its unnamed chunks remembered, UNNAMED_MAX at the most."""
+"""Each writer keeps the directories of its unnamed chunks remembered, UNNAMED_MAX at the most."""
 HELD_AHEAD_MAX: Final = 256
 """Chunks of a file that are held with its lookup, for a thread that opens what it looks up."""
 FOLDER_SECONDS: Final = 1.0
@@ -136,7 +136,7 @@ class SharedFace(FileSystem):
         self._numbers = itertools.count(1)
         self._names = Names(channel, self._seen, owner)
         self._volume_folders: dict[int, tuple[float, Manifest]] = {}
-        """By volume: what its folder is, and until when that is believed."""
+        """For each volume its folder's manifest, and until when the face believes it."""
         self._written = WrittenFiles(self._nodes)
         self._lock = threading.Lock()
 

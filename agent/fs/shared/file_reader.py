@@ -174,7 +174,7 @@ class OpenFile:
                 chunk.reading.close()
 
     def _drop(self, number: int) -> None:
-        """With the lock held."""
+        """Drop the reader of a chunk. Called with the lock held."""
         chunk = self._readers.pop(number)
         chunk.dropped = True
         if not chunk.users:

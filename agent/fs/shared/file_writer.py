@@ -91,14 +91,14 @@ class FileWriter:
         self.holder: Final[Holder] = caller.holder
         self.opens = self.ending = 0  # how often it is open, and how many last closes are under way
         self.unlinked = False
-        """Its name was taken away: it is never published."""
+        """Whether the file's name was taken away, so that the file is never published."""
         self.mode, self.uid, self.gid = mode, caller.uid, caller.gid
         before = base or replaced
         if before is not None:
             self.uid, self.gid = before.uid, before.gid
         self.atime_ns = self.mtime_ns = self.ctime_ns = now_ns
         self.manifest: Manifest | None = None
-        """As it was published last."""
+        """The manifest that was published last."""
         self.users: Final = FileUsers(ino, caller.pid, judge)
         self._bound = staged
         self._discards = discards
@@ -121,7 +121,7 @@ class FileWriter:
         self._unnamed: dict[int, Writer] = {}
         """Chunks that are on flash, and that no directory names."""
         self._stored_at = float("-inf")
-        """When a chunk was stored last; of none, long ago."""
+        """When a chunk was stored last; long ago where none was."""
         self._pace = 0.0
         """Seconds from the last chunk but one to the last."""
         self._unnamed_since = 0.0
@@ -227,7 +227,8 @@ class FileWriter:
             self._lock.release()
 
     def move(self, channel: IoChannel, path: bytes, replaced: Manifest | None) -> Steps[None]:
-        """Its name is another from now on; `replaced`: what that leads to, if its content goes with it."""
+        """Give the file another name. `replaced`: the manifest behind that name, where its content goes with
+        it."""
         yield from self._take(channel, channel.now() + self.volume.timing.write_deadline)
         try:
             self.path = path
@@ -237,8 +238,8 @@ class FileWriter:
             self._lock.release()
 
     def unlink(self, channel: IoChannel) -> Steps[Manifest | None]:
-        """Its name is taken away: it is never published from now on; what was published under the name by
-        then, if anything."""
+        """Take the file's name away, so that the file is never published from now on. Returns the manifest
+        published under the name by then, if any."""
         yield from self._take(channel, channel.now() + self.volume.timing.write_deadline)
         self.unlinked = True
         self._lock.release()
@@ -321,7 +322,7 @@ class FileWriter:
                 raise FsError(errno.EIO, NO_END)
 
     def _wait_for(self, channel: IoChannel, busy: threading.Lock, deadline: float) -> Steps[bool]:
-        """With the lock let go of meanwhile: until another operation has come to its end. False: not by the
+        """Wait, with the lock let go of, until another operation has ended. False: it did not end by the
         deadline."""
         self._lock.release()
         if came := (yield Acquire(busy, deadline)):
@@ -339,7 +340,7 @@ class FileWriter:
         self._changing.pop(number).release()
 
     def _until_quiet(self, channel: IoChannel, deadline: float, number: int | None = None) -> Steps[None]:
-        """With the lock held: until a chunk, or none of them, is being stored."""
+        """Wait until nobody stores the chunk `number`, or any chunk. Called with the lock held."""
         while True:
             busy = (
                 self._in_flight.get(number)
@@ -370,7 +371,7 @@ class FileWriter:
             raise FsError(errno.ENOSPC, "the file is larger than its volume")
 
     def _fail(self, number: int) -> None:
-        """There is no file to be had from this any more, but what was published stays."""
+        """Fail the writer: it makes no file any more, but the published content stays."""
         self._failed = number
         self._discards.add(self.volume, self._new_chunks())
         self._stored.clear()
@@ -468,7 +469,7 @@ class FileWriter:
         yield from self._store_begun(channel, number, data, busy, deadline)
 
     def _begin_store(self, number: int) -> threading.Lock:
-        """With the lock held: from now on others wait for this chunk."""
+        """Begin to store a chunk, with the lock held. From now on others wait for this chunk."""
         busy = self._in_flight[number] = threading.Lock()
         busy.acquire()
         return busy
@@ -505,7 +506,7 @@ class FileWriter:
     def _store_begun(
         self, channel: IoChannel, number: int, data: memoryview, busy: threading.Lock, deadline: float
     ) -> Steps[None]:
-        """Without the lock at first, and with it in the end, whatever comes of it."""
+        """Store a begun chunk. The lock is let go of at first, and held at the end, also after a failure."""
         failure: PutRefused | BadPut | None = None
         origin, writing = HOLE, None
         try:
@@ -552,7 +553,7 @@ class FileWriter:
 
     @property
     def _together_seconds(self) -> float:
-        """Between two chunks at the most that are named together."""
+        """The longest time between two chunks that are named together."""
         return min(UNNAMED_SECONDS, max(TOGETHER_SECONDS, self.volume.timing.directory_fresh))
 
     def _name_later(
@@ -614,8 +615,8 @@ class FileWriter:
     def _before_next(
         self, channel: IoChannel, number: int, putting: Steps[Writer], deadline: float
     ) -> Steps[Writer]:
-        """Where chunks come in their order, the directories of the next one are read, if they are not
-        known."""
+        """Read the directories of the next chunk, where chunks come in their order and the directories are
+        not known."""
         chunks, key = self.volume.chunks, chunk_key(self._origins.identity, number)
         if chunks.knows(channel, key):
             return (yield from putting)
@@ -773,7 +774,8 @@ class FileWriter:
         return wrong
 
     def _ask(self, channel: IoChannel, deadline: float) -> Steps[None]:
-        """Where the file is large beside its volume: whether its beginning is still there."""
+        """Ask whether the beginning of the file is still there, where the file is large beside its
+        volume."""
         if len(self._stored) * ASKED_FROM <= self.volume.chunks_max:
             return
         yield from self._name(channel, deadline)

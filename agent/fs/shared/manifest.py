@@ -78,7 +78,7 @@ class Origins:
         return number in self._times
 
     def next_of(self, number: int) -> bytes:
-        """For a chunk that is to be stored, or stored again."""
+        """The origin for a chunk that is to be stored, or stored again."""
         times = self._times.get(number, 0)
         self._times[number] = times + 1
         while len(self._origins) <= times:
@@ -119,7 +119,7 @@ class Manifest:
     chunk_bytes: int = 0
     """0 of a folder."""
     runs: tuple[Run, ...] = ()
-    """In order, without overlap."""
+    """The runs of chunks, in order and without overlap."""
     content: bytes | None = None
     """The bytes of a short file. None: it has chunks, or no bytes."""
 
@@ -219,5 +219,5 @@ def _check(found: Manifest) -> None:
 
 
 def time_told(before: int, told: int | None, touched: bool, now_ns: int) -> int:
-    """Of a file, by what utimensat(2) was told."""
+    """The time of a file after utimensat(2), by what that call was told."""
     return now_ns if touched else before if told is None else told

@@ -37,21 +37,21 @@ class Node:
 
     volume: SharedVolume
     path: bytes
-    """Under which it was found last."""
+    """The path under which the file was found last."""
     holder: Holder
     """Who was told of it first."""
     manifest: Manifest | None = None
     """None: a file that is new."""
     replaced: Manifest | None = None
-    """Of a file that is written: what its name led to before."""
+    """The manifest that the name of a file under way led to before."""
     writer: FileWriter | None = None
     is_written: bool = False
-    """It has an inode of its own, to be written through; `manifest` is what it begins with."""
+    """Whether the node is for writing: it has an inode of its own, and begins with `manifest`."""
     lookups: int = 1
     opens: int = 0
     cost: int = field(init=False)
     ino: int = 0
-    """Of a file that is written: the number that it was told by last."""
+    """The inode number that a file under way was last told by."""
 
     def __post_init__(self) -> None:
         self.cost = 1 + (0 if self.manifest is None else self.manifest.size >> 10)
@@ -74,7 +74,7 @@ class Nodes:
         """`epoch`: nodes have other numbers in each, for a guest that outlives the agent."""
         self._bound = bounds.of(NODES)
         self._nodes: OrderedDict[int, Node] = OrderedDict()
-        """Those first that were looked up longest ago."""
+        """The nodes that kernels know; the node looked up longest ago comes first."""
         self._found: dict[Hashable, int] = {}
         self._numbers = itertools.count(NODES_FROM + (epoch << 32))
         self._lock = threading.Lock()
@@ -160,7 +160,7 @@ class Nodes:
                 node.lookups += 1
 
     def opened(self, ino: int, change: int) -> None:
-        """It was opened (1), or closed (-1)."""
+        """Note that a node was opened (1), or closed (-1)."""
         with self._lock:
             node = self._nodes.get(ino)
             if node is not None:

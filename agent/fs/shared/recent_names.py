@@ -16,7 +16,7 @@ SEEN: Final = Limit(
     by="everybody", share=ALL, refused="the name that was seen longest ago goes", bytes_each=8192,
 )  # fmt: skip
 FOLDER_NAMES_MAX: Final = 16_384
-"""Of one folder, so that one busy folder leaves room to others."""
+"""The most names of one folder, so that one busy folder leaves room to others."""
 
 Place = tuple[str, bytes]
 """A volume and a path in it."""

@@ -16,8 +16,8 @@ TURN_SECONDS: Final = 1.0
 WAIT_SECONDS: Final = 1.0
 """An enclosure that hangs keeps upkeep from its other duties for both together at the most."""
 NAMED_WITH_DATA: Final = 2
-"""So many chunks of a file, its first, are named as values are, beside their data: a close then writes the
-manifest alone. Of a longer file that would be a write of a directory for each chunk."""
+"""The first chunks of a file that are named as values are, beside their data. The close of a short file then
+writes the manifest alone. For a longer file each chunk would cost a write of a directory."""
 UNNAMED_MAX: Final = 16
 """Chunks of one file that are on flash and that no directory names yet."""
 TOGETHER_SECONDS: Final = 0.02

@@ -20,7 +20,7 @@ from agent.host_os.per_user_bounds import Holder
 RETRIES_MAX: Final = 1024
 """Opens for writing that are under way: see `open_another`."""
 RETRY_SECONDS: Final = 5.0
-"""One that has not come by then was given up."""
+"""The time after which a try that has not come was given up."""
 
 
 class WrittenFiles:

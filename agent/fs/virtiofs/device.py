@@ -81,11 +81,11 @@ class Device:
         return sum(buffers.bytes_copied for buffers in self._buffers)
 
     def settle_everything(self) -> None:
-        """Before an orderly end, while no queue runs."""
+        """Flush the guest's files before an orderly end, while no queue runs."""
         self.view.settle_everything(self._make_runner(0))
 
     def close(self) -> None:
-        """After the last connection: nothing runs any more."""
+        """Close the device after the last connection, when nothing runs any more."""
         self.books.close()
         for call in self._calls:
             call.close()

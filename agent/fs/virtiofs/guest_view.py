@@ -54,12 +54,12 @@ NODES: Final = Limit(
     "guest-nodes", "nodes that a guest holds a reference to", NODES_MAX,
     by="guest", share=ALL, refused="ENFILE", bytes_each=1024,
 )  # fmt: skip
-"""Of each guest; a kernel gives back what it has no room for."""
+"""The nodes of each guest. A kernel gives back nodes that it has no room for."""
 HANDLES: Final = Limit(
     "guest-open", "files and folders that a guest has open, each as often as it was opened", HANDLES_MAX,
     by="guest", share=ALL, refused="ENFILE", bytes_each=1024,
 )  # fmt: skip
-"""Of each guest."""
+"""The open files and folders of each guest."""
 EPOCH_SHIFT: Final = 40
 """Handles of a face count from 1 in each process; above these bits stands the epoch."""
 

@@ -54,9 +54,10 @@ EPOCH_SHIFT: Final = 8
 """The upper half of an entry's flags."""
 QUARANTINE_NAME: Final = b"g35 quarantined!"
 QUARANTINE_FLAG: Final = 1
-"""Of `Entry.flags`, whose upper half has the epoch of the key."""
+"""The bit of `Entry.flags` for a bad slot. The upper half of the flags has the epoch of the key."""
 QUARANTINED_MAX: Final = SLOTS_PER_SET // 4
-"""Of one set: bad ranges must not stop a volume from taking values. More is a bad drive."""
+"""The most bad slots of one set: bad ranges must not stop a volume from taking values. More is a bad
+drive."""
 assert len(QUARANTINE_NAME) == KEY_BYTES
 
 _CHECKED_BYTES: Final = 60

@@ -21,7 +21,7 @@ from agent.inline.cipher_suites import Place
 T = TypeVar("T")
 
 KEPT_MAX: Final = 256
-"""Of one codec, some 7 KiB each."""
+"""The most headers that one codec keeps, some 7 KiB each."""
 SEEN_MAX: Final = 4096
 """Salts of headers that were seen once. A scan of more values does not push out often read headers."""
 TAKES_ONE_OF: Final = 8
@@ -52,7 +52,7 @@ class HeaderCache(Generic[T]):
         return proven if where.slot == place.slot and where.nguid == place.nguid and known == header else None
 
     def keep(self, salt: bytes, header: bytes, place: Place, proven: T) -> None:
-        """It has proven itself. The oldest make room, for one of some newcomers."""
+        """Keep a header that has proven itself. The oldest headers make room, for one of some newcomers."""
         if salt not in self._seen:
             _make_room(self._seen, self._seen_max)
             self._seen[salt] = None

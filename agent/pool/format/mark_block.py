@@ -82,7 +82,7 @@ class MarkBlock:
                 self.raw = bytearray(MARK_BLOCK_BYTES)
 
     def _checksum(self) -> int:
-        """Of a block of zeros it is zero, for none was ever written."""
+        """The checksum of a block; zero for a block of zeros, because such a block was never written."""
         _U32.pack_into(self.raw, _CRC_AT, 0)
         return zlib.crc32(self.raw) if self.raw != _BLANK else 0
 

@@ -16,7 +16,7 @@ class Occupancy:
 
     def __init__(self) -> None:
         self.taken = 0
-        """In directories that are remembered."""
+        """The taken slots in remembered directories."""
         self._forgotten: dict[SetPlace, int] | None = None
         self._in_forgotten = 0
         self._lock = threading.Lock()
@@ -46,7 +46,8 @@ class Occupancy:
         return place in (self._forgotten or ())
 
     def note_forgotten(self, place: SetPlace, taken: int) -> None:
-        """So many slots are taken in a set that is not remembered, or no longer; 0 also where it now is."""
+        """Note how many slots are taken in a set that is not remembered any more; 0 also where it is
+        remembered now."""
         with self._lock:
             if self._forgotten is not None:
                 self._in_forgotten += taken - self._forgotten.pop(place, 0)

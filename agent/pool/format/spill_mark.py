@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 MARK_BYTES: Final = 8
 IS_MARK: Final = 0x80
-"""Of the last byte."""
+"""The bit of the last byte that tells a mark."""
 BUNDLE_NUMBERS: Final = 1 << 28
 STEPS_MAX: Final = 1 << 12
 """Steps of a bundle: what an item's beginning is counted in."""

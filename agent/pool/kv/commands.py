@@ -13,7 +13,7 @@ from agent.pool.steps import IoChannel, Pending
 RESERVED_KEY: Final = b"g35 pool's super"
 """Where a KV namespace keeps its superblock. A pseudonym is this with a chance of 2^-128."""
 PROOF_KEY: Final = b"g35 path's proof"
-"""Under which paths show that they lead to one medium (agent/remote/path_prober.py)."""
+"""The key under which paths show that they lead to one medium (agent/remote/path_prober.py)."""
 
 
 class KvPending(Pending, Protocol):

@@ -22,7 +22,8 @@ from agent.pool.steps import IoChannel, Steps
 from agent.pool.write.writer_base import PutState, Writer
 
 STORE_TRIES: Final = 4
-"""With room made before each but the first; between the two others may take it."""
+"""The tries of one store. An eviction makes room before each try but the first, and others may take that
+room."""
 RANGES_MAX: Final = 256
 """Parts of a value that have come and do not touch. Each write looks at all of them."""
 

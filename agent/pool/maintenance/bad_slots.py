@@ -24,7 +24,7 @@ class Quarantined(NamedTuple):
     volume: str
     nguid: str
     offset: int
-    """Of its directory, bytes from the namespace's start."""
+    """The offset of the set's directory, in bytes from the namespace's start."""
     slot: int
     since: float
     """Seconds since the epoch."""

@@ -8,7 +8,7 @@ from agent.pool.volume.uses import Use
 from agent.pool.volume.volume import Volume
 
 COUNTED_MAX: Final = 16
-"""Of one entry and one hand-over."""
+"""The most uses that one hand-over counts for one entry."""
 LOADED_MAX: Final = 256
 """Directories that are read for one hand-over, because they are not remembered."""
 LOAD_SECONDS: Final = 1.0

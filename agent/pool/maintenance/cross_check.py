@@ -20,14 +20,14 @@ from agent.pool.volume.volume import Volume
 
 CONTROLS = 32
 OWN_CONTROLS = 4
-"""Of those, in the set itself: bad ranges lie side by side."""
+"""The controls that lie in the set itself: bad ranges lie side by side."""
 OTHER_SETS = 8
 FAILURES_SHARE = 10
 """One control in so many may fail, …"""
 FEW = 4
 """… and one of so many in any case: a small pool may have another bad slot."""
 IO_SECONDS = 1.0
-"""For one read."""
+"""The deadline of one read."""
 
 
 @dataclass(slots=True)

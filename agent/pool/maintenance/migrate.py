@@ -25,7 +25,7 @@ from agent.pool.write.slot_allocation import best_choice, is_eviction, release, 
 from agent.pool.write.slot_copy import SlotCopy, SlotVerifier
 
 UNNAME_SECONDS = 1.0
-"""For taking back a copy whose key was dropped."""
+"""The deadline for taking back a copy whose key was dropped."""
 
 
 class Outcome(enum.Enum):

@@ -43,14 +43,14 @@ class Moves:
 
     values: int = 0
     bytes: int = 0
-    """Of slots that were copied."""
+    """The bytes of copied slots."""
     not_moved: int = 0
     """Tries that ended without a copy: no room, no answer, no proof."""
     walks: int = 0
     sets_walked: int = 0
-    """In the present walk."""
+    """The sets that the present walk has done."""
     sets: int = 0
-    """Of the earlier extents of all volumes; 0 where nothing has joined."""
+    """The sets of the earlier extents of all volumes; 0 where nothing has joined."""
     left: int | None = None
     """Values that were still at earlier places when the last whole walk ended, and sets that it could not
     read; None before the first."""

@@ -30,9 +30,9 @@ from agent.pool.write.slot_allocation import best_choice, is_eviction, release, 
 from agent.pool.write.slot_copy import SlotCopy, SlotVerifier
 
 FRESH_SECONDS: Final = 0.02
-"""Of directories: a copy is made right after its put."""
+"""How old a directory may be: a copy is made right after its put."""
 DOUBT_SECONDS: Final = 1.0
-"""Until a copy that could not be taken back is tried again."""
+"""The time until the agent tries again to take a copy back."""
 
 
 class Kept(enum.Enum):

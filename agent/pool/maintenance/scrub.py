@@ -253,11 +253,11 @@ class Scrubber:
         self._volumes = volumes
         self.counters = ScrubCounters() if counters is None else counters
         self.sets_done = 0
-        """Of the pass under way."""
+        """The sets that the pass under way has done."""
         self._walk: Iterator[tuple[Volume, SetPlace]] | None = None
         self._set: _SetAtHand | None = None
         self._met: dict[int, _Met] = {}
-        """By namespace, of the pass under way."""
+        """What the pass under way has met, by namespace."""
 
     @property
     def sets(self) -> int:

@@ -55,7 +55,7 @@ VOLUMES_MAX = 64
 TENANTS_MAX = 64
 VALUE_BYTES_MIN, VALUE_BYTES_MAX = 1 << 16, 1 << 24
 NAMES_BYTES_MIN, NAMES_BYTES_MAX = 1 << 12, 1 << 14
-"""Of the slots for the names of a shared volume."""
+"""The least and the greatest size of the slots for the names of a shared volume."""
 MARKS_ARE_FOR = "for key-value volumes in sets, of one copy"
 NAMES = "shared-names"
 """The kind of the volumes that have them."""

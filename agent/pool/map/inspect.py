@@ -37,7 +37,7 @@ LOOK_SECONDS = 3.0
 
 
 NOT_BLANK = "it is not blank"
-"""Of a namespace that has data and no superblock, not even a damaged one."""
+"""The word for a namespace that has data and no superblock, not even a damaged one."""
 
 
 class Content(enum.Enum):
@@ -61,7 +61,7 @@ class Inspection:
     kv: KvFormat | None = None
     """The bounds of a namespace of the KV command set; None for one of blocks."""
     maps: tuple[PoolMap, ...] = ()
-    """Of each whole copy, where there may be several."""
+    """The map of each whole copy, where there may be several."""
     by_discovery: bool = False
     """Whether only a discovery controller leads to it, and no enclosure of the configuration."""
     stranger: bool = False

@@ -28,7 +28,7 @@ class MapSeal:
         several, if known."""
         self._root, self._own = root, own
         self.pools = frozenset(pools)
-        """Of these, copies without a seal do not count."""
+        """The pools of which copies without a seal do not count."""
         self._last: PoolMap | None = None
 
     def put(self, pool_map: PoolMap) -> PoolMap:
@@ -61,7 +61,7 @@ class MapSeal:
         return [each for each in found if each.pool_id == self._own] or found
 
     def refusal(self) -> G35Error:
-        """Where maps were found, and none of them counts."""
+        """The refusal where maps were found and none of them counts."""
         return G35Error(
             f"the pool map that is there was not made with the root key, {self._root.describe()}",
             "use the key that the pool was formatted with. If it is that one, somebody without it has "

@@ -30,7 +30,7 @@ from agent.pool.map.superblock import MAP_BYTES_MAX
 from agent.sizes import size_text
 
 SEAL_BYTES = 96
-"""Of a map with a seal, those that it takes up."""
+"""The bytes that the seal of a map takes up."""
 
 
 def version_after(version: int) -> int:

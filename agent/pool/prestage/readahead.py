@@ -94,4 +94,4 @@ class Readahead:
 
 
 INACTIVE = Readahead(lambda _volume, _pseudonym: None, active=False)
-"""For a face without an agent around it."""
+"""A readahead that does nothing, for a face without an agent around it."""

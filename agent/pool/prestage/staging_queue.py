@@ -14,7 +14,7 @@ from agent.pool.volume.volume import Volume
 
 WAITING_MAX: Final = 4096
 GUESSES_MAX: Final = 256
-"""Of the learned continuations; the oldest goes, for it is the likeliest to be late."""
+"""The most guesses from learned continuations. The oldest guess goes, for it is the likeliest to be late."""
 
 
 class Item(NamedTuple):

@@ -18,10 +18,11 @@ from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.volume import Found, Volume
 
 PART_BYTES: Final = 1 << 20
-"""Of the worker's receive buffer for the reads that leave together. While they are opened, as many are under
-way."""
+"""The bytes of the worker's receive buffer for the reads that leave together. While the worker opens them,
+as many are under way."""
 PART_VALUES: Final = 12
-"""That leave together. All may go to one enclosure, whose queue takes 64 commands of a worker, or 32."""
+"""The values that leave together. All may go to one enclosure, whose queue takes 64 commands of a worker, or
+32."""
 
 
 class _Asked:
@@ -31,7 +32,7 @@ class _Asked:
 
     def __init__(self, number: int, found: Found, at: int, size: int) -> None:
         self.number: Final = number
-        """Of its key in the batch."""
+        """The number of the value's key in the batch."""
         self.found: Final = found
         self.at: Final = at
         """Where in the part's buffer its header begins; the value follows, then room for one proof."""

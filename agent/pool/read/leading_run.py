@@ -49,7 +49,7 @@ class LeadingRun:
         self.memory_bytes += size
 
     def add_from_flash(self, size: int, count: int = 1) -> None:
-        """Of `count` values, each of `size` bytes."""
+        """Add a run of `count` values on flash, each of `size` bytes."""
         self.on_flash += count
         self.flash_bytes += size * count
 

@@ -75,9 +75,10 @@ class PrestageCache:
         self.max_age = max_age
         self._clock = clock
         self.bytes_held = 0
-        """Of what waits, and of opened values that are gone from here and readers still have."""
+        """The bytes of values that wait, and of opened values that are gone from here and that readers still
+        have."""
         self._lent = 0
-        """Of opened values that readers have; half of the room at the most."""
+        """The bytes of opened values that readers have; half of the room at the most."""
         self._guessed: OrderedDict[_Place, int] = OrderedDict()
         self._guessed_bytes = 0
         self._slots: OrderedDict[_Place, _Staged] = OrderedDict()
@@ -224,7 +225,7 @@ class PrestageCache:
                 self._drop((volume_id, pseudonym))
 
     def discard_volume(self, volume_id: bytes) -> None:
-        """For good: the volume was erased."""
+        """Discard the volume's values for good: the volume was erased."""
         with self._lock:
             self._gone.add(volume_id)
             for place in [each for each in self._slots if each[0] == volume_id]:
@@ -281,4 +282,4 @@ class OpenValue:
     """Bytes of its slot, which are what it is reckoned at: the memory behind `data` is as long."""
     readers: int = 0
     is_gone: bool = False
-    """From the cache. Both are changed by `PrestageCache`."""
+    """Whether the value is gone from the cache. `PrestageCache` alone changes both."""

@@ -141,7 +141,8 @@ class Reader(ABC):
         self._state = state
 
     def _is_lost(self) -> bool:
-        """Asked anew, for another thread may say so (a method: tests/rules/test_compiled_narrowing.py)."""
+        """Whether the value is lost, asked anew, for another thread may say so (a method:
+        tests/rules/test_compiled_narrowing.py)."""
         return self.cause is not None
 
     def _lost(self, channel: IoChannel, cause: MissCause) -> int:
@@ -170,7 +171,7 @@ class UnitReader(Reader):
         super().__init__(volume, key)
         self.pseudonym = volume.placement.pseudonym(key)
         self._number = next(_NUMBERS)
-        """Under which the volume keeps a unit for this reader."""
+        """The number under which the volume keeps a unit for this reader."""
         self._beginning = threading.Lock()
         self._open: OpenSlot | None = None
 

@@ -101,7 +101,7 @@ class RecomputeGate:
             self._under_way += size
 
     def end(self, size: int, came: int, now: float) -> None:
-        """So much is under way no longer; `came`: the bytes that it brought."""
+        """End a get: its bytes are under way no longer. `came`: the bytes that it brought."""
         with self._lock:
             self._pass_time(now)
             self._under_way -= size

@@ -99,7 +99,7 @@ class Bandwidth:
             return bucket is None or bucket.ready_at(now) <= now
 
     def charge(self, channel: IoChannel, size: int) -> None:
-        """So many bytes of values were moved."""
+        """Charge so many moved bytes of values."""
         if self.rate:
             with self._lock:
                 bucket = self._bucket

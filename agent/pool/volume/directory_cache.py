@@ -34,7 +34,7 @@ and a medium that refused one write will refuse the next."""
 DAMAGE_LOOKS: Final = 3
 """Reads with the same damage after which it is held to be flash's own, and not of the way."""
 DAMAGE_LOOK_SECONDS: Final = 0.5
-"""Between two such reads, at least."""
+"""The least time between two such reads."""
 FILES_DAMAGE_LOOK_SECONDS: Final = 5.0
 """The same where a lost entry is a block of a file. Puts can go elsewhere meanwhile, and deletions wait."""
 
@@ -47,7 +47,7 @@ def damage_look_seconds(of_files: bool) -> float:
 APPROXIMATE_BYTES: Final = 4096 + 1024
 """What one cached set takes: the block, the object round it and its place in the table."""
 NO_VICTIM: Final = (-1, b"")
-"""Of a slot whose victim leaves no mark: a generation that none has."""
+"""The victim of a slot whose victim leaves no mark: a generation that no value has."""
 LOOKS: Final = 8
 """Sets that are looked at for one to be forgotten."""
 
@@ -130,10 +130,10 @@ class CachedSet:
     """Reads that had this damage, each at least some time after the one before."""
     damage_seen_at: float = float("-inf")
     versions: SetVersions | None = None
-    """By which other processes of this agent learn of its writes, or this one learns of theirs; None: there
+    """The versions by which this process and others of the agent learn of each other's writes; None: there
     are no others."""
     version: int = 0
-    """Of the directory that is remembered, where another process writes it."""
+    """The version of the remembered directory, where another process writes it."""
 
     @property
     def in_doubt(self) -> bool:

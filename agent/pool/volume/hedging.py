@@ -12,7 +12,7 @@ write the counts without a lock: a lost count is one of many.
 from typing import Final
 
 HEDGE_SHARE: Final = 0.05
-"""Of the gets, in the long run."""
+"""The share of the gets that may be hedged, in the long run."""
 SAVED_MAX: Final = 8.0
 """Hedges that may come one after the other, when there have been none for long."""
 QUANTILE: Final = 0.95

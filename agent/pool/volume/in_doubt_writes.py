@@ -12,7 +12,8 @@ from agent.pool.format.directory import Entry
 from agent.pool.volume.directory_cache import COOLDOWN_SECONDS, CachedSet
 
 KEYS_MAX: Final = 4096
-"""Of one volume. With more, no key of it is deleted until the last of them is settled."""
+"""The most keys of one volume. With more, no key of the volume is deleted until the last of them is
+settled."""
 
 
 class InDoubtWrites:

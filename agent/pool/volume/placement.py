@@ -41,7 +41,7 @@ _MASK: Final = (1 << 64) - 1
 
 
 Rank: TypeAlias = tuple[list[int], list[int]]
-"""Of many keys one candidate each: its namespace, and its byte offset there."""
+"""One candidate for each of many keys: its namespace, and its byte offset there."""
 
 
 class Candidate(NamedTuple):

@@ -45,7 +45,7 @@ class PutsInPieces:
     def __init__(self, bytes_max: int = BEGUN_BYTES) -> None:
         self.bytes_max = bytes_max
         self.bytes_held = 0
-        """Of those that wait, and of those that waited and are getting their next piece."""
+        """The bytes of puts that wait, and of puts that waited and are getting their next piece."""
         self._of_volume: dict[bytes, OrderedDict[PutInPieces, float]] = {}
         """By volume, and since when each waits."""
         self._holding: dict[bytes, OrderedDict[PutInPieces, None]] = {}
@@ -134,7 +134,7 @@ class PutsInPieces:
         return put
 
     def _holds_no_more(self, put: PutInPieces, volume_id: bytes) -> None:
-        """It was taken out. Called with the lock held."""
+        """Note that a put that was taken out holds no memory. Called with the lock held."""
         if put.held and put in self._holding.get(volume_id, ()):
             del self._holding[volume_id][put]
             self._held[volume_id] -= put.held

@@ -20,28 +20,28 @@ ANY_SECONDS: Final = 1.5
 """For so long every mark of the key counts as removed: another agent may have copied the older value as well,
 and evict it by what it read before. A newer value that is evicted so soon is a miss."""
 FORGET_SECONDS: Final = 5.0
-"""After the last look."""
+"""The time from the last look until the removal is forgotten."""
 KEYS_MAX: Final = 4096
-"""Of one volume."""
+"""The most keys of one volume."""
 MARKS_MAX: Final = 16
-"""Of one key, and writes of it that a delete took out; of more the newest."""
+"""The most marks of one key, and writes of it that a delete took out. Beyond that the newest stay."""
 
 
 class _Removed:
-    """Of one key: the removal, and the marks that were seen."""
+    """The removal of one key, and the marks of it that were seen."""
 
     __slots__ = ("any_until", "generations", "marks", "number")
 
     def __init__(self, number: int) -> None:
         self.number = number
-        """Of the removal: what is due of an earlier one does not count."""
+        """The number of the removal; looks that are due for an earlier removal do not count."""
         self.any_until = 0.0
         self.marks: tuple[bytes, ...] = ()
         self.generations: tuple[int, ...] = ()
 
 
 class RemovedMarks:
-    """Of one volume. Safe from any thread; `now` in the seconds of the channel's clock."""
+    """The removed marks of one volume. Safe from any thread; `now` in the seconds of the channel's clock."""
 
     def __init__(self) -> None:
         self._keys: OrderedDict[bytes, _Removed] = OrderedDict()

@@ -14,7 +14,7 @@ from typing import Final
 VERSIONS: Final = 1 << 18
 VERSION_BYTES: Final = 4
 MAP_VERSION_BYTES: Final = 4096
-"""Behind the versions: a page that begins with the version of the pool map."""
+"""The size of the page behind the versions, which begins with the version of the pool map."""
 TOTAL_BYTES: Final = VERSIONS * VERSION_BYTES + MAP_VERSION_BYTES
 _MASK: Final = VERSIONS - 1
 _WRAPS_AT: Final = 1 << 32
@@ -57,7 +57,7 @@ class SetVersions:
 
     @property
     def map_version(self) -> int:
-        """Of the pool map by which the writing process stores values."""
+        """The version of the pool map by which the writing process stores values."""
         return self._map_version[0]
 
     def say_map_version(self, version: int) -> None:

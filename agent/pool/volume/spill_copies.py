@@ -24,7 +24,7 @@ class FoundMark(NamedTuple):
     """A mark that named a value, and where it stands."""
 
     place: Place
-    """Of the slot, as its seal has it."""
+    """The place of the slot, as its seal has it."""
     set_place: SetPlace
     slot: int
     mark: bytes

@@ -17,7 +17,8 @@ from agent.host_os.payload_memory import payload_memory
 SPARE_MAX: Final = 16
 """Buffers that wait for their next use; one unit each."""
 KEPT_UNITS_MAX: Final = 32
-"""Of at most 1 MiB each: 32 MiB a volume, and only where hosts read into buffers that begin amid a page."""
+"""The most units, of at most 1 MiB each: 32 MiB a volume, and only where hosts read into buffers that begin
+amid a page."""
 
 
 class UnitBuffers:
