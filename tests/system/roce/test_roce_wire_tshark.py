@@ -31,7 +31,10 @@ from emulator.roce.wire.extended import Aeth, AtomicEth, Deth, NakCode, Reth, na
 from emulator.roce.wire.flow import flow_of, gid_of, text_address
 from emulator.roce.wire.opcodes import Opcode, class_of
 from emulator.roce.wire.packet import Packet
+from tests.support.needs import needs_tshark
 from tests.support.roce.packets import encode_packet
+
+pytestmark = needs_tshark
 
 FOUR = flow_of("192.0.2.1", "198.51.100.2", 0xC0DE)
 SIX = flow_of("2001:db8::1", "2001:db8::2", 0xC0DE)
