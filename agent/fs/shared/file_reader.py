@@ -25,8 +25,9 @@ READERS_MAX: Final = 4
 """Chunks of one open file whose readers are kept: a program reads on in one, or in a few at once."""
 AHEAD: Final = 4
 """Chunks that are prestaged before the one that is read."""
-ASKED_AT_ONCE_MAX: Final = 4
-"""Chunks of one read that the kernel asks for at once: as many as it reads ahead through the page cache."""
+ASKED_AT_ONCE_MAX: Final = 2
+"""Chunks of one read that the kernel asks for at once. Four were too many: twenty programs that read such files
+filled the kernel's queue (64 requests), and others waited three to five times as long."""
 
 
 class ReadsUnderWay:
