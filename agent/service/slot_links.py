@@ -49,6 +49,11 @@ class BorrowedLinks:
         nguids = self._fabric.nguids
         return nguids.index(nguid) if nguid in nguids else None
 
+    def may_land(self, namespace: int, offset: int, size: int, now: float) -> bool:
+        """See `SlotLinks`: what was sent and not answered has a fence (agent/remote/fence.py)."""
+        fabric = self._fabric
+        return fabric.fence.stands(fabric.nguids[namespace], offset, size, now)
+
 
 class _Link:
     def __init__(self, link: socket.socket) -> None:

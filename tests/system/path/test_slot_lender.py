@@ -52,7 +52,8 @@ class Stand:
     def __init__(self) -> None:
         self.memory = Lending((1, 1))
         channel = cast(Any, self.memory.first.channel)
-        self.lender = SlotLender([self.memory.first.served], lambda _: channel, range(LINKS), LINKS, no_fence)
+        served = [self.memory.first.served]
+        self.lender = SlotLender(served, lambda _: channel, range(LINKS), LINKS, self.memory)
         self.borrower = Borrower()
         ours, self.theirs = link_pairs(LINKS)
         self.lender.start()
@@ -92,10 +93,6 @@ class Stand:
             for each in self.memory.first.cache.snapshot()
             for until in each.cooldown_until.values()
         )
-
-
-def no_fence(namespace: int, offset: int, size: int, now: float) -> bool:
-    return False
 
 
 @pytest.fixture
