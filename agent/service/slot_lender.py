@@ -65,9 +65,12 @@ class Borrower:
 
 
 def links_of(configuration: Configuration) -> int:
-    """How many a reader has: no more than threads that store values."""
+    """How many a reader has. A put waits on its link for enclosures, at times until the write deadline. So
+    half of a reader's workers may have one, as of long waits (agent/remote/long_waits.py): others serve gets.
+    """
     agent = configuration.agent
-    return min(LINKS_MAX, agent.worker_count, max(1, THREADS_MAX // max(1, agent.process_count - 1)))
+    of_readers = THREADS_MAX // max(1, agent.process_count - 1)
+    return max(1, min(LINKS_MAX, agent.worker_count // 2, of_readers))
 
 
 def link_pairs(count: int) -> tuple[list[socket.socket], list[socket.socket]]:

@@ -21,7 +21,7 @@ from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.volume import Volume
 from agent.pool.write.batch import UNTRIED, Became, TogetherWriter
-from agent.pool.write.name_together import name_all
+from agent.pool.write.name_together import NOT_IN_TIME, name_all
 from agent.pool.write.put import is_known
 from agent.pool.write.slot_messages import Fate, LentSlot, Value
 
@@ -157,6 +157,9 @@ class LentSlots:
             writing = self._writers[number]
             if fate is Fate.NOT_SENT:
                 became[number] = UNTRIED
+            elif fate is Fate.WRITTEN and channel.now() >= self._until:
+                # Nobody could wait for the directory's write, and it would leave the directory in doubt.
+                became[number] = writing.refuse(channel, PutRefused(NOT_IN_TIME, MissCause.LATE))
             elif fate is Fate.WRITTEN:
                 try:
                     writing.written(channel)

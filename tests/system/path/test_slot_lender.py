@@ -104,7 +104,7 @@ def stand() -> Iterator[Stand]:
 
 def links_of(stand: Stand) -> BorrowedLinks:
     nguids = tuple(each.nguid for each in stand.memory.pool.settings.extents)
-    return BorrowedLinks(stand.theirs, Fabric((), nguids))
+    return BorrowedLinks(stand.theirs, Fabric((), nguids), 5.0)
 
 
 def test_values_over_real_sockets(stand: Stand) -> None:

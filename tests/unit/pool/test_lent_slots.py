@@ -245,6 +245,27 @@ def test_a_borrower_that_has_no_way_to_an_enclosure(was_sent: bool) -> None:
     lending.nothing_is_held()
 
 
+def test_values_that_are_told_of_too_late_leave_no_directory_in_doubt() -> None:
+    lending = Lending((1, 1))
+
+    def before(kind: Kind) -> None:
+        if kind is Kind.WRITTEN:
+            lending.reader.channel.clock += 6
+
+    lending.before = before
+    became = lending.put(range(8))
+    assert all(isinstance(one, PutRefused) and one.cause is MissCause.LATE for one in became)
+    assert not any(entry for _, _, directory in lending.pool.directories() for entry in directory)
+    assert not any(each.in_doubt or each.cooldown_until for each in lending.first.cache.snapshot())
+    assert not any(
+        lending.first.volume.in_doubt_writes.may_land(
+            lending.first.volume.placement.pseudonym(key_of(number)), lending.first.channel.now()
+        )
+        for number in range(8)
+    )
+    lending.nothing_is_held()
+
+
 # -- the end of the borrower -------------------------------------------------------------------------------
 
 
