@@ -48,7 +48,7 @@ from agent.service.doors import GUEST_DOORS, QUERY_DOOR, S3_DOOR, Doors, Shown, 
 from agent.service.queue_plan import QueuePlan
 from agent.service.readers import Readers, why_alone
 from agent.service.repair import Repair
-from agent.service.slot_lender import SlotLender, is_fenced, links_of
+from agent.service.slot_lender import FabricFence, SlotLender, links_of
 from agent.service.upkeep import Upkeep
 from agent.service.volume_policies import VolumePolicies
 from agent.service.watched_memory import watch_blocks, watch_memory
@@ -124,7 +124,7 @@ class Agent:
             channels.take,
             queues.slots,
             links_of(configuration),
-            lambda *place: is_fenced(fabric, *place),
+            FabricFence(fabric),
         )
         if self.readers is not None:
             self.readers.lend_by(self.lender)

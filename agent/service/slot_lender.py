@@ -18,7 +18,7 @@ from agent.host_os.worker_thread import OwnThread
 from agent.pool.access import ServedVolume
 from agent.pool.errors import BadPut, PutRefused, TooLong
 from agent.pool.write.batch import Became, Untried
-from agent.pool.write.lent_slots import LentSlots
+from agent.pool.write.lent_slots import LentFence, LentSlots
 from agent.pool.write.slot_messages import (
     MESSAGE_BYTES_MAX,
     Ask,
@@ -34,6 +34,7 @@ from agent.pool.write.slot_messages import (
 )
 from agent.remote.channel import WorkerChannel
 from agent.remote.fabric import Fabric
+from agent.remote.fence import GIVEN_UP_SECONDS
 
 log = logging.getLogger(__name__)
 
@@ -64,9 +65,12 @@ class Borrower:
 
 
 def links_of(configuration: Configuration) -> int:
-    """How many a reader has: no more than threads that store values."""
+    """How many a reader has. A put waits on its link for enclosures, at times until the write deadline. So
+    half of a reader's workers may have one, as of long waits (agent/remote/long_waits.py): others serve gets.
+    """
     agent = configuration.agent
-    return min(LINKS_MAX, agent.worker_count, max(1, THREADS_MAX // max(1, agent.process_count - 1)))
+    of_readers = THREADS_MAX // max(1, agent.process_count - 1)
+    return max(1, min(LINKS_MAX, agent.worker_count // 2, of_readers))
 
 
 def link_pairs(count: int) -> tuple[list[socket.socket], list[socket.socket]]:
@@ -75,9 +79,21 @@ def link_pairs(count: int) -> tuple[list[socket.socket], list[socket.socket]]:
     return [ours for ours, _ in pairs], [theirs for _, theirs in pairs]
 
 
-def is_fenced(fabric: Fabric, namespace: int, offset: int, size: int, now: float) -> bool:
-    """Whether an earlier write of this process may land there yet (agent/remote/fence.py)."""
-    return fabric.fence.stands(fabric.nguids[namespace], offset, size, now)
+class FabricFence:
+    """That of this process (agent/remote/fence.py), for the slots that it lends."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self._fabric = fabric
+
+    def stands(self, namespace: int, offset: int, size: int, now: float) -> bool:
+        """See `LentFence`."""
+        fabric = self._fabric
+        return fabric.fence.stands(fabric.nguids[namespace], offset, size, now)
+
+    def put_up(self, namespace: int, offset: int, size: int, now: float) -> None:
+        """See `LentFence`."""
+        fabric = self._fabric
+        fabric.fence.put_up(fabric.nguids[namespace], offset, size, now + GIVEN_UP_SECONDS, now)
 
 
 class SlotLender:
@@ -89,12 +105,12 @@ class SlotLender:
         take: Callable[[int], WorkerChannel],
         queue_ids: range,
         links: int,
-        fenced: Callable[[int, int, int, float], bool],
+        fence: LentFence,
     ) -> None:
         """`take`: the channel of a queue id, of which each thread has one. `links` of them are a reader's."""
         self._links = links
         volumes = {each.settings.volume_id: each for each in served}
-        self._threads = [_Thread(number, volumes, take, at, fenced) for number, at in enumerate(queue_ids)]
+        self._threads = [_Thread(number, volumes, take, at, fence) for number, at in enumerate(queue_ids)]
 
     def start(self) -> None:
         for each in self._threads:
@@ -121,10 +137,10 @@ class _Thread(OwnThread):
         volumes: Mapping[bytes, ServedVolume],
         take: Callable[[int], WorkerChannel],
         queue_id: int,
-        fenced: Callable[[int, int, int, float], bool],
+        fence: LentFence,
     ) -> None:
         super().__init__(f"slots-{number}", 5.0, "a thread that lends slots")
-        self._volumes, self._take, self._queue_id, self._fenced = volumes, take, queue_id, fenced
+        self._volumes, self._take, self._queue_id, self._fence = volumes, take, queue_id, fence
         self.waiting: queue.SimpleQueue[tuple[socket.socket, Borrower] | None] = queue.SimpleQueue()
 
     def stop(self) -> None:
@@ -168,12 +184,9 @@ class _Thread(OwnThread):
             link.sendall(encode_places([_ALL_ELSEWHERE] * len(ask.values)))
             return
 
-        def fenced(namespace: int, offset: int, size: int) -> bool:
-            return self._fenced(namespace, offset, size, channel.now())
-
         try:
             seconds = min(ask.seconds, served.timing.write_deadline)
-            slots = LentSlots(served.in_sets, channel, ask.values, seconds, ask.ttl_seconds, fenced)
+            slots = LentSlots(served.in_sets, channel, ask.values, seconds, ask.ttl_seconds, self._fence)
         except TooLong as wrong:
             link.sendall(encode_places([end_of(wrong)] * len(ask.values)))
             return

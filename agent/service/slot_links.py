@@ -14,18 +14,19 @@ from agent.remote.fabric import Fabric
 TAKE_SECONDS: Final = 0.1
 """For a link that is in use; then the first process stores the values itself."""
 ANSWER_SECONDS: Final = 30.0
-"""For an answer. The other process waits for enclosures no longer than a put may take."""
+"""For an answer, beyond the time of a put: so long the other process waits for enclosures."""
 
 
 class BorrowedLinks:
     """All of a reader. Safe from any thread."""
 
-    def __init__(self, sockets: Sequence[socket.socket], fabric: Fabric) -> None:
+    def __init__(self, sockets: Sequence[socket.socket], fabric: Fabric, put_seconds: float) -> None:
+        """`put_seconds`: as long as a put may take."""
         self._fabric = fabric
         self._free: queue.LifoQueue[_Link] = queue.LifoQueue()
         self._whole = len(sockets)
         for each in sockets:
-            each.settimeout(ANSWER_SECONDS)
+            each.settimeout(put_seconds + ANSWER_SECONDS)
             self._free.put(_Link(each))
 
     @contextlib.contextmanager
@@ -48,6 +49,11 @@ class BorrowedLinks:
     def namespace(self, nguid: bytes) -> int | None:
         nguids = self._fabric.nguids
         return nguids.index(nguid) if nguid in nguids else None
+
+    def may_land(self, namespace: int, offset: int, size: int, now: float) -> bool:
+        """See `SlotLinks`: what was sent and not answered has a fence (agent/remote/fence.py)."""
+        fabric = self._fabric
+        return fabric.fence.stands(fabric.nguids[namespace], offset, size, now)
 
 
 class _Link:

@@ -55,6 +55,9 @@ class SlotLinks(Protocol):
     def namespace(self, nguid: bytes) -> int | None:
         """The number of a namespace for the channel; None: it is not known here."""
 
+    def may_land(self, namespace: int, offset: int, size: int, now: float) -> bool:
+        """Whether some of a write of this process may land there, now or later."""
+
 
 def write_borrowed(
     volume: Volume,
@@ -150,7 +153,15 @@ class _Call:
             sealed.append((number, namespace, slot.offset, room[:size]))
         for at, more in in_volleys([(namespace, offset) for _, namespace, offset, _ in sealed]):
             number, namespace, offset, whole = sealed[at]
-            self._under_way[number] = channel.write(namespace, offset, [whole], more=more)
+            pending = channel.write(namespace, offset, [whole], more=more)
+            if pending.done and pending.unreachable and not self._may_land(namespace, offset, len(whole)):
+                # Nothing was sent, and the other process may have a way there.
+                self._to_tell.append((number, Fate.NOT_SENT))
+            else:
+                self._under_way[number] = pending
+
+    def _may_land(self, namespace: int, offset: int, size: int) -> bool:
+        return self._links.may_land(namespace, offset, size, self._channel.now())
 
     def _wait(self) -> Steps[None]:
         """A look at each that is under way, until all are answered or TELL_SECONDS have passed."""

@@ -7,12 +7,13 @@ does. So no directory names a slot that is not written, and the borrower writes 
 
 A lent slot stays reserved until the borrower has told of it, or its process has ended and with it all of its
 connections, which are closed hard. A slot of which nothing was told cools down as after a write that was
-given up: what an enclosure had received of it may land for a moment.
+given up: what an enclosure had received of it may land for a moment. This process writes nothing there
+meanwhile: a cool-down is forgotten with its directory, and the fence is not.
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import Final, TypeAlias
+from collections.abc import Sequence
+from typing import Final, Protocol
 
 from agent.pool.counters import MissCause
 from agent.pool.errors import BadPut, PutRefused
@@ -20,14 +21,21 @@ from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.volume import Volume
 from agent.pool.write.batch import UNTRIED, Became, TogetherWriter
-from agent.pool.write.name_together import name_all
+from agent.pool.write.name_together import NOT_IN_TIME, name_all
 from agent.pool.write.put import is_known
 from agent.pool.write.slot_messages import Fate, LentSlot, Value
 
 NOT_TAKEN: Final = "the enclosure did not take it"
 NOT_ANSWERED: Final = "the enclosure did not answer in time"
-IsFenced: TypeAlias = Callable[[int, int, int], bool]
-"""Whether some bytes of a namespace (number, offset, size) may not be written just now."""
+
+
+class LentFence(Protocol):
+    """Of this process, around places that are not written just now: bytes of a namespace, by its number."""
+
+    def stands(self, namespace: int, offset: int, size: int, now: float) -> bool: ...
+
+    def put_up(self, namespace: int, offset: int, size: int, now: float) -> None:
+        """For as long as a write that was given up may land."""
 
 
 class LentWriter(TogetherWriter):
@@ -70,13 +78,13 @@ class LentSlots:
         values: Sequence[Value],
         wait_seconds: float,
         ttl_seconds: int,
-        is_fenced: IsFenced,
+        fence: LentFence,
     ) -> None:
         """Raises TooLong."""
         self._volume: Final = volume
         self._channel: Final = channel
         self._values: Final = values
-        self._is_fenced: Final = is_fenced
+        self._fence: Final = fence
         self._until: Final = channel.now() + wait_seconds
         self._writers: Final = [
             LentWriter(volume, each.key, length=each.length, ttl_seconds=ttl_seconds) for each in values
@@ -125,9 +133,12 @@ class LentSlots:
                 lent = writing.lent(channel)
                 reservation = writing.reservation
                 size = volume.settings.slot_bytes
-                if not self._is_fenced(reservation.cached.namespace, reservation.offset, size):
+                at = reservation.cached.namespace
+                if not self._fence.stands(at, reservation.offset, size, channel.now()):
                     self.out.add(number)
                     return lent
+                # Its cool-down was forgotten with its directory: the next put of the key takes another one.
+                reservation.cached.cool_down(reservation.slot, channel.now())
         except (PutRefused, BadPut) as refused:
             self._let_go(number)
             return refused
@@ -146,6 +157,9 @@ class LentSlots:
             writing = self._writers[number]
             if fate is Fate.NOT_SENT:
                 became[number] = UNTRIED
+            elif fate is Fate.WRITTEN and channel.now() >= self._until:
+                # Nobody could wait for the directory's write, and it would leave the directory in doubt.
+                became[number] = writing.refuse(channel, PutRefused(NOT_IN_TIME, MissCause.LATE))
             elif fate is Fate.WRITTEN:
                 try:
                     writing.written(channel)
@@ -153,7 +167,7 @@ class LentSlots:
                 except PutRefused as refused:
                     became[number] = refused
             else:
-                became[number] = writing.not_written(channel, fate)
+                became[number] = self._not_written(number, fate)
         if written:
             with contextlib.suppress(PutRefused):  # of one of them; each has its own
                 yield from name_all(
@@ -169,13 +183,20 @@ class LentSlots:
     def close(self) -> None:
         """Let go of all. What is out was not told of: its slots cool down."""
         for number in sorted(self.out):
-            self._writers[number].not_written(self._channel, Fate.UNKNOWN)
+            self._not_written(number, Fate.UNKNOWN)
         self.out.clear()
         for number in range(len(self._writers)):
             self._let_go(number)
         for sets in self._borrowed:
             self._volume.give_back_sets(sets)
         self._borrowed = ()
+
+    def _not_written(self, number: int, fate: Fate) -> PutRefused:
+        writing, channel = self._writers[number], self._channel
+        if fate is Fate.UNKNOWN:
+            reservation, size = writing.reservation, self._volume.settings.slot_bytes
+            self._fence.put_up(reservation.cached.namespace, reservation.offset, size, channel.now())
+        return writing.not_written(channel, fate)
 
     def _let_go(self, number: int) -> None:
         """It holds nothing of the call any more."""

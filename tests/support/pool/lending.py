@@ -21,11 +21,22 @@ from agent.pool.write.slot_messages import (
     encode_places,
     end_of,
 )
+from agent.remote.fence import GIVEN_UP_SECONDS, Fence
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of
 
 
 class Died(Exception):
     """The process that borrows has ended where it stood."""
+
+
+class NoFence:
+    """Of a lender none of whose slots may be written late."""
+
+    def stands(self, namespace: int, offset: int, size: int, now: float) -> bool:
+        return False
+
+    def put_up(self, namespace: int, offset: int, size: int, now: float) -> None:
+        """Nothing."""
 
 
 class Lending:
@@ -35,11 +46,23 @@ class Lending:
         self.pool = MemoryPool(sets, **({"value_bytes": 131072} | settings))
         self.first, self.reader = self.pool.agent(), self.pool.agent()
         self.before: Callable[[Kind], None] = lambda kind: None
+        self.fence = Fence()
         self.fenced: Callable[[int, int, int], bool] = lambda namespace, offset, size: False
         self.asked: list[Kind] = []
         self.broken_links = 0
+        self.was_sent = False
+        """What the borrower's own fence says of a write that failed at once."""
         self.lends = True
         self.slots: LentSlots | None = None
+
+    # -- the lender's fence ----------------------------------------------------------------------------------
+
+    def stands(self, namespace: int, offset: int, size: int, now: float) -> bool:
+        is_up = self.fence.stands(_nguid(namespace), offset, size, now)
+        return is_up or self.fenced(namespace, offset, size)
+
+    def put_up(self, namespace: int, offset: int, size: int, now: float) -> None:
+        self.fence.put_up(_nguid(namespace), offset, size, now + GIVEN_UP_SECONDS, now)
 
     # -- what the borrower sees --------------------------------------------------------------------------
 
@@ -50,6 +73,9 @@ class Lending:
     def namespace(self, nguid: bytes) -> int | None:
         numbers = {each.nguid: each.namespace for each in self.pool.settings.extents}
         return numbers.get(nguid)
+
+    def may_land(self, namespace: int, offset: int, size: int, now: float) -> bool:
+        return self.was_sent
 
     def broken(self) -> None:
         self.broken_links += 1
@@ -70,7 +96,7 @@ class Lending:
             if not self.lends:
                 return encode_places([(End.ELSEWHERE, None)] * len(ask.values))
             self.slots = LentSlots(
-                self.first.volume, self.first.channel, ask.values, ask.seconds, ask.ttl_seconds, self.fenced
+                self.first.volume, self.first.channel, ask.values, ask.seconds, ask.ttl_seconds, self
             )
             places = run(self.slots.lend())
             answer = encode_places([p if isinstance(p, LentSlot) else ended(p) for p in places])
@@ -100,6 +126,10 @@ class Lending:
     def nothing_is_held(self) -> None:
         nothing_is_held(self.first)
         nothing_is_held(self.reader)
+
+
+def _nguid(namespace: int) -> bytes:
+    return namespace.to_bytes(16, "big")
 
 
 def content(number: int) -> bytes:

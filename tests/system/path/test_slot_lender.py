@@ -52,7 +52,8 @@ class Stand:
     def __init__(self) -> None:
         self.memory = Lending((1, 1))
         channel = cast(Any, self.memory.first.channel)
-        self.lender = SlotLender([self.memory.first.served], lambda _: channel, range(LINKS), LINKS, no_fence)
+        served = [self.memory.first.served]
+        self.lender = SlotLender(served, lambda _: channel, range(LINKS), LINKS, self.memory)
         self.borrower = Borrower()
         ours, self.theirs = link_pairs(LINKS)
         self.lender.start()
@@ -94,10 +95,6 @@ class Stand:
         )
 
 
-def no_fence(namespace: int, offset: int, size: int, now: float) -> bool:
-    return False
-
-
 @pytest.fixture
 def stand() -> Iterator[Stand]:
     made = Stand()
@@ -107,7 +104,7 @@ def stand() -> Iterator[Stand]:
 
 def links_of(stand: Stand) -> BorrowedLinks:
     nguids = tuple(each.nguid for each in stand.memory.pool.settings.extents)
-    return BorrowedLinks(stand.theirs, Fabric((), nguids))
+    return BorrowedLinks(stand.theirs, Fabric((), nguids), 5.0)
 
 
 def test_values_over_real_sockets(stand: Stand) -> None:

@@ -53,3 +53,12 @@ def test_each_reader_has_threads_that_lend_it_slots() -> None:
     assert plan.total == plan.extra + len(plan.workers) + len(plan.slots)
     assert len(QueuePlan.of(found, slots=1).slots) == min(1, len(plan.slots))
     assert not QueuePlan.of(configuration()).slots
+
+
+@pytest.mark.parametrize(("workers", "links"), [(1, 1), (2, 1), (4, 2), (8, 4), (64, 4)])
+def test_half_of_a_readers_workers_wait_for_no_slot(workers: int, links: int) -> None:
+    found = configuration()
+    found = found.model_copy(
+        update={"agent": found.agent.model_copy(update={"processes": 2, "workers": workers})}
+    )
+    assert links_of(found) == links

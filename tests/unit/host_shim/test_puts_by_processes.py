@@ -156,9 +156,17 @@ def test_values_that_want_a_put_of_their_own_go_to_the_first(
 
 def test_a_value_that_is_refused_is_not_put_again(pool: Pool, both: Both, lending: Lending) -> None:
     for namespace in lending.pool.namespaces:
-        namespace.down = True
+        namespace.broken = True
     assert put(pool, range(4)) == [False] * 4
     assert not both.first.asked.get("STORE_MANY")
+
+
+def test_a_value_that_found_no_way_is_put_by_the_first(pool: Pool, both: Both, lending: Lending) -> None:
+    """It may have one. Here it has none either."""
+    for namespace in lending.pool.namespaces:
+        namespace.down = True
+    assert put(pool, range(4)) == [False] * 4
+    assert both.first.asked["STORE_MANY"] == 1
 
 
 def test_a_value_too_long_for_the_volume(both: Both) -> None:

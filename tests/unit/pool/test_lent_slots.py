@@ -16,8 +16,10 @@ from agent.pool.volume.quota import Limits, Measured, Quota
 from agent.pool.volume.volume import Keys, TenantShare
 from agent.pool.write.batch import UNTRIED
 from agent.pool.write.slot_messages import Kind
+from agent.remote.fence import GIVEN_UP_SECONDS
 from agent.sim.medium import fixed_secret
 from tests.support.pool.lending import Died, Lending, content, nothing_is_held
+from tests.support.pool.memory_channel import MemoryPending
 from tests.support.pool.memory_pool import MemoryPool, key_of
 from tests.support.pool.stuck_writes import Driven, StuckWrites
 
@@ -185,6 +187,82 @@ def test_a_place_where_an_earlier_write_may_land_is_not_lent() -> None:
     assert set(map(repr, became)) == {"True", repr(UNTRIED)}
     assert {size for _, _, size in asked} == {lending.pool.settings.slot_bytes}
     assert became.count(UNTRIED) == sum(namespace == 0 for namespace, _, _ in asked)
+    lending.nothing_is_held()
+
+
+@pytest.mark.parametrize("may_write", [False, True])
+def test_a_slot_whose_write_may_land_takes_no_value_though_its_directory_was_forgotten(
+    may_write: bool,
+) -> None:
+    """A pool has more directories than an agent remembers, and a cool-down goes with its directory."""
+    lending = Lending((1, 1))
+    lending.first.cache.capacity = 0
+    kept: list[tuple[int, int, bytes]] = []
+    write = lending.reader.channel.write
+
+    def kept_back(namespace: int, offset: int, parts: Any, *, more: bool = False) -> Any:
+        kept.append((namespace, offset, b"".join(map(bytes, parts))))
+        raise Died
+
+    lending.reader.channel.write = kept_back  # type: ignore[method-assign]
+    with pytest.raises(Died):
+        lending.put([1])
+    lending.close()
+    lending.reader.channel.write = write  # type: ignore[method-assign]
+    if may_write:
+        lending.first.channel.clock = lending.reader.channel.clock = 1000 + GIVEN_UP_SECONDS + 1
+    numbers = range(2, 60)
+    there = [n for n, one in zip(numbers, lending.put(numbers), strict=True) if one is True]
+    ((namespace, offset, late),) = kept
+    assert lending.stands(namespace, offset, 4096, lending.first.channel.now()) is not may_write
+    if not may_write:
+        lending.pool.namespaces[namespace].store(offset, [late])
+    assert len(there) > 40
+    for number in there:
+        assert lending.first.get(key_of(number)) == content(number)
+    lending.nothing_is_held()
+
+
+@pytest.mark.parametrize("was_sent", [False, True])
+def test_a_borrower_that_has_no_way_to_an_enclosure(was_sent: bool) -> None:
+    """The lender may have one. Where nothing was sent, no slot has to cool down."""
+    lending = Lending((1, 1))
+    lending.was_sent = was_sent
+
+    def no_way(namespace: int, offset: int, parts: Any, *, more: bool = False) -> Any:
+        return MemoryPending(done=True, fault="there is no queue to the enclosure", unreachable=True)
+
+    lending.reader.channel.write = no_way  # type: ignore[method-assign]
+    became = lending.put(MANY)
+    cooling = sum(len(each.cooldown_until) for each in lending.first.cache.snapshot())
+    if was_sent:
+        assert all(isinstance(one, PutRefused) for one in became)
+        assert cooling == 64
+        return
+    assert became == [UNTRIED] * 64
+    assert cooling == 0
+    assert lending.first.tally.puts_refused == 0
+    lending.nothing_is_held()
+
+
+def test_values_that_are_told_of_too_late_leave_no_directory_in_doubt() -> None:
+    lending = Lending((1, 1))
+
+    def before(kind: Kind) -> None:
+        if kind is Kind.WRITTEN:
+            lending.reader.channel.clock += 6
+
+    lending.before = before
+    became = lending.put(range(8))
+    assert all(isinstance(one, PutRefused) and one.cause is MissCause.LATE for one in became)
+    assert not any(entry for _, _, directory in lending.pool.directories() for entry in directory)
+    assert not any(each.in_doubt or each.cooldown_until for each in lending.first.cache.snapshot())
+    assert not any(
+        lending.first.volume.in_doubt_writes.may_land(
+            lending.first.volume.placement.pseudonym(key_of(number)), lending.first.channel.now()
+        )
+        for number in range(8)
+    )
     lending.nothing_is_held()
 
 

@@ -27,6 +27,7 @@ from agent.pool.write.slot_messages import Fate, LentSlot, Value
 from agent.remote.fence import LOST_SECONDS
 from agent.sim.faulty_flash import BLOCK, SimChannel
 from agent.sim.seeded_scheduler import Sleep
+from tests.support.pool.lending import NoFence
 from tests.support.pool.memory_pool import fixed_secret, key_of
 from tests.unit.pool.test_agents_racing import TIMING, Race
 
@@ -68,7 +69,7 @@ class Borrowing(Race):
         for number, value in zip(numbers, values, strict=True):
             self.stored.setdefault(key_of(number), set()).add(value)
         wanted = [Value(key_of(n), len(value)) for n, value in zip(numbers, values, strict=True)]
-        slots = LentSlots(volume, lender, wanted, 20.0, 0, lambda *place: False)
+        slots = LentSlots(volume, lender, wanted, 20.0, 0, NoFence())
         try:
             places = yield from slots.lend()
             if dies_at in ("asked", "lent"):
