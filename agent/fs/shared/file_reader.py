@@ -26,8 +26,8 @@ READERS_MAX: Final = 4
 AHEAD: Final = 4
 """Chunks that are prestaged before the one that is read."""
 ASKED_AT_ONCE_MAX: Final = 2
-"""Chunks of one read that the kernel asks for at once. Four were too many: twenty programs that read such files
-filled the kernel's queue (64 requests), and others waited three to five times as long."""
+"""Chunks of one read that the kernel asks for at once. Four were too many: twenty programs that read such
+files filled the kernel's queue (64 requests), and others waited three to five times as long."""
 
 
 class ReadsUnderWay:
