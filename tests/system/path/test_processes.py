@@ -5,14 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,29 +18,9 @@ from agent.fs.doors import mounting
 from host_shim.block_key import key_of
 from host_shim.control_wire import Outcome
 from host_shim.pool import Pool
+from tests.support.pool.reader_pool import MIB, SHORT, each_mount, rows, value, wait_serving
 from tests.support.pool_up import PoolUp
 from tests.support.waiting import wait_until
-
-MIB = 1 << 20
-SHORT = 64 << 10
-
-
-def value(key: int, length: int = SHORT) -> bytes:
-    return random.Random(key).randbytes(1024) * (length // 1024)
-
-
-def rows(pool: PoolUp) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = pool.status()["processes"]
-    return found
-
-
-def wait_serving(pool: PoolUp) -> None:
-    wait_until(lambda: all(each["state"] == "serving" for each in rows(pool)), 60, "every process to serve")
-
-
-def each_mount(pool: PoolUp) -> list[Path]:
-    """Of every process, the first one first."""
-    return [pool.mount, *sorted((pool.mount / ".g35").glob("process-*"))]
 
 
 @pytest.fixture(scope="module", params=[2, 3])

@@ -3,42 +3,19 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from host_shim.block_key import key_of
 from host_shim.pool import Pool
+from tests.support.pool.reader_pool import MIB, SHORT, each_mount, rows, value, wait_serving
 from tests.support.pool_up import PoolUp
 from tests.support.waiting import wait_until
-
-MIB = 1 << 20
-SHORT = 64 << 10
-
-
-def value(key: int, length: int = SHORT) -> bytes:
-    return random.Random(key).randbytes(1024) * (length // 1024)
-
-
-def rows(pool: PoolUp) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = pool.status()["processes"]
-    return found
-
-
-def wait_serving(pool: PoolUp) -> None:
-    wait_until(lambda: all(each["state"] == "serving" for each in rows(pool)), 60, "every process to serve")
-
-
-def mounts(pool: PoolUp) -> list[Path]:
-    """Of every process, the first one first."""
-    return [pool.mount, *sorted((pool.mount / ".g35").glob("process-*"))]
 
 
 @pytest.fixture
@@ -51,7 +28,7 @@ def pool(make_pool: Callable[..., PoolUp]) -> PoolUp:
 def test_what_one_process_stores_all_serve(pool: PoolUp) -> None:
     """Directly at each process, which refuses what it does not serve."""
     before = pool.status()["totals"]["puts"]
-    for number, mount in enumerate(mounts(pool)):
+    for number, mount in enumerate(each_mount(pool)):
         with Pool(mount) as own:
             volume = own.volume("kv")
             keys = [key_of(f"{number} {each}") for each in range(40)]
@@ -61,7 +38,7 @@ def test_what_one_process_stores_all_serve(pool: PoolUp) -> None:
             long = own.memory(MIB)
             long[:] = value(number, MIB)
             assert volume.put(key_of(f"long {number}"), long)
-        for other in mounts(pool):
+        for other in each_mount(pool):
             with Pool(other) as own:
                 volume, buffers = own.volume("kv"), [bytearray(SHORT) for _ in keys]
                 assert volume.get_many(keys, buffers) == [SHORT] * 40
@@ -77,7 +54,7 @@ def test_one_key_through_all_processes_at_once_has_one_value(pool: PoolUp) -> No
     wrong: list[str] = []
 
     def client(number: int) -> None:
-        with Pool(mounts(pool)[1 + number % 2] if number < 4 else pool.mount) as own:
+        with Pool(each_mount(pool)[1 + number % 2] if number < 4 else pool.mount) as own:
             if not all(own.volume("kv").put_many(keys, [value(number * 1000 + at) for at in range(32)])):
                 # A process that does not serve a key now says so, and its client asks the first.
                 wrong.append(f"{number} was refused")
@@ -89,7 +66,7 @@ def test_one_key_through_all_processes_at_once_has_one_value(pool: PoolUp) -> No
         each.join()
     assert not wrong
     served = []
-    for mount in mounts(pool):
+    for mount in each_mount(pool):
         with Pool(mount) as own:
             buffers = [bytearray(SHORT) for _ in keys]
             assert own.volume("kv").get_many(keys, buffers) == [SHORT] * 32
@@ -110,7 +87,7 @@ def test_a_process_that_is_killed_while_a_drive_keeps_its_writes(make_pool: Call
         own.volume("kv").delete(keys[:16])
 
     def put() -> None:
-        with Pool(mounts(pool)[1]) as other:
+        with Pool(each_mount(pool)[1]) as other:
             try:
                 other.volume("kv").put_many(keys, [value(1000 + n) for n in range(32)])
             except OSError:
