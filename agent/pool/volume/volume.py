@@ -302,6 +302,11 @@ class Volume(PoolVolume):
             return True
         return not transition.is_due(now, GRACE_SECONDS) and self.codec.opens(codec)
 
+    def vouches_now(self, channel: IoChannel, codec: SlotCodec) -> bool:
+        """Whether `vouches` would say so without a look at the pool map, as it does for nearly all puts."""
+        now = channel.now()
+        return not self.map_age.wants_look(now) and self.takes(codec, now)
+
     def vouches(
         self, channel: IoChannel, namespace: int, codec: SlotCodec, deadline: float
     ) -> Steps[MissCause | None]:
@@ -470,11 +475,10 @@ class Volume(PoolVolume):
 
     def knows(self, channel: IoChannel, key: bytes) -> bool:
         """Whether the directories that a key may lie in are remembered, and believed."""
-        with self.borrowed(self.placement.pseudonym(key)) as sets:
-            for cached in sets:
-                if not self.is_fresh(cached, channel):
-                    return False
-        return True
+        places = self.places(self.placement.pseudonym(key))
+        # A look at once, so nothing is borrowed.
+        looked_at = self.cache.look([each.namespace for each in places], map(self.set_offset, places))
+        return all(cached is not None and self.is_fresh(cached, channel) for cached in looked_at)
 
     def touch(self, cached: CachedSet, slot: int, entry: Entry, wall: float) -> None:
         """A get was served by this entry at `wall`, seconds since the epoch. Flash learns of it with the next

@@ -50,7 +50,8 @@ class UnnamedWriter(SlotWriter):
         length: int,
         deadline: float,
     ) -> Steps[None]:
-        yield from self._vouched_for(channel, reservation, deadline)
+        if not self._is_vouched_for(channel, reservation):
+            yield from self._vouched_for(channel, reservation, deadline)
         slot_write = channel.write(reservation.cached.namespace, reservation.offset, parts)
         cause = yield from wait_for(channel, slot_write, deadline)
         if cause is not None:
@@ -73,6 +74,13 @@ class UnnamedWriter(SlotWriter):
         assert reservation is not None
         return reservation
 
+    def is_vouched_for(self, channel: IoChannel) -> bool:
+        """Whether `vouch` has nothing to ask and nothing to refuse."""
+        reservation = self._reservation
+        assert reservation is not None
+        is_overtaken = reservation.cached.unnamed.get(reservation.slot)
+        return not is_overtaken and self._is_vouched_for(channel, reservation)
+
     def vouch(self, channel: IoChannel, deadline: float) -> Steps[None]:
         """Raises PutRefused where its slot is another agent's by now, or its key not good any more."""
         reservation = self._reservation
@@ -91,7 +99,8 @@ class UnnamedWriter(SlotWriter):
         """Its entry is on flash. Raises PutRefused where its key is not good any more by then."""
         reservation = self._reservation
         assert reservation is not None
-        yield from self._vouched_for(channel, reservation, deadline, entry)
+        if not self._is_vouched_for(channel, reservation):
+            yield from self._vouched_for(channel, reservation, deadline, entry)
         self._show(channel, reservation, image)
         self._count_stored(channel, self._end)
 
@@ -137,6 +146,8 @@ class _Group:
         """Leave out those that may not be named any more; their refusals."""
         refusals = []
         for writing in list(self.writers):
+            if writing.is_vouched_for(channel):
+                continue
             try:
                 yield from writing.vouch(channel, deadline)
             except PutRefused as refused:
