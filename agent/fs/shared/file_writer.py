@@ -472,7 +472,7 @@ class FileWriter:
 
     def _store_later(self, channel: IoChannel, number: int, data: memoryview, deadline: float) -> bool:
         """Whether the chunk, the last of a request, is stored after the answer: its buffer stays so long."""
-        if not (self._after_reply.has_room() and self._after_reply.has_free_worker()):
+        if not self._after_reply.has_room():
             return False
         later = ChunkLater(self, channel, number, data, self._begin_store(number), deadline)
         if not (is_later := self._after_reply.put_off(later)):
