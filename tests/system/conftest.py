@@ -28,11 +28,11 @@ def nothing_is_left_behind(tmp_path: Path) -> Iterator[None]:
     gc.collect()
     found: list[str] = []
     try:
-        wait_until(lambda: not leaks.Holdings.now().left_over(before), 2.0)
+        wait_until(lambda: not leaks.Holdings.now().left_over(before), 20.0)
     except AssertionError:
         found += leaks.Holdings.now().left_over(before)
     try:
-        wait_until(lambda: not process_support.new_strays(mark, processes_before), 2.0)
+        wait_until(lambda: not process_support.new_strays(mark, processes_before), 20.0)
     except AssertionError:
         left = process_support.new_strays(mark, processes_before)
         process_support.end(left)
