@@ -22,12 +22,17 @@ class Attacker:
 
     def __init__(self, tenants: TwoTenants) -> None:
         self._tenants = tenants
-        (self._file,) = (each for each in (tenants.folder / "d1").iterdir() if each.stat().st_size > 1 << 20)
+        (self._file,) = _media(tenants.folder / "d1")
         self.nguid = self.copies()[0].nguid.hex()
 
     def copies(self, number: int = 1) -> list[Superblock]:
-        drive = self._tenants.drives()[number]
-        return [decode_superblock_untrusted(drive[at : at + COPY_BYTES]) for at in COPY_OFFSETS]
+        (file,) = _media(self._tenants.folder / f"d{number}")
+        with file.open("rb") as drive:
+            found = []
+            for offset in COPY_OFFSETS:
+                drive.seek(offset)
+                found.append(decode_superblock_untrusted(drive.read(COPY_BYTES)))
+        return found
 
     def write(self, pool_map: PoolMap) -> None:
         data = Superblock(bytes.fromhex(self.nguid), pool_map).encode()
@@ -48,6 +53,10 @@ class Attacker:
         tenants = [each.model_copy(update={"quota_slots": 1, "bandwidth": 1}) for each in pool_map.tenants]
         update = {"version": pool_map.version + 5, "volumes": tuple(volumes), "tenants": tuple(tenants)}
         return pool_map.model_copy(update=update)
+
+
+def _media(folder: Path) -> list[Path]:
+    return [each for each in folder.iterdir() if each.stat().st_size > 1 << 20]
 
 
 def contested(mount: Path) -> dict[str, str]:
