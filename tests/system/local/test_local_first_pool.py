@@ -60,7 +60,7 @@ def _connected(status: dict[str, Any]) -> list[str]:
 def test_up_takes_a_file_of_this_machine_into_the_pool(processes: Processes, tmp_path: Path) -> None:
     ssd, state = tmp_path / "ssd", tmp_path / "state"
     options = ("--enclosures", "1", "--drives", "1", "--drive-size", "256M", "--local", str(ssd))
-    pool = PoolUp(processes, state, *options)
+    pool = PoolUp(processes, state, *options, "--read-deadline-ms", "5000")
     rows = {each["name"]: each for each in pool.status()["enclosures"]}
     assert (rows["local:ssd"]["local"], rows["jbof-0"]["local"]) == (True, False)
     assert pool.status()["pool"]["namespaces"] == 2
@@ -71,6 +71,7 @@ def test_up_takes_a_file_of_this_machine_into_the_pool(processes: Processes, tmp
         assert all(client.volume("kv").put(key, value_of(key)) for key in KEYS)
     assert pool.down() == 0
     pool.start_again()
+    pool.wait_connected(2)
     with Pool(pool.mount) as client:
         assert [client.volume("kv").get(key) for key in KEYS] == [value_of(key) for key in KEYS]
     assert pool.status()["totals"]["local_bytes_read"] > 0

@@ -25,7 +25,7 @@ from tests.support.processes import Processes
 from tests.support.waiting import wait_until
 
 VALUE = 200_000
-OPTIONS = ("--virtiofs", "--drive-size", "256M", "--read-deadline-ms", "2000", "--drives", "1")
+OPTIONS = ("--virtiofs", "--drive-size", "256M", "--read-deadline-ms", "5000", "--drives", "1")
 
 
 @pytest.fixture
