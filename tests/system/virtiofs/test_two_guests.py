@@ -26,7 +26,7 @@ def guests(processes: Processes, tmp_path: Path) -> Iterator[list[Machine]]:
     """A machine for each tenant, in their order."""
     pool_up = PoolUp(
         processes, tmp_path / "state", "--drives", "1", "--enclosures", "1", "--drive-size", "512M",
-        "--no-restart", "--read-deadline-ms", "2000",
+        "--no-restart", "--read-deadline-ms", "5000",
     )  # fmt: skip
     try:
         config = tmp_path / "tenants.toml"
