@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import random
 import time
@@ -258,9 +259,11 @@ def test_memory_does_not_grow_with_guests_that_come_and_take_all(two: Two) -> No
     tracemalloc.start()
     try:
         once()
+        gc.collect()
         before = tracemalloc.get_traced_memory()[0]
         for _ in range(5):
             once()
+        gc.collect()
         grown = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
