@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from emulator.jbof.control_client import ask
-from host_shim.pool import Pool
+from host_shim.pool import Pool, Volume
 from tests.support.processes import Processes, Started
 from tests.support.waiting import wait_until
 
@@ -84,6 +85,22 @@ class PoolUp:
             drive for socket in self.state.glob("jbof-*.sock") for drive in ask(socket, "stats")["drives"]
         ]
         return {name: sum(drive[name] for drive in drives) for name in names}
+
+
+def wait_each_served(volume: Volume, stored: Mapping[bytes, bytes]) -> None:
+    """Until each value came once, and no wrong byte with any. On a busy machine one get of many may be late,
+    or its queue not connected yet: that is a miss, and says nothing of what is stored."""
+    left = set(stored)
+
+    def is_each_served() -> bool:
+        for key in list(left):
+            found = volume.get(key)
+            assert found in (None, stored[key]), "a wrong byte"
+            if found is not None:
+                left.discard(key)
+        return not left
+
+    wait_until(is_each_served, 60, "every value to be served")
 
 
 def second_agent(processes: Processes, pool: PoolUp, folder: Path) -> tuple[Started, Path]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+from typing import Any, cast
 
 import pytest
 
+from agent.bench import loop_client
 from agent.bench.contents import STEPS, Contents, pages
 from agent.bench.loop_probe import TakenTime
 from agent.bench.pool_probes import shape_for
@@ -137,3 +140,32 @@ def test_a_hold_up_is_not_counted_while_the_machine_was_held_up_as_well() -> Non
         "each moment once"
     )
     assert TakenTime([(9.0, 2000.0)]).own_part((10.0, 5.0)) == 0.0
+
+
+class BrokenOff:
+    """A volume, and its clock: the last of the gets is a miss that has filled half of the buffer."""
+
+    def __init__(self, hits: int) -> None:
+        self._hits = hits
+        self._is_over = False
+
+    def get_into(self, _key: bytes, buffer: memoryview) -> int | None:
+        if self._hits:
+            self._hits -= 1
+            return len(buffer)
+        buffer[: len(buffer) // 2] = bytes(len(buffer) // 2)
+        self._is_over = True
+        return None
+
+    def monotonic(self) -> float:
+        return float(self._is_over)
+
+
+@pytest.mark.parametrize("hits", [0, 2])
+def test_what_a_get_has_left_that_broke_off_is_compared_with_no_value(
+    hits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume, ticks = BrokenOff(hits), loop_client.Ticks()
+    monkeypatch.setattr(loop_client, "time", volume)
+    asyncio.run(loop_client.calling(cast(Any, volume), 0, pages(4096), 0.5, ticks))
+    assert (ticks.calls, ticks.compare) == (1 + hits, [])
