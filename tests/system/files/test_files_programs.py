@@ -72,7 +72,7 @@ class Mounted:
         self.stop()
         self.start()
 
-    def run(self, *command: str | Path, cwd: Path | None = None, timeout: float = 300) -> str:
+    def run(self, *command: str | Path, cwd: Path | None = None, timeout: float = 240) -> str:
         environment = {**os.environ, "HOME": str(self.folder), "GIT_CONFIG_NOSYSTEM": "1"}
         done = subprocess.run(
             inside(cwd or self.path, *command),
@@ -290,7 +290,7 @@ for number in range(200):
         subprocess.Popen(inside(mounted.path, sys.executable, "-c", program, str(number)))
         for number in range(3)
     ]
-    assert [writer.wait(300) for writer in writers] == [0, 0, 0]
+    assert [writer.wait(240) for writer in writers] == [0, 0, 0]
     lines = (mounted.path / "log").read_text().splitlines()
     assert sorted(lines) == sorted(f"{n} {k:05} {'x' * 80}" for n in range(3) for k in range(200))
 
@@ -380,7 +380,7 @@ def test_full_is_enospc_for_programs_too(mounted: Mounted) -> None:
         inside(mounted.path, "dd", "if=/dev/zero", "of=file", "bs=1M", "count=20"),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 1

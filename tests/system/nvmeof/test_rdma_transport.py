@@ -92,12 +92,12 @@ def info(enclosure: Enclosure) -> Iterator[ControllerInfo]:
     stop: trio.Event
     thread = threading.Thread(target=trio.run, args=(hold,))
     thread.start()
-    assert ready.wait(20)
+    assert ready.wait(60)
     known, token, event, controller = found[0]
     yield known
     assert not controller.ended.is_set(), controller.error
     token.run_sync_soon(event.set)
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -452,8 +452,8 @@ def test_a_host_that_is_killed_is_forgotten(enclosure: Enclosure, processes: Pro
     host.wait_for_line("connected")
     assert enclosure.stats()["connections"] == 2
     os.kill(host.process.pid, signal.SIGKILL)
-    wait_until(lambda: not enclosure.stats()["controllers"], 20, "the controller to go")
-    wait_until(lambda: enclosure.stats()["connections"] == 0, 20, "its queue pairs to go")
+    wait_until(lambda: not enclosure.stats()["controllers"], 60, "the controller to go")
+    wait_until(lambda: enclosure.stats()["connections"] == 0, 60, "its queue pairs to go")
 
 
 def test_faults_of_drives(enclosure: Enclosure, info: ControllerInfo) -> None:

@@ -96,14 +96,14 @@ class Attached:
 
     def __enter__(self) -> Attached:
         self._thread.start()
-        assert self._ready.wait(20)
+        assert self._ready.wait(60)
         return self
 
     def __exit__(self, *exc: object) -> None:
         assert self._token is not None
         assert self._stop is not None
         self._token.run_sync_soon(self._stop.set)
-        self._thread.join(20)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
     def admin(self, command: Command) -> Command:
@@ -373,7 +373,7 @@ def test_a_peer_that_is_no_controller(talk: bytes) -> None:
                     pass
 
         trio.run(main)
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
 

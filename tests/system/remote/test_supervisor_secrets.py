@@ -95,11 +95,11 @@ def supervised(shelf: Shelf, fabric: FabricSection, use: Callable[[Supervisor], 
     thread = threading.Thread(target=trio.run, args=(main,))
     thread.start()
     try:
-        assert tried.wait(20)
+        assert tried.wait(60)
         use(supervisor)
     finally:
         token[0].run_sync_soon(stop.set)
-        thread.join(20)
+        thread.join(60)
 
 
 def write_and_read(supervisor: Supervisor) -> None:
@@ -181,15 +181,15 @@ def test_a_wrong_secret_is_said_once_and_tried_slowly(
         if host != "missing":
             since, failed = time.monotonic(), ours.authentication_failures
             assert failed >= 1
-            wait_until(lambda: ours.authentication_failures >= failed + 2, 20, "two more tries")
+            wait_until(lambda: ours.authentication_failures >= failed + 2, 60, "two more tries")
             # 0.2 s after the first failure, of which some may be over; then 0.4 s, and ever longer.
             assert time.monotonic() - since >= 0.4
-            wait_until(lambda: shelf.tally["failed"] >= 3, 20, "the enclosure to have counted them")
+            wait_until(lambda: shelf.tally["failed"] >= 3, 60, "the enclosure to have counted them")
             assert HOST in shelf.tally["last_failure"]
         wrong = shelf.folder / (host if host != "host" else "other")
         wrong.touch(0o600)
         wrong.write_text(shelf.text("own" if host == "host" else "host"))
-        wait_until(lambda: ours.session is not None, 20, "the session")
+        wait_until(lambda: ours.session is not None, 60, "the session")
 
     supervised(shelf, shelf.secrets(host, own), until_it_fits)
     told = [line for line in caplog.messages if "not connected, and tried again" in line]

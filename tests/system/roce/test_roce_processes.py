@@ -91,7 +91,7 @@ def test_data_and_a_clean_end(rig: Rig) -> None:
     _talk(rig)
     rig.disconnect()
     rig.peer.wait_for_line("disconnected")
-    assert rig.peer.process.wait(20) == 0
+    assert rig.peer.process.wait(60) == 0
     assert "failed" not in rig.peer.output
 
 
@@ -167,7 +167,7 @@ def test_a_process_that_ends_tells_its_peers(impatient_rig: Rig) -> None:
     assert program.event(CmEventType.DISCONNECTED).status == 0
     last = program.done(14, seconds=_retry_time() + 20.0)[-1]
     assert last.status in (WcStatus.WR_FLUSH_ERR, WcStatus.RETRY_EXC_ERR, WcStatus.SUCCESS)
-    rig.peer.process.wait(20)
+    rig.peer.process.wait(60)
 
 
 def _dissect(pcap: Path) -> list[dict[str, list[str]]]:
@@ -192,7 +192,7 @@ def test_a_capture_opens_in_wireshark_without_a_complaint(processes: Processes, 
         rig.disconnect()
     finally:
         rig.program.close()
-    rig.peer.process.wait(20)
+    rig.peer.process.wait(60)
     for capture in (own, other):
         packets = _dissect(capture)
         assert len(packets) > 256

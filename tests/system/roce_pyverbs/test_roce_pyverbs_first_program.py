@@ -37,7 +37,7 @@ def _run(repository: Path, file: Path, devices: str) -> subprocess.CompletedProc
         env=environment | {"PYTHONPATH": str(repository)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=240,
         check=False,
     )
 

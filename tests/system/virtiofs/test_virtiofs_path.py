@@ -43,7 +43,7 @@ def machine(pool_up: PoolUp) -> Iterator[Machine]:
     socket = pool_up.state / "virtiofs.sock"
     queues = queues_offered(socket) - 1
     with Machine(socket, request_queues=queues, memory_bytes=64 << 20) as made:
-        made.start(patience=10)
+        made.start(patience=30)
         made.client.init()
         yield made
 
@@ -157,7 +157,7 @@ def killed_and_back(pool_up: PoolUp, machine: Machine, meanwhile: Callable[[], N
     machine.lose()
     meanwhile()
     pool_up.wait_restarted("agent-process", old)
-    machine.start(patience=30)
+    machine.start(patience=60)
 
 
 def test_an_orderly_stop_stores_no_half_of_a_value(pool_up: PoolUp, machine: Machine) -> None:
@@ -179,7 +179,7 @@ def test_an_orderly_stop_stores_no_half_of_a_value(pool_up: PoolUp, machine: Mac
     machine.lose()
     pool_up.start_again()
     pool_up.wait_connected(2)
-    machine.start(patience=30)
+    machine.start(patience=60)
     with pytest.raises(OSError) as lost:
         client.write_from(value.number, writing, 1 << 16, room)
     assert lost.value.errno == errno.EIO
