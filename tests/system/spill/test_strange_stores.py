@@ -1,4 +1,4 @@
-"""A bucket's server that answers what no store should: an error says what, and nothing of others is touched."""
+"""A bucket's server that answers what no store should: an error says what; what others have stays."""
 
 from __future__ import annotations
 
