@@ -97,6 +97,10 @@ class IoChannel(Protocol):
         """The steps under way need not wait to their deadlines where too many workers of their door wait:
         they are resumed with False, as at the deadline. What they ask for may fail at once."""
 
+    def has_patience(self) -> None:
+        """The steps under way wait to their deadlines for a namespace that is slow: nobody else has what they
+        read. What gets of a cache have found late is not held against them."""
+
     def now(self) -> float:
         """Seconds on the clock that deadlines are given in; it never goes back."""
 

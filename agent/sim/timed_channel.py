@@ -60,6 +60,9 @@ class TimedChannel:
     def gives_way(self) -> None:
         """Its worker has no door with others."""
 
+    def has_patience(self) -> None:
+        """No file of /fs is read here."""
+
     def now(self) -> float:
         return self._clock.now
 

@@ -87,6 +87,7 @@ class Spiller:
         self.room: Final = room
         self.counts = DownCounts()
         self.last_error = ""
+        """Why the last bundle was dropped; empty once one is stored."""
         self._pool_id = pool_id
         self._target = target
         self._bundle_bytes = bundle_bytes
@@ -203,6 +204,7 @@ class Spiller:
             self.last_error = str(error)
             self.counts.bundles_dropped += 1
             return
+        self.last_error = ""
         self.counts.bundles += 1
         self.counts.bytes += size
         self.counts.values += len(copied)

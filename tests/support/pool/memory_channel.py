@@ -136,6 +136,8 @@ class MemoryChannel:
 
     def gives_way(self) -> None: ...
 
+    def has_patience(self) -> None: ...
+
     def receive_buffer(self, size: int) -> memoryview:
         return self._receive.take(size)
 
