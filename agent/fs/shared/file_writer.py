@@ -286,15 +286,12 @@ class FileWriter:
         yield from self._take(channel, deadline)
         try:
             self._check()
-            if not self.changed:
-                self.users.close(holder, split(self.path)[1])
-                return
             closed = self.users.close(holder, split(self.path)[1])
             # A process of a guest that has written nothing is known by nothing.
             alone = closed is Closed.NOT_YET and holder.pid <= 0 and not self.users.wrote
             if closed is Closed.DYING:
                 self._fail(errno.EIO)
-            elif closed in (Closed.WHOLE, Closed.UNTOLD) or alone:
+            elif self.changed and (closed in (Closed.WHOLE, Closed.UNTOLD) or alone):
                 yield from self._publish(channel, deadline)
         finally:
             self._lock.release()

@@ -28,16 +28,20 @@ RETRY_SECONDS: Final = 5.0
 """The time after which a try that has not come was given up."""
 
 
+_Opener = tuple[Holder, int, str, bytes]
+"""Of whom a thread or a user is, its number, a volume, and a path in it."""
+
+
 class WrittenFiles:
     """The table of one door. Safe from any thread."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
         self._written: dict[tuple[str, bytes], list[int]] = {}
-        self._retries: OrderedDict[tuple[Holder, int, str, bytes], tuple[float, Node]] = OrderedDict()
+        self._retries: OrderedDict[_Opener, tuple[float, Node]] = OrderedDict()
         """Nodes to be written, which the kernel is told of when it looks their names up again: until when,
         by the thread that opens."""
-        self._opened: OrderedDict[tuple[Holder, int, str, bytes], tuple[float, Node]] = OrderedDict()
+        self._opened: OrderedDict[_Opener, tuple[float, Node]] = OrderedDict()
         """The same by the user that opens: its other processes may open the path beside it, and join."""
         self._lock = threading.Lock()
         self.making: Final = threading.Lock()
@@ -131,14 +135,29 @@ class WrittenFiles:
         with self._lock:
             if there is None and base is not None:
                 until, opened = self._opened.get(place, (0.0, node))
-                if until >= now and opened.manifest is not None and opened.manifest.identity == base.identity:
+                if until >= now and _is_of(opened, base):
                     there = opened
             if there is None:
                 there = Node(node.volume, node.path, caller.holder, base, node.manifest, is_written=True)
                 if base is not None and (caller.guest or caller.pid > 0):
+                    self._opened.pop(place, None)
                     self._opened[place] = now + RETRY_SECONDS, there
-            self._retries[caller.holder, caller.pid, node.volume.name, node.path] = now + RETRY_SECONDS, there
-            for table in (self._retries, self._opened):
-                if len(table) > RETRIES_MAX:
-                    table.popitem(last=False)
+            thread = (caller.holder, caller.pid, node.volume.name, node.path)
+            self._retries.pop(thread, None)
+            self._retries[thread] = now + RETRY_SECONDS, there
+            _expire(self._retries, now)
+            _expire(self._opened, now)
         raise FsError(errno.ESTALE, "to be looked up again, for it is to be written")
+
+
+def _is_of(node: Node, base: Manifest) -> bool:
+    """Whether a file that was opened to be written begins with this content, and may still be stored."""
+    writer, manifest = node.writer, node.manifest
+    if writer is not None and (writer.has_failed() or writer.unlinked):
+        return False
+    return manifest is not None and manifest.identity == base.identity
+
+
+def _expire(table: OrderedDict[_Opener, tuple[float, Node]], now: float) -> None:
+    while table and (len(table) > RETRIES_MAX or next(iter(table.values()))[0] < now):
+        table.popitem(last=False)

@@ -139,6 +139,19 @@ def test_a_process_that_dies_with_its_part_takes_the_file_along(
     assert files.taken() == -(-len(WHOLE) // CHUNK)
 
 
+def test_nobody_joins_what_has_failed_in_a_file_that_was_made_beforehand(files: Files, others: Files) -> None:
+    made_beforehand(files)
+    ours, theirs = files.open("f", os.O_RDWR), files.open("f", os.O_RDWR, OTHER)
+    files.close(theirs, THEIRS, Closing.DYING)
+    third, its = Caller(0, 0, 3), LockOwner(13, 3)
+    anew = files.open("f", os.O_RDWR, third)
+    assert anew[0] != ours[0]
+    files.pwrite(anew, 0, WHOLE, its)
+    files.close(anew, its)
+    refused(errno.EIO, files.close, ours)
+    assert others.get("f") == WHOLE
+
+
 def test_a_program_that_empties_the_file_writes_one_of_its_own(files: Files, others: Files) -> None:
     ours = files.create("f")
     theirs = files.create("f", OTHER, os.O_WRONLY | os.O_TRUNC)
