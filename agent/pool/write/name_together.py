@@ -196,7 +196,7 @@ def name_all(
         held = [group for group in left if group.cached.writer.acquire(blocking=False)]
         if not held:
             first = left[0]
-            if not (yield Acquire(first.cached.writer, deadline)):
+            if not (yield Acquire(first.cached.writer, deadline, gives_way=True)):
                 refusals += first.refuse(channel, NOT_IN_TIME, MissCause.LATE)
                 left.remove(first)
                 continue

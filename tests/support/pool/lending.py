@@ -53,6 +53,7 @@ class Lending:
         self.was_sent = False
         """What the borrower's own fence says of a write that failed at once."""
         self.lends = True
+        self.is_patient = True
         self.slots: LentSlots | None = None
 
     # -- the lender's fence ----------------------------------------------------------------------------------
