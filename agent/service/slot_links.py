@@ -97,8 +97,9 @@ class _Link:
 
 
 def limit_waits(link: socket.socket, seconds: float) -> None:
-    """Have the kernel end each wait at a blocking socket, by BlockingIOError, after so many seconds. A time-out
-    of Python's own would poll before each message."""
+    """Have the kernel end each wait at a blocking socket after so many seconds, by BlockingIOError.
+
+    A time-out of Python's own would poll before each message."""
     limit = _TIMEVAL.pack(int(seconds), int(seconds % 1 * 1e6))
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         link.setsockopt(socket.SOL_SOCKET, option, limit)

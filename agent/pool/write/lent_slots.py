@@ -88,8 +88,10 @@ class LentSlots:
         self._fence: Final = fence
         self._is_patient: Final = is_patient
         self._until: Final = channel.now() + wait_seconds
+        pseudonyms = volume.pseudonyms([each.key for each in values])
         self._writers: Final = [
-            LentWriter(volume, each.key, length=each.length, ttl_seconds=ttl_seconds) for each in values
+            LentWriter(volume, each.key, length=each.length, ttl_seconds=ttl_seconds, pseudonym=pseudonym)
+            for each, pseudonym in zip(values, pseudonyms, strict=True)
         ]
         self._borrowed: Sequence[tuple[CachedSet, ...]] = ()
         self._locked: Final[set[int]] = set()
