@@ -97,8 +97,9 @@ class Lending:
             if not self.lends:
                 return encode_places([(End.ELSEWHERE, None)] * len(ask.values))
             self.slots = LentSlots(
-                self.first.volume, self.first.channel, ask.values, ask.seconds, ask.ttl_seconds, self
-            )
+                self.first.volume, self.first.channel, ask.values, ask.seconds, ask.ttl_seconds, self,
+                ask.is_patient,
+            )  # fmt: skip
             places = run(self.slots.lend())
             answer = encode_places([p if isinstance(p, LentSlot) else ended(p) for p in places])
         else:
