@@ -53,9 +53,9 @@ class PoolUp:
 
     def wait_restarted(self, name: str, old_pid: int) -> None:
         """Until `g35 up` has started it again and it serves."""
-        wait_until(lambda: self.pid(name) != old_pid, 30, f"{name} to be started again")
+        wait_until(lambda: self.pid(name) != old_pid, 60, f"{name} to be started again")
         if name == "agent-process":
-            wait_until(self.answers, 30, "the mount to answer again")
+            wait_until(self.answers, 60, "the mount to answer again")
 
     def answers(self) -> bool:
         try:
@@ -72,7 +72,7 @@ class PoolUp:
         def connected() -> bool:
             return sum(each["connected"] for each in self.status()["enclosures"]) == count
 
-        wait_until(connected, 30, f"{count} enclosures to be connected")
+        wait_until(connected, 60, f"{count} enclosures to be connected")
 
     def fault(self, enclosure: int, verb: str, **fields: Any) -> dict[str, Any]:
         """Ask an enclosure for a fault, or for its `stats`."""

@@ -8,7 +8,7 @@ import errno
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from agent.fs.interface import FsError
@@ -74,6 +74,11 @@ def hold_all(
             return held
         holds.append(held)
     return holds
+
+
+def let_go(holds: Iterable[Hold]) -> None:
+    for each in holds:
+        each.let_go()
 
 
 class _ChunkReader:

@@ -123,7 +123,10 @@ def hung(pool: PoolUp) -> int:
     return sum(drive["faults_injected"].get("hang", 0) for drive in drives)
 
 
-def test_puts_amid_a_rotation_of_keys(pool: PoolUp) -> None:
+def test_puts_amid_a_rotation_of_keys(make_pool: Callable[..., PoolUp]) -> None:
+    """Of thousands of slots: with some hundred, a client evicts what the other has just put."""
+    pool = make_pool("--drives", "1", "--processes", "3", "--value-size", "64K")
+    wait_serving(pool)
     stop, wrong, done = threading.Event(), list[str](), [0] * 2
 
     def client(number: int) -> None:
