@@ -14,7 +14,7 @@ from host_shim.pool import Pool, Volume
 from tests.support.processes import Processes, Started
 from tests.support.waiting import wait_until
 
-SHARED_POOL = ("--drive-size", "1G", "--read-deadline-ms", "2000", "--drives", "1", "--shared")
+SHARED_POOL = ("--drive-size", "1G", "--read-deadline-ms", "10000", "--drives", "1", "--shared")
 """Of a pool that another agent is to serve as well, with room for files of /shared."""
 
 

@@ -53,8 +53,9 @@ class SlotWriter(Writer):
         length: int | None = None,
         ttl_seconds: int = 0,
         may_evict: bool = True,
+        pseudonym: bytes | None = None,
     ) -> None:
-        super().__init__(volume, key, length=length, ttl_seconds=ttl_seconds)
+        super().__init__(volume, key, length=length, ttl_seconds=ttl_seconds, pseudonym=pseudonym)
         self._volume: Final = volume
         self._may_evict = may_evict
         self._room_set_aside = False

@@ -78,6 +78,9 @@ def test_a_device_is_one_agents_and_one_tables(rig: LocalRig) -> None:
     ended, said = rig.verb("thief", "agent")
     assert ended == 1
     assert f"another process uses {hard}" in said
+    ended, said = rig.verb("thief", "pool", "show")  # It looks for that process at its own export.
+    assert ended == 1
+    assert f"another process uses {hard}, and by its export: " in said
     rig.configure("twice", *(LOCAL.format(path=path, port=rig.port) for path in (rig.ssd, hard)))
     ended, said = rig.verb("twice", "pool", "show")
     assert ended == 1

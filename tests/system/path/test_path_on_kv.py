@@ -52,7 +52,7 @@ class KvPool:
             f'mount = "{self.mount}"',
             f'state = "{self.folder / "state"}"',
             f'key_file = "{self.folder / "root.key"}"',
-            "read_deadline_ms = 2000",
+            "read_deadline_ms = 10000",
         ]
         if self.transport == "rdma":
             local = free_loopback_address()
@@ -71,7 +71,7 @@ class KvPool:
 
     def g35(self, *words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "agent.cli", *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
     def format(self, *options: str) -> None:
         done = self.g35("pool", "format", "--config", str(self.config), *options)

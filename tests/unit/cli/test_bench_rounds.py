@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
+import time
 from typing import Any, cast
 
 import pytest
@@ -36,7 +38,7 @@ def test_all_turns_are_counted_until_there_is_nothing_left() -> None:
 
 
 def test_turns_end_when_the_time_is_over() -> None:
-    timed = together([lambda: 1], 0.01)
+    timed = together([lambda: 1], 0.01, least=1)
     assert timed.seconds >= 0.01
     assert timed.operations == timed.bytes > 0
 
@@ -159,6 +161,30 @@ class BrokenOff:
 
     def monotonic(self) -> float:
         return float(self._is_over)
+
+
+def test_the_time_begins_with_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the one that waits for them gets no processor until they have ended."""
+    done = threading.Event()
+
+    class Barrier(threading.Barrier):
+        def wait(self, timeout: float | None = None) -> int:
+            number = super().wait(timeout)
+            if threading.current_thread() is threading.main_thread():
+                assert done.wait(60)
+            return number
+
+    def turn() -> int | None:
+        if done.is_set():
+            return None
+        end = time.perf_counter() + 0.005
+        while time.perf_counter() < end:
+            pass
+        done.set()
+        return 1
+
+    monkeypatch.setattr(threading, "Barrier", Barrier)
+    assert together([turn], 60.0).seconds >= 0.005
 
 
 @pytest.mark.parametrize("hits", [0, 2])
