@@ -31,8 +31,18 @@ from agent.fs.after_reply import AfterReply
 from agent.fs.close_cause import how_closed
 from agent.fs.file_users import Closed, FileUsers, Judge
 from agent.fs.interface import Caller, FsError, LockOwner, SetAttributes
-from agent.fs.shared.chunks import STAGED_CHUNKS_MAX, ChunkLater, Staged, pieces, read_chunk, wall_ns
+from agent.fs.shared.chunks import (
+    STAGED_CHUNKS_MAX,
+    ChunkLater,
+    Staged,
+    pieces,
+    put_before_next,
+    put_chunk,
+    read_chunk,
+    wall_ns,
+)
 from agent.fs.shared.discards import BuiltOn, Discards
+from agent.fs.shared.gaps import Gaps, is_newest, is_one_of, why_not_whole
 from agent.fs.shared.manifest import HOLE, Kind, Manifest, Origins, runs_of, time_told
 from agent.fs.shared.paths import chunk_key, path_key, split
 from agent.fs.shared.unnamed import (
@@ -47,7 +57,6 @@ from agent.fs.shared.unnamed import (
 from agent.fs.shared.volume import SharedVolume
 from agent.fs.value_writer import errno_of
 from agent.host_os.per_user_bounds import Bound, Holder
-from agent.pool.counters import MissCause
 from agent.pool.errors import BadPut, PutRefused
 from agent.pool.mutable.look_ahead import Look
 from agent.pool.steps import Acquire, IoChannel, Steps, beside
@@ -59,8 +68,6 @@ PUT_TRIES: Final = 3
 ASKED_FROM: Final = 8
 """A file of more than this part of the volume is asked for before it is published: it may have evicted
 itself."""
-EVICTED: Final = frozenset({MissCause.EVICTED, MissCause.EXPIRED, MissCause.NEVER_STORED})
-"""Causes by which a chunk that was stored is there no more: another one has its room."""
 
 
 class FileWriter:
@@ -87,6 +94,8 @@ class FileWriter:
         """`base`: the content that it begins with. `replaced`: what its name led to before, if that is
         known. `identity`: of the content, where the directories of its first chunk were read already."""
         self.volume: Final = volume
+        self._chunk_bytes: Final = volume.chunk_bytes
+        self._chunks_max: Final = volume.chunks_max
         self.path = path
         self.holder: Final[Holder] = caller.holder
         self.opens = self.ending = 0  # how often it is open, and how many last closes are under way
@@ -96,6 +105,10 @@ class FileWriter:
         before = base or replaced
         if before is not None:
             self.uid, self.gid = before.uid, before.gid
+        self.opener_uid: Final = caller.uid
+        self._gaps = Gaps(base)
+        self._over = [] if before is None else [before.identity]
+        """The contents whose place it may take where it has bytes that nobody wrote here."""
         self.atime_ns = self.mtime_ns = self.ctime_ns = now_ns
         self.manifest: Manifest | None = None
         """The manifest that was published last."""
@@ -156,12 +169,14 @@ class FileWriter:
             self.users.note(holder)
             self._check_room(offset + len(data))
             self._go_on()
-            chunk_bytes = self.volume.chunk_bytes
-            end = offset + len(data)
+            chunk_bytes, end = self._chunk_bytes, offset + len(data)
+            if offset > self.length:
+                self._gaps.add(self.length // chunk_bytes)
             for number, at, part in pieces(offset, data, chunk_bytes):
                 yield from self._until_quiet(channel, deadline, number)
                 if len(part) == chunk_bytes:
                     self._unstage(number)
+                    self._gaps.filled(number)
                     self._short = b"" if not number else self._short
                     is_last = (number + 1) * chunk_bytes == end
                     if not (is_last and self._store_later(channel, number, part, deadline)):
@@ -185,7 +200,7 @@ class FileWriter:
         try:
             self._check()
             count = max(0, min(len(into), self.length - offset))
-            for number, at, part in pieces(offset, into[:count], self.volume.chunk_bytes):
+            for number, at, part in pieces(offset, into[:count], self._chunk_bytes):
                 yield from self._until_quiet(channel, deadline, number)
                 yield from self._read_chunk(channel, number, at, part, deadline)
             return count
@@ -206,6 +221,8 @@ class FileWriter:
             yield from self._until_quiet(channel, deadline)
             if length < self.length:
                 yield from self._cut(channel, length, deadline)
+            elif self.length % self.volume.chunk_bytes:
+                self._gaps.add(self.length // self.volume.chunk_bytes)
             self.length = length
             self.mtime_ns = self.ctime_ns = wall_ns(channel)
         finally:
@@ -215,27 +232,32 @@ class FileWriter:
     def change(self, channel: IoChannel, changes: SetAttributes) -> Steps[None]:
         """Mode, owner and times, which are published with the file."""
         yield from self._take(channel, channel.now() + self.volume.timing.write_deadline)
-        try:
-            now_ns = wall_ns(channel)
-            self.mode = self.mode if changes.mode is None else changes.mode
-            self.uid = self.uid if changes.uid is None else changes.uid
-            self.gid = self.gid if changes.gid is None else changes.gid
-            self.atime_ns = time_told(self.atime_ns, changes.atime_ns, changes.touch_atime, now_ns)
-            self.mtime_ns = time_told(self.mtime_ns, changes.mtime_ns, changes.touch_mtime, now_ns)
-            self.ctime_ns = now_ns
-        finally:
-            self._lock.release()
+        now_ns = wall_ns(channel)
+        self.mode = self.mode if changes.mode is None else changes.mode
+        self.uid = self.uid if changes.uid is None else changes.uid
+        self.gid = self.gid if changes.gid is None else changes.gid
+        self.atime_ns = time_told(self.atime_ns, changes.atime_ns, changes.touch_atime, now_ns)
+        self.mtime_ns = time_told(self.mtime_ns, changes.mtime_ns, changes.touch_mtime, now_ns)
+        self.ctime_ns = now_ns
+        self._lock.release()
 
-    def move(self, channel: IoChannel, path: bytes, replaced: Manifest | None) -> Steps[None]:
-        """Give the file another name. `replaced`: the manifest behind that name, where its content goes with
-        it."""
+    def move(
+        self, channel: IoChannel, path: bytes, replaced: Manifest | None, *, is_moved: bool
+    ) -> Steps[None]:
+        """Give the file another name. `replaced`: the manifest behind that name now. `is_moved`: it is what
+        was behind the old one."""
         yield from self._take(channel, channel.now() + self.volume.timing.write_deadline)
-        try:
-            self.path = path
-            if self.manifest is None:
-                self._replaced = replaced
-        finally:
-            self._lock.release()
+        self.path = path
+        self._replaced = replaced
+        if not is_moved and replaced is not None:
+            self._over.append(replaced.identity)
+        self._lock.release()
+
+    def told(self, before: Manifest | None, now: Manifest | None) -> None:
+        """Note what the name leads to, which goes when the file is published. With `before`: if the file
+        believes that the name led there."""
+        if before is None or (self._replaced is not None and self._replaced.identity == before.identity):
+            self._replaced = now
 
     def unlink(self, channel: IoChannel) -> Steps[Manifest | None]:
         """Take the file's name away, so that the file is never published from now on. Returns the manifest
@@ -244,6 +266,9 @@ class FileWriter:
         self.unlinked = True
         self._lock.release()
         return self.manifest
+
+    def has_failed(self) -> bool:
+        return self._failed != 0
 
     def sync(self, channel: IoChannel) -> Steps[None]:
         """fsync(2): nothing that was acknowledged so far has failed, chunks under way included. The file is
@@ -262,15 +287,12 @@ class FileWriter:
         yield from self._take(channel, deadline)
         try:
             self._check()
-            if not self.changed:
-                self.users.close(holder, split(self.path)[1])
-                return
             closed = self.users.close(holder, split(self.path)[1])
             # A process of a guest that has written nothing is known by nothing.
             alone = closed is Closed.NOT_YET and holder.pid <= 0 and not self.users.wrote
             if closed is Closed.DYING:
                 self._fail(errno.EIO)
-            elif closed in (Closed.WHOLE, Closed.UNTOLD) or alone:
+            elif self.changed and (closed in (Closed.WHOLE, Closed.UNTOLD) or alone):
                 yield from self._publish(channel, deadline)
         finally:
             self._lock.release()
@@ -342,11 +364,8 @@ class FileWriter:
     def _until_quiet(self, channel: IoChannel, deadline: float, number: int | None = None) -> Steps[None]:
         """Wait until nobody stores the chunk `number`, or any chunk. Called with the lock held."""
         while True:
-            busy = (
-                self._in_flight.get(number)
-                if number is not None
-                else next(iter(self._in_flight.values()), None)
-            )
+            chunks = self._in_flight
+            busy = next(iter(chunks.values()), None) if number is None else chunks.get(number)
             if busy is None:
                 return
             came = yield from self._wait_for(channel, busy, deadline)
@@ -364,9 +383,7 @@ class FileWriter:
             raise FsError(self._failed, "a write was refused, or a writer died: nothing is stored")
 
     def _check_room(self, length: int) -> None:
-        if length <= self.length:
-            return
-        if -(-length // self.volume.chunk_bytes) > self.volume.chunks_max:
+        if length > self.length and -(-length // self._chunk_bytes) > self._chunks_max:
             self._fail(errno.ENOSPC)
             raise FsError(errno.ENOSPC, "the file is larger than its volume")
 
@@ -411,7 +428,7 @@ class FileWriter:
 
     def _stage(self, channel: IoChannel, number: int, deadline: float) -> Steps[Staged]:
         """A chunk in memory, with what it holds so far."""
-        size = self.volume.chunk_bytes
+        size = self._chunk_bytes
         while number not in self._staged:
             if len(self._staged) < STAGED_CHUNKS_MAX and self._bound.take(self.holder, size):
                 break
@@ -433,13 +450,18 @@ class FileWriter:
         if not number and self._short:
             chunk.buffer[: len(self._short)] = self._short
             self._short, chunk.whole = b"", True
+            if self._gaps.are_left:
+                self._gaps.add(0)
             return chunk
         origin, stored = self._origin(number)
         if origin != HOLE:
+            if self._gaps.are_left and number not in self._stored:
+                self._gaps.add(number)
             try:
                 if number in self._unnamed:
                     yield from self._name(channel, deadline)
-                yield from self._load(channel, number, origin, stored, memoryview(chunk.buffer), deadline)
+                into, key = memoryview(chunk.buffer)[:stored], chunk_key(origin, number)
+                yield from read_chunk(channel, self.volume, key, stored, 0, into, deadline)
             except BaseException:
                 # Whatever it was, for instance no memory: bytes that did not come are no zeros.
                 self._unstage(number)
@@ -457,6 +479,7 @@ class FileWriter:
     ) -> Steps[None]:
         """Store the first `size` bytes of a staged chunk, and let go of its memory."""
         del self._staged[number]
+        self._gaps.stored(number, chunk, size)
         try:
             yield from self._store(channel, number, memoryview(chunk.buffer)[:size], deadline)
         finally:
@@ -476,7 +499,7 @@ class FileWriter:
 
     def _store_later(self, channel: IoChannel, number: int, data: memoryview, deadline: float) -> bool:
         """Whether the chunk, the last of a request, is stored after the answer: its buffer stays so long."""
-        if not self._after_reply.has_room():
+        if not (self._after_reply.has_room() and self._after_reply.has_free_worker()):
             return False
         later = ChunkLater(self, channel, number, data, self._begin_store(number), deadline)
         if not (is_later := self._after_reply.put_off(later)):
@@ -567,7 +590,7 @@ class FileWriter:
             self._stale.add(self)
         self._unnamed[number] = writing
         is_slow = len(self._stored) > 1 and now - min(before, self._unnamed_since) >= self._together_seconds
-        are_many = writing.waiting * UNNAMED_PART > self.volume.chunks_max
+        are_many = writing.waiting * UNNAMED_PART > self._chunks_max
         if is_slow or are_many or len(self._unnamed) >= UNNAMED_MAX:
             yield from self._name(channel, deadline)
 
@@ -604,48 +627,18 @@ class FileWriter:
         # So many are stored, or on their way: its own is one of them.
         is_first = len(self._stored) + len(self._in_flight) <= NAMED_WITH_DATA
         is_slow = max(self._pace, channel.now() - self._stored_at) >= self._together_seconds
-        putting = self._put(channel, chunk_key(origin, number), data, is_first or is_slow, deadline)
+        key = chunk_key(origin, number)
+        putting = put_chunk(channel, self.volume, key, data, deadline, is_named=is_first or is_slow)
         is_next, self._last = number == self._last + 1, number
-        if is_next and not self._origins.were_given(number + 1) and len(data) == self.volume.chunk_bytes:
-            putting = self._before_next(channel, number + 1, putting, deadline)
+        if is_next and not self._origins.were_given(number + 1) and len(data) == self._chunk_bytes:
+            next_key = chunk_key(self._origins.identity, number + 1)
+            putting = put_before_next(channel, self.volume, putting, next_key, deadline)
         if is_first and self._look is None:
-            return (yield from self._before_close(channel, putting, deadline))
+            # The file may end here, so the directories of its name are read.
+            looking = self.volume.names.look_ahead(channel, path_key(self.path), deadline)
+            writing, self._look = yield from beside(putting, looking)
+            return writing
         return (yield from putting)
-
-    def _before_next(
-        self, channel: IoChannel, number: int, putting: Steps[Writer], deadline: float
-    ) -> Steps[Writer]:
-        """Read the directories of the next chunk, where chunks come in their order and the directories are
-        not known."""
-        chunks, key = self.volume.chunks, chunk_key(self._origins.identity, number)
-        if chunks.knows(channel, key):
-            return (yield from putting)
-        writing, _ = yield from beside(putting, chunks.lookup(channel, [key], deadline))
-        return writing
-
-    def _before_close(self, channel: IoChannel, putting: Steps[Writer], deadline: float) -> Steps[Writer]:
-        """The file may end here, so the directories of its name are read."""
-        looking = self.volume.names.look_ahead(channel, path_key(self.path), deadline)
-        writing, self._look = yield from beside(putting, looking)
-        return writing
-
-    def _put(
-        self, channel: IoChannel, key: bytes, data: memoryview, is_named: bool, deadline: float
-    ) -> Steps[Writer]:
-        """Store a chunk. `is_named`: the write of its directory goes beside it."""
-        chunks = self.volume.chunks
-        make = chunks.writer if is_named else chunks.unnamed_writer
-        writing = make(key, length=len(data))
-        yield from writing.write(channel, 0, data, deadline)
-        if not (writing.stored or writing.is_unnamed):
-            # The key is random, so another's value lies there; or a policy keeps nothing of a first write.
-            raise PutRefused("the volume did not keep a chunk", MissCause.CORRUPT)
-        return writing
-
-    def _load(
-        self, channel: IoChannel, number: int, origin: bytes, size: int, into: memoryview, deadline: float
-    ) -> Steps[None]:
-        yield from read_chunk(channel, self.volume, chunk_key(origin, number), size, 0, into[:size], deadline)
 
     def _read_chunk(
         self, channel: IoChannel, number: int, at: int, into: memoryview, deadline: float
@@ -670,15 +663,16 @@ class FileWriter:
 
     def _cut(self, channel: IoChannel, length: int, deadline: float) -> Steps[None]:
         """What lies beyond `length` goes; what comes to lie there later begins as zeros."""
-        chunk_bytes = self.volume.chunk_bytes
+        chunk_bytes = self._chunk_bytes
         number, rest = divmod(length, chunk_bytes)
         if not number:
             self._short = self._short[:length]
         if rest and (number in self._staged or self._origin(number)[1] > rest):
             chunk = yield from self._stage(channel, number, deadline)
-            chunk.buffer[rest:] = bytes(chunk_bytes - rest)
-            chunk.whole = True
+            self._gaps.stored(number, chunk, rest)
+            chunk.cut(rest)
         first = number + (1 if rest else 0)
+        self._gaps.cut(first)
         for staged in [each for each in self._staged if each >= first]:
             self._unstage(staged)
         for gone in [each for each in self._stored if each >= first]:
@@ -718,18 +712,24 @@ class FileWriter:
         if len(manifest.runs) > self.volume.runs_max:
             self._fail(errno.EFBIG)
             raise FsError(errno.EFBIG, "the file was written over in too many places")
-        names, naming = self.volume.names, self._name(channel, deadline) if self._unnamed else None
-        look, self._look = self._look, None
+        names, look, self._look, earlier = self.volume.names, self._look, None, self._replaced
+        if look is not None:
+            # Nothing is read beside it, and other files of these directories do not wait for it.
+            yield from self._name(channel, deadline)
+        naming = self._name(channel, deadline) if self._unnamed else None
+        only_over = is_one_of(self._over) if self._gaps.has_any(manifest, self._stored) else None
+        key, raw = path_key(self.path), manifest.encode()
         try:
-            yield from names.replace(channel, path_key(self.path), manifest.encode(), deadline, naming, look)
+            yield from names.replace(channel, key, raw, deadline, naming, look, only_over)
         except (PutRefused, BadPut) as refused:
             self._fail(errno_of(refused) if isinstance(refused, PutRefused) else errno.EIO)
             raise FsError(self._failed, str(refused)) from None
-        earlier = self.manifest or self._replaced
+        gone, self._replaced = self._replaced, manifest
         self.manifest, self.changed = manifest, False
+        self._over = [manifest.identity]
         self.built_on.go_on(manifest)
-        if earlier is not None:
-            self._discards.replaced(self.volume, earlier, manifest)
+        if gone is not None and (gone is earlier or (yield from is_newest(channel, self.volume, manifest))):
+            self._discards.replaced(self.volume, gone, manifest)
         self._published(self)
 
     def _short_content(self) -> bytes | None:
@@ -739,11 +739,12 @@ class FileWriter:
         if self._base is not None and self._base_chunks:
             return None
         chunk = self._staged.get(0)
+        self._gaps.kept(chunk, self._short, self.length)
         content = self._short if chunk is None else bytes(memoryview(chunk.buffer)[: self.length])
         return content.ljust(self.length, b"\0")
 
     def _store_rest(self, channel: IoChannel, deadline: float) -> Steps[None]:
-        chunk_bytes = self.volume.chunk_bytes
+        chunk_bytes = self._chunk_bytes
         if self._short:
             yield from self._stage(channel, 0, deadline)
         for number in sorted(self._staged):
@@ -760,41 +761,36 @@ class FileWriter:
             yield from self._store_staged(channel, number, chunk, size, deadline)
 
     def _of_wrong_size(self) -> list[int]:
-        chunk_bytes = self.volume.chunk_bytes
+        chunk_bytes = self._chunk_bytes
         last = -(-self.length // chunk_bytes) - 1
         suspects = {number for number, (_, size) in self._stored.items() if size != chunk_bytes} | {last}
         if self._base is not None and self._base_chunks:
             suspects.add(self._base_chunks - 1)
-        wrong = []
-        for number in sorted(suspects):
-            origin, size = self._origin(number)
-            wanted = min(chunk_bytes, self.length - number * chunk_bytes)
-            if 0 <= number <= last and origin != HOLE and size != wanted:
-                wrong.append(number)
-        return wrong
+        return sorted(number for number in suspects if 0 <= number <= last and self._is_wrong(number))
+
+    def _is_wrong(self, number: int) -> bool:
+        origin, size = self._origin(number)
+        wanted = min(self.volume.chunk_bytes, self.length - number * self.volume.chunk_bytes)
+        return origin != HOLE and size != wanted
 
     def _ask(self, channel: IoChannel, deadline: float) -> Steps[None]:
         """Ask whether the beginning of the file is still there, where the file is large beside its
         volume."""
-        if len(self._stored) * ASKED_FROM <= self.volume.chunks_max:
+        if len(self._stored) * ASKED_FROM <= self._chunks_max:
             return
         yield from self._name(channel, deadline)
         keys = [chunk_key(origin, number) for number, (origin, _) in self._stored.items()]
         causes = yield from self.volume.chunks.lookup(channel, keys, deadline)
-        gone = set(causes) - {None}
-        if gone & EVICTED:
-            self._fail(errno.ENOSPC)
-            raise FsError(errno.ENOSPC, "the volume had no room for the whole file")
-        if gone:
-            self._fail(errno.EIO)
-            raise FsError(errno.EIO, "nobody says just now whether the whole file is there")
+        if (why := why_not_whole(causes)) is not None:
+            self._fail(why.errno)
+            raise why
 
     def _manifest(self, content: bytes | None) -> Manifest:
         identity = self._origins.identity
-        chunks = range(-(-self.length // self.volume.chunk_bytes))
+        chunks = range(-(-self.length // self._chunk_bytes))
         runs = runs_of(identity, (self._origin(number)[0] for number in chunks))
         return Manifest(
             Kind.FILE, self.path, self.mode, self.uid, self.gid, self.atime_ns, self.mtime_ns, self.ctime_ns,
-            identity, self.length, self.volume.chunk_bytes,
+            identity, self.length, self._chunk_bytes,
             () if content is not None else tuple(runs), content,
         )  # fmt: skip
