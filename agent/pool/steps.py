@@ -84,6 +84,9 @@ class IoChannel(Protocol):
     def send_buffer(self, size: int) -> memoryview:
         """`size` bytes to seal into, this worker's own and good until the operation ends."""
 
+    def queue_depth(self) -> int:
+        """Commands that each of its queues takes at once."""
+
     def trusts(self, namespace: int) -> bool:
         """Whether new values should go there: it has not lately been slower or less true than its peers."""
 

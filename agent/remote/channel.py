@@ -27,7 +27,7 @@ from agent.remote.fabric import Fabric
 from agent.remote.long_waits import LongWaits, WorkersWait
 from agent.remote.path_choice import Build, Request, in_order, left_by_its_path, path_failed
 from agent.remote.pending_request import KvPendingRequest, PendingRequest, block_commands
-from agent.remote.queue_slot import CONNECT_SECONDS, CONNECT_WAIT_SECONDS, QueueSlot
+from agent.remote.queue_slot import CONNECT_SECONDS, CONNECT_WAIT_SECONDS, QUEUE_DEPTH, QueueSlot
 from nvmeof.errors import NvmeofError
 from nvmeof.host import commands, kv_commands
 from nvmeof.host.command import Command
@@ -206,6 +206,13 @@ class WorkerChannel:
 
     def send_buffer(self, size: int) -> memoryview:
         return self._send[:size]
+
+    def queue_depth(self) -> int:
+        depth = QUEUE_DEPTH
+        for slot in self._slots.values():
+            if slot.queue is not None:
+                depth = min(depth, slot.queue.depth)
+        return depth
 
     def trusts(self, namespace: int) -> bool:
         health, fabric = self._fabric.health[namespace], self._fabric

@@ -94,6 +94,8 @@ class FileWriter:
         """`base`: the content that it begins with. `replaced`: what its name led to before, if that is
         known. `identity`: of the content, where the directories of its first chunk were read already."""
         self.volume: Final = volume
+        self._chunk_bytes: Final = volume.chunk_bytes
+        self._chunks_max: Final = volume.chunks_max
         self.path = path
         self.holder: Final[Holder] = caller.holder
         self.opens = self.ending = 0  # how often it is open, and how many last closes are under way
@@ -167,8 +169,7 @@ class FileWriter:
             self.users.note(holder)
             self._check_room(offset + len(data))
             self._go_on()
-            chunk_bytes = self.volume.chunk_bytes
-            end = offset + len(data)
+            chunk_bytes, end = self._chunk_bytes, offset + len(data)
             if offset > self.length:
                 self._gaps.add(self.length // chunk_bytes)
             for number, at, part in pieces(offset, data, chunk_bytes):
@@ -199,7 +200,7 @@ class FileWriter:
         try:
             self._check()
             count = max(0, min(len(into), self.length - offset))
-            for number, at, part in pieces(offset, into[:count], self.volume.chunk_bytes):
+            for number, at, part in pieces(offset, into[:count], self._chunk_bytes):
                 yield from self._until_quiet(channel, deadline, number)
                 yield from self._read_chunk(channel, number, at, part, deadline)
             return count
@@ -363,11 +364,8 @@ class FileWriter:
     def _until_quiet(self, channel: IoChannel, deadline: float, number: int | None = None) -> Steps[None]:
         """Wait until nobody stores the chunk `number`, or any chunk. Called with the lock held."""
         while True:
-            busy = (
-                self._in_flight.get(number)
-                if number is not None
-                else next(iter(self._in_flight.values()), None)
-            )
+            chunks = self._in_flight
+            busy = next(iter(chunks.values()), None) if number is None else chunks.get(number)
             if busy is None:
                 return
             came = yield from self._wait_for(channel, busy, deadline)
@@ -385,9 +383,7 @@ class FileWriter:
             raise FsError(self._failed, "a write was refused, or a writer died: nothing is stored")
 
     def _check_room(self, length: int) -> None:
-        if length <= self.length:
-            return
-        if -(-length // self.volume.chunk_bytes) > self.volume.chunks_max:
+        if length > self.length and -(-length // self._chunk_bytes) > self._chunks_max:
             self._fail(errno.ENOSPC)
             raise FsError(errno.ENOSPC, "the file is larger than its volume")
 
@@ -432,7 +428,7 @@ class FileWriter:
 
     def _stage(self, channel: IoChannel, number: int, deadline: float) -> Steps[Staged]:
         """A chunk in memory, with what it holds so far."""
-        size = self.volume.chunk_bytes
+        size = self._chunk_bytes
         while number not in self._staged:
             if len(self._staged) < STAGED_CHUNKS_MAX and self._bound.take(self.holder, size):
                 break
@@ -503,7 +499,7 @@ class FileWriter:
 
     def _store_later(self, channel: IoChannel, number: int, data: memoryview, deadline: float) -> bool:
         """Whether the chunk, the last of a request, is stored after the answer: its buffer stays so long."""
-        if not self._after_reply.has_room():
+        if not (self._after_reply.has_room() and self._after_reply.has_free_worker()):
             return False
         later = ChunkLater(self, channel, number, data, self._begin_store(number), deadline)
         if not (is_later := self._after_reply.put_off(later)):
@@ -594,7 +590,7 @@ class FileWriter:
             self._stale.add(self)
         self._unnamed[number] = writing
         is_slow = len(self._stored) > 1 and now - min(before, self._unnamed_since) >= self._together_seconds
-        are_many = writing.waiting * UNNAMED_PART > self.volume.chunks_max
+        are_many = writing.waiting * UNNAMED_PART > self._chunks_max
         if is_slow or are_many or len(self._unnamed) >= UNNAMED_MAX:
             yield from self._name(channel, deadline)
 
@@ -634,7 +630,7 @@ class FileWriter:
         key = chunk_key(origin, number)
         putting = put_chunk(channel, self.volume, key, data, deadline, is_named=is_first or is_slow)
         is_next, self._last = number == self._last + 1, number
-        if is_next and not self._origins.were_given(number + 1) and len(data) == self.volume.chunk_bytes:
+        if is_next and not self._origins.were_given(number + 1) and len(data) == self._chunk_bytes:
             next_key = chunk_key(self._origins.identity, number + 1)
             putting = put_before_next(channel, self.volume, putting, next_key, deadline)
         if is_first and self._look is None:
@@ -667,7 +663,7 @@ class FileWriter:
 
     def _cut(self, channel: IoChannel, length: int, deadline: float) -> Steps[None]:
         """What lies beyond `length` goes; what comes to lie there later begins as zeros."""
-        chunk_bytes = self.volume.chunk_bytes
+        chunk_bytes = self._chunk_bytes
         number, rest = divmod(length, chunk_bytes)
         if not number:
             self._short = self._short[:length]
@@ -716,8 +712,11 @@ class FileWriter:
         if len(manifest.runs) > self.volume.runs_max:
             self._fail(errno.EFBIG)
             raise FsError(errno.EFBIG, "the file was written over in too many places")
-        names, naming = self.volume.names, self._name(channel, deadline) if self._unnamed else None
-        look, self._look, earlier = self._look, None, self._replaced
+        names, look, self._look, earlier = self.volume.names, self._look, None, self._replaced
+        if look is not None:
+            # Nothing is read beside it, and other files of these directories do not wait for it.
+            yield from self._name(channel, deadline)
+        naming = self._name(channel, deadline) if self._unnamed else None
         only_over = is_one_of(self._over) if self._gaps.has_any(manifest, self._stored) else None
         key, raw = path_key(self.path), manifest.encode()
         try:
@@ -745,7 +744,7 @@ class FileWriter:
         return content.ljust(self.length, b"\0")
 
     def _store_rest(self, channel: IoChannel, deadline: float) -> Steps[None]:
-        chunk_bytes = self.volume.chunk_bytes
+        chunk_bytes = self._chunk_bytes
         if self._short:
             yield from self._stage(channel, 0, deadline)
         for number in sorted(self._staged):
@@ -762,7 +761,7 @@ class FileWriter:
             yield from self._store_staged(channel, number, chunk, size, deadline)
 
     def _of_wrong_size(self) -> list[int]:
-        chunk_bytes = self.volume.chunk_bytes
+        chunk_bytes = self._chunk_bytes
         last = -(-self.length // chunk_bytes) - 1
         suspects = {number for number, (_, size) in self._stored.items() if size != chunk_bytes} | {last}
         if self._base is not None and self._base_chunks:
@@ -777,7 +776,7 @@ class FileWriter:
     def _ask(self, channel: IoChannel, deadline: float) -> Steps[None]:
         """Ask whether the beginning of the file is still there, where the file is large beside its
         volume."""
-        if len(self._stored) * ASKED_FROM <= self.volume.chunks_max:
+        if len(self._stored) * ASKED_FROM <= self._chunks_max:
             return
         yield from self._name(channel, deadline)
         keys = [chunk_key(origin, number) for number, (origin, _) in self._stored.items()]
@@ -788,10 +787,10 @@ class FileWriter:
 
     def _manifest(self, content: bytes | None) -> Manifest:
         identity = self._origins.identity
-        chunks = range(-(-self.length // self.volume.chunk_bytes))
+        chunks = range(-(-self.length // self._chunk_bytes))
         runs = runs_of(identity, (self._origin(number)[0] for number in chunks))
         return Manifest(
             Kind.FILE, self.path, self.mode, self.uid, self.gid, self.atime_ns, self.mtime_ns, self.ctime_ns,
-            identity, self.length, self.volume.chunk_bytes,
+            identity, self.length, self._chunk_bytes,
             () if content is not None else tuple(runs), content,
         )  # fmt: skip

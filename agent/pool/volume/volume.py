@@ -302,6 +302,11 @@ class Volume(PoolVolume):
             return True
         return not transition.is_due(now, GRACE_SECONDS) and self.codec.opens(codec)
 
+    def vouches_at_once(self, channel: IoChannel, codec: SlotCodec) -> bool:
+        """Whether `vouches` would say yes without a look. Each value of a batch asks twice."""
+        now = channel.now()
+        return not self.map_age.wants_look(now) and self.takes(codec, now)
+
     def vouches(
         self, channel: IoChannel, namespace: int, codec: SlotCodec, deadline: float
     ) -> Steps[MissCause | None]:
@@ -407,6 +412,10 @@ class Volume(PoolVolume):
         ranks = [[places[min(rank, len(places) - 1)] for places in of_each] for rank in range(most)]
         return [([place[0] for place in rank], [place[1] for place in rank]) for rank in ranks]
 
+    def pseudonyms(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Those of several keys, by one call of the cipher."""
+        return _each(self.placement.pseudonyms(b"".join(keys)))
+
     def borrow_sets_of_many(self, pseudonyms: bytes) -> list[tuple[CachedSet, ...]]:
         """As `borrow_sets`, of each of the pseudonyms, that lie one behind the other."""
         if self.old_placement is not None or len(pseudonyms) < MANY * KEY_BYTES:
@@ -470,11 +479,10 @@ class Volume(PoolVolume):
 
     def knows(self, channel: IoChannel, key: bytes) -> bool:
         """Whether the directories that a key may lie in are remembered, and believed."""
-        with self.borrowed(self.placement.pseudonym(key)) as sets:
-            for cached in sets:
-                if not self.is_fresh(cached, channel):
-                    return False
-        return True
+        places = self.places(self.placement.pseudonym(key))
+        # A look at once, so nothing is borrowed.
+        looked_at = self.cache.look([each.namespace for each in places], map(self.set_offset, places))
+        return all(cached is not None and self.is_fresh(cached, channel) for cached in looked_at)
 
     def touch(self, cached: CachedSet, slot: int, entry: Entry, wall: float) -> None:
         """A get was served by this entry at `wall`, seconds since the epoch. Flash learns of it with the next

@@ -50,7 +50,8 @@ class UnnamedWriter(SlotWriter):
         length: int,
         deadline: float,
     ) -> Steps[None]:
-        yield from self._vouched_for(channel, reservation, deadline)
+        if not self._is_vouched_for(channel, reservation):
+            yield from self._vouched_for(channel, reservation, deadline)
         slot_write = channel.write(reservation.cached.namespace, reservation.offset, parts)
         cause = yield from wait_for(channel, slot_write, deadline)
         if cause is not None:
@@ -73,6 +74,13 @@ class UnnamedWriter(SlotWriter):
         assert reservation is not None
         return reservation
 
+    def is_vouched_for(self, channel: IoChannel) -> bool:
+        """Whether `vouch` has nothing to ask and nothing to refuse."""
+        reservation = self._reservation
+        assert reservation is not None
+        is_overtaken = reservation.cached.unnamed.get(reservation.slot)
+        return not is_overtaken and self._is_vouched_for(channel, reservation)
+
     def vouch(self, channel: IoChannel, deadline: float) -> Steps[None]:
         """Raises PutRefused where its slot is another agent's by now, or its key not good any more."""
         reservation = self._reservation
@@ -89,9 +97,23 @@ class UnnamedWriter(SlotWriter):
 
     def named(self, channel: IoChannel, image: Directory, entry: Entry, deadline: float) -> Steps[None]:
         """Its entry is on flash. Raises PutRefused where its key is not good any more by then."""
+        if self.named_at_once(channel, image):
+            return
         reservation = self._reservation
         assert reservation is not None
         yield from self._vouched_for(channel, reservation, deadline, entry)
+        self._show_stored(channel, reservation, image)
+
+    def named_at_once(self, channel: IoChannel, image: Directory) -> bool:
+        """As `named`, where the key is known to be good. False, and nothing done: it is to be asked for."""
+        reservation = self._reservation
+        assert reservation is not None
+        if not self._is_vouched_for(channel, reservation):
+            return False
+        self._show_stored(channel, reservation, image)
+        return True
+
+    def _show_stored(self, channel: IoChannel, reservation: Reservation, image: Directory) -> None:
         self._show(channel, reservation, image)
         self._count_stored(channel, self._end)
 
@@ -137,6 +159,8 @@ class _Group:
         """Leave out those that may not be named any more; their refusals."""
         refusals = []
         for writing in list(self.writers):
+            if writing.is_vouched_for(channel):
+                continue
             try:
                 yield from writing.vouch(channel, deadline)
             except PutRefused as refused:
@@ -167,6 +191,8 @@ class _Group:
                 is_answered = cause is MissCause.CORRUPT
                 refusals.append(writing.failed(channel, pending, cause, entry, is_answered=is_answered))
                 continue
+            if writing.named_at_once(channel, image):
+                continue
             try:
                 yield from writing.named(channel, image, entry, deadline)
             except PutRefused as refused:
@@ -196,7 +222,7 @@ def name_all(
         held = [group for group in left if group.cached.writer.acquire(blocking=False)]
         if not held:
             first = left[0]
-            if not (yield Acquire(first.cached.writer, deadline)):
+            if not (yield Acquire(first.cached.writer, deadline, gives_way=True)):
                 refusals += first.refuse(channel, NOT_IN_TIME, MissCause.LATE)
                 left.remove(first)
                 continue

@@ -89,13 +89,17 @@ def test_a_stopped_enclosure_is_noticed_and_puts_go_on(pool_up: PoolUp) -> None:
     wait_until(lambda: read_all(pool_up) == len(KEYS), 60, "everything to be served again")
 
 
-def test_files_of_a_slow_drive_are_read(make_pool: Callable[..., PoolUp]) -> None:
-    """A file has nothing but its block: what is late for gets is waited for."""
-    pool_up = make_pool("--enclosures", "2", "--drives", "1", "--workers", "4", "--read-deadline-ms", "200")
+@pytest.mark.parametrize("folder", ["fs", "shared/shared"])
+def test_files_of_a_slow_drive_are_read(make_pool: Callable[..., PoolUp], folder: str) -> None:
+    """Who has a file open has nothing else: what is late for gets is waited for."""
+    pool_up = make_pool(
+        "--enclosures", "2", "--drives", "1", "--workers", "4", "--read-deadline-ms", "200", "--shared",
+        "--drive-size", "512M",
+    )  # fmt: skip
     with pool_up.pool() as pool:
         for key in KEYS:
             assert pool.volume("kv").put(key, content(key))
-    files = {pool_up.mount / f"fs/{number}": content(bytes([number])) for number in range(12)}
+    files = {pool_up.mount / folder / f"{number}": content(bytes([number])) for number in range(12)}
     for path, data in files.items():
         with path.open("wb") as file:
             file.write(data)
@@ -103,6 +107,7 @@ def test_files_of_a_slow_drive_are_read(make_pool: Callable[..., PoolUp]) -> Non
             os.fsync(file.fileno())
     # Another mount, in whose pages there is nothing of them.
     pool_up.wait_restarted("agent-process", pool_up.kill("agent-process"))
+    opened = {os.open(path, os.O_RDONLY): data for path, data in files.items()}
     slow = int(bytes_written(pool_up, 1) > bytes_written(pool_up, 0))
     stop = threading.Event()
 
@@ -120,9 +125,11 @@ def test_files_of_a_slow_drive_are_read(make_pool: Callable[..., PoolUp]) -> Non
             return suspects(pool_up)[slow] == 1
 
         wait_until(noticed, 60, "the slow drive to be noticed")
-        for path, data in files.items():
-            assert path.read_bytes() == data
+        for descriptor, data in opened.items():
+            assert os.pread(descriptor, len(data) + 1, 0) == data
     finally:
         stop.set()
         getting.join(60)
+        for descriptor in opened:
+            os.close(descriptor)
     assert pool_up.status()["totals"]["misses"], "gets did not wait for it"

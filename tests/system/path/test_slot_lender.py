@@ -129,6 +129,16 @@ def test_all_links_in_use(stand: Stand) -> None:
         pass
 
 
+def test_half_of_the_workers_have_calls_that_are_patient(stand: Stand) -> None:
+    links = links_of(stand)
+    for _ in range(2):
+        with links.take() as first, links.take() as second:
+            assert first.is_patient
+            assert not second.is_patient, "one of two"
+        with links.take() as again:
+            assert again.is_patient
+
+
 STEPS = [("idle", 0), ("asked", 3), ("lent", 3), ("partly", 2), ("told", 0)]
 
 

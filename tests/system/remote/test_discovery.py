@@ -187,7 +187,7 @@ def looked_round(fabric: Fabric) -> list[tuple[bytes, int, Inspection]]:
         channel.close()
 
 
-@pytest.mark.expects_log("not connected, and tried again", "are not in the pool")
+@pytest.mark.expects_log("not connected, and tried again", "are not in the pool", "are shown by no enclosure")
 def test_enclosures_by_discovery_come_go_and_come_back(caplog: pytest.LogCaptureFixture) -> None:
     """One discovery controller lists another enclosure beside its own. What is away stays until it is listed
     no longer; what is listed no longer stays while it is connected."""

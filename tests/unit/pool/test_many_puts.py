@@ -217,6 +217,19 @@ def test_others_go_on_and_nobody_waits_longer_than_one_put() -> None:
     _nothing_is_held(agent)
 
 
+@pytest.mark.parametrize(("depth", "under_way"), [(64, 16), (128, 16), (32, 8), (3, 1)])
+def test_fewer_are_under_way_where_a_queue_takes_fewer(depth: int, under_way: int) -> None:
+    agent, channel = stuck_agent((1,))
+    channel.queue_depth = lambda: depth  # type: ignore[method-assign]
+    channel.is_stuck = lambda namespace, offset: True
+    driven = Driven(agent.channel, together(agent, range(MANY_MAX)))
+    assert driven.run(0.04) is None
+    (cached,) = agent.cache.snapshot()
+    assert len(cached.reserved) == under_way
+    driven.run(100.0)
+    _nothing_is_held(agent)
+
+
 def test_an_enclosure_whose_directories_do_not_come() -> None:
     """The other takes the values, in time; the lookups hold no lock."""
     agent, channel = stuck_agent((1, 1))

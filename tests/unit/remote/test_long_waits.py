@@ -67,6 +67,18 @@ def test_a_door_keeps_a_worker_free(workers: int, of_one: int, of_all: int) -> N
     assert waits.take(first), "what is given back is there again"
 
 
+def test_steps_that_never_wait_long_have_no_place(rig: Rig) -> None:
+    rig.channel.share_waits(LongWaits(0, 0.05))
+    rig.paths[0].answers = False
+    cause, took, _ = rig.put()
+    assert (cause, took) == (MissCause.LATE, pytest.approx(PATIENCE_LEAST))
+    cause, took, _ = rig.put()
+    assert (cause, took) == (MissCause.ENCLOSURE_DOWN, 0.0), "it keeps others waiting"
+    rig.paths[0].answers = True
+    assert rig.put(gives_way=False)[0] is None
+    assert rig.put()[0] is None
+
+
 def test_patience_is_the_read_deadline_or_a_quarter_of_a_second() -> None:
     assert LongWaits(2, 0.05).patience == PATIENCE_LEAST
     assert LongWaits(2, 2.0).patience == 2.0

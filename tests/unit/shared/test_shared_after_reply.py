@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -66,6 +67,35 @@ def test_several_chunks_of_a_file_are_under_way_at_once(files: Files, put_off: W
     do_due(files, put_off, buffers)
     files.close(file)
     assert files.taken() == 3
+    assert files.get("f") == CONTENT
+
+
+def test_chunks_are_stored_before_the_answer_where_no_worker_is_free(
+    files: Files, put_off: WorkAfterReply
+) -> None:
+    """The next request would wait for a worker, and the close for the chunks, on a worker of its own."""
+    put_off.is_free = False
+    file, _ = write_chunks(files)
+    assert not put_off.due
+    assert files.reserved() + files.taken() == 3
+    files.close(file)
+    assert files.get("f") == CONTENT
+
+
+def test_a_free_worker_is_another_one(after: AfterReply, files: Files, put_off: WorkAfterReply) -> None:
+    """A worker is not free while it serves the request that asks."""
+    put_off.is_free = False
+    others: list[WorkAfterReply] = []
+    joining = threading.Thread(target=lambda: others.append(after.join()))
+    joining.start()
+    joining.join()
+    file, buffers = write_chunks(files, 1)
+    assert len(put_off.due) == 1
+    others[0].leave()
+    files.pwrite(file, CHUNK, CONTENT[CHUNK:])
+    assert len(put_off.due) == 1, "the other worker has left"
+    do_due(files, put_off, buffers)
+    files.close(file)
     assert files.get("f") == CONTENT
 
 
