@@ -318,6 +318,9 @@ class FileWriter:
 
     def abandon(self) -> None:
         """Nobody has it open, nor will: not before that is certain."""
+        if self.changed:
+            # What was stored since the last manifest is in none. So is a chunk that is under way yet.
+            self._fail(self._failed or errno.EIO)
         self._let_go()
         self.built_on.end()
 
@@ -395,7 +398,7 @@ class FileWriter:
         self._let_go()
 
     def _new_chunks(self) -> Iterator[tuple[bytes, int]]:
-        for number, (origin, _) in self._stored.items():
+        for number, (origin, _) in list(self._stored.items()):
             if number not in self._unnamed:
                 yield origin, number
 
