@@ -3,8 +3,8 @@
 The first serves everything. The others have mounts of their own within its mount (`PROCESS_FOLDER`), and
 what one of them does not serve now, or does not live to serve, the first is asked for. Gets go to all in
 turn, so that no single interpreter is what bounds them. Puts go to all but the first, which decides for
-those, too, where values go. A key that was asked to be prestaged waits in the
-memory of the first.
+those, too, where values go. It takes single values as well where every other one has its hands full. A key
+that was asked to be prestaged waits in the memory of the first.
 """
 
 import itertools
@@ -24,6 +24,9 @@ ASIDE_SECONDS: Final = 1.0
 PROCESSES_MAX: Final = 64
 PUTS: Final = "\0"
 """Before a volume's name: with its puts a process is left alone, and is still asked for its values."""
+PUTS_OF_ONE: Final = 2
+"""Of this client, under way through each other process, beyond which the first takes a value too: a process
+has two workers at the least, and more puts would wait there."""
 PART_KEYS: Final = 32
 """Of a batch, that are worth a request of their own to another process."""
 PRESTAGED_MAX: Final = 16_384
@@ -49,6 +52,9 @@ class AgentProcesses:
         self._all: tuple[SessionLender, ...] = (first,)
         self._turn = itertools.count()
         self._put_turn = itertools.count()
+        self._putting: dict[int, int] = {}
+        """Puts under way, by the id of their lender; where there are others than the first."""
+        self._counting = threading.Lock()
         self._look_at = 0.0
         self._looking = threading.Lock()
         self._is_closed = False
@@ -70,15 +76,47 @@ class AgentProcesses:
             return self._first
         return chosen
 
-    def next_to_put(self, volume: str) -> SessionLender:
-        """Whose turn it is to take values of a volume. The first is what bounds puts, so it is left out."""
+    def begin_put(self, volume: str, count: int) -> SessionLender:
+        """Who is to take so many values of a volume, until `end_put`: the one of the others with the fewest
+        puts of this client, or whose turn it is.
+
+        The first is what bounds puts of many processes. For a value of a batch it works half as long where
+        another one takes it, and for a value alone hardly less. So it takes one of these where the others
+        have enough. One that is set aside takes none, and has no puts under way: it would be the one with the
+        fewest time and again, and its puts would go to the first.
+        """
         if time.monotonic() >= self._look_at:
             self._look()
-        others = self._all[1:]
-        if not others:
+        everyone = self._all
+        if len(everyone) == 1:
             return self._first
-        chosen = others[next(self._put_turn) % len(others)]
-        return self._first if self._aside and self._is_aside(chosen, PUTS + volume) else chosen
+        turn, most = next(self._put_turn), len(everyone) - 1
+        with self._counting:
+            putting = self._putting
+            chosen, fewest = self._first, -1
+            for at in range(most):
+                other = everyone[1 + (turn + at) % most]
+                if self._aside and self._is_aside(other, PUTS + volume):
+                    continue
+                under_way = putting.get(id(other), 0)
+                if fewest < 0 or under_way < fewest:
+                    chosen, fewest = other, under_way
+            is_full = count == 1 and fewest >= PUTS_OF_ONE and not putting.get(id(self._first), 0)
+            if is_full:
+                chosen = self._first
+            putting[id(chosen)] = putting.get(id(chosen), 0) + 1
+        return chosen
+
+    def end_put(self, lender: SessionLender) -> None:
+        """See `begin_put`."""
+        if not self._putting:
+            return
+        with self._counting:
+            left = self._putting.get(id(lender), 0) - 1
+            if left > 0:
+                self._putting[id(lender)] = left
+            else:
+                self._putting.pop(id(lender), None)
 
     def parts_of(self, count: int, most: int) -> list[slice]:
         """The parts of a batch of so many keys that different processes may serve, `most` of them."""
@@ -110,6 +148,7 @@ class AgentProcesses:
 
     def after_fork_in_child(self) -> None:
         self._looking = threading.Lock()
+        self._counting, self._putting = threading.Lock(), {}
         for lender in self._known.values():
             lender.abandon()
 

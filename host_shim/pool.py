@@ -450,8 +450,18 @@ class Volume:
         return result
 
     def _put_batch(self, keys: Sequence[bytes], views: Sequence[memoryview], seconds: int) -> list[bool]:
+        lender = self._pool._processes.begin_put(self.name, len(keys))
+        try:
+            return self._put_by(lender, keys, views, seconds)
+        finally:
+            self._pool._processes.end_put(lender)
+
+    def _put_by(
+        self, lender: SessionLender, keys: Sequence[bytes], views: Sequence[memoryview], seconds: int
+    ) -> list[bool]:
+        """By this process, as far as it takes them, and else by the first."""
         stored = [False] * len(keys)
-        left = self._put_by_others(keys, views, seconds, stored)
+        left = self._put_by_other(lender, keys, views, seconds, stored)
         if not left:
             return stored
         if len(left) < len(keys):
@@ -461,15 +471,19 @@ class Volume:
             return stored
         return self._put_by_first(keys, views, seconds)
 
-    def _put_by_others(
-        self, keys: Sequence[bytes], views: Sequence[memoryview], seconds: int, stored: list[bool]
+    def _put_by_other(
+        self,
+        lender: SessionLender,
+        keys: Sequence[bytes],
+        views: Sequence[memoryview],
+        seconds: int,
+        stored: list[bool],
     ) -> list[int]:
         """By a process that is not the first, into `stored`; which the first is to be asked for.
 
         It is asked as well where the other one died or failed amid it: the first decides for both where a
         value goes, so it finds the value stored, or gives it another slot.
         """
-        lender = self._pool._processes.next_to_put(self.name)
         left = list(range(len(keys)))
         if lender is self._pool._lender:
             return left

@@ -135,5 +135,9 @@ def want_all(pool_map: PoolMap, seen: Iterable[tuple[bytes, int, Inspection]], f
 
 def unreached(fabric: Fabric) -> str:
     """The enclosures that are not connected, and why, for an error message."""
-    away = [f"{each.name} ({each.fault})" for each in fabric.enclosures if each.session is None]
+    away = []
+    for each in fabric.enclosures:
+        if each.session is None:
+            why = f"{each.taken}, and by its export: {each.fault}" if each.taken else each.fault
+            away.append(f"{each.name} ({why})")
     return ", ".join(away) or "none"

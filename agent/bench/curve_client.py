@@ -97,7 +97,8 @@ class Client:
         def loop(thread: int) -> None:
             pieces = [memory[thread][at * size : (at + 1) * size] for at in range(batch)]
             turn = thread
-            while time.monotonic() - began < seconds:
+            # Once at the least: a thread may begin late on a machine that does something else.
+            while not asked[thread] or time.monotonic() - began < seconds:
                 done[thread] += work(turn, pieces)
                 asked[thread] += batch
                 turn += self._threads

@@ -50,7 +50,7 @@ class Ticks:
     late: list[tuple[float, float]] = field(default_factory=list)
     calls: int = 0
     compare: list[tuple[int, memoryview]] = field(default_factory=list)
-    """A value's number, and what a task got last for it."""
+    """A value's number, and what a task got last for it, where its last get was no miss."""
 
     def said(self) -> dict[str, Any]:
         told = [one for one in self.late if one[1] > SEEN_MS]
@@ -103,10 +103,12 @@ async def calling(volume: Volume, task: int, buffer: memoryview, end: float, tic
                 await asyncio.to_thread(volume.put, own, contents.value(number % VALUES))
             case _:
                 length = await asyncio.to_thread(volume.get_into, key, buffer)
-                got = got if length is None else number % VALUES
+                # A miss may have broken off amid the buffer.
+                got = -1 if length is None else number % VALUES
         ticks.calls += 1
         number += TASKS
-    ticks.compare.append((got, buffer))
+    if got >= 0:
+        ticks.compare.append((got, buffer))
 
 
 async def call(mount: str, value_bytes: int, seconds: float) -> Ticks:
@@ -127,8 +129,10 @@ async def call(mount: str, value_bytes: int, seconds: float) -> Ticks:
             )
         finally:
             ticker.stop(loop)
+    if not ticks.compare:
+        raise G35Error("no get brought a value")
     for number, got in ticks.compare:
-        if number < 0 or got != Contents(value_bytes).value(number):
+        if got != Contents(value_bytes).value(number):
             raise G35Error(f"wrong bytes in value {number}")
     return ticks
 

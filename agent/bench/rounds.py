@@ -100,14 +100,19 @@ def together(turns: Sequence[Turn], seconds: float, least: int = 0) -> Timed:
     Raises what a turn raises, once all threads have ended.
     """
     operations, moved = [0] * len(turns), [0] * len(turns)
-    ends = [0.0] * len(turns)
+    began, ends = [0.0], [0.0] * len(turns)
     failures: list[BaseException] = []
     stop, leave = threading.Event(), threading.Event()
-    start, ended = threading.Barrier(len(turns) + 1), threading.Semaphore(0)
+    clock = time.perf_counter
+
+    def begin() -> None:
+        """By the last that comes, before any goes on: this thread may get no processor for a while then."""
+        began[0] = clock()
+
+    start, ended = threading.Barrier(len(turns) + 1, begin), threading.Semaphore(0)
 
     def work(number: int, turn: Turn) -> None:
         count = total = 0
-        clock = time.perf_counter
         start.wait()
         end = clock() + seconds
         try:
@@ -135,7 +140,6 @@ def together(turns: Sequence[Turn], seconds: float, least: int = 0) -> Timed:
         thread.start()
     try:
         start.wait()
-        began = time.perf_counter()
         for _ in threads:
             ended.acquire()
         for meter in _meters:
@@ -147,7 +151,7 @@ def together(turns: Sequence[Turn], seconds: float, least: int = 0) -> Timed:
         thread.join()
     if failures:
         raise failures[0]
-    return Timed(sum(operations), sum(moved), max(ends) - began)
+    return Timed(sum(operations), sum(moved), max(ends) - began[0])
 
 
 class Clocked:

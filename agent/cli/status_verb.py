@@ -222,7 +222,7 @@ def _room(found: dict[str, Any]) -> list[RenderableType]:
         quotas.add_row(name, slots, size, str(each["quota_puts_refused"]))
         bandwidths.add_row(name, speed, str(each["bandwidth_waits"]), str(each["bandwidth_late"]))
     of_tenants = [quotas, bandwidths] if found["tenants"] else []
-    return [volumes, *of_tenants, *_s3(found["s3"]), *_query(found["query"])]
+    return [volumes, *of_tenants, *_g4(found.get("spill", [])), *_s3(found["s3"]), *_query(found["query"])]
 
 
 def bounds_tables(rows: list[dict[str, Any]]) -> Group:
@@ -246,6 +246,25 @@ def _state(enclosure: dict[str, Any]) -> str:
     access = [each.replace("_", "-") for each in enclosure["access"]]
     there = "on this machine" if enclosure.get("local") else "connected"
     return ", ".join([there, *access, *([f"{elsewhere} sent elsewhere"] if elsewhere else [])])
+
+
+def _g4(places: list[dict[str, Any]]) -> list[RenderableType]:
+    """What became of evicted values, for each place; nothing where there is none, or a tenant asks."""
+    lines = []
+    columns = ("bundles", "dropped", "deleted", "values back")
+    volumes = folding_table("Volumes: G4", ("volume", "room"), columns)
+    for place in places:
+        ends = ", ".join(
+            f"{place[key]} {key.replace('_', ' ')}" for key in ("late", "lost", "failed", "not_asked")
+        )
+        wrong = [*(["left alone for now"] if place["left_alone"] else []), place["error"]]
+        said = "; ".join([f"{counted(place['asked'], 'range')} asked for, {ends}", *filter(None, wrong)])
+        lines.append(f"G4 in {place['place']}: {said}")
+        for name, each in place["volumes"].items():
+            room = f"{readable_bytes(each['bytes_used'])} of {readable_bytes(each['bytes_max'])}"
+            numbers = (each[key] for key in ("bundles", "bundles_dropped", "bundles_deleted", "returned"))
+            volumes.add_row(escape(name), room, *map(str, numbers))
+    return [Text("\n".join(lines), overflow="fold"), volumes] if places else []
 
 
 def _s3(door: dict[str, Any] | None) -> list[Text]:

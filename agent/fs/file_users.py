@@ -11,21 +11,22 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from agent.fs.close_cause import Closing, how_closed, same_process
-from agent.fs.interface import FsError, LockOwner
+from agent.fs.interface import PAGES, FsError, LockOwner
 
 Judge: TypeAlias = Callable[[LockOwner, int, bytes, int], Closing]
 """A function with the arguments and the result of `how_closed`."""
 
 HOLDERS_MAX: Final = 64
-"""Tables of open files by which one file is written; each is remembered until the file is closed by all."""
+"""Tables of open files by which one file is written, and processes that open it by its path to write, too;
+each is remembered until the file is closed by all."""
 
 
 class Closed(enum.Enum):
     """What a close says of the file."""
 
-    WHOLE = "all that wrote have closed it, and so has its maker"
+    WHOLE = "all that wrote have closed it, and so have its maker and who joined it"
     NOT_YET = "others have it open, or the one who closed it neither made nor wrote it"
-    DYING = "a process that wrote, or its maker, died with it open"
+    DYING = "a process that wrote, or its maker, or one that joined it, died with it open"
     UNTOLD = "nobody can say"
 
 
@@ -36,7 +37,12 @@ class FileUsers:
         """`maker`: the thread that created the file."""
         self._ino = ino
         self._maker = maker
+        self._makers_table = -1
+        """The table of open files of the maker, once its process has written: the thread may have ended."""
         self._maker_closed = False
+        self._joined: dict[int, bool] = {}
+        """Threads of other processes that opened the file by its path, to write their part of it; and whether
+        their process has it open still."""
         self._judge = judge
         self._wrote: dict[int, int] = {}
         """The thread that wrote last, by table of open files."""
@@ -59,18 +65,42 @@ class FileUsers:
         """Whether a thread that is there is of the process that made the file."""
         return same_process(thread, self._maker)
 
+    def has_opened(self, thread: int) -> bool:
+        """Whether a thread that is there is of a process that made the file, or that joined."""
+        return self.is_maker(thread) or bool(self._joined_by(thread))
+
+    def _joined_by(self, thread: int) -> list[int]:
+        if not self._joined:
+            return []
+        return [other for other in list(self._joined) if same_process(thread, other)]
+
+    def join(self, thread: int) -> None:
+        """Note a process that has opened the file by its path to write in it, too: the file is whole once it
+        has closed it as well. Raises FsError where too many have."""
+        if self.is_maker(thread):
+            return
+        if thread not in self._joined and len(self._joined) >= HOLDERS_MAX:
+            raise FsError(errno.EMFILE, "too many processes write one file")
+        self._joined[thread] = True
+
     def note(self, holder: LockOwner) -> None:
         """Note that this user writes. Raises FsError where too many do."""
-        if holder.owner not in self._wrote and len(self._wrote) >= HOLDERS_MAX:
-            raise FsError(errno.EMFILE, "too many processes write one file")
+        if holder is PAGES:
+            return
+        if holder.owner not in self._wrote:
+            if len(self._wrote) >= HOLDERS_MAX:
+                raise FsError(errno.EMFILE, "too many processes write one file")
+            if self.is_maker(holder.pid):
+                self._makers_table = holder.owner
         self._wrote[holder.owner] = holder.pid
         self._unclosed.add(holder.owner)
 
     def close(self, holder: LockOwner, name: bytes) -> Closed:
         """A descriptor was closed (FLUSH), of a file that is called `name` now."""
-        made = self.is_maker(holder.pid)
+        made = holder.owner == self._makers_table or self.is_maker(holder.pid)
+        joined = self._joined_by(holder.pid)
         wrote = holder.owner in self._wrote
-        if not (made or wrote):
+        if not (made or wrote or joined):
             return Closed.NOT_YET
         how = self._judge(holder, self._wrote.get(holder.owner, 0), name, self._ino)
         if how is Closing.DYING:
@@ -86,5 +116,7 @@ class FileUsers:
             return Closed.NOT_YET
         self._in_doubt.discard(holder.owner)
         self._maker_closed = self._maker_closed or made
-        is_whole = self._maker_closed and not self._unclosed and not self._in_doubt
+        for thread in joined:
+            self._joined[thread] = False
+        is_whole = self._maker_closed and not (self._unclosed or self._in_doubt or any(self._joined.values()))
         return Closed.WHOLE if is_whole else Closed.NOT_YET

@@ -73,6 +73,9 @@ class LockOwner:
 
 NOBODY: Final = LockOwner()
 """The lock owner where the kernel does not tell the door one."""
+PAGES: Final = LockOwner()
+"""The kernel, which writes pages that programs changed through a mapping. It closes nothing, so it is nobody
+whose close has to be waited for; the kernel writes such pages before it tells of the close."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,14 +23,16 @@ from agent.fs.close_cause import how_closed
 from agent.fs.file_users import Closed, FileUsers, Judge
 from agent.fs.interface import FsError, LockOwner
 from agent.pool.access import ServedVolume
-from agent.pool.errors import BadPut, PutRefused, TooLong
+from agent.pool.errors import BadPut, PutRefused, ReplacedMeanwhile, TooLong
 from agent.pool.steps import Acquire, Held, IoChannel, Steps
 from agent.pool.write.writer_base import Writer
 
 
 def errno_of(refused: PutRefused) -> int:
     """A refused put as an errno: no room is ENOSPC, an enclosure that failed, or is away with its room, is
-    EIO."""
+    EIO, another value that came meanwhile is ESTALE."""
+    if isinstance(refused, ReplacedMeanwhile):
+        return errno.ESTALE
     return errno.ENOSPC if refused.cause is None and not refused.passes else errno.EIO
 
 

@@ -100,6 +100,8 @@ class LocalNamespaces:
         self.opened: list[LocalNamespace] = []
         self.elsewhere: list[EnclosureSection] = []
         """Those that another process serves, and how they are reached."""
+        self.taken: dict[str, str] = {}
+        """By the name of each of `elsewhere`, who has its device."""
         self.away: list[AwayNamespace] = []
         self._served: dict[Path, LocalNamespace] = {}
         """Those of `opened`, and those that came later, by path; without those that were pulled."""
@@ -128,10 +130,12 @@ class LocalNamespaces:
     def _open(self, section: LocalSection, opening: Opening, seconds: float, serve: bool) -> None:
         try:
             device = opening.take(seconds)
-        except DeviceInUse:
+        except DeviceInUse as taken:
             if serve:
                 raise
-            self.elsewhere.append(self._by_its_export(section))
+            by_export = self._by_its_export(section)
+            self.elsewhere.append(by_export)
+            self.taken[by_export.name] = str(taken)
         except StillOpening as waits:
             self._is_away(section, opening, waits)
         except NotMade as blank:

@@ -7,7 +7,7 @@ may use it. Policies (docs/prestaging.md) are for volumes in sets of slots alone
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from agent.host_os.per_user_bounds import Holder
@@ -171,6 +171,7 @@ class ServedVolume(ABC):
         deadline: float,
         first: Steps[None] | None = None,
         look: Look | None = None,
+        only_over: Callable[[bytes], bool] | None = None,
     ) -> Steps[None]:
         """Store a short value, one unit at the most, over what the key has, after `first`, with what
         `look_ahead` told of the key; see `replace.py`.
@@ -472,12 +473,13 @@ class _InSets(ServedVolume):
         deadline: float,
         first: Steps[None] | None = None,
         look: Look | None = None,
+        only_over: Callable[[bytes], bool] | None = None,
     ) -> Steps[None]:
         waiting = self._waiting(key)
         if waiting is not None and self.back is not None:
             # It would be on flash later, over the newer one.
             yield from self.back.delete(channel, waiting, deadline)
-        yield from replace(self._volume, channel, key, data, deadline, first, look)
+        yield from replace(self._volume, channel, key, data, deadline, first, look, only_over)
 
     def look_ahead(self, channel: IoChannel, key: bytes, deadline: float) -> Steps[Look | None]:
         return look_ahead(self._volume, channel, key, deadline)

@@ -19,6 +19,10 @@ class PutRefused(Exception):
         self.passes = passes
 
 
+class ReplacedMeanwhile(PutRefused):
+    """The key has another value than those that this one may take the place of."""
+
+
 class BadPut(Exception):
     """The caller's fault: a length that does not fit, or units out of shape."""
 

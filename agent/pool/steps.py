@@ -84,6 +84,9 @@ class IoChannel(Protocol):
     def send_buffer(self, size: int) -> memoryview:
         """`size` bytes to seal into, this worker's own and good until the operation ends."""
 
+    def queue_depth(self) -> int:
+        """Commands that each of its queues takes at once."""
+
     def trusts(self, namespace: int) -> bool:
         """Whether new values should go there: it has not lately been slower or less true than its peers."""
 
@@ -96,6 +99,10 @@ class IoChannel(Protocol):
     def gives_way(self) -> None:
         """The steps under way need not wait to their deadlines where too many workers of their door wait:
         they are resumed with False, as at the deadline. What they ask for may fail at once."""
+
+    def has_patience(self) -> None:
+        """The steps under way wait to their deadlines for a namespace that is slow: nobody else has what they
+        read. What gets of a cache have found late is not held against them."""
 
     def now(self) -> float:
         """Seconds on the clock that deadlines are given in; it never goes back."""

@@ -27,7 +27,7 @@ from agent.remote.fabric import Fabric
 from agent.remote.long_waits import LongWaits, WorkersWait
 from agent.remote.path_choice import Build, Request, in_order, left_by_its_path, path_failed
 from agent.remote.pending_request import KvPendingRequest, PendingRequest, block_commands
-from agent.remote.queue_slot import CONNECT_SECONDS, CONNECT_WAIT_SECONDS, QueueSlot
+from agent.remote.queue_slot import CONNECT_SECONDS, CONNECT_WAIT_SECONDS, QUEUE_DEPTH, QueueSlot
 from nvmeof.errors import NvmeofError
 from nvmeof.host import commands, kv_commands
 from nvmeof.host.command import Command
@@ -71,6 +71,8 @@ class WorkerChannel:
         """Held by the user of the queues: the thread that runs steps, for as long as they run."""
         self._look_asked = False
         self._waits: WorkersWait | None = None
+        self._is_patient = False
+        """Of the steps under way."""
 
     def share_waits(self, of_door: LongWaits) -> None:
         """Be one of a door's workers, of which only so many wait long at a time."""
@@ -79,6 +81,9 @@ class WorkerChannel:
     def gives_way(self) -> None:
         if self._waits is not None:
             self._waits.begin(time.monotonic())
+
+    def has_patience(self) -> None:
+        self._is_patient = True
 
     def read(self, namespace: int, offset: int, into: memoryview, *, more: bool = False) -> PendingRequest:
         pending = self._read_by_the_one_way(namespace, offset, into, more)
@@ -113,7 +118,8 @@ class WorkerChannel:
         failed = _submit(slot, queue, built, more)
         pending = PendingRequest()
         if failed is None:
-            pending.goes_on(queue, built, Outstanding(health, now, is_read=True), 0, slot.began)
+            outstanding = Outstanding(health, now, is_read=True, is_patient=self._is_patient)
+            pending.goes_on(queue, built, outstanding, 0, slot.began)
         else:
             pending.fail(failed)
         return pending
@@ -200,6 +206,13 @@ class WorkerChannel:
 
     def send_buffer(self, size: int) -> memoryview:
         return self._send[:size]
+
+    def queue_depth(self) -> int:
+        depth = QUEUE_DEPTH
+        for slot in self._slots.values():
+            if slot.queue is not None:
+                depth = min(depth, slot.queue.depth)
+        return depth
 
     def trusts(self, namespace: int) -> bool:
         health, fabric = self._fabric.health[namespace], self._fabric
@@ -308,7 +321,9 @@ class WorkerChannel:
         ways = fabric.ways[namespace] if namespace < len(fabric.ways) else ()
         if not ways:
             pending.fail("there is no way to the namespace")
-        elif self._is_full(fabric.health[namespace]) or not fabric.health[namespace].may_ask(now):
+        elif self._is_full(fabric.health[namespace]) or not fabric.health[namespace].may_ask(
+            now, patient=self._is_patient
+        ):
             pending.fail(NOT_ANSWERING)
         elif not is_read and fabric.nguids[namespace] in fabric.taken:
             pending.fail(f"the namespace carries pool {fabric.taken[fabric.nguids[namespace]]} now")
@@ -359,7 +374,7 @@ class WorkerChannel:
             failed = _submit(slot, queue, built, more)
             if failed is None:
                 health, is_read = self._fabric.health[namespace], built[0].data_in is not None
-                outstanding = Outstanding(health, now, is_read=is_read)
+                outstanding = Outstanding(health, now, is_read=is_read, is_patient=self._is_patient)
                 pending.goes_on(queue, built, outstanding, base, slot.began)
                 return True
             why = failed
@@ -442,6 +457,7 @@ class WorkerChannel:
         finally:
             if self._waits is not None:
                 self._waits.end()
+            self._is_patient = False
             self._in_use.release()
 
     def _wait_giving_way(self, waits: WorkersWait, wanted: Wait | Acquire) -> bool:

@@ -3,6 +3,10 @@
 After a few late answers in a row the namespace is left alone for a while, so that a hung drive costs a
 bounded part of the workers' time. Then one request is let through as a probe, and its answer decides. A
 refused request is a miss at once, with the enclosure's absence as its cause.
+
+What is late for a get is not for the reader of a file, who has nothing else. So a patient request
+(`IoChannel.has_patience`) waits to its deadline whatever its peers take, and is refused only after as many
+patient ones in a row were late.
 agent/remote/outlier_detection.py compares all namespaces by the counts that are kept here, and sets `trusted`
 and `patience`.
 
@@ -18,6 +22,9 @@ LATE_BEFORE_PAUSE: Final = 5
 PAUSE_FIRST: Final = 0.1
 PAUSE_MAX: Final = 2.0
 """Seconds. Two seconds is how long a namespace that came back may go unnoticed."""
+PATIENT_PROBE_SECONDS: Final = 5.0
+"""For the probe of patient requests, which waits as long as a write may (5 s by default). With less, probes of a
+drive that hangs would pile up until all workers wait for it."""
 
 LATENCY_BUCKETS: Final = 24
 """Bucket n counts reads that took 2^n to 2^(n+1) microseconds; the last one also all that took longer."""
@@ -36,6 +43,8 @@ class Health:
     def __init__(self) -> None:
         self.late_in_a_row = 0
         self.paused_until = 0.0
+        self.patient_late_in_a_row = 0
+        self.patient_paused_until = 0.0
         self.answers = 0
         """Reads and writes that were answered in time, the errors among them."""
         self.errors = 0
@@ -49,8 +58,15 @@ class Health:
         self.patience = math.inf
         """Seconds that a read of it is waited for at most, whatever the reader's deadline is."""
 
-    def may_ask(self, now: float) -> bool:
+    def may_ask(self, now: float, *, patient: bool = False) -> bool:
         """Whether a request may go out. The first one after a pause is the probe."""
+        if patient:
+            if self.patient_late_in_a_row < LATE_BEFORE_PAUSE:
+                return True
+            if now < self.patient_paused_until:
+                return False
+            self.patient_paused_until = now + PATIENT_PROBE_SECONDS
+            return True
         if self.late_in_a_row < LATE_BEFORE_PAUSE:
             return True
         if now < self.paused_until:
@@ -66,24 +82,35 @@ class Health:
     def answered(self, seconds: float | None, *, read: bool, failed: bool = False) -> None:
         """It answered after so many seconds, None where that is not known; `failed`: with an error."""
         if self.late_in_a_row:
-            self.late_in_a_row = 0
-            self.paused_until = 0.0
+            self.late_in_a_row = self.patient_late_in_a_row = 0
+            self.paused_until = self.patient_paused_until = 0.0
         self.answers += 1
         if failed:
             self.errors += 1
         elif read and seconds is not None:
             self.reads_took[min(int(seconds * 1e6) | 1, _LONGEST).bit_length() - 1] += 1
 
-    def late(self, now: float) -> None:
+    def late(self, now: float, *, patient: bool = False) -> None:
         self.late_answers += 1
         self.late_in_a_row += 1
         if self.late_in_a_row >= LATE_BEFORE_PAUSE:
-            pause = min(PAUSE_MAX, PAUSE_FIRST * 2 ** min(self.late_in_a_row - LATE_BEFORE_PAUSE, 8))
-            self.paused_until = now + pause
+            self.paused_until = now + _pause(self.late_in_a_row)
+        if patient:
+            self.patient_late_in_a_row += 1
+            if self.patient_late_in_a_row >= LATE_BEFORE_PAUSE:
+                self.patient_paused_until = now + _pause(self.patient_late_in_a_row)
+
+    def unjudged(self, now: float) -> None:
+        """A patient request has ended, and says nothing of the namespace. It may have been the probe."""
+        self.patient_paused_until = min(self.patient_paused_until, now + PAUSE_FIRST)
 
     @property
     def is_paused(self) -> bool:
         return self.late_in_a_row >= LATE_BEFORE_PAUSE
+
+
+def _pause(late_in_a_row: int) -> float:
+    return min(PAUSE_MAX, PAUSE_FIRST * 2.0 ** min(late_in_a_row - LATE_BEFORE_PAUSE, 8))
 
 
 class Outstanding:
@@ -92,18 +119,19 @@ class Outstanding:
     It says how long the request is waited for. Times are in seconds of the channel's clock.
     """
 
-    __slots__ = ("_is_read", "_judged", "_until", "health", "since")
+    __slots__ = ("_is_patient", "_is_read", "_judged", "_until", "health", "since")
 
-    def __init__(self, health: Health, now: float, *, is_read: bool) -> None:
+    def __init__(self, health: Health, now: float, *, is_read: bool, is_patient: bool = False) -> None:
         self.health = health
         self.since = now
         self._is_read = is_read
+        self._is_patient = is_patient
         self._judged = False
         self._until = math.inf
 
     def wait_until(self, deadline: float) -> float:
         """When to stop waiting: the deadline, or earlier where the namespace gets less patience."""
-        if self._is_read:
+        if self._is_read and not self._is_patient:
             deadline = min(deadline, self.since + self.health.patience)
         self._until = deadline
         return deadline
@@ -115,6 +143,8 @@ class Outstanding:
         `waited`: seconds that the worker waited for this one. Where that is less than half of its time, the
         answer may have been there for long, and how long it took is not known.
         """
+        if lost and self._is_patient:
+            self.health.unjudged(now)
         if not self._judged and not lost:
             self._judged = True
             self.health.answered_at = now
@@ -126,4 +156,6 @@ class Outstanding:
         """Nobody waits for it any more. The namespace is late only where the waiter waited to the end: the
         rest of a value whose header proved wrong is given up as well."""
         if now + CLOCK_SLACK >= self._until:
-            self.health.late(now)
+            self.health.late(now, patient=self._is_patient)
+        elif self._is_patient:
+            self.health.unjudged(now)

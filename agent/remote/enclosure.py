@@ -49,6 +49,8 @@ class Enclosure:
     """Whether a discovery controller lists it, and the configuration does not."""
     address: str = ""
     """IP address or host name of the path; empty where it has no wire."""
+    taken: str = ""
+    """Of a local namespace that is reached by its export: who has the device."""
 
     @property
     def subsystem(self) -> str:

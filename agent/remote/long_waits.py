@@ -24,10 +24,11 @@ class LongWaits:
     """Of the workers of one door. Safe from any thread. Times are in seconds of the channel's clock."""
 
     def __init__(self, workers: int, patience: float) -> None:
-        """`patience`: the read deadline; PATIENCE_LEAST where that is shorter."""
+        """`workers`: 0 for steps that never wait long. `patience`: the read deadline; PATIENCE_LEAST where
+        that is shorter."""
         self.patience: Final = max(patience, PATIENCE_LEAST)
-        self.most: Final = max(1, workers - 1)
-        self.most_of_one: Final = max(1, workers // 2)
+        self.most: Final = max(min(1, workers), workers - 1)
+        self.most_of_one: Final = max(min(1, workers), workers // 2)
         self._places: dict[Health | None, int] = {}
         """How many wait at each namespace, and, under None, for a lock; no more entries than workers."""
         self._taken = 0

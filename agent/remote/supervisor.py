@@ -115,7 +115,13 @@ class Supervisor:
         self._contested: dict[str, str] = {}
         """The last message about each namespace that several enclosures claim."""
         self._complaints = Complaints(log)
-        self.fabric = Fabric([Enclosure(each.name, nqn=each.nqn, address=each.address) for each in sections])
+        taken = local.taken if local is not None else {}
+        self.fabric = Fabric(
+            [
+                Enclosure(each.name, nqn=each.nqn, address=each.address, taken=taken.get(each.name, ""))
+                for each in sections
+            ]
+        )
         self._local = local
         opened, away = (local.opened, local.away) if local is not None else ([], [])
         self._beside = [(each, _beside(each, self.fabric)) for each in opened]

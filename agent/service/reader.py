@@ -44,9 +44,10 @@ from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.set_versions import SetVersions
 from agent.pool.volume.uses import Uses
 from agent.pool.volume.volume import in_sets
-from agent.remote.channel import current_channel
+from agent.remote.channel import WorkerChannel, current_channel
 from agent.remote.channel_pool import ChannelPool
 from agent.remote.fabric import Fabric
+from agent.remote.long_waits import LongWaits
 from agent.service.queue_plan import granted_workers
 from agent.service.reader_link import Order, Report, encode_report
 from agent.service.slot_links import BorrowedLinks
@@ -148,11 +149,13 @@ class Reader:
         # What was acknowledged and waits in memory is seen by its process alone; so is what a gate goes by.
         elsewhere = {each.volume for each in configuration.policies if each.write == "back"}
         elsewhere |= {each.volume for each in configuration.policies if each.prefill_tokens_per_s}
-        links = BorrowedLinks(slots, fabric, settings.timing.write_deadline)
+        links = BorrowedLinks(slots, fabric, settings.timing.write_deadline, max(1, workers // 2))
         served = [serve(volume, slots=links) for volume in volumes if volume.settings.name not in elsewhere]
         own = Audience("agent", settings.tenants).key_value(served)
         registered = RegisteredMemory(settings.registered_memory)
         self._session = FuseSession(self._tree(order.number, own, registered))
+        self._short_waits = LongWaits(0, settings.timing.read_deadline)
+        """Of calls for slots that are not patient (slot_links.py)."""
         self._door: DevFuseDoor | None = None
         self._stopping = threading.Event()
 
@@ -160,9 +163,7 @@ class Reader:
         """Serve on clones of the mount's descriptor, and report. Raises MountError."""
         descriptors = [mounting.own_clone(fuse) for _ in range(self._workers)]
         os.close(fuse)
-        door = DevFuseDoor(
-            self._session, self._folder, self._workers, lambda number: self._channels.take(1 + number)
-        )
+        door = DevFuseDoor(self._session, self._folder, self._workers, self._channel_of)
         self._session.resume(self._agreed)
         door.serve(descriptors)
         self._door = door
@@ -170,6 +171,11 @@ class Reader:
         gc.freeze()
         self._report(link)
         threading.Thread(target=self._beside, args=(link,), name="reports", daemon=True).start()
+
+    def _channel_of(self, number: int) -> WorkerChannel:
+        channel = self._channels.take(1 + number)
+        channel.share_waits(self._short_waits)
+        return channel
 
     def door_ended(self) -> None:
         """Wait for the end of the mount."""

@@ -6,6 +6,7 @@ slots stay reserved until it has ended. By then its connections were closed hard
 the end of a process can be waited for.
 """
 
+import functools
 import logging
 import queue
 import socket
@@ -35,6 +36,8 @@ from agent.pool.write.slot_messages import (
 from agent.remote.channel import WorkerChannel
 from agent.remote.fabric import Fabric
 from agent.remote.fence import GIVEN_UP_SECONDS
+from agent.remote.long_waits import LongWaits
+from agent.service.slot_links import limit_waits
 
 log = logging.getLogger(__name__)
 
@@ -65,12 +68,11 @@ class Borrower:
 
 
 def links_of(configuration: Configuration) -> int:
-    """How many a reader has. A put waits on its link for enclosures, at times until the write deadline. So
-    half of a reader's workers may have one, as of long waits (agent/remote/long_waits.py): others serve gets.
-    """
+    """How many a reader has: one for each worker, up to LINKS_MAX. Of its calls no more than half wait long
+    (slot_links.py)."""
     agent = configuration.agent
     of_readers = THREADS_MAX // max(1, agent.process_count - 1)
-    return max(1, min(LINKS_MAX, agent.worker_count // 2, of_readers))
+    return max(1, min(LINKS_MAX, agent.worker_count, of_readers))
 
 
 def link_pairs(count: int) -> tuple[list[socket.socket], list[socket.socket]]:
@@ -94,6 +96,19 @@ class FabricFence:
         """See `LentFence`."""
         fabric = self._fabric
         fabric.fence.put_up(fabric.nguids[namespace], offset, size, now + GIVEN_UP_SECONDS, now)
+
+
+def slot_channels(take: Callable[[int], WorkerChannel], patience: float) -> Callable[[int], WorkerChannel]:
+    """`take`, for threads that lend: what they do for a call that is not patient gives way after `patience`
+    seconds."""
+    waits = LongWaits(0, patience)
+
+    def taken(queue_id: int) -> WorkerChannel:
+        channel = take(queue_id)
+        channel.share_waits(waits)
+        return channel
+
+    return taken
 
 
 class SlotLender:
@@ -141,7 +156,14 @@ class _Thread(OwnThread):
     ) -> None:
         super().__init__(f"slots-{number}", 5.0, "a thread that lends slots")
         self._volumes, self._take, self._queue_id, self._fence = volumes, take, queue_id, fence
+        self._limit = 0.0
+        """Of the waits at the link."""
         self.waiting: queue.SimpleQueue[tuple[socket.socket, Borrower] | None] = queue.SimpleQueue()
+
+    @functools.cached_property
+    def _channel(self) -> WorkerChannel:
+        """Taken only with the first call: it connects, and many a link is never used."""
+        return self._take(self._queue_id)
 
     def stop(self) -> None:
         self.waiting.put(None)
@@ -150,6 +172,7 @@ class _Thread(OwnThread):
     def _work(self) -> None:
         while (taken := self.waiting.get()) is not None:
             link, borrower = taken
+            self._limit = 0.0
             with link:
                 self._serve(link, borrower)
 
@@ -157,16 +180,16 @@ class _Thread(OwnThread):
         """Until its end is closed."""
         while True:
             try:
-                link.settimeout(None)
                 message = link.recv(MESSAGE_BYTES_MAX + 1)
+            except BlockingIOError:
+                continue  # nothing was asked for so long
             except OSError:
                 return
             if not message:
                 return
             try:
                 ask = decode_ask(message)
-                # Taken only now: it connects, and many a link is never used.
-                self._call(self._take(self._queue_id), link, borrower, ask)
+                self._call(self._channel, link, borrower, ask)
             except BadMessage as wrong:
                 log.error("a process of this agent is ended, for it asks for slots by no message: %s", wrong)
                 borrower.end()
@@ -186,14 +209,16 @@ class _Thread(OwnThread):
 
         try:
             seconds = min(ask.seconds, served.timing.write_deadline)
-            slots = LentSlots(served.in_sets, channel, ask.values, seconds, ask.ttl_seconds, self._fence)
+            slots = LentSlots(
+                served.in_sets, channel, ask.values, seconds, ask.ttl_seconds, self._fence, ask.is_patient
+            )
         except TooLong as wrong:
             link.sendall(encode_places([end_of(wrong)] * len(ask.values)))
             return
         try:
             self._lend(channel, link, slots, seconds)
         except BaseException as error:
-            if isinstance(error, TimeoutError):
+            if isinstance(error, BlockingIOError):
                 log.error("a process of this agent is ended, for it does not tell what became of slots")
             # Else it could write into slots that are let go of.
             borrower.end()
@@ -203,7 +228,9 @@ class _Thread(OwnThread):
 
     def _lend(self, channel: WorkerChannel, link: socket.socket, slots: LentSlots, seconds: float) -> None:
         places = channel.run(slots.lend())
-        link.settimeout(seconds + TELL_SECONDS)
+        if self._limit != (limit := seconds + TELL_SECONDS):
+            limit_waits(link, limit)
+            self._limit = limit
         link.sendall(encode_places([each if isinstance(each, LentSlot) else _ended(each) for each in places]))
         while slots.out:
             message = link.recv(MESSAGE_BYTES_MAX + 1)

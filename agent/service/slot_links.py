@@ -1,8 +1,15 @@
-"""The links of a reader to the process that lends it slots (slot_lender.py), each for one call at a time."""
+"""The links of a reader to the process that lends it slots (slot_lender.py), each for one call at a time.
+
+Each worker of a reader may have a call under way, and a call may wait for enclosures, here or in the other
+process. No more than half of the workers may wait as long as a put may: so many calls are *patient*. Any
+other gives way as in agent/remote/long_waits.py. So others are left to serve gets.
+"""
 
 import contextlib
 import queue
 import socket
+import struct
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -15,18 +22,23 @@ TAKE_SECONDS: Final = 0.1
 """For a link that is in use; then the first process stores the values itself."""
 ANSWER_SECONDS: Final = 30.0
 """For an answer, beyond the time of a put: so long the other process waits for enclosures."""
+_TIMEVAL: Final = struct.Struct("@ll")
+"""Seconds and microseconds; of zero the kernel makes no limit."""
 
 
 class BorrowedLinks:
     """All of a reader. Safe from any thread."""
 
-    def __init__(self, sockets: Sequence[socket.socket], fabric: Fabric, put_seconds: float) -> None:
-        """`put_seconds`: as long as a put may take."""
+    def __init__(
+        self, sockets: Sequence[socket.socket], fabric: Fabric, put_seconds: float, patient: int = 1
+    ) -> None:
+        """`put_seconds`: as long as a put may take. `patient`: calls at once that may take so long."""
         self._fabric = fabric
+        self._patient, self._counting = patient, threading.Lock()
         self._free: queue.LifoQueue[_Link] = queue.LifoQueue()
         self._whole = len(sockets)
         for each in sockets:
-            each.settimeout(put_seconds + ANSWER_SECONDS)
+            limit_waits(each, put_seconds + ANSWER_SECONDS)
             self._free.put(_Link(each))
 
     @contextlib.contextmanager
@@ -38,9 +50,14 @@ class BorrowedLinks:
             link = self._free.get(timeout=TAKE_SECONDS)
         except queue.Empty:
             raise PutElsewhere from None
+        with self._counting:
+            link.is_patient = self._patient > 0
+            self._patient -= link.is_patient
         try:
             yield link
         finally:
+            with self._counting:
+                self._patient += link.is_patient
             if link.is_whole:
                 self._free.put(link)
             else:
@@ -60,6 +77,7 @@ class _Link:
     def __init__(self, link: socket.socket) -> None:
         self._link = link
         self.is_whole = True
+        self.is_patient = False
 
     def exchange(self, message: bytes) -> bytes:
         """See `SlotLink`."""
@@ -76,3 +94,12 @@ class _Link:
     def broken(self) -> None:
         self.is_whole = False
         self._link.close()
+
+
+def limit_waits(link: socket.socket, seconds: float) -> None:
+    """Have the kernel end each wait at a blocking socket after so many seconds, by BlockingIOError.
+
+    A time-out of Python's own would poll before each message."""
+    limit = _TIMEVAL.pack(int(seconds), int(seconds % 1 * 1e6))
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        link.setsockopt(socket.SOL_SOCKET, option, limit)

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from agent.pool.counters import Tally
 from agent.pool.steps import Pending
+from agent.remote.queue_slot import QUEUE_DEPTH
 from agent.sim.medium import WorkerBuffer
 
 EPOCH = 1_800_000_000.0
@@ -57,8 +58,14 @@ class TimedChannel:
             found = self.tallies[volume] = Tally()
         return found
 
+    def queue_depth(self) -> int:
+        return QUEUE_DEPTH
+
     def gives_way(self) -> None:
         """Its worker has no door with others."""
+
+    def has_patience(self) -> None:
+        """No file of /fs is read here."""
 
     def now(self) -> float:
         return self._clock.now

@@ -40,7 +40,8 @@ AHEAD: Final = 8
 BUNDLE_SECONDS: Final = 30.0
 """A bundle that is not full is stored after so long."""
 URGENT_SECONDS: Final = 0.25
-"""Where a set's next victims are all in a bundle that is not stored yet, it is stored after so long."""
+"""Where a set's very next victim, or all of those ahead, are in a bundle that is not stored yet, it is stored
+after so long: else a pool of few sets evicts most of them before."""
 IO_SECONDS: Final = 2.0
 NAME_TRIES: Final = 8
 """Numbers that are drawn for a bundle where one is taken."""
@@ -87,6 +88,7 @@ class Spiller:
         self.room: Final = room
         self.counts = DownCounts()
         self.last_error = ""
+        """Why the last bundle was dropped; empty once one is stored."""
         self._pool_id = pool_id
         self._target = target
         self._bundle_bytes = bundle_bytes
@@ -132,8 +134,8 @@ class Spiller:
 
     def _copy_next(self, channel: IoChannel, place: SetPlace, cached: CachedSet) -> Steps[int]:
         moved = 0
-        victims = self._next_victims(channel, place, cached)
-        if not victims and channel.now() - self._since > URGENT_SECONDS:
+        victims, next_waits = self._next_victims(channel, place, cached)
+        if (next_waits or not victims) and channel.now() - self._since > URGENT_SECONDS:
             self.store(channel.wall())
         for slot, entry in victims:
             size = HEADER_BYTES + self.volume.codec.padded(entry.length)
@@ -154,14 +156,15 @@ class Spiller:
 
     def _next_victims(
         self, channel: IoChannel, place: SetPlace, cached: CachedSet
-    ) -> list[tuple[int, Entry]]:
-        """The set's next victims that are worth a copy and have none."""
+    ) -> tuple[list[tuple[int, Entry]], bool]:
+        """The set's next victims that are worth a copy and have none; whether the first of all waits for its
+        bundle to be stored."""
         wall, volume = channel.wall(), self.volume
         waiting = {(each.place, each.slot, each.entry.generation) for each in self._copied}
         with cached.guard:
             directory = cached.directory
             if directory is None or directory.in_doubt:
-                return []
+                return [], False
             taken = cached.unavailable(channel.now())
             ranked = sorted(
                 ((wall - entry.last_use_us / 1e6) / (1 + entry.hits), slot, entry)
@@ -172,13 +175,15 @@ class Spiller:
                 and not 0 < entry.expiry <= wall + BUNDLE_SECONDS
             )
         victims = ranked[::-1][:AHEAD]
-        return [
+        worth_it = [
             (slot, entry)
             for _, slot, entry in victims
             if (self._all_values or entry.hits or entry.pinned_until)
             and not volume.spill_copies.has(place, slot, entry.generation)
             and (place, slot, entry.generation) not in waiting
         ]
+        next_waits = any((place, slot, entry.generation) in waiting for _, slot, entry in victims[:1])
+        return worth_it, next_waits
 
     def _stands(self, channel: IoChannel, cached: CachedSet, slot: int, entry: Entry) -> bool:
         """Whether the slot was the entry's for the whole read, as far as this agent knows."""
@@ -203,6 +208,7 @@ class Spiller:
             self.last_error = str(error)
             self.counts.bundles_dropped += 1
             return
+        self.last_error = ""
         self.counts.bundles += 1
         self.counts.bytes += size
         self.counts.values += len(copied)

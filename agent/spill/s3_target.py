@@ -22,9 +22,13 @@ PUT_SECONDS: Final = 60.0
 CALL_SECONDS: Final = 10.0
 """For a HEAD, a DELETE, or a page of a listing."""
 PAGE_BYTES_MAX: Final = 4 << 20
+PAGES_MAX: Final = 100_000
+EMPTY_PAGES_MAX: Final = 1000
+"""Pages of a listing without one name that was asked for; a store may skip what was deleted by such."""
 CREDENTIALS_SECONDS: Final = 10.0
 _REFUSED: Final = frozenset((400, 401, 403))
 _NOT_KNOWN: Final = frozenset((400, 405, 501))
+_CODE: Final = re.compile(rb"<Code>([A-Za-z]{1,64})</Code>")
 
 
 class _Answer:
@@ -33,6 +37,8 @@ class _Answer:
     def __init__(self, most: int) -> None:
         self.status = 0
         self.body = bytearray()
+        self.code = ""
+        """What the store calls its refusal."""
         self.too_long = False
         self.request: Any = None
         """Kept for as long as the answer may come."""
@@ -122,12 +128,14 @@ class S3Target(Target):
         if body is not None:
             sent.add("content-length", str(len(body)))
 
-        def on_done(error: Any = None, **_: object) -> None:
+        def on_done(error: Any = None, error_body: bytes | None = None, **_: object) -> None:
             status = answer.status or getattr(error, "status_code", None) or 0
-            answer.status = status
-            if not status:
-                outcome.set_exception(TargetError(f"{self._host} does not answer: {_words_of(error)}"))
-            elif answer.too_long or (error is not None and status < 300):
+            answer.status, answer.code = status, _code_untrusted(error_body or bytes(answer.body))
+            if answer.too_long:
+                outcome.set_exception(TargetError(f"{self._host} answers with more than was asked for"))
+            elif not status:
+                outcome.set_exception(TargetError(f"{self._host} {_words_of(error)}"))
+            elif error is not None and status < 300:
                 outcome.set_exception(TargetError(f"{self._host} answered in part"))
             else:
                 if status in _REFUSED:
@@ -145,7 +153,7 @@ class S3Target(Target):
                 on_done=on_done,
             )
         except Exception as error:
-            outcome.set_exception(TargetError(f"{self._host} cannot be asked: {_words_of(error)}"))
+            outcome.set_exception(TargetError(f"{self._host} {_words_of(error)}"))
         return outcome
 
     def _answer(self, asked: _Asked, seconds: float) -> _Answer:
@@ -155,9 +163,16 @@ class S3Target(Target):
             asked.request.cancel()
             raise TargetError(f"{self._host} does not answer within {seconds:g} s") from None
 
-    def _refusal(self, status: int) -> TargetError:
-        meaning = " (see credentials_file and the bucket's rights)" if status in (401, 403) else ""
-        return TargetError(f"{self._host} answers {status}{meaning}")
+    def _refusal(self, answer: _Answer) -> TargetError:
+        status, code = answer.status, f" {answer.code}" if answer.code else ""
+        meaning = ""
+        if status == 404:
+            meaning = f": there is no bucket {self._bucket}; make it"
+        elif status in _REFUSED:
+            meaning = ": see credentials_file, region and the bucket's rights"
+        elif 300 <= status < 400:
+            meaning = ": the bucket is elsewhere; see endpoint and region"
+        return TargetError(f"{self._host} answers {status}{code}{meaning}")
 
     def check(self) -> None:
         """Every request is answered for itself, so nothing is asked."""
@@ -171,14 +186,15 @@ class S3Target(Target):
             ):
                 raise Taken(name)
             asked = self._request("PUT", "PutObject", name, condition, body=data)
-            status = self._answer(asked, PUT_SECONDS).status
+            answer = self._answer(asked, PUT_SECONDS)
+            status = answer.status
             if status == 412:
                 raise Taken(name)
             if condition and status in _NOT_KNOWN:
                 self._conditions = False
                 continue
             if status != 200:
-                raise self._refusal(status)
+                raise self._refusal(answer)
             return
 
     def fetch(self, name: str, offset: int, size: int) -> "Future[bytes]":
@@ -200,7 +216,7 @@ class S3Target(Target):
             elif answer.status == 404:
                 came.set_exception(Gone(name))
             else:
-                came.set_exception(self._refusal(answer.status))
+                came.set_exception(self._refusal(answer))
 
         came.asked = self._request("GET", "GetObject", name, wanted, most=size)
         came.asked.add_done_callback(pass_on)
@@ -211,42 +227,59 @@ class S3Target(Target):
             asked.asked.request.cancel()
 
     def delete(self, name: str) -> None:
-        status = self._answer(self._request("DELETE", "DeleteObject", name), CALL_SECONDS).status
-        if status not in (200, 204, 404):
-            raise self._refusal(status)
+        answer = self._answer(self._request("DELETE", "DeleteObject", name), CALL_SECONDS)
+        if answer.status not in (200, 204, 404):
+            raise self._refusal(answer)
 
     def names(self, prefix: str) -> Iterator[Stored]:
-        following = ""
-        while True:
+        following, empty = "", 0
+        for _ in range(PAGES_MAX):
             token = f"&continuation-token={quote(following, safe='')}" if following else ""
             query = f"?list-type=2&prefix={quote(prefix, safe='')}{token}"
             asked = self._request("GET", "ListObjectsV2", "", query=query, most=PAGE_BYTES_MAX)
             answer = self._answer(asked, CALL_SECONDS)
             if answer.status != 200:
-                raise self._refusal(answer.status)
+                raise self._refusal(answer)
+            before = following
             found, following = _page_untrusted(bytes(answer.body))
-            yield from found
+            # A store that takes no notice of the prefix shows what others have there: nobody may delete that.
+            named = [each for each in found if each.name.startswith(prefix)]
+            yield from named
             if not following:
                 return
+            empty = 0 if named else empty + 1
+            if following == before or empty == EMPTY_PAGES_MAX:
+                break
+        raise TargetError(f"{self._host} does not come to the end of its listing")
 
     def close(self) -> None:
         self._client = None
 
 
 def _words_of(error: object) -> str:
-    """An error of awscrt's in a few words, without its class."""
+    """What awscrt says of a request without an answer, in a few words and without its class."""
     name = str(getattr(error, "name", "") or type(error).__name__)
-    return re.sub(r"^AWS_(ERROR_)?", "", name).lower().replace("_", " ")
+    if name in ("AWS_ERROR_S3_SLOW_DOWN", "AWS_ERROR_S3_INTERNAL_ERROR"):
+        return "answers again and again that it is busy, or out of order (5xx)"
+    return "does not answer: " + re.sub(r"^AWS_(ERROR_)?", "", name).lower().replace("_", " ")
+
+
+def _code_untrusted(document: bytes) -> str:
+    """What a refusal is called in its document: letters alone, for a log line."""
+    found = _CODE.search(document[:4096])
+    return found[1].decode() if found is not None else ""
 
 
 def _page_untrusted(document: bytes) -> tuple[list[Stored], str]:
     """A page of ListObjectsV2, and the token of the next one. Raises TargetError."""
     found: list[Stored] = []
     following = ""
-    if b"<!DOCTYPE" in document or b"<!ENTITY" in document:
-        raise TargetError("the listing has a document type")
     try:
-        for element in fromstring(document):
+        # As text: what encoding the document declares is of no account, so no entity hides in another.
+        text = document.decode()
+        if "<!DOCTYPE" in text or "<!ENTITY" in text:
+            raise TargetError("the listing has a document type")
+        for element in fromstring(text):
             tag = element.tag.rpartition("}")[2]
             if tag == "Contents":
                 fields = {each.tag.rpartition("}")[2]: each.text or "" for each in element}

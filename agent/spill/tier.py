@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from agent.config.spill_section import BUNDLE_BYTES_MAX, SpillSection
 from agent.errors import ConfigError
@@ -70,6 +70,13 @@ def can_spill(volume: Volume) -> bool:
     return volume.settings.kind == "kv" and volume.settings.copies == 1
 
 
+class _Refusal(NamedTuple):
+    """What a place does not do for a volume, and when it is asked again."""
+
+    words: str
+    again_at: float
+
+
 class SpillPlace(OwnThread):
     """One place, and the thread that works for it. `take_channel` gives it its channel."""
 
@@ -97,6 +104,8 @@ class SpillPlace(OwnThread):
         self.health = PlaceHealth(section.in_flight, section.memory // 2, section.deadline_ms / 1e3)
         self._spillers: list[Spiller] = []
         self._erased: set[str] = set()
+        self._refusals: dict[str, _Refusal] = {}
+        """By volume; until the place does it."""
         # Each volume fills a bundle of its own; half of the memory is for those.
         fitting = max(1, section.memory // 2 // section.bundle)
         for volume in volumes[:fitting]:
@@ -127,9 +136,7 @@ class SpillPlace(OwnThread):
         """What `g35 status` and the metrics tell of the place."""
         return {
             "place": self._section.name,
-            "error": self._silence(time.monotonic())
-            or self._error
-            or next((each.last_error for each in self._spillers if each.last_error), ""),
+            "error": self._silence(time.monotonic()) or self._error,
             "left_alone": self.health.is_alone(time.monotonic()),
             **asdict(self.health.counts),
             "volumes": {
@@ -162,20 +169,26 @@ class SpillPlace(OwnThread):
             self._began = time.monotonic()
             try:
                 wait = self._turn(channel, pace)
-                self._error = self._told = ""
-            except TargetError as error:
-                self._error, wait = str(error), ERROR_SECONDS
-                self._tell(time.monotonic())
             except Exception:
                 log.exception("spill: work for %s failed; it is tried again", self._section.name)
                 wait = ERROR_SECONDS
+            self._error = self._first_error()
+            self._tell(time.monotonic())
             self._began = None
             self.stopping.wait(wait)
         for spiller in self._spillers:
             spiller.store(channel.wall())
 
+    def _first_error(self) -> str:
+        """What the place does not do now, or why the last bundle of a volume was dropped."""
+        for refusal in self._refusals.values():
+            return refusal.words
+        return next((each.last_error for each in self._spillers if each.last_error), "")
+
     def _tell(self, now: float) -> None:
         """Log an error, if it is another one than before, and time for one."""
+        if not self._error:
+            self._told = ""
         if self._error == self._told or now < self._tell_at:
             return
         log.warning(
@@ -184,33 +197,17 @@ class SpillPlace(OwnThread):
         self._told, self._tell_at = self._error, now + LOG_SECONDS
 
     def _turn(self, channel: WorkerChannel, pace: Pace) -> float:
-        """One thing for each volume; how long to wait before the next turn. Raises TargetError."""
+        """One thing for each volume; how long to wait before the next turn."""
         moved, is_idle = 0, True
         for spiller in self._spillers:
-            name, room = spiller.volume.settings.name, spiller.room
-            if spiller.volume.erased:
-                if name not in self._erased:
-                    channel.run(spiller.turn(channel))
-                    if room.delete_all():
-                        self._erased.add(name)
-                        log.info(
-                            "spill: what the erased volume %s had at %s is deleted", name, self._section.name
-                        )
-                    is_idle = False
-                continue
             if not self._is_fit:
                 # Marks are flash's matter, whatever the place does.
                 channel.run(spiller.look_again(channel))
-                # Old bundles of this pool's may be what takes the room.
-                room.survey(channel.now(), channel.wall())
-                room.make_room()
-                self._target.check()
-                self._is_fit = True
-            count = channel.run(spiller.turn(channel))
-            moved += count or 0
-            is_idle = is_idle and count is None
-            room.survey(channel.now(), channel.wall())
-            room.make_room()
+            is_idle = not self._care_for(spiller, channel) and is_idle
+            if self._is_fit or spiller.volume.erased:
+                count = channel.run(spiller.turn(channel))
+                moved += count or 0
+                is_idle = is_idle and count is None
         if is_idle and not any(each.memory for each in self._spillers):
             idle, self._idle = self._idle, min(2 * self._idle, IDLE_MOST_SECONDS)
             return idle
@@ -218,6 +215,38 @@ class SpillPlace(OwnThread):
         if is_idle:
             return IDLE_SECONDS
         return min(ERROR_SECONDS, max(0.0, pace.spend(moved, channel.now())))
+
+    def _care_for(self, spiller: Spiller, channel: WorkerChannel) -> bool:
+        """Keep what a volume has there within its room; whether there is more to do. What the place refuses
+        to one volume, such as to delete, holds up no other, and is asked for again later."""
+        name, room = spiller.volume.settings.name, spiller.room
+        refusal = self._refusals.get(name)
+        if refusal is not None and channel.now() < refusal.again_at:
+            return False
+        try:
+            if spiller.volume.erased:
+                is_over = self._clear(spiller)
+            else:
+                # Before the check: old bundles of this pool's may be what takes the room.
+                room.survey(channel.now(), channel.wall())
+                room.make_room()
+                if not self._is_fit:
+                    self._target.check()
+                    self._is_fit = True
+                is_over = True
+        except TargetError as error:
+            self._refusals[name] = _Refusal(str(error), channel.now() + ERROR_SECONDS)
+            return False
+        self._refusals.pop(name, None)
+        return not is_over
+
+    def _clear(self, spiller: Spiller) -> bool:
+        """Delete some of what an erased volume has there; whether nothing is left. Raises TargetError."""
+        name = spiller.volume.settings.name
+        if name not in self._erased and spiller.room.delete_all():
+            self._erased.add(name)
+            log.info("spill: what the erased volume %s had at %s is deleted", name, self._section.name)
+        return name in self._erased
 
 
 class SpillTier:

@@ -83,6 +83,10 @@ class HostQueue(Protocol):
         """Bytes that one command may move."""
 
     @property
+    def depth(self) -> int:
+        """Commands that it takes at once."""
+
+    @property
     def alive(self) -> bool:
         """False once the connection is known to be dead."""
 

@@ -21,7 +21,7 @@ AGENT = """
 mount = "{folder}/mnt-{name}"
 state = "{folder}/state-{name}"
 key_file = "{folder}/root.key"
-read_deadline_ms = 2000
+read_deadline_ms = 5000
 [[volumes]]
 name = "kv"
 value_size = "64K"

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from emulator.jbof.control_client import ask
-from host_shim.pool import Pool
+from host_shim.pool import Pool, Volume
 from tests.support.processes import Processes, Started
 from tests.support.waiting import wait_until
 
-SHARED_POOL = ("--drive-size", "1G", "--read-deadline-ms", "2000", "--drives", "1", "--shared")
+SHARED_POOL = ("--drive-size", "1G", "--read-deadline-ms", "10000", "--drives", "1", "--shared")
 """Of a pool that another agent is to serve as well, with room for files of /shared."""
 
 
@@ -52,9 +53,9 @@ class PoolUp:
 
     def wait_restarted(self, name: str, old_pid: int) -> None:
         """Until `g35 up` has started it again and it serves."""
-        wait_until(lambda: self.pid(name) != old_pid, 30, f"{name} to be started again")
+        wait_until(lambda: self.pid(name) != old_pid, 60, f"{name} to be started again")
         if name == "agent-process":
-            wait_until(self.answers, 30, "the mount to answer again")
+            wait_until(self.answers, 60, "the mount to answer again")
 
     def answers(self) -> bool:
         try:
@@ -71,7 +72,7 @@ class PoolUp:
         def connected() -> bool:
             return sum(each["connected"] for each in self.status()["enclosures"]) == count
 
-        wait_until(connected, 30, f"{count} enclosures to be connected")
+        wait_until(connected, 60, f"{count} enclosures to be connected")
 
     def fault(self, enclosure: int, verb: str, **fields: Any) -> dict[str, Any]:
         """Ask an enclosure for a fault, or for its `stats`."""
@@ -84,6 +85,22 @@ class PoolUp:
             drive for socket in self.state.glob("jbof-*.sock") for drive in ask(socket, "stats")["drives"]
         ]
         return {name: sum(drive[name] for drive in drives) for name in names}
+
+
+def wait_each_served(volume: Volume, stored: Mapping[bytes, bytes]) -> None:
+    """Until each value came once, and no wrong byte with any. On a busy machine one get of many may be late,
+    or its queue not connected yet: that is a miss, and says nothing of what is stored."""
+    left = set(stored)
+
+    def is_each_served() -> bool:
+        for key in list(left):
+            found = volume.get(key)
+            assert found in (None, stored[key]), "a wrong byte"
+            if found is not None:
+                left.discard(key)
+        return not left
+
+    wait_until(is_each_served, 60, "every value to be served")
 
 
 def second_agent(processes: Processes, pool: PoolUp, folder: Path) -> tuple[Started, Path]:

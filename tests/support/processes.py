@@ -55,7 +55,7 @@ class Started:
     def running(self) -> bool:
         return self.process.poll() is None
 
-    def wait_for_line(self, text: str, seconds: float = 30.0) -> str:
+    def wait_for_line(self, text: str, seconds: float = 60.0) -> str:
         """The first line of the output that contains `text`, as soon as it is there and complete."""
 
         def found() -> str | None:
@@ -75,7 +75,7 @@ class Started:
         assert line is not None
         return line.rstrip("\n")
 
-    def stop(self, seconds: float = 20.0, how: signal.Signals = signal.SIGTERM) -> int:
+    def stop(self, seconds: float = 60.0, how: signal.Signals = signal.SIGTERM) -> int:
         """Ask it to end, and wait. Returns the exit status; raises if it doesn't end in time."""
         if self.running:
             self.process.send_signal(how)
@@ -85,7 +85,7 @@ class Started:
         """SIGKILL to the process and all of its group, as a crash would."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(20)
+        self.process.wait(60)
 
 
 class Processes:

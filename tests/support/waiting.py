@@ -11,7 +11,7 @@ T = TypeVar("T")
 POLL_SECONDS = 0.005
 
 
-def wait_until(condition: Callable[[], T], seconds: float = 10.0, what: str = "") -> T:
+def wait_until(condition: Callable[[], T], seconds: float = 30.0, what: str = "") -> T:
     """The first true value of `condition`, asked every few milliseconds.
 
     Raises AssertionError after `seconds`; `what` says in it what has been waited for.

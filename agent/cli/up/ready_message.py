@@ -33,8 +33,13 @@ def ready_message(layout: Layout, mount: Path, options: UpOptions, s3_was: str =
     if options.query:
         url = f"http://127.0.0.1:{layout.query_port.read_text().strip()}/query"
         lines.append(f"routers: {url}, token in {layout.query_tokens}")
-    own = "" if layout.state == default_state().absolute() else f" --state {quote(str(layout.state))}"
     g35 = typed_command()
+    if options.spill is not None:
+        toml = quote(str(layout.configuration))
+        lines.append(
+            f"G4: folder {options.spill.absolute()}; look at it with: {g35} spill status --config {toml}"
+        )
+    own = "" if layout.state == default_state().absolute() else f" --state {quote(str(layout.state))}"
     lines += [
         "go on with:",
         f"  cp FILE {quote(str(mount / 'kv/kv/NAME'))}",

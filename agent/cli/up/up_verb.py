@@ -82,13 +82,7 @@ def _up(context: typer.Context, options: UpOptions, layout: Layout, interrupts: 
         lock = layout.take_lock()
     s3_was = layout.s3_port.read_text().strip() if options.s3 and layout.s3_port.exists() else ""
     if options.detach_:
-        folders = {
-            "--state": layout.state,
-            "--mount": options.mount,
-            "--pcap": options.pcap,
-            "--local": options.local,
-        }
-        if not _detached(layout, lock, folders, interrupts.stop):
+        if not _detached(layout, lock, _paths_of(options, layout), interrupts.stop):
             _leave_unserved(interrupts)
         print(ready_message(layout, where, options, s3_was), flush=True)
         return
@@ -129,16 +123,23 @@ def _is_given(context: typer.Context, option: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _detached(layout: Layout, lock: int, folders: Mapping[str, Path | None], stop: threading.Event) -> bool:
+def _paths_of(options: UpOptions, layout: Layout) -> dict[str, Path]:
+    """By option, all paths of a call, and that of the state folder, which every call has."""
+    typed = {f"--{name.replace('_', '-')}": value for name, value in vars(options).items()}
+    return {name: value for name, value in typed.items() if isinstance(value, Path)} | {
+        "--state": layout.state
+    }
+
+
+def _detached(layout: Layout, lock: int, paths: Mapping[str, Path], stop: threading.Event) -> bool:
     """Run the same command again without --detach, in a session of its own, and wait for its `ready`.
 
     Whether that came. Once `stop` is set, it ends the process, which a Ctrl-C at the terminal does not reach.
     """
     words = [word for word in sys.argv[1:] if word != "--detach"]
-    for option, path in folders.items():
+    for option, path in paths.items():
         # The last of an option counts, and the process starts in the root folder.
-        if path is not None:
-            words += [option, str(path.absolute())]
+        words += [option, str(path.absolute())]
     os.environ[_LOCK_FROM_PARENT] = str(lock)
     os.environ[TYPED_COMMAND] = typed_command()
     process = detach([*G35, *words], layout.log, (lock,))

@@ -217,7 +217,6 @@ class Transfers:
         )
         if storing is None:
             raise FsError(errno.EREMOTE, ELSEWHERE)
-        channel.gives_way()
         try:
             became = (yield from storing)[0]
         except PutElsewhere:
@@ -252,7 +251,8 @@ class Transfers:
             raise FsError(errno.EOPNOTSUPP, "values of this volume are put one by one now")
         if self._continuer.active:
             self._continuer.chain(volume.in_sets, many.keys, session.trail)
-        self._channel().gives_way()
+        if not self.borrows_slots:  # else write_borrowed decides
+            self._channel().gives_way()
         try:
             became = yield from storing_all
         except PutElsewhere:

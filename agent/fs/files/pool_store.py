@@ -127,6 +127,7 @@ class PoolBlockStore:
 
     def get(self, block_id: bytes, capacity: int, offset: int, into: memoryview) -> Steps[bool]:
         volume, channel = self._volume(capacity), self._channel()
+        channel.has_patience()
         reading = self._reading(volume, block_id)
         for at in range(0, len(into), PIECE_BYTES):
             piece = into[at : at + PIECE_BYTES]

@@ -133,6 +133,7 @@ class SetattrValid(enum.IntFlag):
 
 GETATTR_FH = 1 << 0
 FSYNC_DATA_ONLY = 1 << 0
+WRITE_CACHE = 1 << 0
 WRITE_LOCKOWNER = 1 << 1
 WRITE_KILL_SUIDGID = 1 << 2
 OPEN_KILL_SUIDGID = 1 << 0

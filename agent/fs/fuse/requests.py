@@ -41,7 +41,7 @@ READ_IN: Final = struct.Struct("=QQI20x")
 """fuse_read_in, for READ and READDIR: handle, offset, size."""
 WRITE_IN: Final = struct.Struct("=QQIIQ8x")
 """fuse_write_in: handle, offset, size (of the data that follow), flags, owner. The flags have
-WRITE_KILL_SUIDGID, and WRITE_LOCKOWNER where `owner` counts."""
+WRITE_KILL_SUIDGID, WRITE_LOCKOWNER where `owner` counts, and WRITE_CACHE where the kernel writes pages."""
 RELEASE_IN: Final = struct.Struct("=QII8x")
 """fuse_release_in, for RELEASE and RELEASEDIR: handle, flags of open(2), release flags."""
 FLUSH_IN: Final = struct.Struct("=Q8xQ")

@@ -32,6 +32,7 @@ from agent.fs.fuse.abi import (
     MINOR_LEAST,
     OUT_HEADER,
     PAGE_BYTES,
+    WRITE_CACHE,
     WRITE_KILL_SUIDGID,
     WRITE_LOCKOWNER,
     FuseFormatError,
@@ -43,7 +44,7 @@ from agent.fs.fuse.abi import (
 from agent.fs.fuse.operations import OFFSET_MAX, FuseOperations, Request
 from agent.fs.fuse.replies import ATTRIBUTES, ENTRY_OUT, OPEN_OUT, WRITE_OUT, looked_up_in
 from agent.fs.fuse.requests import READ_IN, WRITE_IN
-from agent.fs.interface import FsError, LockOwner, Tree, face_of
+from agent.fs.interface import PAGES, FsError, LockOwner, Tree, face_of
 from agent.host_os.rate_limited_log import Complaints
 from agent.inline.scatter import Target
 from agent.pool.steps import Runner, settle
@@ -107,6 +108,7 @@ _INIT: Final[int] = Opcode.INIT.value
 _DESTROY: Final[int] = Opcode.DESTROY.value
 _KILL_SUIDGID: Final[int] = WRITE_KILL_SUIDGID
 _LOCKOWNER: Final[int] = WRITE_LOCKOWNER
+_CACHED: Final[int] = WRITE_CACHE
 ENTRY_BYTES: Final = ENTRY_OUT.size + ATTRIBUTES.size
 
 
@@ -307,7 +309,7 @@ class FuseSession:
             raise FsError(errno.EFBIG)
         if flags & _KILL_SUIDGID and node in self._operations.set_id_nodes:
             self._operations.clear_set_id(node, handle, runner)
-        holder = LockOwner(owner if flags & _LOCKOWNER else 0, pid)
+        holder = PAGES if flags & _CACHED else LockOwner(owner if flags & _LOCKOWNER else 0, pid)
         outcome = self._face(node).write(node, handle, offset, data[:size], holder)
         taken = settle(outcome, runner)
         if not 0 <= taken <= size:

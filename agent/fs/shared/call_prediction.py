@@ -110,9 +110,10 @@ class Habits:
     def known(self, volume: str, path: bytes) -> Manifest | None:
         return self._known.get((volume, path))
 
-    def know_no_more(self, volume: str, path: bytes) -> None:
+    def know_no_more(self, volume: str, path: bytes) -> Manifest | None:
+        """What was known."""
         with self._lock:
-            self._known.pop((volume, path), None)
+            return self._known.pop((volume, path), None)
 
     # -- what is ready --------------------------------------------------------------------------
 

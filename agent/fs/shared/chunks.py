@@ -8,7 +8,10 @@ from typing import Final, Protocol
 from agent.fs.interface import FsError
 from agent.fs.shared.volume import SharedVolume
 from agent.host_os.per_user_bounds import SHARED, Limit
-from agent.pool.steps import IoChannel, Steps
+from agent.pool.counters import MissCause
+from agent.pool.errors import PutRefused
+from agent.pool.steps import IoChannel, Steps, beside
+from agent.pool.write.writer_base import Writer
 
 STAGED: Final = Limit(
     "shared-staged-bytes", "bytes of chunks of /shared that are written in part", 512 << 20,
@@ -44,6 +47,16 @@ class Staged:
         self.covered = sorted(ranges)
         self.whole = self.covered == [(0, len(self.buffer))]
         return self.whole
+
+    def cut(self, size: int) -> None:
+        """What lies beyond the first bytes, so many, goes; zeros come to lie there."""
+        self.buffer[size:] = bytes(len(self.buffer) - size)
+        self.covered = [(first, min(last, size)) for first, last in self.covered if first < size]
+        self.whole = True
+
+    def covers(self, size: int) -> bool:
+        """Whether the first bytes, so many, were all written since the chunk is in memory."""
+        return bool(self.covered) and self.covered[0][0] == 0 and self.covered[0][1] >= size
 
 
 class StoresLater(Protocol):
@@ -119,6 +132,30 @@ def read_chunk(
             raise FsError(errno.EIO, f"a chunk of the file is lost: {cause}")
     finally:
         reading.close()
+
+
+def put_chunk(
+    channel: IoChannel, volume: SharedVolume, key: bytes, data: memoryview, deadline: float, *, is_named: bool
+) -> Steps[Writer]:
+    """Store a chunk. `is_named`: the write of its directory goes beside it. Raises PutRefused and BadPut."""
+    chunks = volume.chunks
+    make = chunks.writer if is_named else chunks.unnamed_writer
+    writing = make(key, length=len(data))
+    yield from writing.write(channel, 0, data, deadline)
+    if not (writing.stored or writing.is_unnamed):
+        # The key is random, so another's value lies there; or a policy keeps nothing of a first write.
+        raise PutRefused("the volume did not keep a chunk", MissCause.CORRUPT)
+    return writing
+
+
+def put_before_next(
+    channel: IoChannel, volume: SharedVolume, putting: Steps[Writer], key: bytes, deadline: float
+) -> Steps[Writer]:
+    """Store a chunk, and read the directories of the next one, `key`, beside it where they are not known."""
+    if volume.chunks.knows(channel, key):
+        return (yield from putting)
+    writing, _ = yield from beside(putting, volume.chunks.lookup(channel, [key], deadline))
+    return writing
 
 
 def wall_ns(channel: IoChannel) -> int:

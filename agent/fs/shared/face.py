@@ -47,12 +47,12 @@ from agent.fs.interface import (
 from agent.fs.shared.call_prediction import Habits
 from agent.fs.shared.chunks import STAGED, wall_ns
 from agent.fs.shared.discards import Discards
-from agent.fs.shared.file_reader import OpenFile, Prestage, ReadsUnderWay, asks_in_turn, hold_all
+from agent.fs.shared.file_reader import OpenFile, Prestage, ReadsUnderWay, asks_in_turn, hold_all, let_go
 from agent.fs.shared.file_writer import FileWriter
 from agent.fs.shared.manifest import IDENTITY_BYTES, Manifest
 from agent.fs.shared.names import FOLDER_MODE, GONE, NAMES_ASKED, Names, folder
-from agent.fs.shared.nodes import NODES_FROM, SHARED_ROOT, VOLUMES_FROM, Node, Nodes
-from agent.fs.shared.paths import ROOT_PATH, chunk_key, join, path_key
+from agent.fs.shared.nodes import SHARED_ROOT, VOLUMES_FROM, Node, Nodes, listed_number, shown, shown_written
+from agent.fs.shared.paths import ROOT_PATH, chunk_key, join
 from agent.fs.shared.recent_names import NamesSeen
 from agent.fs.shared.unnamed import UnnamedChunks
 from agent.fs.shared.volume import Hold, SharedVolume
@@ -75,7 +75,6 @@ HELD_AHEAD_MAX: Final = 256
 """Chunks of a file that are held with its lookup, for a thread that opens what it looks up."""
 FOLDER_SECONDS: Final = 1.0
 """The kernel believes that a folder is there for so long."""
-READ_BYTES_HINT: Final = 1 << 20
 LOST: Final = frozenset({MissCause.EVICTED, MissCause.EXPIRED, MissCause.NEVER_STORED, MissCause.CORRUPT})
 """A file with a chunk that is gone by one of these causes does not come back."""
 RENAME_NOREPLACE: Final = 1
@@ -152,7 +151,7 @@ class SharedFace(FileSystem):
         written = self._written.by(caller, volume, path)
         if written is not None:
             self._nodes.again(written[0])
-            return Entry(self._written_file(*written))
+            return Entry(shown_written(*written))
         retry = self._written.retry_of(caller, volume, path)
         if retry is not None:
             ino = self._nodes.told_again(retry)
@@ -168,13 +167,13 @@ class SharedFace(FileSystem):
         if isinstance(found, MissCause):
             found = folder(ROOT_PATH, FOLDER_MODE, *self._owner, 0)
         self._volume_folders[ino] = self._channel().now() + FOLDER_SECONDS, found
-        return self._shown(ino, found)
+        return shown(ino, found)
 
     def _volume_folder_again(self, ino: int) -> Steps[Attributes]:
         """The same for the kernel, which asks again after each file that it has made in the folder."""
         until, found = self._volume_folders.get(ino, (0.0, None))
         if found is not None and self._channel().now() < until:
-            return self._shown(ino, found)
+            return shown(ino, found)
         return (yield from self._volume_folder(ino))
 
     def _lookup(self, caller: Caller, volume: SharedVolume, path: bytes) -> Steps[Entry]:
@@ -188,16 +187,16 @@ class SharedFace(FileSystem):
         try:
             ino, _ = self._nodes.told(Node(volume, path, caller.holder, found))
         except FsError:
-            _let_go(held)
+            let_go(held)
             raise
         if found.is_folder:
-            return Entry(self._shown(ino, found), FOLDER_SECONDS, FOLDER_SECONDS)
+            return Entry(shown(ino, found), FOLDER_SECONDS, FOLDER_SECONDS)
         self._habits.found(caller, ino)
         self._habits.know(volume.name, found)
         if held:
             self._habits.hold(ino, held, self._channel().now())
         # The kernel may not remember the name: another agent may remove or replace the file.
-        return Entry(self._shown(ino, found), 0.0, 1.0)
+        return Entry(shown(ino, found), 0.0, 1.0)
 
     def _found_beside(
         self, caller: Caller, volume: SharedVolume, path: bytes
@@ -207,12 +206,12 @@ class SharedFace(FileSystem):
         habits.expire(channel.now())
         known = habits.known(volume.name, path)
         if known is not None and 0 < known.chunks <= HELD_AHEAD_MAX and habits.opens(caller):
-            holding = hold_all(channel, volume, _keys(known), caller.holder)
+            holding = hold_all(channel, volume, known.keys(), caller.holder)
             found, held = yield from beside(self._names.newest(volume, path), holding)
             if isinstance(held, MissCause):
                 return found, ()
             if isinstance(found, MissCause) or found.identity != known.identity:
-                _let_go(held)
+                let_go(held)
                 return found, ()
             return found, held
         if known is None and habits.creates(caller):
@@ -255,6 +254,7 @@ class SharedFace(FileSystem):
         self._seen.note(writer.volume.name, writer.path, is_folder=False)
         if writer.manifest is not None:
             self._habits.know(writer.volume.name, writer.manifest)
+            self._written.replaced(writer.volume, writer.path, None, writer.manifest)
 
     # -- attributes -----------------------------------------------------------------------------
 
@@ -273,26 +273,13 @@ class SharedFace(FileSystem):
     def _attributes(self, ino: int, node: Node) -> Attributes:
         # Each is read once: another thread changes them with the last close.
         if (writer := node.writer) is not None:
-            return self._written_file(ino, writer)
+            return shown_written(ino, writer)
         if (manifest := node.manifest) is not None:
-            return self._shown(ino, manifest)
+            return shown(ino, manifest)
         if (replaced := node.replaced) is not None:
-            return replace(self._shown(ino, replaced), size=0, blocks=0)
+            return replace(shown(ino, replaced), size=0, blocks=0)
         uid, gid = self._owner
         return Attributes(ino, stat.S_IFREG | 0o600, uid=uid, gid=gid)
-
-    def _written_file(self, ino: int, writer: FileWriter) -> Attributes:
-        return Attributes(
-            ino, stat.S_IFREG | writer.mode, writer.length, 1, writer.uid, writer.gid, 0,
-            -(-writer.length // 512), READ_BYTES_HINT, writer.atime_ns, writer.mtime_ns, writer.ctime_ns,
-        )  # fmt: skip
-
-    def _shown(self, ino: int, found: Manifest) -> Attributes:
-        kind, nlink = (stat.S_IFDIR, 2) if found.is_folder else (stat.S_IFREG, 1)
-        return Attributes(
-            ino, kind | found.mode, found.length, nlink, found.uid, found.gid, 0, -(-found.length // 512),
-            READ_BYTES_HINT, found.atime_ns, found.mtime_ns, found.ctime_ns,
-        )  # fmt: skip
 
     def setattr(
         self, caller: Caller, ino: int, changes: SetAttributes, handle: int | None
@@ -320,7 +307,7 @@ class SharedFace(FileSystem):
         if changes.size is not None:
             yield from writer.resize(channel, changes.size)
         yield from writer.change(channel, changes)
-        return self._written_file(ino, writer)
+        return shown_written(ino, writer)
 
     def _change_folder(
         self, ino: int, volume: SharedVolume, path: bytes, changes: SetAttributes
@@ -344,7 +331,7 @@ class SharedFace(FileSystem):
         node = self._nodes.find(ino)
         if node is not None:
             node.manifest = changed
-        return self._shown(ino, changed)
+        return shown(ino, changed)
 
     def _truncate(self, caller: Caller, ino: int, node: Node, size: int) -> Steps[Attributes]:
         """truncate(2) of a file that nobody has open for writing: its next content."""
@@ -356,14 +343,14 @@ class SharedFace(FileSystem):
                 writer.built_on.hold(manifest, (yield from self._hold(caller.holder, node)))
             yield from writer.resize(channel, size)
             yield from writer.publish(channel)
-            return self._written_file(ino, writer)
+            return shown_written(ino, writer)
         finally:
             writer.abandon()
             self._open_writers.give_back(writer.holder)
 
     def _touch(self, ino: int, node: Node) -> Steps[Attributes]:
         """Times are not kept, but a touch is a use: the chunks were asked for a moment ago."""
-        _let_go((yield from self._hold(node.holder, node)))
+        let_go((yield from self._hold(node.holder, node)))
         return self._attributes(ino, node)
 
     def statfs(self, ino: int) -> Outcome[StatFs]:
@@ -394,7 +381,7 @@ class SharedFace(FileSystem):
         yield from self._names.put(channel, volume, made)
         self._seen.note(volume.name, path, is_folder=True)
         ino, _ = self._nodes.told(Node(volume, path, caller.holder, made))
-        return Entry(self._shown(ino, made), FOLDER_SECONDS, FOLDER_SECONDS)
+        return Entry(shown(ino, made), FOLDER_SECONDS, FOLDER_SECONDS)
 
     def rmdir(self, caller: Caller, parent: int, name: bytes) -> Steps[None]:
         volume, path = self._place(parent, name)
@@ -423,7 +410,7 @@ class SharedFace(FileSystem):
         listed = [(b".", True), (b"..", True), *self._seen.within(volume.name, path)]
         entries = []
         for at, (name, is_folder) in enumerate(listed[cookie:], cookie + 1):
-            number = ino if name == b"." else SHARED_ROOT if name == b".." else _listed_number(path, name)
+            number = ino if name == b"." else SHARED_ROOT if name == b".." else listed_number(path, name)
             entries.append(DirectoryEntry(name, number, stat.S_IFDIR if is_folder else stat.S_IFREG, at))
         return entries
 
@@ -460,6 +447,8 @@ class SharedFace(FileSystem):
         channel = self._channel()
         self._habits.renamed(caller)
         written = self._written.by(caller, volume, path)
+        self._written.replaced(volume, path, None, None)  # before the look: what is found is not given up
+        known = self._habits.know_no_more(volume.name, path)
         found = yield from self._names.newest(volume, path)
         there = yield from self._names.newest(volume, new_path)
         if isinstance(found, MissCause) and written is None:
@@ -477,22 +466,29 @@ class SharedFace(FileSystem):
             return
         if not isinstance(found, MissCause):
             moved = replace(found, path=new_path, ctime_ns=wall_ns(channel))
+            known_there = self._habits.known(volume.name, new_path)
             yield from self._names.put(channel, volume, moved)
             self._seen.note(volume.name, new_path, is_folder=False)
             self._habits.know(volume.name, moved)
-            self._habits.know_no_more(volume.name, path)
-            yield from self._names.take_away(channel, volume, path)
-            if not isinstance(there, MissCause):
-                self._discards.replaced(volume, there, moved)
+            self._written.replaced(volume, path, found, None)
+            self._written.replaced(volume, new_path, None, moved)
+            # Else another process has published a file there meanwhile.
+            if self._habits.known(volume.name, path) in (None, known, found):
+                self._habits.know_no_more(volume.name, path)
+                yield from self._names.take_away(channel, volume, path)
+            for gone in (there, known_there):
+                if isinstance(gone, Manifest):
+                    self._discards.replaced(volume, gone, moved)
         self._seen.forget(volume.name, path)
         if written is not None:
             ino, writer = written
             self._written.drop(ino, writer)
             is_moved = not isinstance(found, MissCause)
-            yield from writer.move(
-                channel, new_path, None if is_moved or isinstance(there, MissCause) else there
-            )
+            behind = found if is_moved else there
+            replaced = None if isinstance(behind, MissCause) else behind
+            yield from writer.move(channel, new_path, replaced, is_moved=is_moved)
             self._written.note(ino, writer)
+            self._nodes.moved(ino, new_path)
 
     # -- opening --------------------------------------------------------------------------------
 
@@ -500,21 +496,35 @@ class SharedFace(FileSystem):
         self, caller: Caller, parent: int, name: bytes, mode: int, flags: int
     ) -> Outcome[tuple[Entry, Opened]]:
         volume, path = self._place(parent, name)
-        if flags & os.O_EXCL and self._written.has(volume, path):
-            raise FsError(errno.EEXIST, "it is being written")
-        node = Node(volume, path, caller.holder, is_written=True)
-        ino, node = self._nodes.told(node)
-        self._habits.created(caller, (volume.name, path))
-        identity = self._habits.take_prepared((volume.name, path))
-        try:
-            writer = self._writer(caller, ino, node, mode=mode & 0o7777 & ~caller.umask, identity=identity)
-        except FsError:
-            self._nodes.forget(ino, 1)
-            raise
-        taken = self._take_writer(ino, node, writer, is_new=True)
-        assert taken, "the kernel has not been told of the inode"
+        with self._written.making:
+            if flags & os.O_EXCL and self._written.has(volume, path):
+                raise FsError(errno.EEXIST, "it is being written")
+            there = self._written.to_join(caller, volume, path, flags)
+            if there is not None and (joined := self._joined(caller, there, flags)) is not None:
+                return joined
+            node = Node(volume, path, caller.holder, is_written=True)
+            ino, node = self._nodes.told(node)
+            self._habits.created(caller, (volume.name, path))
+            identity, mode = self._habits.take_prepared((volume.name, path)), mode & 0o7777 & ~caller.umask
+            try:
+                writer = self._writer(caller, ino, node, None, None, mode, identity)
+            except FsError:
+                self._nodes.forget(ino, 1)
+                raise
+            taken = self._take_writer(ino, node, writer, is_new=True)
+            assert taken, "the kernel has not been told of the inode"
         opened = self._opened_writer(ino, node, writer, flags)
-        return Entry(self._written_file(ino, writer)), opened
+        return Entry(shown_written(ino, writer)), opened
+
+    def _joined(self, caller: Caller, node: Node, flags: int) -> tuple[Entry, Opened] | None:
+        """Open what another process has made and not closed yet; None where it has closed it meanwhile."""
+        if (writer := node.writer) is None:
+            return None
+        writer.users.join(caller.pid)
+        if not self._take_writer(node.ino, node, writer, is_new=False):
+            return None
+        self._nodes.again(node.ino)
+        return Entry(shown_written(node.ino, writer)), self._opened_writer(node.ino, node, writer, flags)
 
     def mknod(self, caller: Caller, parent: int, name: bytes, mode: int, rdev: int) -> Outcome[Entry]:
         if stat.S_IFMT(mode) not in (0, stat.S_IFREG):
@@ -548,10 +558,12 @@ class SharedFace(FileSystem):
             raise FsError(errno.ENFILE, "too many files are being written")
         if mode is None:
             mode = 0o644 if replaced is None else replaced.mode
-        return FileWriter(
+        writer = FileWriter(
             node.volume, node.path, ino, caller, mode, time.time_ns(), self._staged, self._discards,
             self._judge, base, replaced, self._published, identity, self._unnamed, self._after_reply,
         )  # fmt: skip
+        writer.told(None, self._habits.known(node.volume.name, node.path))
+        return writer
 
     def _take_writer(self, ino: int, node: Node, writer: FileWriter, *, is_new: bool) -> bool:
         """Count one more open of the writer. False: another thread has made one, or ended this, meanwhile."""
@@ -595,7 +607,7 @@ class SharedFace(FileSystem):
         """Open for writing what is there, if it is there whole; by another inode, so this raises FsError."""
         held = self._habits.take_held(ino, self._channel().now())
         try:
-            _let_go(held or (yield from self._hold(caller.holder, node)))
+            let_go(held or (yield from self._hold(caller.holder, node)))
         except FsError:
             if (yield from self._names.newest(node.volume, node.path)) in GONE:
                 raise FsError(errno.ESTALE, "a chunk of the file was gone, and so is its name") from None
@@ -624,15 +636,17 @@ class SharedFace(FileSystem):
                 is_new = writer is None
                 if writer is None:
                     writer = self._writer(caller, ino, node, node.manifest, node.replaced)
+                elif _writes(flags) and not caller.guest and caller.pid > 0:
+                    writer.users.join(caller.pid)
                 if self._take_writer(ino, node, writer, is_new=is_new):
                     break
         except FsError:
-            _let_go(held)
+            let_go(held)
             raise
         if is_new and node.manifest is not None:
             writer.built_on.hold(node.manifest, held)
         else:
-            _let_go(held)
+            let_go(held)
         opened = self._opened_writer(ino, node, writer, flags)
         return self._emptied(ino, writer, opened) if flags & os.O_TRUNC and not is_new else opened
 
@@ -671,7 +685,7 @@ class SharedFace(FileSystem):
         """Hold every chunk of a file. Raises FsError where one is not there: ESTALE where it was replaced."""
         volume, manifest, channel = node.volume, node.manifest, self._channel()
         assert manifest is not None
-        held = yield from hold_all(channel, volume, _keys(manifest), holder)
+        held = yield from hold_all(channel, volume, manifest.keys(), holder)
         if not isinstance(held, MissCause):
             return held
         if held in LOST and (yield from self._clear_lost(channel, node)):
@@ -778,23 +792,9 @@ class SharedFace(FileSystem):
                 self._open_writers.give_back(writer.holder)
 
 
-def _keys(manifest: Manifest) -> list[bytes]:
-    return [chunk_key(origin, number) for origin, number in manifest.stored()]
-
-
-def _let_go(holds: Iterable[Hold]) -> None:
-    for each in holds:
-        each.let_go()
-
-
 _KEEP_SIZE: Final = 1
 """FALLOC_FL_KEEP_SIZE: nothing is set aside beyond the end."""
 
 
 def _writes(flags: int) -> bool:
     return flags & os.O_ACCMODE != os.O_RDONLY or bool(flags & os.O_TRUNC)
-
-
-def _listed_number(path: bytes, name: bytes) -> int:
-    """A number for a name in a listing, which is not looked up there."""
-    return NODES_FROM + int.from_bytes(path_key(path + b"/" + name)[:5], "little")

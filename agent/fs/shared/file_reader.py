@@ -8,7 +8,7 @@ import errno
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from agent.fs.interface import FsError
@@ -76,6 +76,11 @@ def hold_all(
     return holds
 
 
+def let_go(holds: Iterable[Hold]) -> None:
+    for each in holds:
+        each.let_go()
+
+
 class _ChunkReader:
     """The reader of one chunk, and how many reads use it just now: the last of them closes it."""
 
@@ -119,6 +124,8 @@ class OpenFile:
         if manifest.content is not None:
             into[:size] = manifest.content[offset : offset + size]
             return size
+        # A program that maps the file gets SIGBUS for what does not come.
+        channel.has_patience()
         deadline = channel.now() + self.volume.timing.write_deadline
         chunk_bytes = manifest.chunk_bytes
         number, at = divmod(offset, chunk_bytes)

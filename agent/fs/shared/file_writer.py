@@ -31,8 +31,18 @@ from agent.fs.after_reply import AfterReply
 from agent.fs.close_cause import how_closed
 from agent.fs.file_users import Closed, FileUsers, Judge
 from agent.fs.interface import Caller, FsError, LockOwner, SetAttributes
-from agent.fs.shared.chunks import STAGED_CHUNKS_MAX, ChunkLater, Staged, pieces, read_chunk, wall_ns
+from agent.fs.shared.chunks import (
+    STAGED_CHUNKS_MAX,
+    ChunkLater,
+    Staged,
+    pieces,
+    put_before_next,
+    put_chunk,
+    read_chunk,
+    wall_ns,
+)
 from agent.fs.shared.discards import BuiltOn, Discards
+from agent.fs.shared.gaps import Gaps, is_newest, is_one_of, stays, why_not_whole
 from agent.fs.shared.manifest import HOLE, Kind, Manifest, Origins, runs_of, time_told
 from agent.fs.shared.paths import chunk_key, path_key, split
 from agent.fs.shared.unnamed import (
@@ -47,7 +57,6 @@ from agent.fs.shared.unnamed import (
 from agent.fs.shared.volume import SharedVolume
 from agent.fs.value_writer import errno_of
 from agent.host_os.per_user_bounds import Bound, Holder
-from agent.pool.counters import MissCause
 from agent.pool.errors import BadPut, PutRefused
 from agent.pool.mutable.look_ahead import Look
 from agent.pool.steps import Acquire, IoChannel, Steps, beside
@@ -59,8 +68,6 @@ PUT_TRIES: Final = 3
 ASKED_FROM: Final = 8
 """A file of more than this part of the volume is asked for before it is published: it may have evicted
 itself."""
-EVICTED: Final = frozenset({MissCause.EVICTED, MissCause.EXPIRED, MissCause.NEVER_STORED})
-"""Causes by which a chunk that was stored is there no more: another one has its room."""
 
 
 class FileWriter:
@@ -98,6 +105,10 @@ class FileWriter:
         before = base or replaced
         if before is not None:
             self.uid, self.gid = before.uid, before.gid
+        self.opener_uid: Final = caller.uid
+        self._gaps = Gaps(base)
+        self._over = [] if before is None else [before.identity]
+        """The contents whose place it may take where it has bytes that nobody wrote here."""
         self.atime_ns = self.mtime_ns = self.ctime_ns = now_ns
         self.manifest: Manifest | None = None
         """The manifest that was published last."""
@@ -159,10 +170,13 @@ class FileWriter:
             self._check_room(offset + len(data))
             self._go_on()
             chunk_bytes, end = self._chunk_bytes, offset + len(data)
+            if offset > self.length:
+                self._gaps.add(self.length // chunk_bytes)
             for number, at, part in pieces(offset, data, chunk_bytes):
                 yield from self._until_quiet(channel, deadline, number)
                 if len(part) == chunk_bytes:
                     self._unstage(number)
+                    self._gaps.filled(number)
                     self._short = b"" if not number else self._short
                     is_last = (number + 1) * chunk_bytes == end
                     if not (is_last and self._store_later(channel, number, part, deadline)):
@@ -207,6 +221,8 @@ class FileWriter:
             yield from self._until_quiet(channel, deadline)
             if length < self.length:
                 yield from self._cut(channel, length, deadline)
+            elif self.length % self._chunk_bytes:
+                self._gaps.add(self.length // self._chunk_bytes)
             self.length = length
             self.mtime_ns = self.ctime_ns = wall_ns(channel)
         finally:
@@ -216,27 +232,32 @@ class FileWriter:
     def change(self, channel: IoChannel, changes: SetAttributes) -> Steps[None]:
         """Mode, owner and times, which are published with the file."""
         yield from self._take(channel, channel.now() + self.volume.timing.write_deadline)
-        try:
-            now_ns = wall_ns(channel)
-            self.mode = self.mode if changes.mode is None else changes.mode
-            self.uid = self.uid if changes.uid is None else changes.uid
-            self.gid = self.gid if changes.gid is None else changes.gid
-            self.atime_ns = time_told(self.atime_ns, changes.atime_ns, changes.touch_atime, now_ns)
-            self.mtime_ns = time_told(self.mtime_ns, changes.mtime_ns, changes.touch_mtime, now_ns)
-            self.ctime_ns = now_ns
-        finally:
-            self._lock.release()
+        now_ns = wall_ns(channel)
+        self.mode = self.mode if changes.mode is None else changes.mode
+        self.uid = self.uid if changes.uid is None else changes.uid
+        self.gid = self.gid if changes.gid is None else changes.gid
+        self.atime_ns = time_told(self.atime_ns, changes.atime_ns, changes.touch_atime, now_ns)
+        self.mtime_ns = time_told(self.mtime_ns, changes.mtime_ns, changes.touch_mtime, now_ns)
+        self.ctime_ns = now_ns
+        self._lock.release()
 
-    def move(self, channel: IoChannel, path: bytes, replaced: Manifest | None) -> Steps[None]:
-        """Give the file another name. `replaced`: the manifest behind that name, where its content goes with
-        it."""
+    def move(
+        self, channel: IoChannel, path: bytes, replaced: Manifest | None, *, is_moved: bool
+    ) -> Steps[None]:
+        """Give the file another name. `replaced`: the manifest behind that name now. `is_moved`: it is what
+        was behind the old one."""
         yield from self._take(channel, channel.now() + self.volume.timing.write_deadline)
-        try:
-            self.path = path
-            if self.manifest is None:
-                self._replaced = replaced
-        finally:
-            self._lock.release()
+        self.path = path
+        self._replaced = replaced
+        if not is_moved and replaced is not None:
+            self._over.append(replaced.identity)
+        self._lock.release()
+
+    def told(self, before: Manifest | None, now: Manifest | None) -> None:
+        """Note what the name leads to, which goes when the file is published. With `before`: if the file
+        believes that the name led there."""
+        if before is None or (self._replaced is not None and self._replaced.identity == before.identity):
+            self._replaced = now
 
     def unlink(self, channel: IoChannel) -> Steps[Manifest | None]:
         """Take the file's name away, so that the file is never published from now on. Returns the manifest
@@ -245,6 +266,9 @@ class FileWriter:
         self.unlinked = True
         self._lock.release()
         return self.manifest
+
+    def has_failed(self) -> bool:
+        return self._failed != 0
 
     def sync(self, channel: IoChannel) -> Steps[None]:
         """fsync(2): nothing that was acknowledged so far has failed, chunks under way included. The file is
@@ -263,15 +287,12 @@ class FileWriter:
         yield from self._take(channel, deadline)
         try:
             self._check()
-            if not self.changed:
-                self.users.close(holder, split(self.path)[1])
-                return
             closed = self.users.close(holder, split(self.path)[1])
             # A process of a guest that has written nothing is known by nothing.
             alone = closed is Closed.NOT_YET and holder.pid <= 0 and not self.users.wrote
             if closed is Closed.DYING:
                 self._fail(errno.EIO)
-            elif closed in (Closed.WHOLE, Closed.UNTOLD) or alone:
+            elif self.changed and (closed in (Closed.WHOLE, Closed.UNTOLD) or alone):
                 yield from self._publish(channel, deadline)
         finally:
             self._lock.release()
@@ -297,6 +318,9 @@ class FileWriter:
 
     def abandon(self) -> None:
         """Nobody has it open, nor will: not before that is certain."""
+        if self.changed:
+            # What was stored since the last manifest is in none. So is a chunk that is under way yet.
+            self._fail(self._failed or errno.EIO)
         self._let_go()
         self.built_on.end()
 
@@ -374,7 +398,7 @@ class FileWriter:
         self._let_go()
 
     def _new_chunks(self) -> Iterator[tuple[bytes, int]]:
-        for number, (origin, _) in self._stored.items():
+        for number, (origin, _) in list(self._stored.items()):
             if number not in self._unnamed:
                 yield origin, number
 
@@ -429,13 +453,18 @@ class FileWriter:
         if not number and self._short:
             chunk.buffer[: len(self._short)] = self._short
             self._short, chunk.whole = b"", True
+            if self._gaps.are_left:
+                self._gaps.add(0)
             return chunk
         origin, stored = self._origin(number)
         if origin != HOLE:
+            if self._gaps.are_left and number not in self._stored:
+                self._gaps.add(number)
             try:
                 if number in self._unnamed:
                     yield from self._name(channel, deadline)
-                yield from self._load(channel, number, origin, stored, memoryview(chunk.buffer), deadline)
+                into, key = memoryview(chunk.buffer)[:stored], chunk_key(origin, number)
+                yield from read_chunk(channel, self.volume, key, stored, 0, into, deadline)
             except BaseException:
                 # Whatever it was, for instance no memory: bytes that did not come are no zeros.
                 self._unstage(number)
@@ -453,6 +482,7 @@ class FileWriter:
     ) -> Steps[None]:
         """Store the first `size` bytes of a staged chunk, and let go of its memory."""
         del self._staged[number]
+        self._gaps.stored(number, chunk, size)
         try:
             yield from self._store(channel, number, memoryview(chunk.buffer)[:size], deadline)
         finally:
@@ -472,7 +502,7 @@ class FileWriter:
 
     def _store_later(self, channel: IoChannel, number: int, data: memoryview, deadline: float) -> bool:
         """Whether the chunk, the last of a request, is stored after the answer: its buffer stays so long."""
-        if not self._after_reply.has_room():
+        if not (self._after_reply.has_room() and self._after_reply.has_free_worker()):
             return False
         later = ChunkLater(self, channel, number, data, self._begin_store(number), deadline)
         if not (is_later := self._after_reply.put_off(later)):
@@ -600,48 +630,18 @@ class FileWriter:
         # So many are stored, or on their way: its own is one of them.
         is_first = len(self._stored) + len(self._in_flight) <= NAMED_WITH_DATA
         is_slow = max(self._pace, channel.now() - self._stored_at) >= self._together_seconds
-        putting = self._put(channel, chunk_key(origin, number), data, is_first or is_slow, deadline)
+        key = chunk_key(origin, number)
+        putting = put_chunk(channel, self.volume, key, data, deadline, is_named=is_first or is_slow)
         is_next, self._last = number == self._last + 1, number
         if is_next and not self._origins.were_given(number + 1) and len(data) == self._chunk_bytes:
-            putting = self._before_next(channel, number + 1, putting, deadline)
+            next_key = chunk_key(self._origins.identity, number + 1)
+            putting = put_before_next(channel, self.volume, putting, next_key, deadline)
         if is_first and self._look is None:
-            return (yield from self._before_close(channel, putting, deadline))
+            # The file may end here, so the directories of its name are read.
+            looking = self.volume.names.look_ahead(channel, path_key(self.path), deadline)
+            writing, self._look = yield from beside(putting, looking)
+            return writing
         return (yield from putting)
-
-    def _before_next(
-        self, channel: IoChannel, number: int, putting: Steps[Writer], deadline: float
-    ) -> Steps[Writer]:
-        """Read the directories of the next chunk, where chunks come in their order and the directories are
-        not known."""
-        chunks, key = self.volume.chunks, chunk_key(self._origins.identity, number)
-        if chunks.knows(channel, key):
-            return (yield from putting)
-        writing, _ = yield from beside(putting, chunks.lookup(channel, [key], deadline))
-        return writing
-
-    def _before_close(self, channel: IoChannel, putting: Steps[Writer], deadline: float) -> Steps[Writer]:
-        """The file may end here, so the directories of its name are read."""
-        looking = self.volume.names.look_ahead(channel, path_key(self.path), deadline)
-        writing, self._look = yield from beside(putting, looking)
-        return writing
-
-    def _put(
-        self, channel: IoChannel, key: bytes, data: memoryview, is_named: bool, deadline: float
-    ) -> Steps[Writer]:
-        """Store a chunk. `is_named`: the write of its directory goes beside it."""
-        chunks = self.volume.chunks
-        make = chunks.writer if is_named else chunks.unnamed_writer
-        writing = make(key, length=len(data))
-        yield from writing.write(channel, 0, data, deadline)
-        if not (writing.stored or writing.is_unnamed):
-            # The key is random, so another's value lies there; or a policy keeps nothing of a first write.
-            raise PutRefused("the volume did not keep a chunk", MissCause.CORRUPT)
-        return writing
-
-    def _load(
-        self, channel: IoChannel, number: int, origin: bytes, size: int, into: memoryview, deadline: float
-    ) -> Steps[None]:
-        yield from read_chunk(channel, self.volume, chunk_key(origin, number), size, 0, into[:size], deadline)
 
     def _read_chunk(
         self, channel: IoChannel, number: int, at: int, into: memoryview, deadline: float
@@ -672,9 +672,10 @@ class FileWriter:
             self._short = self._short[:length]
         if rest and (number in self._staged or self._origin(number)[1] > rest):
             chunk = yield from self._stage(channel, number, deadline)
-            chunk.buffer[rest:] = bytes(chunk_bytes - rest)
-            chunk.whole = True
+            self._gaps.stored(number, chunk, rest)
+            chunk.cut(rest)
         first = number + (1 if rest else 0)
+        self._gaps.cut(first)
         for staged in [each for each in self._staged if each >= first]:
             self._unstage(staged)
         for gone in [each for each in self._stored if each >= first]:
@@ -714,21 +715,28 @@ class FileWriter:
         if len(manifest.runs) > self.volume.runs_max:
             self._fail(errno.EFBIG)
             raise FsError(errno.EFBIG, "the file was written over in too many places")
-        names, look, self._look = self.volume.names, self._look, None
+        names, look, self._look, earlier = self.volume.names, self._look, None, self._replaced
         if look is not None:
             # Nothing is read beside it, and other files of these directories do not wait for it.
             yield from self._name(channel, deadline)
         naming = self._name(channel, deadline) if self._unnamed else None
+        only_over = is_one_of(self._over) if self._gaps.has_any(manifest, self._stored) else None
+        key, raw, began = path_key(self.path), manifest.encode(), channel.now()
         try:
-            yield from names.replace(channel, path_key(self.path), manifest.encode(), deadline, naming, look)
+            yield from names.replace(channel, key, raw, deadline, naming, look, only_over)
         except (PutRefused, BadPut) as refused:
             self._fail(errno_of(refused) if isinstance(refused, PutRefused) else errno.EIO)
             raise FsError(self._failed, str(refused)) from None
-        earlier = self.manifest or self._replaced
+        own = set(self._new_chunks())
+        if only_over and not (yield from stays(channel, self.volume, manifest, own, began)):
+            self._fail(errno.ESTALE)
+            raise FsError(errno.ESTALE, "another host stored the file at the same time")
+        gone, self._replaced = self._replaced, manifest
         self.manifest, self.changed = manifest, False
+        self._over = [manifest.identity]
         self.built_on.go_on(manifest)
-        if earlier is not None:
-            self._discards.replaced(self.volume, earlier, manifest)
+        if gone is not None and (gone is earlier or (yield from is_newest(channel, self.volume, manifest))):
+            self._discards.replaced(self.volume, gone, manifest)
         self._published(self)
 
     def _short_content(self) -> bytes | None:
@@ -738,6 +746,7 @@ class FileWriter:
         if self._base is not None and self._base_chunks:
             return None
         chunk = self._staged.get(0)
+        self._gaps.kept(chunk, self._short, self.length)
         content = self._short if chunk is None else bytes(memoryview(chunk.buffer)[: self.length])
         return content.ljust(self.length, b"\0")
 
@@ -746,12 +755,11 @@ class FileWriter:
         if self._short:
             yield from self._stage(channel, 0, deadline)
         for number in sorted(self._staged):
-            chunk = self._staged[number]
             size = min(chunk_bytes, self.length - number * chunk_bytes)
-            if size <= 0:
+            if size > 0:
+                yield from self._store_staged(channel, number, self._staged[number], size, deadline)
+            else:
                 self._unstage(number)
-                continue
-            yield from self._store_staged(channel, number, chunk, size, deadline)
         # The end moved after the last chunk was stored, or the file was lengthened behind it.
         for number in self._of_wrong_size():
             chunk = yield from self._stage(channel, number, deadline)
@@ -759,18 +767,17 @@ class FileWriter:
             yield from self._store_staged(channel, number, chunk, size, deadline)
 
     def _of_wrong_size(self) -> list[int]:
-        chunk_bytes = self._chunk_bytes
-        last = -(-self.length // chunk_bytes) - 1
-        suspects = {number for number, (_, size) in self._stored.items() if size != chunk_bytes} | {last}
+        last = -(-self.length // self._chunk_bytes) - 1
+        suspects = {number for number, (_, size) in self._stored.items() if size != self._chunk_bytes} | {
+            last
+        }
         if self._base is not None and self._base_chunks:
             suspects.add(self._base_chunks - 1)
-        wrong = []
-        for number in sorted(suspects):
-            origin, size = self._origin(number)
-            wanted = min(chunk_bytes, self.length - number * chunk_bytes)
-            if 0 <= number <= last and origin != HOLE and size != wanted:
-                wrong.append(number)
-        return wrong
+        return sorted(number for number in suspects if 0 <= number <= last and self._is_wrong(number))
+
+    def _is_wrong(self, number: int) -> bool:
+        origin, size = self._origin(number)
+        return origin != HOLE and size != min(self._chunk_bytes, self.length - number * self._chunk_bytes)
 
     def _ask(self, channel: IoChannel, deadline: float) -> Steps[None]:
         """Ask whether the beginning of the file is still there, where the file is large beside its
@@ -780,13 +787,9 @@ class FileWriter:
         yield from self._name(channel, deadline)
         keys = [chunk_key(origin, number) for number, (origin, _) in self._stored.items()]
         causes = yield from self.volume.chunks.lookup(channel, keys, deadline)
-        gone = set(causes) - {None}
-        if gone & EVICTED:
-            self._fail(errno.ENOSPC)
-            raise FsError(errno.ENOSPC, "the volume had no room for the whole file")
-        if gone:
-            self._fail(errno.EIO)
-            raise FsError(errno.EIO, "nobody says just now whether the whole file is there")
+        if (why := why_not_whole(causes)) is not None:
+            self._fail(why.errno)
+            raise why
 
     def _manifest(self, content: bytes | None) -> Manifest:
         identity = self._origins.identity

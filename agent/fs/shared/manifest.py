@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from agent.fs.shared.paths import PATH_BYTES_MAX
+from agent.fs.shared.paths import PATH_BYTES_MAX, chunk_key
 
 MAGIC: Final = b"g35m"
 VERSION: Final = 1
@@ -151,6 +151,10 @@ class Manifest:
             origin = self.origin(number)
             if origin != HOLE:
                 yield origin, number
+
+    def keys(self) -> list[bytes]:
+        """The keys of those chunks."""
+        return [chunk_key(origin, number) for origin, number in self.stored()]
 
     @property
     def size(self) -> int:

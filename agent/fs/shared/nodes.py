@@ -6,15 +6,17 @@ So what a kernel has cached of an inode stays true. A file that is being written
 
 import errno
 import itertools
+import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Final
 
-from agent.fs.interface import FACE_SHARED, FACE_SHIFT, FsError
+from agent.fs.interface import FACE_SHARED, FACE_SHIFT, Attributes, FsError
 from agent.fs.shared.file_writer import FileWriter
 from agent.fs.shared.manifest import Manifest
+from agent.fs.shared.paths import path_key
 from agent.fs.shared.volume import SharedVolume
 from agent.host_os.per_user_bounds import SHARED, Bounds, Holder, Limit
 
@@ -27,6 +29,7 @@ NODES: Final = Limit(
     131_072, by="user, guest", share=SHARED,
     refused="a file looked up long ago, and not open, goes; else ENFILE", bytes_each=8192,
 )  # fmt: skip
+READ_BYTES_HINT: Final = 1 << 20
 LOOKS_FOR_ROOM: Final = 64
 """Nodes that are looked at for one that may go."""
 
@@ -51,7 +54,7 @@ class Node:
     opens: int = 0
     cost: int = field(init=False)
     ino: int = 0
-    """The inode number that a file under way was last told by."""
+    """The inode number that the node was last told by."""
 
     def __post_init__(self) -> None:
         self.cost = 1 + (0 if self.manifest is None else self.manifest.size >> 10)
@@ -126,7 +129,7 @@ class Nodes:
     def _add(self, node: Node) -> int:
         if not self._bound.take(node.holder, node.cost) and not self._took_anothers_place(node):
             raise FsError(errno.ENFILE, "too many files and folders are held")
-        ino = next(self._numbers)
+        node.ino = ino = next(self._numbers)
         self._nodes[ino] = node
         return ino
 
@@ -149,7 +152,7 @@ class Nodes:
                 node.lookups += 1
             else:
                 node.lookups = 1
-                node.ino = self._add(node)
+                self._add(node)
             return node.ino
 
     def again(self, ino: int) -> None:
@@ -158,6 +161,13 @@ class Nodes:
             node = self._nodes.get(ino)
             if node is not None:
                 node.lookups += 1
+
+    def moved(self, ino: int, path: bytes) -> None:
+        """Note that a file which is being written has another name."""
+        with self._lock:
+            node = self._nodes.get(ino)
+            if node is not None:
+                node.path = path
 
     def opened(self, ino: int, change: int) -> None:
         """Note that a node was opened (1), or closed (-1)."""
@@ -181,3 +191,23 @@ class Nodes:
         place = node.identity()
         if place is not None and self._found.get(place) == ino:
             del self._found[place]
+
+
+def shown_written(ino: int, writer: FileWriter) -> Attributes:
+    return Attributes(
+        ino, stat.S_IFREG | writer.mode, writer.length, 1, writer.uid, writer.gid, 0,
+        -(-writer.length // 512), READ_BYTES_HINT, writer.atime_ns, writer.mtime_ns, writer.ctime_ns,
+    )  # fmt: skip
+
+
+def shown(ino: int, found: Manifest) -> Attributes:
+    kind, nlink = (stat.S_IFDIR, 2) if found.is_folder else (stat.S_IFREG, 1)
+    return Attributes(
+        ino, kind | found.mode, found.length, nlink, found.uid, found.gid, 0, -(-found.length // 512),
+        READ_BYTES_HINT, found.atime_ns, found.mtime_ns, found.ctime_ns,
+    )  # fmt: skip
+
+
+def listed_number(path: bytes, name: bytes) -> int:
+    """A number for a name in a listing, which is not looked up there."""
+    return NODES_FROM + int.from_bytes(path_key(path + b"/" + name)[:5], "little")

@@ -78,6 +78,7 @@ class Values(Protocol):
         deadline: float,
         first: Steps[None] | None = None,
         look: Look | None = None,
+        only_over: Callable[[bytes], bool] | None = None,
     ) -> Steps[None]: ...
 
     def knows(self, channel: IoChannel, key: bytes) -> bool: ...

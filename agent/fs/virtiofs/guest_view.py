@@ -25,6 +25,7 @@ from typing import Final, TypeVar, cast
 from agent.fs.interface import (
     FACE_SHIFT,
     NOBODY,
+    PAGES,
     ROOT_INODE,
     Attributes,
     Caller,
@@ -297,7 +298,8 @@ class GuestView(FileSystem):
         self, ino: int, handle: int, offset: int, data: memoryview, by: LockOwner = NOBODY
     ) -> Outcome[int]:
         self.books.wrote(ino, handle)
-        there = LockOwner(by.owner)  # its process numbers are not this machine's
+        # Its process numbers are not this machine's.
+        there = by if by is PAGES else LockOwner(by.owner)
         done = self._with(
             ino, handle, lambda node, inner: self._face(ino).write(node, inner, offset, data, there)
         )

@@ -214,6 +214,19 @@ class Directory:
             self._expiring = SLOTS_PER_SET - expiries.count(0)
         return self._expiring > 0
 
+    def has_pinned(self, now: float) -> bool:
+        """Whether an entry is pinned at `now`. Each put to a full set asks, and mostly none is."""
+        return self._has_any(_PINNED_AT, 4) and max(PINS.unpack(self.raw)) > now
+
+    def has_hits(self) -> bool:
+        """Whether a value was got since it was put."""
+        return self._has_any(_HITS_AT, 2)
+
+    def _has_any(self, start: int, size: int) -> bool:
+        """Whether a byte of this field is not zero in some entry. To compare bytes makes no numbers."""
+        raw = self.raw
+        return any(raw[at::ENTRY_BYTES].count(0) != SLOTS_PER_SET for at in range(start, start + size))
+
     def free_from(self, first: int, reserved: Collection[int]) -> int | None:
         """The first slot from `first` on, and round about, that neither an entry takes nor a write."""
         first_bytes, raw = self._first_bytes, self.raw

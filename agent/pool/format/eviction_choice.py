@@ -15,7 +15,6 @@ from agent.pool.format.directory import (
     ENTRY_BYTES,
     EXPIRIES,
     FREE,
-    PINS,
     SLOTS_PER_SET,
     Directory,
     Entry,
@@ -24,6 +23,8 @@ from agent.pool.format.directory import (
 _USES: Final = struct.Struct("<" + f"24xQ{ENTRY_BYTES - 32}x" * SLOTS_PER_SET)
 _HITS: Final = struct.Struct("<" + f"44xH{ENTRY_BYTES - 46}x" * SLOTS_PER_SET)
 """When the entries were last used, and how often: all that a full set is judged by, as a rule."""
+_NOBODYS: Final = 1 << 64
+"""Later than any use."""
 assert _USES.size == _HITS.size == ENTRY.size * SLOTS_PER_SET
 
 
@@ -76,7 +77,7 @@ def choose_slot(
         if found is not None:
             return _choice(found, None, math.inf, free + expired)
     now_us = int(now * 1e6)
-    if own == FREE and not held and not expired and max(PINS.unpack(raw)) <= now:
+    if own == FREE and not held and not expired and not directory.has_pinned(now):
         return _oldest(directory, taken, now_us)
     best: tuple[float, int] | None = None
     for slot, fields in enumerate(ENTRY.iter_unpack(bytes(directory.raw))):
@@ -101,14 +102,24 @@ def choose_slot(
 def _oldest(directory: Directory, taken: frozenset[int] | set[int], now_us: int) -> Choice | None:
     """Of a full set in which nothing is free, expired, pinned or held: the entry with the greatest age /
     (1 + hits) that is not in `taken`. None: all are."""
-    scores = [
-        max(0, now_us - used) / (1 + hits)
-        for used, hits in zip(_USES.unpack(directory.raw), _HITS.unpack(directory.raw), strict=True)
-    ]
+    raw = directory.raw
+    uses: list[int] = list(_USES.unpack(raw))
     for slot in taken:
-        scores[slot] = -1.0
-    score = max(scores)
-    if score < 0:
+        uses[slot] = _NOBODYS
+    first = min(uses)
+    if first == _NOBODYS:
         return None
-    slot = scores.index(score)
-    return _choice(slot, directory.entry(slot), score / 1e6, 0)
+    if first < now_us and not directory.has_hits():
+        # As of values that were put and not yet got: all count by their age, and nothing need be computed.
+        slot = uses.index(first)
+        return _choice(slot, directory.entry(slot), (now_us - first) / 1e6, 0)
+    hits: tuple[int, ...] = _HITS.unpack(raw)
+    best, chosen = -1.0, -1
+    for slot in range(SLOTS_PER_SET):
+        used = uses[slot]
+        if used == _NOBODYS:
+            continue
+        score = max(0, now_us - used) / (1 + hits[slot])
+        if score > best:
+            best, chosen = score, slot
+    return _choice(chosen, directory.entry(chosen), best / 1e6, 0)

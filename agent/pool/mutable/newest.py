@@ -55,7 +55,7 @@ def _find(volume: Volume, channel: IoChannel, key: bytes, deadline: float) -> St
     is_certain = False
     try:
         for _ in range(ROUNDS):
-            ahead = _Slot(volume, channel, _top(sets, pseudonym))
+            ahead = SlotAsked(volume, channel, top_of(sets, pseudonym))
             # With one enclosure hung there has to be time left for what the other one names.
             until = deadline if len(sets) == 1 else (channel.now() + deadline) / 2
             stale = [cached for cached in sets if not volume.is_fresh(cached, channel)]
@@ -66,7 +66,7 @@ def _find(volume: Volume, channel: IoChannel, key: bytes, deadline: float) -> St
                     trouble = yield from change.begin(until)
             elif stale:
                 trouble = yield from volume.load(channel, stale, until)
-            found = _top(sets, pseudonym)
+            found = top_of(sets, pseudonym)
             if found is None:
                 ahead.abandon()
                 crossed = any(each.was_written(at) for each, at in zip(stale, before, strict=True))
@@ -81,7 +81,7 @@ def _find(volume: Volume, channel: IoChannel, key: bytes, deadline: float) -> St
             slot = ahead
             if ahead.found is None or not found.names_the_same(ahead.found):
                 ahead.abandon()
-                slot = _Slot(volume, channel, found)
+                slot = SlotAsked(volume, channel, found)
             value = yield from slot.open(key, deadline)
             if not isinstance(value, MissCause):
                 _touch(channel, found, pseudonym)
@@ -94,7 +94,7 @@ def _find(volume: Volume, channel: IoChannel, key: bytes, deadline: float) -> St
         volume.give_back_sets(sets)
 
 
-class _Slot:
+class SlotAsked:
     """The slot of an entry, asked for whole. Nothing is asked where there is no entry, or a wrong one."""
 
     def __init__(self, volume: Volume, channel: IoChannel, found: Found | None) -> None:
@@ -143,7 +143,7 @@ class _Slot:
         return bytes(plain[: entry.length])
 
 
-def _top(sets: Sequence[CachedSet], pseudonym: bytes) -> Found | None:
+def top_of(sets: Sequence[CachedSet], pseudonym: bytes) -> Found | None:
     """The entry with the greatest generation, of all that name the key."""
     top: Found | None = None
     for cached in sets:

@@ -19,13 +19,15 @@ Two agents that replace one key at once may both be acknowledged; one value stay
 agent that was read before both, and is written after both, may take the key away: a miss.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from agent.pool.counters import MissCause
-from agent.pool.errors import PutRefused, TooLong
+from agent.pool.errors import PutRefused, ReplacedMeanwhile, TooLong
 from agent.pool.format.eviction_choice import Choice
 from agent.pool.late_answers import wait_for
 from agent.pool.mutable.look_ahead import Look
+from agent.pool.mutable.newest import SlotAsked, top_of
 from agent.pool.steps import IoChannel, Steps, beside
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.volume import Volume
@@ -39,6 +41,8 @@ from agent.pool.write.writer_base import PutState
 GENERATION_MAX: Final = 1 << 62
 """Microseconds of a year far ahead, with a byte behind them. An entry beyond that is nobody's clock: it goes,
 and does not count."""
+REPLACED: Final = "another value came under the key meanwhile"
+UNREAD: Final = "the value that the key has does not come whole"
 LEFT: Final = "the enclosure did not take the older value away"
 
 
@@ -50,13 +54,15 @@ def replace(
     deadline: float,
     first: Steps[None] | None = None,
     look: Look | None = None,
+    only_over: Callable[[bytes], bool] | None = None,
 ) -> Steps[None]:
     """Store `data`, of one unit at the most, over what the key has.
 
     `first`, what the value tells of, comes to its end before anything is written, beside the reads here.
     Where it takes longer than a put trusts a directory, the directories are read once more. It may take no
     set's writer of this volume, and where it raises, nothing is stored. With a `look` at the key that still
-    holds, no directory is read (look_ahead.py).
+    holds, no directory is read (look_ahead.py). `only_over`: whether it may take the place of a value; the
+    value is read with the writers held, which is a round trip more, and refused is ReplacedMeanwhile.
 
     Raises TooLong for bytes that do not fit, and PutRefused. After that the key may have either value; where
     a write was not answered, it is refused for 60 s, as a delete is.
@@ -64,7 +70,7 @@ def replace(
     if len(data) > volume.codec.unit_bytes:
         most = min(volume.codec.unit_bytes, volume.settings.value_bytes)
         raise TooLong(f"{len(data)} bytes; a value that is replaced has {most} at the most")
-    writing = ReplacingWriter(volume, key, length=len(data), first=first, look=look)
+    writing = ReplacingWriter(volume, key, length=len(data), first=first, look=look, only_over=only_over)
     yield from writing.write(channel, 0, memoryview(data), deadline)
 
 
@@ -91,9 +97,11 @@ class ReplacingWriter(SlotWriter):
         length: int,
         first: Steps[None] | None = None,
         look: Look | None = None,
+        only_over: Callable[[bytes], bool] | None = None,
     ) -> None:
         super().__init__(volume, key, length=length)
         self._first = first
+        self._only_over = only_over
         self._look = look
         self._sets: tuple[CachedSet, ...] = ()
         self._change: SetTransaction | None = None
@@ -125,10 +133,9 @@ class ReplacingWriter(SlotWriter):
         trouble = yield from self._load(channel, change, deadline)
         if trouble is not None:
             self._turn_away(channel, PutRefused(NOT_REACHED, trouble))
-        for cached in sets:
-            older = self._older_in(cached)
-            if older is not None:
-                self._older.append(older)
+        self._older = self._all_older()
+        if self._older and self._only_over is not None:
+            yield from self._judge_older(channel, change, self._only_over, deadline)
         targets = list(volume.write_targets(self.pseudonym, sets))
         self._reserve(channel, targets, everywhere=True, exchange=exchange)
 
@@ -147,6 +154,30 @@ class ReplacingWriter(SlotWriter):
             # `first` may have waited for seconds, and other agents have stored names meanwhile.
             trouble = yield from change.load(deadline)
         return trouble
+
+    def _judge_older(
+        self,
+        channel: IoChannel,
+        change: SetTransaction,
+        only_over: Callable[[bytes], bool],
+        deadline: float,
+    ) -> Steps[None]:
+        """Raises PutRefused where what the key has is not to be replaced, or does not come."""
+        began, found = channel.now(), top_of(self._sets, self.pseudonym)
+        value = yield from SlotAsked(self._volume, channel, found).open(self.key, deadline)
+        if isinstance(value, MissCause):
+            if value is not MissCause.EXPIRED:
+                self._turn_away(channel, PutRefused(UNREAD, value))
+        elif not only_over(value):
+            self._turn_away(channel, ReplacedMeanwhile(REPLACED))
+        if channel.now() - began <= PUT_FRESH_SECONDS:
+            return
+        trouble = yield from change.load(deadline)
+        if trouble is not None:
+            self._turn_away(channel, PutRefused(NOT_REACHED, trouble))
+        judged, self._older = self._older, self._all_older()
+        if _greatest(judged) != _greatest(self._older):
+            self._turn_away(channel, ReplacedMeanwhile(REPLACED))
 
     def _make_room(self, channel: IoChannel, sets: tuple[CachedSet, ...], deadline: float) -> Steps[bool]:
         """Room in the tenant's quota, where it has one. True: for the slot of another value of these sets."""
@@ -167,6 +198,10 @@ class ReplacingWriter(SlotWriter):
             self._turn_away(channel, PutRefused(used_up))
         self._room_set_aside = True
         return room is Room.EXCHANGE
+
+    def _all_older(self) -> list[_Older]:
+        found = [self._older_in(cached) for cached in self._sets]
+        return [older for older in found if older is not None]
 
     def _older_in(self, cached: CachedSet) -> _Older | None:
         with cached.guard:
@@ -243,3 +278,7 @@ class ReplacingWriter(SlotWriter):
         if failed is not None:
             self._refuse(channel, PutRefused(LEFT, failed))
         self._count_stored(channel, length)
+
+
+def _greatest(older: Sequence[_Older]) -> int:
+    return max((each.generation for each in older), default=0)

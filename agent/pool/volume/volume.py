@@ -302,8 +302,8 @@ class Volume(PoolVolume):
             return True
         return not transition.is_due(now, GRACE_SECONDS) and self.codec.opens(codec)
 
-    def vouches_now(self, channel: IoChannel, codec: SlotCodec) -> bool:
-        """Whether `vouches` would say so without a look at the pool map, as it does for nearly all puts."""
+    def vouches_at_once(self, channel: IoChannel, codec: SlotCodec) -> bool:
+        """Whether `vouches` would say yes without a look. Each value of a batch asks twice."""
         now = channel.now()
         return not self.map_age.wants_look(now) and self.takes(codec, now)
 
@@ -411,6 +411,10 @@ class Volume(PoolVolume):
         most = max(map(len, of_each), default=0)
         ranks = [[places[min(rank, len(places) - 1)] for places in of_each] for rank in range(most)]
         return [([place[0] for place in rank], [place[1] for place in rank]) for rank in ranks]
+
+    def pseudonyms(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Those of several keys, by one call of the cipher."""
+        return _each(self.placement.pseudonyms(b"".join(keys)))
 
     def borrow_sets_of_many(self, pseudonyms: bytes) -> list[tuple[CachedSet, ...]]:
         """As `borrow_sets`, of each of the pseudonyms, that lie one behind the other."""

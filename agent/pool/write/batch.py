@@ -11,7 +11,8 @@ that would have to wait for more: where its tenant owes bandwidth or has to evic
 directory is in doubt. Nothing was done for these, so to try them again repeats no write.
 
 Few values are under way at a time. Those at a namespace that has not answered for `SLOW_SECONDS` do not
-count, and it gets no more of the call until it does.
+count, and it gets no more of the call until it does. Values leave in volleys, for each send and each wake-up
+costs as much as a value: the next ones are begun when half of those under way have ended.
 """
 
 import itertools
@@ -34,9 +35,11 @@ from agent.pool.write.put import NO_ANSWER, UNREAD, is_known, may_take
 from agent.pool.write.slot_allocation import Reservation
 from agent.pool.write.writer_base import PutState
 
-AT_ONCE: Final = 8
-"""Values under way, each with two commands. As many again may hang at one enclosure, whose queue takes 32 of
-a worker, or 64."""
+AT_ONCE: Final = 16
+"""Values under way, each with two commands, where queues take 64 commands of a worker; fewer where they take
+fewer. As many again may hang at one enclosure."""
+COMMANDS_OF_VALUE: Final = 4
+"""Of a queue: the two of a value, and two of one that hangs."""
 VOLLEY: Final = 4
 """Values that do not wait for others to leave with."""
 SLOW_SECONDS: Final = 0.05
@@ -143,9 +146,10 @@ def write_together(
 
     For a volume without G4 below, none of whose values waits in memory. Raises TooLong.
     """
+    lengths = list(map(len, values))
     writers = [
-        TogetherWriter(volume, key, length=len(value), ttl_seconds=ttl_seconds)
-        for key, value in zip(keys, values, strict=True)
+        TogetherWriter(volume, key, length=length, ttl_seconds=ttl_seconds, pseudonym=pseudonym)
+        for key, pseudonym, length in zip(keys, volume.pseudonyms(keys), lengths, strict=True)
     ]
     batch = _Batch(volume, channel, writers, values, channel.now() + wait_seconds)
     try:
@@ -227,14 +231,17 @@ class _Batch:
         now = self._channel.now()
         if self._is_through():
             return
+        # A queue that is connected with the first values of the call says only then what it takes.
+        at_once = max(1, min(AT_ONCE, self._channel.queue_depth() // COMMANDS_OF_VALUE))
         slow = self._parts.namespaces(begun_before=now - SLOW_SECONDS)
-        room = AT_ONCE - sum(not put.waits_for(slow) for put in self._under_way)
-        if room <= 0:
+        going = sum(not put.waits_for(slow) for put in self._under_way) if slow else len(self._under_way)
+        room = at_once - going
+        if room < min(len(self._new), (at_once + 1) // 2):
             return
         left: list[_Put] = []
         begun: list[_Put] = []
         for put in self._new:
-            if room <= 0 or put.waits_for(slow):
+            if room <= 0 or (slow and put.waits_for(slow)):
                 left.append(put)
             elif not self._is_admitted():
                 self._leave(put)
@@ -375,6 +382,9 @@ class _Batch:
             return
         left: list[_Put] = []
         for put in puts:
+            if put.writing.is_vouched_for(channel):
+                left.append(put)
+                continue
             try:
                 yield from put.writing.vouch(channel, until)
                 left.append(put)
@@ -403,7 +413,10 @@ class _Batch:
                     left.remove(put)
                     cause = unwritten or unnamed
                     if cause is None:
-                        yield from self._name(put, image, entries[put.number])
+                        if put.writing.named_at_once(channel, image):
+                            self._end(put, True)
+                        else:
+                            yield from self._name(put, image, entries[put.number])
                         continue
                     is_answered = all(each in (None, MissCause.CORRUPT) for each in (unwritten, unnamed))
                     failed = pending if unwritten is not None else naming

@@ -40,6 +40,10 @@ _CLOCK_SLACK: Final = 0.001
 class SlotLink(Protocol):
     """To the process that lends slots; one call at a time."""
 
+    @property
+    def is_patient(self) -> bool:
+        """Whether the call may wait for enclosures as long as a put may, here and there."""
+
     def exchange(self, message: bytes) -> bytes:
         """The answer to a message. It blocks. Raises PutElsewhere where the link has broken; it is used no
         more then."""
@@ -74,6 +78,8 @@ def write_borrowed(
     if not all(0 < len(value) <= most for value in values):
         raise TooLong(f"{volume.settings.name} takes 1 to {most} bytes")
     with links.take() as link:
+        if not link.is_patient:
+            channel.gives_way()
         call = _Call(volume, channel, links, link, values, channel.now() + wait_seconds)
         is_over, is_served = False, True
         try:
@@ -111,7 +117,8 @@ class _Call:
     def run(self, keys: Sequence[bytes], wait_seconds: float, ttl_seconds: int) -> Steps[bool]:
         """False: the other process does not lend slots of this volume now."""
         wanted = [Value(key, len(value)) for key, value in zip(keys, self._values, strict=True)]
-        ask = Ask(self._volume.settings.volume_id, wait_seconds, ttl_seconds, wanted)
+        volume_id = self._volume.settings.volume_id
+        ask = Ask(volume_id, wait_seconds, ttl_seconds, wanted, self._link.is_patient)
         places = decode_places(self._link.exchange(encode_ask(ask)), len(keys))
         if (End.ELSEWHERE, None) in places:
             return False

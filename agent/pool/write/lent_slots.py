@@ -79,15 +79,19 @@ class LentSlots:
         wait_seconds: float,
         ttl_seconds: int,
         fence: LentFence,
+        is_patient: bool = True,
     ) -> None:
-        """Raises TooLong."""
+        """`is_patient`: see `Ask`. Raises TooLong."""
         self._volume: Final = volume
         self._channel: Final = channel
         self._values: Final = values
         self._fence: Final = fence
+        self._is_patient: Final = is_patient
         self._until: Final = channel.now() + wait_seconds
+        pseudonyms = volume.pseudonyms([each.key for each in values])
         self._writers: Final = [
-            LentWriter(volume, each.key, length=each.length, ttl_seconds=ttl_seconds) for each in values
+            LentWriter(volume, each.key, length=each.length, ttl_seconds=ttl_seconds, pseudonym=pseudonym)
+            for each, pseudonym in zip(values, pseudonyms, strict=True)
         ]
         self._borrowed: Sequence[tuple[CachedSet, ...]] = ()
         self._locked: Final[set[int]] = set()
@@ -98,6 +102,7 @@ class LentSlots:
     def lend(self) -> Steps[list[LentSlot | Became]]:
         """A slot for each value, or what has become of it already."""
         volume, channel = self._volume, self._channel
+        self._may_give_way()
         pseudonyms = b"".join([writing.pseudonym for writing in self._writers])
         self._borrowed = volume.borrow_sets_of_many(pseudonyms)
         unread = {
@@ -149,6 +154,7 @@ class LentSlots:
     def name(self, fates: Sequence[tuple[int, Fate]]) -> Steps[list[Became]]:
         """The borrower tells of some of `out`; what became of these. Raises KeyError for others."""
         channel = self._channel
+        self._may_give_way()
         for number, _ in fates:
             self.out.remove(number)
         became: dict[int, Became] = {}
@@ -179,6 +185,10 @@ class LentSlots:
         for number, _ in fates:
             self._let_go(number)
         return [became[number] for number, _ in fates]
+
+    def _may_give_way(self) -> None:
+        if not self._is_patient:
+            self._channel.gives_way()
 
     def close(self) -> None:
         """Let go of all. What is out was not told of: its slots cool down."""

@@ -97,10 +97,23 @@ class UnnamedWriter(SlotWriter):
 
     def named(self, channel: IoChannel, image: Directory, entry: Entry, deadline: float) -> Steps[None]:
         """Its entry is on flash. Raises PutRefused where its key is not good any more by then."""
+        if self.named_at_once(channel, image):
+            return
+        reservation = self._reservation
+        assert reservation is not None
+        yield from self._vouched_for(channel, reservation, deadline, entry)
+        self._show_stored(channel, reservation, image)
+
+    def named_at_once(self, channel: IoChannel, image: Directory) -> bool:
+        """As `named`, where the key is known to be good. False, and nothing done: it is to be asked for."""
         reservation = self._reservation
         assert reservation is not None
         if not self._is_vouched_for(channel, reservation):
-            yield from self._vouched_for(channel, reservation, deadline, entry)
+            return False
+        self._show_stored(channel, reservation, image)
+        return True
+
+    def _show_stored(self, channel: IoChannel, reservation: Reservation, image: Directory) -> None:
         self._show(channel, reservation, image)
         self._count_stored(channel, self._end)
 
@@ -178,6 +191,8 @@ class _Group:
                 is_answered = cause is MissCause.CORRUPT
                 refusals.append(writing.failed(channel, pending, cause, entry, is_answered=is_answered))
                 continue
+            if writing.named_at_once(channel, image):
+                continue
             try:
                 yield from writing.named(channel, image, entry, deadline)
             except PutRefused as refused:
@@ -207,7 +222,7 @@ def name_all(
         held = [group for group in left if group.cached.writer.acquire(blocking=False)]
         if not held:
             first = left[0]
-            if not (yield Acquire(first.cached.writer, deadline)):
+            if not (yield Acquire(first.cached.writer, deadline, gives_way=True)):
                 refusals += first.refuse(channel, NOT_IN_TIME, MissCause.LATE)
                 left.remove(first)
                 continue

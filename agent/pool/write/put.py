@@ -53,8 +53,9 @@ class SlotWriter(Writer):
         length: int | None = None,
         ttl_seconds: int = 0,
         may_evict: bool = True,
+        pseudonym: bytes | None = None,
     ) -> None:
-        super().__init__(volume, key, length=length, ttl_seconds=ttl_seconds)
+        super().__init__(volume, key, length=length, ttl_seconds=ttl_seconds, pseudonym=pseudonym)
         self._volume: Final = volume
         self._may_evict = may_evict
         self._room_set_aside = False
@@ -352,7 +353,7 @@ class SlotWriter(Writer):
 
     def _is_vouched_for(self, channel: IoChannel, reservation: Reservation) -> bool:
         """Whether `_vouched_for` has nothing to ask and nothing to refuse."""
-        return self._volume.vouches_now(channel, reservation.sealer.codec)
+        return self._volume.vouches_at_once(channel, reservation.sealer.codec)
 
     def _vouched_for(
         self, channel: IoChannel, reservation: Reservation, deadline: float, named: Entry | None = None

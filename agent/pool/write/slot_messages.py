@@ -21,7 +21,7 @@ from agent.pool.format.directory import KEY_BYTES
 VALUES_MAX: Final = 64
 """Of one call."""
 _KIND: Final = struct.Struct("<BB")
-_ASK: Final = struct.Struct("<16sII")
+_ASK: Final = struct.Struct("<16sIIB")
 _VALUE: Final = struct.Struct(f"<{KEY_BYTES}sI")
 _PLACE: Final = struct.Struct("<BB16sQQQ8sI")
 _WRITTEN: Final = struct.Struct("<BB")
@@ -80,6 +80,8 @@ class Ask(NamedTuple):
     """For all of the values."""
     ttl_seconds: int
     values: Sequence[Value]
+    is_patient: bool = True
+    """It may wait for enclosures as long as a put may. Else it gives way (agent/remote/long_waits.py)."""
 
 
 class LentSlot(NamedTuple):
@@ -106,7 +108,7 @@ def encode_ask(ask: Ask) -> bytes:
     return b"".join(
         [
             head,
-            _ASK.pack(ask.volume_id, seconds, ask.ttl_seconds),
+            _ASK.pack(ask.volume_id, seconds, ask.ttl_seconds, ask.is_patient),
             *[_VALUE.pack(*each) for each in ask.values],
         ]
     )
@@ -115,11 +117,13 @@ def encode_ask(ask: Ask) -> bytes:
 def decode_ask(message: bytes) -> Ask:
     """Raises BadMessage."""
     count = _count(message, Kind.ASK, _VALUE, _ASK.size)
-    volume_id, milliseconds, ttl_seconds = _ASK.unpack_from(message, _KIND.size)
+    volume_id, milliseconds, ttl_seconds, patience = _ASK.unpack_from(message, _KIND.size)
     values = [Value(*each) for each in _VALUE.iter_unpack(message[_KIND.size + _ASK.size :])]
     if not count or not all(value.length for value in values):
         raise BadMessage("a call without values, or a value without bytes")
-    return Ask(volume_id, milliseconds / _MILLISECONDS, ttl_seconds, values)
+    if patience > 1:
+        raise BadMessage(f"{patience} for yes or no")
+    return Ask(volume_id, milliseconds / _MILLISECONDS, ttl_seconds, values, patience == 1)
 
 
 def encode_places(places: Sequence[LentSlot | Ended]) -> bytes:

@@ -60,13 +60,21 @@ FORGETFUL: Final = (PutState.ALREADY_THERE, PutState.DECLINED)
 class Writer(PutInPieces):
     """One value being written. `length` where it is known from the start, None where `finish` decides."""
 
-    def __init__(self, volume: PoolVolume, key: bytes, *, length: int | None, ttl_seconds: int = 0) -> None:
-        """Raises TooLong."""
+    def __init__(
+        self,
+        volume: PoolVolume,
+        key: bytes,
+        *,
+        length: int | None,
+        ttl_seconds: int = 0,
+        pseudonym: bytes | None = None,
+    ) -> None:
+        """`pseudonym`: the key's, where the caller has it. Raises TooLong."""
         if length is not None and not 0 < length <= volume.settings.value_bytes:
             raise TooLong(f"{length} bytes; {volume.settings.name} takes 1 to {volume.settings.value_bytes}")
         self.volume = volume
         self.key = key
-        self.pseudonym = volume.placement.pseudonym(key)
+        self.pseudonym = volume.placement.pseudonym(key) if pseudonym is None else pseudonym
         self.finished = False
         """It takes no more bytes: it has ended, and where it is forgetful, all bytes came."""
         self._length = length

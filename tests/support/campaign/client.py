@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.support.campaign.findings import HUNG, WRONG, Findings
 
-SLACK_SECONDS = 5.0
+SLACK_SECONDS = 10.0
 """For a machine that has other things to do."""
 AWAY_SECONDS = 0.1
 PAUSE_SECONDS = 0.004

@@ -23,7 +23,7 @@ HELD_SECONDS = (0.7, 3.0)
 QUIET_SECONDS = 0.5
 BACK_SECONDS = 5.0
 """How long an enclosure stays away once the path to it is good again (docs/concurrency.md)."""
-SLACK_SECONDS = 3.0
+SLACK_SECONDS = 10.0
 """For a machine that has other things to do."""
 VICTIM_SECONDS = (0.3, 1.5)
 RATES = (0.003, 0.02, 0.08)

@@ -29,6 +29,8 @@ KEY = AccessKey("G35TESTONE", SecretKey(b"the secret of the first tenant"), "one
 OTHER_KEY = AccessKey("G35TESTTWO", SecretKey(b"the secret of another tenant"), "two")
 EMULATED = "emulator.roce.pyverbs"
 CAPACITIES = (65_536, 1 << 20)
+SOCKET_SECONDS = 10.0
+"""After so long without an answer a socket of a test gives up."""
 
 
 class Served:
@@ -75,11 +77,11 @@ class Served:
         )
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=10)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=SOCKET_SECONDS)
 
     def connect_from(self, address: str) -> socket.socket:
         """As another peer: an address of loopback."""
-        return socket.create_connection(("127.0.0.1", self.port), timeout=10, source_address=(address, 0))
+        return socket.create_connection(("127.0.0.1", self.port), SOCKET_SECONDS, (address, 0))
 
 
 @contextmanager

@@ -55,7 +55,7 @@ def served(
 def started(path: Path, *, queues: int = QUEUES, init: bool = True, **options: Any) -> Iterator[Machine]:
     """A machine whose device is set up, and INIT behind it."""
     with Machine(path, request_queues=queues, memory_bytes=(16 << 20, 8 << 20), **options) as machine:
-        machine.start(patience=10)
+        machine.start(patience=30)
         if init:
             assert machine.client.init().max_write == 1 << 20
         yield machine

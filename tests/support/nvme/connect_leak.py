@@ -31,7 +31,7 @@ from tests.support.nvme.transport_ways import Way
 from tests.support.processes import Processes
 
 LBA_BYTES = 4096
-SETTLED_SECONDS = 5.0
+SETTLED_SECONDS = 20.0
 _PAGE_BYTES = resource.getpagesize()
 
 

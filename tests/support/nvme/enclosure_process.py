@@ -24,8 +24,8 @@ from typing import Any, Final
 from emulator.jbof.control_client import ask
 from emulator.jbof.enclosure import EnclosureError
 
-START_S: Final = 20.0
-STOP_S: Final = 10.0
+START_S: Final = 60.0
+STOP_S: Final = 30.0
 _POLL_S: Final = 0.01
 
 

@@ -53,6 +53,7 @@ class Lending:
         self.was_sent = False
         """What the borrower's own fence says of a write that failed at once."""
         self.lends = True
+        self.is_patient = True
         self.slots: LentSlots | None = None
 
     # -- the lender's fence ----------------------------------------------------------------------------------
@@ -96,8 +97,9 @@ class Lending:
             if not self.lends:
                 return encode_places([(End.ELSEWHERE, None)] * len(ask.values))
             self.slots = LentSlots(
-                self.first.volume, self.first.channel, ask.values, ask.seconds, ask.ttl_seconds, self
-            )
+                self.first.volume, self.first.channel, ask.values, ask.seconds, ask.ttl_seconds, self,
+                ask.is_patient,
+            )  # fmt: skip
             places = run(self.slots.lend())
             answer = encode_places([p if isinstance(p, LentSlot) else ended(p) for p in places])
         else:

@@ -15,6 +15,7 @@ from agent.inline.scatter import Buffer
 from agent.pool.counters import Tally
 from agent.pool.steps import Acquire, Pending, Steps
 from agent.pool.write.flush_tracking import UnflushedWrites
+from agent.remote.queue_slot import QUEUE_DEPTH
 from agent.sim.medium import Medium, WorkerBuffer
 
 T = TypeVar("T")
@@ -135,6 +136,11 @@ class MemoryChannel:
         pending.fault = pending.fault or "abandoned"
 
     def gives_way(self) -> None: ...
+
+    def has_patience(self) -> None: ...
+
+    def queue_depth(self) -> int:
+        return QUEUE_DEPTH
 
     def receive_buffer(self, size: int) -> memoryview:
         return self._receive.take(size)

@@ -46,7 +46,7 @@ class TwoTenants:
     def configure(self, *of_the_mount: str, more: str = "") -> None:
         lines = [
             "[agent]", f'mount = "{self.mount}"', f'state = "{self.folder / "state"}"',
-            f'key_file = "{self.folder / "root.key"}"', "read_deadline_ms = 2000", *of_the_mount,
+            f'key_file = "{self.folder / "root.key"}"', "read_deadline_ms = 10000", *of_the_mount,
         ]  # fmt: skip
         for each in self.enclosures:
             name = each.ready["nqn"].rpartition(":")[2]

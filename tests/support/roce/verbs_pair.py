@@ -19,7 +19,7 @@ from emulator.roce.pyverbs.srq import SRQ
 from emulator.roce.pyverbs.wr import SGE, RecvWR, SendWR
 from emulator.roce.runtime import registry
 
-SECONDS = 10.0
+SECONDS = 30.0
 """Until a test gives up waiting."""
 
 BYTES = 1 << 16
@@ -125,7 +125,7 @@ class Side:
         attr.ah_attr = self.way_to(peer)
         attr.rq_psn = attr.sq_psn = 0x123456
         attr.max_rd_atomic = attr.max_dest_rd_atomic = 4
-        attr.min_rnr_timer, attr.timeout, attr.retry_cnt, attr.rnr_retry = 1, 12, 7, 7
+        attr.min_rnr_timer, attr.timeout, attr.retry_cnt, attr.rnr_retry = 1, 18, 7, 7
         self.qp.to_rts(attr)
 
     def sge(self, start: int = 0, length: int = 64) -> list[SGE]:

@@ -102,7 +102,7 @@ def _gets(rig: LocalRig, name: str, agents: Sequence[Started], keys: Sequence[by
     wanted = {key: value_of(key) for key in keys}
     with rig.pool(name) as pool:
         volume = pool.volume("kv")
-        before, used, times, served = _fabric_bytes(rig, name), _processor_seconds(agents), list[float](), 0
+        before, used, times, served = _bytes(rig, name), _processor_seconds(agents), list[float](), 0
         for key in keys:
             began = time.perf_counter()
             got = volume.get(key)
@@ -110,10 +110,12 @@ def _gets(rig: LocalRig, name: str, agents: Sequence[Started], keys: Sequence[by
             assert got in (None, wanted[key]), "a wrong value"
             served += got is not None
         used = _processor_seconds(agents) - used
+    fabric, hedged = (now - then for now, then in zip(_bytes(rig, name), before, strict=True))
     return {
         "asked": len(keys),
         "served": served,
-        "fabric_bytes": (_fabric_bytes(rig, name) - before) / len(keys),
+        "fabric_bytes": fabric / len(keys),
+        "hedge_bytes": hedged / len(keys),
         "p50_ms": 1000 * statistics.median(times),
         "processor_ms": 1000 * used / len(keys),
     }
@@ -124,9 +126,10 @@ def _middle(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {name: statistics.median(each[name] for each in turns) for name in turns[0]}
 
 
-def _fabric_bytes(rig: LocalRig, name: str) -> int:
+def _bytes(rig: LocalRig, name: str) -> tuple[int, int]:
+    """Over the fabric so far, and how many of them a slow first copy was the reason for."""
     totals = rig.status(name)["totals"]
-    return int(totals["flash_bytes_read"] - totals["local_bytes_read"])
+    return int(totals["flash_bytes_read"] - totals["local_bytes_read"]), int(totals["hedge_bytes"])
 
 
 def _processor_seconds(agents: Sequence[Started]) -> float:

@@ -150,13 +150,13 @@ def test_a_ticker_sees_what_holds_up_its_loop() -> None:
 @needs_mount
 def test_a_loop_that_calls_host_shim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That it is measured; how long it takes is for a quiet machine to say."""
-    for name, value in (("MEASURE_SECONDS", 0.3), ("VALUE_BYTES", 64 << 10), ("DRIVE_BYTES", 64 << 20)):
+    for name, value in (("MEASURE_SECONDS", 1.0), ("VALUE_BYTES", 64 << 10), ("DRIVE_BYTES", 64 << 20)):
         monkeypatch.setattr(loop_probe, name, value)
     counted = loop_probe.measure(tmp_path / "loop")["shim_loop_block_ms"]
-    assert counted.value > 0
     assert counted.details["calls"] > 0
     assert counted.details["ticks"] > 0
-    assert counted.details["with_the_machine_ms"] >= counted.value
+    # 0 where the machine did something else whenever a tick was late.
+    assert 0 <= counted.value <= counted.details["with_the_machine_ms"]
     assert counted.details["watching_ticks"] > 0
     assert counted.details["watching_ms"] >= 0, "0 where no tick was late"
 

@@ -40,7 +40,7 @@ def test_a_start_under_a_limit_that_is_too_low_ends_with_one_error_and_leaves_no
         for limit in TOO_LOW
     }
     for limit, figure in TOO_LOW.items():
-        assert started[limit].process.wait(60) == 1
+        assert started[limit].process.wait(180) == 1
         said = started[limit].output
         lines = [line.partition(": ")[0] for line in said.splitlines()]
         assert lines == ["error", "hint"], said

@@ -334,7 +334,7 @@ def test_unmounting_while_an_operation_waits(kind: DoorKind, place: Path) -> Non
     class Waits(MemoryFileSystem):
         def statfs(self, ino: int) -> Any:
             entered.set()
-            may_go.wait(20)
+            may_go.wait(60)
             return super().statfs(ino)
 
     place.mkdir()
@@ -343,12 +343,12 @@ def test_unmounting_while_an_operation_waits(kind: DoorKind, place: Path) -> Non
     code = "import os,sys; os.statvfs(sys.argv[1])"
     caller = subprocess.Popen([sys.executable, "-c", code, place], stderr=subprocess.DEVNULL)
     try:
-        assert entered.wait(20)
+        assert entered.wait(60)
         stopper = threading.Thread(target=door.stop, args=(0.1,))
         stopper.start()
-        assert caller.wait(20) == 1
+        assert caller.wait(60) == 1
         may_go.set()
-        stopper.join(20)
+        stopper.join(60)
         assert not stopper.is_alive()
         assert door.wait(0)
     finally:
@@ -375,7 +375,7 @@ def test_who_unmounts_by_hand_ends_the_door(kind: DoorKind, place: Path) -> None
     with mounted(kind, place) as door:
         assert not door.wait(0.05)
         subprocess.run(["umount", place], check=True)
-        assert door.wait(10)
+        assert door.wait(60)
 
 
 def test_an_aborted_connection_ends_the_door(kind: DoorKind, place: Path, tmp_path: Path) -> None:
@@ -390,7 +390,7 @@ def test_an_aborted_connection_ends_the_door(kind: DoorKind, place: Path, tmp_pa
             (control / device.partition(":")[2] / "abort").write_text("1")
         finally:
             subprocess.run(["umount", control], check=True)
-        assert door.wait(10)
+        assert door.wait(60)
 
 
 def test_a_read_that_the_kernel_answers_with_an_abort_ends_the_door_of_libfuse(
@@ -405,7 +405,7 @@ def test_a_read_that_the_kernel_answers_with_an_abort_ends_the_door_of_libfuse(
     monkeypatch.setattr(pyfuse3, "main", aborted)
     with mounted("pyfuse3", place) as door:
         mounting.unmount(place)
-        assert door.wait(10)
+        assert door.wait(60)
 
 
 def test_a_second_mount_on_the_same_place_is_refused(kind: DoorKind, place: Path) -> None:

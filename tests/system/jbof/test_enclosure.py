@@ -55,9 +55,10 @@ Use = Callable[[TcpHostQueue, Controller], Any]
 
 
 def with_queue(
-    ready: dict[str, Any], use: Use, *, digests: Digests = NO_DIGESTS, keep_alive_s: float = 10.0
+    ready: dict[str, Any], use: Use, *, digests: Digests = NO_DIGESTS, keep_alive_s: float = 300.0
 ) -> Any:
-    """Run `use` with a connected I/O queue. It blocks trio while it does, which a test may."""
+    """Run `use` with a connected I/O queue. It blocks trio while it does, which a test may: no keep-alive is
+    sent meanwhile."""
 
     async def session() -> Any:
         async with open_controller(
@@ -78,7 +79,7 @@ def with_queue(
     return trio.run(session)
 
 
-def run(queue: TcpHostQueue, command: Command, seconds: float = 10.0) -> Command:
+def run(queue: TcpHostQueue, command: Command, seconds: float = 20.0) -> Command:
     queue.submit(command)
     assert queue.wait(command, time.monotonic() + seconds), command
     return command
@@ -116,7 +117,7 @@ def test_write_and_read(tmp_path: Path, digests: Digests, files: bool, in_capsul
         for command in flying:
             queue.submit(command)
         for index, command in enumerate(flying):
-            assert queue.wait(command, time.monotonic() + 10)
+            assert queue.wait(command, time.monotonic() + 20)
             command.check()
             assert command.data_in == data[index * 4096 : (index + 64) * 4096]
 
@@ -176,7 +177,7 @@ def test_a_hung_drive_holds_up_nobody_else(tmp_path: Path) -> None:
         other.close()
         assert not hung.done
         running.ask("heal", drive=0)
-        assert queue.wait(hung, time.monotonic() + 10)
+        assert queue.wait(hung, time.monotonic() + 20)
         assert hung.data_in == b"a" * 4096
 
     async def session() -> None:
@@ -226,7 +227,7 @@ def test_faults_by_command_line(tmp_path: Path) -> None:
     with enclosure(tmp_path) as running:
         with_queue(running.ready, use)
         assert jbof("fault", "kill", "--control", str(running.control)).returncode == 0
-        assert running.process.wait(10) == -signal.SIGKILL
+        assert running.process.wait(60) == -signal.SIGKILL
         assert jbof("stats", "--control", str(running.control)).returncode == 1
 
 
@@ -243,7 +244,7 @@ def test_killed_and_brought_back(tmp_path: Path) -> None:
             queue.submit(command)
             if len(acknowledged) == 60:
                 running.process.kill()
-            assert queue.wait(command, time.monotonic() + 10)
+            assert queue.wait(command, time.monotonic() + 20)
             if command.lost:
                 break
             acknowledged.append(slba)
@@ -361,7 +362,7 @@ def test_a_host_that_dies_amid_a_long_payload_is_noticed(tmp_path: Path) -> None
         queue.submit(commands.write(1, 0, 256, [bytes(MIB)]), more=True)
         queue._sock.sendall(b"".join(queue._queue.output)[:5000])
         queue.close()
-        wait_until(lambda: running.ask("stats")["connections"] == before - 1, 5)
+        wait_until(lambda: running.ask("stats")["connections"] == before - 1, 20)
 
     with enclosure(tmp_path, "--in-capsule", "2M") as running:
         with_queue(running.ready, use)
@@ -371,11 +372,11 @@ def test_a_silent_host_is_dropped(tmp_path: Path) -> None:
     with enclosure(tmp_path) as running:
         with raw_connection(running.ready, kato=1000) as sock:
             assert sock.recv(1) == b"", "closed after a second of silence"
-        wait_until(lambda: not running.ask("stats")["controllers"], 5)
+        wait_until(lambda: not running.ask("stats")["controllers"], 20)
 
 
 def test_a_live_server_survives_nonsense(tmp_path: Path) -> None:
-    """Random bytes, random PDUs and spoiled sessions, for a bounded time; afterwards it serves as before."""
+    """Random bytes, random PDUs and spoiled sessions, a hundred at least; afterwards it serves as before."""
     dice = random.Random(35)
     flush = encode_header(CapsuleCmd(Sqe(IoOpcode.FLUSH, 1, 1, transport(0))))
     good = [encode_header(ICReq()), flush]
@@ -384,7 +385,7 @@ def test_a_live_server_survives_nonsense(tmp_path: Path) -> None:
         descriptors = len(os.listdir(f"/proc/{running.process.pid}/fd"))
         deadline = time.monotonic() + 6
         count = 0
-        while time.monotonic() < deadline and count < 1500:
+        while count <= 100 or (time.monotonic() < deadline and count < 1500):
             count += 1
             style = dice.randrange(4)
             sock = (
@@ -415,7 +416,6 @@ def test_a_live_server_survives_nonsense(tmp_path: Path) -> None:
                         pass
                 except (TimeoutError, ConnectionError):
                     pass
-        assert count > 100
         assert running.process.poll() is None
 
         def use(queue: TcpHostQueue, controller: Controller) -> None:
@@ -423,9 +423,9 @@ def test_a_live_server_survives_nonsense(tmp_path: Path) -> None:
             assert read(queue, 0, 4096).startswith(b"still here")
 
         with_queue(ready, use)
-        wait_until(lambda: running.ask("stats")["connections"] == 0, 15)
+        wait_until(lambda: running.ask("stats")["connections"] == 0, 60)
         assert running.ask("stats")["controllers"] == []
-        wait_until(lambda: len(os.listdir(f"/proc/{running.process.pid}/fd")) <= descriptors + 2, 5)
+        wait_until(lambda: len(os.listdir(f"/proc/{running.process.pid}/fd")) <= descriptors + 2, 20)
     log = (tmp_path / "jbof.log").read_text()
     assert "Traceback" not in log, log
 
@@ -443,10 +443,10 @@ def test_starting_and_stopping(tmp_path: Path, processes: Processes) -> None:
     with pytest.raises(ControlError):
         ask(control, "explode")
     second = processes.python("-m", "emulator.jbof", "--port", str(said["port"]))
-    assert second.process.wait(20) == 1
+    assert second.process.wait(60) == 1
     assert "cannot listen" in second.output
     third = processes.python("-m", "emulator.jbof", "--control", str(control))
-    assert third.process.wait(20) == 1
+    assert third.process.wait(60) == 1
     assert "another enclosure" in third.output
     assert first.stop() == 0
     assert not control.exists()
@@ -475,7 +475,7 @@ def test_starting_and_stopping(tmp_path: Path, processes: Processes) -> None:
     ],
 )
 def test_wrong_arguments(processes: Processes, arguments: list[str]) -> None:
-    assert processes.python("-m", "emulator.jbof", *arguments).process.wait(20) == 2
+    assert processes.python("-m", "emulator.jbof", *arguments).process.wait(60) == 2
 
 
 def test_a_start_that_fails_says_why(tmp_path: Path) -> None:

@@ -42,12 +42,14 @@ def connect_capsule(subsystem: str) -> bytes:
 
 
 ICREQ = b"".join(encode_pdu(ICReq()))
+BREAKING = "break the protocol"
+"""Such connections the enclosure ends by itself, so there need not be many at any time."""
 FIRST_WORDS: dict[str, Callable[[str], list[bytes]]] = {
     "say nothing": lambda nqn: [],
     "initialize and say nothing": lambda nqn: [ICREQ],
     "hold discovery controllers": lambda nqn: [ICREQ, connect_capsule(DISCOVERY_NQN)],
     "take the name of a host": lambda nqn: [ICREQ, connect_capsule(nqn)],
-    "break the protocol": lambda nqn: [ICREQ, ICREQ],
+    BREAKING: lambda nqn: [ICREQ, ICREQ],
 }
 """What they say, each when the one before has been answered."""
 
@@ -142,8 +144,9 @@ def test_a_host_with_a_secret_gets_in_while_strangers(
         wait_until(lambda: flood.opened >= MOST, 120, "the strangers to come")
         for _ in range(3):
             assert get_in(enclosure) < PATIENCE_S
-    stats = enclosure.ask("stats")
-    assert stats["guests"]["displaced"] + stats["guests"]["refused"] > 0
+    if way != BREAKING:
+        stats = enclosure.ask("stats")
+        assert stats["guests"]["displaced"] + stats["guests"]["refused"] > 0
     wait_until(lambda: not held(enclosure), 60, "the strangers to be gone")
     get_in(enclosure)
 

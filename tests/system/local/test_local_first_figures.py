@@ -28,10 +28,12 @@ def test_the_figures_say_what_stays_on_the_server_and_what_its_loss_costs(
         if gets != "elsewhere, the server gone":
             assert row["served"] == 24
         if copies == "two, local first":
-            # Slots of 64 KiB: none, or one. Now and then a directory comes with it.
+            # Slots of 64 KiB: none, or one. Now and then a directory comes with it, and on a slow machine
+            # the other copy.
             assert row["served"] == 24
             most = 4096 if gets == "beside the SSD" else 69632
-            assert most - 4096 <= row["fabric_bytes"] <= most
+            assert most - 4096 <= row["fabric_bytes"]
+            assert row["fabric_bytes"] - row["hedge_bytes"] <= most
     assert rows["one copy", "elsewhere, the server gone"]["served"] < 24
 
 

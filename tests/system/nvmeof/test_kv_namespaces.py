@@ -23,13 +23,15 @@ from tests.support.nvme.enclosure_process import EnclosureProcess
 from tests.support.nvme.nvme_ends import HOST, HOST_ID, same
 from tests.support.nvme.transport_ways import WAYS, Way
 
+KEEP_ALIVE_S = 60.0
+"""For longer than a test keeps trio from running."""
 KV = 2
 MIB = 1 << 20
 
 
 def finish(queue: HostQueue, command: Command) -> Command:
     queue.submit(command)
-    assert queue.wait(command, time.monotonic() + 10), command
+    assert queue.wait(command, time.monotonic() + 20), command
     return command
 
 
@@ -64,7 +66,7 @@ def test_values_over_every_transport(name: str, registered: bool) -> None:
             queue.close()
 
     async def session(port: int, nqn: str) -> None:
-        async with way.open_controller(port, nqn, HOST, HOST_ID, keep_alive_s=5.0) as controller:
+        async with way.open_controller(port, nqn, HOST, HOST_ID, keep_alive_s=KEEP_ALIVE_S) as controller:
             kinds = [(each.nsid, each.kv is not None) for each in controller.namespaces()]
             assert kinds == [(1, False), (KV, True)]
             use(controller)  # blocks trio, as a test may
@@ -89,7 +91,7 @@ def test_a_killed_enclosure_has_every_value_that_it_acknowledged(tmp_path: Path)
 
     async def session(ready: dict[str, Any], use: Callable[[HostQueue], None]) -> None:
         async with open_controller(
-            ready["address"], ready["port"], ready["nqn"], HOST, HOST_ID, keep_alive_s=5.0
+            ready["address"], ready["port"], ready["nqn"], HOST, HOST_ID, keep_alive_s=KEEP_ALIVE_S
         ) as controller:
             queue = connect_io_queue(controller.info, 1, 16, 10.0)
             try:

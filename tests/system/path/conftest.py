@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.fs.two_agents import TwoAgents
 from tests.support.pool.two_tenants import TwoTenants
-from tests.support.pool_up import PoolUp
+from tests.support.pool_up import SHARED_POOL, PoolUp, second_agent
 from tests.support.processes import Processes
 
-SMALL = ("--drive-size", "256M", "--read-deadline-ms", "2000")
+SMALL = ("--drive-size", "256M", "--read-deadline-ms", "10000")
+"""A deadline that no busy machine reaches: tests of deadlines have their own."""
 
 
 @pytest.fixture
@@ -61,3 +63,25 @@ def whole_pool(tmp_path_factory: pytest.TempPathFactory, options: tuple[str, ...
 def two_tenants(processes: Processes, tmp_path: Path) -> Iterator[TwoTenants]:
     with ExitStack() as stack:
         yield TwoTenants(processes, tmp_path, stack)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoAgents]:
+    processes = Processes(tmp_path_factory.mktemp("processes"))
+    try:
+        pool = PoolUp(processes, tmp_path_factory.mktemp("state"), *SHARED_POOL)
+        second, mount = second_agent(processes, pool, tmp_path_factory.mktemp("second"))
+        yield TwoAgents(pool, mount)
+        assert second.stop() == 0
+        assert pool.down() == 0
+    finally:
+        processes.end_all()
+
+
+@pytest.fixture
+def folder(two: TwoAgents, request: pytest.FixtureRequest) -> str:
+    """A folder of the test's own, made by the first agent; no agent deletes anything any more."""
+    two.settle()
+    name = request.node.name[:60].replace("[", "-").replace("]", "").replace("/", "-")
+    (two.one / name).mkdir()
+    return name

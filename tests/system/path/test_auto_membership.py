@@ -265,7 +265,8 @@ share = 0.9
         nqn = two.settings.subsystem_nqn
         one.target.add_subsystem(Subsystem(nqn, serial="s"))
         one.target.add_port(DiscoveryEntry("127.0.0.1", str(two.port), subsystem_nqn=nqn))
-        wait_until(lambda: status()["namespaces"] == 3, 30, "the newcomer to join")
+        # Half a minute passes between two tries, and on a busy machine the first may fail.
+        wait_until(lambda: status()["namespaces"] == 3, 90, "the newcomer to join")
         wait_until(lambda: status()["joins"] == 1, 30, "the join to be over")
         assert status()["joined_namespaces"] == 1
         assert status()["volumes_unsettled"] == ["kv"], "nobody has moved anything"

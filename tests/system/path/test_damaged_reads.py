@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.pool_up import PoolUp
+from tests.support.pool_up import PoolUp, wait_each_served
 from tests.support.waiting import wait_until
 
 BEHIND_THE_MAP = 1 << 20
@@ -76,8 +76,7 @@ def test_a_moment_of_damaged_reads_costs_no_synced_file_and_no_value(
         wait_until(lambda name=name: errno_of(folder / name) == 0, 30, "a file to be read again")
         assert (folder / name).read_bytes() == content(name)
     with pool_up.pool() as pool:
-        for key in keys:
-            assert pool.volume("kv").get(key) == content(key.hex())
+        wait_each_served(pool.volume("kv"), {key: content(key.hex()) for key in keys})
     assert pool_up.status()["files"]["files_lost"] == 0
     pool_up.wait_restarted("agent-process", pool_up.kill("agent-process"))
     for name in left:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -48,7 +49,7 @@ def read_all(pool_up: PoolUp) -> int:
 
 
 def test_a_slow_drive_is_noticed_spared_and_still_read(pool_up: PoolUp) -> None:
-    pool_up.fault(1, "slow", drive=0, latency_ms=12)
+    pool_up.fault(1, "slow", drive=0, latency_ms=40)
 
     def noticed() -> bool:
         read_all(pool_up)
@@ -86,3 +87,49 @@ def test_a_stopped_enclosure_is_noticed_and_puts_go_on(pool_up: PoolUp) -> None:
     finally:
         os.kill(stopped, signal.SIGCONT)
     wait_until(lambda: read_all(pool_up) == len(KEYS), 60, "everything to be served again")
+
+
+@pytest.mark.parametrize("folder", ["fs", "shared/shared"])
+def test_files_of_a_slow_drive_are_read(make_pool: Callable[..., PoolUp], folder: str) -> None:
+    """Who has a file open has nothing else: what is late for gets is waited for."""
+    pool_up = make_pool(
+        "--enclosures", "2", "--drives", "1", "--workers", "4", "--read-deadline-ms", "200", "--shared",
+        "--drive-size", "512M",
+    )  # fmt: skip
+    with pool_up.pool() as pool:
+        for key in KEYS:
+            assert pool.volume("kv").put(key, content(key))
+    files = {pool_up.mount / folder / f"{number}": content(bytes([number])) for number in range(12)}
+    for path, data in files.items():
+        with path.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    # Another mount, in whose pages there is nothing of them.
+    pool_up.wait_restarted("agent-process", pool_up.kill("agent-process"))
+    opened = {os.open(path, os.O_RDONLY): data for path, data in files.items()}
+    slow = int(bytes_written(pool_up, 1) > bytes_written(pool_up, 0))
+    stop = threading.Event()
+
+    def get_on() -> None:
+        while not stop.is_set():
+            read_all(pool_up)
+
+    getting = threading.Thread(target=get_on)
+    pool_up.fault(slow, "slow", drive=0, latency_ms=400)
+    getting.start()
+    try:
+
+        def noticed() -> bool:
+            read_all(pool_up)
+            return suspects(pool_up)[slow] == 1
+
+        wait_until(noticed, 60, "the slow drive to be noticed")
+        for descriptor, data in opened.items():
+            assert os.pread(descriptor, len(data) + 1, 0) == data
+    finally:
+        stop.set()
+        getting.join(60)
+        for descriptor in opened:
+            os.close(descriptor)
+    assert pool_up.status()["totals"]["misses"], "gets did not wait for it"

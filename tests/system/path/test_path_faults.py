@@ -16,7 +16,7 @@ import pytest
 
 from agent.cli import doctor_verb
 from agent.host_os.hung_agent import AgentHangs, answers, asked
-from tests.support.pool_up import PoolUp
+from tests.support.pool_up import PoolUp, wait_each_served
 from tests.support.processes import Processes
 from tests.support.waiting import wait_until
 
@@ -101,40 +101,41 @@ def test_the_agent_killed_and_started_again_under_load(pool_up: PoolUp, seed: in
     finally:
         checker.end()
     with pool_up.pool() as pool:
-        for key in acknowledged:
-            assert pool.volume("kv").get(key) == content(key)
+        wait_each_served(pool.volume("kv"), {key: content(key) for key in acknowledged})
 
 
 def test_a_hung_enclosure_costs_a_bounded_wait(make_pool: Callable[..., PoolUp], seed: int) -> None:
     pool_up = make_pool("--drives", "1", "--read-deadline-ms", "50", "--no-restart")
-    keys = [number.to_bytes(16, "big") for number in range(40)]
+    # Short ones: what fifty milliseconds suffice for on a slow machine as well.
+    stored = {key: content(key)[:20_000] for key in (number.to_bytes(16, "big") for number in range(40))}
     with pool_up.pool() as pool:
         kv = pool.volume("kv")
-        for key in keys:
-            assert kv.put(key, content(key))
+        for key, value in stored.items():
+            assert kv.put(key, value)
         pool_up.kill("jbof-0", signal.SIGSTOP)
         try:
-            waits = []
-            got = 0
-            for key in keys:
-                start = time.monotonic()
-                value = kv.get(key)
-                waits.append(time.monotonic() - start)
-                assert value in (None, content(key))
-                got += value is not None
-            assert got, "the other enclosure goes on serving"
-            assert got < len(keys)
+            waits, got = list[float](), set[bytes]()
+
+            def ask_for_all() -> bool:
+                for key, value in stored.items():
+                    start = time.monotonic()
+                    found = kv.get(key)
+                    waits.append(time.monotonic() - start)
+                    assert found in (None, value)
+                    if found is not None:
+                        got.add(key)
+                return bool(got)
+
+            ask_for_all()
             # Fifty milliseconds each at most, and nothing at all once its health is known; a queue is never
             # connected at a request's expense. The rest is for a busy machine.
-            assert max(waits) < 2.0
-            assert sum(waits) < 5.0
+            assert max(waits) < 3.0
+            assert sum(waits) < 10.0
+            wait_until(ask_for_all, 30, "the other enclosure to serve")
+            assert len(got) < len(stored)
         finally:
             pool_up.kill("jbof-0", signal.SIGCONT)
-
-        def all_back() -> bool:
-            return all(kv.get(key) == content(key) for key in keys)
-
-        wait_until(all_back, 30, "everything to be served again")
+        wait_each_served(kv, stored)
     causes = pool_up.status()["totals"]["miss_causes"]
     assert causes["late"] + causes["enclosure_down"] > 0
     assert causes["late"] + causes["enclosure_down"] == sum(causes.values())
@@ -201,7 +202,7 @@ def test_a_drive_pulled_and_put_back(make_pool: Callable[..., PoolUp]) -> None:
         assert None in got
         pool_up.fault(0, "add", drive=1)
         wait_until(lambda: pool_up.status()["enclosures"][0]["namespaces"] == 2, 20, "the drive to be back")
-        assert [kv.get(key) for key in keys] == [content(key) for key in keys]
+        wait_each_served(kv, {key: content(key) for key in keys})
 
 
 def test_taking_it_down_while_it_is_busy(make_pool: Callable[..., PoolUp]) -> None:

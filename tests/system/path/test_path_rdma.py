@@ -50,7 +50,7 @@ def test_a_second_program_looks_at_the_pool(whole_pool: PoolUp) -> None:
         [sys.executable, "-m", "agent.cli", "pool", "show", "--config", str(whole_pool.state / "agent.toml")],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert shown.returncode == 0, shown.stderr

@@ -229,7 +229,7 @@ def test_the_processes_end_with_the_agent_and_leave_no_mount(make_pool: Callable
     agent = pool.kill("agent-process")
     pool.wait_restarted("agent-process", agent)
     for pid in old:
-        wait_until(lambda: not Path(f"/proc/{pid}").exists(), 10, "a process to end with its agent")  # noqa: B023
+        wait_until(lambda: not Path(f"/proc/{pid}").exists(), 30, "a process to end with its agent")  # noqa: B023
     wait_serving(pool)
     assert pool.down() == 0
     assert str(pool.mount) not in Path("/proc/self/mountinfo").read_text()

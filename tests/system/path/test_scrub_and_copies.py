@@ -45,7 +45,7 @@ class TwoShelves:
         lines = [
             "[agent]", f'mount = "{self.mount}"', f'state = "{folder / "state"}"',
             f'key_file = "{folder / "root.key"}"', "workers = 1",
-            "read_deadline_ms = 2000", "write_deadline_ms = 500",
+            "read_deadline_ms = 5000", "write_deadline_ms = 2000",
             "[scrub]", 'bandwidth = "200M"', "every_hours = 0.00001",
             "[[volumes]]", 'name = "v"', 'value_size = "64K"', "share = 1.0", "copies = 2",
         ]  # fmt: skip
@@ -74,7 +74,7 @@ class TwoShelves:
 
     def serve(self) -> Started:
         started = self._processes.g35("agent", "--config", self.config)
-        started.wait_for_line("ready", 30)
+        started.wait_for_line("ready", 60)
         return started
 
     def status(self) -> dict[str, Any]:

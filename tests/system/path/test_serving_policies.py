@@ -78,7 +78,7 @@ def test_what_is_learned_is_read_ahead_and_what_is_written_back_outlives_an_orde
                 assert kv.get(key) == value_of(key)
                 ahead = min(len(KEYS), KEYS.index(key) + 5) - 1  # by now or soon: a client computes meanwhile
                 wait_until(
-                    lambda wanted=ahead: counters("through")["prestaged_bytes"] >= wanted * VALUE_BYTES
+                    lambda wanted=ahead: counters("through")["prestaged_bytes"] >= wanted * VALUE_BYTES, 30
                 )
             seen = counters("through")
             assert seen["prestage_hits"] >= len(KEYS) - 3

@@ -25,6 +25,8 @@ from tests.support.pool.memory_pool import VOLUME_ID, key_of
 from tests.support.waiting import wait_until
 
 LINKS = 2
+SOON = 30.0
+"""Seconds, of a busy machine."""
 CHILD = """
 import socket, sys, time
 from agent.pool.write.slot_messages import *
@@ -89,7 +91,7 @@ class Stand:
     def cooling(self) -> int:
         now = self.memory.first.channel.now()
         return sum(
-            until > now + COOLDOWN_SECONDS - 10
+            until > now + COOLDOWN_SECONDS / 2
             for each in self.memory.first.cache.snapshot()
             for until in each.cooldown_until.values()
         )
@@ -104,7 +106,7 @@ def stand() -> Iterator[Stand]:
 
 def links_of(stand: Stand) -> BorrowedLinks:
     nguids = tuple(each.nguid for each in stand.memory.pool.settings.extents)
-    return BorrowedLinks(stand.theirs, Fabric((), nguids), 5.0)
+    return BorrowedLinks(stand.theirs, Fabric((), nguids), SOON)
 
 
 def test_values_over_real_sockets(stand: Stand) -> None:
@@ -112,9 +114,9 @@ def test_values_over_real_sockets(stand: Stand) -> None:
     for turn in range(5):
         numbers = range(turn * 20, turn * 20 + 20)
         keys, values = [key_of(n) for n in numbers], [memoryview(content(n)) for n in numbers]
-        steps = write_borrowed(reader.volume, reader.channel, links, keys, values, 5.0)
+        steps = write_borrowed(reader.volume, reader.channel, links, keys, values, SOON)
         assert reader.channel.run(steps) == [True] * 20
-    wait_until(lambda: not stand.reserved(), 5, "the last call to end")
+    wait_until(lambda: not stand.reserved(), SOON, "the last call to end")
     for number in range(100):
         assert stand.memory.pool.agent().get(key_of(number)) == content(number)
 
@@ -127,6 +129,16 @@ def test_all_links_in_use(stand: Stand) -> None:
         pass
 
 
+def test_half_of_the_workers_have_calls_that_are_patient(stand: Stand) -> None:
+    links = links_of(stand)
+    for _ in range(2):
+        with links.take() as first, links.take() as second:
+            assert first.is_patient
+            assert not second.is_patient, "one of two"
+        with links.take() as again:
+            assert again.is_patient
+
+
 STEPS = [("idle", 0), ("asked", 3), ("lent", 3), ("partly", 2), ("told", 0)]
 
 
@@ -134,16 +146,16 @@ STEPS = [("idle", 0), ("asked", 3), ("lent", 3), ("partly", 2), ("told", 0)]
 def test_a_process_that_is_killed(stand: Stand, step: str, lent: int) -> None:
     """Its slots are nobody's until its end was waited for, and then cool down."""
     child = stand.spawn(step)
-    wait_until(lambda: stand.reserved() == lent, 5, "slots to be lent")
+    wait_until(lambda: stand.reserved() == lent, SOON, "slots to be lent")
     child.send_signal(signal.SIGKILL)
     if lent:
-        wait_until(stand.borrower.is_to_end.is_set, 5, "the lender to hear of its end")
+        wait_until(stand.borrower.is_to_end.is_set, SOON, "the lender to hear of its end")
         assert stand.reserved() == lent
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     stand.borrower.has_ended()
-    wait_until(lambda: not stand.reserved(), 5, "its slots to be let go of")
+    wait_until(lambda: not stand.reserved(), SOON, "its slots to be let go of")
     assert stand.cooling() == lent
-    wait_until(lambda: not len(stand.memory.first.volume.key_locks), 5, "its keys to be let go of")
+    wait_until(lambda: not len(stand.memory.first.volume.key_locks), SOON, "its keys to be let go of")
     nothing_is_held(stand.memory.first)
 
 
@@ -152,12 +164,12 @@ def test_a_process_that_hangs_is_ended(stand: Stand, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(slot_lender, "TELL_SECONDS", -0.5)
     child = stand.spawn("lent")
     child.send_signal(signal.SIGSTOP)
-    wait_until(stand.borrower.is_to_end.is_set, 5, "the lender to lose patience")
+    wait_until(stand.borrower.is_to_end.is_set, SOON, "the lender to lose patience")
     assert stand.reserved() == 3, "it may go on and write"
     child.kill()
     child.wait()
     stand.borrower.has_ended()
-    wait_until(lambda: not stand.reserved(), 5)
+    wait_until(lambda: not stand.reserved(), SOON)
     assert stand.cooling() == 3
 
 
@@ -172,7 +184,7 @@ def test_a_process_that_hangs_is_ended(stand: Stand, monkeypatch: pytest.MonkeyP
 )
 def test_nonsense_ends_a_process(stand: Stand, nonsense: bytes) -> None:
     stand.theirs[0].sendall(nonsense)
-    wait_until(stand.borrower.is_to_end.is_set, 5)
+    wait_until(stand.borrower.is_to_end.is_set, SOON)
     stand.borrower.has_ended()
 
 
@@ -182,10 +194,10 @@ def test_a_slot_that_is_not_lent_is_not_told_of(stand: Stand) -> None:
     link.sendall(encode_ask(Ask(VOLUME_ID, 1.0, 0, [Value(key_of(1), 5)])))
     link.recv(4096)
     link.sendall(bytes([3, 1, 9, 0]))
-    wait_until(stand.borrower.is_to_end.is_set, 5)
+    wait_until(stand.borrower.is_to_end.is_set, SOON)
     assert stand.reserved() == 1
     stand.borrower.has_ended()
-    wait_until(lambda: not stand.reserved(), 5)
+    wait_until(lambda: not stand.reserved(), SOON)
     assert stand.cooling() == 1
 
 

@@ -58,6 +58,10 @@ def test_what_is_evicted_comes_up_and_the_verbs_tell_of_it(processes: Processes,
         found: dict[str, Any] = json.loads((mount / ".g35/status.json").read_text())
         return found
 
+    def volume() -> dict[str, Any]:
+        found: dict[str, Any] = next(each for each in status()["volumes"] if each["name"] == "kv")
+        return found
+
     with Enclosure(EnclosureSettings(name="one", drives=1, drive_bytes=32 << 20)) as one:
         config.write_text(
             CONFIGURATION.format(folder=tmp_path, port=one.port, nqn=one.settings.subsystem_nqn)
@@ -73,23 +77,27 @@ def test_what_is_evicted_comes_up_and_the_verbs_tell_of_it(processes: Processes,
         wait_until(lambda: not status()["spill"][0]["error"], 60)
         with Pool(mount, sessions=1) as pool:
             kv = pool.volume("kv")
-            for key in KEYS:
-                assert kv.put(key, value_of(key))
-            (place,) = status()["spill"]
-            assert place["volumes"]["kv"]["values"] > 100
-            served = [key for key in KEYS if kv.get(key) == value_of(key)]
-            seen = next(each for each in status()["volumes"] if each["name"] == "kv")
-            assert seen["gets_from_g4"] > 10, "how many depends on which victims were copied in time"
-            assert seen["hits"] == len(served)
-            assert seen["misses"] == len(KEYS) - len(served)
-            for key in KEYS:
+            keys, fresh, asked, hits = list[bytes](), KEYS, 0, 0
+            # A victim leaves a mark only if it was copied in time; how many do depends on the machine.
+            for _ in range(20):
+                keys += fresh
+                for key in fresh:
+                    assert kv.put(key, value_of(key))
+                asked, hits = asked + len(keys), hits + sum(kv.get(key) == value_of(key) for key in keys)
+                seen = volume()
+                fresh = [random.Random(key).randbytes(16) for key in keys[-100:]]
+                if seen["gets_from_g4"] > 10 and status()["spill"][0]["volumes"]["kv"]["bundles"] > 1:
+                    break
+            else:
+                raise AssertionError(f"too few values came up from G4: {status()}")
+            assert (seen["hits"], seen["misses"]) == (hits, asked - hits)
+            for key in keys:
                 # What comes back to flash may evict values that have no copy yet. A miss after the look-up is
                 # an empty file.
                 with contextlib.suppress(FileNotFoundError):
                     assert (mount / "kv/kv" / key.hex()).read_bytes() in (b"", value_of(key))
-            after = next(each for each in status()["volumes"] if each["name"] == "kv")
             # How many depends on which of them are back on flash by then.
-            assert after["gets_from_g4"] > seen["gets_from_g4"], "a path finds values in G4, too"
+            assert volume()["gets_from_g4"] > seen["gets_from_g4"], "a path finds values in G4, too"
         assert agent.stop(30) == 0
 
         (row,) = json.loads(verb("status", "--json"))
@@ -108,11 +116,12 @@ def test_what_is_evicted_comes_up_and_the_verbs_tell_of_it(processes: Processes,
         agent.wait_for_line("ready", 60)
         with Pool(mount, sessions=1) as pool:
             kv = pool.volume("kv")
-            again = [key for key in KEYS if kv.get(key) == value_of(key)]
-            assert set(again) <= set(served), "a bundle that was cut serves nothing more, and nothing else"
+            assert [key for key in keys if kv.get(key) == value_of(key)]
+            assert all(kv.get(key) in (None, value_of(key)) for key in keys), (
+                "a cut bundle serves nothing more"
+            )
             assert "bundles deleted" in verb("drop", "--all")
             assert not [path for path in below.rglob("*") if path.is_file()]
-            assert all(kv.get(key) in (None, value_of(key)) for key in KEYS)
-            seen = next(each for each in status()["volumes"] if each["name"] == "kv")
-            assert seen["miss_causes"]["g4_lost"] > 0
+            assert all(kv.get(key) in (None, value_of(key)) for key in keys)
+            assert volume()["miss_causes"]["g4_lost"] > 0
         assert agent.stop(30) == 0

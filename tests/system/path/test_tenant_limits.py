@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 from agent.pool.format.sealed_slot import MAGIC
 from host_shim.block_key import key_of
@@ -61,11 +60,9 @@ def test_limits_and_rotation_under_a_serving_agent(two_tenants: TwoTenants) -> N
         reader = threading.Thread(target=read_on)
         reader.start()
         try:
-            began = time.monotonic()
             code, said = two_tenants.tenant("rotate", "red", "--wait", "60")
             assert code == 0, said
             assert "nothing is left under them" in said
-            assert time.monotonic() - began < 60
         finally:
             stop.set()
             reader.join(30)

@@ -139,7 +139,7 @@ die()
 def test_a_process_that_dies_stores_nothing(whole_pool: PoolUp, name: str) -> None:
     path = whole_pool.mount / "kv/kv" / name
     run(path, DEATHS[name])
-    wait_until(lambda: no_writer(whole_pool), 10, "the file to be closed by all")
+    wait_until(lambda: no_writer(whole_pool), 30, "the file to be closed by all")
     assert is_there(whole_pool, name) is None
     assert not path.exists()
     # The slot is free, and the key is as good as any other.
@@ -250,14 +250,14 @@ KEPT_OVER_EXEC = """
 fd = opened()
 os.write(fd, first)
 os.dup2(fd, 1)
-os.execv("/bin/sleep", ["sleep", "9"])
+os.execv("/bin/sleep", ["sleep", "60"])
 """
 
 
 def test_a_value_that_exec_closes_is_whole_once_nobody_has_it(whole_pool: PoolUp) -> None:
     path = whole_pool.mount / "kv/kv/by exec"
     assert run(path, BY_EXEC).returncode == 0
-    wait_until(lambda: is_there(whole_pool, "by exec") == WHOLE, 10, "the value")
+    wait_until(lambda: is_there(whole_pool, "by exec") == WHOLE, 30, "the value")
 
 
 def test_an_exec_that_keeps_a_descriptor_has_not_closed_the_value(whole_pool: PoolUp) -> None:
@@ -268,7 +268,7 @@ def test_an_exec_that_keeps_a_descriptor_has_not_closed_the_value(whole_pool: Po
     assert is_there(whole_pool, "kept over exec") is None
     writer.kill()
     writer.wait()
-    wait_until(lambda: no_writer(whole_pool), 10, "the file to be closed by all")
+    wait_until(lambda: no_writer(whole_pool), 30, "the file to be closed by all")
     assert is_there(whole_pool, "kept over exec") is None
 
 
@@ -277,7 +277,7 @@ def test_a_process_with_more_descriptors_than_are_looked_at_stores_whole_values(
     limits = "resource.getrlimit(resource.RLIMIT_NOFILE)[1]"
     raised = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (2000, {limits}))"
     run(path, f"{raised}; others = [os.dup(0) for _ in range(1100)]; open(path, 'wb').write(whole)")
-    wait_until(lambda: is_there(whole_pool, path.name) == WHOLE, 10, "the value to be complete")
+    wait_until(lambda: is_there(whole_pool, path.name) == WHOLE, 30, "the value to be complete")
 
 
 @pytest.mark.parametrize(

@@ -32,11 +32,11 @@ DRIVES = {"drives": 1, "drive_bytes": 1 << 20}
 
 
 async def until(condition: Callable[[], object], what: str) -> None:
-    with trio.move_on_after(20):
+    with trio.move_on_after(60):
         while not condition():  # noqa: ASYNC110 - polled: the enclosure knows no trio
             await trio.sleep(0.01)
         return
-    raise AssertionError(f"not within 20 s: {what}")
+    raise AssertionError(f"not within 60 s: {what}")
 
 
 class Heard:
@@ -65,7 +65,7 @@ def test_every_change_of_the_log_is_heard_over_one_connection() -> None:
             port, own = shelf.port, shelf.settings.subsystem_nqn
 
             def opener():  # type: ignore[no-untyped-def]
-                return open_controller("127.0.0.1", port, DISCOVERY_NQN, HOST, HOST_ID, keep_alive_s=5.0)
+                return open_controller("127.0.0.1", port, DISCOVERY_NQN, HOST, HOST_ID, keep_alive_s=60.0)
 
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(
@@ -110,7 +110,7 @@ def test_a_controller_that_tells_nothing_is_asked(monkeypatch: pytest.MonkeyPatc
             @asynccontextmanager
             async def opener():  # type: ignore[no-untyped-def]
                 async with open_controller(
-                    "127.0.0.1", shelf.port, DISCOVERY_NQN, HOST, HOST_ID, keep_alive_s=5.0
+                    "127.0.0.1", shelf.port, DISCOVERY_NQN, HOST, HOST_ID, keep_alive_s=60.0
                 ) as controller:
                     object.__setattr__(controller.identify, "oaes", 0)
                     for each in shelf.target.controllers:
@@ -187,7 +187,7 @@ def looked_round(fabric: Fabric) -> list[tuple[bytes, int, Inspection]]:
         channel.close()
 
 
-@pytest.mark.expects_log("not connected, and tried again", "are not in the pool")
+@pytest.mark.expects_log("not connected, and tried again", "are not in the pool", "are shown by no enclosure")
 def test_enclosures_by_discovery_come_go_and_come_back(caplog: pytest.LogCaptureFixture) -> None:
     """One discovery controller lists another enclosure beside its own. What is away stays until it is listed
     no longer; what is listed no longer stays while it is connected."""

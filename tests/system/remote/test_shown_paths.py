@@ -31,11 +31,11 @@ ROOT = RootKey(SecretKey(b"\x11" * 32), "a test")
 
 
 async def until(condition: Callable[[], object], what: str) -> None:
-    with trio.move_on_after(20):
+    with trio.move_on_after(60):
         while not condition():  # noqa: ASYNC110 - polled: the enclosure knows no trio
             await trio.sleep(0.01)
         return
-    raise AssertionError(f"not within 20 s: {what}")
+    raise AssertionError(f"not within 60 s: {what}")
 
 
 async def on_thread(work: Callable[[Fabric], None], fabric: Fabric) -> None:

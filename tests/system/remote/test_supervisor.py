@@ -28,11 +28,11 @@ def section(enclosure: Enclosure) -> EnclosureSection:
 
 
 async def until(condition: Callable[[], object], what: str) -> None:
-    with trio.move_on_after(20):
+    with trio.move_on_after(60):
         while not condition():  # noqa: ASYNC110 - polled: workers and the enclosure know no trio
             await trio.sleep(0.01)
         return
-    raise AssertionError(f"not within 20 s: {what}")
+    raise AssertionError(f"not within 60 s: {what}")
 
 
 @pytest.mark.expects_log("not connected, and tried again")

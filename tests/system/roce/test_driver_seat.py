@@ -164,7 +164,7 @@ def test_a_turn_sends_what_it_has_caused(stand: Stand) -> None:
 def test_a_deadline_is_kept_by_the_progress_thread(stand: Stand) -> None:
     with stand.seat.turn():
         stand.engine.due = time.monotonic() + 0.02
-    wait_until(lambda: stand.engine.advanced == 1)
+    wait_until(lambda: stand.engine.advanced)
 
 
 def test_a_deadline_that_a_driver_leaves_behind_is_kept(stand: Stand) -> None:
@@ -178,7 +178,7 @@ def test_a_deadline_that_a_driver_leaves_behind_is_kept(stand: Stand) -> None:
 
     assert stand.seat.drive_until(condition, soon)
     assert not stand.seat.drive_until(lambda: False, time.monotonic())
-    wait_until(lambda: stand.engine.advanced == 1)
+    wait_until(lambda: stand.engine.advanced)
 
 
 def test_what_the_link_could_not_send_goes_when_it_can(stand: Stand) -> None:
@@ -197,15 +197,22 @@ def test_a_busy_driver_lets_others_have_their_turn(stand: Stand) -> None:
     driver = threading.Thread(target=lambda: stand.seat.drive_until(over.is_set, None))
     driver.start()
     wait_until(lambda: stand.engine.bursts > 10 * ROUND_BURSTS)
-    longest = 0.0
-    for _ in range(50):
-        start = time.monotonic()
-        with stand.seat.turn():
-            longest = max(longest, time.monotonic() - start)
+    turns = 0
+
+    def take_turns() -> None:
+        nonlocal turns
+        for _ in range(50):
+            with stand.seat.turn():
+                turns += 1
+
+    other = threading.Thread(target=take_turns)
+    other.start()
+    other.join(60)
     over.set()
     driver.join(20)
     assert not driver.is_alive()
-    assert longest < 2.0
+    other.join(20)
+    assert turns == 50
 
 
 def test_the_progress_thread_survives_a_bug(stand: Stand, expects_log: Callable[..., None]) -> None:
@@ -444,12 +451,12 @@ def _is_interrupted_and_as_it_was(how: str, number: int) -> bool:
             wait_until(lambda: seat._taken)
         call = {"drive": drive, "turn": turn, "wait for the seat": wait}[how]
         interrupted = _interrupted_at(number, call)
-        assert seat.lock.acquire(timeout=5), f"the lock is lost after call {number}"
+        assert seat.lock.acquire(timeout=20), f"the lock is lost after call {number}"
         seat.lock.release()
         stand.other.send(b"two")
-        assert seat.drive_until(lambda: b"two" in engine.got, time.monotonic() + 5), number
+        assert seat.drive_until(lambda: b"two" in engine.got, time.monotonic() + 20), number
         if how == "wait for the seat":
-            other.join(5)
+            other.join(20)
             assert not other.is_alive()
         assert not seat._taken
         assert not seat._waiters

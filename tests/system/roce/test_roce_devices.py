@@ -212,7 +212,9 @@ def test_opening_and_closing_leaves_nothing() -> None:
         assert "again" in repr(device)
         device.close()
     gc.collect()
-    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
+    # Of what other tests left, something may end meanwhile: there may be less, and never more.
+    after = len(os.listdir("/proc/self/fd")), threading.active_count()
+    assert all(now <= then for now, then in zip(after, before, strict=True)), (before, after)
 
 
 def test_the_window_suits_the_socket_and_the_way() -> None:

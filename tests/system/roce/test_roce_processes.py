@@ -91,7 +91,7 @@ def test_data_and_a_clean_end(rig: Rig) -> None:
     _talk(rig)
     rig.disconnect()
     rig.peer.wait_for_line("disconnected")
-    assert rig.peer.process.wait(20) == 0
+    assert rig.peer.process.wait(60) == 0
     assert "failed" not in rig.peer.output
 
 
@@ -123,7 +123,7 @@ def test_a_peer_that_vanishes_in_the_middle_ends_in_flush_errors(
     program.post_receive(0, 64, wr_id=99)
     statuses = [done.status for done in program.done(4)]
     os.kill(rig.peer.pid, how)
-    wait_until(lambda: _stands_still(rig.peer.pid), 10.0, "a peer that does nothing more")
+    wait_until(lambda: _stands_still(rig.peer.pid), 30.0, "a peer that does nothing more")
     # On a fast machine all of them may have been answered by now; this one can't be.
     program.post(SendOpcode.RDMA_WRITE, 0, size, rkey=rig.rkey, wr_id=98)
     start = time.monotonic()
@@ -135,7 +135,7 @@ def test_a_peer_that_vanishes_in_the_middle_ends_in_flush_errors(
     assert failed[0] is WcStatus.RETRY_EXC_ERR
     assert set(failed[1:]) <= {WcStatus.WR_FLUSH_ERR}
     assert sorted(done.wr_id for done in more)[-1] == 99
-    assert took < _retry_time() + 1.0
+    assert took < _retry_time() + 5.0
     with program.device.turn():
         assert program.qp.state is QpState.ERR
         assert len(program.cq) == 0
@@ -146,7 +146,7 @@ def test_a_peer_without_processor_for_seconds_is_waited_for(impatient_rig: Rig) 
     rig, program = impatient_rig, impatient_rig.program
     os.kill(rig.peer.pid, signal.SIGSTOP)
     try:
-        wait_until(lambda: _stands_still(rig.peer.pid), 10.0, "a peer that does nothing more")
+        wait_until(lambda: _stands_still(rig.peer.pid), 30.0, "a peer that does nothing more")
         program.post_receive(0, 4096)
         program.post(SendOpcode.SEND, 8192, 100, wr_id=1)
         until = time.monotonic() + 2.0
@@ -167,7 +167,7 @@ def test_a_process_that_ends_tells_its_peers(impatient_rig: Rig) -> None:
     assert program.event(CmEventType.DISCONNECTED).status == 0
     last = program.done(14, seconds=_retry_time() + 20.0)[-1]
     assert last.status in (WcStatus.WR_FLUSH_ERR, WcStatus.RETRY_EXC_ERR, WcStatus.SUCCESS)
-    rig.peer.process.wait(20)
+    rig.peer.process.wait(60)
 
 
 def _dissect(pcap: Path) -> list[dict[str, list[str]]]:
@@ -192,7 +192,7 @@ def test_a_capture_opens_in_wireshark_without_a_complaint(processes: Processes, 
         rig.disconnect()
     finally:
         rig.program.close()
-    rig.peer.process.wait(20)
+    rig.peer.process.wait(60)
     for capture in (own, other):
         packets = _dissect(capture)
         assert len(packets) > 256

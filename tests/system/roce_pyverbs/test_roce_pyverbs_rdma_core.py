@@ -41,7 +41,7 @@ def test_none_of_rdma_cores_tests_fails(repository: Path) -> None:
         env=os.environ | {"PYTHONWARNINGS": "ignore"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -18,7 +18,14 @@ from agent.http.connection import RECEIVE_BYTES, UNACKNOWLEDGED_BYTES
 from agent.http.shares import Shares
 from agent.s3.chunked import UNSIGNED_TRAILER
 from agent.s3.door import CONNECTIONS
-from tests.support.engines.s3_served import OTHER_KEY, Served, answer_of, served, signed_head
+from tests.support.engines.s3_served import (
+    OTHER_KEY,
+    SOCKET_SECONDS,
+    Served,
+    answer_of,
+    served,
+    signed_head,
+)
 from tests.support.waiting import wait_until
 
 BUCKET = "blocks"
@@ -33,18 +40,23 @@ def slow_reader(s3: Served, key: str) -> socket.socket:
     return made
 
 
+def no_place_is_held(s3: Served) -> None:
+    """A reader gives its place back a moment after its file is closed."""
+    wait_until(lambda: s3.door._service.transfers.held == 0, what="all places to be given back")
+
+
 def test_slow_readers_of_a_tenant_do_not_keep_the_others_out(tmp_path: Path) -> None:
-    with served(tmp_path, transfers=4, idle_s=10) as s3:
+    with served(tmp_path, transfers=4, idle_s=60) as s3:
         client, other = s3.client(), s3.client(OTHER_KEY)
         client.put_object(Bucket=BUCKET, Key="big", Body=bytes(16 << 20))
         with contextlib.ExitStack() as readers:
             for _ in range(3):  # all that are not owed to the other
                 readers.enter_context(slow_reader(s3, "big"))
-            began = time.monotonic()
             for number in range(5):
                 other.put_object(Bucket=BUCKET, Key="a", Body=b"%d" % number)
                 assert other.get_object(Bucket=BUCKET, Key="a")["Body"].read() == b"%d" % number
-            assert time.monotonic() - began < 5
+            # Nobody had to wait until they were let go.
+            assert s3.door._service.transfers.held >= 3
         wait_until(lambda: s3.stores["one"].files.gauges().open_files == 0, what="the readers to be let go")
         client.put_object(Bucket=BUCKET, Key="small", Body=b"x")
 
@@ -70,6 +82,7 @@ def test_who_has_no_place_in_time_is_told_to_slow_down(
         assert client.list_objects_v2(Bucket=BUCKET)["KeyCount"] == 1
         reader.close()
         wait_until(lambda: s3.stores["one"].files.gauges().open_files == 0)
+        no_place_is_held(s3)
         client.put_object(Bucket=BUCKET, Key="a", Body=b"x")
 
 
@@ -86,7 +99,7 @@ def test_who_takes_nothing_of_one_piece_has_a_place_and_little_of_the_kernel(
                 client.get_object(Bucket=BUCKET, Key="big")
             assert refused.value.response["Error"]["Code"] == "SlowDown"
             assert 0 < unacknowledged(s3.port) <= UNACKNOWLEDGED_BYTES
-        wait_until(lambda: s3.door._service.transfers.held == 0)
+        no_place_is_held(s3)
     assert CONNECTIONS.bytes_each >= UNACKNOWLEDGED_BYTES + RECEIVE_BYTES
 
 
@@ -125,7 +138,7 @@ def test_a_crowd_of_one_peer_leaves_room_for_a_client_with_a_key(tmp_path: Path)
             crowd.append(s3.connect())
         # Of 16 a peer without a key has 7, and the others are hung up on at once.
         wait_until(lambda: s3.door.counters.connections_refused >= 9)
-        assert s3.door.counters.connections == 7
+        wait_until(lambda: s3.door.counters.connections == 7)
         with s3.connect_from("127.0.0.2") as other:
             other.sendall(signed_head("GET", "/")[0])
             assert answer_of(other)[0] == 200
@@ -158,7 +171,7 @@ def test_a_crowd_behind_its_own_address_gives_way_to_a_client_with_a_key(tmp_pat
         began = time.monotonic()
         for _ in range(5):
             assert lists(s3, "127.0.0.1")
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < SOCKET_SECONDS, "none of its tries was left to wait"
         assert s3.door.counters.connections <= 16
 
 
@@ -168,7 +181,7 @@ def test_connections_without_a_key_at_many_addresses_give_way(tmp_path: Path) ->
             crowd.enter_context(s3.connect_from(f"127.0.1.{number}")).sendall(b"GET / HTTP/1.1\r\n")
         began = time.monotonic()
         assert lists(s3, "127.0.0.1")
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < SOCKET_SECONDS
 
 
 @contextmanager

@@ -74,7 +74,7 @@ def test_a_copy_onto_itself_changes_headers_and_moves_no_byte(s3: Served) -> Non
     assert found["ChecksumCRC32"] == before["ChecksumCRC32"]
     copy(client, "a", "a", StorageClass="GLACIER")
     assert client.head_object(Bucket=BUCKET, Key="a")["Metadata"] == {"layer": "8"}
-    assert s3.stores["one"].files.gauges() == files
+    wait_until(lambda: s3.stores["one"].files.gauges() == files, what="the reader's file to be closed")
     assert (
         code_of(copy, client=client, source="a", key="a", **REPLACED, IfNoneMatch="*") == "PreconditionFailed"
     )

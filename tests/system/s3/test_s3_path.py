@@ -64,7 +64,7 @@ def test_an_object_is_whole_or_not_there_whatever_happens_to_agent_and_flash(up:
         connection.close()
     up.wait_restarted("agent-process", pid)
     client = client_of(up)
-    wait_until(lambda: serves(client), 20, "the S3 door to answer again")
+    wait_until(lambda: serves(client), 60, "the S3 door to answer again")
     assert [each["Key"] for each in client.list_objects_v2(Bucket="kvcache")["Contents"]] == [
         "kept",
         "replaced",

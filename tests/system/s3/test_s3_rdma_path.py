@@ -53,7 +53,7 @@ def test_objects_go_by_rdma_and_clients_connect_again_after_an_agent_was_killed(
             pid = up.kill("agent-process")
             up.wait_restarted("agent-process", pid)
         with client_of(up) as client:
-            wait_until(lambda: connects(client), 20, "the S3 door to answer again")
+            wait_until(lambda: connects(client), 60, "the S3 door to answer again")
             into = client.register(memoryview(bytearray(len(DATA))))
             assert client.get("/kvcache/a", into) == len(DATA)
             assert into.view == DATA

@@ -52,5 +52,5 @@ def test_what_many_read_and_write_at_once_is_always_one_whole_value(s3: Served) 
     for each in client.list_objects_v2(Bucket=BUCKET).get("Contents", ()):
         client.delete_object(Bucket=BUCKET, Key=each["Key"])
     wait_until(lambda: not s3.blocks["one"].blocks, what="all blocks to be freed")
-    assert s3.stores["one"].index.spare(9) == []
-    assert s3.stores["one"].files.gauges().open_files == 0
+    wait_until(lambda: s3.stores["one"].index.spare(9) == [], what="all names to be taken out")
+    wait_until(lambda: s3.stores["one"].files.gauges().open_files == 0, what="all files to be closed")

@@ -221,7 +221,7 @@ def test_a_second_front_end_is_refused_and_the_first_goes_on(path: Path) -> None
             second.start()
         assert get(machine, put(machine, b"x", b"unharmed"), 8) == b"unharmed"
         machine.lose()
-        second.start(patience=10)
+        second.start(patience=30)
 
 
 @pytest.mark.parametrize("inflight", [True, False])
@@ -308,7 +308,7 @@ def test_rings_that_are_stopped_go_on_where_they_were(path: Path) -> None:
             assert [bases[queue.index] for queue in machine.queues] == [
                 queue.ring.used_index for queue in machine.queues
             ]
-            machine.start(patience=10)
+            machine.start(patience=30)
         for turn in range(5):
             assert machine.client.read_into(node.number, handle, turn * 4096, room) == 4096
             assert room.view == bytes([turn]) * 4096
@@ -319,13 +319,13 @@ def test_requests_made_while_there_is_no_device(tmp_path: Path, tree: MemoryFile
     path = tmp_path / "fs.sock"
     with Machine(path, request_queues=QUEUES) as machine:
         with served(path, tree, books=GuestBooks(tmp_path / "books")):
-            machine.start(patience=10)
+            machine.start(patience=30)
             machine.client.init()
             machine.lose()
         calls = [machine.client.start(3, 1, bytes(16), 104) for _ in range(10)]
         assert not any(call.queue.ring.take_used() for call in calls)
         with served(path, tree, books=GuestBooks(tmp_path / "books")):
-            machine.start(patience=10)
+            machine.start(patience=30)
             assert all(len(call.body()) == 104 for call in calls)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import random
 import time
@@ -100,7 +101,7 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Two]:
         for door in doors:
             machine = Machine(door.path, request_queues=1, memory_bytes=16 << 20)
             made.machines.append(machine)
-            machine.start(patience=10)
+            machine.start(patience=30)
             machine.client.init()
         yield made
     finally:
@@ -210,7 +211,7 @@ def host_goes_on(two: Two) -> None:
 def ended(door: VirtioFsDoor) -> None:
     """Another guest mounts the device, so the one before it is no more."""
     with Machine(door.path, request_queues=1, memory_bytes=8 << 20) as another:
-        another.start(patience=10)
+        another.start(patience=30)
         another.client.init()
         another.stop()
 
@@ -243,7 +244,7 @@ def test_memory_does_not_grow_with_guests_that_come_and_take_all(two: Two) -> No
     def once() -> None:
         machine = Machine(two.doors[0].path, request_queues=1, memory_bytes=16 << 20)
         with machine:
-            machine.start(patience=10)
+            machine.start(patience=30)
             machine.client.init()
             guest = Guest(machine.client, machine)
             for walk in WALKS.values():
@@ -258,9 +259,11 @@ def test_memory_does_not_grow_with_guests_that_come_and_take_all(two: Two) -> No
     tracemalloc.start()
     try:
         once()
+        gc.collect()
         before = tracemalloc.get_traced_memory()[0]
         for _ in range(5):
             once()
+        gc.collect()
         grown = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
@@ -314,7 +317,7 @@ def test_wrong_lengths_in_a_ring_end_at_the_guest(two: Two, length: int) -> None
     del base
     machine.lose()
     with Machine(two.doors[0].path, request_queues=1, memory_bytes=8 << 20) as again:
-        again.start(patience=10)
+        again.start(patience=30)
         again.client.init()
         attributes_of(again.client, 1)
         again.stop()

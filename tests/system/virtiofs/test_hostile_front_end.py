@@ -122,7 +122,7 @@ class TestCall:
             # Else it may signal the other one, which is right as well.
             wait_until(call._lock.locked, what="the sleeper to be at it")
             call.use(other)
-            sleeper.join(10)
+            sleeper.join(60)
             assert not sleeper.is_alive()
             call.signal()
             assert os.eventfd_read(other) == 1
@@ -144,7 +144,7 @@ class TestCall:
 
 def test_more_than_was_negotiated_is_refused(path: Path) -> None:
     with Machine(path, request_queues=1, memory_bytes=8 << 20, pages=False) as machine:
-        machine.start(patience=10)
+        machine.start(patience=30)
         client = machine.client
         client.init()
         node, handle = create(client, 1, b"file")
@@ -220,7 +220,7 @@ def test_a_forget_that_was_carried_out_is_not_counted_again(tmp_path: Path, tree
     with Machine(path, request_queues=QUEUES) as machine:
         client = machine.client
         with served(path, tree, books=GuestBooks(tmp_path / "books")):
-            machine.start(patience=10)
+            machine.start(patience=30)
             client.init()
             node, handle = create(client, 1, b"forgotten")
             client.release(node.number, handle)
@@ -239,7 +239,7 @@ def test_a_forget_that_was_carried_out_is_not_counted_again(tmp_path: Path, tree
         content[inflight.in_flight_byte(content_head)] = 1
         os.pwrite(descriptor, content, 0)
         with served(path, tree, books=GuestBooks(tmp_path / "books")):
-            machine.start(patience=10)
+            machine.start(patience=30)
             assert attributes_of(client, node.number).number == node.number
             assert tree.nodes[node.number].lookups == 1
             machine.lose()

@@ -26,13 +26,13 @@ def guests(processes: Processes, tmp_path: Path) -> Iterator[list[Machine]]:
     """A machine for each tenant, in their order."""
     pool_up = PoolUp(
         processes, tmp_path / "state", "--drives", "1", "--enclosures", "1", "--drive-size", "512M",
-        "--no-restart", "--read-deadline-ms", "2000",
+        "--no-restart", "--read-deadline-ms", "5000",
     )  # fmt: skip
     try:
         config = tmp_path / "tenants.toml"
         config.write_text(tenants_of(pool_up, tmp_path))
         old = pool_up.kill("agent-process")
-        wait_until(lambda: not os.path.exists(f"/proc/{old}") or not pool_up.answers(), 20, "its end")
+        wait_until(lambda: not os.path.exists(f"/proc/{old}") or not pool_up.answers(), 60, "its end")
         formatted = processes.g35("pool", "format", "--force", "--config", config)
         assert formatted.process.wait(60) == 0, formatted.output
         agent = processes.g35("agent", "--config", config)
@@ -40,7 +40,7 @@ def guests(processes: Processes, tmp_path: Path) -> Iterator[list[Machine]]:
         with contextlib.ExitStack() as stack:
             machines = [stack.enter_context(Machine(tmp_path / name)) for name in TENANTS]
             for machine in machines:
-                machine.start(patience=10)
+                machine.start(patience=30)
                 machine.client.init()
             yield machines
         assert agent.stop() == 0

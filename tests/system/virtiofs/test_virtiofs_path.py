@@ -20,12 +20,12 @@ from agent.bench.virtio_driver.machine import Machine, queues_offered
 from agent.bench.virtiofs_files import VirtiofsFiles
 from host_shim.pool import Pool
 from tests.support.fs.guest_requests import create
-from tests.support.pool_up import PoolUp
+from tests.support.pool_up import PoolUp, wait_each_served
 from tests.support.processes import Processes
 from tests.support.waiting import wait_until
 
 VALUE = 200_000
-OPTIONS = ("--virtiofs", "--drive-size", "256M", "--read-deadline-ms", "2000", "--drives", "1")
+OPTIONS = ("--virtiofs", "--drive-size", "256M", "--read-deadline-ms", "5000", "--drives", "1")
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def machine(pool_up: PoolUp) -> Iterator[Machine]:
     socket = pool_up.state / "virtiofs.sock"
     queues = queues_offered(socket) - 1
     with Machine(socket, request_queues=queues, memory_bytes=64 << 20) as made:
-        made.start(patience=10)
+        made.start(patience=30)
         made.client.init()
         yield made
 
@@ -64,9 +64,9 @@ def test_both_doors_lead_to_one_pool(pool_up: PoolUp, machine: Machine) -> None:
             size = (1, 4095, VALUE, 262_144, 1 << 20)[number % 5]
             store, other = (mounted, guest) if number % 2 else (guest, mounted)
             assert store.put(key(number), content(key(number), size))
-            assert other.get(key(number)) == content(key(number), size)
+            wait_each_served(other, {key(number): content(key(number), size)})
         room = machine.memory.room(1 << 20)
-        assert guest.get_into(key(4), room.view) == 1 << 20
+        wait_until(lambda: guest.get_into(key(4), room.view) == 1 << 20, what="a value of 1 MiB")
         assert room.view == content(key(4), 1 << 20)
         assert guest.get_into(key(99), room.view) is None
         assert guest.exists([key(4), key(99)]) == [True, False]
@@ -137,11 +137,12 @@ class Guest:
             thread.join(60)
             assert not thread.is_alive(), "a call hangs"
         kv = self._pool.volume("kv")
-        lost = [each for each in self.stored if kv.get(each) != content(each)]
+
+        # What was acknowledged; an enclosure may have come back just now.
+        wait_each_served(kv, {each: content(each) for each in self.stored})
         self._pool.close()
         assert not self.failures, self.failures
         assert not self.wrong
-        assert not lost, "values that were acknowledged are gone"
 
 
 def killed_and_back(pool_up: PoolUp, machine: Machine, meanwhile: Callable[[], None] = lambda: None) -> None:
@@ -150,7 +151,7 @@ def killed_and_back(pool_up: PoolUp, machine: Machine, meanwhile: Callable[[], N
     machine.lose()
     meanwhile()
     pool_up.wait_restarted("agent-process", old)
-    machine.start(patience=30)
+    machine.start(patience=60)
 
 
 def test_an_orderly_stop_stores_no_half_of_a_value(pool_up: PoolUp, machine: Machine) -> None:
@@ -171,7 +172,8 @@ def test_an_orderly_stop_stores_no_half_of_a_value(pool_up: PoolUp, machine: Mac
     pool_up.down()
     machine.lose()
     pool_up.start_again()
-    machine.start(patience=30)
+    pool_up.wait_connected(2)
+    machine.start(patience=60)
     with pytest.raises(OSError) as lost:
         client.write_from(value.number, writing, 1 << 16, room)
     assert lost.value.errno == errno.EIO
@@ -230,9 +232,19 @@ def test_requests_that_the_dead_agent_had_are_answered_by_the_next(
             continue  # a handle that died with its agent; the answer came, and once
         assert into.view == content(key(number), 1 << 20)
     assert not any(queue.outstanding for queue in machine.queues)
-    for number in range(6):
+
+    def is_whole(number: int) -> bool:
+        """Or an error, as where a drive that hung until now is slow."""
         node = client.walk(f"fs/file {number}").number
         handle = client.open(node)
-        assert client.read_into(node, handle, 0, room) == 1 << 20
+        try:
+            assert client.read_into(node, handle, 0, room) == 1 << 20
+        except OSError:
+            return False
+        finally:
+            client.release(node, handle)
         assert room.view == content(key(number), 1 << 20)
-        client.release(node, handle)
+        return True
+
+    for number in range(6):
+        wait_until(lambda number=number: is_whole(number), 30, "a file")  # type: ignore[misc]

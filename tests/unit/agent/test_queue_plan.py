@@ -55,8 +55,8 @@ def test_each_reader_has_threads_that_lend_it_slots() -> None:
     assert not QueuePlan.of(configuration()).slots
 
 
-@pytest.mark.parametrize(("workers", "links"), [(1, 1), (2, 1), (4, 2), (8, 4), (64, 4)])
-def test_half_of_a_readers_workers_wait_for_no_slot(workers: int, links: int) -> None:
+@pytest.mark.parametrize(("workers", "links"), [(1, 1), (2, 2), (3, 3), (4, 4), (8, 4), (64, 4)])
+def test_each_worker_of_a_reader_has_a_link_up_to_four(workers: int, links: int) -> None:
     found = configuration()
     found = found.model_copy(
         update={"agent": found.agent.model_copy(update={"processes": 2, "workers": workers})}

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import threading
+import time
+from typing import Any, cast
 
 import pytest
 
+from agent.bench import loop_client
 from agent.bench.contents import STEPS, Contents, pages
 from agent.bench.loop_probe import TakenTime
 from agent.bench.pool_probes import shape_for
@@ -33,7 +38,7 @@ def test_all_turns_are_counted_until_there_is_nothing_left() -> None:
 
 
 def test_turns_end_when_the_time_is_over() -> None:
-    timed = together([lambda: 1], 0.01)
+    timed = together([lambda: 1], 0.01, least=1)
     assert timed.seconds >= 0.01
     assert timed.operations == timed.bytes > 0
 
@@ -137,3 +142,56 @@ def test_a_hold_up_is_not_counted_while_the_machine_was_held_up_as_well() -> Non
         "each moment once"
     )
     assert TakenTime([(9.0, 2000.0)]).own_part((10.0, 5.0)) == 0.0
+
+
+class BrokenOff:
+    """A volume, and its clock: the last of the gets is a miss that has filled half of the buffer."""
+
+    def __init__(self, hits: int) -> None:
+        self._hits = hits
+        self._is_over = False
+
+    def get_into(self, _key: bytes, buffer: memoryview) -> int | None:
+        if self._hits:
+            self._hits -= 1
+            return len(buffer)
+        buffer[: len(buffer) // 2] = bytes(len(buffer) // 2)
+        self._is_over = True
+        return None
+
+    def monotonic(self) -> float:
+        return float(self._is_over)
+
+
+def test_the_time_begins_with_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the one that waits for them gets no processor until they have ended."""
+    done = threading.Event()
+
+    class Barrier(threading.Barrier):
+        def wait(self, timeout: float | None = None) -> int:
+            number = super().wait(timeout)
+            if threading.current_thread() is threading.main_thread():
+                assert done.wait(60)
+            return number
+
+    def turn() -> int | None:
+        if done.is_set():
+            return None
+        end = time.perf_counter() + 0.005
+        while time.perf_counter() < end:
+            pass
+        done.set()
+        return 1
+
+    monkeypatch.setattr(threading, "Barrier", Barrier)
+    assert together([turn], 60.0).seconds >= 0.005
+
+
+@pytest.mark.parametrize("hits", [0, 2])
+def test_what_a_get_has_left_that_broke_off_is_compared_with_no_value(
+    hits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume, ticks = BrokenOff(hits), loop_client.Ticks()
+    monkeypatch.setattr(loop_client, "time", volume)
+    asyncio.run(loop_client.calling(cast(Any, volume), 0, pages(4096), 0.5, ticks))
+    assert (ticks.calls, ticks.compare) == (1 + hits, [])

@@ -8,9 +8,9 @@ import stat
 
 import pytest
 
-from agent.fs.fuse.abi import InitFlag, Opcode
+from agent.fs.fuse.abi import WRITE_CACHE, WRITE_LOCKOWNER, InitFlag, Opcode
 from agent.fs.fuse.session import WANTED, FuseSession
-from agent.fs.interface import Caller, Opened
+from agent.fs.interface import NOBODY, PAGES, Caller, LockOwner, Opened
 from agent.pool.steps import Outcome
 from tests.support.fs.fuse_peer import Answer, FusePeer
 from tests.support.fs.fuse_records import (
@@ -238,6 +238,24 @@ class TestFiles:
         head = memoryview(header + WriteIn(opened.handle, 0, 9, 0).encode())
         assert peer.session.answer(head, 89, memoryview(b"elsewhere"), peer.room, peer.runner) is not None
         assert peer.ask(Opcode.READ, ReadIn(opened.handle, 0, 100).encode(), made.nodeid).body == b"elsewhere"
+
+    def test_the_owner_of_a_write_and_pages_that_have_none(self) -> None:
+        owners: list[LockOwner] = []
+
+        class TellsOwners(MemoryFileSystem):
+            def write(
+                self, ino: int, handle: int, offset: int, data: memoryview, by: LockOwner = NOBODY
+            ) -> Outcome[int]:
+                owners.append(by)
+                return len(data)
+
+        peer = FusePeer(FuseSession(TellsOwners()))
+        peer.init()
+        for flags in (0, WRITE_LOCKOWNER, WRITE_CACHE):
+            body = WriteIn(1, 0, 4, flags, 77).encode() + b"data"
+            assert peer.ask(Opcode.WRITE, body).errno == 0
+        assert [each.owner for each in owners] == [0, 77, 0]
+        assert [each is PAGES for each in owners] == [False, False, True]
 
     @pytest.mark.parametrize(
         ("offset", "size", "code"),

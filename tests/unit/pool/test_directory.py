@@ -217,6 +217,48 @@ def test_a_torn_mix_of_two_entries_is_neither() -> None:
 # -- choosing ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("hits", [(0,), (0, 0, 0, 1, 7, 0xFFFF)])
+def test_the_victim_of_a_full_set_has_the_greatest_age_over_hits(hits: tuple[int, ...], seed: int) -> None:
+    """By whichever way it is found, and the first of several that are alike."""
+    dice = random.Random(seed)
+    for _ in range(200):
+        directory = Directory()
+        ages = dice.choices([-3.0, 0.0, 1.0, 5.0, 100.0, dice.random()], k=SLOTS_PER_SET)
+        for slot, age in enumerate(ages):
+            pinned = dice.choice([0, int(NOW) - 5])
+            directory.install(slot, entry(slot, age=age, hits=dice.choice(hits), pinned_until=pinned))
+        taken = set(dice.sample(range(SLOTS_PER_SET), dice.choice([0, 0, 3, 63, 64])))
+        scores = {
+            slot: max(0, int(NOW * 1e6) - found.last_use_us) / (1 + found.hits)
+            for slot, found in directory
+            if slot not in taken
+        }
+        choice = choose_slot(directory, taken, NOW)
+        if not scores:
+            assert choice is None
+            continue
+        assert choice is not None
+        best = max(scores.values())
+        assert choice.slot == min(slot for slot, score in scores.items() if score == best)
+        assert choice == (choice.slot, directory.entry(choice.slot), best / 1e6, 0)
+
+
+def test_what_is_pinned_and_what_was_got_is_known_without_a_walk() -> None:
+    directory = full_directory()
+    assert not directory.has_pinned(NOW)
+    directory.pin(63, int(NOW) + 256)
+    assert directory.has_pinned(NOW)
+    assert not directory.has_pinned(NOW + 256)
+    fresh = Directory()
+    assert not fresh.has_hits()
+    fresh.install(5, entry(5))
+    assert not fresh.has_hits()
+    fresh.touch(5, 1)
+    assert fresh.has_hits()
+    fresh.install(5, entry(5, hits=0x100))
+    assert fresh.has_hits()
+
+
 def chosen(directory: Directory, **options: object) -> Choice:
     choice = choose_slot(directory, options.pop("taken", set()), NOW, **options)  # type: ignore[arg-type]
     assert choice is not None

@@ -49,6 +49,18 @@ def test_values_are_there_and_prove_themselves() -> None:
     lending.nothing_is_held()
 
 
+@pytest.mark.parametrize("is_patient", [True, False])
+def test_both_give_way_in_a_call_that_is_not_patient(is_patient: bool) -> None:
+    lending = Lending((1, 1))
+    lending.is_patient = is_patient
+    said: list[str] = []
+    for name, agent in (("lender", lending.first), ("borrower", lending.reader)):
+        agent.channel.gives_way = lambda name=name: said.append(name)  # type: ignore[method-assign, misc]
+    assert lending.put(range(4)) == [True] * 4
+    assert said == ([] if is_patient else ["borrower", "lender", "lender"]), "with each message"
+    lending.nothing_is_held()
+
+
 def test_the_borrower_writes_slots_and_the_lender_one_directory_for_each_set() -> None:
     lending = Lending((1,))
     writes: dict[str, int] = {}

@@ -217,6 +217,36 @@ def test_others_go_on_and_nobody_waits_longer_than_one_put() -> None:
     _nothing_is_held(agent)
 
 
+@pytest.mark.parametrize(("depth", "under_way"), [(64, 16), (128, 16), (32, 8), (3, 1)])
+def test_fewer_are_under_way_where_a_queue_takes_fewer(depth: int, under_way: int) -> None:
+    agent, channel = stuck_agent((1,))
+    channel.queue_depth = lambda: depth  # type: ignore[method-assign]
+    channel.is_stuck = lambda namespace, offset: True
+    driven = Driven(agent.channel, together(agent, range(MANY_MAX)))
+    assert driven.run(0.04) is None
+    (cached,) = agent.cache.snapshot()
+    assert len(cached.reserved) == under_way
+    driven.run(100.0)
+    _nothing_is_held(agent)
+
+
+def test_a_queue_may_say_only_with_the_first_values_how_many_it_takes() -> None:
+    agent, channel = stuck_agent((1,))
+    reserved: list[int] = []
+    write = channel.write
+
+    def noted(*args: Any, **more: Any) -> Any:
+        reserved.append(sum(len(cached.reserved) for cached in agent.cache.snapshot()))
+        return write(*args, **more)
+
+    channel.write = noted  # type: ignore[method-assign]
+    channel.queue_depth = lambda: 8 if reserved else 64  # type: ignore[method-assign]
+    assert agent.channel.run(together(agent, range(MANY_MAX))) == [True] * MANY_MAX
+    assert reserved[0] == AT_ONCE
+    assert max(reserved[AT_ONCE + 1 :]) == 2
+    _nothing_is_held(agent)
+
+
 def test_an_enclosure_whose_directories_do_not_come() -> None:
     """The other takes the values, in time; the lookups hold no lock."""
     agent, channel = stuck_agent((1, 1))

@@ -41,6 +41,8 @@ ENDS = [(End.STORED, None), *((End.REFUSED, cause) for cause in CAUSES)]
 
 def test_they_come_as_they_were_sent() -> None:
     assert decode_ask(encode_ask(ASK)) == ASK
+    impatient = ASK._replace(is_patient=False)
+    assert decode_ask(encode_ask(impatient)) == impatient
     assert decode_places(encode_places(PLACES), len(PLACES)) == PLACES
     assert decode_written(encode_written(FATES)) == FATES
     assert decode_ended(encode_ended(ENDS), len(ENDS)) == ENDS

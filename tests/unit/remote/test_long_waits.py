@@ -11,7 +11,7 @@ from agent.pool.late_answers import wait_for
 from agent.pool.steps import Acquire, Pending, Steps
 from agent.pool.volume.side_by_side import Part, Parts
 from agent.remote.channel import WorkerChannel
-from agent.remote.circuit_breaker import NOT_ANSWERING, Health
+from agent.remote.circuit_breaker import LATE_BEFORE_PAUSE, NOT_ANSWERING, Health
 from agent.remote.long_waits import PATIENCE_LEAST, LongWaits
 from nvmeof.host.command import Command
 from tests.support.sim.two_paths import BLOCK, PathQueue, TwoPaths
@@ -65,6 +65,18 @@ def test_a_door_keeps_a_worker_free(workers: int, of_one: int, of_all: int) -> N
     for _ in range(of_one):
         waits.give_back(first)
     assert waits.take(first), "what is given back is there again"
+
+
+def test_steps_that_never_wait_long_have_no_place(rig: Rig) -> None:
+    rig.channel.share_waits(LongWaits(0, 0.05))
+    rig.paths[0].answers = False
+    cause, took, _ = rig.put()
+    assert (cause, took) == (MissCause.LATE, pytest.approx(PATIENCE_LEAST))
+    cause, took, _ = rig.put()
+    assert (cause, took) == (MissCause.ENCLOSURE_DOWN, 0.0), "it keeps others waiting"
+    rig.paths[0].answers = True
+    assert rig.put(gives_way=False)[0] is None
+    assert rig.put()[0] is None
 
 
 def test_patience_is_the_read_deadline_or_a_quarter_of_a_second() -> None:
@@ -176,6 +188,31 @@ def test_who_does_not_give_way_waits_to_the_deadline(rig: Rig) -> None:
     cause, took, _ = rig.put(gives_way=False)
     assert cause is MissCause.LATE
     assert took == pytest.approx(WRITE_DEADLINE)
+
+
+def test_who_has_patience_reads_what_gets_do_not_wait_for(rig: Rig) -> None:
+    def steps(channel: WorkerChannel, *, has_patience: bool) -> Steps[MissCause | None]:
+        if has_patience:
+            channel.has_patience()
+        pending = channel.read(0, 0, memoryview(bytearray(BLOCK)))
+        return (yield from wait_for(channel, pending, rig.clock.now + WRITE_DEADLINE))
+
+    def read(*, has_patience: bool) -> tuple[MissCause | None, float]:
+        began = rig.clock.now
+        cause = rig.channel.run(steps(rig.channel, has_patience=has_patience))
+        return cause, rig.clock.now - began
+
+    rig.paths[0].answers = False
+    rig.health.patience = 0.003
+    for _ in range(LATE_BEFORE_PAUSE):
+        assert read(has_patience=False) == (MissCause.LATE, pytest.approx(0.003))
+    assert read(has_patience=False) == (MissCause.ENCLOSURE_DOWN, 0.0)
+    assert read(has_patience=True) == (MissCause.LATE, pytest.approx(WRITE_DEADLINE))
+    rig.health.late_in_a_row, rig.health.paused_until = LATE_BEFORE_PAUSE, rig.clock.now + 1
+    assert read(has_patience=False) == (MissCause.ENCLOSURE_DOWN, 0.0), "patience ended with those steps"
+    rig.paths[0].answers = True
+    assert read(has_patience=True)[0] is None
+    assert read(has_patience=False)[0] is None, "an answer ends the pause of all"
 
 
 def test_an_answer_gives_the_place_back(rig: Rig) -> None:

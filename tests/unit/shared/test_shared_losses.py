@@ -205,8 +205,8 @@ def test_the_holes_of_a_file_are_told_from_what_is_lost(files: Files) -> None:
 
 
 def test_another_process_writes_beside_and_the_last_close_wins(files: Files, others: Files) -> None:
-    first = files.create("f")
-    second = files.create("f", OTHER)
+    first = files.create("f", flags=os.O_WRONLY | os.O_TRUNC)
+    second = files.create("f", OTHER, os.O_WRONLY | os.O_TRUNC)
     files.pwrite(first, 0, DATA)
     files.pwrite(second, 0, DATA[::-1], LockOwner(22, OTHER.pid))
     files.close(first)

@@ -54,6 +54,20 @@ def test_all_values_go_where_that_is_wanted() -> None:
     assert all(each == value_of(n) for n, each in enumerate(got) if isinstance(each, bytes))
 
 
+def test_a_bundle_is_stored_before_its_values_are_evicted_where_sets_are_few() -> None:
+    """It is far from full then, and not old: the eight that are copied ahead are all that one set fills it
+    with."""
+    spilling = full(MemoryTarget(), all_values=True)
+    for number in range(1000, 1000 + SLOTS):
+        spilling.agent.channel.clock += 1.0
+        spilling.agent.put(key_of(number), value_of(number))
+        spilling.spill(store=False)
+    got = [spilling.agent.get(key_of(number)) for number in range(SLOTS)]
+    assert sum(each == value_of(number) for number, each in enumerate(got)) >= SLOTS * 3 // 4
+    counts = spilling.spiller.counts
+    assert counts.bundles <= SLOTS // 4, "no bundle for each value"
+
+
 def test_a_value_that_fits_into_no_bundle_stays_without_a_copy() -> None:
     target, pool = MemoryTarget(), MemoryPool((1,), value_bytes=8 << 20)
     spilling = SpillingAgent(pool.agent(), target, bundle_bytes=4 << 20)

@@ -16,8 +16,15 @@ from agent.spill.folder import FolderTarget
 from agent.spill.names import bundle_name
 from agent.spill.room import Room
 from agent.spill.target import Taken, TargetError
-from agent.spill.tier import IDLE_MOST_SECONDS, IDLE_SECONDS, LOG_SECONDS, SpillPlace, SpillTier
-from tests.support.pool.memory_pool import MemoryPool, key_of
+from agent.spill.tier import (
+    ERROR_SECONDS,
+    IDLE_MOST_SECONDS,
+    IDLE_SECONDS,
+    LOG_SECONDS,
+    SpillPlace,
+    SpillTier,
+)
+from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of
 from tests.support.pool.spill_pool import POOL_ID, MemoryTarget, SpillingAgent
 
 VOLUME = bytes(range(16))
@@ -27,10 +34,10 @@ def section_of(folder: Path, **settings: Any) -> SpillSection:
     return SpillSection.model_validate({"folder": str(folder), "max_bytes": "1G"} | settings)
 
 
-def tier_of(section: SpillSection) -> tuple[SpillTier, SpillPlace]:
+def tier_of(section: SpillSection) -> tuple[SpillTier, SpillPlace, PoolAgent]:
     agent = MemoryPool((1,)).agent()
     tier = SpillTier([section], POOL_ID, [agent.volume], {}, [lambda: agent.channel])  # type: ignore[list-item, return-value]
-    return tier, tier._places[0]
+    return tier, tier._places[0], agent
 
 
 def full(target: MemoryTarget) -> SpillingAgent:
@@ -51,23 +58,25 @@ def shown(place: SpillPlace) -> str:
 def test_an_agent_is_made_without_its_place_and_finds_it_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder, waits = tmp_path / "folder", 0
-    tier, place = tier_of(section_of(folder))
+    folder, waited = tmp_path / "folder", 0.0
+    tier, place, agent = tier_of(section_of(folder))
 
     def wait(seconds: float) -> bool:
-        nonlocal waits
-        waits += 1
-        if waits == 5:
+        nonlocal waited
+        agent.channel.clock += seconds
+        waited += seconds
+        if waited > 5.0:
+            folder.mkdir(exist_ok=True)
+        else:
             assert "cannot be used" in shown(place)
-            folder.mkdir()
-        if waits == 7:
-            assert not shown(place)
+        if not shown(place) or waited > 5.0 + 3 * ERROR_SECONDS:
             place.stopping.set()
         return False
 
     monkeypatch.setattr(place.stopping, "wait", wait)
     with caplog.at_level(logging.WARNING):
         place._work()
+    assert not shown(place)
     (line,) = caplog.messages
     assert "cannot be used" in line
     tier.stop()
@@ -76,7 +85,7 @@ def test_an_agent_is_made_without_its_place_and_finds_it_later(
 def test_a_thread_that_finds_nothing_to_do_sleeps_longer_each_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tier, place = tier_of(section_of(tmp_path))
+    tier, place, _ = tier_of(section_of(tmp_path))
     waited: list[float] = []
     works = iter([None, None, None, None, None, None, 0, None, None])
     """What each turn moved; None: there was nothing to do."""
@@ -103,7 +112,7 @@ def test_a_thread_that_finds_nothing_to_do_sleeps_longer_each_time(
 def test_errors_that_change_are_logged_once_in_a_while(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tier, place = tier_of(section_of(tmp_path))
+    tier, place, _ = tier_of(section_of(tmp_path))
     with caplog.at_level(logging.WARNING):
         for second in range(60):
             place._error = f"error {second}"
@@ -124,7 +133,7 @@ def test_a_place_that_hangs_holds_its_own_thread_alone(
         raise TargetError("it hung")
 
     monkeypatch.setattr(FolderTarget, "_root", root)
-    tier, place = tier_of(section_of(tmp_path))
+    tier, place, _ = tier_of(section_of(tmp_path))
     assert not hangs.is_set()
     tier.start()
     assert hangs.wait(60)

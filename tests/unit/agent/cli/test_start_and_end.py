@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pwd
 import sys
@@ -16,6 +17,7 @@ from agent.cli import mount_verb, run_demo
 from agent.cli.status_document import DeadMount
 from agent.cli.up import up_verb
 from agent.cli.up.layout import Layout
+from agent.cli.up.up_arguments import UpOptions
 
 
 def test_a_state_folder_that_is_a_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,7 +128,14 @@ def test_a_detached_pool_gets_every_folder_by_its_whole_path(
     monkeypatch.setenv("G35_UP_COMMAND", "")
     layout = Layout(tmp_path / "here")
     layout.make_folder()
-    up_verb._detached(
-        layout, layout.take_lock(), {"--mount": None, "--pcap": Path("packets")}, threading.Event()
-    )
+    up_verb._detached(layout, layout.take_lock(), {"--pcap": Path("packets")}, threading.Event())
     assert started[0][-3:] == ["--state=here", "--pcap", str(tmp_path / "packets")]
+
+
+def test_every_option_that_is_a_path_is_among_them(tmp_path: Path) -> None:
+    is_path = {field.name for field in dataclasses.fields(UpOptions) if "Path" in str(field.type)}
+    assert is_path >= {"mount", "state", "local", "spill", "pcap"}
+    options = UpOptions(**{name: Path(name) for name in is_path})
+    layout = Layout(tmp_path)
+    paths = {f"--{name}": Path(name) for name in is_path} | {"--state": layout.state}
+    assert up_verb._paths_of(options, layout) == paths

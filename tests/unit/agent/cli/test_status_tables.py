@@ -52,6 +52,19 @@ def snapshot() -> dict[str, Any]:
             "keys": LARGE + 39, "keys_in_memory": LARGE + 40, "keys_on_flash": LARGE + 41,
             "refusals": {"401": 3},
         },
+        "spill": [
+            {
+                "place": f"folder /{NAME}", "error": "the room that is configured is used up",
+                "left_alone": True, "asked": LARGE + 42, "late": LARGE + 43, "lost": LARGE + 44,
+                "failed": LARGE + 45, "not_asked": LARGE + 46,
+                "volumes": {
+                    NAME: {
+                        "bundles": LARGE + 47, "bundles_dropped": LARGE + 48, "bundles_deleted": LARGE + 49,
+                        "returned": LARGE + 50, "bytes_used": 1 << 41, "bytes_max": 1 << 42,
+                    }
+                },
+            }
+        ],
         "not_served": {"/fs": f"{NAME} names blocks of another pool", "S3 of tenant blue": NAME},
         "volumes": [
             {
@@ -97,6 +110,7 @@ def test_nothing_is_cut_off(width: int) -> None:
         *range(LARGE + 10, LARGE + 16),
         *range(LARGE + 18, LARGE + 28),
         *range(LARGE + 31, LARGE + 37),
+        *range(LARGE + 47, LARGE + 51),
     ):
         if number in sizes:
             continue
@@ -117,6 +131,8 @@ def test_nothing_is_cut_off(width: int) -> None:
         f"refused: AccessDenied 2, NoSuchKey {LARGE + 30}", "90000.0 s",
         f"queries at http://127.0.0.1:9037/query: {LARGE + 37} requests, {LARGE + 38} prompts",
         f"{LARGE + 40} in memory, {LARGE + 41} on flash; refused: 401 3",
+        f": {LARGE + 42} ranges asked for, {LARGE + 43} late, {LARGE + 44} lost, {LARGE + 45} failed, "
+        f"{LARGE + 46} not asked; left alone for now; the room that is configured is used up",
     ):  # fmt: skip
         assert said in whole
 
@@ -139,10 +155,11 @@ def test_of_members_nothing_is_said_where_there_is_nothing_to_be_said() -> None:
     found = snapshot()
     found["pool"], found["s3"] = {"id": "0", "namespaces": 1, "namespaces_away": 0}, None
     found["query"] = None
-    found["not_served"] = {}
+    found["not_served"], found["spill"] = {}, []
     Console(file=shown, width=80).print(tables(found, None))
     assert "not served" not in shown.getvalue()
     assert "S3" not in shown.getvalue()
+    assert "G4" not in shown.getvalue()
     assert "not in the pool" not in shown.getvalue()
     assert "settle" not in shown.getvalue()
 

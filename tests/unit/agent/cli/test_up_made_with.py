@@ -95,3 +95,10 @@ def test_ready_says_the_mount_what_to_try_and_how_to_end(tmp_path: Path) -> None
     assert f"  g35 status --state {tmp_path}" in lines
     assert f"  g35 down --state {tmp_path}" in lines
     assert lines[-1] == "ready"
+
+
+def test_ready_says_how_to_look_at_a_place_in_g4(tmp_path: Path) -> None:
+    options = UpOptions(spill=tmp_path / "below")
+    said = ready_message(Layout(tmp_path), tmp_path / "mnt", options)
+    assert f"G4: folder {tmp_path}/below; look at it with: " in said
+    assert f"g35 spill status --config {tmp_path}/agent.toml\n" in said

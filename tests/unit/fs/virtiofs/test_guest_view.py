@@ -18,6 +18,7 @@ from agent.fs.interface import (
     FACE_KV,
     FACE_SHIFT,
     NOBODY,
+    PAGES,
     Attributes,
     Caller,
     Entry,
@@ -171,10 +172,28 @@ class SlowWrite(SlowFlush):
         return len(data)
 
 
+class TellsUsers(SlowFlush):
+    """Which keeps by whom each write came."""
+
+    def write(self, ino: int, handle: int, offset: int, data: memoryview, by: LockOwner = NOBODY) -> int:
+        self.flushed.append(-1 if by is PAGES else by.owner)
+        return len(data)
+
+
 def ended(steps: Any) -> Any:
     with pytest.raises(StopIteration) as end:
         next(steps)
     return end.value.value
+
+
+def test_pages_that_a_guest_kernel_writes_are_told_from_what_its_programs_write(tmp_path: Path) -> None:
+    tree = TellsUsers(MemoryFileSystem())
+    view = GuestView(cast(FileSystem, tree), books_at(tmp_path / "books"))
+    ino, handle = made(view, b"file", b"")
+    tree.flushed.clear()
+    for by in (LockOwner(7, 1234), PAGES):
+        settle(view.write(ino, handle, 0, memoryview(b"data"), by), RUN)
+    assert tree.flushed == [7, -1]
 
 
 class TestFlushes:

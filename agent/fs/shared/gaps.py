@@ -1,0 +1,134 @@
+"""Which content a file that is written may take the place of.
+
+A content that its writers wrote from the first byte to the last takes the place of any other: the newest
+wins, whole. One with bytes that they did not write, those of the content it began with or zeros, takes the
+place of what it began with alone. Else two hosts that each fill a part of one file would both hear that it is
+stored, and the part of one would be zeros.
+"""
+
+import errno
+import threading
+from collections.abc import Callable, Collection, Iterable
+from typing import Final
+
+from agent.fs.interface import FsError
+from agent.fs.shared.chunks import Staged
+from agent.fs.shared.manifest import HOLE, Manifest, ManifestError, decode_manifest_untrusted
+from agent.fs.shared.paths import path_key
+from agent.fs.shared.volume import SharedVolume
+from agent.pool.counters import MissCause
+from agent.pool.steps import Acquire, IoChannel, Steps
+
+EVICTED: Final = frozenset({MissCause.EVICTED, MissCause.EXPIRED, MissCause.NEVER_STORED})
+"""Causes by which a chunk that was stored is there no more: another one has its room."""
+
+
+UNSURE: Final = frozenset({MissCause.LATE, MissCause.ENCLOSURE_DOWN, MissCause.CORRUPT})
+"""Nobody says just now whether the name leads anywhere. What was read damaged may come whole the next time;
+where flash itself is damaged, the scrub gives the name up."""
+CROSSING: Final = 0.05
+CROSSING_MAX: Final = 0.5
+"""Seconds after which a content is looked at again; in between, twice as long as it took to be stored."""
+
+
+class Gaps:
+    """Chunks of a file with bytes that its writers did not write. The file's lock guards it.
+
+    Where a chunk is written piece by piece, and stored before it is covered, it counts for good.
+    """
+
+    def __init__(self, base: Manifest | None) -> None:
+        """`base`: the content of others that the file begins with."""
+        self._chunks: set[int] = set()
+        self.are_left = base is not None and base.length > 0
+        """Whether chunks that the file does not store itself have bytes of others."""
+
+    def add(self, number: int) -> None:
+        self._chunks.add(number)
+
+    def filled(self, number: int) -> None:
+        """A chunk was written whole."""
+        self._chunks.discard(number)
+
+    def stored(self, number: int, chunk: Staged, size: int) -> None:
+        """The first bytes of a staged chunk are stored, or kept."""
+        if chunk.covers(size):
+            self._chunks.discard(number)
+        elif not chunk.whole:
+            self._chunks.add(number)
+
+    def kept(self, chunk: Staged | None, before: bytes, length: int) -> None:
+        """A short file is kept with its name: what is staged of it, else what it began with."""
+        if chunk is not None:
+            self.stored(0, chunk, length)
+        elif self.are_left or not before:
+            self._chunks.add(0)
+
+    def cut(self, first: int) -> None:
+        """The chunks from `first` on go."""
+        self._chunks = {number for number in self._chunks if number < first}
+        self.are_left = self.are_left and first > 0
+
+    def has_any(self, manifest: Manifest, stored: Collection[int]) -> bool:
+        """Whether a content has such bytes. `stored`: the chunks that the file has stored itself."""
+        return bool(self._chunks) or any(
+            self.are_left or manifest.origin(number) == HOLE
+            for number in range(manifest.chunks)
+            if number not in stored
+        )
+
+
+def stays(
+    channel: IoChannel,
+    volume: SharedVolume,
+    manifest: Manifest,
+    own: Collection[tuple[bytes, int]],
+    began: float,
+) -> Steps[bool]:
+    """Whether a content with bytes of others is still there a while after it was stored, at `began`.
+
+    Two agents that store at once may each find the older content, and both are acknowledged. So each looks
+    again, after longer than such a store takes. `own`: the chunks that it has stored, by origin and number; a
+    content with one of them was built on this one. A single agent needs no look.
+    """
+    if volume.timing.directory_fresh:
+        return True
+    nobodys = threading.Lock()
+    nobodys.acquire()
+    yield Acquire(nobodys, channel.now() + min(CROSSING_MAX, max(CROSSING, 2 * (channel.now() - began))))
+    deadline = channel.now() + volume.timing.write_deadline
+    found = yield from volume.names.newest(channel, path_key(manifest.path), deadline)
+    if isinstance(found, MissCause):
+        return found in UNSURE
+    try:
+        there = decode_manifest_untrusted(found)
+    except ManifestError:
+        return False
+    return there.identity == manifest.identity or any(chunk in own for chunk in there.stored())
+
+
+def why_not_whole(causes: Iterable[MissCause | None]) -> FsError | None:
+    """Why a file is not published whose chunks are not all there: of each, the cause of its miss."""
+    gone = set(causes) - {None}
+    if gone & EVICTED:
+        return FsError(errno.ENOSPC, "the volume had no room for the whole file")
+    return FsError(errno.EIO, "nobody says just now whether the whole file is there") if gone else None
+
+
+def is_one_of(identities: Collection[bytes]) -> Callable[[bytes], bool]:
+    """Whether the value of a name is one of these contents."""
+
+    def judged(value: bytes) -> bool:
+        try:
+            return decode_manifest_untrusted(value).identity in identities
+        except ManifestError:
+            return False
+
+    return judged
+
+
+def is_newest(channel: IoChannel, volume: SharedVolume, manifest: Manifest) -> Steps[bool]:
+    """Whether a name leads to this content just now: another process has published one meanwhile."""
+    deadline = channel.now() + volume.timing.write_deadline
+    found = yield from volume.names.newest(channel, path_key(manifest.path), deadline)
+    return not isinstance(found, MissCause) and is_one_of([manifest.identity])(found)
