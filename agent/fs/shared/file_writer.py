@@ -767,10 +767,9 @@ class FileWriter:
             yield from self._store_staged(channel, number, chunk, size, deadline)
 
     def _of_wrong_size(self) -> list[int]:
-        last = -(-self.length // self._chunk_bytes) - 1
-        suspects = {number for number, (_, size) in self._stored.items() if size != self._chunk_bytes} | {
-            last
-        }
+        chunk_bytes, stored = self._chunk_bytes, self._stored.items()
+        last = -(-self.length // chunk_bytes) - 1
+        suspects = {last, *(number for number, (_, size) in stored if size != chunk_bytes)}
         if self._base is not None and self._base_chunks:
             suspects.add(self._base_chunks - 1)
         return sorted(number for number in suspects if 0 <= number <= last and self._is_wrong(number))
