@@ -751,11 +751,10 @@ class FileWriter:
         return content.ljust(self.length, b"\0")
 
     def _store_rest(self, channel: IoChannel, deadline: float) -> Steps[None]:
-        chunk_bytes = self._chunk_bytes
         if self._short:
             yield from self._stage(channel, 0, deadline)
         for number in sorted(self._staged):
-            size = min(chunk_bytes, self.length - number * chunk_bytes)
+            size = min(self._chunk_bytes, self.length - number * self._chunk_bytes)
             if size > 0:
                 yield from self._store_staged(channel, number, self._staged[number], size, deadline)
             else:
@@ -763,7 +762,7 @@ class FileWriter:
         # The end moved after the last chunk was stored, or the file was lengthened behind it.
         for number in self._of_wrong_size():
             chunk = yield from self._stage(channel, number, deadline)
-            size = min(chunk_bytes, self.length - number * chunk_bytes)
+            size = min(self._chunk_bytes, self.length - number * self._chunk_bytes)
             yield from self._store_staged(channel, number, chunk, size, deadline)
 
     def _of_wrong_size(self) -> list[int]:

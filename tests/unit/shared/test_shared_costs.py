@@ -223,7 +223,7 @@ def test_the_close_of_a_short_file_waits_for_no_chunk_where_other_agents_write(t
 
 
 def test_files_with_names_in_one_directory_have_their_chunks_named_at_the_same_time() -> None:
-    """The names' directories are taken for the manifest alone, so four closes need five round trips, not 8."""
+    """The names' directories are taken for the manifest alone, so four closes need five round trips."""
     files = TimedPool(directory_fresh=1000.0, trip=0.001, name_sets=(1, 1)).agent()
     for name in (b"a", b"b", b"c", b"d"):  # From then on a file is expected, and all directories are known.
         _put_trips(files, name, CHUNKS)
