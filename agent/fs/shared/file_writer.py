@@ -727,8 +727,7 @@ class FileWriter:
         except (PutRefused, BadPut) as refused:
             self._fail(errno_of(refused) if isinstance(refused, PutRefused) else errno.EIO)
             raise FsError(self._failed, str(refused)) from None
-        own = set(self._new_chunks())
-        if only_over and not (yield from stays(channel, self.volume, manifest, own, began)):
+        if only_over and not (yield from stays(channel, self.volume, manifest, self._new_chunks(), began)):
             self._fail(errno.ESTALE)
             raise FsError(errno.ESTALE, "another host stored the file at the same time")
         gone, self._replaced = self._replaced, manifest
@@ -776,13 +775,11 @@ class FileWriter:
         return sorted(number for number in suspects if 0 <= number <= last and self._is_wrong(number))
 
     def _is_wrong(self, number: int) -> bool:
-        origin, size = self._origin(number)
-        wanted = min(self.volume.chunk_bytes, self.length - number * self.volume.chunk_bytes)
-        return origin != HOLE and size != wanted
+        (origin, size), chunk_bytes = self._origin(number), self._chunk_bytes
+        return origin != HOLE and size != min(chunk_bytes, self.length - number * chunk_bytes)
 
     def _ask(self, channel: IoChannel, deadline: float) -> Steps[None]:
-        """Ask whether the beginning of the file is still there, where the file is large beside its
-        volume."""
+        """Ask whether the beginning of a file is still there that is large beside its volume."""
         if len(self._stored) * ASKED_FROM <= self._chunks_max:
             return
         yield from self._name(channel, deadline)
