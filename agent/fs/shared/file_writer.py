@@ -727,8 +727,7 @@ class FileWriter:
         except (PutRefused, BadPut) as refused:
             self._fail(errno_of(refused) if isinstance(refused, PutRefused) else errno.EIO)
             raise FsError(self._failed, str(refused)) from None
-        own = set(self._new_chunks())
-        if only_over and not (yield from stays(channel, self.volume, manifest, own, began)):
+        if only_over and not (yield from stays(channel, self.volume, manifest, self._new_chunks(), began)):
             self._fail(errno.ESTALE)
             raise FsError(errno.ESTALE, "another host stored the file at the same time")
         gone, self._replaced = self._replaced, manifest
@@ -778,8 +777,7 @@ class FileWriter:
         return origin != HOLE and size != min(self._chunk_bytes, self.length - number * self._chunk_bytes)
 
     def _ask(self, channel: IoChannel, deadline: float) -> Steps[None]:
-        """Ask whether the beginning of the file is still there, where the file is large beside its
-        volume."""
+        """Ask whether the beginning of a file is still there that is large beside its volume."""
         if len(self._stored) * ASKED_FROM <= self._chunks_max:
             return
         yield from self._name(channel, deadline)

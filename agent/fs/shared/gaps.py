@@ -82,7 +82,7 @@ def stays(
     channel: IoChannel,
     volume: SharedVolume,
     manifest: Manifest,
-    own: Collection[tuple[bytes, int]],
+    own: Iterable[tuple[bytes, int]],
     began: float,
 ) -> Steps[bool]:
     """Whether a content with bytes of others is still there a while after it was stored, at `began`.
@@ -93,7 +93,7 @@ def stays(
     """
     if volume.timing.directory_fresh:
         return True
-    nobodys = threading.Lock()
+    chunks, nobodys = set(own), threading.Lock()
     nobodys.acquire()
     yield Acquire(nobodys, channel.now() + min(CROSSING_MAX, max(CROSSING, 2 * (channel.now() - began))))
     deadline = channel.now() + volume.timing.write_deadline
@@ -104,7 +104,7 @@ def stays(
         there = decode_manifest_untrusted(found)
     except ManifestError:
         return False
-    return there.identity == manifest.identity or any(chunk in own for chunk in there.stored())
+    return there.identity == manifest.identity or not chunks.isdisjoint(there.stored())
 
 
 def why_not_whole(causes: Iterable[MissCause | None]) -> FsError | None:
