@@ -23,8 +23,8 @@ PAUSE_FIRST: Final = 0.1
 PAUSE_MAX: Final = 2.0
 """Seconds. Two seconds is how long a namespace that came back may go unnoticed."""
 PATIENT_PROBE_SECONDS: Final = 5.0
-"""For the probe of patient requests, which waits as long as a write may (5 s by default). With less, probes of a
-drive that hangs would pile up until all workers wait for it."""
+"""For the probe of patient requests, which waits as long as a write may (5 s by default). With less, probes
+of a drive that hangs would pile up until all workers wait for it."""
 
 LATENCY_BUCKETS: Final = 24
 """Bucket n counts reads that took 2^n to 2^(n+1) microseconds; the last one also all that took longer."""
