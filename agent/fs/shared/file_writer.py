@@ -42,7 +42,7 @@ from agent.fs.shared.chunks import (
     wall_ns,
 )
 from agent.fs.shared.discards import BuiltOn, Discards
-from agent.fs.shared.gaps import Gaps, is_newest, is_one_of, why_not_whole
+from agent.fs.shared.gaps import Gaps, is_newest, why_not_whole
 from agent.fs.shared.manifest import HOLE, Kind, Manifest, Origins, runs_of, time_told
 from agent.fs.shared.paths import chunk_key, path_key, split
 from agent.fs.shared.unnamed import (
@@ -57,7 +57,7 @@ from agent.fs.shared.unnamed import (
 from agent.fs.shared.volume import SharedVolume
 from agent.fs.value_writer import errno_of
 from agent.host_os.per_user_bounds import Bound, Holder
-from agent.pool.errors import BadPut, PutRefused
+from agent.pool.errors import BadPut, PutRefused, ReplacedMeanwhile
 from agent.pool.mutable.look_ahead import Look
 from agent.pool.steps import Acquire, IoChannel, Steps, beside
 from agent.pool.write.writer_base import Writer
@@ -104,7 +104,7 @@ class FileWriter:
         if before is not None:
             self.uid, self.gid = before.uid, before.gid
         self.opener_uid: Final = caller.uid
-        self._gaps = Gaps(base)
+        self.gaps = Gaps(base)
         self._over = [] if before is None else [before.identity]
         """The contents whose place it may take where it has bytes that nobody wrote here."""
         self.atime_ns = self.mtime_ns = self.ctime_ns = now_ns
@@ -170,12 +170,12 @@ class FileWriter:
             chunk_bytes = self.volume.chunk_bytes
             end = offset + len(data)
             if offset > self.length:
-                self._gaps.add(self.length // chunk_bytes)
+                self.gaps.add(self.length // chunk_bytes)
             for number, at, part in pieces(offset, data, chunk_bytes):
                 yield from self._until_quiet(channel, deadline, number)
                 if len(part) == chunk_bytes:
                     self._unstage(number)
-                    self._gaps.filled(number)
+                    self.gaps.filled(number)
                     self._short = b"" if not number else self._short
                     is_last = (number + 1) * chunk_bytes == end
                     if not (is_last and self._store_later(channel, number, part, deadline)):
@@ -214,6 +214,7 @@ class FileWriter:
         try:
             self._check()
             self._check_room(length)
+            self.gaps.is_bare = False
             if length == self.length:
                 return
             self._go_on()
@@ -221,7 +222,7 @@ class FileWriter:
             if length < self.length:
                 yield from self._cut(channel, length, deadline)
             elif self.length % self.volume.chunk_bytes:
-                self._gaps.add(self.length // self.volume.chunk_bytes)
+                self.gaps.add(self.length // self.volume.chunk_bytes)
             self.length = length
             self.mtime_ns = self.ctime_ns = wall_ns(channel)
         finally:
@@ -243,8 +244,7 @@ class FileWriter:
     def move(
         self, channel: IoChannel, path: bytes, replaced: Manifest | None, *, is_moved: bool
     ) -> Steps[None]:
-        """Give the file another name. `replaced`: the manifest behind that name now. `is_moved`: it is what
-        was behind the old one."""
+        """Give the file another name. `replaced`: what is behind it. `is_moved`: that was behind the old."""
         yield from self._take(channel, channel.now() + self.volume.timing.write_deadline)
         self.path = path
         self._replaced = replaced
@@ -259,8 +259,7 @@ class FileWriter:
             self._replaced = now
 
     def unlink(self, channel: IoChannel) -> Steps[Manifest | None]:
-        """Take the file's name away, so that the file is never published from now on. Returns the manifest
-        published under the name by then, if any."""
+        """Have the file never published from now on. Returns what was published by then, if anything."""
         yield from self._take(channel, channel.now() + self.volume.timing.write_deadline)
         self.unlinked = True
         self._lock.release()
@@ -298,8 +297,7 @@ class FileWriter:
 
     def end(self, channel: IoChannel) -> Steps[None]:
         """Nobody has it open any more (RELEASE)."""
-        # However long another operation takes: nobody comes back for what is staged.
-        yield from self._take_again(channel)
+        yield from self._take_again(channel)  # however long it takes: nobody comes back for what is staged
         try:
             deadline = channel.now() + self.volume.timing.write_deadline
             while (busy := self._publishing) is not None:
@@ -400,7 +398,7 @@ class FileWriter:
 
     def _new_chunks(self) -> Iterator[tuple[bytes, int]]:
         for number, (origin, _) in self._stored.items():
-            if number not in self._unnamed:
+            if self.changed and number not in self._unnamed:  # else they are published
                 yield origin, number
 
     def _let_go(self) -> None:
@@ -416,7 +414,8 @@ class FileWriter:
         if not self.changed and self.manifest is not None:
             self._let_go()
             self._begin(self.manifest)
-        self.changed = True
+            self.gaps = Gaps(self.manifest)
+        self.changed, self.gaps.is_bare = True, False
 
     # -- chunks ---------------------------------------------------------------------------------------
 
@@ -454,13 +453,13 @@ class FileWriter:
         if not number and self._short:
             chunk.buffer[: len(self._short)] = self._short
             self._short, chunk.whole = b"", True
-            if self._gaps.are_left:
-                self._gaps.add(0)
+            if self.gaps.are_left:
+                self.gaps.add(0)
             return chunk
         origin, stored = self._origin(number)
         if origin != HOLE:
-            if self._gaps.are_left and number not in self._stored:
-                self._gaps.add(number)
+            if self.gaps.are_left and number not in self._stored:
+                self.gaps.add(number)
             try:
                 if number in self._unnamed:
                     yield from self._name(channel, deadline)
@@ -483,7 +482,7 @@ class FileWriter:
     ) -> Steps[None]:
         """Store the first `size` bytes of a staged chunk, and let go of its memory."""
         del self._staged[number]
-        self._gaps.stored(number, chunk, size)
+        self.gaps.stored(number, chunk, size)
         try:
             yield from self._store(channel, number, memoryview(chunk.buffer)[:size], deadline)
         finally:
@@ -673,10 +672,10 @@ class FileWriter:
             self._short = self._short[:length]
         if rest and (number in self._staged or self._origin(number)[1] > rest):
             chunk = yield from self._stage(channel, number, deadline)
-            self._gaps.stored(number, chunk, rest)
+            self.gaps.stored(number, chunk, rest)
             chunk.cut(rest)
         first = number + (1 if rest else 0)
-        self._gaps.cut(first)
+        self.gaps.cut(first)
         for staged in [each for each in self._staged if each >= first]:
             self._unstage(staged)
         for gone in [each for each in self._stored if each >= first]:
@@ -718,18 +717,23 @@ class FileWriter:
             raise FsError(errno.EFBIG, "the file was written over in too many places")
         names, naming = self.volume.names, self._name(channel, deadline) if self._unnamed else None
         look, self._look, earlier = self._look, None, self._replaced
-        only_over = is_one_of(self._over) if self._gaps.has_any(manifest, self._stored) else None
+        only_over = self.gaps.only_over(manifest, self._stored, self._over)
         key, raw = path_key(self.path), manifest.encode()
         try:
-            yield from names.replace(channel, key, raw, deadline, naming, look, only_over)
+            had_value = yield from names.replace(channel, key, raw, deadline, naming, look, only_over)
         except (PutRefused, BadPut) as refused:
+            if self.gaps.is_bare and isinstance(refused, ReplacedMeanwhile):
+                self.changed = False  # the file is there, which is all that was asked for
+                return
             self._fail(errno_of(refused) if isinstance(refused, PutRefused) else errno.EIO)
             raise FsError(self._failed, str(refused)) from None
         gone, self._replaced = self._replaced, manifest
         self.manifest, self.changed = manifest, False
         self._over = [manifest.identity]
         self.built_on.go_on(manifest)
-        if gone is not None and (gone is earlier or (yield from is_newest(channel, self.volume, manifest))):
+        if gone is None or not had_value:
+            pass  # another agent has renamed it: its chunks are under the other name now
+        elif gone is earlier or (yield from is_newest(channel, self.volume, manifest)):
             self._discards.replaced(self.volume, gone, manifest)
         self._published(self)
 
@@ -740,7 +744,7 @@ class FileWriter:
         if self._base is not None and self._base_chunks:
             return None
         chunk = self._staged.get(0)
-        self._gaps.kept(chunk, self._short, self.length)
+        self.gaps.kept(chunk, self._short, self.length)
         content = self._short if chunk is None else bytes(memoryview(chunk.buffer)[: self.length])
         return content.ljust(self.length, b"\0")
 
@@ -775,8 +779,7 @@ class FileWriter:
         return origin != HOLE and size != wanted
 
     def _ask(self, channel: IoChannel, deadline: float) -> Steps[None]:
-        """Ask whether the beginning of the file is still there, where the file is large beside its
-        volume."""
+        """Ask whether the file's beginning is still there, where the file is large beside its volume."""
         if len(self._stored) * ASKED_FROM <= self.volume.chunks_max:
             return
         yield from self._name(channel, deadline)
