@@ -82,7 +82,8 @@ class AgentProcesses:
 
         The first is what bounds puts of many processes. For a value of a batch it works half as long where
         another one takes it, and for a value alone hardly less. So it takes one of these where the others
-        have enough.
+        have enough. One that is set aside takes none, and has no puts under way: it would be the one with the
+        fewest time and again, and its puts would go to the first.
         """
         if time.monotonic() >= self._look_at:
             self._look()
@@ -95,11 +96,13 @@ class AgentProcesses:
             chosen, fewest = self._first, -1
             for at in range(most):
                 other = everyone[1 + (turn + at) % most]
+                if self._aside and self._is_aside(other, PUTS + volume):
+                    continue
                 under_way = putting.get(id(other), 0)
                 if fewest < 0 or under_way < fewest:
                     chosen, fewest = other, under_way
             is_full = count == 1 and fewest >= PUTS_OF_ONE and not putting.get(id(self._first), 0)
-            if is_full or (self._aside and self._is_aside(chosen, PUTS + volume)):
+            if is_full:
                 chosen = self._first
             putting[id(chosen)] = putting.get(id(chosen), 0) + 1
         return chosen

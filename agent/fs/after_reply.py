@@ -8,6 +8,10 @@ A worker that joins keeps the payload of its request until then: the work may be
 
 Where the thread is of no such door, or too many workers are at it already, the face hears False and does the
 work before the reply.
+
+An early reply gains something where another worker is free for what the program asks next
+(`AfterReply.has_free_worker`). Where all are busy, that request waits for a worker anyway. Then a close that
+finds work of its file under way would keep a second worker from serving.
 """
 
 import threading
@@ -40,6 +44,8 @@ class WorkAfterReply:
     def __init__(self, owner: "AfterReply") -> None:
         self._owner: Final = owner
         self.due: list[Work] = []
+        self.is_free = True
+        """The worker waits for a request. Its own thread says so."""
 
     def run(self, runner: Runner) -> None:
         """Do all that is due. Raises what the first of it raises; the rest is dropped then."""
@@ -79,17 +85,24 @@ class AfterReply:
         """How often work was done before the reply, because so much was under way."""
         self._lock = threading.Lock()
         self._workers: dict[int, WorkAfterReply] = {}
+        self._joined: tuple[WorkAfterReply, ...] = ()
+        """The same workers, for a look without the lock."""
 
     def join(self) -> WorkAfterReply:
         """This thread runs, after each reply, what was put off in it; it calls `leave` at its end."""
         worker = WorkAfterReply(self)
         with self._lock:
             self._workers[threading.get_ident()] = worker
+            self._joined = tuple(self._workers.values())
         return worker
 
     def has_room(self) -> bool:
         """Whether this thread may put work off, as it looks just now."""
         return self.under_way < self.most and threading.get_ident() in self._workers
+
+    def has_free_worker(self) -> bool:
+        """Whether a worker waits for a request, as it looks just now."""
+        return any(worker.is_free for worker in self._joined)
 
     def put_off(self, work: Work) -> bool:
         """Whether this thread does the work after its reply."""
@@ -109,6 +122,7 @@ class AfterReply:
             for thread, each in list(self._workers.items()):
                 if each is worker:
                     del self._workers[thread]
+            self._joined = tuple(self._workers.values())
 
     def ended(self, count: int) -> None:
         with self._lock:

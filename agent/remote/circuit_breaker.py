@@ -22,6 +22,9 @@ LATE_BEFORE_PAUSE: Final = 5
 PAUSE_FIRST: Final = 0.1
 PAUSE_MAX: Final = 2.0
 """Seconds. Two seconds is how long a namespace that came back may go unnoticed."""
+PATIENT_PROBE_SECONDS: Final = 5.0
+"""For the probe of patient requests, which waits as long as a write may (5 s by default). With less, probes of a
+drive that hangs would pile up until all workers wait for it."""
 
 LATENCY_BUCKETS: Final = 24
 """Bucket n counts reads that took 2^n to 2^(n+1) microseconds; the last one also all that took longer."""
@@ -62,7 +65,7 @@ class Health:
                 return True
             if now < self.patient_paused_until:
                 return False
-            self.patient_paused_until = now + PAUSE_FIRST
+            self.patient_paused_until = now + PATIENT_PROBE_SECONDS
             return True
         if self.late_in_a_row < LATE_BEFORE_PAUSE:
             return True
@@ -96,6 +99,10 @@ class Health:
             self.patient_late_in_a_row += 1
             if self.patient_late_in_a_row >= LATE_BEFORE_PAUSE:
                 self.patient_paused_until = now + _pause(self.patient_late_in_a_row)
+
+    def unjudged(self, now: float) -> None:
+        """A patient request has ended, and says nothing of the namespace. It may have been the probe."""
+        self.patient_paused_until = min(self.patient_paused_until, now + PAUSE_FIRST)
 
     @property
     def is_paused(self) -> bool:
@@ -136,6 +143,8 @@ class Outstanding:
         `waited`: seconds that the worker waited for this one. Where that is less than half of its time, the
         answer may have been there for long, and how long it took is not known.
         """
+        if lost and self._is_patient:
+            self.health.unjudged(now)
         if not self._judged and not lost:
             self._judged = True
             self.health.answered_at = now
@@ -148,3 +157,5 @@ class Outstanding:
         rest of a value whose header proved wrong is given up as well."""
         if now + CLOCK_SLACK >= self._until:
             self.health.late(now, patient=self._is_patient)
+        elif self._is_patient:
+            self.health.unjudged(now)

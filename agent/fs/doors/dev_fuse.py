@@ -183,6 +183,7 @@ class DevFuseDoor:
                 if error.errno in (errno.ENOENT, errno.EINTR, errno.EAGAIN):
                     continue
                 raise
+            after.is_free = False
             reply = answer(request, received, data, room, runner)
             if reply is not None:
                 try:
@@ -191,6 +192,7 @@ class DevFuseDoor:
                     self._reply_failed(descriptor, request, reply, error, runner)
             if after.due:
                 self._do_after_reply(after, runner)
+            after.is_free = True
 
     def _do_after_reply(self, after: WorkAfterReply, runner: Runner) -> None:
         try:

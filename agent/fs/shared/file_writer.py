@@ -42,7 +42,7 @@ from agent.fs.shared.chunks import (
     wall_ns,
 )
 from agent.fs.shared.discards import BuiltOn, Discards
-from agent.fs.shared.gaps import Gaps, is_newest, why_not_whole
+from agent.fs.shared.gaps import Gaps, is_newest, stays, why_not_whole
 from agent.fs.shared.manifest import HOLE, Kind, Manifest, Origins, runs_of, time_told
 from agent.fs.shared.paths import chunk_key, path_key, split
 from agent.fs.shared.unnamed import (
@@ -94,6 +94,8 @@ class FileWriter:
         """`base`: the content that it begins with. `replaced`: what its name led to before, if that is
         known. `identity`: of the content, where the directories of its first chunk were read already."""
         self.volume: Final = volume
+        self._chunk_bytes: Final = volume.chunk_bytes
+        self._chunks_max: Final = volume.chunks_max
         self.path = path
         self.holder: Final[Holder] = caller.holder
         self.opens = self.ending = 0  # how often it is open, and how many last closes are under way
@@ -167,8 +169,7 @@ class FileWriter:
             self.users.note(holder)
             self._check_room(offset + len(data))
             self._go_on()
-            chunk_bytes = self.volume.chunk_bytes
-            end = offset + len(data)
+            chunk_bytes, end = self._chunk_bytes, offset + len(data)
             if offset > self.length:
                 self.gaps.add(self.length // chunk_bytes)
             for number, at, part in pieces(offset, data, chunk_bytes):
@@ -199,7 +200,7 @@ class FileWriter:
         try:
             self._check()
             count = max(0, min(len(into), self.length - offset))
-            for number, at, part in pieces(offset, into[:count], self.volume.chunk_bytes):
+            for number, at, part in pieces(offset, into[:count], self._chunk_bytes):
                 yield from self._until_quiet(channel, deadline, number)
                 yield from self._read_chunk(channel, number, at, part, deadline)
             return count
@@ -253,8 +254,7 @@ class FileWriter:
         self._lock.release()
 
     def told(self, before: Manifest | None, now: Manifest | None) -> None:
-        """Note what the name leads to, which goes when the file is published. With `before`: if the file
-        believes that the name led there."""
+        """Note what the name leads to, which goes with the close; with `before`, if it is said to lead there."""
         if before is None or (self._replaced is not None and self._replaced.identity == before.identity):
             self._replaced = now
 
@@ -315,6 +315,9 @@ class FileWriter:
 
     def abandon(self) -> None:
         """Nobody has it open, nor will: not before that is certain."""
+        if self.changed:
+            # What was stored since the last manifest is in none. So is a chunk that is under way yet.
+            self._fail(self._failed or errno.EIO)
         self._let_go()
         self.built_on.end()
 
@@ -361,11 +364,8 @@ class FileWriter:
     def _until_quiet(self, channel: IoChannel, deadline: float, number: int | None = None) -> Steps[None]:
         """Wait until nobody stores the chunk `number`, or any chunk. Called with the lock held."""
         while True:
-            busy = (
-                self._in_flight.get(number)
-                if number is not None
-                else next(iter(self._in_flight.values()), None)
-            )
+            chunks = self._in_flight
+            busy = next(iter(chunks.values()), None) if number is None else chunks.get(number)
             if busy is None:
                 return
             came = yield from self._wait_for(channel, busy, deadline)
@@ -383,21 +383,19 @@ class FileWriter:
             raise FsError(self._failed, "a write was refused, or a writer died: nothing is stored")
 
     def _check_room(self, length: int) -> None:
-        if length <= self.length:
-            return
-        if -(-length // self.volume.chunk_bytes) > self.volume.chunks_max:
-            self._fail(errno.ENOSPC)
-            raise FsError(errno.ENOSPC, "the file is larger than its volume")
+        if length > self.length and -(-length // self._chunk_bytes) > self._chunks_max:
+            raise self._fail(errno.ENOSPC, "the file is larger than its volume")
 
-    def _fail(self, number: int) -> None:
-        """Fail the writer: it makes no file any more, but the published content stays."""
+    def _fail(self, number: int, why: str = "") -> FsError:
+        """It makes no file any more, but the published content stays. Returns what its caller is told."""
         self._failed = number
         self._discards.add(self.volume, self._new_chunks())
         self._stored.clear()
         self._let_go()
+        return FsError(number, why)
 
     def _new_chunks(self) -> Iterator[tuple[bytes, int]]:
-        for number, (origin, _) in self._stored.items():
+        for number, (origin, _) in list(self._stored.items()):
             if self.changed and number not in self._unnamed:  # else they are published
                 yield origin, number
 
@@ -431,7 +429,7 @@ class FileWriter:
 
     def _stage(self, channel: IoChannel, number: int, deadline: float) -> Steps[Staged]:
         """A chunk in memory, with what it holds so far."""
-        size = self.volume.chunk_bytes
+        size = self._chunk_bytes
         while number not in self._staged:
             if len(self._staged) < STAGED_CHUNKS_MAX and self._bound.take(self.holder, size):
                 break
@@ -502,7 +500,7 @@ class FileWriter:
 
     def _store_later(self, channel: IoChannel, number: int, data: memoryview, deadline: float) -> bool:
         """Whether the chunk, the last of a request, is stored after the answer: its buffer stays so long."""
-        if not self._after_reply.has_room():
+        if not (self._after_reply.has_room() and self._after_reply.has_free_worker()):
             return False
         later = ChunkLater(self, channel, number, data, self._begin_store(number), deadline)
         if not (is_later := self._after_reply.put_off(later)):
@@ -552,8 +550,8 @@ class FileWriter:
             del self._in_flight[number]
             busy.release()
         if failure is not None:
-            self._fail(errno_of(failure) if isinstance(failure, PutRefused) else errno.EIO)
-            raise FsError(self._failed, str(failure)) from None
+            error = errno_of(failure) if isinstance(failure, PutRefused) else errno.EIO
+            raise self._fail(error, str(failure)) from None
         assert writing is not None
         if self._failed:
             if writing.is_unnamed:
@@ -593,7 +591,7 @@ class FileWriter:
             self._stale.add(self)
         self._unnamed[number] = writing
         is_slow = len(self._stored) > 1 and now - min(before, self._unnamed_since) >= self._together_seconds
-        are_many = writing.waiting * UNNAMED_PART > self.volume.chunks_max
+        are_many = writing.waiting * UNNAMED_PART > self._chunks_max
         if is_slow or are_many or len(self._unnamed) >= UNNAMED_MAX:
             yield from self._name(channel, deadline)
 
@@ -606,8 +604,7 @@ class FileWriter:
         try:
             yield from self.volume.chunks.name_all(channel, list(unnamed.values()), deadline)
         except PutRefused as refused:
-            self._fail(errno_of(refused))
-            raise FsError(self._failed, str(refused)) from None
+            raise self._fail(errno_of(refused), str(refused)) from None
 
     def name_stale(self, channel: IoChannel) -> Steps[None]:
         """Name what has waited long, for a program that stops amid its file. Its next call hears errors."""
@@ -633,7 +630,7 @@ class FileWriter:
         key = chunk_key(origin, number)
         putting = put_chunk(channel, self.volume, key, data, deadline, is_named=is_first or is_slow)
         is_next, self._last = number == self._last + 1, number
-        if is_next and not self._origins.were_given(number + 1) and len(data) == self.volume.chunk_bytes:
+        if is_next and not self._origins.were_given(number + 1) and len(data) == self._chunk_bytes:
             next_key = chunk_key(self._origins.identity, number + 1)
             putting = put_before_next(channel, self.volume, putting, next_key, deadline)
         if is_first and self._look is None:
@@ -666,7 +663,7 @@ class FileWriter:
 
     def _cut(self, channel: IoChannel, length: int, deadline: float) -> Steps[None]:
         """What lies beyond `length` goes; what comes to lie there later begins as zeros."""
-        chunk_bytes = self.volume.chunk_bytes
+        chunk_bytes = self._chunk_bytes
         number, rest = divmod(length, chunk_bytes)
         if not number:
             self._short = self._short[:length]
@@ -713,28 +710,31 @@ class FileWriter:
             yield from self._ask(channel, deadline)
         manifest = self._manifest(content)
         if len(manifest.runs) > self.volume.runs_max:
-            self._fail(errno.EFBIG)
-            raise FsError(errno.EFBIG, "the file was written over in too many places")
-        names, naming = self.volume.names, self._name(channel, deadline) if self._unnamed else None
-        look, self._look, earlier = self._look, None, self._replaced
+            raise self._fail(errno.EFBIG, "the file was written over in too many places")
+        names, look, self._look, earlier = self.volume.names, self._look, None, self._replaced
+        if look is not None:
+            # Nothing is read beside it, and other files of these directories do not wait for it.
+            yield from self._name(channel, deadline)
+        naming = self._name(channel, deadline) if self._unnamed else None
         only_over = self.gaps.only_over(manifest, self._stored, self._over)
-        key, raw = path_key(self.path), manifest.encode()
+        key, raw, began = path_key(self.path), manifest.encode(), channel.now()
         try:
             had_value = yield from names.replace(channel, key, raw, deadline, naming, look, only_over)
         except (PutRefused, BadPut) as refused:
             if self.gaps.is_bare and isinstance(refused, ReplacedMeanwhile):
                 self.changed = False  # the file is there, which is all that was asked for
                 return
-            self._fail(errno_of(refused) if isinstance(refused, PutRefused) else errno.EIO)
-            raise FsError(self._failed, str(refused)) from None
+            number = errno_of(refused) if isinstance(refused, PutRefused) else errno.EIO
+            raise self._fail(number, str(refused)) from None
+        own, is_judged = set(self._new_chunks()), only_over is not None and not self.gaps.is_bare
+        if is_judged and not (yield from stays(channel, self.volume, manifest, own, began)):
+            raise self._fail(errno.ESTALE, "another host stored the file at the same time")
         gone, self._replaced = self._replaced, manifest
-        self.manifest, self.changed = manifest, False
-        self._over = [manifest.identity]
+        self.manifest, self.changed, self._over = manifest, False, [manifest.identity]
         self.built_on.go_on(manifest)
-        if gone is None or not had_value:
-            pass  # another agent has renamed it: its chunks are under the other name now
-        elif gone is earlier or (yield from is_newest(channel, self.volume, manifest)):
-            self._discards.replaced(self.volume, gone, manifest)
+        if gone is not None and had_value:  # else another agent has renamed it, and its chunks with it
+            if gone is earlier or (yield from is_newest(channel, self.volume, manifest)):
+                self._discards.replaced(self.volume, gone, manifest)
         self._published(self)
 
     def _short_content(self) -> bytes | None:
@@ -749,7 +749,7 @@ class FileWriter:
         return content.ljust(self.length, b"\0")
 
     def _store_rest(self, channel: IoChannel, deadline: float) -> Steps[None]:
-        chunk_bytes = self.volume.chunk_bytes
+        chunk_bytes = self._chunk_bytes
         if self._short:
             yield from self._stage(channel, 0, deadline)
         for number in sorted(self._staged):
@@ -766,7 +766,7 @@ class FileWriter:
             yield from self._store_staged(channel, number, chunk, size, deadline)
 
     def _of_wrong_size(self) -> list[int]:
-        chunk_bytes = self.volume.chunk_bytes
+        chunk_bytes = self._chunk_bytes
         last = -(-self.length // chunk_bytes) - 1
         suspects = {number for number, (_, size) in self._stored.items() if size != chunk_bytes} | {last}
         if self._base is not None and self._base_chunks:
@@ -780,7 +780,7 @@ class FileWriter:
 
     def _ask(self, channel: IoChannel, deadline: float) -> Steps[None]:
         """Ask whether the file's beginning is still there, where the file is large beside its volume."""
-        if len(self._stored) * ASKED_FROM <= self.volume.chunks_max:
+        if len(self._stored) * ASKED_FROM <= self._chunks_max:
             return
         yield from self._name(channel, deadline)
         keys = [chunk_key(origin, number) for number, (origin, _) in self._stored.items()]
@@ -791,10 +791,10 @@ class FileWriter:
 
     def _manifest(self, content: bytes | None) -> Manifest:
         identity = self._origins.identity
-        chunks = range(-(-self.length // self.volume.chunk_bytes))
+        chunks = range(-(-self.length // self._chunk_bytes))
         runs = runs_of(identity, (self._origin(number)[0] for number in chunks))
         return Manifest(
             Kind.FILE, self.path, self.mode, self.uid, self.gid, self.atime_ns, self.mtime_ns, self.ctime_ns,
-            identity, self.length, self.volume.chunk_bytes,
+            identity, self.length, self._chunk_bytes,
             () if content is not None else tuple(runs), content,
         )  # fmt: skip

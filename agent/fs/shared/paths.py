@@ -11,6 +11,9 @@ PATH_BYTES_MAX: Final = 4096
 ROOT_PATH: Final = b""
 KEY_BYTES: Final = 16
 _CHUNK_NUMBER_BYTES: Final = 8
+_OF_PATHS: Final = hashlib.blake2b(digest_size=KEY_BYTES, person=b"g35 shared path")
+_OF_CHUNKS: Final = hashlib.blake2b(digest_size=KEY_BYTES, person=b"g35 shared data")
+"""To be copied: each put takes several keys, and a hash with a person is dear to make."""
 
 
 def join(folder: bytes, name: bytes) -> bytes:
@@ -36,10 +39,13 @@ def split(path: bytes) -> tuple[bytes, bytes]:
 
 def path_key(path: bytes) -> bytes:
     """The key of the manifest of a path, in the volume's names."""
-    return hashlib.blake2b(path, digest_size=KEY_BYTES, person=b"g35 shared path").digest()
+    digest = _OF_PATHS.copy()
+    digest.update(path)
+    return digest.digest()
 
 
 def chunk_key(origin: bytes, number: int) -> bytes:
     """The key of a chunk: of what it was written as part of (16 random bytes), and its number in the file."""
-    whole = origin + number.to_bytes(_CHUNK_NUMBER_BYTES, "little")
-    return hashlib.blake2b(whole, digest_size=KEY_BYTES, person=b"g35 shared data").digest()
+    digest = _OF_CHUNKS.copy()
+    digest.update(origin + number.to_bytes(_CHUNK_NUMBER_BYTES, "little"))
+    return digest.digest()

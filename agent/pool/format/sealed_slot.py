@@ -120,7 +120,9 @@ class SlotCodec:
         return self._use.part if self._use is not None else 0.0
 
     def opens(self, other: "SlotCodec") -> bool:
-        return any(each.fingerprint == other.fingerprint for each in (self, *self._others))
+        if other.fingerprint == self.fingerprint:
+            return True
+        return any(each.fingerprint == other.fingerprint for each in self._others)
 
     def of_key(self, fingerprint: bytes) -> "SlotCodec | None":
         """That which seals by the data key of this fingerprint, of those that open here."""

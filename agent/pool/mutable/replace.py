@@ -258,7 +258,8 @@ class ReplacingWriter(SlotWriter):
     ) -> Steps[None]:
         volume, cached, change = self._volume, reservation.cached, self._change
         assert change is not None
-        yield from self._vouched_for(channel, reservation, deadline)
+        if not self._is_vouched_for(channel, reservation):
+            yield from self._vouched_for(channel, reservation, deadline)
         slot_write = channel.write(cached.namespace, reservation.offset, parts, more=not self._older)
         if self._older:
             cause = yield from wait_for(channel, slot_write, deadline)

@@ -172,7 +172,6 @@ class _Batch:
         self._channel: Final = channel
         self._values: Final = values
         self._until: Final = until
-        self._at_once: Final = max(1, min(AT_ONCE, channel.queue_depth() // COMMANDS_OF_VALUE))
         self._begins_until: Final = channel.now() + (until - channel.now()) / 2
         """A value that is begun later would be given too little time."""
         self.became: Final[list[Became]] = [UNTRIED] * len(writers)
@@ -232,10 +231,12 @@ class _Batch:
         now = self._channel.now()
         if self._is_through():
             return
+        # A queue that is connected with the first values of the call says only then what it takes.
+        at_once = max(1, min(AT_ONCE, self._channel.queue_depth() // COMMANDS_OF_VALUE))
         slow = self._parts.namespaces(begun_before=now - SLOW_SECONDS)
         going = sum(not put.waits_for(slow) for put in self._under_way) if slow else len(self._under_way)
-        room = self._at_once - going
-        if room < min(len(self._new), (self._at_once + 1) // 2):
+        room = at_once - going
+        if room < min(len(self._new), (at_once + 1) // 2):
             return
         left: list[_Put] = []
         begun: list[_Put] = []

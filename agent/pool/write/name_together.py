@@ -50,7 +50,8 @@ class UnnamedWriter(SlotWriter):
         length: int,
         deadline: float,
     ) -> Steps[None]:
-        yield from self._vouched_for(channel, reservation, deadline)
+        if not self._is_vouched_for(channel, reservation):
+            yield from self._vouched_for(channel, reservation, deadline)
         slot_write = channel.write(reservation.cached.namespace, reservation.offset, parts)
         cause = yield from wait_for(channel, slot_write, deadline)
         if cause is not None:
@@ -73,6 +74,13 @@ class UnnamedWriter(SlotWriter):
         assert reservation is not None
         return reservation
 
+    def is_vouched_for(self, channel: IoChannel) -> bool:
+        """Whether `vouch` has nothing to ask and nothing to refuse."""
+        reservation = self._reservation
+        assert reservation is not None
+        is_overtaken = reservation.cached.unnamed.get(reservation.slot)
+        return not is_overtaken and self._is_vouched_for(channel, reservation)
+
     def vouch(self, channel: IoChannel, deadline: float) -> Steps[None]:
         """Raises PutRefused where its slot is another agent's by now, or its key not good any more."""
         reservation = self._reservation
@@ -80,14 +88,6 @@ class UnnamedWriter(SlotWriter):
         if reservation.cached.unnamed.get(reservation.slot):
             self._refuse(channel, PutRefused(OVERTAKEN, MissCause.EVICTED))
         yield from self._vouched_for(channel, reservation, deadline)
-
-    def is_vouched_for(self, channel: IoChannel) -> bool:
-        """Whether `vouch` has nothing to say, and nothing to wait for."""
-        reservation = self._reservation
-        assert reservation is not None
-        if reservation.cached.unnamed.get(reservation.slot):
-            return False
-        return self._volume.vouches_at_once(channel, reservation.sealer.codec)
 
     def enter_into(self, channel: IoChannel, image: Directory) -> Entry:
         """Put its entry into the image of its directory."""
@@ -108,7 +108,7 @@ class UnnamedWriter(SlotWriter):
         """As `named`, where the key is known to be good. False, and nothing done: it is to be asked for."""
         reservation = self._reservation
         assert reservation is not None
-        if not self._volume.vouches_at_once(channel, reservation.sealer.codec):
+        if not self._is_vouched_for(channel, reservation):
             return False
         self._show_stored(channel, reservation, image)
         return True

@@ -318,7 +318,8 @@ class SlotWriter(Writer):
         cached = reservation.cached
         if self._volume.below is not None:
             yield from self._unmark(channel, deadline, target=cached)
-        yield from self._vouched_for(channel, reservation, deadline)
+        if not self._is_vouched_for(channel, reservation):
+            yield from self._vouched_for(channel, reservation, deadline)
         alone = cached.writer.acquire(blocking=False)
         try:
             if alone:
@@ -349,6 +350,10 @@ class SlotWriter(Writer):
         super()._count_stored(channel, length)
         if self._volume.settings.copies > 1:
             self._volume.replication_backlog.note(self.pseudonym)
+
+    def _is_vouched_for(self, channel: IoChannel, reservation: Reservation) -> bool:
+        """Whether `_vouched_for` has nothing to ask and nothing to refuse."""
+        return self._volume.vouches_at_once(channel, reservation.sealer.codec)
 
     def _vouched_for(
         self, channel: IoChannel, reservation: Reservation, deadline: float, named: Entry | None = None
@@ -388,7 +393,8 @@ class SlotWriter(Writer):
                     in_doubt = self._volume.in_doubt_writes
                     in_doubt.write_failed(cached, reservation.slot, entry, channel.now())
                 self._fail(channel, pending, cause)
-        yield from self._vouched_for(channel, reservation, deadline, entry)
+        if not self._is_vouched_for(channel, reservation):
+            yield from self._vouched_for(channel, reservation, deadline, entry)
         self._show(channel, reservation, image)
 
     def _show(self, channel: IoChannel, reservation: Reservation, image: Directory) -> None:

@@ -206,3 +206,16 @@ def test_puts_go_to_whom_has_the_fewest(pool: Pool) -> None:
     for _ in range(2):
         processes.end_put(reader)
     assert processes.begin_put("v", 1) is first, "it was its turn"
+
+
+def test_one_that_is_set_aside_leaves_its_puts_to_the_others(pool: Pool) -> None:
+    """It has none under way, which made it the one with the fewest: the first was left with nearly all puts."""
+    assert put(pool, range(2)) == [True] * 2
+    processes = pool._processes
+    first, (reader,) = processes._first, processes._all[1:]
+    another = processes._make("/mnt/another")
+    processes._all = (first, reader, another)
+    processes._aside[id(reader), agent_processes.PUTS + "v"] = float("inf")
+    assert [processes.begin_put("v", 32) for _ in range(4)] == [another] * 4
+    processes._aside[id(another), agent_processes.PUTS + "v"] = float("inf")
+    assert processes.begin_put("v", 32) is first

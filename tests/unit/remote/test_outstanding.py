@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from agent.remote.circuit_breaker import LATE_BEFORE_PAUSE, PAUSE_MAX, Health, Outstanding
 
 
@@ -37,6 +39,37 @@ def test_readers_of_files_leave_a_namespace_alone_that_keeps_them_waiting_to_the
     assert not health.may_ask(now + PAUSE_MAX, patient=True), "others wait for what it brings"
     Outstanding(health, now, is_read=True).answered(now + PAUSE_MAX, failed=False)
     assert health.may_ask(now + PAUSE_MAX, patient=True)
+
+
+def no_answer(health: Health, now: float) -> float:
+    """Patient readers find no answer, until they are refused; when that is."""
+    while health.may_ask(now, patient=True):
+        asked = Outstanding(health, now, is_read=True, is_patient=True)
+        now = asked.wait_until(now + 5.0)
+        asked.given_up(now)
+    return now
+
+
+def test_readers_of_files_wait_for_a_drive_that_hangs_one_at_a_time() -> None:
+    health = Health()
+    now = no_answer(health, 10.0) + PAUSE_MAX
+    waiting = [moment for moment in range(49) if health.may_ask(now + moment / 10, patient=True)]
+    assert waiting == [0], "each keeps a worker from serving gets for as long as a write may take"
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_probe_that_tells_nothing_is_made_again(is_lost: bool) -> None:
+    """Its connection was lost, or nobody waited for it to the end."""
+    health = Health()
+    now = no_answer(health, 10.0) + PAUSE_MAX
+    assert health.may_ask(now, patient=True)
+    asked = Outstanding(health, now, is_read=True, is_patient=True)
+    asked.wait_until(now + 5.0)
+    if is_lost:
+        asked.answered(now + 0.5, failed=True, lost=True)
+    else:
+        asked.given_up(now + 0.5)
+    assert health.may_ask(now + 1.0, patient=True)
 
 
 def test_an_answer_counts_once() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Iterator
 
 import pytest
 
 from agent.fs.after_reply import AfterReply, WorkAfterReply
 from agent.fs.interface import FsError
+from agent.fs.shared.unnamed import UNNAMED_SECONDS
 from agent.pool.steps import Acquire, Steps, settle
 from tests.support.fs.memory_shared import CHUNK, MAKER, Files, SharedPool, refused
 
@@ -69,6 +71,35 @@ def test_several_chunks_of_a_file_are_under_way_at_once(files: Files, put_off: W
     assert files.get("f") == CONTENT
 
 
+def test_chunks_are_stored_before_the_answer_where_no_worker_is_free(
+    files: Files, put_off: WorkAfterReply
+) -> None:
+    """The next request would wait for a worker, and the close for the chunks, on a worker of its own."""
+    put_off.is_free = False
+    file, _ = write_chunks(files)
+    assert not put_off.due
+    assert files.reserved() + files.taken() == 3
+    files.close(file)
+    assert files.get("f") == CONTENT
+
+
+def test_a_free_worker_is_another_one(after: AfterReply, files: Files, put_off: WorkAfterReply) -> None:
+    """A worker is not free while it serves the request that asks."""
+    put_off.is_free = False
+    others: list[WorkAfterReply] = []
+    joining = threading.Thread(target=lambda: others.append(after.join()))
+    joining.start()
+    joining.join()
+    file, buffers = write_chunks(files, 1)
+    assert len(put_off.due) == 1
+    others[0].leave()
+    files.pwrite(file, CHUNK, CONTENT[CHUNK:])
+    assert len(put_off.due) == 1, "the other worker has left"
+    do_due(files, put_off, buffers)
+    files.close(file)
+    assert files.get("f") == CONTENT
+
+
 @pytest.mark.parametrize("call", ["flush", "fsync", "read"])
 def test_who_needs_the_chunks_waits_for_those_under_way(
     files: Files, put_off: WorkAfterReply, call: str
@@ -121,6 +152,35 @@ def test_chunks_that_a_worker_leaves_undone_leave_no_file(files: Files, put_off:
     put_off.leave()
     refused(errno.EIO, files.pwrite, file, 3 * CHUNK, b"more")
     refused(errno.EIO, files.close, file)
+    assert files.stat("f") is None
+
+
+def test_what_was_stored_of_a_file_goes_where_a_worker_leaves_a_chunk_undone(
+    files: Files, put_off: WorkAfterReply
+) -> None:
+    put_off.is_free = False
+    file, _ = write_chunks(files)
+    settle(files.face.fsync(*file, False), files.channel)
+    files.channel.clock += UNNAMED_SECONDS
+    files.name()
+    assert files.taken() == 3
+    put_off.is_free = True
+    files.pwrite(file, 3 * CHUNK, CONTENT[:CHUNK])
+    assert len(put_off.due) == 1
+    put_off.leave()
+    refused(errno.EIO, files.close, file)
+    files.collect()
+    assert files.taken() == files.reserved() == 0, "it makes no file any more"
+
+
+def test_a_chunk_that_comes_after_the_last_close_goes(files: Files, put_off: WorkAfterReply) -> None:
+    """The close waits for it no longer than for any other operation."""
+    file, buffers = write_chunks(files, 1)
+    refused(errno.EIO, files.close, file)
+    do_due(files, put_off, buffers)
+    files.name()
+    files.collect()
+    assert files.taken() == files.reserved() == 0
     assert files.stat("f") is None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 from typing import TypeVar
 
 import pytest
@@ -15,7 +16,7 @@ from agent.fs.shared.nodes import SHARED_ROOT
 from agent.fs.shared.unnamed import NAMED_WITH_DATA
 from agent.fs.shared.volume import SharedVolume
 from agent.pool.access import serve
-from agent.pool.steps import Outcome, is_steps
+from agent.pool.steps import Outcome, Steps, Wait, is_steps
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Volume
@@ -27,6 +28,8 @@ from tests.support.pool.memory_pool import fixed_secret
 T = TypeVar("T")
 SLOW = Timing(read_deadline=1000.0, write_deadline=1000.0)
 CHUNKS = 16
+NAMES_FROM = 2
+"""The first of the namespaces that the names lie in."""
 DATA = bytes(range(256)) * (CHUNKS * CHUNK // 256)
 
 
@@ -56,7 +59,7 @@ class TimedFiles:
     def __init__(self, pool: TimedPool) -> None:
         self.pool, cache = pool, DirectoryCache(64 << 20)
         chunks = settings_of("v", "shared", CHUNK, 0, (16, 16))
-        names = settings_of("v.names", "shared-names", 16_384, 2, (4, 4))
+        names = settings_of("v.names", "shared-names", 16_384, NAMES_FROM, (4, 4))
         self.chunks = Volume(chunks, fixed_secret(1), cache, pool.timing)
         volume = SharedVolume(
             "v", serve(self.chunks), serve(Volume(names, fixed_secret(2), cache, pool.timing)),
@@ -81,6 +84,11 @@ class TimedFiles:
             self.call(self.face.write(*file, at, memoryview(data[at : at + CHUNK]), MAKER))
         self.call(self.face.flush(*file, MAKER))
         self.call(self.face.release(*file))
+
+    def holds_names(self) -> bool:
+        """Whether the writer of a directory of names is taken."""
+        sets = self.chunks.cache.snapshot()
+        return any(cached.namespace >= NAMES_FROM and cached.writer.locked() for cached in sets)
 
     def lookup(self, name: bytes) -> int:
         return self.call(self.face.lookup(CALLER, self.root, name)).attributes.ino
@@ -216,6 +224,40 @@ def test_the_close_of_a_short_file_waits_for_no_chunk_where_other_agents_write(t
         _put_trips(files, name, 1)
     costs = _put_trips(files, b"c", NAMED_WITH_DATA)
     assert costs[-1] == (2 * trip, 2)
+
+
+def test_a_close_names_chunks_before_it_keeps_other_files_from_their_names() -> None:
+    """Files whose names share a directory close beside each other while their chunks are being named."""
+    files = TimedPool(directory_fresh=1000.0, trip=0.001).agent()
+    for name in (b"a", b"b"):
+        _put_trips(files, name, 1)
+    with pytest.raises(FsError):
+        files.lookup(b"c")
+    entry, opened = files.call(files.face.create(CALLER, files.root, b"c", 0o644, os.O_WRONLY | os.O_CREAT))
+    file = entry.attributes.ino, opened.handle
+    for at in range(0, len(DATA), CHUNK):
+        files.call(files.face.write(*file, at, memoryview(DATA[at : at + CHUNK]), MAKER))
+    taken: list[bool] = []
+    flushing = files.face.flush(*file, MAKER)
+    assert is_steps(flushing)
+    files.call(_watched(flushing, lambda: taken.append(files.holds_names())))
+    assert not taken[0], "the chunks are named first"
+    assert taken[-1], "then the manifest goes"
+    assert files.cost[0] == 0.002, "a round trip each"
+    assert files.lookup(b"c")
+
+
+def _watched(steps: Steps[None], look: Callable[[], None]) -> Steps[None]:
+    """The same steps, with a look at each wait for an answer."""
+    answer: bool | None = None
+    while True:
+        try:
+            request = steps.send(answer)  # type: ignore[arg-type]  # a generator begins with None
+        except StopIteration:
+            return
+        if isinstance(request, Wait):
+            look()
+        answer = yield request
 
 
 def test_chunks_that_come_slowly_are_named_with_their_data() -> None:
