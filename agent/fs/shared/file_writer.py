@@ -254,7 +254,7 @@ class FileWriter:
         self._lock.release()
 
     def told(self, before: Manifest | None, now: Manifest | None) -> None:
-        """Note what the name leads to, which goes with the close; with `before`, if it is said to lead there."""
+        """Note what the name leads to, which goes with the close; with `before`, if that led there."""
         if before is None or (self._replaced is not None and self._replaced.identity == before.identity):
             self._replaced = now
 
