@@ -729,12 +729,12 @@ class FileWriter:
         own, is_judged = set(self._new_chunks()), only_over is not None and not self.gaps.is_bare
         if is_judged and not (yield from stays(channel, self.volume, manifest, own, began)):
             raise self._fail(errno.ESTALE, "another host stored the file at the same time")
-        gone, self._replaced = self._replaced, manifest
+        # With no value there another agent has renamed it, and its chunks with it.
+        gone, self._replaced = self._replaced if had_value else None, manifest
         self.manifest, self.changed, self._over = manifest, False, [manifest.identity]
         self.built_on.go_on(manifest)
-        if gone is not None and had_value:  # else another agent has renamed it, and its chunks with it
-            if gone is earlier or (yield from is_newest(channel, self.volume, manifest)):
-                self._discards.replaced(self.volume, gone, manifest)
+        if gone is not None and (gone is earlier or (yield from is_newest(channel, self.volume, manifest))):
+            self._discards.replaced(self.volume, gone, manifest)
         self._published(self)
 
     def _short_content(self) -> bytes | None:
