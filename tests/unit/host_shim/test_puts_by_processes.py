@@ -209,7 +209,7 @@ def test_puts_go_to_whom_has_the_fewest(pool: Pool) -> None:
 
 
 def test_one_that_is_set_aside_leaves_its_puts_to_the_others(pool: Pool) -> None:
-    """It has none under way, which made it the one with the fewest: the first was left with nearly all puts."""
+    """It has none under way, which made it the one with the fewest: the first got nearly all puts."""
     assert put(pool, range(2)) == [True] * 2
     processes = pool._processes
     first, (reader,) = processes._first, processes._all[1:]
