@@ -79,7 +79,8 @@ class SpillSection(Section):
         if self.bucket:
             if BUCKET.fullmatch(self.bucket) is None:
                 raise ValueError(f"{self.bucket!r} is no name for a bucket")
-            if _ENDPOINT.fullmatch(self.endpoint) is None:
+            found = _ENDPOINT.fullmatch(self.endpoint)
+            if found is None or (found[2] is not None and not 0 < int(found[2][1:]) < 1 << 16):
                 raise ValueError("a bucket wants an endpoint such as https://s3.example:9000")
             if self.credentials_file is None:
                 raise ValueError("a bucket wants a credentials_file")

@@ -71,7 +71,8 @@ class Fabric:
         """Look for gray failure; the verdicts that changed."""
         with self._publishing:
             where = [None if route is None else route.enclosure.subsystem for route in self.routes]
-            return self.outliers.look(now, where)
+            in_place = {member for member in range(len(where)) if self.is_local(member)}
+            return self.outliers.look(now, where, in_place)
 
     def ways_to(self, member: int, nguid: bytes) -> tuple[Route, ...]:
         """The ways to a namespace, if it still has this number in the map."""

@@ -14,6 +14,7 @@ A look is bad where the namespace is
 * wrong: half a per cent of the answers, and three at least, were errors of its own;
 * slow: half of its reads took longer than four times its peers' median, and 4 ms at least. Placement is by
   hash, so all namespaces get the same mix of sizes. Where all are slow it is the network, or this machine.
+  A namespace of this machine is no peer of those over the fabric: they are slower because of the way.
 
 A suspect gets no new values as long as the key's other set has room (agent/pool/write/put.py). Reads of it
 are waited for only as long as its peers' slowest take (`Health.patience`); they go on, so that its recovery
@@ -29,7 +30,7 @@ Counts decay with every look; errors, which are rare, decay more slowly.
 import enum
 import math
 from bisect import bisect_left
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -207,17 +208,22 @@ class OutlierDetection:
     def verdict(self, member: int) -> Verdict:
         return self._records[member].verdict
 
-    def look(self, now: float, enclosures: Sequence[Hashable] = ()) -> list[Change]:
+    def look(
+        self, now: float, enclosures: Sequence[Hashable] = (), in_place: Set[int] = frozenset()
+    ) -> list[Change]:
         """Judge all; the verdicts that changed. Call it every `LOOK_SECONDS`; `now` in seconds.
 
         `enclosures` says where each namespace is: anything that stands for the enclosure, None where that is
-        not known. Without it every namespace is judged by itself alone.
+        not known. Without it every namespace is judged by itself alone. `in_place`: the namespaces that are
+        read without a wire.
         """
         shelves = self._gather(enclosures)
-        medians = _Peers([record.quantile(0.5) for record in self._records])
-        slowest = _Peers([record.quantile(0.95) for record in self._records])
-        shelf_most = _Peers([shelf.quantile(1 / 3) for shelf in self._shelves.values()])
-        shelf_slowest = _Peers([shelf.quantile(0.95) for shelf in self._shelves.values()])
+        medians = _Peers([record.quantile(0.5) for record in self._records], in_place)
+        slowest = _Peers([record.quantile(0.95) for record in self._records], in_place)
+        here = {enclosures[member] for member in in_place if member < len(enclosures)}
+        shelves_here = {number for number, name in enumerate(self._shelves) if name in here}
+        shelf_most = _Peers([shelf.quantile(1 / 3) for shelf in self._shelves.values()], shelves_here)
+        shelf_slowest = _Peers([shelf.quantile(0.95) for shelf in self._shelves.values()], shelves_here)
         why_shelf = {
             name: _what_is_wrong_with_all(self._shelves[name], shelf_most, number)
             for number, name in enumerate(self._shelves)
@@ -319,15 +325,24 @@ def _judge(record: _Member, why: str, paused: bool, now: float) -> bool:
 
 
 class _Peers:
-    """One figure of every namespace, and the median of the others of each."""
+    """One figure of every namespace, and the median of the others of each. For one over the fabric those are
+    the others over the fabric; one of this machine is to be as quick as any."""
 
-    def __init__(self, values: Sequence[float | None]) -> None:
+    def __init__(self, values: Sequence[float | None], in_place: Set[int]) -> None:
         self.values = values
+        self._in_place = in_place
         self._sorted = sorted(value for value in values if value is not None)
+        self._over_fabric = self._sorted
+        if in_place:
+            self._over_fabric = sorted(
+                value for at, value in enumerate(values) if value is not None and at not in in_place
+            )
 
     def of(self, member: int) -> float | None:
         """The lower median of the others' figures; None where there are none."""
-        own, known = self.values[member], self._sorted
+        own, known = self.values[member], self._over_fabric
+        if member in self._in_place:
+            known = self._sorted
         if own is None:
             return known[(len(known) - 1) // 2] if known else None
         if len(known) < 2:

@@ -124,7 +124,7 @@ class OpenFile:
         if manifest.content is not None:
             into[:size] = manifest.content[offset : offset + size]
             return size
-        # Whoever maps the file gets SIGBUS for what does not come.
+        # A program that maps the file gets SIGBUS for what does not come.
         channel.has_patience()
         deadline = channel.now() + self.volume.timing.write_deadline
         chunk_bytes = manifest.chunk_bytes

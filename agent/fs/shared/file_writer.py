@@ -42,7 +42,7 @@ from agent.fs.shared.chunks import (
     wall_ns,
 )
 from agent.fs.shared.discards import BuiltOn, Discards
-from agent.fs.shared.gaps import Gaps, is_newest, is_one_of, why_not_whole
+from agent.fs.shared.gaps import Gaps, is_newest, is_one_of, stays, why_not_whole
 from agent.fs.shared.manifest import HOLE, Kind, Manifest, Origins, runs_of, time_told
 from agent.fs.shared.paths import chunk_key, path_key, split
 from agent.fs.shared.unnamed import (
@@ -721,12 +721,16 @@ class FileWriter:
             yield from self._name(channel, deadline)
         naming = self._name(channel, deadline) if self._unnamed else None
         only_over = is_one_of(self._over) if self._gaps.has_any(manifest, self._stored) else None
-        key, raw = path_key(self.path), manifest.encode()
+        key, raw, began = path_key(self.path), manifest.encode(), channel.now()
         try:
             yield from names.replace(channel, key, raw, deadline, naming, look, only_over)
         except (PutRefused, BadPut) as refused:
             self._fail(errno_of(refused) if isinstance(refused, PutRefused) else errno.EIO)
             raise FsError(self._failed, str(refused)) from None
+        own = set(self._new_chunks())
+        if only_over and not (yield from stays(channel, self.volume, manifest, own, began)):
+            self._fail(errno.ESTALE)
+            raise FsError(errno.ESTALE, "another host stored the file at the same time")
         gone, self._replaced = self._replaced, manifest
         self.manifest, self.changed = manifest, False
         self._over = [manifest.identity]

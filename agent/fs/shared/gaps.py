@@ -7,6 +7,7 @@ stored, and the part of one would be zeros.
 """
 
 import errno
+import threading
 from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
@@ -16,10 +17,18 @@ from agent.fs.shared.manifest import HOLE, Manifest, ManifestError, decode_manif
 from agent.fs.shared.paths import path_key
 from agent.fs.shared.volume import SharedVolume
 from agent.pool.counters import MissCause
-from agent.pool.steps import IoChannel, Steps
+from agent.pool.steps import Acquire, IoChannel, Steps
 
 EVICTED: Final = frozenset({MissCause.EVICTED, MissCause.EXPIRED, MissCause.NEVER_STORED})
 """Causes by which a chunk that was stored is there no more: another one has its room."""
+
+
+UNSURE: Final = frozenset({MissCause.LATE, MissCause.ENCLOSURE_DOWN, MissCause.CORRUPT})
+"""Nobody says just now whether the name leads anywhere. What was read damaged may come whole the next time;
+where flash itself is damaged, the scrub gives the name up."""
+CROSSING: Final = 0.05
+CROSSING_MAX: Final = 0.5
+"""Seconds after which a content is looked at again; in between, twice as long as it took to be stored."""
 
 
 class Gaps:
@@ -67,6 +76,35 @@ class Gaps:
             for number in range(manifest.chunks)
             if number not in stored
         )
+
+
+def stays(
+    channel: IoChannel,
+    volume: SharedVolume,
+    manifest: Manifest,
+    own: Collection[tuple[bytes, int]],
+    began: float,
+) -> Steps[bool]:
+    """Whether a content with bytes of others is still there a while after it was stored, at `began`.
+
+    Two agents that store at once may each find the older content, and both are acknowledged. So each looks
+    again, after longer than such a store takes. `own`: the chunks that it has stored, by origin and number; a
+    content with one of them was built on this one. A single agent needs no look.
+    """
+    if volume.timing.directory_fresh:
+        return True
+    nobodys = threading.Lock()
+    nobodys.acquire()
+    yield Acquire(nobodys, channel.now() + min(CROSSING_MAX, max(CROSSING, 2 * (channel.now() - began))))
+    deadline = channel.now() + volume.timing.write_deadline
+    found = yield from volume.names.newest(channel, path_key(manifest.path), deadline)
+    if isinstance(found, MissCause):
+        return found in UNSURE
+    try:
+        there = decode_manifest_untrusted(found)
+    except ManifestError:
+        return False
+    return there.identity == manifest.identity or any(chunk in own for chunk in there.stored())
 
 
 def why_not_whole(causes: Iterable[MissCause | None]) -> FsError | None:

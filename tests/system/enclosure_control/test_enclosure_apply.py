@@ -31,6 +31,7 @@ from nvmeof.transport.verbs_provider import free_loopback_address
 from tests.support.needs import needs_mount
 from tests.support.nvme.nvme_ends import HOST, HOST_ID
 from tests.support.nvme.transport_ways import EMULATED, discover
+from tests.support.pool_up import wait_each_served
 from tests.support.processes import Processes
 from tests.support.waiting import wait_until
 
@@ -384,7 +385,7 @@ def test_a_bare_enclosure_is_provisioned_and_serves_a_pool(
     with Pool(tmp_path / "mnt") as pool:
         kv = pool.volume("kv")
         assert kv.put_many(list(stored), list(stored.values())) == [True] * len(stored)
-        assert [kv.get(key) for key in stored] == list(stored.values())
+        wait_each_served(kv, stored)
     counted = json.loads(run("enclosure", "stats", "--rpc", rpc, "--json"))
     assert {each["name"] for each in counted if each["write_bytes"]} == {"Malloc0", "Aio0"}
     assert agent.stop() == 0

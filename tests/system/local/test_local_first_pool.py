@@ -9,7 +9,7 @@ from typing import Any
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings
 from host_shim.pool import Pool
 from tests.support.local_rig import KEYS, LocalRig, value_of
-from tests.support.pool_up import PoolUp
+from tests.support.pool_up import PoolUp, wait_each_served
 from tests.support.processes import Processes
 from tests.support.waiting import wait_until
 
@@ -27,7 +27,7 @@ def test_reads_on_the_server_need_no_fabric_and_its_loss_costs_nothing(
         with rig.pool("one") as beside, rig.pool("two") as away:
             for key in KEYS:
                 assert beside.volume("kv").put(key, value_of(key))
-            wait_until(lambda: not rig.status("one")["scrub"]["copies_owed"], 30, "the second copies")
+            wait_until(lambda: rig.status("one")["totals"]["copies_made"] >= len(KEYS), 60, "second copies")
             before = rig.status("one")["totals"]
             assert [beside.volume("kv").get(key) for key in KEYS] == [value_of(key) for key in KEYS]
             totals = rig.status("one")["totals"]
@@ -40,15 +40,16 @@ def test_reads_on_the_server_need_no_fabric_and_its_loss_costs_nothing(
             assert local >= len(KEYS) * (1 << 16)
             assert flash - local - hedged <= 2 * len(KEYS) * 4096
 
-            assert [away.volume("kv").get(key) for key in KEYS] == [value_of(key) for key in KEYS]
+            stored = {key: value_of(key) for key in KEYS}
+            wait_each_served(away.volume("kv"), stored)
             one.kill()
-            wait_until(lambda: _connected(rig.status("two")) == ["shelf"], 30, "the loss to be seen")
-            assert [away.volume("kv").get(key) for key in KEYS] == [value_of(key) for key in KEYS]
+            wait_until(lambda: _connected(rig.status("two")) == ["shelf"], 60, "the loss to be seen")
+            wait_each_served(away.volume("kv"), stored)
             # Puts go on in the enclosure, and their second copies are owed.
             fresh = [key[::-1] for key in KEYS]
             assert all(away.volume("kv").put(key, value_of(key)) for key in fresh)
-            assert [away.volume("kv").get(key) for key in fresh] == [value_of(key) for key in fresh]
-        assert two.stop(30) == 0
+            wait_each_served(away.volume("kv"), {key: value_of(key) for key in fresh})
+        assert two.stop(60) == 0
         assert rig.g35("unmount", tmp_path / "mnt-one")[0] == 0
     assert "Traceback" not in one.output + two.output
 
@@ -73,7 +74,7 @@ def test_up_takes_a_file_of_this_machine_into_the_pool(processes: Processes, tmp
     pool.start_again()
     pool.wait_connected(2)
     with Pool(pool.mount) as client:
-        assert [client.volume("kv").get(key) for key in KEYS] == [value_of(key) for key in KEYS]
+        wait_each_served(client.volume("kv"), {key: value_of(key) for key in KEYS})
     assert pool.status()["totals"]["local_bytes_read"] > 0
     assert pool.down() == 0
 

@@ -13,6 +13,7 @@ import pytest
 from host_shim.control_wire import Outcome
 from nvmeof.authentication.secret import new_secret
 from tests.support.local_rig import KEYS, LOCAL, LocalRig, free_port, value_of
+from tests.support.pool_up import wait_each_served
 from tests.support.processes import Processes
 from tests.support.waiting import wait_until
 
@@ -36,7 +37,7 @@ def test_every_agent_sees_one_namespace_and_its_server_may_go(rig: LocalRig) -> 
         for key in KEYS:
             assert beside.volume("kv").put(key, value_of(key))
         for pool in (beside, away):
-            assert [pool.volume("kv").get(key) for key in KEYS] == [value_of(key) for key in KEYS]
+            wait_each_served(pool.volume("kv"), {key: value_of(key) for key in KEYS})
         totals = rig.status("one")["totals"], rig.status("two")["totals"]
         assert totals[0]["local_bytes_read"] == totals[0]["flash_bytes_read"] > 0
         assert totals[1]["local_bytes_read"] == 0 < totals[1]["flash_bytes_read"]
@@ -61,11 +62,12 @@ def test_every_agent_sees_one_namespace_and_its_server_may_go(rig: LocalRig) -> 
 
         assert rig.g35("unmount", rig.folder / "mnt-one")[0] == 0
         one = rig.agent("one")
-        assert [rig.pool("one").volume("kv").get(key) for key in KEYS] == [value_of(key) for key in KEYS]
+        with rig.pool("one") as again:
+            wait_each_served(again.volume("kv"), {key: value_of(key) for key in KEYS})
         wait_until(lambda: rig.status("two")["enclosures"][0]["connected"], 30, "the server to be back")
         wait_until(lambda: away.volume("kv").get(KEYS[0]) == value_of(KEYS[0]), 30, "its values")
-    assert two.stop(30) == 0
-    assert one.stop(30) == 0
+    assert two.stop(60) == 0
+    assert one.stop(60) == 0
     assert "Traceback" not in one.output + two.output
 
 
@@ -85,7 +87,7 @@ def test_a_device_is_one_agents_and_one_tables(rig: LocalRig) -> None:
     ended, said = rig.verb("twice", "pool", "show")
     assert ended == 1
     assert "two tables of [[local]] name one device" in said
-    assert one.stop(30) == 0
+    assert one.stop(60) == 0
     taken = socket.socket()
     with taken:
         taken.bind(("127.0.0.1", rig.port))
@@ -109,7 +111,7 @@ def test_the_way_over_loopback_stands_behind_the_one_in_place(rig: LocalRig) -> 
     totals = rig.status("one")["totals"]
     assert totals["local_bytes_read"] == totals["flash_bytes_read"]
     assert rig.status("one")["pool"]["contested"] == {}
-    assert one.stop(30) == 0
+    assert one.stop(60) == 0
 
 
 def test_a_copy_in_another_server_is_no_second_way_to_the_device(rig: LocalRig) -> None:
@@ -127,7 +129,7 @@ def test_a_copy_in_another_server_is_no_second_way_to_the_device(rig: LocalRig) 
         "clone shows it as well as server: left out",
         "server shows it as well as clone: left out",
     )
-    assert [each.stop(30) for each in (two, other, one)] == [0, 0, 0]
+    assert [each.stop(60) for each in (two, other, one)] == [0, 0, 0]
 
 
 def test_other_agents_prove_who_they_are_where_a_hosts_file_says_so(rig: LocalRig) -> None:
@@ -153,4 +155,4 @@ def test_other_agents_prove_who_they_are_where_a_hosts_file_says_so(rig: LocalRi
     assert "authenticate" in said
     ended, said = rig.verb("three", "pool", "show", "--json")
     assert (ended, len(json.loads(said)["namespaces"])) == (0, 1), said
-    assert one.stop(30) == 0
+    assert one.stop(60) == 0

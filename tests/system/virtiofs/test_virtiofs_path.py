@@ -20,7 +20,7 @@ from agent.bench.virtio_driver.machine import Machine, queues_offered
 from agent.bench.virtiofs_files import VirtiofsFiles
 from host_shim.pool import Pool
 from tests.support.fs.guest_requests import create
-from tests.support.pool_up import PoolUp
+from tests.support.pool_up import PoolUp, wait_each_served
 from tests.support.processes import Processes
 from tests.support.waiting import wait_until
 
@@ -64,9 +64,9 @@ def test_both_doors_lead_to_one_pool(pool_up: PoolUp, machine: Machine) -> None:
             size = (1, 4095, VALUE, 262_144, 1 << 20)[number % 5]
             store, other = (mounted, guest) if number % 2 else (guest, mounted)
             assert store.put(key(number), content(key(number), size))
-            assert other.get(key(number)) == content(key(number), size)
+            wait_each_served(other, {key(number): content(key(number), size)})
         room = machine.memory.room(1 << 20)
-        assert guest.get_into(key(4), room.view) == 1 << 20
+        wait_until(lambda: guest.get_into(key(4), room.view) == 1 << 20, what="a value of 1 MiB")
         assert room.view == content(key(4), 1 << 20)
         assert guest.get_into(key(99), room.view) is None
         assert guest.exists([key(4), key(99)]) == [True, False]
@@ -138,14 +138,8 @@ class Guest:
             assert not thread.is_alive(), "a call hangs"
         kv = self._pool.volume("kv")
 
-        def is_back(each: bytes) -> bool:
-            """A get may miss where an enclosure has just come back, or is slow."""
-            got = kv.get(each)
-            self.wrong += got is not None and got != content(each)
-            return got is not None
-
-        for each in self.stored:
-            wait_until(lambda each=each: is_back(each), 30, "a value that was acknowledged")  # type: ignore[misc]
+        # What was acknowledged; an enclosure may have come back just now.
+        wait_each_served(kv, {each: content(each) for each in self.stored})
         self._pool.close()
         assert not self.failures, self.failures
         assert not self.wrong

@@ -24,3 +24,17 @@ def test_namespaces_of_one_enclosure_are_judged_together() -> None:
         fabric.look(now)
         suspects = [health for health in fabric.health if not health.trusted]
     assert suspects == list(fabric.health[:8])
+
+
+def test_an_ssd_of_this_machine_makes_no_suspect_of_those_over_the_fabric() -> None:
+    enclosures = [Enclosure("local:ssd", is_local=True), Enclosure("shelf")]
+    fabric = Fabric(enclosures)
+    fabric.adopt([nguid_of(number) for number in range(2)])
+    fabric.routes = tuple(Route(enclosure, 1, 4096) for enclosure in enclosures)
+    now = 100.0
+    for _ in range(8):
+        for health, took in zip(fabric.health, (0.0001, 0.03), strict=True):
+            for _ in range(8):
+                health.answered(took, read=True)
+        now += 0.25
+        assert fabric.look(now) == []

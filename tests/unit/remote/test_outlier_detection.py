@@ -82,6 +82,39 @@ def test_a_little_slower_is_not_sick() -> None:
     assert pool.looks(10) == []
 
 
+class PoolBesideAnSsd(Pool):
+    """Namespace 0 is this machine's own; the others lie in enclosures of two each."""
+
+    def judge(self) -> list[Change]:
+        where = [member if not member else f"shelf {(member + 1) // 2}" for member in range(len(self.health))]
+        return self.outliers.look(self.now, where, {0})
+
+
+def test_a_namespace_of_this_machine_is_no_peer_of_those_over_the_fabric() -> None:
+    """Where the network or this machine is slow, an SSD in place is not."""
+    for members in (2, 3, 5):
+        pool = PoolBesideAnSsd(members)
+        pool.took = [0.00008] + [0.02] * (members - 1)
+        assert pool.looks(10) == []
+        assert all(health.trusted for health in pool.health)
+
+
+def test_beside_a_namespace_of_this_machine_the_others_are_judged_by_each_other() -> None:
+    pool = PoolBesideAnSsd(5)
+    pool.took = [0.00008, 0.0005, 0.0005, 0.02, 0.0005]
+    assert verdicts(pool.looks(2)) == [(3, Verdict.SUSPECT)]
+    assert pool.health[3].patience > 0.001, "as those over the fabric take, not as the SSD in place"
+    pool = PoolBesideAnSsd(5)
+    pool.took = [0.00008, 0.02, 0.02, 0.0005, 0.0005]
+    assert sorted(verdicts(pool.looks(2))) == [(1, Verdict.SUSPECT), (2, Verdict.SUSPECT)]
+
+
+def test_a_namespace_of_this_machine_that_is_slower_than_those_over_the_fabric_is_noticed() -> None:
+    pool = PoolBesideAnSsd(5)
+    pool.took = [0.02, 0.0005, 0.0005, 0.0005, 0.0005]
+    assert verdicts(pool.looks(2)) == [(0, Verdict.SUSPECT)]
+
+
 def test_one_error_in_a_hundred_is_noticed() -> None:
     pool = Pool()
     pool.errors_in_a_hundred[0] = 1

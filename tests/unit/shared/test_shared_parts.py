@@ -12,8 +12,11 @@ import pytest
 from agent.fs.close_cause import Closing
 from agent.fs.file_users import HOLDERS_MAX
 from agent.fs.interface import PAGES, Caller, LockOwner
-from agent.pool.steps import Steps, settle
+from agent.fs.shared import file_writer
+from agent.fs.shared.gaps import CROSSING, CROSSING_MAX, stays
+from agent.pool.steps import Acquire, Steps, settle
 from tests.support.fs.memory_shared import CALLER, CHUNK, MAKER, OTHER, Files, SharedPool, refused
+from tests.support.pool.memory_channel import rest_of
 
 THEIRS = LockOwner(12, OTHER.pid)
 STRANGER = Caller(5, 5, 2)
@@ -243,6 +246,70 @@ def test_zeros_behind_a_cut_are_nobodys_bytes(files: Files, others: Files, sizes
     files.ftruncate(file, lengthened)
     others.put("f", b"of another")
     refused(errno.ESTALE, files.close, file)
+
+
+class Looked:
+    """A content that a file has just stored, about to be looked at again."""
+
+    def __init__(self, files: Files) -> None:
+        file = files.open("f", os.O_RDWR)
+        files.pwrite(file, 0, part(0))
+        files.close(file)
+        self._channel = files.channel
+        manifest = files.manifest("f")
+        assert manifest is not None
+        own = {chunk for chunk in manifest.stored() if chunk[0] == manifest.identity}
+        self._steps = stays(files.channel, files.volume, manifest, own, files.channel.now())
+        wanted = next(self._steps)
+        assert isinstance(wanted, Acquire)
+        assert CROSSING - 1e-6 < wanted.deadline - files.channel.now() <= CROSSING_MAX
+
+    def stays(self) -> bool:
+        return self._channel.run(rest_of(self._steps, False))
+
+
+def test_a_content_that_was_written_in_part_is_looked_at_again(files: Files, others: Files) -> None:
+    made_beforehand(files)
+    assert Looked(files).stays()
+    looked = Looked(files)
+    others.put("f", WHOLE)
+    assert not looked.stays(), "another host stored at the same time"
+    looked = Looked(files)
+    file = others.open("f", os.O_RDWR)
+    others.pwrite(file, PART, part(1))
+    others.close(file)
+    assert looked.stays(), "the other built on it"
+    looked = Looked(files)
+    others.unlink("f")
+    assert not looked.stays()
+
+
+def test_where_nobody_says_what_became_of_it_the_store_counts(pool: SharedPool, files: Files) -> None:
+    made_beforehand(files)
+    looked = Looked(files)
+    for namespace in pool.namespaces[2:]:
+        namespace.down = True
+    assert looked.stays()
+
+
+@pytest.mark.interpreted
+def test_the_part_that_did_not_stay_is_refused_and_leaves_nothing(
+    files: Files, others: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_beforehand(files)
+
+    def crossed(*_: object) -> Steps[bool]:
+        yield from ()
+        others.put("f", b"of another")
+        return False
+
+    file = files.open("f", os.O_RDWR)
+    files.pwrite(file, 0, part(0))
+    monkeypatch.setattr(file_writer, "stays", crossed)
+    refused(errno.ESTALE, files.close, file)
+    files.collect()
+    assert files.get("f") == b"of another"
+    assert files.taken() == 0
 
 
 def test_a_file_that_is_written_over_and_then_renamed_takes_the_place_of_what_was_there(

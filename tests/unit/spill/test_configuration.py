@@ -64,6 +64,7 @@ def test_a_folder_and_a_bucket_are_places_and_have_a_queue_each() -> None:
         BUCKET | {"endpoint": ""},
         BUCKET | {"endpoint": "s3.example"},
         BUCKET | {"endpoint": "https://user:word@s3.example"},
+        BUCKET | {"endpoint": "https://s3.example:70000"},
         BUCKET | {"bucket": "Not A Bucket"},
         BUCKET | {"credentials_file": None},
     ],
