@@ -21,8 +21,9 @@ from agent.sim.faulty_flash import SimChannel, SimNamespace
 from agent.sim.seeded_scheduler import StepScheduler
 from host_shim.many_values import groups_of
 from host_shim.pool import Pool, ValueTooLong
-from host_shim.transfer_wire import MANY_MAX, SHORT_BYTES, TOGETHER_BYTES, Ioctl, encode_many, ioctl_command
+from host_shim.transfer_wire import MANY_MAX
 from tests.support.engines.counted_door import Counted, agent_with, value_of
+from tests.support.pool.lending import nothing_is_held
 from tests.support.pool.memory_pool import SUITES, MemoryPool, PoolAgent, key_of
 from tests.support.pool.stuck_writes import Driven, StuckWrites
 
@@ -61,16 +62,7 @@ def test_puts_of_all_lengths_into_few_sets(suite: str, registered: bool, memory:
         assert volume.put_many(keys, views) == [True] * count, "they are there already"
         assert agent.tally.puts == count
         assert agent.tally.puts_already_there == count
-        _nothing_is_held(agent)
-
-
-def _nothing_is_held(agent: PoolAgent) -> None:
-    assert not len(agent.volume.key_locks)
-    assert not len(agent.volume.puts_in_pieces)
-    for cached in agent.cache.snapshot():
-        assert not cached.users
-        assert not cached.reserved
-        assert not cached.writer.locked()
+        nothing_is_held(agent)
 
 
 def test_one_key_twice_in_a_batch_keeps_its_first_value(memory: RegisteredMemory) -> None:
@@ -82,7 +74,7 @@ def test_one_key_twice_in_a_batch_keeps_its_first_value(memory: RegisteredMemory
         )
         assert volume.get(key_of(1)) == b"first"
         assert (agent.tally.puts, agent.tally.puts_already_there) == (2, 1)
-        _nothing_is_held(agent)
+        nothing_is_held(agent)
 
 
 def test_values_too_long_for_the_volume(memory: RegisteredMemory) -> None:
@@ -103,7 +95,7 @@ def test_where_one_enclosure_is_away_the_others_take_what_they_can(memory: Regis
         assert volume.put_many([key_of(n) for n in range(50, 60)], [b"x"] * 10) == [False] * 10
         agent.channel.namespaces[0].down = agent.channel.namespaces[1].down = False
         assert volume.get_many(keys, [bytearray(500) for _ in keys]) == [500] * 20
-        _nothing_is_held(agent)
+        nothing_is_held(agent)
 
 
 def test_a_time_to_live(memory: RegisteredMemory) -> None:
@@ -133,7 +125,7 @@ def test_a_full_volume_evicts_for_a_batch(
         assert all(
             buffer == bytes([9]) * 4096 for buffer, length in zip(buffers, found, strict=True) if length
         )
-        _nothing_is_held(agent)
+        nothing_is_held(agent)
 
 
 # -- what a call holds, and for how long ----------------------------------------------------------------
@@ -158,7 +150,7 @@ def test_the_values_of_one_set_have_one_write_of_their_directory() -> None:
     assert agent.channel.namespaces[0].reads == 1
     for number in range(AT_ONCE):
         assert agent.get(key_of(number)) == bytes([number]) * 500
-    _nothing_is_held(agent)
+    nothing_is_held(agent)
 
 
 def test_what_was_answered_holds_nothing_while_an_enclosure_hangs() -> None:
@@ -177,7 +169,7 @@ def test_what_was_answered_holds_nothing_while_an_enclosure_hangs() -> None:
     became = driven.run(10.0)
     assert became is not None
     assert [one for one in became if one is True] == [True] * (AT_ONCE - slots)
-    _nothing_is_held(agent)
+    nothing_is_held(agent)
 
 
 def test_a_slot_that_hangs_keeps_others_of_its_set_from_nothing() -> None:
@@ -196,7 +188,7 @@ def test_a_slot_that_hangs_keeps_others_of_its_set_from_nothing() -> None:
     became = driven.run(10.0)
     assert became is not None
     assert sum(one is True for one in became) == 5
-    _nothing_is_held(agent)
+    nothing_is_held(agent)
 
 
 def test_others_go_on_and_nobody_waits_longer_than_one_put() -> None:
@@ -214,7 +206,7 @@ def test_others_go_on_and_nobody_waits_longer_than_one_put() -> None:
     stored = [number for number, one in enumerate(became) if one is True]
     assert stored == there
     assert sum(not isinstance(one, bool) and one is not UNTRIED for one in became) <= AT_ONCE
-    _nothing_is_held(agent)
+    nothing_is_held(agent)
 
 
 @pytest.mark.parametrize(("depth", "under_way"), [(64, 16), (128, 16), (32, 8), (3, 1)])
@@ -227,7 +219,7 @@ def test_fewer_are_under_way_where_a_queue_takes_fewer(depth: int, under_way: in
     (cached,) = agent.cache.snapshot()
     assert len(cached.reserved) == under_way
     driven.run(100.0)
-    _nothing_is_held(agent)
+    nothing_is_held(agent)
 
 
 def test_a_queue_may_say_only_with_the_first_values_how_many_it_takes() -> None:
@@ -244,7 +236,7 @@ def test_a_queue_may_say_only_with_the_first_values_how_many_it_takes() -> None:
     assert agent.channel.run(together(agent, range(MANY_MAX))) == [True] * MANY_MAX
     assert reserved[0] == AT_ONCE
     assert max(reserved[AT_ONCE + 1 :]) == 2
-    _nothing_is_held(agent)
+    nothing_is_held(agent)
 
 
 def test_an_enclosure_whose_directories_do_not_come() -> None:
@@ -258,7 +250,7 @@ def test_an_enclosure_whose_directories_do_not_come() -> None:
     became = driven.run(100.0)
     assert became == [True] * AT_ONCE
     assert channel.clock <= began + 5.0
-    _nothing_is_held(agent)
+    nothing_is_held(agent)
 
 
 def test_a_put_of_unknown_fate_is_not_repeated(memory: RegisteredMemory) -> None:
@@ -272,7 +264,7 @@ def test_a_put_of_unknown_fate_is_not_repeated(memory: RegisteredMemory) -> None
     assert "STORE" not in door.asked
     assert sum(each.writes for each in channel.namespaces) <= 6 + 2
     assert len(agent.volume.in_doubt_writes) == 6
-    _nothing_is_held(agent)
+    nothing_is_held(agent)
 
 
 def test_nor_where_the_agent_says_nothing(memory: RegisteredMemory) -> None:
@@ -302,7 +294,7 @@ def test_a_call_takes_no_seat_of_those_who_wait_for_bandwidth(memory: Registered
         stored = pool.volume("v").put_many([key_of(n) for n in range(4, 8)], [b"x"] * 4)
     assert stored == [False] * 4, "each is late by itself, as before"
     assert bandwidth.late == 4
-    _nothing_is_held(agent)
+    nothing_is_held(agent)
 
 
 def test_a_key_that_another_put_has_is_left_to_a_put_of_its_own() -> None:
@@ -314,7 +306,7 @@ def test_a_key_that_another_put_has_is_left_to_a_put_of_its_own() -> None:
     assert agent.channel.clock == began
     agent.volume.key_locks.end(pseudonym)
     assert agent.channel.run(together(agent, range(4))) == [False, False, True, False]
-    _nothing_is_held(agent)
+    nothing_is_held(agent)
 
 
 def test_the_second_of_a_key_does_not_come_before_the_first() -> None:
@@ -360,7 +352,7 @@ def test_a_set_that_another_writes_keeps_only_its_own_values() -> None:
     assert len(agent.volume.key_locks) == len(cached.reserved)
     cached.writer.release()
     assert driven.run(10.0) == [True] * 10
-    _nothing_is_held(agent)
+    nothing_is_held(agent)
 
 
 def test_calls_of_several_workers_that_want_the_same_keys_and_sets(seed: int) -> None:
@@ -390,7 +382,7 @@ def _calls_that_cross(seed: object) -> None:
     scheduler.run()
     assert scheduler.now < began + 1.0
     assert sorted(key for stored in came for key in stored) == list(range(20)), "each was stored once"
-    _nothing_is_held(agent)
+    nothing_is_held(agent)
 
 
 def test_values_that_wait_in_memory_are_put_one_by_one(memory: RegisteredMemory) -> None:
@@ -418,7 +410,7 @@ def test_a_tenant_that_has_to_evict_does_so_by_puts_of_their_own(memory: Registe
         assert pool.volume("v").put_many([key_of(n) for n in range(20, 22)], [b"x"] * 2) == [True] * 2
     assert agent.volume.quota is not None
     assert agent.volume.quota.in_use()[0] == 6
-    _nothing_is_held(agent)
+    nothing_is_held(agent)
 
 
 @pytest.mark.parametrize("stuck", [False, True])
@@ -441,7 +433,7 @@ def test_a_call_that_breaks_off_holds_nothing(stuck: bool) -> None:
             if not answer:
                 channel.clock = max(channel.clock, wanted.deadline)
         steps.close()
-        _nothing_is_held(agent)
+        nothing_is_held(agent)
         if ended:
             return
     raise AssertionError("it does not end")
@@ -459,59 +451,11 @@ def test_an_answer_that_is_an_error_refuses_its_value_alone() -> None:
     for number in range(12):
         got = agent.get(key_of(number))
         assert (got == bytes([number]) * 500) == (number not in refused)
-    _nothing_is_held(agent)
+    nothing_is_held(agent)
 
 
 def test_values_with_a_second_copy_are_noted_for_it() -> None:
     agent = agent_with((2, 2), copies=2)
     assert agent.channel.run(together(agent, range(6))) == [True] * 6
     assert len(agent.volume.replication_backlog) == 6
-    _nothing_is_held(agent)
-
-
-# -- what a stranger may send -----------------------------------------------------------------------------
-
-
-def test_an_agent_of_before_is_put_to_one_by_one(memory: RegisteredMemory) -> None:
-    agent = agent_with()
-    door = Counted(agent, memory)
-    door.old = True
-    with Pool("/nowhere", files=door) as pool:
-        volume = pool.volume("v")
-        assert volume.put_many([key_of(n) for n in range(6)], [b"x" * 100] * 6) == [True] * 6
-        assert "STORE_MANY" not in door.asked
-    assert agent.tally.puts == 6
-
-
-@pytest.mark.parametrize("which", [Ioctl.LOAD_MANY, Ioctl.STORE_MANY])
-@pytest.mark.parametrize(
-    ("parts", "ttl", "why"),
-    [
-        ([(1, 0, 100), (9, 0, 1)], 0, "no region"),
-        ([(1, 0, 100), (1, 8 << 20, 1)], 0, "no region"),
-        ([(1, 0, SHORT_BYTES + 1)], 0, "at most"),
-        ([(1, 0, SHORT_BYTES)] * (TOGETHER_BYTES // SHORT_BYTES + 1), 0, "at most"),
-        ([(1, 0, 100)], 60, "time to live"),
-    ],
-)
-def test_what_is_refused(
-    which: Ioctl, parts: list[tuple[int, int, int]], ttl: int, why: str, memory: RegisteredMemory
-) -> None:
-    of_stores = why == "at most"
-    if of_stores is (which is Ioctl.LOAD_MANY) and why != "no region":
-        return  # that is allowed
-    if why == "time to live" and which is Ioctl.STORE_MANY:
-        return
-    agent = agent_with()
-    door = Counted(agent, memory)
-    with Pool("/nowhere", files=door) as pool:
-        volume = pool.volume("v")
-        whole = pool.memory(8 << 20)
-        volume.put_many([key_of(0), key_of(1)], [whole[:10], whole[100:200]])
-        session = pool._lender.take()
-        assert session is not None
-        data = encode_many("v", [key_of(2 + n) for n in range(len(parts))], parts, ttl)
-        with pytest.raises(OSError, match=why):
-            door.ioctl(session._descriptor, ioctl_command(which, len(data)), data)
-        pool._lender.give_back(session)
-    _nothing_is_held(agent)
+    nothing_is_held(agent)
