@@ -99,8 +99,7 @@ class FileWriter:
         self.path = path
         self.holder: Final[Holder] = caller.holder
         self.opens = self.ending = 0  # how often it is open, and how many last closes are under way
-        self.unlinked = False
-        """Whether the file's name was taken away, so that the file is never published."""
+        self.unlinked = False  # or its name was taken away, so that the file is never published
         self.mode, self.uid, self.gid = mode, caller.uid, caller.gid
         before = base or replaced
         if before is not None:
@@ -141,8 +140,7 @@ class FileWriter:
         self._look: Look | None = None
         """What the directories of its name said, read beside a chunk."""
         self._begin(base, identity)
-        self.changed = base is None
-        """Something is to be published."""
+        self.changed = base is None  # something is to be published
 
     def _begin(self, base: Manifest | None, identity: bytes | None = None) -> None:
         """The next content, from an earlier one."""
@@ -314,9 +312,8 @@ class FileWriter:
             self._lock.release()
 
     def abandon(self) -> None:
-        """Nobody has it open, nor will: not before that is certain."""
+        """Nobody has it open, nor will: not before that is certain. What is in no manifest goes."""
         if self.changed:
-            # What was stored since the last manifest is in none. So is a chunk that is under way yet.
             self._fail(self._failed or errno.EIO)
         self._let_go()
         self.built_on.end()

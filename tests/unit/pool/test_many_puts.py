@@ -222,23 +222,6 @@ def test_fewer_are_under_way_where_a_queue_takes_fewer(depth: int, under_way: in
     nothing_is_held(agent)
 
 
-def test_a_queue_may_say_only_with_the_first_values_how_many_it_takes() -> None:
-    agent, channel = stuck_agent((1,))
-    reserved: list[int] = []
-    write = channel.write
-
-    def noted(*args: Any, **more: Any) -> Any:
-        reserved.append(sum(len(cached.reserved) for cached in agent.cache.snapshot()))
-        return write(*args, **more)
-
-    channel.write = noted  # type: ignore[method-assign]
-    channel.queue_depth = lambda: 8 if reserved else 64  # type: ignore[method-assign]
-    assert agent.channel.run(together(agent, range(MANY_MAX))) == [True] * MANY_MAX
-    assert reserved[0] == AT_ONCE
-    assert max(reserved[AT_ONCE + 1 :]) == 2
-    nothing_is_held(agent)
-
-
 def test_an_enclosure_whose_directories_do_not_come() -> None:
     """The other takes the values, in time; the lookups hold no lock."""
     agent, channel = stuck_agent((1, 1))
