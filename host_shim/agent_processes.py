@@ -3,8 +3,8 @@
 The first serves everything. The others have mounts of their own within its mount (`PROCESS_FOLDER`), and
 what one of them does not serve now, or does not live to serve, the first is asked for. Gets go to all in
 turn, so that no single interpreter is what bounds them. Puts go to all but the first, which decides for
-those, too, where values go. It takes single values as well where every other one has its hands full. A key
-that was asked to be prestaged waits in the memory of the first.
+those, too, where values go. A key that was asked to be prestaged waits in the
+memory of the first.
 """
 
 import itertools
@@ -24,9 +24,6 @@ ASIDE_SECONDS: Final = 1.0
 PROCESSES_MAX: Final = 64
 PUTS: Final = "\0"
 """Before a volume's name: with its puts a process is left alone, and is still asked for its values."""
-PUTS_OF_ONE: Final = 2
-"""Of this client, under way through each other process, beyond which the first takes a value too: a process
-has two workers at the least, and more puts would wait there."""
 PART_KEYS: Final = 32
 """Of a batch, that are worth a request of their own to another process."""
 PRESTAGED_MAX: Final = 16_384
@@ -76,14 +73,12 @@ class AgentProcesses:
             return self._first
         return chosen
 
-    def begin_put(self, volume: str, count: int) -> SessionLender:
-        """Who is to take so many values of a volume, until `end_put`: the one of the others with the fewest
-        puts of this client, or whose turn it is.
+    def begin_put(self, volume: str) -> SessionLender:
+        """Who is to take values of a volume, until `end_put`: the one of the others with the fewest puts of
+        this client, or whose turn it is.
 
-        The first is what bounds puts of many processes. For a value of a batch it works half as long where
-        another one takes it, and for a value alone hardly less. So it takes one of these where the others
-        have enough. One that is set aside takes none, and has no puts under way: it would be the one with the
-        fewest time and again, and its puts would go to the first.
+        The first is what bounds puts, so it is left out. One that is set aside takes none, and has no puts
+        under way: it would be the one with the fewest time and again, and its puts would go to the first.
         """
         if time.monotonic() >= self._look_at:
             self._look()
@@ -101,9 +96,6 @@ class AgentProcesses:
                 under_way = putting.get(id(other), 0)
                 if fewest < 0 or under_way < fewest:
                     chosen, fewest = other, under_way
-            is_full = count == 1 and fewest >= PUTS_OF_ONE and not putting.get(id(self._first), 0)
-            if is_full:
-                chosen = self._first
             putting[id(chosen)] = putting.get(id(chosen), 0) + 1
         return chosen
 

@@ -450,7 +450,7 @@ class Volume:
         return result
 
     def _put_batch(self, keys: Sequence[bytes], views: Sequence[memoryview], seconds: int) -> list[bool]:
-        lender = self._pool._processes.begin_put(self.name, len(keys))
+        lender = self._pool._processes.begin_put(self.name)
         try:
             return self._put_by(lender, keys, views, seconds)
         finally:

@@ -31,6 +31,11 @@ DESCRIPTORS_MAX: Final = 1024
 """Linux' usual limit. A process with more is not looked at: 1,024 take 1.3 ms of each close."""
 
 
+PROCESSES_MAX: Final = 1024
+"""Threads whose processes are remembered."""
+_processes: Final[dict[int, int]] = {}
+
+
 class Closing(enum.Enum):
     MEANT = "a process that has it open no more, or one that has ended by exit(0)"
     KEPT = "a process that has it open by another descriptor"
@@ -74,6 +79,30 @@ def how_closed(holder: LockOwner, last_writer: int, name: bytes, ino: int) -> Cl
 def same_process(thread: int, other: int) -> bool:
     """Whether two threads are known to be of one process; `thread` is there, `other` may have ended."""
     return thread == other or (thread > 0 < other and os.path.exists(f"/proc/{thread}/task/{other}"))
+
+
+def process_of(thread: int) -> int:
+    """The number of the process of a thread that is there, which stays when the thread ends; the thread's own
+    where nobody tells. It is remembered, for to read it takes longer than to see that it is still so."""
+    known = _processes.get(thread)
+    if known is not None and same_process(known, thread):
+        return known
+    found = _process_read(thread)
+    if len(_processes) >= PROCESSES_MAX:
+        _processes.clear()
+    _processes[thread] = found
+    return found
+
+
+def _process_read(thread: int) -> int:
+    try:
+        with open(f"/proc/{thread}/status", "rb", buffering=0) as status:
+            for line in status.read(STAT_BYTES_MAX).splitlines():
+                if line.startswith(b"Tgid:"):
+                    return int(line[5:])
+    except (OSError, ValueError):
+        pass
+    return thread
 
 
 @functools.cache

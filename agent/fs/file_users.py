@@ -10,7 +10,7 @@ import errno
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from agent.fs.close_cause import Closing, how_closed, same_process
+from agent.fs.close_cause import Closing, how_closed, process_of, same_process
 from agent.fs.interface import PAGES, FsError, LockOwner
 
 Judge: TypeAlias = Callable[[LockOwner, int, bytes, int], Closing]
@@ -18,7 +18,7 @@ Judge: TypeAlias = Callable[[LockOwner, int, bytes, int], Closing]
 
 HOLDERS_MAX: Final = 64
 """Tables of open files by which one file is written, and processes that open it by its path to write, too;
-each is remembered until the file is closed by all."""
+each is remembered until all have closed the file, or it has and another wants its place."""
 
 
 class Closed(enum.Enum):
@@ -36,13 +36,14 @@ class FileUsers:
     def __init__(self, ino: int, maker: int, judge: Judge = how_closed) -> None:
         """`maker`: the thread that created the file."""
         self._ino = ino
-        self._maker = maker
+        self._maker = process_of(maker) if maker > 0 else maker
+        """Its process: the thread may end before."""
         self._makers_table = -1
         """The table of open files of the maker, once its process has written: the thread may have ended."""
         self._maker_closed = False
         self._joined: dict[int, bool] = {}
-        """Threads of other processes that opened the file by its path, to write their part of it; and whether
-        their process has it open still."""
+        """Other processes that opened the file by its path, to write their part of it; and whether each has
+        it open still. The thread that opened it may end before."""
         self._judge = judge
         self._wrote: dict[int, int] = {}
         """The thread that wrote last, by table of open files."""
@@ -78,10 +79,15 @@ class FileUsers:
         """Note a process that has opened the file by its path to write in it, too: the file is whole once it
         has closed it as well. Raises FsError where too many have."""
         if self.is_maker(thread):
+            self._maker_closed = False
             return
-        if thread not in self._joined and len(self._joined) >= HOLDERS_MAX:
-            raise FsError(errno.EMFILE, "too many processes write one file")
-        self._joined[thread] = True
+        process = process_of(thread)
+        if process not in self._joined and len(self._joined) >= HOLDERS_MAX:
+            closed = next((each for each, is_open in self._joined.items() if not is_open), None)
+            if closed is None:
+                raise FsError(errno.EMFILE, "too many processes write one file")
+            del self._joined[closed]
+        self._joined[process] = True
 
     def note(self, holder: LockOwner) -> None:
         """Note that this user writes. Raises FsError where too many do."""
@@ -89,11 +95,19 @@ class FileUsers:
             return
         if holder.owner not in self._wrote:
             if len(self._wrote) >= HOLDERS_MAX:
-                raise FsError(errno.EMFILE, "too many processes write one file")
+                self._forget_one()
             if self.is_maker(holder.pid):
                 self._makers_table = holder.owner
         self._wrote[holder.owner] = holder.pid
         self._unclosed.add(holder.owner)
+
+    def _forget_one(self) -> None:
+        """Forget a table that has closed the file. Raises FsError where there is none."""
+        for owner in self._wrote:
+            if owner not in self._unclosed and owner not in self._in_doubt:
+                del self._wrote[owner]
+                return
+        raise FsError(errno.EMFILE, "too many processes write one file")
 
     def close(self, holder: LockOwner, name: bytes) -> Closed:
         """A descriptor was closed (FLUSH), of a file that is called `name` now."""

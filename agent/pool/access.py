@@ -171,8 +171,8 @@ class ServedVolume(ABC):
         deadline: float,
         first: Steps[None] | None = None,
         look: Look | None = None,
-        only_over: Callable[[bytes], bool] | None = None,
-    ) -> Steps[None]:
+        only_over: Callable[[bytes | None], bool] | None = None,
+    ) -> Steps[bool]:
         """Store a short value, one unit at the most, over what the key has, after `first`, with what
         `look_ahead` told of the key; see `replace.py`.
 
@@ -473,13 +473,13 @@ class _InSets(ServedVolume):
         deadline: float,
         first: Steps[None] | None = None,
         look: Look | None = None,
-        only_over: Callable[[bytes], bool] | None = None,
-    ) -> Steps[None]:
+        only_over: Callable[[bytes | None], bool] | None = None,
+    ) -> Steps[bool]:
         waiting = self._waiting(key)
         if waiting is not None and self.back is not None:
             # It would be on flash later, over the newer one.
             yield from self.back.delete(channel, waiting, deadline)
-        yield from replace(self._volume, channel, key, data, deadline, first, look, only_over)
+        return (yield from replace(self._volume, channel, key, data, deadline, first, look, only_over))
 
     def look_ahead(self, channel: IoChannel, key: bytes, deadline: float) -> Steps[Look | None]:
         return look_ahead(self._volume, channel, key, deadline)

@@ -108,7 +108,7 @@ class WorkerChannel:
             return None
         way, health, now = ways[0], fabric.health[namespace], time.monotonic()
         enclosure = way.enclosure
-        if health.is_paused or self._is_full(health) or way.kv is not None or enclosure.has_other_paths:
+        if health.may_refuse or self._is_full(health) or way.kv is not None or enclosure.has_other_paths:
             return None
         slot = self._slot(enclosure)
         queue = slot.take(now)
@@ -151,7 +151,7 @@ class WorkerChannel:
             return None
         way, health, now = ways[0], fabric.health[namespace], time.monotonic()
         enclosure, nguid = way.enclosure, fabric.nguids[namespace]
-        if health.is_paused or self._is_full(health) or way.kv is not None or nguid in fabric.taken:
+        if health.may_refuse or self._is_full(health) or way.kv is not None or nguid in fabric.taken:
             return None
         if fabric.fence.stands(nguid, offset, size, now):
             return None

@@ -5,7 +5,7 @@ bounded part of the workers' time. Then one request is let through as a probe, a
 refused request is a miss at once, with the enclosure's absence as its cause.
 
 What is late for a get is not for the reader of a file, who has nothing else. So a patient request
-(`IoChannel.has_patience`) waits to its deadline whatever its peers take, and is refused only after as many
+(`IoChannel.has_patience`) waits to its deadline whatever its peers take, and is refused only after two
 patient ones in a row were late.
 agent/remote/outlier_detection.py compares all namespaces by the counts that are kept here, and sets `trusted`
 and `patience`.
@@ -19,12 +19,14 @@ import math
 from typing import Final
 
 LATE_BEFORE_PAUSE: Final = 5
+PATIENT_LATE_BEFORE_PAUSE: Final = 2
+"""Each has waited as long as a write may, and so has a worker, which served no get meanwhile."""
 PAUSE_FIRST: Final = 0.1
 PAUSE_MAX: Final = 2.0
 """Seconds. Two seconds is how long a namespace that came back may go unnoticed."""
 PATIENT_PROBE_SECONDS: Final = 5.0
-"""For the probe of patient requests, which waits as long as a write may (5 s by default). With less, probes of a
-drive that hangs would pile up until all workers wait for it."""
+"""For the probe of patient requests, which waits as long as a write may (5 s by default). With less, probes
+of a drive that hangs would pile up until all workers wait for it."""
 
 LATENCY_BUCKETS: Final = 24
 """Bucket n counts reads that took 2^n to 2^(n+1) microseconds; the last one also all that took longer."""
@@ -61,7 +63,7 @@ class Health:
     def may_ask(self, now: float, *, patient: bool = False) -> bool:
         """Whether a request may go out. The first one after a pause is the probe."""
         if patient:
-            if self.patient_late_in_a_row < LATE_BEFORE_PAUSE:
+            if self.patient_late_in_a_row < PATIENT_LATE_BEFORE_PAUSE:
                 return True
             if now < self.patient_paused_until:
                 return False
@@ -93,24 +95,32 @@ class Health:
     def late(self, now: float, *, patient: bool = False) -> None:
         self.late_answers += 1
         self.late_in_a_row += 1
-        if self.late_in_a_row >= LATE_BEFORE_PAUSE:
-            self.paused_until = now + _pause(self.late_in_a_row)
+        if (beyond := self.late_in_a_row - LATE_BEFORE_PAUSE) >= 0:
+            self.paused_until = now + _pause(beyond)
         if patient:
             self.patient_late_in_a_row += 1
-            if self.patient_late_in_a_row >= LATE_BEFORE_PAUSE:
-                self.patient_paused_until = now + _pause(self.patient_late_in_a_row)
+            if (beyond := self.patient_late_in_a_row - PATIENT_LATE_BEFORE_PAUSE) >= 0:
+                self.patient_paused_until = now + _pause(beyond)
 
     def unjudged(self, now: float) -> None:
-        """A patient request has ended, and says nothing of the namespace. It may have been the probe."""
+        """A patient request was lost with its path, which says nothing of the namespace. It may have been the
+        probe."""
         self.patient_paused_until = min(self.patient_paused_until, now + PAUSE_FIRST)
 
     @property
     def is_paused(self) -> bool:
         return self.late_in_a_row >= LATE_BEFORE_PAUSE
 
+    @property
+    def may_refuse(self) -> bool:
+        """Whether `may_ask` is to be asked before a request goes out."""
+        return (
+            self.late_in_a_row >= LATE_BEFORE_PAUSE or self.patient_late_in_a_row >= PATIENT_LATE_BEFORE_PAUSE
+        )
 
-def _pause(late_in_a_row: int) -> float:
-    return min(PAUSE_MAX, PAUSE_FIRST * 2.0 ** min(late_in_a_row - LATE_BEFORE_PAUSE, 8))
+
+def _pause(beyond: int) -> float:
+    return min(PAUSE_MAX, PAUSE_FIRST * 2.0 ** min(beyond, 8))
 
 
 class Outstanding:
@@ -157,5 +167,3 @@ class Outstanding:
         rest of a value whose header proved wrong is given up as well."""
         if now + CLOCK_SLACK >= self._until:
             self.health.late(now, patient=self._is_patient)
-        elif self._is_patient:
-            self.health.unjudged(now)

@@ -53,6 +53,10 @@ class LongWaits:
 
     def is_full(self, health: Health) -> bool:
         """Whether a put that is sent to a namespace now would wait there with too many, all in vain."""
+        if not self.most_of_one:
+            # Each waits for its patience alone. One late answer, as of a get, is no reason to send nothing
+            # there: on a busy machine there often is one. A drive that hangs is the circuit breaker's matter.
+            return False
         return health.late_in_a_row > 0 and self._places.get(health, 0) >= self.most_of_one
 
 

@@ -43,7 +43,8 @@ class Habits:
 
     def __init__(self) -> None:
         self._threads: OrderedDict[Thread, _Habit] = OrderedDict()
-        self._known: OrderedDict[Place, Manifest] = OrderedDict()
+        self._known: OrderedDict[Place, tuple[bytes, Manifest | None]] = OrderedDict()
+        """The identity of what a name leads to, and what that is where it is short enough."""
         self._ready: OrderedDict[int, tuple[float, Sequence[Hold]]] = OrderedDict()
         self._prepared: OrderedDict[Place, bytes] = OrderedDict()
         self._lock = threading.Lock()
@@ -98,22 +99,43 @@ class Habits:
     # -- what is known of names, a hint ----------------------------------------------------------
 
     def know(self, volume: str, manifest: Manifest) -> None:
-        if manifest.is_folder or manifest.size > KNOWN_BYTES_MAX:
+        if manifest.is_folder:
             return
         place = (volume, manifest.path)
+        known = None if manifest.size > KNOWN_BYTES_MAX else manifest
         with self._lock:
-            self._known[place] = manifest
+            self._known[place] = manifest.identity, known
             self._known.move_to_end(place)
             if len(self._known) > KNOWN_MAX:
                 self._known.popitem(last=False)
 
     def known(self, volume: str, path: bytes) -> Manifest | None:
-        return self._known.get((volume, path))
+        return self._known.get((volume, path), (b"", None))[1]
 
-    def know_no_more(self, volume: str, path: bytes) -> Manifest | None:
-        """What was known."""
+    def leads_to(self, volume: str, path: bytes) -> bytes | None:
+        """The identity of what was found or stored under a path last, which may be out of date."""
+        return self._known.get((volume, path), (None, None))[0]
+
+    def known_or(self, volume: str, path: bytes, found: Manifest | None) -> Manifest | None:
+        """What is known of a path; `found`, if that is known to be there and is too long to be remembered."""
+        identity, known = self._known.get((volume, path), (b"", None))
+        return found if found is not None and found.identity == identity else known
+
+    def looked_up(self, volume: str, path: bytes, before: bytes | None, found: Manifest | None) -> None:
+        """Know what a lookup has found, or that it has found nothing. `before`: what the name led to when it
+        began; where that has changed since, a process has stored something, which the lookup may not have
+        seen."""
+        if self.leads_to(volume, path) != before:
+            return
+        if found is None:
+            self.know_no_more(volume, path)
+        else:
+            self.know(volume, found)
+
+    def know_no_more(self, volume: str, path: bytes) -> bytes | None:
+        """The identity of what was known."""
         with self._lock:
-            return self._known.pop((volume, path), None)
+            return self._known.pop((volume, path), (None, None))[0]
 
     # -- what is ready --------------------------------------------------------------------------
 

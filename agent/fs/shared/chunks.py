@@ -34,9 +34,7 @@ class Staged:
         """Every byte is known: it was stored before, or it was covered."""
 
     def cover(self, begin: int, end: int) -> bool:
-        """A range was written. True where that covered the chunk."""
-        if self.whole:
-            return False
+        """A range was written. True where that covered a chunk of which bytes were unknown."""
         ranges = []
         for first, last in self.covered:
             if last < begin or first > end:
@@ -45,6 +43,8 @@ class Staged:
                 begin, end = min(begin, first), max(end, last)
         ranges.append((begin, end))
         self.covered = sorted(ranges)
+        if self.whole:
+            return False
         self.whole = self.covered == [(0, len(self.buffer))]
         return self.whole
 

@@ -51,12 +51,13 @@ from agent.fs.shared.file_reader import OpenFile, Prestage, ReadsUnderWay, asks_
 from agent.fs.shared.file_writer import FileWriter
 from agent.fs.shared.manifest import IDENTITY_BYTES, Manifest
 from agent.fs.shared.names import FOLDER_MODE, GONE, NAMES_ASKED, Names, folder
-from agent.fs.shared.nodes import SHARED_ROOT, VOLUMES_FROM, Node, Nodes, listed_number, shown, shown_written
+from agent.fs.shared.nodes import SHARED_ROOT, VOLUMES_FROM, Node, Nodes, listed, shown, shown_written
 from agent.fs.shared.paths import ROOT_PATH, chunk_key, join
 from agent.fs.shared.recent_names import NamesSeen
 from agent.fs.shared.unnamed import UnnamedChunks
-from agent.fs.shared.volume import Hold, SharedVolume
-from agent.fs.shared.written_files import WrittenFiles
+from agent.fs.shared.volume import Hold, SharedVolume, room_of
+from agent.fs.shared.whole_files import WholeFiles
+from agent.fs.shared.written_files import WrittenFiles, writes
 from agent.host_os.per_user_bounds import SHARED, Bounds, Holder, Limit
 from agent.pool.counters import MissCause
 from agent.pool.read.prestage_cache import PrestageCache
@@ -75,8 +76,6 @@ HELD_AHEAD_MAX: Final = 256
 """Chunks of a file that are held with its lookup, for a thread that opens what it looks up."""
 FOLDER_SECONDS: Final = 1.0
 """The kernel believes that a folder is there for so long."""
-LOST: Final = frozenset({MissCause.EVICTED, MissCause.EXPIRED, MissCause.NEVER_STORED, MissCause.CORRUPT})
-"""A file with a chunk that is gone by one of these causes does not come back."""
 RENAME_NOREPLACE: Final = 1
 
 
@@ -134,6 +133,7 @@ class SharedFace(FileSystem):
         self._handles: dict[int, _Handle] = {}
         self._numbers = itertools.count(1)
         self._names = Names(channel, self._seen, owner)
+        self._whole = WholeFiles(channel, self._names, self._seen, self._habits, discards)
         self._volume_folders: dict[int, tuple[float, Manifest]] = {}
         """For each volume its folder's manifest, and until when the face believes it."""
         self._written = WrittenFiles(self._nodes)
@@ -155,7 +155,7 @@ class SharedFace(FileSystem):
         retry = self._written.retry_of(caller, volume, path)
         if retry is not None:
             ino = self._nodes.told_again(retry)
-            return Entry(self._attributes(ino, retry))
+            return Entry(retry.attributes(ino, self._owner))
         return self._lookup(caller, volume, path)
 
     def _lookup_volume(self, ino: int) -> Steps[Entry]:
@@ -177,9 +177,10 @@ class SharedFace(FileSystem):
         return (yield from self._volume_folder(ino))
 
     def _lookup(self, caller: Caller, volume: SharedVolume, path: bytes) -> Steps[Entry]:
+        before = self._habits.leads_to(volume.name, path)
         found, held = yield from self._found_beside(caller, volume, path)
+        self._habits.looked_up(volume.name, path, before, None if isinstance(found, MissCause) else found)
         if isinstance(found, MissCause):
-            self._habits.know_no_more(volume.name, path)
             self._habits.missed(caller, (volume.name, path))
             known = self._nodes.folder(volume.name, path)
             found = yield from self._names.folder_again(volume, path, found, known)
@@ -192,7 +193,6 @@ class SharedFace(FileSystem):
         if found.is_folder:
             return Entry(shown(ino, found), FOLDER_SECONDS, FOLDER_SECONDS)
         self._habits.found(caller, ino)
-        self._habits.know(volume.name, found)
         if held:
             self._habits.hold(ino, held, self._channel().now())
         # The kernel may not remember the name: another agent may remove or replace the file.
@@ -264,22 +264,11 @@ class SharedFace(FileSystem):
         if ino in self._volumes:
             self._folder_of(ino)
             return self._volume_folder_again(ino)
-        return self._attributes(ino, self._nodes.get(ino))
+        return self._nodes.get(ino).attributes(ino, self._owner)
 
     def _root(self) -> Attributes:
-        uid, gid = self._owner
-        return Attributes(SHARED_ROOT, stat.S_IFDIR | FOLDER_MODE, nlink=2, uid=uid, gid=gid)
-
-    def _attributes(self, ino: int, node: Node) -> Attributes:
-        # Each is read once: another thread changes them with the last close.
-        if (writer := node.writer) is not None:
-            return shown_written(ino, writer)
-        if (manifest := node.manifest) is not None:
-            return shown(ino, manifest)
-        if (replaced := node.replaced) is not None:
-            return replace(shown(ino, replaced), size=0, blocks=0)
-        uid, gid = self._owner
-        return Attributes(ino, stat.S_IFREG | 0o600, uid=uid, gid=gid)
+        mode = stat.S_IFDIR | FOLDER_MODE
+        return Attributes(SHARED_ROOT, mode, nlink=2, uid=self._owner[0], gid=self._owner[1])
 
     def setattr(
         self, caller: Caller, ino: int, changes: SetAttributes, handle: int | None
@@ -300,7 +289,7 @@ class SharedFace(FileSystem):
         if changes.touch_atime or changes.touch_mtime or changes.mtime_ns is not None:
             return self._touch(ino, node)
         # Mode, owner and times of a file that is complete stay as they are.
-        return self._attributes(ino, node)
+        return node.attributes(ino, self._owner)
 
     def _change_written(self, ino: int, writer: FileWriter, changes: SetAttributes) -> Steps[Attributes]:
         channel = self._channel()
@@ -340,7 +329,7 @@ class SharedFace(FileSystem):
         writer = self._writer(caller, ino, node, base=manifest, replaced=manifest)
         try:
             if size:
-                writer.built_on.hold(manifest, (yield from self._hold(caller.holder, node)))
+                writer.built_on.hold(manifest, (yield from self._whole.hold(caller.holder, node)))
             yield from writer.resize(channel, size)
             yield from writer.publish(channel)
             return shown_written(ino, writer)
@@ -350,8 +339,8 @@ class SharedFace(FileSystem):
 
     def _touch(self, ino: int, node: Node) -> Steps[Attributes]:
         """Times are not kept, but a touch is a use: the chunks were asked for a moment ago."""
-        let_go((yield from self._hold(node.holder, node)))
-        return self._attributes(ino, node)
+        let_go((yield from self._whole.hold(node.holder, node)))
+        return node.attributes(ino, self._owner)
 
     def statfs(self, ino: int) -> Outcome[StatFs]:
         if ino == SHARED_ROOT:
@@ -360,13 +349,7 @@ class SharedFace(FileSystem):
             volumes = [self._folder_of(ino)[0]]
         else:
             volumes = [self._nodes.get(ino).volume]
-        total = free = 0
-        for volume in volumes:
-            slots, taken = volume.usage()
-            blocks = volume.chunk_bytes // 4096
-            total += slots * blocks
-            free += (slots - taken) * blocks
-        return StatFs(total, free, free)
+        return room_of(volumes)
 
     # -- folders --------------------------------------------------------------------------------
 
@@ -407,12 +390,7 @@ class SharedFace(FileSystem):
             rows += [(name, at) for name, at in self._volume_inodes.items() if not self._volumes[at].erased]
             return folders(rows, cookie)
         volume, path = self._folder_of(ino)
-        listed = [(b".", True), (b"..", True), *self._seen.within(volume.name, path)]
-        entries = []
-        for at, (name, is_folder) in enumerate(listed[cookie:], cookie + 1):
-            number = ino if name == b"." else SHARED_ROOT if name == b".." else listed_number(path, name)
-            entries.append(DirectoryEntry(name, number, stat.S_IFDIR if is_folder else stat.S_IFREG, at))
-        return entries
+        return listed(ino, path, self._seen.within(volume.name, path), cookie)
 
     # -- removing and renaming --------------------------------------------------------------------
 
@@ -473,7 +451,7 @@ class SharedFace(FileSystem):
             self._written.replaced(volume, path, found, None)
             self._written.replaced(volume, new_path, None, moved)
             # Else another process has published a file there meanwhile.
-            if self._habits.known(volume.name, path) in (None, known, found):
+            if self._habits.leads_to(volume.name, path) in (None, known, found.identity):
                 self._habits.know_no_more(volume.name, path)
                 yield from self._names.take_away(channel, volume, path)
             for gone in (there, known_there):
@@ -495,13 +473,48 @@ class SharedFace(FileSystem):
     def create(
         self, caller: Caller, parent: int, name: bytes, mode: int, flags: int
     ) -> Outcome[tuple[Entry, Opened]]:
-        volume, path = self._place(parent, name)
+        asked = (caller, *self._place(parent, name), mode, flags)
+        return self._create(*asked) or self._create_there(*asked)
+
+    def _create_there(
+        self, caller: Caller, volume: SharedVolume, path: bytes, mode: int, flags: int
+    ) -> Steps[tuple[Entry, Opened]]:
+        """Open what this agent has stored under a name that is to be made, since the caller looked it up."""
+        found = yield from self._names.newest(volume, path)
+        if isinstance(found, MissCause):
+            self._habits.know_no_more(volume.name, path)
+            if (made := self._create(caller, volume, path, mode, flags)) is not None:
+                return made
+            raise FsError(errno.EIO, "others store and remove it again and again")
+        if flags & os.O_EXCL:
+            raise FsError(errno.EEXIST, "it was stored a moment ago")
+        node = Node(volume, path, caller.holder, found)
+        if writes(flags) and not node.is_folder:
+            node = self._written.another(caller, node, flags)
+            ino = self._nodes.told_again(node)
+        else:
+            ino, node = self._nodes.told(node)
+        try:
+            opened = self.open(caller, ino, flags)
+            opened = opened if isinstance(opened, Opened) else (yield from opened)
+        except BaseException:
+            self._nodes.forget(ino, 1)
+            raise
+        return Entry(node.attributes(ino, self._owner)), opened
+
+    def _create(
+        self, caller: Caller, volume: SharedVolume, path: bytes, mode: int, flags: int
+    ) -> tuple[Entry, Opened] | None:
+        """None where this agent has stored one since the caller looked the name up."""
         with self._written.making:
             if flags & os.O_EXCL and self._written.has(volume, path):
                 raise FsError(errno.EEXIST, "it is being written")
             there = self._written.to_join(caller, volume, path, flags)
-            if there is not None and (joined := self._joined(caller, there, flags)) is not None:
+            joined = self._joined(caller, there, flags) if there is not None and writes(flags) else None
+            if joined is not None:
                 return joined
+            if not flags & os.O_TRUNC and self._habits.leads_to(volume.name, path) is not None:
+                return None
             node = Node(volume, path, caller.holder, is_written=True)
             ino, node = self._nodes.told(node)
             self._habits.created(caller, (volume.name, path))
@@ -511,6 +524,9 @@ class SharedFace(FileSystem):
             except FsError:
                 self._nodes.forget(ino, 1)
                 raise
+            writer.gaps.is_bare = not flags & (os.O_TRUNC | os.O_EXCL)
+            # One that only reads has nothing to publish where another makes the file.
+            writer.unlinked = there is not None and not writes(flags)
             taken = self._take_writer(ino, node, writer, is_new=True)
             assert taken, "the kernel has not been told of the inode"
         opened = self._opened_writer(ino, node, writer, flags)
@@ -562,7 +578,7 @@ class SharedFace(FileSystem):
             node.volume, node.path, ino, caller, mode, time.time_ns(), self._staged, self._discards,
             self._judge, base, replaced, self._published, identity, self._unnamed, self._after_reply,
         )  # fmt: skip
-        writer.told(None, self._habits.known(node.volume.name, node.path))
+        writer.told(None, self._habits.known_or(node.volume.name, node.path, replaced))
         return writer
 
     def _take_writer(self, ino: int, node: Node, writer: FileWriter, *, is_new: bool) -> bool:
@@ -579,7 +595,7 @@ class SharedFace(FileSystem):
         return True
 
     def _opened_writer(self, ino: int, node: Node, writer: FileWriter, flags: int) -> Opened:
-        handle = self._new_handle(ino, _Handle(node, writer.holder, writer=writer, may_write=_writes(flags)))
+        handle = self._new_handle(ino, _Handle(node, writer.holder, writer=writer, may_write=writes(flags)))
         return Opened(handle, direct_io=True, parallel_direct_writes=True)
 
     def _new_handle(self, ino: int, opened: _Handle) -> int:
@@ -592,12 +608,12 @@ class SharedFace(FileSystem):
         node = self._nodes.get(ino)
         if node.is_folder:
             raise FsError(errno.EISDIR)
-        begins = not flags & os.O_TRUNC and node.manifest is not None and node.manifest.chunks > 0
-        if node.is_written and (node.writer is not None or _writes(flags)):
+        begins = not flags & os.O_TRUNC and node.manifest is not None
+        if node.is_written and (node.writer is not None or writes(flags)):
             if begins and node.writer is None:
                 return self._open_whole(caller, ino, node, flags)
             return self._open_written(caller, ino, node, flags)
-        if _writes(flags):
+        if writes(flags):
             if begins:
                 return self._open_another(caller, ino, node, flags)
             self._written.open_another(caller, node, flags)
@@ -607,24 +623,35 @@ class SharedFace(FileSystem):
         """Open for writing what is there, if it is there whole; by another inode, so this raises FsError."""
         held = self._habits.take_held(ino, self._channel().now())
         try:
-            let_go(held or (yield from self._hold(caller.holder, node)))
+            let_go(held or (yield from self._whole.hold(caller.holder, node)))
         except FsError:
             if (yield from self._names.newest(node.volume, node.path)) in GONE:
                 raise FsError(errno.ESTALE, "a chunk of the file was gone, and so is its name") from None
             raise
+        if (newer := (yield from self._whole.newer(node))) is not None:
+            node = Node(node.volume, node.path, caller.holder, newer)
         self._written.open_another(caller, node, flags)
 
     def _open_whole(self, caller: Caller, ino: int, node: Node, flags: int) -> Steps[Opened]:
         """Open what is written from an earlier content on, which is there whole and stays."""
-        manifest = node.manifest
-        assert manifest is not None
-        self._discards.opened(manifest)
-        try:
-            held = yield from self._hold(caller.holder, node)
-            opened = self._open_written(caller, ino, node, flags, held)
-        finally:
-            self._discards.closed(manifest)
-        return opened if isinstance(opened, Opened) else (yield from opened)
+        while True:
+            manifest = node.manifest
+            assert manifest is not None
+            self._discards.opened(manifest)
+            try:
+                held = yield from self._whole.hold(caller.holder, node)
+                newer = None if node.writer is not None else (yield from self._whole.newer(node))
+                if newer is None:
+                    opened = self._open_written(caller, ino, node, flags, held)
+                    return opened if isinstance(opened, Opened) else (yield from opened)
+                let_go(held)
+                if flags & os.O_APPEND:
+                    raise FsError(errno.ESTALE, "it was replaced, and the kernel knows the length it had")
+                with self._lock:
+                    if node.writer is None:
+                        node.manifest = node.replaced = newer
+            finally:
+                self._discards.closed(manifest)
 
     def _open_written(
         self, caller: Caller, ino: int, node: Node, flags: int, held: Sequence[Hold] = ()
@@ -635,8 +662,10 @@ class SharedFace(FileSystem):
                 writer = node.writer
                 is_new = writer is None
                 if writer is None:
+                    if node.manifest is None and not flags & os.O_TRUNC:
+                        raise FsError(errno.ESTALE, "it was given up before it was closed")
                     writer = self._writer(caller, ino, node, node.manifest, node.replaced)
-                elif _writes(flags) and not caller.guest and caller.pid > 0:
+                elif writes(flags) and not caller.guest and caller.pid > 0:
                     writer.users.join(caller.pid)
                 if self._take_writer(ino, node, writer, is_new=is_new):
                     break
@@ -670,7 +699,7 @@ class SharedFace(FileSystem):
         self._habits.opened(caller, ino)
         held = self._habits.take_held(ino, self._channel().now())
         try:
-            held = held or (yield from self._hold(caller.holder, node))
+            held = held or (yield from self._whole.hold(caller.holder, node))
         except BaseException:
             self._discards.closed(manifest)
             self._open_files.give_back(caller.holder)
@@ -680,32 +709,6 @@ class SharedFace(FileSystem):
         # An inode that was written through has had other contents.
         direct_io = node.is_written or asks_in_turn(manifest, flags)
         return Opened(handle, direct_io=direct_io, keep_cache=not direct_io, no_flush=True)
-
-    def _hold(self, holder: Holder, node: Node) -> Steps[list[Hold]]:
-        """Hold every chunk of a file. Raises FsError where one is not there: ESTALE where it was replaced."""
-        volume, manifest, channel = node.volume, node.manifest, self._channel()
-        assert manifest is not None
-        held = yield from hold_all(channel, volume, manifest.keys(), holder)
-        if not isinstance(held, MissCause):
-            return held
-        if held in LOST and (yield from self._clear_lost(channel, node)):
-            raise FsError(errno.ESTALE, "the file was replaced, and its chunks are gone")
-        raise FsError(errno.ENOENT, f"a chunk of the file is gone: {held.name.lower()}")
-
-    def _clear_lost(self, channel: IoChannel, node: Node) -> Steps[bool]:
-        """Take away the name of a file that lost a chunk, if it leads there; whether it leads elsewhere."""
-        found = yield from self._names.newest(node.volume, node.path)
-        if isinstance(found, MissCause):
-            return False
-        if node.manifest is None or found.identity != node.manifest.identity:
-            return True
-        self._seen.forget(node.volume.name, node.path)
-        try:
-            yield from self._names.take_away(channel, node.volume, node.path)
-        except FsError:
-            return False  # the next open finds the same
-        self._discards.replaced(node.volume, found)
-        return False
 
     # -- open files -----------------------------------------------------------------------------
 
@@ -785,16 +788,13 @@ class SharedFace(FileSystem):
                 writer.ending -= 1
                 is_over = not (writer.opens or writer.ending) and node.writer is writer
                 if is_over:
-                    node.writer, node.manifest, node.replaced = None, writer.manifest, writer.manifest
+                    kept = None if writer.unlinked or writer.has_failed() else node.manifest
+                    node.manifest = node.replaced = writer.manifest or kept
+                    node.writer = None
             if is_over:  # else somebody has opened it meanwhile
                 writer.abandon()
                 self._written.drop(ino, writer)
                 self._open_writers.give_back(writer.holder)
 
 
-_KEEP_SIZE: Final = 1
-"""FALLOC_FL_KEEP_SIZE: nothing is set aside beyond the end."""
-
-
-def _writes(flags: int) -> bool:
-    return flags & os.O_ACCMODE != os.O_RDONLY or bool(flags & os.O_TRUNC)
+_KEEP_SIZE: Final = 1  # FALLOC_FL_KEEP_SIZE: nothing is set aside beyond the end

@@ -42,7 +42,7 @@ from agent.fs.shared.chunks import (
     wall_ns,
 )
 from agent.fs.shared.discards import BuiltOn, Discards
-from agent.fs.shared.gaps import Gaps, is_newest, is_one_of, stays, why_not_whole
+from agent.fs.shared.gaps import Gaps, is_newest, stays, why_not_whole
 from agent.fs.shared.manifest import HOLE, Kind, Manifest, Origins, runs_of, time_told
 from agent.fs.shared.paths import chunk_key, path_key, split
 from agent.fs.shared.unnamed import (
@@ -57,7 +57,7 @@ from agent.fs.shared.unnamed import (
 from agent.fs.shared.volume import SharedVolume
 from agent.fs.value_writer import errno_of
 from agent.host_os.per_user_bounds import Bound, Holder
-from agent.pool.errors import BadPut, PutRefused
+from agent.pool.errors import BadPut, PutRefused, ReplacedMeanwhile
 from agent.pool.mutable.look_ahead import Look
 from agent.pool.steps import Acquire, IoChannel, Steps, beside
 from agent.pool.write.writer_base import Writer
@@ -106,7 +106,7 @@ class FileWriter:
         if before is not None:
             self.uid, self.gid = before.uid, before.gid
         self.opener_uid: Final = caller.uid
-        self._gaps = Gaps(base)
+        self.gaps = Gaps(base)
         self._over = [] if before is None else [before.identity]
         """The contents whose place it may take where it has bytes that nobody wrote here."""
         self.atime_ns = self.mtime_ns = self.ctime_ns = now_ns
@@ -171,12 +171,12 @@ class FileWriter:
             self._go_on()
             chunk_bytes, end = self._chunk_bytes, offset + len(data)
             if offset > self.length:
-                self._gaps.add(self.length // chunk_bytes)
+                self.gaps.add(self.length // chunk_bytes)
             for number, at, part in pieces(offset, data, chunk_bytes):
                 yield from self._until_quiet(channel, deadline, number)
                 if len(part) == chunk_bytes:
                     self._unstage(number)
-                    self._gaps.filled(number)
+                    self.gaps.filled(number)
                     self._short = b"" if not number else self._short
                     is_last = (number + 1) * chunk_bytes == end
                     if not (is_last and self._store_later(channel, number, part, deadline)):
@@ -215,14 +215,15 @@ class FileWriter:
         try:
             self._check()
             self._check_room(length)
+            self.gaps.is_bare = False
             if length == self.length:
                 return
             self._go_on()
             yield from self._until_quiet(channel, deadline)
             if length < self.length:
                 yield from self._cut(channel, length, deadline)
-            elif self.length % self.volume.chunk_bytes:
-                self._gaps.add(self.length // self.volume.chunk_bytes)
+            elif self.length % self._chunk_bytes:
+                self.gaps.add(self.length // self._chunk_bytes)
             self.length = length
             self.mtime_ns = self.ctime_ns = wall_ns(channel)
         finally:
@@ -244,8 +245,7 @@ class FileWriter:
     def move(
         self, channel: IoChannel, path: bytes, replaced: Manifest | None, *, is_moved: bool
     ) -> Steps[None]:
-        """Give the file another name. `replaced`: the manifest behind that name now. `is_moved`: it is what
-        was behind the old one."""
+        """Give the file another name. `replaced`: what is behind it. `is_moved`: that was behind the old."""
         yield from self._take(channel, channel.now() + self.volume.timing.write_deadline)
         self.path = path
         self._replaced = replaced
@@ -254,14 +254,12 @@ class FileWriter:
         self._lock.release()
 
     def told(self, before: Manifest | None, now: Manifest | None) -> None:
-        """Note what the name leads to, which goes when the file is published. With `before`: if the file
-        believes that the name led there."""
+        """Note what the name leads to, which goes with the close; with `before`, if that led there."""
         if before is None or (self._replaced is not None and self._replaced.identity == before.identity):
             self._replaced = now
 
     def unlink(self, channel: IoChannel) -> Steps[Manifest | None]:
-        """Take the file's name away, so that the file is never published from now on. Returns the manifest
-        published under the name by then, if any."""
+        """Have the file never published from now on. Returns what was published by then, if anything."""
         yield from self._take(channel, channel.now() + self.volume.timing.write_deadline)
         self.unlinked = True
         self._lock.release()
@@ -299,8 +297,7 @@ class FileWriter:
 
     def end(self, channel: IoChannel) -> Steps[None]:
         """Nobody has it open any more (RELEASE)."""
-        # However long another operation takes: nobody comes back for what is staged.
-        yield from self._take_again(channel)
+        yield from self._take_again(channel)  # however long it takes: nobody comes back for what is staged
         try:
             deadline = channel.now() + self.volume.timing.write_deadline
             while (busy := self._publishing) is not None:
@@ -387,19 +384,19 @@ class FileWriter:
 
     def _check_room(self, length: int) -> None:
         if length > self.length and -(-length // self._chunk_bytes) > self._chunks_max:
-            self._fail(errno.ENOSPC)
-            raise FsError(errno.ENOSPC, "the file is larger than its volume")
+            raise self._fail(errno.ENOSPC, "the file is larger than its volume")
 
-    def _fail(self, number: int) -> None:
-        """Fail the writer: it makes no file any more, but the published content stays."""
+    def _fail(self, number: int, why: str = "") -> FsError:
+        """It makes no file any more, but the published content stays. Returns what its caller is told."""
         self._failed = number
         self._discards.add(self.volume, self._new_chunks())
         self._stored.clear()
         self._let_go()
+        return FsError(number, why)
 
     def _new_chunks(self) -> Iterator[tuple[bytes, int]]:
         for number, (origin, _) in list(self._stored.items()):
-            if number not in self._unnamed:
+            if self.changed and number not in self._unnamed:  # else they are published
                 yield origin, number
 
     def _let_go(self) -> None:
@@ -415,7 +412,8 @@ class FileWriter:
         if not self.changed and self.manifest is not None:
             self._let_go()
             self._begin(self.manifest)
-        self.changed = True
+            self.gaps = Gaps(self.manifest)
+        self.changed, self.gaps.is_bare = True, False
 
     # -- chunks ---------------------------------------------------------------------------------------
 
@@ -453,13 +451,13 @@ class FileWriter:
         if not number and self._short:
             chunk.buffer[: len(self._short)] = self._short
             self._short, chunk.whole = b"", True
-            if self._gaps.are_left:
-                self._gaps.add(0)
+            if self.gaps.are_left:
+                self.gaps.add(0)
             return chunk
         origin, stored = self._origin(number)
         if origin != HOLE:
-            if self._gaps.are_left and number not in self._stored:
-                self._gaps.add(number)
+            if self.gaps.are_left and number not in self._stored:
+                self.gaps.add(number)
             try:
                 if number in self._unnamed:
                     yield from self._name(channel, deadline)
@@ -482,7 +480,7 @@ class FileWriter:
     ) -> Steps[None]:
         """Store the first `size` bytes of a staged chunk, and let go of its memory."""
         del self._staged[number]
-        self._gaps.stored(number, chunk, size)
+        self.gaps.stored(number, chunk, size)
         try:
             yield from self._store(channel, number, memoryview(chunk.buffer)[:size], deadline)
         finally:
@@ -552,8 +550,8 @@ class FileWriter:
             del self._in_flight[number]
             busy.release()
         if failure is not None:
-            self._fail(errno_of(failure) if isinstance(failure, PutRefused) else errno.EIO)
-            raise FsError(self._failed, str(failure)) from None
+            error = errno_of(failure) if isinstance(failure, PutRefused) else errno.EIO
+            raise self._fail(error, str(failure)) from None
         assert writing is not None
         if self._failed:
             if writing.is_unnamed:
@@ -606,8 +604,7 @@ class FileWriter:
         try:
             yield from self.volume.chunks.name_all(channel, list(unnamed.values()), deadline)
         except PutRefused as refused:
-            self._fail(errno_of(refused))
-            raise FsError(self._failed, str(refused)) from None
+            raise self._fail(errno_of(refused), str(refused)) from None
 
     def name_stale(self, channel: IoChannel) -> Steps[None]:
         """Name what has waited long, for a program that stops amid its file. Its next call hears errors."""
@@ -672,10 +669,10 @@ class FileWriter:
             self._short = self._short[:length]
         if rest and (number in self._staged or self._origin(number)[1] > rest):
             chunk = yield from self._stage(channel, number, deadline)
-            self._gaps.stored(number, chunk, rest)
+            self.gaps.stored(number, chunk, rest)
             chunk.cut(rest)
         first = number + (1 if rest else 0)
-        self._gaps.cut(first)
+        self.gaps.cut(first)
         for staged in [each for each in self._staged if each >= first]:
             self._unstage(staged)
         for gone in [each for each in self._stored if each >= first]:
@@ -713,26 +710,28 @@ class FileWriter:
             yield from self._ask(channel, deadline)
         manifest = self._manifest(content)
         if len(manifest.runs) > self.volume.runs_max:
-            self._fail(errno.EFBIG)
-            raise FsError(errno.EFBIG, "the file was written over in too many places")
+            raise self._fail(errno.EFBIG, "the file was written over in too many places")
         names, look, self._look, earlier = self.volume.names, self._look, None, self._replaced
         if look is not None:
             # Nothing is read beside it, and other files of these directories do not wait for it.
             yield from self._name(channel, deadline)
         naming = self._name(channel, deadline) if self._unnamed else None
-        only_over = is_one_of(self._over) if self._gaps.has_any(manifest, self._stored) else None
+        only_over = self.gaps.only_over(manifest, self._stored, self._over)
         key, raw, began = path_key(self.path), manifest.encode(), channel.now()
         try:
-            yield from names.replace(channel, key, raw, deadline, naming, look, only_over)
+            had_value = yield from names.replace(channel, key, raw, deadline, naming, look, only_over)
         except (PutRefused, BadPut) as refused:
-            self._fail(errno_of(refused) if isinstance(refused, PutRefused) else errno.EIO)
-            raise FsError(self._failed, str(refused)) from None
-        if only_over and not (yield from stays(channel, self.volume, manifest, self._new_chunks(), began)):
-            self._fail(errno.ESTALE)
-            raise FsError(errno.ESTALE, "another host stored the file at the same time")
-        gone, self._replaced = self._replaced, manifest
-        self.manifest, self.changed = manifest, False
-        self._over = [manifest.identity]
+            if self.gaps.is_bare and isinstance(refused, ReplacedMeanwhile):
+                self.changed = False  # the file is there, which is all that was asked for
+                return
+            number = errno_of(refused) if isinstance(refused, PutRefused) else errno.EIO
+            raise self._fail(number, str(refused)) from None
+        own, is_judged = set(self._new_chunks()), only_over is not None and not self.gaps.is_bare
+        if is_judged and not (yield from stays(channel, self.volume, manifest, own, began)):
+            raise self._fail(errno.ESTALE, "another host stored the file at the same time")
+        # With no value there another agent has renamed it, and its chunks with it.
+        gone, self._replaced = self._replaced if had_value else None, manifest
+        self.manifest, self.changed, self._over = manifest, False, [manifest.identity]
         self.built_on.go_on(manifest)
         if gone is not None and (gone is earlier or (yield from is_newest(channel, self.volume, manifest))):
             self._discards.replaced(self.volume, gone, manifest)
@@ -745,38 +744,36 @@ class FileWriter:
         if self._base is not None and self._base_chunks:
             return None
         chunk = self._staged.get(0)
-        self._gaps.kept(chunk, self._short, self.length)
+        self.gaps.kept(chunk, self._short, self.length)
         content = self._short if chunk is None else bytes(memoryview(chunk.buffer)[: self.length])
         return content.ljust(self.length, b"\0")
 
     def _store_rest(self, channel: IoChannel, deadline: float) -> Steps[None]:
-        chunk_bytes = self._chunk_bytes
         if self._short:
             yield from self._stage(channel, 0, deadline)
         for number in sorted(self._staged):
-            chunk = self._staged[number]
-            size = min(chunk_bytes, self.length - number * chunk_bytes)
-            if size <= 0:
+            size = min(self._chunk_bytes, self.length - number * self._chunk_bytes)
+            if size > 0:
+                yield from self._store_staged(channel, number, self._staged[number], size, deadline)
+            else:
                 self._unstage(number)
-                continue
-            yield from self._store_staged(channel, number, chunk, size, deadline)
         # The end moved after the last chunk was stored, or the file was lengthened behind it.
         for number in self._of_wrong_size():
             chunk = yield from self._stage(channel, number, deadline)
-            size = min(chunk_bytes, self.length - number * chunk_bytes)
+            size = min(self._chunk_bytes, self.length - number * self._chunk_bytes)
             yield from self._store_staged(channel, number, chunk, size, deadline)
 
     def _of_wrong_size(self) -> list[int]:
-        chunk_bytes = self._chunk_bytes
+        chunk_bytes, stored = self._chunk_bytes, self._stored.items()
         last = -(-self.length // chunk_bytes) - 1
-        suspects = {number for number, (_, size) in self._stored.items() if size != chunk_bytes} | {last}
+        suspects = {last, *(number for number, (_, size) in stored if size != chunk_bytes)}
         if self._base is not None and self._base_chunks:
             suspects.add(self._base_chunks - 1)
         return sorted(number for number in suspects if 0 <= number <= last and self._is_wrong(number))
 
     def _is_wrong(self, number: int) -> bool:
-        (origin, size), chunk_bytes = self._origin(number), self._chunk_bytes
-        return origin != HOLE and size != min(chunk_bytes, self.length - number * chunk_bytes)
+        origin, size = self._origin(number)
+        return origin != HOLE and size != min(self._chunk_bytes, self.length - number * self._chunk_bytes)
 
     def _ask(self, channel: IoChannel, deadline: float) -> Steps[None]:
         """Ask whether the beginning of a file is still there that is large beside its volume."""

@@ -36,6 +36,9 @@ class Gaps:
 
     def __init__(self, base: Manifest | None) -> None:
         """`base`: the content of others that the file begins with."""
+        self.is_bare = False
+        """Whether an open has made the file without emptying it, and nobody has written: it is there, and has
+        no bytes of its own."""
         self._chunks: set[int] = set()
         self.are_left = base is not None and base.length > 0
         """Whether chunks that the file does not store itself have bytes of others."""
@@ -68,11 +71,23 @@ class Gaps:
 
     def has_any(self, manifest: Manifest, stored: Collection[int]) -> bool:
         """Whether a content has such bytes. `stored`: the chunks that the file has stored itself."""
-        return bool(self._chunks) or any(
-            self.are_left or manifest.origin(number) == HOLE
-            for number in range(manifest.chunks)
-            if number not in stored
+        return (
+            self.is_bare
+            or bool(self._chunks)
+            or any(
+                self.are_left or manifest.origin(number) == HOLE
+                for number in range(manifest.chunks)
+                if number not in stored
+            )
         )
+
+    def only_over(
+        self, manifest: Manifest, stored: Collection[int], identities: Collection[bytes]
+    ) -> Callable[[bytes | None], bool] | None:
+        """Which values of its name a content may take the place of, of these contents; None: any."""
+        if not self.has_any(manifest, stored):
+            return None
+        return is_one_of(identities, or_nothing=not has_others(manifest, stored))
 
 
 def stays(
@@ -112,10 +127,18 @@ def why_not_whole(causes: Iterable[MissCause | None]) -> FsError | None:
     return FsError(errno.EIO, "nobody says just now whether the whole file is there") if gone else None
 
 
-def is_one_of(identities: Collection[bytes]) -> Callable[[bytes], bool]:
-    """Whether the value of a name is one of these contents."""
+def has_others(manifest: Manifest, stored: Collection[int]) -> bool:
+    """Whether a content has chunks of the one that it began with. Where its name leads nowhere any more, that
+    one was renamed or removed: its chunks are another file's by now, or nobody's."""
+    return any(number not in stored and manifest.origin(number) != HOLE for number in range(manifest.chunks))
 
-    def judged(value: bytes) -> bool:
+
+def is_one_of(identities: Collection[bytes], or_nothing: bool = False) -> Callable[[bytes | None], bool]:
+    """Whether the value of a name is one of these contents; `or_nothing`: or there is none."""
+
+    def judged(value: bytes | None) -> bool:
+        if value is None:
+            return or_nothing
         try:
             return decode_manifest_untrusted(value).identity in identities
         except ManifestError:

@@ -9,11 +9,11 @@ import itertools
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from agent.fs.interface import FACE_SHARED, FACE_SHIFT, Attributes, FsError
+from agent.fs.interface import FACE_SHARED, FACE_SHIFT, Attributes, DirectoryEntry, FsError
 from agent.fs.shared.file_writer import FileWriter
 from agent.fs.shared.manifest import Manifest
 from agent.fs.shared.paths import path_key
@@ -68,6 +68,17 @@ class Node:
         if self.manifest is None or self.is_written:
             return None
         return self.volume.name, self.path if self.is_folder else self.manifest.identity, self.is_folder
+
+    def attributes(self, ino: int, owner: tuple[int, int]) -> Attributes:
+        """What stat(2) shows; `owner` is that of a file of which nothing is known any more."""
+        # Each is read once: another thread changes them with the last close.
+        if (writer := self.writer) is not None:
+            return shown_written(ino, writer)
+        if (manifest := self.manifest) is not None:
+            return shown(ino, manifest)
+        if (replaced := self.replaced) is not None:
+            return replace(shown(ino, replaced), size=0, blocks=0)
+        return Attributes(ino, stat.S_IFREG | 0o600, uid=owner[0], gid=owner[1])
 
 
 class Nodes:
@@ -208,6 +219,12 @@ def shown(ino: int, found: Manifest) -> Attributes:
     )  # fmt: skip
 
 
-def listed_number(path: bytes, name: bytes) -> int:
-    """A number for a name in a listing, which is not looked up there."""
-    return NODES_FROM + int.from_bytes(path_key(path + b"/" + name)[:5], "little")
+def listed(ino: int, path: bytes, names: Iterable[tuple[bytes, bool]], cookie: int) -> list[DirectoryEntry]:
+    """The entries of a folder from `cookie` on. The numbers of its names are made up."""
+    rows = [(b".", True), (b"..", True), *names]
+    entries = []
+    for at, (name, is_folder) in enumerate(rows[cookie:], cookie + 1):
+        number = NODES_FROM + int.from_bytes(path_key(path + b"/" + name)[:5], "little")
+        number = ino if name == b"." else SHARED_ROOT if name == b".." else number
+        entries.append(DirectoryEntry(name, number, stat.S_IFDIR if is_folder else stat.S_IFREG, at))
+    return entries

@@ -4,10 +4,11 @@ Both are volumes of the pool (`agent.pool.access.ServedVolume`); the protocols h
 uses.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from agent.fs.interface import StatFs
 from agent.fs.shared.manifest import HEAD, RUN
 from agent.fs.shared.paths import PATH_BYTES_MAX
 from agent.host_os.per_user_bounds import Holder
@@ -78,8 +79,8 @@ class Values(Protocol):
         deadline: float,
         first: Steps[None] | None = None,
         look: Look | None = None,
-        only_over: Callable[[bytes], bool] | None = None,
-    ) -> Steps[None]: ...
+        only_over: Callable[[bytes | None], bool] | None = None,
+    ) -> Steps[bool]: ...
 
     def knows(self, channel: IoChannel, key: bytes) -> bool: ...
 
@@ -132,3 +133,14 @@ class SharedVolume:
     def chunks_max(self) -> int:
         """How many chunks the whole volume has room for."""
         return self.usage()[0]
+
+
+def room_of(volumes: Iterable[SharedVolume]) -> StatFs:
+    """What statfs(2) shows of volumes, in blocks of 4 KiB."""
+    total = free = 0
+    for volume in volumes:
+        slots, taken = volume.usage()
+        blocks = volume.chunk_bytes // 4096
+        total += slots * blocks
+        free += (slots - taken) * blocks
+    return StatFs(total, free, free)

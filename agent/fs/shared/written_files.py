@@ -128,6 +128,17 @@ class WrittenFiles:
         once more (path_openat of fs/namei.c), and is told of the other inode then. It may ask twice: whether
         what it knows is right, and then what is.
         """
+        there, now = self.another(caller, node, flags), time.monotonic()
+        with self._lock:
+            thread = (caller.holder, caller.pid, node.volume.name, node.path)
+            self._retries.pop(thread, None)
+            self._retries[thread] = now + RETRY_SECONDS, there
+            _expire(self._retries, now)
+        raise FsError(errno.ESTALE, "to be looked up again, for it is to be written")
+
+    def another(self, caller: Caller, node: Node, flags: int) -> Node:
+        """The file that the caller writes by an open of what was found: one of its own, or one in which other
+        processes write, too."""
         there = self.to_join(caller, node.volume, node.path, flags)
         base = None if flags & os.O_TRUNC else node.manifest
         place = (caller.holder, caller.uid, node.volume.name, node.path)
@@ -139,15 +150,17 @@ class WrittenFiles:
                     there = opened
             if there is None:
                 there = Node(node.volume, node.path, caller.holder, base, node.manifest, is_written=True)
-                if base is not None and (caller.guest or caller.pid > 0):
-                    self._opened.pop(place, None)
-                    self._opened[place] = now + RETRY_SECONDS, there
-            thread = (caller.holder, caller.pid, node.volume.name, node.path)
-            self._retries.pop(thread, None)
-            self._retries[thread] = now + RETRY_SECONDS, there
-            _expire(self._retries, now)
+            # Also one that is joined: where its last close comes first, the next to open it is told of it.
+            if base is not None and (caller.guest or caller.pid > 0):
+                self._opened.pop(place, None)
+                self._opened[place] = now + RETRY_SECONDS, there
             _expire(self._opened, now)
-        raise FsError(errno.ESTALE, "to be looked up again, for it is to be written")
+        return there
+
+
+def writes(flags: int) -> bool:
+    """Whether an open with these flags is to write."""
+    return flags & os.O_ACCMODE != os.O_RDONLY or bool(flags & os.O_TRUNC)
 
 
 def _is_of(node: Node, base: Manifest) -> bool:

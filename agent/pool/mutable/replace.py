@@ -41,6 +41,7 @@ from agent.pool.write.writer_base import PutState
 GENERATION_MAX: Final = 1 << 62
 """Microseconds of a year far ahead, with a byte behind them. An entry beyond that is nobody's clock: it goes,
 and does not count."""
+GONE: Final = "the value went meanwhile over which this was to be stored"
 REPLACED: Final = "another value came under the key meanwhile"
 UNREAD: Final = "the value that the key has does not come whole"
 LEFT: Final = "the enclosure did not take the older value away"
@@ -54,15 +55,16 @@ def replace(
     deadline: float,
     first: Steps[None] | None = None,
     look: Look | None = None,
-    only_over: Callable[[bytes], bool] | None = None,
-) -> Steps[None]:
+    only_over: Callable[[bytes | None], bool] | None = None,
+) -> Steps[bool]:
     """Store `data`, of one unit at the most, over what the key has.
 
     `first`, what the value tells of, comes to its end before anything is written, beside the reads here.
     Where it takes longer than a put trusts a directory, the directories are read once more. It may take no
     set's writer of this volume, and where it raises, nothing is stored. With a `look` at the key that still
-    holds, no directory is read (look_ahead.py). `only_over`: whether it may take the place of a value; the
-    value is read with the writers held, which is a round trip more, and refused is ReplacedMeanwhile.
+    holds, no directory is read (look_ahead.py). `only_over`: whether it may take the place of a value, or of
+    none (None); the value is read with the writers held, which is a round trip more, and refused is
+    ReplacedMeanwhile. Returns whether the key had a value.
 
     Raises TooLong for bytes that do not fit, and PutRefused. After that the key may have either value; where
     a write was not answered, it is refused for 60 s, as a delete is.
@@ -72,6 +74,7 @@ def replace(
         raise TooLong(f"{len(data)} bytes; a value that is replaced has {most} at the most")
     writing = ReplacingWriter(volume, key, length=len(data), first=first, look=look, only_over=only_over)
     yield from writing.write(channel, 0, memoryview(data), deadline)
+    return writing.had_value
 
 
 class _Older:
@@ -97,7 +100,7 @@ class ReplacingWriter(SlotWriter):
         length: int,
         first: Steps[None] | None = None,
         look: Look | None = None,
-        only_over: Callable[[bytes], bool] | None = None,
+        only_over: Callable[[bytes | None], bool] | None = None,
     ) -> None:
         super().__init__(volume, key, length=length)
         self._first = first
@@ -134,7 +137,7 @@ class ReplacingWriter(SlotWriter):
         if trouble is not None:
             self._turn_away(channel, PutRefused(NOT_REACHED, trouble))
         self._older = self._all_older()
-        if self._older and self._only_over is not None:
+        if self._only_over is not None:
             yield from self._judge_older(channel, change, self._only_over, deadline)
         targets = list(volume.write_targets(self.pseudonym, sets))
         self._reserve(channel, targets, everywhere=True, exchange=exchange)
@@ -159,10 +162,14 @@ class ReplacingWriter(SlotWriter):
         self,
         channel: IoChannel,
         change: SetTransaction,
-        only_over: Callable[[bytes], bool],
+        only_over: Callable[[bytes | None], bool],
         deadline: float,
     ) -> Steps[None]:
         """Raises PutRefused where what the key has is not to be replaced, or does not come."""
+        if not self._older:
+            if not only_over(None):
+                self._turn_away(channel, ReplacedMeanwhile(GONE))
+            return
         began, found = channel.now(), top_of(self._sets, self.pseudonym)
         value = yield from SlotAsked(self._volume, channel, found).open(self.key, deadline)
         if isinstance(value, MissCause):
@@ -198,6 +205,11 @@ class ReplacingWriter(SlotWriter):
             self._turn_away(channel, PutRefused(used_up))
         self._room_set_aside = True
         return room is Room.EXCHANGE
+
+    @property
+    def had_value(self) -> bool:
+        """Whether the key had a value that was replaced."""
+        return bool(self._older)
 
     def _all_older(self) -> list[_Older]:
         found = [self._older_in(cached) for cached in self._sets]

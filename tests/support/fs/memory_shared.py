@@ -170,7 +170,7 @@ class Files:
             self.release(file)
 
     def put(self, path: str, data: bytes, piece: int = 1 << 20) -> None:
-        file = self.create(path)
+        file = self.create(path, flags=os.O_WRONLY | os.O_TRUNC)
         for at in range(0, len(data), piece):
             self.pwrite(file, at, data[at : at + piece])
         self.close(file)

@@ -85,3 +85,51 @@ def test_what_a_program_writes_through_a_mapping_is_in_the_file(
         return (two.two / folder / "file").read_bytes() == changed
 
     wait_until(is_there, 30, "the end of the mapping")
+
+
+FILL_AT_ONCE = """
+import os, sys, threading
+number, folder, flags = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+def open_it(path):
+    opened.append(os.open(path, flags))
+for line in sys.stdin:
+    opened = []
+    try:
+        thread = threading.Thread(target=open_it, args=[f"{folder}/{line.strip()}"])
+        thread.start()
+        thread.join()
+        os.pwrite(opened[0], bytes([65 + number]) * 70_000, number * 70_000)
+        os.close(opened[0])
+        print("stored", flush=True)
+    except OSError:
+        print("refused", flush=True)
+"""
+
+
+def test_what_processes_fill_while_others_open_and_close_it_is_all_there(two: TwoAgents, folder: str) -> None:
+    """None waits for another. A part may be refused, but what was stored is never lost."""
+    command = [sys.executable, "-c", FILL_AT_ONCE]
+    programs = [
+        subprocess.Popen(
+            [*command, str(number), two.one / folder, str(os.O_RDWR | os.O_CREAT)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for number in range(4)
+    ]  # fmt: skip
+    try:
+        for turn in range(12):
+            for program in programs:
+                assert program.stdin is not None
+                program.stdin.write(f"{turn}\n")
+                program.stdin.flush()
+            said = [program.stdout.readline().strip() for program in programs if program.stdout is not None]
+            assert set(said) <= {"stored", "refused"}
+            stored = [number for number, each in enumerate(said) if each == "stored"]
+            content = (two.two / folder / str(turn)).read_bytes() if stored else b""
+            for number in stored:
+                part = content[number * 70_000 : (number + 1) * 70_000]
+                assert part == bytes([65 + number]) * 70_000, (turn, said)
+    finally:
+        for program in programs:
+            program.kill()
+            program.communicate()

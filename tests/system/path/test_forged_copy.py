@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from agent.inline.secrets import RootKey, SecretKey, root_key_in
 from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
 from agent.pool.map.inspect import COPY_BYTES
@@ -71,6 +73,7 @@ def wait_whole(pool: Pool, *names: str) -> None:
         wait_each_served(pool.volume(name), {key: value_of(name, key) for key in KEYS})
 
 
+@pytest.mark.timeout(600)  # a dozen processes start in it, one after another
 def test_a_forged_copy_takes_nothing_and_is_written_over(two_tenants: TwoTenants) -> None:
     attacker, mount = Attacker(two_tenants), two_tenants.mount
     seal = MapSeal(root_key_in(two_tenants.folder / "root.key"))

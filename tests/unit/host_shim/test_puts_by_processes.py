@@ -177,45 +177,31 @@ def test_a_value_too_long_for_the_volume(both: Both) -> None:
             pool.volume("v").put(key_of(2), registered)
 
 
-def test_the_first_takes_a_value_where_the_others_have_their_hands_full(pool: Pool) -> None:
-    assert put(pool, range(2)) == [True] * 2
-    processes = pool._processes
-    first, (reader,) = processes._first, processes._all[1:]
-    under_way = [processes.begin_put("v", 1) for _ in range(4)]
-    assert under_way == [reader, reader, first, reader], "one at a time"
-    assert processes.begin_put("v", 32) is reader, "a batch costs the first half as much that way"
-    for each in (*under_way, reader):
-        processes.end_put(each)
-    assert not processes._putting
-    assert processes.begin_put("v", 1) is reader
-    processes.end_put(reader)
-
-
 def test_puts_go_to_whom_has_the_fewest(pool: Pool) -> None:
     assert put(pool, range(2)) == [True] * 2
     processes = pool._processes
     first, (reader,) = processes._first, processes._all[1:]
     another = processes._make("/mnt/another")
     processes._all = (first, reader, another)
-    taken = [processes.begin_put("v", 1) for _ in range(4)]
+    taken = [processes.begin_put("v") for _ in range(4)]
     assert sorted(map(id, taken)) == sorted(2 * [id(reader), id(another)])
     processes.end_put(another)
     processes.end_put(another)
-    assert [processes.begin_put("v", 1) for _ in range(2)] == [another, another]
+    assert [processes.begin_put("v") for _ in range(2)] == [another, another]
     processes.set_aside(reader, agent_processes.PUTS + "v")
     for _ in range(2):
         processes.end_put(reader)
-    assert processes.begin_put("v", 1) is first, "it was its turn"
+    assert processes.begin_put("v") is another, "the one with fewer is left alone"
 
 
 def test_one_that_is_set_aside_leaves_its_puts_to_the_others(pool: Pool) -> None:
-    """It has none under way, which made it the one with the fewest: the first was left with nearly all puts."""
+    """It has none under way, so it was the one with the fewest: nearly all puts were left to the first."""
     assert put(pool, range(2)) == [True] * 2
     processes = pool._processes
     first, (reader,) = processes._first, processes._all[1:]
     another = processes._make("/mnt/another")
     processes._all = (first, reader, another)
     processes._aside[id(reader), agent_processes.PUTS + "v"] = float("inf")
-    assert [processes.begin_put("v", 32) for _ in range(4)] == [another] * 4
+    assert [processes.begin_put("v") for _ in range(4)] == [another] * 4
     processes._aside[id(another), agent_processes.PUTS + "v"] = float("inf")
-    assert processes.begin_put("v", 32) is first
+    assert processes.begin_put("v") is first

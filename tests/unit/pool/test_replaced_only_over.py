@@ -12,13 +12,13 @@ from tests.support.pool.memory_pool import MemoryPool, PoolAgent
 from tests.unit.pool.test_replaced_values import KEY, named, newest, replace, slot_at
 
 
-def replace_over(agent: PoolAgent, value: bytes, only_over: Callable[[bytes], bool]) -> None:
+def replace_over(agent: PoolAgent, value: bytes, only_over: Callable[[bytes | None], bool]) -> None:
     steps = agent.served.replace(agent.channel, KEY, value, agent.deadline(), only_over=only_over)
     agent.channel.run(steps)
 
 
-def over(*values: bytes) -> Callable[[bytes], bool]:
-    return lambda value: value in values
+def over(*values: bytes) -> Callable[[bytes | None], bool]:
+    return lambda value: value is None or value in values
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_what_was_judged_long_ago_is_looked_at_once_more(pool: MemoryPool, is_ot
     one, other = pool.agent(), pool.agent()
     replace(one, b"first")
 
-    def slow(value: bytes) -> bool:
+    def slow(value: bytes | None) -> bool:
         one.channel.clock += PUT_FRESH_SECONDS + 0.001
         if is_other_stored:
             replace(other, b"of another")

@@ -11,7 +11,13 @@ from agent.pool.late_answers import wait_for
 from agent.pool.steps import Acquire, Pending, Steps
 from agent.pool.volume.side_by_side import Part, Parts
 from agent.remote.channel import WorkerChannel
-from agent.remote.circuit_breaker import LATE_BEFORE_PAUSE, NOT_ANSWERING, Health
+from agent.remote.circuit_breaker import (
+    LATE_BEFORE_PAUSE,
+    NOT_ANSWERING,
+    PATIENT_LATE_BEFORE_PAUSE,
+    PAUSE_FIRST,
+    Health,
+)
 from agent.remote.long_waits import PATIENCE_LEAST, LongWaits
 from nvmeof.host.command import Command
 from tests.support.sim.two_paths import BLOCK, PathQueue, TwoPaths
@@ -70,12 +76,16 @@ def test_a_door_keeps_a_worker_free(workers: int, of_one: int, of_all: int) -> N
 def test_steps_that_never_wait_long_have_no_place(rig: Rig) -> None:
     rig.channel.share_waits(LongWaits(0, 0.05))
     rig.paths[0].answers = False
+    for _ in range(LATE_BEFORE_PAUSE):
+        cause, took, _ = rig.put()
+        assert (cause, took) == (MissCause.LATE, pytest.approx(PATIENCE_LEAST))
     cause, took, _ = rig.put()
-    assert (cause, took) == (MissCause.LATE, pytest.approx(PATIENCE_LEAST))
-    cause, took, _ = rig.put()
-    assert (cause, took) == (MissCause.ENCLOSURE_DOWN, 0.0), "it keeps others waiting"
-    rig.paths[0].answers = True
-    assert rig.put(gives_way=False)[0] is None
+    assert (cause, took) == (MissCause.ENCLOSURE_DOWN, 0.0), "the circuit breaker"
+
+
+def test_what_a_get_found_late_keeps_no_put_without_a_place_from_its_namespace(rig: Rig) -> None:
+    rig.channel.share_waits(LongWaits(0, 0.05))
+    rig.health.late(rig.clock.now)
     assert rig.put()[0] is None
 
 
@@ -213,6 +223,25 @@ def test_who_has_patience_reads_what_gets_do_not_wait_for(rig: Rig) -> None:
     rig.paths[0].answers = True
     assert read(has_patience=True)[0] is None
     assert read(has_patience=False)[0] is None, "an answer ends the pause of all"
+
+
+def test_who_has_patience_is_refused_where_two_have_waited_in_vain(rig: Rig) -> None:
+    """With one worker waiting for each, and fewer late answers than gets need to be refused."""
+
+    def steps(channel: WorkerChannel) -> Steps[MissCause | None]:
+        channel.has_patience()
+        pending = channel.read(0, 0, memoryview(bytearray(BLOCK)))
+        return (yield from wait_for(channel, pending, rig.clock.now + WRITE_DEADLINE))
+
+    rig.paths[0].answers = False
+    for _ in range(PATIENT_LATE_BEFORE_PAUSE):
+        assert rig.channel.run(steps(rig.channel)) is MissCause.LATE
+    began = rig.clock.now
+    assert rig.channel.run(steps(rig.channel)) is MissCause.ENCLOSURE_DOWN
+    assert rig.clock.now == began
+    rig.paths[0].answers = True
+    rig.clock.now += PAUSE_FIRST
+    assert rig.channel.run(steps(rig.channel)) is None, "the probe"
 
 
 def test_an_answer_gives_the_place_back(rig: Rig) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-
-from agent.remote.circuit_breaker import LATE_BEFORE_PAUSE, PAUSE_MAX, Health, Outstanding
+from agent.remote.circuit_breaker import (
+    LATE_BEFORE_PAUSE,
+    PATIENT_LATE_BEFORE_PAUSE,
+    PAUSE_MAX,
+    Health,
+    Outstanding,
+)
 
 
 def test_a_suspect_is_read_with_less_patience_and_written_with_as_much_as_ever() -> None:
@@ -28,13 +32,12 @@ def test_the_reader_of_a_file_waits_for_a_suspect_and_for_one_that_is_late_for_g
 
 def test_readers_of_files_leave_a_namespace_alone_that_keeps_them_waiting_to_the_end() -> None:
     health, now = Health(), 10.0
-    for _ in range(LATE_BEFORE_PAUSE):
+    for _ in range(PATIENT_LATE_BEFORE_PAUSE):
         assert health.may_ask(now, patient=True)
         asked = Outstanding(health, now, is_read=True, is_patient=True)
         now = asked.wait_until(now + 5.0)
         asked.given_up(now)
     assert not health.may_ask(now, patient=True)
-    assert not health.may_ask(now), "it is late for gets as well"
     assert health.may_ask(now + PAUSE_MAX, patient=True), "the probe"
     assert not health.may_ask(now + PAUSE_MAX, patient=True), "others wait for what it brings"
     Outstanding(health, now, is_read=True).answered(now + PAUSE_MAX, failed=False)
@@ -57,18 +60,22 @@ def test_readers_of_files_wait_for_a_drive_that_hangs_one_at_a_time() -> None:
     assert waiting == [0], "each keeps a worker from serving gets for as long as a write may take"
 
 
-@pytest.mark.parametrize("is_lost", [True, False])
-def test_a_probe_that_tells_nothing_is_made_again(is_lost: bool) -> None:
-    """Its connection was lost, or nobody waited for it to the end."""
+def test_the_rest_of_a_read_that_was_late_shortens_no_pause() -> None:
+    """What a read had asked for beside what it waited for is given up with it."""
+    health = Health()
+    now = no_answer(health, 10.0) + PAUSE_MAX
+    assert health.may_ask(now, patient=True)
+    Outstanding(health, now, is_read=True, is_patient=True).given_up(now + 0.5)
+    assert not health.may_ask(now + 1.0, patient=True)
+
+
+def test_a_probe_whose_connection_was_lost_is_made_again() -> None:
     health = Health()
     now = no_answer(health, 10.0) + PAUSE_MAX
     assert health.may_ask(now, patient=True)
     asked = Outstanding(health, now, is_read=True, is_patient=True)
     asked.wait_until(now + 5.0)
-    if is_lost:
-        asked.answered(now + 0.5, failed=True, lost=True)
-    else:
-        asked.given_up(now + 0.5)
+    asked.answered(now + 0.5, failed=True, lost=True)
     assert health.may_ask(now + 1.0, patient=True)
 
 

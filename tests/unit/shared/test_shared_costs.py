@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import TypeVar
 
 import pytest
@@ -16,7 +16,7 @@ from agent.fs.shared.nodes import SHARED_ROOT
 from agent.fs.shared.unnamed import NAMED_WITH_DATA
 from agent.fs.shared.volume import SharedVolume
 from agent.pool.access import serve
-from agent.pool.steps import Outcome, Steps, Wait, is_steps
+from agent.pool.steps import Outcome, is_steps
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Volume
@@ -28,16 +28,17 @@ from tests.support.pool.memory_pool import fixed_secret
 T = TypeVar("T")
 SLOW = Timing(read_deadline=1000.0, write_deadline=1000.0)
 CHUNKS = 16
-NAMES_FROM = 2
-"""The first of the namespaces that the names lie in."""
 DATA = bytes(range(256)) * (CHUNKS * CHUNK // 256)
 
 
 class TimedPool:
     """A shared volume on two namespaces, and agents that have read nothing of it yet."""
 
-    def __init__(self, directory_fresh: float = 0.0, trip: float = 1.0) -> None:
+    def __init__(
+        self, directory_fresh: float = 0.0, trip: float = 1.0, name_sets: Sequence[int] = (4, 4)
+    ) -> None:
         """`trip`: seconds of each read and write."""
+        self.name_sets = name_sets
         self.scheduler = StepScheduler("shared costs")
         self.namespaces = [SimNamespace(1 << 40, latency=(trip, trip)) for _ in range(4)]
         self.channel = SimChannel(self.scheduler, self.namespaces)
@@ -59,7 +60,7 @@ class TimedFiles:
     def __init__(self, pool: TimedPool) -> None:
         self.pool, cache = pool, DirectoryCache(64 << 20)
         chunks = settings_of("v", "shared", CHUNK, 0, (16, 16))
-        names = settings_of("v.names", "shared-names", 16_384, NAMES_FROM, (4, 4))
+        names = settings_of("v.names", "shared-names", 16_384, 2, pool.name_sets)
         self.chunks = Volume(chunks, fixed_secret(1), cache, pool.timing)
         volume = SharedVolume(
             "v", serve(self.chunks), serve(Volume(names, fixed_secret(2), cache, pool.timing)),
@@ -84,11 +85,6 @@ class TimedFiles:
             self.call(self.face.write(*file, at, memoryview(data[at : at + CHUNK]), MAKER))
         self.call(self.face.flush(*file, MAKER))
         self.call(self.face.release(*file))
-
-    def holds_names(self) -> bool:
-        """Whether the writer of a directory of names is taken."""
-        sets = self.chunks.cache.snapshot()
-        return any(cached.namespace >= NAMES_FROM and cached.writer.locked() for cached in sets)
 
     def lookup(self, name: bytes) -> int:
         return self.call(self.face.lookup(CALLER, self.root, name)).attributes.ino
@@ -226,38 +222,28 @@ def test_the_close_of_a_short_file_waits_for_no_chunk_where_other_agents_write(t
     assert costs[-1] == (2 * trip, 2)
 
 
-def test_a_close_names_chunks_before_it_keeps_other_files_from_their_names() -> None:
-    """Files whose names share a directory close beside each other while their chunks are being named."""
-    files = TimedPool(directory_fresh=1000.0, trip=0.001).agent()
-    for name in (b"a", b"b"):
-        _put_trips(files, name, 1)
-    with pytest.raises(FsError):
-        files.lookup(b"c")
-    entry, opened = files.call(files.face.create(CALLER, files.root, b"c", 0o644, os.O_WRONLY | os.O_CREAT))
-    file = entry.attributes.ino, opened.handle
-    for at in range(0, len(DATA), CHUNK):
-        files.call(files.face.write(*file, at, memoryview(DATA[at : at + CHUNK]), MAKER))
-    taken: list[bool] = []
-    flushing = files.face.flush(*file, MAKER)
-    assert is_steps(flushing)
-    files.call(_watched(flushing, lambda: taken.append(files.holds_names())))
-    assert not taken[0], "the chunks are named first"
-    assert taken[-1], "then the manifest goes"
-    assert files.cost[0] == 0.002, "a round trip each"
-    assert files.lookup(b"c")
-
-
-def _watched(steps: Steps[None], look: Callable[[], None]) -> Steps[None]:
-    """The same steps, with a look at each wait for an answer."""
-    answer: bool | None = None
-    while True:
-        try:
-            request = steps.send(answer)  # type: ignore[arg-type]  # a generator begins with None
-        except StopIteration:
-            return
-        if isinstance(request, Wait):
-            look()
-        answer = yield request
+def test_files_with_names_in_one_directory_have_their_chunks_named_at_the_same_time() -> None:
+    """The names' directories are taken for the manifest alone, so four closes need five round trips."""
+    files = TimedPool(directory_fresh=1000.0, trip=0.001, name_sets=(1, 1)).agent()
+    for name in (b"a", b"b", b"c", b"d"):  # From then on a file is expected, and all directories are known.
+        _put_trips(files, name, CHUNKS)
+    opened = []
+    for name in (b"e", b"f", b"g", b"h"):
+        with pytest.raises(FsError):
+            files.lookup(name)
+        entry, made = files.call(files.face.create(CALLER, files.root, name, 0o644, os.O_WRONLY | os.O_CREAT))
+        opened.append((entry.attributes.ino, made.handle))
+        for at in range(0, len(DATA), CHUNK):
+            files.call(files.face.write(*opened[-1], at, memoryview(DATA[at : at + CHUNK]), MAKER))
+    scheduler = files.pool.scheduler
+    began = scheduler.now
+    for file in opened:
+        closing = files.face.flush(*file, MAKER)
+        assert is_steps(closing)
+        scheduler.spawn("a close", closing)
+    scheduler.run()
+    assert round(scheduler.now - began, 3) <= 0.005
+    assert all(files.lookup(name) for name in (b"e", b"f", b"g", b"h"))
 
 
 def test_chunks_that_come_slowly_are_named_with_their_data() -> None:

@@ -20,6 +20,8 @@ from tests.support.pool.memory_channel import rest_of
 
 THEIRS = LockOwner(12, OTHER.pid)
 STRANGER = Caller(5, 5, 2)
+NOBODYS = 1 << 23
+"""A number that no thread of this machine has."""
 PART = CHUNK + 1000
 """A part ends amid a chunk, which the next part fills up."""
 
@@ -360,8 +362,8 @@ def test_a_thread_that_made_the_file_may_have_ended_at_its_close(files: Files, o
 def test_so_many_processes_write_one_file_and_no_more(files: Files) -> None:
     first = files.create("f")
     for number in range(HOLDERS_MAX):
-        assert files.create("f", Caller(0, 0, 1000 + number))[0] == first[0]
-    refused(errno.EMFILE, files.create, "f", Caller(0, 0, 999))
+        assert files.create("f", Caller(0, 0, NOBODYS + number))[0] == first[0]
+    refused(errno.EMFILE, files.create, "f", Caller(0, 0, NOBODYS - 1))
     assert files.create("f", CALLER)[0] == first[0]
 
 
