@@ -23,9 +23,6 @@ EVICTED: Final = frozenset({MissCause.EVICTED, MissCause.EXPIRED, MissCause.NEVE
 """Causes by which a chunk that was stored is there no more: another one has its room."""
 
 
-UNSURE: Final = frozenset({MissCause.LATE, MissCause.ENCLOSURE_DOWN, MissCause.CORRUPT})
-"""Nobody says just now whether the name leads anywhere. What was read damaged may come whole the next time;
-where flash itself is damaged, the scrub gives the name up."""
 CROSSING: Final = 0.05
 CROSSING_MAX: Final = 0.5
 """Seconds after which a content is looked at again; in between, twice as long as it took to be stored."""
@@ -100,7 +97,7 @@ def stays(
     own: Iterable[tuple[bytes, int]],
     began: float,
 ) -> Steps[bool]:
-    """Whether a content with bytes of others is still there a while after it was stored, at `began`.
+    """Whether no other content has taken the place of one with bytes of others, which was stored at `began`.
 
     Two agents that store at once may each find the older content, and both are acknowledged. So each looks
     again, after longer than such a store takes. `own`: the chunks that it has stored, by origin and number; a
@@ -114,7 +111,7 @@ def stays(
     deadline = channel.now() + volume.timing.write_deadline
     found = yield from volume.names.newest(channel, path_key(manifest.path), deadline)
     if isinstance(found, MissCause):
-        return found in UNSURE
+        return True  # no other content is there: at worst the file is a miss, as any may become one
     try:
         there = decode_manifest_untrusted(found)
     except ManifestError:

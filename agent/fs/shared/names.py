@@ -6,7 +6,6 @@ from typing import Final
 
 from agent.fs.interface import FsError
 from agent.fs.shared.chunks import wall_ns
-from agent.fs.shared.gaps import UNSURE
 from agent.fs.shared.manifest import Kind, Manifest, ManifestError, decode_manifest_untrusted
 from agent.fs.shared.paths import join, path_key
 from agent.fs.shared.recent_names import NamesSeen
@@ -19,6 +18,9 @@ from agent.pool.steps import IoChannel, Steps
 FOLDER_MODE: Final = 0o755
 NAMES_ASKED: Final = 16
 """Names that were seen in a folder, and are asked for again where it is removed, or is not there."""
+UNSURE: Final = frozenset({MissCause.LATE, MissCause.ENCLOSURE_DOWN, MissCause.CORRUPT})
+"""Nobody says just now whether the name leads anywhere. What was read damaged may come whole the next time;
+where flash itself is damaged, the scrub gives the name up."""
 GONE: Final = frozenset(MissCause) - UNSURE
 
 
