@@ -1,5 +1,4 @@
 """Many short values stored by one request: as one by one, and no value waits for what it does not need."""
-# One idea in one file: one call that stores many values, with whatever may befall it.
 
 from __future__ import annotations
 
