@@ -50,7 +50,7 @@ from agent.remote.fabric import Fabric
 from agent.remote.long_waits import LongWaits
 from agent.service.queue_plan import granted_workers
 from agent.service.reader_link import Order, Report, encode_report
-from agent.service.slot_links import BorrowedLinks
+from agent.service.slot_links import SHORT_WAIT_SECONDS, BorrowedLinks
 from agent.service.upkeep import Duties
 from agent.tenancy.opening_keys import OpeningKeys
 from agent.tenancy.visibility import Audience
@@ -154,7 +154,7 @@ class Reader:
         own = Audience("agent", settings.tenants).key_value(served)
         registered = RegisteredMemory(settings.registered_memory)
         self._session = FuseSession(self._tree(order.number, own, registered))
-        self._short_waits = LongWaits(0, settings.timing.read_deadline)
+        self._short_waits = LongWaits(0, max(settings.timing.read_deadline, SHORT_WAIT_SECONDS))
         """Of calls for slots that are not patient (slot_links.py)."""
         self._door: DevFuseDoor | None = None
         self._stopping = threading.Event()

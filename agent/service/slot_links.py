@@ -22,6 +22,9 @@ TAKE_SECONDS: Final = 0.1
 """For a link that is in use; then the first process stores the values itself."""
 ANSWER_SECONDS: Final = 30.0
 """For an answer, beyond the time of a put: so long the other process waits for enclosures."""
+SHORT_WAIT_SECONDS: Final = 1.0
+"""Of a call that is not patient, for an enclosure that answers nobody. On a machine that is busy one that is
+well may say nothing for a quarter of that: then all values of a batch were refused."""
 _TIMEVAL: Final = struct.Struct("@ll")
 """Seconds and microseconds; of zero the kernel makes no limit."""
 
