@@ -46,9 +46,9 @@ def test_workers_take_buffers_threads_and_a_queue_by_each_path() -> None:
 
 
 def test_each_process_is_a_program_with_workers_and_one_queue_more() -> None:
-    """And with a queue of the first process that lends it slots."""
+    """And with queues of the first process that lends it slots: one for each worker."""
     least, most = need(2), need(2, processes=4)
-    lent = 0 if why_alone(configuration_of(processes=4)) else 3
+    lent = 0 if why_alone(configuration_of(processes=4)) else 3 * 2
     assert most.memory_bytes - least.memory_bytes == (3 * (384 + 3 * 12) + lent * 12) * MIB
     assert most.threads - least.threads == 3 * (3 + 16) + lent
     assert most.files - least.files == 2 * lent * 2, "a reader's own are counted for each process by itself"
