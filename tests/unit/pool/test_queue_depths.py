@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from agent.pool.write.batch import AT_ONCE
-from tests.unit.pool.test_many_puts import MANY_MAX, _nothing_is_held, stuck_agent, together
+from host_shim.transfer_wire import MANY_MAX
+from tests.support.pool.lending import nothing_is_held
+from tests.unit.pool.test_many_puts import stuck_agent, together
 
 
 def test_a_queue_may_say_only_with_the_first_values_how_many_it_takes() -> None:
@@ -22,4 +24,4 @@ def test_a_queue_may_say_only_with_the_first_values_how_many_it_takes() -> None:
     assert agent.channel.run(together(agent, range(MANY_MAX))) == [True] * MANY_MAX
     assert reserved[0] == AT_ONCE
     assert max(reserved[AT_ONCE + 1 :]) == 2
-    _nothing_is_held(agent)
+    nothing_is_held(agent)
