@@ -23,6 +23,11 @@ RETRY = 18
 """1.07 s until a packet is sent again, so 8 s without any answer end a connection: a guest on a machine that
 has much else to do stands still for longer than two."""
 
+CONNECTIONS = 3
+"""rxe at times ends a connection amid packets that come out of order, with no completion that says why: what
+is under way is flushed. Seen once in a thousand exchanges and more; a connection of its own tells whether it
+is ours to mend."""
+
 KERNELS_COUNTERS = Path("/sys/class/infiniband", RXE, "ports/1/hw_counters")
 
 
@@ -40,6 +45,22 @@ KERNELS_COUNTERS = Path("/sys/class/infiniband", RXE, "ports/1/hw_counters")
 )
 def test_everything_arrives_once_and_in_order(cable: Cable, how: tuple[str, ...], in_full: bool) -> None:
     """With the raw socket all 32 bits of the kernel's ICRCs are checked, with the other 16 of them."""
+    for connection in range(CONNECTIONS):
+        try:
+            exchange_in_weather(cable, how, in_full=in_full)
+        except EndedByRxe:
+            if connection == CONNECTIONS - 1:
+                raise
+        else:
+            return
+
+
+class EndedByRxe(AssertionError):
+    """All that rxe had under way was flushed, and the emulator's end of the connection stands."""
+
+
+def exchange_in_weather(cable: Cable, how: tuple[str, ...], *, in_full: bool) -> None:
+    """Over one connection, until the weather was met."""
     with (
         far_device(check_icrc_in_full=in_full) as device,
         VerbsEnd("pyverbs", RXE, KERNEL, 3 * HALF) as kernel,
@@ -90,7 +111,11 @@ def exchange(asking: VerbsEnd, asked: VerbsEnd) -> None:
     who = "rxe" if asking.e.__name__.startswith("pyverbs") else "the emulator"
     found = [asking.completion() for _ in range(3 * AT_ONCE)]
     bad = [(each.opcode, each.status) for each in found if each.status]
-    assert not bad, f"{who} asked, and of {len(found)} requests these failed: {bad}"
+    said = f"{who} asked, and of {len(found)} requests these failed: {bad}"
+    is_ours_well = asked.pair.qp_state == e.IBV_QPS_RTS
+    if who == "rxe" and bad and is_ours_well and {status for _, status in bad} == {e.IBV_WC_WR_FLUSH_ERR}:
+        raise EndedByRxe(said)
+    assert not bad, said
     received = asked.done(AT_ONCE)
     assert [each.byte_len for each in received] == [PIECE] * AT_ONCE
     compare(asking.memory.read(HALF, HALF), theirs, f"READs of {who}")
