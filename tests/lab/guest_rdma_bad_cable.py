@@ -25,8 +25,8 @@ has much else to do stands still for longer than two."""
 
 CONNECTIONS = 3
 """rxe at times ends a connection amid packets that come out of order, with no completion that says why: what
-is under way is flushed. Seen once in a thousand exchanges and more; a connection of its own tells whether it
-is ours to mend."""
+is under way is flushed. Seen once in a thousand exchanges and more, on a busy machine. A fault of ours would
+show on the next connection, too."""
 
 KERNELS_COUNTERS = Path("/sys/class/infiniband", RXE, "ports/1/hw_counters")
 
