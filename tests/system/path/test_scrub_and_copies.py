@@ -135,11 +135,11 @@ def test_what_rots_is_found_mended_and_served_all_the_while(shelves: TwoShelves)
     write_at(drive, shelves.slots(1)[0] + HEADER_BYTES + 1000, b"rot")
 
     def scrub() -> dict[str, Any] | None:
-        """Nothing where values are left alone, because their last get was seconds ago."""
+        """None where nothing is bad but values are left alone, because their last get was seconds ago."""
         found: dict[str, Any] = json.loads(shelves.pool("scrub", "--bandwidth", "500M", "--json"))
-        return None if found["slots_young"] else found
+        return found if found["slots_bad"] or not found["slots_young"] else None
 
-    scrubbed = wait_until(scrub, 60, "no value to be young")
+    scrubbed = wait_until(scrub, 60, "the value not to be young")
     assert scrubbed is not None
     assert (scrubbed["passes"], scrubbed["slots_bad"], scrubbed["slots_quarantined"]) == (1, 1, 0)
     assert len(shelves.slots(1)) == len(KEYS), "copied once more, into the slot that was free again"
