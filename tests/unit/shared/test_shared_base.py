@@ -19,21 +19,6 @@ NEW = b"\x07" * CHUNK
 CHUNKS = -(-len(DATA) // CHUNK)
 
 
-@pytest.fixture
-def pool() -> SharedPool:
-    return SharedPool()
-
-
-@pytest.fixture
-def files(pool: SharedPool) -> Files:
-    return pool.agent()
-
-
-@pytest.fixture
-def others(pool: SharedPool) -> Files:
-    return pool.agent()
-
-
 def key_in(files: Files, number: int) -> bytes:
     manifest = files.manifest("f")
     assert manifest is not None

@@ -18,21 +18,6 @@ from tests.support.fs.memory_shared import CALLER, CHUNK, OTHER, Files, SharedPo
 DATA = random.Random(18).randbytes(5 * CHUNK + 777)
 
 
-@pytest.fixture
-def pool() -> SharedPool:
-    return SharedPool()
-
-
-@pytest.fixture
-def files(pool: SharedPool) -> Files:
-    return pool.agent()
-
-
-@pytest.fixture
-def others(pool: SharedPool) -> Files:
-    return pool.agent()
-
-
 # -- writing and reading --------------------------------------------------------------------------
 
 

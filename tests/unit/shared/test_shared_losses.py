@@ -22,21 +22,6 @@ from tests.support.fs.memory_shared import CALLER, CHUNK, MAKER, OTHER, Files, S
 from tests.unit.shared.test_shared_face import DATA
 
 
-@pytest.fixture
-def pool() -> SharedPool:
-    return SharedPool()
-
-
-@pytest.fixture
-def files(pool: SharedPool) -> Files:
-    return pool.agent()
-
-
-@pytest.fixture
-def others(pool: SharedPool) -> Files:
-    return pool.agent()
-
-
 def test_a_file_that_has_lost_a_chunk_is_not_there(files: Files, others: Files) -> None:
     files.put("f", DATA)
     manifest = files.manifest("f")

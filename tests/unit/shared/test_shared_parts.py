@@ -38,16 +38,6 @@ def pool() -> SharedPool:
     return SharedPool((4, 4))
 
 
-@pytest.fixture
-def files(pool: SharedPool) -> Files:
-    return pool.agent()
-
-
-@pytest.fixture
-def others(pool: SharedPool) -> Files:
-    return pool.agent()
-
-
 def made_beforehand(files: Files) -> None:
     file = files.create("f")
     files.ftruncate(file, len(WHOLE))

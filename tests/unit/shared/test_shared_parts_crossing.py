@@ -26,16 +26,6 @@ def pool() -> SharedPool:
     return SharedPool((4, 4))
 
 
-@pytest.fixture
-def files(pool: SharedPool) -> Files:
-    return pool.agent()
-
-
-@pytest.fixture
-def others(pool: SharedPool) -> Files:
-    return pool.agent()
-
-
 def looked_up(files: Files) -> int:
     """The first half of an open(2) of another process."""
     return files.lookup("f", OTHER).attributes.ino

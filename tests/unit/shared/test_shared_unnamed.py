@@ -18,16 +18,6 @@ from tests.support.fs.memory_shared import CHUNK, MAKER, Files, SharedPool, refu
 DATA = random.Random(1818).randbytes(40 * CHUNK)
 
 
-@pytest.fixture
-def pool() -> SharedPool:
-    return SharedPool()
-
-
-@pytest.fixture
-def files(pool: SharedPool) -> Files:
-    return pool.agent()
-
-
 def test_chunks_that_come_at_once_are_named_together(files: Files) -> None:
     file = files.create("f")
     chunks = NAMED_WITH_DATA + UNNAMED_MAX
