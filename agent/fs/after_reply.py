@@ -85,15 +85,12 @@ class AfterReply:
         """How often work was done before the reply, because so much was under way."""
         self._lock = threading.Lock()
         self._workers: dict[int, WorkAfterReply] = {}
-        self._joined: tuple[WorkAfterReply, ...] = ()
-        """The same workers, for a look without the lock."""
 
     def join(self) -> WorkAfterReply:
         """This thread runs, after each reply, what was put off in it; it calls `leave` at its end."""
         worker = WorkAfterReply(self)
         with self._lock:
             self._workers[threading.get_ident()] = worker
-            self._joined = tuple(self._workers.values())
         return worker
 
     def has_room(self) -> bool:
@@ -102,7 +99,7 @@ class AfterReply:
 
     def has_free_worker(self) -> bool:
         """Whether a worker waits for a request, as it looks just now."""
-        return any(worker.is_free for worker in self._joined)
+        return any(worker.is_free for worker in list(self._workers.values()))
 
     def put_off(self, work: Work) -> bool:
         """Whether this thread does the work after its reply."""
@@ -122,7 +119,6 @@ class AfterReply:
             for thread, each in list(self._workers.items()):
                 if each is worker:
                     del self._workers[thread]
-            self._joined = tuple(self._workers.values())
 
     def ended(self, count: int) -> None:
         with self._lock:

@@ -48,7 +48,8 @@ from agent.service.doors import GUEST_DOORS, QUERY_DOOR, S3_DOOR, Doors, Shown, 
 from agent.service.queue_plan import QueuePlan
 from agent.service.readers import Readers, why_alone
 from agent.service.repair import Repair
-from agent.service.slot_lender import FabricFence, SlotLender, links_of, slot_channels
+from agent.service.slot_lender import FabricFence, SlotLender, links_of
+from agent.service.slot_links import with_short_waits
 from agent.service.upkeep import Upkeep
 from agent.service.volume_policies import VolumePolicies
 from agent.service.watched_memory import watch_blocks, watch_memory
@@ -121,7 +122,7 @@ class Agent:
         self.served = self.policies.served
         self.lender = SlotLender(
             self.served,
-            slot_channels(channels.take, settings.timing.read_deadline),
+            with_short_waits(channels.take, settings.timing.read_deadline),
             queues.slots,
             links_of(configuration),
             FabricFence(fabric),

@@ -44,13 +44,12 @@ from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.set_versions import SetVersions
 from agent.pool.volume.uses import Uses
 from agent.pool.volume.volume import in_sets
-from agent.remote.channel import WorkerChannel, current_channel
+from agent.remote.channel import current_channel
 from agent.remote.channel_pool import ChannelPool
 from agent.remote.fabric import Fabric
-from agent.remote.long_waits import LongWaits
 from agent.service.queue_plan import granted_workers
 from agent.service.reader_link import Order, Report, encode_report
-from agent.service.slot_links import SHORT_WAIT_SECONDS, BorrowedLinks
+from agent.service.slot_links import BorrowedLinks, with_short_waits
 from agent.service.upkeep import Duties
 from agent.tenancy.opening_keys import OpeningKeys
 from agent.tenancy.visibility import Audience
@@ -154,8 +153,9 @@ class Reader:
         own = Audience("agent", settings.tenants).key_value(served)
         registered = RegisteredMemory(settings.registered_memory)
         self._session = FuseSession(self._tree(order.number, own, registered))
-        self._short_waits = LongWaits(0, max(settings.timing.read_deadline, SHORT_WAIT_SECONDS))
-        """Of calls for slots that are not patient (slot_links.py)."""
+        self._channel_of = with_short_waits(
+            lambda number: self._channels.take(1 + number), settings.timing.read_deadline
+        )
         self._door: DevFuseDoor | None = None
         self._stopping = threading.Event()
 
@@ -171,11 +171,6 @@ class Reader:
         gc.freeze()
         self._report(link)
         threading.Thread(target=self._beside, args=(link,), name="reports", daemon=True).start()
-
-    def _channel_of(self, number: int) -> WorkerChannel:
-        channel = self._channels.take(1 + number)
-        channel.share_waits(self._short_waits)
-        return channel
 
     def door_ended(self) -> None:
         """Wait for the end of the mount."""

@@ -36,8 +36,7 @@ from agent.pool.write.slot_messages import (
 from agent.remote.channel import WorkerChannel
 from agent.remote.fabric import Fabric
 from agent.remote.fence import GIVEN_UP_SECONDS
-from agent.remote.long_waits import LongWaits
-from agent.service.slot_links import SHORT_WAIT_SECONDS, limit_waits
+from agent.service.slot_links import limit_waits
 
 log = logging.getLogger(__name__)
 
@@ -96,20 +95,6 @@ class FabricFence:
         """See `LentFence`."""
         fabric = self._fabric
         fabric.fence.put_up(fabric.nguids[namespace], offset, size, now + GIVEN_UP_SECONDS, now)
-
-
-def slot_channels(
-    take: Callable[[int], WorkerChannel], read_deadline: float
-) -> Callable[[int], WorkerChannel]:
-    """`take`, for threads that lend: what they do for a call that is not patient waits shortly."""
-    waits = LongWaits(0, max(read_deadline, SHORT_WAIT_SECONDS))
-
-    def taken(queue_id: int) -> WorkerChannel:
-        channel = take(queue_id)
-        channel.share_waits(waits)
-        return channel
-
-    return taken
 
 
 class SlotLender:

@@ -10,13 +10,15 @@ import queue
 import socket
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from agent.pool.errors import PutElsewhere
 from agent.pool.write.borrowed_slots import SlotLink
 from agent.pool.write.slot_messages import MESSAGE_BYTES_MAX
+from agent.remote.channel import WorkerChannel
 from agent.remote.fabric import Fabric
+from agent.remote.long_waits import LongWaits
 
 TAKE_SECONDS: Final = 0.1
 """For a link that is in use; then the first process stores the values itself."""
@@ -106,3 +108,17 @@ def limit_waits(link: socket.socket, seconds: float) -> None:
     limit = _TIMEVAL.pack(int(seconds), int(seconds % 1 * 1e6))
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         link.setsockopt(socket.SOL_SOCKET, option, limit)
+
+
+def with_short_waits(
+    take: Callable[[int], WorkerChannel], read_deadline: float
+) -> Callable[[int], WorkerChannel]:
+    """`take`, for threads at both ends of links: for a call that is not patient they wait shortly."""
+    waits = LongWaits(0, max(read_deadline, SHORT_WAIT_SECONDS))
+
+    def taken(number: int) -> WorkerChannel:
+        channel = take(number)
+        channel.share_waits(waits)
+        return channel
+
+    return taken

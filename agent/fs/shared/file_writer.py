@@ -231,22 +231,23 @@ class FileWriter:
     def change(self, channel: IoChannel, changes: SetAttributes) -> Steps[None]:
         """Mode, owner and times, which are published with the file."""
         yield from self._take(channel, channel.now() + self.volume.timing.write_deadline)
-        now_ns = wall_ns(channel)
-        self.mode = self.mode if changes.mode is None else changes.mode
-        self.uid = self.uid if changes.uid is None else changes.uid
-        self.gid = self.gid if changes.gid is None else changes.gid
-        self.atime_ns = time_told(self.atime_ns, changes.atime_ns, changes.touch_atime, now_ns)
-        self.mtime_ns = time_told(self.mtime_ns, changes.mtime_ns, changes.touch_mtime, now_ns)
-        self.ctime_ns = now_ns
-        self._lock.release()
+        try:
+            now_ns = wall_ns(channel)
+            self.mode = self.mode if changes.mode is None else changes.mode
+            self.uid = self.uid if changes.uid is None else changes.uid
+            self.gid = self.gid if changes.gid is None else changes.gid
+            self.atime_ns = time_told(self.atime_ns, changes.atime_ns, changes.touch_atime, now_ns)
+            self.mtime_ns = time_told(self.mtime_ns, changes.mtime_ns, changes.touch_mtime, now_ns)
+            self.ctime_ns = now_ns
+        finally:
+            self._lock.release()
 
     def move(
         self, channel: IoChannel, path: bytes, replaced: Manifest | None, *, is_moved: bool
     ) -> Steps[None]:
         """Give the file another name. `replaced`: what is behind it. `is_moved`: that was behind the old."""
         yield from self._take(channel, channel.now() + self.volume.timing.write_deadline)
-        self.path = path
-        self._replaced = replaced
+        self.path, self._replaced = path, replaced
         if not is_moved and replaced is not None:
             self._over.append(replaced.identity)
         self._lock.release()

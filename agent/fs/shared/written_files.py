@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Final, NoReturn
 
 from agent.fs.interface import Caller, FsError
@@ -50,13 +51,8 @@ class WrittenFiles:
     def by(self, caller: Caller, volume: SharedVolume, path: bytes) -> tuple[int, FileWriter] | None:
         """A file that is being written under this path, and that the caller may know of: its own process,
         or one of its guest."""
-        with self._lock:
-            inos = list(self._written.get((volume.name, path), ()))
-        for ino in reversed(inos):
-            node = self._nodes.find(ino)
-            # Read once: another thread takes it out with the last close.
-            writer = None if node is None else node.writer
-            if writer is None or writer.unlinked:
+        for ino, _, writer in self._under(volume, path):
+            if writer.unlinked:
                 continue
             same = bool(caller.guest) and writer.holder == caller.guest
             if same or writer.users.has_opened(caller.pid):
@@ -69,16 +65,8 @@ class WrittenFiles:
         outside of our PID name space."""
         if flags & (os.O_TRUNC | os.O_EXCL) or caller.guest or caller.pid <= 0:
             return None
-        with self._lock:
-            inos = list(self._written.get((volume.name, path), ()))
-        for ino in reversed(inos):
-            node = self._nodes.find(ino)
-            writer = None if node is None else node.writer
-            if (
-                writer is not None
-                and not (writer.unlinked or writer.has_failed())
-                and writer.opener_uid == caller.uid
-            ):
+        for _, node, writer in self._under(volume, path):
+            if not (writer.unlinked or writer.has_failed()) and writer.opener_uid == caller.uid:
                 return node
         return None
 
@@ -87,13 +75,18 @@ class WrittenFiles:
     ) -> None:
         """Tell the files that are being written under a path what the name leads to now: a content that is
         given up with the next close, or, where it was `before` and went elsewhere, nothing."""
+        for _, _, writer in self._under(volume, path):
+            writer.told(before, now)
+
+    def _under(self, volume: SharedVolume, path: bytes) -> Iterator[tuple[int, Node, FileWriter]]:
+        """The files that are being written under a path, the latest first."""
         with self._lock:
             inos = list(self._written.get((volume.name, path), ()))
-        for ino in inos:
+        for ino in reversed(inos):
             node = self._nodes.find(ino)
-            writer = None if node is None else node.writer
-            if writer is not None:
-                writer.told(before, now)
+            # Read once: another thread takes it out with the last close.
+            if node is not None and (writer := node.writer) is not None:
+                yield ino, node, writer
 
     def has(self, volume: SharedVolume, path: bytes) -> bool:
         return (volume.name, path) in self._written
