@@ -44,6 +44,8 @@ class Fabric:
     """Namespaces that an enclosure has and the map does not: NGUID as hex, enclosure."""
     contested: dict[str, str] = field(default_factory=dict)
     """Namespaces that several enclosures claim: NGUID as hex, who is left out."""
+    shown: set[bytes] = field(default_factory=set)
+    """Namespaces of the map that an enclosure has shown since this agent runs, by NGUID."""
     taken: dict[bytes, str] = field(default_factory=dict)
     """Namespaces of the map that carry another pool now, by NGUID, and its id: nothing is written there."""
     own_pool: str = ""
@@ -165,6 +167,7 @@ class Fabric:
         self.routes = tuple(ways[0] if ways else None for ways in self.ways)
         self.contested = contested
         named = set(self.nguids)
+        self.shown = (self.shown | claims.keys()) & named
         self.strays = {
             nguid.hex(): next(iter(by_subsystem.values()))[0].enclosure.name
             for nguid, by_subsystem in claims.items()

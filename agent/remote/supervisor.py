@@ -110,7 +110,7 @@ class Supervisor:
         self.newcomers_level = logging.WARNING
         """Of the line that names newcomers; less where they join by themselves."""
         self._reported: set[str] = set()
-        self._shown_or_said: set[str] = set()
+        self._unseen: set[bytes] = set()
         """Namespaces of the pool (as hex) that an enclosure has shown, or were said to be shown by none."""
         self._contested: dict[str, str] = {}
         """The last message about each namespace that several enclosures claim."""
@@ -222,18 +222,16 @@ class Supervisor:
     def _report_unseen(self) -> None:
         """Say of the namespaces of the pool that nobody has ever shown, all enclosures being there, once."""
         fabric = self.fabric
-        served = list(zip(fabric.nguids, fabric.ways, strict=False))
-        self._shown_or_said |= {nguid.hex() for nguid, ways in served if ways} | fabric.contested.keys()
         if any(enclosure.session is None for enclosure in fabric.enclosures):
             return
-        if fresh := sorted({nguid.hex() for nguid, ways in served if not ways} - self._shown_or_said):
+        if fresh := sorted(set(fabric.nguids) - fabric.shown - self._unseen):
             log.warning(
                 "%d namespace(s) of the pool are shown by no enclosure that this agent knows, and what lies "
                 "there is missed: add the enclosure to the configuration, and start the agent again: %s",
                 len(fresh),
-                _some(fresh),
+                _some([nguid.hex() for nguid in fresh]),
             )
-        self._shown_or_said.update(fresh)
+        self._unseen.update(fresh)
 
     async def _follow(self, discovery: DiscoverySection) -> None:
         """Stay connected to a discovery controller and keep to what it lists."""
