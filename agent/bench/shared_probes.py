@@ -48,8 +48,11 @@ def shape_of_files(file_bytes: int) -> PoolShape:
     stored = (FILES_GOT + files_put(file_bytes)) * file_bytes
     value_bytes = min(file_bytes, VALUE_MAX)
     set_of_values = SLOTS_PER_SET * value_bytes
-    drive_bytes = max(int(SHARED_PART * ROOM * stored), 2 * set_of_values, DRIVE_LEAST)
-    return PoolShape(value_bytes, drive_bytes, files=True)
+    chunk = min(value_bytes, int(os.environ.get("G35_CHUNK", 1 << 20)))
+    drive_bytes = max(
+        int(SHARED_PART * ROOM * stored), 2 * set_of_values, DRIVE_LEAST, 6 * SLOTS_PER_SET * chunk
+    )
+    return PoolShape(value_bytes, drive_bytes, files=True, chunk_bytes=chunk)
 
 
 @dataclass
