@@ -18,7 +18,7 @@ from agent.pool.kv.get import KvReader
 from agent.pool.kv.put import KvWriter, delete_key
 from agent.pool.kv.volume import KvVolume
 from agent.pool.mutable.look_ahead import Look, look_ahead
-from agent.pool.mutable.lookup_and_hold import hold
+from agent.pool.mutable.lookup_and_hold import are_named, hold, keep
 from agent.pool.mutable.newest import newest
 from agent.pool.mutable.replace import replace
 from agent.pool.read.batch import read_together
@@ -207,6 +207,18 @@ class ServedVolume(ABC):
         agent does not evict them until `Hold.let_go`. The cause of the first that is not there. In sets of
         slots alone."""
         raise BadPut(IN_SETS_ONLY)
+
+    def new_hold(self, holder: Holder) -> Hold:
+        """One that holds nothing yet, for `keep`. In sets of slots alone."""
+        raise BadPut(IN_SETS_ONLY)
+
+    def keep(self, channel: IoChannel, pseudonyms: Sequence[bytes], held: Hold) -> bool:
+        """Hold keys that were just stored, too, by their pseudonyms; whether all are held. Reads nothing."""
+        return False
+
+    def are_named(self, channel: IoChannel, keys: Sequence[bytes]) -> bool | None:
+        """Whether all keys are there by what is remembered; None where that is too little. Reads nothing."""
+        return None
 
 
 class _OnKv(ServedVolume):
@@ -496,6 +508,15 @@ class _InSets(ServedVolume):
         self, channel: IoChannel, keys: Sequence[bytes], deadline: float, holder: Holder = 0
     ) -> Steps[Hold | MissCause]:
         return hold(self._volume, channel, keys, deadline, holder)
+
+    def new_hold(self, holder: Holder) -> Hold:
+        return self._volume.holds.take((), holder)
+
+    def keep(self, channel: IoChannel, pseudonyms: Sequence[bytes], held: Hold) -> bool:
+        return keep(self._volume, channel, pseudonyms, held)
+
+    def are_named(self, channel: IoChannel, keys: Sequence[bytes]) -> bool | None:
+        return are_named(self._volume, channel, keys)
 
     def pin(self, channel: IoChannel, key: bytes, until: int, deadline: float) -> Steps[bool | None]:
         waiting = self._waiting(key)

@@ -175,7 +175,13 @@ def _tree(
     if files_root and shown.files is not None:
         faces[b"fs"] = (files_root, shown.files)
     shared = [
-        SharedVolume(each.chunks.settings.name, each.chunks, each.names, each.chunks.volume.usage)
+        SharedVolume(
+            each.chunks.settings.name,
+            each.chunks,
+            each.names,
+            each.chunks.volume.usage,
+            each.names.volume.usage,
+        )
         for each in audience.shared(shown.served)
     ]
     if shared:

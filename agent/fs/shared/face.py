@@ -47,12 +47,12 @@ from agent.fs.interface import (
 from agent.fs.shared.call_prediction import Habits
 from agent.fs.shared.chunks import STAGED, wall_ns
 from agent.fs.shared.discards import Discards
-from agent.fs.shared.file_reader import OpenFile, Prestage, ReadsUnderWay, asks_in_turn, hold_all, let_go
+from agent.fs.shared.file_reader import OpenFile, Prestage, ReadsUnderWay, asks_in_turn, let_go
 from agent.fs.shared.file_writer import FileWriter
-from agent.fs.shared.manifest import IDENTITY_BYTES, Manifest
+from agent.fs.shared.manifest import Manifest
 from agent.fs.shared.names import FOLDER_MODE, GONE, NAMES_ASKED, Names, folder
 from agent.fs.shared.nodes import SHARED_ROOT, VOLUMES_FROM, Node, Nodes, listed, shown, shown_written
-from agent.fs.shared.paths import ROOT_PATH, chunk_key, join
+from agent.fs.shared.paths import ROOT_PATH, join
 from agent.fs.shared.recent_names import NamesSeen
 from agent.fs.shared.unnamed import UnnamedChunks
 from agent.fs.shared.volume import Hold, SharedVolume, room_of
@@ -61,7 +61,7 @@ from agent.fs.shared.written_files import WrittenFiles, writes
 from agent.host_os.per_user_bounds import SHARED, Bounds, Holder, Limit
 from agent.pool.counters import MissCause
 from agent.pool.read.prestage_cache import PrestageCache
-from agent.pool.steps import IoChannel, Outcome, Steps, beside
+from agent.pool.steps import IoChannel, Outcome, Steps
 
 OPEN_FILES: Final = Limit(
     "shared-open", "files of /shared that are open for reading", 65_536,
@@ -72,8 +72,6 @@ WRITERS: Final = Limit(
     by="user, guest", share=SHARED, refused="ENFILE", bytes_each=262_144,
 )  # fmt: skip
 """Each writer keeps the directories of its unnamed chunks remembered, UNNAMED_MAX at the most."""
-HELD_AHEAD_MAX: Final = 256
-"""Chunks of a file that are held with its lookup, for a thread that opens what it looks up."""
 FOLDER_SECONDS: Final = 1.0
 """The kernel believes that a folder is there for so long."""
 RENAME_NOREPLACE: Final = 1
@@ -178,7 +176,9 @@ class SharedFace(FileSystem):
 
     def _lookup(self, caller: Caller, volume: SharedVolume, path: bytes) -> Steps[Entry]:
         before = self._habits.leads_to(volume.name, path)
-        found, held = yield from self._found_beside(caller, volume, path)
+        found, held, is_whole = yield from self._whole.found_beside(caller, volume, path)
+        if not (is_whole or isinstance(found, MissCause)):
+            found, held = yield from self._whole.there(caller.holder, volume, path, found)
         self._habits.looked_up(volume.name, path, before, None if isinstance(found, MissCause) else found)
         if isinstance(found, MissCause):
             self._habits.missed(caller, (volume.name, path))
@@ -197,34 +197,6 @@ class SharedFace(FileSystem):
             self._habits.hold(ino, held, self._channel().now())
         # The kernel may not remember the name: another agent may remove or replace the file.
         return Entry(shown(ino, found), 0.0, 1.0)
-
-    def _found_beside(
-        self, caller: Caller, volume: SharedVolume, path: bytes
-    ) -> Steps[tuple[Manifest | MissCause, Sequence[Hold]]]:
-        """What a path leads to; and in the same round trip what the caller will want next, as it does."""
-        channel, habits = self._channel(), self._habits
-        habits.expire(channel.now())
-        known = habits.known(volume.name, path)
-        if known is not None and 0 < known.chunks <= HELD_AHEAD_MAX and habits.opens(caller):
-            holding = hold_all(channel, volume, known.keys(), caller.holder)
-            found, held = yield from beside(self._names.newest(volume, path), holding)
-            if isinstance(held, MissCause):
-                return found, ()
-            if isinstance(found, MissCause) or found.identity != known.identity:
-                let_go(held)
-                return found, ()
-            return found, held
-        if known is None and habits.creates(caller):
-            identity = os.urandom(IDENTITY_BYTES)
-            deadline, key = channel.now() + volume.timing.write_deadline, chunk_key(identity, 0)
-            newest = self._names.newest(volume, path)
-            if volume.chunks.knows(channel, key):
-                found = yield from newest
-            else:
-                found, _ = yield from beside(newest, volume.chunks.lookup(channel, [key], deadline))
-            habits.prepare((volume.name, path), identity)
-            return found, ()
-        return (yield from self._names.newest(volume, path)), ()
 
     def _place(self, parent: int, name: bytes) -> tuple[SharedVolume, bytes]:
         """The volume and the path of a name in a folder. Raises FsError."""
@@ -427,8 +399,8 @@ class SharedFace(FileSystem):
         written = self._written.by(caller, volume, path)
         self._written.replaced(volume, path, None, None)  # before the look: what is found is not given up
         known = self._habits.know_no_more(volume.name, path)
-        found = yield from self._names.newest(volume, path)
-        there = yield from self._names.newest(volume, new_path)
+        found = yield from self._whole.newest(caller, volume, path)
+        there = yield from self._whole.newest(caller, volume, new_path)
         if isinstance(found, MissCause) and written is None:
             self._seen.forget(volume.name, path)
             raise FsError(errno.ENOENT)
@@ -480,7 +452,7 @@ class SharedFace(FileSystem):
         self, caller: Caller, volume: SharedVolume, path: bytes, mode: int, flags: int
     ) -> Steps[tuple[Entry, Opened]]:
         """Open what this agent has stored under a name that is to be made, since the caller looked it up."""
-        found = yield from self._names.newest(volume, path)
+        found = yield from self._whole.newest(caller, volume, path)
         if isinstance(found, MissCause):
             self._habits.know_no_more(volume.name, path)
             if (made := self._create(caller, volume, path, mode, flags)) is not None:

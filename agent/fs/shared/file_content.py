@@ -19,7 +19,7 @@ import errno
 import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from agent.fs.after_reply import AfterReply
@@ -111,6 +111,14 @@ class FileContent:
         self._unnamed_since = 0.0
         self._look: Look | None = None
         """What the directories of its name said, read beside a chunk."""
+        self._held: Final = volume.chunks.new_hold(holder)
+        """Chunks that this agent does not evict while the file is written."""
+        self._kept: dict[int, bytes] = {}
+        """Those chunks, and others that it tried to hold, by their pseudonyms."""
+        self._is_crowded = False
+        """A chunk is not held, for want of room (agent/pool/mutable/lookup_and_hold.py)."""
+        self._first_at: float | None = None
+        """When the first chunk of all was stored."""
         self._begin(base, identity)
         self.changed = base is None  # something is to be published
 
@@ -187,6 +195,7 @@ class FileContent:
         self._discards.add(self.volume, self._new_chunks())
         self._stored.clear()
         self._let_go()
+        self._held.let_go()
         return FsError(number, why)
 
     def _new_chunks(self) -> Iterator[tuple[bytes, int]]:
@@ -438,13 +447,36 @@ class FileContent:
         self._discard(number)
         self._stored[number] = (origin, size)
         before, self._stored_at = self._stored_at, channel.now()
+        if self._first_at is None:
+            self._first_at = self._stored_at
         self._pace = self._stored_at - before
         # One that was given up while the lock was waited for is refused there, and the file with it.
-        if not writing.stored:
+        if writing.stored:
+            self._keep(channel, [number])
+        else:
             yield from self._name_later(channel, number, writing, before, deadline)
+
+    def _keep(self, channel: IoChannel, numbers: Iterable[int]) -> None:
+        """Hold chunks that are named from now on, so that the file does not lose them to others: until they
+        are written again or cut, nobody has the file open, or it fails. Before, their slots are its own."""
+        chunks, names = self.volume.chunks, []
+        for number in numbers:
+            self._leave(number)
+            stored = self._stored.get(number)
+            if stored is not None:
+                name = self._kept[number] = chunks.pseudonym(chunk_key(stored[0], number))
+                names.append(name)
+        if names and not chunks.keep(channel, names, self._held):
+            self._is_crowded = True
+
+    def _leave(self, number: int) -> None:
+        name = self._kept.pop(number, None)
+        if name is not None:
+            self._held.leave(name)
 
     def _discard(self, number: int) -> None:
         """What was stored of a chunk goes."""
+        self._leave(number)
         unnamed, stored = self._unnamed.pop(number, None), self._stored.pop(number, None)
         if unnamed is not None:
             unnamed.drop()
@@ -482,6 +514,7 @@ class FileContent:
             yield from self.volume.chunks.name_all(channel, list(unnamed.values()), deadline)
         except PutRefused as refused:
             raise self._fail(errno_of(refused), str(refused)) from None
+        self._keep(channel, unnamed)
 
     def name_stale(self, channel: IoChannel) -> Steps[None]:
         """Name what has waited long, for a program that stops amid its file. Its next call hears errors."""
@@ -593,6 +626,6 @@ class FileContent:
         self.gaps.cut(first)
         for staged in [each for each in self._staged if each >= first]:
             self._unstage(staged)
-        for gone in [each for each in self._stored if each >= first]:
+        for gone in [each for each in self._stored.keys() | self._kept.keys() if each >= first]:
             self._discard(gone)
         self._base_chunks = min(self._base_chunks, first)

@@ -36,6 +36,7 @@ from agent.fs.shared.chunks import (
 )
 from agent.fs.shared.discards import BuiltOn, Discards
 from agent.fs.shared.file_content import NO_END, FileContent
+from agent.fs.shared.file_reader import hold_all, let_go
 from agent.fs.shared.gaps import is_newest, stays, why_not_whole
 from agent.fs.shared.manifest import HOLE, Kind, Manifest, runs_of, time_told
 from agent.fs.shared.paths import chunk_key, path_key, split
@@ -45,12 +46,13 @@ from agent.fs.shared.unnamed import (
 from agent.fs.shared.volume import SharedVolume
 from agent.fs.value_writer import errno_of
 from agent.host_os.per_user_bounds import Bound
+from agent.pool.counters import MissCause
 from agent.pool.errors import BadPut, PutRefused, ReplacedMeanwhile
 from agent.pool.steps import IoChannel, Steps
 
-ASKED_FROM: Final = 8
-"""A file of more than this part of the volume is asked for before it is published: it may have evicted
-itself."""
+ASKED_SECONDS: Final = 5.0
+"""A file that took longer than this is asked for before it is published, where several agents use the pool:
+this one does not hear of what others evict."""
 
 
 class FileWriter(FileContent):
@@ -255,6 +257,7 @@ class FileWriter(FileContent):
         if self.changed:
             self._fail(self._failed or errno.EIO)
         self._let_go()
+        self._held.let_go()
         self.built_on.end()
 
     def publish(self, channel: IoChannel) -> Steps[None]:
@@ -296,7 +299,7 @@ class FileWriter(FileContent):
         content = self._short_content()
         if content is None:
             yield from self._store_rest(channel, deadline)
-            yield from self._ask(channel, deadline)
+            yield from self._ask(channel)
         manifest = self._manifest(content)
         if len(manifest.runs) > self.volume.runs_max:
             raise self._fail(errno.EFBIG, "the file was written over in too many places")
@@ -366,16 +369,29 @@ class FileWriter(FileContent):
         origin, size = self._origin(number)
         return origin != HOLE and size != min(self._chunk_bytes, self.length - number * self._chunk_bytes)
 
-    def _ask(self, channel: IoChannel, deadline: float) -> Steps[None]:
-        """Ask whether the beginning of a file is still there that is large beside its volume."""
-        if len(self._stored) * ASKED_FROM <= self._chunks_max:
+    def _ask(self, channel: IoChannel) -> Steps[None]:
+        """Ask whether the chunks are still there, where that is not known. Those that no directory names yet
+        are, or will be refused."""
+        chunks, keys = self.volume.chunks, []
+        for number in range(-(-self.length // self._chunk_bytes)):
+            origin, _ = self._origin(number)
+            if origin != HOLE and number not in self._unnamed:
+                keys.append(chunk_key(origin, number))
+        if not keys or (chunks.are_named(channel, keys) and not self._is_old(channel, len(keys))):
             return
-        yield from self._name(channel, deadline)
-        keys = [chunk_key(origin, number) for number, (origin, _) in self._stored.items()]
-        causes = yield from self.volume.chunks.lookup(channel, keys, deadline)
-        if (why := why_not_whole(causes)) is not None:
-            self._fail(why.errno)
-            raise why
+        held = yield from hold_all(channel, self.volume, keys, self.holder)
+        if isinstance(held, MissCause):
+            why = why_not_whole(held, is_crowded=self._is_crowded)
+            raise self._fail(why.errno, str(why))
+        let_go(held)
+
+    def _is_old(self, channel: IoChannel, chunks: int) -> bool:
+        """Whether other agents may have evicted chunks of it, of which there are so many."""
+        if self.volume.timing.directory_fresh:
+            return False
+        since = channel.now() if self._first_at is None else self._first_at
+        has_others = chunks > len(self._stored) - len(self._unnamed)
+        return has_others or channel.now() - since >= ASKED_SECONDS
 
     def _manifest(self, content: bytes | None) -> Manifest:
         identity = self._origins.identity

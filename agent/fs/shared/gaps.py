@@ -19,7 +19,7 @@ from agent.fs.shared.volume import SharedVolume
 from agent.pool.counters import MissCause
 from agent.pool.steps import Acquire, IoChannel, Steps
 
-EVICTED: Final = frozenset({MissCause.EVICTED, MissCause.EXPIRED, MissCause.NEVER_STORED})
+EVICTED: Final = frozenset({MissCause.EVICTED, MissCause.NEVER_STORED})
 """Causes by which a chunk that was stored is there no more: another one has its room."""
 
 
@@ -119,12 +119,14 @@ def stays(
     return there.identity == manifest.identity or not chunks.isdisjoint(there.stored())
 
 
-def why_not_whole(causes: Iterable[MissCause | None]) -> FsError | None:
-    """Why a file is not published whose chunks are not all there: of each, the cause of its miss."""
-    gone = set(causes) - {None}
-    if gone & EVICTED:
-        return FsError(errno.ENOSPC, "the volume had no room for the whole file")
-    return FsError(errno.EIO, "nobody says just now whether the whole file is there") if gone else None
+def why_not_whole(cause: MissCause, *, is_crowded: bool) -> FsError:
+    """Why a file is not published of which a chunk is not there, by the cause of that miss. `is_crowded`: the
+    volume had no room to keep all of its chunks."""
+    if cause in EVICTED and is_crowded:
+        return FsError(errno.ENOSPC, "the volume has no room for all that is open in it")
+    if cause in EVICTED or cause is MissCause.EXPIRED:
+        return FsError(errno.EIO, f"a chunk of the file is gone: {cause.name.lower()}")
+    return FsError(errno.EIO, "nobody says just now whether the whole file is there")
 
 
 def has_others(manifest: Manifest, stored: Collection[int]) -> bool:

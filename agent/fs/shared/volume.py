@@ -16,6 +16,7 @@ from agent.pool.counters import MissCause
 from agent.pool.mutable.look_ahead import Look
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.steps import IoChannel, Steps
+from agent.pool.volume import eviction_holds
 from agent.pool.volume.settings import Timing, VolumeSettings
 from agent.pool.write.writer_base import Writer
 
@@ -95,6 +96,14 @@ class Values(Protocol):
         self, channel: IoChannel, keys: Sequence[bytes], deadline: float, holder: Holder = 0
     ) -> Steps[Hold | MissCause]: ...
 
+    def pseudonym(self, key: bytes) -> bytes: ...
+
+    def new_hold(self, holder: Holder) -> eviction_holds.Hold: ...
+
+    def keep(self, channel: IoChannel, pseudonyms: Sequence[bytes], held: eviction_holds.Hold) -> bool: ...
+
+    def are_named(self, channel: IoChannel, keys: Sequence[bytes]) -> bool | None: ...
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedVolume:
@@ -105,6 +114,8 @@ class SharedVolume:
     names: Values
     usage: Callable[[], tuple[int, int]]
     """Slots of chunks in all, and those taken."""
+    names_usage: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    """The same of names."""
 
     @property
     def erased(self) -> bool:
@@ -139,11 +150,14 @@ class SharedVolume:
 
 
 def room_of(volumes: Iterable[SharedVolume]) -> StatFs:
-    """What statfs(2) shows of volumes, in blocks of 4 KiB."""
-    total = free = 0
+    """What statfs(2) shows of volumes, in blocks of 4 KiB, and names."""
+    total = free = names = names_free = 0
     for volume in volumes:
         slots, taken = volume.usage()
         blocks = volume.chunk_bytes // 4096
         total += slots * blocks
         free += (slots - taken) * blocks
-    return StatFs(total, free, free)
+        slots, taken = volume.names_usage()
+        names += slots
+        names_free += slots - taken
+    return StatFs(total, free, free, names, names_free)

@@ -10,6 +10,9 @@ key is not there is believed of no set that is not read now.
 
 Of one set no more than half is held or pinned. What is beyond that is found and touched, and not held; the
 same goes for a holder who has no room left (agent/pool/volume/eviction_holds.py).
+
+Who has just stored a value holds it by `keep`, which reads nothing. `are_named` looks only at what is
+remembered: enough to tell that this agent has evicted nothing.
 """
 
 from collections.abc import Sequence
@@ -61,6 +64,44 @@ def hold(
     finally:
         if not is_held:
             held.let_go()
+
+
+def keep(volume: Volume, channel: IoChannel, pseudonyms: Sequence[bytes], held: Hold) -> bool:
+    """Hold keys, too, that a remembered directory names, for it was just written. False: not all are held,
+    by the bounds of `hold`, or since a directory was forgotten already."""
+    if not held.add(pseudonyms):
+        return False
+    before = held.kept
+    for pseudonym in pseudonyms:
+        if found := volume.find(_remembered(volume, pseudonym)[0], pseudonym):
+            _use(volume, channel, pseudonym, found, held)
+        else:
+            held.leave(pseudonym)
+    return held.kept == before
+
+
+def are_named(volume: Volume, channel: IoChannel, keys: Sequence[bytes]) -> bool | None:
+    """Whether remembered directories name all of these keys. False: all directories of one are remembered,
+    and none names it. None: those of one are not remembered, or another process has written them since."""
+    named: bool | None = True
+    for pseudonym in volume.pseudonyms(keys):
+        known, are_all = _remembered(volume, pseudonym)
+        if any(found.is_live(channel) for found in volume.find(known, pseudonym)):
+            continue
+        if are_all:
+            return False
+        named = None
+    return named
+
+
+def _remembered(volume: Volume, pseudonym: bytes) -> tuple[list[CachedSet], bool]:
+    """The sets of a key whose directories are remembered, for a look at once; and whether these are all."""
+    places = volume.places(pseudonym)
+    sets = volume.cache.look([each.namespace for each in places], map(volume.set_offset, places))
+    known = [
+        each for each in sets if each is not None and each.directory is not None and not each.is_overtaken()
+    ]
+    return known, len(known) == len(sets)
 
 
 def _look(

@@ -1,4 +1,4 @@
-"""Keys that this agent keeps from its own evictions, because somebody reads what consists of them.
+"""Keys that this agent keeps from its own evictions, because somebody reads or writes what consists of them.
 
 A hold is a promise of one agent: another agent may evict the key, and then its read is a miss. It names keys
 (pseudonyms), so a value may move meanwhile. Holds must not be able to stop a volume from taking new values: a
@@ -45,12 +45,33 @@ class Holds:
                 self._counts[pseudonym] = self._counts.get(pseudonym, 0) + 1
         return Hold(self, pseudonyms, holder)
 
+    def add(self, pseudonyms: Sequence[bytes], hold: "Hold") -> bool:
+        """Hold these, too, of which `hold` has none. False, and nothing done: its holder has no room for
+        them, or it was let go of."""
+        if not self.bound.take(hold.holder, len(pseudonyms)):
+            return False
+        with self._lock:
+            if is_held := not hold.is_over:
+                hold.pseudonyms.update(pseudonyms)
+                for pseudonym in pseudonyms:
+                    self._counts[pseudonym] = self._counts.get(pseudonym, 0) + 1
+        if not is_held:
+            self.bound.give_back(hold.holder, len(pseudonyms))
+        return is_held
+
     def empty(self, pseudonyms: set[bytes]) -> list[bytes]:
         """Take all out of a hold's keys; of two threads one gets them."""
         with self._lock:
             taken = list(pseudonyms)
             pseudonyms.clear()
             return taken
+
+    def take_out(self, pseudonym: bytes, pseudonyms: set[bytes]) -> bool:
+        """Take one key out of a hold's; whether it was there."""
+        with self._lock:
+            is_there = pseudonym in pseudonyms
+            pseudonyms.discard(pseudonym)
+            return is_there
 
     def give_back(self, pseudonyms: Sequence[bytes], holder: Holder) -> None:
         with self._lock:
@@ -66,29 +87,34 @@ class Holds:
 class Hold:
     """Keys that were all there, and stay as far as this agent can tell, until `let_go`.
 
-    Any thread may let go; only the thread that takes the hold may `leave`, before it hands the hold on.
+    Any thread may let go, for good. Who has the hold may `add` and `leave`, one thread at a time.
     """
 
-    __slots__ = ("_holder", "_holds", "_pseudonyms")
+    __slots__ = ("_holds", "holder", "is_over", "pseudonyms")
 
     def __init__(self, holds: Holds, pseudonyms: Sequence[bytes], holder: Holder) -> None:
         self._holds: Final = holds
-        self._pseudonyms: set[bytes] = set(pseudonyms)
-        self._holder: Final = holder
+        self.pseudonyms: Final = set(pseudonyms)
+        self.holder: Final = holder
+        self.is_over = False
 
     @property
     def kept(self) -> int:
         """How many keys are held: fewer than were asked for, where there was no room to hold all."""
-        return len(self._pseudonyms)
+        return len(self.pseudonyms)
+
+    def add(self, pseudonyms: Sequence[bytes]) -> bool:
+        """See `Holds.add`."""
+        return self._holds.add(pseudonyms, self)
 
     def leave(self, pseudonym: bytes) -> None:
         """Hold this key no longer."""
-        if pseudonym in self._pseudonyms:
-            self._pseudonyms.remove(pseudonym)
-            self._holds.give_back([pseudonym], self._holder)
+        if self._holds.take_out(pseudonym, self.pseudonyms):
+            self._holds.give_back([pseudonym], self.holder)
 
     def let_go(self) -> None:
         """The keys may be evicted again. A second call does nothing."""
-        pseudonyms = self._holds.empty(self._pseudonyms)
+        self.is_over = True
+        pseudonyms = self._holds.empty(self.pseudonyms)
         if pseudonyms:
-            self._holds.give_back(pseudonyms, self._holder)
+            self._holds.give_back(pseudonyms, self.holder)

@@ -68,8 +68,15 @@ class SharedPool:
     """The flash that agents share."""
 
     def __init__(
-        self, sets: Sequence[int] = (2, 2), name_sets: Sequence[int] = (4, 4), *, chunk_bytes: int = CHUNK
+        self,
+        sets: Sequence[int] = (2, 2),
+        name_sets: Sequence[int] = (4, 4),
+        *,
+        chunk_bytes: int = CHUNK,
+        directory_fresh: float = 0.0,
     ) -> None:
+        """`directory_fresh`: more than 0 for a pool that one agent uses."""
+        self.timing = Timing(directory_fresh=directory_fresh)
         self.namespaces = [MemoryNamespace(1 << 40) for _ in range(len(sets) + len(name_sets))]
         self.chunks = settings_of("v", "shared", chunk_bytes, 0, sets)
         self.names = settings_of("v.names", "shared-names", 16_384, len(sets), name_sets)
@@ -86,10 +93,10 @@ class Files:
     ) -> None:
         self.channel = TickingChannel(pool.namespaces)
         cache = DirectoryCache(64 << 20)
-        chunks = Volume(pool.chunks, fixed_secret(1), cache, Timing())
-        names = Volume(pool.names, fixed_secret(2), cache, Timing())
+        chunks = Volume(pool.chunks, fixed_secret(1), cache, pool.timing)
+        names = Volume(pool.names, fixed_secret(2), cache, pool.timing)
         self.chunks, self.names = chunks, names
-        self.volume = SharedVolume("v", serve(chunks), serve(names), chunks.usage)
+        self.volume = SharedVolume("v", serve(chunks), serve(names), chunks.usage, names.usage)
         self.discards = Discards()
         self.closing = Closing.MEANT
         self.face = SharedFace(

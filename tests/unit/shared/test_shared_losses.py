@@ -15,6 +15,7 @@ from agent.fs.shared.manifest import HOLE
 from agent.fs.shared.paths import chunk_key, path_key
 from agent.fs.shared.volume import Values
 from agent.fs.value_writer import errno_of
+from agent.host_os.per_user_bounds import Holder
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
 from agent.pool.steps import IoChannel, Steps, settle
@@ -107,25 +108,35 @@ class Doubtful:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._chunks, name)
 
-    def lookup(
-        self, channel: IoChannel, keys: Sequence[bytes], deadline: float
-    ) -> Steps[list[MissCause | None]]:
+    def are_named(self, channel: IoChannel, keys: Sequence[bytes]) -> bool | None:
+        return None
+
+    def hold(
+        self, channel: IoChannel, keys: Sequence[bytes], deadline: float, holder: Holder
+    ) -> Steps[MissCause]:
         yield from ()
-        return [self._cause for _ in keys]
+        return self._cause
 
 
 @pytest.mark.parametrize(
-    ("cause", "number"),
-    [(MissCause.CORRUPT, errno.EIO), (MissCause.LATE, errno.EIO), (MissCause.EVICTED, errno.ENOSPC)],
+    ("cause", "eighths", "number"),
+    [
+        (MissCause.CORRUPT, 6, errno.EIO),
+        (MissCause.LATE, 6, errno.EIO),
+        (MissCause.EXPIRED, 6, errno.EIO),
+        (MissCause.EVICTED, 4, errno.EIO),
+        (MissCause.EVICTED, 6, errno.ENOSPC),
+    ],
 )
 def test_a_large_file_that_cannot_be_asked_for_is_not_one_that_is_too_large(
-    cause: MissCause, number: int
+    cause: MissCause, eighths: int, number: int
 ) -> None:
+    """Half of each set is held: so much of a file has room for sure."""
     files = SharedPool((1,), (2,)).agent()
     doubtful: Any = Doubtful(files.volume.chunks, cause)
     files.face._volumes[files.root] = dataclasses.replace(files.volume, chunks=doubtful)
     file = files.create("f")
-    for chunk in range(files.volume.chunks_max // 2):
+    for chunk in range(files.volume.chunks_max * eighths // 8):
         files.pwrite(file, chunk * CHUNK, bytes(CHUNK))
     refused(number, files.flush, file)
     files.release(file)
