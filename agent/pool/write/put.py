@@ -321,7 +321,9 @@ class SlotWriter(Writer):
         reservation = self._reservation
         assert reservation is not None
         buffer = channel.send_buffer(self._volume.codec.padded(len(data)) + PROOF_BYTES)
-        return buffer[: reservation.sealer.seal(offset // self._volume.codec.unit_bytes, data, buffer)]
+        # Not in the slice itself: compiled, that would seal twice.
+        taken = reservation.sealer.seal(offset // self._volume.codec.unit_bytes, data, buffer)
+        return buffer[:taken]
 
     def _send_sealed(
         self, channel: IoChannel, offset: int, sealed: memoryview, *, more: bool = False
