@@ -14,6 +14,8 @@ holds its key's lock (agent/pool/volume/key_locks.py) from the look to the end, 
 then finds it stored. A value in pieces takes the lock when it begins and again when it ends, and looks again.
 """
 
+# One idea in one file: the life of one put, from its slot to its entry, which is one class.
+
 from typing import Final, NoReturn
 
 from agent.inline.cipher_suites import PROOF_BYTES
