@@ -36,8 +36,8 @@ ROOM: Final = 1.25
 WITH_NAMES: Final = 1.05
 """The room of chunks and their names, of chunks alone."""
 CHUNK_MAX: Final = 4 << 20
-"""As a slot of /kv is made for its values, so is a chunk for its files; with longer chunks the pool of a bench
-would need many GiB of memory for a few sets of them."""
+"""As a slot of /kv is made for its values, so is a chunk for its files. With longer chunks the pool of a
+bench would need many GiB of memory for a few sets of them."""
 VALUE_MAX: Final = 16 << 20
 """The longest value of /kv; a file of /shared may be longer."""
 REMOVED_WITHIN: Final = 30.0
