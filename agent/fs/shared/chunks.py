@@ -17,6 +17,8 @@ STAGED: Final = Limit(
     "shared-staged-bytes", "bytes of chunks of /shared that are written in part", 512 << 20,
     by="user, guest", share=SHARED, refused="the file's oldest chunk is stored early; ENOMEM", bytes_each=0,
 )  # fmt: skip
+PIECE_BYTES: Final = 1 << 20
+"""A channel has buffers for little more. It is a whole number of units of any volume."""
 STAGED_CHUNKS_MAX: Final = 16
 """The chunks of one file that may be filled at the same time. Beyond that the oldest is stored as it is."""
 
@@ -132,10 +134,12 @@ def read_chunk(
     """Fill `into` from `at` of a chunk of `size` bytes. Raises FsError: never fewer bytes, never others."""
     reading = volume.chunks.reader(key)
     try:
-        count = yield from reading.read(channel, at, into, deadline)
-        if count != len(into) or reading.length != size:
-            cause = "another length" if reading.cause is None else reading.cause.name.lower()
-            raise FsError(errno.EIO, f"a chunk of the file is lost: {cause}")
+        for done in range(0, len(into), PIECE_BYTES):
+            piece = into[done : done + PIECE_BYTES]
+            count = yield from reading.read(channel, at + done, piece, deadline)
+            if count != len(piece) or reading.length != size:
+                cause = "another length" if reading.cause is None else reading.cause.name.lower()
+                raise FsError(errno.EIO, f"a chunk of the file is lost: {cause}")
     finally:
         reading.close()
 
@@ -160,9 +164,14 @@ def was_kept(writing: Writer) -> Writer:
 def put_chunk(
     channel: IoChannel, writing: Writer, origin: bytes, data: memoryview, deadline: float
 ) -> Steps[Put]:
-    """Store a chunk in one piece. Raises PutRefused and BadPut."""
-    yield from writing.write(channel, 0, data, deadline)
-    return origin, len(data), was_kept(writing)
+    """Store a chunk that is in memory. Raises PutRefused and BadPut."""
+    size = len(data)
+    if size <= PIECE_BYTES:
+        yield from writing.write(channel, 0, data, deadline)
+    else:
+        for at in range(0, size, PIECE_BYTES):
+            yield from writing.write(channel, at, data[at : at + PIECE_BYTES], deadline)
+    return origin, size, was_kept(writing)
 
 
 def put_before_next(

@@ -14,6 +14,8 @@ holds its key's lock (agent/pool/volume/key_locks.py) from the look to the end, 
 then finds it stored. A value in pieces takes the lock when it begins and again when it ends, and looks again.
 """
 
+# One idea in one file: the life of one put, from its slot to its entry, which is one class.
+
 from typing import Final, NoReturn
 
 from agent.inline.cipher_suites import PROOF_BYTES
@@ -321,7 +323,9 @@ class SlotWriter(Writer):
         reservation = self._reservation
         assert reservation is not None
         buffer = channel.send_buffer(self._volume.codec.padded(len(data)) + PROOF_BYTES)
-        return buffer[: reservation.sealer.seal(offset // self._volume.codec.unit_bytes, data, buffer)]
+        # Not in the slice itself: compiled, that would seal twice.
+        taken = reservation.sealer.seal(offset // self._volume.codec.unit_bytes, data, buffer)
+        return buffer[:taken]
 
     def _send_sealed(
         self, channel: IoChannel, offset: int, sealed: memoryview, *, more: bool = False

@@ -402,3 +402,20 @@ def test_workers_that_write_one_file_at_once_fill_it(number: int, seed: int) -> 
     into = memoryview(bytearray(len(wanted) + 1))
     assert call(scheduler, face.read(ino, handle, 0, into)) == len(wanted)
     assert into[:-1] == wanted
+
+
+@pytest.mark.parametrize("piece", [3 << 19, (1 << 20) - 32, 1 << 20])
+def test_a_chunk_that_is_longer_than_a_channels_buffers_is_stored_and_read_in_pieces(piece: int) -> None:
+    files = SharedPool(chunk_bytes=4 << 20).agent()
+    data = random.Random(piece).randbytes(5 << 20)
+    files.put("f", data, piece)
+    assert files.manifest("f") is not None
+    file = files.open("f", os.O_RDWR)
+    files.pwrite(file, 5, b"in part")
+    wanted = data[:5] + b"in part" + data[12:]
+    assert b"".join(files.pread(file, at, 1 << 20) for at in range(0, len(data), 1 << 20)) == wanted
+    files.close(file)
+    file = files.open("f")
+    assert b"".join(files.pread(file, at, 1 << 20) for at in range(0, len(data), 1 << 20)) == wanted
+    files.release(file)
+    nothing_is_held(files)
