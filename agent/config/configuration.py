@@ -148,8 +148,8 @@ class AgentSection(Section):
 
     @property
     def lends_single_slots(self) -> bool:
-        """Whether readers write values that are put one by one. That takes 1.7 times the processor time of a put
-        that the first process does whole, so there have to be cores for several processes."""
+        """Whether readers write values that are put one by one. That takes 1.7 times the processor time of a
+        put that the first process does whole, so there have to be cores for several processes."""
         return self._cores >= 2 * CORES_OF_PROCESS
 
     @property
