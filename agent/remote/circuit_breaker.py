@@ -39,14 +39,51 @@ CLOCK_SLACK: Final = 0.001
 _LONGEST: Final = (1 << LATENCY_BUCKETS) - 1
 
 
+class CircuitBreaker:
+    """Refuses for a while after `late_before` late answers in a row, then lets one request through as a
+    probe, whose answer decides. A probe has `probe_seconds` before there is another."""
+
+    def __init__(self, late_before: int, probe_seconds: float) -> None:
+        self.late_in_a_row = 0
+        self.paused_until = 0.0
+        self._late_before = late_before
+        self._probe_seconds = probe_seconds
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `may_ask` is to be asked before a request goes out."""
+        return self.late_in_a_row >= self._late_before
+
+    def may_ask(self, now: float) -> bool:
+        """Whether a request may go out. The first one after a pause is the probe."""
+        if self.late_in_a_row < self._late_before:
+            return True
+        if now < self.paused_until:
+            return False
+        # Everybody else stays away until the probe has had its time.
+        self.paused_until = now + self._probe_seconds
+        return True
+
+    def refuses(self, now: float) -> bool:
+        """Whether a request would be refused; asking is no probe."""
+        return self.late_in_a_row >= self._late_before and now < self.paused_until
+
+    def late(self, now: float) -> None:
+        self.late_in_a_row += 1
+        if (beyond := self.late_in_a_row - self._late_before) >= 0:
+            self.paused_until = now + min(PAUSE_MAX, PAUSE_FIRST * 2.0 ** min(beyond, 8))
+
+    def answered(self) -> None:
+        self.late_in_a_row = 0
+        self.paused_until = 0.0
+
+
 class Health:
     """How one namespace has answered lately. `now` is in the seconds of the channel's clock."""
 
     def __init__(self) -> None:
-        self.late_in_a_row = 0
-        self.paused_until = 0.0
-        self.patient_late_in_a_row = 0
-        self.patient_paused_until = 0.0
+        self.breaker: Final = CircuitBreaker(LATE_BEFORE_PAUSE, PAUSE_FIRST)
+        self.patient_breaker: Final = CircuitBreaker(PATIENT_LATE_BEFORE_PAUSE, PATIENT_PROBE_SECONDS)
         self.answers = 0
         """Reads and writes that were answered in time, the errors among them."""
         self.errors = 0
@@ -62,30 +99,17 @@ class Health:
 
     def may_ask(self, now: float, *, patient: bool = False) -> bool:
         """Whether a request may go out. The first one after a pause is the probe."""
-        if patient:
-            if self.patient_late_in_a_row < PATIENT_LATE_BEFORE_PAUSE:
-                return True
-            if now < self.patient_paused_until:
-                return False
-            self.patient_paused_until = now + PATIENT_PROBE_SECONDS
-            return True
-        if self.late_in_a_row < LATE_BEFORE_PAUSE:
-            return True
-        if now < self.paused_until:
-            return False
-        # Everybody else stays away until the probe has had its time.
-        self.paused_until = now + PAUSE_FIRST
-        return True
+        return (self.patient_breaker if patient else self.breaker).may_ask(now)
 
     def refuses(self, now: float) -> bool:
-        """Whether a request would be refused; asking is no probe."""
-        return self.late_in_a_row >= LATE_BEFORE_PAUSE and now < self.paused_until
+        """Whether a request that is not patient would be refused; asking is no probe."""
+        return self.breaker.refuses(now)
 
     def answered(self, seconds: float | None, *, read: bool, failed: bool = False) -> None:
         """It answered after so many seconds, None where that is not known; `failed`: with an error."""
-        if self.late_in_a_row:
-            self.late_in_a_row = self.patient_late_in_a_row = 0
-            self.paused_until = self.patient_paused_until = 0.0
+        if self.breaker.late_in_a_row:
+            self.breaker.answered()
+            self.patient_breaker.answered()
         self.answers += 1
         if failed:
             self.errors += 1
@@ -94,33 +118,24 @@ class Health:
 
     def late(self, now: float, *, patient: bool = False) -> None:
         self.late_answers += 1
-        self.late_in_a_row += 1
-        if (beyond := self.late_in_a_row - LATE_BEFORE_PAUSE) >= 0:
-            self.paused_until = now + _pause(beyond)
+        self.breaker.late(now)
         if patient:
-            self.patient_late_in_a_row += 1
-            if (beyond := self.patient_late_in_a_row - PATIENT_LATE_BEFORE_PAUSE) >= 0:
-                self.patient_paused_until = now + _pause(beyond)
+            self.patient_breaker.late(now)
 
     def unjudged(self, now: float) -> None:
         """A patient request was lost with its path, which says nothing of the namespace. It may have been the
         probe."""
-        self.patient_paused_until = min(self.patient_paused_until, now + PAUSE_FIRST)
+        probing = self.patient_breaker
+        probing.paused_until = min(probing.paused_until, now + PAUSE_FIRST)
 
     @property
     def is_paused(self) -> bool:
-        return self.late_in_a_row >= LATE_BEFORE_PAUSE
+        return self.breaker.is_open
 
     @property
     def may_refuse(self) -> bool:
         """Whether `may_ask` is to be asked before a request goes out."""
-        return (
-            self.late_in_a_row >= LATE_BEFORE_PAUSE or self.patient_late_in_a_row >= PATIENT_LATE_BEFORE_PAUSE
-        )
-
-
-def _pause(beyond: int) -> float:
-    return min(PAUSE_MAX, PAUSE_FIRST * 2.0 ** min(beyond, 8))
+        return self.breaker.is_open or self.patient_breaker.is_open
 
 
 class Outstanding:

@@ -57,7 +57,7 @@ class LongWaits:
             # Each waits for its patience alone. One late answer, as of a get, is no reason to send nothing
             # there: on a busy machine there often is one. A drive that hangs is the circuit breaker's matter.
             return False
-        return health.late_in_a_row > 0 and self._places.get(health, 0) >= self.most_of_one
+        return health.breaker.late_in_a_row > 0 and self._places.get(health, 0) >= self.most_of_one
 
 
 class WorkersWait:
@@ -92,7 +92,7 @@ class WorkersWait:
 
         `asked`: when the request was sent. Patience that another namespace used up is not this one's fault.
         """
-        if not self._has_place and health is not None and health.late_in_a_row:
+        if not self._has_place and health is not None and health.breaker.late_in_a_row:
             # It has let others wait in vain: from the beginning no more than have a place wait for it.
             self._take(health)
         return deadline if self._has_place else min(deadline, self._patience_ends(health, asked))

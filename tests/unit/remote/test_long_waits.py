@@ -194,7 +194,7 @@ def test_who_does_not_give_way_waits_to_the_deadline(rig: Rig) -> None:
     rig.paths[0].answers = False
     assert rig.waits.take(rig.health)
     assert rig.put()[0] is MissCause.LATE
-    rig.health.late_in_a_row = 0
+    rig.health.breaker.late_in_a_row = 0
     cause, took, _ = rig.put(gives_way=False)
     assert cause is MissCause.LATE
     assert took == pytest.approx(WRITE_DEADLINE)
@@ -218,7 +218,7 @@ def test_who_has_patience_reads_what_gets_do_not_wait_for(rig: Rig) -> None:
         assert read(has_patience=False) == (MissCause.LATE, pytest.approx(0.003))
     assert read(has_patience=False) == (MissCause.ENCLOSURE_DOWN, 0.0)
     assert read(has_patience=True) == (MissCause.LATE, pytest.approx(WRITE_DEADLINE))
-    rig.health.late_in_a_row, rig.health.paused_until = LATE_BEFORE_PAUSE, rig.clock.now + 1
+    rig.health.breaker.late_in_a_row, rig.health.breaker.paused_until = LATE_BEFORE_PAUSE, rig.clock.now + 1
     assert read(has_patience=False) == (MissCause.ENCLOSURE_DOWN, 0.0), "patience ended with those steps"
     rig.paths[0].answers = True
     assert read(has_patience=True)[0] is None
@@ -245,7 +245,7 @@ def test_who_has_patience_is_refused_where_two_have_waited_in_vain(rig: Rig) -> 
 
 
 def test_an_answer_gives_the_place_back(rig: Rig) -> None:
-    rig.health.late_in_a_row = 1  # so that a place is wanted from the beginning
+    rig.health.breaker.late_in_a_row = 1  # so that a place is wanted from the beginning
     cause, _, _ = rig.put()
     assert cause is None
     assert rig.waits.take(rig.health)

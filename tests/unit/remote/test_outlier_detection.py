@@ -127,7 +127,7 @@ def test_late_answers_are_noticed_and_a_pause_at_once() -> None:
     pool = Pool()
     pool.late[2] = 15
     pool.asked = 50
-    pool.health[2].late_in_a_row = -1000  # the breaker does not open
+    pool.health[2].breaker.late_in_a_row = -1000  # the breaker does not open
     assert verdicts(pool.looks(1)) == [(2, Verdict.SUSPECT)]
     pool = Pool()
     for _ in range(LATE_BEFORE_PAUSE):

@@ -118,6 +118,6 @@ def test_how_long_an_answer_took_counts_where_it_was_waited_for() -> None:
         Outstanding(health, 10.0, is_read=True).answered(10.005, failed=False, waited=waited)
     assert health.answers == 3
     assert sum(health.reads_took) == 2
-    health.late_in_a_row = 5
+    health.breaker.late_in_a_row = 5
     Outstanding(health, 10.0, is_read=True).answered(10.005, failed=False, waited=0.0)
     assert not health.is_paused, "the answer ends a pause all the same"
