@@ -8,8 +8,9 @@ where none is, and after it where it does not name the key any more. A set that 
 not read again within `directory_fresh`: with that the operator says that no other agent changes it. That a
 key is not there is believed of no set that is not read now.
 
-Of one set no more than half is held or pinned. What is beyond that is found and touched, and not held; the
-same goes for a holder who has no room left (agent/pool/volume/eviction_holds.py).
+Of one set no more than half is held or pinned, and of a tenant's quota no more than half is held. What is
+beyond that is found and touched, and not held: others have to find room. The same goes for a holder who has
+no room left (agent/pool/volume/eviction_holds.py).
 
 Who has just stored a value holds it by `keep`, which reads nothing. `are_named` looks only at what is
 remembered: enough to tell that this agent has evicted nothing.
@@ -24,6 +25,7 @@ from agent.pool.errors import BadPut
 from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.eviction_holds import Hold
+from agent.pool.volume.quota import Limits
 from agent.pool.volume.volume import Found, Volume
 from agent.pool.write.delete_and_pin import PINNED_SLOTS_MAX
 from agent.pool.write.set_transaction import SetTransaction
@@ -74,7 +76,7 @@ def keep(volume: Volume, channel: IoChannel, pseudonyms: Sequence[bytes], held: 
     before = held.kept
     for pseudonym in pseudonyms:
         if found := volume.find(_remembered(volume, pseudonym)[0], pseudonym):
-            _use(volume, channel, pseudonym, found, held)
+            _bound(volume, channel, pseudonym, found, held)
         else:
             held.leave(pseudonym)
     return held.kept == before
@@ -220,14 +222,31 @@ def _missing_still(
 
 
 def _use(volume: Volume, channel: IoChannel, pseudonym: bytes, named: Sequence[Found], held: Hold) -> None:
-    """Count the use of a key that is there, and hold it no longer where its set is crowded. `named`: its
-    entries."""
-    wall = channel.wall()
+    """Count the use of a key that is there, and bound what is held. `named`: its entries."""
+    now_us = int(channel.wall() * 1e6)
     for found in named:
         with found.cached.guard:
             directory = found.cached.directory
             if directory is not None and directory.find(pseudonym) == found.slot:
-                directory.touch(found.slot, int(wall * 1e6))
+                directory.touch(found.slot, now_us)
+    _bound(volume, channel, pseudonym, named, held)
+
+
+def _bound(volume: Volume, channel: IoChannel, pseudonym: bytes, named: Sequence[Found], held: Hold) -> None:
+    """Hold a key no longer where its set is crowded, or its tenant's quota. `named`: its entries."""
+    wall, quota = channel.wall(), volume.quota
+    for found in named:
+        with found.cached.guard:
+            directory = found.cached.directory
+            if directory is not None and directory.find(pseudonym) == found.slot:
                 may_be_crowded = directory.taken > PINNED_SLOTS_MAX
                 if may_be_crowded and directory.count_kept(volume.holds.held, wall) > PINNED_SLOTS_MAX:
                     held.leave(pseudonym)
+    if quota is not None and _is_half_of(quota.limits, volume):
+        held.leave(pseudonym)
+
+
+def _is_half_of(limits: Limits, volume: Volume) -> bool:
+    """Whether more than half of what its tenant may have is held in a volume."""
+    held = 2 * len(volume.holds)
+    return 0 < limits.slots < held or 0 < limits.bytes < held * volume.settings.slot_bytes

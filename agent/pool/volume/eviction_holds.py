@@ -46,8 +46,9 @@ class Holds:
         return Hold(self, pseudonyms, holder)
 
     def add(self, pseudonyms: Sequence[bytes], hold: "Hold") -> bool:
-        """Hold these, too, of which `hold` has none. False, and nothing done: its holder has no room for
-        them, or it was let go of."""
+        """Hold these, too. False, and nothing done: the holder has no room for them, or the hold was let go
+        of."""
+        pseudonyms = [each for each in pseudonyms if each not in hold.pseudonyms]
         if not self.bound.take(hold.holder, len(pseudonyms)):
             return False
         with self._lock:

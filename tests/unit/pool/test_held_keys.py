@@ -13,8 +13,9 @@ from agent.pool.errors import BadPut, PutRefused
 from agent.pool.mutable.lookup_and_hold import HELD_AT_ONCE
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.eviction_holds import HELD_KEYS, Hold
+from agent.pool.volume.quota import Limits, Measured, Quota
 from agent.pool.volume.settings import Timing
-from agent.pool.volume.volume import Found, Volume
+from agent.pool.volume.volume import Found, TenantShare, Volume
 from agent.pool.write.delete_and_pin import PINNED_SLOTS_MAX
 from agent.pool.write.quota_eviction import evict_one
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of
@@ -274,3 +275,59 @@ def test_a_hold_believes_no_slot_that_is_in_doubt() -> None:
     reads = agent.tally.directory_reads
     assert hold(agent, [0]) is MissCause.EVICTED
     assert agent.tally.directory_reads > reads, "it is asked for again"
+
+
+def kept(agent: PoolAgent, numbers: Sequence[int], hold: Hold) -> bool:
+    """As who has just stored these keys."""
+    names = [agent.volume.placement.pseudonym(key_of(number)) for number in numbers]
+    return agent.served.keep(agent.channel, names, hold)
+
+
+def test_who_has_just_stored_keys_holds_them_without_a_question() -> None:
+    pool, agent = stored(count=40)
+    reads, own = pool.namespaces[0].reads, agent.served.new_hold(0)
+    assert kept(agent, range(20), own)
+    assert not kept(agent, range(20, 40), own), "half of a set"
+    assert own.kept == PINNED_SLOTS_MAX
+    assert not kept(agent, [70], own), "nothing names it"
+    assert own.kept == len(agent.volume.holds) == PINNED_SLOTS_MAX
+    assert pool.namespaces[0].reads == reads
+    pseudonym = agent.volume.placement.pseudonym(key_of(0))
+    sets = agent.volume.borrow_sets(pseudonym)
+    assert agent.volume.find(sets, pseudonym)[0].entry.hits == 0, "to store is no use"
+    agent.volume.give_back_sets(sets)
+    own.leave(pseudonym)
+    own.leave(pseudonym)
+    assert kept(agent, [30], own)
+    own.let_go()
+    assert not kept(agent, [1], own), "it was let go of for good"
+    assert len(agent.volume.holds) == agent.volume.holds.bound.held == 0
+
+
+def test_of_a_quota_no_more_than_half_is_held() -> None:
+    _, agent = stored(count=8)
+    quota = Quota([Measured(agent.volume.occupancy, agent.volume.settings.slot_bytes)], Limits(slots=8))
+    agent.volume.change(tenant=TenantShare(quota, None, [agent.volume]))
+    own = agent.served.new_hold(0)
+    assert not kept(agent, range(8), own)
+    assert own.kept == 4
+    reading = held(agent, range(8))
+    agent.put(key_of(100), b"new")
+    assert agent.get(key_of(100)) == b"new"
+    for each in own, reading:
+        each.let_go()
+
+
+def test_what_is_remembered_tells_whether_keys_are_there() -> None:
+    pool, agent = stored(count=8)
+    others = pool.agent()
+    keys = [key_of(number) for number in range(8)]
+    reads = pool.namespaces[0].reads
+    assert agent.served.are_named(agent.channel, keys) is True
+    assert agent.served.are_named(agent.channel, [*keys, key_of(70)]) is False
+    assert others.served.are_named(others.channel, keys) is None, "it has read nothing"
+    assert agent.served.are_named(agent.channel, []) is True
+    assert pool.namespaces[0].reads == reads
+    agent.put(key_of(9), b"short", ttl_seconds=1)
+    agent.channel.clock += 2
+    assert agent.served.are_named(agent.channel, [key_of(9)]) is False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 from collections.abc import Sequence
@@ -71,6 +72,7 @@ class TimedFiles:
             "v", serve(self.chunks), serve(Volume(names, fixed_secret(2), cache, pool.timing)),
             self.chunks.usage,
         )  # fmt: skip
+        self.volume = volume
         self.face = SharedFace([volume], lambda: pool.channel, Discards())
         self.root = self.face._volume_inodes[b"v"]
         self.cost = (0.0, 0)
@@ -284,3 +286,45 @@ def test_a_single_agent_opens_a_file_by_directories_that_it_has_just_read() -> N
     assert files.cost == (0.0, 0)
     assert files.read(ino, handle) == DATA[:CHUNK]
     assert one_read(files)
+
+
+def full(files: TimedFiles) -> None:
+    """Have the volume be one that has evicted."""
+    slots, _ = files.volume.usage()
+    files.face._volumes[files.root] = dataclasses.replace(files.volume, usage=lambda: (slots, slots))
+
+
+def test_a_single_agent_asks_for_no_chunk_of_a_file_that_it_only_looks_at() -> None:
+    files = TimedPool(directory_fresh=1000.0).agent()
+    files.put(b"f", DATA)
+    full(files)
+    for _ in range(3):
+        files.lookup(b"f")
+        assert files.cost == (1.0, 1), "the manifest"
+
+
+def test_of_several_agents_each_asks_for_the_chunks_of_a_file_in_a_full_volume(timed: TimedPool) -> None:
+    """Beside the name, where it knows the file; else after it, and then the open finds the chunks held."""
+    timed.agent().put(b"f", DATA)
+    files = timed.agent()
+    full(files)
+    ino = files.lookup(b"f")
+    assert files.cost[0] == 3.0, "both directories of the name, the manifest, all chunks at once"
+    handle = files.open(ino)
+    assert files.cost == (0.0, 0)
+    files.call(files.face.release(ino, handle))
+    for _ in range(3):
+        files.lookup(b"f")
+        trips, reads = files.cost
+        assert trips == 1.0
+        assert reads <= 3 + 2 * CHUNKS
+
+
+@pytest.mark.parametrize("directory_fresh", [0.0, 1000.0])
+def test_a_close_asks_for_no_chunk_that_it_holds(directory_fresh: float) -> None:
+    files = TimedPool(directory_fresh=directory_fresh, trip=0.001).agent()
+    full(files)
+    for name in (b"a", b"b", b"c"):
+        costs = _put_trips(files, name, CHUNKS)
+    assert costs[-1][0] <= 0.003, "directories of the last chunks, and of the name; the manifest"
+    assert not files.chunks.holds.held
