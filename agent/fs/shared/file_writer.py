@@ -370,9 +370,12 @@ class FileWriter(FileContent):
         return origin != HOLE and size != min(self._chunk_bytes, self.length - number * self._chunk_bytes)
 
     def _ask(self, channel: IoChannel) -> Steps[None]:
-        """Ask whether the chunks are still there, where that is not known. Those that no directory names yet
-        are, or will be refused."""
+        """Ask whether the chunks are still there, where that is not known. What it has stored and holds is
+        there for a single agent. Those that no directory names yet are, or will be refused."""
         chunks, keys = self.volume.chunks, []
+        is_held = self._base is None and not (self._is_crowded or chunks.settings.ttl_seconds)
+        if is_held and not self._is_old(channel, 0):
+            return
         for number in range(-(-self.length // self._chunk_bytes)):
             origin, _ = self._origin(number)
             if origin != HOLE and number not in self._unnamed:

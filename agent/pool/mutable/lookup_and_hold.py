@@ -16,7 +16,7 @@ Who has just stored a value holds it by `keep`, which reads nothing. `are_named`
 remembered: enough to tell that this agent has evicted nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from agent.host_os.per_user_bounds import Holder
@@ -26,7 +26,7 @@ from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.eviction_holds import Hold
 from agent.pool.volume.quota import Limits
-from agent.pool.volume.volume import Found, Volume
+from agent.pool.volume.volume import MANY, Found, Volume
 from agent.pool.write.delete_and_pin import PINNED_SLOTS_MAX
 from agent.pool.write.set_transaction import SetTransaction
 
@@ -74,8 +74,9 @@ def keep(volume: Volume, channel: IoChannel, pseudonyms: Sequence[bytes], held: 
     if not held.add(pseudonyms):
         return False
     before = held.kept
-    for pseudonym in pseudonyms:
-        if found := volume.find(_remembered(volume, pseudonym)[0], pseudonym):
+    for pseudonym, sets in zip(pseudonyms, _remembered(volume, pseudonyms), strict=True):
+        known = [cached for cached in sets if cached is not None]
+        if found := volume.find(known, pseudonym):
             _bound(volume, channel, pseudonym, found, held)
         else:
             held.leave(pseudonym)
@@ -86,24 +87,31 @@ def are_named(volume: Volume, channel: IoChannel, keys: Sequence[bytes]) -> bool
     """Whether remembered directories name all of these keys. False: all directories of one are remembered,
     and none names it. None: those of one are not remembered, or another process has written them since."""
     named: bool | None = True
-    for pseudonym in volume.pseudonyms(keys):
-        known, are_all = _remembered(volume, pseudonym)
-        if any(found.is_live(channel) for found in volume.find(known, pseudonym)):
-            continue
-        if are_all:
-            return False
-        named = None
+    pseudonyms = volume.pseudonyms(keys)
+    for pseudonym, sets in zip(pseudonyms, _remembered(volume, pseudonyms), strict=True):
+        are_all = True
+        for cached in sets:
+            if cached is None or cached.directory is None or cached.is_overtaken():
+                are_all = False
+            elif any(found.is_live(channel) for found in volume.find((cached,), pseudonym)):
+                break
+        else:
+            if are_all:
+                return False
+            named = None
     return named
 
 
-def _remembered(volume: Volume, pseudonym: bytes) -> tuple[list[CachedSet], bool]:
-    """The sets of a key whose directories are remembered, for a look at once; and whether these are all."""
-    places = volume.places(pseudonym)
-    sets = volume.cache.look([each.namespace for each in places], map(volume.set_offset, places))
-    known = [
-        each for each in sets if each is not None and each.directory is not None and not each.is_overtaken()
+def _remembered(volume: Volume, pseudonyms: Sequence[bytes]) -> Iterable[Sequence[CachedSet | None]]:
+    """For each key its sets, None where one is not remembered, for a look at once."""
+    if len(pseudonyms) >= MANY:
+        return zip(
+            *(volume.cache.look(*rank) for rank in volume.places_of_many(b"".join(pseudonyms))), strict=True
+        )
+    places = map(volume.places, pseudonyms)
+    return [
+        volume.cache.look([each.namespace for each in sets], map(volume.set_offset, sets)) for sets in places
     ]
-    return known, len(known) == len(sets)
 
 
 def _look(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 
@@ -108,6 +109,21 @@ def test_a_file_of_which_another_agent_took_a_chunk_is_an_error_of_its_close() -
     refused(errno.EIO, files.flush, file)
     files.release(file)
     assert others.stat("f") is None
+
+
+@pytest.mark.parametrize("alone", ALONE)
+def test_a_file_that_expires_before_its_close_is_an_error_of_it(alone: float) -> None:
+    pool = one_set(alone)
+    pool.chunks = dataclasses.replace(pool.chunks, ttl_seconds=10)
+    files = pool.agent()
+    file = write(files, "f", 4)
+    files.channel.clock += 11
+    refused(errno.EIO, files.flush, file)
+    files.release(file)
+    files.put("g", content(4))
+    assert files.get("g") == content(4)
+    files.channel.clock += 11
+    assert files.stat("g") is None or not readable(files, "g")
 
 
 def test_what_is_held_is_let_go_of(files: Files) -> None:
