@@ -15,7 +15,6 @@ from agent.inline.scatter import Buffer
 from agent.pool.counters import Tally
 from agent.pool.steps import Acquire, Pending, Steps
 from agent.pool.write.flush_tracking import UnflushedWrites
-from agent.remote.channel import BUFFER_BYTES
 from agent.remote.queue_slot import QUEUE_DEPTH
 from agent.sim.medium import Medium, WorkerBuffer
 
@@ -144,10 +143,10 @@ class MemoryChannel:
         return QUEUE_DEPTH
 
     def receive_buffer(self, size: int) -> memoryview:
-        return self._receive.take(min(size, BUFFER_BYTES))
+        return self._receive.take(size)
 
     def send_buffer(self, size: int) -> memoryview:
-        return self._send.take(min(size, BUFFER_BYTES))  # as a worker's channel has it
+        return self._send.take(size)
 
     def is_local(self, namespace: int) -> bool:
         return self.namespaces[namespace].is_local
