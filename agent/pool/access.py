@@ -74,6 +74,11 @@ class ServedVolume(ABC):
         """Whether another process of the agent may write values of the volume, which this one names."""
         return False
 
+    def seconds_from_below(self, size: int) -> float | None:
+        """How long so many bytes would take to come from G4; None: not measured, or there is no such place."""
+        below = None if self.in_sets is None else self.in_sets.below
+        return None if below is None else below.seconds_to_load(size)
+
     @property
     def settings(self) -> VolumeSettings:
         return self.volume.settings
@@ -385,7 +390,8 @@ class _InSets(ServedVolume):
                 causes = yield from volume.lookup(channel, asked, deadline, channel.now() - began)
                 there = _before_the_first_hole(causes)
                 end = done + there
-                grown = self._extend(run, prestage, pseudonyms, places, done, end, channel.wall(), away)
+                wall, now = channel.wall(), channel.now()
+                grown = self._extend(run, prestage, pseudonyms, places, done, end, wall, away, now)
                 if run.has_ended():
                     break
                 # Directories that were forgotten already, for want of room, tell no length.
@@ -417,11 +423,14 @@ class _InSets(ServedVolume):
         end: int,
         wall: float,
         away: frozenset[int],
+        now: float = -1.0,
     ) -> int:
         """As `extend_run`, with what was acknowledged and is not on flash yet."""
         back, at = self.back, start
         while at < end:
-            at += extend_run(run, self._volume, prestage, pseudonyms, places, at, end, wall, away)
+            at += extend_run(
+                run, self._volume, prestage, pseudonyms, places, at, end, wall, away, now
+            )
             waiting = None
             if back is not None and len(back) and at < end:
                 waiting = back.find(pseudonyms[at * KEY_BYTES : (at + 1) * KEY_BYTES])

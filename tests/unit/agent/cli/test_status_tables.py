@@ -50,6 +50,7 @@ def snapshot() -> dict[str, Any]:
         "query": {
             "listen": ["127.0.0.1:9037"], "tls": False, "requests": LARGE + 37, "prompts": LARGE + 38,
             "keys": LARGE + 39, "keys_in_memory": LARGE + 40, "keys_on_flash": LARGE + 41,
+            "keys_in_g4": LARGE + 60,
             "refusals": {"401": 3},
         },
         "spill": [
