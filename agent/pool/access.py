@@ -75,7 +75,7 @@ class ServedVolume(ABC):
         return False
 
     def seconds_from_below(self, size: int) -> float | None:
-        """How long so many bytes would take to come from G4; None: not measured, or there is no such place."""
+        """How long so many bytes would take to come from G4; None: not measured, or no such place."""
         below = None if self.in_sets is None else self.in_sets.below
         return None if below is None else below.seconds_to_load(size)
 
@@ -428,9 +428,7 @@ class _InSets(ServedVolume):
         """As `extend_run`, with what was acknowledged and is not on flash yet."""
         back, at = self.back, start
         while at < end:
-            at += extend_run(
-                run, self._volume, prestage, pseudonyms, places, at, end, wall, away, now
-            )
+            at += extend_run(run, self._volume, prestage, pseudonyms, places, at, end, wall, away, now)
             waiting = None
             if back is not None and len(back) and at < end:
                 waiting = back.find(pseudonyms[at * KEY_BYTES : (at + 1) * KEY_BYTES])

@@ -66,7 +66,9 @@ def decode_query_untrusted(body: bytes | bytearray) -> Query:
         raise BadQuery(400, f"a query is an object of {_FIELDS}")
     unknown = next((field for field in found if field not in FIELDS), None)
     if unknown is not None:
-        raise BadQuery(400, f"{ascii(unknown)[:NAMED_CHARACTERS]} is no field of a query: those are {_FIELDS}")
+        raise BadQuery(
+            400, f"{ascii(unknown)[:NAMED_CHARACTERS]} is no field of a query: those are {_FIELDS}"
+        )
     volume, prompts = found.get("volume"), found.get("prompts")
     if not isinstance(volume, str) or not 0 < len(volume) <= VOLUME_NAME_BYTES_MAX:
         raise BadQuery(400, f"volume is a name of 1 to {VOLUME_NAME_BYTES_MAX} bytes")

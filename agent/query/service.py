@@ -195,8 +195,8 @@ def _namespaces(volume: ServedVolume) -> set[int]:
 
 
 def _seconds_to_load(volume: ServedVolume, gate: RecomputeGate, run: LeadingRun) -> float | None:
-    """How long a run takes to come: what is on flash, then what is in G4, each by its own measure. None: one of
-    those that it wants has not been measured."""
+    """How long a run takes to come: what is on flash, then what is in G4, each by its own measure. None: one
+    of those that it wants has not been measured."""
     from_flash = gate.seconds_to_load(run.flash_bytes) if run.on_flash else 0.0
     from_g4 = volume.seconds_from_below(run.g4_bytes) if run.in_g4 else 0.0
     return None if from_flash is None or from_g4 is None else from_flash + from_g4

@@ -26,8 +26,8 @@ LOOKED_AT_TOGETHER: Final = 128
 class LeadingRun:
     """What is known of the leading run of some keys. Bytes are those of values.
 
-    A value without a known length counts as the largest that the volume takes, and one in G4 as the longest that
-    its mark may stand for: up to a sixteenth of a slot more than it has.
+    A value without a known length counts as the largest that the volume takes, and one in G4 as the longest
+    that its mark may stand for: up to a sixteenth of a slot more than it has.
     """
 
     __slots__ = ("flash_bytes", "g4_bytes", "hole", "in_g4", "in_memory", "memory_bytes", "on_flash")
@@ -82,8 +82,8 @@ def extend_run(
     directories name them. How many it grew by.
 
     `places`: those of the pseudonyms (`Volume.places_of_many`). `away`: namespaces that cannot be read now; a
-    value that lies there alone is the hole. `wall`: seconds since the epoch. `now`, of the channel's clock: the
-    directories are as new as the question, so a mark in them counts as well; below zero: marks count for nothing.
+    value that lies there alone is the hole. `wall`: seconds since the epoch. `now`, of the channel's clock:
+    the directories are as new as the question, so a mark in them counts as well; below zero: no mark does.
     """
     cache: Final = volume.cache
     below = volume.below if now >= 0.0 else None
@@ -145,8 +145,8 @@ def _size_below(
     now: float,
     away: frozenset[int],
 ) -> int:
-    """The bytes that the value of a key has in G4 at the most. _IS_AWAY: the mark lies in a namespace that cannot
-    be read now, and a get follows none that it did not read. -1: there is none."""
+    """The bytes that the value of a key has in G4 at the most. _IS_AWAY: the mark lies in a namespace that
+    cannot be read now, and a get follows none that it did not read. -1: there is none."""
     size = -1
     for cached, place in volume.live_marks([each for each in sets if each is not None], pseudonym, now):
         if cached.namespace in away:

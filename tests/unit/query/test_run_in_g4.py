@@ -34,9 +34,7 @@ def run_of(spilling: SpillingAgent, keys: list[bytes], away: frozenset[int] = fr
     agent = spilling.agent
     joined = b"".join(keys)
     run = agent.served.remembered_run(joined, agent.channel.wall(), agent.prestage, away)
-    steps = agent.served.leading_run(
-        agent.channel, joined, agent.deadline(0.05), agent.prestage, away, run
-    )
+    steps = agent.served.leading_run(agent.channel, joined, agent.deadline(0.05), agent.prestage, away, run)
     return agent.channel.run(steps)
 
 
