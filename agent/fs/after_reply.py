@@ -25,7 +25,8 @@ STORED_LATER: Final = Limit(
     by="everybody", share=ALL, refused="stored before the answer", bytes_each=0,
 )  # fmt: skip
 WORKERS_EACH: Final = 2
-"""One worker in so many may be busy after its reply; the others serve requests."""
+"""One worker in so many may be busy after its reply; the others serve requests. Of two workers both may be: a
+program that writes a file on holds both either way, the second by a block that it would wait for."""
 
 
 class Work(Protocol):
@@ -69,7 +70,8 @@ class WorkAfterReply:
 
 def after_reply_of(workers: int, bounds: Bounds) -> "AfterReply":
     """The `AfterReply` for doors that have `workers` workers in all."""
-    after = AfterReply(min(STORED_LATER.most, max(1, workers // WORKERS_EACH)))
+    most = workers if workers <= WORKERS_EACH else workers // WORKERS_EACH
+    after = AfterReply(min(STORED_LATER.most, most))
     bounds.watch(STORED_LATER, lambda: {"all": after.under_way}, lambda: after.refusals, most=after.most)
     return after
 

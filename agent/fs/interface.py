@@ -108,13 +108,17 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """An open file or directory, and how the kernel may treat it."""
+    """An open file or directory, and how the kernel may treat it.
+
+    `direct_writes`: as `direct_io`, where the kernel drops from its page cache what such a write changes.
+    """
 
     handle: int
     direct_io: bool = False
     keep_cache: bool = False
     parallel_direct_writes: bool = False
     no_flush: bool = False
+    direct_writes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -392,7 +392,9 @@ class FilesFace(FileSystem):
             except BaseException:
                 yield from self.release(ino, number)
                 raise
-        return Opened(handle=number)
+        # Who only writes asks for each write(2) anyway, so the kernel's page cache would be one copy more.
+        direct_writes = flags & os.O_ACCMODE == os.O_WRONLY and not file.size
+        return Opened(handle=number, direct_writes=direct_writes)
 
     def create(
         self, caller: Caller, parent: int, name: bytes, mode: int, flags: int

@@ -242,12 +242,16 @@ class PoolBlockStore:
         return volume
 
     def _reading(self, volume: Volume, block_id: bytes) -> SlotReader:
+        """The reader of a block. While another worker begins to read the block, a reader of its own: the
+        worker would wait until that one's whole piece is served, and a header costs less than that."""
         with self._lock:
             reading = self._open.get(block_id)
             if reading is None:
                 reading = self._open[block_id] = SlotReader(volume, block_id)
                 if len(self._open) > OPEN_BLOCKS_MAX:
                     self._open.popitem(last=False)
+            elif reading.length is None:
+                return SlotReader(volume, block_id)
             else:
                 self._open.move_to_end(block_id)
             return reading

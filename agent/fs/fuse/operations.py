@@ -152,9 +152,11 @@ def encode_attributes(attributes: Attributes) -> bytes:
     )
 
 
-def encode_opened(opened: Opened) -> bytes:
+def encode_opened(opened: Opened, drops_pages: bool = False) -> bytes:
+    """fuse_open_out. `drops_pages`: the kernel drops the pages of what is written directly."""
+    direct_io = opened.direct_io or (opened.direct_writes and drops_pages)
     flags = (
-        opened.direct_io * OpenFlag.DIRECT_IO.value
+        direct_io * OpenFlag.DIRECT_IO.value
         | opened.keep_cache * OpenFlag.KEEP_CACHE.value
         | opened.no_flush * OpenFlag.NOFLUSH.value
         | opened.parallel_direct_writes * OpenFlag.PARALLEL_DIRECT_WRITES.value
@@ -167,6 +169,8 @@ class FuseOperations:
 
     def __init__(self, tree: Tree) -> None:
         self._face = face_of(tree)
+        self.drops_pages = False
+        """Whether the kernel drops the pages of what is written directly. INIT says it."""
         # We tell the kernel that we clear set-id bits after a write (HANDLE_KILLPRIV_V2): without it the
         # kernel asks for an extended attribute before every buffered write. Only nodes that were shown
         # with such a bit can need it, so these are remembered, until the kernel forgets them.
@@ -318,14 +322,15 @@ class FuseOperations:
         flags, open_flags = request.fields(requests.OPEN_IN)
         if open_flags & OPEN_KILL_SUIDGID and request.node in self.set_id_nodes:
             self.clear_set_id(request.node, None, request.runner)
-        return encode_opened(request.settle(request.face.open(request.caller(), request.node, flags)))
+        opened = request.settle(request.face.open(request.caller(), request.node, flags))
+        return encode_opened(opened, self.drops_pages)
 
     def _create(self, request: Request) -> Body:
         flags, mode, umask, _ = request.fields(requests.CREATE_IN)
         name = request.name(requests.CREATE_IN.size)
         made = request.face.create(request.caller(umask), request.node, name, mode, flags)
         entry, opened = request.settle(made)
-        return self._entry(entry) + encode_opened(opened)
+        return self._entry(entry) + encode_opened(opened, self.drops_pages)
 
     def _flush(self, request: Request) -> Body:
         handle, owner = request.fields(requests.FLUSH_IN)

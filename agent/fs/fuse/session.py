@@ -191,7 +191,12 @@ class FuseSession:
 
     def resume(self, negotiated: Negotiated) -> None:
         """Go on with a kernel that has said INIT to an earlier process and knows nothing of its end."""
+        self._agree(negotiated)
+
+    def _agree(self, negotiated: Negotiated) -> None:
         self.negotiated = negotiated
+        # Linux has both since 6.6.
+        self._operations.drops_pages = bool(negotiated.flags & InitFlag.DIRECT_IO_ALLOW_MMAP)
         self._become(SessionState.LIVE)
         self.initialised.set()
 
@@ -336,14 +341,13 @@ class FuseSession:
         if not agreed & InitFlag.MAX_PAGES:
             raise FsError(errno.EPROTO)
         self.begin_anew(runner)
-        self.negotiated = Negotiated(min(MINOR, minor), InitFlag(agreed), self.transfer_bytes)
+        negotiated = Negotiated(min(MINOR, minor), InitFlag(agreed), self.transfer_bytes)
         if self._agreed is not None:
-            self._agreed(self.negotiated)
-        self._become(SessionState.LIVE)
-        self.initialised.set()
+            self._agreed(negotiated)
+        self._agree(negotiated)
         return INIT_OUT.pack(
             MAJOR,
-            self.negotiated.minor,
+            negotiated.minor,
             READ_AHEAD_BYTES,
             agreed & 0xFFFF_FFFF,
             BACKGROUND,

@@ -313,6 +313,29 @@ with open("file", "r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
     assert found == content[:MIB] + b"hello" + content[MIB + 5 :]
 
 
+def test_a_file_that_was_open_before_shows_what_a_program_writes_that_only_writes(mounted: Mounted) -> None:
+    """Such writes pass the kernel's page cache by."""
+    program = """
+import mmap, os
+writer = os.open("file", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+reader = os.open("file", os.O_RDONLY)
+os.write(writer, b"a" * 5000)
+assert os.pread(reader, 9000, 0) == b"a" * 5000
+with mmap.mmap(reader, 5000, prot=mmap.PROT_READ) as mapped:
+    assert mapped[:] == b"a" * 5000
+    os.pwrite(writer, b"b" * 3000, 1000)
+    assert mapped[:] == b"a" * 1000 + b"b" * 3000 + b"a" * 1000
+    assert os.pread(reader, 9000, 0) == b"a" * 1000 + b"b" * 3000 + b"a" * 1000
+    os.write(writer, b"c" * 5000)
+    assert os.pread(reader, 20000, 4000) == b"a" * 1000 + b"c" * 5000
+os.ftruncate(writer, 4500)
+assert os.pread(reader, 20000, 4000) == b"a" * 500
+os.pwrite(writer, b"d", 5000)
+assert os.pread(reader, 20000, 4000) == b"a" * 500 + bytes(500) + b"d"
+"""
+    mounted.run(sys.executable, "-c", program)
+
+
 def test_unlinked_open_and_renamed_over(mounted: Mounted) -> None:
     content = random_file(mounted.path / "file", 5 * MIB)
     with open(mounted.path / "file", "r+b") as file:

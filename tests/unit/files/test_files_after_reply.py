@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.fs.after_reply import AfterReply, WorkAfterReply
+from agent.fs.after_reply import AfterReply, WorkAfterReply, after_reply_of
 from agent.fs.files.face import FilesFace
 from agent.fs.files.options import FilesOptions
 from agent.host_os.per_user_bounds import CATALOGUE, Bounds
@@ -325,6 +325,11 @@ def test_work_is_put_off_up_to_the_bound_and_only_in_a_thread_that_does_it() -> 
     assert not after.put_off(work[0])
 
 
+@pytest.mark.parametrize(("workers", "most"), [(1, 1), (2, 2), (3, 1), (4, 2), (16, 8), (256, 32)])
+def test_half_of_many_workers_stay_free_of_what_is_put_off(workers: int, most: int) -> None:
+    assert after_reply_of(workers, Bounds()).most == most
+
+
 def test_work_that_raises_ends_and_so_does_what_was_due_beside_it() -> None:
     class Broken(Done):
         def steps(self) -> Steps[None]:
@@ -339,3 +344,25 @@ def test_work_that_raises_ends_and_so_does_what_was_due_beside_it() -> None:
     assert [each.ended for each in work] == [1, 1]
     assert after.under_way == 0
     worker.leave()
+
+
+def test_a_block_in_large_parts_is_what_was_written(world: World) -> None:
+    """Large parts are copied without the interpreter's lock."""
+    large = 4 << 20
+    store = MemoryBlockStore((64 << 10, large))
+    options = FilesOptions(staging_bytes=4 * large, workers=2)
+    face = FilesFace(world.folder / "large.sqlite", store, options)
+    calls = FaceCalls(face, InlineRunner())
+    expected, file = bytearray(large + 5), calls.open("file", CREATE)
+    parts = [(0, 1 << 20), (3 << 20, 1 << 20), (70_001, 200_003), (5, 3 << 20)]
+    for number, (start, size) in enumerate(parts):
+        part = bytes([number + 1]) * size
+        expected[start : start + size] = part
+        assert calls.pwrite(file, part, start) == size
+        assert calls.pread(file, large, 0) == expected[: calls.fstat(file).size]
+    calls.pwrite(file, b"end", large + 2)
+    expected[large + 2 :] = b"end"
+    calls.fsync(file)
+    assert calls.pread(file, 2 * large, 0) == expected
+    calls.close(file)
+    face.close()

@@ -7,7 +7,7 @@ import os
 import stat
 
 from agent.fs.files.inodes import global_ino
-from agent.fs.interface import ROOT_INODE, Attributes, Caller, SetAttributes
+from agent.fs.interface import ROOT_INODE, Attributes, Caller, Opened, SetAttributes
 from tests.support.fs.files_calls import ROOT, FaceCalls
 from tests.unit.files.conftest import BLOCK, World, refused
 
@@ -408,4 +408,23 @@ def test_a_replaced_file_that_is_open_keeps_its_content(world: World) -> None:
     world.calls.rename("new", "file")
     assert world.calls.pread(file, 10, 0) == b"old"
     assert world.calls.get("file") == b"new"
+    world.calls.close(file)
+
+
+def test_a_program_that_only_writes_a_new_file_passes_the_page_cache_by(world: World) -> None:
+    def opened(flags: int) -> Opened:
+        made = world.calls.do(lambda: world.face.open(CALLER, ino, flags))
+        world.calls.do(lambda: world.face.release(ino, made.handle))
+        return made
+
+    entry, made = world.calls.do(lambda: world.face.create(CALLER, ROOT, b"new", 0o644, os.O_WRONLY))
+    ino, file = entry.attributes.ino, (entry.attributes.ino, made.handle)
+    assert made.direct_writes
+    assert not made.direct_io
+    assert opened(os.O_WRONLY | os.O_APPEND).direct_writes
+    assert not opened(os.O_RDWR).direct_writes
+    assert not opened(os.O_RDONLY).direct_writes
+    world.calls.pwrite(file, b"some", 0)
+    assert not opened(os.O_WRONLY).direct_writes
+    assert opened(os.O_WRONLY | os.O_TRUNC).direct_writes
     world.calls.close(file)

@@ -354,6 +354,17 @@ class TestFiles:
         told = OpenOut.decode_untrusted(peer.ask(Opcode.OPEN, OpenIn(0, 0).encode()).body)
         assert (told.handle, told.flags) == (77, 0b1100011)
 
+    @pytest.mark.parametrize(("flags2", "flags"), [(0xFFFF_FFFF, 0b1), (0, 0)])
+    def test_direct_writes_need_a_kernel_that_drops_their_pages(self, flags2: int, flags: int) -> None:
+        class Describes(MemoryFileSystem):
+            def open(self, caller: Caller, ino: int, flags: int) -> Outcome[Opened]:
+                return Opened(77, direct_writes=True)
+
+        peer = FusePeer(FuseSession(Describes()))
+        peer.init(flags2=flags2)
+        told = OpenOut.decode_untrusted(peer.ask(Opcode.OPEN, OpenIn(0, 0).encode()).body)
+        assert (told.handle, told.flags) == (77, flags)
+
     def test_statfs(self, peer: FusePeer) -> None:
         told = StatfsOut.decode_untrusted(peer.ask(Opcode.STATFS).body)
         assert told.blocks == 8192

@@ -1,0 +1,30 @@
+"""Several workers read one block of a file: none waits until another has served its piece."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agent.fs.files.pool_store import PoolBlockStore
+from tests.support.pool.memory_pool import MemoryPool
+
+NAME = bytes(range(16))
+CONTENT = bytes(range(256)) * 32
+
+
+def test_a_piece_does_not_wait_for_another_worker_that_begins_with_the_block() -> None:
+    pool = MemoryPool()
+    pool.settings = replace(pool.settings, kind="files")
+    agent = pool.agent()
+    channel, capacity = agent.channel, agent.volume.settings.value_bytes
+    store = PoolBlockStore([agent.volume], lambda: channel)
+    channel.run(store.put(NAME, capacity, memoryview(CONTENT)))
+    into = memoryview(bytearray(len(CONTENT) // 2))
+    begun = store._reading(agent.volume, NAME)
+    with begun._beginning:
+        # It would be late: nobody lets go of the lock.
+        assert channel.run(store.get(NAME, capacity, len(into), into))
+        assert into == CONTENT[len(into) :]
+    assert begun.length is None
+    channel.run(begun.read(channel, 0, into, agent.deadline()))
+    assert into == CONTENT[: len(into)]
+    assert store._reading(agent.volume, NAME) is begun
