@@ -316,8 +316,8 @@ class ZmqPublisher:
             if time.monotonic() - self._since < NOBODY_SECONDS:
                 return
             _log.warning(
-                "g35: events: nobody is at %s, which this side connects to; to have subscribers connect here, "
-                "give a wildcard, such as tcp://*:5558",
+                "g35: events: nobody is at %s, which this side connects to; to have subscribers connect "
+                "here, give a wildcard, such as tcp://*:5558",
                 self._endpoint,
             )
         self._stop_looking()
