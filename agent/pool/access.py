@@ -355,13 +355,20 @@ class _InSets(ServedVolume):
     def lookup(
         self, channel: IoChannel, keys: Sequence[bytes], deadline: float
     ) -> Steps[list[MissCause | None]]:
-        waiting = [self._waiting(key) for key in keys] if self.back is not None else []
         causes: list[MissCause | None] = []
         began = channel.now()
         for start in range(0, len(keys), LOOKED_UP_AT_ONCE):
             part = keys[start : start + LOOKED_UP_AT_ONCE]
             # A directory that was read since is not read again.
-            causes += yield from self._volume.lookup(channel, part, deadline, channel.now() - began)
+            causes += yield from self._look_up(channel, part, deadline, channel.now() - began)
+        return causes
+
+    def _look_up(
+        self, channel: IoChannel, keys: Sequence[bytes], deadline: float, least: float
+    ) -> Steps[list[MissCause | None]]:
+        """As `Volume.lookup`, with what was acknowledged and is not on flash yet."""
+        waiting = [self._waiting(key) for key in keys] if self.back is not None else []
+        causes = yield from self._volume.lookup(channel, keys, deadline, least)
         wall = channel.wall()
         for at, value in enumerate(waiting):
             if value is not None:
@@ -387,7 +394,7 @@ class _InSets(ServedVolume):
                     break
                 # As for `exists`: a directory that was read since the question came is not read again.
                 asked = _keys_from(part, done, LOOKED_UP_AT_ONCE)
-                causes = yield from volume.lookup(channel, asked, deadline, channel.now() - began)
+                causes = yield from self._look_up(channel, asked, deadline, channel.now() - began)
                 there = _before_the_first_hole(causes)
                 end = done + there
                 wall, now = channel.wall(), channel.now()
