@@ -22,8 +22,10 @@ LOOK_SECONDS: Final = 5.0
 ASIDE_SECONDS: Final = 1.0
 """A process is not asked for values of a volume again, once it has refused, nor for any once it was away."""
 PROCESSES_MAX: Final = 64
-PUTS: Final = "\0"
-"""Before a volume's name: with its puts a process is left alone, and is still asked for its values."""
+BATCHES: Final = "\0"
+SINGLES: Final = "\1"
+"""Before a volume's name: with batches of its puts, or with puts of one value, a process is left alone, and
+is still asked for its values. One that has too few processors for the latter takes the former."""
 PART_KEYS: Final = 32
 """Of a batch, that are worth a request of their own to another process."""
 PRESTAGED_MAX: Final = 16_384
@@ -73,9 +75,9 @@ class AgentProcesses:
             return self._first
         return chosen
 
-    def begin_put(self, volume: str) -> SessionLender:
-        """Who is to take values of a volume, until `end_put`: the one of the others with the fewest puts of
-        this client, or whose turn it is.
+    def begin_put(self, volume: str, values: int) -> SessionLender:
+        """Who is to take so many values of a volume, until `end_put`: the one of the others with the fewest
+        puts of this client, or whose turn it is.
 
         The first is what bounds puts, so it is left out. One that is set aside takes none, and has no puts
         under way: it would be the one with the fewest time and again, and its puts would go to the first.
@@ -85,13 +87,13 @@ class AgentProcesses:
         everyone = self._all
         if len(everyone) == 1:
             return self._first
-        turn, most = next(self._put_turn), len(everyone) - 1
+        turn, most, kind = next(self._put_turn), len(everyone) - 1, _kind_of(values)
         with self._counting:
             putting = self._putting
             chosen, fewest = self._first, -1
             for at in range(most):
                 other = everyone[1 + (turn + at) % most]
-                if self._aside and self._is_aside(other, PUTS + volume):
+                if self._aside and self._is_aside(other, kind + volume):
                     continue
                 under_way = putting.get(id(other), 0)
                 if fewest < 0 or under_way < fewest:
@@ -120,6 +122,10 @@ class AgentProcesses:
     def set_aside(self, lender: SessionLender, volume: str = "") -> None:
         """It has refused; leave it alone for a moment, with this volume or with all."""
         self._aside[id(lender), volume] = time.monotonic() + ASIDE_SECONDS
+
+    def set_aside_with_puts(self, lender: SessionLender, volume: str, values: int) -> None:
+        """It has refused to take so many values; leave it alone for a moment with puts of their kind."""
+        self.set_aside(lender, _kind_of(values) + volume)
 
     def note_prestaged(self, volume: str, keys: Sequence[bytes]) -> None:
         if len(self._all) == 1:
@@ -178,3 +184,8 @@ class AgentProcesses:
             self._all = (self._first, *(self._known[each] for each in folders if each in self._known))
         finally:
             self._looking.release()
+
+
+def _kind_of(values: int) -> str:
+    """Of a put of so many values, as of `BATCHES`."""
+    return SINGLES if values == 1 else BATCHES

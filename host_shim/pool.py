@@ -30,7 +30,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from host_shim.agent_processes import PUTS, AgentProcesses, AskTheFirst
+from host_shim.agent_processes import AgentProcesses, AskTheFirst
 from host_shim.block_key import checked_key
 from host_shim.connector_jobs import JobRunner, share
 from host_shim.control_session import ONE_REQUEST_BYTES, Files, Session, SessionDead, SessionLender
@@ -450,7 +450,7 @@ class Volume:
         return result
 
     def _put_batch(self, keys: Sequence[bytes], views: Sequence[memoryview], seconds: int) -> list[bool]:
-        lender = self._pool._processes.begin_put(self.name)
+        lender = self._pool._processes.begin_put(self.name, len(keys))
         try:
             return self._put_by(lender, keys, views, seconds)
         finally:
@@ -490,7 +490,7 @@ class Volume:
 
         def note(failure: Exception) -> None:
             if isinstance(failure, SessionDead) or getattr(failure, "errno", 0) == errno.EREMOTE:
-                self._pool._processes.set_aside(lender, PUTS + self.name)
+                self._pool._processes.set_aside_with_puts(lender, self.name, len(keys))
 
         with lender.lend() as session:
             if session is None:

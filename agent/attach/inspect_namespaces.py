@@ -44,7 +44,7 @@ def look_round(
     for enclosure in list(fabric.enclosures):
         for namespace in enclosure.namespaces:
             shown.setdefault(namespace.nguid, []).append((enclosure, namespace))
-    fabric.adopt(list(shown))
+    fabric.adopt(list(shown), is_pool=False)
     PathProber(fabric).turn(channel, START_SECONDS)
     seen, by_discovery = [], []
     wanted: dict[str, list[tuple[int, NamespaceInfo]]] = {}

@@ -147,6 +147,12 @@ class AgentSection(Section):
         return self.processes or max(1, min(PROCESSES_BY_CORES, self._cores // CORES_OF_PROCESS))
 
     @property
+    def lends_single_slots(self) -> bool:
+        """Whether readers write values that are put one by one. That takes 1.7 times the processor time of a
+        put that the first process does whole, so there have to be cores for several processes."""
+        return self._cores >= 2 * CORES_OF_PROCESS
+
+    @property
     def _cores(self) -> int:
         return len(self.cpus) or len(os.sched_getaffinity(0))
 

@@ -44,7 +44,9 @@ class Fabric:
     """Namespaces that an enclosure has and the map does not: NGUID as hex, enclosure."""
     contested: dict[str, str] = field(default_factory=dict)
     """Namespaces that several enclosures claim: NGUID as hex, who is left out."""
-    shown: set[bytes] = field(default_factory=set)
+    _is_pool: bool = field(default=False, repr=False)
+    """Whether `nguids` are those of a pool map."""
+    _shown: set[bytes] = field(default_factory=set, repr=False)
     """Namespaces of the map that an enclosure has shown since this agent runs, by NGUID."""
     taken: dict[bytes, str] = field(default_factory=dict)
     """Namespaces of the map that carry another pool now, by NGUID, and its id: nothing is written there."""
@@ -53,12 +55,15 @@ class Fabric:
     _owners: NamespaceOwners = field(default_factory=NamespaceOwners, repr=False)
     _paths: VerifiedPaths = field(default_factory=VerifiedPaths, repr=False)
 
-    def adopt(self, nguids: Sequence[bytes]) -> None:
-        """Follow a pool map: `nguids` in its order."""
-        self.nguids = tuple(nguids)
-        self.health = tuple(Health() for _ in nguids)
-        self.outliers = OutlierDetection(self.health)
-        self.refresh()
+    def adopt(self, nguids: Sequence[bytes], *, is_pool: bool = True) -> None:
+        """Follow a pool map: `nguids` in its order. `is_pool` is False for those of no map, which somebody
+        looks at to find one. On any thread."""
+        with self._publishing:
+            self._is_pool = is_pool
+            self.nguids = tuple(nguids)
+            self.health = tuple(Health() for _ in nguids)
+            self.outliers = OutlierDetection(self.health)
+            self.refresh()
 
     def grow(self, nguids: Sequence[bytes]) -> None:
         """Follow a pool map with more namespaces behind those that there were. On any thread."""
@@ -75,6 +80,19 @@ class Fabric:
             where = [None if route is None else route.enclosure.subsystem for route in self.routes]
             in_place = {member for member in range(len(where)) if self.is_local(member)}
             return self.outliers.look(now, where, in_place)
+
+    def newcomers(self) -> dict[str, str]:
+        """Namespaces that enclosures show beside those of the pool map: NGUID as hex, enclosure. None before
+        there is a map. Read beside `adopt` and `grow`, `strays` may belong to the map of before."""
+        with self._publishing:
+            return dict(self.strays) if self._is_pool and self.nguids else {}
+
+    def unseen(self) -> set[bytes]:
+        """Namespaces of the pool map that no enclosure has shown yet, by NGUID, if all are connected."""
+        with self._publishing:
+            if not self._is_pool or any(each.session is None for each in self.enclosures):
+                return set()
+            return set(self.nguids) - self._shown
 
     def ways_to(self, member: int, nguid: bytes) -> tuple[Route, ...]:
         """The ways to a namespace, if it still has this number in the map."""
@@ -167,7 +185,7 @@ class Fabric:
         self.routes = tuple(ways[0] if ways else None for ways in self.ways)
         self.contested = contested
         named = set(self.nguids)
-        self.shown = (self.shown | claims.keys()) & named
+        self._shown = (self._shown | claims.keys()) & named
         self.strays = {
             nguid.hex(): next(iter(by_subsystem.values()))[0].enclosure.name
             for nguid, by_subsystem in claims.items()

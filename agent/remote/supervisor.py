@@ -111,7 +111,7 @@ class Supervisor:
         """Of the line that names newcomers; less where they join by themselves."""
         self._reported: set[str] = set()
         self._unseen: set[bytes] = set()
-        """Namespaces of the pool (as hex) that an enclosure has shown, or were said to be shown by none."""
+        """Namespaces of the pool that were said to be shown by no enclosure."""
         self._contested: dict[str, str] = {}
         """The last message about each namespace that several enclosures claim."""
         self._complaints = Complaints(log)
@@ -196,7 +196,7 @@ class Supervisor:
 
     def _report_newcomers(self) -> None:
         """Say of the namespaces that the pool map does not name that they are there, once."""
-        strays = dict(self.fabric.strays) if self.fabric.nguids else {}
+        strays = self.fabric.newcomers()
         if fresh := sorted(strays.keys() - self._reported):
             log.log(
                 self.newcomers_level,
@@ -221,10 +221,7 @@ class Supervisor:
 
     def _report_unseen(self) -> None:
         """Say of the namespaces of the pool that nobody has ever shown, all enclosures being there, once."""
-        fabric = self.fabric
-        if any(enclosure.session is None for enclosure in fabric.enclosures):
-            return
-        if fresh := sorted(set(fabric.nguids) - fabric.shown - self._unseen):
+        if fresh := sorted(self.fabric.unseen() - self._unseen):
             log.warning(
                 "%d namespace(s) of the pool are shown by no enclosure that this agent knows, and what lies "
                 "there is missed: add the enclosure to the configuration, and start the agent again: %s",

@@ -148,7 +148,10 @@ class Reader:
         # What was acknowledged and waits in memory is seen by its process alone; so is what a gate goes by.
         elsewhere = {each.volume for each in configuration.policies if each.write == "back"}
         elsewhere |= {each.volume for each in configuration.policies if each.prefill_tokens_per_s}
-        links = BorrowedLinks(slots, fabric, settings.timing.write_deadline, max(1, workers // 2))
+        links = BorrowedLinks(
+            slots, fabric, settings.timing.write_deadline, max(1, workers // 2),
+            lends_single=settings.lends_single_slots,
+        )  # fmt: skip
         served = [serve(volume, slots=links) for volume in volumes if volume.settings.name not in elsewhere]
         own = Audience("agent", settings.tenants).key_value(served)
         registered = RegisteredMemory(settings.registered_memory)

@@ -35,10 +35,18 @@ class BorrowedLinks:
     """All of a reader. Safe from any thread."""
 
     def __init__(
-        self, sockets: Sequence[socket.socket], fabric: Fabric, put_seconds: float, patient: int = 1
+        self,
+        sockets: Sequence[socket.socket],
+        fabric: Fabric,
+        put_seconds: float,
+        patient: int = 1,
+        *,
+        lends_single: bool = True,
     ) -> None:
-        """`put_seconds`: as long as a put may take. `patient`: calls at once that may take so long."""
+        """`put_seconds`: as long as a put may take. `patient`: calls at once that may take so long.
+        `lends_single`: there are links for calls of one value, too."""
         self._fabric = fabric
+        self._values_least = 1 if lends_single else 2
         self._patient, self._counting = patient, threading.Lock()
         self._free: queue.LifoQueue[_Link] = queue.LifoQueue()
         self._whole = len(sockets)
@@ -47,9 +55,9 @@ class BorrowedLinks:
             self._free.put(_Link(each))
 
     @contextlib.contextmanager
-    def take(self) -> Iterator[SlotLink]:
+    def take(self, values: int) -> Iterator[SlotLink]:
         """See `SlotLinks`."""
-        if not self._whole:
+        if not self._whole or values < self._values_least:
             raise PutElsewhere
         try:
             link = self._free.get(timeout=TAKE_SECONDS)

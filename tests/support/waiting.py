@@ -9,6 +9,9 @@ from typing import TypeVar
 T = TypeVar("T")
 
 POLL_SECONDS = 0.005
+LATE_SESSION = r"not connected, and tried again: .*(was not answered|did not answer|was not up within)"
+"""For `expects_log`: an agent's session waits 2.5 s for an answer, and then tries again. A machine that stops
+the test for so long is not the product's fault; any other reason is."""
 
 
 def wait_until(condition: Callable[[], T], seconds: float = 30.0, what: str = "") -> T:

@@ -53,8 +53,9 @@ class SlotLink(Protocol):
 
 
 class SlotLinks(Protocol):
-    def take(self) -> AbstractContextManager[SlotLink]:
-        """A link for one call. It may wait for a moment. Raises PutElsewhere where all are in use."""
+    def take(self, values: int) -> AbstractContextManager[SlotLink]:
+        """A link for one call of so many values. It may wait for a moment. Raises PutElsewhere where all are
+        in use, or the other process is to store so few values itself."""
 
     def namespace(self, nguid: bytes) -> int | None:
         """The number of a namespace for the channel; None: it is not known here."""
@@ -77,7 +78,7 @@ def write_borrowed(
     most = volume.settings.value_bytes
     if not all(0 < len(value) <= most for value in values):
         raise TooLong(f"{volume.settings.name} takes 1 to {most} bytes")
-    with links.take() as link:
+    with links.take(len(keys)) as link:
         if not link.is_patient:
             channel.gives_way()
         call = _Call(volume, channel, links, link, values, channel.now() + wait_seconds)

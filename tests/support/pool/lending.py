@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from agent.pool.errors import BadPut, PutRefused
+from agent.pool.errors import BadPut, PutElsewhere, PutRefused
 from agent.pool.write.batch import Became, Untried
 from agent.pool.write.borrowed_slots import SlotLink, write_borrowed
 from agent.pool.write.lent_slots import LentSlots
@@ -53,6 +53,7 @@ class Lending:
         self.was_sent = False
         """What the borrower's own fence says of a write that failed at once."""
         self.lends = True
+        self.values_least = 1
         self.is_patient = True
         self.slots: LentSlots | None = None
 
@@ -68,7 +69,9 @@ class Lending:
     # -- what the borrower sees --------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def take(self) -> Iterator[SlotLink]:
+    def take(self, values: int) -> Iterator[SlotLink]:
+        if values < self.values_least:
+            raise PutElsewhere
         yield self
 
     def namespace(self, nguid: bytes) -> int | None:

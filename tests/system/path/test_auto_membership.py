@@ -32,9 +32,9 @@ from emulator.jbof.enclosure import Enclosure, EnclosureSettings
 from nvmeof.controller.subsystem import Subsystem
 from nvmeof.wire.log_page import DiscoveryEntry
 from tests.support.processes import Processes
-from tests.support.waiting import wait_until
+from tests.support.waiting import LATE_SESSION, wait_until
 
-pytestmark = pytest.mark.expects_log("not in the pool")
+pytestmark = pytest.mark.expects_log("not in the pool", LATE_SESSION)
 """The sessions say so of newcomers."""
 
 ROOT = RootKey(SecretKey(b"\x11" * 32), "a test")

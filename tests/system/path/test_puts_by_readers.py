@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
+from agent.config.configuration import CORES_OF_PROCESS
 from host_shim.block_key import key_of
 from host_shim.pool import Pool
 from tests.support.pool.reader_pool import MIB, SHORT, each_mount, rows, value, wait_serving
@@ -35,9 +37,11 @@ def test_what_one_process_stores_all_serve(pool: PoolUp) -> None:
             values = [value(number * 100 + each) for each in range(40)]
             assert volume.put_many(keys, values) == [True] * 40
             assert volume.put_many(keys, values) == [True] * 40, "they are there"
+        # One value alone is a reader's where there are cores for several processes.
+        with Pool(mount if not number or takes_single() else pool.mount) as own:
             long = own.memory(MIB)
             long[:] = value(number, MIB)
-            assert volume.put(key_of(f"long {number}"), long)
+            assert own.volume("kv").put(key_of(f"long {number}"), long)
         for other in each_mount(pool):
             with Pool(other) as own:
                 volume, buffers = own.volume("kv"), [bytearray(SHORT) for _ in keys]
@@ -47,6 +51,34 @@ def test_what_one_process_stores_all_serve(pool: PoolUp) -> None:
                 assert volume.get_into(key_of(f"long {number}"), buffer) == MIB
                 assert buffer == value(number, MIB)
     assert pool.status()["totals"]["puts"] - before == 3 * 41
+
+
+def takes_single() -> bool:
+    return len(os.sched_getaffinity(0)) >= 2 * CORES_OF_PROCESS
+
+
+@pytest.mark.skipif(takes_single(), reason="readers take single values here")
+def test_on_few_cores_single_values_go_to_the_first(pool: PoolUp) -> None:
+    refused = pytest.raises(OSError, match=os.strerror(errno.EREMOTE))
+    with Pool(each_mount(pool)[1]) as own, refused:
+        own.volume("kv").put(key_of("at the reader"), own.memory(MIB))
+    with pool.pool() as own:
+        volume, long = own.volume("kv"), own.memory(MIB)
+        for number in range(20):
+            long[:] = value(number, MIB)
+            assert volume.put(key_of(f"single {number}"), long)
+            buffer = own.memory(MIB)
+            # Once through each process, which may read its first directories late.
+            for _ in range(3):
+                wait_until(
+                    lambda number=number, buffer=buffer: (  # type: ignore[misc]
+                        volume.get_into(key_of(f"single {number}"), buffer) == MIB
+                    ),
+                    30,
+                )
+                assert buffer == value(number, MIB)
+        keys = [key_of(f"batch {number}") for number in range(8)]
+        assert volume.put_many(keys, list(map(value, range(8)))) == [True] * 8
 
 
 def test_one_key_through_all_processes_at_once_has_one_value(pool: PoolUp) -> None:

@@ -123,19 +123,28 @@ def test_values_over_real_sockets(stand: Stand) -> None:
 
 def test_all_links_in_use(stand: Stand) -> None:
     links = links_of(stand)
-    with links.take(), links.take(), pytest.raises(PutElsewhere), links.take():
+    with links.take(1), links.take(1), pytest.raises(PutElsewhere), links.take(1):
         raise AssertionError("there are two")
-    with links.take(), links.take():
+    with links.take(1), links.take(1):
+        pass
+
+
+def test_where_processors_are_few_there_are_links_for_batches_alone(stand: Stand) -> None:
+    nguids = tuple(each.nguid for each in stand.memory.pool.settings.extents)
+    links = BorrowedLinks(stand.theirs, Fabric((), nguids), SOON, lends_single=False)
+    with pytest.raises(PutElsewhere), links.take(1):
+        raise AssertionError("for one value")
+    with links.take(2), links.take(2):
         pass
 
 
 def test_half_of_the_workers_have_calls_that_are_patient(stand: Stand) -> None:
     links = links_of(stand)
     for _ in range(2):
-        with links.take() as first, links.take() as second:
+        with links.take(1) as first, links.take(1) as second:
             assert first.is_patient
             assert not second.is_patient, "one of two"
-        with links.take() as again:
+        with links.take(1) as again:
             assert again.is_patient
 
 

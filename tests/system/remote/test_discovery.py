@@ -27,6 +27,7 @@ from nvmeof.transport.tcp import open_controller
 from nvmeof.wire.fabrics import DISCOVERY_NQN
 from nvmeof.wire.log_page import DISCOVERY_ENTRY, DiscoveryEntry
 from tests.support.nvme.nvme_ends import HOST, HOST_ID
+from tests.support.waiting import LATE_SESSION
 
 DRIVES = {"drives": 1, "drive_bytes": 1 << 20}
 
@@ -130,7 +131,7 @@ def test_a_controller_that_tells_nothing_is_asked(monkeypatch: pytest.MonkeyPatc
     trio.run(main)
 
 
-@pytest.mark.expects_log("it is not used", "left out")
+@pytest.mark.expects_log("it is not used", "left out", LATE_SESSION)
 def test_a_copy_of_a_shelf_that_discovery_lists_displaces_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

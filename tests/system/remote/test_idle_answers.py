@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+import pytest
 import trio
 
 from agent.pool.counters import MissCause
@@ -15,6 +16,7 @@ from agent.pool.steps import Steps
 from agent.remote.channel import WorkerChannel
 from agent.remote.supervisor import Supervisor
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings
+from tests.support.waiting import LATE_SESSION
 from tests.system.remote.test_supervisor import DRIVES, HOST, HOST_ID, section, until
 
 T = TypeVar("T")
@@ -25,6 +27,7 @@ def write(channel: WorkerChannel, patience: float) -> Steps[MissCause | None]:
     return (yield from wait_for(channel, pending, channel.now() + patience))
 
 
+@pytest.mark.expects_log(LATE_SESSION)
 def test_an_answer_that_comes_late_to_an_idle_worker_resets_nothing() -> None:
     async def main() -> None:
         with Enclosure(EnclosureSettings(**DRIVES)) as shelf, ThreadPoolExecutor(1) as worker:

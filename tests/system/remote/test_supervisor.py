@@ -16,6 +16,9 @@ from agent.service.queue_plan import EXTRA_QUEUES, granted_workers
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings
 from nvmeof.controller.settings import ControllerSettings
 from nvmeof.host import commands
+from tests.support.waiting import LATE_SESSION
+
+pytestmark = pytest.mark.expects_log(LATE_SESSION)
 
 HOST, HOST_ID = "nqn.2026-01.io.g35:tester", b"tester-host-id-0"
 DRIVES = {"drives": 1, "drive_bytes": 1 << 20}
@@ -68,6 +71,7 @@ def test_a_namespace_that_an_enclosure_takes_away_is_said(caplog: pytest.LogCapt
                 nursery.start_soon(supervisor.run)
                 await supervisor.all_tried(10)
                 [ours] = supervisor.fabric.enclosures
+                await until(lambda: len(ours.namespaces) == 2, "both")
                 shelf.remove_drive(0)
                 await until(lambda: len(ours.namespaces) == 1, "a namespace less")
                 shelf.add_drive(0)
@@ -83,28 +87,31 @@ def test_a_namespace_that_an_enclosure_takes_away_is_said(caplog: pytest.LogCapt
 def test_the_workers_are_as_many_as_the_poorest_enclosure_has_queues_for(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    def told() -> list[str]:
+        return [line for line in caplog.messages if "grants 5 I/O queues" in line]
+
     async def main() -> None:
         settings = EnclosureSettings(controller=ControllerSettings(max_io_queues=5), **DRIVES)
         with Enclosure(settings) as shelf:
             supervisor = Supervisor([section(shelf)], HOST, HOST_ID, 4 + EXTRA_QUEUES)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(supervisor.run)
-                await supervisor.all_tried(10)
+                await until(lambda: supervisor.fabric.enclosures[0].session is not None, "the session")
                 assert granted_workers(supervisor.fabric, 4) == 5 - EXTRA_QUEUES
-                assert len(caplog.messages) == 1
+                assert len(told()) == 1
                 assert granted_workers(supervisor.fabric, 1) == 1
-                assert len(caplog.messages) == 1
+                assert len(told()) == 1
                 # One that joins, or comes back, while more are in use is named as well.
                 supervisor.queues_in_use = 4 + EXTRA_QUEUES
                 epoch = supervisor.fabric.enclosures[0].epoch
                 supervisor.fabric.enclosures[0].complain(epoch)
-                await until(lambda: len(caplog.messages) == 2, "the second line")
+                await until(lambda: len(told()) == 2, "the second line")
                 nursery.cancel_scope.cancel()
 
     caplog.set_level(logging.WARNING)
     trio.run(main)
-    assert "of the 8 that are needed" in caplog.messages[0]
-    assert "of the 8 in use" in caplog.messages[1]
+    assert "of the 8 that are needed" in told()[0]
+    assert "of the 8 in use" in told()[1]
 
 
 def test_a_session_ends_for_a_write_that_nobody_looks_after() -> None:
@@ -117,6 +124,7 @@ def test_a_session_ends_for_a_write_that_nobody_looks_after() -> None:
                 nursery.start_soon(supervisor.run)
                 await supervisor.all_tried(10)
                 [ours] = supervisor.fabric.enclosures
+                await until(lambda: ours.session is not None, "the session")
                 fence, write, epoch = supervisor.fabric.fence, commands.flush(1), ours.epoch
                 write.submitted_at = time.monotonic() - COMMAND_SECONDS + 0.2
                 fence.put_up(bytes(16), 0, 4096, 0.0, time.monotonic(), GivenUp([write], ours, epoch))
@@ -129,6 +137,9 @@ def test_a_session_ends_for_a_write_that_nobody_looks_after() -> None:
 
 @pytest.mark.expects_log("shown by no enclosure that this agent knows")
 def test_namespaces_of_the_pool_that_nobody_shows_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    def told() -> list[str]:
+        return [line for line in caplog.messages if "shown by no enclosure" in line]
+
     async def main() -> None:
         with Enclosure(EnclosureSettings(**DRIVES)) as shelf:
             supervisor = Supervisor([section(shelf)], HOST, HOST_ID, 2)
@@ -139,13 +150,13 @@ def test_namespaces_of_the_pool_that_nobody_shows_are_named_once(caplog: pytest.
                 await until(lambda: fabric.enclosures[0].namespaces, "its namespaces")
                 shown = [each.nguid for each in fabric.enclosures[0].namespaces]
                 fabric.adopt([*shown, b"\xee" * 16])
-                await until(lambda: caplog.messages, "the line")
+                await until(told, "the line")
                 # Two more looks say nothing new.
                 fabric.grow([*shown, b"\xee" * 16, b"\xdd" * 16])
-                await until(lambda: len(caplog.messages) == 2, "the line of the other")
+                await until(lambda: len(told()) == 2, "the line of the other")
                 nursery.cancel_scope.cancel()
 
     caplog.set_level(logging.WARNING)
     trio.run(main)
-    assert "ee" * 16 in caplog.messages[0]
-    assert "ee" * 16 not in caplog.messages[1]
+    assert "ee" * 16 in told()[0]
+    assert "ee" * 16 not in told()[1]

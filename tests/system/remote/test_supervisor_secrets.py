@@ -21,10 +21,13 @@ from emulator.jbof.control_client import ask
 from nvmeof.authentication.secret import new_secret
 from nvmeof.host import commands
 from nvmeof.transport import VerbsChoice, connect_io_queue, rdma_queue
+from nvmeof.transport.base import ControllerInfo
 from nvmeof.transport.verbs_provider import free_loopback_address
 from tests.support.nvme.transport_ways import EMULATED
 from tests.support.processes import Processes
-from tests.support.waiting import wait_until
+from tests.support.waiting import LATE_SESSION, wait_until
+
+pytestmark = pytest.mark.expects_log(LATE_SESSION)
 
 HOST, HOST_ID = "nqn.2026-01.io.g35:tester", b"tester-host-id-0"
 LBA = 4096
@@ -102,9 +105,13 @@ def supervised(shelf: Shelf, fabric: FabricSection, use: Callable[[Supervisor], 
         thread.join(60)
 
 
+def session_of(supervisor: Supervisor) -> ControllerInfo:
+    [ours] = supervisor.fabric.enclosures
+    return wait_until(lambda: ours.session, 60, f"the session: {ours.fault}")  # type: ignore[return-value]
+
+
 def write_and_read(supervisor: Supervisor) -> None:
-    session = supervisor.fabric.enclosures[0].session
-    assert session is not None, supervisor.fabric.enclosures[0].fault
+    session = session_of(supervisor)
     queue = connect_io_queue(session, 1, 8)
     try:
         into = memoryview(mmap.mmap(-1, LBA))
@@ -135,8 +142,7 @@ def test_a_queue_pair_that_was_broken_proves_itself_anew(
     shelf = Shelf(tmp_path, processes, "rdma")
 
     def break_it(supervisor: Supervisor) -> None:
-        session = supervisor.fabric.enclosures[0].session
-        assert session is not None
+        session = session_of(supervisor)
         queue = connect_io_queue(session, 1, 8)
         try:
             into = memoryview(mmap.mmap(-1, LBA))

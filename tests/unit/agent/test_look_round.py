@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import Any, cast
 
 import pytest
 
-from agent.attach.inspect_namespaces import LOOKS_IN_FLIGHT, look_at_all
+from agent.attach.inspect_namespaces import LOOKS_IN_FLIGHT, look_at_all, look_round
 from agent.inline.secrets import RootKey, SecretKey
 from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
 from agent.pool.map.inspect import Content, Inspection
 from agent.pool.map.replicas import write_superblock
 from agent.pool.map.superblock import BLOCK_BYTES, COPY_OFFSETS, MAP_IO_SECONDS
+from agent.remote.enclosure import Enclosure
+from agent.remote.fabric import Fabric
 from nvmeof.host.namespaces import NamespaceInfo
 from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
 from tests.support.pool.memory_pool import nguid_of
@@ -112,3 +115,20 @@ def test_blank_namespaces_are_looked_at_from_both_ends() -> None:
 def test_no_namespace_is_no_look() -> None:
     channel = MemoryChannel([])
     assert channel.run(look_at_all(channel, [], math.inf)) == {}
+
+
+def test_an_enclosure_that_connects_amid_the_look_brings_no_newcomers() -> None:
+    """What it shows may be of the pool, whose map is not known yet."""
+    pod = Pod(2, 1)
+    shelves = [Enclosure(f"shelf-{number}", cast(Any, object())) for number in range(2)]
+    for number, shelf in enumerate(shelves):
+        shelf.namespaces = (NamespaceInfo(1, nguid_of(number), SIZE, 4096),)
+    fabric = Fabric(shelves[:1])
+    [(_, _, seen)] = look_round(fabric, cast(Any, pod.channel))
+    assert seen.content is Content.POOL
+    fabric.enclosures = shelves
+    fabric.refresh()
+    assert fabric.strays
+    assert not fabric.newcomers()
+    fabric.adopt([nguid_of(0)])
+    assert list(fabric.newcomers()) == [nguid_of(1).hex()]

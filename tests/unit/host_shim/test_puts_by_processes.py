@@ -145,6 +145,27 @@ def test_a_reader_that_refuses_puts_serves_gets(pool: Pool, both: Both, lending:
     assert not pool._processes._is_aside(pool._processes._all[1], "v")
 
 
+def test_where_a_reader_takes_batches_alone_single_values_go_to_the_first(
+    pool: Pool, both: Both, lending: Lending
+) -> None:
+    """It has too few processors for them (`lends_single_slots`), and is asked once a second at the most."""
+    lending.values_least = 2
+    registered = pool.memory(len(content(7)))
+    registered[:] = content(7)
+    assert put(pool, range(4)) == [True] * 4
+    for number in range(10, 13):
+        assert pool.volume("v").put(key_of(number), registered)
+    assert both.first.asked["STORE"] == 3
+    assert not lending.asked.count(Kind.ASK) > 1, "for the batch"
+    assert both.reader.asked["STORE"] >= 1
+    assert pool._processes.begin_put("v", 1) is pool._processes._first
+    assert pool._processes.begin_put("v", 2) is not pool._processes._first, "batches are still taken"
+    assert put(pool, range(20, 24)) == [True] * 4
+    assert both.reader.asked["STORE_MANY"] == 2
+    assert all(lending.first.get(key_of(number)) == content(7) for number in range(10, 13))
+    lending.nothing_is_held()
+
+
 def test_values_that_want_a_put_of_their_own_go_to_the_first(
     pool: Pool, both: Both, lending: Lending
 ) -> None:
@@ -183,15 +204,15 @@ def test_puts_go_to_whom_has_the_fewest(pool: Pool) -> None:
     first, (reader,) = processes._first, processes._all[1:]
     another = processes._make("/mnt/another")
     processes._all = (first, reader, another)
-    taken = [processes.begin_put("v") for _ in range(4)]
+    taken = [processes.begin_put("v", 2) for _ in range(4)]
     assert sorted(map(id, taken)) == sorted(2 * [id(reader), id(another)])
     processes.end_put(another)
     processes.end_put(another)
-    assert [processes.begin_put("v") for _ in range(2)] == [another, another]
-    processes.set_aside(reader, agent_processes.PUTS + "v")
+    assert [processes.begin_put("v", 2) for _ in range(2)] == [another, another]
+    processes.set_aside(reader, agent_processes.BATCHES + "v")
     for _ in range(2):
         processes.end_put(reader)
-    assert processes.begin_put("v") is another, "the one with fewer is left alone"
+    assert processes.begin_put("v", 2) is another, "the one with fewer is left alone"
 
 
 def test_one_that_is_set_aside_leaves_its_puts_to_the_others(pool: Pool) -> None:
@@ -201,7 +222,7 @@ def test_one_that_is_set_aside_leaves_its_puts_to_the_others(pool: Pool) -> None
     first, (reader,) = processes._first, processes._all[1:]
     another = processes._make("/mnt/another")
     processes._all = (first, reader, another)
-    processes._aside[id(reader), agent_processes.PUTS + "v"] = float("inf")
-    assert [processes.begin_put("v") for _ in range(4)] == [another] * 4
-    processes._aside[id(another), agent_processes.PUTS + "v"] = float("inf")
-    assert processes.begin_put("v") is first
+    processes._aside[id(reader), agent_processes.BATCHES + "v"] = float("inf")
+    assert [processes.begin_put("v", 2) for _ in range(4)] == [another] * 4
+    processes._aside[id(another), agent_processes.BATCHES + "v"] = float("inf")
+    assert processes.begin_put("v", 2) is first

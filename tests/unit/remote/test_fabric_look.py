@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+
 from agent.remote.circuit_breaker import Health
 from agent.remote.enclosure import Enclosure, Route
 from agent.remote.fabric import Fabric
+from agent.remote.outlier_detection import OutlierDetection
+from nvmeof.host.namespaces import NamespaceInfo
+from nvmeof.transport.base import ControllerInfo
 from tests.support.pool.memory_pool import nguid_of
 
 
@@ -38,3 +47,56 @@ def test_an_ssd_of_this_machine_makes_no_suspect_of_those_over_the_fabric() -> N
                 health.answered(took, read=True)
         now += 0.25
         assert fabric.look(now) == []
+
+
+def shelf_with(*numbers: int) -> Enclosure:
+    """A connected enclosure that shows these namespaces."""
+    shelf = Enclosure(f"shelf {numbers}", cast(ControllerInfo, object()))
+    shelf.namespaces = tuple(NamespaceInfo(n + 1, nguid_of(n), 1 << 20, 4096) for n in numbers)
+    return shelf
+
+
+def test_no_namespace_is_new_or_unseen_before_there_is_a_pool_map() -> None:
+    """An enclosure that connects amid the first look round may show namespaces of the pool itself."""
+    fabric = Fabric([shelf_with(0)])
+    fabric.refresh()
+    assert not fabric.newcomers()
+    fabric.adopt([nguid_of(0), nguid_of(2)], is_pool=False)
+    fabric.enclosures = [*fabric.enclosures, shelf_with(1)]
+    fabric.refresh()
+    assert fabric.strays
+    assert not fabric.newcomers()
+    assert not fabric.unseen()
+    fabric.adopt([nguid_of(0), nguid_of(2)])
+    assert list(fabric.newcomers()) == [nguid_of(1).hex()]
+    assert fabric.unseen() == {nguid_of(2)}
+
+
+@pytest.mark.interpreted
+def test_a_look_amid_a_change_of_the_map_finds_nothing_that_is_not_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The map changes on one thread, and the supervisor looks on another."""
+    fabric = Fabric([shelf_with(0, 1)])
+    found: list[object] = []
+    looks: list[threading.Thread] = []
+
+    def amid(*_: object) -> Any:
+        looks.append(threading.Thread(target=lambda: found.extend((fabric.newcomers(), fabric.unseen()))))
+        looks[-1].start()
+        looks[-1].join(0.1)  # it waits for the change, or it would be over by then
+        return (), ""
+
+    def outliers(health: Sequence[Health]) -> OutlierDetection:
+        amid()
+        return OutlierDetection(health)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fabric._owners, "choose", amid)
+        patch.setattr("agent.remote.fabric.OutlierDetection", outliers)
+        fabric.adopt([nguid_of(0), nguid_of(1)])
+        fabric.grow([nguid_of(0), nguid_of(1)])
+    for look in looks:
+        look.join()
+    assert len(looks) == 5
+    assert not any(found)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent.config.configuration import parse_configuration
+from agent.config.configuration import AgentSection, parse_configuration
 from agent.errors import ConfigError
 from agent.service.readers import why_alone
 
@@ -77,6 +77,18 @@ def test_without_a_number_the_cores_that_the_agent_is_given_count() -> None:
     assert count(cpus=list(range(8))) == 2
 
 
+@pytest.mark.parametrize("cores", [1, 2, 7, 8, 16])
+def test_readers_take_single_values_where_the_cores_are_for_several_processes(
+    cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(cores)))
+    assert section(processes=2).lends_single_slots == (count() > 1)
+
+
 def count(**agent: Any) -> int:
+    return section(**agent).process_count
+
+
+def section(**agent: Any) -> AgentSection:
     document = {"agent": {**AGENT, "processes": 0, **agent}, "enclosures": [ENCLOSURE]}
-    return parse_configuration(document, "a test's").agent.process_count
+    return parse_configuration(document, "a test's").agent
