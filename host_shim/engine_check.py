@@ -396,7 +396,7 @@ def _names_ours(engine: str, document: Any) -> bool:
 
 def _is_within(path: str, mount: str) -> bool:
     mount = os.path.abspath(mount)
-    return os.path.commonpath((os.path.abspath(path), mount)) == mount
+    return os.path.isabs(path) and os.path.commonpath((os.path.abspath(path), mount)) == mount
 
 
 def _volume_room(place: Place) -> int:

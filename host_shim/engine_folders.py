@@ -4,15 +4,17 @@ A configuration is looked at, JSON or YAML of the engine or its command line, fo
 folder of their files, and the size of the tiers before it:
 
     vLLM      {"type": "fs", "root_dir": FOLDER}; "cpu_bytes_to_use"
-    LMCache   {"type": "fs", "base_path": FOLDER}, remote_url: fs://HOST:PORT/FOLDER, local_disk: FOLDER;
-              --l1-size-gb, max_local_cpu_size
+    LMCache   {"type": "fs", "base_path": FOLDER}, remote_storage_plugin.fs.base_path: FOLDER,FOLDER,
+              remote_url: fs://HOST:PORT/FOLDER, local_disk: FOLDER; --l1-size-gb, max_local_cpu_size
     SGLang    SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR=FOLDER; --hicache-size
     NIXL      DYN_KVBM_DISK_CACHE_DIR=FOLDER, SGLANG_HICACHE_NIXL_BACKEND_STORAGE_DIR=FOLDER
 
-A folder is judged by its place in the mount: /shared is for all of them, /fs is one agent's own, and /kv has
-no folders. Nothing is imported of an engine.
+A folder is judged by its place in the mount: /shared is for what hosts share, /fs is one agent's own, and /kv
+has no folders. KVBM's is the exception: one file of one process, which it writes over at random. Nothing is
+imported of an engine.
 """
 
+import contextlib
 import errno
 import json
 import math
@@ -27,10 +29,15 @@ from typing import Any, Final
 
 PAGE: Final = 4096
 _GIB: Final = 1 << 30
+_ENDS: Final = ";&|"
+"""Ends of a shell's command."""
 _ASSIGNED: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
+_PLUGIN: Final = re.compile(r"remote_storage_plugin\.fs(\.[^.]+)?\.base_path")
+"""LMCache's fs connector, which may have several instances: `fs.NAME`."""
+_KVBM: Final = "DYN_KVBM_DISK_CACHE_DIR"
 _ENVIRONMENT: Final = {
     "sglang": ("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", "SGLANG_HICACHE_NIXL_BACKEND_STORAGE_DIR"),
-    "nixl": ("DYN_KVBM_DISK_CACHE_DIR", "SGLANG_HICACHE_NIXL_BACKEND_STORAGE_DIR"),
+    "nixl": (_KVBM, "SGLANG_HICACHE_NIXL_BACKEND_STORAGE_DIR"),
 }
 _SIZES: Final[dict[str, dict[str, int]]] = {
     "vllm": {"cpu_bytes_to_use": 1},
@@ -61,6 +68,10 @@ class Folder:
     """O_DIRECT is asked for, or tried."""
     keeps_count: bool = False
     """The engine lists it, and deletes files by itself."""
+    is_undirected: bool = False
+    """O_DIRECT is asked for, and another option keeps it off."""
+    is_own: bool = False
+    """One file of one process, without a name, which is written over at random places."""
 
 
 def are_flags(text: str) -> bool:
@@ -68,7 +79,8 @@ def are_flags(text: str) -> bool:
     words = text.split()
     if text.lstrip().startswith(("{", "[")):
         return False
-    return bool(words) and (words[0].startswith("--") or " --" in text or bool(_ASSIGNED.match(words[0])))
+    begins = bool(words) and (words[0].startswith("--") or words[0] in ("export", "env"))
+    return begins or " --" in text or (bool(words) and bool(_ASSIGNED.match(words[0])))
 
 
 def read_flags(text: str) -> dict[str, Any]:
@@ -78,8 +90,13 @@ def read_flags(text: str) -> dict[str, Any]:
     Raises ValueError."""
     found: dict[str, list[Any]] = {}
     waits: list[Any] | None = None
-    for word in shlex.split(text):
-        if word.startswith("--"):
+    words = shlex.shlex(text, posix=True, punctuation_chars=_ENDS)
+    words.whitespace_split = True
+    words.commenters = ""
+    for word in words:
+        if word and not word.strip(_ENDS):
+            waits = None
+        elif word.startswith("--"):
             name, is_set, value = word[2:].partition("=")
             values = found.setdefault(name.replace("-", "_"), [])
             values.append(_read(value) if is_set else True)
@@ -90,6 +107,8 @@ def read_flags(text: str) -> dict[str, Any]:
         elif _ASSIGNED.match(word):
             name, _, value = word.partition("=")
             found[name] = [value]
+            with contextlib.suppress(ValueError):
+                found[name] = [_read(value)]
     return {name: values[0] if len(values) == 1 else values for name, values in found.items()}
 
 
@@ -112,7 +131,7 @@ def folders_of(engine: str, document: Any) -> list[Folder]:
     found = []
     for table in _tables(document):
         for name in _ENVIRONMENT.get(engine, ()):
-            found += [Folder(name, each) for each in _texts(table, name)]
+            found += [Folder(name, each, is_own=name == _KVBM) for each in _texts(table, name)]
         is_fs = table.get("type") == "fs"
         if engine == "vllm" and is_fs:
             found += [Folder("root_dir", each, True) for each in _texts(table, "root_dir")]
@@ -121,12 +140,27 @@ def folders_of(engine: str, document: Any) -> list[Folder]:
             if is_fs:
                 direct = table.get("use_odirect") is True
                 found += [Folder("base_path", each, direct, counts) for each in _texts(table, "base_path")]
+            found += _of_plugins(table)
             for each in _texts(table, "remote_url"):
                 if each.startswith("fs://"):
                     found.append(Folder("remote_url", "/" + each[5:].partition("/")[2]))
             for each in _texts(table, "local_disk"):
                 found.append(Folder("local_disk", each.removeprefix("file://")))
     return found
+
+
+def _of_plugins(table: dict[str, Any]) -> list[Folder]:
+    """Those of LMCache's fs connector: several each, where commas are between them."""
+    wanted = table.get("fs_connector_use_odirect") is True
+    has_effect = wanted and table.get("save_chunk_meta") is False
+    names = [name for name in table if _PLUGIN.fullmatch(name)] or ["fs_base_path"]
+    return [
+        Folder(name, path.strip(), has_effect, is_undirected=wanted and not has_effect)
+        for name in names
+        for each in _texts(table, name)
+        for path in each.split(",")
+        if path.strip()
+    ]
 
 
 def _texts(table: dict[str, Any], name: str) -> list[str]:
@@ -156,21 +190,35 @@ def memory_of(engine: str, document: Any) -> list[tuple[str, int]]:
 
 def judge_folder(engine: str, folder: Folder, mount: str) -> Iterator[Found]:
     """What is wrong with a folder of a mount that answers; or that nothing is."""
-    path, what = os.path.abspath(folder.path), folder.key
-    mount = os.path.abspath(mount)
-    parts = os.path.relpath(path, mount).split(os.sep)
+    what, mount = folder.key, os.path.abspath(mount)
     shared = _shared_volumes(mount)
-    instead = (
-        f"{what}: {os.path.join(mount, 'shared', shared[0], engine)}"
-        if shared
-        else 'make a volume with kind = "shared" (docs/shared.md)'
-    )
+    if folder.is_own:
+        shared, instead = [], "a pool has /fs if it has a volume of kind files (docs/engines/nixl.md)"
+        if os.path.isdir(os.path.join(mount, "fs")):
+            instead = f"{what}: {os.path.join(mount, 'fs')}"
+    elif shared:
+        instead = f"{what}: {os.path.join(mount, 'shared', shared[0], engine)}"
+    else:
+        instead = 'make a volume with kind = "shared" (docs/shared.md)'
+    if not os.path.isabs(folder.path):
+        detail = f"{folder.path} is relative: it begins wherever the engine is started"
+        yield Found(what, False, detail, f"for the pool, {instead}")
+        return
+    path = os.path.abspath(folder.path)
+    parts = os.path.relpath(path, mount).split(os.sep)
     if parts[0] == os.pardir:
         yield Found(what, False, f"{path} is not in the mount {mount}", f"for the pool, {instead}")
         return
     face = parts[0]
     if face == "fs" and engine != "nixl" and shared:
         detail = f"{path} is on /fs, which is one agent's own: other hosts do not see it, and it fills up"
+        yield Found(what, False, detail, instead)
+        return
+    if face == "shared" and folder.is_own:
+        detail = (
+            f"{path} is on /shared, for files that hosts share. This engine's file is one process's own, and "
+            "written over at random: parts of it may be evicted, and too many make EFBIG"
+        )
         yield Found(what, False, detail, instead)
         return
     if face == "shared" and (len(parts) < 2 or parts[1] not in shared):
@@ -184,6 +232,9 @@ def judge_folder(engine: str, folder: Folder, mount: str) -> Iterator[Found]:
     if folder.keeps_count:
         advice = "leave max_capacity_gb at 0: the pool evicts by itself"
         yield Found(what, False, f"LMCache lists {path} and evicts there", advice, minor=True)
+    if folder.is_undirected:
+        advice = "save_chunk_meta: false, or no fs_connector_use_odirect"
+        yield Found(what, False, "save_chunk_meta keeps O_DIRECT off", advice, minor=True)
     yield judge_page(what, path, is_direct=folder.is_direct)
 
 
@@ -227,7 +278,12 @@ def judge_page(what: str, path: str, *, is_direct: bool) -> Found:
         return Found(what, False, f"{there}: {refused.strerror}", advice)
     if bytes(page) != expected:
         return Found(what, False, f"a page written to {there} did not come back", "g35 status: miss causes")
-    how = f" with O_DIRECT, which takes multiples of {sizes} bytes" if is_direct else ""
+    how = ""
+    if is_direct:
+        how = (
+            f" with O_DIRECT. Blocks want a multiple of {sizes} bytes; what a block has follows from the "
+            "model, and these options do not tell it"
+        )
     return Found(what, True, f"a page written and read in {there}{how}")
 
 

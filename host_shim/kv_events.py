@@ -32,6 +32,8 @@ BATCH_MAX = 4096
 HWM = 1000
 """Messages that wait for one subscriber."""
 CLOSE_SECONDS = 1.0
+NOBODY_SECONDS = 10.0
+"""So long after its start a publisher that connects says that nobody is there."""
 WARN_AGAIN_SECONDS = 60.0
 
 
@@ -245,6 +247,8 @@ class ZmqPublisher:
 
     A message has three frames: the topic, a sequence number of 8 bytes, big-endian, and a batch in msgpack.
     A subscriber that does not read loses messages beyond `hwm`, and sees the numbers that it did not get.
+    An endpoint without a wildcard is an address to connect to, which is no error where nobody is there: it is
+    said once.
     """
 
     def __init__(
@@ -273,14 +277,21 @@ class ZmqPublisher:
         socket = self._zmq.Context.instance().socket(self._zmq.PUB)
         socket.set_hwm(hwm)
         socket.setsockopt(self._zmq.LINGER, 0)
+        self._endpoint = endpoint
+        self._since = time.monotonic()
+        self._connections: Any = None
+        """Tells of the first connection, where this side connects; None: that is settled."""
         try:
             # As the engines have it: a wildcard is bound, anything else is a subscriber's address.
             if any(mark in endpoint for mark in ("*", "::", "ipc://", "inproc://")):
                 socket.bind(endpoint)
             else:
+                # Before it connects, or a quick subscriber would go unseen.
+                self._connections = socket.get_monitor_socket(self._zmq.EVENT_CONNECTED)
                 socket.connect(endpoint)
         except self._zmq.ZMQError as refused:
-            socket.close()
+            self._socket = socket
+            self.close()
             raise ValueError(f"g35: events cannot be published at {endpoint}: {refused}") from None
         self._socket = socket
         self._send: Any = socket.send
@@ -289,6 +300,8 @@ class ZmqPublisher:
     def publish(self, told: Sequence[Told]) -> None:
         """Send one message; it is lost for a subscriber that has too many waiting."""
         # As msgspec writes vLLM's structures: a batch is an array that ends in the data-parallel rank.
+        if self._connections is not None:
+            self._look_for_somebody()
         batch = (self._wall(), [self._event(each) for each in told], 0)
         number = self._sequence.to_bytes(8, "big")
         self._sequence += 1
@@ -296,6 +309,24 @@ class ZmqPublisher:
         self._send(self._topic, self._more)
         self._send(number, self._more)
         self._send(self._encode(batch), self._zmq.NOBLOCK)
+
+    def _look_for_somebody(self) -> None:
+        """Whether the address that this side connects to has answered; it is said once where it has not."""
+        if not self._connections.poll(0):
+            if time.monotonic() - self._since < NOBODY_SECONDS:
+                return
+            _log.warning(
+                "g35: events: nobody is at %s, which this side connects to; to have subscribers connect "
+                "here, give a wildcard, such as tcp://*:5558",
+                self._endpoint,
+            )
+        self._stop_looking()
+
+    def _stop_looking(self) -> None:
+        connections, self._connections = self._connections, None
+        if connections is not None:
+            self._socket.disable_monitor()
+            connections.close(0)
 
     def _event(self, told: Told) -> dict[str, Any]:
         if told.removed:
@@ -315,4 +346,5 @@ class ZmqPublisher:
         self._sequence += count
 
     def close(self) -> None:
+        self._stop_looking()
         self._socket.close()

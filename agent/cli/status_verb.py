@@ -333,7 +333,9 @@ def _query(door: dict[str, Any] | None) -> list[Text]:
     if door is None:
         return []
     counted = f"{door['requests']} requests, {door['prompts']} prompts, {door['keys']} keys"
-    found = f"{door['keys_in_memory']} in memory, {door['keys_on_flash']} on flash"
+    found = (
+        f"{door['keys_in_memory']} in memory, {door['keys_on_flash']} on flash, {door['keys_in_g4']} in G4"
+    )
     return [_door("queries", door, "/query", f"{counted}: {found}")]
 
 

@@ -74,6 +74,11 @@ class ServedVolume(ABC):
         """Whether another process of the agent may write values of the volume, which this one names."""
         return False
 
+    def seconds_from_below(self, size: int) -> float | None:
+        """How long so many bytes would take to come from G4; None: not measured, or no such place."""
+        below = None if self.in_sets is None else self.in_sets.below
+        return None if below is None else below.seconds_to_load(size)
+
     @property
     def settings(self) -> VolumeSettings:
         return self.volume.settings
@@ -367,13 +372,20 @@ class _InSets(ServedVolume):
     def lookup(
         self, channel: IoChannel, keys: Sequence[bytes], deadline: float
     ) -> Steps[list[MissCause | None]]:
-        waiting = [self._waiting(key) for key in keys] if self.back is not None else []
         causes: list[MissCause | None] = []
         began = channel.now()
         for start in range(0, len(keys), LOOKED_UP_AT_ONCE):
             part = keys[start : start + LOOKED_UP_AT_ONCE]
             # A directory that was read since is not read again.
-            causes += yield from self._volume.lookup(channel, part, deadline, channel.now() - began)
+            causes += yield from self._look_up(channel, part, deadline, channel.now() - began)
+        return causes
+
+    def _look_up(
+        self, channel: IoChannel, keys: Sequence[bytes], deadline: float, least: float
+    ) -> Steps[list[MissCause | None]]:
+        """As `Volume.lookup`, with what was acknowledged and is not on flash yet."""
+        waiting = [self._waiting(key) for key in keys] if self.back is not None else []
+        causes = yield from self._volume.lookup(channel, keys, deadline, least)
         wall = channel.wall()
         for at, value in enumerate(waiting):
             if value is not None:
@@ -399,10 +411,11 @@ class _InSets(ServedVolume):
                     break
                 # As for `exists`: a directory that was read since the question came is not read again.
                 asked = _keys_from(part, done, LOOKED_UP_AT_ONCE)
-                causes = yield from volume.lookup(channel, asked, deadline, channel.now() - began)
+                causes = yield from self._look_up(channel, asked, deadline, channel.now() - began)
                 there = _before_the_first_hole(causes)
                 end = done + there
-                grown = self._extend(run, prestage, pseudonyms, places, done, end, channel.wall(), away)
+                wall, now = channel.wall(), channel.now()
+                grown = self._extend(run, prestage, pseudonyms, places, done, end, wall, away, now)
                 if run.has_ended():
                     break
                 # Directories that were forgotten already, for want of room, tell no length.
@@ -434,11 +447,12 @@ class _InSets(ServedVolume):
         end: int,
         wall: float,
         away: frozenset[int],
+        now: float = -1.0,
     ) -> int:
         """As `extend_run`, with what was acknowledged and is not on flash yet."""
         back, at = self.back, start
         while at < end:
-            at += extend_run(run, self._volume, prestage, pseudonyms, places, at, end, wall, away)
+            at += extend_run(run, self._volume, prestage, pseudonyms, places, at, end, wall, away, now)
             waiting = None
             if back is not None and len(back) and at < end:
                 waiting = back.find(pseudonyms[at * KEY_BYTES : (at + 1) * KEY_BYTES])

@@ -18,5 +18,6 @@ class QueryCounters(DoorCounters):
     keys: int = 0
     keys_in_memory: int = 0
     keys_on_flash: int = 0
+    keys_in_g4: int = 0
     holes: Counter[str] = field(default_factory=Counter)
     """By the cause of the first key that cannot be served."""

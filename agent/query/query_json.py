@@ -26,6 +26,10 @@ KEYS_MAX: Final = 8192
 """Of all prompts of a request. Of blocks of 16 tokens that is a prompt of 131,072 tokens."""
 PROMPTS_MAX: Final = 1024
 HASH_BYTES_MAX: Final = 64
+FIELDS: Final = frozenset({"volume", "prompts", "names"})
+_FIELDS: Final = "volume, prompts and names"
+NAMED_CHARACTERS: Final = 40
+"""Of a field that is unknown, so many are told."""
 BODY_BYTES_MAX: Final = 1 << 20
 """All keys, or hashes of 32 bytes, with room for brackets and commas."""
 
@@ -58,8 +62,13 @@ def decode_query_untrusted(body: bytes | bytearray) -> Query:
         found = json.loads(body)
     except (ValueError, RecursionError):
         raise BadQuery(400, "the body is no JSON in UTF-8") from None
-    if not isinstance(found, dict) or not found.keys() <= {"volume", "prompts", "names"}:
-        raise BadQuery(400, "a query is an object of volume, prompts and names")
+    if not isinstance(found, dict):
+        raise BadQuery(400, f"a query is an object of {_FIELDS}")
+    unknown = next((field for field in found if field not in FIELDS), None)
+    if unknown is not None:
+        raise BadQuery(
+            400, f"{ascii(unknown)[:NAMED_CHARACTERS]} is no field of a query: those are {_FIELDS}"
+        )
     volume, prompts = found.get("volume"), found.get("prompts")
     if not isinstance(volume, str) or not 0 < len(volume) <= VOLUME_NAME_BYTES_MAX:
         raise BadQuery(400, f"volume is a name of 1 to {VOLUME_NAME_BYTES_MAX} bytes")
@@ -124,8 +133,8 @@ def answer_for(prompt: bytes, run: LeadingRun, load: float | None, compute: floa
         "run": run.length,
         "memory": run.in_memory,
         "flash": run.on_flash,
-        "g4": 0,
-        "bytes": run.memory_bytes + run.flash_bytes,
+        "g4": run.in_g4,
+        "bytes": run.value_bytes,
         "load_ms": None if load is None else round(load * 1e3, 3),
         "compute_ms": None if compute is None else round(compute * 1e3, 3),
         "hole": None,

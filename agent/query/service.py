@@ -15,6 +15,7 @@ from agent.pool.counters import MissCause
 from agent.pool.format.directory import KEY_BYTES
 from agent.pool.read.leading_run import LeadingRun
 from agent.pool.read.prestage_cache import PrestageCache
+from agent.pool.read.recompute_gate import RecomputeGate
 from agent.pool.steps import IoChannel, Runner, Steps
 from agent.pool.volume.bandwidth import TokenBucket
 from agent.query.counters import QueryCounters
@@ -141,8 +142,8 @@ class QueryService:
         for prompt, run in zip(query.prompts, asked.runs, strict=True):
             load = compute = None
             if volume is not None and volume.gate is not None:
-                load = volume.gate.seconds_to_load(run.flash_bytes) if run.on_flash else 0.0
-                compute = volume.gate.seconds_to_compute(run.memory_bytes + run.flash_bytes)
+                load = _seconds_to_load(volume, volume.gate, run)
+                compute = volume.gate.seconds_to_compute(run.value_bytes)
             told.append(answer_for(prompt, run, load, compute))
         with self._lock:
             self._counters.prompts += len(told)
@@ -150,6 +151,7 @@ class QueryService:
             for run in asked.runs:
                 self._counters.keys_in_memory += run.in_memory
                 self._counters.keys_on_flash += run.on_flash
+                self._counters.keys_in_g4 += run.in_g4
                 if run.hole is not None:
                     self._counters.holes[run.hole.name.lower()] += 1
         return encode({"volume": query.volume, "served": volume is not None, "prompts": told})
@@ -190,6 +192,14 @@ def _namespaces(volume: ServedVolume) -> set[int]:
     """Those that the volume's values lie in, by their indexes."""
     settings = volume.settings
     return {each.namespace for each in settings.extents} | {each.namespace for each in settings.shares}
+
+
+def _seconds_to_load(volume: ServedVolume, gate: RecomputeGate, run: LeadingRun) -> float | None:
+    """How long a run takes to come: what is on flash, then what is in G4, each by its own measure. None: one
+    of those that it wants has not been measured."""
+    from_flash = gate.seconds_to_load(run.flash_bytes) if run.on_flash else 0.0
+    from_g4 = volume.seconds_from_below(run.g4_bytes) if run.in_g4 else 0.0
+    return None if from_flash is None or from_g4 is None else from_flash + from_g4
 
 
 def _nothing(prompt: bytes) -> LeadingRun:

@@ -19,7 +19,10 @@ WINDOWS = 1 << 17
 
 
 class BlockContent:
-    """Keys and contents for values of `value_bytes` bytes (a multiple of 8). Shared between threads."""
+    """Keys and contents for values of `value_bytes` bytes (a multiple of 8). Shared between threads.
+
+    A block that no value can hold lies in several; `part` counts them from 0.
+    """
 
     def __init__(self, value_bytes: int, seed: int = 0) -> None:
         if value_bytes < _WORD or value_bytes % _WORD:
@@ -30,22 +33,22 @@ class BlockContent:
         self._run: NDArray[np.uint64] = np.random.Philox(key=seed).random_raw(words)
         self._full_stamps = (value_bytes - STAMP_BYTES) // PAGE_BYTES + 1 if value_bytes >= STAMP_BYTES else 0
 
-    def key(self, hash_id: int) -> bytes:
-        """The 16-byte key of a block; seed and length are part of it, so replays don't meet by accident."""
+    def key(self, hash_id: int, part: int = 0) -> bytes:
+        """The 16-byte key of a value; seed and length are part of it, so replays don't meet by accident."""
         return hashlib.blake2b(
-            self._name(hash_id), digest_size=16, key=self._salt, person=b"g35 replay key"
+            self._name(hash_id, part), digest_size=16, key=self._salt, person=b"g35 replay key"
         ).digest()
 
-    def fill(self, hash_id: int, into: NDArray[np.uint64]) -> None:
-        """Write the block's content into `into`, `value_bytes // 8` words long."""
-        digest, start = self._digest(hash_id)
+    def fill(self, hash_id: int, into: NDArray[np.uint64], part: int = 0) -> None:
+        """Write a value's content into `into`, `value_bytes // 8` words long."""
+        digest, start = self._digest(hash_id, part)
         np.copyto(into, self._run[start : start + len(into)])
         stamps = self._stamps_of(into)
         stamps[:] = self._expected_stamps(digest)
 
-    def wrong_bytes(self, hash_id: int, found: NDArray[np.uint64]) -> int:
-        """How many bytes of `found` differ from the block's content. `found` is used up: stamps go."""
-        digest, start = self._digest(hash_id)
+    def wrong_bytes(self, hash_id: int, found: NDArray[np.uint64], part: int = 0) -> int:
+        """How many bytes of `found` differ from the value's content. `found` is used up: stamps go."""
+        digest, start = self._digest(hash_id, part)
         stamps = self._stamps_of(found)
         expected_stamps = self._expected_stamps(digest)
         wrong = _differing_bytes(stamps, expected_stamps)
@@ -53,12 +56,13 @@ class BlockContent:
         stamps[:] = self._stamps_of(window)
         return wrong + _differing_bytes(found, window)
 
-    def _name(self, hash_id: int) -> bytes:
-        return hash_id.to_bytes(16, "little")
+    def _name(self, hash_id: int, part: int) -> bytes:
+        name = hash_id.to_bytes(16, "little")
+        return name + part.to_bytes(8, "little") if part else name
 
-    def _digest(self, hash_id: int) -> tuple[bytes, int]:
+    def _digest(self, hash_id: int, part: int) -> tuple[bytes, int]:
         digest = hashlib.blake2b(
-            self._name(hash_id), digest_size=_DIGEST_BYTES, key=self._salt, person=b"g35 replay value"
+            self._name(hash_id, part), digest_size=_DIGEST_BYTES, key=self._salt, person=b"g35 replay value"
         ).digest()
         return digest, int.from_bytes(digest[:8], "little") % WINDOWS
 

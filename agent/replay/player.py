@@ -2,6 +2,9 @@
 
 For each request: look up the prefix in one round trip, prestage and read its leading blocks, stop at the
 first hole (attention needs a prefix without one), and store the others. Every byte read is judged.
+
+A block that is longer than a value of the volume lies in several, as a connector would cut it. It is there
+where all of them are. One is read or written at a time, so memory is that of one value.
 """
 
 import threading
@@ -18,7 +21,7 @@ from agent.replay.content import BlockContent
 from agent.replay.lru import LruBaseline
 from agent.replay.tally import Cause, Tally, cause_of
 from agent.replay.trace_lines import TraceRequest
-from host_shim.control_wire import Outcome
+from host_shim.control_wire import KEYS_MAX, Outcome
 from host_shim.pool import Fetched
 
 T = TypeVar("T")
@@ -80,16 +83,19 @@ class Player:
         content: BlockContent,
         schedule: Schedule,
         *,
+        parts: int = 1,
         prestage: bool = True,
         absence: Absence | None = None,
         hung_seconds: float = HUNG_SECONDS,
     ) -> None:
+        """`parts`: values of each block."""
         self.tally = Tally()
         self.clock = CallClock(hung_seconds)
         self._absence = absence
         self._store = store
         self._content = content
         self._schedule = schedule
+        self._parts = parts
         self._prestage = prestage
         self._words = np.zeros(content.value_bytes // 8, np.uint64)
         self._bytes = memoryview(self._words.data).cast("B")
@@ -104,34 +110,63 @@ class Player:
             self._schedule.stopping.set()
 
     def play(self, request: TraceRequest) -> None:
-        tally = self.tally
-        keys = [self._content.key(hash_id) for hash_id in request.hash_ids]
-        there, _ = self._asked(
-            lambda: self._store.lookup(keys), lambda seen: bool(seen) and set(seen) == {None}
-        )
-        promised = next((at for at, seen in enumerate(there) if seen is not Outcome.HIT), len(keys))
+        tally, hash_ids = self.tally, request.hash_ids
+        there = self._look_up(hash_ids)
+        promised = next((at for at, seen in enumerate(there) if seen is not Outcome.HIT), len(hash_ids))
         if self._prestage and promised > 1:
-            self._store.prestage(keys[1:promised])
+            for some in self._together(hash_ids[1:promised]):
+                self._store.prestage(self._keys(some))
         read = 0
-        while read < promised and self._read(request.hash_ids[read], keys[read], there, read):
+        while read < promised and self._read(hash_ids[read], there, read):
             read += 1
-        for at in range(read, len(keys)):
+        for at in range(read, len(hash_ids)):
             seen = there[at]
             if seen is Outcome.HIT:
                 tally.misses[Cause.BEHIND_A_HOLE] += 1
                 continue
             if at != read or promised <= read:  # the block that broke the promise was counted by _read
                 tally.misses[cause_of(seen)] += 1
-            self._write(request.hash_ids[at], keys[at])
+            self._write(hash_ids[at])
         tally.requests += 1
-        tally.blocks += len(keys)
+        tally.blocks += len(hash_ids)
         tally.hits += read
         tally.tokens += request.input_length
         tally.tokens_saved += request.tokens_of(read)
 
-    def _read(self, hash_id: int, key: bytes, there: list[Outcome | None], at: int) -> bool:
+    def _keys(self, hash_ids: Sequence[int]) -> list[bytes]:
+        """Those of all values of some blocks, block by block."""
+        return [self._content.key(each, part) for each in hash_ids for part in range(self._parts)]
+
+    def _together(self, hash_ids: Sequence[int]) -> Iterator[Sequence[int]]:
+        """The blocks that one call is about: all, or as many as a round trip takes where each is several
+        values."""
+        few = max(1, KEYS_MAX // self._parts) if self._parts > 1 else max(1, len(hash_ids))
+        for start in range(0, len(hash_ids), few):
+            yield hash_ids[start : start + few]
+
+    def _look_up(self, hash_ids: Sequence[int]) -> list[Outcome | None]:
+        """Of each block HIT where all of its values are there; else what was said of the first that is
+        not."""
+        found: list[Outcome | None] = []
+        for some in self._together(hash_ids):
+            seen = self._seen(self._keys(some))
+            for start in range(0, len(seen), self._parts):
+                of_block = seen[start : start + self._parts]
+                found.append(next((one for one in of_block if one is not Outcome.HIT), Outcome.HIT))
+        return found
+
+    def _seen(self, keys: list[bytes]) -> list[Outcome | None]:
+        found, _ = self._asked(
+            lambda: self._store.lookup(keys), lambda seen: bool(seen) and set(seen) == {None}
+        )
+        return found
+
+    def _read(self, hash_id: int, there: list[Outcome | None], at: int) -> bool:
         """Read and judge one block. False: it is a hole after all, counted, and `there` knows."""
-        tally = self.tally
+        return all(self._read_part(hash_id, part, there, at) for part in range(self._parts))
+
+    def _read_part(self, hash_id: int, part: int, there: list[Outcome | None], at: int) -> bool:
+        tally, key = self.tally, self._content.key(hash_id, part)
         found, took = self._asked(
             lambda: self._store.fetch([key], [self._bytes])[0],
             lambda one: one.length is None and one.outcome is None,
@@ -142,7 +177,7 @@ class Player:
             return False
         tally.get_latencies.add(took)
         tally.bytes_read += found.length
-        wrong = self._content.wrong_bytes(hash_id, self._words)
+        wrong = self._content.wrong_bytes(hash_id, self._words, part)
         if found.length != self._content.value_bytes:
             wrong = max(wrong, 1)
         if wrong:
@@ -153,18 +188,24 @@ class Player:
             return False
         return True
 
-    def _write(self, hash_id: int, key: bytes) -> None:
+    def _write(self, hash_id: int) -> None:
+        """Store a block; once one of its values was refused, the others are of no use."""
         tally = self.tally
-        self._content.fill(hash_id, self._words)
-        stored, took = self._asked(
-            lambda: self._store.put(key, self._bytes), lambda one: not one and not self._is_there()
-        )
-        tally.puts += 1
-        if stored:
+        for part in range(self._parts):
+            key = self._content.key(hash_id, part)
+            self._content.fill(hash_id, self._words, part)
+            stored, took = self._put(key)
+            tally.puts += 1
+            if not stored:
+                tally.puts_refused += 1
+                break
             tally.put_latencies.add(took)
             tally.bytes_written += len(self._bytes)
-        else:
-            tally.puts_refused += 1
+
+    def _put(self, key: bytes) -> tuple[bool, float]:
+        return self._asked(
+            lambda: self._store.put(key, self._bytes), lambda one: not one and not self._is_there()
+        )
 
     def _asked(self, call: Callable[[], T], found_nobody: Callable[[T], bool]) -> tuple[T, float]:
         """What a call returned, and how long that took: made again for as long as it found no agent and one

@@ -39,9 +39,12 @@ class Report:
     sums: Tally
     seconds: float
     value_bytes: int
+    block_bytes: int
     planned_requests: int
     finished: bool
     mount_alive: bool
+    parts: int = 1
+    """Values of each block."""
     agent_waits: int = 0
     agent_wait_seconds: float = 0.0
     gave_up_seconds: float | None = None
@@ -85,6 +88,8 @@ class Report:
             "requests": sums.requests,
             "planned_requests": self.planned_requests,
             "blocks": sums.blocks,
+            "block_bytes": self.block_bytes,
+            "values_of_a_block": self.parts,
             "value_bytes": self.value_bytes,
             "hits": sums.hits,
             "hit_ratio": _share(sums.hits, sums.blocks),
@@ -153,7 +158,7 @@ class Report:
                 "requests",
                 f"{sums.requests:,}" + (f" of {self.planned_requests:,}" if not self.finished else ""),
             ),
-            ("blocks", f"{sums.blocks:,} of {readable_bytes(self.value_bytes)}"),
+            ("blocks", f"{sums.blocks:,} of {readable_bytes(self.block_bytes)}"),
             ("hit ratio, blocks", _percent(record["hit_ratio"])),
             ("hit ratio, tokens", _percent(record["token_hit_ratio"])),
             ("prefill tokens saved", f"{sums.tokens_saved:,} of {sums.tokens:,}"),
@@ -165,6 +170,8 @@ class Report:
         ]
         if self.lru_hit_ratio is not None:
             rows.insert(3, (f"  an empty LRU of {self.lru_blocks:,} blocks", _percent(self.lru_hit_ratio)))
+        if self.parts > 1:
+            rows.insert(2, ("  values of each", f"{self.parts:,} of {readable_bytes(self.value_bytes)}"))
         if self.memory is not None and self.memory.prestaged_bytes:
             wasted = f"{readable_bytes(self.memory.wasted_bytes)} wasted, {self.memory.late:,} late"
             rows.append(("read ahead", f"{readable_bytes(self.memory.prestaged_bytes)}, {wasted}"))

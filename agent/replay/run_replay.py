@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from agent.errors import UserError, did_you_mean
 from agent.fs.doors.mounting import dead_mount_advice, is_mounted
@@ -23,12 +23,15 @@ from agent.replay.report import FromMemory, Report
 from agent.replay.tally import Tally, total
 from agent.replay.trace_lines import BLOCK_TOKENS, TraceFile
 from agent.sizes import parse_size, readable_bytes
-from host_shim.control_wire import VALUE_BYTES_MAX
+from host_shim.control_wire import KEYS_MAX, VALUE_BYTES_MAX
 from host_shim.pool import CLOSE_SECONDS, Pool, UnknownVolume, ValueTooLong
 
 _LOOK_SECONDS = 0.1
 _LAST_JOIN_SECONDS = 5.0
 """How long the end of a replay waits for calls under way."""
+PARTS_MAX: Final = KEYS_MAX
+"""Values of one block: one round trip looks them up."""
+_LONGER_VALUES = "a new pool has longer values by `g35 up --value-size`, other volumes by --volume"
 _CHOOSE = "`g35 status` shows the volumes; choose one by --volume"
 
 
@@ -43,13 +46,7 @@ def run_replay(options: ReplayOptions, opener: Callable[[ReplayOptions], Pool] =
     requests = iter(trace)
     first = list(itertools.islice(requests, 1))
     block_tokens = trace.block_tokens or BLOCK_TOKENS
-    value_bytes = block_tokens * options.token_bytes
-    if value_bytes > VALUE_BYTES_MAX:
-        raise UserError(
-            f"a block would have {readable_bytes(value_bytes)}; {readable_bytes(VALUE_BYTES_MAX)} "
-            "is the most",
-            f"a block of this trace is {block_tokens} tokens; choose a smaller --bytes-per-token or --model",
-        )
+    block_bytes = block_tokens * options.token_bytes
     look_seconds = min(LOOK_SECONDS, HUNG_SECONDS)
     with _opened(opener, options) as pool:
         if not asked(options.mount, pool.alive, look_seconds):
@@ -60,7 +57,14 @@ def run_replay(options: ReplayOptions, opener: Callable[[ReplayOptions], Pool] =
             raise UserError(f"no g35 agent answers at {options.mount}", advice)
         stats = asked(options.mount, pool.stats, look_seconds)
         _check_volume(options.volume, stats)
-        baseline = _baseline(options, value_bytes, stats)
+        parts, value_bytes = cut(block_bytes, _longest_value(options.volume, stats))
+        if parts > PARTS_MAX:
+            raise UserError(
+                f"a block of {readable_bytes(block_bytes)} would be {parts:,} values; "
+                f"{PARTS_MAX:,} are the most",
+                f"a block of this trace is {block_tokens} tokens, and {_LONGER_VALUES}",
+            )
+        baseline = _baseline(options, parts, block_bytes, stats)
         schedule = Schedule(itertools.chain(first, requests), options.time_scale, baseline)
         content = BlockContent(value_bytes, options.seed)
         volume = pool.volume(options.volume)
@@ -74,6 +78,7 @@ def run_replay(options: ReplayOptions, opener: Callable[[ReplayOptions], Pool] =
                 volume,
                 content,
                 schedule,
+                parts=parts,
                 prestage=options.prestage,
                 absence=absence,
                 hung_seconds=HUNG_SECONDS,
@@ -89,6 +94,8 @@ def run_replay(options: ReplayOptions, opener: Callable[[ReplayOptions], Pool] =
         sums=total(player.tally for player in players),
         seconds=seconds,
         value_bytes=value_bytes,
+        block_bytes=block_bytes,
+        parts=parts,
         planned_requests=trace.requests,
         finished=trace.finished,
         mount_alive=alive,
@@ -218,8 +225,8 @@ def _explained(value_bytes: int) -> Iterator[None]:
     except ValueTooLong as error:
         raise UserError(
             str(error),
-            f"a block has {readable_bytes(value_bytes)}: choose a smaller --bytes-per-token, or a "
-            "volume with longer slots",
+            f"a value has {readable_bytes(value_bytes)}: choose a smaller --bytes-per-token; "
+            f"{_LONGER_VALUES}",
         ) from None
 
 
@@ -228,20 +235,29 @@ def _from_memory(volume: str, before: dict[str, Any], after: dict[str, Any]) -> 
     return FromMemory.between(looks[0], looks[1]) if len(looks) == 2 else None
 
 
-def _baseline(options: ReplayOptions, value_bytes: int, stats: dict[str, Any]) -> LruBaseline | None:
-    """An LRU of as many bytes as the volume has, or as --lru-bytes says."""
+def cut(block_bytes: int, longest: int) -> tuple[int, int]:
+    """How many values of equal length a block takes, and that length: a multiple of 8, as contents want it.
+    So a block that no such values make up is a few bytes longer there."""
+    words = -(-block_bytes // 8)
+    parts = -(-words // (longest // 8))
+    return parts, -(-words // parts) * 8
+
+
+def _longest_value(volume: str, stats: dict[str, Any]) -> int:
+    told = [int(each["value_bytes"]) for each in stats.get("volumes", ()) if each["name"] == volume]
+    return max(8, min([VALUE_BYTES_MAX, *told]))
+
+
+def _baseline(
+    options: ReplayOptions, parts: int, block_bytes: int, stats: dict[str, Any]
+) -> LruBaseline | None:
+    """An LRU of as many blocks as the volume has slots for, or as --lru-bytes has room for."""
     if options.lru_bytes:
-        capacity = cast(int, parse_size(options.lru_bytes))
+        capacity = cast(int, parse_size(options.lru_bytes)) // block_bytes
     else:
-        sizes = [
-            volume["slots"] * volume["value_bytes"]
-            for volume in stats.get("volumes", ())
-            if volume["name"] == options.volume
-        ]
-        capacity = sizes[0] if sizes else 0
-    if capacity < value_bytes:
-        return None
-    return LruBaseline(capacity // value_bytes)
+        slots = [each["slots"] for each in stats.get("volumes", ()) if each["name"] == options.volume]
+        capacity = slots[0] // parts if slots else 0
+    return LruBaseline(capacity) if capacity else None
 
 
 def _alive_in_the_end(pool: Pool, seconds: float) -> bool:

@@ -155,6 +155,9 @@ class Below:
     def pays(self) -> bool:
         return not self._health.is_alone(self._clock())
 
+    def seconds_to_load(self, size: int) -> float | None:
+        return None if self._gate is None else self._gate.seconds_to_load(size)
+
     def fetch(self, mark: SpillMark) -> memoryview | MissCause:
         health, size, now = self._health, bytes_to_ask(mark, self._slot_bytes), self._clock()
         if self._gate is not None and not self._gate.begin(size, now):

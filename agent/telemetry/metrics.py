@@ -146,6 +146,7 @@ QUERY_COUNTERS = {
     "keys": "Keys of those.",
     "keys_in_memory": "Keys of leading runs that waited in memory.",
     "keys_on_flash": "Keys of leading runs that were on flash.",
+    "keys_in_g4": "Keys of leading runs that were in G4 alone.",
     "connections_refused": "Connections that were closed: at the TLS handshake, or of one address too many.",
 }
 QUERY_GAUGES = {"connections": "Connections now."}

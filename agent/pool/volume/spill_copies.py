@@ -40,6 +40,9 @@ class LowerTier(Protocol):
     def pays(self) -> bool:
         """Whether a value would come in time, by what the last ones took."""
 
+    def seconds_to_load(self, size: int) -> float | None:
+        """How long so many bytes would take to come; None: not measured."""
+
     def fetch(self, mark: SpillMark) -> memoryview | MissCause:
         """The range that a mark names, as it came; it may be longer or shorter than the item. Waits until the
         tier's own deadline. The caller ends what it got by `release`."""

@@ -17,7 +17,9 @@ AFTER: dict[str, Any] = {
 
 
 def report(memory: FromMemory | None) -> Report:
-    return Report(Tally(), 1.0, 4096, planned_requests=0, finished=True, mount_alive=True, memory=memory)
+    return Report(
+        Tally(), 1.0, 4096, 4096, planned_requests=0, finished=True, mount_alive=True, memory=memory
+    )
 
 
 def test_shares_are_of_what_happened_meanwhile() -> None:

@@ -26,7 +26,7 @@ CONFIGURED = {
     '{"type": "fs", "base_path": "FOLDER", "use_odirect": true}\'',
     "sglang": "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR=FOLDER python -m sglang.launch_server "
     "--hicache-storage-backend=file --hicache-size 1024",
-    "nixl": "DYN_KVBM_DISK_CACHE_DIR=FOLDER DYN_KVBM_DISK_CACHE_GB=64",
+    "nixl": "SGLANG_HICACHE_NIXL_BACKEND_STORAGE_DIR=FOLDER python -m sglang.launch_server",
 }
 
 
@@ -73,7 +73,7 @@ def test_a_folder_on_the_wrong_face_is_told_the_right_one(
 ) -> None:
     found, *_ = findings(engine, mount / folder, mount)
     if engine == "nixl" and folder.startswith("fs"):
-        assert found.good, "its files are one process's own"
+        assert found.good, "a program may have files of its own there"
         return
     assert not found.good
     assert not found.minor
@@ -128,6 +128,80 @@ def test_every_way_in_which_lmcache_names_a_folder() -> None:
     assert folders_of("lmcache", {"remote_url": "redis://host", "base_path": "/mnt/of-something-else"}) == []
 
 
+def test_lmcaches_fs_connector_names_its_folders_by_its_instances() -> None:
+    document: dict[str, Any] = {
+        "remote_storage_plugins": ["fs.one", "fs"],
+        "extra_config": {
+            "remote_storage_plugin.fs.one.base_path": "/mnt/a, /mnt/b",
+            "remote_storage_plugin.fs.base_path": "/mnt/c",
+            "remote_storage_plugin.other.base_path": "/mnt/d",
+            "fs_connector_use_odirect": True,
+            "save_chunk_meta": False,
+        },
+    }
+    assert [(each.path, each.is_direct, each.is_undirected) for each in folders_of("lmcache", document)] == [
+        ("/mnt/a", True, False), ("/mnt/b", True, False), ("/mnt/c", True, False)
+    ]  # fmt: skip
+    del document["extra_config"]["save_chunk_meta"]
+    assert {(each.is_direct, each.is_undirected) for each in folders_of("lmcache", document)} == {
+        (False, True)
+    }
+    assert folders_of("lmcache", {"fs_base_path": "/mnt/e"}) == [Folder("fs_base_path", "/mnt/e")]
+
+
+@pytest.mark.parametrize(("face", "good"), [("shared/all/lmcache", True), ("fs/lmcache", False)])
+def test_lmcaches_fs_connector_is_judged_as_the_docs_have_it(face: str, good: bool, mount: Path) -> None:
+    extra = {"remote_storage_plugin.fs.base_path": f"{mount}/{face}"}
+    document = json.dumps({"remote_storage_plugins": ["fs"], "extra_config": extra})
+    for given in (document, f"LMCACHE_EXTRA_CONFIG='{json.dumps(extra)}' vllm serve M"):
+        (found,) = configuration_findings("lmcache", given, Place(str(mount), "kv"), is_mounted=True)
+        assert (found.name, found.good) == ("remote_storage_plugin.fs.base_path", good)
+        assert good or f"{mount}/shared/all/lmcache" in found.advice
+
+
+def test_o_direct_that_another_option_keeps_off_is_said(mount: Path) -> None:
+    folder = Folder("base_path", f"{mount}/shared/all/x", is_undirected=True)
+    first, second = judge_folder("lmcache", folder, str(mount))
+    assert (first.minor, second.good) == (True, True)
+    assert "save_chunk_meta" in first.advice
+
+
+@pytest.mark.parametrize("path", ["blocks", "./blocks", "~/blocks"])
+def test_a_relative_folder_is_no_place_that_anybody_knows(path: str, mount: Path) -> None:
+    (found,) = judge_folder("lmcache", Folder("base_path", path), str(mount))
+    assert not found.good
+    assert "is relative" in found.detail
+    assert f"{mount}/shared/all/lmcache" in found.advice
+
+
+@pytest.mark.parametrize(
+    ("face", "said"), [("shared/all/x", "one process's own"), ("kv/kv", "has no folders"), ("fs/x", "")]
+)
+def test_kvbms_one_file_belongs_on_fs(face: str, said: str, mount: Path) -> None:
+    given = f"DYN_KVBM_DISK_CACHE_DIR={mount}/{face} DYN_KVBM_DISK_CACHE_GB=64"
+    (found,) = configuration_findings("nixl", given, Place(str(mount), "kv"), is_mounted=True)
+    assert found.good is not bool(said)
+    assert said in found.detail
+    assert found.good or found.advice == f"DYN_KVBM_DISK_CACHE_DIR: {mount}/fs"
+
+
+def test_kvbm_in_a_pool_without_files_is_told_what_makes_them(mount: Path) -> None:
+    (mount / "fs").rmdir()
+    (found,) = judge_folder("nixl", Folder("it", f"{mount}/shared/all", is_own=True), str(mount))
+    assert "volume of kind files" in found.advice
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "export X=/mnt/x; python -m it", "export X=/mnt/x;python -m it", "export X=/mnt/x && python -m it",
+        "env X=/mnt/x python -m it", "X='/mnt/x' python --y;", "Y=1 X=/mnt/x|cat",
+    ],
+)  # fmt: skip
+def test_a_shells_line_ends_where_the_shell_ends_it(given: str) -> None:
+    assert read_document(given)["X"] == "/mnt/x"
+
+
 def test_lmcache_that_evicts_by_itself_is_told_not_to(mount: Path) -> None:
     folder = Folder("base_path", f"{mount}/shared/all/x", keeps_count=True)
     first, second = judge_folder("lmcache", folder, str(mount))
@@ -138,6 +212,7 @@ def test_lmcache_that_evicts_by_itself_is_told_not_to(mount: Path) -> None:
 def test_flags_are_read_as_a_shell_reads_them() -> None:
     said = "A=1 vllm serve M --x-y=5 --on --list '[1]' --list '[2]' --name n"
     assert read_document(said) == {"A": "1", "x_y": "5", "on": True, "list": [[1], [2]], "name": "n"}
+    assert read_document("--x 'a;b' --url http://h/?a#b") == {"x": "a;b", "url": "http://h/?a#b"}
     assert read_document('{"a": "b --c"}') == {"a": "b --c"}
 
 
@@ -157,6 +232,14 @@ def test_a_page_is_written_where_the_folder_will_be(tmp_path: Path) -> None:
     found = engine_folders.judge_page("root_dir", str(tmp_path / "not/yet"), is_direct=False)
     assert found.good, found.detail
     assert not list(tmp_path.iterdir())
+
+
+def test_what_o_direct_wants_is_said_where_no_option_tells_the_size_of_a_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_folders.os, "O_DIRECT", 0)
+    found = engine_folders.judge_page("base_path", str(tmp_path), is_direct=True)
+    assert f"a multiple of {os.statvfs(tmp_path).f_bsize} bytes" in found.detail
 
 
 def test_a_folder_that_the_user_may_not_write_is_said(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import socket
 import threading
 from collections.abc import Sequence
 from types import ModuleType
@@ -241,6 +242,48 @@ def test_a_subscriber_that_stops_reading_loses_messages_and_sees_how_many(zmq: A
 
         wait_until(read_on, 10, "a message")
         assert int.from_bytes(reader.recv_multipart()[1], "big") >= 1000
+    finally:
+        reader.close(0)
+        publisher.close()
+
+
+@pytest.mark.expects_log("nobody is at")
+def test_a_publisher_that_connects_to_nobody_says_so_once(
+    zmq: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    publisher = ZmqPublisher(f"tcp://127.0.0.1:{port}", "kv")
+    try:
+        publisher.publish([Told(False, [1])])
+        assert not caplog.records, "somebody may still come"
+        monkeypatch.setattr(kv_events, "NOBODY_SECONDS", 0.0)
+        for _ in range(3):
+            publisher.publish([Told(False, [1])])
+        (record,) = caplog.records
+        assert "give a wildcard, such as tcp://*:5558" in record.message
+        caplog.clear()
+    finally:
+        publisher.close()
+
+
+def test_a_publisher_that_connects_to_somebody_says_nothing(
+    zmq: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = zmq.Context.instance().socket(zmq.SUB)
+    reader.setsockopt(zmq.SUBSCRIBE, b"kv")
+    port = reader.bind_to_random_port("tcp://127.0.0.1")
+    publisher = ZmqPublisher(f"tcp://127.0.0.1:{port}", "kv")
+    try:
+
+        def came() -> bool:
+            publisher.publish([Told(False, [1])])
+            return bool(reader.poll(10))
+
+        wait_until(came, 9, "a message")  # within NOBODY_SECONDS
+        monkeypatch.setattr(kv_events, "NOBODY_SECONDS", 0.0)
+        publisher.publish([Told(False, [1])])
+        assert not caplog.records
     finally:
         reader.close(0)
         publisher.close()

@@ -7,14 +7,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from agent.pool.access import LOOKED_UP_AT_ONCE
+from agent.pool.access import LOOKED_UP_AT_ONCE, serve
 from agent.pool.counters import MissCause
 from agent.pool.read.leading_run import LOOKED_AT_TOGETHER, LeadingRun
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.settings import Timing
+from agent.pool.write.write_back import WriteBack
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of, stage_now
 
 VALUE = b"v" * 3000
+FIELDS = ("in_memory", "memory_bytes", "on_flash", "flash_bytes", "in_g4", "g4_bytes", "hole")
 NOBODY: frozenset[int] = frozenset()
 
 
@@ -34,7 +36,7 @@ def run_of(agent: PoolAgent, keys: Sequence[bytes], away: frozenset[int] = NOBOD
 
     remembered = agent.served.remembered_run(joined, agent.channel.wall(), agent.prestage, away)
     run, more = followed(LeadingRun()), followed(remembered)
-    assert [getattr(run, name) for name in run.__slots__] == [getattr(more, name) for name in run.__slots__]
+    assert [getattr(run, name) for name in FIELDS] == [getattr(more, name) for name in FIELDS]
     return run
 
 
@@ -132,6 +134,17 @@ def test_what_waits_prestaged_of_an_earlier_write_is_not_of_memory() -> None:
     run = run_of(agent, keys)
     assert (run.in_memory, run.on_flash, run.memory_bytes, run.flash_bytes) == (1, 1, 3000, 2000)
     assert agent.get(keys[1]) == VALUE[:2000]
+
+
+def test_what_waits_to_be_written_back_behind_what_is_not_remembered_is_no_hole() -> None:
+    flash = pool()
+    keys = stored(flash.agent(), 1)
+    asking = flash.agent()
+    asking.served = serve(asking.volume, back=WriteBack(asking.volume, 1 << 16))
+    writing = asking.served.writer(key_of(500), length=len(VALUE))
+    assert asking.channel.run(writing.write(asking.channel, 0, memoryview(VALUE), asking.deadline()))
+    run = run_of(asking, [*keys, key_of(500), key_of(501)])
+    assert (run.on_flash, run.in_memory, run.hole) == (1, 1, MissCause.NEVER_STORED)
 
 
 @pytest.mark.interpreted

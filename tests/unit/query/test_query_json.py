@@ -67,6 +67,14 @@ def test_what_is_no_query_is_refused(body: bytes) -> None:
     assert refused(body).status == 400
 
 
+def test_a_field_that_is_unknown_is_named() -> None:
+    asked = {"volume": "kv", "prompts": [[]], "prompt": 1}
+    assert refused(json.dumps(asked).encode()).why.startswith("'prompt' is no field of a query")
+    assert len(refused(json.dumps(asked | {"\n" * 10_000: 1}).encode()).why) < 200
+    long = refused(json.dumps({"x" * 100_000: 1}).encode()).why
+    assert len(long) < 200
+
+
 def test_more_keys_than_a_request_may_have_are_refused_whatever_their_form() -> None:
     many = KEYS_MAX + 1
     for prompts in ([[KEY.hex()] * many], [KEY.hex() * many], [[KEY.hex()] * KEYS_MAX, [KEY.hex()]]):
@@ -96,8 +104,9 @@ def test_an_answer_tells_the_run_its_tiers_its_time_and_the_hole() -> None:
     run = LeadingRun()
     run.add_from_memory(100)
     run.add_from_flash(200, 2)
+    run.in_g4, run.g4_bytes = 1, 50
     run.hole = MissCause.EVICTED
     assert answer_for(KEY * 5, run, 0.0125, None) == {
-        "keys": 5, "run": 3, "memory": 1, "flash": 2, "g4": 0, "bytes": 500, "load_ms": 12.5,
-        "compute_ms": None, "hole": {"at": 3, "cause": "evicted"},
+        "keys": 5, "run": 4, "memory": 1, "flash": 2, "g4": 1, "bytes": 550, "load_ms": 12.5,
+        "compute_ms": None, "hole": {"at": 4, "cause": "evicted"},
     }  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from agent.fs.interface import LockOwner
+from agent.fs.shared.file_writer import ASKED_SECONDS
 from agent.fs.shared.manifest import HOLE
 from agent.fs.shared.paths import chunk_key, path_key
 from agent.fs.shared.volume import Values
@@ -138,6 +139,7 @@ def test_a_large_file_that_cannot_be_asked_for_is_not_one_that_is_too_large(
     file = files.create("f")
     for chunk in range(files.volume.chunks_max * eighths // 8):
         files.pwrite(file, chunk * CHUNK, bytes(CHUNK))
+    files.channel.clock += ASKED_SECONDS
     refused(number, files.flush, file)
     files.release(file)
     assert files.stat("f") is None

@@ -50,6 +50,7 @@ def snapshot() -> dict[str, Any]:
         "query": {
             "listen": ["127.0.0.1:9037"], "tls": False, "requests": LARGE + 37, "prompts": LARGE + 38,
             "keys": LARGE + 39, "keys_in_memory": LARGE + 40, "keys_on_flash": LARGE + 41,
+            "keys_in_g4": LARGE + 60,
             "refusals": {"401": 3},
         },
         "spill": [
@@ -130,7 +131,7 @@ def test_nothing_is_cut_off(width: int) -> None:
         f"S3 at https://127.0.0.1:9036, https://[::1]:9036: {LARGE + 29} objects, {LARGE + 1} requests",
         f"refused: AccessDenied 2, NoSuchKey {LARGE + 30}", "90000.0 s",
         f"queries at http://127.0.0.1:9037/query: {LARGE + 37} requests, {LARGE + 38} prompts",
-        f"{LARGE + 40} in memory, {LARGE + 41} on flash; refused: 401 3",
+        f"{LARGE + 40} in memory, {LARGE + 41} on flash, {LARGE + 60} in G4; refused: 401 3",
         f": {LARGE + 42} ranges asked for, {LARGE + 43} late, {LARGE + 44} lost, {LARGE + 45} failed, "
         f"{LARGE + 46} not asked; left alone for now; the room that is configured is used up",
     ):  # fmt: skip
