@@ -64,7 +64,7 @@ class ReturnWriter(SlotWriter):
                 self._refuse(channel, PutRefused(MARK_GONE, doubt))
             yield from self._vouched_for(channel, reservation, deadline)
             slot_write = channel.write(cached.namespace, reservation.offset, parts, more=True)
-            yield from self._name(channel, reservation, slot_write, length, deadline)
+            yield from self._name(channel, reservation, [slot_write], length, deadline)
         self._count_stored(channel, length)
 
     def _note_removed(self, channel: IoChannel, marks: list[bytes]) -> None:
