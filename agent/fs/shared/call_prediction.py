@@ -168,6 +168,11 @@ class Habits:
             each.let_go()
         return None
 
+    def drop_held(self, ino: int) -> None:
+        """Nobody opens this node any more."""
+        if ino in self._ready:
+            self.take_held(ino, float("inf"))
+
     def prepare(self, place: Place, identity: bytes) -> None:
         with self._lock:
             self._prepared[place] = identity

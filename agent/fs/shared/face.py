@@ -221,6 +221,9 @@ class SharedFace(FileSystem):
 
     def forget(self, ino: int, lookups: int) -> None:
         self._nodes.forget(ino, lookups)
+        # The kernel looks a name up twice where what it knew is another inode, and forgets the first answer.
+        if self._nodes.find(ino) is None:
+            self._habits.drop_held(ino)
 
     def _published(self, writer: FileWriter) -> None:
         self._seen.note(writer.volume.name, writer.path, is_folder=False)

@@ -57,6 +57,8 @@ from agent.pool.steps import Acquire, IoChannel, Steps, beside
 from agent.pool.write.writer_base import Writer
 
 NO_END: Final = "another operation of the file does not come to its end"
+KEPT_SECONDS: Final = 1.0
+"""Chunks that found no room to be held are tried again after this."""
 PUT_TRIES: Final = 3
 """A chunk that an enclosure does not take goes to another place, under another origin."""
 
@@ -117,6 +119,8 @@ class FileContent:
         """Those chunks, and others that it tried to hold, by their pseudonyms."""
         self._is_crowded = False
         """A chunk is not held, for want of room (agent/pool/mutable/lookup_and_hold.py)."""
+        self._kept_at = 0.0
+        """When it was tried again to hold such chunks."""
         self._first_at: float | None = None
         """When the first chunk of all was stored."""
         self._begin(base, identity)
@@ -468,6 +472,15 @@ class FileContent:
                 names.append(name)
         if names and not chunks.keep(channel, names, self._held):
             self._is_crowded = True
+
+    def _keep_rest(self, channel: IoChannel) -> None:
+        """Try again to hold what found no room, where that was long ago: others let go."""
+        if not self._is_crowded or channel.now() - self._kept_at < KEPT_SECONDS:
+            return
+        self._kept_at = channel.now()
+        names = [each for each in self._kept.values() if each not in self._held.pseudonyms]
+        self.volume.chunks.keep(channel, names, self._held)
+        self._is_crowded = self._held.kept < len(self._kept)
 
     def _leave(self, number: int) -> None:
         name = self._kept.pop(number, None)

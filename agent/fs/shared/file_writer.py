@@ -103,6 +103,7 @@ class FileWriter(FileContent):
         change = self._begin_change()
         try:
             self._check()
+            self._keep_rest(channel)
             self.users.note(holder)
             self._check_room(offset + len(data))
             self._go_on()
@@ -135,6 +136,7 @@ class FileWriter(FileContent):
         yield from self._take(channel, deadline)
         try:
             self._check()
+            self._keep_rest(channel)
             count = max(0, min(len(into), self.length - offset))
             for number, at, part in pieces(offset, into[:count], self._chunk_bytes):
                 yield from self._until_quiet(channel, deadline, number)

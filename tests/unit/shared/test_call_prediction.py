@@ -80,3 +80,14 @@ def test_the_directories_of_the_next_chunk_are_read_beside_the_one_that_is_store
 
 def held(files: Files) -> int:
     return len(files.chunks.holds)
+
+
+def test_what_the_kernel_forgets_is_not_held_for_it(pool: SharedPool) -> None:
+    """It looks a name up twice where the file that it knew was written meanwhile, and forgets one answer."""
+    files = pool.agent()
+    files.put("f", DATA)
+    files.release(files.open("f"))
+    ino = files.lookup("f").attributes.ino
+    assert held(files) > 0
+    files.face.forget(ino, 2)
+    assert held(files) == 0

@@ -11,6 +11,7 @@ import pytest
 from agent.fs.close_cause import Closing
 from agent.fs.interface import FsError
 from agent.fs.shared.face import RENAME_NOREPLACE
+from agent.fs.shared.file_content import KEPT_SECONDS
 from agent.fs.shared.file_writer import ASKED_SECONDS
 from agent.fs.shared.paths import chunk_key
 from agent.pool.format.directory import SLOTS_PER_SET
@@ -195,6 +196,22 @@ def test_a_reader_and_a_writer_share_a_set_and_others_find_room() -> None:
     files.release(reading)
     assert files.stat("f") is None
     assert not files.chunks.holds.held
+
+
+def test_a_writer_holds_what_found_no_room_once_others_let_go() -> None:
+    files = one_set(1000.0).agent()
+    files.put("read", content(HALF))
+    reading = files.open("read")
+    writing = write(files, "f", 8)
+    files.name()
+    assert len(files.chunks.holds.held) == HALF
+    files.release(reading)
+    files.channel.clock += KEPT_SECONDS
+    assert files.pread(writing, 0, CHUNK) == content(1)
+    fill(files, 2 * SLOTS_PER_SET)
+    assert files.pread(writing, 0, 8 * CHUNK) == content(8)
+    files.close(writing)
+    assert files.get("f") == content(8)
 
 
 def test_two_agents_that_write_in_one_set_hear_the_truth() -> None:
