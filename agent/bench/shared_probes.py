@@ -33,6 +33,11 @@ DRIVE_LEAST: Final = 2 << 30
 thousands."""
 ROOM: Final = 1.25
 """The pool has room for so many times what the probes store."""
+WITH_NAMES: Final = 1.05
+"""The room of chunks and their names, of chunks alone."""
+CHUNK_MAX: Final = 4 << 20
+"""As a slot of /kv is made for its values, so is a chunk for its files. With longer chunks the pool of a
+bench would need many GiB of memory for a few sets of them."""
 VALUE_MAX: Final = 16 << 20
 """The longest value of /kv; a file of /shared may be longer."""
 REMOVED_WITHIN: Final = 30.0
@@ -48,8 +53,11 @@ def shape_of_files(file_bytes: int) -> PoolShape:
     stored = (FILES_GOT + files_put(file_bytes)) * file_bytes
     value_bytes = min(file_bytes, VALUE_MAX)
     set_of_values = SLOTS_PER_SET * value_bytes
-    drive_bytes = max(int(SHARED_PART * ROOM * stored), 2 * set_of_values, DRIVE_LEAST)
-    return PoolShape(value_bytes, drive_bytes, files=True)
+    chunk_bytes = min(file_bytes, CHUNK_MAX)
+    set_of_chunks = SLOTS_PER_SET * chunk_bytes
+    sets = 1 - int(-ROOM * stored // set_of_chunks)
+    drive_bytes = max(int(SHARED_PART * WITH_NAMES * sets * set_of_chunks), 2 * set_of_values, DRIVE_LEAST)
+    return PoolShape(value_bytes, drive_bytes >> 20 << 20, files=True, chunk_bytes=chunk_bytes)
 
 
 @dataclass

@@ -57,6 +57,8 @@ class PoolShape:
     """While what requests come the agent keeps processors from sleeping."""
     files: bool = False
     """With /fs and /shared beside /kv."""
+    chunk_bytes: int = 1 << 20
+    """Of files of /shared."""
 
 
 class PoolSite:
@@ -78,7 +80,7 @@ class PoolSite:
             "--stay-awake", shape.stay_awake,
             *(["--virtiofs"] if shape.virtiofs else []),
             *(["--learn"] if shape.learn else []),
-            *([] if shape.files else ["--no-files"]),
+            *(["--chunk-size", str(shape.chunk_bytes)] if shape.files else ["--no-files"]),
         )  # fmt: skip
 
     def _drives(self, name: str) -> list[str]:

@@ -91,6 +91,11 @@ class ServedVolume(ABC):
     def erased(self) -> bool:
         return self.volume.erased
 
+    @property
+    def waiting(self) -> int:
+        """Puts that wait for their next piece, or to be named, each with a slot of its own."""
+        return self.volume.puts_in_pieces.waiting(self.settings.volume_id)
+
     def pseudonym(self, key: bytes) -> bytes:
         return self.volume.placement.pseudonym(key)
 
@@ -120,7 +125,7 @@ class ServedVolume(ABC):
     def writer(self, key: bytes, *, length: int | None = None, ttl_seconds: int = 0) -> Writer:
         """One value to be written. Raises TooLong."""
 
-    def unnamed_writer(self, key: bytes, *, length: int) -> Writer:
+    def unnamed_writer(self, key: bytes, *, length: int | None) -> Writer:
         """One value of a key that nobody else puts: it is on flash with its last byte, and there by
         `name_all`; or there at once, as by any other writer. Raises TooLong."""
         return self.writer(key, length=length)
@@ -337,7 +342,7 @@ class _InSets(ServedVolume):
             return SlotWriter(volume, key, length=length, ttl_seconds=ttl_seconds)
         return SecondUseWriter(volume, key, self.admission, length=length, ttl_seconds=ttl_seconds)
 
-    def unnamed_writer(self, key: bytes, *, length: int) -> Writer:
+    def unnamed_writer(self, key: bytes, *, length: int | None) -> Writer:
         if self.back is not None or self.admission is not None:
             return self.writer(key, length=length)
         return UnnamedWriter(self._volume, key, length=length)

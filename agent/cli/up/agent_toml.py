@@ -113,7 +113,7 @@ def agent_toml(
         volumes += [("files-small", "files", "64K", 0.04), ("files-large", "files", "1M", 0.18)]
         if has_shared(options):
             volumes[0] = ("kv", "kv", options.value_size, 0.75 - SHARED_SHARE)
-            volumes.append(("shared", "shared", "1M", SHARED_SHARE))
+            volumes.append(("shared", "shared", options.chunk_size, SHARED_SHARE))
     for name, kind, value_size, share in volumes:
         section = {"name": name, "kind": kind, "value_size": value_size}
         if kind == "kv" and options.spill is not None:
@@ -130,10 +130,11 @@ def agent_toml(
 def has_shared(options: UpOptions) -> bool:
     """Whether a new pool gets a volume for /shared: with /fs, where its share is a set of chunks or more, and
     what is left to /kv is a set of each drive."""
-    drive, value_bytes = (
-        int(cast(int, parse_size(each))) for each in (options.drive_size, options.value_size)
+    drive, value_bytes, chunk_bytes = (
+        int(cast(int, parse_size(each)))
+        for each in (options.drive_size, options.value_size, options.chunk_size)
     )
-    has_room = options.namespaces * drive * SHARED_SHARE >= set_size(1 << 20)
+    has_room = options.namespaces * drive * SHARED_SHARE >= set_size(chunk_bytes)
     return options.files and has_room and drive * (0.75 - SHARED_SHARE) >= set_size(value_bytes)
 
 

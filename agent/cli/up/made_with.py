@@ -14,7 +14,7 @@ from agent.errors import G35Error, UserError
 from agent.host_os.whole_file import write_whole
 from agent.sizes import parse_size, typed_size
 
-_SIZES = ("drive_size", "value_size")
+_SIZES = ("drive_size", "value_size", "chunk_size")
 _COUNTS = ("enclosures", "drives")
 """Another number of drives is no mistake: those that are new wait for `g35 pool add`."""
 
@@ -26,6 +26,8 @@ class Formatted:
     value_size: str
     suite: str
     files: bool
+    chunk_size: str = "1M"
+    """As pools of earlier versions have it."""
 
     def write(self, layout: Layout) -> None:
         """Note it in the state folder, whole or not at all."""

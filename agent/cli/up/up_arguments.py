@@ -103,6 +103,10 @@ class UpOptions:
             callback=value_size_option, help="Slots of the volume `kv` take values up to this; 64K to 16M."
         ),
     ] = "1M"
+    chunk_size: Annotated[
+        str,
+        typer.Option(callback=value_size_option, help="Files of /shared lie in chunks of this; 64K to 16M."),
+    ] = "1M"
     suite: Annotated[SuiteName, typer.Option(help="Cipher suite of a new pool.")] = "aes-256-gcm"
     door: Annotated[Door, typer.Option(help="fuse, or pyfuse3 for the reference door.")] = "fuse"
     workers: Annotated[

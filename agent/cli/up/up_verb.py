@@ -357,7 +357,9 @@ class _Pool:
                 raise self._failed("format the pool", formatted)
         elif self._options.media == "files":
             options = self._options
-            Formatted(options.value_size, options.suite, options.files).write(self._layout)
+            Formatted(options.value_size, options.suite, options.files, options.chunk_size).write(
+                self._layout
+            )
 
     def _failed(self, what: str, ran: subprocess.CompletedProcess[str]) -> G35Error:
         said = told_by(ran.stderr, ran.returncode)

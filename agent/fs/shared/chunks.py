@@ -17,6 +17,8 @@ STAGED: Final = Limit(
     "shared-staged-bytes", "bytes of chunks of /shared that are written in part", 512 << 20,
     by="user, guest", share=SHARED, refused="the file's oldest chunk is stored early; ENOMEM", bytes_each=0,
 )  # fmt: skip
+PIECE_BYTES: Final = 1 << 20
+"""A channel has buffers for little more. It is a whole number of units of any volume."""
 STAGED_CHUNKS_MAX: Final = 16
 """The chunks of one file that may be filled at the same time. Beyond that the oldest is stored as it is."""
 
@@ -63,7 +65,12 @@ class StoresLater(Protocol):
     """The file of a chunk that is stored after the answer to its writer."""
 
     def store_begun(
-        self, channel: IoChannel, number: int, data: memoryview, busy: threading.Lock, deadline: float
+        self,
+        channel: IoChannel,
+        place: tuple[int, int],
+        data: memoryview,
+        busy: threading.Lock,
+        deadline: float,
     ) -> Steps[None]:
         """Store it. Raises nothing of its own: later calls hear of a failure."""
 
@@ -78,14 +85,15 @@ class ChunkLater:
         self,
         writer: StoresLater,
         channel: IoChannel,
-        number: int,
+        place: tuple[int, int],
         data: memoryview,
         busy: threading.Lock,
         deadline: float,
     ) -> None:
+        """`place`: the number of the chunk, and where in it the bytes begin."""
         self._writer: Final = writer
         self._channel: Final = channel
-        self._number: Final = number
+        self._place: Final = place
         self._data: Final = data
         self._busy: Final = busy
         self._deadline: Final = deadline
@@ -94,13 +102,13 @@ class ChunkLater:
     def steps(self) -> Steps[None]:
         self._has_begun = True
         yield from self._writer.store_begun(
-            self._channel, self._number, self._data, self._busy, self._deadline
+            self._channel, self._place, self._data, self._busy, self._deadline
         )
 
     def end(self) -> None:
         if not self._has_begun:
             self._has_begun = True
-            self._writer.never_stored(self._number, self._busy)
+            self._writer.never_stored(self._place[0], self._busy)
 
 
 def pieces(offset: int, data: memoryview, chunk_bytes: int) -> Iterator[tuple[int, int, memoryview]]:
@@ -126,36 +134,54 @@ def read_chunk(
     """Fill `into` from `at` of a chunk of `size` bytes. Raises FsError: never fewer bytes, never others."""
     reading = volume.chunks.reader(key)
     try:
-        count = yield from reading.read(channel, at, into, deadline)
-        if count != len(into) or reading.length != size:
-            cause = "another length" if reading.cause is None else reading.cause.name.lower()
-            raise FsError(errno.EIO, f"a chunk of the file is lost: {cause}")
+        for done in range(0, len(into), PIECE_BYTES):
+            piece = into[done : done + PIECE_BYTES]
+            count = yield from reading.read(channel, at + done, piece, deadline)
+            if count != len(piece) or reading.length != size:
+                cause = "another length" if reading.cause is None else reading.cause.name.lower()
+                raise FsError(errno.EIO, f"a chunk of the file is lost: {cause}")
     finally:
         reading.close()
 
 
-def put_chunk(
-    channel: IoChannel, volume: SharedVolume, key: bytes, data: memoryview, deadline: float, *, is_named: bool
-) -> Steps[Writer]:
-    """Store a chunk. `is_named`: the write of its directory goes beside it. Raises PutRefused and BadPut."""
-    chunks = volume.chunks
-    make = chunks.writer if is_named else chunks.unnamed_writer
-    writing = make(key, length=len(data))
-    yield from writing.write(channel, 0, data, deadline)
+Put = tuple[bytes, int, Writer | None]
+"""Origin and length of a chunk that was stored, and its writer; None in place of that: more is to come."""
+
+
+def chunk_writer(volume: SharedVolume, key: bytes, length: int | None, *, is_named: bool) -> Writer:
+    """For one chunk. `is_named`: the write of its directory goes beside its last byte."""
+    return (volume.chunks.writer if is_named else volume.chunks.unnamed_writer)(key, length=length)
+
+
+def was_kept(writing: Writer) -> Writer:
+    """The writer of a value that came whole. Raises PutRefused where it is not on flash."""
     if not (writing.stored or writing.is_unnamed):
         # The key is random, so another's value lies there; or a policy keeps nothing of a first write.
         raise PutRefused("the volume did not keep a chunk", MissCause.CORRUPT)
     return writing
 
 
+def put_chunk(
+    channel: IoChannel, writing: Writer, origin: bytes, data: memoryview, deadline: float
+) -> Steps[Put]:
+    """Store a chunk that is in memory. Raises PutRefused and BadPut."""
+    size = len(data)
+    if size <= PIECE_BYTES:
+        yield from writing.write(channel, 0, data, deadline)
+    else:
+        for at in range(0, size, PIECE_BYTES):
+            yield from writing.write(channel, at, data[at : at + PIECE_BYTES], deadline)
+    return origin, size, was_kept(writing)
+
+
 def put_before_next(
-    channel: IoChannel, volume: SharedVolume, putting: Steps[Writer], key: bytes, deadline: float
-) -> Steps[Writer]:
+    channel: IoChannel, volume: SharedVolume, putting: Steps[Put], key: bytes, deadline: float
+) -> Steps[Put]:
     """Store a chunk, and read the directories of the next one, `key`, beside it where they are not known."""
     if volume.chunks.knows(channel, key):
         return (yield from putting)
-    writing, _ = yield from beside(putting, volume.chunks.lookup(channel, [key], deadline))
-    return writing
+    put, _ = yield from beside(putting, volume.chunks.lookup(channel, [key], deadline))
+    return put
 
 
 def wall_ns(channel: IoChannel) -> int:

@@ -24,10 +24,13 @@ from agent.pool.steps import IoChannel, Steps
 READERS_MAX: Final = 4
 """Chunks of one open file whose readers are kept: a program reads on in one, or in a few at once."""
 AHEAD: Final = 4
-"""Chunks that are prestaged before the one that is read."""
-ASKED_AT_ONCE_MAX: Final = 2
-"""Chunks of one read that the kernel asks for at once. Four were too many: twenty programs that read such
-files filled the kernel's queue (64 requests), and others waited three to five times as long."""
+"""Chunks that are prestaged before the one that is read, at the most."""
+AHEAD_BYTES: Final = 8 << 20
+"""Of longer chunks fewer are prestaged, and one at the least."""
+ASKED_AT_ONCE_BYTES: Final = 2 << 20
+"""The longest file that the kernel asks for at once, 1 MiB with each request. Four requests were too many:
+twenty programs that read such files filled the kernel's queue (64 requests), and others waited three to five
+times as long."""
 
 
 class ReadsUnderWay:
@@ -52,12 +55,12 @@ Prestage = Callable[[SharedVolume, bytes], object]
 
 
 def asks_in_turn(manifest: Manifest, flags: int) -> bool:
-    """Whether the kernel is to ask for one chunk after the other of a file that is opened with O_DIRECT.
+    """Whether the kernel is to ask for one piece after the other of a file that is opened with O_DIRECT.
 
     Else it asks for all of a read at once, so a short file comes in one round trip. Of a long one that would
     be so many requests that those of other programs wait behind them (64 chunks: 75 ms in place of 22).
     """
-    return bool(flags & os.O_DIRECT) and manifest.chunks > ASKED_AT_ONCE_MAX
+    return bool(flags & os.O_DIRECT) and manifest.length > ASKED_AT_ONCE_BYTES
 
 
 def hold_all(
@@ -110,6 +113,7 @@ class OpenFile:
         self._prestage = prestage
         self._ahead = ahead
         self._under_way = under_way or ReadsUnderWay()
+        self._ahead_chunks = max(1, min(AHEAD, AHEAD_BYTES // max(1, manifest.chunk_bytes)))
         self._next = 0
         """The chunk that a program reads next which reads the file from its beginning; -1: it does not."""
         self._readers: OrderedDict[int, _ChunkReader] = OrderedDict()
@@ -192,8 +196,9 @@ class OpenFile:
         """Have the next chunks brought, for a program that reads from the beginning."""
         if at or number != self._next or self._ahead is None:
             return
-        first = number + 1 if not number else number + AHEAD
-        for each in range(first, min(number + AHEAD + 1, self.manifest.chunks)):
+        ahead = self._ahead_chunks
+        first = number + 1 if not number else number + ahead
+        for each in range(first, min(number + ahead + 1, self.manifest.chunks)):
             origin = self.manifest.origin(each)
             if origin != HOLE:
                 self._ahead(self.volume, chunk_key(origin, each))

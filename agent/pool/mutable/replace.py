@@ -260,8 +260,9 @@ class ReplacingWriter(SlotWriter):
         assert change is not None
         if not self._is_vouched_for(channel, reservation):
             yield from self._vouched_for(channel, reservation, deadline)
-        slot_write = channel.write(cached.namespace, reservation.offset, parts, more=not self._older)
-        if self._older:
+        writes = self._send_last(channel)
+        writes.append(channel.write(cached.namespace, reservation.offset, parts, more=not self._older))
+        for slot_write in writes if self._older else ():
             cause = yield from wait_for(channel, slot_write, deadline)
             if cause is not None:
                 self._fail(channel, slot_write, cause)
@@ -271,7 +272,7 @@ class ReplacingWriter(SlotWriter):
                 beside.append(HeaderErase(volume, channel, cached, older.slots))
         is_named = False
         try:
-            yield from self._name(channel, reservation, slot_write, length, deadline)
+            yield from self._name(channel, reservation, writes, length, deadline)
             is_named = True
         finally:
             if not is_named:

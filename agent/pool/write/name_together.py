@@ -34,7 +34,7 @@ NOT_READ: Final = "the directory of its set cannot be read just now"
 
 
 class UnnamedWriter(SlotWriter):
-    """One value of known length, which is on flash with its last byte and there by `name_all`."""
+    """One value, which is on flash with its last byte, or by `finish`, and there by `name_all`."""
 
     _is_written = False
 
@@ -52,18 +52,26 @@ class UnnamedWriter(SlotWriter):
     ) -> Steps[None]:
         if not self._is_vouched_for(channel, reservation):
             yield from self._vouched_for(channel, reservation, deadline)
-        slot_write = channel.write(reservation.cached.namespace, reservation.offset, parts)
-        cause = yield from wait_for(channel, slot_write, deadline)
-        if cause is not None:
-            self._fail(channel, slot_write, cause)
+        writes = self._send_last(channel)
+        writes.append(channel.write(reservation.cached.namespace, reservation.offset, parts))
+        for slot_write in writes:
+            cause = yield from wait_for(channel, slot_write, deadline)
+            if cause is not None:
+                self._fail(channel, slot_write, cause)
         self._wait_to_be_named(channel, reservation)
 
     def _wait_to_be_named(self, channel: IoChannel, reservation: Reservation) -> None:
         """All of it is on flash. Raises PutRefused for want of room."""
         self._is_written = True
-        with reservation.cached.guard:
-            reservation.cached.unnamed[reservation.slot] = False
         self._wait_for_more(channel, 0)
+
+    def _wait_for_more(self, channel: IoChannel, held: int) -> None:
+        """From its first piece on it is noticed where another agent names a value in its slot."""
+        reservation = self._reservation
+        assert reservation is not None
+        with reservation.cached.guard:
+            reservation.cached.unnamed.setdefault(reservation.slot, False)
+        super()._wait_for_more(channel, held)
 
     # -- for `name_all` and batch.py -----------------------------------------------------------------------
 

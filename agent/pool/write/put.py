@@ -14,6 +14,8 @@ holds its key's lock (agent/pool/volume/key_locks.py) from the look to the end, 
 then finds it stored. A value in pieces takes the lock when it begins and again when it ends, and looks again.
 """
 
+# One idea in one file: the life of one put, from its slot to its entry, which is one class.
+
 from typing import Final, NoReturn
 
 from agent.inline.cipher_suites import PROOF_BYTES
@@ -63,6 +65,8 @@ class SlotWriter(Writer):
         self._units_sealed = 0
         """A bit for each."""
         self._tail = Tail(volume.unit_buffers)
+        self._last: tuple[int, memoryview] | None = None
+        """Sealed units that go out with the header, and where in the value they begin."""
         self._marks: list[bytes] = []
         """Those of an older value that the entry's write takes out."""
 
@@ -90,6 +94,23 @@ class SlotWriter(Writer):
         else:
             self._wait_for_more(channel, volume.codec.unit_bytes if self._tail else 0)
 
+    def finish_with(self, channel: IoChannel, offset: int, data: memoryview, deadline: float) -> Steps[None]:
+        """As `finish`. Where whole units are the last of a value in pieces, header and entry go out with
+        them, in one round trip."""
+        unit = self._volume.codec.unit_bytes
+        units = ((1 << len(data) // unit) - 1) << offset // unit
+        is_whole = not (offset % unit or len(data) % unit or self._tail or self._units_sealed & units)
+        fits = self._length is None and offset + len(data) <= self._volume.settings.value_bytes
+        if self._state is not PutState.WAITING or self._volume.refusal or not (is_whole and fits):
+            yield from super().finish_with(channel, offset, data, deadline)
+            return
+        self._go_on()
+        self._units_sealed |= units
+        self._end = max(self._end, offset + len(data))
+        self._last = offset, self._seal(channel, offset, data)
+        yield from self._complete(channel, deadline)
+        self.finished = True
+
     def _complete(self, channel: IoChannel, deadline: float) -> Steps[None]:
         """Seal what is left, write the header, name the slot."""
         reservation = self._reservation
@@ -114,6 +135,7 @@ class SlotWriter(Writer):
 
     def _release(self) -> None:
         reservation, self._reservation = self._reservation, None
+        self._last = None
         self._tail.clear()
         if self._room_set_aside and self._volume.quota is not None:
             self._room_set_aside = False
@@ -286,21 +308,39 @@ class SlotWriter(Writer):
         self._tail.clear()
 
     def _send_units(self, channel: IoChannel, offset: int, data: memoryview, deadline: float) -> Steps[None]:
-        reservation = self._reservation
-        assert reservation is not None
         first = offset // self._volume.codec.unit_bytes
         units = ((1 << -(-len(data) // self._volume.codec.unit_bytes)) - 1) << first
         if self._units_sealed & units:
             self._refuse(channel, BadPut("bytes of a value are written once"))
-        buffer = channel.send_buffer(self._volume.codec.padded(len(data)) + PROOF_BYTES)
-        taken = reservation.sealer.seal(first, data, buffer)
         self._units_sealed |= units
-        pending = channel.write(
-            reservation.cached.namespace, reservation.offset + HEADER_BYTES + offset, [buffer[:taken]]
-        )
+        pending = self._send_sealed(channel, offset, self._seal(channel, offset, data))
         cause = yield from wait_for(channel, pending, deadline)
         if cause is not None:
             self._fail(channel, pending, cause)
+
+    def _seal(self, channel: IoChannel, offset: int, data: memoryview) -> memoryview:
+        """Units that nothing has sealed yet, in the channel's buffer."""
+        reservation = self._reservation
+        assert reservation is not None
+        buffer = channel.send_buffer(self._volume.codec.padded(len(data)) + PROOF_BYTES)
+        # Not in the slice itself: compiled, that would seal twice.
+        taken = reservation.sealer.seal(offset // self._volume.codec.unit_bytes, data, buffer)
+        return buffer[:taken]
+
+    def _send_sealed(
+        self, channel: IoChannel, offset: int, sealed: memoryview, *, more: bool = False
+    ) -> Pending:
+        reservation = self._reservation
+        assert reservation is not None
+        at = reservation.offset + HEADER_BYTES + offset
+        return channel.write(reservation.cached.namespace, at, [sealed], more=more)
+
+    def _send_last(self, channel: IoChannel) -> list[Pending]:
+        """The units that go out with the header, if any. Who asks sends that next, and waits for both."""
+        if self._last is None:
+            return []
+        (offset, sealed), self._last = self._last, None
+        return [self._send_sealed(channel, offset, sealed, more=True)]
 
     def _header(self, channel: IoChannel, reservation: Reservation, length: int) -> bytes:
         wall = channel.wall()
@@ -324,16 +364,18 @@ class SlotWriter(Writer):
         try:
             if alone:
                 yield from self._prove(channel, cached, deadline)
-            slot_write = channel.write(cached.namespace, reservation.offset, parts, more=alone)
+            writes = self._send_last(channel)
+            writes.append(channel.write(cached.namespace, reservation.offset, parts, more=alone))
             if not alone:
-                cause = yield from wait_for(channel, slot_write, deadline)
-                if cause is not None:
-                    self._fail(channel, slot_write, cause)
+                for slot_write in writes:
+                    cause = yield from wait_for(channel, slot_write, deadline)
+                    if cause is not None:
+                        self._fail(channel, slot_write, cause)
                 alone = yield Acquire(cached.writer, deadline, gives_way=True)
                 if not alone:
-                    self._fail(channel, slot_write, MissCause.LATE)
+                    self._fail(channel, writes[-1], MissCause.LATE)
                 yield from self._prove(channel, cached, deadline)
-            yield from self._name(channel, reservation, slot_write, length, deadline)
+            yield from self._name(channel, reservation, writes, length, deadline)
         finally:
             if alone:
                 cached.end_write()
@@ -370,7 +412,7 @@ class SlotWriter(Writer):
         self,
         channel: IoChannel,
         reservation: Reservation,
-        slot_write: Pending,
+        slot_writes: list[Pending],
         length: int,
         deadline: float,
     ) -> Steps[None]:
@@ -378,11 +420,11 @@ class SlotWriter(Writer):
         cached = reservation.cached
         image, entry = self._image(channel, reservation, length)
         directory_write = channel.write(cached.namespace, cached.offset, [image.image()])
-        for pending in (slot_write, directory_write):
+        for pending in (*slot_writes, directory_write):
             cause = yield from wait_for(channel, pending, deadline)
             if cause is not None:
                 named: MissCause | None = cause
-                if pending is slot_write:
+                if pending is not directory_write:
                     until = min(deadline, channel.now() + ANSWER_SECONDS)
                     named = yield from wait_for(channel, directory_write, until)
                 if cause is MissCause.CORRUPT and named in (None, MissCause.CORRUPT):

@@ -154,6 +154,11 @@ class Writer(PutInPieces):
         yield from self._complete(channel, deadline)
         self.finished = True
 
+    def finish_with(self, channel: IoChannel, offset: int, data: memoryview, deadline: float) -> Steps[None]:
+        """`write`, then `finish`."""
+        yield from self.write(channel, offset, data, deadline)
+        yield from self.finish(channel, deadline)
+
     def drop(self) -> None:
         """Give up. A slot that was written in part is a slot that nobody names."""
         self.finished = True

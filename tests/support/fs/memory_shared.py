@@ -25,6 +25,7 @@ from agent.pool.steps import Outcome, Steps, settle
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.settings import Timing, VolumeExtent, VolumeSettings
 from agent.pool.volume.volume import Volume
+from agent.remote.channel import BUFFER_BYTES
 from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
 from tests.support.pool.memory_pool import EXTENT_AT, TENANT, fixed_secret, nguid_of
 
@@ -57,6 +58,13 @@ class TickingChannel(MemoryChannel):
             return super().run(steps)
         finally:
             self.is_driving = False
+
+    def receive_buffer(self, size: int) -> memoryview:
+        return super().receive_buffer(min(size, BUFFER_BYTES))
+
+    def send_buffer(self, size: int) -> memoryview:
+        """As a worker's channel: no more than its buffer, whoever asks for more."""
+        return super().send_buffer(min(size, BUFFER_BYTES))
 
     def current(self) -> MemoryChannel:
         """As `current_channel`: there is one inside steps alone."""

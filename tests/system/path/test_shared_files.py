@@ -413,6 +413,44 @@ def test_a_pool_whose_agent_is_killed_has_what_was_closed(
         assert pool.down() == 0
 
 
+def test_files_lie_in_chunks_that_are_longer_than_a_write(
+    processes: Processes, tmp_path: Path, seed: int
+) -> None:
+    options = [each if each != "1G" else "2G" for each in SHARED_POOL]
+    pool = PoolUp(processes, tmp_path / "state", *options, "--chunk-size", "4M")
+    try:
+        base, rng = pool.mount / "shared/shared/a", random.Random(f"long chunks {seed}")
+        base.mkdir()
+        for size in (4 * MIB, 8 * MIB, 9 * MIB + 777, 3 * MIB, 300_000):
+            data = data_of(seed, size)
+            (base / "f.tmp").write_bytes(data)
+            os.replace(base / "f.tmp", base / "f")
+            write_direct(base / "g", data)
+            shutil.copy(base / "f", base / "h")
+            assert (
+                (base / "f").read_bytes() == (base / "h").read_bytes() == read_direct_on(base / "g") == data
+            )
+            (base / "g").unlink()
+        theirs = tmp_path / "theirs"
+        for _ in range(4):
+            pair = [os.open(path, os.O_RDWR | os.O_CREAT, 0o644) for path in (base / "fsx", theirs)]
+            for _ in range(25):
+                one_call(rng, pair)
+            for descriptor in pair:
+                os.close(descriptor)
+            assert (base / "fsx").read_bytes() == theirs.read_bytes()
+        descriptor = os.open(base / "open", os.O_WRONLY | os.O_CREAT)
+        assert os.write(descriptor, data_of(seed, 2 * MIB)) == 2 * MIB
+        old = pool.kill("agent-process")
+        with pytest.raises(OSError, match=r"abort|not connected"):
+            os.close(descriptor)
+        pool.wait_restarted("agent-process", old)
+        assert (base / "fsx").read_bytes() == theirs.read_bytes()
+        assert not (base / "open").exists()
+    finally:
+        assert pool.down() == 0
+
+
 def test_bits_that_flip_on_flash_are_never_served(processes: Processes, tmp_path: Path, seed: int) -> None:
     pool = PoolUp(processes, tmp_path / "state", *SHARED_POOL)
     try:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from agent.fs.shared.file_reader import AHEAD, ASKED_AT_ONCE_MAX, OpenFile, ReadsUnderWay
+from agent.fs.shared.file_reader import AHEAD, AHEAD_BYTES, ASKED_AT_ONCE_BYTES, OpenFile, ReadsUnderWay
 from agent.fs.shared.manifest import Kind, Manifest
 from agent.fs.shared.volume import SharedVolume
 from agent.pool.counters import MissCause
@@ -39,7 +39,7 @@ class SlowReader:
 
 
 def opened(
-    ahead: Any = None, under_way: ReadsUnderWay | None = None
+    ahead: Any = None, under_way: ReadsUnderWay | None = None, manifest: Manifest = MANIFEST
 ) -> tuple[OpenFile, list[SlowReader], Any]:
     files = SharedPool().agent()
     readers: list[SlowReader] = []
@@ -53,7 +53,7 @@ def opened(
 
     volume = replace(files.volume, chunks=cast(Any, Chunks()))
     assert isinstance(volume, SharedVolume)
-    return OpenFile(volume, MANIFEST, (), ahead=ahead, under_way=under_way), readers, files.channel
+    return OpenFile(volume, manifest, (), ahead=ahead, under_way=under_way), readers, files.channel
 
 
 def begun(file: OpenFile, channel: Any, offset: int, size: int) -> Steps[int]:
@@ -102,6 +102,18 @@ def test_a_file_read_from_its_beginning_has_the_next_chunks_brought() -> None:
     assert len(asked) == before, "it jumped"
 
 
+@pytest.mark.parametrize(
+    ("chunk_bytes", "count"), [(AHEAD_BYTES // AHEAD, AHEAD), (AHEAD_BYTES, 1), (16 << 20, 1)]
+)
+def test_of_long_chunks_fewer_are_brought(chunk_bytes: int, count: int) -> None:
+    asked: list[bytes] = []
+    long = replace(MANIFEST, chunk_bytes=chunk_bytes, length=12 * chunk_bytes)
+    file, _, _ = opened(lambda volume, key: asked.append(key), manifest=long)
+    for number in range(3):
+        file._look_ahead(number, 0)
+        assert len(asked) == count + number
+
+
 def test_nothing_is_brought_while_others_read() -> None:
     asked: list[bytes] = []
     under_way = ReadsUnderWay()
@@ -113,18 +125,21 @@ def test_nothing_is_brought_while_others_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("chunks", "flags", "in_turn"),
+    ("length", "flags", "in_turn"),
     [
-        (2, os.O_DIRECT, False),
-        (ASKED_AT_ONCE_MAX, os.O_DIRECT, False),
-        (ASKED_AT_ONCE_MAX + 1, os.O_DIRECT, True),
-        (ASKED_AT_ONCE_MAX + 1, 0, False),
+        (2 * CHUNK, os.O_DIRECT, False),
+        (ASKED_AT_ONCE_BYTES, os.O_DIRECT, False),
+        (ASKED_AT_ONCE_BYTES + 1, os.O_DIRECT, True),
+        (ASKED_AT_ONCE_BYTES + 1, 0, False),
     ],
 )
-def test_the_kernel_asks_for_a_short_file_at_once(chunks: int, flags: int, in_turn: bool) -> None:
-    """With O_DIRECT by itself the kernel passes its page cache by, and waits for no chunk before the next."""
-    files = SharedPool().agent()
-    files.put("f", bytes(chunks * CHUNK))
+@pytest.mark.parametrize("chunk_bytes", [CHUNK, 16 << 20])
+def test_the_kernel_asks_for_a_short_file_at_once(
+    length: int, flags: int, in_turn: bool, chunk_bytes: int
+) -> None:
+    """With O_DIRECT by itself the kernel passes its page cache by, and waits for no piece before the next."""
+    files = SharedPool(chunk_bytes=chunk_bytes).agent()
+    files.put("f", bytes(length))
     opened = settle(files.face.open(CALLER, files.lookup("f").attributes.ino, flags), files.channel)
     assert opened.direct_io == in_turn
     assert opened.keep_cache != in_turn

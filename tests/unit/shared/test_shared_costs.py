@@ -35,9 +35,14 @@ class TimedPool:
     """A shared volume on two namespaces, and agents that have read nothing of it yet."""
 
     def __init__(
-        self, directory_fresh: float = 0.0, trip: float = 1.0, name_sets: Sequence[int] = (4, 4)
+        self,
+        directory_fresh: float = 0.0,
+        trip: float = 1.0,
+        name_sets: Sequence[int] = (4, 4),
+        chunk_bytes: int = CHUNK,
     ) -> None:
         """`trip`: seconds of each read and write."""
+        self.chunk_bytes = chunk_bytes
         self.name_sets = name_sets
         self.scheduler = StepScheduler("shared costs")
         self.namespaces = [SimNamespace(1 << 40, latency=(trip, trip)) for _ in range(4)]
@@ -59,7 +64,7 @@ class TimedFiles:
 
     def __init__(self, pool: TimedPool) -> None:
         self.pool, cache = pool, DirectoryCache(64 << 20)
-        chunks = settings_of("v", "shared", CHUNK, 0, (16, 16))
+        chunks = settings_of("v", "shared", pool.chunk_bytes, 0, (16, 16))
         names = settings_of("v.names", "shared-names", 16_384, 2, pool.name_sets)
         self.chunks = Volume(chunks, fixed_secret(1), cache, pool.timing)
         volume = SharedVolume(
@@ -210,6 +215,19 @@ def test_the_close_of_a_short_file_costs_a_single_agent_one_round_trip(chunks: i
     assert [trips for trips, _ in costs] == [1.0] * (chunks + 1)
     assert costs[-1] == (1.0, 0)
     assert files.lookup(b"d")
+
+
+@pytest.mark.parametrize("units", [2, 4, 16])
+def test_a_file_of_one_long_chunk_costs_the_round_trips_of_a_value_of_kv(units: int) -> None:
+    """The last unit goes out with header and directory: a trip for each unit, and one for the close."""
+    pool = TimedPool(directory_fresh=1000.0, chunk_bytes=units * CHUNK)
+    files = pool.agent()
+    for name in (b"a", b"b"):
+        _put_trips(files, name, units)
+    writes = pool.writes()
+    costs = _put_trips(files, b"c", units)
+    assert [trips for trips, _ in costs] == [1.0] * (units + 1)
+    assert pool.writes() - writes == units + 2 + 2, "its header and directory; the name's slot and directory"
 
 
 @pytest.mark.parametrize("trip", [0.001, 1.0])

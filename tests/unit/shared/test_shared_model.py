@@ -7,10 +7,14 @@ import random
 
 import pytest
 
+from agent.fs.shared.growing_chunk import GROWS_SECONDS
+from agent.fs.shared.unnamed import UNNAMED_SECONDS
 from tests.support.fs.memory_shared import CHUNK, Files, SharedPool
 
 SIZE_MAX = 6 * CHUNK
 STEPS = 60
+PIECES = [CHUNK // 2, CHUNK, 2 * CHUNK, 1 << 20]
+"""What one call of the kernel writes. The units of all volumes have CHUNK bytes."""
 
 
 def written(model: bytearray, offset: int, data: bytes) -> None:
@@ -52,9 +56,12 @@ class OneFile:
         what = self.rng.random()
         if what < 0.45:
             offset, size = some_range(self.rng)
-            data = self.rng.randbytes(size)
-            for at in range(0, size, 1 << 20):
-                self.agent.pwrite(self.file, offset + at, data[at : at + (1 << 20)])
+            data, piece = self.rng.randbytes(size), self.rng.choice(PIECES)
+            parts = list(range(0, size, piece))
+            if self.rng.random() < 0.3:
+                self.rng.shuffle(parts)
+            for at in parts:
+                self.agent.pwrite(self.file, offset + at, data[at : at + piece])
             written(self.model, offset, data)
             self.is_dirty = True
         elif what < 0.6:
@@ -71,6 +78,9 @@ class OneFile:
             self.file = self.agent.open(self.path, os.O_RDWR)
         else:
             self.rename()
+        if self.rng.random() < 0.1:
+            self.agent.channel.clock += self.rng.choice([UNNAMED_SECONDS, GROWS_SECONDS])
+            self.agent.name()
         for agent in self.agents:
             agent.collect()
 
@@ -89,10 +99,11 @@ class OneFile:
         self.file = self.agent.open(new, os.O_RDWR)
 
 
-@pytest.mark.parametrize("number", range(12))
-def test_random_calls_do_what_they_do_to_bytes(number: int, seed: int) -> None:
-    pool = SharedPool((4, 4))
-    rng = random.Random(f"{seed} {number}")
+@pytest.mark.parametrize("chunk_bytes", [CHUNK, 2 * CHUNK, 2 * CHUNK + 8192, 4 * CHUNK, 16 * CHUNK])
+@pytest.mark.parametrize("number", range(8))
+def test_random_calls_do_what_they_do_to_bytes(number: int, chunk_bytes: int, seed: int) -> None:
+    pool = SharedPool((4, 4), chunk_bytes=chunk_bytes)
+    rng = random.Random(f"{seed} {number} {chunk_bytes}")
     one = OneFile([pool.agent(), pool.agent()], rng)
     for _ in range(STEPS):
         one.step()
@@ -100,5 +111,5 @@ def test_random_calls_do_what_they_do_to_bytes(number: int, seed: int) -> None:
     one.agents[0].unlink(one.path)
     for agent in one.agents:
         agent.collect()
-        assert agent.face._staged.held == 0
+        assert agent.face._staged.held == agent.reserved() == 0
     assert one.agents[0].taken() == 0, "no chunk is left over"

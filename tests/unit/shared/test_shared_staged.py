@@ -13,7 +13,7 @@ import pytest
 
 from agent.fs.close_cause import Closing
 from agent.fs.interface import FsError, SetAttributes
-from agent.fs.shared import file_writer
+from agent.fs.shared import file_content
 from agent.fs.shared.chunks import STAGED
 from agent.fs.shared.face import OPEN_FILES, WRITERS
 from agent.host_os.per_user_bounds import Bounds
@@ -35,6 +35,15 @@ def write_in_part(files: Files, held: list[File]) -> None:
 
 def write_on(files: Files, held: list[File]) -> None:
     files.pwrite(held[-1], CHUNK // 2, bytes(2 * CHUNK))
+
+
+def write_a_unit(files: Files, held: list[File]) -> None:
+    """Where a chunk is longer, it goes to flash as it is."""
+    files.pwrite(held[-1], CHUNK, bytes(CHUNK))
+
+
+def write_the_first_unit(files: Files, held: list[File]) -> None:
+    files.pwrite(held[-1], 0, bytes(CHUNK))
 
 
 def flush(files: Files, held: list[File]) -> None:
@@ -75,7 +84,8 @@ def close_one(files: Files, held: list[File]) -> None:
 
 
 def grow_too_large(files: Files, held: list[File]) -> None:
-    refused(errno.ENOSPC, files.pwrite, held[-1], files.volume.chunks_max * CHUNK, b"x")
+    end = files.volume.chunks_max * files.volume.chunk_bytes
+    refused(errno.ENOSPC, files.pwrite, held[-1], end, b"x")
 
 
 def truncate_by_name(files: Files, held: list[File]) -> None:
@@ -89,6 +99,8 @@ SCRIPTS: list[list[Step]] = [
     [create, write_on, flush, close_one, truncate_by_name, open_again, write_in_part, rename, open_emptied],
     [create, write_in_part, open_again, grow_too_large, open_emptied, close_one],
     [create, write_in_part, unlink, write_in_part, cut, flush],
+    [create, write_a_unit, write_the_first_unit, write_a_unit, read, flush, open_again, write_a_unit, cut],
+    [create, write_the_first_unit, write_in_part, unlink, write_a_unit],
 ]
 
 
@@ -110,12 +122,13 @@ def nothing_is_held(files: Files, bounds: Bounds) -> None:
 @pytest.mark.parametrize("script", range(len(SCRIPTS)))
 @pytest.mark.parametrize("how", [Closing.DYING, Closing.MEANT])
 @pytest.mark.parametrize("fault", [None, "broken", "down", "hung", "memory"])
+@pytest.mark.parametrize("units", [1, 4])
 def test_a_writer_that_ends_after_any_step_leaves_nothing(
-    script: int, how: Closing, fault: str | None, monkeypatch: pytest.MonkeyPatch
+    script: int, how: Closing, fault: str | None, units: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = SCRIPTS[script]
     for last in range(len(steps)):
-        pool, bounds = SharedPool(), Bounds()
+        pool, bounds = SharedPool(chunk_bytes=units * CHUNK), Bounds()
         files, held = pool.agent(bounds), list[File]()
         for step in steps[:last]:
             try:
@@ -132,6 +145,7 @@ def test_a_writer_that_ends_after_any_step_leaves_nothing(
             namespace.broken = namespace.down = namespace.hung = False
         end_all(files, held, how)
         nothing_is_held(files, bounds)
+        assert files.reserved() == 0
         files.put("f", b"the name is free")
         assert files.get("f") == b"the name is free"
 
@@ -142,7 +156,7 @@ def _strike(pool: SharedPool, fault: str | None, patch: pytest.MonkeyPatch) -> N
         def no_memory(_: int) -> Any:
             raise MemoryError
 
-        patch.setattr(file_writer, "Staged", no_memory)
+        patch.setattr(file_content, "Staged", no_memory)
     elif fault is not None:
         for namespace in pool.namespaces[:2]:
             setattr(namespace, fault, True)
@@ -150,7 +164,8 @@ def _strike(pool: SharedPool, fault: str | None, patch: pytest.MonkeyPatch) -> N
 
 def test_programs_at_random_under_faults_leave_nothing() -> None:
     for seed in range(30):
-        dice, pool, bounds = random.Random(seed), SharedPool(), Bounds()
+        dice, bounds = random.Random(seed), Bounds()
+        pool = SharedPool(chunk_bytes=dice.choice([1, 4]) * CHUNK)
         files, held = pool.agent(bounds), list[File]()
         every = [step for script in SCRIPTS for step in script]
         for _ in range(25):
@@ -176,7 +191,7 @@ def test_a_chunk_whose_older_bytes_did_not_come_is_no_zeros(monkeypatch: pytest.
         def no_memory(*_: Any) -> Any:
             raise MemoryError
 
-        patch.setattr(file_writer, "read_chunk", no_memory)
+        patch.setattr(file_content, "read_chunk", no_memory)
         with pytest.raises(MemoryError):
             files.pwrite(file, 10, b"new")
     files.pwrite(file, 20, b"new")

@@ -19,7 +19,7 @@ DEFAULTS: dict[str, Any] = {
     "files": True,
 }  # fmt: skip
 MADE = {"enclosures": 1, "drives": 3, "drive_size": "256M", "value_size": "1028K", "suite": "plain+crc64",
-        "files": False}  # fmt: skip
+        "files": False, "chunk_size": "4M"}  # fmt: skip
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def layout(tmp_path: Path) -> Layout:
     for number in range(3):
         record = {"nguid": "00" * 16, "size": 256 << 20, "lba_bytes": 4096}
         (found.drives(0) / f"drive-{number:03d}.json").write_text(json.dumps(record))
-    Formatted("1028K", "plain+crc64", False).write(found)
+    Formatted("1028K", "plain+crc64", False, "4M").write(found)
     return found
 
 
@@ -40,6 +40,12 @@ def test_an_empty_folder_takes_everything_as_asked(tmp_path: Path) -> None:
 
 def test_options_that_nobody_typed_are_those_of_the_pool(layout: Layout) -> None:
     assert options_of_before(layout, DEFAULTS, lambda _: False) == MADE
+
+
+def test_a_pool_of_an_earlier_version_has_chunks_of_a_mib(layout: Layout) -> None:
+    earlier = {name: MADE[name] for name in ("value_size", "suite", "files")}
+    layout.made_with.write_text(json.dumps(earlier))
+    assert options_of_before(layout, DEFAULTS, lambda _: False) == {**MADE, "chunk_size": "1M"}
 
 
 def test_the_same_size_in_another_unit_is_no_difference(layout: Layout) -> None:
@@ -52,6 +58,7 @@ def test_the_same_size_in_another_unit_is_no_difference(layout: Layout) -> None:
     [
         ("drive_size", "1G", "made with --drive-size 256M, not with --drive-size 1G"),
         ("value_size", "2M", "made with --value-size 1028K, not with --value-size 2M"),
+        ("chunk_size", "1M", "made with --chunk-size 4M, not with --chunk-size 1M"),
         ("suite", "aes-256-gcm", "made with --suite plain+crc64, not with --suite aes-256-gcm"),
         ("files", True, "made with --no-files, not with --files"),
     ],

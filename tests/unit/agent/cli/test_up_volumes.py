@@ -32,13 +32,32 @@ def test_a_new_pool_has_room_for_each_face() -> None:
 
 
 @pytest.mark.parametrize(
-    ("drives", "drive_size", "value_size", "has_one"),
-    [(1, "315M", "64K", False), (3, "160M", "64K", True), (1, "1382M", "16M", False), (1, "2G", "16M", True)],
+    ("drives", "drive_size", "value_size", "chunk_size", "has_one"),
+    [
+        (1, "315M", "64K", "1M", False),
+        (3, "160M", "64K", "1M", True),
+        (1, "1382M", "16M", "1M", False),
+        (1, "2G", "16M", "1M", True),
+        (1, "1200M", "64K", "4M", False),
+        (1, "1400M", "64K", "4M", True),
+        (1, "315M", "64K", "512K", True),
+    ],
 )
 def test_a_small_pool_has_none_for_shared_files(
-    drives: int, drive_size: str, value_size: str, has_one: bool
+    drives: int, drive_size: str, value_size: str, chunk_size: str, has_one: bool
 ) -> None:
     """Its share would be less than a set of chunks, or leave no set to /kv."""
-    found = shares(enclosures=1, drives=drives, drive_size=drive_size, value_size=value_size)
+    sizes = {"drive_size": drive_size, "value_size": value_size, "chunk_size": chunk_size}
+    found = shares(enclosures=1, drives=drives, **sizes)
     assert ("shared:shared" in found) is has_one
     assert found["kv:kv"] == (0.55 if has_one else 0.75)
+
+
+@pytest.mark.parametrize(
+    ("chunk_size", "chunk_bytes"), [("1M", 1 << 20), ("64K", 1 << 16), ("16M", 16 << 20)]
+)
+def test_shared_files_lie_in_chunks_of_the_size_that_is_asked_for(chunk_size: str, chunk_bytes: int) -> None:
+    chosen = UpOptions(drive_size="8G", chunk_size=chunk_size)
+    text = agent_toml(Layout(Path("/nonexistent")), Path("/nonexistent"), [NOWHERE], chosen)
+    volumes = parse_configuration(tomllib.loads(text), "the configuration").volumes
+    assert [each.value_size for each in volumes if each.kind == "shared"] == [chunk_bytes]
