@@ -226,8 +226,9 @@ def _ranges_bytes(request: Request) -> int:
 def _deallocate(request: Request, namespace: Namespace) -> None:
     """Dataset Management: the ranges are all checked before one is touched."""
     assert request.window is not None
+    length = _ranges_bytes(request)
     try:
-        ranges = decode_dataset_ranges_untrusted(request.window[: _ranges_bytes(request)])
+        ranges = decode_dataset_ranges_untrusted(request.window[:length])
     except MalformedPdu:
         raise Refusal(Status.INVALID_FIELD) from None
     if any(part.slba + part.blocks > namespace.block_count for part in ranges):

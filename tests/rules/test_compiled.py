@@ -57,3 +57,28 @@ def test_no_constant_is_a_tuple_with_a_float_unless_it_is_called_a_sequence() ->
 def makes_a_type(line: ast.Assign) -> bool:
     made = line.value.func if isinstance(line.value, ast.Call) else None
     return isinstance(made, ast.Name) and made.id in ("TypeVar", "ParamSpec")
+
+
+PURE = {"len", "min", "max", "int", "abs"}
+
+
+def test_no_bound_of_a_slice_is_worked_out_in_the_slice() -> None:
+    """Of a memoryview or a bytearray the translator asks for such a bound twice: what it calls runs twice."""
+    wrong = [
+        f"{name}:{line.lineno}: {ast.unparse(line)}"
+        for name in MODULES
+        for line in ast.walk(ast.Module(program_of(name).body, []))
+        if isinstance(line, ast.Subscript)
+        and isinstance(line.slice, ast.Slice)
+        and does_something(line.slice)
+    ]
+    assert wrong == [], "give the bound a name first"
+
+
+def does_something(bounds: ast.Slice) -> bool:
+    for each in ast.walk(bounds):
+        if isinstance(each, ast.NamedExpr | ast.Yield | ast.YieldFrom):
+            return True
+        if isinstance(each, ast.Call) and not (isinstance(each.func, ast.Name) and each.func.id in PURE):
+            return True
+    return False

@@ -370,7 +370,8 @@ class FuseOperations:
         handle, offset, size = request.fields(requests.READ_IN)
         room = request.room[:size]
         entries = request.face.readdir(request.node, handle, checked_offset(offset))
-        return room[: pack_names(request.settle(entries), room, look_up)]
+        packed = pack_names(request.settle(entries), room, look_up)
+        return room[:packed]
 
     def _releasedir(self, request: Request) -> Body:
         handle = request.fields(requests.RELEASE_IN)[0]

@@ -61,7 +61,8 @@ class RequestBuffers:
                 data = self._one_run(_behind(readable, head))
         else:
             count = min(received, ARGUMENTS_BYTES_MAX)
-            message = self._message[: self._gather(self._message, readable, count)]
+            gathered = self._gather(self._message, readable, count)
+            message = self._message[:gathered]
         self._header_runs, self._body_runs = _split(writable, OUT_HEADER_BYTES)
         self._body_bytes = sum(map(len, self._body_runs))
         return message, received, data, self._place(opcode, node)

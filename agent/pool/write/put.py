@@ -323,7 +323,6 @@ class SlotWriter(Writer):
         reservation = self._reservation
         assert reservation is not None
         buffer = channel.send_buffer(self._volume.codec.padded(len(data)) + PROOF_BYTES)
-        # Not in the slice itself: compiled, that would seal twice.
         taken = reservation.sealer.seal(offset // self._volume.codec.unit_bytes, data, buffer)
         return buffer[:taken]
 

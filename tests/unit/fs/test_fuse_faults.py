@@ -117,6 +117,23 @@ class TestFaults:
         peer.init()
         assert peer.ask(Opcode.READ, fuse_records.ReadIn(1, 0, 100).encode()).body == b"done"
 
+    def test_a_listing_looks_each_name_up_once(self) -> None:
+        """The kernel forgets each once, too. Compiled, a listing in the bound of a slice was made twice."""
+        looked_up = []
+
+        class Lists(MemoryFileSystem):
+            def lookup(self, caller: Caller, parent: int, name: bytes) -> Outcome[Entry]:
+                looked_up.append(name)
+                return Entry(Attributes(ino=2, mode=stat.S_IFREG))
+
+            def readdir(self, ino: int, handle: int, cookie: int) -> Outcome[Iterable[DirectoryEntry]]:
+                return [DirectoryEntry(name, 2, stat.S_IFREG, at + 1) for at, name in enumerate((b"a", b"b"))]
+
+        peer = FusePeer(FuseSession(Lists()))
+        peer.init()
+        assert peer.ask(Opcode.READDIRPLUS, fuse_records.ReadIn(0, 0, 4096).encode()).errno == 0
+        assert looked_up == [b"a", b"b"]
+
     def test_a_lost_reply_gives_back_what_it_carried(
         self, peer: FusePeer, filesystem: MemoryFileSystem
     ) -> None:
