@@ -27,12 +27,14 @@ Place = tuple[str, bytes]
 
 
 class _Habit:
-    __slots__ = ("creates", "found", "missed", "opens")
+    __slots__ = ("creates", "found", "missed", "opens", "place", "removes")
 
     def __init__(self) -> None:
-        self.opens = self.creates = False
+        self.opens = self.creates = self.removes = False
         self.found: int | None = None
         """The node that it looked up last, and has not opened."""
+        self.place: Place | None = None
+        """Its name."""
         self.missed: Place | None = None
         """The name that it did not find, and has not created."""
 
@@ -55,12 +57,13 @@ class Habits:
     def creates(self, caller: Caller) -> bool:
         return self._of(caller).creates
 
-    def found(self, caller: Caller, ino: int) -> None:
-        """A lookup has found a file."""
+    def found(self, caller: Caller, ino: int, place: Place) -> None:
+        """A lookup has found a file. The kernel may look a name up twice, and be told of two nodes."""
         habit = self._of(caller)
         if habit.found is not None:
             habit.opens = False
-        habit.found = ino
+            habit.removes = habit.removes and habit.place == place
+        habit.found, habit.place = ino, place
 
     def missed(self, caller: Caller, place: Place) -> None:
         """A lookup has found nothing."""
@@ -72,7 +75,19 @@ class Habits:
     def opened(self, caller: Caller, ino: int) -> None:
         habit = self._of(caller)
         habit.opens = habit.opens or habit.found == ino
-        habit.found = None
+        habit.removes, habit.found = False, None
+
+    def listed(self, caller: Caller) -> None:
+        """It lists a folder, and may remove what it finds there: also names of files that are gone."""
+        habit = self._of(caller)
+        habit.removes, habit.found = True, None
+
+    def removes(self, caller: Caller) -> bool:
+        """Whether it has listed a folder, and since then removed each file that it has looked up."""
+        return self._of(caller).removes
+
+    def removed(self, caller: Caller) -> None:
+        self._of(caller).found = None
 
     def created(self, caller: Caller, place: Place) -> None:
         habit = self._of(caller)

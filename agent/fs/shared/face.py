@@ -192,7 +192,7 @@ class SharedFace(FileSystem):
             raise
         if found.is_folder:
             return Entry(shown(ino, found), FOLDER_SECONDS, FOLDER_SECONDS)
-        self._habits.found(caller, ino)
+        self._habits.found(caller, ino, (volume.name, path))
         if held:
             self._habits.hold(ino, held, self._channel().now())
         # The kernel may not remember the name: another agent may remove or replace the file.
@@ -357,6 +357,7 @@ class SharedFace(FileSystem):
     def opendir(self, caller: Caller, ino: int, flags: int) -> Outcome[Opened]:
         if ino != SHARED_ROOT:
             self._folder_of(ino)
+        self._habits.listed(caller)
         return Opened(0)
 
     def readdir(self, ino: int, handle: int, cookie: int) -> Outcome[Iterable[DirectoryEntry]]:
@@ -372,6 +373,7 @@ class SharedFace(FileSystem):
     def unlink(self, caller: Caller, parent: int, name: bytes) -> Steps[None]:
         volume, path = self._place(parent, name)
         channel = self._channel()
+        self._habits.removed(caller)
         written = self._written.by(caller, volume, path)
         if written is not None:
             # First, so that a close which is under way has published, or never will.

@@ -85,6 +85,8 @@ class WholeFiles:
         what tells whether the chunks of the file are there. The third: they are."""
         channel, habits = self._channel(), self._habits
         habits.expire(channel.now())
+        if habits.removes(caller):
+            return (yield from self._names.newest(volume, path)), (), True
         known = habits.known(volume.name, path)
         if known is not None and known.chunks:
             opens = known.chunks <= HELD_AHEAD_MAX and habits.opens(caller)

@@ -15,7 +15,7 @@ from agent.fs.shared.file_content import KEPT_SECONDS
 from agent.fs.shared.file_writer import ASKED_SECONDS
 from agent.fs.shared.paths import chunk_key
 from agent.pool.format.directory import SLOTS_PER_SET
-from tests.support.fs.memory_shared import CHUNK, OTHER, Files, SharedPool, refused
+from tests.support.fs.memory_shared import CALLER, CHUNK, OTHER, Files, SharedPool, refused
 
 HALF = SLOTS_PER_SET // 2
 ALONE = [0.0, 1000.0]
@@ -284,6 +284,23 @@ def test_the_name_of_a_file_that_is_gone_is_free(alone: float) -> None:
     assert files.get("f2") == content(2)
     assert files.stat("f3") is None
     refused(errno.EEXIST, files.rename, "f0", "f2", RENAME_NOREPLACE)
+
+
+@pytest.mark.parametrize("alone", ALONE)
+def test_who_lists_a_folder_may_remove_what_is_gone(alone: float) -> None:
+    """As rmtree does: a name that a listing shows is there for who removes it."""
+    files = one_set(alone).agent()
+    for number in range(40):
+        files.put(f"f{number}", content(4, number))
+    files.face.opendir(CALLER, files.root, 0)
+    names = files.listdir()
+    assert len(names) == 40
+    for name in sorted(names)[:30]:
+        assert files.stat(name) is not None
+        files.unlink(name)
+    left = sorted(files.listdir())
+    assert [files.stat(name) is not None for name in left[:2]].count(True) <= 2
+    assert [name for name in left[2:] if files.stat(name)] == [n for n in left[2:] if readable(files, n)]
 
 
 def test_the_names_of_a_volume_are_counted(files: Files) -> None:
